@@ -345,6 +345,11 @@ class Algorithm:
     personal_releases: tuple[Any, ...] | None = None
     __repr__ = printing.algorithm
 
+    @property
+    def all_releases(self) -> tuple[Any, ...]:
+        """The releases behind uploads and those behind personal models."""
+        return self.releases + (self.personal_releases or ())
+
 
 class Cohort(NamedTuple):
     """Who takes part in a round."""

@@ -128,7 +128,7 @@ def plan(
     correlated.refuse_memory("plan", upload)
     distributed.refuse("plan", release, "release")
     linear_maps.refuse_unpaired("plan", upload, release)
-    for declared in algorithm.releases:
+    for declared in algorithm.all_releases:
         linear_maps.refuse_unpaired("private_grad", declared.mechanism)
         correlated.refuse("plan", declared.mechanism, "private_grad")
         distributed.refuse("plan", declared.mechanism, "private_grad")
@@ -138,7 +138,7 @@ def plan(
     _declared(algorithm, sampler, upload, release)
     _alone(algorithm)
     _contracts(fed, task, algorithm)
-    _levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.releases))
+    _levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.all_releases))
     result = Plan(
         fed,
         task,
@@ -183,7 +183,7 @@ def _at_once(sampler: Sampler) -> int:
 
 def _alone(algorithm: Algorithm) -> None:
     """A declared bound is of what comes out of a client's steps."""
-    for r in algorithm.releases:
+    for r in algorithm.all_releases:
         rows = [s for s in r.mechanism.stages if s.role == "row"] if r.mechanism else []
         if len(rows) > 1 and any(s.declared for s in rows):
             checks.fail(
@@ -206,7 +206,7 @@ def _contracts(fed: Federation, task: Task, algorithm: Algorithm) -> None:
             ", ".join(sorted(coarse)),
             "Rounding a model after each step drives models apart.",
         )
-    for r in algorithm.releases if checks.concrete(fed.size) else ():
+    for r in algorithm.all_releases if checks.concrete(fed.size) else ():
         most, sizes = r.steps * (r.batches.batch or 1), np.asarray(fed.size)
         few = np.flatnonzero((sizes > 0) & (sizes < most))
         if few.size:
@@ -250,7 +250,7 @@ def _fits(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -
             "with_replacement(independent=True)",
             "Use independent=False.",
         )
-    for r in algorithm.releases:
+    for r in algorithm.all_releases:
         b = r.batches
         if b.scheme == "without_replacement" and b.short == "error" and checks.concrete(fed.size):
             sizes = np.asarray(fed.size)
@@ -357,7 +357,7 @@ def _declared(
     """A bound that is declared instead of clipped holds where it is said to."""
     declared = lambda m: [s.declared for s in m.stages] if m is not None else []
     if "upload" in declared(upload) or any(
-        "upload" in declared(r.mechanism) for r in algorithm.releases
+        "upload" in declared(r.mechanism) for r in algorithm.all_releases
     ):
         checks.fail(
             "plan",
@@ -380,7 +380,8 @@ def _declared(
         ),
     ):
         if reason in declared(upload) + declared(release) or any(
-            reason in declared(r.mechanism) and not (r.steps and holds) for r in algorithm.releases
+            reason in declared(r.mechanism) and not (r.steps and holds)
+            for r in algorithm.all_releases
         ):
             checks.fail(
                 "plan", f'bounded(..., "{reason}") in algorithms.{where} only', "it elsewhere", why
@@ -477,7 +478,7 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
     adjacency."""
     kinds = {
         "replace_one" if r.steps else batches.adjacency(r.batches)
-        for r in algorithm.releases
+        for r in algorithm.all_releases
         if r.mechanism is not None
     }
     if not kinds:
@@ -485,7 +486,7 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
     if len(kinds) > 1:
         checks.fail("plan", "batch samplers of one adjacency in an algorithm", f"{sorted(kinds)}")
     (kind,) = kinds
-    free = all(r.batches.scheme == "full" and not r.steps for r in algorithm.releases)
+    free = all(r.batches.scheme == "full" and not r.steps for r in algorithm.all_releases)
 
     def one(node: Any) -> Any:
         if not isinstance(node, Mechanism):

@@ -50,6 +50,11 @@ PERSONAL = Caveat(
     "Does not cover the personal models of clients, which stay with them; view='personal' does.",
     "personal",
 )
+PERSONAL_BARE = Caveat(
+    "Does not cover the personal models of clients: no noise for examples protects them, so they "
+    "must stay with their clients.",
+    "personal",
+)
 PERSONAL_TOO = Caveat(
     "Covers uploads and personal models: the observer sees all models of all clients after every "
     "round.",
@@ -101,12 +106,13 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
 def personal(plan: Plan, rounds: int) -> Entry:
     """Return the entry of an observer who sees all uploads and all personal models.
 
-    The releases behind uploads and those behind personal models are composed.  Which rows they read
-    was checked for the server's view, whose caveats and status it keeps.
+    The releases behind uploads and those behind personal models are composed.  A trace of the
+    client shows that what it keeps follows from them, and that they draw independent batches.
 
     Raises:
         NotAnalysable: if the algorithm has no personal models, does not say what they are made
-            from, or makes them without noise; or if the uploads have no guarantee for examples.
+            from, or makes them without noise; if the uploads have no guarantee for examples; or if
+            the trace finds rows that reach what a client keeps.
     """
     made_of = plan.algorithm.personal_releases
     if plan.algorithm.personal is None or made_of is None:
@@ -138,10 +144,28 @@ def personal(plan: Plan, rounds: int) -> Entry:
     server = seen[0]
     if server.refusal:
         return server._replace(view="personal")
+    if made_of and any(r.batches.scheme == "epochs" for r in plan.algorithm.all_releases):
+        checks.fail(
+            "jfl.guarantee",
+            "batches that are drawn independently, for view='personal'",
+            "batches.epochs, in which personal training begins inside an epoch",
+            "Use batches.poisson or batches.without_replacement.",
+            error=NotAnalysable,
+        )
+    found = taint.against_personal(plan)
+    if found:
+        checks.fail(
+            "jfl.guarantee",
+            "a client that keeps only what noise protects, for view='personal'",
+            found[0],
+            "jfl.check_privacy(plan) lists all findings.",
+            error=NotAnalysable,
+        )
     algorithm = dataclasses.replace(
-        plan.algorithm, releases=plan.algorithm.releases + made_of, personal_releases=None
+        plan.algorithm, releases=plan.algorithm.all_releases, personal_releases=None
     )
-    both = example_level.examples(dataclasses.replace(plan, algorithm=algorithm), rounds)[0]
+    plan = dataclasses.replace(plan, algorithm=algorithm)
+    both = example_level.examples(plan, rounds, apart=True)[0]
     if both.refusal:
         return both._replace(view="personal")
     caveats = tuple(c for c in both.caveats + server.caveats if c != PERSONAL)
@@ -217,13 +241,23 @@ def _travelling(plan, entry):
         + ((PUBLIC,) if public else ())
         + tuple(c for name, c in OF_CLIENTS.items() if _has(plan.sampler, name))
         + ((PAIRED,) if plan.paired_noise else ())
-        + ((PERSONAL,) if plan.algorithm.personal is not None else ())
+        + _of_personal_models(plan)
         + tuple(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ()))
     )
 
 
 def _has(sampler, name):
     return getattr(sampler, name, None) is not None
+
+
+def _of_personal_models(plan) -> tuple:
+    """The caveat of all views but "personal"."""
+    algorithm = plan.algorithm
+    if algorithm.personal is None:
+        return ()
+    declared = bool(algorithm.releases) and algorithm.personal_releases is not None
+    counted = declared and all(noisy(r.mechanism) for r in algorithm.all_releases)
+    return (PERSONAL if counted else PERSONAL_BARE,)
 
 
 def _implied(plan, entry):

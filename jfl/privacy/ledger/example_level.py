@@ -29,8 +29,14 @@ SITES = Caveat(
 NO_ROWS = (1.0, 1.0, 1.0, 1.0, 1.0, 0.0)  # of a client without rows, in `_by_rows`
 
 
-def examples(plan: Plan, rounds: int) -> list[Entry]:
-    """Noise inside the client's own steps: the server sees it too."""
+def examples(plan: Plan, rounds: int, apart: bool = False) -> list[Entry]:
+    """Noise inside the client's own steps: the server sees it too.
+
+    Args:
+        plan: of `jfl.plan`.
+        rounds: how many of its rounds are looked at.
+        apart: whether the releases are known to draw their batches independently.
+    """
     releases = plan.algorithm.releases
     if not releases or not all(noisy(r.mechanism) for r in releases):
         return []  # one bare look at the data, and nothing is proved
@@ -44,7 +50,7 @@ def examples(plan: Plan, rounds: int) -> list[Entry]:
                 "Use batch samplers of one kind.",
                 error=NotAnalysable,
             )
-        return _entries(plan, adjacencies[0], rounds)
+        return _entries(plan, adjacencies[0], rounds, apart)
     except NotAnalysable as error:
         return [refused("example", view, adjacencies[0], error) for view in VIEWS[:2]]
 
@@ -55,7 +61,7 @@ def _adjacency(release: Release) -> str:
     return mechanism.adjacency or sampled
 
 
-def _entries(plan, adjacency, rounds):
+def _entries(plan, adjacency, rounds, apart):
     """An entry for each view: the same releases, of which the views know more or less."""
     rows = np.asarray(plan.fed.size).reshape(-1)
     present = np.flatnonzero(rows > 0)
@@ -64,7 +70,7 @@ def _entries(plan, adjacency, rounds):
     releases = plan.algorithm.releases
     noise = [levels(r.mechanism, rounds, len(rows)) for r in releases]
     # batches of several releases follow from one key: they may be one sample
-    several = sum(r.batches.scheme != "full" for r in releases) > 1
+    several = not apart and sum(r.batches.scheme != "full" for r in releases) > 1
     parts: list[Part] = []
     lost: list[Any] = []
     for release, multiplier in zip(releases, noise):

@@ -45,7 +45,7 @@ def lasting(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
     """
     for mechanism in (plan.upload, plan.release):
         correlated.covers(where, mechanism, first + rounds)
-    of_clients = [("private_grad", r.mechanism) for r in plan.algorithm.releases]
+    of_clients = [("private_grad", r.mechanism) for r in plan.algorithm.all_releases]
     for site, mechanism in (("release", plan.release), ("upload", plan.upload), *of_clients):
         for stage in mechanism.stages if mechanism is not None else ():
             levels = {

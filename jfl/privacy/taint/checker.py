@@ -8,6 +8,7 @@ noise of its own, and that there are as many as the algorithm declares.
 docs/concepts/checked.md says what the check cannot see.
 """
 
+import dataclasses
 import warnings
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ class Report(NamedTuple):
     client: tuple  # findings against guarantees for clients
     noisy: bool  # whether uploads or the release have noise for whole clients
     refused: str = ""  # why `jfl.plan` refuses it
+    personal: tuple = ()  # findings against view "personal", for an algorithm with personal models
 
     @property
     def status(self) -> str:
@@ -59,12 +61,12 @@ class Report(NamedTuple):
             "as declared:",
             *([f"  {r.times} x {r.mechanism}; {r.reads}" for r in self.declared] or ["  none"]),
         ]
-        for unit, findings in (("examples", self.example), ("clients", self.client)):
-            parts += (
-                [f"against a guarantee for {unit}:", *(f"  {f}" for f in findings)]
-                if findings
-                else []
-            )
+        for what, findings in (
+            ("a guarantee for examples", self.example),
+            ("a guarantee for clients", self.client),
+            ('view "personal"', self.personal),
+        ):
+            parts += [f"against {what}:", *(f"  {f}" for f in findings)] if findings else []
         return "\n".join(parts + ([f"refused: {self.refused}"] if self.refused else []))
 
 
@@ -115,6 +117,23 @@ def check_privacy(plan: Plan) -> Report:
         rest.client + verdict.client,
         mech.noisy(plan.upload) or mech.noisy(plan.release),
         refusal(plan),
+        () if plan.algorithm.personal is None else against_personal(plan),
+    )
+
+
+def against_personal(plan: Plan) -> tuple:
+    """Return what the trace of a client finds against view "personal".
+
+    The client is traced even where it is jfl's own: what it keeps, and not only what it sends, must
+    follow from the releases behind uploads and personal models.
+    """
+    algorithm = dataclasses.replace(plan.algorithm, releases=plan.algorithm.all_releases)
+    both = dataclasses.replace(plan, algorithm=algorithm)
+    verdict = traced(both, keeps=True)
+    held = constants.held(plan.fed, verdict.consts) if _rows_known(plan) else ""
+    return (
+        *verdict.example,
+        *((f"the client or its personal model holds {held}",) if held else ()),
     )
 
 
@@ -235,10 +254,14 @@ def refusal(plan: Plan, held: list | None = None) -> str:
         plan: of `jfl.plan`.
         held: `_arrays_held(plan)`, if it is known.
     """
-    if not checks.concrete((plan.fed.x, plan.fed.y)):
+    if not _rows_known(plan):
         return ""
     held = _arrays_held(plan) if held is None else held
     return constants.held(plan.fed, [x for _, arrays in held for x in arrays])
+
+
+def _rows_known(plan: Plan) -> bool:
+    return checks.concrete((plan.fed.x, plan.fed.y))
 
 
 def refuse(where: str, plan: Plan, held: list | None = None) -> None:

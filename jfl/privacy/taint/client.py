@@ -76,8 +76,13 @@ def context_shapes():
     ]
 
 
-def traced(plan: Plan) -> Verdict:
-    """The verdict on the client of a plan; plans that differ in numbers alone share it."""
+def traced(plan: Plan, keeps: bool = False) -> Verdict:
+    """Return the verdict on the client of a plan; plans that differ only in numbers share it.
+
+    Args:
+        plan: of `jfl.plan`.
+        keeps: whether what the client keeps and its personal model must be protected as well.
+    """
     declared = declared_of(plan)
     parts = (plan.algorithm.client, tuple((r.mechanism, r.batches) for r in declared))
     leaves = jax.tree.leaves(parts)
@@ -94,11 +99,12 @@ def traced(plan: Plan) -> Verdict:
         avals(row_shapes(plan)),
         plan.fed.index.shape[-1],
         plan.sampler.clients,
+        (avals(plan.algorithm.personal),) if keeps else (),
     )
-    return cached(name, lambda: trace_client(plan, declared, parts, classes))
+    return cached(name, lambda: trace_client(plan, declared, parts, classes, keeps))
 
 
-def trace_client(plan, declared, parts, classes) -> Verdict:
+def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
     x, y = row_shapes(plan)
     slots = x.shape[0] if plan.fed.host is not None else plan.fed.index.shape[-1]
     leaves, structure = jax.tree.flatten(abstract(parts))
@@ -115,6 +121,8 @@ def trace_client(plan, declared, parts, classes) -> Verdict:
             client_state,
             Rows(rows[0], rows[1], rows[2], context.size),
         )
+        if keeps:
+            payload = payload, kept, plan.algorithm.personal(server, kept)
         now = [(mech.at(m, context.round), b) for m, b in releases]
         structures[:] = [tuple(map(jax.tree.structure, r)) for r in now]
         return payload, kept, [[jax.tree.leaves(part) for part in r] for r in now]
@@ -130,7 +138,8 @@ def trace_client(plan, declared, parts, classes) -> Verdict:
             [x, y, jax.ShapeDtypeStruct((slots,), jnp.int32)],
         )
         closed, shapes = jax.make_jaxpr(program, return_shape=True)(*operands)
-        return Judge(plan, declared, classes, operands, closed, shapes, structures).verdict()
+        judge = Judge(plan, declared, classes, operands, closed, shapes, structures, keeps)
+        return judge.verdict()
     except Exception as error:  # the algorithm is the user's, and so is its error
         why = (f"the client could not be followed: {checks.cause(error)}",)
         return Verdict(why, why, (), [], None)
@@ -139,7 +148,7 @@ def trace_client(plan, declared, parts, classes) -> Verdict:
 class Judge:
     """Reads what a Flow found of one client."""
 
-    def __init__(self, plan, declared, classes, operands, closed, shapes, structures):
+    def __init__(self, plan, declared, classes, operands, closed, shapes, structures, keeps=False):
         self.plan, self.declared, self.closed = plan, declared, closed
         self.operands, self.shapes, self.structures = operands, shapes, structures
         self.classes = classes
@@ -147,7 +156,11 @@ class Judge:
             name + jax.tree_util.keystr(path)
             for path, _ in jax.tree_util.tree_leaves_with_path(tree)
         ]
-        self.names = paths(shapes[0], "payload") + paths(shapes[1], "own")
+        # with `keeps`, the observer sees three things: the payload, the new state and the model
+        seen = zip(shapes[0], ("payload", "own", "personal")) if keeps else [(shapes[0], "payload")]
+        self.names = [path for tree, name in seen for path in paths(tree, name)]
+        self.names += paths(shapes[1], "own")
+        self.shows = "sends or keeps" if keeps else "sends"
         self.sent = len(jax.tree.leaves(shapes[0]))
         self.example, self.client = [], []
 
@@ -260,9 +273,11 @@ class Judge:
                     f"client sends without noise: {way}"
                 )
             elif kind != "draw":
-                self.example.append(f"rows reach what the client sends without noise: {way}")
+                self.example.append(f"rows reach what the client {self.shows} without noise: {way}")
             elif not rows_leak:
-                self.example.append(f"which rows were drawn reaches what the client sends: {way}")
+                self.example.append(
+                    f"which rows were drawn reaches what the client {self.shows}: {way}"
+                )
 
     def unprotected_clients(self):
         """Noise for whole clients comes later: a client may read its own rows, and no others."""
