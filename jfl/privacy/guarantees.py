@@ -129,7 +129,16 @@ def guarantee(
                 "Ask for view='server'.",
                 error=NotAnalysable,
             )
-        return guarantee_of(ledger.personal(plan, rounds), rounds, delta)
+        seen = ledger.personal(plan, rounds)
+        if adjacency not in (None, seen.adjacency):
+            checks.fail(
+                "jfl.guarantee",
+                f"adjacency={seen.adjacency!r}, which the noise of this plan has",
+                f"adjacency={adjacency!r}",
+                "Leave adjacency out.",
+                error=NotAnalysable,
+            )
+        return guarantee_of(seen, rounds, delta)
     if uplinks:
         return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherwise)
     entry = choose("jfl.guarantee", plan, entries, unit, view, adjacency)

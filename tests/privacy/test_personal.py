@@ -237,3 +237,22 @@ def test_every_algorithm_with_personal_models_has_the_caveat(name):
     else:
         assert not jfl.check_privacy(plan).personal
         assert "personal-too" in codes(jfl.guarantee(plan, 3, view="personal"))
+
+
+def test_another_adjacency_is_refused(fed):
+    plan = ditto(fed)
+    assert jfl.guarantee(plan, 3, view="personal", adjacency="replace_one").epsilon > 0
+    with pytest.raises(jfl.errors.NotAnalysable, match="adjacency='replace_one', which"):
+        jfl.guarantee(plan, 3, view="personal", adjacency="add_remove")
+
+
+def test_a_release_that_is_declared_too_seldom_is_refused(fed):
+    import dataclasses
+
+    plan = ditto(fed)
+    (release,) = plan.algorithm.personal_releases
+    fewer = dataclasses.replace(
+        plan.algorithm, personal_releases=(dataclasses.replace(release, count=release.count - 1),)
+    )
+    with pytest.raises(jfl.errors.NotAnalysable, match="keeps only what noise protects"):
+        jfl.guarantee(dataclasses.replace(plan, algorithm=fewer), 10, 1e-5, view="personal")
