@@ -360,7 +360,9 @@ def _traced(trace: dict, metric: str) -> tuple | None:
         rounds, values = (np.array(trace.get(k, ()), float) for k in ("round", metric))
     except (TypeError, ValueError):  # seeds of other lengths; words
         return None
-    alike = values.ndim == 2 and rounds.shape == values.shape and (rounds == rounds[0]).all()
+    if rounds.ndim != 2 or values.ndim != 2 or rounds.shape[1] != values.shape[1]:
+        return None
+    alike = len(rounds) in (1, len(values)) and (rounds == rounds[0]).all()
     return (rounds[0], values) if alike else None
 
 

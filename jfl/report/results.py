@@ -103,7 +103,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         device: that ran it; "" where that is not stored.
         ran_at: field -> its learning rates and clip norm; empty where they are not stored.
         trace: metric -> its values [seeds, evaluations], of the seeds of `accuracy`; "round" says
-            after which rounds.
+            after which rounds, in one row per seed or one for all.
     """
 
     accuracy: list[Number | None] | Spread = []
@@ -487,7 +487,7 @@ def write(path, experiment: Experiment):
 
 def _json(value, indent: str = "\n", width: int = WIDTH) -> str:
     """Indented JSON; an item of a list, such as a point of a study, stays on one line."""
-    flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    flat = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ": "))
     inner = indent + " "
     if isinstance(value, dict) and len(flat) > width:
         fields = (

@@ -57,7 +57,7 @@ def test_experiments_are_added_and_replaced(tmp_path, capsys):
         and kept["title"] == "chen2024"
     )
     assert kept["experiments"]["fig1"]["verdicts"][0]["seen"] == "no  [ b ]"
-    assert "[0.5, 0.6]" in (into / "chen2024.json").read_text()  # a list of numbers is one line
+    assert "[0.5,0.6]" in (into / "chen2024.json").read_text()  # a list of numbers is one line
     assert (
         collect.main(
             [
