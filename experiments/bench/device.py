@@ -85,7 +85,7 @@ def _compiled(function, *arguments, **static):
 
 def one_run(plan):
     """rounds -> nothing, and the seconds to compile: what jfl.simulate runs."""
-    words = jnp.asarray(identity.for_noise(plan))
+    words = jnp.asarray(identity.noise_identity(plan))
     start = lambda: jfl.init(jax.random.key(0), plan)
     counts = lambda rounds: (jnp.array([rounds], jnp.int32), jnp.int32(1))
     program, seconds = _compiled(simulate._scan, start(), plan, *counts(1), words)

@@ -12,7 +12,7 @@ import numpy as np
 from jfl import models, schedules
 from jfl.analysis import heterogeneity as het
 from jfl.cli import console
-from jfl.engine.round import init, noise_key, one_round
+from jfl.engine.round import advance, init, run_noise_key
 from jfl.papers.li2025 import theory
 from jfl.runs import build as assemble
 from jfl.runs.config import Config
@@ -27,8 +27,8 @@ def _trajectories(keys, made, counts):
     """Params of each seed after each of `counts` rounds more: leaves [seeds, evaluations]."""
 
     def segment(run, rounds):
-        noise = noise_key(run)
-        run = jax.lax.fori_loop(0, rounds, lambda _, r: one_round(r, made, noise)[0], run)
+        noise = run_noise_key(run)
+        run = jax.lax.fori_loop(0, rounds, lambda _, r: advance(r, made, noise)[0], run)
         return run, made.algorithm.params(run.server)
 
     return jax.vmap(lambda key: jax.lax.scan(segment, init(key, made), counts)[1])(keys)

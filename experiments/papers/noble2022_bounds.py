@@ -29,7 +29,7 @@ import numpy as np
 import jfl
 from jfl.analysis import heterogeneity
 from jfl.core import pytrees
-from jfl.engine.round import init, noise_key, one_round
+from jfl.engine.round import advance, init, run_noise_key
 from jfl.papers.noble2022 import theory
 from jfl.runs import build
 from jfl.runs.config import Config
@@ -162,7 +162,7 @@ def along(keys, plan, segments, l2, warm, keep):
 
     def one(key):
         run = init(key, plan)
-        noise = noise_key(run)
+        noise = run_noise_key(run)
 
         def step(_, state):
             run, total, weight, square = state
@@ -171,7 +171,7 @@ def along(keys, plan, segments, l2, warm, keep):
             counted = jnp.where(run.round < warm, 0.0, 1.0)
             total = jax.tree.map(lambda t, v: keep * t + counted * v, total, x)
             square = square + counted * pytrees.norm(slope) ** 2
-            return one_round(run, plan, noise)[0], total, keep * weight + counted, square
+            return advance(run, plan, noise)[0], total, keep * weight + counted, square
 
         def segment(state, rounds):
             state = jax.lax.fori_loop(0, rounds, step, state)

@@ -14,7 +14,7 @@ from jfl.core.errors import HealthError
 from jfl.core.precision import in_full
 from jfl.core.records import Fn, Keys
 from jfl.engine import callbacks
-from jfl.engine.simulate import schedule
+from jfl.engine.simulate import rounds_before_evaluations
 from jfl.engine.sweep import Trained, train
 from jfl.papers.noble2022 import gaps as noble2022_gaps
 from jfl.papers.noble2022 import privacy as noble2022
@@ -125,7 +125,7 @@ def watch(config, axes, out, build_plan):
     histories: list[dict] = [{} for _ in seeds]
     traces: list[dict] = [{"round": [], GAP: [], DIFFERENCE: [], RATIO: []} for _ in seeds]
     stopwatch, states = Stopwatch(), None
-    for count in schedule(config.rounds, config.evaluate_every).tolist():
+    for count in rounds_before_evaluations(config.rounds, config.evaluate_every).tolist():
         trained = train(list(plans), seeds, count, states, keeps=True)
         for seed, one in zip(seeds, trained):
             _stop_if_unhealthy(seed, one)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 import jfl
-from jfl.engine.round import init, noise_key, one_round
+from jfl.engine.round import advance, init, run_noise_key
 
 DEALS = dict(iid=1.0, skewed=0.5, classes=0.0)  # the share of a client's rows that is iid
 
@@ -91,10 +91,10 @@ def _along(keys, plan, rounds: int):
 
     def one(key):
         run = init(key, plan)
-        noise, start = noise_key(run), model(run.server)
+        noise, start = run_noise_key(run), model(run.server)
 
         def step(run, _):
-            run, _ = one_round(run, plan, noise)
+            run, _ = advance(run, plan, noise)
             return run, model(run.server)
 
         _, after = jax.lax.scan(step, run, length=rounds)

@@ -34,7 +34,7 @@ def _init(params, *, bands):
 @named("band_energies.client")
 def _client(context, keys, server, client_state, rows, *, grad, batch):
     slots, mask, overflow = drawn(batch, keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
-    grad = dataclasses.replace(grad, mechanism=mech.at(grad.mechanism, context.round))
+    grad = dataclasses.replace(grad, mechanism=mech.at_round(grad.mechanism, context.round))
     shares, diagnostics = grad.watched(
         keys.noise, server.params, gather(rows, slots, mask), context
     )

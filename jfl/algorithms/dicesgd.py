@@ -27,7 +27,7 @@ def _client(context, keys, server, client_state, rows, *, work, upload_norm, fee
     )
     kept = pytrees.sub(pytrees.add(client_state, diff), sent)
     # a difference that is not finite counts as zero, and is not kept either
-    is_finite = pytrees.finite(kept)
+    is_finite = pytrees.all_finite(kept)
     kept = pytrees.map(lambda new, old: jnp.where(is_finite, new, old), kept, client_state)
     return sent, kept, diagnostics
 

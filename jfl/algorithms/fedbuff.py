@@ -11,7 +11,7 @@ from ..core import checks, pytrees
 from ..core.losses import key_of
 from ..core.options import extends
 from ..core.records import Algorithm, Fn, named, record
-from ..core.threefry import compact
+from ..core.threefry import as_kernel_key
 from ..gradients.per_example import Grad
 from .base import algorithm
 from .fedavg import fedavg
@@ -36,7 +36,7 @@ def _init(params, *, step, staleness):
 @named("fedbuff.client")
 def _client(context, keys, server, client_state, rows, *, work, staleness):
     # who is how late is no draw of this run: it is the same for all seeds, rows and settings
-    key = jax.random.fold_in(compact(key_of(AGES)), context.round)
+    key = jax.random.fold_in(as_kernel_key(key_of(AGES)), context.round)
     age = jax.random.randint(jax.random.fold_in(key, context.client), (), 0, staleness + 1)
     start = pytrees.map(lambda x: x[age], server.past)
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows)

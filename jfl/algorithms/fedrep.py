@@ -97,8 +97,8 @@ def fedper(
 ) -> Algorithm:
     """FedAvg of a part of the model: the other part, a head say, stays with each client.
 
-    Clients are judged by the shared part and their own (`metrics.client_accuracy`); `run.own` has
-    the personal parts, by path.  The model of `out.params` has the personal part that every client
+    Clients are judged by the shared part and their own (`metrics.client_accuracy`);
+    `run.client_states` has the personal parts, by path.  The model of `out.params` has the personal part that every client
     started from.
 
     Args:

@@ -24,7 +24,7 @@ def _init(params, *, step):
 
 @named("output_perturbation.client")
 def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, clip_steps):
-    chain = mech.at(mechanism, context.round)
+    chain = mech.at_round(mechanism, context.round)
     limit = mech.bound(chain)
 
     def clip(g, w, s):
@@ -43,7 +43,9 @@ def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, c
     mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
     if clip_steps == "all":
         return _released(chain, context, keys, mean, rates, client_state, diagnostics)
-    mean, _ = mech.finish(chain, keys.noise, (), mean, realised=context.size, client=context.client)
+    mean, _ = mech.release_sum(
+        chain, keys.noise, (), mean, realised=context.size, client=context.client
+    )
     return pytrees.scale(rates, mean), client_state, diagnostics
 
 
@@ -51,7 +53,7 @@ def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, c
 def _contracting(context, keys, server, client_state, rows, *, work, mechanism):
     """No step is clipped, since a step that is clipped does not contract: two means that differ in
     a row are at most twice the declared bound apart."""
-    chain = mech.at(mechanism, context.round)
+    chain = mech.at_round(mechanism, context.round)
     trained, _, rates, diagnostics = local.train(
         work, context, keys, server.params, rows, drop=True
     )
@@ -61,8 +63,10 @@ def _contracting(context, keys, server, client_state, rows, *, work, mechanism):
 
 def _released(chain, context, keys, mean, rates, client_state, diagnostics):
     """The mean with noise, in units of the model."""
-    form = pytrees.form(mean)
-    mean, lost = mech.alone(chain, keys.noise, mean, realised=context.size, client=context.client)
+    form = pytrees.dtypes_of(mean)
+    mean, lost = mech.release_one(
+        chain, keys.noise, mean, realised=context.size, client=context.client
+    )
     return (
         pytrees.cast(pytrees.scale(rates, mean), form),
         client_state,
@@ -128,7 +132,7 @@ def output_perturbation(
     """
     if (
         not isinstance(mechanism, Mechanism)
-        or not mech.clips(mechanism)
+        or not mech.has_clip(mechanism)
         or mech.remembers(mechanism)
     ):
         checks.fail(

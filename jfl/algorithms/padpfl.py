@@ -30,14 +30,14 @@ def _client(context, keys, server, client_state, rows, *, work, mu, mechanism, m
     inexact = _inexactness(work.grad, context, start, trained, rows, mu)
     if most is not None:  # a solve that stops too early voids what rests on it
         # but for one that is not finite: it counts as zero, and nothing rests on it
-        too_short = pytrees.finite(trained) & ~(inexact <= most)
+        too_short = pytrees.all_finite(trained) & ~(inexact <= most)
         overflow = diagnostics.overflow + too_short.astype(jnp.int32)
         diagnostics = diagnostics._replace(overflow=overflow)
     payload = trained if upload == "model" else pytrees.sub(trained, start)
     if mechanism is not None:
-        form = pytrees.form(payload)
-        payload, lost = mech.alone(
-            mech.at(mechanism, context.round),
+        form = pytrees.dtypes_of(payload)
+        payload, lost = mech.release_one(
+            mech.at_round(mechanism, context.round),
             keys.noise,
             payload,
             realised=context.size,
@@ -92,8 +92,8 @@ def padpfl(
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
-    What the solves reached is in `run.own`, [C], of each client's last round: a measurement,
-    outside any guarantee.  Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
+    What the solves of each client's last round reached is in `run.client_states`, [C]: a
+    measurement, outside any guarantee.  Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
 
     Args:
         grad: gradients of the loss, without the pull, as in `fedavg`.
@@ -121,7 +121,7 @@ def padpfl(
     if mechanism is not None:
         if (
             not isinstance(mechanism, Mechanism)
-            or not mech.clips(mechanism)
+            or not mech.has_clip(mechanism)
             or mech.remembers(mechanism)
         ):
             checks.fail(

@@ -57,7 +57,7 @@ def pfedme(
     """Clients alternate between a personal model, the minimum of loss + (pull / 2) ||v - w||^2, and
     a step of their copy w of the shared one towards it.
 
-    Clients are judged by their personal models; `run.own` has them, [C, ...].
+    Clients are judged by their personal models; `run.client_states` has them, [C, ...].
 
     Args:
         grad: gradients of the loss, as in `fedavg`.

@@ -162,7 +162,7 @@ def _shares(sampler):
     if sampler.scheme != "first_responders":
         return np.array(np.broadcast_to(share_of(sampler), (sampler.clients,)), np.float64)
     drawn = jax.vmap(sampler.draw)(jax.random.split(jax.random.key(0), 1000))
-    ids = np.asarray(drawn.ids)[np.asarray(drawn.count) > 0]
+    ids = np.asarray(drawn.ids)[np.asarray(drawn.times_drawn) > 0]
     return np.bincount(ids, minlength=sampler.clients)[: sampler.clients] / 1000
 
 
@@ -341,7 +341,7 @@ def _of_a_client(plan, entry, client, rounds, payload):
     # the vote on an adaptive clip norm differs too: one upload just fits, the other does not
     fits = 1.0
     if replaced and mech.adaptive(plan.release):
-        fits = (1 - 1e-4) * float(mech.initial(plan.release)) / float(pytrees.norm(row))
+        fits = (1 - 1e-4) * float(mech.initial_state(plan.release)) / float(pytrees.norm(row))
     for value in (fits, -1.0 if replaced else 0.0):
         each = np.full(count, others, np.float32)
         each[client] = value
@@ -380,7 +380,7 @@ def nothing(params, x, y):
 
 def chain_of(plan: Plan) -> Mechanism:
     """The chain that bounds an upload."""
-    return plan.upload if plan.upload is not None and mech.clips(plan.upload) else plan.release
+    return plan.upload if plan.upload is not None and mech.has_clip(plan.upload) else plan.release
 
 
 def upload_shapes(plan: Plan) -> Tree:
@@ -424,7 +424,7 @@ def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]
         Its value before the chain clips it, the weights of a projection that finds it, and words.
     """
     length = _length(mechanism, like, rounds)
-    mechanism = mech.at(mechanism, jnp.int32(0))
+    mechanism = mech.at_round(mechanism, jnp.int32(0))
     like = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), like)
     best: Any = None
     farthest = -1.0
@@ -450,7 +450,7 @@ def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tu
         projection that finds it [count, ...].
     """
     length = _length(mechanism, like, rounds)
-    mechanism = mech.at(mechanism, jnp.int32(0))
+    mechanism = mech.at_round(mechanism, jnp.int32(0))
     leaves, shape = jax.tree.flatten(like)
     size = sum(math.prod(leaf.shape) for leaf in leaves)
     drawn = np.random.default_rng(seed).normal(size=(count, size)).astype(np.float32)
@@ -473,7 +473,7 @@ def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tu
 
 def _length(mechanism, like, rounds):
     """How long a contribution is before its chain clips it."""
-    if mechanism is None or not mech.clips(mechanism):
+    if mechanism is None or not mech.has_clip(mechanism):
         raise NotAnalysable(
             "jfl.audit: need a chain that bounds one contribution; got "
             f"{'none' if mechanism is None else [s.name for s in mechanism.stages]}. Without a "
@@ -481,7 +481,7 @@ def _length(mechanism, like, rounds):
         )
     largest = min(float(jnp.finfo(v.dtype).max) for v in jax.tree.leaves(like))
     every = range(rounds if mech.scheduled(mechanism) else 1)
-    length = max(float(mech.bound(mech.at(mechanism, jnp.int32(r)))) for r in every)
+    length = max(float(mech.bound(mech.at_round(mechanism, jnp.int32(r)))) for r in every)
     if any(s.declared for s in mechanism.stages):
         return length
     return max(length, min(FAR * length, 1e-2 * largest))
@@ -498,7 +498,7 @@ def _found_by(mechanism, row):
 def clipped(mechanism: Mechanism, row: Tree) -> Tree:
     """What a contribution adds to the sum, in float32."""
     stacked = jax.tree.map(lambda v: v[None], row)
-    moved = mech.contribute(mechanism, mech.initial(mechanism), stacked, jnp.ones(1)).value
+    moved = mech.clip_and_sum(mechanism, mech.initial_state(mechanism), stacked, jnp.ones(1)).value
     return moved[0] if mech.adaptive(mechanism) else moved  # beside the vote on its clip norm
 
 

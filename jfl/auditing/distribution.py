@@ -19,7 +19,7 @@ import optax
 from ..core import checks, identity, pytrees
 from ..core.errors import NotAnalysable
 from ..core.records import Algorithm, Diagnostics, Fn, Mechanism, Plan, Task, named
-from ..engine.round import enter, init, noise_key
+from ..engine.round import enter_plan, init, run_noise_key
 from ..engine.simulate import scan_from
 from ..local import training
 from ..privacy.ledger.noise_levels import levels
@@ -232,7 +232,7 @@ def _noise(plan, source, rounds, runs, seed):
     z = np.asarray(seen, np.float64) / stated[:, :, None, None]
     if norms is not None:  # an adaptive clip norm, which the noise follows
         norms = np.asarray(norms, np.float64)
-        first = float(mech.initial(source.mechanism))
+        first = float(mech.initial_state(source.mechanism))
         before = np.concatenate([np.full_like(norms[:, :, :1], first), norms[:, :, :-1]], axis=2)
         z = z / (before / first)[..., None, None, None]
     if shape is not None:
@@ -292,7 +292,7 @@ def _stated(plan, source, like, rounds):
     multiplier = levels(mechanism, rounds, plan.sampler.clients, weight)
     sides = 2.0 if mechanism.adjacency == "replace_one" else 1.0
     every = range(rounds) if mech.scheduled(mechanism) else [0]
-    far = [_distance(mech.at(mechanism, jnp.int32(r)), like) for r in every]
+    far = [_distance(mech.at_round(mechanism, jnp.int32(r)), like) for r in every]
     scale = sides * np.array(far) / (mech.denominator(mechanism) or 1.0)
     weights = np.array([weight(r) for r in range(rounds)])
     return multiplier * (scale * np.ones(rounds) * weights)[:, None]
@@ -302,7 +302,7 @@ def _distance(mechanism, like):
     """How far one contribution moves the sum, in the norm of the noise: seen, not stated."""
     row, _, _ = canaries.worst(mechanism, like)
     stacked = jax.tree.map(lambda v: v[None], row)
-    moved = mech.contribute(mechanism, mech.initial(mechanism), stacked, jnp.ones(1)).value
+    moved = mech.clip_and_sum(mechanism, mech.initial_state(mechanism), stacked, jnp.ones(1)).value
     shape = mech.shape(mechanism)
     if shape is None:
         return float(pytrees.norm(moved))
@@ -376,8 +376,8 @@ def _observe(key, plan, *, kind, rounds, points):
         probe = dataclasses.replace(
             plan, algorithm=dataclasses.replace(plan.algorithm, server=server)
         )
-        run = enter(init(key, probe), identity.for_noise(probe))
-        noise = noise_key(run)
+        run = enter_plan(init(key, probe), identity.noise_identity(probe))
+        noise = run_noise_key(run)
         go = lambda probe: scan_from(run, probe, jnp.ones(rounds, jnp.int32), noise)
         if kind == "upload":  # that of one client after another
             of_client = lambda w: go(dataclasses.replace(probe, weights=w))[0].server.seen
@@ -386,7 +386,7 @@ def _observe(key, plan, *, kind, rounds, points):
             ], None
         run, metrics = go(probe)
         if kind == "local":
-            return jnp.moveaxis(run.own, 0, 1), None
+            return jnp.moveaxis(run.client_states, 0, 1), None
         return run.server.seen[:, None, None], metrics.clip_norm
 
     return jax.vmap(of_point)(jnp.arange(points, dtype=jnp.float32))

@@ -37,7 +37,7 @@ def question(plan: Plan, pair: tuple, asked: dict) -> dict:
         pair: the plans that run, with the canary and without.
         asked: rounds, trials, seed, unit, view and adjacency.
     """
-    words = lambda p: "".join(f"{int(w):08x}" for w in np.asarray(identity.words(p)))
+    words = lambda p: "".join(f"{int(w):08x}" for w in np.asarray(identity.plan_identity(p)))
     version = importlib.metadata.version
     # how it is computed: no part of a plan's identity, but what an audit looks at
     is_grad = lambda node: isinstance(node, Grad)

@@ -445,7 +445,7 @@ def _see_gradients(moment, seen, *, loss, shown, rows, chain, model, unit):
         unit: "example" or "client".
     """
     release, tiny = _release(moment, model), jnp.finfo(jnp.float32).tiny
-    now = None if chain is None else mech.at(chain, moment.round)
+    now = None if chain is None else mech.at_round(chain, moment.round)
 
     def adds(x, y):
         gradient = jax.grad(lambda params: _mean_loss(loss, params, x, y))(moment.before)

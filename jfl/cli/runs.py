@@ -62,7 +62,7 @@ def train(arguments: list[str]) -> None:
     if axes:
         checks.fail("jfl train", "a config without [sweep]", "one", "Use jfl sweep --config.")
     config, share = config_of(command), _mesh(command)
-    if not mesh.lead():
+    if not mesh.is_lead_process():
         runs.train(config, command.out, command.resume, mesh=share)
         return
     if configs.the_unit(config) == "client" and config.view is None:

@@ -47,7 +47,7 @@ def of_text(text: str) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[: 4 * WORDS], np.uint32)
 
 
-def of_number(value: Any) -> Words:
+def hash_int(value: Any) -> Words:
     """UInt32[4] that holds one whole number, such as a round."""
     xp = jnp if isinstance(value, jax.Array) else np
     return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (WORDS,)) ^ np.array(

@@ -100,7 +100,7 @@ __replace__""".split()
 )  # what dataclasses and named tuples write into a class
 
 
-def words(plan: Plan) -> Words:
+def plan_identity(plan: Plan) -> Words:
     """The identity of a plan.
 
     Args:
@@ -132,7 +132,7 @@ def words(plan: Plan) -> Words:
     return _words(plan, Reader.plan)
 
 
-def of_start(plan: Plan) -> Words:
+def initial_history(plan: Plan) -> Words:
     """UInt32[4] of what the state before the first round follows from, beside its key: the history
     of a run begins with it.
 
@@ -182,7 +182,9 @@ def as_made(fed: Federation) -> None:
         )
 
 
-def of_many(plans: list[Plan], read: Callable[["Reader", Plan], Any] | None = None) -> list[Words]:
+def plan_identities(
+    plans: list[Plan], read: Callable[["Reader", Plan], Any] | None = None
+) -> list[Words]:
     """`words` of many plans of concrete values; those of one structure are read once.
 
     Args:
@@ -220,10 +222,10 @@ class _Place:
         self.at = at
 
 
-def for_noise(plan: Plan) -> Words:
+def noise_identity(plan: Plan) -> Words:
     """UInt32[4] from which the noise of a plan follows: its identity, or 0 where points of a sweep
     are to share noise."""
-    return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else words(plan)
+    return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else plan_identity(plan)
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -361,7 +361,7 @@ def _health(health: Any) -> str:
 @safe
 def run(self: Any) -> str:
     """The state of a run."""
-    client_states = _size(self.own)
+    client_states = _size(self.client_states)
     clients = f"; clients remember {client_states:,} numbers" if client_states else ""
     held = self.mechanism  # one number is an adaptive clip norm
     clip = f"; clip norm {value(held)}" if hasattr(held, "shape") else ""

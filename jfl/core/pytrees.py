@@ -90,7 +90,7 @@ def wide(t: Tree) -> Tree:
     )
 
 
-def form(t: Tree) -> Form:
+def dtypes_of(t: Tree) -> Form:
     """The structure and the types of a tree, hashable: what `cast` brings a tree back to."""
     leaves, treedef = jax.tree.flatten(t)
     return treedef, tuple(x.dtype for x in leaves)
@@ -117,18 +117,18 @@ def size(t: Tree) -> int:
     return sum(x.size for x in jax.tree.leaves(t))
 
 
-def finite(t: Tree) -> Array:
+def all_finite(t: Tree) -> Array:
     """Bool[]: every value of every float leaf is finite."""
     leaves = [x for x in jax.tree.leaves(t) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves] or [True]))
 
 
-def take(t: Tree, ids: Array) -> Tree:
+def gather_rows(t: Tree, ids: Array) -> Tree:
     """Rows `ids` of every leaf; an id past the end reads zeros (masked later)."""
     return map(lambda x: x.at[ids].get(mode="fill", fill_value=0), t)
 
 
-def put(t: Tree, ids: Array, rows: Tree) -> Tree:
+def scatter_rows(t: Tree, ids: Array, rows: Tree) -> Tree:
     """Write rows back; ids past the end are dropped, so an empty slot writes nothing."""
     return map(lambda x, r: x.at[ids].set(r, mode="drop"), t, rows)
 

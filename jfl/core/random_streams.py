@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from . import hashing
 from .aliases import Key, Words
-from .threefry import compact
+from .threefry import as_kernel_key
 
 
 class Stream(enum.IntEnum):
@@ -27,20 +27,20 @@ class Stream(enum.IntEnum):
     ROWS = 3  # noise of local steps
     UPLOAD = 4  # noise of a client's upload
     RELEASE = 5  # noise of the server's release
-    AGAIN = 6  # cohorts and batches of a later attempt
+    ATTEMPT = 6  # cohorts and batches of a later attempt
 
 
-def stream(key: Key, name: Stream, round_: ArrayLike) -> Key:
+def stream_key(key: Key, name: Stream, round_: ArrayLike) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, name), round_)
 
 
-def streams(key: Key, names: Sequence[Stream], round_: ArrayLike) -> Key:
+def stream_keys(key: Key, names: Sequence[Stream], round_: ArrayLike) -> Key:
     """One key of each stream, [len(names)]; together, since on a CPU a generator costs by the call,
     not by the key."""
-    return jax.vmap(lambda name: stream(key, name, round_))(jnp.array(names, jnp.int32))
+    return jax.vmap(lambda name: stream_key(key, name, round_))(jnp.array(names, jnp.int32))
 
 
-def noise_words(identity: Words, history: Words, attempt: Any) -> Words:
+def noise_seed_words(identity: Words, history: Words, attempt: Any) -> Words:
     """UInt32[4] from which, with its key, all noise of a run follows.
 
     Args:
@@ -48,9 +48,9 @@ def noise_words(identity: Words, history: Words, attempt: Any) -> Words:
         history: UInt32[4], of the plans before it.
         attempt: Int[]; another one has other noise.
     """
-    return hashing.combine(hashing.combine(history, identity), hashing.of_number(attempt))
+    return hashing.combine(hashing.combine(history, identity), hashing.hash_int(attempt))
 
 
-def noise_base(key: Key, words: Words) -> Key:
+def derive_noise_key(key: Key, words: Words) -> Key:
     """The key all noise of a run descends from: of its own key and noise_words."""
-    return jax.random.fold_in(jax.random.fold_in(compact(key), words[0]), words[1])
+    return jax.random.fold_in(jax.random.fold_in(as_kernel_key(key), words[0]), words[1])

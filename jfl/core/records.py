@@ -182,7 +182,7 @@ class Federation:
             self.size.shape[:-1]
         )
         return np.stack(
-            [hashing.combine(together, hashing.of_number(i)) for i in places.reshape(-1)]
+            [hashing.combine(together, hashing.hash_int(i)) for i in places.reshape(-1)]
         ).reshape(places.shape + (hashing.WORDS,))
 
     __repr__ = printing.federation
@@ -355,21 +355,20 @@ class Cohort(NamedTuple):
     """Who takes part in a round."""
 
     ids: Array  # Int[K]; C marks an empty slot
-    # Int[K]; times drawn, 0 for an empty slot
-    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
-    # Int[K]; how often the client came before in this cohort (0 but for independent draws)
-    turn: Array
-    overflow: Array  # Int[]; clients drawn that found no slot
+    times_drawn: Array  # Int[K]; 0 for an empty slot
+    # Int[K]; how often the client occurs earlier in this cohort, if draws are independent
+    repeat_index: Array
+    overflow: Array  # Int[]; clients that were drawn but found no slot
 
 
-class Feed(NamedTuple):
+class FetchedCohort(NamedTuple):
     """A cohort and what was fetched for it, where rows or client states stay on the host; leaves
     [chunks, slots, ...]."""
 
-    slots: tuple[Any, ...]  # ids, count, turn
-    overflow: Array  # Int[]; clients drawn that found no slot
+    slots: tuple[Any, ...]  # ids, times_drawn, repeat_index
+    overflow: Array  # Int[]; clients that were drawn but found no slot
     rows: tuple[Any, ...]  # x [.., N, ...], y [.., N]
-    own: Tree  # what the clients remember
+    client_states: Tree
 
 
 @record
@@ -436,17 +435,16 @@ class Run:
     """All state of a run: one pytree to donate, vmap, save and resume."""
 
     round: Array
-    # of cohorts, batches and the first parameters; noise follows from more, see identity.py
+    # The key of cohorts, batches and initial parameters.  Noise depends on the plan as well.
     key: Key
-    identity: Array  # UInt32[4], of the plan that ran last
-    history: (
-        Array  # UInt32[4], of the plans before it and of the rounds at which they ended; 0 at first
-    )
-    # raised when rounds are computed again under another program; part of every noise key
+    plan_identity: Array  # UInt32[4], of the plan that ran last
+    # UInt32[4], of the plans before it and the rounds at which they ended; 0 at first
+    plan_history: Array
+    # increased when rounds are computed again by another program; part of every noise key
     attempt: Array
     server: Tree
-    own: Tree  # [C, ...]
-    mechanism: Tree  # what the release remembers (an adaptive clip norm)
+    client_states: Tree  # leaves [C, ...]
+    mechanism: Tree  # the state of the release, such as an adaptive clip norm
     health: Health
     __repr__ = printing.run
 

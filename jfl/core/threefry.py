@@ -168,7 +168,7 @@ COMPACT = jax.extend.random.define_prng_impl(
 CONFIG: Any = jax.config  # whose type does not name its options
 
 
-def compact(key: Key) -> Key:
+def as_kernel_key(key: Key) -> Key:
     """The same key for use inside a program; a key of another type than threefry as it is."""
     if str(jax.random.key_impl(key)) != JAX_NAME or not CONFIG.jax_threefry_partitionable:
         return key

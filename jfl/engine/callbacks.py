@@ -241,7 +241,7 @@ def watching(
         if not callable(callback):
             checks.fail("simulate", "callbacks, functions of a Moment", checks.shown(callback))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(compiling.told(plan))
+        stack.enter_context(compiling.log_compilation(plan))
         if not progress and not callbacks:
             yield None
             return

@@ -17,7 +17,7 @@ LOGGER = logging.getLogger("jfl")
 
 
 @contextlib.contextmanager
-def told(plan: Plan) -> Generator[None]:
+def log_compilation(plan: Plan) -> Generator[None]:
     """Say in the log what is compiled, and how long it took."""
     if not LOGGER.isEnabledFor(logging.INFO):
         yield

@@ -24,10 +24,10 @@ from ..core import checks
 from ..core.aliases import Tree
 from ..core.errors import ArgumentError
 
-AXES = ("points", "clients")
-GOODBYE = 20  # seconds
-ROOM = 2000  # bytes of a refusal that travel
-LOST = (
+MESH_AXES = ("points", "clients")
+SHUTDOWN_TIMEOUT_SECONDS = 20  # seconds
+MAX_REFUSAL_BYTES = 2000  # bytes of a refusal that travel
+LOST_PROCESS_WORDS = (
     "gloo",
     "connection",
     "socket closed",
@@ -58,7 +58,7 @@ def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int 
     if mesh is None:
         return None
     if isinstance(mesh, Mesh):
-        if not set(mesh.axis_names) <= set(AXES) or "clients" not in mesh.axis_names:
+        if not set(mesh.axis_names) <= set(MESH_AXES) or "clients" not in mesh.axis_names:
             checks.fail("mesh", 'axes "clients" and, for a sweep, "points"', mesh.axis_names)
         return Mesh(
             mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
@@ -86,11 +86,11 @@ def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int 
         return None
     lines = max(d for d in range(1, len(every) + 1) if len(every) % d == 0 and d <= points)
     return jax.make_mesh(
-        (lines, len(every) // lines), AXES, devices=every, axis_types=(AxisType.Auto,) * 2
+        (lines, len(every) // lines), MESH_AXES, devices=every, axis_types=(AxisType.Auto,) * 2
     )
 
 
-def shared(mesh: Mesh | None) -> bool:
+def spans_all_processes(mesh: Mesh | None) -> bool:
     """True if all of several processes have a part of it."""
     return (
         mesh is not None
@@ -98,7 +98,7 @@ def shared(mesh: Mesh | None) -> bool:
     )
 
 
-def everywhere(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh) -> NamedSharding:
     """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -110,7 +110,7 @@ def layout(mesh: Mesh | None, machine: str) -> str:
     if jax.process_count() == 1:
         return shape
     mine = np.frombuffer(hashlib.sha256(machine.encode()).digest(), np.uint8)
-    with together():
+    with explain_lost_process():
         every = np.asarray(multihost_utils.process_allgather(mine))
     return (
         f"{jax.process_count()} processes {shape} "
@@ -126,12 +126,12 @@ def one_device(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jax.device_put(x, jax.local_devices()[0]) if many(x) else x, tree)
 
 
-def spread(tree: Tree, mesh: Mesh | None, axis: str | None = None) -> Tree:
+def replicate(tree: Tree, mesh: Mesh | None, axis: str | None = None) -> Tree:
     """Arrays put on all devices of a mesh, whole, or split along `axis` of it; every host has the
     same ones."""
     if mesh is None:
         return tree
-    sharding = NamedSharding(mesh, PartitionSpec(axis)) if axis else everywhere(mesh)
+    sharding = NamedSharding(mesh, PartitionSpec(axis)) if axis else replicated(mesh)
     return jax.tree.map(lambda x: put(x, sharding), tree)
 
 
@@ -187,17 +187,17 @@ def _leave() -> None:
     client = distributed.global_state.client  # JAX has no public name for it
     if client is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            client.wait_at_barrier("jfl: the end", 1000 * GOODBYE)
-            if lead():
+            client.wait_at_barrier("jfl: the end", 1000 * SHUTDOWN_TIMEOUT_SECONDS)
+            if is_lead_process():
                 time.sleep(1)
 
 
-def lead() -> bool:
+def is_lead_process() -> bool:
     """True in the process that reads and writes files: the first, or the only one."""
     return jax.process_index() == 0
 
 
-def agree(tree: Tree) -> Tree:
+def broadcast_from_lead(tree: Tree) -> Tree:
     """The leaves of process 0, in all processes."""
     if jax.process_count() == 1:
         return tree
@@ -208,15 +208,15 @@ def agree(tree: Tree) -> Tree:
     return jax.tree.map(back, tree, jax.tree.map(jnp.asarray, sent))
 
 
-def least(number: float, mesh: Mesh | None) -> float:
+def min_over_processes(number: float, mesh: Mesh | None) -> float:
     """The smallest of what the processes of a mesh say."""
-    if not shared(mesh):
+    if not spans_all_processes(mesh):
         return number
-    with together():
+    with explain_lost_process():
         return float(np.min(multihost_utils.process_allgather(np.float64(number))))
 
 
-def exchange(where: str, text: str = "", refusal: str = "") -> None:
+def require_agreement(where: str, text: str = "", refusal: str = "") -> None:
     """Of several processes: what one refuses all refuse, and so they do if they say different
     texts.
 
@@ -226,7 +226,7 @@ def exchange(where: str, text: str = "", refusal: str = "") -> None:
     """
     if jax.process_count() == 1:
         return
-    said = refusal.encode()[:ROOM].ljust(ROOM)
+    said = refusal.encode()[:MAX_REFUSAL_BYTES].ljust(MAX_REFUSAL_BYTES)
     mine = np.frombuffer(hashlib.sha256(text.encode()).digest() + said, np.uint8)
     every = np.asarray(multihost_utils.process_allgather(mine))
     for i, words in enumerate(every[:, 32:]):
@@ -244,27 +244,27 @@ def exchange(where: str, text: str = "", refusal: str = "") -> None:
 
 
 @contextlib.contextmanager
-def in_step(where: str) -> Generator[Callable[[str], None]]:
+def fail_together(where: str) -> Generator[Callable[[str], None]]:
     """Give what all processes do before they begin a function to say that this one is ready; a
     refusal before is all's."""
     done = []
 
     def ready(text: str) -> None:
         done.append(True)
-        with together():
-            exchange(where, text)
+        with explain_lost_process():
+            require_agreement(where, text)
 
     try:
         yield ready
     except (ValueError, OSError) as error:
         if not done and jax.process_count() > 1:
-            with together():
-                exchange(where, refusal=str(error) or type(error).__name__)
+            with explain_lost_process():
+                require_agreement(where, refusal=str(error) or type(error).__name__)
         raise
 
 
 @contextlib.contextmanager
-def together() -> Generator[None]:
+def explain_lost_process() -> Generator[None]:
     """Of several processes, say in one line that another one is gone.
 
     Raises:
@@ -281,7 +281,7 @@ def together() -> Generator[None]:
         if (
             jax.process_count() == 1
             or not runtime
-            or not any(word in str(error).lower() for word in LOST)
+            or not any(word in str(error).lower() for word in LOST_PROCESS_WORDS)
         ):
             raise
         raise ConnectionError(

@@ -18,34 +18,36 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..core import pytrees
 from ..core.aliases import Array, Key, Tree, Words
-from ..core.records import Feed, Plan, Run
-from .devices import everywhere
-from .round import Seen, begin_compiled, draw, draws_key, fed_round
-from .slots import dealt
+from ..core.records import FetchedCohort, Plan, Run
+from .devices import replicated
+from .round import RoundStats, advance_fetched, draw_cohort, init_run_jit, run_sampling_key
+from .slots import chunk_cohort
 
 BLOCK = 2**18  # numbers of a state copied at once
-_draws_key = jax.jit(draws_key)
+_draws_key = jax.jit(run_sampling_key)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 2))
-def _step(run: Run, plan: Plan, sums: Seen, noise: Key, feed: Feed) -> tuple[Run, Seen, Tree]:
-    run, seen, new = fed_round(run, plan, noise, feed)
+def _step(
+    run: Run, plan: Plan, sums: RoundStats, noise: Key, feed: FetchedCohort
+) -> tuple[Run, RoundStats, Tree]:
+    run, seen, new = advance_fetched(run, plan, noise, feed)
     if plan.mesh is not None:  # states are written back by every host
-        new = jax.lax.with_sharding_constraint(new, everywhere(plan.mesh))
+        new = jax.lax.with_sharding_constraint(new, replicated(plan.mesh))
     return run, pytrees.add(sums, seen), new
 
 
 @jax.jit
 def _drawn(key: Key, plan: Plan, round_: Any) -> tuple[tuple[Array, ...], Array]:
-    cohort = draw(key, plan, round_)
-    return dealt(cohort, plan), cohort.overflow
+    cohort = draw_cohort(key, plan, round_)
+    return chunk_cohort(cohort, plan), cohort.overflow
 
 
-def start(key: Key, plan: Plan, words: Words, history: Words) -> Run:
+def init_population_run(key: Key, plan: Plan, words: Words, history: Words) -> Run:
     """The state before the first round; what clients remember is in numpy arrays, where zeros take
     no memory yet."""
     sampler, clients = plan.sampler, plan.sampler.clients
-    run = begin_compiled(
+    run = init_run_jit(
         key,
         dataclasses.replace(plan, sampler=dataclasses.replace(sampler, clients=1)),
         words,
@@ -56,7 +58,7 @@ def start(key: Key, plan: Plan, words: Words, history: Words) -> Run:
         x = np.asarray(x)
         return np.repeat(x, clients, 0) if x.any() else _zeros((clients, *x.shape[1:]), x.dtype)
 
-    return dataclasses.replace(run, own=jax.tree.map(every, run.own))
+    return dataclasses.replace(run, client_states=jax.tree.map(every, run.client_states))
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -70,7 +72,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.frombuffer(held, dtype).reshape(shape)
 
 
-def copied(states: Tree) -> Tree:
+def copy_states(states: Tree) -> Tree:
     """A copy that leaves zeros without memory."""
 
     def one(x: Any) -> np.ndarray:
@@ -139,7 +141,7 @@ class Feeder:
             for i, v in enumerate(first)
         )
 
-    def round(self, run: Run, sums: Seen) -> tuple[Run, Seen]:
+    def round(self, run: Run, sums: RoundStats) -> tuple[Run, RoundStats]:
         """One round; `run` and `sums` are consumed."""
         slots, overflow, ids, taken, rows = self.coming.result()
         leaves, treedef = jax.tree.flatten(self.states)
@@ -147,7 +149,9 @@ class Feeder:
             self._shared(ids, lambda at: [_read(x, at) for x in leaves]) if leaves else []
         )
         self._fetch_next()
-        run, sums, new = _step(run, self.plan, sums, self.noise, Feed(slots, overflow, rows, own))
+        run, sums, new = _step(
+            run, self.plan, sums, self.noise, FetchedCohort(slots, overflow, rows, own)
+        )
         for x, value in zip(leaves, jax.tree.leaves(new)):
             x[ids[taken]] = np.asarray(value)[taken]  # waits for the round
         return run, sums

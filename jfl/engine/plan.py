@@ -23,7 +23,7 @@ from ..privacy.mechanisms.stages import divide, total
 from ..privacy.taint import checker as taint
 from ..sampling import batches
 from ..sampling import clients as sampling
-from .slots import CHUNKS
+from .slots import CPU_CHUNKS_PER_COHORT
 
 MEMORY = 2**31  # bytes for what a round computes at once
 
@@ -170,10 +170,10 @@ def _at_once(sampler: Sampler) -> int:
     last one leaves empty the better.  Elsewhere each has the launches of a whole cohort, so nearly
     all cohorts should fit into one.
     """
-    if sampling.fills(sampler):
+    if sampling.fills_every_slot(sampler):
         return sampler.capacity
     if jax.default_backend() == "cpu":
-        return -(-sampler.capacity // CHUNKS)
+        return -(-sampler.capacity // CPU_CHUNKS_PER_COHORT)
     if sampler.scheme in sampling.BY_RATE and checks.concrete(sampler.expected):
         mean = float(sampler.expected)
         deviation = (mean * (1 - min(1, mean / sampler.clients))) ** 0.5
@@ -388,7 +388,7 @@ def _declared(
             )
     if "upload" not in declared(release):
         return
-    if upload is None or not mech.clips(upload):
+    if upload is None or not mech.has_clip(upload):
         checks.fail(
             "plan", 'an upload with a clip beside bounded(..., "upload")', f"upload={upload!r}"
         )

@@ -1,4 +1,25 @@
-"""One round as one program: draw a cohort, run its clients, release, update the server."""
+"""One round of federated averaging, as one pure JAX function.
+
+Read from `run_round` downwards.  A round is FedAvg, with noise where the plan asks for it:
+
+    1. draw a cohort of clients             sampling.draw_cohort
+    2. run each client on its own rows      _run_client
+    3. clip, weight and sum their uploads   _run_chunk, _sum_over_chunks
+    4. add noise, update the server         _finish_round
+
+A cohort has K slots, some of which may be empty.  Slots run in chunks, so that only `plan.chunk`
+client models are in memory at a time.  No key is carried from round to round: each is derived from
+the key of the run, the round, the purpose and the client (see core/random_streams.py).
+
+Axes: C clients, K cohort slots, N rows per client (padded).
+
+Arguments that the functions of this file share:
+    run: the state before the round.
+    plan: the plan; below `advance`, its schedules have been resolved by `plan_at_round`.
+    keys: the keys of the round.
+    chunk, chunks: the slots to run, (ids, times_drawn, repeat_index), each Int[slots] for one chunk
+        and Int[chunks, slots] for several.  An empty slot has times_drawn 0.
+"""
 
 import dataclasses
 import functools
@@ -12,458 +33,673 @@ from jax.sharding import PartitionSpec
 
 from ..core import checks, hashing, identity, pytrees
 from ..core.aliases import Tree, Words
-from ..core.random_streams import Stream, noise_base, noise_words, stream, streams
-from ..core.records import Array, Cohort, Context, Feed, Fn, Health, Key, Keys, Plan, Rows, Run
-from ..core.threefry import compact
-from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import correlated
+from ..core.random_streams import (
+    Stream,
+    derive_noise_key,
+    noise_seed_words,
+    stream_key,
+    stream_keys,
+)
+from ..core.records import (
+    Array,
+    Cohort,
+    Context,
+    Diagnostics,
+    FetchedCohort,
+    Fn,
+    Health,
+    Key,
+    Keys,
+    Plan,
+    Rows,
+    Run,
+)
+from ..core.threefry import as_kernel_key
+from ..privacy.mechanisms import chain, correlated
 from ..sampling import clients as sampling
 from . import sharding, slots
 from .devices import devices
 
+# How an argument of a shard_map is divided over the devices.
+REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("clients")
 
-class Seen(NamedTuple):
-    """Sums over rounds of what the experimenter watches; outside every guarantee."""
+
+class RoundStats(NamedTuple):
+    """Statistics of a round for the experimenter, each Float[].  No guarantee covers them.
+
+    The loop adds them up between two evaluations, so each field is a sum over `rounds` rounds.
+    """
 
     rounds: Array
-    clients: Array
-    loss: Array
-    clipped: Array  # of the cohort's rows or uploads, the fraction a round
-    update_norm: Array
+    cohort_size: Array
+    loss: Array  # mean training loss of the cohort
+    clip_fraction: Array  # of the uploads if the release clips, otherwise of the rows
+    update_norm: Array  # of the released aggregate
+
+
+class RoundKeys(NamedTuple):
+    """The random keys of one round."""
+
+    batch: Key
+    client_noise: Key  # [2]: for local steps, for uploads
+    server_noise: Key
+    run_noise: Key  # the same in all rounds: noise that is correlated over rounds needs it
+
+
+class ChunkSums(NamedTuple):
+    """Sums over the clients of a chunk, which are then added up over chunks and devices."""
+
+    uploads: chain.PartialSum  # clipped and weighted
+    diagnostics: Diagnostics
+    nonfinite_clients: Array  # Int[]; clients whose payload or new state is not finite
+    num_clients: Array  # Int[]; clients that ran
+
+
+# --- The round, step by step
+
+
+def run_round(run: Run, plan: Plan) -> tuple[Run, RoundStats]:
+    """Run one round.  The function is pure: jit it, scan it, vmap it.
+
+    The devices of `plan.mesh` share the cohort equally.  If clients keep state, each device runs
+    the clients whose states it holds.
+
+    Args:
+        run: the result of `jfl.init` or of an earlier round.
+        plan: a Plan.  If it differs from the plan of the round before, its noise is independent of
+            all earlier noise.
+
+    Returns:
+        The run after the round, and statistics for the experimenter, which no guarantee covers.
+    """
+    checks.kind("run_round", Run, "jfl.init", run=run)
+    checks.kind("run_round", Plan, "jfl.plan", plan=plan)
+    run = enter_plan(run, identity.noise_identity(plan))
+    return advance(run, plan, run_noise_key(run))
+
+
+def advance(
+    run: Run, plan: Plan, noise_key: Key, sampling_key: Key | None = None
+) -> tuple[Run, RoundStats]:
+    """Run one round of a run that is already bound to `plan` by `enter_plan`.
+
+    Args:
+        run: the state before the round.
+        plan: the plan.
+        noise_key: `run_noise_key(run)`.  It does not change from round to round, so a loop computes
+            it once.
+        sampling_key: `run_sampling_key(run)`, likewise.  If None, it is computed here.
+
+    Returns:
+        The run after the round, and its statistics.
+    """
+    checks.on_device("run_round", plan.fed)
+    plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
+    if sampling_key is None:
+        sampling_key = run_sampling_key(run)
+
+    # Derive both keys in one call: on a CPU the generator costs per call, not per key.
+    cohort_key, batch_key = stream_keys(sampling_key, (Stream.COHORT, Stream.BATCH), run.round)
+    cohort = sampling.draw_cohort(plan.sampler, sampling_key, run.round, cohort_key)
+    keys = _round_keys(run, batch_key, noise_key)
+    plan = plan_at_round(plan, run.round)
+
+    sums, client_states = _run_cohort(run, plan, keys, cohort)
+    run = dataclasses.replace(run, client_states=client_states)
+    return _finish_round(run, plan, keys, cohort.overflow, sums)
+
+
+def plan_at_round(plan: Plan, round_: Array) -> Plan:
+    """Replace the schedules of a plan (clip norms, noise, weights) by their values in a round."""
+    upload = plan.upload and chain.at_round(plan.upload, round_)
+    release = plan.release and chain.at_round(plan.release, round_)
+    weights = plan.weights(round_) if isinstance(plan.weights, Fn) else plan.weights
+    return dataclasses.replace(plan, upload=upload, release=release, weights=weights)
+
+
+def _run_cohort(run: Run, plan: Plan, keys: RoundKeys, cohort: Cohort) -> tuple[ChunkSums, Tree]:
+    """Run all clients of a cohort, on one device or on several.
+
+    Returns:
+        Sums over the cohort, and the states of all clients after the round, leaves [C, ...].
+    """
+    if sharding.num_devices(plan.mesh) == 1:
+        chunks = slots.chunk_cohort(cohort, plan)
+        return _run_chunks(run, plan, keys, chunks, sampling.fills_every_slot(plan.sampler))
+
+    # Everything is passed as an argument, because a vmap over sweep points cannot batch values that
+    # a shard_map closes over.
+    def run_on_device(
+        client_states: Tree, run: Run, plan: Plan, keys: RoundKeys, cohort: Cohort
+    ) -> tuple[ChunkSums, Tree]:
+        device = jax.lax.axis_index("clients")
+        run = dataclasses.replace(run, client_states=client_states)
+        if not jax.tree.leaves(client_states):  # stateless clients can run on any device
+            chunks = slots.chunks_of_device(device, cohort, plan)
+            always_occupied = sampling.fills_every_slot(plan.sampler)
+            sums, client_states = _run_chunks(run, plan, keys, chunks, always_occupied)
+        else:  # run the clients with states on this device, so that no state is moved
+            num_states = len(jax.tree.leaves(client_states)[0])
+            chunks, overflow = slots.chunks_by_state(device, num_states, cohort, plan)
+            always_occupied = sampling.is_full_participation(plan.sampler)
+            sums, client_states = _run_chunks(
+                run, plan, keys, chunks, always_occupied, first_client=device * num_states
+            )
+            diagnostics = sums.diagnostics
+            diagnostics = diagnostics._replace(overflow=diagnostics.overflow + overflow)
+            sums = sums._replace(diagnostics=diagnostics)
+        return sharding.psum_exact(sums), client_states
+
+    run_on_devices = jax.shard_map(
+        run_on_device,
+        mesh=plan.mesh,
+        in_specs=(SPLIT, REPLICATED, REPLICATED, REPLICATED, REPLICATED),
+        out_specs=(REPLICATED, SPLIT),
+        check_vma=False,
+    )
+    # Devices hold equal numbers of states, so the last one may need padding.
+    padded_states = sharding.pad_client_states(run.client_states, plan.mesh)
+    stateless_run = dataclasses.replace(run, client_states=())
+    sums, client_states = run_on_devices(padded_states, stateless_run, plan, keys, cohort)
+    return sums, sharding.unpad_client_states(client_states, run.client_states)
+
+
+def _run_chunks(
+    run: Run,
+    plan: Plan,
+    keys: RoundKeys,
+    chunks: tuple[Array, ...],
+    always_occupied: bool,
+    first_client: Any = 0,
+) -> tuple[ChunkSums, Tree]:
+    """Run the chunks of one device.  The rows of all clients are on that device.
+
+    Args:
+        always_occupied: True if every chunk is known to hold a client.
+        first_client: the id of the first client in `run.client_states`.
+
+    Returns:
+        Sums over the chunks, and `run.client_states` after the round.
+    """
+    ids, times_drawn, _ = chunks
+    # Read all states before the loop and write them after it.  A loop that carried them would copy
+    # all of them in each iteration.  This is safe because a client with a state has only one slot.
+    # An index past the end, for an empty slot, reads zeros and writes nothing.
+    state_index = jnp.where(times_drawn > 0, ids - first_client, plan.sampler.clients)
+
+    def run_chunk(chunk: tuple[Array, ...], state_index: Array) -> tuple[ChunkSums, Tree]:
+        states = pytrees.gather_rows(run.client_states, state_index)
+        return _run_chunk(run, plan, keys, chunk, None, states)
+
+    sums, new_states = _sum_over_chunks(
+        run_chunk, (chunks, state_index), times_drawn, always_occupied
+    )
+    new_states = pytrees.map(lambda x: x.reshape((-1,) + x.shape[2:]), new_states)
+    return sums, pytrees.scatter_rows(run.client_states, state_index.reshape(-1), new_states)
+
+
+def _sum_over_chunks(
+    run_chunk: Callable[..., tuple[ChunkSums, Tree]],
+    chunks: Tree,
+    times_drawn: Array,
+    always_occupied: bool,
+) -> tuple[ChunkSums, Tree]:
+    """Run chunks sequentially and add their sums; stop after the last chunk that holds a client.
+
+    Stopping early does not change the result, since a chunk without clients adds zeros and writes
+    no state.
+
+    Args:
+        run_chunk: maps the arguments of one chunk to its sums and its new client states.
+        chunks: the arguments of `run_chunk` for all chunks, leaves [chunks, ...].
+        times_drawn: Int[chunks, slots].
+        always_occupied: True if every chunk is known to hold a client.
+
+    Returns:
+        The sums, and the new client states, leaves [chunks, slots, ...].
+    """
+    num_chunks = len(times_drawn)
+    first_chunk = pytrees.map(lambda x: x[0], chunks)
+    if num_chunks == 1:
+        sums, new_states = run_chunk(*first_chunk)
+        return sums, pytrees.map(lambda x: x[None], new_states)
+
+    # With an inlined jit, the chunk is traced once for its shapes and for the body of the loop.
+    run_chunk = jax.jit(run_chunk, inline=True)
+    sums_shape, states_shape = jax.eval_shape(run_chunk, *first_chunk)
+    zero_sums = pytrees.map(lambda s: jnp.zeros(s.shape, s.dtype), sums_shape)
+
+    def add_chunk(sums: ChunkSums, chunk: tuple[Any, ...]) -> tuple[ChunkSums, Tree]:
+        chunk_sums, new_states = run_chunk(*chunk)
+        return pytrees.add(sums, chunk_sums), new_states
+
+    def add_chunk_number(i: Array, carry: tuple[ChunkSums, Tree]) -> tuple[ChunkSums, Tree]:
+        sums, all_states = carry
+        chunk = pytrees.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), chunks)
+        sums, new_states = add_chunk(sums, chunk)
+        return sums, pytrees.map(lambda x, n: x.at[i].set(n), all_states, new_states)
+
+    with jax.named_scope("chunks"):
+        if always_occupied:
+            return jax.lax.scan(add_chunk, zero_sums, chunks)
+        zero_states = pytrees.map(
+            lambda s: jnp.zeros((num_chunks, *s.shape), s.dtype), states_shape
+        )
+        num_to_run = _num_chunks_to_run(times_drawn)
+        return jax.lax.fori_loop(0, num_to_run, add_chunk_number, (zero_sums, zero_states))
+
+
+def _num_chunks_to_run(times_drawn: Array) -> Array:
+    """Return the number of chunks up to the last one that holds a client."""
+    chunk_number = jnp.arange(1, len(times_drawn) + 1, dtype=jnp.int32)
+    return _max_over_sweep(jnp.where((times_drawn > 0).any(1), chunk_number, 0).max())
+
+
+@jax.custom_batching.custom_vmap
+def _max_over_sweep(count: Array) -> Array:
+    """Return `count`; under a vmap over sweep points, the largest count of any point.
+
+    If each point had its own trip count, the vmapped loop would select between old and new sums in
+    every iteration, which copies them.  With a common trip count it need not.
+    """
+    return count
+
+
+@_max_over_sweep.def_vmap
+def _max_over_sweep_vmap(size: int, batched: list[bool], count: Array) -> tuple[Array, bool]:
+    return _max_over_sweep(count.max(0) if batched[0] else count), False
+
+
+def _run_chunk(
+    run: Run,
+    plan: Plan,
+    keys: RoundKeys,
+    chunk: tuple[Array, ...],
+    rows: tuple[Array, ...] | None,
+    client_states: Tree,
+) -> tuple[ChunkSums, Tree]:
+    """Run the clients of one chunk in parallel and sum their uploads.
+
+    Args:
+        rows: x [slots, N, ...] and y [slots, N] if they were fetched from the host, otherwise None.
+        client_states: leaves [slots, ...].
+
+    Returns:
+        The sums, and the new client states, leaves [slots, ...].
+    """
+    ids, times_drawn, repeat_index = chunk
+    run_client = functools.partial(_run_client, run, plan, keys)
+    uploads, payloads, new_states, diagnostics, zeroed = jax.vmap(run_client)(
+        client_states, ids, repeat_index, rows
+    )
+
+    # An empty slot gets weight 0, and a client that was drawn twice gets twice its weight.
+    weights = plan.weights.at[ids].get(mode="fill", fill_value=0) * times_drawn
+    upload_sum = chain.clip_and_sum(plan.release, run.mechanism, uploads, weights)
+    # The server expects the dtypes of the payload; noise may have widened those of the upload.
+    upload_sum = dataclasses.replace(upload_sum, dtypes=pytrees.dtypes_of(payloads))
+
+    occupied = times_drawn > 0
+    # The clip of an upload also replaces a finite payload whose norm overflows by zero.
+    nonfinite = occupied & (zeroed | ~jax.vmap(pytrees.all_finite)((payloads, new_states)))
+    sum_occupied = lambda x: jnp.where(occupied, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype)
+    sums = ChunkSums(
+        uploads=upload_sum,
+        diagnostics=jax.tree.map(sum_occupied, diagnostics),
+        nonfinite_clients=nonfinite.sum(dtype=jnp.int32),
+        num_clients=occupied.sum(dtype=jnp.int32),
+    )
+    return sums, new_states
+
+
+def _run_client(
+    run: Run,
+    plan: Plan,
+    keys: RoundKeys,
+    client_state: Tree,
+    client_id: Array,
+    repeat_index: Array,
+    rows: tuple[Array, Array] | None,
+) -> tuple[Tree, Tree, Tree, Diagnostics, Array]:
+    """Run the local work of one client and add noise to its upload if the plan asks for it.
+
+    An empty slot runs too, on zeros; `_run_chunk` gives it weight 0.
+
+    Args:
+        client_state: the state of this client.
+        client_id: Int[].
+        repeat_index: Int[]; how often the client occurs earlier in this cohort, if clients are
+            drawn with replacement.
+        rows: x [N, ...] and y [N], or None (see `_run_chunk`).
+
+    Returns:
+        The upload with noise, the payload without, the new client state, the diagnostics, and
+        Bool[], whether the clip of the upload replaced the payload by zero.
+    """
+    num_rows = plan.fed.size.at[client_id].get(mode="fill", fill_value=0)
+    weight = plan.weights.at[client_id].get(mode="fill", fill_value=0)
+    context = _context(run, plan, client_id, num_rows, weight)
+    # Keys depend on the client, not on its slot, so that neither the order of the cohort nor the
+    # chunk size changes a result.
+    client_key = lambda key: jax.random.fold_in(jax.random.fold_in(key, client_id), repeat_index)
+    step_noise_key, upload_noise_key = jax.vmap(client_key)(keys.client_noise)
+
+    payload, new_state, diagnostics = plan.algorithm.client(
+        context,
+        Keys(client_key(keys.batch), step_noise_key),
+        run.server,
+        client_state,
+        _client_rows(plan, client_id, num_rows, rows),
+    )
+    if plan.upload is None:
+        return payload, payload, new_state, diagnostics, jnp.zeros((), bool)
+
+    noise_series = None
+    if correlated.strategy_of(plan.upload) is not None:
+        # Correlated noise combines normals of several rounds, so the mechanism needs their keys.
+        upload_stream = jax.random.fold_in(keys.run_noise, Stream.UPLOAD)
+        key_of_round = lambda round_: client_key(jax.random.fold_in(upload_stream, round_))
+        noise_series = key_of_round, run.round
+    upload, zeroed = chain.release_one(
+        plan.upload, upload_noise_key, payload, client=client_id, series=noise_series
+    )
+    return upload, payload, new_state, diagnostics, zeroed > 0
+
+
+def _client_rows(
+    plan: Plan, client_id: Array, num_rows: Array, rows: tuple[Array, Array] | None
+) -> Rows:
+    """Return what a client can read: its part of the federation, or its fetched rows."""
+    fed = plan.fed
+    if rows is None:
+        return Rows(fed.x, fed.y, fed.index.at[client_id].get(mode="fill", fill_value=0), num_rows)
+    x, y = rows
+    if fed.host.prepare_row is not None:
+        x = jax.vmap(fed.host.prepare_row)(x).astype(fed.host.kind[0])
+    return Rows(x, y, jnp.arange(len(y), dtype=jnp.int32), num_rows)
+
+
+def _finish_round(
+    run: Run, plan: Plan, keys: RoundKeys, cohort_overflow: Array, sums: ChunkSums
+) -> tuple[Run, RoundStats]:
+    """Add noise to the sum of a cohort's uploads, release it and let the server apply it.
+
+    Args:
+        run: the run, in which only the client states have advanced.
+        cohort_overflow: Int[]; clients that were drawn but found no slot.
+
+    Returns:
+        The run after the round, and its statistics.
+    """
+    noise_series = None
+    if correlated.strategy_of(plan.release) is not None:
+        noise_series = jax.random.fold_in(keys.run_noise, Stream.RELEASE), run.round
+    released, mechanism_state = chain.release_sum(
+        plan.release,
+        keys.server_noise,
+        run.mechanism,
+        sums.uploads.value,
+        max_weight=plan.weights.max(),
+        realised=sums.uploads.weight,
+        dtypes=sums.uploads.dtypes,
+        series=noise_series,
+    )
+    # The server's context has id C, one past the last client.
+    context = _context(run, plan, jnp.int32(plan.sampler.clients), jnp.int32(0), jnp.float32(1))
+    server_state = plan.algorithm.server(context, run.server, released)
+
+    server_is_finite = pytrees.all_finite((server_state, mechanism_state))
+    health = _update_health(run.health, plan, sums, cohort_overflow, server_is_finite)
+    new_run = dataclasses.replace(
+        run,
+        round=run.round + 1,
+        server=server_state,
+        mechanism=mechanism_state,
+        health=health,
+    )
+    return new_run, _round_stats(plan, sums, released)
+
+
+def _update_health(
+    health: Health, plan: Plan, sums: ChunkSums, cohort_overflow: Array, server_is_finite: Array
+) -> Health:
+    """Count what went wrong in this round.  The host decides whether it stops the run."""
+    # A clip replaces a contribution that is not finite by zero, so that it never reaches the model.
+    if chain.has_clip(plan.release) or chain.has_clip(plan.upload):
+        reached_the_model = 0
+        zeroed = jnp.maximum(sums.nonfinite_clients, sums.uploads.nonfinite)
+    else:
+        reached_the_model, zeroed = sums.nonfinite_clients, 0
+    return Health(
+        nonfinite=health.nonfinite + reached_the_model + (~server_is_finite).astype(jnp.int32),
+        overflow=health.overflow + cohort_overflow + sums.diagnostics.overflow,
+        empty_cohort=health.empty_cohort + (sums.num_clients == 0).astype(jnp.int32),
+        nonfinite_rows=health.nonfinite_rows + zeroed + sums.diagnostics.nonfinite,
+    )
+
+
+def _round_stats(plan: Plan, sums: ChunkSums, released: Tree) -> RoundStats:
+    """Return the statistics of one round."""
+    num_clients = jnp.maximum(sums.num_clients, 1).astype(jnp.float32)  # no division by 0
+    if chain.has_clip(plan.release):
+        clip_fraction = sums.uploads.clipped / jnp.maximum(sums.uploads.count, 1)
+    else:
+        clip_fraction = sums.diagnostics.clipped / num_clients
+    return RoundStats(
+        rounds=jnp.float32(1),
+        cohort_size=sums.num_clients.astype(jnp.float32),
+        loss=sums.diagnostics.loss / num_clients,
+        clip_fraction=clip_fraction,
+        update_norm=pytrees.norm(released),
+    )
+
+
+def _context(run: Run, plan: Plan, client_id: Array, num_rows: Array, weight: Array) -> Context:
+    """Return what a client, or the server, may know about the round."""
+    return Context(
+        round=run.round,
+        client=client_id,
+        size=num_rows,
+        weight=weight,
+        clients=plan.sampler.clients,
+        cohort=jnp.asarray(plan.sampler.expected, jnp.float32),
+    )
+
+
+# --- The same round for a population that keeps rows and client states on the host
+
+
+def draw_cohort(sampling_key: Key, plan: Plan, round_: Any) -> Cohort:
+    """Draw the cohort of a round ahead of time, so that the host can fetch its rows."""
+    return sampling.draw_cohort(plan.sampler, sampling_key, round_)
+
+
+def advance_fetched(
+    run: Run, plan: Plan, noise_key: Key, fetched: FetchedCohort
+) -> tuple[Run, RoundStats, Tree]:
+    """Run one round of a cohort that was fetched from the host, as `advance` does on the device.
+
+    Args:
+        run: the state before the round, without client states.
+        plan: the plan.
+        noise_key: `run_noise_key(run)`.
+        fetched: slots, rows and client states of the cohort, leaves [chunks, slots, ...].
+
+    Returns:
+        The run after the round, its statistics, and the new client states of the cohort, leaves
+        [chunks, slots, ...], which the caller writes back.
+    """
+    batch_key = stream_key(run_sampling_key(run), Stream.BATCH, run.round)
+    keys = _round_keys(run, batch_key, noise_key)
+    plan = plan_at_round(plan, run.round)
+    sums, new_states = _run_fetched_cohort(run, plan, keys, fetched)
+    return *_finish_round(run, plan, keys, fetched.overflow, sums), new_states
+
+
+def _run_fetched_cohort(
+    run: Run, plan: Plan, keys: RoundKeys, fetched: FetchedCohort
+) -> tuple[ChunkSums, Tree]:
+    """Run all clients of a fetched cohort, on one device or on several.
+
+    Returns:
+        Sums over the cohort, and its new client states, leaves [chunks, slots, ...].
+    """
+    chunks = (fetched.slots, fetched.rows, fetched.client_states)
+
+    def run_chunks(run: Run, plan: Plan, keys: RoundKeys, chunks: Tree) -> tuple[ChunkSums, Tree]:
+        (_, times_drawn, _), _, _ = chunks
+        run_chunk = functools.partial(_run_chunk, run, plan, keys)
+        always_occupied = sampling.fills_every_slot(plan.sampler)
+        return _sum_over_chunks(run_chunk, chunks, times_drawn, always_occupied)
+
+    if sharding.num_devices(plan.mesh) == 1:
+        return run_chunks(run, plan, keys, chunks)
+
+    def run_on_device(*args: Any) -> tuple[ChunkSums, Tree]:
+        sums, new_states = run_chunks(*args)
+        return sharding.psum_exact(sums), new_states
+
+    run_on_devices = jax.shard_map(
+        run_on_device,
+        mesh=plan.mesh,
+        in_specs=(REPLICATED, REPLICATED, REPLICATED, SPLIT),
+        out_specs=(REPLICATED, SPLIT),
+        check_vma=False,
+    )
+    return run_on_devices(run, plan, keys, chunks)
+
+
+# --- Keys
+
+
+def run_sampling_key(run: Run) -> Key:
+    """Return the key of all cohorts and batches of a run.
+
+    The accountant charges a round that is released twice as two independent samples.  A new attempt
+    must therefore draw its own sample: fresh noise on the same sample could be averaged away.
+    """
+    key = as_kernel_key(run.key)
+    return jax.lax.select(run.attempt > 0, stream_key(key, Stream.ATTEMPT, run.attempt), key)
+
+
+def run_noise_key(run: Run) -> Key:
+    """Return the key from which all noise of a run is derived, after `enter_plan`."""
+    words = noise_seed_words(run.plan_identity, run.plan_history, run.attempt)
+    return derive_noise_key(run.key, words)
+
+
+def _round_keys(run: Run, batch_key: Key, noise_key: Key) -> RoundKeys:
+    """Derive the keys of a round."""
+    keys = stream_keys(noise_key, (Stream.ROWS, Stream.UPLOAD, Stream.RELEASE), run.round)
+    return RoundKeys(
+        batch=batch_key, client_noise=keys[:2], server_noise=keys[2], run_noise=noise_key
+    )
+
+
+# --- The state of a run
 
 
 def init(key: jax.Array, plan: Plan) -> Run:
-    """The state of a run before its first round.
+    """Return the state of a run before its first round.
 
     Args:
-        key: jax.random.key(seed).  The first parameters, cohorts and batches follow from it alone,
-            the noise from it and from what the plan is (`jfl.describe`).
+        key: jax.random.key(seed).  Initial parameters, cohorts and batches depend on this key only.
+            Noise depends on the plan as well (see `jfl.describe`).
         plan: a Plan.
 
     Returns:
         A Run, for `jfl.scan`, `jfl.run_round` or `jfl.simulate(start=...)`.
     """
     checks.kind("init", Plan, "jfl.plan", plan=plan)
-    words, history = identity.for_noise(plan), identity.of_start(plan)
-    return begin_compiled(checks.key("init", key), plan, words, history)
+    plan_identity = identity.noise_identity(plan)
+    plan_history = identity.initial_history(plan)
+    return init_run_jit(checks.key("init", key), plan, plan_identity, plan_history)
 
 
-def begin(key: Key, plan: Plan, words: Words, history: Words) -> Run:
-    """`init`, where identity.for_noise(plan) and identity.of_start(plan) are known."""
+def init_run(key: Key, plan: Plan, plan_identity: Words, plan_history: Words) -> Run:
+    """Return the initial state of a run, given the identity of its plan.  `init` jits this.
+
+    Args:
+        key: jax.random.key(seed).
+        plan: a Plan.
+        plan_identity: UInt32[4], from identity.noise_identity.
+        plan_history: UInt32[4], from identity.initial_history.
+    """
     key = checks.key("init", key)
-    server, own = plan.algorithm.init(plan.task.init(stream(compact(key), Stream.INIT, 0)))
-    clients = plan.sampler.clients
-    own = pytrees.map(lambda x: jnp.broadcast_to(x, (clients,) + x.shape), own)
-    own = sharding.placed_states(own, devices(plan.mesh))
-    zeros = [jnp.zeros((), jnp.int32) for _ in range(2 + len(Health._fields))]
-    # copies, so that a run may be donated without taking the plan or the key along
-    key, server, state = jax.tree.map(jnp.copy, (key, server, mech.initial(plan.release)))
+    params = plan.task.init(stream_key(as_kernel_key(key), Stream.INIT, 0))
+    server_state, client_state = plan.algorithm.init(params)
+
+    num_clients = plan.sampler.clients
+    repeat = lambda x: jnp.broadcast_to(x, (num_clients,) + x.shape)
+    client_states = pytrees.map(repeat, client_state)
+    client_states = sharding.constrain_client_states(client_states, devices(plan.mesh))
+
+    # Copy, so that donating the run does not delete the caller's key or arrays of the plan.
+    key, server_state, mechanism_state = jax.tree.map(
+        jnp.copy, (key, server_state, chain.initial_state(plan.release))
+    )
+    zero = lambda: jnp.zeros((), jnp.int32)  # separate buffers, since the run may be donated
     run = Run(
-        zeros[0],
-        key,
-        jnp.asarray(words),
-        jnp.asarray(history),
-        zeros[1],
-        server,
-        own,
-        state,
-        Health(*zeros[2:]),
+        round=zero(),
+        key=key,
+        plan_identity=jnp.asarray(plan_identity),
+        plan_history=jnp.asarray(plan_history),
+        attempt=zero(),
+        server=server_state,
+        client_states=client_states,
+        mechanism=mechanism_state,
+        health=Health(*(zero() for _ in Health._fields)),
     )
     strategy = correlated.strategy_of(plan.release)
     if strategy is None or not strategy.memory:
         return run
-    return dataclasses.replace(run, mechanism=correlated.empty(plan.release, _sum(run, plan)))
+    buffers = correlated.initial_buffers(plan.release, _upload_sum_shapes(run, plan))
+    return dataclasses.replace(run, mechanism=buffers)
 
 
-def _sum(run: Run, plan: Plan) -> Tree:
-    """The shapes of what a cohort sums."""
-
-    def one(run: Run, plan: Plan) -> Tree:
-        keys, plan = _keys(run, run.key, run.key), at(plan, run.round)
-        nobody = tuple(jnp.zeros(1, jnp.int32) for _ in range(3))
-        own = pytrees.map(lambda x: x[:1], run.own)
-        host = plan.fed.host
-        rows = None if host is None else tuple(map(jnp.asarray, host.fetch(np.zeros(1, np.int32))))
-        return _some(run, plan, keys, nobody, rows, own)[0][0].value
-
-    return jax.eval_shape(one, dataclasses.replace(run, key=compact(run.key)), plan)
+init_run_jit = jax.jit(init_run)
 
 
-begin_compiled = jax.jit(begin)
+def _upload_sum_shapes(run: Run, plan: Plan) -> Tree:
+    """Return the shapes of the sum of a cohort's uploads without computing it."""
+
+    def sum_of_one_empty_slot(run: Run, plan: Plan) -> Tree:
+        keys = _round_keys(run, batch_key=run.key, noise_key=run.key)
+        plan = plan_at_round(plan, run.round)
+        empty_slot = tuple(jnp.zeros(1, jnp.int32) for _ in range(3))
+        client_states = pytrees.map(lambda x: x[:1], run.client_states)
+        host, rows = plan.fed.host, None
+        if host is not None:
+            rows = tuple(map(jnp.asarray, host.fetch(np.zeros(1, np.int32))))
+        sums, _ = _run_chunk(run, plan, keys, empty_slot, rows, client_states)
+        return sums.uploads.value
+
+    run = dataclasses.replace(run, key=as_kernel_key(run.key))
+    return jax.eval_shape(sum_of_one_empty_slot, run, plan)
 
 
-def enter(run: Run, words: Words) -> Run:
-    """The run as it goes on under the plan with this identity.
+def enter_plan(run: Run, plan_identity: Words) -> Run:
+    """Bind a run to the plan of its next rounds, from which their noise is derived.
 
-    From round 1 on another plan than the last one begins a noise of its own, also where two runs
-    come from different plans, or from one at different rounds.  At round 0 nothing has run: what a
-    run was begun for does not matter, but for what its state follows from.  On the host for a
-    concrete run of NumPy's arrays.
+    If the plan changes after round 0, the run gets a new noise key.  The key depends on the history
+    as well: two runs that reach the same plan from different plans, or at different rounds, have
+    different noise.  At round 0 nothing has been released, so only the identity is replaced.
+
+    Args:
+        run: a run.  If its arrays are NumPy arrays, the result is computed on the host.
+        plan_identity: UInt32[4], from identity.noise_identity.
+
+    Returns:
+        The run with its new identity and history.
     """
-    other = (run.round > 0) & (run.identity != words).any()
-    left = hashing.combine(hashing.combine(run.history, run.identity), hashing.of_number(run.round))
-    xp = jnp if any(isinstance(x, jax.Array) for x in (words, run.history, run.round)) else np
+    has_changed = (run.round > 0) & (run.plan_identity != plan_identity).any()
+    history = hashing.combine(run.plan_history, run.plan_identity)
+    history = hashing.combine(history, hashing.hash_int(run.round))
+    words = (plan_identity, run.plan_history, run.round)
+    xp = jnp if any(isinstance(x, jax.Array) for x in words) else np
     return dataclasses.replace(
         run,
-        identity=xp.asarray(words),
-        history=xp.where(other, left, run.history),
-        mechanism=correlated.restarted(run.mechanism, other),
+        plan_identity=xp.asarray(plan_identity),
+        plan_history=xp.where(has_changed, history, run.plan_history),
+        mechanism=correlated.reset_buffers_if(run.mechanism, has_changed),
     )
-
-
-def noise_key(run: Run) -> Key:
-    """The key all noise of a run that has entered its plan descends from."""
-    return noise_base(run.key, noise_words(run.identity, run.history, run.attempt))
-
-
-def run_round(run: Run, plan: Plan) -> tuple[Run, Seen]:
-    """One round.  Pure: jit it, scan it, vmap it.
-
-    The cohort is summed chunk by chunk, so only `plan.chunk` clients' models are held at once; the
-    devices of `plan.mesh` take equal parts of the chunks or, where clients remember, each those
-    whose states it holds.
-
-    Args:
-        run: of `jfl.init`, or of an earlier round.
-        plan: a Plan; another one than that of the round before has noise of its own.
-
-    Returns:
-        The run after the round, and what the experimenter sees of it, which no guarantee covers.
-    """
-    checks.kind("run_round", Run, "jfl.init", run=run)
-    checks.kind("run_round", Plan, "jfl.plan", plan=plan)
-    run = enter(run, identity.for_noise(plan))
-    return one_round(run, plan, noise_key(run))
-
-
-def one_round(run: Run, plan: Plan, noise: Key, draws: Key | None = None) -> tuple[Run, Seen]:
-    """`run_round` of a run that has entered its plan; `noise` is noise_key(run) and `draws` is
-    draws_key(run), which a loop computes once."""
-    checks.on_device("run_round", plan.fed)
-    plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
-    draws = draws_key(run) if draws is None else draws
-    cohort_key, batch_key = streams(draws, (Stream.COHORT, Stream.BATCH), run.round)
-    cohort, keys, plan = (
-        sampling.cohort_of(plan.sampler, draws, run.round, cohort_key),
-        _keys(run, batch_key, noise),
-        at(plan, run.round),
-    )
-    sums, own = _cohort(run, plan, keys, cohort)
-    return _serve(dataclasses.replace(run, own=own), plan, keys, cohort.overflow, sums)
-
-
-def fed_round(run: Run, plan: Plan, noise: Key, feed: Feed) -> tuple[Run, Seen, Any]:
-    """A round of a cohort that was fetched -> run, what is seen of it, what its clients
-    remember."""
-    keys, plan = (
-        _keys(run, stream(draws_key(run), Stream.BATCH, run.round), noise),
-        at(plan, run.round),
-    )
-    sums, new = _fed_cohort(run, plan, keys, feed)
-    return *_serve(run, plan, keys, feed.overflow, sums), new
-
-
-def draws_key(run: Run) -> Key:
-    """The key of cohorts and batches.
-
-    A round that is released twice is charged as two samples, so another attempt draws its own:
-    noise of its own on the same sample would only be averaged away.
-    """
-    key = compact(run.key)
-    return jax.lax.select(run.attempt > 0, stream(key, Stream.AGAIN, run.attempt), key)
-
-
-def draw(key: Key, plan: Plan, round_: Any) -> Cohort:
-    """The cohort of a round, of the run with this draws_key."""
-    return sampling.cohort_of(plan.sampler, key, round_)
-
-
-def at(plan: Plan, round_: Array) -> Plan:
-    """The plan of one round: weights, clip norms and noise that change from round to round have
-    their value."""
-    upload, release = (m and mech.at(m, round_) for m in (plan.upload, plan.release))
-    weights = plan.weights(round_) if isinstance(plan.weights, Fn) else plan.weights
-    return dataclasses.replace(plan, upload=upload, release=release, weights=weights)
-
-
-class _Keys(NamedTuple):
-    batch: Key
-    own: Key  # [2]: of local steps, of uploads
-    release: Key
-    noise: Key  # from which those of all rounds follow
-
-
-def _keys(run: Run, batch: Key, noise: Key) -> _Keys:
-    keys = streams(noise, (Stream.ROWS, Stream.UPLOAD, Stream.RELEASE), run.round)
-    return _Keys(batch, keys[:2], keys[2], noise)
-
-
-def _cohort(run: Run, plan: Plan, keys: _Keys, cohort: Cohort) -> tuple[Any, Tree]:
-    """-> the sums over all clients of a cohort, and what every client remembers now.
-
-    Where clients remember, each of several devices holds the states of equally many, and runs
-    those of them that are drawn: no state travels.
-    """
-    if sharding.count(plan.mesh) == 1:
-        chunks = slots.dealt(cohort, plan)
-        return _chunks(run, plan, keys, chunks, sampling.fills(plan.sampler))
-
-    def part(
-        own: Tree, run: Run, plan: Plan, keys: _Keys, cohort: Cohort
-    ) -> tuple[Any, Tree]:  # a vmap over sweep points cannot see into closures
-        run, device = dataclasses.replace(run, own=own), jax.lax.axis_index("clients")
-        if not jax.tree.leaves(own):
-            chunks = slots.dealt_to(device, cohort, plan)
-            sums, own = _chunks(run, plan, keys, chunks, sampling.fills(plan.sampler))
-        else:
-            held = len(jax.tree.leaves(own)[0])
-            chunks, lost = slots.held_by(device, held, cohort, plan)
-            filled = sampling.in_order(plan.sampler)
-            sums, own = _chunks(run, plan, keys, chunks, filled, first=device * held)
-            total, watched, *others = sums
-            watched = watched._replace(overflow=watched.overflow + lost)
-            sums = (total, watched, *others)
-        return sharding.summed(sums), own
-
-    every, share = PartitionSpec(), PartitionSpec("clients")
-    split = jax.shard_map(
-        part,
-        mesh=plan.mesh,
-        in_specs=(share, every, every, every, every),
-        out_specs=(every, share),
-        check_vma=False,
-    )
-    held = sharding.padded(run.own, plan.mesh)
-    sums, own = split(held, dataclasses.replace(run, own=()), plan, keys, cohort)
-    return sums, sharding.cut(own, run.own)
-
-
-def _fed_cohort(run: Run, plan: Plan, keys: _Keys, feed: Feed) -> tuple[Any, Tree]:
-    """As `_cohort`, of what was fetched; -> the sums, what each client of the cohort remembers
-    [chunks, slots, ...]."""
-    fetched = (feed.slots, feed.rows, feed.own)
-    if sharding.count(plan.mesh) == 1:
-        return _fed_chunks(run, plan, keys, fetched)
-
-    def part(*args: Any) -> tuple[Any, Tree]:
-        sums, new = _fed_chunks(*args)
-        return sharding.summed(sums), new
-
-    every, share = PartitionSpec(), PartitionSpec("clients")
-    split = jax.shard_map(
-        part,
-        mesh=plan.mesh,
-        in_specs=(every, every, every, share),
-        out_specs=(every, share),
-        check_vma=False,
-    )
-    return split(run, plan, keys, fetched)
-
-
-def _chunks(
-    run: Run, plan: Plan, keys: _Keys, chunks: tuple[Array, ...], filled: bool, first: Any = 0
-) -> tuple[Any, Tree]:
-    """The chunks of one device, where rows are on it.
-
-    Args:
-        run: its `own` are the states of clients from `first` on.
-        chunks: ids, count and turn [chunks, slots].
-        filled: that no chunk is without a client.
-
-    Returns:
-        The sums, and what these clients remember now.
-    """
-
-    # a state is read where it was before the round: a client is in one slot alone, and a loop that
-    # wrote as it goes would copy all states in every turn
-    place = jnp.where(chunks[1] > 0, chunks[0] - first, plan.sampler.clients)
-
-    def some(chunk: tuple[Array, ...], place: Array) -> tuple[Any, Tree]:
-        return _some(run, plan, keys, chunk, None, pytrees.take(run.own, place))
-
-    sums, new = _in_turn(some, (chunks, place), chunks[1], filled)
-    flat = pytrees.map(lambda x: x.reshape((-1,) + x.shape[2:]), new)
-    return sums, pytrees.put(run.own, place.reshape(-1), flat)
-
-
-def _fed_chunks(run: Run, plan: Plan, keys: _Keys, fetched: tuple[Any, ...]) -> tuple[Any, Tree]:
-    """As `_chunks`, of what was fetched -> the sums, what clients remember [chunks, slots, ...]."""
-    some = functools.partial(_some, run, plan, keys)
-    return _in_turn(some, fetched, fetched[0][1], sampling.fills(plan.sampler))
-
-
-def _in_turn(
-    some: Callable[..., tuple[Any, Tree]], chunks: Tree, times: Array, filled: bool
-) -> tuple[Any, Tree]:
-    """Chunks one after another, as far as there are clients.
-
-    An empty slot weighs nothing and remembers nothing, so what a chunk without a client would give
-    are the zeros that this begins with.
-
-    Args:
-        some: a chunk -> what is summed over chunks, what its clients remember.
-        times: Int[chunks, slots], 0 for an empty slot.
-        filled: that no chunk is without a client.
-
-    Returns:
-        The sums, and what clients remember [chunks, slots, ...].
-    """
-    first = pytrees.map(lambda x: x[0], chunks)
-    if len(times) == 1:
-        sums, new = some(*first)
-        return sums, pytrees.map(lambda x: x[None], new)
-    # One trace gives the shapes and the body of the loop; the equations are those without a jit.
-    some = jax.jit(some, inline=True)
-    sums, new = jax.eval_shape(some, *first)
-    sums = pytrees.map(lambda s: jnp.zeros(s.shape, s.dtype), sums)
-
-    def add(sums: Tree, chunk: tuple[Any, ...]) -> tuple[Any, Tree]:
-        more, new = some(*chunk)
-        return pytrees.add(sums, more), new
-
-    def one(i: Array, carry: tuple[Any, Tree]) -> tuple[Any, Tree]:
-        chunk = pytrees.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), chunks)
-        sums, new = add(carry[0], chunk)
-        return sums, pytrees.map(lambda x, n: x.at[i].set(n), carry[1], new)
-
-    with jax.named_scope("chunks"):
-        if filled:
-            return jax.lax.scan(add, sums, chunks)
-        new = pytrees.map(lambda s: jnp.zeros((len(times), *s.shape), s.dtype), new)
-        return jax.lax.fori_loop(0, _chunks_with_clients(times), one, (sums, new))
-
-
-def _chunks_with_clients(times: Array) -> Array:
-    """How many chunks have to run: up to the last one with a client; times: Int[chunks, slots]."""
-    chunk = jnp.arange(1, len(times) + 1, dtype=jnp.int32)
-    return _most(jnp.where((times > 0).any(1), chunk, 0).max())
-
-
-@jax.custom_batching.custom_vmap
-def _most(count: Array) -> Array:
-    """The points of a sweep run as many chunks as the one that needs most: a loop that ended for
-    some of them alone would copy its sums in every turn."""
-    return count
-
-
-@_most.def_vmap
-def _(size: int, batched: list[bool], count: Array) -> tuple[Array, bool]:
-    return _most(count.max(0) if batched[0] else count), False
-
-
-def _some(
-    run: Run,
-    plan: Plan,
-    keys: _Keys,
-    slots: tuple[Array, ...],
-    rows: tuple[Array, ...] | None,
-    own: Tree,
-) -> tuple[Any, Tree]:
-    """A chunk of the cohort -> what is summed over chunks, what its clients remember.
-
-    rows: [slots, ...], or None where each client looks its own up in the federation.
-    """
-    alg, sampler, fed, weights = plan.algorithm, plan.sampler, plan.fed, plan.weights
-    ids, count, turn = slots
-    uploads_key = jax.random.fold_in(keys.noise, Stream.UPLOAD)
-    taken = count > 0
-
-    def client(own: Tree, id_: Array, turn: Array, rows: Any) -> tuple[Any, ...]:
-        """One slot; an empty one computes on zeros and weighs nothing."""
-        address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)
-        rows_key, upload_key = jax.vmap(address)(keys.own)
-        size = fed.size.at[id_].get(mode="fill", fill_value=0)
-        ctx = Context(
-            run.round,
-            id_,
-            size,
-            weights.at[id_].get(mode="fill", fill_value=0),
-            sampler.clients,
-            jnp.asarray(sampler.expected, jnp.float32),
-        )
-        if rows is None:
-            rows = Rows(fed.x, fed.y, fed.index.at[id_].get(mode="fill", fill_value=0), size)
-        else:
-            x, y = rows
-            if fed.host.prepare_row is not None:
-                x = jax.vmap(fed.host.prepare_row)(x).astype(fed.host.kind[0])
-            rows = Rows(x, y, jnp.arange(len(y), dtype=jnp.int32), size)
-        payload, own, seen = alg.client(
-            ctx, Keys(address(keys.batch), rows_key), run.server, own, rows
-        )
-        sent, series, zeroed = payload, None, jnp.zeros((), bool)
-        if correlated.strategy_of(plan.upload) is not None:
-            of_round = functools.partial(jax.random.fold_in, uploads_key)
-            series = (lambda number: address(of_round(number))), run.round
-        if plan.upload is not None:
-            sent, zeroed = mech.alone(plan.upload, upload_key, payload, client=id_, series=series)
-        return sent, payload, own, seen, zeroed > 0
-
-    sent, payload, new, watched, zeroed = jax.vmap(client)(own, ids, turn, rows)
-    part = mech.contribute(
-        plan.release, run.mechanism, sent, weights.at[ids].get(mode="fill", fill_value=0) * count
-    )
-    part = dataclasses.replace(part, form=pytrees.form(payload))  # the types that the server knows
-    # an upload may also be finite and too long to be measured
-    bad = taken & (zeroed | ~jax.vmap(pytrees.finite)((payload, new)))
-    sums = jax.tree.map(
-        lambda x: jnp.where(taken, x, jnp.zeros((), x.dtype)).sum(dtype=x.dtype), watched
-    )
-    return (part, sums, bad.sum(dtype=jnp.int32), taken.sum(dtype=jnp.int32)), new
-
-
-def _serve(
-    run: Run, plan: Plan, keys: _Keys, overflow: Array, sums: tuple[Any, ...]
-) -> tuple[Run, Seen]:
-    """What the server does with the sums of a cohort."""
-    sampler, (total, watched, bad, present) = plan.sampler, sums
-    series = None
-    if correlated.strategy_of(plan.release) is not None:
-        series = jax.random.fold_in(keys.noise, Stream.RELEASE), run.round
-    released, state = mech.finish(
-        plan.release,
-        keys.release,
-        run.mechanism,
-        total.value,
-        max_weight=plan.weights.max(),
-        realised=total.weight,
-        form=total.form,
-        series=series,
-    )
-    ctx = Context(
-        run.round,
-        jnp.int32(sampler.clients),
-        jnp.int32(0),
-        jnp.float32(1),
-        sampler.clients,
-        jnp.asarray(sampler.expected, jnp.float32),
-    )
-    server = plan.algorithm.server(ctx, run.server, released)
-    # a client that meets a clip counts as zero where it is not finite
-    met, lost = (
-        (0, jnp.maximum(bad, total.nonfinite))
-        if mech.clips(plan.release) or mech.clips(plan.upload)
-        else (bad, 0)
-    )
-    health = Health(
-        run.health.nonfinite + met + (~pytrees.finite((server, state))).astype(jnp.int32),
-        run.health.overflow + overflow + watched.overflow,
-        run.health.empty_cohort + (present == 0).astype(jnp.int32),
-        run.health.nonfinite_rows + lost + watched.nonfinite,
-    )
-    many = jnp.maximum(present, 1).astype(jnp.float32)
-    clipped = (
-        total.clipped / jnp.maximum(total.rows, 1)
-        if mech.clips(plan.release)
-        else watched.clipped / many
-    )
-    seen = Seen(
-        jnp.float32(1),
-        present.astype(jnp.float32),
-        watched.loss / many,
-        clipped,
-        pytrees.norm(released),
-    )
-    return dataclasses.replace(
-        run, round=run.round + 1, server=server, mechanism=state, health=health
-    ), seen

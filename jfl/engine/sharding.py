@@ -16,20 +16,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..core import pytrees
 from ..core.aliases import Tree
 from ..core.records import Plan, Run
-from .devices import everywhere, put
+from .devices import put, replicated
 
 HALF = 12  # bits: so many, of 4,096 devices, add up in float32 without error
 HELD_OUT = ("x_test", "y_test", "test_index", "test_size")
 BLOCK = 2**26  # bytes of states that leave their devices at once
 
 
-def count(mesh: Mesh | None) -> int:
+def num_devices(mesh: Mesh | None) -> int:
     """How many devices share each cohort."""
     return 1 if mesh is None else mesh.shape["clients"]
 
 
 def _even(x: Any, mesh: Mesh | None) -> bool:
-    return x.shape[0] % count(mesh) == 0
+    return x.shape[0] % num_devices(mesh) == 0
 
 
 def shardings(tree: Plan | Run, mesh: Mesh) -> Tree:
@@ -37,8 +37,8 @@ def shardings(tree: Plan | Run, mesh: Mesh) -> Tree:
 
     def one(path: Sequence[Any], x: Any) -> NamedSharding:
         names = tuple(getattr(key, "name", None) for key in path)
-        divided = names[0] == "own" or (names[0] == "fed" and names[1] in HELD_OUT)
-        return _divided(mesh) if divided and _even(x, mesh) else everywhere(mesh)
+        divided = names[0] == "client_states" or (names[0] == "fed" and names[1] in HELD_OUT)
+        return _divided(mesh) if divided and _even(x, mesh) else replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(one, tree)
 
@@ -55,27 +55,31 @@ def _divided(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec("clients"))
 
 
-def placed_states(states: Tree, mesh: Mesh | None) -> Tree:
+def constrain_client_states(states: Tree, mesh: Mesh | None) -> Tree:
     """As `place`, of what clients remember, inside a program."""
-    if mesh is None or count(mesh) == 1 or not all(_even(x, mesh) for x in jax.tree.leaves(states)):
+    if (
+        mesh is None
+        or num_devices(mesh) == 1
+        or not all(_even(x, mesh) for x in jax.tree.leaves(states))
+    ):
         return states
     return jax.lax.with_sharding_constraint(states, _divided(mesh))
 
 
-def padded(states: Tree, mesh: Mesh | None) -> Tree:
+def pad_client_states(states: Tree, mesh: Mesh | None) -> Tree:
     """States [C, ...] with as many more as the devices need to hold equally many each."""
-    if count(mesh) == 1:
+    if num_devices(mesh) == 1:
         return states
-    more = lambda x: [(0, -len(x) % count(mesh))] + [(0, 0)] * (x.ndim - 1)
+    more = lambda x: [(0, -len(x) % num_devices(mesh))] + [(0, 0)] * (x.ndim - 1)
     return pytrees.map(lambda x: x if _even(x, mesh) else jnp.pad(x, more(x)), states)
 
 
-def cut(states: Tree, like: Tree) -> Tree:
+def unpad_client_states(states: Tree, like: Tree) -> Tree:
     """`padded` states without those of nobody: as many as there were before."""
     return pytrees.map(lambda x, old: x[: len(old)], states, like)
 
 
-def on_host(states: Tree) -> Tree:
+def gather_to_host(states: Tree) -> Tree:
     """States that lie on the devices of several processes, as NumPy's arrays in each of them.
 
     Blocks of clients travel one after another, so that no device has to hold them all.
@@ -96,10 +100,10 @@ def on_host(states: Tree) -> Tree:
 def _whole(mesh: Mesh, many: int) -> Callable[..., Any]:
     """A function of an array and a place: so many rows from there on, on every device."""
     rows = lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, many)
-    return jax.jit(rows, out_shardings=everywhere(mesh))
+    return jax.jit(rows, out_shardings=replicated(mesh))
 
 
-def summed(tree: Any) -> Any:
+def psum_exact(tree: Any) -> Any:
     """In a program of all devices: the sum over them of what each has, in one message.
 
     A message has one type, so whole numbers travel as two halves each that float32 adds up without
@@ -127,7 +131,7 @@ def sum_of_parts(sums: Callable[..., Any], given: Any, items: Any, mesh: Mesh | 
         given: arrays that every device needs.
         items: arrays [N, ...].
     """
-    many, devices = len(jax.tree.leaves(items)[0]), count(mesh)
+    many, devices = len(jax.tree.leaves(items)[0]), num_devices(mesh)
     if devices == 1:
         return sums(given, items, jnp.ones(many, bool))
     each, even = -(-many // devices), many % devices == 0
@@ -139,7 +143,7 @@ def sum_of_parts(sums: Callable[..., Any], given: Any, items: Any, mesh: Mesh | 
             first = jnp.minimum(begin, many - each)
             items = pytrees.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, each), items)
             mask = first + jnp.arange(each) >= begin
-        return summed(sums(given, items, mask))
+        return psum_exact(sums(given, items, mask))
 
     every, share = PartitionSpec(), PartitionSpec("clients")
     return jax.shard_map(

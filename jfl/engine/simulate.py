@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from ..core import checks, identity, lazy, printing, pytrees
 from ..core.aliases import Array, Key, Tree, Words
-from ..core.random_streams import noise_base, noise_words
+from ..core.random_streams import derive_noise_key, noise_seed_words
 from ..core.records import Health, Metrics, Plan, Run
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated, float_floors
@@ -21,11 +21,19 @@ from . import devices as meshes
 from . import host_feed, sharding
 from .callbacks import stop_if_unhealthy, watching
 from .metrics import evaluate
-from .round import Seen, begin, begin_compiled, draws_key, enter, noise_key, one_round
+from .round import (
+    RoundStats,
+    advance,
+    enter_plan,
+    init_run,
+    init_run_jit,
+    run_noise_key,
+    run_sampling_key,
+)
 
-EVALUATIONS = 10**7  # of a run: more is a slip
+MAX_EVALUATIONS = 10**7  # of a run: more is a slip
 LARGEST_PARAMETER = 1e18  # the square of a larger one overflows in float32
-PLACES = 32  # for metrics, at least: what a default cadence needs
+MIN_METRIC_SLOTS = 32  # for metrics, at least: what a default cadence needs
 
 
 class Output(NamedTuple):
@@ -55,8 +63,8 @@ def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, 
     found: Any = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
     if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.integer):
         checks.fail("scan", "rounds Int[E], those before each evaluation", checks.shown(rounds))
-    run = enter(run, identity.for_noise(plan))
-    return scan_from(run, plan, rounds, noise_key(run))
+    run = enter_plan(run, identity.noise_identity(plan))
+    return scan_from(run, plan, rounds, run_noise_key(run))
 
 
 def scan_from(
@@ -65,7 +73,9 @@ def scan_from(
     """`scan` of a run that has entered its plan; `noise` is its noise_key."""
     run, until_evaluation, own = _prepared(run, plan, noise)
     run, metrics = jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
-    return dataclasses.replace(run, own=sharding.cut(run.own, own)), metrics
+    return dataclasses.replace(
+        run, client_states=sharding.unpad_client_states(run.client_states, own)
+    ), metrics
 
 
 def _prepared(
@@ -73,15 +83,17 @@ def _prepared(
 ) -> tuple[Run, Callable[[Run, Array], tuple[Run, Metrics]], Tree]:
     """The run as a loop carries it; (run, number of rounds) -> run, Metrics; what clients remember,
     as it was."""
-    draws, own = draws_key(run), run.own
-    run = dataclasses.replace(run, own=sharding.padded(own, meshes.devices(plan.mesh)))
+    draws, own = run_sampling_key(run), run.client_states
+    run = dataclasses.replace(
+        run, client_states=sharding.pad_client_states(own, meshes.devices(plan.mesh))
+    )
 
     def until_evaluation(run: Run, count: Array) -> tuple[Run, Metrics]:
-        nothing = Seen(*(jnp.zeros(()) for _ in Seen._fields))
+        nothing = RoundStats(*(jnp.zeros(()) for _ in RoundStats._fields))
 
-        def one(_: Array, carry: tuple[Run, Seen]) -> tuple[Run, Seen]:
+        def one(_: Array, carry: tuple[Run, RoundStats]) -> tuple[Run, RoundStats]:
             run, sums = carry
-            run, seen = one_round(run, plan, noise, draws)
+            run, seen = advance(run, plan, noise, draws)
             return run, pytrees.add(sums, seen)
 
         with jax.named_scope("rounds"):  # by which tools find this loop in a compiled program
@@ -91,7 +103,7 @@ def _prepared(
     return run, until_evaluation, own
 
 
-def _metrics(run: Run, plan: Plan, sums: Seen) -> Metrics:
+def _metrics(run: Run, plan: Plan, sums: RoundStats) -> Metrics:
     mesh, personal = meshes.devices(plan.mesh), plan.algorithm.personal
     seen = evaluate(
         plan.task,
@@ -100,7 +112,9 @@ def _metrics(run: Run, plan: Plan, sums: Seen) -> Metrics:
         mesh,
         personal,
         run.server,
-        () if personal is None else jax.tree.map(lambda x: x[: plan.sampler.clients], run.own),
+        ()
+        if personal is None
+        else jax.tree.map(lambda x: x[: plan.sampler.clients], run.client_states),
     )
     mean = lambda x: x / jnp.maximum(sums.rounds, 1)
     return Metrics(
@@ -109,9 +123,9 @@ def _metrics(run: Run, plan: Plan, sums: Seen) -> Metrics:
         seen.accuracy,
         seen.client_accuracy,
         mean(sums.loss),
-        mean(sums.clipped),
+        mean(sums.clip_fraction),
         mean(sums.update_norm),
-        mean(sums.clients),
+        mean(sums.cohort_size),
         run.mechanism if mech.adaptive(plan.release) else None,
         seen.client_percentiles,
         seen.custom,
@@ -127,7 +141,7 @@ def _scan(
 ) -> tuple[Run, Metrics]:
     """`scan` of the first `evaluations` entries of `rounds`: metrics have a place for each entry,
     so that one program serves all numbers of rounds and of evaluations up to that many."""
-    run, until_evaluation, own = _prepared(run, plan, noise_base(run.key, words))
+    run, until_evaluation, own = _prepared(run, plan, derive_noise_key(run.key, words))
     # One trace gives the shapes and the body of the loop; the equations are those without a jit.
     until_evaluation = jax.jit(until_evaluation, inline=True)
     of_one = jax.eval_shape(until_evaluation, run, rounds[0])[1]
@@ -140,12 +154,14 @@ def _scan(
 
     with jax.named_scope("evaluations"):  # as `rounds`
         run, found = jax.lax.fori_loop(0, evaluations, one, (run, found))
-    return dataclasses.replace(run, own=sharding.cut(run.own, own)), found
+    return dataclasses.replace(
+        run, client_states=sharding.unpad_client_states(run.client_states, own)
+    ), found
 
 
 def _places(evaluations: int) -> int:
     """Places for metrics in a program that serves so many evaluations, and others."""
-    return max(PLACES, 2 ** int(np.ceil(np.log2(evaluations))))
+    return max(MIN_METRIC_SLOTS, 2 ** int(np.ceil(np.log2(evaluations))))
 
 
 def _scanned(run: Run, plan: Plan, counts: Any, words: Words, mesh: Any) -> tuple[Run, Metrics]:
@@ -153,18 +169,18 @@ def _scanned(run: Run, plan: Plan, counts: Any, words: Words, mesh: Any) -> tupl
     rounds = np.zeros(_places(len(counts)), np.int32)
     rounds[: len(counts)] = counts
     many = np.int32(len(counts))
-    spread = (meshes.spread(v, mesh) for v in (rounds, many, words))
+    spread = (meshes.replicate(v, mesh) for v in (rounds, many, words))
     run, metrics = _scan(run, plan, *spread)
-    if meshes.shared(mesh):
+    if meshes.spans_all_processes(mesh):
         return run, jax.tree.map(lambda x: x[: len(counts)], metrics)
     # on the host: a slice on the device would be a program for each number of evaluations
     return run, jax.tree.map(lambda x: pytrees.on_device(np.asarray(x)[: len(counts)]), metrics)
 
 
-_noise_base = jax.jit(noise_base)
+_noise_base = jax.jit(derive_noise_key)
 
 
-def schedule(rounds: int, every: int | None) -> np.ndarray:
+def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
     """Int[E]: rounds before each evaluation; the last may be fewer.  Default: about twenty
     evaluations."""
     checks.whole("simulate", rounds=rounds)
@@ -172,17 +188,17 @@ def schedule(rounds: int, every: int | None) -> np.ndarray:
         every = max(1, round_up(rounds / 20))
     checks.whole("simulate", evaluate_every=every)
     full, rest = divmod(int(rounds), int(every))
-    if full > EVALUATIONS:
+    if full > MAX_EVALUATIONS:
         checks.fail(
             "simulate",
-            f"at most {EVALUATIONS} evaluations",
+            f"at most {MAX_EVALUATIONS} evaluations",
             f"rounds={rounds}, evaluate_every={every}",
             "Evaluate more rarely.",
         )
     return np.append(np.full(full, every, np.int32), np.full(int(rest > 0), rest, np.int32))
 
 
-def tolerated(where: str, tolerate: Any) -> tuple[str, ...]:
+def tolerated_health(where: str, tolerate: Any) -> tuple[str, ...]:
     """The names of Health counts that may be above 0; who tolerates what is not finite tolerates
     such rows too."""
     given = checks.several(where, tolerate=tolerate)
@@ -244,29 +260,31 @@ def simulate(
             in one of the rounds.
     """
     checks.kind("simulate", Plan, "jfl.plan", plan=plan)
-    key, tolerate = checks.key("simulate", key), tolerated("simulate", tolerate)
+    key, tolerate = checks.key("simulate", key), tolerated_health("simulate", tolerate)
     if start is not None:
         checks.kind("simulate", Run, "an earlier output", start=start)
-    counts = schedule(rounds, evaluate_every)
+    counts = rounds_before_evaluations(rounds, evaluate_every)
     float_floors.lasting("simulate", plan, rounds, 0 if start is None else int(start.round))
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
-    words = identity.for_noise(plan)
-    with meshes.together():
-        if meshes.shared(mesh):  # noise that differs from process to process would be no error
+    words = identity.noise_identity(plan)
+    with meshes.explain_lost_process():
+        if meshes.spans_all_processes(
+            mesh
+        ):  # noise that differs from process to process would be no error
             begun = (
                 (key, 0, 0)
                 if start is None
-                else (start.key, int(start.round), int(start.attempt), start.history.tolist())
+                else (start.key, int(start.round), int(start.attempt), start.plan_history.tolist())
             )
-            meshes.exchange(
-                "simulate", f"{identity.words(plan).tolist()} {begun} {counts.tolist()}"
+            meshes.require_agreement(
+                "simulate", f"{identity.plan_identity(plan).tolist()} {begun} {counts.tolist()}"
             )
     plan = sharding.place(dataclasses.replace(plan, mesh=mesh), mesh)
-    key = meshes.spread(key, mesh)
-    with meshes.together():
-        fresh = host_feed.start if plan.fed.host is not None else begin_compiled
+    key = meshes.replicate(key, mesh)
+    with meshes.explain_lost_process():
+        fresh = host_feed.init_population_run if plan.fed.host is not None else init_run_jit
         run = (
-            fresh(key, plan, words, identity.of_start(plan))
+            fresh(key, plan, words, identity.initial_history(plan))
             if start is None
             else _resumable(start, plan)
         )
@@ -277,8 +295,8 @@ def simulate(
             else:
                 run = meshes.one_device(run) if mesh is None else sharding.place(run, mesh)
                 run, metrics = _on_device(run, plan, counts, words, mesh, watch)
-        if plan.fed.host is None and meshes.shared(mesh):
-            run = dataclasses.replace(run, own=sharding.on_host(run.own))
+        if plan.fed.host is None and meshes.spans_all_processes(mesh):
+            run = dataclasses.replace(run, client_states=sharding.gather_to_host(run.client_states))
         stop_if_unhealthy(run, tolerate)  # waits for the run
     params = plan.algorithm.params(run.server)
     if signs := signs_of_divergence(run.health, metrics, params):
@@ -317,13 +335,15 @@ def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
 def _entered(run: Run, words: Words) -> tuple[Run, Words]:
     """A concrete run that has entered its plan, and its noise_words: hashed here, where it costs no
     program."""
-    names = ("round", "identity", "history", "attempt")
-    there = enter(
+    names = ("round", "plan_identity", "plan_history", "attempt")
+    there = enter_plan(
         dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words
     )
-    identity_, history = (pytrees.on_device(x) for x in (there.identity, there.history))
-    run = dataclasses.replace(run, identity=identity_, history=history, mechanism=there.mechanism)
-    return run, noise_words(there.identity, there.history, there.attempt)
+    identity_, history = (pytrees.on_device(x) for x in (there.plan_identity, there.plan_history))
+    run = dataclasses.replace(
+        run, plan_identity=identity_, plan_history=history, mechanism=there.mechanism
+    )
+    return run, noise_seed_words(there.plan_identity, there.plan_history, there.attempt)
 
 
 def _on_device(
@@ -354,23 +374,25 @@ def _fed(
     watch: Callable[[Run, list[Metrics]], bool] | None,
 ) -> tuple[Run, Metrics]:
     """As `scan`, of a population."""
-    found, states = [], run.own
-    run = meshes.spread(dataclasses.replace(run, own=()), plan.mesh)
-    noise = _noise_base(run.key, meshes.spread(words, plan.mesh))
+    found, states = [], run.client_states
+    run = meshes.replicate(dataclasses.replace(run, client_states=()), plan.mesh)
+    noise = _noise_base(run.key, meshes.replicate(words, plan.mesh))
     with host_feed.Feeder(run, states, plan, noise, int(counts.sum())) as feeder:
         for count in counts:
-            sums = Seen(*(jnp.zeros(()) for _ in Seen._fields))
+            sums = RoundStats(*(jnp.zeros(()) for _ in RoundStats._fields))
             for _ in range(count):
                 run, sums = feeder.round(run, sums)
             found.append(_measured(run, plan, sums))
             if watch is not None and watch(run, found):
                 break
-    return dataclasses.replace(run, own=states), jax.tree.map(lambda *x: jnp.stack(x), *found)
+    return dataclasses.replace(run, client_states=states), jax.tree.map(
+        lambda *x: jnp.stack(x), *found
+    )
 
 
 def _resumable(run: Run, plan: Plan) -> Run:
     """A copy of `run` (the program consumes what it is given) that fits `plan`."""
-    fresh = jax.eval_shape(begin, run.key, plan, run.identity, run.history)
+    fresh = jax.eval_shape(init_run, run.key, plan, run.plan_identity, run.plan_history)
     held = correlated.begun_anew(run.mechanism, fresh.mechanism)
     run = dataclasses.replace(run, mechanism=held)
     if _kind(fresh) != _kind(run):
@@ -385,13 +407,14 @@ def _resumable(run: Run, plan: Plan) -> Run:
         )
     if plan.fed.host is not None:
         return dataclasses.replace(
-            jax.tree.map(jnp.copy, dataclasses.replace(run, own=())), own=host_feed.copied(run.own)
+            jax.tree.map(jnp.copy, dataclasses.replace(run, client_states=())),
+            client_states=host_feed.copy_states(run.client_states),
         )
     # what several processes remember comes in NumPy's arrays
     return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else jnp.copy(x), run)
 
 
-STATES = dict(server="the server", own="the clients", mechanism="the release")
+STATES = dict(server="the server", client_states="the clients", mechanism="the release")
 
 
 def _shapes(tree: Tree) -> Tree:

@@ -17,14 +17,14 @@ from jax.typing import ArrayLike
 from ..core import checks, identity, lazy, printing
 from ..core.aliases import Array, Key, Tree
 from ..core.errors import HealthError
-from ..core.random_streams import noise_base, noise_words
+from ..core.random_streams import derive_noise_key, noise_seed_words
 from ..core.records import Health, Metrics, Plan
 from ..privacy.ledger import segments
 from ..privacy.mechanisms import float_floors
 from . import devices as meshes
 from .plan import client_bytes
-from .round import begin
-from .simulate import scan_from, schedule, signs_of_divergence, tolerated
+from .round import init_run
+from .simulate import rounds_before_evaluations, scan_from, signs_of_divergence, tolerated_health
 
 MEMORY = 2**32  # bytes for the points computed at once, where a device does not say what it has
 SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates
@@ -170,20 +170,20 @@ def sweep(
     points = _checked_points(points, axes)
     memory = None if memory is None else checks.memory("sweep", memory)
     checks.choice("sweep", (False, True), strict=strict)
-    tolerate = tolerated("sweep", tolerate)
+    tolerate = tolerated_health("sweep", tolerate)
     if watch is not None and not callable(watch):
         checks.fail("sweep", "watch, a function of a line, such as print", checks.shown(watch))
-    counts = schedule(rounds, evaluate_every)
+    counts = rounds_before_evaluations(rounds, evaluate_every)
     meshes.devices(mesh, len(points))  # refuses what is none
     points = [dict(seed=0) | p for p in points]
     seeds = [_key(p["seed"]) for p in points]
     plans = _plans_of(make_plan, points, rounds)
     plans = widened(plans, widths(plans))
-    groups, words = static_groups(plans), identity.of_many(plans)
+    groups, words = static_groups(plans), identity.plan_identities(plans)
     _apart(points, plans, seeds, words, groups)
-    if meshes.shared(meshes.devices(mesh, len(points))):
-        with meshes.together():
-            meshes.exchange(
+    if meshes.spans_all_processes(meshes.devices(mesh, len(points))):
+        with meshes.explain_lost_process():
+            meshes.require_agreement(
                 "sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}"
             )
     results: list[Any] = [None] * len(plans)
@@ -264,14 +264,14 @@ def train(
         The points in their order.  One that went on equals one that ran all its rounds at once.
     """
     plans = widened(plans, widths(plans))
-    words = identity.of_many(plans)
+    words = identity.plan_identities(plans)
     out: list[Any] = [None] * len(plans)
     for members in static_groups(plans):
         program = _Program(
             [plans[i] for i in members],
             jnp.stack([jax.random.key(int(seeds[i])) for i in members]),
             [words[i] for i in members],
-            schedule(rounds, rounds),
+            rounds_before_evaluations(rounds, rounds),
             None,
             states and [states[i] for i in members],
             keeps,
@@ -418,12 +418,12 @@ class _Program:
         self.in_rows = len(self.rows[0]) > 1  # else the points are one axis of the program
         self.mapped = tuple(_varies(column, self.rows) for column in zip(*leaves))
         shared = tuple(x for x, m in zip(leaves[0], self.mapped) if m == SHARED)
-        self.rest = meshes.spread((shared, jnp.asarray(counts)), mesh)
-        begun = identity.of_many(plans, identity.Reader.start)
+        self.rest = meshes.replicate((shared, jnp.asarray(counts)), mesh)
+        begun = identity.plan_identities(plans, identity.Reader.start)
         zero = np.zeros(identity.hashing.WORDS, np.uint32)
         known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
         # [points, 3, 4]
-        self.noise = np.stack([np.stack([w, h, noise_words(w, h, 0)]) for w, h in known])
+        self.noise = np.stack([np.stack([w, h, noise_seed_words(w, h, 0)]) for w, h in known])
         # that share the points, equally many each
         self.devices = 1 if mesh is None else mesh.shape.get("points", 1)
         self.point_bytes = math.nan
@@ -437,7 +437,7 @@ class _Program:
         what a block takes is near to a part that it always takes and one for each point.
         """
         has = lambda share: memory if memory is not None else device_memory(share) or MEMORY
-        guess, most = (meshes.least(has(share), self.mesh) for share in (SHARE, FULL))
+        guess, most = (meshes.min_over_processes(has(share), self.mesh) for share in (SHARE, FULL))
         self._at_most(guess / (client_bytes(self.plans[0]) * largest_chunk(self.plans)))
         tried = []  # points on a device, bytes
         while True:
@@ -485,7 +485,7 @@ class _Program:
             return 0.0
         mine = sum(x.nbytes for x in jax.tree.leaves(arguments[:4])) / self.devices
         needed = found.temp_size_in_bytes + found.output_size_in_bytes + mine
-        needed = -meshes.least(-needed, self.mesh)
+        needed = -meshes.min_over_processes(-needed, self.mesh)
         self.point_bytes = needed / (self.block // self.devices)
         return needed
 
@@ -514,7 +514,9 @@ class _Program:
         states = _stacked_by(lambda i: given[i], each) if given else None
         noise = jnp.asarray(self.noise[np.array(each)])
         mine = (self.keys[jnp.array(block[:, 0])], noise, varied, states)
-        return *meshes.spread(mine, self.mesh, "points" if self.devices > 1 else None), *self.rest
+        return *meshes.replicate(
+            mine, self.mesh, "points" if self.devices > 1 else None
+        ), *self.rest
 
     def run(self) -> list[tuple[Any, ...]]:
         """-> health, metrics, parameters and, where it is kept, the state of each point."""
@@ -590,11 +592,11 @@ def _points_impl(
         having = {SHARED: iter(shared), BY_ROW: iter(of_row), BY_POINT: iter(of_point)}
         plan = treedef.unflatten([next(having[m]) for m in mapped])
         run = (
-            begin(key, plan, words[0], words[1])
+            init_run(key, plan, words[0], words[1])
             if state is None
             else dataclasses.replace(state, key=key)
         )
-        run, metrics = scan_from(run, plan, counts, noise_base(key, words[2]))
+        run, metrics = scan_from(run, plan, counts, derive_noise_key(key, words[2]))
         # a key is no array of NumPy's, and known
         kept = dataclasses.replace(run, key=()) if keeps else None
         return run.health, metrics, plan.algorithm.params(run.server), kept
@@ -609,7 +611,7 @@ def _points_impl(
     if (mesh := treedef.unflatten(mapped).mesh) is None:
         return jax.vmap(point)(*arguments)
     found = jax.vmap(point, spmd_axis_name="points" if "points" in mesh.shape else None)(*arguments)
-    return jax.lax.with_sharding_constraint(found, meshes.everywhere(mesh))
+    return jax.lax.with_sharding_constraint(found, meshes.replicated(mesh))
 
 
 _points = jax.jit(_points_impl, static_argnames=("treedef", "mapped", "keeps", "in_rows"))

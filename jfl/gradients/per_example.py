@@ -207,10 +207,10 @@ def _private(self, key, params, batch, ctx):
     weight = batch.mask.astype(jnp.float32)
     partial, loss = clipped_sum(self, params, batch, weight)
     value = marks.bounded(partial.value, self.mechanism, batch.mask, "examples")
-    g, _ = mech.finish(
-        self.mechanism, key, (), value, realised=ctx.size, client=ctx.client, form=partial.form
+    g, _ = mech.release_sum(
+        self.mechanism, key, (), value, realised=ctx.size, client=ctx.client, dtypes=partial.dtypes
     )
-    rows = jnp.maximum(partial.rows, 1.0)
+    rows = jnp.maximum(partial.count, 1.0)
     return g, _seen(loss / rows, partial.clipped / rows, partial.nonfinite)
 
 
@@ -262,7 +262,7 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
         if book is None:
             loss = ghost.convolved(self.loss, params, *example, examples=1)
             each, grads = jax.vmap(jax.value_and_grad(loss), (None, 0, 0))(params, rows.x, rows.y)
-            partial = mech.contribute(mechanism, (), grads, w)
+            partial = mech.clip_and_sum(mechanism, (), grads, w)
         else:
             clip: Any = _clip(mechanism)
             (bounds,) = clip.apply.data.values()
@@ -277,13 +277,13 @@ def clipped_sum(self: Grad, params, batch: Batch, weight):
                 together=clip.name == "clip_l2",
             )
             count = lambda x: x.sum().astype(jnp.float32)
-            partial = mech.Partial(
+            partial = mech.PartialSum(
                 value,
                 count(w != 0),
                 count(over & finite & (w != 0)),
                 count(w),
                 (~finite & (w != 0)).sum(dtype=jnp.int32),
-                pytrees.form(params),
+                pytrees.dtypes_of(params),
             )
         return partial, jnp.where(w != 0, each, 0.0).sum()
 

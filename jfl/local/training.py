@@ -181,7 +181,9 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     slots = rows.index.shape[0]
     gradient = work.grad
     if gradient.mechanism is not None:  # once a round, not once a step
-        gradient = dataclasses.replace(gradient, mechanism=mech.at(gradient.mechanism, ctx.round))
+        gradient = dataclasses.replace(
+            gradient, mechanism=mech.at_round(gradient.mechanism, ctx.round)
+        )
     state = _set_clock(work.optimizer(_at(work.lr, clock)).init(params), clock)
 
     def drawn(s):
@@ -204,7 +206,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         g, look = gradient.watched(key, w, gather(rows, at, mask), ctx)
         pytrees.refuse_other_shapes("local step", g, w)
         if drop:
-            lost = ~pytrees.finite(g)
+            lost = ~pytrees.all_finite(g)
             g = pytrees.map(lambda x: jnp.where(lost, jnp.zeros((), x.dtype), x), g)
             look = look._replace(nonfinite=look.nonfinite + lost)
         mean = pytrees.axpy(1.0 / work.steps, g, mean)

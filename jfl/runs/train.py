@@ -17,7 +17,7 @@ from ..data.federation import checksum
 from ..engine import devices as meshes
 from ..engine import sharding
 from ..engine.round import init
-from ..engine.simulate import scan, schedule, simulate
+from ..engine.simulate import rounds_before_evaluations, scan, simulate
 from ..papers import as_printed
 from ..privacy.entry_guarantees import Overflow
 from ..privacy.mechanisms import chain as mech
@@ -192,10 +192,10 @@ def train(
         what is logged, as all metrics, lies outside every guarantee: only the parameters are
         covered.
     """
-    with meshes.in_step("jfl train") as ready:
+    with meshes.fail_together("jfl train") as ready:
         mesh = meshes.devices(mesh)
         layout = meshes.layout(mesh, str(environment()))
-        if meshes.lead():
+        if meshes.is_lead_process():
             return _lead(config, out, resume, watch, mesh, layout, ready, warn, log)
         return _follow(config, mesh, ready)
 
@@ -245,7 +245,7 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
             if session.journal.read() is None:
                 # before any other file: a directory with files and no journal is refused
                 session.journal.announce(0, position.branch, **facts)
-            return _train(session, position._replace(run=meshes.agree(position.run)))
+            return _train(session, position._replace(run=meshes.broadcast_from_lead(position.run)))
 
 
 def _remove_temporaries(session: Session):
@@ -262,8 +262,8 @@ def _follow(config, mesh, ready):
     plan, config = build.build(config)
     key, evaluations = jax.random.key(config.seed), _evaluations(config)[1]
     ready(f"{_facts(plan, config)} {code()}")
-    with meshes.together():
-        run = meshes.agree(init(key, plan))
+    with meshes.explain_lost_process():
+        run = meshes.broadcast_from_lead(init(key, plan))
     plan = sharding.place(plan, mesh)
     while (done := int(run.round)) < config.rounds:
         n = _segment(evaluations, done)
@@ -284,11 +284,11 @@ def _facts(plan, config) -> dict:
 def _evaluations(config) -> tuple[int, np.ndarray]:
     """Rounds between evaluations, and after which rounds they are."""
     every = (
-        int(schedule(config.rounds, None)[0])
+        int(rounds_before_evaluations(config.rounds, None)[0])
         if config.evaluate_every is None
         else config.evaluate_every
     )
-    schedule(config.rounds, every)  # refuses what is no cadence
+    rounds_before_evaluations(config.rounds, every)  # refuses what is no cadence
     return every, np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
 
 

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.options import Setting
-from ..core.random_streams import Stream, stream
+from ..core.random_streams import Stream, stream_key
 from ..core.records import Array, Cohort, Fn, Key, Sampler, named, record
 from . import uniform
 
@@ -59,7 +59,7 @@ def adjacencies(sampler: Sampler) -> tuple[str, ...]:
     return ("replace_one", "zero_out") + ("add_remove",) * (sampler.scheme == "full")
 
 
-def cohort_of(sampler: Sampler, key: Key, round_: ArrayLike, own: Key | None = None) -> Cohort:
+def draw_cohort(sampler: Sampler, key: Key, round_: ArrayLike, own: Key | None = None) -> Cohort:
     """The cohort of a round.
 
     Args:
@@ -70,17 +70,17 @@ def cohort_of(sampler: Sampler, key: Key, round_: ArrayLike, own: Key | None = N
     """
     if sampler.over_rounds:
         return sampler.draw(jax.random.fold_in(key, Stream.COHORT), round_)
-    return sampler.draw(stream(key, Stream.COHORT, round_) if own is None else own)
+    return sampler.draw(stream_key(key, Stream.COHORT, round_) if own is None else own)
 
 
-def fills(sampler: Sampler) -> bool:
+def fills_every_slot(sampler: Sampler) -> bool:
     """Whether every slot of every cohort holds a client."""
     if sampler.scheme == "with_replacement":
         return sampler.independent
     return sampler.scheme not in BY_RATE
 
 
-def in_order(sampler: Sampler) -> bool:
+def is_full_participation(sampler: Sampler) -> bool:
     """Whether slot i of every cohort holds client i."""
     return sampler.draw.function is _draw_full
 
@@ -341,7 +341,7 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
 
     Example:
         >>> c = poisson(10, 0.5, 10).draw(jax.random.key(0))
-        >>> bool(((c.count > 0) == (c.ids < 10)).all())
+        >>> bool(((c.times_drawn > 0) == (c.ids < 10)).all())
         True
     """
     checks.whole("sampling.poisson", clients=clients)
@@ -416,7 +416,7 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
 
     Example:
         >>> draws = [truncated_poisson(100, 0.1, 12).draw(jax.random.key(s)) for s in range(20)]
-        >>> max(int(c.count.sum()) for c in draws)
+        >>> max(int(c.times_drawn.sum()) for c in draws)
         12
     """
     where = "sampling.truncated_poisson"

@@ -440,7 +440,9 @@ def agree(case, wrong=()):
     close(flat(params), want.params, rtol=2e-5, atol=3e-6)
     if case.algorithm == "scaffold":
         close(flat(run.server.control), want.control, rtol=2e-5, atol=3e-6)
-        own = np.concatenate([np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1)
+        own = np.concatenate(
+            [np.asarray(run.client_states["b"])[:, None], np.asarray(run.client_states["w"])], 1
+        )
         close(own, want.own, rtol=2e-5, atol=3e-6)
     if case.adaptive:
         close(run.mechanism, want.norm)
@@ -498,7 +500,7 @@ def test_control_is_option_two():
     after = step(before, plan)
     mean_diff = (flat(after.server.params) - flat(before.server.params)) / SERVER_LR
     own = lambda run: np.concatenate(
-        [np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1
+        [np.asarray(run.client_states["b"])[:, None], np.asarray(run.client_states["w"])], 1
     )
     c = flat(before.server.control)
     # over the full cohort the mean of x - y is minus the released difference
@@ -514,7 +516,9 @@ def test_control_is_the_mean_of_the_clients(case):
     record-level noise."""
     case = dataclasses.replace(CASES[case], upload=None, release=None, server="sgd")
     _, run, _ = outcome(case)
-    own = np.concatenate([np.asarray(run.own["b"])[:, None], np.asarray(run.own["w"])], 1)
+    own = np.concatenate(
+        [np.asarray(run.client_states["b"])[:, None], np.asarray(run.client_states["w"])], 1
+    )
     close(flat(run.server.control), own.mean(0), rtol=1e-4, atol=1e-5)
     assert np.abs(own).max() > 0.1
 
@@ -535,7 +539,7 @@ def test_the_release_is_unbiased(fed, task, sampler, weights):
     )
     value = np.arange(1.0, 8.0) ** 2
     cohorts = jax.jit(jax.vmap(plan.sampler.draw))(jax.random.split(jax.random.key(1), 4000))
-    ids, count = np.asarray(cohorts.ids), np.asarray(cohorts.count)
+    ids, count = np.asarray(cohorts.ids), np.asarray(cohorts.times_drawn)
     counted = np.append(np.asarray(plan.weights) * value, 0.0)[np.minimum(ids, CLIENTS)] * count
     estimates = counted.sum(1) / float(plan.sampler.expected)
     p = (

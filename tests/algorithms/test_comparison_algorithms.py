@@ -24,8 +24,8 @@ from helpers.problems import (
 from jfl.kernels.normals import normals
 
 import jfl
-from jfl.core.random_streams import Stream, stream
-from jfl.engine.round import noise_key
+from jfl.core.random_streams import Stream, stream_key
+from jfl.engine.round import run_noise_key
 
 LR, SERVER_LR, STEPS = 0.15, 0.9, 3
 NORM, Z, DIVISOR = 0.8, 1.1, 3.0  # of noisy_grad
@@ -281,7 +281,7 @@ CASES = dict(
 def more_draws(name, d, run, plan):
     """What some algorithms draw beside cohorts, batches and noise of gradients."""
     key, d = jax.random.key(2), dict(d)
-    base = noise_key(jfl.init(key, plan))
+    base = run_noise_key(jfl.init(key, plan))
     each = lambda f: np.array(
         [[f(r, i, t) for i, t in zip(d["ids"][r], d["turn"][r])] for r in range(ROUNDS)]
     )
@@ -289,7 +289,9 @@ def more_draws(name, d, run, plan):
         own = lambda r, i: jax.random.fold_in(jax.random.fold_in(jax.random.key(2022), r), i)
         d["ages"] = each(lambda r, i, t: int(jax.random.randint(own(r, i), (), 0, 3)))
     if name == "qfedavg":
-        own = lambda r, i, t: jax.random.fold_in(address(stream(base, Stream.ROWS, r), i, t), STEPS)
+        own = lambda r, i, t: jax.random.fold_in(
+            address(stream_key(base, Stream.ROWS, r), i, t), STEPS
+        )
         d["of_loss"] = each(lambda r, i, t: float(normals(own(r, i, t), jnp.zeros(()))))
     return d
 
@@ -305,7 +307,7 @@ def test_equals_its_numpy_loop(name, noisy):
     w, own = loop(d, noisy, "")
     close(flat(plan.algorithm.params(run.server)), w, rtol=3e-4, atol=3e-5)
     if own is not None:
-        leaves = [np.asarray(v).reshape(CLIENTS, -1) for v in jax.tree.leaves(run.own)]
+        leaves = [np.asarray(v).reshape(CLIENTS, -1) for v in jax.tree.leaves(run.client_states)]
         mine = np.concatenate(leaves, 1)
         close(mine, own, rtol=3e-4, atol=3e-5)
     wrong, _ = loop(d, noisy, "wrong")

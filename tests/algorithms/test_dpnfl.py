@@ -19,7 +19,7 @@ from scipy import stats
 
 import jfl
 from jfl.algorithms import adaptive, adaptive_without_noise_bias, addpnfl, dpnfl
-from jfl.core.identity import words
+from jfl.core.identity import plan_identity
 from jfl.core.records import Cohort, Fn
 
 COHORT, STEPS, ROWS = 3, 3, 3
@@ -325,7 +325,7 @@ def test_biased_fedavg_is_uniform_in_smaller_steps():
     close(biased, PAIR / 6 * uniform)
     ids = np.asarray(
         draw(
-            jfl.core.random_streams.stream(
+            jfl.core.random_streams.stream_key(
                 jax.random.key(1), jfl.core.random_streams.Stream.COHORT, 0
             )
         ).ids
@@ -589,7 +589,7 @@ def test_latencies_get_noise_of_their_own():
     has none."""
     fed, task = make_federation(), jfl.task(start_params(), squared)
     algorithm = dpnfl(paper_grad(), batch=jfl.batches.full())
-    make = lambda latency, jitter: words(
+    make = lambda latency, jitter: plan_identity(
         jfl.plan(
             fed, task, algorithm, jfl.sampling.first_responders(CLIENTS, 3, latency, jitter=jitter)
         )

@@ -25,7 +25,7 @@ from jfl.kernels.normals import normals
 import jfl
 from jfl.core import records
 from jfl.core.errors import NotAnalysable
-from jfl.core.random_streams import Stream, stream
+from jfl.core.random_streams import Stream, stream_key
 from jfl.engine.round import run_round as one_round
 from jfl.privacy.accountants import events, rdp_events, tightest
 
@@ -91,7 +91,7 @@ def once_a_round(noise, ids, turn):
     """The normals at the address of (round, client), without a step."""
 
     def one(r, ids, turn):
-        base = stream(noise, Stream.ROWS, r)
+        base = stream_key(noise, Stream.ROWS, r)
         return jax.vmap(lambda i, turn: normals(address(base, i, turn), jnp.zeros(4)))(ids, turn)
 
     return each_round(one, ids, turn)

@@ -16,8 +16,8 @@ from jfl.kernels.normals import normals
 
 import jfl
 from jfl import schedules
-from jfl.core.random_streams import Stream, stream
-from jfl.engine.round import noise_key
+from jfl.core.random_streams import Stream, stream_key
+from jfl.engine.round import run_noise_key
 from jfl.engine.round import run_round as one_round
 from jfl.papers import as_printed as printed
 from jfl.papers.talaei2024 import privacy as paper
@@ -128,12 +128,12 @@ def made(case):
 def drawn_and_run(key, plan):
     """What is drawn at the addresses of (round, client), and the run that drew it."""
     batches, slots = plan.algorithm.releases[0].batches, plan.fed.index.shape[1]
-    noise = noise_key(jfl.init(key, plan))
+    noise = run_noise_key(jfl.init(key, plan))
     normal = lambda k: normals(k, jnp.zeros(4))
 
     def client(r, i):
         address = lambda base, name: jax.random.fold_in(
-            jax.random.fold_in(stream(base, name, r), i), 0
+            jax.random.fold_in(stream_key(base, name, r), i), 0
         )
         at, mask, _ = jax.vmap(
             lambda s: batches.draw(address(key, Stream.BATCH), s, plan.fed.size[i], slots)
@@ -148,7 +148,7 @@ def drawn_and_run(key, plan):
     drawn = jax.vmap(lambda r: jax.vmap(lambda i: client(r, i))(jnp.arange(CLIENTS)))(
         jnp.arange(ROUNDS)
     )
-    release = jax.vmap(lambda r: normal(stream(noise, Stream.RELEASE, r)))(jnp.arange(ROUNDS))
+    release = jax.vmap(lambda r: normal(stream_key(noise, Stream.RELEASE, r)))(jnp.arange(ROUNDS))
     return dict(drawn, release=release), jfl.scan(jfl.init(key, plan), plan, [ROUNDS])[0]
 
 
@@ -221,7 +221,7 @@ def test_equals_numpy(name):
     drawn, run, fed = outcome(name)
     params, inexact = run_numpy(CASES[name], drawn, fed)
     close(flat(run.server.params), params, rtol=2e-5, atol=3e-6)
-    close(run.own, inexact, rtol=1e-4)
+    close(run.client_states, inexact, rtol=1e-4)
     assert not any(int(v) for v in run.health) and np.ptp(inexact) > 0.05
 
 
@@ -323,9 +323,9 @@ def test_a_solve_that_stops_too_early_stops_the_run():
     with pytest.raises(jfl.HealthError, match="overflow") as error:
         jfl.simulate(jax.random.key(0), poor, 2)
     assert int(error.value.health["overflow"]) == 2 * CLIENTS  # every client, every round
-    assert np.asarray(error.value.run.own).min() > 0.5
+    assert np.asarray(error.value.run.client_states).min() > 0.5
     good = jfl.simulate(jax.random.key(0), plan_of(inexactness=0.5, steps=40, lr=0.1, mu=2.0), 1)
-    assert np.asarray(good.run.own).max() <= 0.5
+    assert np.asarray(good.run.client_states).max() <= 0.5
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_l2_beside_the_loss_is_part_of_the_problem_that_is_solved():
     reached = [
         jfl.simulate(
             jax.random.key(0), jfl.plan(fed, task, jfl.algorithms.padpfl(g, steps=3), sampler), 2
-        ).run.own
+        ).run.client_states
         for g in (jfl.grad(squared, l2=0.3), jfl.grad(with_l2), jfl.grad(squared))
     ]
     close(reached[0], reached[1], rtol=1e-4)

@@ -457,7 +457,7 @@ def test_a_canary_is_as_long_as_the_bound_and_found_by_its_projection():
     for mechanism in (plain, shaped):
         row, weight, _ = canaries.worst(mechanism, like)
         one = jax.tree.map(lambda v: v[None], row)
-        moved = mech.contribute(mechanism, (), one, jnp.ones(1)).value
+        moved = mech.clip_and_sum(mechanism, (), one, jnp.ones(1)).value
         assert float(pytrees.norm(moved)) == pytest.approx(0.8, rel=1e-5)
         noise = weight  # what noise adds to the projection, in deviations
         if mechanism is shaped:

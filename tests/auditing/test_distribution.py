@@ -103,13 +103,13 @@ def test_noise_that_is_not_is_found(name, monkeypatch):
 def _every_round_the_first(monkeypatch):
     streams = engine_round.streams
     first = lambda key, names, round_: streams(key, names, 0 * round_)
-    monkeypatch.setattr(engine_round, "streams", first)
+    monkeypatch.setattr(engine_round, "stream_keys", first)
     return "rounds"
 
 
 def _one_identity(monkeypatch):
     same = lambda plan: np.zeros(4, np.uint32)
-    monkeypatch.setattr(distribution.identity, "for_noise", same)
+    monkeypatch.setattr(distribution.identity, "noise_identity", same)
     return "sweep points"
 
 

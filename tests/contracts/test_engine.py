@@ -31,13 +31,13 @@ from helpers.problems import (
 from jax.extend.core import jaxprs_in_params
 
 import jfl
-from jfl.core.identity import words
+from jfl.core.identity import plan_identity
 from jfl.core.printing import in_bytes
-from jfl.core.random_streams import Stream, stream
+from jfl.core.random_streams import Stream, stream_key
 from jfl.core.records import Cohort, Fn, Sampler
 from jfl.engine.plan import client_bytes
-from jfl.engine.round import draws_key, noise_key, one_round
-from jfl.engine.slots import layout
+from jfl.engine.round import advance, run_noise_key, run_sampling_key
+from jfl.engine.slots import chunk_layout
 
 pytestmark = pytest.mark.accelerator
 
@@ -180,8 +180,8 @@ def test_chunks_capacity_and_padding_never_matter(name, task, base):
     )
     assert plan.chunk != wide.chunk == 5
     other = run4(wide)
-    close((out.run.server, out.run.own), (other.run.server, other.run.own))
-    assert np.array_equal(words(plan), words(wide))
+    close((out.run.server, out.run.client_states), (other.run.server, other.run.client_states))
+    assert np.array_equal(plan_identity(plan), plan_identity(wide))
 
 
 def test_chunks_are_of_equal_size(fed, task):
@@ -191,12 +191,12 @@ def test_chunks_are_of_equal_size(fed, task):
     sizes = {}
     for most in range(1, 51):
         plan = noisy_plan("fedavg", fed, task, sampler=sampler, chunk=most)
-        count, size = layout(plan)
+        count, size = chunk_layout(plan)
         assert count * size >= 50 and size <= most and count * size - 50 < count
         sizes[most] = count, size
     assert sizes[41] == (2, 25) and sizes[50] == (1, 50) and sizes[30] == (2, 25)
     random = jfl.sampling.with_replacement(CLIENTS, 50)
-    assert layout(noisy_plan("fedavg", fed, task, sampler=random, chunk=41)) == (2, 41)
+    assert chunk_layout(noisy_plan("fedavg", fed, task, sampler=random, chunk=41)) == (2, 41)
 
 
 def _given(key, *, ids, count):
@@ -228,17 +228,22 @@ def test_slots_and_memory(name, fed, task):
         )
     ]
     start = jfl.init(KEY, plans[0])
-    start = dataclasses.replace(start, own=jax.tree.map(lambda x: x + 3.0, start.own))
+    start = dataclasses.replace(
+        start, client_states=jax.tree.map(lambda x: x + 3.0, start.client_states)
+    )
     a, b, c = (step(start, p) for p in plans)
-    close((a.server, a.own), (b.server, b.own))
-    close((a.server, a.own), (c.server, c.own))
-    for old, new in zip(raw(start.own), raw(a.own)):
+    close((a.server, a.client_states), (b.server, b.client_states))
+    close((a.server, a.client_states), (c.server, c.client_states))
+    for old, new in zip(raw(start.client_states), raw(a.client_states)):
         assert np.array_equal(old[[0, 2, 4, 6]], new[[0, 2, 4, 6]])
         assert np.all(old[[1, 3, 5]] != new[[1, 3, 5]])
     nobody = step(
         start, noisy_plan(name, fed, task, sampler=given_sampler([7] * 5), paired_noise=True)
     )
-    assert same_bits(nobody.own, start.own) and int(nobody.health.empty_cohort) == 1
+    assert (
+        same_bits(nobody.client_states, start.client_states)
+        and int(nobody.health.empty_cohort) == 1
+    )
     # an empty round is a release of noise, not a silent one: that nobody came is hidden
     assert not np.allclose(flat(nobody.server.params), flat(start.server.params), atol=1e-4)
     assert step._cache_size() == 1
@@ -283,8 +288,10 @@ def test_chunks_without_a_client_do_not_run(chunk, fed):
     )
     keys = jax.random.split(KEY, 12)
     runs = [jfl.init(key, plan) for key in keys]
-    draw = jax.jit(lambda run, plan: plan.sampler.draw(stream(draws_key(run), Stream.COHORT, 0)))
-    many = [int((draw(run, plan).count > 0).sum()) for run in runs]
+    draw = jax.jit(
+        lambda run, plan: plan.sampler.draw(stream_key(run_sampling_key(run), Stream.COHORT, 0))
+    )
+    many = [int((draw(run, plan).times_drawn > 0).sum()) for run in runs]
     assert len(set(many)) >= 3
     slots = [-(-n // chunk) * chunk for n in many]
     step = jax.jit(jfl.run_round)
@@ -311,7 +318,7 @@ def test_rows_that_nobody_owns_never_matter(name, task):
 
     clean, dirty = run4(at(7.0)), run4(at(np.nan))
     assert same_bits(
-        dataclasses.replace(clean.run, identity=dirty.run.identity), dirty.run
+        dataclasses.replace(clean.run, plan_identity=dirty.run.plan_identity), dirty.run
     )  # other data they are
 
 
@@ -369,7 +376,9 @@ def test_noise_is_never_ignored(name, site, fed, task):
         )
         start = jfl.init(KEY, plan)
         one, two = (
-            _noisy_round(start, plan, noise_key(dataclasses.replace(start, attempt=jnp.int32(a))))
+            _noisy_round(
+                start, plan, run_noise_key(dataclasses.replace(start, attempt=jnp.int32(a)))
+            )
             for a in (0, 1)
         )
         return flat(one.server.params) - flat(two.server.params)  # of the same cohort and batches
@@ -379,7 +388,7 @@ def test_noise_is_never_ignored(name, site, fed, task):
 
 
 _round = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
-_noisy_round = jax.jit(lambda run, plan, noise: one_round(run, plan, noise)[0])
+_noisy_round = jax.jit(lambda run, plan, noise: advance(run, plan, noise)[0])
 
 
 def lopsided(round_):
@@ -459,7 +468,7 @@ def test_clients_steps_and_rounds_never_share_noise(site, fed):
 
     def alone(run, client):
         weights = jnp.zeros(CLIENTS).at[client].set(1.0)
-        return one_round(run, dataclasses.replace(plan, weights=weights), noise_key(run))[
+        return advance(run, dataclasses.replace(plan, weights=weights), run_noise_key(run))[
             0
         ].server.params
 
@@ -484,14 +493,15 @@ def test_every_address_is_a_key_of_its_own(fed, task):
     plan = noisy_plan("fedavg", fed, task)
     run = jfl.init(KEY, plan)
     later = dataclasses.replace(run, attempt=jnp.int32(1))
-    bases = [("data", run.key), ("data again", draws_key(later))] + [
-        (f"attempt{a}", noise_key(dataclasses.replace(run, attempt=jnp.int32(a)))) for a in (0, 1)
+    bases = [("data", run.key), ("data again", run_sampling_key(later))] + [
+        (f"attempt{a}", run_noise_key(dataclasses.replace(run, attempt=jnp.int32(a))))
+        for a in (0, 1)
     ]
     keys = {}
     for where, base in bases:
-        for s in set(Stream) - {Stream.AGAIN}:  # whose keys are such a base
+        for s in set(Stream) - {Stream.ATTEMPT}:  # whose keys are such a base
             for r in range(2):
-                k = stream(base, s, r)
+                k = stream_key(base, s, r)
                 keys[where, s, r] = k
                 for i in range(3):
                     for turn in range(2):
@@ -645,8 +655,8 @@ def test_a_program_is_compiled_three_times_at_most(fed, task, monkeypatch, alway
     monkeypatch.setattr(sweeps._Program, "_compiled_bytes", bytes_of)
     monkeypatch.setattr(sweeps, "client_bytes", lambda plan: 0.0001)
     plans = [plain_plan(fed, task, lr=lr) for lr in np.linspace(0.1, 0.2, 100)]
-    keys, words = jax.random.split(KEY, 100), np.zeros((100, 4), np.uint32)
-    program = sweeps._Program(plans, keys, words, [1], None)
+    keys, plan_identity = jax.random.split(KEY, 100), np.zeros((100, 4), np.uint32)
+    program = sweeps._Program(plans, keys, plan_identity, [1], None)
     program.fit(1.0)
     assert compiled[-1] == program.block and len(compiled) <= 3 and compiled[0] == 100
     assert fits / 2 <= program.block <= fits
@@ -705,8 +715,8 @@ def test_what_points_of_one_seed_have_in_common_is_drawn_once(fed, task):
     def drawn(seeds, rates):
         plans = [plain_plan(fed, task, lr=0.1 + 0.1 * r) for _ in seeds for r in range(rates)]
         keys = jnp.stack([jax.random.key(s) for s in seeds for _ in range(rates)])
-        words = [np.zeros(4, np.uint32)] * len(plans)
-        program = sweeps._Program(plans, keys, words, [1], None)
+        plan_identity = [np.zeros(4, np.uint32)] * len(plans)
+        program = sweeps._Program(plans, keys, plan_identity, [1], None)
         traced = sweeps._points.trace(
             *program._arguments(program._blocks()[0]), **program._static()
         )
@@ -795,7 +805,7 @@ def test_overflow_is_counted(fed, task):
             jfl.simulate(KEY, plan, 2, evaluate_every=2)
         assert error.value.health["overflow"] > 0
     drawn = jax.vmap(few.draw)(jax.random.split(KEY, 300))
-    total = np.asarray((drawn.count > 0).sum(1) + drawn.overflow)
+    total = np.asarray((drawn.times_drawn > 0).sum(1) + drawn.overflow)
     assert abs(total.mean() - 0.9 * CLIENTS) < 6 * np.sqrt(CLIENTS * 0.09 / 300)
 
 
@@ -874,13 +884,13 @@ def test_old_style_keys(fed, task):
 
 
 def test_schedule():
-    assert sim.schedule(60, None).tolist() == [3] * 20 and sim.schedule(5, 10).tolist() == [5]
-    assert sim.schedule(7, 3).tolist() == [3, 3, 1] and sim.schedule(61, None).sum() == 61
+    assert sim.rounds_before_evaluations(60, None).tolist() == [3] * 20 and sim.rounds_before_evaluations(5, 10).tolist() == [5]
+    assert sim.rounds_before_evaluations(7, 3).tolist() == [3, 3, 1] and sim.rounds_before_evaluations(61, None).sum() == 61
     for bad in (0, -1, 1.5, True, "3"):
         with pytest.raises(ValueError, match="rounds"):
-            sim.schedule(bad, None)
+            sim.rounds_before_evaluations(bad, None)
         with pytest.raises(ValueError, match="evaluate_every"):
-            sim.schedule(4, bad)
+            sim.rounds_before_evaluations(4, bad)
 
 
 def test_metrics(fed, task):

@@ -41,7 +41,7 @@ from helpers.problems import (
 import jfl
 from jfl.core import hashing, identity
 from jfl.core.records import Federation
-from jfl.engine.round import noise_key
+from jfl.engine.round import run_noise_key
 
 KEY = jax.random.key(4)
 
@@ -60,7 +60,7 @@ def noisy_plan(name, fed, task, *, lr=0.1, z=0.7, sampler=None, batch=None, uplo
 
 
 def words(plan):
-    return tuple(np.asarray(identity.words(plan)).tolist())
+    return tuple(np.asarray(identity.plan_identity(plan)).tolist())
 
 
 def of_loss(loss, fed):
@@ -111,7 +111,7 @@ def test_hashes_are_alike_on_the_host_and_in_a_program():
     )
     both = jax.jit(hashing.combine)(jnp.asarray(host), jnp.uint32([1, 2, 3, 4]))
     assert same_bits(both, hashing.combine(host, np.uint32([1, 2, 3, 4])))
-    assert same_bits(jax.jit(hashing.of_number)(7), hashing.of_number(7))
+    assert same_bits(jax.jit(hashing.hash_int)(7), hashing.hash_int(7))
 
 
 def test_hashes_tell_numbers_and_places_apart():
@@ -192,8 +192,10 @@ def test_identity_tells_plans_apart(fed, task):
     found = {k: words(v) for k, v in plans.items()}
     assert len(set(found.values())) == len(plans), found
     # the same inside and outside of a program, alone and among others
-    assert tuple(np.asarray(jax.jit(identity.words)(plans["base"])).tolist()) == found["base"]
-    assert [tuple(w.tolist()) for w in identity.of_many(list(plans.values()))] == list(
+    assert (
+        tuple(np.asarray(jax.jit(identity.plan_identity)(plans["base"])).tolist()) == found["base"]
+    )
+    assert [tuple(w.tolist()) for w in identity.plan_identities(list(plans.values()))] == list(
         found.values()
     )
     assert jfl.describe(plans["base"])["parameters"] == {
@@ -790,15 +792,15 @@ def test_simulate_scan_and_rounds_have_one_noise(fed, task):
         run = one_round(run)
     close(ours.run.server, scanned.server)
     close(ours.run.server, run.server)
-    assert same_bits(ours.run.identity, identity.words(plan)) and same_bits(
-        ours.run.history, identity.of_start(plan)
+    assert same_bits(ours.run.plan_identity, identity.plan_identity(plan)) and same_bits(
+        ours.run.plan_history, identity.initial_history(plan)
     )
-    assert same_bits(noise_key(ours.run), noise_key(run))
+    assert same_bits(run_noise_key(ours.run), run_noise_key(run))
 
 
 def test_paired_noise_opts_out(fed, task):
     one, two = (noisy_plan("fedavg", fed, task, lr=lr, paired_noise=True) for lr in (0.1, 0.2))
-    assert same_bits(noise_key(jfl.init(KEY, one)), noise_key(jfl.init(KEY, two)))
+    assert same_bits(run_noise_key(jfl.init(KEY, one)), run_noise_key(jfl.init(KEY, two)))
     assert words(one) != words(two)
     assert any("share noise" in c for c in jfl.guarantee(one, 2, view="server").caveats)
 
@@ -884,7 +886,7 @@ def test_rows_changed_inside_a_program_have_another_identity(fed, task):
     @jax.jit
     def key(x):
         plan = noisy_plan("fedavg", dataclasses.replace(fed, x=x), task)
-        return jax.random.key_data(noise_key(jfl.init(KEY, plan)))
+        return jax.random.key_data(run_noise_key(jfl.init(KEY, plan)))
 
     one, other, again = key(fed.x), key(fed.x.at[1].add(1)), key(fed.x)
     assert same_bits(one, again) and not same_bits(one, other)
@@ -900,7 +902,7 @@ def test_a_federation_whose_arrays_were_swapped_behind_it_is_refused(fed, task):
     with pytest.raises(
         ValueError, match="need a federation with the rows and owners it was made of"
     ):
-        identity.words(dataclasses.replace(noisy_plan("fedavg", fed, task), fed=swapped))
+        identity.plan_identity(dataclasses.replace(noisy_plan("fedavg", fed, task), fed=swapped))
     fine = dataclasses.replace(fed, x=fed.x + 1)
     assert words(noisy_plan("fedavg", fine, task)) != words(noisy_plan("fedavg", fed, task))
 

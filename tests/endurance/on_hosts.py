@@ -39,7 +39,7 @@ def results(names, mesh=None):
         )
         first = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=2, mesh=mesh)
         out = jfl.simulate(jax.random.key(0), plan, 2, evaluate_every=1, mesh=mesh, start=first.run)
-        yield name, flat((out.params, out.metrics.loss, out.run.own))
+        yield name, flat((out.params, out.metrics.loss, out.run.client_states))
 
 
 def grid(mesh=None, memory=None):

@@ -501,11 +501,11 @@ API = {
         dict(make_plan=lambda **given: PLAN, rounds=2, points=[dict(a=1), dict(seed=2)]),
     ),
     "scan": (
-        begins(jfl.scan, "jfl.engine.round:noise_base"),
+        begins(jfl.scan, "jfl.engine.round:derive_noise_key"),
         dict(run=jfl.init(SEED, PLAN), plan=PLAN, rounds=[1, 1]),
     ),
     "run_round": (
-        begins(jfl.run_round, "jfl.engine.round:noise_key"),
+        begins(jfl.run_round, "jfl.engine.round:run_noise_key"),
         dict(run=jfl.init(SEED, PLAN), plan=PLAN),
     ),
     "init": (jfl.init, dict(key=SEED, plan=PLAN)),

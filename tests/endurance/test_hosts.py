@@ -16,7 +16,7 @@ import pytest
 from helpers.paths import ROOT
 
 from jfl.engine import devices as jfl_mesh
-from jfl.engine.devices import LOST
+from jfl.engine.devices import LOST_PROCESS_WORDS
 
 HERE = Path(__file__).parent
 RUN = """--algorithm scaffold --clients 12 --cohort 6 --rounds 24 --steps 2 --batch 8 --noise-multiplier 1.1
@@ -137,7 +137,9 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp
     took = time.monotonic() - killed
     assert code != 0 and took < 60
     assert (
-        "gone" in error and "--resume" in error and any(word in error.lower() for word in LOST)
+        "gone" in error
+        and "--resume" in error
+        and any(word in error.lower() for word in LOST_PROCESS_WORDS)
     ), error[-2000:]
     assert "Traceback" not in error
     journal = json.loads((out / "journal.json").read_text())
@@ -200,7 +202,7 @@ def test_processes_that_differ_are_refused(tmp_path, arguments, environment):
 )
 def test_what_says_that_a_process_is_gone(monkeypatch, error, expected):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(expected) as caught, jfl_mesh.together():
+    with pytest.raises(expected) as caught, jfl_mesh.explain_lost_process():
         raise error
     assert (caught.value is error) == (expected is type(error))
 

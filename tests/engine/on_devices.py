@@ -81,13 +81,13 @@ def held(tree):
 def placed(plan, mesh):
     """`held` by devices before a run begins: states, held-out rows of clients and for all."""
     mesh, run = jfl.mesh.devices(mesh), jfl.init(jax.random.key(0), plan)
-    own, fed = sharding.place(run, mesh).own, sharding.place(plan, mesh).fed
+    own, fed = sharding.place(run, mesh).client_states, sharding.place(plan, mesh).fed
     return [held(x) for x in (own, (fed.test_index, fed.test_size), (fed.x_test, fed.y_test))]
 
 
 def seen(out, scores=("accuracy", "client_accuracy")):
     metrics = [getattr(out.metrics, name) for name in ("loss", "update_norm", *scores)]
-    return flat((out.params, out.run.own, metrics))
+    return flat((out.params, out.run.client_states, metrics))
 
 
 def runs(plan, meshes, **what):
@@ -96,7 +96,9 @@ def runs(plan, meshes, **what):
     )
     for mesh in meshes:
         found = jfl.simulate(jax.random.key(0), plan, 4, evaluate_every=2, mesh=mesh)
-        report(dict(what, mesh=str(mesh), held=held(found.run.own)), seen(found), one, other)
+        report(
+            dict(what, mesh=str(mesh), held=held(found.run.client_states)), seen(found), one, other
+        )
 
 
 def grids(meshes, name, **options):
@@ -147,9 +149,9 @@ def sums(dtype, chunk, mesh, seed):
         chunk=chunk,
     )
     plan, key = dataclasses.replace(plan, mesh=jfl.mesh.devices(mesh)), jax.random.key(seed)
-    run, keys = jfl.init(key, plan), part._Keys(key, jax.random.split(key, 2), key, key)
+    run, keys = jfl.init(key, plan), part.RoundKeys(key, jax.random.split(key, 2), key, key)
     found = jax.jit(
-        lambda run, plan: part._cohort(run, plan, keys, plan.sampler.draw(key))[0][0].value
+        lambda run, plan: part._run_cohort(run, plan, keys, plan.sampler.draw(key))[0].uploads.value
     )
     return flat(found(run, plan))
 
@@ -162,7 +164,7 @@ def short():
     plan = remembering(8, jfl.sampling.poisson(8, 0.5), chunk=1)
     alone, other = begin(0, plan), begin(1, plan)
     found = begin(0, plan, 8)
-    what = dict(fed="device", held=held(found.run.own), placed=placed(plan, 8))
+    what = dict(fed="device", held=held(found.run.client_states), placed=placed(plan, 8))
     report(what, *map(seen, (found, alone, other)))
     found = begin(0, dataclasses.replace(plan, fed=on_host(plan.fed)), 8)
     report(dict(fed="host"), *(seen(out, scores=()) for out in (found, alone, other)))

@@ -134,7 +134,7 @@ def test_another_number_of_rounds_compiles_nothing(plan, whole):
     for rounds, every in ((1, 1), (3, 2), (20, 1), (40, None), (31, 1)):
         out = jfl.simulate(KEY, plan, rounds, evaluate_every=every)
         assert int(out.run.round) == rounds and int(out.metrics.round[-1]) == rounds
-        assert len(out.metrics.loss) == len(sim.schedule(rounds, every))
+        assert len(out.metrics.loss) == len(sim.rounds_before_evaluations(rounds, every))
     assert sim._scan._cache_size() == before
     jfl.simulate(KEY, plan, 33, evaluate_every=1)  # more evaluations than there are places
     assert sim._scan._cache_size() == before + 1

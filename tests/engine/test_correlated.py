@@ -83,8 +83,10 @@ def models(plan, count=ROUNDS, run=None):
 
 def fresh(plan, run, index):
     """The normals of draw `index` of a run."""
-    words = identity.for_noise(plan)
-    key = jax.random.fold_in(rounds_of.noise_key(rounds_of.enter(run, words)), Stream.RELEASE)
+    words = identity.noise_identity(plan)
+    key = jax.random.fold_in(
+        rounds_of.run_noise_key(rounds_of.enter_plan(run, words)), Stream.RELEASE
+    )
     return flat(normals(jax.random.fold_in(key, index), start_params()))
 
 
@@ -112,13 +114,13 @@ def test_identity_is_gaussian_noise():
     stages = [jfl.gaussian(1.5) if s.role == "noise" else s for s in one.release.stages]
     other = dataclasses.replace(one, release=jfl.chain(*stages, adjacency="replace_one"))
     assert jfl.guarantee(one, 5).epsilon == jfl.guarantee(other, 5).epsilon
-    same = identity.for_noise(one)
-    run = dataclasses.replace(jfl.init(KEY, other), identity=jnp.asarray(same))
+    same = identity.noise_identity(one)
+    run = dataclasses.replace(jfl.init(KEY, other), plan_identity=jnp.asarray(same))
     mine = jfl.init(KEY, one)
-    noise = rounds_of.noise_key(rounds_of.enter(run, same))
+    noise = rounds_of.run_noise_key(rounds_of.enter_plan(run, same))
     for _ in range(3):
-        run, _ = rounds_of.one_round(run, other, noise)
-        mine, _ = rounds_of.one_round(mine, one, noise)
+        run, _ = rounds_of.advance(run, other, noise)
+        mine, _ = rounds_of.advance(mine, one, noise)
     np.testing.assert_array_equal(flat(mine.server.params), flat(run.server.params))
 
 
@@ -130,18 +132,18 @@ def covariance(name, seeds, made=None):
     @jax.vmap
     def moved(key):
         run = jfl.init(key, still)
-        run = rounds_of.enter(run, words)
-        noise = rounds_of.noise_key(run)
+        run = rounds_of.enter_plan(run, words)
+        noise = rounds_of.run_noise_key(run)
 
         def one(run, _):
             before = run.server.params
-            run, _ = rounds_of.one_round(run, still, noise)
+            run, _ = rounds_of.advance(run, still, noise)
             gone = jax.tree.map(jnp.subtract, run.server.params, before)
             return run, jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(gone)])
 
         return jax.lax.scan(one, run, None, length=ROUNDS)[1]
 
-    words = identity.for_noise(still)
+    words = identity.noise_identity(still)
     seen = np.asarray(moved(jax.random.split(KEY, seeds)), np.float64) / (1.5 * 2 * 0.8 / C)
     columns = np.moveaxis(seen, 1, -1).reshape(-1, ROUNDS)
     return columns.T @ columns / len(columns), len(columns)
@@ -215,7 +217,7 @@ def test_another_plan_begins_a_factorisation_of_its_own(name):
     first, second = plan(name, lr=1e-30), plan(name, z=2.5, lr=1e-30)
     _, run = models(first, 4)
     found, _ = models(second, 2, run)
-    entered = rounds_of.enter(run, identity.for_noise(second))
+    entered = rounds_of.enter_plan(run, identity.noise_identity(second))
     held = jax.tree.leaves(entered.mechanism)
     assert all(not np.asarray(x).any() for x in held)
     noising = strategy(name).noising()
@@ -362,7 +364,7 @@ def test_each_client_has_a_series_of_its_own(name):
     def uploads(key):
         def of(client, round_):
             address = lambda i: jax.random.fold_in(jax.random.fold_in(key, i), client)
-            release = mech.alone(
+            release = mech.release_one(
                 Mechanism(chain_.stages, "zero_out"),
                 address(round_),
                 jnp.zeros(2),

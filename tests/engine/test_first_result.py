@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from jfl.core.threefry import compact
+from jfl.core.threefry import as_kernel_key
 from jfl.privacy.accountants import rdp, rdp_on_host
 
 
@@ -37,7 +37,7 @@ def test_a_compact_key_is_the_same_key(seed):
     one, two = IN_A_PROGRAM
     keys = jax.random.split(key, (2, 3))
     for run, plain in ((draws, key), (one, key), (two, keys)):
-        for ours, theirs in zip(run(compact(plain)), draws_of(plain), strict=True):
+        for ours, theirs in zip(run(as_kernel_key(plain)), draws_of(plain), strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 
@@ -53,7 +53,7 @@ def test_a_compact_key_under_mixed_axes():
     data = jax.random.key_data
     child = jax.random.fold_in
     for axes, args in (((None, 0), (key, numbers)), ((0, None), (keys, 5))):
-        ours = jax.jit(jax.vmap(child, axes))(compact(args[0]), args[1])
+        ours = jax.jit(jax.vmap(child, axes))(as_kernel_key(args[0]), args[1])
         np.testing.assert_array_equal(data(ours), data(jax.vmap(child, axes)(*args)))
 
 
@@ -63,18 +63,20 @@ def test_draws_around_the_lengths_of_rows(count):
     """On a CPU blocks are computed in rows of a few lengths."""
     key = jax.random.key(5)
     for draw in (jax.random.bits, lambda *of: jax.random.key_data(jax.random.split(*of))):
-        np.testing.assert_array_equal(draw(compact(key), (count,)), draw(key, (count,)))
+        np.testing.assert_array_equal(draw(as_kernel_key(key), (count,)), draw(key, (count,)))
 
 
 def _child_and_draws(data):
-    child = jax.random.fold_in(compact(jax.random.wrap_key_data(data)), 3)
+    child = jax.random.fold_in(as_kernel_key(jax.random.wrap_key_data(data)), 3)
     return jax.random.bits(child, (5,))
 
 
 def test_draws_of_a_number_of_keys_that_an_exported_program_leaves_open():
     """Draws alone: children of such keys are more than `jax.export` refines."""
     (number,) = jax.export.symbolic_shape("n")
-    draw = jax.vmap(lambda data: jax.random.bits(compact(jax.random.wrap_key_data(data)), (5,)))
+    draw = jax.vmap(
+        lambda data: jax.random.bits(as_kernel_key(jax.random.wrap_key_data(data)), (5,))
+    )
     shape = jax.ShapeDtypeStruct((number, 2), np.uint32)
     data = jax.random.key_data(jax.random.split(jax.random.key(3), 7))
     np.testing.assert_array_equal(jax.export.export(jax.jit(draw))(shape).call(data), draw(data))
@@ -93,8 +95,11 @@ def test_keys_of_each_device(check_vma):
 
 def test_keys_of_other_types_stay():
     key = jax.random.key(0, impl="rbg")
-    assert compact(key) is key
-    assert compact(compact(jax.random.key(0))).dtype == compact(jax.random.key(0)).dtype
+    assert as_kernel_key(key) is key
+    assert (
+        as_kernel_key(as_kernel_key(jax.random.key(0))).dtype
+        == as_kernel_key(jax.random.key(0)).dtype
+    )
 
 
 def test_epsilon_on_the_host_is_that_of_the_program():

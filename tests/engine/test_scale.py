@@ -32,15 +32,15 @@ from scipy import stats
 
 import jfl
 from jfl import sampling
-from jfl.core.random_streams import Stream, stream
+from jfl.core.random_streams import Stream, stream_key
 from jfl.data import checksum, host_rows
-from jfl.engine.round import draw, draws_key
+from jfl.engine.round import draw_cohort, run_sampling_key
 from jfl.sampling import uniform
 
 MANY = sampling.MANY
 
 
-_draw = jax.jit(lambda draw, key: draw(key))
+_draw = jax.jit(lambda draw_cohort, key: draw_cohort(key))
 
 
 def draw_of(sampler):
@@ -60,7 +60,7 @@ def test_a_cohort_of_many_clients_has_no_client_twice(clients, cohort):
         c = draw_of(sampler)(jax.random.key(seed))
         ids = np.asarray(c.ids)
         assert len(set(ids.tolist())) == cohort and ids.min() >= 0 and ids.max() < clients
-        assert np.all(np.asarray(c.count) == 1) and int(c.overflow) == 0
+        assert np.all(np.asarray(c.times_drawn) == 1) and int(c.overflow) == 0
 
 
 def _p_of_uniform(ids, clients, cells=64):
@@ -104,7 +104,7 @@ def test_a_word_lies_below_a_rate_as_often_as_it_says(rate):
 def _law(clients, rate, draws=4000):
     sampler = jfl.sampling.poisson(clients, rate)
     cohorts = jax.jit(jax.vmap(sampler.draw))(jax.random.split(jax.random.key(7), draws))
-    return np.asarray((cohorts.count > 0).sum(1)), np.asarray(cohorts.ids), sampler
+    return np.asarray((cohorts.times_drawn > 0).sum(1)), np.asarray(cohorts.ids), sampler
 
 
 @pytest.mark.slow
@@ -155,17 +155,17 @@ def test_an_overflow_of_a_rare_draw_is_counted():
     found = [draw_of(sampler)(jax.random.key(s)) for s in range(12)]
     assert any(int(c.overflow) > 0 for c in found) and any(int(c.overflow) == 0 for c in found)
     for c in found:
-        assert int((c.count > 0).sum()) == 60 or int(c.overflow) == 0
+        assert int((c.times_drawn > 0).sum()) == 60 or int(c.overflow) == 0
 
 
 def test_capacity_changes_no_draw_of_many_clients():
     a, b = (jfl.sampling.poisson(MANY, 0.002, capacity=n) for n in (150, 400))
     for seed in range(5):
         one, two = (draw_of(s)(jax.random.key(seed)) for s in (a, b))
-        n = int((one.count > 0).sum())
+        n = int((one.times_drawn > 0).sum())
         assert (
             np.array_equal(np.asarray(one.ids)[:n], np.asarray(two.ids)[:n])
-            and int((two.count > 0).sum()) == n
+            and int((two.times_drawn > 0).sum()) == n
         )
 
 
@@ -178,15 +178,15 @@ def test_another_attempt_draws_its_own_cohorts_and_batches():
     plan = make_plan(make_federation(), "fedavg")
     run = jfl.init(jax.random.key(0), plan)
     again = dataclasses.replace(run, attempt=jnp.int32(1))
-    cohorts = jax.vmap(lambda key, r: draw(key, plan, r).ids, (None, 0))
-    ids = [np.asarray(cohorts(draws_key(r), jnp.arange(20))) for r in (run, again)]
+    cohorts = jax.vmap(lambda key, r: draw_cohort(key, plan, r).ids, (None, 0))
+    ids = [np.asarray(cohorts(run_sampling_key(r), jnp.arange(20))) for r in (run, again)]
     assert np.mean(np.sort(ids[0]) != np.sort(ids[1])) > 0.3
-    assert same_bits(draws_key(run), run.key)  # what was recorded before stays
+    assert same_bits(run_sampling_key(run), run.key)  # what was recorded before stays
     batches = plan.algorithm.client.data["work"].batches
     slots = jax.vmap(
-        lambda key, r: batches.draw(stream(key, Stream.BATCH, r), 0, 9, 9)[0], (None, 0)
+        lambda key, r: batches.draw(stream_key(key, Stream.BATCH, r), 0, 9, 9)[0], (None, 0)
     )
-    drawn = [np.asarray(slots(draws_key(r), jnp.arange(20))) for r in (run, again)]
+    drawn = [np.asarray(slots(run_sampling_key(r), jnp.arange(20))) for r in (run, again)]
     assert np.mean(drawn[0] != drawn[1]) > 0.3
 
 
@@ -218,7 +218,10 @@ def test_a_population_is_the_same_run(name, options, tmp_path):
         jfl.simulate(jax.random.key(1), make_plan(f, name, **options), 5, evaluate_every=2)
         for f in (fed, host)
     )
-    close((near.params, near.metrics, near.run.own), (far.params, far.metrics, far.run.own))
+    close(
+        (near.params, near.metrics, near.run.client_states),
+        (far.params, far.metrics, far.run.client_states),
+    )
     other = jfl.simulate(jax.random.key(2), make_plan(host, name, **options), 5, evaluate_every=2)
     assert np.abs(flat(other.params) - flat(far.params)).max() > 1e-3  # what is compared can differ
 
@@ -228,22 +231,24 @@ def test_a_population_goes_on_where_it_was_and_keeps_what_it_began_from():
     plan = make_plan(host)
     whole = jfl.simulate(jax.random.key(1), plan, 6, evaluate_every=2)
     half = jfl.simulate(jax.random.key(1), plan, 4, evaluate_every=2)
-    kept = jax.tree.map(np.array, half.run.own)
+    kept = jax.tree.map(np.array, half.run.client_states)
     for _ in range(2):  # also a second time from the same state
         rest = jfl.simulate(jax.random.key(9), plan, 2, evaluate_every=2, start=half.run)
-        assert same_bits((rest.params, rest.run.own), (whole.params, whole.run.own))
-        assert same_bits(kept, half.run.own)
+        assert same_bits(
+            (rest.params, rest.run.client_states), (whole.params, whole.run.client_states)
+        )
+        assert same_bits(kept, half.run.client_states)
 
 
 def test_a_state_is_written_back_once_for_each_client_that_took_part():
     host = on_host(make_federation())
     plan = make_plan(host)
     out = jfl.simulate(jax.random.key(1), plan, 1, evaluate_every=1)
-    taken = set(np.asarray(draw(jax.random.key(1), plan, 0).ids).tolist())
+    taken = set(np.asarray(draw_cohort(jax.random.key(1), plan, 0).ids).tolist())
     changed = {
         c
         for c in range(7)
-        if any(np.any(np.asarray(x)[c] != 0) for x in jax.tree.leaves(out.run.own))
+        if any(np.any(np.asarray(x)[c] != 0) for x in jax.tree.leaves(out.run.client_states))
     }
     assert changed == taken and len(taken) == 5
 

@@ -65,12 +65,12 @@ def test_every_client_of_a_cohort_runs_once_and_where_its_state_is(
         if accelerator:
             patch.setattr(jax, "default_backend", lambda: "gpu")
         both = lambda device: (
-            slots.held_by(device, held, drawn, plan),
-            slots.dealt_to(device, drawn, plan),
+            slots.chunks_by_state(device, held, drawn, plan),
+            slots.chunks_of_device(device, drawn, plan),
         )
         parts, dealt = zip(*of_devices(both, devices))
         parts, lost = zip(*parts)
-        layout = slots.layout_of_holder(plan, held)
+        layout = slots.chunk_layout_by_state(plan, held)
     wanted = sorted(taken(drawn[:3]))
     assert not any(lost)
     # those that no state decides about too: each on one device
@@ -85,7 +85,9 @@ def test_a_device_has_its_clients_first(scheme):
     """Chunks that hold nobody do not run, up to the last one that does."""
     plan = plan_of(20, scheme, 9, 2, 4)
     drawn = plan.sampler.draw(jax.random.key(3))
-    for (_, count, _), _ in of_devices(lambda device: slots.held_by(device, 5, drawn, plan), 4):
+    for (_, count, _), _ in of_devices(
+        lambda device: slots.chunks_by_state(device, 5, drawn, plan), 4
+    ):
         count = np.asarray(count).ravel() > 0
         assert (np.sort(count)[::-1] == count).all()
 
@@ -97,21 +99,21 @@ def test_a_uniform_cohort_needs_few_slots_of_a_device_and_what_finds_none_is_cou
         chunk=None,
         mesh=AbstractMesh((8,), ("clients",)),
     )
-    count, size = slots.layout_of_holder(plan, 12_500)
+    count, size = slots.chunk_layout_by_state(plan, 12_500)
     assert 200 < count * size < 300
     law = stats.hypergeom(100_000, 12_500, 1024)
     assert law.sf(count * size) < 1e-18 < law.sf(180)
     ids = jnp.arange(1024, dtype=jnp.int32)  # all on the first device
     skewed = Cohort(ids, jnp.ones_like(ids), jnp.zeros_like(ids), jnp.int32(0))
     (chunks, lost), (others, none) = of_devices(
-        lambda device: slots.held_by(device, 12_500, skewed, plan), 2
+        lambda device: slots.chunks_by_state(device, 12_500, skewed, plan), 2
     )
     assert len(taken(chunks)) == count * size and int(lost) == 1024 - count * size
     assert not taken(others) and int(none) == 0
     # no such law is known of a sampler of somebody's own
     own = jfl.sampling.with_replacement(100_000, 1024)
     plan.sampler = own
-    assert np.prod(slots.layout_of_holder(plan, 12_500)) >= 1024
+    assert np.prod(slots.chunk_layout_by_state(plan, 12_500)) >= 1024
 
 
 def test_a_sampler_in_another_order_is_not_taken_for_everyone():
@@ -120,7 +122,7 @@ def test_a_sampler_in_another_order_is_not_taken_for_everyone():
     cohort = Cohort(back, jnp.ones_like(back), jnp.zeros_like(back), jnp.int32(0))
     plan = plan_of(7, "full", 7, 2, 2)
     plan.sampler = dataclasses.replace(plan.sampler, draw=Fn(lambda key: cohort))
-    parts = of_devices(lambda device: slots.held_by(device, 4, cohort, plan)[0], 2)
+    parts = of_devices(lambda device: slots.chunks_by_state(device, 4, cohort, plan)[0], 2)
     assert [sorted(i for i, _ in taken(part)) for part in parts] == [[0, 1, 2, 3], [4, 5, 6]]
 
 
@@ -133,12 +135,12 @@ def test_counts_add_up_without_error_in_one_message():
     floats = np.arange(8, dtype=np.float32).reshape(4, 2)
     tree = dict(a=jnp.asarray(floats), b=jnp.asarray(counts), c=(jnp.asarray(counts[:, 0]), ()))
     add = lambda f: jax.vmap(f, axis_name="clients", out_axes=None)
-    found = add(sharding.summed)(tree)
+    found = add(sharding.psum_exact)(tree)
     assert np.array_equal(found["b"], counts.sum(0)) and int(found["c"][0]) == counts[:, 0].sum()
     assert found["b"].dtype == jnp.int32 and np.array_equal(found["a"], floats.sum(0))
     rounded = add(lambda x: jax.lax.psum(x.astype(jnp.float32), "clients"))(tree["b"])
     assert not np.array_equal(np.asarray(rounded, np.int64), counts.sum(0))
-    types = {v.aval.dtype for e in _sums(jax.make_jaxpr(add(sharding.summed))(tree)) for v in e}
+    types = {v.aval.dtype for e in _sums(jax.make_jaxpr(add(sharding.psum_exact))(tree)) for v in e}
     assert types == {jnp.dtype("float32")}
 
 
@@ -150,9 +152,11 @@ def _sums(jaxpr):
 
 def test_states_are_padded_for_devices_that_they_do_not_divide():
     states = dict(a=jnp.arange(14.0).reshape(7, 2), b=jnp.arange(7))
-    more = sharding.padded(states, AbstractMesh((4,), ("clients",)))
+    more = sharding.pad_client_states(states, AbstractMesh((4,), ("clients",)))
     assert more["a"].shape == (8, 2) and more["b"].shape == (8,)
-    assert jax.tree.all(jax.tree.map(np.array_equal, sharding.cut(more, states), states))
-    even = sharding.padded(states, AbstractMesh((7,), ("clients",)))
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, sharding.unpad_client_states(more, states), states)
+    )
+    even = sharding.pad_client_states(states, AbstractMesh((7,), ("clients",)))
     assert jax.tree.map(jnp.shape, even) == jax.tree.map(jnp.shape, states)
-    assert sharding.padded(states, None) is states
+    assert sharding.pad_client_states(states, None) is states

@@ -149,14 +149,14 @@ def test_what_may_not_contract_is_refused():
 def test_problems_are_solved_as_well_as_the_noise_takes_them_to_be(mu, monkeypatch):
     """Steps for a tenth are too few.  The noise is for what one of a client's rows moves."""
     plan = recipes.plan_of(made("prox_erm", noise=(1e-6,), mu=mu))
-    reached = np.asarray(jfl.simulate(KEY, plan, 3).run.own)
+    reached = np.asarray(jfl.simulate(KEY, plan, 3).run.client_states)
     assert reached.shape == (6,) and 0 < reached.max() <= 1e-5
     rows = np.asarray(plan.fed.size).min()
     stated = float(plan.algorithm.releases[0].mechanism.stages[0].bound.data["value"])
     assert 2 * stated == pytest.approx(2 * 2 / mu * (1 / rows + 1e-5), rel=1e-5)
     monkeypatch.setattr(recipes, "INEXACTNESS", 0.1)
     plan = recipes.plan_of(made("prox_erm", noise=(1e-6,), mu=mu))
-    assert np.asarray(jfl.simulate(KEY, plan, 3).run.own).max() > 1e-5
+    assert np.asarray(jfl.simulate(KEY, plan, 3).run.client_states).max() > 1e-5
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5):
         )
         over = np.any([n > b for n, b in zip(norm, limit)], 0) & (w != 0)
         close(
-            [part.clipped, part.rows, part.weight, loss_],
+            [part.clipped, part.count, part.weight, loss_],
             [over.sum(1), (w != 0).sum(1), w.sum(1), np.where(w != 0, losses, 0).sum(1)],
             rtol=rtol,
         )
@@ -395,7 +395,7 @@ def test_in_a_scan_and_in_parts():
             )
             return jax.tree.map(lambda a, g: a - 0.1 * g, w, part.value), (
                 part.clipped,
-                part.rows,
+                part.count,
                 part.weight,
                 loss_,
             )
@@ -429,7 +429,7 @@ def test_half_precision():
     half = jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
     for part, _ in check_sums(loss, half, x, y, rtol=0.02, atol=0.02):
         assert all(v.dtype == jnp.float32 for v in jax.tree.leaves(part.value))
-        assert set(part.form[1]) == {jnp.dtype("bfloat16")}
+        assert set(part.dtypes[1]) == {jnp.dtype("bfloat16")}
     alone = jnp.eye(ROWS)[:, None].repeat(2, 1)
     values = jax.jit(jax.vmap(lambda w: sums(loss, jfl.clip_l2(0.011), half, x, y, w)[0].value))(
         alone
@@ -468,7 +468,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(bad, stage):
     for with_it, without in zip(parts(x.at[2, 1].set(bad), all_), parts(x, but_one)):
         assert same_bits(with_it.value, without.value) and np.isfinite(flat(without.value)).all()
         assert int(with_it.nonfinite) == 1 and int(without.nonfinite) == 0
-        assert float(with_it.rows) == 4 and float(with_it.clipped) == float(without.clipped)
+        assert float(with_it.count) == 4 and float(with_it.clipped) == float(without.clipped)
 
 
 def test_a_product_that_overflows_is_left_out():

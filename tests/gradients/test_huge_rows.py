@@ -55,9 +55,9 @@ def test_every_clip_reports_it(clip):
 @pytest.mark.parametrize("size", [1e-38, 1e-20, 1.0, 1e18, 1e19, 3e38])
 def test_no_size_of_a_row_passes_its_bound(size):
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), adjacency="add_remove")
-    from jfl.privacy.mechanisms.chain import contribute
+    from jfl.privacy.mechanisms.chain import clip_and_sum
 
-    value = contribute(chain, (), jnp.full((1, 5), size, jnp.float32), jnp.ones(1)).value
+    value = clip_and_sum(chain, (), jnp.full((1, 5), size, jnp.float32), jnp.ones(1)).value
     assert np.linalg.norm(np.asarray(value, np.float64)) <= 1 + 1e-6
 
 

@@ -85,15 +85,15 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/mechanisms/chain.py",
-        "form, rows = pytrees.form(rows), pytrees.wide(rows)",
-        "form = pytrees.form(rows)",
+        "form, rows = pytrees.dtypes_of(rows), pytrees.wide(rows)",
+        "form = pytrees.dtypes_of(rows)",
         f"{FLOATS}::test_the_sum_is_that_of_a_loop",
         slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",
-        "return pytrees.add(sums, more), new",
-        "return more, new",
+        "return pytrees.add(sums, chunk_sums), new_states",
+        "return chunk_sums, new_states",
         f"{FLOATS}::test_cohorts_of_half_precision_add_up_in_chunks",
         slow=True,
     ),
@@ -243,8 +243,8 @@ MUTANTS = (
     # --- identities, and models
     Mutant(
         "jfl/engine/round.py",
-        "other = (run.round > 0) & (run.identity != words).any()",
-        "other = (run.round < 0) & (run.identity != words).any()",
+        "has_changed = (run.round > 0) & (run.plan_identity != plan_identity).any()",
+        "has_changed = (run.round < 0) & (run.plan_identity != plan_identity).any()",
         f"{IDENTITY}::test_histories",
     ),
     Mutant(
@@ -313,15 +313,16 @@ MUTANTS = (
     ),
     Mutant(  # one key for all clients
         "jfl/engine/round.py",
-        "address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)",
-        "address = lambda key: jax.random.fold_in(key, turn)",
+        "client_key = lambda key: jax.random.fold_in(jax.random.fold_in(key, client_id), "
+        "repeat_index)",
+        "client_key = lambda key: jax.random.fold_in(key, repeat_index)",
         OF_CLIENTS,
         slow=True,
     ),
     Mutant(  # a sigma that is wrong under a mesh
         "jfl/engine/round.py",
         "max_weight=plan.weights.max(),",
-        "max_weight=plan.weights.max() / sharding.count(plan.mesh),",
+        "max_weight=plan.weights.max() / sharding.num_devices(plan.mesh),",
         "tests/auditing/test_audit_devices.py::test_the_program_of_a_mesh_is_what_is_audited",
         slow=True,
     ),

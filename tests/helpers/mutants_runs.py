@@ -61,8 +61,8 @@ MUTANTS = (
     # --- rounds
     Mutant(
         "jfl/engine/round.py",
-        "return pytrees.add(sums, more), new",
-        "return more, new",
+        "return pytrees.add(sums, chunk_sums), new_states",
+        "return chunk_sums, new_states",
         f"{LOOPS}[private_and_release_by_size]",
     ),
     Mutant(
@@ -73,34 +73,35 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/round.py",
-        'weights.at[ids].get(mode="fill", fill_value=0) * count',
-        'weights.at[ids].get(mode="fill", fill_value=0) * (count > 0)',
+        'weights.at[ids].get(mode="fill", fill_value=0) * times_drawn',
+        'weights.at[ids].get(mode="fill", fill_value=0) * (times_drawn > 0)',
         f"{LOOPS}[several_turns_short_batches]",
     ),
     Mutant(
         "jfl/engine/round.py",
-        "address = lambda key: jax.random.fold_in(jax.random.fold_in(key, id_), turn)",
-        "address = lambda key: jax.random.fold_in(key, id_)",
+        "client_key = lambda key: jax.random.fold_in(jax.random.fold_in(key, client_id), "
+        "repeat_index)",
+        "client_key = lambda key: jax.random.fold_in(key, client_id)",
         f"{LOOPS}[noise_by_round_and_client]",
     ),
     Mutant(
         "jfl/engine/round.py",
-        "return sharding.summed(sums), own",
-        "return sums, own",
+        "return sharding.psum_exact(sums), client_states",
+        "return sums, client_states",
         "tests/engine/test_scale.py::test_eight_devices_are_one",
         slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",
-        "filled, first=device * held)",
-        "filled, first=0)",
+        "first_client=device * num_states",
+        "first_client=0",
         "tests/engine/test_scale.py::test_eight_devices_are_one",
         slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",
-        "place = jnp.where(chunks[1] > 0, chunks[0] - first, plan.sampler.clients)",
-        "place = chunks[0] - first",
+        "state_index = jnp.where(times_drawn > 0, ids - first_client, plan.sampler.clients)",
+        "state_index = ids - first_client",
         f"{ENGINE}::test_slots_and_memory[scaffold]",
     ),
     Mutant(
@@ -117,7 +118,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/slots.py",
-        "if sampling.in_order(plan.sampler):\n        nobody",
+        "if sampling.is_full_participation(plan.sampler):\n        nobody",
         'if plan.sampler.scheme == "full":\n        nobody',
         "tests/engine/test_slots.py",
     ),
@@ -136,7 +137,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/sharding.py",
-        'names[0] == "own" or',
+        'names[0] == "client_states" or',
         'names[0] == "nothing" or',
         "tests/engine/test_scale.py::test_eight_devices_are_one",
         slow=True,
@@ -149,14 +150,14 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/round.py",
-        "return jax.lax.select(run.attempt > 0, stream(key, Stream.AGAIN, run.attempt), key)",
+        "return jax.lax.select(run.attempt > 0, stream_key(key, Stream.ATTEMPT, run.attempt), key)",
         "return key",
         f"{ENGINE}::test_a_raised_attempt_changes_the_run",
     ),
     Mutant(
         "jfl/engine/round.py",
-        "return _Keys(batch, keys[:2], keys[2], noise)",
-        "return _Keys(batch, keys[:2], keys[1], noise)",
+        "batch=batch_key, client_noise=keys[:2], server_noise=keys[2], run_noise=noise_key",
+        "batch=batch_key, client_noise=keys[:2], server_noise=keys[1], run_noise=noise_key",
         f"{LOOPS}[private_and_release_by_size]",
     ),
     Mutant(
@@ -256,15 +257,15 @@ MUTANTS = (
     # --- chunks without a client, and rows that travel
     Mutant(
         "jfl/engine/round.py",
-        "fori_loop(0, _chunks_with_clients(times), one",
-        "fori_loop(0, len(times), one",
+        "fori_loop(0, num_to_run, add_chunk_number",
+        "fori_loop(0, num_chunks, add_chunk_number",
         f"{ENGINE}::test_chunks_without_a_client_do_not_run",
         slow=True,
     ),
     Mutant(
         "jfl/engine/round.py",
-        "_most(count.max(0) if",
-        "_most(count.min(0) if",
+        "_max_over_sweep(count.max(0) if",
+        "_max_over_sweep(count.min(0) if",
         f"{ENGINE}::test_chunks_without_a_client_do_not_run",
         slow=True,
     ),

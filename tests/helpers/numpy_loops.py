@@ -12,8 +12,8 @@ import numpy as np
 from jfl.kernels.normals import normals
 
 import jfl
-from jfl.core.random_streams import Stream, stream
-from jfl.engine.round import noise_key
+from jfl.core.random_streams import Stream, stream_key
+from jfl.engine.round import run_noise_key
 
 from .problems import CLIENTS
 
@@ -42,7 +42,7 @@ def address(base, id_, turn):
 
 @jax.jit
 def cohorts(key, sampler):
-    return each_round(lambda r: sampler.draw(stream(key, Stream.COHORT, r)))
+    return each_round(lambda r: sampler.draw(stream_key(key, Stream.COHORT, r)))
 
 
 @functools.partial(jax.jit, static_argnames=("slots", "steps"))
@@ -50,7 +50,7 @@ def batches_of(key, batches, sizes, ids, turn, slots, steps):
     """Slots and mask of each step of each client of each round."""
 
     def slot(r, id_, turn):
-        own = address(stream(key, Stream.BATCH, r), id_, turn)
+        own = address(stream_key(key, Stream.BATCH, r), id_, turn)
         size = sizes.at[id_].get(mode="fill", fill_value=0)
         return jax.vmap(lambda s: batches.draw(own, s, size, slots)[:2])(jnp.arange(steps))
 
@@ -66,13 +66,13 @@ def normals_of(noise, ids, turn, steps, dim):
     normal = lambda k, n: normals(k, jnp.zeros(n))  # one flat vector, leaves in tree order
 
     def slot(r, id_, turn):
-        rows_key = address(stream(noise, Stream.ROWS, r), id_, turn)
+        rows_key = address(stream_key(noise, Stream.ROWS, r), id_, turn)
         rows = jax.vmap(lambda s: normal(jax.random.fold_in(rows_key, s), 4))(jnp.arange(steps))
-        return rows, normal(address(stream(noise, Stream.UPLOAD, r), id_, turn), dim)
+        return rows, normal(address(stream_key(noise, Stream.UPLOAD, r), id_, turn), dim)
 
     def one_round(r, ids, turn):
         return *jax.vmap(functools.partial(slot, r))(ids, turn), normal(
-            stream(noise, Stream.RELEASE, r), dim + 1
+            stream_key(noise, Stream.RELEASE, r), dim + 1
         )
 
     return each_round(one_round, ids, turn)
@@ -86,15 +86,15 @@ def draws(key, noise, plan, batches, steps, dim):
         batches,
         plan.fed.size,
         cohort.ids,
-        cohort.turn,
+        cohort.repeat_index,
         slots=plan.fed.index.shape[1],
         steps=steps,
     )
-    rows, upload, release = normals_of(noise, cohort.ids, cohort.turn, steps=steps, dim=dim)
+    rows, upload, release = normals_of(noise, cohort.ids, cohort.repeat_index, steps=steps, dim=dim)
     return dict(
         ids=cohort.ids,
-        turn=cohort.turn,
-        count=cohort.count,
+        turn=cohort.repeat_index,
+        count=cohort.times_drawn,
         slots=at,
         mask=mask,
         rows=rows,
@@ -115,4 +115,4 @@ def example_gradient(w, x, y):
 def run_jfl(key, plan):
     """(the key of its noise, the run) of jfl."""
     begun = jfl.init(key, plan)
-    return noise_key(begun), jfl.scan(begun, plan, [ROUNDS])[0]
+    return run_noise_key(begun), jfl.scan(begun, plan, [ROUNDS])[0]

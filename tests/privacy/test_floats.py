@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 import jfl
 from jfl import chain, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
 from jfl.core.records import Batch, Context, Diagnostics, Health
-from jfl.engine.slots import dealt
+from jfl.engine.slots import chunk_cohort
 from jfl.papers.ranaweera2025.privacy import audit_scores
 from jfl.privacy.ledger import entries
 from jfl.privacy.mechanisms import chain as mech
@@ -70,10 +70,10 @@ def rounded_sum(dtype, coarse):
     @jax.jit
     def scores(key, mask):
         if coarse:
-            value = mech.contribute(
+            value = mech.clip_and_sum(
                 mechanism, (), x.astype(dtype), mask.astype(jnp.float32)
             ).value.astype(dtype)
-            one = lambda k: mech.finish(mechanism, k, (), value)[0]
+            one = lambda k: mech.release_sum(mechanism, k, (), value)[0]
         else:
             one = lambda k: grad(k, w, Batch(x, y, mask), context)[0]
         return jax.vmap(lambda k: one(k).astype(jnp.float32).sum() / 16)(
@@ -126,7 +126,7 @@ def typed_rows(r, dtype, n):
 @functools.partial(jax.jit, static_argnums=0)
 def summed(kind, rows, weight):
     m = chain(ROUNDS[kind], total(), adjacency="add_remove")
-    return mech.contribute(m, mech.initial(m), rows, weight)
+    return mech.clip_and_sum(m, mech.initial_state(m), rows, weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -206,12 +206,12 @@ def test_cohorts_are_summed_in_float32_and_the_server_sees_its_own_type(fed, sit
     module = importlib.import_module("jfl.engine.round")
     plan = half_plan(fed, "bfloat16", site, chunk=2)
     run = jfl.init(KEY, plan)
-    keys = module._Keys(KEY, jax.random.split(KEY, 2), KEY, KEY)
-    slots = jax.tree.map(lambda x: x[0], dealt(plan.sampler.draw(KEY), plan))
-    part = jax.eval_shape(lambda: module._some(run, plan, keys, slots, None, ())[0][0])
+    keys = module.RoundKeys(KEY, jax.random.split(KEY, 2), KEY, KEY)
+    slots = jax.tree.map(lambda x: x[0], chunk_cohort(plan.sampler.draw(KEY), plan))
+    part = jax.eval_shape(lambda: module._run_chunk(run, plan, keys, slots, None, ())[0].uploads)
     assert {x.dtype for x in jax.tree.leaves(part.value)} == {jnp.dtype("float32")}
-    assert set(part.form[1]) == {jnp.dtype("bfloat16")}
-    after = jax.eval_shape(lambda: module.one_round(run, plan, KEY)[0])
+    assert set(part.dtypes[1]) == {jnp.dtype("bfloat16")}
+    after = jax.eval_shape(lambda: module.advance(run, plan, KEY)[0])
     assert {x.dtype for x in jax.tree.leaves(after.server.params)} == {jnp.dtype("bfloat16")}
 
 
@@ -222,7 +222,7 @@ def test_cohorts_of_half_precision_add_up_in_chunks(fed, site):
     plans = [half_plan(fed, "bfloat16", site, **options) for options in (dict(chunk=2), {})]
     run = jfl.init(KEY, plans[0])
     after, other = (
-        jax.jit(lambda run, plan=plan: module.one_round(run, plan, KEY)[0])(run) for plan in plans
+        jax.jit(lambda run, plan=plan: module.advance(run, plan, KEY)[0])(run) for plan in plans
     )
     np.testing.assert_allclose(
         flat(after.server.params), flat(other.server.params), rtol=0.01
@@ -335,18 +335,21 @@ def test_what_counts_as_zero_is_exactly_zero():
         m = chain(stage, total())
         rows = {"a": jnp.ones((CLIENTS, 3)), "b": jnp.full((CLIENTS, 2), 0.01)}
         for bad in (np.nan, np.inf, -np.inf):
-            part = mech.contribute(
-                m, mech.initial(m), dict(rows, a=rows["a"].at[2, 1].set(bad)), jnp.ones(CLIENTS)
+            part = mech.clip_and_sum(
+                m,
+                mech.initial_state(m),
+                dict(rows, a=rows["a"].at[2, 1].set(bad)),
+                jnp.ones(CLIENTS),
             )
-            other = mech.contribute(m, mech.initial(m), rows, weights)
+            other = mech.clip_and_sum(m, mech.initial_state(m), rows, weights)
             assert same_bits(part.value, other.value) and int(part.nonfinite) == 1
-            assert float(part.rows) == CLIENTS and float(part.clipped) == float(other.clipped)
+            assert float(part.count) == CLIENTS and float(part.clipped) == float(other.clipped)
 
 
 @pytest.mark.slow
 def test_shares_of_energies_that_overflow_count_as_zero():
     bands = jfl.bands.flat(jnp.zeros(8))
-    part = mech.contribute(
+    part = mech.clip_and_sum(
         chain(jfl.wavelet.shares(bands), total()), (), jnp.ones((3, 8)).at[1].mul(1e25), jnp.ones(3)
     )
     assert (
@@ -499,7 +502,9 @@ def test_every_round_is_looked_at(fed, monkeypatch):
 @functools.partial(jax.jit, static_argnums=1)
 def _vanishing(row, round_):
     m = chain(clip_l2(FALLING), total(), gaussian(10.0), adjacency="add_remove")
-    one = lambda k: mech.release(mech.at(m, jnp.int32(round_)), k, (), row, jnp.ones(1))[0].sum()
+    one = lambda k: mech.release(mech.at_round(m, jnp.int32(round_)), k, (), row, jnp.ones(1))[
+        0
+    ].sum()
     return jax.vmap(one)(jax.random.split(KEY, 2000))
 
 
@@ -515,8 +520,8 @@ def test_a_clip_norm_below_the_floor_never_runs():
 def test_a_clip_below_the_floor_lets_nothing_through_without_noise_either():
     m = chain(clip_l2(FALLING), total())
     for round_, bad in ((20, 0), (50, 1)):
-        part = mech.contribute(
-            mech.at(m, jnp.int32(round_)), (), jnp.full((1, 4), 1e-20), jnp.ones(1)
+        part = mech.clip_and_sum(
+            mech.at_round(m, jnp.int32(round_)), (), jnp.full((1, 4), 1e-20), jnp.ones(1)
         )
         assert int(part.nonfinite) == bad and bool((part.value == 0).all()) == bool(bad)
 
@@ -552,7 +557,9 @@ def test_an_adaptive_clip_norm_has_a_floor():
         step = lambda s, k: (mech.release(m, k, s, jnp.zeros((4, 3)), jnp.ones(4))[1],) * 2
         return np.asarray(
             jax.lax.scan(
-                step, mech.initial(m) if first is None else first, jax.random.split(KEY, rounds)
+                step,
+                mech.initial_state(m) if first is None else first,
+                jax.random.split(KEY, rounds),
             )[1]
         )
 
@@ -563,7 +570,7 @@ def test_an_adaptive_clip_norm_has_a_floor():
     assert float(mech.sensitivity(m, jnp.float32(1e-9))) == pytest.approx(
         0.5 * np.sqrt(1 + 0.01 / 4)
     )  # at the point of use
-    part = mech.contribute(m, jnp.float32(1e-9), jnp.full((1, 1), 2.0), jnp.ones(1))
+    part = mech.clip_and_sum(m, jnp.float32(1e-9), jnp.full((1, 1), 2.0), jnp.ones(1))
     assert float(part.value[0][0]) == 0.5 and float(part.value[1]) == pytest.approx(-0.5 * 0.1 / 2)
     for bad in (0.0, 1e-16, 2.0, np.nan):
         with pytest.raises(ValueError, match="floor"):

@@ -14,9 +14,9 @@ from scipy import integrate, stats
 
 import jfl
 from jfl.core.errors import NotAnalysable
-from jfl.core.random_streams import Stream, stream
+from jfl.core.random_streams import Stream, stream_key
 from jfl.core.records import Mechanism
-from jfl.engine.round import noise_key
+from jfl.engine.round import run_noise_key
 from jfl.privacy.accountants import events, rdp, rdp_events, rdp_on_host, tightest
 from jfl.privacy.mechanisms import chain as mech
 
@@ -58,7 +58,7 @@ def clip_l1(v, bound):
 
 def test_a_run_equals_a_numpy_loop():
     plan = plan_of(chain_of())
-    fed, noise = plan.fed, noise_key(jfl.init(KEY, plan))
+    fed, noise = plan.fed, run_noise_key(jfl.init(KEY, plan))
 
     def run(clip):
         w = flat(start_params())
@@ -71,7 +71,7 @@ def test_a_run_equals_a_numpy_loop():
                     gap = v[0] + x @ v[1:] - y
                     v = v - 0.1 * np.concatenate([[gap.mean()], (gap[:, None] * x).mean(0)])
                 total = total + clip(v - w, 0.5)
-            key = stream(noise, Stream.RELEASE, r)
+            key = stream_key(noise, Stream.RELEASE, r)
             a, b, c, d = np.asarray(normals(key, jnp.zeros(16))).reshape(4, 4)
             w = w + (total + 2 * 0.5 * (a * b + c * d)) / CLIENTS  # replace_one
         return w
@@ -84,7 +84,7 @@ def test_a_run_equals_a_numpy_loop():
 
 def test_no_contribution_moves_the_sum_by_more_than_its_sensitivity():
     rows = jax.random.normal(KEY, (50, 7)) * jnp.geomspace(1e-3, 1e3, 50)[:, None]
-    one = lambda row: mech.contribute(chain_of(), (), row[None], jnp.ones(1)).value
+    one = lambda row: mech.clip_and_sum(chain_of(), (), row[None], jnp.ones(1)).value
     lengths = np.abs(np.asarray(jax.vmap(one)(rows))).sum(1)
     assert lengths.max() <= 0.5 * (1 + 1e-6) and lengths.max() > 0.49
 

@@ -12,8 +12,8 @@ from jfl.kernels.normals import normals
 
 import jfl
 from jfl.core.errors import NotAnalysable
-from jfl.core.random_streams import Stream, stream
-from jfl.engine.round import noise_key
+from jfl.core.random_streams import Stream, stream_key
+from jfl.engine.round import run_noise_key
 from jfl.privacy.mechanisms import chain as mech
 from jfl.privacy.mechanisms import linear_maps
 
@@ -58,7 +58,7 @@ def plan_of(release=None, grad=None, sampler=None, **options):
 
 def matrices(pair, round_):
     """Float[k, 4] of the way there and Float[4, k] of the way back, in a round."""
-    there, _, _, back = mech.at(
+    there, _, _, back = mech.at_round(
         jfl.chain(pair.there, jfl.clip_l2(1.0), jfl.total(), pair.back), jnp.int32(round_)
     ).stages
     leaves, treedef = jax.tree.flatten(start_params())
@@ -81,7 +81,7 @@ def matrices(pair, round_):
 def numpy_run(pair, rounds, wrong=False):
     """FedAvg with the noise of a release in fewer coordinates, round by round."""
     plan = plan_of(chain_of(pair))
-    fed, noise = plan.fed, noise_key(jfl.init(KEY, plan))
+    fed, noise = plan.fed, run_noise_key(jfl.init(KEY, plan))
     w = flat(start_params())
     for r in range(rounds):
         there, back = matrices(pair, 0 if wrong else r)
@@ -94,7 +94,7 @@ def numpy_run(pair, rounds, wrong=False):
                 gap = v[0] + x @ v[1:] - y
                 v = v - 0.1 * np.concatenate([[gap.mean()], (gap[:, None] * x).mean(0)])
             total = total + clip(there @ (v - w), 0.5)
-        drawn = normals(stream(noise, Stream.RELEASE, r), jnp.zeros(len(there)))
+        drawn = normals(stream_key(noise, Stream.RELEASE, r), jnp.zeros(len(there)))
         # replace_one: twice the clip norm
         w = w + back @ (total + 1.0 * np.asarray(drawn)) / CLIENTS
     return w
@@ -130,7 +130,7 @@ def test_there_and_back_is_unbiased(name):
     @jax.jit
     @jax.vmap
     def both(round_):
-        there, _, _, back = mech.at(chain, round_).stages
+        there, _, _, back = mech.at_round(chain, round_).stages
         value = back.apply(there.apply((), vector)[0], mech.After())[0]
         return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(value)])
 
@@ -156,7 +156,7 @@ def test_a_map_changes_no_epsilon_whatever_it_does():
         assert (found.epsilon, found.status) == (plain.epsilon, "proved")
     rows = jnp.ones((1, 4))
     ones = jax.tree.map(lambda x: jnp.ones((1, *x.shape)), start_params())
-    part = mech.contribute(mech.at(chain_of(far), jnp.int32(0)), (), ones, rows[0, :1])
+    part = mech.clip_and_sum(mech.at_round(chain_of(far), jnp.int32(0)), (), ones, rows[0, :1])
     assert np.linalg.norm(flat(part.value)) <= 0.5 * (1 + 1e-6)
 
 
@@ -302,7 +302,9 @@ def test_a_public_key_is_of_no_stream():
     data = lambda key: jax.random.key_data(key).tolist()
     for seed in range(7):
         mine = data(linear_maps._key(seed, 1))
-        assert mine not in [data(stream(jax.random.key(0), s, r)) for s in range(7) for r in (0, 1)]
+        assert mine not in [
+            data(stream_key(jax.random.key(0), s, r)) for s in range(7) for r in (0, 1)
+        ]
 
 
 def test_what_a_stage_hides_is_not_proved():

@@ -48,8 +48,8 @@ def _chain(kind, bound, adjacency):
 def _sum(kind, adjacency, bound, rows, weight):
     """The sum a release adds noise to, and what is claimed of it."""
     m = _chain(kind, bound, adjacency)
-    state = mech.initial(m)
-    return mech.contribute(m, state, rows, weight).value, mech.sensitivity(
+    state = mech.initial_state(m)
+    return mech.clip_and_sum(m, state, rows, weight).value, mech.sensitivity(
         m, state, jnp.max(weight)
     )
 
@@ -175,7 +175,7 @@ def test_layers_must_match_what_is_clipped():
         clip_per_layer((1.0, 1.0, 1.0)),
     ):
         with pytest.raises(ValueError, match="clip_per_layer"):
-            mech.contribute(chain(bad, total()), (), rows, jnp.ones(ROWS))
+            mech.clip_and_sum(chain(bad, total()), (), rows, jnp.ones(ROWS))
 
 
 # --- clipping
@@ -183,7 +183,9 @@ def test_layers_must_match_what_is_clipped():
 
 def test_small_contributions_are_left_alone_and_zero_is_not_divided_by():
     """Clipping is not normalising."""
-    contribute = jax.jit(lambda m, rows, weight: mech.contribute(m, mech.initial(m), rows, weight))
+    contribute = jax.jit(
+        lambda m, rows, weight: mech.clip_and_sum(m, mech.initial_state(m), rows, weight)
+    )
     rows = jnp.array([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0], [1e-30, 0.0], [1e25, 1e25]])
     for stage in (clip_l2(1.0), clip_per_layer(1.0, layers=1), clip_adaptive(1.0, 3)):
         m = chain(stage, total())
@@ -191,7 +193,7 @@ def test_small_contributions_are_left_alone_and_zero_is_not_divided_by():
             weight = jnp.zeros(5).at[i].set(1.0)
             part = contribute(m, rows, weight)
             value = part.value[0] if stage.name == "clip_adaptive" else part.value
-            assert float(part.rows) == 1 and float(part.clipped) == (i == 1)
+            assert float(part.count) == 1 and float(part.clipped) == (i == 1)
             if want is None:  # too long to be measured
                 assert not np.asarray(value).any() and float(part.nonfinite) == 1
             else:
@@ -203,7 +205,7 @@ def test_the_clip_does_not_depend_on_data():
     tenth as it is."""
     m = chain(clip_l2(1.0), total())
     small = np.array([[0.1, 0.2]], "f4")
-    sum_of = jax.jit(lambda rows, weight: mech.contribute(m, (), rows, weight).value)
+    sum_of = jax.jit(lambda rows, weight: mech.clip_and_sum(m, (), rows, weight).value)
     rows = np.concatenate([small, 100 * np.ones((9, 2), "f4")])
     close(sum_of(rows, np.eye(1, 10, dtype="f4")[0]), sum_of(small, np.ones(1, "f4")))
 
@@ -219,7 +221,7 @@ def test_masked_rows_add_nothing(stage, junk):
     rows = {"a": jnp.ones((4, 3)), "b": jnp.arange(8.0).reshape(4, 2)}
     dirty = jax.tree.map(lambda x: x.at[2].set(junk), rows)
     weight = jnp.array([1.0, 2.0, 0.0, 1.0])
-    contribute = jax.jit(lambda x: mech.contribute(m, mech.initial(m), x, weight))
+    contribute = jax.jit(lambda x: mech.clip_and_sum(m, mech.initial_state(m), x, weight))
     part = [contribute(x) for x in (rows, dirty)]
     assert same_bits(*part) and float(part[0].rows) == 3
 
@@ -230,7 +232,7 @@ def test_a_clipped_row_is_within_its_bound_in_float32(dtype):
     clipped = jax.jit(
         jax.vmap(
             lambda row: (
-                mech.contribute(chain(clip_l2(1.0), total()), (), row[None], jnp.ones(1)).value
+                mech.clip_and_sum(chain(clip_l2(1.0), total()), (), row[None], jnp.ones(1)).value
             )
         )
     )(rows)
@@ -286,7 +288,7 @@ STAGES = dict(
 def _noise(stages, key=KEY, adjacency="add_remove", **options):
     m = chain(*stages, adjacency=adjacency)
     zeros = {k: jnp.zeros((2,) + s) for k, s in LEAVES.items()}
-    return mech.release(m, key, mech.initial(m), zeros, jnp.ones(2), **options)[0]
+    return mech.release(m, key, mech.initial_state(m), zeros, jnp.ones(2), **options)[0]
 
 
 @pytest.mark.by_default("add_remove-1-l2", "replace_one-2-layers", "add_remove-1-adaptive")
@@ -375,7 +377,7 @@ def test_the_bits_say_what_sigma_is():
     def run(bound, rows):
         m = chain(clip_l2(bound), total(), gaussian(0.9), divide(2), adjacency="replace_one")
         out, _ = mech.release(m, KEY, (), rows, jnp.ones(4))
-        return out, mech.contribute(m, (), rows, jnp.ones(4)).value
+        return out, mech.clip_and_sum(m, (), rows, jnp.ones(4)).value
 
     for bound in (1e-3, 1.0, 50.0):
         out, total_ = run(bound, jax.random.normal(KEY, (4, 6)))
@@ -394,7 +396,7 @@ def test_adaptive_clip_finds_the_quantile(quantile, initial):
     def once(state, _):
         return mech.release(m, KEY, state, norms[:, None], jnp.ones(200))[1], None
 
-    state, _ = jax.jit(lambda s: jax.lax.scan(once, s, None, 400))(mech.initial(m))
+    state, _ = jax.jit(lambda s: jax.lax.scan(once, s, None, 400))(mech.initial_state(m))
     assert abs(float(jnp.mean(norms <= state)) - quantile) < 0.03
 
 
@@ -404,8 +406,8 @@ def test_adaptive_clip_moves_by_the_noisy_coordinate_only():
     m = chain(clip_adaptive(2.0, 10, **options), total(), gaussian(1.5), adjacency="add_remove")
     rows = jnp.concatenate([jnp.ones((3, 4)), 9 * jnp.ones((4, 4))])
     weight = jnp.ones(7)
-    value, state = mech.release(m, KEY, mech.initial(m), rows, weight)
-    clean = mech.contribute(m, mech.initial(m), rows, weight)
+    value, state = mech.release(m, KEY, mech.initial_state(m), rows, weight)
+    clean = mech.clip_and_sum(m, mech.initial_state(m), rows, weight)
     noise = normals(KEY, clean.value)
     sigma = 1.5 * 2.0 * math.sqrt(1 + 0.5**2 / 4)
     close(value, clean.value[0] + sigma * noise[0], rtol=1e-5)

@@ -79,7 +79,9 @@ def test_uploads_and_personal_models_show_as_much_as_the_view_counts(endless_noi
     )
     plan = jfl.plan(fed, task, made, jfl.sampling.full(1))
     out = jfl.simulate(jax.random.key(3), plan, 1)
-    both = np.array([out.params, out.run.own[0]], np.float64)  # one upload moves the model by it
+    both = np.array(
+        [out.params, out.run.client_states[0]], np.float64
+    )  # one upload moves the model by it
     shown = 2 * bound / both.std(1)  # an exchanged row moves each sum by at most 2 * bound
     np.testing.assert_allclose(shown, [1 / z, 1 / own], rtol=0.05)
     assert abs(np.corrcoef(both)[0, 1]) < 0.06

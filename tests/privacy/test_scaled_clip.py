@@ -36,7 +36,7 @@ def rows(round_, n=6):
 
 def test_releases_equal_a_loop_in_numpy():
     made, square = mechanism(), np.zeros(7)
-    state, weight = chain.initial(made), np.array([1, 0.5, 0, 1, 0.25, 1.0], np.float32)
+    state, weight = chain.initial_state(made), np.array([1, 0.5, 0, 1, 0.25, 1.0], np.float32)
     for round_ in range(6):
         key = jax.random.fold_in(KEY, round_)
         draws, tree = rows(round_)
@@ -63,9 +63,9 @@ def test_one_contribution_moves_the_sum_by_no_more_than_the_bound():
         state = jax.tree.map(
             lambda x, scale=scale: jnp.asarray(rng.gamma(0.1, size=x.shape) * scale), LIKE
         )
-        state = type(chain.initial(made))(state)
+        state = type(chain.initial_state(made))(state)
         one = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(1, *x.shape)) * 1e3), LIKE)
-        part = chain.contribute(made, state, one, jnp.ones(1))
+        part = chain.clip_and_sum(made, state, one, jnp.ones(1))
         assert np.linalg.norm(flat(part.value)) <= 0.5 * (1 + 1e-6)
         assert int(part.nonfinite) == 0
     assert float(chain.sensitivity(made)) == pytest.approx(0.5)
@@ -86,7 +86,7 @@ def test_the_first_release_is_that_of_clip_l2():
     made = mechanism()
     plain = dataclasses.replace(made, stages=(jfl.clip_l2(0.5), *made.stages[1:]))
     _, tree = rows(0)
-    one, _ = chain.release(made, KEY, chain.initial(made), tree, jnp.ones(6))
+    one, _ = chain.release(made, KEY, chain.initial_state(made), tree, jnp.ones(6))
     other, _ = chain.release(plain, KEY, (), tree, jnp.ones(6))
     np.testing.assert_allclose(flat(one), flat(other), rtol=1e-5, atol=1e-7)
 
@@ -154,7 +154,7 @@ def test_small_coordinates_get_less_noise():
         made = jfl.chain(
             clip, jfl.total(), jfl.gaussian(0.1), jfl.divide(50), adjacency="add_remove"
         )
-        state, found = chain.initial(made), []
+        state, found = chain.initial_state(made), []
         for round_ in range(40):
             key = jax.random.fold_in(KEY, round_)
             out, state = chain.release(made, key, state, tree, jnp.ones(50))

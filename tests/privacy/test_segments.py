@@ -559,7 +559,7 @@ def learning_rates(present=True, batch=None):
 
 def test_algorithms_of_the_library_draw_alike():
     plans = learning_rates()
-    assert len({identity.words(p).tobytes() for p in plans}) == 8
+    assert len({identity.plan_identity(p).tobytes() for p in plans}) == 8
     grad = plans[0].algorithm.client.data["work"].grad
     make_plan = lambda alg: dataclasses.replace(
         plans[0], algorithm=jfl.plan(plans[0].fed, plans[0].task, alg, sampling.full(1)).algorithm

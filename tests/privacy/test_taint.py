@@ -447,7 +447,7 @@ def same_in_every_step(ctx, keys, server, own, rows, *, work):
 def unclipped(ctx, keys, server, own, rows, *, work):
     at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
     g, _ = jfl.grad(squared)(None, server.params, batches.gather(rows, at, mask), ctx)
-    return mech.finish(work.grad.mechanism, keys.noise, (), g)[0], own, NOTHING
+    return mech.release_sum(work.grad.mechanism, keys.noise, (), g)[0], own, NOTHING
 
 
 def twice_as_much(ctx, keys, server, own, rows, *, work):
@@ -455,10 +455,14 @@ def twice_as_much(ctx, keys, server, own, rows, *, work):
     moved, seen = diff_of(
         dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows
     )
-    part = mech.contribute(
+    part = mech.clip_and_sum(
         work.grad.mechanism, (), pytrees.map(lambda x: x[None], moved), jnp.ones(1)
     ).value
-    return mech.finish(work.grad.mechanism, keys.noise, (), pytrees.add(part, part))[0], own, seen
+    return (
+        mech.release_sum(work.grad.mechanism, keys.noise, (), pytrees.add(part, part))[0],
+        own,
+        seen,
+    )
 
 
 def heavier(ctx, keys, server, own, rows, *, work):

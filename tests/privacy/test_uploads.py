@@ -375,7 +375,7 @@ def test_a_function_of_weights_is_kept_whole():
     plan = make_plan(5.0, 3.0, MOVING)
     assert isinstance(plan.weights, Fn)
     out = jfl.simulate(jax.random.key(0), plan, rounds=5)
-    assert np.isfinite(np.asarray(out.metrics.loss)).all() and out.run.own.shape == (C,)
+    assert np.isfinite(np.asarray(out.metrics.loss)).all() and out.run.client_states.shape == (C,)
 
 
 @pytest.mark.slow

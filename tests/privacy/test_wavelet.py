@@ -185,7 +185,7 @@ def test_a_row_that_is_not_finite_counts_as_zero_wherever_it_stands(layout, junk
     for clip in clips:
         chain = jfl.chain(clip, jfl.total())
         contribute = jax.jit(
-            lambda every, chain=chain: mech.contribute(chain, (), every, jnp.ones(14))
+            lambda every, chain=chain: mech.clip_and_sum(chain, (), every, jnp.ones(14))
         )
         found = contribute(stacked(rows))
         np.testing.assert_allclose(flat(found.value), flat(contribute(good).value), rtol=1e-6)
@@ -384,14 +384,14 @@ def plan_of(chain, fed=None, **options):
 def test_a_round_is_the_loop_of_the_paper():
     """DP-SGD-WAV, R5: transform, clip weighted coefficients, sum, noise, back, divide; then
     FedAvg."""
-    from jfl.core.random_streams import Stream, stream
-    from jfl.engine.round import noise_key
+    from jfl.core.random_streams import Stream, stream_key
+    from jfl.engine.round import run_noise_key
 
     clip, noise = wavelet.published("R5", 0.9, 0.5, MADE)
     plan = plan_of(jfl.chain(clip, jfl.total(), noise, jfl.divide(4.0)))
     run = jfl.init(jax.random.key(1), plan)
     after, _ = jax.jit(lambda run: jfl.run_round(run, plan))(run)
-    base = stream(noise_key(run), Stream.ROWS, 0)
+    base = stream_key(run_noise_key(run), Stream.ROWS, 0)
     fed, m = plan.fed, 4
     x, y = np.asarray(fed.x, np.float64), np.asarray(fed.y, np.float64)
     h = np.array(

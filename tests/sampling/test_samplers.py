@@ -76,8 +76,8 @@ def test_full_takes_everyone():
     c = draw_clients(sampling.full(CLIENTS), 3)
     assert (
         (c.ids == np.arange(CLIENTS)).all()
-        and (c.count == 1).all()
-        and (c.turn == 0).all()
+        and (c.times_drawn == 1).all()
+        and (c.repeat_index == 0).all()
         and (c.overflow == 0).all()
     )
 
@@ -85,8 +85,8 @@ def test_full_takes_everyone():
 def test_without_replacement_is_uniform_over_subsets():
     n = 60_000
     c = draw_clients(sampling.without_replacement(CLIENTS, 3), n)
-    assert (c.count == 1).all() and (c.turn == 0).all()
-    found = subset_counts(codes(c.ids, c.count > 0, CLIENTS), CLIENTS, 3)
+    assert (c.times_drawn == 1).all() and (c.repeat_index == 0).all()
+    found = subset_counts(codes(c.ids, c.times_drawn > 0, CLIENTS), CLIENTS, 3)
     assert not rejects(found, np.full(35, 1 / 35))
     # must fail: client 0 ten per cent too often
     favoured = np.array([1.1 if 0 in s else 1.0 for s in itertools.combinations(range(CLIENTS), 3)])
@@ -105,7 +105,7 @@ def test_poisson_is_independent_at_its_rate():
     n, rate, clients = 200_000, 0.45, 5
     count = lambda r: np.bincount(
         codes(
-            *(lambda c: (c.ids, c.count > 0))(
+            *(lambda c: (c.ids, c.times_drawn > 0))(
                 draw_clients(sampling.poisson(clients, r, capacity=clients), n)
             ),
             clients,
@@ -118,16 +118,18 @@ def test_poisson_is_independent_at_its_rate():
 
 def test_poisson_slots():
     c = draw_clients(sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS), 500)
-    taken = c.count > 0
+    taken = c.times_drawn > 0
     assert (
         ((c.ids < CLIENTS) == taken).all()
         and (c.ids[~taken] == CLIENTS).all()
-        and (c.turn == 0).all()
+        and (c.repeat_index == 0).all()
     )
     assert all(len(set(i[t])) == t.sum() for i, t in zip(c.ids, taken)) and (c.overflow == 0).all()
     all_in = draw_clients(sampling.poisson(CLIENTS, 1.0), 5)
-    assert (all_in.count == 1).all()
-    traced = jax.jit(lambda q: sampling.poisson(CLIENTS, q, capacity=CLIENTS).draw(KEY).count.sum())
+    assert (all_in.times_drawn == 1).all()
+    traced = jax.jit(
+        lambda q: sampling.poisson(CLIENTS, q, capacity=CLIENTS).draw(KEY).times_drawn.sum()
+    )
     assert int(traced(1.0)) == CLIENTS and int(traced(0.0)) == 0
 
 
@@ -135,9 +137,9 @@ def test_poisson_capacity_changes_who_fits_and_nothing_else():
     wide, tight = (
         draw_clients(sampling.poisson(CLIENTS, 0.4, capacity=k), 500) for k in (CLIENTS, 4)
     )
-    fits = (wide.count > 0).sum(1) <= 4
+    fits = (wide.times_drawn > 0).sum(1) <= 4
     assert (wide.ids[fits, :4] == tight.ids[fits]).all() and (tight.overflow[fits] == 0).all()
-    assert ((wide.count > 0).sum(1) - 4 == tight.overflow)[~fits].all() and (~fits).any()
+    assert ((wide.times_drawn > 0).sum(1) - 4 == tight.overflow)[~fits].all() and (~fits).any()
 
 
 @pytest.mark.parametrize(
@@ -169,10 +171,12 @@ def test_with_replacement_has_the_law_of_independent_draws(weights):
     n = 100_000
     c = draw_clients(sampling.with_replacement(4, 3, weights=weights), n)
     times = np.zeros((n, 4), int)
-    np.add.at(times, (np.repeat(np.arange(n), 3), np.minimum(c.ids, 3).ravel()), c.count.ravel())
-    assert (times.sum(1) == 3).all() and ((c.count > 0) == (c.ids < 4)).all()
+    np.add.at(
+        times, (np.repeat(np.arange(n), 3), np.minimum(c.ids, 3).ravel()), c.times_drawn.ravel()
+    )
+    assert (times.sum(1) == 3).all() and ((c.times_drawn > 0) == (c.ids < 4)).all()
     assert all(
-        len(set(i[k > 0])) == (k > 0).sum() for i, k in zip(c.ids[:200], c.count[:200])
+        len(set(i[k > 0])) == (k > 0).sum() for i, k in zip(c.ids[:200], c.times_drawn[:200])
     )  # once a round
 
     def law(share):
@@ -190,8 +194,8 @@ def test_independent_draws_have_turns():
     one, many = (
         draw_clients(sampling.with_replacement(4, 6, independent=i), 200) for i in (False, True)
     )
-    assert (many.count == 1).all()
-    for ids, turn, merged, count in zip(many.ids, many.turn, one.ids, one.count):
+    assert (many.times_drawn == 1).all()
+    for ids, turn, merged, count in zip(many.ids, many.repeat_index, one.ids, one.times_drawn):
         assert len(set(zip(ids, turn))) == 6  # every run has an address of its own
         assert {i: (ids == i).sum() for i in set(ids)} == {i: k for i, k in zip(merged, count) if k}
         assert all(sorted(turn[ids == i]) == list(range((ids == i).sum())) for i in set(ids))
@@ -225,8 +229,8 @@ def test_first_responders_follow_the_race():
     """All ten pairs of five exponential latencies.  One client that is ten per cent faster must be
     seen."""
     c = draw_clients(sampling.first_responders(5, 2, MEANS), 100_000)
-    assert (c.count == 1).all() and (c.turn == 0).all() and (c.overflow == 0).all()
-    found = subset_counts(codes(c.ids, c.count > 0, 5), 5, 2)
+    assert (c.times_drawn == 1).all() and (c.repeat_index == 0).all() and (c.overflow == 0).all()
+    found = subset_counts(codes(c.ids, c.times_drawn > 0, 5), 5, 2)
     assert not rejects(found, _race(MEANS, 2))
     assert rejects(found, _race(MEANS * [1, 0.9, 1, 1, 1], 2)) and rejects(found, np.full(10, 0.1))
 
@@ -717,7 +721,7 @@ def test_other_bad_arguments_are_refused():
         with pytest.raises(ValueError, match="weight"):
             sampling.with_replacement(7, 3, weights=weights)
     with pytest.raises(ValueError, match="traced"):
-        jax.jit(lambda q: sampling.poisson(7, q).draw(KEY).count)(0.5)
+        jax.jit(lambda q: sampling.poisson(7, q).draw(KEY).times_drawn)(0.5)
 
 
 # --- groups that take turns
@@ -725,12 +729,12 @@ def test_other_bad_arguments_are_refused():
 
 def rounds_of(sampler, key, rounds):
     """Who takes part, Bool[rounds, clients]."""
-    one = jax.jit(lambda key, r: cohorts.cohort_of(sampler, key, r))
+    one = jax.jit(lambda key, r: cohorts.draw_cohort(sampler, key, r))
     out = np.zeros((rounds, sampler.clients), bool)
     for r in range(rounds):
         cohort = jax.tree.map(np.asarray, one(key, r))
-        assert cohort.overflow == 0 and (cohort.turn == 0).all()
-        here = cohort.ids[cohort.count > 0]
+        assert cohort.overflow == 0 and (cohort.repeat_index == 0).all()
+        here = cohort.ids[cohort.times_drawn > 0]
         assert len(set(here.tolist())) == len(here)
         out[r, here] = True
     return out
@@ -764,7 +768,7 @@ def test_a_cohort_of_a_group_is_a_uniform_subset():
     """Groups of 8, of which 2 are drawn: which pair, in 6,000 rounds of one group."""
     sampler = sampling.min_separation(16, 2, 2)
     seen = rounds_of(sampler, KEY, 2)
-    draw = jax.jit(jax.vmap(lambda r: cohorts.cohort_of(sampler, KEY, r).ids))
+    draw = jax.jit(jax.vmap(lambda r: cohorts.draw_cohort(sampler, KEY, r).ids))
     ids = np.sort(np.asarray(draw(2 * jnp.arange(6000))), axis=1)
     group = np.unique(ids)
     assert len(group) == 8 and not set(group) & set(np.flatnonzero(seen[1]))
@@ -791,7 +795,7 @@ def test_cyclic_poisson_is_poisson_in_a_group():
     sampler = sampling.cyclic_poisson(8, rate, turns, capacity=8)
 
     def one(key):
-        draw = lambda r: cohorts.cohort_of(sampler, key, r)
+        draw = lambda r: cohorts.draw_cohort(sampler, key, r)
         ids = jax.vmap(draw)(jnp.arange(2 * turns)).ids
         return jax.vmap(lambda i: jnp.zeros(8, bool).at[i].set(True, mode="drop"))(ids)
 
@@ -811,7 +815,7 @@ def test_cyclic_poisson_is_poisson_in_a_group():
 
 def test_overflow_of_a_cyclic_cohort_is_counted_and_charged():
     few = sampling.cyclic_poisson(8, 0.9, 2, capacity=1)
-    lost = [int(cohorts.cohort_of(few, KEY, r).overflow) for r in range(20)]
+    lost = [int(cohorts.draw_cohort(few, KEY, r).overflow) for r in range(20)]
     assert max(lost) > 0
     assert cohort_overflow(few) > 0.5
     enough = sampling.cyclic_poisson(1000, 0.5, 5)
@@ -852,11 +856,11 @@ def test_a_truncated_cohort_equals_a_loop():
         np.testing.assert_array_equal(
             cohort.ids, np.pad(by_hand, (0, 12 - len(by_hand)), constant_values=40)
         )
-        np.testing.assert_array_equal(cohort.count, np.arange(12) < len(by_hand))
+        np.testing.assert_array_equal(cohort.times_drawn, np.arange(12) < len(by_hand))
         assert cohort.overflow == 0
     assert max(sizes) == 12 and min(sizes) < 12
     whole = sampling.truncated_poisson(40, 1.0, 12).draw(KEY)
-    assert (whole.count == 1).all()
+    assert (whole.times_drawn == 1).all()
 
 
 def test_of_more_than_there_is_room_for_a_uniform_subset_comes():

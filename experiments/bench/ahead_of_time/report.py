@@ -15,7 +15,7 @@ from scipy import stats
 import jfl
 from jfl.core.hashing import WORDS
 from jfl.engine import sharding, simulate, slots, sweep
-from jfl.engine.round import begin
+from jfl.engine.round import init_run
 from jfl.privacy.mechanisms import correlated
 from jfl.sampling.clients import BY_RATE
 
@@ -162,19 +162,19 @@ def chunk_turns(plan: jfl.Plan) -> dict:
     Devices wait for each other.  Where slots are dealt they need equally many chunks; where each
     runs those whose states it holds, the one that needs most counts.
     """
-    sampler, devices = plan.sampler, sharding.count(plan.mesh)
+    sampler, devices = plan.sampler, sharding.num_devices(plan.mesh)
     if devices > 1 and plan.algorithm.stateful:
         if sampler.scheme == "full":
             return {}
         held = -(-sampler.clients // devices)
-        turns, size = slots.layout_of_holder(plan, held)
+        turns, size = slots.chunk_layout_by_state(plan, held)
         # of a Poisson cohort each client comes by itself
         apart = sampler.scheme in BY_RATE
         drawn = (held, _chance(sampler)) if apart else (sampler.capacity, 1 / devices)
         law = stats.binom(*drawn)
         needed = 1 - law.cdf(np.arange(turns) * size) ** devices
     else:
-        count, size = slots.layout(plan)
+        count, size = slots.chunk_layout(plan)
         if sampler.scheme not in BY_RATE:
             return {}
         turns, together = count // devices, size * devices
@@ -208,7 +208,7 @@ def run(plan: jfl.Plan, target: str, *, devices=1, evaluations=2, turns=None) ->
     with as_on(target):  # a chunk is larger where launches are dear
         turns = chunk_turns(plan) | earlier_turns(plan) | (turns or {})
         turns["evaluations"] = counts.Turns(evaluations, evaluations)
-    state = jax.eval_shape(begin, _key(), shapes(plan), _words(), _words())
+    state = jax.eval_shape(init_run, _key(), shapes(plan), _words(), _words())
     many = jax.ShapeDtypeStruct((evaluations,), jnp.int32)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     placed = _placed((state, plan, many, count, _words()), mesh)

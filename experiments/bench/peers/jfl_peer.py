@@ -16,7 +16,7 @@ try:
 
     import jfl
     from jfl.core import identity
-    from jfl.engine.round import enter, noise_key, one_round
+    from jfl.engine.round import advance, enter_plan, run_noise_key
 
     missing = None
 except ImportError as error:
@@ -87,12 +87,12 @@ def make(spec, fed, mode, sampler=None):
 
 def program(plan):
     """(state, plan, rounds) -> state, compiled for any number of rounds; nothing is evaluated."""
-    words = identity.for_noise(plan)
+    words = identity.noise_identity(plan)
 
     def block(run, plan, rounds):
-        run = enter(run, words)
-        noise = noise_key(run)
-        return jax.lax.fori_loop(0, rounds, lambda _, run: one_round(run, plan, noise)[0], run)
+        run = enter_plan(run, words)
+        noise = run_noise_key(run)
+        return jax.lax.fori_loop(0, rounds, lambda _, run: advance(run, plan, noise)[0], run)
 
     return jax.jit(block, donate_argnums=0)
 

@@ -248,7 +248,7 @@ def _distinct(segments):
 
 def _name(plan):
     """What the noise of a plan follows from."""
-    return id(plan) if plan.paired_noise else identity.words(plan).tobytes()
+    return id(plan) if plan.paired_noise else identity.plan_identity(plan).tobytes()
 
 
 def _known(segments):

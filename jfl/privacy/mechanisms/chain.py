@@ -35,19 +35,18 @@ WHOLE = ("discrete_gaussian", "skellam")  # laws of integers
 
 
 @record
-class Partial:
+class PartialSum:
     """A sum under way."""
 
     value: (
         Any  # the masked, weighted sum: float32 or wider, also of contributions in half precision
     )
-    rows: Any  # contributions so far
+    count: Any  # contributions so far
     clipped: Any  # of them clipped
     weight: Any  # the sum of their weights
     nonfinite: Any  # contributions that counted as zero, since they were not finite
-    form: tuple[Any, ...] = (
-        static()
-    )  # pytrees.form of a contribution, whose types a release gets back
+    # pytrees.dtypes_of of a contribution, to which a release is cast back
+    dtypes: tuple[Any, ...] = static()
 
 
 def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
@@ -160,7 +159,7 @@ def law_of(mechanism: Mechanism) -> str:
     return next((s.law for s in _of(mechanism, "noise")), "")
 
 
-def clips(mechanism: Mechanism | None) -> bool:
+def has_clip(mechanism: Mechanism | None) -> bool:
     return mechanism is not None and not all(s.is_map for s in _of(mechanism, "row"))
 
 
@@ -214,7 +213,7 @@ def bind(
     return mechanism
 
 
-def initial(mechanism: Mechanism) -> Any:
+def initial_state(mechanism: Mechanism) -> Any:
     """The state of the first release."""
     states = [s.state for s in mechanism.stages if s.state is not None]
     wide = lambda x: jnp.asarray(x, jnp.float32)
@@ -224,7 +223,7 @@ def initial(mechanism: Mechanism) -> Any:
 def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
     """Bound of one contribution of weight 1, in the units of the sum: Euclidean, or in the norm of
     a shape."""
-    state = initial(mechanism) if state is None else state
+    state = initial_state(mechanism) if state is None else state
     rows = _of(mechanism, "row")
     return rows[-1].bound(state, shape) if rows and not rows[-1].is_map else math.inf
 
@@ -266,7 +265,7 @@ def _now(value: Any, round_: Array) -> Any:
     return jnp.where(value >= FLOOR, value, jnp.nan)  # Health stops a clip or a noise that is none
 
 
-def at(mechanism: Mechanism, round_: Any) -> Mechanism:
+def at_round(mechanism: Mechanism, round_: Any) -> Mechanism:
     """The mechanism of one round: clip norms and noise that change from round to round get their
     value."""
 
@@ -373,7 +372,7 @@ def multipliers(
     are alike."""
     if not multiplier_changes(mechanism):
         return multiplier(mechanism, max_weight(0))
-    values = [multiplier(at(mechanism, jnp.int32(r)), max_weight(r)) for r in range(rounds)]
+    values = [multiplier(at_round(mechanism, jnp.int32(r)), max_weight(r)) for r in range(rounds)]
     return np.array(values)
 
 
@@ -398,7 +397,7 @@ def calms(mechanism: Mechanism | None, rounds: int) -> bool:
     return levels.ndim > 0 and bool(np.any(np.diff(levels, axis=0) > 0))
 
 
-def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Partial:
+def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> PartialSum:
     """Row stages, weights and the sum.
 
     A contribution that is not finite after the row stages counts as zero; without a row stage it
@@ -416,14 +415,14 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
         of every coordinate.  A contribution that is not finite would tell itself apart in any
         noise.
     """
-    form, rows = pytrees.form(rows), pytrees.wide(rows)
+    form, rows = pytrees.dtypes_of(rows), pytrees.wide(rows)
 
     def one(row: Tree) -> tuple[Tree, Array, Array]:
         clipped = jnp.zeros((), bool)
         for s in _of(mechanism, "row"):
             row, over = s.apply(state, row)
             clipped = clipped | over
-        return row, clipped, pytrees.finite(row)
+        return row, clipped, pytrees.all_finite(row)
 
     is_counted = counts = weight != 0
     clipped = bad = jnp.zeros(weight.shape, bool)
@@ -436,9 +435,9 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
         return jnp.where(kept, w.astype(x.dtype) * x, jnp.zeros((), x.dtype)).sum(0)
 
     value, count = pytrees.map(weighted, rows), lambda x: x.sum().astype(jnp.float32)
-    if weight.shape == (1,) and clips(mechanism):
+    if weight.shape == (1,) and has_clip(mechanism):
         value = marks.bounded(value, mechanism, weight, "single")
-    return Partial(
+    return PartialSum(
         value,
         count(is_counted),
         count(clipped & counts),
@@ -448,7 +447,7 @@ def contribute(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Part
     )
 
 
-def finish(
+def release_sum(
     mechanism: Mechanism,
     key: Key,
     state: Any,
@@ -457,7 +456,7 @@ def finish(
     max_weight: Any = 1.0,
     realised: Any = None,
     client: Any = None,
-    form: Any = None,
+    dtypes: Any = None,
     series: Any = None,
 ) -> tuple[Any, ...]:
     """Noise and post-processing of a finished sum.
@@ -471,7 +470,7 @@ def finish(
         realised: what a divisor that is not a number stands for: the client's rows, or the cohort's
             weight.
         client: whose noise it is, where each client has its own level.
-        form: `pytrees.form` of a contribution: the release is rounded to its types, after
+        dtypes: `pytrees.dtypes_of` of a contribution: the release is rounded to its types, after
             everything else.  None: of the sum.
         series: the key of all releases of the run and the number of this one, where noise is
             correlated over them.
@@ -485,7 +484,7 @@ def finish(
     """
     after, form, value = (
         After(realised),
-        pytrees.form(value) if form is None else form,
+        pytrees.dtypes_of(value) if dtypes is None else dtypes,
         pytrees.wide(value),
     )
     summed, noise_key = value, marks.noise_key(key)
@@ -545,18 +544,18 @@ def release(
     mechanism: Mechanism, key: Key, state: Any, rows: Any, weight: Any, **options: Any
 ) -> tuple[Any, ...]:
     """`contribute` and `finish` at once -> release, new state."""
-    part = contribute(mechanism, state, rows, weight)
-    return finish(mechanism, key, state, part.value, form=part.form, **options)
+    part = clip_and_sum(mechanism, state, rows, weight)
+    return release_sum(mechanism, key, state, part.value, dtypes=part.dtypes, **options)
 
 
-def alone(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tuple[Any, ...]:
+def release_one(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tuple[Any, ...]:
     """The release of one contribution, in float32 at least -> release; 1 if it counted as zero,
     since it was not finite.
 
     Not rounded to the contribution's type: what is summed next must not be.
     """
-    part = contribute(mechanism, (), pytrees.map(lambda x: x[None], row), jnp.ones(1))
-    return finish(mechanism, key, (), part.value, **options)[0], part.nonfinite
+    part = clip_and_sum(mechanism, (), pytrees.map(lambda x: x[None], row), jnp.ones(1))
+    return release_sum(mechanism, key, (), part.value, **options)[0], part.nonfinite
 
 
 def denominator(mechanism: Mechanism) -> float | None:

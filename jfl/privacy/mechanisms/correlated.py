@@ -147,7 +147,7 @@ def refuse_changing(where: str, release: Mechanism | None, weights: Any) -> None
         )
 
 
-def empty(mechanism: Mechanism, like: Any) -> Any:
+def initial_buffers(mechanism: Mechanism, like: Any) -> Any:
     """What a mechanism keeps before its first round; () where it keeps nothing.
 
     Args:
@@ -161,7 +161,7 @@ def empty(mechanism: Mechanism, like: Any) -> Any:
     return Buffers(pytrees.map(zeros, like))
 
 
-def restarted(state: Any, other: Any) -> Any:
+def reset_buffers_if(state: Any, other: Any) -> Any:
     """The state of a mechanism that goes on; without memory where `other` says that another plan
     has begun."""
     if not isinstance(state, Buffers) or (checks.concrete(other) and not np.any(other)):

@@ -20,7 +20,7 @@ import scipy.special
 from ...core import checks
 from ...core.aliases import Array
 from ...core.records import Key, named
-from ...core.threefry import compact
+from ...core.threefry import as_kernel_key
 from . import hadamard, stages
 
 AGAIN = math.exp(-0.5)  # the probability with which a rounding is too long, at most
@@ -266,4 +266,4 @@ def table(law: str, std: float) -> Table:
 
 def _signs() -> Key:
     """The key of the rotation's signs, which is public and always the same."""
-    return compact(jax.random.key(0))
+    return as_kernel_key(jax.random.key(0))

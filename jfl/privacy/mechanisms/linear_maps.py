@@ -20,7 +20,7 @@ import numpy as np
 from ...core import checks
 from ...core.aliases import Array, Key, Tree
 from ...core.records import Fn, Mechanism, Task, named
-from ...core.threefry import compact
+from ...core.threefry import as_kernel_key
 from . import hadamard
 from .stages import After, Stage, shapes_like
 
@@ -232,7 +232,7 @@ def _drawn_by(where: str, seed: int, each_round: bool) -> dict[str, Any]:
 
 def _key(seed: Array, count: Array) -> Key:
     """A public key, which no run has: cohorts and noise are never drawn from it."""
-    key = jax.random.fold_in(compact(jax.random.key(0)), PUBLIC)
+    key = jax.random.fold_in(as_kernel_key(jax.random.key(0)), PUBLIC)
     key = jax.random.fold_in(key, seed)
     return jax.random.fold_in(key, jnp.asarray(count).astype(jnp.uint32))
 

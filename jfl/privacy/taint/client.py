@@ -123,7 +123,7 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
         )
         if keeps:
             payload = payload, kept, plan.algorithm.personal(server, kept)
-        now = [(mech.at(m, context.round), b) for m, b in releases]
+        now = [(mech.at_round(m, context.round), b) for m, b in releases]
         structures[:] = [tuple(map(jax.tree.structure, r)) for r in now]
         return payload, kept, [[jax.tree.leaves(part) for part in r] for r in now]
 

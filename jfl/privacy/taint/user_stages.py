@@ -55,7 +55,7 @@ def _of_chain(unit, chain: Mechanism | None, *candidates) -> list:
     if chain is None or not any(_is_foreign(s) or foreign(s.noise) for s in chain.stages):
         return []
     found = [(unit, stage, _of_the_round(f)) for stage, f in _schedules(chain)]
-    chain = mech.at(chain, jnp.int32(0))
+    chain = mech.at_round(chain, jnp.int32(0))
     if any(map(_is_foreign, chain.stages)):
         found += [(unit, *pair) for pair in _walked(chain, candidates)]
     return found
@@ -99,7 +99,7 @@ def _walked(chain, candidates):
 
 def _along(chain, value) -> list[tuple[Stage, Trace]]:
     """Stage after stage, each on what the one before leaves."""
-    state, number = abstract(mech.initial(chain)), jax.ShapeDtypeStruct((), jnp.float32)
+    state, number = abstract(mech.initial_state(chain)), jax.ShapeDtypeStruct((), jnp.float32)
     shape = next((s.shape for s in chain.stages if s.shape is not None), None)
     found = []
     for stage in chain.stages:
