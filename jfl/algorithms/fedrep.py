@@ -98,8 +98,8 @@ def fedper(
     """FedAvg of a part of the model: the other part, a head say, stays with each client.
 
     Clients are judged by the shared part and their own (`metrics.client_accuracy`);
-    `run.client_states` has the personal parts, by path.  The model of `out.params` has the personal part that every client
-    started from.
+    `run.client_states` has the personal parts, by path.  The model of `out.params` has the personal
+    part that every client started from.
 
     Args:
         grad: gradients of the loss of the whole model, as in `fedavg`.

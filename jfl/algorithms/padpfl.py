@@ -93,7 +93,8 @@ def padpfl(
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
     What the solves of each client's last round reached is in `run.client_states`, [C]: a
-    measurement, outside any guarantee.  Sensitivity from clipped steps is `output_perturbation(..., mu=mu)`.
+    measurement, outside any guarantee.  Sensitivity from clipped steps is
+    `output_perturbation(..., mu=mu)`.
 
     Args:
         grad: gradients of the loss, without the pull, as in `fedavg`.

@@ -884,8 +884,9 @@ def test_old_style_keys(fed, task):
 
 
 def test_schedule():
-    assert sim.rounds_before_evaluations(60, None).tolist() == [3] * 20 and sim.rounds_before_evaluations(5, 10).tolist() == [5]
-    assert sim.rounds_before_evaluations(7, 3).tolist() == [3, 3, 1] and sim.rounds_before_evaluations(61, None).sum() == 61
+    counts = sim.rounds_before_evaluations
+    assert counts(60, None).tolist() == [3] * 20 and counts(5, 10).tolist() == [5]
+    assert counts(7, 3).tolist() == [3, 3, 1] and counts(61, None).sum() == 61
     for bad in (0, -1, 1.5, True, "3"):
         with pytest.raises(ValueError, match="rounds"):
             sim.rounds_before_evaluations(bad, None)

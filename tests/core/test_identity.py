@@ -941,7 +941,7 @@ import jax, jax.numpy as jnp
 import jfl
 from jfl.core import identity
 from jfl import Federation
-from jfl.engine.round import noise_key
+from jfl.engine.round import run_noise_key
 
 r = np.arange(36, dtype=np.float32).reshape(12, 3) / 8
 fed = Federation(r, jnp.arange(12.0) % 3, jnp.arange(12).reshape(3, 4), jnp.array([4, 4, 3]), r[:2], jnp.zeros(2),
@@ -959,7 +959,7 @@ for name in jfl.algorithms.__all__:
         options, grad = dict(mechanism=jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.5))), jfl.grad(loss)
     algorithm = getattr(jfl.algorithms, name)(grad, batch=jfl.batches.without_replacement(2), **options)
     plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(3), release=chain)
-    noise = jax.random.key_data(noise_key(jfl.init(jax.random.key(3), plan)))
+    noise = jax.random.key_data(run_noise_key(jfl.init(jax.random.key(3), plan)))
     found[name] = [identity.signature(jfl.describe(plan)), [int(v) for v in noise]]
 print(json.dumps(found))
 """  # noqa: E501
