@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from ..core import checks, hashing, identity, pytrees
 from ..core.aliases import Tree, Words
@@ -59,9 +58,7 @@ from ..privacy.mechanisms import chain, correlated
 from ..sampling import clients as sampling
 from . import sharding, slots
 from .devices import devices
-
-# How an argument of a shard_map is divided over the devices.
-REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("clients")
+from .sharding import REPLICATED, SPLIT
 
 
 class RoundStats(NamedTuple):

@@ -1,7 +1,7 @@
-"""What of a run lies where on the devices of a mesh, and what they tell each other.
+"""Where the arrays of a run are on the devices of a mesh, and how devices add up their results.
 
-Every device holds the rows and the server's state whole; held-out rows, and what clients remember,
-are divided where they come out even.
+Every device holds all rows and the server state.  Test rows and client states are divided among
+the devices if their number is a multiple of the number of devices.
 """
 
 import functools
@@ -18,138 +18,140 @@ from ..core.aliases import Tree
 from ..core.records import Plan, Run
 from .devices import put, replicated
 
-HALF = 12  # bits: so many, of 4,096 devices, add up in float32 without error
-HELD_OUT = ("x_test", "y_test", "test_index", "test_size")
-BLOCK = 2**26  # bytes of states that leave their devices at once
+HALF_BITS = 12  # the sum of this many bits over 4,096 devices is exact in float32
+TEST_FIELDS = ("x_test", "y_test", "test_index", "test_size")
+TRANSFER_BYTES = 2**26  # of client states that are gathered on every device at a time
+
+# How an argument of a shard_map is divided among the devices.
+REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("clients")
 
 
 def num_devices(mesh: Mesh | None) -> int:
-    """How many devices share each cohort."""
+    """Return how many devices share each cohort."""
     return 1 if mesh is None else mesh.shape["clients"]
 
 
-def _even(x: Any, mesh: Mesh | None) -> bool:
+def _divides_evenly(x: Any, mesh: Mesh | None) -> bool:
     return x.shape[0] % num_devices(mesh) == 0
 
 
 def shardings(tree: Plan | Run, mesh: Mesh) -> Tree:
-    """For each array of a plan or a run, where it lies."""
+    """Return the sharding of each array of a plan or a run."""
 
-    def one(path: Sequence[Any], x: Any) -> NamedSharding:
+    def sharding_of(path: Sequence[Any], x: Any) -> NamedSharding:
         names = tuple(getattr(key, "name", None) for key in path)
-        divided = names[0] == "client_states" or (names[0] == "fed" and names[1] in HELD_OUT)
-        return _divided(mesh) if divided and _even(x, mesh) else replicated(mesh)
+        is_split = names[0] == "client_states" or (names[0] == "fed" and names[1] in TEST_FIELDS)
+        if is_split and _divides_evenly(x, mesh):
+            return NamedSharding(mesh, SPLIT)
+        return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return jax.tree_util.tree_map_with_path(sharding_of, tree)
 
 
 Placed = TypeVar("Placed", Plan, Run)
 
 
 def place(tree: Placed, mesh: Mesh | None) -> Placed:
-    """A plan or a run on the devices of a mesh."""
+    """Put a plan or a run on the devices of a mesh."""
     return tree if mesh is None else jax.tree.map(put, tree, shardings(tree, mesh))
 
 
-def _divided(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec("clients"))
-
-
 def constrain_client_states(states: Tree, mesh: Mesh | None) -> Tree:
-    """As `place`, of what clients remember, inside a program."""
-    if (
-        mesh is None
-        or num_devices(mesh) == 1
-        or not all(_even(x, mesh) for x in jax.tree.leaves(states))
-    ):
+    """Divide client states among the devices as `place` does, inside a compiled program."""
+    if mesh is None or num_devices(mesh) == 1:
         return states
-    return jax.lax.with_sharding_constraint(states, _divided(mesh))
+    if not all(_divides_evenly(x, mesh) for x in jax.tree.leaves(states)):
+        return states
+    return jax.lax.with_sharding_constraint(states, NamedSharding(mesh, SPLIT))
 
 
 def pad_client_states(states: Tree, mesh: Mesh | None) -> Tree:
-    """States [C, ...] with as many more as the devices need to hold equally many each."""
+    """Pad client states [C, ...] with zeros so that every device holds the same number."""
     if num_devices(mesh) == 1:
         return states
-    more = lambda x: [(0, -len(x) % num_devices(mesh))] + [(0, 0)] * (x.ndim - 1)
-    return pytrees.map(lambda x: x if _even(x, mesh) else jnp.pad(x, more(x)), states)
+    padding = lambda x: [(0, -len(x) % num_devices(mesh))] + [(0, 0)] * (x.ndim - 1)
+    pad = lambda x: x if _divides_evenly(x, mesh) else jnp.pad(x, padding(x))
+    return pytrees.map(pad, states)
 
 
 def unpad_client_states(states: Tree, like: Tree) -> Tree:
-    """`padded` states without those of nobody: as many as there were before."""
+    """Remove the padding of `pad_client_states`; `like` are the states before it."""
     return pytrees.map(lambda x, old: x[: len(old)], states, like)
 
 
 def gather_to_host(states: Tree) -> Tree:
-    """States that lie on the devices of several processes, as NumPy's arrays in each of them.
+    """Return client states that are spread over several processes as NumPy arrays in each of them.
 
-    Blocks of clients travel one after another, so that no device has to hold them all.
+    The states are gathered block by block, so that no device has to hold all of them.
     """
 
-    def one(x: Any) -> np.ndarray:
+    def gather(x: Any) -> np.ndarray:
         out = np.empty(x.shape, x.dtype)
-        step = max(1, BLOCK * len(x) // max(x.nbytes, 1))
+        step = max(1, TRANSFER_BYTES * len(x) // max(x.nbytes, 1))
         for first in range(0, len(x), step):
-            some = out[first : first + step]
-            some[:] = _whole(x.sharding.mesh, len(some))(x, first)
+            block = out[first : first + step]
+            block[:] = _slice_on_every_device(x.sharding.mesh, len(block))(x, first)
         return out
 
-    return jax.tree.map(one, states)
+    return jax.tree.map(gather, states)
 
 
 @functools.lru_cache
-def _whole(mesh: Mesh, many: int) -> Callable[..., Any]:
-    """A function of an array and a place: so many rows from there on, on every device."""
-    rows = lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, many)
+def _slice_on_every_device(mesh: Mesh, num_rows: int) -> Callable[..., Any]:
+    """Return a function of an array and an index that puts `num_rows` rows on every device."""
+    rows = lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, num_rows)
     return jax.jit(rows, out_shardings=replicated(mesh))
 
 
 def psum_exact(tree: Any) -> Any:
-    """In a program of all devices: the sum over them of what each has, in one message.
+    """Sum a tree over the devices of a shard_map, in one message, with exact counts.
 
-    A message has one type, so whole numbers travel as two halves each that float32 adds up without
-    error; they are counts, not negative.
+    A message has one dtype.  An int32 is a non-negative count and is sent as two halves, whose sums
+    are exact in float32.
     """
     leaves, treedef = jax.tree.flatten(tree)
     is_count = [x.dtype == jnp.int32 for x in leaves]
     counts = [x for x, is_one in zip(leaves, is_count) if is_one]
-    halves = [(x >> HALF, x % 2**HALF) for x in counts]
-    sent = [x for x, is_one in zip(leaves, is_count) if not is_one]
-    sent, halves = jax.lax.psum(
-        (sent, jax.tree.map(lambda x: x.astype(jnp.float32), halves)), "clients"
-    )
-    counts = [high.astype(jnp.int32) * 2**HALF + low.astype(jnp.int32) for high, low in halves]
-    sums, counts = iter(sent), iter(counts)
-    return treedef.unflatten([next(counts if is_one else sums) for is_one in is_count])
+    halves = [(x >> HALF_BITS, x % 2**HALF_BITS) for x in counts]
+    floats = [x for x, is_one in zip(leaves, is_count) if not is_one]
+    message = floats, jax.tree.map(lambda x: x.astype(jnp.float32), halves)
+    floats, halves = jax.lax.psum(message, "clients")
+    as_int = lambda x: x.astype(jnp.int32)
+    counts = iter([as_int(high) * 2**HALF_BITS + as_int(low) for high, low in halves])
+    floats = iter(floats)
+    return treedef.unflatten([next(counts if is_one else floats) for is_one in is_count])
 
 
-def sum_of_parts(sums: Callable[..., Any], given: Any, items: Any, mesh: Mesh | None) -> Any:
-    """`sums(given, items, mask)` of all items, of which each device takes its part.
+def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: Mesh | None) -> Any:
+    """Return `sum_items(common, items, mask)`, computed by all devices, each on a part of `items`.
 
     Args:
-        sums: a function of `given`, items [n, ...] and Bool[n], whose sums are of those that the
-            mask has.
-        given: arrays that every device needs.
+        sum_items: maps `common`, items [n, ...] and Bool[n] to sums over the items that are True in
+            the mask.
+        common: arrays that every device needs.
         items: arrays [N, ...].
+        mesh: the devices.
     """
-    many, devices = len(jax.tree.leaves(items)[0]), num_devices(mesh)
+    num_items, devices = len(jax.tree.leaves(items)[0]), num_devices(mesh)
     if devices == 1:
-        return sums(given, items, jnp.ones(many, bool))
-    each, even = -(-many // devices), many % devices == 0
+        return sum_items(common, items, jnp.ones(num_items, bool))
+    each, is_even = -(-num_items // devices), num_items % devices == 0
 
-    def part(given: Tree, items: Tree) -> Tree:
+    def sum_on_device(common: Tree, items: Tree) -> Tree:
         mask = jnp.ones(each, bool)
-        if not even:  # the last device's part begins earlier than it would, and counts the rest
+        if not is_even:
+            # The part of the last device overlaps that of the one before it, and the mask leaves
+            # out the items that both have.
             begin = jax.lax.axis_index("clients") * each
-            first = jnp.minimum(begin, many - each)
+            first = jnp.minimum(begin, num_items - each)
             items = pytrees.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, each), items)
             mask = first + jnp.arange(each) >= begin
-        return psum_exact(sums(given, items, mask))
+        return psum_exact(sum_items(common, items, mask))
 
-    every, share = PartitionSpec(), PartitionSpec("clients")
     return jax.shard_map(
-        part,
+        sum_on_device,
         mesh=mesh,
-        in_specs=(every, share if even else every),
-        out_specs=every,
+        in_specs=(REPLICATED, SPLIT if is_even else REPLICATED),
+        out_specs=REPLICATED,
         check_vma=False,
-    )(given, items)
+    )(common, items)

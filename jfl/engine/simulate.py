@@ -1,4 +1,8 @@
-"""The only loop: rounds inside one program, with an evaluation every so many."""
+"""The loop over rounds: many rounds and their evaluations as one compiled program.
+
+simulate    the entry point: checks, devices, callbacks, and one program for all rounds
+scan        the same loop as a pure function, for jit and vmap
+"""
 
 import dataclasses
 import functools
@@ -31,14 +35,17 @@ from .round import (
     run_sampling_key,
 )
 
-MAX_EVALUATIONS = 10**7  # of a run: more is a slip
+MAX_EVALUATIONS = 10**7  # more in one run must be a mistake
 LARGEST_PARAMETER = 1e18  # the square of a larger one overflows in float32
-MIN_METRIC_SLOTS = 32  # for metrics, at least: what a default cadence needs
+MIN_METRIC_SLOTS = 32  # enough for the default number of evaluations
 
 
 class Output(NamedTuple):
-    """What a simulation gives back.  `metrics` and what it holds lie outside the guarantee;
-    `params` is the release."""
+    """The result of a simulation.
+
+    `params` is what a guarantee covers.  `metrics`, and the losses and norms in it, are for the
+    experimenter and are not covered.
+    """
 
     run: Run
     metrics: Metrics  # leaves [evaluations]
@@ -48,21 +55,23 @@ class Output(NamedTuple):
 
 
 def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, Metrics]:
-    """Rounds and evaluations as one pure function: for jit, vmap and a user's own code.
+    """Run rounds and evaluations as one pure function, for jit, vmap and your own code.
 
     Args:
-        run: of `jfl.init`, or of earlier rounds.
+        run: the result of `jfl.init` or of earlier rounds.
         plan: a Plan.
-        rounds: Int[E], how many rounds come before each of E evaluations.
+        rounds: Int[E], the number of rounds before each of E evaluations.
 
     Returns:
         The run after all rounds, and metrics with leaves [E].
     """
     checks.kind("scan", Run, "jfl.init", run=run)
     checks.kind("scan", Plan, "jfl.plan", plan=plan)
-    found: Any = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
-    if found.ndim != 1 or not jnp.issubdtype(found.dtype, jnp.integer):
-        checks.fail("scan", "rounds Int[E], those before each evaluation", checks.shown(rounds))
+    counts: Any = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
+    if counts.ndim != 1 or not jnp.issubdtype(counts.dtype, jnp.integer):
+        checks.fail(
+            "scan", "rounds as Int[E], the number before each evaluation", checks.shown(rounds)
+        )
     run = enter_plan(run, identity.noise_identity(plan))
     return scan_from(run, plan, rounds, run_noise_key(run))
 
@@ -70,40 +79,53 @@ def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, 
 def scan_from(
     run: Run, plan: Plan, rounds: ArrayLike | Sequence[int], noise: Key
 ) -> tuple[Run, Metrics]:
-    """`scan` of a run that has entered its plan; `noise` is its noise_key."""
-    run, until_evaluation, own = _prepared(run, plan, noise)
+    """Same as `scan`, for a run that `enter_plan` has bound to its plan.
+
+    Args:
+        run: the state before the first round.
+        plan: a Plan.
+        rounds: Int[E].
+        noise: `run_noise_key(run)`.
+    """
+    run, until_evaluation, own = _prepare_loop(run, plan, noise)
     run, metrics = jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
     return dataclasses.replace(
         run, client_states=sharding.unpad_client_states(run.client_states, own)
     ), metrics
 
 
-def _prepared(
+def _prepare_loop(
     run: Run, plan: Plan, noise: Key
 ) -> tuple[Run, Callable[[Run, Array], tuple[Run, Metrics]], Tree]:
-    """The run as a loop carries it; (run, number of rounds) -> run, Metrics; what clients remember,
-    as it was."""
+    """Return what a loop over evaluations needs.
+
+    Returns:
+        The run with padded client states, a function (run, number of rounds) -> (run, Metrics), and
+        the client states before padding.
+    """
     draws, own = run_sampling_key(run), run.client_states
     run = dataclasses.replace(
         run, client_states=sharding.pad_client_states(own, meshes.devices(plan.mesh))
     )
 
     def until_evaluation(run: Run, count: Array) -> tuple[Run, Metrics]:
-        nothing = RoundStats(*(jnp.zeros(()) for _ in RoundStats._fields))
+        zeros = RoundStats(*(jnp.zeros(()) for _ in RoundStats._fields))
 
-        def one(_: Array, carry: tuple[Run, RoundStats]) -> tuple[Run, RoundStats]:
+        def run_one(_: Array, carry: tuple[Run, RoundStats]) -> tuple[Run, RoundStats]:
             run, sums = carry
-            run, seen = advance(run, plan, noise, draws)
-            return run, pytrees.add(sums, seen)
+            run, stats = advance(run, plan, noise, draws)
+            return run, pytrees.add(sums, stats)
 
-        with jax.named_scope("rounds"):  # by which tools find this loop in a compiled program
-            run, sums = jax.lax.fori_loop(0, count, one, (run, nothing))
+        # Tools find this loop in a compiled program by its name.
+        with jax.named_scope("rounds"):
+            run, sums = jax.lax.fori_loop(0, count, run_one, (run, zeros))
         return run, _metrics(run, plan, sums)
 
     return run, until_evaluation, own
 
 
 def _metrics(run: Run, plan: Plan, sums: RoundStats) -> Metrics:
+    """Evaluate the model of a run, and average the statistics of the rounds since the last time."""
     mesh, personal = meshes.devices(plan.mesh), plan.algorithm.personal
     seen = evaluate(
         plan.task,
@@ -132,17 +154,20 @@ def _metrics(run: Run, plan: Plan, sums: RoundStats) -> Metrics:
     )
 
 
-_measured = jax.jit(_metrics)
+_metrics_jit = jax.jit(_metrics)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _scan(
     run: Run, plan: Plan, rounds: Array, evaluations: Array, words: Words
 ) -> tuple[Run, Metrics]:
-    """`scan` of the first `evaluations` entries of `rounds`: metrics have a place for each entry,
-    so that one program serves all numbers of rounds and of evaluations up to that many."""
-    run, until_evaluation, own = _prepared(run, plan, derive_noise_key(run.key, words))
-    # One trace gives the shapes and the body of the loop; the equations are those without a jit.
+    """Same as `scan`, for the first `evaluations` entries of `rounds`.
+
+    Metrics have a slot for each entry of `rounds`, so that one program serves every number of
+    rounds, and every number of evaluations up to the length of `rounds`.
+    """
+    run, until_evaluation, own = _prepare_loop(run, plan, derive_noise_key(run.key, words))
+    # With an inlined jit, one trace gives both the shapes and the body of the loop.
     until_evaluation = jax.jit(until_evaluation, inline=True)
     of_one = jax.eval_shape(until_evaluation, run, rounds[0])[1]
     found = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), of_one)
@@ -152,40 +177,41 @@ def _scan(
         run, seen = until_evaluation(run, rounds[i])
         return run, jax.tree.map(lambda all_, x: all_.at[i].set(x), found, seen)
 
-    with jax.named_scope("evaluations"):  # as `rounds`
+    with jax.named_scope("evaluations"):
         run, found = jax.lax.fori_loop(0, evaluations, one, (run, found))
     return dataclasses.replace(
         run, client_states=sharding.unpad_client_states(run.client_states, own)
     ), found
 
 
-def _places(evaluations: int) -> int:
-    """Places for metrics in a program that serves so many evaluations, and others."""
-    return max(MIN_METRIC_SLOTS, 2 ** int(np.ceil(np.log2(evaluations))))
-
-
-def _scanned(run: Run, plan: Plan, counts: Any, words: Words, mesh: Any) -> tuple[Run, Metrics]:
-    """`_scan` of `counts`, and the metrics of its evaluations alone."""
-    rounds = np.zeros(_places(len(counts)), np.int32)
+def _run_program(run: Run, plan: Plan, counts: Any, words: Words, mesh: Any) -> tuple[Run, Metrics]:
+    """Call the compiled `_scan` with `counts` and return only the metrics of its evaluations."""
+    # Rounding the number of slots up to a power of two lets runs of other lengths share a program.
+    slots = max(MIN_METRIC_SLOTS, 2 ** int(np.ceil(np.log2(len(counts)))))
+    rounds = np.zeros(slots, np.int32)
     rounds[: len(counts)] = counts
     many = np.int32(len(counts))
     spread = (meshes.replicate(v, mesh) for v in (rounds, many, words))
     run, metrics = _scan(run, plan, *spread)
     if meshes.spans_all_processes(mesh):
         return run, jax.tree.map(lambda x: x[: len(counts)], metrics)
-    # on the host: a slice on the device would be a program for each number of evaluations
+    # Slice on the host: a slice on the device would be compiled for each number of evaluations.
     return run, jax.tree.map(lambda x: pytrees.on_device(np.asarray(x)[: len(counts)]), metrics)
 
 
-_noise_base = jax.jit(derive_noise_key)
+_noise_key_jit = jax.jit(derive_noise_key)
 
 
 def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
-    """Int[E]: rounds before each evaluation; the last may be fewer.  Default: about twenty
-    evaluations."""
+    """Return Int[E], the number of rounds before each evaluation; the last may be smaller.
+
+    Args:
+        rounds: the number of rounds of the run.
+        every: rounds between evaluations; None means about twenty evaluations.
+    """
     checks.whole("simulate", rounds=rounds)
     if every is None:
-        every = max(1, round_up(rounds / 20))
+        every = -(-int(rounds) // 20)
     checks.whole("simulate", evaluate_every=every)
     full, rest = divmod(int(rounds), int(every))
     if full > MAX_EVALUATIONS:
@@ -193,21 +219,19 @@ def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
             "simulate",
             f"at most {MAX_EVALUATIONS} evaluations",
             f"rounds={rounds}, evaluate_every={every}",
-            "Evaluate more rarely.",
+            "Evaluate less often.",
         )
     return np.append(np.full(full, every, np.int32), np.full(int(rest > 0), rest, np.int32))
 
 
 def tolerated_health(where: str, tolerate: Any) -> tuple[str, ...]:
-    """The names of Health counts that may be above 0; who tolerates what is not finite tolerates
-    such rows too."""
+    """Return the names of the Health counts that may be positive.
+
+    Tolerating "nonfinite" includes tolerating "nonfinite_rows".
+    """
     given = checks.several(where, tolerate=tolerate)
     checks.choice(where, Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)})
     return given + (("nonfinite_rows",) if "nonfinite" in given else ())
-
-
-def round_up(x: float) -> int:
-    return int(np.ceil(x))
 
 
 def simulate(
@@ -224,40 +248,38 @@ def simulate(
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
-    Plans of one structure share one compiled program, whatever their numbers and however many
-    rounds they run; the logger "jfl" says (at level INFO) when one is compiled.  Of a
-    `jfl.population` each round is one program, while the next cohort's rows are fetched; what
-    clients remember is then in numpy arrays.
+    Plans with the same structure share one compiled program, whatever their numbers and however
+    many rounds they run.  The logger "jfl" reports each compilation at level INFO.  For a
+    `jfl.population`, each round is one call of a program, and the rows of the next cohort are
+    fetched meanwhile; client states are then NumPy arrays.
 
     Args:
-        key: jax.random.key(seed); everything is addressed from it, so evaluating more often,
-            chunking or stopping and going on changes no draw.
+        key: jax.random.key(seed).  Every draw is derived from this key, the round and the client,
+            so evaluating more often, other chunks, or stopping and resuming changes no draw.
         plan: a Plan.
-        rounds: how many rounds are run.
-        evaluate_every: rounds between evaluations; default about twenty evaluations.
-        start: a state to go on from (`out.run`), under this plan or another with the same clients
-            and state; `key` is then not used.
-        tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
-        mesh: devices that share each cohort: "auto", a number, or a mesh as
-            jfl.engine.devices.devices makes; None: one.
-        progress: whether a bar on standard error shows the round, the time that is left and the
-            last metrics.
+        rounds: the number of rounds to run.
+        evaluate_every: rounds between evaluations; by default about twenty evaluations.
+        start: a state to continue from (`out.run`), under this plan or another one with the same
+            clients and states.  `key` is then not used.
+        tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
+        mesh: devices that share each cohort: "auto", a number, or the result of
+            `jfl.mesh.devices`; None means one device.
+        progress: True shows a progress bar on standard error, with the last metrics.
         callbacks: functions of a `callbacks.Moment`, called after each evaluation; one that returns
-            True stops the run there.  See jfl.callbacks: early_stopping, checkpoint, log.  The
-            draws are those of a run without them, and so is the compiled program.
+            True stops the run.  See jfl.callbacks: early_stopping, checkpoint, log.  Draws and the
+            compiled program are the same as without callbacks.
 
     Returns:
         Output(run, metrics with leaves [evaluations], params).
 
     Privacy:
-        a guarantee covers the rounds that ran.  Where a callback stops a run by what it sees, and
-        it sees training rows, ask for the guarantee of all rounds that were planned.
+        A guarantee covers the rounds that ran.  If a callback that sees training rows can stop the
+        run early, ask for the guarantee of all planned rounds.
 
     Raises:
-        HealthError: if a value was not finite, a draw overflowed its capacity or a cohort was
-            empty.
-        ValueError: where `start` does not fit the plan, or a clip norm or noise falls below 1e-15
-            in one of the rounds.
+        HealthError: If a value is not finite, a draw overflows its capacity or a cohort is empty.
+        ValueError: If `start` does not fit the plan, or a clip norm or noise falls below 1e-15 in
+            one of the rounds.
     """
     checks.kind("simulate", Plan, "jfl.plan", plan=plan)
     key, tolerate = checks.key("simulate", key), tolerated_health("simulate", tolerate)
@@ -268,9 +290,8 @@ def simulate(
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     words = identity.noise_identity(plan)
     with meshes.explain_lost_process():
-        if meshes.spans_all_processes(
-            mesh
-        ):  # noise that differs from process to process would be no error
+        # Otherwise processes with different noise would go unnoticed.
+        if meshes.spans_all_processes(mesh):
             begun = (
                 (key, 0, 0)
                 if start is None
@@ -286,15 +307,15 @@ def simulate(
         run = (
             fresh(key, plan, words, identity.initial_history(plan))
             if start is None
-            else _resumable(start, plan)
+            else _copy_of_start(start, plan)
         )
-        run, words = _entered(run, words)
+        run, words = _enter_plan_on_host(run, words)
         with watching(plan, rounds, int(run.round), progress, callbacks, tolerate) as watch:
             if plan.fed.host is not None:
-                run, metrics = _fed(run, plan, counts, words, watch)
+                run, metrics = _simulate_population(run, plan, counts, words, watch)
             else:
                 run = meshes.one_device(run) if mesh is None else sharding.place(run, mesh)
-                run, metrics = _on_device(run, plan, counts, words, mesh, watch)
+                run, metrics = _simulate_on_device(run, plan, counts, words, mesh, watch)
         if plan.fed.host is None and meshes.spans_all_processes(mesh):
             run = dataclasses.replace(run, client_states=sharding.gather_to_host(run.client_states))
         stop_if_unhealthy(run, tolerate)  # waits for the run
@@ -310,9 +331,9 @@ def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
     A loss can be nan while its gradients are finite, and parameters can be finite while their
     squares are not.  Neither stops a run.
     """
-    if not checks.concrete((health, metrics, params)):  # inside of a user's jit
+    if not checks.concrete((health, metrics, params)):  # inside a user's jit
         return ""
-    if int(health.nonfinite) or int(health.nonfinite_rows):  # it is reported already
+    if int(health.nonfinite) or int(health.nonfinite_rows):  # already reported by Health
         return ""
     signs = []
     losses = {"training": metrics.train_loss, "test": metrics.loss}
@@ -332,9 +353,12 @@ def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
     return "; ".join(signs)
 
 
-def _entered(run: Run, words: Words) -> tuple[Run, Words]:
-    """A concrete run that has entered its plan, and its noise_words: hashed here, where it costs no
-    program."""
+def _enter_plan_on_host(run: Run, words: Words) -> tuple[Run, Words]:
+    """Bind a concrete run to its plan with NumPy, which needs no compiled program.
+
+    Returns:
+        The run, and the seed words of its noise.
+    """
     names = ("round", "plan_identity", "plan_history", "attempt")
     there = enter_plan(
         dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words
@@ -346,7 +370,7 @@ def _entered(run: Run, words: Words) -> tuple[Run, Words]:
     return run, noise_seed_words(there.plan_identity, there.plan_history, there.attempt)
 
 
-def _on_device(
+def _simulate_on_device(
     run: Run,
     plan: Plan,
     counts: Any,
@@ -354,35 +378,35 @@ def _on_device(
     mesh: Any,
     watch: Callable[[Run, list[Metrics]], bool] | None,
 ) -> tuple[Run, Metrics]:
-    """All rounds at once; or, where somebody watches, those up to the next evaluation."""
+    """Run all rounds in one call, or, if there are callbacks, one call per evaluation."""
     if watch is None:
-        return _scanned(run, plan, counts, words, mesh)
+        return _run_program(run, plan, counts, words, mesh)
     found = []
     for count in counts:
-        run, seen = _scanned(run, plan, [count], words, mesh)
+        run, seen = _run_program(run, plan, [count], words, mesh)
         found.append(jax.tree.map(lambda x: x[0], seen))
         if watch(run, found):
             break
     return run, jax.tree.map(lambda *x: jnp.stack(x), *found)
 
 
-def _fed(
+def _simulate_population(
     run: Run,
     plan: Plan,
     counts: np.ndarray,
     words: Words,
     watch: Callable[[Run, list[Metrics]], bool] | None,
 ) -> tuple[Run, Metrics]:
-    """As `scan`, of a population."""
+    """Run the rounds of a population, whose rows and client states are on the host."""
     found, states = [], run.client_states
     run = meshes.replicate(dataclasses.replace(run, client_states=()), plan.mesh)
-    noise = _noise_base(run.key, meshes.replicate(words, plan.mesh))
+    noise = _noise_key_jit(run.key, meshes.replicate(words, plan.mesh))
     with host_feed.Feeder(run, states, plan, noise, int(counts.sum())) as feeder:
         for count in counts:
             sums = RoundStats(*(jnp.zeros(()) for _ in RoundStats._fields))
             for _ in range(count):
                 run, sums = feeder.round(run, sums)
-            found.append(_measured(run, plan, sums))
+            found.append(_metrics_jit(run, plan, sums))
             if watch is not None and watch(run, found):
                 break
     return dataclasses.replace(run, client_states=states), jax.tree.map(
@@ -390,18 +414,21 @@ def _fed(
     )
 
 
-def _resumable(run: Run, plan: Plan) -> Run:
-    """A copy of `run` (the program consumes what it is given) that fits `plan`."""
+def _copy_of_start(run: Run, plan: Plan) -> Run:
+    """Return a copy of the state to continue from, after checking that it fits the plan.
+
+    The compiled program donates its arguments, so it must not get the caller's arrays.
+    """
     fresh = jax.eval_shape(init_run, run.key, plan, run.plan_identity, run.plan_history)
     held = correlated.begun_anew(run.mechanism, fresh.mechanism)
     run = dataclasses.replace(run, mechanism=held)
-    if _kind(fresh) != _kind(run):
-        unlike = [n for n in STATES if _kind(getattr(fresh, n)) != _kind(getattr(run, n))]
+    if _form(fresh) != _form(run):
+        unlike = [n for n in STATES if _form(getattr(fresh, n)) != _form(getattr(run, n))]
         name = unlike[0] if unlike else "server"
         need, got = (_shapes(getattr(r, name)) for r in (fresh, run))
         checks.fail(
             "simulate(start=...)",
-            f"a state like this plan's, of {STATES[name]}: {need}",
+            f"{STATES[name]} like this plan's: {need}",
             f"{got}",
             "Use the plan that made it, or one with the same algorithm, model and clients.",
         )
@@ -410,17 +437,21 @@ def _resumable(run: Run, plan: Plan) -> Run:
             jax.tree.map(jnp.copy, dataclasses.replace(run, client_states=())),
             client_states=host_feed.copy_states(run.client_states),
         )
-    # what several processes remember comes in NumPy's arrays
+    # States that came from several processes are NumPy arrays.
     return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else jnp.copy(x), run)
 
 
-STATES = dict(server="the server", client_states="the clients", mechanism="the release")
+STATES = dict(
+    server="a server state",
+    client_states="client states",
+    mechanism="a state of the release",
+)
 
 
 def _shapes(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
 
 
-def _kind(tree: Tree) -> tuple[Any, list[Any]]:
-    """What of a state must be that of its plan."""
+def _form(tree: Tree) -> tuple[Any, list[Any]]:
+    """Return the structure, shapes and dtypes of a state."""
     return jax.tree.structure(tree), jax.tree.leaves(_shapes(tree))

@@ -1,7 +1,9 @@
-"""Which slots of a cohort a device runs, chunk by chunk.
+"""Chunks: which slots of a cohort run at the same time, and on which device.
 
-A slot is a place for a client of the cohort; an empty one weighs nothing.  A chunk is what runs at
-once.
+A slot is a place for one client of the cohort.  Empty slots have weight 0.  A chunk is a group of
+slots that one device runs in parallel; a device runs its chunks sequentially.
+
+The functions return chunks as (ids, times_drawn, repeat_index), each Int[chunks, slots].
 """
 
 from typing import Any
@@ -13,101 +15,100 @@ import numpy as np
 from ..core.aliases import Array
 from ..core.records import Cohort, Plan
 from ..sampling import clients as sampling
-from .sharding import num_devices as device_count
+from .sharding import num_devices
 
-CPU_CHUNKS_PER_COHORT = 16  # of a cohort of random size on a CPU
+CPU_CHUNKS_PER_COHORT = 16  # for cohorts of random size
 
 
 def chunk_layout(plan: Plan) -> tuple[int, int]:
-    """How many chunks, and slots in each, of `dealt`.
+    """Return how many chunks `chunk_cohort` makes, and how many slots each of them has.
 
-    Where all slots hold clients the chunks are of equal size, so that few slots are added.
+    If every slot holds a client, chunks have equal sizes, so that few empty slots are added.
     """
-    slots, devices = plan.sampler.capacity, device_count(plan.mesh)
-    size = min(plan.chunk or slots, -(-slots // devices))
-    count = -(-slots // (size * devices)) * devices
-    return count, -(-slots // count) if sampling.fills_every_slot(plan.sampler) else size
+    capacity, devices = plan.sampler.capacity, num_devices(plan.mesh)
+    size = min(plan.chunk or capacity, -(-capacity // devices))
+    num_chunks = -(-capacity // (size * devices)) * devices
+    if sampling.fills_every_slot(plan.sampler):
+        size = -(-capacity // num_chunks)
+    return num_chunks, size
 
 
 def chunk_cohort(cohort: Cohort, plan: Plan) -> tuple[Any, ...]:
-    """ids, count and turn as [chunks, slots of a chunk], filled up with empty slots.
+    """Divide a cohort into chunks and fill the last ones with empty slots.
 
-    Each device has equally many chunks.  Slots are dealt to the devices in turn: where the last of
-    a cohort are empty, no device has more to do than another.
+    Each device gets the same number of chunks.  Consecutive slots go to different devices: the
+    empty slots are the last ones of a cohort, so every device has about the same work.
     """
-    count, size = chunk_layout(plan)
-    devices = device_count(plan.mesh)
-    pad = count * size - plan.sampler.capacity
+    num_chunks, size = chunk_layout(plan)
+    devices = num_devices(plan.mesh)
+    pad = num_chunks * size - plan.sampler.capacity
     return tuple(
-        jnp.pad(x, (0, pad), constant_values=f).reshape(-1, devices).T.reshape(count, size)
-        for x, f in zip(cohort[:3], _empty(plan))
+        jnp.pad(x, (0, pad), constant_values=f).reshape(-1, devices).T.reshape(num_chunks, size)
+        for x, f in zip(cohort[:3], _empty_slot(plan))
     )
 
 
 def chunks_of_device(device: Array, cohort: Cohort, plan: Plan) -> tuple[Any, ...]:
-    """The chunks of `dealt` that are one device's."""
-    each = chunk_layout(plan)[0] // device_count(plan.mesh)
-    return tuple(
-        jax.lax.dynamic_slice_in_dim(x, device * each, each) for x in chunk_cohort(cohort, plan)
-    )
+    """Return the chunks of `chunk_cohort` that belong to one device."""
+    each = chunk_layout(plan)[0] // num_devices(plan.mesh)
+    chunks = chunk_cohort(cohort, plan)
+    return tuple(jax.lax.dynamic_slice_in_dim(x, device * each, each) for x in chunks)
 
 
-def chunk_layout_by_state(plan: Plan, held: int) -> tuple[int, int]:
-    """How many chunks, and slots in each, of `held_by`.
+def chunk_layout_by_state(plan: Plan, num_states: int) -> tuple[int, int]:
+    """Return how many chunks `chunks_by_state` makes, and how many slots each of them has.
 
-    Where a cohort is drawn uniformly there are slots for as many clients as it has of one device,
-    but for a chance below OVERFLOW in HORIZON draws; else for as many as there can be.
+    If a cohort is drawn uniformly, a device has slots for as many clients as it gets with all but
+    a negligible probability (`sampling.tail_capacity`), otherwise for as many as it can get.
     """
-    sampler, devices = plan.sampler, device_count(plan.mesh)
-    if sampling.is_full_participation(sampler):  # equal chunks: few slots are added
-        count = -(-held // min(plan.chunk or held, held))
-        return count, -(-held // count)
-    slots = min(sampler.capacity, held)
+    sampler, devices = plan.sampler, num_devices(plan.mesh)
+    if sampling.is_full_participation(sampler):
+        num_chunks = -(-num_states // min(plan.chunk or num_states, num_states))
+        return num_chunks, -(-num_states // num_chunks)
+    slots = min(sampler.capacity, num_states)
     if sampler.scheme in ("without_replacement", "poisson", "truncated_poisson"):
-        # of a Poisson cohort no more than its capacity come
         slots = min(slots, sampling.tail_capacity(sampler.capacity, 1 / devices, "mesh"))
-    enough = int(np.ceil(_enough(sampler.capacity / devices)))
+    mean = sampler.capacity / devices
+    # A CPU is as fast in small chunks, and they leave fewer slots empty.  On other devices every
+    # chunk costs as many kernel launches as a whole cohort, so that nearly all clients should fit
+    # into one.
+    is_cpu = jax.default_backend() == "cpu"
+    enough = int(np.ceil(mean / CPU_CHUNKS_PER_COHORT if is_cpu else mean + 2 * mean**0.5))
     size = min(plan.chunk or enough, enough, slots)
     return -(-slots // size), size
 
 
-def chunks_by_state(device: Array, held: int, cohort: Cohort, plan: Plan) -> tuple[Any, ...]:
-    """As `dealt_to`, of the clients whose states a device holds: `held` of them in a row.
+def chunks_by_state(
+    device: Array, num_states: int, cohort: Cohort, plan: Plan
+) -> tuple[tuple[Any, ...], Array]:
+    """Return the chunks of the drawn clients whose states a device holds.
 
-    Where not everyone takes part, how many of a cohort these are is random.  Chunks without a
-    client do not run.
+    A device holds the states of `num_states` consecutive clients.  Unless everybody participates,
+    the number of them in a cohort is random; chunks without a client do not run.
 
     Returns:
-        ids, count and turn [chunks, slots], and how many clients found no slot.
+        The chunks, and Int[], the number of clients that found no slot.
     """
-    (count, size), empty = chunk_layout_by_state(plan, held), _empty(plan)
+    (num_chunks, size), empty = chunk_layout_by_state(plan, num_states), _empty_slot(plan)
     if sampling.is_full_participation(plan.sampler):
-        nobody = held * device_count(plan.mesh) - plan.sampler.capacity
+        nobody = num_states * num_devices(plan.mesh) - plan.sampler.capacity
         everyone = [jnp.pad(x, (0, nobody), constant_values=f) for x, f in zip(cohort[:3], empty)]
-        columns = [jax.lax.dynamic_slice_in_dim(x, device * held, held) for x in everyone]
-        lost = jnp.zeros((), jnp.int32)
-    else:  # those that are here come first, in their order
-        here = (cohort.times_drawn > 0) & (cohort.ids // held == device)
+        first = device * num_states
+        columns = [jax.lax.dynamic_slice_in_dim(x, first, num_states) for x in everyone]
+        overflow = jnp.zeros((), jnp.int32)
+    else:  # move the clients of this device to the front, in their order
+        here = (cohort.times_drawn > 0) & (cohort.ids // num_states == device)
         columns = [jnp.where(here, x, f) for x, f in zip(cohort[:3], empty)]
         _, *columns = jax.lax.sort((~here, *columns), num_keys=1, is_stable=True)
-        lost = (columns[1][count * size :] > 0).sum(dtype=jnp.int32)
-        columns = [x[: count * size] for x in columns]
+        overflow = (columns[1][num_chunks * size :] > 0).sum(dtype=jnp.int32)
+        columns = [x[: num_chunks * size] for x in columns]
     chunks = tuple(
-        jnp.pad(x, (0, count * size - len(x)), constant_values=f).reshape(count, size)
+        jnp.pad(x, (0, num_chunks * size - len(x)), constant_values=f).reshape(num_chunks, size)
         for x, f in zip(columns, empty)
     )
-    return chunks, lost
+    return chunks, overflow
 
 
-def _enough(mean: float) -> float:
-    """Slots of a chunk where so many clients are expected.
-
-    A CPU is as fast in small chunks, so the fewer slots the last one leaves empty the better.
-    Elsewhere each chunk has the launches of a whole cohort, so nearly all should fit into one.
-    """
-    return mean / CPU_CHUNKS_PER_COHORT if jax.default_backend() == "cpu" else mean + 2 * mean**0.5
-
-
-def _empty(plan: Plan) -> tuple[int, int, int]:
-    """ids, count and turn of an empty slot."""
+def _empty_slot(plan: Plan) -> tuple[int, int, int]:
+    """Return the id, times_drawn and repeat_index of an empty slot."""
     return plan.sampler.clients, 0, 0

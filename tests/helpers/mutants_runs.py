@@ -106,14 +106,14 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/slots.py",
-        "cohort.ids // held == device",
-        "cohort.ids % device_count(plan.mesh) == device",
+        "cohort.ids // num_states == device",
+        "cohort.ids % num_devices(plan.mesh) == device",
         "tests/engine/test_slots.py",
     ),
     Mutant(
         "jfl/engine/slots.py",
-        "lost = (columns[1][count * size :] > 0)",
-        "lost = (columns[1][count * size :] < 0)",
+        "overflow = (columns[1][num_chunks * size :] > 0)",
+        "overflow = (columns[1][num_chunks * size :] < 0)",
         "tests/engine/test_slots.py",
     ),
     Mutant(
@@ -124,8 +124,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/sharding.py",
-        "high.astype(jnp.int32) * 2**HALF + low.astype(jnp.int32)",
-        "(high * 2**HALF + low).astype(jnp.int32)",
+        "as_int(high) * 2**HALF_BITS + as_int(low)",
+        "as_int(high * 2**HALF_BITS + low)",
         "tests/engine/test_slots.py",
     ),
     Mutant(
