@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ...core import checks
-from ...core.records import Batches, Caveat, Context, Fn, Mechanism, Plan, code_of
+from ...core.records import Batches, Caveat, Context, Federation, Fn, Mechanism, Plan, code_of
 from ..mechanisms import chain as mech
-from . import constants, public_constants, user_stages
+from . import public_constants, user_stages
 from .client import Released, context_shapes, traced
 from .declarations import Against, batch_words, chain_words, declarations, declared_of, trusted
 from .ownership import foreign, gradients_in, loss_types
@@ -130,7 +131,7 @@ def against_personal(plan: Plan) -> tuple:
     algorithm = dataclasses.replace(plan.algorithm, releases=plan.algorithm.all_releases)
     both = dataclasses.replace(plan, algorithm=algorithm)
     verdict = traced(both, keeps=True)
-    held = constants.held(plan.fed, verdict.consts) if _rows_known(plan) else ""
+    held = federation_array(plan.fed, verdict.consts)
     return (
         *verdict.example,
         *((f"the client or its personal model holds {held}",) if held else ()),
@@ -248,24 +249,49 @@ def _arrays_held(plan) -> list[tuple[str, list]]:
 
 
 def refusal(plan: Plan, held: list | None = None) -> str:
-    """What a function of the plan holds of the federation's rows; "" if nothing.
+    """Return which array of the federation a function of the plan holds; "" if it holds none.
 
     Args:
-        plan: of `jfl.plan`.
+        plan: a Plan.
         held: `_arrays_held(plan)`, if it is known.
     """
-    if not _rows_known(plan):
-        return ""
     held = _arrays_held(plan) if held is None else held
-    return constants.held(plan.fed, [x for _, arrays in held for x in arrays])
+    return federation_array(plan.fed, [x for _, arrays in held for x in arrays])
 
 
-def _rows_known(plan: Plan) -> bool:
-    return checks.concrete((plan.fed.x, plan.fed.y))
+def federation_array(fed: Federation, arrays: list) -> str:
+    """Return the name of the federation's array that is among `arrays`; "" if none is.
+
+    The arrays x and y are found, and whole copies of them in another shape or dtype.  Some rows,
+    and what was computed from rows, are not: a guarantee lists such arrays as constants that it
+    assumes to be public.
+    """
+    if not checks.concrete((fed.x, fed.y)):
+        return ""
+    for name in ("x", "y"):
+        own = getattr(fed, name)
+        if np.size(own) < 2:
+            continue
+        for array in arrays:
+            if array is own or _is_copy(array, own):
+                return f"fed.{name}"
+    return ""
+
+
+def _is_copy(array, own) -> bool:
+    """Return whether an array has all the numbers of another one, which are not all equal."""
+    if isinstance(array, jax.core.Tracer) or np.size(array) != np.size(own):
+        return False
+    if not jnp.issubdtype(jnp.result_type(array), jnp.number):
+        return False
+    values = np.asarray(own).reshape(-1)
+    if (values == values[0]).all():
+        return False
+    return np.array_equal(np.asarray(array).reshape(-1), values)
 
 
 def refuse(where: str, plan: Plan, held: list | None = None) -> None:
-    """Stop a plan whose functions hold the rows that it is to protect."""
+    """Reject a plan whose functions hold the rows that it should protect."""
     rows_held = refusal(plan, held)
     if rows_held:
         checks.fail(
