@@ -253,7 +253,8 @@ def energies(config: Made):
 @functools.lru_cache(maxsize=64)
 def _measured(config: Made) -> tuple:
     """The energies that a run of this split and seed measures."""
-    run = jfl.simulate(jax.random.key(config.seed), energies(config), rounds=1).run
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)  # not the samples of the training
+    run = jfl.simulate(key, energies(config), rounds=1).run
     return tuple(np.maximum(np.asarray(run.server.energies, np.float64), 0.0).tolist())
 
 
@@ -333,5 +334,5 @@ def _with(before, plan, config: Made):
     where = the_unit(config), RECIPES[config.recipe].view or the_view(config)
     if before is None:
         return guarantees.guarantee(plan, config.rounds, config.delta, *where)
-    segments = [(before, 1, 0), (plan, config.rounds, 0)]
-    return guarantees.guarantee(segments, None, config.delta, *where)
+    segments = [(before, 1), (plan, config.rounds)]
+    return guarantees.guarantee(segments, None, config.delta, *where, seeds="different")

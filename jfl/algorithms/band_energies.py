@@ -70,8 +70,9 @@ def band_energies(
             rows.  None: the rows of a batch; "size" where a batch is all rows.
 
     Privacy:
-        one release an example and round.  It is a plan of its own, and a run of its own: both
-        together have jfl.guarantee([(estimate, 1, 0), (training, rounds, 0)], delta=...).
+        one release an example and round.  It is a plan of its own, and a run of its own with a seed
+        of its own: both together have jfl.guarantee([(estimate, 1), (training, rounds)],
+        delta=..., seeds="different").
     """
     if not isinstance(bands, Bands):
         checks.fail("band_energies", "bands of jfl.bands", f"{bands!r}")

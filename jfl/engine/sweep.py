@@ -159,9 +159,9 @@ def sweep(
         identity.py).
 
     Privacy:
-        points that share a seed share cohorts and batches, and are no independent samples:
-        `caveats` says so, and jfl.guarantee([(plan, rounds, 0), ...]) accounts several of them
-        together.
+        each epsilon is that of one point.  Points that share a seed share cohorts and batches, so
+        releasing several of them together is not covered, as `caveats` says: give them different
+        seeds for that.
 
     Example:
         >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]

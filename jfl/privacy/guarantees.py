@@ -63,9 +63,9 @@ def guarantee(
     The server sees who takes part, so by default every client counts as taking part in every round.
     Instead one of `cap`, `quantile` and `realised` may say how often clients take part.
 
-    Two learning rates with one seed, 100 rounds each:
+    Ten rounds of one plan, and then 90 of another:
 
-        jfl.guarantee([(plan_a, 100, 0), (plan_b, 100, 0)])
+        jfl.guarantee([(plan_a, 10), (plan_b, 90)])
 
     Args:
         plan: a Plan; or, without `rounds`, a list of segments on the same clients, runs or parts of
@@ -87,14 +87,12 @@ def guarantee(
         uplinks: how many uploads of a client a third party sees beside all models (PADPFL's
             eavesdropper).
         seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and batches, so
-            segments whose rounds overlap are accounted together: one sample, and inside it the
-            noise of all of them.  "different", or a whole number for each segment, equal for equal
-            seeds: asserted, not checked.
+            their rounds must not overlap.  "different", or a whole number for each segment, equal
+            for equal seeds: asserted, not checked.
 
     Privacy:
         of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and status
-        "none".  Of segments that share a sample, of plans that were all chosen before the first of
-        them ran.
+        "none".
 
     Raises:
         ValueError: with the choices there are, unless exactly one guarantee fits; and with the

@@ -382,7 +382,8 @@ def test_a_later_segment_says_where_its_rounds_begin(renyi):
     whole = guarantees.guarantee(plan, 4).epsilon
     close(guarantees.guarantee([(plan, 2), (plan, 2, 2)]).epsilon, whole, 1e-6)
     close(guarantees.guarantee([(plan, 2, 0), (plan, 2, 2)]).epsilon, whole, 1e-6)
-    assert guarantees.guarantee([(plan, 2), (plan, 2, 0)]).epsilon < 0.99 * whole
+    again = guarantees.guarantee([(plan, 2), (plan, 2, 0)], seeds="different")
+    assert again.epsilon < 0.99 * whole
     with pytest.raises(ValueError, match="first"):
         guarantees.guarantee([(plan, 2), (plan, 2)])
     for site in ("upload", "release"):

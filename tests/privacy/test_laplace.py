@@ -271,8 +271,6 @@ def test_what_takes_gaussian_noise_alone_says_so():
     turns = jfl.sampling.min_separation(CLIENTS, 2, 3)
     with pytest.raises(NotAnalysable, match="take turns"):
         jfl.guarantee(plan_of(chain_of(), sampler=turns), 4)
-    with pytest.raises(NotAnalysable, match="Gaussian noise in plans that share a sample"):
-        jfl.guarantee([(plan, 2, 0), (plan_of(chain_of(3.0)), 2, 0)])
 
 
 @pytest.mark.slow

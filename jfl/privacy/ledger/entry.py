@@ -39,7 +39,6 @@ class Part(NamedTuple):
     population: np.ndarray = np.ones(1)  # [C or 1] elements that they are drawn from
     capacity: np.ndarray = np.zeros(1)  # [C or 1] of a truncated Poisson sample
     count: np.ndarray = np.ones(1)  # [C or 1] times in a participation (or in a round)
-    takes_all: np.ndarray = np.zeros(1, bool)  # [C or 1] batches are all rows: nothing is drawn
     seen: bool = False  # the sample counts as known: no gain
     moves: float = 1.0  # sensitivities by which the unit moves the release at most
     summed: WeightedSum | None = None
@@ -71,8 +70,8 @@ class Clients(NamedTuple):
 class Entry(NamedTuple):
     """One thing to guarantee: what is released about a unit to a view, in each round.
 
-    With `rounds`, what a whole run of so many rounds releases; with `stretches`, what several runs
-    do, one after another or together.
+    With `rounds`, what a whole run of so many rounds releases; with `stretches`, what several
+    stretches of rounds do together.
     """
 
     unit: str  # example | client
@@ -104,20 +103,11 @@ class Entry(NamedTuple):
         return self.rounds is None and any(len(effective(p)) > 1 for p in self.parts)
 
 
-class Member(NamedTuple):
-    """A plan in rounds that it may share with others."""
-
-    entry: Entry
-    cohorts: int = 0  # equal for those with the same cohorts
-    batches: int = 0  # equal for those with the same batches
-    everyone: bool = False  # no cohort is drawn
-
-
 class Stretch(NamedTuple):
-    """Rounds in which the same plans ran."""
+    """Rounds of an entry, among those of others."""
 
     rounds: int
-    members: tuple  # of Member
+    entry: Entry
 
 
 def refused(unit: str, view: str, adjacency: str, error: Exception) -> Entry:

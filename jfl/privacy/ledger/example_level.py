@@ -26,7 +26,7 @@ SITES = Caveat(
     "the releases of one algorithm may draw one sample: it counts as seen, without a gain",
     "one-sample",
 )
-NO_ROWS = (1.0, 1.0, 1.0, 1.0, 1.0, 0.0)  # of a client without rows, in `_by_rows`
+NO_ROWS = (1.0, 1.0, 1.0, 1.0, 0.0)  # of a client without rows, in `_by_rows`
 
 
 def examples(plan: Plan, rounds: int, apart: bool = False) -> list[Entry]:
@@ -74,13 +74,11 @@ def _entries(plan, adjacency, rounds, apart):
     parts: list[Part] = []
     lost: list[Any] = []
     for release, multiplier in zip(releases, noise):
-        sample, population, capacity, count, takes_all, overflow = _by_rows(
-            release, adjacency, rows
-        )
+        sample, population, capacity, count, overflow = _by_rows(release, adjacency, rows)
         what, sampling = _kind(release, adjacency)
         sizes = sample, population, capacity, count
         law = law_of(release.mechanism)
-        parts.append(Part(what, multiplier, sampling, *sizes, takes_all > 0, several, law=law))
+        parts.append(Part(what, multiplier, sampling, *sizes, several, law=law))
         lost.append(overflow)
     declared = {s.declared for r in releases for s in r.mechanism.stages}
     conditional = bool(declared & {"prox_erm", "contraction"})
@@ -138,8 +136,8 @@ def _kind(release, adjacency):
 
 
 def _by_rows(release, adjacency, rows):
-    """What follows from a client's number of rows, [6, C]: elements drawn and those they are drawn
-    from, a capacity, how often, whether that is all, and the probability of an overflow."""
+    """What follows from a client's number of rows, [5, C]: elements drawn and those they are drawn
+    from, a capacity, how often, and the probability of an overflow."""
     sizes, which = np.unique(rows, return_inverse=True)
     each = [_of_rows(release, adjacency, int(n)) if n > 0 else NO_ROWS for n in sizes]
     return np.array(each, np.float64).T[:, which.reshape(-1)]
@@ -154,10 +152,7 @@ def _of_rows(release, adjacency, rows):
         overflow = steps * tail(batches.batch, rows, _rate(batches, rows))
     if batches.scheme == "epochs" and not release.steps:
         count = math.ceil(count / math.ceil(rows / batches.batch))  # that touch a given row
-    takes_all = batches.scheme == "full" or (
-        batches.scheme == "without_replacement" and rows <= batches.batch
-    )
-    return sample, population, batches.batch or 1.0, count, takes_all, overflow
+    return sample, population, batches.batch or 1.0, count, overflow
 
 
 def _sample(release, adjacency, rows):

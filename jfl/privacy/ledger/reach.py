@@ -27,8 +27,7 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
         return tuple(
             shift._replace(times=shift.times * stretch.rounds * rounds)
             for stretch in entry.stretches
-            for member in stretch.members
-            for shift in shifts_of(member.entry, 1)
+            for shift in shifts_of(stretch.entry, 1)
         )
     return tuple(
         shift

@@ -1,15 +1,13 @@
 """From entries to the events of an accountant: `events_of`, and nothing else, does it."""
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from ...core import checks
 from ...core.errors import NotAnalysable
 from ..accountants import events
-from .entry import ABSENT, Entry, Member, Part, Stretch, effective
+from .entry import ABSENT, Entry, Part, effective
 
 WHOLE = ("without_replacement", "touched")  # samples of everything are no samples
 
@@ -19,7 +17,7 @@ def events_of(entry: Entry) -> tuple:
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
     if entry.stretches:
-        return tuple(_run(entry.stretches, columns) for columns in entry.worst)
+        return tuple(_of_stretches(entry.stretches, columns) for columns in entry.worst)
     noise = [effective(p) for p in entry.parts]
     return tuple(_of_columns(entry, noise, columns) for columns in entry.worst)
 
@@ -174,159 +172,11 @@ def _composed(parts):
     return parts[0] if len(parts) == 1 else events.compose(*parts)
 
 
-# --- several plans
-
-
-class Met(NamedTuple):
-    """What one client meets of a plan in a round."""
-
-    member: Member
-    steps: tuple  # (event of a release, how often in a participation), ...
-    first: int  # column of the parts
-    other: int  # column of the chances
-
-    @property
-    def entry(self) -> Entry:
-        return self.member.entry
-
-    @property
-    def draws_no_batch(self) -> bool:
-        parts = self.entry.parts
-        all_rows = all(p.takes_all[self.first if len(p.takes_all) > 1 else 0] for p in parts)
-        return self.entry.drawn != "rows" or all_rows
-
-    @property
-    def draws_nothing(self) -> bool:
-        """True if it has no sample to share."""
-        return self.draws_no_batch and (self.entry.view == "server" or self.member.everyone)
-
-    def event(self):
-        """A round of it on its own."""
-        return attended(self.entry, self.other, _participation(self.steps))
-
-    def precision(self):
-        """Sum of 1 / z^2 of a participation, where all that is drawn is seen and the client is in
-        all of it."""
-        if any(part.renyi is not None or part.law != "gaussian" for part in self.entry.parts):
-            checks.fail(
-                "jfl.guarantee",
-                "Gaussian noise in plans that share a sample",
-                "Laplace noise, or integers of jfl.distributed",
-                "Give them seeds of their own: seeds='different'.",
-                error=NotAnalysable,
-            )
-        return sum(count * _precision(step) for step, count in self.steps)
-
-
-def met(stretch: Stretch, columns) -> list[Met]:
-    """What a client meets in a round, given its columns in each member."""
-    out = []
-    for member, (first, other) in zip(stretch.members, columns):
-        levels = [_column(effective(p), first) for p in member.entry.parts]
-        entry = member.entry
-        steps = tuple(_step(entry, p, first, z) for p, z in zip(entry.parts, levels))
-        out.append(Met(member, steps, first, other))
-    return out
-
-
-def _run(stretches, columns):
-    """The event of all stretches, for a client with these columns in each member of each."""
-    columns, parts = iter(columns), []
-    for stretch in stretches:
-        event = round_of(met(stretch, [next(columns) for _ in stretch.members]))
-        changes = any(m.entry.changes for m in stretch.members)
-        times = np.ones(stretch.rounds) if changes else stretch.rounds
-        parts.append((events.series if changes else events.repeat)(event, times))
+def _of_stretches(stretches, columns):
+    """The event of all stretches, for a client with these columns in each of them."""
+    parts = []
+    for (rounds, entry), pair in zip(stretches, columns):
+        event = _of_columns(entry, [effective(p) for p in entry.parts], pair)
+        times = np.ones(rounds) if entry.changes else rounds
+        parts.append((events.series if entry.changes else events.repeat)(event, times))
     return _composed(parts)
-
-
-def round_of(members: list[Met]):
-    """The event of a round of several plans, for one client."""
-    if len(members) == 1:
-        return members[0].event()
-    alone = [m for m in members if m.draws_nothing]
-    drawing = [m for m in members if not m.draws_nothing]
-    parts: list[Any] = (
-        [_gaussian(sum(m.entry.turns * m.precision() for m in alone))] if alone else []
-    )
-    if drawing:
-        parts.append(drawing[0].event() if len(drawing) == 1 else _on_one_sample(drawing))
-    return _composed(parts)
-
-
-def _on_one_sample(members):
-    """A round of plans that draw from the same keys: what is the same draw is drawn once, what is
-    not counts as seen."""
-    seen = _gaussian(sum(m.entry.turns * m.precision() for m in members))
-    same_cohorts = len({m.member.cohorts for m in members}) == 1
-    of_rounds = [m.entry.chance is None for m in members]
-    if all(of_rounds):  # noise of the release: the sample is the cohort
-        return _shared(members) or seen if same_cohorts else seen
-    if any(of_rounds) or len({m.entry.turns for m in members}) > 1:
-        return seen
-    drawing = [m for m in members if not m.draws_no_batch]
-    inner: list[Any] = (
-        [_gaussian(sum(m.precision() for m in members if m.draws_no_batch))]
-        if len(drawing) < len(members)
-        else []
-    )
-    if len(drawing) == 1:
-        inner += [events.repeat(step, count) for step, count in drawing[0].steps]
-    elif drawing:
-        shared = _shared(drawing) if len({m.member.batches for m in drawing}) == 1 else None
-        inner.append(shared or _gaussian(sum(m.precision() for m in drawing)))
-    event = _composed(inner)
-    # a cohort that is not the same counts as seen, with the client in it
-    if not same_cohorts:
-        return events.repeat(event, members[0].entry.turns)
-    return attended(members[0].entry, members[0].other, event)
-
-
-def _shared(members):
-    """Releases on the same samples, of the steps that each takes; None where the samples are not
-    the same after all."""
-    if any(len(m.steps) != 1 for m in members):
-        return None
-    steps = sorted((m.steps[0] for m in members), key=lambda s: s[1])
-    if len({_sample(step) for step, _ in steps}) > 1:
-        return None
-    parts, done = [], 0
-    for count in sorted({count for _, count in steps}):
-        z = sum(_noise(step) ** -2.0 for step, times in steps if times >= count) ** -0.5
-        parts.append(events.repeat(_with_noise(steps[0][0], z), count - done))
-        done = count
-    return _composed(parts)
-
-
-def _noise(step):
-    return (step if isinstance(step, events.Gaussian) else step.event).noise_multiplier
-
-
-def _sample(step):
-    """A sample's kind and numbers, without the noise inside."""
-    if isinstance(step, events.Gaussian):
-        return (events.Gaussian,)
-    return (type(step), *(float(v) for k, v in sorted(vars(step).items()) if k != "event"))
-
-
-def _with_noise(step, z):
-    noise = events.gaussian(z)
-    is_sample = not isinstance(step, events.Gaussian)
-    return dataclasses.replace(step, event=noise) if is_sample else noise
-
-
-def _precision(step):
-    """1 / z^2 of a release whose sample is seen; drawn with replacement, an element may be all of a
-    batch."""
-    copies = step.draws if isinstance(step, events.WithReplacement) else 1.0
-    return copies**2 * _noise(step) ** -2.0
-
-
-def _gaussian(precision):
-    return events.gaussian(np.asarray(precision, np.float64) ** -0.5)
-
-
-def kinds(event) -> set:
-    """The types of an event and of all inside it."""
-    inner = event.events if isinstance(event, events.Compose) else [getattr(event, "event", None)]
-    return {type(event)}.union(*(kinds(e) for e in inner if e is not None))
