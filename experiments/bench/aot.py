@@ -1,177 +1,269 @@
-"""What a round would do on an accelerator that is not here: its program is compiled, not run.
+"""Compile a benchmark's plan for an accelerator that is not attached, and report its memory.
 
     python -m experiments.bench.aot                                  # W1 private, H200 and v5e
     python -m experiments.bench.aot --workload W2 --mode private plain --target v5e h200
-    python -m experiments.bench.aot --mode private+wavelet --devices 8 --set cohort=64
-    python -m experiments.bench.aot --points 64                      # a sweep as one program
+    python -m experiments.bench.aot --workload W2 --algorithm scaffold --devices 8 --set cohort=64
     python -m experiments.bench.aot --list                           # targets, workloads, modes
 
-It needs the compilers, no accelerator: `pip install -e ".[aot]"`, where jax-cuda12-plugin and
-jax-cuda12-pjrt have to be of jax's own version.  What is counted, and how far to trust it, is said
-in ahead_of_time/counts.py.  GPU programs are compiled without a device, so nothing is autotuned:
-other kernels may be chosen for products there, at about the same number of launches.
-
-A row in experiments/results/aot.json is one program; it is replaced when it is compiled again.  Its
-`shapes` is a hash of the workload: numbers of different hashes are not of the same work.  Loops
-whose turns the compiler does not know have to be told (`--turns NAME=MEAN`, or NAME=MEAN:CAPACITY,
-with which both are reported); without them the command names them and exits with 1.
+The script needs the compilers but no accelerator: `pip install -e ".[aot]"`, where
+jax-cuda12-plugin and jax-cuda12-pjrt must have the version of jax.  Nothing is executed.  For each
+program it prints the seconds to compile, the bytes on one device, the messages between devices (one
+in a loop counts once, so with several devices a round and an evaluation send one each), and the
+instructions on 64 bits before the compiler rewrites them.  `cpu` compiles for this machine.
 """
 
 import argparse
+import collections
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
 import json
-import pathlib
-import subprocess
+import os
+import re
 import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .ahead_of_time import counts, machines, report, workloads
+import jfl
+from jfl.engine import sharding
+from jfl.engine.simulate import scan_from
 
-ROOT = pathlib.Path(__file__).parents[2]
-RESULTS = ROOT / "experiments" / "results" / "aot.json"
-SAME = ("workload", "mode", "algorithm", "target", "set", "devices", "points")
-SPREAD = (
-    dict(noise=1.0, lr=0.1),
-    dict(noise=2.0, lr=0.2),
-)  # between which the points of a sweep lie
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+import jfl_peer
+from workloads import WORKLOADS
+
+MODES = dict(
+    private="the noise of the workload",
+    plain="neither clipping nor noise",
+    clipped="clipping without noise",
+    threefry="noise by the generator of the key",
+    vmap="the gradient of every example is formed",
+)
+# What the compiler must be told about a GPU that is not attached.
+HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: {memory}
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability {{ major: 9 minor: 0 }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  driver_version: "13.0.0"
+  runtime_version: "12.9.0"
+  compile_time_toolkit_version: "12.9.0"
+  dnn_version: "9.8.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
+device_description_str: "{name}"
+"""
+# Target -> the platform's name in jax, and the topology or the description of one device.
+TARGETS = dict(
+    cpu=("cpu", ""),
+    h100=(
+        "gpu",
+        HOPPER.format(name="NVIDIA H100 80GB HBM3", bandwidth=3350 * 10**9, memory=85 * 10**9),
+    ),
+    h200=("gpu", HOPPER.format(name="NVIDIA H200", bandwidth=4800 * 10**9, memory=151 * 10**9)),
+    v5e=("tpu", "v5e:2x4"),
+    v5p=("tpu", "v5p:2x2x1"),
+    v6e=("tpu", "v6e:2x4"),
+)
+COMPILERS = dict(cpu=(), gpu=("jax-cuda12-plugin", "jax-cuda12-pjrt"), tpu=("libtpu",))
+COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 
 
-def commit() -> str:
-    """Of this checkout, with a + where it has changes."""
-    said = lambda *words: subprocess.run(
-        ["git", *words], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    changed = said("status", "--porcelain", "--untracked-files=no", "--", "jfl", "kernels")
-    return said("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+class MissingCompiler(Exception):
+    """The compiler of a target is not installed, or has another version than jax."""
 
 
-def turns_of(text: str) -> tuple[str, counts.Turns]:
-    """NAME=MEAN or NAME=MEAN:CAPACITY.
+def compile_plan(plan: jfl.Plan, target: str, devices: int = 1, evaluations: int = 2) -> dict:
+    """Compile the rounds and evaluations of a plan for a target.
 
-    >>> turns_of("chunks=3:8")
-    ('chunks', Turns(mean=3.0, capacity=8.0))
+    Args:
+        plan: built inside `as_on(target)`, because jfl chooses the size of a chunk by platform.
+        target: a key of TARGETS.
+        devices: that share each cohort.
+
+    Returns:
+        Seconds to compile, bytes on one device, and the numbers of messages and of instructions on
+        64 bits in the program.
+
+    Raises:
+        MissingCompiler: see `check_compiler`.
+        jax.errors.JaxRuntimeError: from the compiler.
     """
-    name, _, numbers = text.partition("=")
-    try:
-        mean, *capacity = map(float, numbers.split(":"))
-        (most,) = capacity or [mean]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"need NAME=MEAN or NAME=MEAN:CAPACITY; got {text}"
-        ) from None
-    if not name or not 0 <= mean <= most:
-        raise argparse.ArgumentTypeError(f"need a name and 0 <= MEAN <= CAPACITY; got {text}")
-    return name, counts.Turns(mean, most)
+    mesh = device_mesh(target, devices)
+    plan = dataclasses.replace(plan, mesh=mesh if devices > 1 else None)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    run = jax.eval_shape(lambda: jfl.init(jax.random.key(0), plan))
+    whole = NamedSharding(mesh, PartitionSpec())
 
+    def shape(x, where=whole):
+        return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), sharding=where)
 
-def number_of(text: str) -> tuple:
-    """NAME=NUMBER, the number as JSON."""
-    name, _, number = text.partition("=")
-    try:
-        return name, json.loads(number)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"need NAME=NUMBER; got {text}") from None
-
-
-def options(arguments):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--target", nargs="+", default=["h200", "v5e"], choices=list(machines.TARGETS)
-    )
-    parser.add_argument("--workload", nargs="+", default=["W1"], choices=workloads.names())
-    parser.add_argument(
-        "--mode", nargs="+", default=["private"], help="of --list; several at once: a+b"
-    )
-    parser.add_argument("--algorithm", default="fedavg", choices=workloads.ALGORITHMS)
-    parser.add_argument("--points", type=int, default=0, help="a sweep of so many points")
-    parser.add_argument("--devices", type=int, default=1, help="that share a cohort, or the points")
-    parser.add_argument(
-        "--set", nargs="+", default=[], type=number_of, metavar="NAME=NUMBER", help="cohort=64, ..."
-    )
-    parser.add_argument(
-        "--turns", nargs="+", default=[], type=turns_of, metavar="NAME=MEAN[:CAPACITY]"
-    )
-    parser.add_argument("--launches", type=int, default=0, help="of a local step, to list")
-    parser.add_argument("--text", type=pathlib.Path, help="a file for the compiled program")
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=RESULTS, help="a JSON file for the rows"
-    )
-    parser.add_argument("--list", action="store_true", help="targets, workloads, modes")
-    return parser.parse_args(arguments)
-
-
-def listed() -> str:
-    """What can be named."""
-    lines = [f"{t.name:<14} {t.platform}, {t.bandwidth:.3g} B/s" for t in machines.TARGETS.values()]
-    lines += [f"{name:<14} shapes {workloads.workload(name).hash()}" for name in workloads.names()]
-    lines += [f"{name:<14} {about}" for name, about in workloads.MODES.items()]
-    return "\n".join(lines)
-
-
-def compile_one(args, name: str, mode: str, target: str) -> dict:
-    """Compile and print one program -> its row."""
-    make = lambda **change: workloads.workload(
-        name, mode.split("+"), args.algorithm, **dict(args.set) | change
-    )
-    with report.as_on(target):
-        made, turns = make(), dict(args.turns)
-        plans = [make(**numbers).plan for numbers in SPREAD] if args.points else []
-    about = dict(
-        workload=name,
-        mode=mode,
-        algorithm=args.algorithm,
-        set=dict(args.set),
-        devices=args.devices,
-        points=args.points,
-        shapes=made.hash(),
-    )
-    print(" ".join(f"{k}={v}" for k, v in about.items() if v), flush=True)
-    if args.points:
-        found = report.grid(plans, target, points=args.points, devices=args.devices, turns=turns)
+    if devices > 1:
+        run, shapes = (jax.tree.map(shape, x, sharding.shardings(x, mesh)) for x in (run, plan))
     else:
-        found = report.run(made.plan, target, devices=args.devices, turns=turns)
-    print(report.shown(found, args.launches), flush=True)
-    if args.text:
-        args.text.write_text(found.text)
-    rest = dict(
-        cohort=made.cohort(),
-        steps=found.steps,
-        turns={name: told._asdict() for name, told in found.turns.items()},
-        commit=commit(),
-        versions=machines.versions(),
+        run, shapes = jax.tree.map(shape, (run, plan))
+    rounds = jax.ShapeDtypeStruct((evaluations,), jnp.int32, sharding=whole)
+    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
+    with as_on(target):
+        begun = time.perf_counter()
+        lowered = jax.jit(scan_from, donate_argnums=0).lower(run, shapes, rounds, key)
+        program = lowered.compile()
+        seconds = time.perf_counter() - begun
+    memory = program.memory_analysis()
+    return dict(
+        target=target,
+        compile_seconds=round(seconds, 1),
+        memory={
+            what: int(getattr(memory, f"{what}_size_in_bytes"))
+            for what in ("argument", "output", "alias", "temp", "generated_code")
+        },
+        collectives=dict(
+            collections.Counter(re.findall(rf" ({COLLECTIVES})(?:-start)?\(", program.as_text()))
+        ),
+        wide_written=len(
+            re.findall(r"= \(?(?:s64|u64|f64|c128)\[", lowered.compiler_ir("hlo").as_hlo_text())
+        ),
     )
-    return about | found.row() | rest
 
 
-def save(out: pathlib.Path, row: dict):
-    """Add a row, or put it in the place of an older one."""
-    old = json.loads(out.read_text())["rows"] if out.exists() else []
-    same = lambda one: [one[key] for key in SAME]
-    rows = [one for one in old if same(one) != same(row)] + [row]
-    rows.sort(key=lambda one: json.dumps(same(one)))
-    about = "counted in programs that were compiled for a machine, not run; see docs/speed.md"
-    out.write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
+@contextlib.contextmanager
+def as_on(target: str):
+    """Let jfl choose by platform as it would on the target."""
+    jax.clear_caches()  # of what was traced for this machine
+    with mock.patch.object(jax, "default_backend", lambda: TARGETS[target][0]):
+        yield
+    jax.clear_caches()
+
+
+@functools.cache
+def device_mesh(target: str, devices: int = 1) -> Mesh:
+    """Return a mesh of devices that need not be attached, with jfl's axes.
+
+    Raises:
+        MissingCompiler: see `check_compiler`.
+        ValueError: for more devices than the topology has.
+    """
+    check_compiler(target)
+    platform, description = TARGETS[target]
+    if platform == "cpu":
+        known = jax.devices("cpu")
+    elif platform == "gpu":
+        jax.devices()  # finds the plug-ins, whatever platform is chosen
+        known = topologies.get_topology_desc(
+            "", "cuda", target_config=description, topology=f"1x1x{devices}"
+        ).devices
+    else:
+        # Nothing is run, so libtpu need not ask a cloud machine what it is.
+        for name in ("TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
+            os.environ.setdefault(name, "1")
+        known = topologies.get_topology_desc(platform="tpu", topology_name=description).devices
+    if devices > len(known):
+        raise ValueError(f"{target}: expected at most {len(known)} devices, but got {devices}.")
+    chosen = np.array(known[:devices]).reshape(1, devices)
+    return Mesh(chosen, ("points", "clients"), axis_types=(AxisType.Auto,) * 2)
+
+
+def check_compiler(target: str, installed: dict | None = None):
+    """Reject a target whose compiler is not installed or not of jax's version.
+
+    Args:
+        installed: package -> version; None: those of this environment.
+    """
+    packages = COMPILERS[TARGETS[target][0]]
+    if installed is None:
+        installed = {}
+        for name in ("jax", *packages):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                installed[name] = importlib.metadata.version(name)
+    if missing := [name for name in packages if name not in installed]:
+        raise MissingCompiler(
+            f"{target}: {', '.join(missing)} is not installed. Run: pip install -e '.[aot]'."
+        )
+    for name in packages:
+        if name != "libtpu" and installed[name] != installed["jax"]:
+            raise MissingCompiler(
+                f"{target}: {name} must have the version of jax, {installed['jax']}, but has "
+                f"{installed[name]}. Run: pip install {name}=={installed['jax']}."
+            )
+
+
+def workload_plan(workload: str, mode: str, algorithm: str, numbers: dict) -> jfl.Plan:
+    """Build the plan of a workload of peers/workloads.py, on rows of zeros.
+
+    Args:
+        numbers: replace those of the workload.
+    """
+    spec = SimpleNamespace(**WORKLOADS[workload] | numbers)
+    features = getattr(spec, "image", (784,))
+    rows = SimpleNamespace(
+        x=np.zeros((spec.clients, spec.rows, *features), np.float32),
+        y=np.arange(spec.clients * spec.rows, dtype=np.int32).reshape(spec.clients, -1) % 10,
+    )
+    return jfl_peer.make(spec, jfl_peer.federation(rows), mode, algorithm=algorithm)
 
 
 def main(arguments=None) -> int:
-    args = options(arguments)
-    # whatever accelerator is here is not the one that is asked for
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # seconds are those of a compiler
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    several = dict(nargs="+", metavar="NAME")
+    parser.add_argument("--target", default=["h200", "v5e"], choices=list(TARGETS), **several)
+    parser.add_argument("--workload", default=["W1"], choices=list(WORKLOADS), **several)
+    parser.add_argument("--mode", default=["private"], choices=list(MODES), **several)
+    parser.add_argument("--algorithm", default="fedavg", choices=jfl.algorithms.__all__)
+    parser.add_argument("--devices", type=int, default=1, help="number that share a cohort")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=NUMBER", help="cohort=64 ...")
+    parser.add_argument("--list", action="store_true", help="print targets, workloads and modes")
+    args = parser.parse_args(arguments)
     if args.list:
-        print(listed())
+        print("targets:", *TARGETS, "\nworkloads:", *WORKLOADS)
+        print("\n".join(f"{name:<10} {about}" for name, about in MODES.items()))
         return 0
+    # An accelerator of this machine is not the one that is asked for, and seconds are a compiler's.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    numbers = {name: json.loads(value) for name, value in (pair.split("=") for pair in args.set)}
     failed = 0
-    jobs = [(w, m, t) for w in args.workload for m in args.mode for t in args.target]
-    for name, mode, target in jobs:
+    for workload, mode, target in (
+        (w, m, t) for w in args.workload for m in args.mode for t in args.target
+    ):
+        row = dict(workload=workload, mode=mode, algorithm=args.algorithm, devices=args.devices)
         try:
-            save(args.out, compile_one(args, name, mode, target))
-        except (ValueError, machines.MissingCompiler, jax.errors.JaxRuntimeError) as error:
-            print(f"{name} {mode} {target}: {str(error)[:1500]}", file=sys.stderr, flush=True)
+            with as_on(target):
+                plan = workload_plan(workload, mode, args.algorithm, numbers)
+            row |= compile_plan(plan, target, args.devices)
+        except (ValueError, MissingCompiler, jax.errors.JaxRuntimeError) as error:
+            print(f"{workload} {mode} {target}: {str(error)[:1500]}", file=sys.stderr, flush=True)
             failed += 1
-    return 1 if failed else 0
+        else:
+            print(json.dumps(row), flush=True)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

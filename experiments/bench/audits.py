@@ -12,8 +12,6 @@ What canaries show in trainings on digits, by what is seen of them; and many of 
 """
 
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 
@@ -21,11 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jfl
-from jfl.runs.checkpoint import environment
 
-from . import aot
+from . import timing
 
-RESULTS = Path(__file__).parents[1] / "results" / "audits.json"
+RESULTS = timing.RESULTS / "audits.json"
 DELTA = 1e-2
 TRAININGS = 3000  # runs of each side
 CLIENTS, ROWS, FEATURES = 4, 8, 3
@@ -190,18 +187,6 @@ def measured(rows):
         yield row
 
 
-def facts(begun, command):
-    return dict(
-        confidence=0.95,
-        seconds=time.perf_counter() - begun,
-        cpus=os.cpu_count(),
-        load=os.getloadavg()[0],
-        commit=aot.commit(),
-        versions=environment(),
-        command=command,
-    )
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -212,15 +197,16 @@ def main():
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found, begun = [], time.perf_counter()
-    for chosen, rows, flag, name in (
-        (args.trainings, trainings, "--trainings", "audits_of_trainings.json"),
-        (args.one_run, one_run, "--one-run", "audits_in_one_run.json"),
+    for chosen, rows, name in (
+        (args.trainings, trainings, "audits_of_trainings.json"),
+        (args.one_run, one_run, "audits_in_one_run.json"),
     ):
         if chosen:
             found = list(measured(rows()))
-            about = facts(begun, f"python -m experiments.bench.audits {flag}")
-            out = args.out or RESULTS.with_name(name)
-            out.write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
+            seconds = time.perf_counter() - begun
+            timing.save(
+                args.out or RESULTS.with_name(name), found, confidence=0.95, seconds=seconds
+            )
             return
     for name, (plan, rounds, asked) in cases().items():
         before = time.process_time()
@@ -251,10 +237,8 @@ def main():
             f"({ratio:.2f}), mu {report.mu:.3f}{claim}",
             flush=True,
         )
-    about = dict(trials=args.trials, delta=DELTA) | facts(
-        begun, "python -m experiments.bench.audits"
-    )
-    (args.out or RESULTS).write_text(json.dumps(about | dict(rows=found), indent=1) + "\n")
+    about = dict(trials=args.trials, delta=DELTA, confidence=0.95)
+    timing.save(args.out or RESULTS, found, seconds=time.perf_counter() - begun, **about)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ round with a BLT of 3 buffers at most 1.2 times a round, 16 bands for 2,000 roun
 """
 
 import argparse
-import json
 import pathlib
 import statistics
-import subprocess
 import time
 
 import jax
@@ -21,10 +19,10 @@ import jax.numpy as jnp
 import jfl
 from jfl.core.random_streams import Stream
 from jfl.privacy.mechanisms import correlated
-from jfl.runs.checkpoint import environment
 
-ROOT = pathlib.Path(__file__).parents[2]
-RESULTS = ROOT / "experiments" / "results" / "correlated.json"
+from . import timing
+
+RESULTS = timing.RESULTS / "correlated.json"
 ROUNDS = 200
 BLOCK = 50  # draws of noise in a timed call, so that a call is no part of it
 
@@ -53,19 +51,6 @@ def make_plan(fed, strategy):
     return jfl.plan(fed, task, alg, jfl.sampling.without_replacement(100, 20), release=release)
 
 
-def rounds_of(plan):
-    """A function that plays two rounds, of a run that goes on."""
-    state = [jfl.init(jax.random.key(0), plan)]
-    play = jax.jit(lambda run, plan: jfl.scan(run, plan, jnp.array([2])), donate_argnums=0)
-    fresh = jax.tree.map(jnp.copy, state[0])
-
-    def run():
-        again = jax.tree.map(jnp.copy, fresh)
-        jax.block_until_ready(play(again, plan))
-
-    return run
-
-
 def noise_of(plan):
     """A function that draws the noise of many rounds, and nothing else."""
     (stage,) = [s for s in plan.release.stages if s.role == "noise"]
@@ -87,28 +72,6 @@ def noise_of(plan):
         return jax.lax.fori_loop(0, BLOCK, one, (zeros, state))
 
     return lambda: jax.block_until_ready(many(jax.random.key(0), stage, empty))
-
-
-def in_turns(runs: dict, repeats: int) -> dict:
-    """Seconds of each, and their ratios to the first of the same turn."""
-    for run in runs.values():
-        run()
-    turns = []
-    for _ in range(repeats):
-        turn = {}
-        for name, run in runs.items():
-            begun = time.perf_counter()
-            run()
-            turn[name] = time.perf_counter() - begun
-        turns.append(turn)
-    first = next(iter(runs))
-    return {
-        name: dict(
-            seconds=statistics.median(t[name] for t in turns),
-            ratio=statistics.median(t[name] / t[first] for t in turns),
-        )
-        for name in runs
-    }
 
 
 def found_in(repeats: int) -> list[dict]:
@@ -146,10 +109,10 @@ def main():
     plans = {name: make_plan(fed, strategy) for name, strategy in strategies().items()}
     rows = []
     for what, runs, each in (
-        ("round", {n: rounds_of(p) for n, p in plans.items()}, 2),
+        ("round", {n: timing.two_rounds(p) for n, p in plans.items()}, 2),
         ("noise of a round", {n: noise_of(p) for n, p in plans.items()}, BLOCK),
     ):
-        for name, one in in_turns(runs, args.repeats).items():
+        for name, one in timing.alternate(runs, args.repeats).items():
             rows.append(
                 dict(what=what, variant=name, seconds=one["seconds"] / each, ratio=one["ratio"])
             )
@@ -157,11 +120,7 @@ def main():
     rows += found_in(3)
     for row in rows[-4:]:
         print(f"{row['what']:<18} {row['variant']:<18} {row['seconds']:.3g} s")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    about = dict(versions=environment(), repeats=args.repeats, commit=commit)
-    args.out.write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
+    timing.save(args.out, rows, repeats=args.repeats)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ Rows are written to a temporary folder and mapped from there; a median of TURNS 
 """
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 import time
@@ -19,11 +17,10 @@ import numpy as np
 
 import jfl
 from jfl.data import host_rows
-from jfl.runs.checkpoint import environment
 
-from . import aot
+from . import timing
 
-RESULTS = aot.ROOT / "experiments" / "results" / "feed.json"
+RESULTS = timing.RESULTS / "feed.json"
 CLIENTS, COHORT, TURNS = 4000, 1000, 15
 # rows of the largest client, numbers a row, their type, clients of different size, rows shuffled
 CASES = (
@@ -89,18 +86,8 @@ def main():
             f"{row['ratio']:.1f} times as fast as by an index",
             flush=True,
         )
-    about = dict(
-        clients=CLIENTS,
-        cohort=COHORT,
-        turns=TURNS,
-        readers=host_rows.READERS,
-        cpus=os.cpu_count(),
-        load=os.getloadavg()[0],
-        commit=aot.commit(),
-        versions=environment(),
-        command="python -m experiments.bench.feed",
-    )
-    args.out.write_text(json.dumps(about | dict(rows=rows), indent=1) + "\n")
+    about = dict(clients=CLIENTS, cohort=COHORT, turns=TURNS, readers=host_rows.READERS)
+    timing.save(args.out, rows, **about)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,16 @@ of the same turn.
 """
 
 import argparse
-import json
 import pathlib
-import subprocess
 
 import numpy as np
 
 import jfl
-from experiments.bench.correlated import in_turns, rounds_of
 from jfl.gradients.per_example import gradient_path
-from jfl.runs.checkpoint import environment
 
-ROOT = pathlib.Path(__file__).parents[2]
-RESULTS = ROOT / "experiments" / "results" / "models.json"
+from . import timing
+
+RESULTS = timing.RESULTS / "models.json"
 CLIENTS, BATCH, STEPS = 8, 16, 4
 
 
@@ -67,19 +64,17 @@ def main():
     rows = []
     for model, (kind, make) in MODELS.items():
         made = plans(kind, make)
-        found = in_turns({name: rounds_of(plan) for name, plan in made.items()}, args.repeats)
+        found = timing.alternate(
+            {name: timing.two_rounds(plan) for name, plan in made.items()}, args.repeats
+        )
         path = gradient_path(made["book-keeping"])
         for name, numbers in found.items():
-            seconds = numbers["seconds"] / 2  # `rounds_of` plays two
+            seconds = numbers["seconds"] / 2  # for two rounds
             rows.append(
                 dict(model=model, variant=name, path=path, seconds=seconds, ratio=numbers["ratio"])
             )
             print(rows[-1], flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    about = dict(versions=environment(), repeats=args.repeats, commit=commit)
-    args.out.write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
+    timing.save(args.out, rows, repeats=args.repeats)
 
 
 if __name__ == "__main__":

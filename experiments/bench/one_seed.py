@@ -8,18 +8,15 @@ means anything.  A row is a workload: medians of the turns, after one that compi
 """
 
 import json
-import pathlib
-import statistics
-import subprocess
-import time
 
 import jax
 import numpy as np
 
 import jfl
-from jfl.runs.checkpoint import environment
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results" / "one_seed.json"
+from . import timing
+
+RESULTS = timing.RESULTS / "one_seed.json"
 POINTS, TURNS = 8, 7
 # clients, cohort, rows of each, features, classes, batch, local steps, rounds, noise
 WORKLOADS = {
@@ -53,29 +50,23 @@ def make_plan(shape, noise):
 
 
 def measure(plan, rounds) -> dict:
-    """Seconds of both sweeps, in turns."""
+    """Time both sweeps alternately; the ratio is of one seed to separate seeds."""
     rates = [0.01 * 2**k for k in range(POINTS)]
     plans = {lr: plan(lr) for lr in rates}
-    points = {
-        "one seed": [dict(lr=lr, seed=0) for lr in rates],
-        "own seeds": [dict(lr=lr, seed=i) for i, lr in enumerate(rates)],
-    }
-    seconds = {name: [] for name in points}
-    for turn in range(TURNS + 1):
-        for name, given in points.items():
-            begun = time.perf_counter()
-            found = jfl.sweep(
-                lambda lr: plans[lr], rounds=rounds, evaluate_every=rounds, points=given
-            )
-            jax.block_until_ready(found.params)
-            if turn:
-                seconds[name].append(time.perf_counter() - begun)
-    ratios = [a / b for a, b in zip(*seconds.values())]
-    return dict(
-        {f"seconds, {n}": round(statistics.median(s), 3) for n, s in seconds.items()},
-        ratio=round(statistics.median(ratios), 3),
-        quartiles=[round(q, 3) for q in statistics.quantiles(ratios, n=4)[::2]],
+
+    def sweep(points):
+        found = jfl.sweep(lambda lr: plans[lr], rounds=rounds, evaluate_every=rounds, points=points)
+        jax.block_until_ready(found.params)
+
+    found = timing.alternate(
+        {
+            "own seeds": lambda: sweep([dict(lr=lr, seed=i) for i, lr in enumerate(rates)]),
+            "one seed": lambda: sweep([dict(lr=lr, seed=0) for lr in rates]),
+        },
+        TURNS,
     )
+    seconds = {f"seconds, {name}": one["seconds"] for name, one in found.items()}
+    return seconds | dict(ratio=found["one seed"]["ratio"])
 
 
 def main():
@@ -83,14 +74,7 @@ def main():
     for name, (*shape, rounds, noise) in WORKLOADS.items():
         rows.append(dict(workload=name, points=POINTS, **measure(make_plan(shape, noise), rounds)))
         print(json.dumps(rows[-1]), flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=RESULTS.parent,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    about = dict(versions=environment(), turns=TURNS, commit=commit)
-    RESULTS.write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
+    timing.save(RESULTS, rows, turns=TURNS)
 
 
 if __name__ == "__main__":

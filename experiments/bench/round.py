@@ -3,7 +3,6 @@ workloads.
 
     JFL_DATA_DIR=... python -m experiments.bench.round [--only W1 W2 ...] [--peers --python
     fedjax=PATH torch=PATH jax=PATH]
-    python -m experiments.bench.round --device           # the accelerator that is here: device.py
 
 W1  record-level DP-FedAvg, softmax regression, cohort 10, 5 steps, batch 10 (real MNIST, 100
 clients of 600 rows) W2  the same with MLP 784-200-10, cohort 20, 50 steps, batch 20
@@ -397,16 +396,8 @@ def main():
     parser.add_argument(
         "--repeats", type=int, default=7, help="timed blocks; about half as many for slow workloads"
     )
-    parser.add_argument(
-        "--only", nargs="+", default=[], choices=[*known, "cifar10"], metavar="WORKLOAD"
-    )
+    parser.add_argument("--only", nargs="+", default=[], choices=known, metavar="WORKLOAD")
     parser.add_argument("--peers", action="store_true", help="time the peers too")
-    parser.add_argument(
-        "--device", action="store_true", help="time the accelerator that is here; see device.py"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=10.0, help="of --device, after which no more work begins"
-    )
     parser.add_argument(
         "--python", nargs="+", default=[], metavar="ENVIRONMENT=PATH", help="fedjax, torch, jax"
     )
@@ -415,10 +406,6 @@ def main():
     args = parser.parse_args()
     if args.child:
         return child(args.child, args.data, args.repeats)
-    if args.device:
-        from experiments.bench import device
-
-        return device.main(args.only, args.minutes)
     args.only = args.only or sorted(known)
     args.python = dict(pair.split("=", 1) for pair in args.python)
     commit = subprocess.run(

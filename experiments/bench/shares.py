@@ -7,16 +7,13 @@ take turns in one process; `ratio` is to the first of the same turn.
 """
 
 import argparse
-import json
 import pathlib
-import subprocess
 
 import jfl
-from experiments.bench.correlated import in_turns, rounds_of
-from jfl.runs.checkpoint import environment
 
-ROOT = pathlib.Path(__file__).parents[2]
-RESULTS = ROOT / "experiments" / "results" / "shares.json"
+from . import timing
+
+RESULTS = timing.RESULTS / "shares.json"
 CLIENTS, COHORT = 100, 20
 
 
@@ -72,7 +69,9 @@ def main():
     fed = jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(CLIENTS))
     rows = []
     for what, plans in (("noise", of_noise(fed)), ("cohort", of_cohorts(fed))):
-        found = in_turns({name: rounds_of(plan) for name, plan in plans.items()}, args.repeats)
+        found = timing.alternate(
+            {name: timing.two_rounds(plan) for name, plan in plans.items()}, args.repeats
+        )
         for name, numbers in found.items():
             epsilons = dict(epsilon=_epsilon(plans[name])) if what == "cohort" else {}
             rows.append(
@@ -85,11 +84,7 @@ def main():
                 )
             )
             print(rows[-1], flush=True)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    about = dict(versions=environment(), repeats=args.repeats, commit=commit)
-    args.out.write_text(json.dumps(dict(about=about, rows=rows), indent=1) + "\n")
+    timing.save(args.out, rows, repeats=args.repeats)
 
 
 def _epsilon(plan):

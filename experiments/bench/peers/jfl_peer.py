@@ -44,7 +44,7 @@ def federation(data):
     return jfl.federate((x, y, x[::rows], y[::rows]), owned)
 
 
-def make(spec, fed, mode, sampler=None):
+def make(spec, fed, mode, sampler=None, algorithm="fedavg"):
     """The plan of a workload."""
     multiplier = spec.noise / 2  # replace one doubles the sensitivity: all tools add the same noise
     if spec.level == "record":
@@ -74,14 +74,14 @@ def make(spec, fed, mode, sampler=None):
             else jfl.chain(jfl.clip_l2(spec.clip), jfl.total(), *noise, jfl.divide(spec.cohort))
         )
         chunk = 1 if jax.default_backend() == "cpu" else None
-    alg = jfl.algorithms.fedavg(grad, lr=spec.lr, steps=spec.steps, batch=batch)
+    alg = getattr(jfl.algorithms, algorithm)(grad, lr=spec.lr, steps=spec.steps, batch=batch)
     return jfl.plan(
         fed,
         task,
         alg,
         sampler or jfl.sampling.without_replacement(spec.clients, spec.cohort),
         release=release,
-        chunk=chunk,
+        chunk=getattr(spec, "chunk", chunk),
     )
 
 

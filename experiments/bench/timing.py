@@ -1,0 +1,73 @@
+"""Helpers that the benchmarks share: variants timed alternately, and files of results."""
+
+import json
+import os
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import jfl
+from jfl.runs.checkpoint import environment
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "experiments" / "results"
+
+
+def alternate(runs: dict, repeats: int) -> dict:
+    """Time functions alternately, so that a busy machine slows all of them equally.
+
+    Args:
+        runs: name -> a function without arguments; each is called once before the clock starts.
+
+    Returns:
+        Name -> the median of its seconds, and of its ratio to the first function in a turn.
+    """
+    for run in runs.values():
+        run()
+    turns = []
+    for _ in range(repeats):
+        turn = {}
+        for name, run in runs.items():
+            begun = time.perf_counter()
+            run()
+            turn[name] = time.perf_counter() - begun
+        turns.append(turn)
+    first = next(iter(runs))
+    return {
+        name: dict(
+            seconds=statistics.median(t[name] for t in turns),
+            ratio=statistics.median(t[name] / t[first] for t in turns),
+        )
+        for name in runs
+    }
+
+
+def two_rounds(plan):
+    """Return a function that plays two rounds of a plan, always from the same state."""
+    fresh = jfl.init(jax.random.key(0), plan)
+    play = jax.jit(lambda run, plan: jfl.scan(run, plan, jnp.array([2])), donate_argnums=0)
+    return lambda: jax.block_until_ready(play(jax.tree.map(jnp.copy, fresh), plan))
+
+
+def commit() -> str:
+    """Return the commit of this checkout, with a + if jfl or kernels have changed since."""
+
+    def git(*words):
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "jfl", "kernels")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def save(path: Path, rows: list, **about):
+    """Write rows, together with versions, commit and machine."""
+    known = dict(
+        versions=environment(), commit=commit(), cpus=os.cpu_count(), load=os.getloadavg()[0]
+    )
+    path.write_text(json.dumps(dict(about=known | about, rows=rows), indent=1) + "\n")
