@@ -57,7 +57,7 @@ def test_the_site_builds_with_every_page(site):
     built = {p.relative_to(site).with_suffix("").as_posix() for p in site.rglob("*.html")}
     docs = {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in pages.PAGES[1:]}
     assert docs <= built and len(docs) >= 25
-    index = (site / "reference" / "build.html").read_text()
+    index = (site / "reference" / "index.html").read_text()
     assert 'id="jfl.federate"' in index and "The rows of" in index
 
 
