@@ -436,7 +436,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
         try:
             lines = (
                 {tightest.LOSS_DISTRIBUTION: pld.epsilons(one, points, delta)}
-                if delta >= tightest.FINEST
+                if delta >= tightest.MIN_PLD_DELTA
                 else {}
             ) | lines
         except NotAnalysable:  # numbers outside its range

@@ -543,7 +543,7 @@ class Guarantee(_Fields):
 
     def about(self, release: Any) -> "Guarantee":
         """This guarantee, with the releases behind it: an object with `curve()` and
-        `group(size)`, as `accountants.curves.Release`."""
+        `group(size)`, as `accountants.tightest.Release`."""
         known = self._make(self)
         known._release = release
         return known

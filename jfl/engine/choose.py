@@ -13,7 +13,7 @@ from ..core.errors import NotAnalysable
 from ..core.records import Caveat, Guarantee, Plan
 from ..privacy import guarantees
 from ..privacy.accountants import choosing, truncation
-from ..privacy.accountants.curves import Release
+from ..privacy.accountants.tightest import Release
 from ..privacy.entry_guarantees import choose as choose_entry
 from ..privacy.entry_guarantees import entries_of, release_of
 from ..privacy.ledger.entries import STOPS

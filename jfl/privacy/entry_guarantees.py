@@ -9,9 +9,8 @@ from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan, code_of
 from .accountants import events, truncation
-from .accountants.curves import Release
-from .accountants.rdp_events import EXACT, SAMPLED, bounds, check_delta
-from .accountants.tightest import FINE, epsilon_of
+from .accountants.rdp_events import EXACT, Overflow, bounds, check_delta
+from .accountants.tightest import FINE, Release, tightest
 from .ledger import entries as ledger
 from .ledger.entry import Entry, effective
 from .ledger.reach import lost_of, shifts_of
@@ -23,15 +22,11 @@ MOST = 10**12  # rounds
 FEW = 16  # levels of noise, which are counted instead of listed
 
 
-class Overflow(NotAnalysable):
-    """No epsilon: draws without a slot, or noise of a finite reach, take all of delta."""
-
-
 def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
     release = release_of(entry, rounds)
-    value, method = _tight_of(entry, release.alternatives, rounds, delta)
+    value, method = tightest(release, delta)
     if entry.method:
         method = f"{entry.method}, {method}"
     if entry.mixture and method != EXACT:
@@ -59,62 +54,22 @@ def release_of(entry: Entry, rounds) -> Release:
 
 
 def tight_of(entry: Entry, rounds, delta, sizes=FINE) -> tuple[float, str]:
-    """The smallest epsilon and its method, for a run of `rounds`, on grids of these sizes."""
-    return _tight_of(entry, run(entry, rounds), rounds, delta, sizes)
-
-
-def _tight_of(entry, listed, rounds, delta, sizes=FINE):
-    if not listed:  # nobody takes part
-        return 0.0, EXACT
-    # the Renyi bound says what an overflow costs at most; with less epsilon it costs less
-    first, exact = overflowing(entry, np.array([rounds]), delta)
-    beta = entry.overflow * rounds
-    delta = truncation.left_of(delta, shifts_of(entry, rounds))
-    left = delta - beta * (1 + math.exp(min(first[0], 700))) if beta else delta
-    # of many clients it holds for the last one too, where a search stops before
-    return min(
-        (float(first[0]), EXACT if exact[0] else SAMPLED),
-        epsilon_of(listed, 1, left * (1 - 1e-9) if beta else left, sizes),
-    )
+    """Return the smallest epsilon and its method, for a run of `rounds`, on grids of these
+    sizes."""
+    return tightest(release_of(entry, rounds), delta, sizes)
 
 
 def overflowing(entry: Entry, times, delta):
-    """Bounds with what a draw without a slot costs: beta (1 + e^epsilon) of delta, beta its
-    probability in the run; and with what the reach of the noise costs.
-
-    epsilon grows as delta shrinks and the cost grows with epsilon, so the iteration climbs to the
-    smallest solution.
-    """
-    listed, beta = events_of(entry), entry.overflow * times
+    """Return quick bounds after each of several numbers of rounds, and whether the exact Gaussian
+    gave each."""
+    listed, happened = events_of(entry), times
     if not listed:
         return np.zeros(times.shape), np.ones(times.shape, bool)
-    happened = times
     if entry.changes:  # how often each round's noise was added
         listed, happened = _by_levels(listed, times)
     lost = lost_of(entry, times, float(delta))
     truncation.refuse_if_beyond("jfl.guarantee", lost, delta, Overflow)
-    delta = float(delta) - lost
-    values, exact = bounds(listed, happened, delta)
-    for _ in range(100):
-        if not beta.any():
-            return values, exact
-        left = delta - beta * (1 + np.exp(np.minimum(values, 700)))
-        if not np.all(left > 0):
-            raise Overflow(
-                f"jfl.guarantee: need room in delta for an overflow; got delta={delta.min():g} and "
-                f"an overflow probability of {beta.max():.3g} in the run, which costs that times "
-                "1 + e^epsilon. "
-                "Raise the capacity of the sampler or of the batches, or delta, or the noise."
-            )
-        # a hair below what is left, so that the last step settles on the safe side
-        again, exact = bounds(listed, happened, left * (1 - 1e-9))
-        if np.all(again <= values * (1 + 1e-12)):
-            return np.maximum(again, values), exact
-        values = again
-    raise Overflow(
-        "jfl.guarantee: need an epsilon that settles; got an overflow that takes most of delta. "
-        "Raise the capacity of the sampler or of the batches."
-    )
+    return bounds(listed, happened, float(delta) - lost, entry.overflow * times)
 
 
 def _by_levels(listed, times):

@@ -14,7 +14,7 @@ import jfl
 from jfl.core.errors import NotAnalysable
 from jfl.core.records import Guarantee
 from jfl.privacy.accountants import choosing, events, rdp_events, rdp_on_host
-from jfl.privacy.accountants.curves import Release
+from jfl.privacy.accountants.tightest import Release
 
 RUN = poisson(0.01, 1.0, 1000)
 # dp_accounting 0.6.0's curve of RUN at the orders that decide below, a little too large between

@@ -15,12 +15,16 @@ from scipy.special import ndtr, ndtri
 import jfl
 from jfl.core.records import Guarantee
 from jfl.core.trade_off import Curve, curve_of, curve_of_pair
-from jfl.privacy.accountants import curves, events, pld, rdp, rdp_events, rdp_on_host, tightest
-from jfl.privacy.accountants.curves import Release, curve
+from jfl.privacy.accountants import events, pld, rdp, rdp_events, rdp_on_host, tightest
+from jfl.privacy.accountants.tightest import Release
 from jfl.sampling import batches
 
 RATES = np.geomspace(1e-12, 0.5, 200)
 EPSILONS = np.array([0.0, 0.01, 0.3, 1.0, 2.5, 6.0])
+
+
+def curve(alternatives):
+    return Release(tuple(alternatives)).curve()
 
 
 def of_one_step(q, z, epsilon):
@@ -198,7 +202,7 @@ def test_the_worst_of_several_clients_counts(monkeypatch):
     calls = []
     deltas = pld.deltas
     monkeypatch.setattr(pld, "deltas", lambda *a: calls.append(a) or deltas(*a))
-    monkeypatch.setattr(curves, "REFINED", 1)
+    monkeypatch.setattr(tightest, "MAX_REFINED_CLIENTS", 1)
     few = curve(several).delta_at(EPSILONS)  # the others by Renyi bounds
     assert len(calls) == 1 and (few >= each.max(0) * (1 - 1e-6)).all()
 

@@ -76,7 +76,7 @@ def test_deltas_invert_epsilons():
 
 
 def test_what_is_beyond_the_grid_is_still_proved(monkeypatch):
-    monkeypatch.setattr(tightest, "PARTS", 2)
+    monkeypatch.setattr(tightest, "MAX_PARTS", 2)
     for event in (
         events.repeat(events.poisson(0.01, events.gaussian(1.0)), 10**9),
         events.repeat(events.poisson(0.1, events.gaussian(0.001)), 10),
@@ -681,7 +681,7 @@ def test_many_events_at_once_bound_each():
     high = rdp_events.above(tuple(each), np.ones(1), np.full(1, DELTA))
     assert (high >= np.array(alone) * (1 - 1e-12)).all() and (high <= np.array(alone) * 1.15).all()
     assert rdp_events.bounds(tuple(each), np.ones(1), np.full(1, DELTA))[0][0] == max(alone)
-    assert tightest.epsilon_of(tuple(each), 1, DELTA)[0] == max(
+    assert tightest.tightest(tightest.Release(tuple(each)), DELTA)[0] == max(
         tightest.epsilon(e, DELTA)[0] for e in each
     )
 

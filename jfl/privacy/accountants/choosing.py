@@ -29,7 +29,7 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.trade_off import Curve, curve_of
 from . import events, rdp_events, rdp_on_host, truncation
-from .curves import Release
+from .tightest import Release
 
 LAWS = ("poisson", "truncated_negative_binomial")
 MOST_RUNS = 1e4  # on average

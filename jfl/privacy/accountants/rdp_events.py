@@ -32,6 +32,10 @@ NOT_GAUSSIAN = (events.Laplace, events.Pure, events.RenyiBound)  # releases with
 FEW = 4  # events, beyond which they are computed together
 
 
+class Overflow(NotAnalysable):
+    """No epsilon: draws without a slot, or noise of a finite reach, take all of delta."""
+
+
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
     """The smaller epsilon of the two, and the method that proved it: "rdp" or "gaussian_exact".
 
@@ -249,14 +253,50 @@ def _is_sampled(kinds):
 
 
 def bounds(
-    alternatives: Sequence, times: np.ndarray, delta: np.ndarray
+    alternatives: Sequence,
+    times: np.ndarray,
+    delta: np.ndarray,
+    overflow: ArrayLike = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Epsilon [m] of the worst event repeated `times`, at `delta` [m]; and whether the exact
-    Gaussian gave it.
+    """Return epsilons [m] of the worst of several events, and whether the exact Gaussian gave each.
 
-    Shapes:
-        times [m]; or [m, n] how often each part of a Series [n] happened.
+    Args:
+        alternatives: events, at least one.
+        times: [m] how often the event happens; or [m, n] how often each part of a Series [n] does.
+        delta: [m].
+        overflow: [m], the probability that a draw of the run finds no slot.  It costs
+            1 + e^epsilon times as much delta.
+
+    Raises:
+        Overflow: if an overflow takes all of delta.
     """
+    overflow = np.broadcast_to(np.asarray(overflow, np.float64), np.shape(delta))
+    values, exact = _bounds_without_overflow(alternatives, times, delta)
+    if not overflow.any():
+        return values, exact
+    # Epsilon grows as delta shrinks, and the cost grows with epsilon, so this climbs to the
+    # smallest solution.
+    for _ in range(100):
+        left = delta - overflow * (1 + np.exp(np.minimum(values, 700)))
+        if not np.all(left > 0):
+            raise Overflow(
+                f"jfl.guarantee: need room in delta for an overflow; got delta={delta.min():g} and "
+                f"an overflow probability of {overflow.max():.3g} in the run, which costs that "
+                "times 1 + e^epsilon. "
+                "Raise the capacity of the sampler or of the batches, or delta, or the noise."
+            )
+        # slightly smaller, so that rounding errs on the conservative side
+        again, exact = _bounds_without_overflow(alternatives, times, left * (1 - 1e-9))
+        if np.all(again <= values * (1 + 1e-12)):
+            return np.maximum(again, values), exact
+        values = again
+    raise Overflow(
+        "jfl.guarantee: need an epsilon that settles; got an overflow that takes most of delta. "
+        "Raise the capacity of the sampler or of the batches."
+    )
+
+
+def _bounds_without_overflow(alternatives, times, delta):
     times = np.asarray(times, np.float64)
     if len(alternatives) > FEW and times.shape == (1,):
         high = above(alternatives, times, delta)

@@ -1,28 +1,30 @@
-"""The smallest epsilon that is proved: Renyi bounds, exact Gaussians, and privacy-loss
-distributions where they apply.
+"""The smallest epsilon that is proved, by the one choice among exact Gaussians, Renyi bounds and
+privacy-loss distributions.
 
-And the inverse: the noise, the rounds or the sampling rate that reach an epsilon.  All on the host,
-on concrete numbers, by solvers that return a number they have tested.
+`tightest` answers for all that a run releases, a `Release`; `epsilon` and `delta` answer for one
+event.  All run on the host, on concrete numbers.  The inverses follow below: the noise, the rounds
+or the sampling rate that reach an epsilon.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from . import events, pld, rdp_events
-from .rdp_events import EXACT, SAMPLED, check_delta
+from ...core.trade_off import Curve, curve_of
+from . import events, pld, rdp_events, truncation
+from .rdp_events import EXACT, SAMPLED, Overflow, check_delta
 
 LOSS_DISTRIBUTION = "pld"
 TOTAL_VARIATION = "total_variation"
-PARTS = 64  # of an event, in one privacy-loss distribution
-CLIENTS = 8  # that are refined while looking for the worst one
+MAX_PARTS = 64  # different parts of an event in one privacy-loss distribution
+MAX_REFINED_CLIENTS = 8  # events that get a loss distribution in the search for the worst one
 LEAST = np.float32(1e-3)  # noise multiplier that is tried
-FINEST = 1e-25  # delta below which rounding eats a distribution's gain
-REPEATS = 1e7  # beyond, the grid's slack is larger than its gain
+MIN_PLD_DELTA = 1e-25  # below this delta, rounding takes what a loss distribution gains
+MAX_PLD_REPEATS = 1e7  # above this number, the grid loses more than a loss distribution gains
 # An inverse is searched on coarse grids.  Only if the finest grid proves an epsilon at the answer
 # that is smaller by this fraction of the target is it searched again, to this relative tolerance.
 COARSE, FINE = pld.SIZES[:-1], pld.SIZES
@@ -30,11 +32,108 @@ FINEST_GAIN, FINEST_TOLERANCE = 0.01, 3e-3
 # Where epsilon falls by the first factor in a bracket of at most the second one, it jumps: then
 # bisection finds the jump, and a bracket of FINEST_TOLERANCE is narrow enough.
 JUMP, JUMP_BRACKET = 100.0, 1.3
+# A curve has this many points on an even grid, and as many on a geometric one, down to
+# MIN_CURVE_DELTA.  From there to MIN_TAIL_DELTA it has NUM_TAIL_POINTS.
+NUM_CURVE_POINTS, MIN_CURVE_DELTA = 2048, 1e-18
+NUM_TAIL_POINTS, MIN_TAIL_DELTA = 256, 1e-100
+FIRST_CURVE_POINT = 1e-5  # the smallest epsilon above 0, as a fraction of the last
+
+
+class Release(NamedTuple):
+    """All that a run releases: the events of which the worst counts, and the delta that they leave
+    out."""
+
+    alternatives: tuple  # one event for each client that may be the worst off; () if none
+    overflow: float = 0.0  # probability that a draw finds no slot, which costs 1 + e^epsilon
+    extra: float = 0.0  # further delta that is spent elsewhere
+    shifts: tuple = ()  # truncation.Shift: the delta that the finite reach of the noise costs
+
+    def group(self, size: int) -> "Release | None":
+        """Return the same release for `size` units at once; None if only the curve of one unit is
+        known.
+
+        An overflow costs as before, and may happen in the samples of each unit.
+        """
+        if self.extra:
+            return None
+        grouped = tuple(events.of_group(event, size) for event in self.alternatives)
+        if None in grouped:
+            return None
+        shifts = tuple(s._replace(length=s.length * size) for s in self.shifts)
+        return Release(grouped, self.overflow * size, shifts=shifts)
+
+    def curve(self) -> Curve:
+        """Return proved pairs of epsilon and delta, down to a delta of 1e-100.
+
+        Raises:
+            ValueError: as `epsilon`.
+
+        Example:
+            >>> one = Release((events.gaussian(1.0),)).curve()
+            >>> round(float(one.delta_at(1.0)), 5), round(one.mu, 5)
+            (0.12694, 1.0)
+        """
+        other = self.overflow or self.extra
+        if not self.alternatives:  # nobody takes part
+            return curve_of([0.0], [self.overflow * 2 + self.extra], math.inf if other else 0.0)
+        last, end = (
+            float(rdp_events.above(self.alternatives, np.ones(1), np.full(1, d)).max(initial=1e-3))
+            for d in (MIN_CURVE_DELTA, MIN_TAIL_DELTA)
+        )
+        if not end < math.inf:
+            return curve_of([0.0], [1.0])
+        grids = (
+            [0.0],
+            np.geomspace(FIRST_CURVE_POINT * last, last, NUM_CURVE_POINTS),
+            np.linspace(0.0, last, NUM_CURVE_POINTS),
+            np.linspace(last, end, NUM_TAIL_POINTS),
+        )
+        epsilon = np.unique(np.concatenate(grids))
+        with np.errstate(over="ignore"):
+            paid = self.overflow * (1 + np.exp(epsilon)) if self.overflow else 0.0
+        truncated = truncation.total(self.shifts)
+        delta = _worst_deltas(self.alternatives, epsilon) + paid + self.extra + truncated
+        # the events are as bad as all copies that may be drawn, always present
+        mu = math.inf if other else max(map(rdp_events.gaussian_mu, self.alternatives))
+        return curve_of(epsilon, delta, mu, truncated)
+
+
+def tightest(
+    release: Release, delta: float, sizes: Sequence[int] = pld.SIZES, quick: bool = False
+) -> tuple[float, str]:
+    """Return the smallest proved epsilon of a release, and the method that proved it: "pld", "rdp",
+    "gaussian_exact" or "total_variation".
+
+    Args:
+        release: what is released; without events nobody takes part, and epsilon is 0.
+        delta: in (0, 1), for all of it: overflow, finite reach and `extra` are paid from it.
+        sizes: the grids of privacy-loss distributions that are tried.
+        quick: True to use only Renyi bounds and exact Gaussians.
+
+    Raises:
+        Overflow: if nothing of delta is left.
+        ValueError: as `epsilon`.
+    """
+    if not release.alternatives:
+        return 0.0, EXACT
+    lost = delta - truncation.left_of(delta, release.shifts) + release.extra
+    truncation.refuse_if_beyond("jfl.guarantee", lost, delta, Overflow)
+    left, chance = float(delta - lost), release.overflow
+    bound = math.inf, SAMPLED
+    # With an overflow, this bound says what it costs at most.  Of many events, it also holds for
+    # those that the search below does not reach.
+    if quick or chance or len(release.alternatives) > MAX_REFINED_CLIENTS:
+        (value,), (exact,) = rdp_events.bounds(
+            release.alternatives, np.ones(1), np.full(1, left), np.full(1, chance)
+        )
+        bound = float(value), EXACT if exact else SAMPLED
+        if chance:  # with a smaller epsilon it costs less
+            left = (left - chance * (1 + math.exp(min(value, 700)))) * (1 - 1e-9)
+    return bound if quick else min(bound, _worst_epsilon(release.alternatives, left, sizes))
 
 
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
-    """The smallest proved epsilon of an event, and the method that proved it: "pld", "rdp",
-    "gaussian_exact" or "total_variation".
+    """Return `tightest` of one event.
 
     Units:
         delta in (0, 1).
@@ -54,11 +153,11 @@ def epsilon(event: Any, delta: float) -> tuple[float, str]:
         (True, 'pld')
     """
     check_delta(delta)
-    return epsilon_of((event,), 1, float(delta))
+    return tightest(Release((event,)), float(delta))
 
 
 def delta(event: Any, epsilon: float) -> float:
-    """The smallest delta at which the event is proved to be `epsilon`-private; 1 where nothing
+    """Return the smallest delta at which the event is proved to be `epsilon`-private; 1 if nothing
     smaller was found.
 
     Units:
@@ -76,29 +175,56 @@ def delta(event: Any, epsilon: float) -> float:
         return found
 
 
-def epsilon_of(
-    alternatives: Sequence, times: int, delta: float, sizes: Sequence[int] = FINE
-) -> tuple[float, str]:
-    """`epsilon` of the worst of several events, each `times` times, on grids of these sizes."""
-    if times * max(map(presence, alternatives)) * (1 + 1e-9) <= delta:
+def _worst_epsilon(alternatives, delta, sizes):
+    """Return the epsilon and method of the worst of several events."""
+    if max(map(presence, alternatives)) * (1 + 1e-9) <= delta:
         return 0.0, TOTAL_VARIATION
-    often, deltas = np.array([times]), np.array([delta])
-    above = rdp_events.above(alternatives, often, deltas)
-    best = []
-    # the largest first: as soon as one stays above all that are left, those need no better bound
-    for i in np.argsort(-above)[:CLIENTS]:
-        if best and max(best)[0] >= above[i]:
-            return max(best)
-        value, exact = rdp_events.bounds((alternatives[i],), often, deltas)
-        renyi = float(value[0]), EXACT if exact[0] else SAMPLED
-        # a distribution helps only where this one may be the worst
-        best.append(
-            min(renyi, _distribution(alternatives[i], often[0], delta, sizes))
-            if not best or renyi > max(best)
-            else renyi
-        )
-    left = np.sort(-above)[CLIENTS:]
-    return max(best) if not len(left) or max(best)[0] >= -left[0] else (float(-left[0]), SAMPLED)
+    once, deltas = np.ones(1), np.full(1, delta)
+    above = rdp_events.above(alternatives, once, deltas)
+    order = np.argsort(-above)
+    worst = -math.inf, ""
+    # From the largest upper bound on: an epsilon that is above all that are left needs no more.
+    for i in order[:MAX_REFINED_CLIENTS]:
+        if worst[0] >= above[i]:
+            return worst
+        (value,), (exact,) = rdp_events.bounds((alternatives[i],), once, deltas)
+        found = float(value), EXACT if exact else SAMPLED
+        # a loss distribution helps only if this event may be the worst
+        if found > worst:
+            found = min(found, _distribution_epsilon(alternatives[i], delta, sizes))
+        worst = max(worst, found)
+    rest = above[order[MAX_REFINED_CLIENTS:]].max(initial=-math.inf)
+    return worst if worst[0] >= rest else (float(rest), SAMPLED)
+
+
+def _worst_deltas(alternatives, epsilon):
+    """Return the largest delta of several events at each epsilon; events that decide somewhere get
+    a loss distribution, the most important first."""
+    bounds = np.stack([rdp_events.deltas(event, epsilon) for event in alternatives])
+    is_final = [not takes(event) for event in alternatives]
+    for _ in range(MAX_REFINED_CLIENTS):
+        num_decided = np.bincount(np.argmax(bounds, axis=0), minlength=len(alternatives))
+        waiting = np.where(is_final, 0, num_decided)
+        if not waiting.any():
+            break
+        i = int(np.argmax(waiting))
+        is_final[i] = True
+        try:
+            bounds[i] = np.minimum(bounds[i], pld.deltas(spread(alternatives[i]), epsilon))
+        except NotAnalysable:  # numbers outside its range
+            pass
+    return bounds.max(axis=0)
+
+
+def _distribution_epsilon(event, delta, sizes):
+    """Return the epsilon of the privacy-loss distribution; inf if there is none, or none that could
+    be better."""
+    if delta < MIN_PLD_DELTA or not takes(event):
+        return math.inf, LOSS_DISTRIBUTION
+    try:
+        return pld.pld_epsilon(spread(event), 1, delta, sizes)[0], LOSS_DISTRIBUTION
+    except NotAnalysable:  # numbers outside its range
+        return math.inf, LOSS_DISTRIBUTION
 
 
 def presence(event: Any) -> float:
@@ -129,17 +255,6 @@ def presence(event: Any) -> float:
     return 1.0
 
 
-def _distribution(event, times, delta, sizes=FINE):
-    """The epsilon of the privacy-loss distribution; inf where there is none, or none that could be
-    better."""
-    if delta < FINEST or not takes(event, times):
-        return math.inf, LOSS_DISTRIBUTION
-    try:
-        return pld.pld_epsilon(spread(event), times, delta, sizes)[0], LOSS_DISTRIBUTION
-    except NotAnalysable:  # numbers outside its range
-        return math.inf, LOSS_DISTRIBUTION
-
-
 def takes(event: Any, times: float = 1) -> bool:
     """True if a privacy-loss distribution of the event is worth a try: sampled, and not too many
     different parts."""
@@ -157,7 +272,7 @@ def takes(event: Any, times: float = 1) -> bool:
         events.WithReplacement,
         events.Participation,
     }
-    return bool(sampled) and _parts(event) <= PARTS and times <= REPEATS
+    return bool(sampled) and _parts(event) <= MAX_PARTS and times <= MAX_PLD_REPEATS
 
 
 def spread(event: Any) -> Any:
@@ -214,17 +329,13 @@ def solve_noise(event_of_z: Callable, epsilon: float, delta: float) -> float:
     """
     check_delta(delta)
 
-    def alternatives(z):
+    def release(z):
         event = event_of_z(z)
-        return event if isinstance(event, tuple) else (event,)
+        return Release(event if isinstance(event, tuple) else (event,))
 
-    first = smallest("solve_noise", lambda z: _quick(alternatives(z), delta), epsilon)
-    return smallest_refined(
-        "solve_noise",
-        lambda z, sizes: epsilon_of(alternatives(z), 1, float(delta), sizes)[0],
-        epsilon,
-        first,
-    )
+    reached = lambda z, sizes, quick=False: tightest(release(z), float(delta), sizes, quick)[0]
+    first = smallest("solve_noise", lambda z: reached(z, COARSE, quick=True), epsilon)
+    return smallest_refined("solve_noise", reached, epsilon, first)
 
 
 def solve_rounds(event: Any, epsilon: float, delta: float) -> int:
@@ -243,7 +354,9 @@ def solve_rounds(event: Any, epsilon: float, delta: float) -> int:
     return largest(
         "solve_rounds",
         many,
-        lambda times, sizes: epsilon_of((event,), times, float(delta), sizes)[0],
+        lambda times, sizes: tightest(Release((events.repeat(event, times),)), float(delta), sizes)[
+            0
+        ],
         epsilon,
     )
 
@@ -268,25 +381,19 @@ def solve_rate(event_of_rate: Callable, epsilon: float, delta: float) -> float:
     """
     check_delta(delta)
 
-    # the inverse of a rate is sought like a multiplier: the larger, the safer
-    def inverse(x, sizes=FINE):
-        return epsilon_of((event_of_rate(_rate(x)),), 1, float(delta), sizes)[0]
+    # the inverse of a rate is searched like a multiplier: a larger one is safer
+    def inverse(x, sizes=FINE, quick=False):
+        return tightest(Release((event_of_rate(_rate(x)),)), float(delta), sizes, quick)[0]
 
     if inverse(1.0) <= epsilon:
         checks.positive("solve_rate", epsilon=epsilon)
         return 1.0
-    first = smallest(
-        "solve_rate", lambda x: _quick((event_of_rate(_rate(x)),), delta), epsilon, most=1e9
-    )
+    first = smallest("solve_rate", lambda x: inverse(x, quick=True), epsilon, most=1e9)
     return _rate(smallest_refined("solve_rate", inverse, epsilon, first, most=1e9))
 
 
 def _rate(inverse):
     return float(np.minimum(np.float32(1), np.float32(1) / np.float32(inverse)))
-
-
-def _quick(alternatives, delta):
-    return rdp_events.bounds(alternatives, np.ones(1), np.full(1, float(delta)))[0][0]
 
 
 def smallest_refined(
