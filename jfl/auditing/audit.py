@@ -17,6 +17,7 @@ from ..engine import devices
 from ..engine.sweep import FULL, device_memory
 from ..privacy import guarantees
 from ..privacy.entry_guarantees import choices, choose, entries_of
+from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.entry import Entry
 from . import canaries, scores, trainings
 from .estimators import counts, thresholds, two_samples
@@ -290,6 +291,8 @@ def whose(where: str, plan: Plan, rounds: int, delta: float, unit, view, adjacen
             "Without noise a canary is found for certain: any epsilon is refuted.",
             error=NotAnalysable,
         )
+    if view == "personal":
+        return ledger.personal(plan, rounds)
     return choose(where, plan, entries, unit, view, adjacency)
 
 

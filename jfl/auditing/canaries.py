@@ -49,6 +49,7 @@ from ..privacy.mechanisms.stages import total
 from ..sampling import clients as sampling
 from . import watching
 
+UPLOAD_VIEWS = ("server", "personal")  # whose observer sees each upload by itself
 ORTHOGONAL = 1e11  # products that it may take to make directions orthogonal
 FAR = 1e4  # times its bound: how long a canary is before it is clipped
 
@@ -75,8 +76,9 @@ class Experiment(NamedTuple):
 def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
     """The canary that costs `entry` most, in a plan of its kind.
 
-    The server knows who takes part and sees each upload, so of it the plan is run for the canary's
-    client alone, in every round, and the release is its upload.
+    The server knows who takes part and sees each upload, so for its view the plan runs with the
+    canary's client only, in every round, and the release is that client's upload.  The same holds
+    for the view "personal", whose observer also sees the client's personal model after every round.
 
     Args:
         plan: what is audited.
@@ -90,7 +92,7 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
     client, payload = weakest_client(plan, entry), None
     if entry.unit == "client" or entry.implied:
         payload = upload_shapes(plan)
-    if entry.view == "server":
+    if entry.view in UPLOAD_VIEWS:
         plan, client = alone(plan, client)
     if entry.unit == "client":
         made, canary = _of_a_client(plan, entry, client, rounds, payload)
@@ -99,7 +101,9 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
     else:
         made, canary = _of_a_record(plan, entry, client, rounds)
     law = law_of(plan, entry, client)
-    seen = "each upload of its client" if entry.view == "server" else "each aggregate"
+    seen = "each upload of its client" if entry.view in UPLOAD_VIEWS else "each aggregate"
+    if entry.view == "personal":
+        seen += " and personal model"
     if mech.adaptive(plan.release):
         seen += " and clip norm"
     inside, outside = made
@@ -240,6 +244,11 @@ def rows_of(fed: Federation) -> tuple[list, int, int | None]:
 def _of_a_record(plan, entry, client, rounds):
     release = plan.algorithm.releases[0]
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
+    if entry.view == "personal" and plan.sampler.clients > 1:
+        raise NotAnalysable(
+            "jfl.audit: need equal noise for all clients, for view='personal'; got noise that differs "
+            "between them. Audit view='server'."
+        )
     if any(stage.declared for stage in release.mechanism.stages):
         raise NotAnalysable(
             "jfl.audit: need a chain that clips; got a bound that is declared of a loss. The "
@@ -264,7 +273,10 @@ def _of_a_record(plan, entry, client, rounds):
     for value in (1.0, -1.0 if replaced else 0.0):
         x[index[client][0]] = value
         fed = federation(x.copy(), index, width)
-        watched = watching.watched(plan.algorithm, *along(weight, rounds, plan.algorithm))
+        algorithm = plan.algorithm
+        if entry.view == "personal":
+            algorithm = watching.watched_personal(algorithm, weight, rounds)
+        watched = watching.watched(algorithm, *along(weight, rounds, algorithm))
         pair.append(_on_slopes(plan, fed, row, watched))
     against = "the same row the other way" if replaced else "no row"
     around = ", all others there too" if others else ""
@@ -572,7 +584,7 @@ def law_of(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
         return _cohort_law(plan.sampler, client) if whole else None
     release = plan.algorithm.releases[0]
     rows = int(np.asarray(plan.fed.size).reshape(-1)[client])
-    if len(plan.algorithm.releases) > 1 or release.steps:
+    if len(plan.algorithm.releases) > 1 or release.steps or entry.view == "personal":
         return None
     if release.batches.scheme == "epochs":
         law = _epochs_law(release.batches, rows, release.count)

@@ -83,6 +83,11 @@ def training(
         ArgumentError: for more canaries than there are rows or clients.
     """
     canaries.refuse_implied(entry)
+    if entry.view == "personal":
+        raise NotAnalysable(
+            f"jfl.audit: need canary='worst case' for view='personal'; got canary={kind!r}. "
+            "In a training, personal models are not looked at."
+        )
     if entry.adjacency == "zero_out":
         raise NotAnalysable(
             "jfl.audit: need add_remove or replace_one for canaries in a training; got zero_out, "

@@ -14,6 +14,7 @@ from ..core.records import Plan
 from ..engine import devices
 from ..engine.round import init
 from ..engine.simulate import scan
+from .watching import WatchedClient
 
 BLOCK = 4096  # trials at once on a device: more are no faster
 
@@ -22,11 +23,13 @@ def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array
     """One run of a watched plan.
 
     Returns:
-        Float[R, ...], what is seen of each round, with the logarithm of an adaptive clip norm at
-        its end; and whether a number was not finite.
+        Float[R, ...], what is seen of each round, followed by what is seen of personal models and
+        by the logarithm of an adaptive clip norm; and whether a number was not finite.
     """
     run, metrics = scan(init(key, plan), plan, jnp.ones(rounds, jnp.int32))
     seen: Any = run.server.seen
+    if isinstance(run.client_states, WatchedClient):  # of a client that runs alone
+        seen = jnp.concatenate([seen, run.client_states.seen[0]], axis=-1)
     if metrics.clip_norm is not None:
         shape = (rounds, *[1] * (seen.ndim - 1))
         clip = jnp.log(metrics.clip_norm).reshape(shape)

@@ -21,6 +21,13 @@ class Watched(NamedTuple):
     seen: Any
 
 
+class WatchedClient(NamedTuple):
+    """A client state together with what the adversary saw of the client's personal model."""
+
+    state: Any
+    seen: jax.Array  # Float[R, COPIES]
+
+
 class Moment(NamedTuple):
     """What an adversary may know of one round."""
 
@@ -48,6 +55,37 @@ def watched(algorithm: Algorithm, seen: Any, see: Fn, client: Fn | None = None) 
         server=Fn(_server, dict(of=of.server, params=of.params, see=see)),
         params=Fn(_params, dict(of=of.params)),
     )
+
+
+def watched_personal(algorithm: Algorithm, weight: Tree, rounds: int) -> Algorithm:
+    """Return the algorithm with its clients' personal models kept in `run.client_states.seen`.
+
+    Args:
+        algorithm: has personal models.
+        weight: a projection; what is kept of each round is the personal model along it.
+        rounds: of each run.
+    """
+    of = algorithm
+    leaves = tuple(jax.tree.leaves(weight))
+    return dataclasses.replace(
+        algorithm,
+        init=Fn(_init_personal, dict(of=of.init), dict(rounds=rounds)),
+        client=Fn(_client_personal, dict(of=of.client, personal=of.personal, weight=leaves)),
+        personal=None,
+    )
+
+
+@named("audit.init_personal")
+def _init_personal(params, *, of, rounds):
+    server, state = of(params)
+    return server, WatchedClient(state, jnp.zeros((rounds, COPIES)))
+
+
+@named("audit.client_personal")
+def _client_personal(context, keys, server, own, rows, *, of, personal, weight):
+    upload, state, diagnostics = of(context, keys, server, own.state, rows)
+    found = projections(personal(server, state), weight)
+    return upload, WatchedClient(state, own.seen.at[context.round].set(found)), diagnostics
 
 
 @named("audit.init")

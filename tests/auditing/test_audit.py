@@ -16,7 +16,7 @@ import jfl
 from jfl import local
 from jfl.auditing import audit, canaries, kept, scores, trials
 from jfl.core import pytrees
-from jfl.core.errors import ResumeRefused
+from jfl.core.errors import NotAnalysable, ResumeRefused
 from jfl.core.records import Fn
 from jfl.local import server_step
 from jfl.privacy.entry_guarantees import choose, entries_of
@@ -162,6 +162,55 @@ def test_a_leak_beside_the_noise_is_found():
     found = jfl.audit(plan, 1, 2000, unit="example", view="server")
     assert found.epsilon > 0.95 * audit.ceiling(2000, 1e-2, 0.95)
     assert found.proved is None or found.proved.status == "conditional"
+
+
+def _ditto(noise, personal_noise, batch=None):
+    """Ditto with noise in the steps of the shared model and of the personal models."""
+    algorithm = jfl.algorithms.ditto(
+        jfl.private_grad(squared, chain(noise)),
+        personal_grad=jfl.private_grad(squared, chain(personal_noise)),
+        mu=0.5,
+        steps=1,
+        lr=0.3,
+        batch=batch or jfl.batches.full(),
+    )
+    return jfl.plan(FED, TASK, algorithm, jfl.sampling.full(CLIENTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "noise, personal_noise, batch, rounds",
+    [(1.0, 1.0, None, 1), (2.0, 1.0, None, 3), (1.0, 1.0, jfl.batches.poisson(4), 1)],
+)
+def test_personal_models_show_more_than_uploads_and_no_more_than_is_proved(
+    noise, personal_noise, batch, rounds
+):
+    """The other half: the guarantee for the server's view, which leaves personal models out, does
+    not hold for an observer who sees them."""
+    plan = _ditto(noise, personal_noise, batch)
+    found = jfl.audit(plan, rounds, 50_000, view="personal")
+    assert found.view == found.proved.view == "personal" and not found.contradicted
+    assert 0.65 * found.proved.epsilon < found.epsilon < found.proved.epsilon
+    uploads_only = jfl.guarantee(plan, rounds, found.delta, view="server").epsilon
+    assert found.epsilon > uploads_only
+    assert jfl.audit(plan, rounds, 50_000, view="server").epsilon < uploads_only
+
+
+@pytest.mark.slow
+def test_too_little_noise_in_personal_models_is_found():
+    """What is claimed is proved for three times the noise that ran in the personal training."""
+    claimed = jfl.guarantee(_ditto(1.0, 1.0), 1, 1e-2, view="personal").epsilon
+    found = jfl.audit(_ditto(1.0, 1 / 3), 1, 50_000, view="personal", claimed=claimed)
+    assert found.refuted and not found.contradicted
+
+
+def test_personal_models_are_seen_only_beside_the_worst_case():
+    with pytest.raises(NotAnalysable, match="canary='worst case' for view='personal'"):
+        jfl.audit(_ditto(1.0, 1.0), 1, FEW, view="personal", canary="blank")
+    with pytest.raises(NotAnalysable, match="personal_grad"):
+        bare = jfl.algorithms.ditto(jfl.private_grad(squared, chain(1.0)), steps=1)
+        plan = jfl.plan(FED, TASK, bare, jfl.sampling.full(CLIENTS))
+        jfl.audit(plan, 1, FEW, view="personal")
 
 
 @pytest.mark.slow
