@@ -246,8 +246,8 @@ def _of_a_record(plan, entry, client, rounds):
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
     if entry.view == "personal" and plan.sampler.clients > 1:
         raise NotAnalysable(
-            "jfl.audit: need equal noise for all clients, for view='personal'; got noise that differs "
-            "between them. Audit view='server'."
+            "jfl.audit: need equal noise for all clients, for view='personal'; got noise that "
+            "differs between them. Audit view='server'."
         )
     if any(stage.declared for stage in release.mechanism.stages):
         raise NotAnalysable(
