@@ -46,7 +46,6 @@ FLOORS = [
     "local",
     "algorithms",
     "engine",
-    "papers",
     "auditing",
     "runs",
     "report",
@@ -157,15 +156,10 @@ def test_accountants_know_no_plan():
             ), (name, target)
 
 
-def test_what_is_proved_imports_no_paper():
+def test_jfl_imports_no_experiment():
+    """The papers' claims are in experiments/papers; `runs.printed` imports them when asked."""
     for name, target in edges():
-        assert room_of(target) != "papers" or room_of(name) in (
-            "papers",
-            "auditing",
-            "runs",
-            "report",
-            "cli",
-        ), (name, target)
+        assert not target.startswith("experiments"), (name, target)
 
 
 def test_no_cycles():
@@ -308,9 +302,7 @@ def test_import_has_no_side_effects(fresh):
     slow = HEAVY - {"rich", "h5py", "PIL"}  # these may come with jax, flax and optax
     loaded = {h for h in slow for m in first["modules"] if m == h or m.startswith(h + ".")}
     assert not loaded, f"importing jfl loads {sorted(loaded)}"
-    assert not [m for m in first["modules"] if m.startswith("jfl.papers.")], (
-        "importing jfl loads a paper"
-    )
+    assert not [m for m in first["modules"] if m.startswith("experiments")]
     assert first["seconds"] < 4  # of processors: on a busy machine as well, where it is two
 
 
@@ -356,7 +348,7 @@ print(json.dumps(found))
 
 NAMED = [n for n in FILES if n != "__init__" and not n.split(".")[-1].startswith("_")]
 # a name that a test before has imported would hide a module that cannot be reached
-BACKWARDS = [n for n in NAMED if n.startswith(("papers.", "privacy."))][::-1]
+BACKWARDS = [n for n in NAMED if n.startswith("privacy.")][::-1]
 
 
 def test_every_module_can_be_named_after_a_bare_import(fresh):
@@ -369,13 +361,12 @@ def test_every_module_can_be_named_after_a_bare_import(fresh):
 
 
 def test_what_is_no_module_is_no_attribute():
-    for package in (jfl, jfl.privacy, jfl.papers, jfl.data, jfl.algorithms):
+    for package in (jfl, jfl.privacy, jfl.data, jfl.algorithms):
         with pytest.raises(AttributeError, match="nothing"):
             package.nothing  # noqa: B018
     assert {"runs", "privacy", "plan"} <= set(dir(jfl)) and {"pld", "rdp_events"} <= set(
         dir(jfl.privacy.accountants)
     )
-    assert "noble2022" in dir(jfl.papers)
 
 
 def public_callables():
@@ -495,7 +486,6 @@ def test_public_modules_list_what_they_offer():
 # seconds each; what they show is tested in tests/privacy, tests/papers and tests/auditing
 LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("pld", "tightest")]
 LONG_DOCTESTS += [f"jfl.auditing.{n}" for n in ("audit", "distribution", "single_run")]
-LONG_DOCTESTS += ["jfl.papers.chen2024.privacy"]
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def main(argv=None) -> int:
                 experiments/results holds.
             lines: only these, of figures whose grids take long; all where none is given.
         """
-        paper = importlib.import_module(f"experiments.papers.{module}")
+        paper = importlib.import_module(f"experiments.papers.{module}.figures")
         experiments = getattr(paper, "PRINTED_RATES", paper.EXPERIMENTS)
         known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
         if unknown := set(figures) - known.keys():

@@ -43,7 +43,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
     """
     file, found, fresh = Path(into) / f"{module}.json", {}, []
     whole = results.read(file) if file.exists() else results.Experiment(title=module)
-    known = importlib.import_module(f"experiments.papers.{module}").EXPERIMENTS
+    known = importlib.import_module(f"experiments.papers.{module}.figures").EXPERIMENTS
     for path in (Path(folder) / "results.json" for folder in folders):
         one = results.read(path)
         if one.quick:

@@ -77,7 +77,7 @@ def rejudge_file(module: str, folder: Path) -> Path:
     """Judge the figures in FOLDER/MODULE.json again -> that file."""
     file = folder / f"{module}.json"
     whole = results.read(file)
-    known = importlib.import_module(f"experiments.papers.{module}").EXPERIMENTS
+    known = importlib.import_module(f"experiments.papers.{module}.figures").EXPERIMENTS
     for name, part in whole.experiments.items():
         experiment = known.get(name)
         if experiment is None or experiment.special:

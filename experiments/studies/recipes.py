@@ -30,11 +30,12 @@ import numpy as np
 import jfl
 from jfl.core import pytrees
 from jfl.core.records import Fn, named
-from jfl.papers.talaei2024 import privacy as talaei2024
 from jfl.privacy import guarantees
 from jfl.privacy.calibration import calibrate_per_client
 from jfl.runs import build
 from jfl.runs.config import FIELDS, Config, the_unit, the_view
+
+from ..papers.talaei2024 import claims as talaei2024
 
 SHARE = 0.1  # of epsilon, which the energies alone spend
 # of softmax regression with rows (x, 1), ||x|| <= 1

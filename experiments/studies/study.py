@@ -25,7 +25,6 @@ import numpy as np
 from jfl.auditing import audit as auditing
 from jfl.core.errors import DataUnavailable, HealthError, NotAnalysable
 from jfl.engine.sweep import sweep as run_points
-from jfl.papers import as_printed
 from jfl.privacy import guarantees
 from jfl.runs import build, record
 from jfl.runs.checkpoint import environment
@@ -36,6 +35,7 @@ from jfl.runs.tables import interval
 from ..bench.aot import commit
 from ..harness.kept_runs import about, hashed
 from ..harness.runner import Experiment
+from ..papers import as_printed
 from . import recipes
 from .picture import picture, show
 from .plans import PLANS

@@ -103,7 +103,7 @@ def padpfl(
             clip norm of a "difference" may be far smaller: usable noise.
         mechanism: instead of a noisy upload, a chain inside the client, for its examples:
             chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from
-            `jfl.papers.talaei2024.privacy.client_sensitivity`, which is of an exchange, and
+            `experiments.papers.talaei2024.claims.client_sensitivity`, which is of an exchange, and
             replace_one doubles a bound; conditional on convex Lipschitz losses.
         inexactness: what a solve must reach, in (0, 1]; one that does not counts as an overflow in
             Health, which stops the run: give more steps or a larger lr.

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .. import papers  # loads one where a claim is asked for; no proof reads it
 from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Guarantee, Plan
@@ -41,7 +40,7 @@ class AuditReport(NamedTuple):
         canary: what was put in.
         trials: runs of each side.
         proved: the guarantee of the plan; None where nothing is proved.
-        claimed: what a paper claims, or what was given; None for nothing.
+        claimed: the epsilon that the audit tried to refute; None if none was given.
         adversary: what was seen.
         refuted: whether the claim is refuted.
         contradicted: whether what is proved without a condition is refuted: a bug.
@@ -144,8 +143,8 @@ def audit(
         sees: "releases", of each round; in a training also "models", of each round, and "final
             model": of these the loss of the canary is read.
         confidence: in (0, 1), of the bound that is printed.
-        claimed: an epsilon at `delta` that is to be refuted; None: what the paper of the plan
-            claims, where it runs as printed.
+        claimed: an epsilon at `delta` that the audit tries to refute, such as one that a paper
+            states; None means no claim.
         seed: of all runs.  Each has a key of its own, on either side.
         memory: bytes for runs at once; None: what an accelerator has free, 1 GiB on a CPU.
         mesh: devices that share the runs: None, a number, "auto".  They send no messages, and the
@@ -205,8 +204,6 @@ def audit(
     entry = whose(where, plan, rounds, delta, unit, view, adjacency)
     asked = dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
     proved, why_not = proved_of(plan, rounds, delta, asked)
-    if claimed is None:
-        claimed = claimed_by_paper(plan, rounds, delta, asked)
     if canary == WORST:
         made = canaries.experiment(plan, entry, rounds)
     else:
@@ -302,18 +299,6 @@ def proved_of(plan: Plan, rounds: int, delta: float, asked: dict) -> tuple[Guara
         return guarantees.guarantee(plan, rounds, delta, **asked), ""
     except NotAnalysable as error:
         return None, str(error)
-
-
-def claimed_by_paper(plan: Plan, rounds: int, delta: float, asked: dict) -> float | None:
-    """What the plan's paper claims of this unit and view, where its formula is for such a plan."""
-    try:
-        claim = papers.as_printed.claimed(plan, rounds, delta, view=asked["view"])
-    except ValueError:
-        return None
-    alike = (claim.unit, claim.adjacency) == (asked["unit"], asked["adjacency"])
-    if not alike or claim.rounds not in (None, rounds) or not math.isfinite(claim.epsilon):
-        return None
-    return float(claim.epsilon)
 
 
 def _seen(made, rounds, trials, seed, memory, mesh, progress, kept=None):

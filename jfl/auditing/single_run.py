@@ -36,7 +36,7 @@ class OneRunReport(NamedTuple):
         estimate: the epsilon of a Gaussian mechanism at that distance, without a guarantee.
         auroc: how often a canary that is in has a higher score than one that is out.
         proved: the guarantee of the plan; None where nothing is proved.
-        claimed: an epsilon that was given, or what the plan's paper claims.
+        claimed: the epsilon that the audit tried to refute; None if none was given.
         adversary: what was seen.
         refuted: whether the claim is refuted.
         contradicted: whether what is proved without a condition is refuted: a bug.
@@ -121,8 +121,7 @@ def audit_one_run(
         learning_runs: 1, or an even number from 4 on.  Several also say what is seen of each canary
             anyway, by what the others do: taken away, a canary of a model that learns much in each
             round stands out more.
-        claimed: an epsilon at `delta` that is to be refuted; None: what the paper of the plan
-            claims, where it runs as printed.
+        claimed: an epsilon at `delta` that the audit tries to refute; None means no claim.
         seed: of the runs and of the coins.
 
     Privacy:
@@ -178,8 +177,6 @@ def audit_one_run(
     entry = audit.whose(where, plan, rounds, delta, unit, view, adjacency)
     asked = dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
     proved, why_not = audit.proved_of(plan, rounds, delta, asked)
-    if claimed is None:
-        claimed = audit.claimed_by_paper(plan, rounds, delta, asked)
     made, _ = trainings.training(plan, entry, rounds, canary, sees, canaries)
     draw = np.random.default_rng([seed, 1])
     coins = _learning_coins(draw, learning_runs, canaries)

@@ -15,9 +15,8 @@ from ..core import checks
 from ..core.files import write
 from ..core.options import field
 from ..core.records import Guarantee
-from ..papers import as_printed
 from ..report import read
-from ..runs import build, directory, record, unused_options
+from ..runs import build, directory, printed, record, unused_options
 from ..runs import config as configs
 from ..runs.config import Config
 from . import console
@@ -208,14 +207,13 @@ def _whose(command: Audit, config: Config) -> dict:
 
 
 def _claimed(command: Audit, plan, config: Config, rounds: int) -> float | None:
-    """The epsilon to refute: the one that is given, or what the paper that the config names says;
-    None leaves it to the plan's own paper."""
-    if command.claimed is not None or config.paper is None:
+    """Return the epsilon to refute: the given one, or in the mode "as_printed" the paper's."""
+    if command.claimed is not None or config.mode != "as_printed":
         return command.claimed
     whose = _whose(command, config)
     fit = [
         claim.epsilon
-        for claim in as_printed.claims(plan, rounds, command.delta, config.paper)
+        for claim in printed.formulas().claims(plan, rounds, command.delta, config.paper)
         if claim.rounds in (None, rounds)
         and math.isfinite(claim.epsilon)
         and all(whose[k] in (None, getattr(claim, k)) for k in whose)

@@ -122,8 +122,8 @@ def plan_identity(plan: Plan) -> Words:
         ...     fed, task, jfl.algorithms.fedavg(jfl.grad(task.loss), lr=lr), sampler
         ... )
         >>> (
-        ...     bool((words(plan(0.1)) == words(plan(0.1))).all()),
-        ...     bool((words(plan(0.1)) == words(plan(0.2))).all()),
+        ...     bool((plan_identity(plan(0.1)) == plan_identity(plan(0.1))).all()),
+        ...     bool((plan_identity(plan(0.1)) == plan_identity(plan(0.2))).all()),
         ... )
         (True, False)
     """

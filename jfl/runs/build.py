@@ -15,7 +15,6 @@ from ..data import corruption, datasets, partition, transforms
 from ..data.federation import federate
 from ..engine.plan import plan
 from ..gradients.per_example import grad, private_grad
-from ..papers import as_printed
 from ..privacy.calibration import calibrate, calibrate_per_client
 from ..privacy.mechanisms import haar_bands, wavelet
 from ..privacy.mechanisms.chain import chain
@@ -44,6 +43,7 @@ from .config import (
     the_unit,
     the_view,
 )
+from .printed import formulas
 
 # the fields that rows and their owners follow from
 DATA = (
@@ -253,11 +253,11 @@ def _calibrated(config, draft: Plan):
     target = dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds)
     if config.mode == "as_printed" and _traits(config).client_noise == "upload":
         return [
-            as_printed.calibrate(draft, paper=config.paper, view=view, **target) for view in VIEWS
+            formulas().calibrate(draft, paper=config.paper, view=view, **target) for view in VIEWS
         ]
     target["view"] = the_view(config)
     if config.mode == "as_printed":
-        return as_printed.calibrate(draft, paper=config.paper, **target)
+        return formulas().calibrate(draft, paper=config.paper, **target)
     if config.per_client_noise:
         return calibrate_per_client(draft, **target)
     return calibrate(draft, unit=the_unit(config), adjacency=config.adjacency, **target)

@@ -23,9 +23,9 @@ from ..core import checks, options
 from ..core.options import field
 from ..data import datasets, partition
 from ..models import tasks
-from ..papers import as_printed
 from ..privacy.mechanisms import strategies, wavelet
 from ..sampling import batches
+from .printed import PAPERS
 
 UNITS = ("example", "client")
 VIEWS = ("server", "third_party")
@@ -333,7 +333,7 @@ class Experiment:
     )
     paper: str | None = field(
         None,
-        f"as_printed: {' | '.join(as_printed.NAMES)}; default that of algorithm or noise",
+        f"as_printed: {' | '.join(PAPERS)}; default that of algorithm or noise",
         needs={"mode='as_printed'": lambda config: config.mode == "as_printed"},
     )
     seed: int = field(0, "seed of the run: cohorts, batches, noise", check=checks.seed)

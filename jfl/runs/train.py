@@ -18,7 +18,6 @@ from ..engine import devices as meshes
 from ..engine import sharding
 from ..engine.round import init
 from ..engine.simulate import rounds_before_evaluations, scan, simulate
-from ..papers import as_printed
 from ..privacy.entry_guarantees import Overflow
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated
@@ -29,6 +28,7 @@ from .checkpoint import Checkpoints, code, environment, refuse_resume
 from .config import Config
 from .directory import checked, disk_errors_explained, has_files, locked
 from .journal import Branch, Journal, rejoin
+from .printed import formulas
 from .record import RunRecord, Stopwatch
 
 
@@ -100,7 +100,7 @@ def paper_claims(plan: Plan, config: Config, rounds: int) -> tuple:
     """What the paper of a config claims; nothing in the mode "sound"."""
     if config.mode == "sound":
         return ()
-    return as_printed.claims(plan, rounds, config.delta, config.paper)
+    return formulas().claims(plan, rounds, config.delta, config.paper)
 
 
 class Position(NamedTuple):

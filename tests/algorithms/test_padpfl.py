@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from jfl.kernels.normals import normals
 
 import jfl
+from experiments.papers import as_printed as printed
+from experiments.papers.talaei2024 import claims as paper
 from jfl import schedules
 from jfl.core.random_streams import Stream, stream_key
 from jfl.engine.round import run_noise_key
 from jfl.engine.round import run_round as one_round
-from jfl.papers import as_printed as printed
-from jfl.papers.talaei2024 import privacy as paper
 from jfl.privacy.mechanisms.stages import Stage
 from jfl.sampling.weights import impact
 

@@ -13,6 +13,7 @@ from helpers.problems import make_federation, squared, start_params
 from scipy import stats
 
 import jfl
+from experiments.papers import as_printed
 from jfl import local
 from jfl.auditing import audit, canaries, kept, scores, trials
 from jfl.core import pytrees
@@ -77,8 +78,10 @@ def test_tight_with_many_runs(name, least):
 
 def test_a_claim_is_refuted():
     """Wavelet noise as printed states a multiplier that it does not have."""
-    found = jfl.audit(audit_plans.published(1.0), 1, FEW)
-    assert found.claimed == pytest.approx(2.3177890403)
+    plan = audit_plans.published(1.0)
+    claim = as_printed.claimed(plan, 1, 1e-2).epsilon
+    assert claim == pytest.approx(2.3177890403)
+    found = jfl.audit(plan, 1, FEW, claimed=claim)
     assert found.refuted and found.epsilon > 5 and found.epsilon < found.proved.epsilon
     assert "claimed 2.318: REFUTED" in str(found) and "CONTRADICTED" not in str(found)
 
@@ -89,8 +92,9 @@ def test_a_row_moves_a_whole_model(view):
     """Talaei and Izadi's sensitivity is that of a model over its rows, and one row turns the model
     whatever their number: with 50 rows their noise is 50 times too small."""
     plan = audit_plans.padpfl_as_printed(4.0, 50, view)
-    found = jfl.audit(plan, 1, 2000, unit="example", view=view)
-    assert found.claimed == pytest.approx(4.0, rel=1e-4)
+    claim = as_printed.claimed(plan, 1, 1e-2, view=view).epsilon
+    assert claim == pytest.approx(4.0, rel=1e-4)
+    found = jfl.audit(plan, 1, 2000, unit="example", view=view, claimed=claim)
     assert found.refuted and not found.contradicted
     # twice the clip norm in deviations, which is 50 times what the formula takes it for
     factor = math.sqrt(2 * math.log(1.25 / 1e-2))

@@ -11,13 +11,13 @@ import jax
 import pytest
 from helpers import pretended
 
+from experiments.papers import as_printed
 from jfl.auditing import kept as kept_runs
 from jfl.auditing import trials
 from jfl.auditing.audit import AuditReport
 from jfl.cli import audit as command
 from jfl.cli import main
 from jfl.core.records import Guarantee
-from jfl.papers import as_printed
 from jfl.privacy import guarantees
 from jfl.runs import build, config, directory, record, train
 

@@ -57,7 +57,7 @@ def test_every_name_on_a_page_exists():
         len(everything) > 30
         and {
             "jfl.plan",
-            "jfl.papers.as_printed",
+            "jfl.guarantee",
             "jfl.privacy.accountants.pld",
         }
         <= everything

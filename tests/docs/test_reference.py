@@ -13,7 +13,7 @@ from helpers.paths import ROOT
 import jfl
 
 # packages whose every module is public, beside what `jfl.__all__` offers
-OPEN = ("jfl.privacy.accountants", "jfl.auditing.estimators", "jfl.papers")
+OPEN = ("jfl.privacy.accountants", "jfl.auditing.estimators")
 STANZA = re.compile(r"^::: (\S+)$", re.M)
 
 

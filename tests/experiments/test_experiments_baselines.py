@@ -197,7 +197,7 @@ def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
     of = Experiment("title", SMALL, {"a": dict(lr=0.1), "DP": {}}, runs=Plans())
     of = dataclasses.replace(of, baselines={"a": ("DP",)})
     paper = types.SimpleNamespace(EXPERIMENTS=dict(one=of, other=of))
-    monkeypatch.setitem(sys.modules, "experiments.papers.noble2022", paper)
+    monkeypatch.setitem(sys.modules, "experiments.papers.noble2022.figures", paper)
     monkeypatch.setattr(baselines, "FILE", tmp_path / "baselines.json")
     monkeypatch.setattr(baselines, "reach", lambda *_: {})
 

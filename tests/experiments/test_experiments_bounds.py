@@ -19,15 +19,13 @@ from experiments.harness.verdicts import (
     UNKNOWN,
     Claim,
 )
-from experiments.papers import (
-    ranaweera2025,
-    ranaweera2025_bounds,
-    softmax_rows,
-    talaei2024,
-    talaei2024_bounds,
-)
-from jfl.papers.ranaweera2025 import theory as ranaweera
-from jfl.papers.talaei2024 import theory as talaei
+from experiments.papers import softmax_rows
+from experiments.papers.ranaweera2025 import bounds as ranaweera2025_bounds
+from experiments.papers.ranaweera2025 import figures as ranaweera2025
+from experiments.papers.ranaweera2025 import theory as ranaweera
+from experiments.papers.talaei2024 import bounds as talaei2024_bounds
+from experiments.papers.talaei2024 import figures as talaei2024
+from experiments.papers.talaei2024 import theory as talaei
 
 SMALL = dict(dataset="digits", clients=3, rows=20)
 PADPFL = talaei2024_bounds.Setting(**SMALL, rounds=4)

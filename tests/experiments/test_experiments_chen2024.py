@@ -22,12 +22,9 @@ from experiments.harness.verdicts import (
     Claim,
     judge,
 )
-from experiments.papers import chen2024 as paper
-from experiments.papers import chen2024_bounds as numbers
-from experiments.papers import chen2024_plans as plans
-from experiments.papers import chen2024_runs as runs
-from experiments.papers import chen2024_theorems as theorems
-from jfl.papers.chen2024 import theory
+from experiments.papers.chen2024 import bounds as numbers
+from experiments.papers.chen2024 import figures as paper
+from experiments.papers.chen2024 import plans, runs, theorems, theory
 from jfl.runs import blocks
 from jfl.runs.config import Config
 

@@ -9,7 +9,7 @@ from helpers.paths import RESULTS
 from experiments.harness import collect, programs, runner
 from experiments.harness.runner import Claim, Experiment, stored_line
 from experiments.harness.verdicts import close, difference
-from experiments.papers import chen2024
+from experiments.papers.chen2024 import figures as chen2024
 from jfl.report import results as results_file
 from jfl.runs import blocks
 

@@ -22,11 +22,13 @@ from experiments.harness.verdicts import (
     close,
     judge,
 )
-from experiments.papers import li2025, li2025_bounds, li2025_plans
+from experiments.papers.li2025 import bounds as li2025_bounds
+from experiments.papers.li2025 import claims as paper
+from experiments.papers.li2025 import figures as li2025
+from experiments.papers.li2025 import plans as li2025_plans
+from experiments.papers.li2025 import theory
 from jfl.analysis import heterogeneity
 from jfl.local import training
-from jfl.papers.li2025 import privacy as paper
-from jfl.papers.li2025 import theory
 from jfl.report import results as results_file
 from jfl.runs import blocks, build
 from jfl.runs.config import Config

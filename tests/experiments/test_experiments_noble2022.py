@@ -13,13 +13,13 @@ import jfl
 from experiments.harness import programs, runner
 from experiments.harness.runner import Line
 from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNDECIDED, UNKNOWN, judge
-from experiments.papers import noble2022 as paper
-from experiments.papers import noble2022_bounds as limits
-from experiments.papers import noble2022_runs as runs
+from experiments.papers import as_printed
+from experiments.papers.noble2022 import bounds as limits
+from experiments.papers.noble2022 import claims as privacy
+from experiments.papers.noble2022 import figures as paper
+from experiments.papers.noble2022 import runs, theory
 from jfl.analysis import heterogeneity
 from jfl.engine.simulate import simulate
-from jfl.papers import as_printed
-from jfl.papers.noble2022 import privacy, theory
 from jfl.report import results as results_file
 from jfl.runs import build, record, unused_options
 from jfl.runs.config import Config

@@ -13,13 +13,15 @@ from helpers import pretended
 from experiments.harness import programs, runner
 from experiments.harness.runner import Line
 from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNKNOWN, Claim, judge
-from experiments.papers import ranaweera2025, ranaweera2025_plans, ranaweera2025_study
-from experiments.papers import ranaweera2025_runs as runs
+from experiments.papers.ranaweera2025 import __main__ as command_line
+from experiments.papers.ranaweera2025 import figures as ranaweera2025
+from experiments.papers.ranaweera2025 import plans as ranaweera2025_plans
+from experiments.papers.ranaweera2025 import runs, theory
+from experiments.papers.ranaweera2025 import study as ranaweera2025_study
 from jfl import wavelet
 from jfl.core.records import Batch
 from jfl.data import datasets
 from jfl.gradients import per_example
-from jfl.papers.ranaweera2025 import theory
 from jfl.privacy.accountants import rdp
 from jfl.privacy.entry_guarantees import Overflow
 from jfl.privacy.mechanisms.stages import gaussian
@@ -90,7 +92,7 @@ def test_every_line_is_a_config_that_uses_all_its_fields():
 
 
 def test_the_list_names_all_of_the_paper(capsys):
-    assert ranaweera2025.main(["--list"]) == 0
+    assert command_line.main(["--list"]) == 0
     out = capsys.readouterr().out
     for name in (
         *theory.REPORTED,

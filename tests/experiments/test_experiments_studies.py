@@ -14,7 +14,9 @@ import pytest
 
 from experiments.harness import kept_runs, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
-from experiments.papers import ranaweera2025_study, talaei2024_study
+from experiments.papers import as_printed
+from experiments.papers.ranaweera2025 import study as ranaweera2025_study
+from experiments.papers.talaei2024 import study as talaei2024_study
 from experiments.studies import recipes
 from experiments.studies import study as studies
 from experiments.studies.plans import PLANS, audit, checks, claimed
@@ -22,7 +24,6 @@ from experiments.studies.plans.cells import NAMES, NONE, Cell, Study
 from jfl import algorithms
 from jfl.algorithms.base import traits_of
 from jfl.core.errors import DataUnavailable
-from jfl.papers import as_printed
 from jfl.privacy import guarantees
 from jfl.report import plots, read, results, sections
 from jfl.runs import build as assemble

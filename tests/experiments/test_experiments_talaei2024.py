@@ -20,11 +20,13 @@ from experiments.harness.verdicts import (
     UNKNOWN,
     judge,
 )
-from experiments.papers import talaei2024, talaei2024_plans, talaei2024_study
+from experiments.papers import as_printed
+from experiments.papers.talaei2024 import claims as paper
+from experiments.papers.talaei2024 import figures as talaei2024
+from experiments.papers.talaei2024 import plans as talaei2024_plans
+from experiments.papers.talaei2024 import study as talaei2024_study
+from experiments.papers.talaei2024 import theory
 from jfl import schedules
-from jfl.papers import as_printed
-from jfl.papers.talaei2024 import privacy as paper
-from jfl.papers.talaei2024 import theory
 from jfl.report import results as results_file
 from jfl.runs import build
 from jfl.runs.config import Config

@@ -202,7 +202,7 @@ def read(paper):
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_stored_verdicts_follow_from_stored_values(paper):
-    known = importlib.import_module(f"experiments.papers.{paper}").EXPERIMENTS
+    known = importlib.import_module(f"experiments.papers.{paper}.figures").EXPERIMENTS
     whole, seen = read(paper), 0
     for name, part in whole.experiments.items():
         given = {v.claim: v for v in part.verdicts}
@@ -246,7 +246,7 @@ WORTH = {  # places in the table "worth" -> a line of that run
 @pytest.mark.parametrize("paper", PAPERS)
 def test_one_run_has_one_proved_epsilon_on_a_page(paper):
     """A view, unit, adjacency and delta are those of the config."""
-    known = importlib.import_module(f"experiments.papers.{paper}").EXPERIMENTS
+    known = importlib.import_module(f"experiments.papers.{paper}.figures").EXPERIMENTS
     whole, seen = read(paper), {}
     for name, part in whole.experiments.items():
         for text, found in part.lines.items():
@@ -343,7 +343,7 @@ HAVE_ENDS = MARKED | {("ranaweera2025", name) for name in ("sample_mnist", "tabl
 @pytest.mark.parametrize("module", rejudge.PAPERS)
 def test_notes_name_the_baselines_that_the_rule_marks(module):
     """And choices at an end of a grid.  As the stored lines have it, in every figure."""
-    known = importlib.import_module(f"experiments.papers.{module}").EXPERIMENTS
+    known = importlib.import_module(f"experiments.papers.{module}.figures").EXPERIMENTS
     for name, part in read(module).experiments.items():
         experiment = known.get(name)
         if experiment is None or experiment.special or not part.lines:

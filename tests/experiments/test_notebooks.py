@@ -17,7 +17,7 @@ import pytest
 from helpers.paths import ROOT
 from nbclient import NotebookClient
 
-from jfl.papers.as_printed import NAMES
+from experiments.papers.as_printed import NAMES
 
 NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

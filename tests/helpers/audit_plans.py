@@ -1,8 +1,8 @@
 """Small plans of each kind, for audits."""
 
 import jfl
+from experiments.papers import as_printed
 from helpers.problems import make_federation, squared, start_params
-from jfl.papers import as_printed
 
 CLIENTS, ROWS = 4, 8
 FED = make_federation(sizes=(ROWS,) * CLIENTS)

@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 from helpers.paths import DATA
 
+from experiments.papers import approximate_dp, local_steps, wang2019
+from experiments.papers import zcdp as cdp
 from jfl.core.precision import in_float64
-from jfl.privacy.accountants import (
-    approximate_dp,
-    local_steps,
-    rdp,
-    wang2019,
-)
-from jfl.privacy.accountants import zcdp as cdp
+from jfl.privacy.accountants import rdp
 
 WHOLE = np.arange(2.0, 129)
 

@@ -29,10 +29,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jfl
+from experiments.papers.ranaweera2025.claims import audit_scores
 from jfl import chain, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
 from jfl.core.records import Batch, Context, Diagnostics, Health
 from jfl.engine.slots import chunk_cohort
-from jfl.papers.ranaweera2025.privacy import audit_scores
 from jfl.privacy.ledger import entries
 from jfl.privacy.mechanisms import chain as mech
 from jfl.privacy.mechanisms import float_floors

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
+from experiments.papers import local_steps as rounds
 from jfl.core.precision import in_float64
 from jfl.privacy.accountants import events, pld, pld_compose, pld_step, rdp, rdp_events
-from jfl.privacy.accountants import local_steps as rounds
 
 GOLDEN = DATA / "golden_accounting.json"
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # the golden file's allowance above a bracket

@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jfl.privacy.accountants import (
-    approximate_dp,
-    events,
-    local_steps,
-    pld,
-    rdp,
-    rdp_events,
-    wang2019,
-    zcdp,
-)
+from experiments.papers import approximate_dp, local_steps, wang2019, zcdp
+from jfl.privacy.accountants import events, pld, rdp, rdp_events
 
 ORDERS = np.array([1.5, 2.0, 8.0])
 SMALL = 2**10  # points of a loss distribution: as many programs, less time

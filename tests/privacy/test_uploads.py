@@ -11,9 +11,9 @@ from helpers.problems import make_federation, squared, start_params
 from scipy import optimize, stats
 
 import jfl
+from experiments.papers import as_printed
 from jfl.algorithms import padpfl
 from jfl.core.records import Fn
-from jfl.papers import as_printed
 from jfl.runs import build, train, unused_options
 from jfl.runs.config import Config
 from jfl.schedules import piecewise

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import jfl
+from experiments.papers import as_printed
+from experiments.papers.ranaweera2025 import claims as paper
+from experiments.papers.ranaweera2025 import theory
 from jfl import bands, wavelet
-from jfl.papers import as_printed
-from jfl.papers.ranaweera2025 import privacy as paper
-from jfl.papers.ranaweera2025 import theory
 from jfl.privacy.mechanisms import chain as mech
 
 KEY = jax.random.key(3)

@@ -1,8 +1,7 @@
 """Claimed, audited and proved epsilon of every algorithm, and of noise as papers print it."""
 
-from jfl.papers.talaei2024 import theory as talaei2024
-
 from ...harness.runner import CONFIRMED, NOT, UNKNOWN, Claim
+from ...papers.talaei2024 import theory as talaei2024
 from .cells import NAMES, Cell, Study
 
 EXAMPLES = "one example, noise in local steps"

@@ -1,10 +1,9 @@
 """The epsilons that the papers' formulas claim, beside the proved ones."""
 
-from jfl.papers import as_printed
-from jfl.papers.noble2022 import privacy
-from jfl.papers.talaei2024 import theory as talaei2024
-
 from ...harness.runner import CONFIRMED, NOT, UNKNOWN, Claim
+from ...papers import as_printed
+from ...papers.noble2022 import claims as privacy
+from ...papers.talaei2024 import theory as talaei2024
 from .cells import Cell, Study
 
 

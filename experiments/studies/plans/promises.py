@@ -1,8 +1,7 @@
 """What would make the papers' promises true, beside plain FedAvg."""
 
-from jfl.papers.talaei2024 import theory as talaei2024
-
 from ...harness.runner import Claim
+from ...papers.talaei2024 import theory as talaei2024
 from .cells import FULL, QUICK, Cell, Study, rates
 from .checks import above
 

@@ -262,7 +262,7 @@ def published(
 
     Privacy:
         `guarantee` counts the true multiplier; R1: noise_multiplier / sqrt(m).
-        `jfl.papers.as_printed` shows the stated one.
+        `experiments.papers.as_printed` shows the stated one.
     """
     checks.choice("wavelet.published", READINGS, reading=reading)
     checks.choice("wavelet.published", CALIBRATIONS, calibration=calibration)

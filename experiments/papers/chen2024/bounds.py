@@ -1,0 +1,162 @@
+"""Chen et al. (2024) in numbers: what five accountants make of its budget, and its theorems beside
+a measured run."""
+
+from typing import Any
+
+import numpy as np
+
+from jfl.cli import console
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
+
+from ...harness.runner import exact_verdicts, keep, show_verdicts
+from ...harness.verdicts import Claim, exactly
+from . import claims as paper
+from . import theory
+from .runs import along, objective, problem, start_of, worst
+from .theorems import DPNFL, NOISE, Row, beyond, is_above
+
+CLIENTS = {
+    "MNIST": (10, 300, 1.0, 10, 600),
+    "SVHN": (10, 50, 1.0, 50, 732),
+    "CIFAR10": (10, 50, 1.0, 50, 500),
+}
+BOUNDS = ("Theorem 1", "Theorem 1, ours")
+PARTICIPATIONS = "ten participations of a client, of 100 rounds that the paper does not give"
+
+
+# --- accountants
+
+
+def accountants(name, experiment, out, quick=False) -> dict:
+    """For the balanced client of each data set, ten participations: epsilons at one noise, and
+    Theorem 5's pair."""
+    rows, pairs, beaten = {}, {}, []
+    for data, client in list(CLIENTS.items())[: 1 if quick else None]:
+        sigma = float(paper.calibrate_sigma(0.3, 1e-2, *client).value)
+        for delta in (1e-2,) if quick else (1e-2, 1e-5):
+            rows[f"{data}, δ = {delta:g}"] = dict(
+                sigma=sigma, **paper.compare(*client, sigma, delta)
+            )
+        beaten.append(rows[f"{data}, δ = 0.01"])
+        for times in (0.5, 1.0, 10.0, 1000.0):
+            pairs[f"{data}, σ = {times:g}"] = [
+                float(v) for v in paper.theorem5(*client, times, strict=False).value
+            ]
+    names = list(next(iter(rows.values())))
+    console.table(
+        "epsilon of one client by accountant",
+        [("client", False), *((n, True) for n in names)],
+        [(k, *(f"{v:.4g}" for v in row.values())) for k, row in rows.items()],
+    )
+    console.table(
+        "Theorem 5 as printed",
+        [("client", False), ("ε", True), ("δ", True)],
+        [(k, f"{e:.5g}", f"{d:.3g}") for k, (e, d) in pairs.items()],
+    )
+    ratio = [row["rdp_refined"] / row["tcdp"] for row in beaten]
+    grows = all(
+        pairs[a][0] <= pairs[b][0] for a, b in zip(pairs, list(pairs)[1:]) if a.split(",")[0] in b
+    )
+    needs = "tCDP needs less noise than RDP"
+    claims = [
+        Claim(
+            f"{needs} (crude series)",
+            exactly(
+                all(r["tcdp"] < r["rdp_crude"] for r in beaten),
+                "σ = " + ", ".join(f"{r['sigma']:.4g}" for r in beaten),
+            ),
+            statement=f"accountants: {needs}",
+        ),
+        Claim(
+            f"{needs} (refined series)",
+            exactly(min(ratio) > 1, "refined over tCDP: " + ", ".join(f"{r:.2f}" for r in ratio)),
+            statement=f"accountants: {needs}",
+        ),
+    ]
+    printed = Claim(
+        "epsilon of Theorem 5 falls with the noise",
+        exactly(not grows, "it grows" if grows else "it falls"),
+        whose="ours",  # the paper does not say which way it goes, nor how it sets the noise
+    )
+    verdicts = exact_verdicts(claims, PARTICIPATIONS) + exact_verdicts([printed], "")
+    return _told(name, experiment, out, quick, verdicts, epsilons=rows, theorem5=pairs)
+
+
+# --- bounds
+
+
+def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
+    """Theorem 1, as printed and ours, beside the measured mean of F(w_T) - F* along one run, on
+    real rows; and Theorems 2 to 4, each beside a run of its own (`chen2024_theorems`)."""
+    seeds, counts = (2, [1, 5, 20]) if quick else (5, [1, 10, 50, 100, 200])
+    options: dict[str, Any] = dict(rounds=counts[-1]) | problem_options
+    case = problem(**options)
+    plan, best, l2 = case.plan(case.noise), case.best, case.known.strong_convexity
+    params = along(plan, seeds, counts)
+    gaps = objective(plan, l2, params) - best.value
+    known, away = worst(plan, case.known, params, case.batch), start_of(params, best)
+    value = dict(zip(BOUNDS, (theory.theorem1, theory.theorem1_ours)))
+    failed = lambda bound, t: tuple(bound(known, t, away, strict=False).failed)
+    table = {
+        t: dict(
+            gap=g.mean(),
+            std=g.std(),
+            **{b: f(known, t, away, strict=False).value for b, f in value.items()},
+        )
+        for t, g in zip(counts, gaps[1:])
+    }
+    console.table(
+        f"{experiment.title}: start {gaps[0].mean():.4g} above the optimum",
+        [("T", True), ("F(w_T) - F*", True), ("std", True), *((b, True) for b in BOUNDS)],
+        [(t, *(f"{v:.4g}" for v in row.values())) for t, row in table.items()],
+    )
+    claims = []
+    start = gaps[0].mean()
+    for b in BOUNDS:
+        rows = [
+            Row(b, DPNFL, NOISE, t, g, start, table[t][b], failed(value[b], t))
+            for t, g in zip(counts, gaps[1:])
+        ]
+        whose = "paper" if b == BOUNDS[0] else "ours"
+        text = f"{b} holds" if b == BOUNDS[0] else "our bound in place of Theorem 1 holds"
+        claims.append(Claim(text, is_above(rows), whose))
+        less = sum(row.bound < start for row in rows)
+        claims.append(
+            Claim(
+                f"{b} is below the gap of the start",
+                exactly(less > 0, f"at {less} of {len(rows)} T"),
+                "ours",
+            )
+        )
+    more = beyond(case, seeds, counts, quick)
+    claims += more.claims
+    verdicts = exact_verdicts(claims, experiment.differs)
+    return _told(
+        name,
+        experiment,
+        out,
+        quick,
+        verdicts,
+        start=start,
+        seeds=list(range(seeds)),
+        along={str(t): row for t, row in table.items()},
+        constants={k: np.asarray(v).item() for k, v in known._asdict().items()},
+        theorems=more.rows,
+        rates=more.rates,
+    )
+
+
+def _told(name, experiment, out, quick, verdicts, **found):
+    show_verdicts(verdicts)
+    found = record.plain(
+        dict(
+            experiment=name,
+            title=experiment.title,
+            quick=quick,
+            **found,
+            verdicts=verdicts,
+            versions=environment(),
+        )
+    )
+    return keep(out, found, {})

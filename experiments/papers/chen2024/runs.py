@@ -1,0 +1,160 @@
+"""A run of Chen et al. (2024) under the hypotheses of its theorems, and what is measured along
+it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jfl
+from jfl import schedules
+from jfl.analysis import heterogeneity
+from jfl.core import pytrees
+
+from .. import as_printed
+from . import theory
+
+
+class Problem(NamedTuple):
+    """A strongly convex problem, and runs of it.
+
+    Attributes:
+        plan: (noise multipliers, or None for no noise; algorithm, its options) -> a plan.
+        noise: the multipliers that reach the epsilon by the paper's accountant.
+        known: the constants that are known before a run, with this noise.
+        best: the optimum.
+        batch: rows of a local step.
+    """
+
+    plan: Callable
+    noise: Any
+    known: theory.Constants
+    best: heterogeneity.Optimum
+    batch: int
+
+
+def problem(
+    dataset="adult",
+    clients=50,
+    per_round=10,
+    steps=10,
+    batch=10,
+    min_rows=100,
+    l2=0.05,
+    epsilon=0.3,
+    rounds=200,
+):
+    """A problem and runs under the assumptions of the theorems; DPNFL at the learning rates of
+    Theorem 1 where an algorithm is given no other.
+
+    Rows have norm 1, so gradients of softmax regression with a bias have norm at most 2: a clip of
+    2 is never active, and the noise protects although the gradients are unbiased.
+    """
+    data = jfl.transforms.unit_norm(jfl.transforms.flatten(getattr(jfl.datasets, dataset)()))
+    fed = jfl.federate(data, jfl.partition.dirichlet(clients, 0.3, min_rows=min_rows))
+    task, clip = jfl.models.logistic(fed), 2.0
+    big = float(heterogeneity.smoothness(fed, l2=l2).max())
+
+    def plan(noise, algorithm="dpnfl", lr=None, **options):
+        grad = jfl.grad(task.loss, l2=l2)
+        if noise is not None:
+            stages = jfl.clip_l2(clip), jfl.total(), jfl.gaussian(noise), jfl.divide(batch)
+            grad = jfl.private_grad(task.loss, jfl.chain(*stages), l2=l2)
+        make = getattr(jfl.algorithms, algorithm)(
+            grad,
+            steps=steps,
+            lr=schedules.theory_rounds(l2, big, steps) if lr is None else lr,
+            batch=jfl.batches.without_replacement(batch),
+            **options,
+        )
+        sampler = jfl.sampling.without_replacement(clients, per_round)
+        return jfl.plan(fed, task, make, sampler, weights="size")
+
+    noise = as_printed.calibrate(
+        plan(1.0), epsilon=epsilon, delta=1e-2, rounds=rounds, paper="chen2024"
+    )
+    gap = heterogeneity.objective_gap(task, fed, l2)
+    p = heterogeneity.client_weights(fed)
+    dim = pytrees.size(task.init(jax.random.key(0)))
+    noise_2 = dim * float(p @ (noise * 2 * clip / batch) ** 2)
+    known = theory.Constants(
+        clients, per_round, steps, big, clip, noise_2, l2, objective_gap=gap.value, dim=dim
+    )
+    return Problem(plan, noise, known, gap.pooled, batch)
+
+
+@jax.jit
+def _moved(runs, plan, rounds):
+    return jax.vmap(lambda run: jfl.scan(run, plan, rounds)[0])(runs)
+
+
+def along(plan, seeds, counts):
+    """Parameters after each number of rounds in `counts`: leaves [points, seeds, ...], the start
+    first."""
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    run = jax.vmap(lambda key: jfl.init(key, plan))(keys)
+    points = [plan.algorithm.params(run.server)]
+    for n in np.diff(counts, prepend=0):
+        run = _moved(run, plan, jnp.array([n]))
+        points.append(plan.algorithm.params(run.server))
+    return jax.tree.map(lambda *v: jnp.stack(v), *points)
+
+
+def objective(plan, l2, params):
+    """F [points, seeds] in float64, over the rows of all clients."""
+    with jax.enable_x64(True):
+        return _over_rows(plan, params, l2, jnp.float64, lambda f: f)
+
+
+def square_gradient(plan, l2, params):
+    """|grad F|^2 [points, seeds] in float32, over the rows of all clients."""
+    square = lambda f: lambda w: pytrees.norm(jax.grad(f)(w)) ** 2
+    return _over_rows(plan, params, l2, jnp.float32, square).astype(float)
+
+
+def _over_rows(plan, params, l2, kind, of):
+    """of(F) at the models [points, seeds]."""
+    fed = plan.fed
+    owned = np.concatenate([np.asarray(row[:n]) for row, n in zip(fed.index, fed.size)])
+    x, y = jnp.asarray(fed.x[owned], kind), fed.y[owned]
+    at = jax.tree.map(lambda v: jnp.asarray(np.asarray(v), kind), params)
+    shape = jax.tree.leaves(at)[0].shape[:2]
+    flat = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), at)
+
+    def one(w, x, y):
+        def value(w):
+            losses = jax.vmap(plan.task.loss, (None, 0, 0))(w, x, y)
+            return losses.mean() + l2 / 2 * sum(jnp.sum(v**2) for v in jax.tree.leaves(w))
+
+        return of(value)(w)
+
+    each = jax.jit(lambda flat, x, y: jax.lax.map(lambda w: one(w, x, y), flat))
+    return np.asarray(each(flat, x, y)).reshape(shape)
+
+
+def start_of(params, best):
+    """|w_0 - w*|^2 of models [points, seeds]."""
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(best.params))
+    return float(sum(np.sum(np.square(np.asarray(v[0, 0], np.float64) - b)) for v, b in pairs))
+
+
+def worst(plan, known, params, batch):
+    """Variance and dissimilarity at their largest among the models of the first seed, and the
+    longest gradient with its penalty among all: a bound has no less."""
+    l2, leaves = known.strong_convexity, jax.tree.leaves(params)
+    at = [jax.tree.map(lambda v, i=i: v[i, 0], params) for i in range(len(leaves[0]))]
+    seen = [heterogeneity.gradient_dissimilarity(plan.task, w, plan.fed, l2=l2) for w in at]
+    p = heterogeneity.client_weights(plan.fed)
+    phi = [
+        p @ np.asarray(heterogeneity.gradient_variance(plan.task, w, plan.fed, batch=batch))
+        for w in at
+    ]
+    square = sum(np.square(np.asarray(v)).sum(axis=tuple(range(2, v.ndim))) for v in leaves)
+    return known._replace(
+        gradient_bound=known.gradient_bound + l2 * float(np.sqrt(square).max()),
+        variance_2=float(max(phi)),
+        dissimilarity_2=float(max(s.variance for s in seen)),
+        client_dissimilarity_2=float(max(s.largest for s in seen)),
+    )

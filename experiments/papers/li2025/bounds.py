@@ -1,0 +1,294 @@
+"""The bounds of Li, Wang, Wu, 2025, beside runs of a strongly convex problem whose constants are
+measured."""
+
+import dataclasses
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfl import models, schedules
+from jfl.analysis import heterogeneity as het
+from jfl.cli import console
+from jfl.engine.round import advance, init, run_noise_key
+from jfl.runs import build as assemble
+from jfl.runs.config import Config
+
+from ...harness.runner import exact_verdicts, show_verdicts
+from ...harness.verdicts import Claim, exactly
+from . import theory
+from .plans import build, multiplier, written
+
+
+@jax.jit
+def _trajectories(keys, made, counts):
+    """Params of each seed after each of `counts` rounds more: leaves [seeds, evaluations]."""
+
+    def segment(run, rounds):
+        noise = run_noise_key(run)
+        run = jax.lax.fori_loop(0, rounds, lambda _, r: advance(r, made, noise)[0], run)
+        return run, made.algorithm.params(run.server)
+
+    return jax.vmap(lambda key: jax.lax.scan(segment, init(key, made), counts)[1])(keys)
+
+
+@jax.jit
+def _objectives(params, loss, x, y, weight, l2):
+    def one(w):
+        penalty = sum(jnp.sum(v**2) for v in jax.tree.leaves(w))
+        return weight @ jax.vmap(loss, (None, 0, 0))(w, x, y) + l2 / 2 * penalty, jnp.sqrt(penalty)
+
+    leaves, shape = jax.tree.flatten(params)
+    flat = [v.reshape(-1, *v.shape[2:]) for v in leaves]
+    return jax.tree.map(
+        lambda v: v.reshape(leaves[0].shape[:2]), jax.lax.map(one, jax.tree.unflatten(shape, flat))
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def constants(config):
+    """What the theorems speak of, for the problem of a config, from its rows: outside every
+    guarantee."""
+    fed = assemble.federation(config)
+    task = models.logistic(fed)
+    gap = het.objective_gap(task, fed, config.l2, weights="uniform")
+    zero, best = (
+        jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), p)
+        for p in (jax.tree.map(np.zeros_like, gap.pooled.params), gap.pooled.params)
+    )
+    variance = np.max(
+        [np.asarray(het.gradient_variance(task, p, fed)) for p in (zero, best)], axis=0
+    )
+    rows = np.asarray(fed.x, np.float64).reshape(len(fed.x), -1)
+    flat = np.concatenate([np.ravel(v) for v in jax.tree.leaves(gap.pooled.params)])
+    return dict(
+        mu=config.l2,
+        smoothness=float(het.smoothness(fed, l2=config.l2).max()),
+        gap=max(gap.value, 0.0),
+        optimum=gap.pooled.value,
+        distance=float(flat @ flat),
+        dim=flat.size,
+        variance=variance,
+        # how long a row's gradient can be, with a bias
+        reach=float(np.sqrt(2 * (1 + np.square(rows).sum(1).max()))),
+        dissimilarity=float(
+            het.gradient_dissimilarity(task, best, fed, "uniform", l2=config.l2).variance
+        ),
+    )
+
+
+def theorem(config, found, run):
+    """A + B + H as printed, and ours, for a run without noise, as printed or sound; None: nothing
+    is known of it."""
+    fed, clients = assemble.federation(config), config.clients
+    shares, cohort = np.full(clients, 1 / clients), config.cohort or clients
+    sampling_ = "full" if cohort == clients else config.sampler or "without_replacement"
+    q, g = config.steps, config.clip_norm
+    base = float(
+        theory.gradient_term(
+            shares, found["variance"], config.batch, q, g, found["smoothness"], found["gap"]
+        )
+    )
+    paper = float(theory.sampling_term_printed(sampling_, q, g, clients, cohort))
+    ours = float(theory.sampling_term(sampling_, q, g, shares, cohort))
+    if run == "no noise":
+        return base + paper, base + ours
+    rows = int(np.asarray(fed.size).sum())
+    theirs = float(
+        theory.noise_term_printed(
+            found["dim"],
+            q,
+            g,
+            config.batch,
+            rows,
+            found["smoothness"],
+            config.epsilon,
+            config.delta,
+        )
+    )
+    sound = float(
+        theory.noise_term(found["dim"], q, g, shares, multiplier(config, fed), sampling_, cohort)
+    )
+    return base + paper + theirs, (base + ours + sound if run == "sound" else None)
+
+
+def against(config, run, seeds):
+    """One run beside its bounds: at each evaluation steps, the mean gap with its error, and both
+    bounds."""
+    found, fed = constants(_problem(config)), assemble.federation(config)
+    plain = (
+        dict(epsilon=None)
+        if run == "no noise"
+        else dict(mode="as_printed")
+        if run == "printed"
+        else {}
+    )
+    rates = schedules.theory(found["mu"], found["smoothness"], config.steps)
+    made = build(dataclasses.replace(config, **plain), lr=rates)
+    rounds = np.unique(np.geomspace(1, config.rounds, 16).astype(int))
+    keys = jnp.stack([jax.random.key(s) for s in seeds])
+    params = jax.device_get(_trajectories(keys, made, np.diff(rounds, prepend=0).astype(np.int32)))
+    size, index = np.asarray(fed.size), np.asarray(fed.index)
+    rows = np.concatenate([i[:n] for i, n in zip(index, size)])
+    with jax.enable_x64(True):
+        wide = lambda v: jnp.asarray(np.asarray(v), jnp.float64)
+        values, norms = _objectives(
+            jax.tree.map(wide, params),
+            made.task.loss,
+            wide(fed.x)[rows],
+            fed.y[rows],
+            wide(np.repeat(1 / size / len(size), size)),
+            wide(config.l2),
+        )
+    gaps, steps = np.asarray(values) - found["optimum"], rounds * config.steps
+    terms, rest = (
+        theorem(config, found, run),
+        (found["distance"], found["mu"], found["smoothness"], config.steps),
+    )
+    paper = theory.bound_gap_printed(steps, terms[0], *rest, strict=False)
+    ours = None if terms[1] is None else theory.bound_gap(steps, terms[1], *rest)
+    return dict(
+        steps=steps,
+        gap=gaps.mean(0),
+        error=gaps.std(0) / np.sqrt(len(seeds)),
+        printed=np.asarray(paper.value),
+        ours=None if ours is None else np.asarray(ours),
+        failed=paper.failed,
+        norm=float(np.asarray(norms).max()),
+    )
+
+
+def _problem(config):
+    """What of a config its constants hang on."""
+    return Config(l2=config.l2, **{f: getattr(config, f) for f in assemble.DATA})
+
+
+def rounds_needed(config, found, target, run):
+    """Rounds after which our bound is at most `target`, for each number of local steps that a
+    client has rows for."""
+    rest = target, found["distance"], found["mu"], found["smoothness"]
+    terms = lambda q: theorem(dataclasses.replace(config, steps=q), found, run)[1]
+    most = int(np.asarray(assemble.federation(config).size).min()) // config.batch
+    best = theory.optimal_local_steps(terms, *rest, most=most)
+    tried = sorted({1, 2, 5, 10, 20, most, best} & set(range(1, most + 1)))
+    return best, {
+        q: float(theory.steps_to_accuracy(target, terms(q), *rest[1:], q)) / q for q in tried
+    }
+
+
+def bounds(name, experiment, out, quick):
+    """Measured F(w_t) - F* beside the theorems, and how the rounds that a bound asks for hang on
+    local steps."""
+    settings, rows, cells, claims = (
+        {**experiment.base, **(experiment.quick if quick else {})},
+        [],
+        {},
+        [],
+    )
+    seeds = experiment.seeds
+    for line, changes in experiment.lines.items():
+        if quick and experiment.quick_lines and line not in experiment.quick_lines:
+            continue
+        config = Config(**{**settings, **changes})
+        for run in ("no noise", "printed", "sound"):
+            begun = time.perf_counter()
+            seen = cells[f"{line}, {run}"] = against(config, run, seeds)
+            seen["seconds"] = time.perf_counter() - begun
+            rows.append(
+                (
+                    line,
+                    run,
+                    int(seen["steps"][-1]),
+                    f"{seen['gap'][-1]:.3g} (standard error {seen['error'][-1]:.1g})",
+                    *_above(seen["printed"], seen["gap"]),
+                    *_above(seen["ours"], seen["gap"]),
+                    _clips(config, seen),
+                )
+            )
+    title = f"{experiment.title}: F(w) - F* and bounds, mean of {len(seeds)} seeds"
+    console.table(
+        title,
+        [
+            ("setting", False),
+            ("run", False),
+            ("steps", True),
+            ("gap", True),
+            ("printed bound", True),
+            ("above by", True),
+            ("our bound", True),
+            ("above by", True),
+            ("clip acts", False),
+        ],
+        rows,
+        (
+            "A bound is above if it is at every evaluation.  'clip acts: no' is what assumption 4 "
+            "needs."
+        ),
+    )
+    config = Config(**settings)
+    found = constants(_problem(config))
+    for which, text in (("printed", "the printed bound"), ("ours", "our bound")):
+        held = {
+            n: bool((c[which] >= c["gap"]).all()) for n, c in cells.items() if c[which] is not None
+        }
+        claims.append(
+            Claim(
+                f"{text} is at least the measured gap",
+                exactly(all(held.values()), f"{sum(held.values())} of {len(held)} runs"),
+                "paper" if which == "printed" else "ours",
+            )
+        )
+    curves = {}
+    for run in ("no noise", "sound"):
+        best, curves[run] = rounds_needed(config, found, 0.1, run)
+        words = f"least at Q={best}: " + ", ".join(f"{q}: {r:.3g}" for q, r in curves[run].items())
+        claims.append(
+            Claim(
+                f"rounds to a gap of 0.1 by our bound first fall, then rise in Q, {run}",
+                exactly(min(curves[run]) < best < max(curves[run]), words),
+                "ours",
+            )
+        )
+    verdicts = exact_verdicts(claims, experiment.differs)
+    show_verdicts(verdicts)
+    told = {k: v for k, v in found.items() if k != "variance"} | dict(
+        variance=float(np.max(found["variance"]))
+    )
+    console.table(
+        "constants",
+        [("constant", False), ("value", True)],
+        [(k, f"{v:.5g}") for k, v in told.items()],
+    )
+    return written(
+        out,
+        dict(
+            experiment=name,
+            quick=quick,
+            settings=dataclasses.asdict(config),
+            constants=told,
+            runs={
+                n: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in c.items()}
+                for n, c in cells.items()
+            },
+            rounds_to_a_tenth=curves,
+            seeds=list(seeds),
+            verdicts=verdicts,
+        ),
+    )
+
+
+def _above(bound, gap):
+    """The last value of a bound, and by how much it is above the gap if it always is."""
+    if bound is None:
+        return "", ""
+    return f"{bound[-1]:.3g}", f"{np.log10(bound[-1] / gap[-1]):.1f} orders" if (
+        bound >= gap
+    ).all() else "BELOW"
+
+
+def _clips(config, seen):
+    """Whether a gradient at a released model can be longer than the clip norm."""
+    longest = constants(_problem(config))["reach"] + config.l2 * seen["norm"]
+    return "no" if longest <= config.clip_norm else f"can, up to {longest:.2g}"

@@ -1,0 +1,473 @@
+"""Li, Wang, Wu, "Convergence analysis for differentially private federated averaging in
+heterogeneous settings", Mathematics 13(3):497, 2025: what it claims about privacy, and what holds.
+
+A client takes `steps` steps on batches of `batch` of its `rows`, adds Gaussian noise once, and
+uploads its model to a server that sees who takes part.  The unit is one example of one client,
+under replace_one.  As printed, the sensitivity needs bounded gradients where only the last one of a
+round is clipped (D1), and noise made for the model is added to the gradient, so the learning rate
+shrinks it (D2).  Sound: clip every step, and then add to the model noise of std `noise_multiplier`
+times `sensitivity_sound`.
+
+Float64; functions with preconditions return `Checked`.  `rate` is the probability that a round uses
+an example, and a multiplier is the std of the noise on the model over the sensitivity that covers
+all uses in a round.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfl.core import checks
+from jfl.core.checks import Checked as Checked
+from jfl.core.precision import in_float64
+from jfl.privacy.accountants import rdp
+
+from .. import approximate_dp, wang2019
+from ..claim import claim
+
+SCHEMES = ("wor_round", "independent", "with_replacement")
+
+
+class Total(NamedTuple):
+    """A loss over all rounds."""
+
+    epsilon: Any
+    delta: Any  # None where the paper states none
+    status: str  # rigorous | heuristic
+    method: str
+
+
+# --- mechanisms and sampling
+
+
+@claim(
+    "Lemma 1",
+    "conditional",
+    "needs epsilon <= 1; N(0, (sensitivity sigma)^2) would count the sensitivity twice",
+)
+def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
+    """Classical noise std, sensitivity sqrt(2 log(1.25 / delta)) / epsilon: the whole std, as
+    equation (20) uses it.
+
+    Raises:
+        ValueError: with strict, for epsilon > 1, where the noise may be too small.
+
+    Example:
+        >>> round(float(sigma(1.0, 0.5, 1e-5).value), 6)
+        9.689611
+    """
+    checks.positive("li2025.sigma", epsilon=epsilon)
+    with in_float64():
+        (e,) = _wide(epsilon)
+        value = approximate_dp.gaussian_sigma(sensitivity, 1.0, delta) / e
+        return checks.checked(
+            "li2025.sigma",
+            value,
+            {"epsilon <= 1": e <= 1},
+            strict,
+            "Use jfl.privacy.accountants.approximate_dp.analytic_sigma.",
+        )
+
+
+@claim(
+    "Theorem 1",
+    "conditional",
+    "for epsilon <= 1; false for small rates above 1.2564, where e^epsilon - 1 = 2 epsilon",
+)
+def amplify_simple(epsilon, delta, rate, strict: bool = True) -> Checked:
+    """(min(2 rate epsilon, epsilon), rate delta): a gain for rate < 1/2 only.
+
+    >>> round(float(amplify_simple(1.0, 1e-5, 0.1).value[0]), 9)
+    0.2
+    """
+    where = "li2025.amplify_simple"
+    checks.nonnegative(where, epsilon=epsilon, delta=delta)
+    checks.fraction(where, rate=rate)
+    with in_float64():
+        e, d, q = _wide(epsilon, delta, rate)
+        value = jnp.minimum(2 * q * e, e), q * d
+        return checks.checked(
+            where, value, {"epsilon <= 1": e <= 1}, strict, "Use classic.amplify."
+        )
+
+
+@claim(
+    "Remark 1",
+    "rigorous",
+    "the chance of being used amplifies noise that is added once a round, and no other",
+)
+def round_rates(batch: int, steps: int, rows):
+    """The rates of a round, largest first: all rows distinct, batches independent, all draws
+    independent.
+
+    >>> [round(float(q), 6) for q in round_rates(10, 5, 600)]
+    [0.083333, 0.080601, 0.08002]
+    """
+    return tuple(approximate_dp.round_rate(batch, steps, rows, scheme) for scheme in SCHEMES)
+
+
+# --- sensitivity of a round
+
+
+@claim(
+    "Lemma 2",
+    "conditional",
+    "Algorithm 1 clips the last step only (D1); too small in round 0 of lr / (1 + t)",
+)
+def sensitivity_paper(
+    steps: int, clip_norm, lr, first=None, clipped: bool = True, strict: bool = True
+) -> Checked:
+    """4 steps clip_norm lr, with the learning rate `lr` after the last step of the round.
+
+    Args:
+        steps: local steps of a round.
+        clip_norm: bound on a step's gradient.
+        lr: the learning rate after the round's last step.
+        first: the learning rate of the round's first step.  None: a constant one.
+        clipped: every step is clipped.  False: Algorithm 1 as printed.
+        strict: raise where the proof fails.
+
+    Raises:
+        ValueError: with strict, where the proof fails; `sensitivity_sound` needs no such condition.
+    """
+    where = "li2025.sensitivity_paper"
+    checks.whole(where, steps=steps)
+    checks.positive(where, clip_norm=clip_norm, lr=lr)
+    with in_float64():
+        bound, last, begin = _wide(clip_norm, lr, lr if first is None else first)
+        conditions = {
+            "every step clipped": jnp.asarray(clipped),
+            "first <= 2 lr": begin <= 2 * last,
+        }
+        return checks.checked(
+            where, 4 * steps * bound * last, conditions, strict, "Clip all; use sensitivity_sound."
+        )
+
+
+@claim(
+    "Lemma 2", "ours", "how far the models of any two sequences of clipped gradients can be apart"
+)
+def sensitivity_sound(lrs, clip_norm):
+    """2 clip_norm sum(lrs), for steps that are all clipped; never above `sensitivity_paper` where
+    that is proved.
+
+    Args:
+        lrs: [..., steps], the learning rates of a round.
+        clip_norm: bound on a step's gradient.
+
+    Returns:
+        [...], in units of the model.
+
+    Example:
+        >>> round(float(sensitivity_sound([0.04, 0.02], 1.0)), 9)
+        0.12
+    """
+    checks.nonnegative("li2025.sensitivity_sound", lrs=lrs)
+    checks.positive("li2025.sensitivity_sound", clip_norm=clip_norm)
+    with in_float64():
+        bound, eta = _wide(clip_norm, lrs)
+        return 2 * bound * eta.sum(axis=-1)
+
+
+@claim(
+    "Lemma 2",
+    "ours",
+    "an example used once moves the model once, and convex steps do not drive models apart",
+)
+def sensitivity_convex_contractive(
+    lipschitz,
+    lrs,
+    batch: int,
+    smoothness,
+    *,
+    convex: bool,
+    scheme: str,
+    clip_norm=np.inf,
+    strict: bool = True,
+) -> Checked:
+    """2 lipschitz max(lrs) / batch, for losses of one example that are convex, smooth and
+    Lipschitz.
+
+    It is steps * batch times below the others.  Amplify it with the rate of "wor_round" only.
+
+    Args:
+        lipschitz: of the loss of one example.
+        lrs: [..., steps], the learning rates of a round.
+        batch: rows of a step.
+        smoothness: L of the loss of one example.
+        convex: whether the losses are convex.
+        scheme: how batches are drawn, as in `approximate_dp.round_rate`.
+        clip_norm: bound on the batch's gradient.
+        strict: raise where a precondition fails.
+
+    Returns:
+        Checked numbers [...], in units of the model.
+
+    References:
+        Wu et al., SIGMOD 2017 ("bolt-on"); Hardt, Recht, Singer, ICML 2016, Lemma 3.7.
+    """
+    where = "li2025.sensitivity_convex_contractive"
+    checks.positive(where, lipschitz=lipschitz, smoothness=smoothness)
+    checks.nonnegative(where, lrs=lrs)
+    checks.whole(where, batch=batch)
+    checks.choice(where, SCHEMES, scheme=scheme)
+    with in_float64():
+        lip, curve, bound, eta = _wide(lipschitz, smoothness, clip_norm, lrs)
+        top = eta.max(axis=-1)
+        conditions = {
+            "convex losses": jnp.asarray(convex),
+            "a clip_norm that never acts": bound >= lip,
+            "lrs <= 2 / smoothness": top <= 2 / curve,
+            "each example at most once a round": jnp.asarray(scheme == "wor_round"),
+        }
+        return checks.checked(
+            where, 2 * lip * top / batch, conditions, strict, "Use sensitivity_sound."
+        )
+
+
+# --- noise of a round
+
+
+@claim(
+    "Lemma 3",
+    "conditional",
+    "its own settings miss epsilon <= 2 rate: 3.0 and 1.6 in place of 1 at epsilon = 0.5",
+)
+def budget_split(epsilon, delta, rate, strict: bool = True) -> Checked:
+    """(epsilon / (2 rate), delta / rate): what the release on a round's sample may spend.
+
+    It holds for rate > 1/2 too, where the round then spends less than epsilon.
+
+    Raises:
+        ValueError: if delta >= rate; with strict, unless both lemmas that it rests on have epsilon
+            / (2 rate) <= 1.
+
+    Example:
+        >>> budget_split(0.5, 1e-5, 1 / 12, strict=False).failed
+        ('epsilon / (2 rate) <= 1',)
+    """
+    checks.positive("li2025.budget_split", epsilon=epsilon, delta=delta)
+    inner_delta = approximate_dp.local_budget(epsilon, delta, rate)[1]
+    with in_float64():
+        e, q = _wide(epsilon, rate)
+        value = e / (2 * q), inner_delta
+        return checks.checked(
+            "li2025.budget_split",
+            value,
+            {"epsilon / (2 rate) <= 1": value[0] <= 1},
+            strict,
+            "Use noise_multiplier, or classic.local_budget.",
+        )
+
+
+@claim(
+    "Lemmas 1 to 3",
+    "conditional",
+    "too small for large epsilon and few steps, too large for the opposite",
+)
+def noise_multiplier_printed(epsilon, delta, rate, strict: bool = True) -> Checked:
+    """Noise std over sensitivity, 2 rate sqrt(2 log(1.25 rate / delta)) / epsilon;
+    `delivered_epsilon` judges it."""
+    split = budget_split(epsilon, delta, rate, strict)
+    return split._replace(value=sigma(1.0, *split.value, strict=False).value)
+
+
+@claim(
+    "eq. (20)",
+    "unsound",
+    "made for the model, added to the gradient: uploads have learning rate times this (D2)",
+)
+def noise_std_printed(
+    lr, steps: int, clip_norm, batch: int, rows, epsilon, delta, strict: bool = True
+) -> Checked:
+    """A client's noise std, 8 lr steps clip_norm q sqrt(2 log(1.25 q / delta)) / epsilon, q = steps
+    batch / rows.
+
+    >>> round(float(noise_std_printed(0.04, 5, 1.0, 10, 600, 0.5, 1e-5, strict=False).value), 6)
+    1.147049
+    """
+    rate = approximate_dp.round_rate(batch, steps, rows, "wor_round")
+    multiplier = noise_multiplier_printed(epsilon, delta, rate, strict)
+    with in_float64():
+        return multiplier._replace(
+            value=multiplier.value * sensitivity_paper(steps, clip_norm, lr).value
+        )
+
+
+@claim("Lemma 3", "ours", "exact amplification and the exact Gaussian: for every epsilon and rate")
+def noise_multiplier(epsilon, delta, rate):
+    """The smallest multiplier with which a round is (epsilon, delta)-private."""
+    return approximate_dp.analytic_sigma(1.0, *approximate_dp.local_budget(epsilon, delta, rate))
+
+
+# --- what it gives
+
+
+@claim("Lemma 3", "ours", "exact for the release on the sample, and then for the sampling")
+def round_epsilon(multiplier, delta, rate):
+    """The epsilon of a round at `delta`; 0 where delta >= rate: the example is then used too seldom
+    to matter."""
+    checks.positive("li2025.round_epsilon", multiplier=multiplier)
+    checks.fraction("li2025.round_epsilon", delta=delta, rate=rate)
+    with in_float64():
+        z, d, q = _wide(multiplier, delta, rate)
+        return approximate_dp.amplify(rdp.gaussian_epsilon(1 / z, d / q), d, q)[0]
+
+
+@claim("Lemmas 1 to 3", "ours", "what a round is worth whose noise is as printed")
+def delivered_epsilon(epsilon, delta, rate, lr=None):
+    """The epsilon that a round really has at `delta` with the noise that is printed for a claimed
+    `epsilon`.
+
+    Args:
+        epsilon: what is claimed for a round.
+        delta: in (0, 1).
+        rate: the probability that a round uses an example.
+        lr: None: the noise is added to the model.  A number: it is added to the gradient of a step
+            with this learning rate, as printed (D2).
+
+    Example:
+        >>> [round(float(delivered_epsilon(0.5, 1e-5, 1 / 12, lr)), 3) for lr in (None, 0.04)]
+        [0.637, 212.654]
+    """
+    shrunk = 1.0 if lr is None else lr
+    checks.positive("li2025.delivered_epsilon", lr=shrunk)
+    with in_float64():
+        multiplier = (
+            _wide(shrunk)[0] * noise_multiplier_printed(epsilon, delta, rate, strict=False).value
+        )
+        return round_epsilon(multiplier, delta, rate)
+
+
+@claim(
+    "Theorem 2",
+    "unsound",
+    "an unknown constant, no delta, the gain of sampling twice, expected participations",
+)
+def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) -> Total:
+    """constant rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
+
+    Args:
+        epsilon: of one round.
+        rate: the probability that a round uses an example.
+        probability: that the client takes part in a round.
+        rounds: how many rounds are run.
+        constant: the paper's c_0, which it does not give.
+
+    Example:
+        >>> round(
+        ...     float(total_epsilon_heuristic(0.5, 1 / 12, 0.1, 100).epsilon), 7
+        ... )  # less than one round alone
+        0.1376205
+    """
+    where = "li2025.total_epsilon_heuristic"
+    checks.positive(where, epsilon=epsilon, constant=constant)
+    checks.fraction(where, rate=rate, probability=probability)
+    checks.positive(
+        where,
+        "It has a pole at rate 1: use total_epsilon.",
+        rounds=rounds,
+        **{"1 - rate": 1 - rate},
+    )
+    with in_float64():
+        e, q, p, r, c = _wide(epsilon, rate, probability, rounds, constant)
+        return Total(c * q * e * jnp.sqrt(p * r / (1 - q)), None, "heuristic", "Theorem 2")
+
+
+@claim(
+    "Theorem 2",
+    "ours",
+    "four bounds that hold; the server sees who takes part, so that hides nothing",
+)
+def total_epsilon(multiplier, rate, participations: int, delta, method: str = "min") -> Total:
+    """The loss of a client that takes part `participations` times, as numbers on the host.
+
+    Args:
+        multiplier: std of the noise on the model over the sensitivity of a round.
+        rate: the probability that a round uses an example.
+        participations: rounds in which the client takes part.
+        delta: in (0, 1).
+        method: "A", each round by `round_epsilon`, then basic or advanced composition; "B",
+            Gaussians without sampling; "C", `wang2019.refined`; "D", `rdp.without_replacement`,
+            which is smaller; "min", the smallest.  All hold for each rate of `round_rates`.
+
+    Example:
+        >>> total = total_epsilon(noise_multiplier(0.5, 1e-5, 1 / 12), 1 / 12, 30, 1e-5, "C")
+        >>> round(total.epsilon, 3), total.status
+        (3.192, 'rigorous')
+    """
+    where = "li2025.total_epsilon"
+    checks.positive(where, multiplier=multiplier)
+    checks.fraction(where, delta=delta, rate=rate)
+    checks.whole(where, least=0, participations=participations)
+    checks.choice(where, (*METHODS, "min"), method=method)
+    names = METHODS if method == "min" else (method,)
+    epsilons = {
+        name: float(METHODS[name](multiplier, rate, participations, delta)) for name in names
+    }
+    best = min(epsilons, key=lambda name: epsilons[name])
+    return Total(epsilons[best], delta, "rigorous", best)
+
+
+@claim(
+    "Theorem 2",
+    "ours",
+    "in place of the expected number: state `failure` beside delta, it is not part of it",
+)
+def participation_quantile(rounds: int, probability, failure, clients: int = 1) -> int:
+    """What the participations of any of `clients` exceed with probability at most `failure`.
+
+    Args:
+        rounds: how many rounds are run.
+        probability: of taking part in a round, 1 - (1 - p_k)^cohort for draws with replacement.
+        failure: the probability that is allowed.
+        clients: how many clients there are.
+    """
+    from scipy import stats  # half a second: not at import
+
+    where = "li2025.participation_quantile"
+    checks.whole(where, rounds=rounds, clients=clients)
+    checks.fraction(where, probability=probability, failure=failure)
+    return int(stats.binom.isf(failure / clients, rounds, probability))
+
+
+@claim(
+    "Experiments",
+    "unsound",
+    "reads the data and is not accounted for: fix the norm, or pay for a private quantile",
+)
+def median_clip_norm(norms):
+    """The median of the gradient norms of a run without clipping."""
+    return jnp.median(jnp.asarray(norms))
+
+
+# --- formulas in float64
+
+
+def _wide(*values):
+    return tuple(jnp.asarray(v, jnp.float64) for v in values)
+
+
+@rdp.float64
+def _composed(multiplier, rate, times, delta):
+    share = delta / jnp.maximum(times, 1)
+    each = round_epsilon(multiplier, share / 2, rate)
+    advanced = approximate_dp.compose_advanced(each, share / 2, times, delta / 2)[0]
+    return jnp.minimum(times * round_epsilon(multiplier, share, rate), advanced)
+
+
+def _by_curve(curve, orders):
+    return rdp.float64(
+        lambda z, rate, times, delta: rdp.epsilon(orders, times * curve(orders, rate, z), delta)
+    )
+
+
+METHODS = {
+    "A": _composed,
+    "B": rdp.float64(
+        lambda z, rate, times, delta: rdp.gaussian_epsilon(jnp.sqrt(times) / z, delta)
+    ),
+    "C": _by_curve(wang2019.refined, np.arange(2.0, 257)),
+    "D": _by_curve(rdp.without_replacement, 1 + np.geomspace(1e-3, 1e5, 512)),
+}

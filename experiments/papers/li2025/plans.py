@@ -1,0 +1,213 @@
+"""Plans of Li, Wang, Wu, 2025, on the paper's clock, and what their noise is worth.
+
+Learning rates fall with the local steps and the server only averages; the schedules of a config
+count rounds and move the server's rate too.  `epsilon` of a config is of one round here.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jfl import algorithms, models, sampling, schedules
+from jfl.core.records import Fn, named
+from jfl.engine.plan import plan
+from jfl.engine.simulate import simulate
+from jfl.gradients.per_example import grad
+from jfl.local import training
+from jfl.privacy import guarantees
+from jfl.privacy.mechanisms.chain import chain
+from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
+from jfl.runs import build as assemble
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
+from jfl.sampling import batches
+
+from ...harness.programs import Plans
+from ...harness.runner import keep
+from .. import as_printed
+from . import claims as li2025
+
+FAILURE = 1e-8  # a client may exceed the participations that are counted; paid from delta
+
+
+READINGS = ("gradient", "model")  # where equation (13) puts the noise
+
+
+def build(config, clock="step", lr=None, reading="gradient"):
+    """The plan of a config: not as `jfl.runs.build.build` where epsilon and learning rates are
+    concerned.
+
+    Args:
+        config: `epsilon` is of one round in both modes; algorithm fedavg (nothing is clipped) or
+            output_perturbation.
+        clock: lr / sqrt(1 + t) for t local steps ("step") or rounds ("round").  lr: another
+            schedule of steps.
+        reading: of a config as printed.  "gradient": the last step is w - lr (g + noise), as the
+            paper's proof has it; "model": it is w - lr g + noise, as its sensitivity has it.
+    """
+    fed = assemble.federation(config)
+    task, batch = models.logistic(fed), getattr(batches, config.batch_sampler)(config.batch)
+    falling = schedules.inverse_sqrt(config.lr, every=config.steps if clock == "round" else 1)
+    options = dict(lr=falling if lr is None else lr, steps=config.steps, batch=batch)
+    gradient = grad(task.loss, l2=config.l2 or None)
+    sampler = (
+        sampling.full(config.clients)
+        if config.cohort in (None, config.clients)
+        else getattr(sampling, config.sampler or "without_replacement")(
+            config.clients, config.cohort
+        )
+    )
+
+    def make(*noise, **more):
+        clipped = chain(clip_l2(config.clip_norm), total(), *noise)
+        return plan(
+            fed, task, algorithms.output_perturbation(gradient, clipped, **options, **more), sampler
+        )
+
+    if config.algorithm == "fedavg":
+        return plan(fed, task, algorithms.fedavg(gradient, **options), sampler)
+    if config.epsilon is None:
+        return make()
+    if config.mode == "as_printed":
+        noise: Any = as_printed.calibrate(
+            make(gaussian(1.0)), epsilon=config.epsilon, rounds=config.rounds, delta=config.delta
+        )
+        if reading == "model":
+            noise = Fn(_std_in_model, noise.data, noise.static)
+        return make(gaussian(std=noise), clip_steps="last")
+    return make(gaussian(multiplier(config, fed)))
+
+
+@named("li2025.std_in_model")
+def _std_in_model(round_, *, constant, work_lr, steps):
+    """As `as_printed.printed_std`, of noise that no learning rate shrinks."""
+    last = training.rates(work_lr, round_ * steps + steps - 1, 1)
+    return as_printed.printed_std(round_, constant=constant, work_lr=work_lr, steps=steps) / last
+
+
+def rate_of(config, fed):
+    return config.steps * config.batch / int(np.asarray(fed.size).min())
+
+
+def multiplier(config, fed):
+    """Noise over sensitivity of a round that makes it private at the config's epsilon, for the
+    smallest client."""
+    return float(li2025.noise_multiplier(config.epsilon, config.delta, rate_of(config, fed)))
+
+
+def privacy(plan, config):
+    """What the server is proved to learn, and what the paper claims of a run as printed."""
+    found = [record.row(guarantees.guarantee(plan, config.rounds, config.delta, view="server"))]
+    if config.mode == "as_printed":
+        found.append(record.row(as_printed.claimed(plan, config.rounds, config.delta)))
+    return found
+
+
+def privacy_in_model(plan, config):
+    """As `privacy`; the paper's formula claims the same in both readings."""
+    found = privacy(plan, config)
+    if config.mode == "as_printed":
+        found[-1] = privacy(build(config), config)[-1]
+    return found
+
+
+def made(config, clock="step", reading="gradient"):
+    """Each seed has a split of its own."""
+    own = dataclasses.replace(config, partition_seed=config.seed)
+    return build(own, clock, reading=reading), config
+
+
+@functools.cache
+def runs(clock="step", reading="gradient"):
+    return Plans(
+        functools.partial(made, clock=clock, reading=reading),
+        seeded=True,
+        privacy=privacy if reading == "gradient" else privacy_in_model,
+        epsilons=None,
+        trace=(("curve", "accuracy"), ("round", "round")),
+    )
+
+
+def median_norm(config, seed=0, evaluations=10, batches_of_each=20):
+    """The median norm of minibatch gradients over a run without privacy, as the paper chooses G.
+
+    It reads the rows, and no guarantee covers that.
+
+    Args:
+        config: of a line; its noise is left out.
+        seed: of the run and of the minibatches.
+        evaluations: after how many rounds of the run, evenly apart, the norms are taken.
+        batches_of_each: minibatches of each client, each time.
+    """
+    made = build(dataclasses.replace(config, algorithm="fedavg", epsilon=None))
+    fed, loss = made.fed, made.task.loss
+
+    @jax.jit
+    def norms(params, key):
+        def one(key, index, size):
+            slots = jax.random.randint(key, (config.batch,), 0, size)
+            mean = lambda w: jax.vmap(loss, (None, 0, 0))(
+                w, fed.x[index[slots]], fed.y[index[slots]]
+            ).mean()
+            return optax.tree.norm(jax.grad(mean)(params))
+
+        keys = jax.random.split(key, (batches_of_each, len(fed.size)))
+        return jax.lax.map(lambda k: jax.vmap(one)(k, fed.index, fed.size), keys)
+
+    found, run, key = [], None, jax.random.key(seed)
+    for i in range(evaluations):
+        out = simulate(key, made, max(1, config.rounds // evaluations), start=run)
+        run = out.run
+        found.append(norms(out.params, jax.random.fold_in(key, i)))
+    return float(np.median(np.stack(found)))
+
+
+def budgets(config, clock="step", reading="gradient"):
+    """What a line's noise is worth, beside what is claimed; None where nothing is proved or
+    claimed.
+
+    "one round" and "counted" are proved, the second for a client's participations but for a chance
+    of FAILURE; "if clipped" is what the printed noise would give in the first round if all steps
+    were clipped; "Theorem 2" is the paper's total with c_0 = 1.
+    """
+    names = ("ε one round", "ε if clipped", "ε counted", "ε Theorem 2")
+    if config.epsilon is None:
+        return dict.fromkeys(names)
+    fed = assemble.federation(config)
+    rate, steps = rate_of(config, fed), np.arange(config.steps)
+    share = min(1.0, (config.cohort or config.clients) / config.clients)
+    claimed = float(
+        li2025.total_epsilon_heuristic(config.epsilon, rate, share, config.rounds).epsilon
+    )
+    if config.mode == "sound":
+        counted = guarantees.guarantee(
+            build(config), config.rounds, config.delta, view="server", quantile=FAILURE
+        )
+        once = float(li2025.round_epsilon(multiplier(config, fed), config.delta, rate))
+        return dict(zip(names, (once, once, counted.epsilon, claimed)))
+    rates = config.lr / np.sqrt(1 + (steps if clock == "step" else 0 * steps))
+    rows = config.steps * config.batch / rate
+    std = li2025.noise_std_printed(
+        rates[-1],
+        config.steps,
+        config.clip_norm,
+        config.batch,
+        rows,
+        config.epsilon,
+        config.delta,
+        strict=False,
+    ).value
+    shrunk = rates[-1] if reading == "gradient" else 1.0
+    level = shrunk * float(std) / float(li2025.sensitivity_sound(rates, config.clip_norm))
+    return dict(
+        zip(names, (None, float(li2025.round_epsilon(level, config.delta, rate)), None, claimed))
+    )
+
+
+def written(out, found):
+    """`found` as plain values with versions, also in out/results.json."""
+    return keep(out, found | dict(versions=environment()), {})

@@ -1,0 +1,429 @@
+"""Ranaweera et al., "Federated learning with differential privacy: an utility-enhanced approach"
+(arXiv 2503.21154, 2025): what it claims about privacy, and what holds.  Utility, convergence and
+reported gains: `theory`.
+
+Vectors of length m = 2^L go through the Haar transform h (means and half differences of pairs);
+coefficient j, above s_j leaves, gets Gaussian noise of std sigma C / W_j with weight W_j = s_j, and
+the transform is undone.  An accountant is then given sigma.  That holds only where ||W h|| <= C
+(R5, R6).  As printed it does not: the sum of all entries has m times less noise variance than in
+DP-SGD, and the true noise multiplier is sigma / sqrt(m) or less.
+
+Readings of the clip, which the text leaves open: R1 ||g|| <= C; R2 ||h|| <= C; R3 each level of h
+<= C; R4 each level of W h <= C; R5 ||W h|| <= C; R6 each level l of W h <= C_l, sum C_l^2 = C^2.
+The base is a level by itself.
+
+Everything is for add_remove, in float64, and broadcasts; closed forms also take tracers, in their
+own precision.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfl.core import checks
+from jfl.privacy.accountants import events, rdp, tightest
+
+from .. import approximate_dp
+from ..claim import claim
+
+ORDERS = 1 + np.geomspace(1e-3, 1e4, 512)
+READINGS = {  # the largest ||W h|| / C of a clipped vector
+    "R1": lambda m: m**0.5,  # the singular values of diag(W) H are sqrt(s_j)
+    "R2": lambda m: m,
+    "R3": lambda m: ((7 * m**2 - 4) / 3) ** 0.5,  # m^2 of the base and 4^l of each level
+    "R4": lambda m: (1 + _as(m).log2(m)) ** 0.5,
+    "R5": lambda m: m**0,
+    "R6": lambda m: m**0,
+}
+AUDITED = ("R1", "R2", "R5")  # those whose worst vector is constant
+
+
+# --- noise
+
+
+@claim(
+    "Lemma 1",
+    "rigorous",
+    "for the sum of a range of entries; one entry has about sigma^2 / 3, whatever m",
+)
+def lemma1_variance_bound(m, sigma):
+    """sigma^2 (2 + log2 m) / 2: bounds the noise variance of sums of neighbouring entries, for C =
+    1."""
+    m, sigma = _setting("lemma1_variance_bound", m, sigma)
+    return sigma**2 * (2 + _as(m).log2(m)) / 2
+
+
+@claim("Lemma 1", "ours", "exact: 1 / m^2 from the base and 4^-l from level l")
+def haar_coordinate_variance(m, sigma):
+    """sigma^2 (1/3 + 2 / (3 m^2)): noise variance of every entry, for C = 1."""
+    m, sigma = _setting("haar_coordinate_variance", m, sigma)
+    return sigma**2 * (1 / 3 + 2 / (3 * m**2))
+
+
+@claim(
+    "Lemma 1",
+    "ours",
+    "exact; its eigenvalues are 1 / s_j, and the smallest is what privacy hangs on",
+)
+def haar_noise_cov(m: int):
+    """Covariance of the noise on the entries, in units of (sigma C)^2.
+
+    Shapes:
+        -> Float64[m, m]: 2 / (3 m^2) - (2/3) 4^-k for two entries whose lowest common node has 2^k
+        leaves.
+
+    Example:
+        >>> haar_noise_cov(8)[0].tolist()
+        [0.34375, -0.15625, -0.03125, -0.03125, 0.0, 0.0, 0.0, 0.0]
+    """
+    checks.whole("ranaweera2025.haar_noise_cov", m=m)
+    variance, index = haar_coordinate_variance(m, 1.0), np.arange(m)
+    k = np.frexp(index[:, None] ^ index)[1]  # bits of the exclusive or
+    return np.where(k == 0, variance, 2 / (3 * m**2) - 2 / 3 * 4.0**-k)
+
+
+# --- the printed calibration
+
+
+@claim(
+    "Lemma 2, after Abadi et al.",
+    "order",
+    "c2 is not given, and it holds for epsilon < c1 rate^2 steps only",
+)
+def abadi_sigma(rate, steps, epsilon, delta, c2=1.0):
+    """c2 rate sqrt(steps log(1 / delta)) / epsilon."""
+    checks.fraction("ranaweera2025.abadi_sigma", rate=rate, delta=delta)
+    checks.positive("ranaweera2025.abadi_sigma", steps=steps, epsilon=epsilon, c2=c2)
+    rate, steps, epsilon, delta, c2 = _array(rate, steps, epsilon, delta, c2)
+    return c2 * rate * (steps * -_as(delta).log(delta)) ** 0.5 / epsilon
+
+
+@claim(
+    "Lemma 2",
+    "unsound",
+    "lowers the noise by a bound on the variance of its sums: privacy needs the covariance",
+)
+def lemma2_sigma(m, rate, steps, epsilon, delta, c2=1.0):
+    """`abadi_sigma` times `lemma2_factor`: to reproduce what was run, never to calibrate."""
+    return abadi_sigma(rate, steps, epsilon, delta, c2) * lemma2_factor(m)
+
+
+def lemma2_factor(m):
+    """sqrt(2 / (2 + log2 m)), by which Lemma 2 lowers the noise."""
+    return lemma1_variance_bound(m, 1.0) ** -0.5
+
+
+# --- privacy
+
+
+@claim(
+    "section 4.2",
+    "ours",
+    "the sensitivity of the weighted coefficients, which the paper never computes; attained",
+)
+def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain"):
+    """The noise multiplier that a release really has: the one to give to an accountant.
+
+    Args:
+        reading: "R1" to "R6", see the module.
+        m: length of the vector, a power of two.
+        sigma: the multiplier that the paper states.
+        calibration: "plain", or "lemma2" for noise that `lemma2_factor` lowers.
+
+    Privacy:
+        add_remove of one clipped vector.  Padding does not help: a vector of m / 2 entries is among
+        the worst.
+
+    Example:
+        >>> [round(float(effective_noise_multiplier(r, 1024, 3.0)), 5) for r in READINGS]
+        [0.09375, 0.00293, 0.00192, 0.90453, 3.0, 3.0]
+    """
+    checks.choice("ranaweera2025.effective_noise_multiplier", tuple(READINGS), reading=reading)
+    checks.choice(
+        "ranaweera2025.effective_noise_multiplier", ("plain", "lemma2"), calibration=calibration
+    )
+    m, sigma = _setting("effective_noise_multiplier", m, sigma)
+    return sigma * (lemma2_factor(m) if calibration == "lemma2" else 1.0) / READINGS[reading](m)
+
+
+@claim(
+    "section 4.2, per layer",
+    "ours",
+    "as above, for layers that are transformed apart and released together",
+)
+def block_noise_multiplier(
+    reading: str, sizes, sigma, clip_norms=None, clip_norm=1.0, calibration: str = "plain"
+):
+    """`effective_noise_multiplier` for blocks of padded lengths m_j with noise of std sigma C / W
+    in each.
+
+    Args:
+        reading: "R1" to "R6", see the module.
+        sizes: m_j [..., blocks], powers of two.
+        sigma: the multiplier that the paper states.
+        clip_norms: C_j [..., blocks]: each block is clipped by itself.  None: one clip of all
+            blocks to `clip_norm`; for R3 and R4, each level of each block to it.
+        clip_norm: C.
+        calibration: "plain", or "lemma2" for noise that `lemma2_factor` lowers.
+
+    Returns:
+        [...], the noise multiplier of all blocks together.
+    """
+    checks.positive("ranaweera2025.block_noise_multiplier", sigma=sigma, clip_norm=clip_norm)
+    worst = 1 / effective_noise_multiplier(reading, sizes, 1.0, calibration)
+    if clip_norms is None and reading not in ("R3", "R4"):
+        return sigma / worst.max(axis=-1)
+    each, whole = _array(clip_norm if clip_norms is None else clip_norms, clip_norm)
+    checks.nonnegative("ranaweera2025.block_noise_multiplier", clip_norms=each)
+    return sigma / ((worst * each / whole) ** 2).sum(axis=-1) ** 0.5
+
+
+@claim("section 4.2", "ours", "exact")
+def true_epsilon(reading: str, m, sigma, delta, calibration: str = "plain"):
+    """The epsilon of one release.
+
+    >>> round(float(true_epsilon("R1", 1024, 1.0, 1e-5)), 1)
+    647.5
+    """
+    return rdp.gaussian_epsilon(
+        1 / effective_noise_multiplier(reading, m, sigma, calibration), delta
+    )
+
+
+@claim(
+    "section 4.2, the accountant as a black box",
+    "unsound",
+    "right for R5 and R6; the others have less noise",
+)
+def nominal_epsilon(rate, sigma, steps, delta):
+    """What an RDP accountant says of `steps` Poisson samples at multiplier sigma: the epsilon that
+    is reported.
+
+    >>> [round(float(nominal_epsilon(0.05, s, 300, 1e-5)), 2) for s in (1.0, 1.5, 3.0)]
+    [6.46, 3.18, 1.27]
+    """
+    checks.fraction("ranaweera2025.nominal_epsilon", rate=rate, delta=delta)
+    checks.positive("ranaweera2025.nominal_epsilon", sigma=sigma, steps=steps)
+    return _nominal(rate, sigma, steps, delta)
+
+
+@claim(
+    "section 4.2, the accountant as a black box",
+    "ours",
+    "accountants, given the multiplier that is there",
+)
+def run_epsilon(
+    reading: str, m: int, sigma, rate, steps: int, delta, calibration: str = "plain"
+) -> float:
+    """The smallest proved epsilon of a run, on the host; sampling hides little where multipliers
+    are far below 1."""
+    multiplier = float(effective_noise_multiplier(reading, m, sigma, calibration))
+    return tightest.epsilon(
+        events.repeat(events.poisson(rate, events.gaussian(multiplier)), steps), delta
+    )[0]
+
+
+@claim(
+    "eq. (5)",
+    "conditional",
+    "needs public weights and this fixed divisor, not the weight of those who came",
+)
+def mcmahan_sensitivity(clip_norm, weights, rate):
+    """C max q_k / (rate sum q_k): how far one client moves sum q_k Delta_k / (rate sum q_k),
+    ||Delta_k|| <= C.
+
+    Shapes:
+        weights [..., clients] -> [...].
+    """
+    checks.positive("ranaweera2025.mcmahan_sensitivity", clip_norm=clip_norm)
+    checks.nonnegative("ranaweera2025.mcmahan_sensitivity", weights=weights)
+    checks.fraction("ranaweera2025.mcmahan_sensitivity", rate=rate)
+    clip_norm, weights, rate = _array(clip_norm, weights, rate)
+    return clip_norm * weights.max(axis=-1) / (rate * weights.sum(axis=-1))
+
+
+@claim(
+    "median clipping",
+    "conditional",
+    "free on public data only; a private quantile costs this (Andrew et al.)",
+)
+def median_clip_multiplier(sigma_update, sigma_bit):
+    """(sigma_update^-2 + (2 sigma_bit)^-2)^(-1/2): updates, and bits "norm <= C" shifted to +-1/2,
+    in one release."""
+    checks.positive(
+        "ranaweera2025.median_clip_multiplier", sigma_update=sigma_update, sigma_bit=sigma_bit
+    )
+    sigma_update, sigma_bit = _array(sigma_update, sigma_bit)
+    return (sigma_update**-2.0 + (2 * sigma_bit) ** -2.0) ** -0.5
+
+
+# --- the dynamic baseline (Du et al., 2021)
+
+
+def dynamic_mus(mu, rho, rounds: int):
+    """mu rho^(-t / T) for t = 0, ..., T - 1: inverse multipliers that grow, so that noise falls."""
+    checks.whole("ranaweera2025.dynamic_mus", rounds=rounds)
+    checks.positive("ranaweera2025.dynamic_mus", mu=mu)
+    checks.fraction("ranaweera2025.dynamic_mus", rho=rho)
+    return mu * rho ** (-np.arange(rounds) / rounds)
+
+
+@claim(
+    "dynamic baseline, its accountant",
+    "unsound",
+    "a limit for many rounds and small rates, often below the truth",
+)
+def gdp_clt_mu(rate, mus):
+    """rate sqrt(sum_t (exp(mu_t^2) - 1)), for Poisson samples at multipliers 1 / mu_t: mus [..., T]
+    -> [...]."""
+    checks.fraction("ranaweera2025.gdp_clt_mu", rate=rate)
+    checks.positive("ranaweera2025.gdp_clt_mu", mus=mus)
+    rate, mus = _array(rate, mus)
+    return rate * _as(mus).expm1(mus**2).sum(axis=-1) ** 0.5
+
+
+def dynamic_mu(rate, epsilon, delta, rho, rounds: int) -> float:
+    """The first of `dynamic_mus` with which `gdp_clt_mu` says epsilon at delta: how the baseline is
+    calibrated."""
+    target = 1 / float(approximate_dp.analytic_sigma(1.0, epsilon, delta))
+    grows = dynamic_mus(1.0, rho, rounds)
+    high = math.sqrt(
+        math.log1p((target / rate) ** 2 / rounds)
+    )  # of equal rounds; ours end up to 1 / rho higher
+    low = rho * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gdp_clt_mu(rate, middle * grows) <= target else (low, middle)
+    return low
+
+
+@claim(
+    "dynamic baseline, its accountant",
+    "ours",
+    "a bound: by RDP, and by loss distributions of not too many rounds",
+)
+def dynamic_epsilon(rate, mus, delta) -> float:
+    """A proved epsilon of Poisson samples at multipliers 1 / mus, mus [T], on the host."""
+    mus, times = np.unique(np.asarray(mus, np.float64), return_counts=True)
+    each = events.gaussian(1 / mus)
+    return tightest.epsilon(
+        events.series(events.poisson(rate, each) if rate < 1 else each, times), delta
+    )[0]
+
+
+# --- audit
+
+
+class Audit(NamedTuple):
+    """What an attack on one release showed."""
+
+    false_positives: int
+    false_negatives: int
+    epsilon: float  # no smaller one holds, at the stated confidence
+
+
+@claim("section 4.2", "ours", "closed form of `audit_wavelet_leak`")
+def audit_power(reading: str, m, sigma):
+    """(d', chance of either error half way) of the sum of all entries, with and without the worst
+    vector."""
+    checks.choice("ranaweera2025.audit_power", AUDITED, reading=reading)
+    apart = 1 / effective_noise_multiplier(reading, m, sigma)
+    return apart, rdp.float64(jax.scipy.stats.norm.cdf)(-apart / 2)
+
+
+def audit_scores(absent, present, threshold, delta, confidence=0.95) -> Audit:
+    """A lower bound on epsilon from scores of runs without and with one record; `threshold` must
+    not depend on them.
+
+    Each rate of errors has half of 1 - confidence (Clopper and Pearson), so that both bounds hold
+    together.
+    """
+    from scipy import stats  # half a second: not at import
+
+    checks.fraction("ranaweera2025.audit_scores", delta=delta, confidence=confidence)
+    absent, present = np.asarray(absent), np.asarray(present)
+    wrong = int((absent > threshold).sum()), int((present <= threshold).sum())
+    most = [
+        stats.beta.ppf((1 + confidence) / 2, k + 1, n - k) if k < n else 1.0
+        for k, n in zip(wrong, (absent.size, present.size))
+    ]
+    proved = [
+        math.log(max(1 - missed - delta, 1e-300) / false) for missed, false in (most, most[::-1])
+    ]
+    return Audit(*wrong, max(0.0, *proved))
+
+
+@claim("section 4.2", "ours", "for R1 and R2 it refutes the reported epsilon")
+def audit_wavelet_leak(
+    reading: str, m: int, sigma: float, runs: int, key, delta=1e-5, confidence=0.95
+) -> Audit:
+    """Release `runs` times without and `runs` times with a constant vector, clipped as R1, R2 or
+    R5; add up; count.
+
+    Every coefficient gets its noise and goes through the inverse transform; the threshold is half
+    way.
+
+    >>> found = audit_wavelet_leak("R1", 1024, 3.0, 100, jax.random.key(0))
+    >>> found[:2], 3.2 < found.epsilon < 3.3
+    ((0, 0), True)
+    """
+    checks.choice("ranaweera2025.audit_wavelet_leak", AUDITED, reading=reading)
+    checks.whole("ranaweera2025.audit_wavelet_leak", m=m, runs=runs)
+    _setting("audit_wavelet_leak", m, sigma)
+    total = READINGS[reading](m)  # the vector's entries add up to this
+    keys = jax.random.split(key, (2, runs))
+    scores = [
+        np.asarray(_scores(m, keys[i], np.float32(sigma), np.float32(i * total / m)))
+        for i in range(2)
+    ]
+    return audit_scores(scores[0], scores[1], total / 2, delta, confidence)
+
+
+# --- parts
+
+
+def _as(value):
+    return np if checks.concrete(value) else jnp
+
+
+def _array(*values):
+    array = np.asarray if checks.concrete(values) else jnp.asarray
+    return tuple(array(v, float) for v in values)
+
+
+def _setting(name, m, sigma):
+    """m, a power of two, and sigma as floats."""
+    checks.positive(f"ranaweera2025.{name}", m=m, sigma=sigma)
+    m, sigma = _array(m, sigma)
+    if checks.concrete(m) and not np.all((np.frexp(m)[0] == 0.5) & (m >= 1)):
+        checks.fail(
+            f"ranaweera2025.{name}", "m to be a power of two", f"m={m}", "Take the padded length."
+        )
+    return m, sigma
+
+
+_nominal = rdp.float64(
+    jnp.vectorize(
+        lambda rate, sigma, steps, delta: rdp.epsilon(
+            ORDERS, steps * rdp.poisson(ORDERS, rate, sigma), delta
+        )
+    )
+)
+
+
+def _release(m, key, sigma, entry):
+    z = sigma * jax.random.normal(key, (m,))
+    x = z[:1] / m  # the base; then levels from the root down
+    for n in (2**i for i in range(m.bit_length() - 1)):
+        d = z[n : 2 * n] * (n / m)  # half differences above m / n leaves
+        x = jnp.stack([x + d, x - d], axis=-1).ravel()
+    return entry + x
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scores(m, keys, sigma, entry):
+    return jax.lax.map(lambda key: _release(m, key, sigma, entry).sum(), keys, batch_size=64)

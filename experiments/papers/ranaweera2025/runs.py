@@ -1,0 +1,140 @@
+"""What the experiments on Ranaweera et al., 2025, need beyond `harness.runner`: runs whose epsilon
+is huge, checks, tables."""
+
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import jfl
+from jfl.cli import console
+from jfl.privacy.entry_guarantees import Overflow, tight_of
+from jfl.privacy.ledger import entries
+from jfl.runs import train
+from jfl.runs.config import the_unit, the_view
+
+from ...harness.programs import Plans, drawn, guarantees
+from ...harness.runner import show_verdicts
+from ...harness.verdicts import NOT_RUN, Comparison, Evidence, difference, known
+from ..li2025.plans import written
+
+TRUE = "ε as if no batch overflowed"  # heading of a column
+
+
+def true_epsilon(config) -> dict:
+    """What the noise of a line is worth, as if no batch overflowed and normals had no end; None
+    for a line without noise.
+
+    Where noise is so small that this epsilon is large, the tiny chance that a Poisson batch finds
+    no slot (below 1e-12 in a run) takes all of delta, and nothing is proved.
+    """
+    if (unit := the_unit(config)) is None:
+        return {TRUE: None}
+    plan, config = drawn(config)
+    view = the_view(config)
+    found = entries.entries(plan, config.rounds)
+    entry = next((e for e in found if (e.unit, e.view) == (unit, view)), None)
+    if entry is None:
+        return {TRUE: None}
+    entry = entry._replace(overflow=0.0, normals=0.0)
+    return {TRUE: tight_of(entry, config.rounds, config.delta)[0]}
+
+
+def epsilons(plan, config, rounds):
+    """None, as where nothing is proved, if all of delta is taken."""
+    try:
+        return train.epsilons(plan, config, rounds)
+    except Overflow:
+        return None
+
+
+RUNS = Plans(
+    drawn,
+    seeded=True,
+    privacy=guarantees,
+    epsilons=epsilons,
+    trace=(("curve", "accuracy"), ("round", "round")),
+)
+
+
+def step_seconds(base: dict, level: str, steps: int = 4) -> float:
+    """Seconds of one local step of one client, of a figure with the CNN, on this machine.
+
+    Rows are drawn, as time does not hang on them: two clients take a few steps, twice, and the
+    second time is taken.  At sample level each step has wavelet noise, as most lines have.
+    """
+    shape = (32, 32, 3) if base["dataset"] == "cifar10" else (28, 28)
+    draw = np.random.default_rng(0)
+    rows = lambda n: (draw.random((n, *shape), np.float32), draw.integers(0, 10, n))
+    fed = jfl.federate([rows(base["rows_per_client"])] * 2, test=rows(10))
+    task = jfl.models.cnn(fed)
+    like = jax.eval_shape(task.init, jax.random.key(0))
+    clip, *noise = jfl.wavelet.published("R1", 1.0, 1.0, jfl.bands.per_layer(like), unsound=True)
+    chain = jfl.chain(clip, jfl.total(), *noise, jfl.divide(base["batch"]))
+    samples = level == "sample"
+    algorithm = jfl.algorithms.fedavg(
+        jfl.private_grad(task.loss, chain) if samples else jfl.grad(task.loss),
+        lr=base["lr"],
+        steps=steps,
+        batch=getattr(jfl.batches, base["batch_sampler"])(base["batch"]),
+    )
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(2))
+    for key in (0, 1):
+        begun = time.perf_counter()
+        jax.block_until_ready(jfl.simulate(jax.random.key(key), plan, 1, evaluate_every=1))
+    return (time.perf_counter() - begun) / (2 * steps)
+
+
+# --- claims
+
+
+def reproduces(triples, share=0.5):
+    """A check that of each (published, matched, vanilla) the second has more than `share` of the
+    first's gain."""
+
+    def check(results):
+        run = [t for t in triples if not known(results, *t)]
+        gains = [
+            tuple(difference(results, n, vanilla) for n in (first, matched))
+            for first, matched, vanilla in run
+        ]
+        words = ", ".join(f"{b.mean:+.3f} of {a.mean:+.3f}" for a, b in gains)
+        missing = "" if len(run) == len(triples) else f"{len(run)} of {len(triples)} run"
+        if any(a.mean <= 0 for a, _ in gains):
+            missing = "a line without gain, of which nothing can be a share"
+        return Evidence(
+            tuple(Comparison(b - share * a, low=0.0) for a, b in gains if a.mean > 0),
+            missing,
+            seen=f"{words}; more than {share:g} of it by",
+        )
+
+    return check
+
+
+def understated(names):
+    """A check that what is proved of each line is above what is claimed, or nothing is proved at
+    all."""
+
+    def check(results):
+        run = [results[n] for n in names if n in results and results[n].claimed is not None]
+        shown = lambda e: "nothing" if e is None else f"{e:.3g}"
+        seen = ", ".join(f"claimed {r.claimed:.3g}, proved {shown(r.proved)}" for r in run)
+        if any(r.proved is not None and r.proved <= r.claimed for r in run):
+            return Evidence(exact=False, seen=seen)
+        if len(run) < len(names):
+            return Evidence(seen=seen, missing=NOT_RUN)
+        return Evidence(exact=True, seen=seen)
+
+    return check
+
+
+def told(out, name, title, columns, rows, verdicts, caption="", **found):
+    """Tables of rows and claims; what was found, also as results.json."""
+    console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, caption)
+    if verdicts:
+        show_verdicts(verdicts)
+    found = dict(
+        experiment=name, title=title, columns=list(columns), rows=[list(r) for r in rows], **found
+    )
+    return written(Path(out), found | dict(verdicts=verdicts))

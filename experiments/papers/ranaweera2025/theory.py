@@ -1,0 +1,444 @@
+"""Ranaweera et al., 2025 (arXiv 2503.21154): noise and utility, convergence, and the gains that are
+reported.
+
+Noise shaped by Haar levels costs privacy where it is small and the signal large; what it can gain
+at the same epsilon is `ratio_weighted` for the paper's weights, and `ratio_opt` for the best
+allocation.  Convergence is under the Polyak-Lojasiewicz (PL) condition and leaves out the bias of
+clipping.
+
+Bands are in the order base, finest level, ..., root, on the last axis.  Arrays broadcast, and
+tracers go through. `sigma` is the multiplier that the accountant gets.
+"""
+
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jfl.core import checks
+from jfl.core.checks import Checked
+from jfl.privacy.accountants import rdp
+
+from ..claim import claim
+from . import claims as privacy
+
+VARIANTS = ("iso", "wavelet", "bands")
+
+
+# --- bands at equal epsilon
+
+
+def band_sizes(m: int):
+    """(coefficients n_b, leaves s_b under each) of the Haar bands of m entries.
+
+    >>> [v.tolist() for v in band_sizes(8)]
+    [[1, 4, 2, 1], [8, 2, 4, 8]]
+    """
+    checks.whole("ranaweera2025.band_sizes", m=m)
+    privacy.haar_coordinate_variance(m, 1.0)  # tests m
+    leaves = np.array([m] + [2**level for level in range(1, m.bit_length())])
+    return np.where(np.arange(len(leaves)) == 0, 1, m // leaves), leaves
+
+
+def mean_subtree_size(energy):
+    """Mean leaf count, weighted by the shares p_b of a vector's energy in its bands; shapes [..., L
+    + 1] -> [...]."""
+    checks.nonnegative("ranaweera2025.mean_subtree_size", energy=energy)
+    (energy,) = _array(energy)
+    leaves = band_sizes(2 ** (energy.shape[-1] - 1))[1]
+    return (energy * leaves).sum(axis=-1) / energy.sum(axis=-1)
+
+
+@claim(
+    "section 4.2, clipped as R5",
+    "ours",
+    "exact where no clip acts beyond the norm: a gain only below 3 leaves",
+)
+def ratio_weighted(energy, m: int):
+    """Noise energy of the sound R5 over that of DP-SGD at equal epsilon; `energy` as in
+    `mean_subtree_size`.
+
+    >>> n, _ = band_sizes(1024)
+    >>> (
+    ...     round(float(ratio_weighted(n / 1024, 1024)), 3),
+    ...     round(float(ratio_weighted(1.0 * (n == 512), 1024)), 3),
+    ... )
+    (3.667, 0.667)
+    """
+    checks.choice(
+        "ranaweera2025.ratio_weighted", (len(band_sizes(m)[0]),), bands=np.shape(energy)[-1]
+    )
+    return mean_subtree_size(energy) * privacy.haar_coordinate_variance(m, 1.0)
+
+
+@claim(
+    "bands of their own noise",
+    "ours",
+    "the least that band stds can reach; at most 1, which is white",
+)
+def ratio_opt(band_norms, sizes):
+    """(sum C_b sqrt(n_b))^2 / (m sum C_b^2): noise energy of `optimal_band_std` over DP-SGD's at
+    equal epsilon."""
+    checks.nonnegative("ranaweera2025.ratio_opt", band_norms=band_norms)
+    norms, sizes = _array(band_norms, sizes)
+    return (norms * sizes**0.5).sum(axis=-1) ** 2 / (sizes.sum(axis=-1) * (norms**2).sum(axis=-1))
+
+
+@claim(
+    "bands of their own noise",
+    "ours",
+    "sum C_b^2 / tau_b^2 = 1 / sigma^2: one joint Gaussian, to rounding",
+)
+def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
+    """tau_b = sigma sqrt(S C_b / sqrt(a_b n_b)), S = sum C_b sqrt(a_b n_b), so that sum a_b n_b
+    tau_b^2 = sigma^2 S^2.
+
+    Args:
+        sigma: the noise multiplier of all bands together.
+        band_norms: C_b > 0, [..., bands], public or paid for; floor them, or a band gets neither
+            noise nor signal.
+        sizes: n_b, [..., bands], coefficients of each band.
+        weights: a_b, what a unit of noise variance costs in each band.
+
+    Returns:
+        tau_b, [..., bands], the std of a coefficient's noise.
+    """
+    checks.positive(
+        "ranaweera2025.optimal_band_std",
+        sigma=sigma,
+        band_norms=band_norms,
+        sizes=sizes,
+        weights=weights,
+    )
+    sigma, norms, sizes, weights = _array(sigma, band_norms, sizes, weights)
+    root = (weights * sizes) ** 0.5
+    return sigma[..., None] * ((norms * root).sum(axis=-1, keepdims=True) * norms / root) ** 0.5
+
+
+@claim("bands of their own noise", "ours", "exact: bands are one release, not several samples")
+def band_multiplier(stds, band_norms):
+    """(sum C_b^2 / tau_b^2)^(-1/2): the noise multiplier of all bands together, each clipped to
+    C_b."""
+    checks.positive("ranaweera2025.band_multiplier", stds=stds)
+    checks.nonnegative("ranaweera2025.band_multiplier", band_norms=band_norms)
+    stds, norms = _array(stds, band_norms)
+    return ((norms / stds) ** 2).sum(axis=-1) ** -0.5
+
+
+def equal_budget_mse(sigma, band_norms, sizes):
+    """Noise energy sigma^2 #bands sum n_b C_b^2 where every band has the same multiplier: often
+    above DP-SGD's."""
+    checks.nonnegative("ranaweera2025.equal_budget_mse", sigma=sigma, band_norms=band_norms)
+    sigma, norms, sizes = _array(sigma, band_norms, sizes)
+    return sigma**2 * norms.shape[-1] * (sizes * norms**2).sum(axis=-1)
+
+
+# --- noise energy
+
+
+@claim(
+    "Lemma 2",
+    "ours",
+    "what of the gain is just less noise: DP-SGD with sqrt(this) sigma has as little",
+)
+def noise_power_ratio(m, calibration: str = "plain"):
+    """Noise energy as published over that of DP-SGD at the same sigma and C.
+
+    >>> [round(float(noise_power_ratio(2**k, "lemma2")), 3) for k in (10, 15, 18, 20)]
+    [0.056, 0.039, 0.033, 0.03]
+    """
+    factor = privacy.effective_noise_multiplier("R5", m, 1.0, calibration)
+    return privacy.haar_coordinate_variance(m, 1.0) * factor**2
+
+
+@claim(
+    "section 4.3",
+    "unsound",
+    "the same sigma is not the same privacy; energy falls by 3, or 3 times this",
+)
+def variance_saved(m):
+    """(2 + log2 m) / 2, by which the noise variance is said to fall at the same privacy."""
+    return privacy.lemma1_variance_bound(m, 1.0)
+
+
+@claim(
+    "section 4.3",
+    "ours",
+    "exact, also for entries without the padding, as all have the same variance",
+)
+def dp_noise_energy(variant: str, sigma, clip_norm, sizes, calibration: str = "plain", denom=1.0):
+    """E||noise||^2 of a mean, v_dp of the bounds below.
+
+    Args:
+        variant: "iso" (DP-SGD); "wavelet", noise sigma C / W, whatever is clipped; "bands",
+            `optimal_band_std`.
+        sigma: the noise multiplier.
+        clip_norm: C; for "bands" C_b, [..., bands].
+        sizes: the dimension d; for "bands" n_b, [..., bands].
+        calibration: "plain", or "lemma2" for noise that Lemma 2 lowers.
+        denom: what the sum is divided by.
+
+    Example:
+        >>> (
+        ...     float(dp_noise_energy("iso", 2.0, 0.5, 8)),
+        ...     float(dp_noise_energy("wavelet", 2.0, 0.5, 8)),
+        ... )
+        (8.0, 2.75)
+    """
+    checks.choice("ranaweera2025.dp_noise_energy", VARIANTS, variant=variant)
+    checks.positive("ranaweera2025.dp_noise_energy", sizes=sizes, denom=denom)
+    checks.nonnegative("ranaweera2025.dp_noise_energy", sigma=sigma, clip_norm=clip_norm)
+    ratio = (
+        noise_power_ratio(2.0 ** np.ceil(np.log2(sizes)), calibration)
+        if variant == "wavelet"
+        else 1.0
+    )
+    sigma, norm, sizes, ratio, denom = _array(sigma, clip_norm, sizes, ratio, denom)
+    if variant == "bands":
+        return sigma**2 * (norm * sizes**0.5).sum(axis=-1) ** 2 / denom**2
+    return sizes * (sigma * norm / denom) ** 2 * ratio
+
+
+def noise_excess_loss(curvature, lr, steps, variance):
+    """Expected loss that noise leaves in one direction of a quadratic: 0.5 h lr^2 v sum over t < T
+    of (1 - lr h)^(2t).
+
+    About lr v / 4 where lr h T is large (and lr h small), 0.5 h lr^2 T v where it is small.
+
+    Args:
+        curvature: h.
+        lr: learning rate.
+        steps: T.
+        variance: v, of the noise in each step.
+
+    Example:
+        >>> [
+        ...     round(1e9 * float(noise_excess_loss(h, 0.01, t, 1.0)), 3)
+        ...     for h, t in ((1.0, 10**4), (1e-6, 10))
+        ... ]
+        [2512562.814, 0.5]
+    """
+    checks.positive("ranaweera2025.noise_excess_loss", lr=lr, steps=steps)
+    checks.nonnegative("ranaweera2025.noise_excess_loss", curvature=curvature, variance=variance)
+    return _excess(curvature, lr, steps, variance)
+
+
+# --- convergence
+
+
+class Constants(NamedTuple):
+    """Assumptions of section 4; `_2` are squares.  sum q_j |grad F_j|^2 <= diversity |sum q_j grad
+    F_j|^2."""
+
+    pl: Any  # mu: |grad F|^2 >= 2 mu (F - F*)
+    smoothness: Any  # L, of F and of every F_j
+    diversity: Any = 1.0  # lambda >= 1
+    growth: Any = (
+        0.0  # C1: gradients vary by E|g_j - grad F_j|^2 <= C1 |grad F_j|^2 + variance_2 / batch
+    )
+    variance_2: Any = 0.0  # sigma_s^2
+    cohort: Any = 1  # K clients of a round, drawn with probabilities q_j
+    batch: Any = 1
+    noise_2: Any = 0.0  # v_dp: E|noise|^2 of an aggregated step
+    local_noise_2: Any = 0.0  # E|noise|^2 of one client's step; 0 where the server adds the noise
+
+
+class Terms(NamedTuple):
+    """What one step adds to the bound on the distance from the optimum."""
+
+    contraction: Any  # Delta_t
+    constant: Any  # c_t
+    gradient: Any  # factor of the squared gradient of this step
+    drift: Any  # B_t, of those of the steps before it
+
+
+def theorem3_terms(c: Constants, lrs) -> Terms:
+    """The factors in `theorem3`, from the learning rates lrs [..., s] since the models last were
+    equal."""
+    _known("ranaweera2025.theorem3_terms", c, lrs=lrs)
+    (lrs,) = _array(lrs)
+    lr, first, steps = lrs[..., -1], lrs[..., 0], lrs.shape[-1]
+    bend = lr * c.smoothness**2 * (c.cohort + 1) / c.cohort
+    spread = bend * steps * first**2 * (c.variance_2 / c.batch + c.local_noise_2)
+    return Terms(
+        1 - c.pl * lr,
+        _step_noise(c, lr) + spread,
+        lr / 2 * (_bracket(c, lr) - 1),
+        bend * c.diversity * (c.growth + steps),
+    )
+
+
+@claim(
+    "Theorem 3",
+    "unverified",
+    "the literature's constants; its own are lost, and local noise adds to the drift",
+)
+def theorem3(c: Constants, gap, lrs, gradients_2, strict: bool = True) -> Checked:
+    """Delta_t gap + c_t + gradient |sum q_j grad F_j(w_j)|^2 + B_t sum of lr_k^2 such squares:
+    bounds E F(w) - F*.
+
+    Args:
+        c: what the theorem takes as known.
+        gap: E F - F* at the averaged model before the step.
+        lrs: [..., s], learning rates of the steps since the last synchronisation, this one last.
+        gradients_2: [..., s], |sum q_j grad F_j(w_j)|^2 in these steps.
+        strict: raise where a precondition fails.
+
+    Raises:
+        ValueError: with strict, unless mu lr <= 1, the third term is not positive, and lrs do not
+            rise.
+
+    References:
+        Haddadpour and Mahdavi, 2019, for the drift.
+    """
+    terms = theorem3_terms(c, lrs)
+    lrs, gradients_2 = _array(lrs, gradients_2)
+    past = (lrs[..., :-1] ** 2 * gradients_2[..., :-1]).sum(axis=-1)
+    value = (
+        terms.contraction * gap
+        + terms.constant
+        + terms.gradient * gradients_2[..., -1]
+        + terms.drift * past
+    )
+    conditions = _conditions(c, lrs[..., -1]) | {
+        "lrs that do not rise": (lrs[..., 1:] <= lrs[..., :-1]).all(axis=-1)
+    }
+    return checks.checked(
+        "ranaweera2025.theorem3", value, conditions, strict, "Lower the learning rate."
+    )
+
+
+@claim("Theorem 3, one local step", "ours", "proved: smoothness, the variance of a cohort of K, PL")
+def dp_pl_step(c: Constants, gap, lr, gradient_2=0.0, strict: bool = True) -> Checked:
+    """(1 - mu lr) gap + lr / 2 (lambda L lr (C1 + K) / K - 1) |grad F|^2 + L lr^2 / 2 (sigma_s^2 /
+    (K B) + v_dp)."""
+    _known("ranaweera2025.dp_pl_step", c, lr=lr)
+    value = (1 - c.pl * lr) * gap + lr / 2 * (_bracket(c, lr) - 1) * gradient_2 + _step_noise(c, lr)
+    return checks.checked(
+        "ranaweera2025.dp_pl_step", value, _conditions(c, lr), strict, "Lower lr."
+    )
+
+
+@claim(
+    "Theorem 3, one local step",
+    "ours",
+    "the step above, again and again; attained by |w|^2 at lr = 1 / L",
+)
+def dp_pl_rate(c: Constants, gap, lr, rounds, strict: bool = True) -> Checked:
+    """(1 - mu lr)^T (F_0 - F*) + L lr / (2 mu) (sigma_s^2 / (K B) + v_dp), which bounds E F(w_T) -
+    F*.
+
+    >>> dp_pl_rate(Constants(0.1, 1.0, noise_2=0.01), 2.0, 0.5, 100).value < 0.037
+    True
+    """
+    _known("ranaweera2025.dp_pl_rate", c, lr=lr)
+    value = (1 - c.pl * lr) ** rounds * gap + _step_noise(c, lr) / (c.pl * lr)
+    return checks.checked(
+        "ranaweera2025.dp_pl_rate", value, _conditions(c, lr), strict, "Lower lr."
+    )
+
+
+# --- parts
+
+_array = privacy._array
+
+
+def _step_noise(c, lr):
+    return c.smoothness * lr**2 / 2 * (c.variance_2 / (c.cohort * c.batch) + c.noise_2)
+
+
+def _bracket(c, lr):
+    return c.diversity * c.smoothness * lr * (c.growth + c.cohort) / c.cohort
+
+
+def _conditions(c, lr):
+    return {"mu lr <= 1": c.pl * lr <= 1, "lambda L lr (C1 + K) / K <= 1": _bracket(c, lr) <= 1}
+
+
+def _known(where, c, **positive):
+    checks.positive(
+        where, pl=c.pl, smoothness=c.smoothness, cohort=c.cohort, batch=c.batch, **positive
+    )
+    checks.nonnegative(
+        where,
+        growth=c.growth,
+        variance_2=c.variance_2,
+        noise_2=c.noise_2,
+        local_noise_2=c.local_noise_2,
+    )
+    if checks.concrete(c.diversity) and not np.all(np.asarray(c.diversity) >= 1):
+        checks.fail(
+            where,
+            "diversity >= 1",
+            f"diversity={c.diversity!r}",
+            "It is 1 for clients that are alike.",
+        )
+
+
+@rdp.float64
+def _excess(curvature, lr, steps, variance):
+    x = lr * curvature
+    log_kept = 2 * jnp.log(jnp.abs(1 - x))
+    log_kept = jnp.where(x < 0.5, 2 * jnp.log1p(-jnp.minimum(x, 0.5)), log_kept)
+    none = log_kept == 0
+    total = jnp.where(
+        none, steps, jnp.expm1(steps * log_kept) / jnp.expm1(jnp.where(none, -1.0, log_kept))
+    )
+    return 0.5 * curvature * lr**2 * variance * total
+
+
+# --- reported: gains in test accuracy, in percentage points
+
+
+class Levels(NamedTuple):
+    """One number for each of the three noise levels."""
+
+    small: float
+    medium: float
+    large: float
+
+
+class Reported(NamedTuple):
+    """Gains in accuracy that the paper reports, at its three levels of noise."""
+
+    figure: int
+    vanilla: Levels  # over DP-SGD or DP-FedAvg
+    dynamic: Levels  # over their dynamic form
+
+
+SIGMAS = Levels(1.0, 1.5, 3.0)
+SETTINGS = MappingProxyType(
+    {"clients": 100, "rounds": 300, "local_epochs": 50}
+)  # all clients hold as many rows
+ROWS = MappingProxyType({"mnist": 600, "fmnist": 600, "cifar10": 500})  # of a client
+REPORTED = MappingProxyType(
+    {
+        "sample_mnist": Reported(7, Levels(4.9, 7.03, 9.16), Levels(2.87, 4.2, 4.82)),
+        "sample_fmnist": Reported(8, Levels(9.93, 12.7, 14.6), Levels(5.64, 5.53, 5.35)),
+        "sample_cifar10": Reported(9, Levels(6.38, 7.2, 9.1), Levels(1.871, 1.88, 2.05)),
+        "client_mnist": Reported(10, Levels(3.64, 6.14, 12.97), Levels(1.21, 1.82, 4.93)),
+        "client_fmnist": Reported(11, Levels(13.2, 14.82, 27.3), Levels(2.4, 3.08, 4.39)),
+        "client_cifar10": Reported(12, Levels(5.96, 6.67, 16.33), Levels(1.987, 4.02, 5.94)),
+    }
+)
+TABLE3 = MappingProxyType(
+    {  # over the same optimiser; the order of levels is inferred
+        ("adam", "mnist"): Levels(3.56, 4.9, 6.12),
+        ("adagrad", "mnist"): Levels(2.31, 3.29, 4.97),
+        ("adam", "fmnist"): Levels(8.22, 10.23, 12.97),
+        ("adagrad", "fmnist"): Levels(6.61, 8.19, 10.88),
+        ("adam", "cifar10"): Levels(6.01, 6.83, 7.93),
+        ("adagrad", "cifar10"): Levels(4.25, 5.53, 7.03),
+    }
+)
+
+
+@claim(
+    "section 6, gains grow with the noise",
+    "conditional",
+    "over DP; over its dynamic form not in sample_fmnist",
+)
+def grows_with_noise(gains: Levels) -> bool:
+    """Whether a reported gain is larger at every larger noise."""
+    return gains.small < gains.medium < gains.large

@@ -1,0 +1,491 @@
+"""Privacy claims of Talaei, Izadi, "Enhancing federated learning with adaptive differential privacy
+and priority-based aggregation", 2024 (PADPFL): what is printed, and what holds.
+
+Every client clips its model to norm `clip_norm`, adds noise and uploads; the server averages with
+impact factors p that add up to 1, adds noise and broadcasts.  The unit is one record of one client,
+replace_one.  `rounds` (T) broadcasts are seen, and `exposures` (R) uploads of a client; an
+honest-but-curious server sees an upload in every round.
+
+As printed, noise is made for a sensitivity of 2 clip_norm / rows, which is false
+(`argmin_counterexample`): the clip alone gives 2 clip_norm.  Impact factors that depend on data
+would be one more release, which nothing here counts.
+
+Plain arithmetic: numbers and NumPy arrays are float64, tracers go through.  Arguments broadcast;
+impact factors are [..., clients].  `rows` is the smallest number of any client (`min_rows`), and
+`factor` is c of `gaussian_factor`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from jfl.core import checks
+from jfl.core.checks import Checked
+from jfl.privacy.accountants.rdp import gaussian_delta as gaussian_delta
+from jfl.privacy.accountants.rdp import gaussian_epsilon as gaussian_epsilon
+
+from .. import approximate_dp
+from ..claim import claim
+
+MODES = {
+    "weight_clip": "clipped weights",
+    "prox_erm": "Lipschitz losses, a proved mu_bar and a stopping rule, enforced by the run",
+    "sgd_clipped_steps": "steps that are clipped whole, with the prox term, enforced by the run",
+}
+
+
+# --- one Gaussian
+
+
+@claim(
+    "Gaussian mechanism",
+    "conditional",
+    "needs epsilon < 1 for each release; one upload has 5 or 20 in all runs",
+)
+def gaussian_factor(delta):
+    """c = sqrt(2 log(1.25 / delta)), for a noise std of c sensitivity / epsilon.  At 20, its delta
+    is not 0.01:
+
+    >>> (
+    ...     round(float(gaussian_factor(0.01)), 10),
+    ...     round(float(gaussian_delta(20, 20 / gaussian_factor(0.01))), 4),
+    ... )
+    (3.1075114601, 0.4828)
+    """
+    return _wide(approximate_dp.gaussian_sigma(1.0, 1.0, delta))
+
+
+@claim("Gaussian mechanism", "ours", "exact for every epsilon")
+def gaussian_mu(epsilon, delta):
+    """The largest sensitivity / std that is (epsilon, delta)-private; `gaussian_epsilon`,
+    `gaussian_delta` invert it.
+
+    >>> [round(float(gaussian_mu(e, 0.01)), 7) for e in (5.0, 20.0)]
+    [1.7562982, 4.5304729]
+    """
+    return 1 / _wide(approximate_dp.analytic_sigma(1.0, epsilon, delta))
+
+
+# --- impact factors and conventions
+
+
+@claim("Experiments, impact factors", "rigorous", "gives every value that is quoted")
+def assign_impact(ratios, group_sizes):
+    """p of a client of each group, ratio / sum of ratio size; np.repeat(p, group_sizes) is one
+    number per client.
+
+    >>> [round(float(p), 6) for p in assign_impact((0, 2, 1), (20, 35, 5))]
+    [0.0, 0.026667, 0.013333]
+    """
+    checks.nonnegative("talaei2024.assign_impact", ratios=ratios, group_sizes=group_sizes)
+    total = float(np.dot(ratios, group_sizes))
+    named: dict[str, Any] = {"sum of ratio * size": total}
+    checks.positive("talaei2024.assign_impact", **named)
+    return np.asarray(ratios, np.float64) / total
+
+
+@claim("Lemma 3, alpha", "rigorous", "adds up to 0")
+def impact_increments(impact, following):
+    """alpha, the impact factors of the following round less those of this one."""
+    return _impact("talaei2024.impact_increments", following) - _impact(
+        "talaei2024.impact_increments", impact
+    )
+
+
+@claim(
+    "eqs. (8) to (13), min m",
+    "conditional",
+    "clients of impact 0 upload too: without them eq. (8) is too small",
+)
+def min_rows(rows, impact, over: str = "all"):
+    """The smallest number of rows [clients] over "all" clients, or the "active" ones, whose impact
+    is not 0."""
+    checks.choice("talaei2024.min_rows", ("all", "active"), over=over)
+    checks.positive("talaei2024.min_rows", rows=rows)
+    used = np.asarray(_impact("talaei2024.min_rows", impact)) > 0
+    return np.min(np.where(used | (over == "all"), rows, np.inf), axis=-1)
+
+
+@claim(
+    "Theorem 1, delta",
+    "unsound",
+    "delta is that of each release; by basic composition, R or T of them add up",
+)
+def delta_scope(delta, releases, scope: str):
+    """(delta of one release, delta of all by basic composition), where `delta` is "per_release" or
+    "total"."""
+    checks.choice("talaei2024.delta_scope", ("per_release", "total"), scope=scope)
+    checks.positive("talaei2024.delta_scope", delta=delta, releases=releases)
+    return (delta, delta * releases) if scope == "per_release" else (delta / releases, delta)
+
+
+# --- sensitivity of a client
+
+
+@claim("eq. (6)", "unsound", "says that the first of the pair is the second")
+def argmins(curvatures, centres, prox_mu=0.0, anchor=0.0):
+    """(minimiser of the mean, mean of the minimisers) of a (x - b)^2 / 2 + prox_mu (x - anchor)^2 /
+    2 over records.
+
+    Shapes:
+        curvatures a [..., records], centres b [..., records] -> ([...], [...]).
+
+    Example:
+        >>> [round(float(v), 4) for v in argmins([1, 1, 1, 100], [0, 0, 0, 1])]
+        [0.9709, 0.25]
+    """
+    a, b = np.asarray(curvatures, np.float64), np.asarray(centres, np.float64)
+    pull = a * b + prox_mu * anchor
+    return pull.mean(axis=-1) / (a.mean(axis=-1) + prox_mu), (pull / (a + prox_mu)).mean(axis=-1)
+
+
+@claim(
+    "eq. (7)", "ours", "one of any number of records can move the minimiser by almost 2 clip_norm"
+)
+def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, anchor=0.0):
+    """(how far one record moves the minimiser, what eq. (7) allows).
+
+    The record has `curvature` and moves from +clip_norm to -clip_norm; the others have 1 and stay
+    at 0.  A curvature of `rows` moves it by clip_norm, and then the mean loss is 2-smooth whatever
+    `rows`.
+
+    >>> [round(float(v), 4) for v in argmin_counterexample(10_000)]
+    [2.0, 0.0002]
+    """
+    checks.whole("talaei2024.argmin_counterexample", rows=rows)
+    others = np.zeros(rows - 1)
+    one, other = (
+        argmins(np.append(others + 1, curvature), np.append(others, centre), prox_mu, anchor)[0]
+        for centre in (clip_norm, -clip_norm)
+    )
+    return abs(one - other), client_sensitivity_paper(clip_norm, rows)
+
+
+@claim("eq. (7)", "unsound", "eq. (6) is false, and so is this: by a factor of up to `rows`")
+def client_sensitivity_paper(clip_norm, rows):
+    """2 clip_norm / rows."""
+    checks.positive("talaei2024.client_sensitivity_paper", clip_norm=clip_norm, rows=rows)
+    return 2 * clip_norm / rows
+
+
+@claim(
+    "eq. (7), replaced",
+    "ours",
+    "weight_clip needs nothing but the clip; the others need what the run enforces",
+)
+def client_sensitivity(
+    mode: str,
+    clip_norm,
+    *,
+    rows: Any = None,
+    lipschitz: Any = None,
+    mu_bar: Any = None,
+    inexactness: Any = 0.0,
+    lrs: Any = None,
+    grad_clip: Any = None,
+    enforced: bool = False,
+    strict: bool = True,
+) -> Checked:
+    """How far one record moves the clipped model of a client; never above 2 clip_norm.
+
+    Args:
+        mode: "weight_clip", 2 clip_norm.  "prox_erm", 2 lipschitz / (mu_bar rows) + 2 inexactness
+            lipschitz / mu_bar: the loss is the mean of `rows` Lipschitz losses, the proximal
+            objective mu_bar-strongly convex, and its gradient at the end at most `inexactness`
+            times the gradient of the loss at the start.  "sgd_clipped_steps", 2 sum(lrs) grad_clip:
+            every step, prox term included, is clipped to `grad_clip`.
+        clip_norm: bound on the client's model.
+        rows: records of the client itself.
+        lipschitz: of the loss of a record.
+        mu_bar: strong convexity of the proximal objective.
+        inexactness: of the solve, 0 for an exact one.
+        lrs: [..., steps], the learning rates of a round.
+        grad_clip: bound on a step.
+        enforced: that all this is so.  Clipped gradients do not make a loss Lipschitz.
+        strict: raise unless `enforced`.
+
+    Raises:
+        ValueError: with strict, unless `enforced`; without, 2 clip_norm comes in its place, which
+            holds.
+
+    Example:
+        >>> round(
+        ...     float(
+        ...         client_sensitivity(
+        ...             "prox_erm", 1.0, rows=150, lipschitz=1, mu_bar=1, enforced=True
+        ...         ).value
+        ...     ),
+        ...     4,
+        ... )
+        0.0133
+    """
+    where = "talaei2024.client_sensitivity"
+    checks.choice(where, tuple(MODES), mode=mode)
+    checks.positive(where, clip_norm=clip_norm)
+    value = 2 * clip_norm
+    if mode == "prox_erm":
+        checks.positive(where, rows=rows, lipschitz=lipschitz, mu_bar=mu_bar)
+        rest: dict[str, Any] = {"1 - inexactness": 1 - inexactness}
+        checks.nonnegative(where, inexactness=inexactness, **rest)
+        value = 2 * lipschitz / mu_bar * (1 / rows + inexactness)
+    elif mode == "sgd_clipped_steps":
+        checks.nonnegative(where, lrs=lrs)
+        checks.positive(where, grad_clip=grad_clip)
+        value = 2 * grad_clip * _wide(lrs).sum(axis=-1)
+    holds = enforced or mode == "weight_clip"
+    whole = 2 * clip_norm
+    least = value * (value < whole) + whole * (value >= whole) if holds else whole
+    return checks.checked(
+        where, least, {MODES[mode]: holds}, strict, "Pass enforced=True if that is so."
+    )
+
+
+# --- noise as printed
+
+
+@claim(
+    "eq. (8)",
+    "unsound",
+    "eq. (7) is false; else (epsilon, R delta), not (epsilon, delta), for epsilon / R < 1",
+)
+def client_noise_std_printed(
+    clip_norm, exposures, factor, rows, epsilon, strict: bool = True
+) -> Checked:
+    """2 clip_norm R c / (rows epsilon), the same for all clients."""
+    where = "talaei2024.client_noise_std_printed"
+    checks.positive(where, exposures=exposures, factor=factor, epsilon=epsilon)
+    value = client_sensitivity_paper(clip_norm, rows) * exposures * factor / epsilon
+    return checks.checked(
+        where,
+        value,
+        {"epsilon / R < 1": epsilon < exposures},
+        strict,
+        "Use client_noise_std_sound.",
+    )
+
+
+@claim(
+    "eqs. (9), (10)",
+    "unsound",
+    "eq. (7) is false; if it were true, T-fold noise would be far more than is needed",
+)
+def required_std_printed(
+    clip_norm, rounds, factor, impact, rows, epsilon, source: str = "public", strict: bool = True
+) -> Checked:
+    """2 clip_norm max p / rows times T c / epsilon: the noise that a broadcast is to have, the
+    clients' included.
+
+    Args:
+        clip_norm: bound on a client's model.
+        rounds: T, broadcasts that are seen.
+        factor: c of `gaussian_factor`.
+        impact: p [..., clients].
+        rows: the smallest number of rows of a client.
+        epsilon: of the whole run.
+        source: of the impact factors, "public" or "as_paper_data_dependent", for which nothing is
+            claimed.
+        strict: raise where a precondition fails.
+    """
+    where = "talaei2024.required_std_printed"
+    checks.choice(where, ("public", "as_paper_data_dependent"), source=source)
+    checks.positive(where, rounds=rounds, factor=factor, epsilon=epsilon)
+    moved = client_sensitivity_paper(clip_norm, rows) * _impact(where, impact).max(axis=-1)
+    conditions = {
+        "epsilon / T < 1": epsilon < rounds,
+        "impact factors that do not depend on data": source == "public",
+    }
+    return checks.checked(
+        where, moved * rounds * factor / epsilon, conditions, strict, "Use server_noise_std_sound."
+    )
+
+
+@claim("eqs. (10) to (13), clients", "rigorous", "clients draw their noise independently")
+def aggregated_client_std(client_std, impact):
+    """sqrt(sum p^2 client_std^2), the noise of clients in the average; client_std [] or
+    [clients]."""
+    checks.nonnegative("talaei2024.aggregated_client_std", client_std=client_std)
+    return ((_impact("talaei2024.aggregated_client_std", impact) * _wide(client_std)) ** 2).sum(
+        axis=-1
+    ) ** 0.5
+
+
+@claim(
+    "eqs. (10) to (13), threshold",
+    "rigorous",
+    "as algebra; R = T never passes it, so the server then adds nothing",
+)
+def server_noise_threshold(exposures, impact):
+    """R sqrt(sum p^2) / max p: with more rounds than this the server adds noise."""
+    return exposures * aggregated_client_std(1.0, impact) / _wide(impact).max(axis=-1)
+
+
+@claim("eq. (13), Theorem 1", "unsound", "eqs. (8) and (10) are; and it speaks of each round alone")
+def server_noise_std_printed(
+    clip_norm,
+    exposures,
+    rounds,
+    factor,
+    impact,
+    rows,
+    epsilon,
+    source: str = "public",
+    strict: bool = True,
+) -> Checked:
+    """2 clip_norm c / (rows epsilon) sqrt(T^2 max p^2 - R^2 sum p^2), what is missing in eq. (10);
+    0 if nothing is."""
+    _exposed("talaei2024.server_noise_std_printed", exposures, rounds)
+    needed = required_std_printed(clip_norm, rounds, factor, impact, rows, epsilon, source, strict)
+    client = client_noise_std_printed(
+        clip_norm, exposures, factor, rows, epsilon, strict=False
+    ).value
+    # at the threshold the difference is rounding
+    more = rounds > server_noise_threshold(exposures, impact) * (1 + 1e-12)
+    return needed._replace(
+        value=more * _missing(needed.value, aggregated_client_std(client, impact))
+    )
+
+
+@claim(
+    "eq. (13), equal clients",
+    "unsound",
+    "Theorem 1 of Wei et al., 2020 (NbAFL), on the same eq. (7)",
+)
+def nbafl_downlink_std(clip_norm, exposures, rounds, factor, clients, rows, epsilon):
+    """2 clip_norm c / (rows clients epsilon) sqrt(T^2 - R^2 clients) for T > R sqrt(clients), else
+    0."""
+    missing = _missing(rounds, exposures * clients**0.5)
+    return client_sensitivity_paper(clip_norm, rows) * factor / (clients * epsilon) * missing
+
+
+# --- noise that is enough
+
+
+@claim("eq. (8), replaced", "ours", "Gaussians compose exactly")
+def client_noise_std_sound(sensitivity, exposures, mu):
+    """sensitivity sqrt(R) / mu, with mu of `gaussian_mu`; R = T against a curious server."""
+    checks.positive(
+        "talaei2024.client_noise_std_sound", sensitivity=sensitivity, exposures=exposures, mu=mu
+    )
+    return sensitivity * exposures**0.5 / mu
+
+
+@claim(
+    "eq. (13), replaced",
+    "ours",
+    "for who sees broadcasts alone; `joint_epsilon` is for who sees uploads too",
+)
+def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
+    """What is missing in the average for each broadcast to have noise max(p sensitivity) sqrt(T) /
+    mu.
+
+    Args:
+        sensitivity: of a client's upload, [] or [clients].
+        impact: p [clients]; or [T, clients], public, a row for each round.
+        client_std: noise of a client's upload, [] or [clients].
+        rounds: T, broadcasts that are seen.
+        mu: of `gaussian_mu`.
+
+    Returns:
+        The std [] that the server adds; with a row for each round [T], where the maximum is over
+        all rounds.
+    """
+    average = aggregated_client_std(client_std, impact)
+    return _missing(
+        client_noise_std_sound((_wide(impact) * _wide(sensitivity)).max(), rounds, mu), average
+    )
+
+
+@claim("Theorem 1, all rounds", "ours", "what any noise is worth over R uploads, or T broadcasts")
+def composed_epsilon(kind: str, releases, sensitivity, std, delta):
+    """epsilon at `delta` of Gaussian releases: "gaussian_exact", or "basic", each of them at delta
+    / releases.
+
+    >>> [
+    ...     round(float(composed_epsilon(k, 30, 1.0, 10.0, 0.01)), 2)
+    ...     for k in ("basic", "gaussian_exact")
+    ... ]
+    [7.11, 1.04]
+    """
+    checks.choice("talaei2024.composed_epsilon", ("basic", "gaussian_exact"), kind=kind)
+    checks.positive(
+        "talaei2024.composed_epsilon", releases=releases, sensitivity=sensitivity, std=std
+    )
+    if kind == "basic":
+        return releases * _wide(gaussian_epsilon(sensitivity / std, delta / releases))
+    return _wide(gaussian_epsilon(releases**0.5 * sensitivity / std, delta))
+
+
+@claim(
+    "eqs. (10) to (13), noise that counts",
+    "ours",
+    "noise counts only if the adversary cannot subtract it",
+)
+def hidden_std(client_std, impact, server_std, known):
+    """Noise std of a broadcast without clients that are `known` (0 or 1): they collude, or their
+    uploads are seen."""
+    return (
+        aggregated_client_std((1 - _wide(known)) * client_std, impact) ** 2 + server_std**2
+    ) ** 0.5
+
+
+@claim(
+    "Theorem 1, both channels",
+    "ours",
+    "exact if all else in a broadcast depends on the client by the past alone",
+)
+def joint_epsilon(
+    sensitivity, client_std, impact, broadcast_std, rounds, exposures, delta, form: str = "exact"
+):
+    """epsilon of a client against who sees all T broadcasts and, in R of these rounds, its upload.
+
+    Args:
+        sensitivity: of the client's upload.
+        client_std: noise of the client's upload.
+        impact: p of this client.
+        broadcast_std: `hidden_std` in the rounds whose upload is not seen.
+        rounds: T, broadcasts that are seen.
+        exposures: R, uploads of the client that are seen.
+        delta: in (0, 1).
+        form: "exact", R uploads and T - R broadcasts: that of a seen upload is made from it and
+            from what is independent of the client, other clients' uploads and server noise.  "sum",
+            R and T, is never smaller.
+    """
+    where = "talaei2024.joint_epsilon"
+    checks.choice(where, ("exact", "sum"), form=form)
+    _exposed(where, exposures, rounds)
+    checks.positive(
+        where, sensitivity=sensitivity, client_std=client_std, broadcast_std=broadcast_std
+    )
+    others = rounds - exposures if form == "exact" else rounds
+    squares = exposures / client_std**2 + others * (impact / broadcast_std) ** 2
+    return _wide(gaussian_epsilon(sensitivity * squares**0.5, delta))
+
+
+# --- parts
+
+
+def _impact(where, impact):
+    checks.nonnegative(where, impact=impact)
+    if checks.concrete(impact) and np.any(
+        np.abs(np.sum(impact, axis=-1, dtype=np.float64) - 1) > 1e-9
+    ):
+        checks.fail(
+            where,
+            "impact factors that add up to 1 within 1e-9",
+            f"{np.sum(impact, axis=-1)}",
+            "Use float64.",
+        )
+    return _wide(impact)
+
+
+def _exposed(where, exposures, rounds):
+    checks.nonnegative(where, exposures=exposures, **{"rounds - exposures": rounds - exposures})
+
+
+def _missing(needed, there):
+    rest = needed**2 - there**2
+    return (rest * (rest > 0)) ** 0.5
+
+
+def _wide(value):
+    return np.asarray(value, np.float64) if checks.concrete(value) else value

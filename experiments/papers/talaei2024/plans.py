@@ -1,0 +1,212 @@
+"""Plans of Talaei, Izadi, 2024: the scenarios as configs, clients that swap their quality, and what
+noise is worth.
+
+A config whose `impact` and `group_noise` hold the groups twice is of scenario 4: the second half
+counts from round SWAP on.  Every seed has a split of its own, as well as a start and noise.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfl.engine.simulate import simulate
+from jfl.privacy import guarantees
+from jfl.runs import build as assemble
+from jfl.runs import record
+from jfl.runs.checkpoint import environment
+from jfl.runs.config import Config
+
+from ...harness.programs import Plans
+from ...harness.runner import keep
+from .. import as_printed
+from . import theory as paper
+
+SWAP = paper.SCENARIOS[4].swap_round
+LOSS = "test loss"
+VIEWS = ("server", "third_party")
+SPLITS = dict(labels=dict(partition="labels", classes_per_client=2), iid=dict(partition="iid"))
+COMMON = dict(
+    algorithm="padpfl",
+    dataset="mnist",
+    model="mlp",
+    hidden=(64,),
+    batch_sampler="full",
+    steps=5,
+    mu=0.1,
+    lr=paper.LR,
+    rounds=paper.ROUNDS,
+    delta=paper.DELTA,
+)
+
+
+def clip_of(hidden: int) -> float:
+    """A public bound on the weights of 784-hidden-10: 1.5 times the norm that they are expected to
+    start with."""
+    return round(1.5 * (hidden + 10) ** 0.5, 1)
+
+
+def scenario(number: int) -> dict:
+    """Config fields of a scenario's groups."""
+    found = paper.SCENARIOS[number]
+    stages = (0,) if found.swap_round is None else (0, found.swap_round)
+    noise = [paper.DENSITY[q] for t in stages for q in paper.qualities_at(found, t)]
+    groups = tuple(g.clients for g in found.groups)
+    return dict(
+        groups=groups,
+        clients=sum(groups),
+        group_rows=tuple(g.rows for g in found.groups),
+        group_noise=tuple(noise) if any(noise) else (),
+    )
+
+
+def impact(number: int, assignment: str) -> dict:
+    """Config fields of an assignment of impact factors."""
+    found = paper.SCENARIOS[number]
+    stages = (0,) if found.swap_round is None else (0, found.swap_round)
+    return dict(
+        impact=tuple(float(r) for t in stages for r in paper.ratios_at(found, assignment, t))
+    )
+
+
+def stages(config) -> list:
+    """(config, rounds) of each stage of a run.  Noise is made for all rounds of the run, in each of
+    them."""
+    groups = len(config.groups)
+    if len(config.impact) <= groups and len(config.group_noise) <= groups:
+        return [(config, config.rounds)]
+    swap: Any = SWAP
+    cut = min(swap, config.rounds - 1)
+    halves = lambda name, i: getattr(config, name)[i * groups : (i + 1) * groups]
+    return [
+        (
+            dataclasses.replace(
+                config, impact=halves("impact", i), group_noise=halves("group_noise", i)
+            ),
+            rounds,
+        )
+        for i, rounds in enumerate((cut, config.rounds - cut))
+    ]
+
+
+@functools.lru_cache(maxsize=32)
+def _owned(config):
+    """The federation of a config without rows that nobody owns: the program reads all that there
+    are."""
+    fed = assemble.federation(config)
+    index, size = np.asarray(fed.index), np.asarray(fed.size)
+    held = np.arange(index.shape[1]) < size[:, None]
+    rows, place = np.unique(index[held], return_inverse=True)
+    index = np.zeros_like(index)
+    index[held] = place
+    return dataclasses.replace(
+        fed,
+        x=jnp.asarray(np.asarray(fed.x)[rows]),
+        y=jnp.asarray(np.asarray(fed.y)[rows]),
+        index=jnp.asarray(index),
+    )
+
+
+def build(config):
+    """The plan of one stage, as `jfl.runs.build.build` has it, on the rows that have an owner."""
+    plan, _ = assemble.build(config)
+    return dataclasses.replace(
+        plan, fed=_owned(Config(**{n: getattr(config, n) for n in assemble.DATA}))
+    )
+
+
+def proved(plans, view: str, delta: float, **options):
+    """The guarantee of (plan, rounds) pairs that follow each other; their weights must not change
+    within a stage."""
+    if len(plans) == 1:
+        plan, rounds = plans[0]
+        return guarantees.guarantee(plan, rounds, delta, view=view, **options)
+    return guarantees.guarantee(plans, delta=delta, view=view, **options)
+
+
+def privacy(plans, config) -> list:
+    """What is proved for both views, and what the paper claims of a run as printed."""
+    found = [record.row(proved(plans, view, config.delta)) for view in VIEWS]
+    if config.mode == "as_printed":
+        found += [
+            record.row(g) for g in as_printed.claims(plans[0][0], config.rounds, config.delta)
+        ]
+    return found
+
+
+def of_seed(config):
+    """Each seed has its own split."""
+    return build(dataclasses.replace(config, partition_seed=config.seed)), config
+
+
+def swapped(config, axes, out):
+    """Run as `jfl.runs.sweep.sweep` over seeds, each with its own split, in two stages."""
+    stopwatch, parts = record.Stopwatch(), stages(config)
+    plans = {
+        seed: [(of_seed(dataclasses.replace(part, seed=seed))[0], rounds) for part, rounds in parts]
+        for seed in axes["seed"]
+    }
+    histories = {
+        seed: one_by_one(jax.random.key(seed), plans[seed], config.evaluate_every or 1)
+        for seed in plans
+    }
+    seconds, compiled = (s / len(plans) for s in stopwatch.read())
+    guarantees = privacy(next(iter(plans.values())), config)
+    entries = [
+        record.RunRecord(
+            config.algorithm,
+            dataclasses.asdict(config),
+            seed,
+            history,
+            seconds,
+            compiled,
+            guarantees,
+            trace={LOSS: history["loss"], "round": history["round"]},
+        ).entry()
+        for seed, history in histories.items()
+    ]
+    out.mkdir(parents=True, exist_ok=True)
+    record.save_summary(out, entries)
+    return entries
+
+
+def whole_run(plan, config):
+    return privacy([(plan, config.rounds)], config)
+
+
+RUNS = Plans(
+    of_seed,
+    True,
+    whole_run,
+    epsilons=None,
+    partition=None,
+    trace=((LOSS, "loss"), ("round", "round")),
+)
+
+
+def one_by_one(key, plans, evaluate_every):
+    """The metrics of plans that go on where the one before stopped, as lists."""
+    run, found = None, {}
+    for plan, rounds in plans:
+        out = simulate(key, plan, rounds, evaluate_every=evaluate_every, start=run)
+        run = out.run
+        for name, values in record.lists(out.metrics).items():
+            found[name] = values if name not in found or values is None else found[name] + values
+    return found
+
+
+def budgets(config) -> dict:
+    """What a line's noise is worth in both views."""
+    names = ("ε server", "ε third party")
+    if config.epsilon is None:
+        return dict.fromkeys(names)
+    plans = [(build(part), rounds) for part, rounds in stages(config)]
+    return dict(zip(names, (proved(plans, view, config.delta).epsilon for view in VIEWS)))
+
+
+def written(out, found):
+    """`found` as plain values with versions, also in out/results.json."""
+    return keep(out, found | dict(versions=environment()), {})

@@ -1,0 +1,506 @@
+"""What impact factors are worth: loss and accuracy of equal and of unequal ones at the same proved
+epsilon.
+
+Softmax regression on MNIST in the clients of scenarios 1 and 3, two classes a client.  Uploads are
+differences of models with a small clip norm; noise is calibrated to what the server sees, or to
+what a third party sees of the models alone.  Clip norm and learning rate are chosen on other
+splits, by loss.  Beside it: without noise, and as printed (clipped models, noise for the
+sensitivity that is false) with the epsilon that this noise proves.
+"""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jfl.cli import console
+from jfl.engine.sweep import sweep as run_points
+from jfl.report import plots
+from jfl.runs import record as report
+from jfl.runs import tables
+from jfl.runs.config import Config
+from jfl.runs.store import ResultStore
+
+from ...harness.kept_runs import key as made_by
+from ...harness.runner import Experiment, judged
+from ...harness.verdicts import Claim, Comparison, Evidence, Quantity
+from . import theory
+from .plans import COMMON, SPLITS, VIEWS, build, impact, privacy, scenario, written
+
+EPSILONS = (5.0, 20.0, 100.0)
+PRINTED_CLIP = 2.0  # the weights start at 0, and grow to a norm of about 1 at the paper's rate
+SETTINGS = {
+    "no noise, lr 0.02": dict(),
+    "no noise": dict(),
+    **{
+        f"printed ε={e:g}": dict(
+            mode="as_printed", unit="client", epsilon=e, clip_norm=PRINTED_CLIP
+        )
+        for e in EPSILONS[:2]
+    },
+    **{
+        f"{v} ε={e:g}": dict(upload="difference", unit="client", epsilon=e, view=v)
+        for v in VIEWS
+        for e in EPSILONS
+    },
+}
+SOFTMAX = "softmax regression in place of a network; splits, clip norms and densities are ours"
+IMPACT = {1: "0-1-2", 3: "1-3-5"}  # beside "equal" in all settings of a scenario
+# factors between the two where noise matters most, and in scenario 3 only what the first one leaves
+# open
+CELLS = {
+    1: [(a, s) for s in SETTINGS for a in ("equal", "0-1-2") + ("0-1-1",) * s.startswith("third")],
+    3: [
+        (a, s)
+        for s in SETTINGS
+        for a in ("equal", "1-3-5")
+        if s not in ("server ε=5", "server ε=100", "third_party ε=100")
+    ],
+}
+CLIPS, RATES = (0.05, 0.2, 0.35, 0.6), {1: (0.05, 0.2), 3: (0.2,)}
+SEEDS, OTHERS = (
+    tuple(range(5)),
+    (100,),
+)  # OTHERS: of the splits on which clip norm and rate are chosen
+QUICK = dict(dataset="digits", rounds=3)
+
+
+def settings(number, assignment, setting, quick=False):
+    """The config of a cell, without what the grid varies."""
+    fields = {
+        **COMMON,
+        **SPLITS["labels"],
+        "model": "logistic",
+        **scenario(number),
+        **impact(number, assignment),
+        **SETTINGS[setting],
+    }
+    if quick:  # a client of each group in place of five
+        rows = tuple(max(r // 5, 10) for r in fields["group_rows"])
+        fields |= QUICK | dict(groups=(4, 4, 4), clients=12, group_rows=rows)
+    return fields
+
+
+def block(number, seed, choices, every, quick=False):
+    """Runs of one split: all assignments and settings of `choices` together, as one program for
+    each kind of plan.
+
+    Args:
+        choices: (assignment, setting, {clip_norm, lr}) of each run.
+
+    Returns:
+        a dict for each run.
+    """
+    begun = time.perf_counter()
+    configs = [
+        Config(**settings(number, a, s, quick) | more | dict(partition_seed=seed))
+        for a, s, more in choices
+    ]
+    plans = [build(c) for c in configs]
+    result = run_points(
+        lambda run: plans[run],
+        points=[dict(run=i, seed=seed) for i in range(len(plans))],
+        rounds=configs[0].rounds,
+        evaluate_every=every,
+    )
+    seconds, found = (time.perf_counter() - begun) / len(plans), []
+    for i, (assignment, setting, more) in enumerate(choices):
+        metrics = report.lists(result.metrics, i)
+        found.append(
+            report.plain(
+                dict(
+                    scenario=number,
+                    assignment=assignment,
+                    setting=setting,
+                    seed=seed,
+                    **more,
+                    rounds=metrics["round"],
+                    loss=metrics["loss"],
+                    accuracy=metrics["accuracy"],
+                    seconds=seconds,
+                    privacy=[
+                        {k: g[k] for k in ("view", "epsilon", "status")}
+                        for g in privacy([(plans[i], configs[i].rounds)], configs[i])
+                    ],
+                )
+            )
+        )
+    return found
+
+
+def study(name, experiment, out, quick):
+    """Choose on OTHERS, run SEEDS, one JSON line for each run in out/cells.jsonl; a study that
+    stopped goes on."""
+    out.mkdir(parents=True, exist_ok=True)
+    store, mine = stored(out / "cells.jsonl"), {}  # mine: of what is kept, what this study asks for
+
+    def asked(number, seed, assignment, setting, more):
+        config = Config(**settings(number, assignment, setting, quick) | dict(partition_seed=seed))
+        return (
+            number,
+            seed,
+            assignment,
+            setting,
+            more.get("clip_norm"),
+            more.get("lr"),
+            made_by(config, (block, build)),
+        )
+
+    def compute(number, seed, choices, every):
+        keys = {asked(number, seed, *choice): choice for choice in choices}
+        left = {k: choice for k, choice in keys.items() if k not in store.records}
+        if left:
+            found = block(number, seed, list(left.values()), every, quick)
+            store.put([record | dict(made=k[-1]) for k, record in zip(left, found, strict=True)])
+            print(
+                (
+                    f"{name}: scenario {number}, seed {seed}, {len(left)} runs of "
+                    f"{found[0]['seconds']:.2f} s"
+                ),
+                flush=True,
+            )
+        mine.update((k, store.records[k]) for k in keys)
+
+    rounds = settings(1, "equal", "no noise", quick)["rounds"]
+    for number, pairs in CELLS.items():
+        for seed in OTHERS:
+            compute(
+                number,
+                seed,
+                [(a, s, m) for a, s in pairs for m in grid(number, s) if len(grid(number, s)) > 1],
+                rounds,
+            )
+        for seed in SEEDS[:2] if quick else SEEDS:
+            compute(
+                number,
+                seed,
+                [(a, s, chosen(mine.values(), number, a, s)) for a, s in pairs],
+                max(1, rounds // 6),
+            )
+    return collect(out, list(mine.values()), quick)
+
+
+def stored(path) -> ResultStore:
+    """The runs in a file, by their scenario, split, assignment, setting, point of the grid, and
+    what made them."""
+    return ResultStore(
+        path,
+        key=lambda r: (
+            r["scenario"],
+            r["seed"],
+            r["assignment"],
+            r["setting"],
+            r.get("clip_norm"),
+            r.get("lr"),
+            r.get("made"),
+        ),
+    )
+
+
+def grid(number, setting) -> list:
+    """Clip norms and learning rates to choose from; the wider clips are tried at the highest rate
+    only."""
+    rates = [dict(lr=r) for r in RATES[number]]
+    if setting == "no noise":
+        return rates
+    if "upload" not in SETTINGS[setting]:
+        return [{}]
+    return [dict(clip_norm=c) | r for c in CLIPS for r in (rates if c in CLIPS[:2] else rates[-1:])]
+
+
+def chosen(cells, number, assignment, setting) -> dict:
+    """The point of the grid with the smallest mean loss on the splits of OTHERS."""
+    points = grid(number, setting)
+    loss = [
+        np.mean(
+            [
+                c["loss"][-1]
+                for c in cells
+                if c["seed"] in OTHERS
+                and all(
+                    c[k] == v
+                    for k, v in dict(
+                        scenario=number, assignment=assignment, setting=setting, **point
+                    ).items()
+                )
+            ]
+            or [np.inf]
+        )
+        for point in points
+    ]
+    return points[int(np.argmin(loss))]
+
+
+# --- what came of it
+
+
+def interval(values):
+    """Mean and half width of its 95 % t-interval; of one value, None."""
+    return dict(zip(("mean", "half"), tables.interval(values)))
+
+
+def summary(cells) -> list:
+    """A dict for each scenario, setting and assignment that ran on SEEDS, with what it gains over
+    equal factors."""
+    groups = {}
+    for c in cells:
+        choice = chosen(cells, c["scenario"], c["assignment"], c["setting"])
+        if c["seed"] not in OTHERS and all(c[k] == v for k, v in choice.items()):
+            groups.setdefault((c["scenario"], c["setting"], c["assignment"]), {})[c["seed"]] = c
+    found = []
+    for (number, setting, assignment), runs in groups.items():
+        first = next(iter(runs.values()))
+        worth = {
+            f"epsilon_{'claimed' if g['status'] == 'claimed' else 'proved'}_{g['view']}": g[
+                "epsilon"
+            ]
+            for g in first["privacy"]
+        }
+        row: dict[str, Any] = dict(
+            scenario=number,
+            setting=setting,
+            assignment=assignment,
+            seeds=sorted(runs),
+            clip_norm=first.get("clip_norm", SETTINGS[setting].get("clip_norm")),
+            lr=first.get("lr", COMMON["lr"]),
+            **worth,
+        )
+        equal = groups.get((number, setting, "equal"), {})
+        both = sorted(set(runs) & set(equal)) if assignment != "equal" else []
+        for key in ("loss", "accuracy"):
+            row[key] = interval([runs[s][key][-1] for s in sorted(runs)])
+            if both:
+                row[f"{key}_less_equal"] = interval(
+                    [runs[s][key][-1] - equal[s][key][-1] for s in both]
+                )
+        found.append(row)
+    return found
+
+
+def claims(cells) -> list:
+    """The verdicts on the paper's statements that these cells speak of, by their losses."""
+    ends = {}
+    for c in cells:
+        if c["seed"] not in OTHERS:
+            ends.setdefault((c["scenario"], c["setting"], c["assignment"]), {})[c["seed"]] = c[
+                "loss"
+            ][-1]
+    name = lambda run: "no noise, lr 0.02" if run.epsilon is None else f"printed ε={run.epsilon:g}"
+    found = []
+    for figure, (number, _) in theory.FIGURES.items():
+        statements: Any = theory.STATEMENTS[figure]
+        for one, other in statements:
+            a, b = (ends.get((number, name(run), run.assignment), {}) for run in (one, other))
+            if len(set(a) & set(b)) > 1:
+                found.append(
+                    Claim(
+                        f"{figure}: {one.assignment}, {name(one)}, ends below "
+                        f"{other.assignment}, {name(other)}",
+                        compared(a, b),
+                        statement=f"{figure}: {label(one, 'printed')} ends below "
+                        f"{label(other, 'printed')}",
+                    )
+                )
+    experiment = Experiment("", {}, {}, tuple(found), differs=SOFTMAX)
+    return judged(experiment, {})
+
+
+def label(run, mode=None) -> str:
+    """The name of a run's line, but for its split."""
+    return run.assignment if run.epsilon is None else f"{mode} {run.assignment} ε={run.epsilon:g}"
+
+
+def compared(one: dict, other: dict):
+    """A check that losses by seed are smaller than others."""
+    pairs = (Quantity.of(list(v.values()), tuple(v)) for v in (other, one))
+    more, less = pairs
+    return lambda results: Evidence((Comparison(more - less, low=0.0),))
+
+
+def commit():
+    """The commit of the working copy, or None outside one."""
+    found = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    return found.stdout.strip() or None
+
+
+def collect(out, cells, quick, finding: str = ""):
+    """results.json and study.png in `out`, of the cells that there are."""
+    rows = summary(cells)
+    shown = lambda v: f"{v['mean']:.3f}" + ("" if v["half"] is None else f" ± {v['half']:.3f}")
+    console.table(
+        "loss and accuracy at the end, 95 % t-intervals over splits",
+        [
+            (h, h not in ("setting", "assignment"))
+            for h in (
+                "scenario",
+                "setting",
+                "assignment",
+                "clip",
+                "lr",
+                "loss",
+                "less equal",
+                "accuracy",
+                "less equal ",
+                "ε server",
+                "ε third party",
+            )
+        ],
+        [
+            (
+                str(r["scenario"]),
+                r["setting"],
+                r["assignment"],
+                str(r["clip_norm"] or ""),
+                str(r["lr"]),
+                shown(r["loss"]),
+                shown(r["loss_less_equal"]) if "loss_less_equal" in r else "",
+                shown(r["accuracy"]),
+                shown(r["accuracy_less_equal"]) if "accuracy_less_equal" in r else "",
+                *(
+                    f"{r[k]:.4g}" if r.get(k) else ""
+                    for k in ("epsilon_proved_server", "epsilon_proved_third_party")
+                ),
+            )
+            for r in rows
+        ],
+        "Losses and accuracies lie outside every guarantee.",
+    )
+    picture(out / "study.png", rows)
+    chosen_on = [
+        {k: c.get(k) for k in ("scenario", "setting", "assignment", "seed", "clip_norm", "lr")}
+        | dict(loss=c["loss"][-1], accuracy=c["accuracy"][-1])
+        for c in cells
+        if c["seed"] in OTHERS
+    ]
+    return written(
+        out,
+        dict(
+            title="Impact factors at the same proved epsilon",
+            finding=finding,
+            quick=quick,
+            commit=commit(),
+            seeds=list(SEEDS),
+            settings=dict(
+                COMMON,
+                **SPLITS["labels"],
+                model="logistic",
+                printed_clip_norm=PRINTED_CLIP,
+                scenarios={n: scenario(n) for n in IMPACT},
+                chosen_on=list(OTHERS),
+            ),
+            experiments=scenarios(rows),
+            verdicts=claims(cells),
+            grid=chosen_on,
+            seconds=sum(c["seconds"] for c in cells),
+        ),
+    )
+
+
+def scenarios(rows) -> dict:
+    """The rows of `summary` as an experiment for each scenario."""
+    found = {}
+    for row in rows:
+        name = f"study, scenario {row['scenario']}"
+        lines = found.setdefault(name, dict(title="Impact factors at one noise", lines={}))["lines"]
+        # the view that the noise is for
+        view = "server" if row["setting"].startswith("server") else "third_party"
+        special = ("scenario", "setting", "assignment", "seeds", "accuracy", "loss")
+        lines[f"{row['setting']}: {row['assignment']}"] = dict(
+            accuracy=row["accuracy"],
+            loss=row["loss"],
+            seeds=row["seeds"],
+            epsilon_claimed=row.get(f"epsilon_claimed_{view}"),
+            epsilon_proved=row.get(f"epsilon_proved_{view}"),
+            columns={
+                k.replace("_", " ").replace("epsilon", "ε"): v
+                for k, v in row.items()
+                if k not in special and v is not None
+            },
+        )
+    return found
+
+
+def tick(row) -> str:
+    """A setting in a few words; of noise as printed, what it says and what the models alone
+    prove."""
+    kind, _, rest = row["setting"].partition(" ε=")
+    if kind == "printed":
+        return f"printed\nsays {rest}\nis {row['epsilon_proved_third_party']:.0f}"
+    return (
+        kind.replace(", ", "\n")
+        if not rest
+        else f"{dict(third_party='models', server='uploads')[kind]}\nε = {rest}"
+    )
+
+
+def picture(path, rows):
+    """Accuracy of each assignment, and below it the loss that impact factors cost or save, by
+    setting."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    order = ["no noise, lr 0.02", "printed ε=20", "printed ε=5", "no noise"]
+    order += [f"{v} ε={e:g}" for v in reversed(VIEWS) for e in reversed(EPSILONS)]
+    figure = Figure(figsize=(14, 7.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2, sharex="col", height_ratios=(1.25, 1), width_ratios=(10, 7))
+    for column, number in zip(axes.T, IMPACT):
+        mine = [r for r in rows if r["scenario"] == number]
+        places = {
+            s: i for i, s in enumerate(s for s in order if any(r["setting"] == s for r in mine))
+        }
+        names = [
+            a for a in ("equal", "0-1-1", IMPACT[number]) if any(r["assignment"] == a for r in mine)
+        ]
+        for k, name in enumerate(names):
+            colour = report.PALETTE[dict(equal=0).get(name, 4 if name != IMPACT[number] else 1)]
+            for row in (r for r in mine if r["assignment"] == name):
+                x = places[row["setting"]] + (k - (len(names) - 1) / 2) * 0.18
+                for ax, key in zip(column, ("accuracy", "loss_less_equal")):
+                    if key in row:
+                        ax.errorbar(
+                            x,
+                            row[key]["mean"],
+                            row[key]["half"],
+                            fmt="o",
+                            color=colour,
+                            ms=6,
+                            capsize=3,
+                            mfc="white" if row["setting"].startswith("printed") else colour,
+                        )
+            column[0].plot([], [], "o", color=colour, label=name)
+        column[1].set_xticks(
+            range(len(places)),
+            [tick(next(r for r in mine if r["setting"] == s)) for s in places],
+            fontsize=8.5,
+        )
+        for ax in column:
+            if "no noise" in places:
+                ax.axvline(places["no noise"] - 0.5, color="0.7", lw=1)
+            plots.style(ax)
+        column[1].axhline(0, color="0.3", lw=1)
+        column[1].set_ylim(-0.3, 1.1)
+        column[0].set(
+            ylim=(0, 0.9),
+            title={
+                1: "scenario 1: severe, moderate and no salt and pepper",
+                3: "scenario 3: 50, 120 and 271 rows",
+            }[number],
+        )
+        if names:
+            column[0].legend(frameon=False, fontsize=9, loc="lower left")
+    axes[0, 0].set_ylabel("test accuracy after 30 rounds")
+    axes[1, 0].set_ylabel("loss less that of equal factors\n(below 0: impact factors win)")
+    figure.suptitle(
+        "What impact factors are worth: MNIST, 60 clients of two classes each, 30 rounds, δ = "
+        "0.01.  Left "
+        "of the line: the paper's rate and noise.\nRight: noise that is enough for who sees only "
+        "the "
+        "models, or all uploads; clips and rates chosen on another split.",
+        fontsize=11,
+    )
+    plots.save(path, figure)

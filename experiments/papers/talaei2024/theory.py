@@ -1,0 +1,463 @@
+"""Convergence claims of Talaei, Izadi, 2024 (PADPFL), and the settings and statements of their
+experiments.
+
+Clients solve min l_i(x) + prox_mu |x - x~|^2 / 2 from the broadcast x~, up to an inexactness; L =
+sum p_i l_i.  Losses are `smoothness`-smooth, `weak_convexity` bounds how concave they are (0 if
+convex), and mu_bar = prox_mu - weak_convexity.  The bias of clipped weights is in no bound.  Plain
+arithmetic: floats stay floats, and arrays and tracers go through; parameters are flat arrays.
+"""
+
+import math
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jfl.core import checks
+from jfl.core.checks import Checked
+
+from ..claim import claim
+
+
+class Lambdas(NamedTuple):
+    """E[L(next x~) - L(x~)] <= square |grad L|^2 + cross E|n| |grad L| + noise E|n|^2, n the noise
+    of the broadcast."""
+
+    square: Any  # lambda_2
+    cross: Any  # lambda_1
+    noise: Any  # lambda_0
+
+
+class Constants(NamedTuple):
+    """What Theorems 2 and 3 take as known."""
+
+    gap: Any  # Theta = L(x_0) - L*
+    grad_bound: Any  # beta >= |grad L|
+    clip_norm: Any  # B
+    factor: Any  # c
+    largest_impact: Any  # max p
+    rows: Any  # max m in the theorems, where the noise has min m
+    clients: Any  # N, where the noise has the dimension of the model
+
+
+# --- local solves and what is measured
+
+
+@claim("Algorithm 1", "rigorous", "the gradient of the proximal objective")
+def prox_gradient(params, anchor, grad, prox_mu):
+    """grad + prox_mu (params - anchor), with `grad` of the loss at `params`."""
+    return grad + prox_mu * (params - anchor)
+
+
+@claim(
+    "Assumption on gamma-inexact solutions",
+    "rigorous",
+    "measure it each round: it is chosen nowhere",
+)
+def inexactness(prox_grad, anchor_grad):
+    """|gradient of the proximal objective at the end| / |gradient of the loss at the start|; [...,
+    d] -> [...]."""
+    return _norm(prox_grad) / _norm(anchor_grad)
+
+
+@claim(
+    "Assumption 1, divergence",
+    "conditional",
+    "bounded on a run; over all x it is infinite for most losses",
+)
+def gradient_divergence(client_grads, impact):
+    """max |grad l_i - grad L|; client_grads [..., clients, d], impact [clients] -> [...]."""
+    return _norm(client_grads - _mean(client_grads, impact)[..., None, :]).max(-1)
+
+
+@claim(
+    "Lemma 1",
+    "conditional",
+    "infinite where grad L is 0 and clients differ: needs |grad L| bounded from below",
+)
+def dissimilarity_bound(divergence, grad_norm):
+    """sqrt(1 + divergence^2 / |grad L|^2), never below either kind of `dissimilarity`."""
+    return (1 + (divergence / grad_norm) ** 2) ** 0.5
+
+
+@claim("Lemma 1, measured", "ours", "Lemma 2 needs the mean; the square is never smaller")
+def dissimilarity(client_grads, impact, kind: str = "mean"):
+    """A at one x: "mean", sum p |grad l_i| / |grad L|, or "square", sqrt(sum p |grad l_i|^2) /
+    |grad L|.
+
+    Shapes:
+        client_grads [..., clients, d], impact [clients] -> [...].
+    """
+    checks.choice("talaei2024.dissimilarity", ("mean", "square"), kind=kind)
+    power = 1 if kind == "mean" else 2
+    mean = (impact * _norm(client_grads) ** power).sum(-1) ** (1 / power)
+    return mean / _norm(_mean(client_grads, impact))
+
+
+@claim("Lemma 3, A'", "rigorous", "for alpha of the very round and grad L by the factors before it")
+def dissimilarity_adaptive(a, alpha, client_grads, grad):
+    """A' = A + sum alpha |grad l_i| / |grad L|; client_grads [clients, d], grad [d], alpha
+    [clients] -> []."""
+    return a + (alpha * _norm(client_grads)).sum(-1) / _norm(grad)
+
+
+@claim(
+    "Theorem 2, E|n|",
+    "ours",
+    "of a Gaussian in `dim` dimensions; the paper has the number of clients there",
+)
+def noise_norm_mean(dim: int, std):
+    """E|n| = std sqrt(2) Gamma((dim + 1) / 2) / Gamma(dim / 2), a little below sqrt(dim) std.
+
+    >>> [round(noise_norm_mean(d, 1.0), 7) for d in (1, 10, 1000)]
+    [0.7978846, 3.0843278, 31.6148719]
+    """
+    checks.whole("talaei2024.noise_norm_mean", dim=dim)
+    return std * (math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2)))
+
+
+# --- one round
+
+
+@claim(
+    "Lemma 2", "conditional", "needs A finite; n is independent with mean 0, so `cross` may be 0"
+)
+def fedprox_lambdas(prox_mu, a, inexactness, smoothness, weak_convexity=0.0) -> Lambdas:
+    """The constants of a round, by A of `dissimilarity`; with A' of `dissimilarity_adaptive` those
+    of Lemma 3.
+
+    Raises:
+        ValueError: unless prox_mu > weak_convexity.
+
+    Example:
+        >>> [round(v, 7) for v in fedprox_lambdas(10, 1.5, 0.1, 1.0)]
+        [-0.0548875, 1.165, 0.5]
+    """
+    where = "talaei2024.fedprox_lambdas"
+    checks.nonnegative(where, inexactness=inexactness, weak_convexity=weak_convexity)
+    checks.positive(
+        where,
+        "Raise prox_mu.",
+        prox_mu=prox_mu,
+        **{"prox_mu - weak_convexity": prox_mu - weak_convexity},
+    )
+    checks.positive(where, a=a, smoothness=smoothness)
+    drift = (1 + inexactness) / (prox_mu - weak_convexity)  # |x_i - x~| <= drift |grad l_i(x~)|
+    return Lambdas(
+        (a * (inexactness + smoothness * drift) - 1) / prox_mu + smoothness * (a * drift) ** 2 / 2,
+        1 + smoothness * a * drift,
+        smoothness / 2,
+    )
+
+
+@claim(
+    "Lemma 3, extra term",
+    "unsound",
+    "sum alpha l reaches max l: p from (1, 0) to (0, 1), l = (0, 1)",
+)
+def adaptive_extra_printed(losses):
+    """max l / 2, also where the impact factors do not change."""
+    return losses.max(-1) / 2
+
+
+@claim(
+    "Lemma 3, extra term", "ours", "alpha adds up to 0, so any constant may be taken off the losses"
+)
+def adaptive_extra_term(alpha, losses):
+    """sum |alpha| / 2 (max l - min l) >= sum alpha l, what new impact factors add to L; [...,
+    clients] -> [...]."""
+    return abs(alpha).sum(-1) / 2 * (losses.max(-1) - losses.min(-1))
+
+
+# --- all rounds
+
+
+def theorem2_constants(lambdas: Lambdas, c: Constants):
+    """(k_2, k_1, k_0) of Theorem 2."""
+    noise = c.clip_norm * c.factor * c.largest_impact / c.rows
+    return (
+        lambdas.square * c.grad_bound**2,
+        2 * lambdas.cross * c.grad_bound * noise * (2 * c.clients / math.pi) ** 0.5,
+        4 * lambdas.noise * noise**2,
+    )
+
+
+@claim(
+    "Theorem 2",
+    "unsound",
+    "beta^2 for |grad L|^2 needs lambda_2 >= 0; N for d and none for N, max m for min m",
+)
+def theorem2_printed(
+    lambdas: Lambdas, c: Constants, rounds, epsilon, strict: bool = True
+) -> Checked:
+    """Theta + k_2 T + k_1 T^2 / epsilon + k_0 T^3 / epsilon^2, said to bound E[L(x~_T) - L*]: it
+    can be negative.
+
+    >>> c = Constants(2.3, 1.0, 10.0, 3.1075114601, 1 / 30, 150, 60)
+    >>> lambdas = fedprox_lambdas(10, 1.5, 0.1, 1.0)
+    >>> [
+    ...     round(theorem2_printed(lambdas, c, *v, strict=False).value, 4)
+    ...     for v in ((30, 5), (100, 1e6))
+    ... ]
+    [18.656, -3.1878]
+    """
+    return _printed("talaei2024.theorem2_printed", lambdas, c, rounds, epsilon, 0.0, strict)
+
+
+@claim(
+    "Theorem 3",
+    "unsound",
+    "as Theorem 2, with an extra term that is too small, and is there without a change",
+)
+def theorem3_printed(
+    lambdas: Lambdas, c: Constants, largest_loss, rounds, epsilon, strict: bool = True
+) -> Checked:
+    """Theorem 2 with the lambdas of A', and largest_loss / 2 a round."""
+    return _printed(
+        "talaei2024.theorem3_printed", lambdas, c, rounds, epsilon, largest_loss / 2, strict
+    )
+
+
+@claim("Remarks on the best T", "unsound", "the minimiser of a number that bounds nothing")
+def optimal_rounds_printed(lambdas: Lambdas, c: Constants, epsilon) -> int:
+    """The number of rounds, 1 or more, with the smallest `theorem2_printed`, which is convex in it.
+
+    Raises:
+        ValueError: where it falls for ever: no noise, and lambda_2 < 0.
+    """
+    square, cross, noise = theorem2_constants(lambdas, c)
+    if square >= 0:
+        return 1
+    checks.positive(
+        "talaei2024.optimal_rounds_printed", **{"k_1 + k_0": cross + noise, "epsilon": epsilon}
+    )
+    b, a = cross / epsilon, 3 * noise / epsilon**2
+    root = -square / (b + (b**2 - a * square) ** 0.5)  # of square + 2 b T + a T^2
+    near = [max(1, math.floor(root)), math.floor(root) + 1]
+    return min(near, key=lambda t: theorem2_printed(lambdas, c, t, epsilon, strict=False).value)
+
+
+@claim("Theorem 2, replaced", "ours", "sums Lemma 2; no convexity of L is needed")
+def stationarity_bound(
+    lambdas: Lambdas, gap, rounds, std, dim: int, grad_bound=None, extra=0.0, strict: bool = True
+) -> Checked:
+    """[gap + extra + T (cross beta E|n| + noise E|n|^2)] / (T |square|) >= min over rounds of
+    E|grad L(x~)|^2.
+
+    Args:
+        lambdas: of a round, by `fedprox_lambdas`.
+        gap: L(x_0) - L*.
+        rounds: T.
+        std: of the noise in a broadcast, that of clients included.
+        dim: numbers in the model.
+        grad_bound: beta >= |grad L|; None: `cross` is 0.
+        extra: sum of `adaptive_extra_term` over the rounds, for impact factors that change; then
+            `gap` is the first L at x_0 less the least value of the last L.
+        strict: raise where a precondition fails.
+
+    Raises:
+        ValueError: with strict, unless lambda_2 < 0; without, the value then proves nothing.
+    """
+    where = "talaei2024.stationarity_bound"
+    checks.nonnegative(where, gap=gap, std=std, extra=extra)
+    checks.positive(where, rounds=rounds)
+    value = ((gap + extra) / rounds + _noise(lambdas, std, dim, grad_bound)) / abs(lambdas.square)
+    return checks.checked(
+        where,
+        value,
+        {"lambda_2 < 0": lambdas.square < 0},
+        strict,
+        "Raise prox_mu, or solve better.",
+    )
+
+
+@claim("Theorem 2, replaced", "ours", "for |grad L|^2 >= 2 pl (L - L*), as strong convexity has it")
+def pl_gap_bound(
+    lambdas: Lambdas, gap, rounds, std, dim: int, pl, grad_bound=None, strict: bool = True
+) -> Checked:
+    """a^T gap + (1 - a^T) / (1 - a) (cross beta E|n| + noise E|n|^2) >= E[L(x~_T) - L*], with a = 1
+    + 2 pl lambda_2.
+
+    Impact factors are constant.
+
+    Args:
+        lambdas, gap, rounds, std, dim, grad_bound: as in `stationarity_bound`.
+        pl: the constant of the Polyak-Lojasiewicz condition.
+        strict: raise where a precondition fails.
+
+    Raises:
+        ValueError: with strict, unless 0 <= a < 1; without, the value then proves nothing.
+    """
+    where = "talaei2024.pl_gap_bound"
+    checks.nonnegative(where, gap=gap, std=std, rounds=rounds)
+    checks.positive(where, pl=pl)
+    a = 1 + 2 * pl * lambdas.square
+    inside, power = (a >= 0) & (a < 1), a**rounds
+    value = power * gap + (1 - power) / (1 - a) * _noise(lambdas, std, dim, grad_bound)
+    return checks.checked(
+        where, value, {"0 <= 1 + 2 pl lambda_2 < 1": inside}, strict, "Change prox_mu."
+    )
+
+
+# --- parts
+
+
+def _norm(values):
+    return (values**2).sum(-1) ** 0.5
+
+
+def _mean(client_grads, impact):
+    return (impact[:, None] * client_grads).sum(-2)
+
+
+def _noise(lambdas, std, dim, grad_bound):
+    cross = 0.0 if grad_bound is None else lambdas.cross * grad_bound * noise_norm_mean(dim, std)
+    return cross + lambdas.noise * dim * std**2
+
+
+def _printed(where, lambdas, c, rounds, epsilon, extra, strict):
+    checks.positive(where, epsilon=epsilon)
+    checks.nonnegative(where, rounds=rounds, extra=extra)
+    square, cross, noise = theorem2_constants(lambdas, c)
+    value = (
+        c.gap
+        + (square + extra) * rounds
+        + cross * rounds**2 / epsilon
+        + noise * rounds**3 / epsilon**2
+    )
+    return checks.checked(
+        where, value, {"lambda_2 >= 0": lambdas.square >= 0}, strict, "Use stationarity_bound."
+    )
+
+
+# --- experiments
+
+
+class Group(NamedTuple):
+    """Clients whose rows are of one quality."""
+
+    quality: str  # a key of DENSITY
+    clients: int
+    rows: int  # of each
+
+
+class Scenario(NamedTuple):
+    """Rounds are counted from 0; from round `swap_round` on, the first and the last group change
+    places in quality."""
+
+    groups: tuple[Group, ...]
+    # name -> ratios by group, for each stage; the second one begins at swap_round
+    assignments: MappingProxyType
+    swap_round: int | None = None
+
+
+class Run(NamedTuple):
+    """One curve of a figure: a key of `assignments`, and epsilon, None without noise."""
+
+    assignment: str
+    epsilon: float | None = None
+
+
+def ratios_at(scenario: Scenario, assignment: str, round_: int) -> tuple[int, ...]:
+    """The ratios by group in a round; `talaei2024.assign_impact` makes impact factors of them.
+
+    >>> [ratios_at(SCENARIOS[4], "adaptive", t) for t in (9, 10)]
+    [(0, 1, 2), (2, 1, 0)]
+    """
+    stages = scenario.assignments[assignment]
+    return stages[-1 if scenario.swap_round is not None and round_ >= scenario.swap_round else 0]
+
+
+def qualities_at(scenario: Scenario, round_: int) -> tuple[str, ...]:
+    """The qualities by group in a round."""
+    qualities = tuple(group.quality for group in scenario.groups)
+    return (
+        qualities
+        if scenario.swap_round is None or round_ < scenario.swap_round
+        else (qualities[-1], *qualities[1:-1], qualities[0])
+    )
+
+
+def _scenario(groups, *ratios, swap_round=None, **stages):
+    names = {"equal" if len(set(r)) == 1 else "-".join(map(str, r)): (r,) for r in ratios}
+    return Scenario(tuple(Group(*g) for g in groups), MappingProxyType(names | stages), swap_round)
+
+
+ROUNDS, LR, DELTA, EPSILONS = 30, 0.02, 0.01, (5.0, 20.0)
+# not given: the density of salt and pepper noise, the rows of scenarios 2 and 4, and some of the
+# assignments
+DENSITY = MappingProxyType({"severe": 0.5, "moderate": 0.25, "slight": 0.05, "clean": 0.0})
+SCENARIOS = MappingProxyType(
+    {
+        1: _scenario(
+            (("severe", 20, 150), ("moderate", 20, 150), ("clean", 20, 150)),
+            (1, 1, 1),
+            (0, 1, 2),
+            (1, 2, 3),
+            (0, 0, 1),
+            (0, 1, 1),
+        ),
+        2: _scenario(
+            (("severe", 20, 150), ("slight", 35, 150), ("clean", 5, 150)),
+            (1, 1, 1),
+            (0, 2, 1),
+            (0, 1, 1),
+            (0, 1, 2),
+            (0, 0, 1),
+        ),
+        3: _scenario(
+            (("clean", 20, 50), ("clean", 20, 120), ("clean", 20, 271)),
+            (1, 1, 1),
+            (1, 3, 5),
+            (50, 120, 271),
+        ),
+        4: _scenario(
+            (("severe", 20, 150), ("moderate", 20, 150), ("slight", 20, 150)),
+            (1, 1, 1),
+            (0, 1, 2),
+            swap_round=10,
+            adaptive=((0, 1, 2), (2, 1, 0)),
+        ),
+    }
+)
+
+
+def _plain(scenario):
+    return tuple(map(Run, SCENARIOS[scenario].assignments))
+
+
+def _noisy(best):
+    return Run(best, 5.0), Run(best, 20.0), Run("equal", 20.0)
+
+
+def _below(lower, *higher):
+    return tuple((lower, run) for run in higher if run != lower)
+
+
+# figure -> scenario and runs; and, by figure, pairs of runs: the first is to end with the smaller
+# loss
+FIGURES = MappingProxyType(
+    {
+        "fig2": (1, _plain(1)),
+        "fig3": (1, _noisy("0-1-2")),
+        "fig4": (2, _plain(2)),
+        "fig5": (2, _noisy("0-2-1")),
+        "fig6": (3, _plain(3)),
+        "fig7": (3, _noisy("1-3-5")),
+        "fig8": (4, _plain(4)),
+        "fig9": (4, _noisy("adaptive")[:2]),
+    }
+)
+STATEMENTS = MappingProxyType(
+    {
+        "fig2": (*_below(Run("0-1-2"), *_plain(1)), *((r, Run("equal")) for r in _plain(1)[2:])),
+        "fig3": (
+            *_below(Run("0-1-2", 20.0), Run("0-1-2", 5.0)),
+            *_below(Run("0-1-2", 5.0), Run("equal", 20.0)),
+        ),
+        "fig4": _below(Run("0-2-1"), *_plain(2)),
+        "fig5": _below(Run("0-2-1", 20.0), Run("equal", 20.0)),
+        "fig6": tuple((r, Run("equal")) for r in _plain(3)[1:]),
+        "fig7": _below(Run("1-3-5", 20.0), Run("equal", 20.0)),
+        "fig8": _below(Run("adaptive"), *_plain(4)),
+        "fig9": _below(Run("adaptive", 20.0), Run("adaptive", 5.0)),
+    }
+)

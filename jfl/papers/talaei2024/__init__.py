@@ -1,6 +1,0 @@
-"""Talaei, Izadi, 2024: PADPFL.  `privacy` and `theory` hold its claims; those of `privacy` are
-offered here too."""
-
-from ...core.lazy import submodules as _submodules
-
-__getattr__, __dir__ = _submodules(__name__, __path__, offers="privacy")
