@@ -81,7 +81,7 @@ def test_a_claim_is_refuted():
     plan = audit_plans.published(1.0)
     claim = as_printed.claimed(plan, 1, 1e-2).epsilon
     assert claim == pytest.approx(2.3177890403)
-    found = jfl.audit(plan, 1, FEW, claimed=claim)
+    found = jfl.audit(plan, 1, 400, claimed=claim)
     assert found.refuted and found.epsilon > 5 and found.epsilon < found.proved.epsilon
     assert "claimed 2.318: REFUTED" in str(found) and "CONTRADICTED" not in str(found)
 
