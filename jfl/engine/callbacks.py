@@ -1,7 +1,7 @@
-"""What watches a run between its evaluations: progress, early stopping, checkpoints, logs.
+"""Callbacks between the evaluations of a run: progress, early stopping, checkpoints, logs.
 
-A callback is a function of a `Moment`.  It is called after each evaluation, while nothing runs; one
-that returns True stops the run.
+A callback is a function of a `Moment`.  It is called after each evaluation, and stops the run by
+returning True.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ from .round import init
 __all__ = ["Moment", "checkpoint", "early_stopping", "log", "restore"]
 
 
-MANY = ("client_percentiles", "custom")  # metrics that are several numbers
+NOT_SCALAR = ("client_percentiles", "custom")  # metrics of several numbers
 
 
 class Moment(NamedTuple):
-    """A run after an evaluation.
+    """The state of a run after an evaluation.
 
     Attributes:
-        round: rounds done, those of earlier runs too.
-        last: the round at which the run is to end.
-        metrics: Metrics of this evaluation, without an axis; outside every guarantee.
+        round: the number of rounds that have run, including those of earlier calls.
+        last: the round at which the run will end.
+        metrics: Metrics of this evaluation, each a scalar.  No guarantee covers them.
         history: Metrics of all evaluations of this call so far, leaves [evaluations].
-        run: the state; a copy, which may be kept.
-        plan: what runs.
+        run: a copy of the state, which the callback may keep.
+        plan: the plan.
     """
 
     round: int
@@ -48,7 +48,7 @@ class Moment(NamedTuple):
 
     @property
     def params(self) -> Any:
-        """The model."""
+        """The parameters of the model."""
         return self.plan.algorithm.params(self.run.server)
 
 
@@ -58,19 +58,20 @@ class Moment(NamedTuple):
 def early_stopping(
     metric: str = "loss", patience: int = 5, least: float = 0.0, larger: bool | None = None
 ) -> Callable[..., Any]:
-    """Stop when a metric has not become better for a while.
+    """Return a callback that stops a run when a metric has stopped improving.
 
     Args:
-        metric: a name in Metrics, or of a custom metric.
-        patience: evaluations without an improvement after which the run stops.
-        least: an improvement is more than this.
-        larger: whether a larger value is better; None: it is, but for losses, perplexity and rmse.
+        metric: a field of Metrics, or the name of a custom metric.
+        patience: the number of evaluations without an improvement after which the run stops.
+        least: the smallest change that counts as an improvement.
+        larger: whether larger values are better.  None decides by the name: smaller is better for
+            losses, perplexity and rmse.
 
     Returns:
-        A callback, for one run.
+        A callback for one run.
 
     Privacy:
-        it reads test rows, and for "train_loss" training rows: see `jfl.simulate`.
+        The decision reads test rows, and for "train_loss" training rows: see `jfl.simulate`.
 
     Example:
         >>> import jfl
@@ -97,12 +98,12 @@ def early_stopping(
 
 
 def metric_of(where: str, metrics: Metrics, name: str) -> Any:
-    """A metric by name, a custom one too.
+    """Return a metric by its name, which may be that of a custom metric.
 
     Raises:
-        ArgumentError: for a name that the run does not have.
+        ArgumentError: If the run has no metric of this name.
     """
-    of_jfl = [n for n in Metrics.__dataclass_fields__ if n not in MANY]
+    of_jfl = [n for n in Metrics.__dataclass_fields__ if n not in NOT_SCALAR]
     found = getattr(metrics, name) if name in of_jfl else (metrics.custom or {}).get(name)
     if found is None:
         there = [n for n in of_jfl if getattr(metrics, n) is not None]
@@ -112,25 +113,25 @@ def metric_of(where: str, metrics: Metrics, name: str) -> Any:
 
 
 def _numbers(metrics: Metrics) -> dict[str, Any]:
-    """The metrics that are one number, by name."""
-    own = {n: getattr(metrics, n) for n in Metrics.__dataclass_fields__ if n not in MANY}
+    """Return the scalar metrics by name."""
+    own = {n: getattr(metrics, n) for n in Metrics.__dataclass_fields__ if n not in NOT_SCALAR}
     every = own | (metrics.custom or {})
     return {n: float(v) for n, v in every.items() if v is not None}
 
 
 def log(write: Callable[[dict[str, Any]], Any] | Logger) -> Callable[..., Any]:
-    """Hand the metrics of each evaluation to a logger, or to a function of a dict.
+    """Return a callback that passes the metrics of each evaluation to a logger or a function.
 
     Args:
-        write: one of `jfl.loggers`, which gets the plan's description first, or what has the same
-            methods; or a function of a dict of numbers by name, such as `print` or a list's
-            `append`.
+        write: a logger of `jfl.loggers` or an object with the same methods, which gets the
+            description of the plan first; or a function of a dict from names to numbers, such as
+            `print` or the `append` of a list.
 
     Returns:
-        A callback, for one run.  It does not close the logger: `with` does.
+        A callback for one run.  It does not close the logger; use `with` for that.
 
     Privacy:
-        metrics lie outside every guarantee, which covers the parameters alone.
+        A guarantee covers the parameters only, not the metrics.
 
     Example:
         >>> import jfl
@@ -166,18 +167,18 @@ def _to_logger(logger: Logger) -> Callable[..., Any]:
 
 
 def checkpoint(path: str | Path) -> Callable[..., Any]:
-    """Save the state at each evaluation, over the one before; `restore` reads it.
+    """Return a callback that saves the state at each evaluation; `restore` reads it.
 
     Args:
-        path: a file; it is complete or as it was before.
+        path: the file.  Each state replaces the one before atomically.
 
     Returns:
         A callback.
 
     Privacy:
-        rounds after the last checkpoint that were shown before a crash, and are computed again on
-        another machine or with other versions, are released twice.  `jfl train` keeps a journal and
-        charges for them; this does not.
+        After a crash, rounds since the last checkpoint are computed again.  On another machine or
+        with other versions they may get other noise; if results of the first attempt were published
+        before the crash, such rounds have been released twice, which no guarantee here covers.
     """
     path = Path(path)
 
@@ -196,14 +197,14 @@ def checkpoint(path: str | Path) -> Callable[..., Any]:
 
 
 def restore(path: str | Path, plan: Plan) -> Run:
-    """The state that `checkpoint` saved, for `jfl.simulate(..., start=run)`.
+    """Read the state that `checkpoint` saved, for `jfl.simulate(..., start=run)`.
 
     Args:
         path: the file.
         plan: the plan that ran.
 
     Raises:
-        ArgumentError: for a file of a plan with other states.
+        ArgumentError: If the file holds the state of another kind of plan.
     """
     wanted, structure = jax.tree.flatten(init(jax.random.key(0), plan))
     with np.load(path) as stored:
@@ -235,7 +236,7 @@ def watching(
     callbacks: Sequence[Any],
     tolerate: Sequence[Any],
 ) -> Generator[Callable[[Run, list[Metrics]], bool] | None]:
-    """A function (run, metrics so far) -> whether to stop; None where nobody watches."""
+    """Yield a function (run, metrics so far) -> whether to stop, or None without callbacks."""
     callbacks = checks.several("simulate", callbacks=callbacks)
     for callback in callbacks:
         if not callable(callback):
@@ -264,7 +265,7 @@ def watching(
 
 @contextlib.contextmanager
 def _bar(plan: Plan, rounds: int) -> Generator[Callable[[int, Mapping[str, float]], None]]:
-    """A bar of rich, on standard error: (rounds done, numbers) -> None."""
+    """Show a progress bar on standard error; yield a function (rounds done, numbers) -> None."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -312,7 +313,7 @@ ADVICE = dict(
 
 
 def stop_if_unhealthy(run: Run, tolerate: Sequence[str] = ()) -> None:
-    """Raise HealthError for a concrete run that counted trouble."""
+    """Raise HealthError if a concrete run has a positive Health count that is not tolerated."""
     if not checks.concrete(run.health):
         return
     health = {k: int(v) for k, v in run.health._asdict().items()}

@@ -1,4 +1,4 @@
-"""What is compiled: said in the log, and kept on disk."""
+"""Compiled programs: reported in the log, and cached on disk."""
 
 import contextlib
 import logging
@@ -12,49 +12,50 @@ import jax
 
 from ..core.records import Plan
 
-CONFIG: Any = jax.config  # whose type does not name its options
+CONFIG: Any = jax.config  # its type stubs do not list the options
 LOGGER = logging.getLogger("jfl")
 
 
 @contextlib.contextmanager
 def log_compilation(plan: Plan) -> Generator[None]:
-    """Say in the log what is compiled, and how long it took."""
+    """Log which programs a block of code compiles, and how long that takes."""
     if not LOGGER.isEnabledFor(logging.INFO):
         yield
         return
-    begun, spent = time.perf_counter(), []
+    start, durations = time.perf_counter(), []
 
-    def heard(event: str, seconds: float, **_: Any) -> None:
+    def on_event(event: str, seconds: float, **_: Any) -> None:
         if event.endswith("backend_compile_duration"):
-            spent.append(seconds)
+            durations.append(seconds)
 
-    monitoring: Any = jax.monitoring  # whose type asks for one more form of a listener
-    monitoring.register_event_duration_secs_listener(heard)
+    monitoring: Any = jax.monitoring  # its type stubs reject this form of a listener
+    monitoring.register_event_duration_secs_listener(on_event)
     try:
         yield
     finally:
-        monitoring.unregister_event_duration_listener(heard)
-        if spent:
+        monitoring.unregister_event_duration_listener(on_event)
+        if durations:
             LOGGER.info(
                 "compiled %d program(s) in %.1f s of %.1f s: %s",
-                len(spent),
-                sum(spent),
-                time.perf_counter() - begun,
+                len(durations),
+                sum(durations),
+                time.perf_counter() - start,
                 repr(plan).splitlines()[0],
             )
 
 
 def keep_compiled_programs(folder: str | Path | None = None) -> Path:
-    """Keep compiled programs on disk, so that a later process does not compile them again.
+    """Cache compiled programs on disk, so that a later process does not compile them again.
 
-    The command line does so by itself.  A program is found again where its code, its shapes, the
-    versions of jax and the device are the same.
+    The command line does this by default.  A cached program is used if its code, its shapes, the
+    version of JAX and the device are the same.
 
     Args:
-        folder: None: programs in $JFL_CACHE_DIR, else in the folder jfl of the user's cache.
+        folder: where to store programs.  None means $JFL_CACHE_DIR/programs if that variable is
+            set, and otherwise jfl/programs in the user's cache directory.
 
     Returns:
-        The folder: one that was set before in jax's own configuration stays.
+        The folder.  If JAX was configured with a cache before, that folder is kept.
 
     Example:
         >>> jfl.keep_compiled_programs()  # doctest: +SKIP

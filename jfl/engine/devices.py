@@ -1,8 +1,8 @@
-"""Devices and hosts: which of them share a run or a sweep.
+"""Devices and processes that share a run or a sweep.
 
-A mesh has the axes "points", over which the points of a sweep are spread, and "clients", over which
-each cohort is. Every draw is addressed, so that the same seed gives the same cohorts, batches and
-noise on any number of devices; what is summed differs by the order of summation.
+A mesh has the axis "clients", over which each cohort is divided, and for a sweep the axis "points".
+Draws do not depend on the mesh: the same seed gives the same cohorts, batches and noise on any
+number of devices.  Sums may differ in the last bits, because the order of summation does.
 """
 
 import atexit
@@ -40,16 +40,16 @@ __all__ = ["connect", "devices"]
 
 
 def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int = 1) -> Mesh | None:
-    """The mesh that an argument `mesh=` names; None for one device alone.
+    """Return the mesh that an argument `mesh=` describes, or None for a single device.
 
     Args:
         mesh: None; "auto", all devices of all hosts; a number of devices; or a jax.sharding.Mesh
             with an axis "clients", for a sweep also "points".
-        points: of a sweep; they are spread over as many devices as they keep busy, clients over the
-            rest.
+        points: the number of points of a sweep.  Points are spread over as many devices as they
+            keep busy, and clients over the rest.
 
     Raises:
-        ValueError: where there are fewer devices, or axes of other names.
+        ValueError: If there are fewer devices, or the mesh has axes of other names.
 
     Example:
         >>> devices(None) is None
@@ -91,7 +91,7 @@ def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int 
 
 
 def spans_all_processes(mesh: Mesh | None) -> bool:
-    """True if all of several processes have a part of it."""
+    """Return whether the mesh has devices of every one of several processes."""
     return (
         mesh is not None
         and 1 < len({d.process_index for d in mesh.devices.flat}) == jax.process_count()
@@ -99,13 +99,17 @@ def spans_all_processes(mesh: Mesh | None) -> bool:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """Return the sharding of an array that every device holds completely."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def layout(mesh: Mesh | None, machine: str) -> str:
-    """How a cohort is divided, and a digest of what each process says of its machine: another way
-    has other last bits."""
+    """Describe everything about devices and processes on which the last bits of a result depend.
+
+    Args:
+        mesh: the devices.
+        machine: a description of this process's machine, such as its CPU and library versions.
+    """
     shape = "" if mesh is None or mesh.size == 1 else f"{dict(mesh.shape)}"
     if jax.process_count() == 1:
         return shape
@@ -119,7 +123,7 @@ def layout(mesh: Mesh | None, machine: str) -> str:
 
 
 def one_device(tree: Tree) -> Tree:
-    """What was spread over several devices of this process, on the first one."""
+    """Move arrays that are spread over several devices of this process to the first of them."""
     if jax.process_count() > 1:
         return tree
     many = lambda x: isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
@@ -127,8 +131,14 @@ def one_device(tree: Tree) -> Tree:
 
 
 def replicate(tree: Tree, mesh: Mesh | None, axis: str | None = None) -> Tree:
-    """Arrays put on all devices of a mesh, whole, or split along `axis` of it; every host has the
-    same ones."""
+    """Put arrays that every process has on all devices of a mesh.
+
+    Args:
+        tree: the arrays.
+        mesh: the devices; None leaves the arrays where they are.
+        axis: the axis of the mesh over which the first axis of the arrays is split; None puts whole
+            arrays on every device.
+    """
     if mesh is None:
         return tree
     sharding = NamedSharding(mesh, PartitionSpec(axis)) if axis else replicated(mesh)
@@ -136,7 +146,7 @@ def replicate(tree: Tree, mesh: Mesh | None, axis: str | None = None) -> Tree:
 
 
 def put(x: Any, sharding: NamedSharding) -> jax.Array:
-    """An array that every host has, on devices of all of them."""
+    """Put an array that every process has on the devices of a sharding."""
     if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
     if jax.process_count() == 1:
@@ -153,16 +163,22 @@ def connect(
     process: int | None = None,
     **options: Any,
 ) -> None:
-    """Join the processes of a run, one on each host: call it first, alike on all of them, then use
-    mesh="auto".
+    """Connect the processes of a run, one per host.
 
-    Without arguments JAX finds them itself under SLURM, Open MPI, Kubernetes with its indexed jobs,
-    and on TPU pods; elsewhere say coordinator="HOST:PORT" of process 0, how many processes and
-    which one this is.  On CPUs they talk over gloo.
+    Call it first, with the same arguments on all hosts, and then pass mesh="auto".  Without
+    arguments JAX finds the processes under SLURM, Open MPI and Kubernetes indexed jobs, and on TPU
+    pods.  On CPUs the processes communicate by gloo.
+
+    Args:
+        coordinator: "HOST:PORT" of process 0.
+        processes: the number of processes.
+        process: the index of this process, from 0.
+        **options: further arguments of jax.distributed.initialize.
 
     Raises:
-        ValueError: where the numbers do not fit, RuntimeError where the others do not come
-            (initialization_timeout seconds, default 300).
+        ValueError: If the numbers are inconsistent.
+        RuntimeError: If the other processes do not connect in time (initialization_timeout seconds,
+            300 by default).
     """
     told = (coordinator, processes, process)
     if any(v is not None for v in told):
@@ -182,9 +198,8 @@ def connect(
 
 
 def _leave() -> None:
-    """At the end wait for the others, a while: the service that they say goodbye to runs in process
-    0."""
-    client = distributed.global_state.client  # JAX has no public name for it
+    """Wait at the end for the other processes, because process 0 runs the service they leave."""
+    client = distributed.global_state.client  # JAX has no public name for this client
     if client is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client.wait_at_barrier("jfl: the end", 1000 * SHUTDOWN_TIMEOUT_SECONDS)
@@ -193,12 +208,12 @@ def _leave() -> None:
 
 
 def is_lead_process() -> bool:
-    """True in the process that reads and writes files: the first, or the only one."""
+    """Return whether this process reads and writes files: the first, or the only one."""
     return jax.process_index() == 0
 
 
 def broadcast_from_lead(tree: Tree) -> Tree:
-    """The leaves of process 0, in all processes."""
+    """Return the leaves of process 0 in all processes."""
     if jax.process_count() == 1:
         return tree
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -209,7 +224,7 @@ def broadcast_from_lead(tree: Tree) -> Tree:
 
 
 def min_over_processes(number: float, mesh: Mesh | None) -> float:
-    """The smallest of what the processes of a mesh say."""
+    """Return the minimum of a number over the processes of a mesh."""
     if not spans_all_processes(mesh):
         return number
     with explain_lost_process():
@@ -217,12 +232,16 @@ def min_over_processes(number: float, mesh: Mesh | None) -> float:
 
 
 def require_agreement(where: str, text: str = "", refusal: str = "") -> None:
-    """Of several processes: what one refuses all refuse, and so they do if they say different
-    texts.
+    """Raise in all processes if one of them refuses, or if their texts differ.
+
+    Args:
+        where: the function that is named in messages.
+        text: a description of what this process is about to do.
+        refusal: the reason why this process refuses; "" if it does not.
 
     Raises:
-        ValueError: with the first refusal, or naming the processes whose text differs from the
-            first one's.
+        ValueError: With the first refusal, or naming the processes whose text differs from that of
+            process 0.
     """
     if jax.process_count() == 1:
         return
@@ -245,8 +264,11 @@ def require_agreement(where: str, text: str = "", refusal: str = "") -> None:
 
 @contextlib.contextmanager
 def fail_together(where: str) -> Generator[Callable[[str], None]]:
-    """Give what all processes do before they begin a function to say that this one is ready; a
-    refusal before is all's."""
+    """Let all processes fail together if one of them fails before a common start.
+
+    The block gets a function `ready(text)`.  It calls this function when it is ready; an exception
+    before that is raised in all processes.
+    """
     done = []
 
     def ready(text: str) -> None:
@@ -265,16 +287,16 @@ def fail_together(where: str) -> Generator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def explain_lost_process() -> Generator[None]:
-    """Of several processes, say in one line that another one is gone.
+    """Replace the runtime's error after the loss of a process by a message of one line.
 
     Raises:
-        ConnectionError: in place of what the runtime says of it.
+        ConnectionError: If another process of the run has ended.
     """
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        # a collective that fails while NumPy takes its result is a ValueError with the runtime's
-        # words
+        # A collective that fails while NumPy reads its result raises a ValueError with the
+        # runtime's message.
         runtime = isinstance(error, jax.errors.JaxRuntimeError) or re.match(
             r"[A-Z_]+: ", str(error)
         )

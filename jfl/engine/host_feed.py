@@ -1,8 +1,8 @@
-"""Rounds of a population: the rows of the next cohort are fetched while the device works on this
-one.
+"""Rounds of a population, whose rows and client states are on the host.
 
-Cohorts depend on the key and the round alone, so they are drawn ahead.  What clients remember stays
-on the host too: it is read once the round before has written it, and written back once a round.
+The rows of the next cohort are fetched while the device works on the current one.  Cohorts depend
+only on the key and the round, so they can be drawn ahead of time.  Client states are read after
+the previous round has written them, and written back once per round.
 """
 
 import concurrent.futures
@@ -23,8 +23,8 @@ from .devices import replicated
 from .round import RoundStats, advance_fetched, draw_cohort, init_run_jit, run_sampling_key
 from .slots import chunk_cohort
 
-BLOCK = 2**18  # numbers of a state copied at once
-_draws_key = jax.jit(run_sampling_key)
+COPY_BLOCK = 2**18  # numbers of a state that are copied at a time
+_sampling_key_jit = jax.jit(run_sampling_key)
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 2))
@@ -44,8 +44,10 @@ def _drawn(key: Key, plan: Plan, round_: Any) -> tuple[tuple[Array, ...], Array]
 
 
 def init_population_run(key: Key, plan: Plan, words: Words, history: Words) -> Run:
-    """The state before the first round; what clients remember is in numpy arrays, where zeros take
-    no memory yet."""
+    """Return the state before the first round, with client states as NumPy arrays.
+
+    States that are zero take no memory until they are written.
+    """
     sampler, clients = plan.sampler, plan.sampler.clients
     run = init_run_jit(
         key,
@@ -62,10 +64,12 @@ def init_population_run(key: Key, plan: Plan, words: Words, history: Words) -> R
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Zeros that take memory by the small page that is written; np.zeros of this size takes pages
-    of 2 MB."""
+    """Return zeros that take memory page by page as they are written.
+
+    np.zeros of such a size gets huge pages, of which a single written number takes 2 MB.
+    """
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    if size < BLOCK or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+    if size < COPY_BLOCK or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
     held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     held.madvise(mmap.MADV_NOHUGEPAGE)
@@ -73,10 +77,10 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def copy_states(states: Tree) -> Tree:
-    """A copy that leaves zeros without memory."""
+    """Copy client states; blocks of zeros still take no memory."""
 
     def one(x: Any) -> np.ndarray:
-        x, step = np.asarray(x), max(1, BLOCK * len(x) // max(x.size, 1))
+        x, step = np.asarray(x), max(1, COPY_BLOCK * len(x) // max(x.size, 1))
         out = _zeros(x.shape, x.dtype)
         for i in range(0, len(x), step):
             some = x[i : i + step]
@@ -88,11 +92,15 @@ def copy_states(states: Tree) -> Tree:
 
 
 class Feeder:
-    """Runs rounds and holds what stays on the host: `with Feeder(run, states, plan, noise, rounds)
-    as feeder`."""
+    """Context manager that runs rounds and holds the rows and states that stay on the host."""
 
     def __init__(self, run: Run, states: Tree, plan: Plan, noise: Key, rounds: int):
-        self.plan, self.noise, self.key, self.host = plan, noise, _draws_key(run), plan.fed.host
+        self.plan, self.noise, self.key, self.host = (
+            plan,
+            noise,
+            _sampling_key_jit(run),
+            plan.fed.host,
+        )
         self.next, self.last = int(run.round), int(run.round) + rounds
         self.states = states  # numpy arrays [C, ...], written in place
         self.pool = concurrent.futures.ThreadPoolExecutor(1)
@@ -106,8 +114,7 @@ class Feeder:
         self.pool.shutdown(cancel_futures=True)
 
     def _fetch_next(self) -> None:
-        """Draw the next cohort now, before the device is busy; fetch its rows beside the device's
-        work."""
+        """Draw the next cohort before the device is busy, and fetch its rows in the background."""
         self.coming = None
         if self.next < self.last:
             drawn = _drawn(self.key, self.plan, self.next)
@@ -121,7 +128,7 @@ class Feeder:
     def _shared(
         self, ids: np.ndarray, fetch: Callable[[np.ndarray], Sequence[Any]]
     ) -> tuple[Array, ...]:
-        """What `fetch` finds of clients [chunks, slots], on the devices that work on them."""
+        """Fetch the data of clients [chunks, slots] and put it on the devices that run them."""
         fetched = lambda ids: tuple(
             v.reshape(ids.shape + v.shape[1:]) for v in fetch(ids.reshape(-1))
         )
@@ -142,7 +149,7 @@ class Feeder:
         )
 
     def round(self, run: Run, sums: RoundStats) -> tuple[Run, RoundStats]:
-        """One round; `run` and `sums` are consumed."""
+        """Run one round; the buffers of `run` and `sums` are donated."""
         slots, overflow, ids, taken, rows = self.coming.result()
         leaves, treedef = jax.tree.flatten(self.states)
         own = treedef.unflatten(

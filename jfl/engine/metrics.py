@@ -1,4 +1,4 @@
-"""Evaluation on held-out rows; all of it lies outside the guarantee."""
+"""Evaluation on test rows.  No guarantee covers its results."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ from ..models import frameworks
 from ..models.targets import TARGETS
 from . import sharding
 
-BLOCK = 2048  # test rows evaluated at once
-KEY = 0  # seed of the keys of test rows, for a loss that draws: the same in every evaluation
+BLOCK = 2048  # test rows that are evaluated at a time
+EVALUATION_SEED = 0  # for a loss that draws random numbers: the same draws in every evaluation
 
 
 class Evaluation(NamedTuple):
-    """What was measured; None where undefined."""
+    """Metrics of a model; undefined ones are None."""
 
     loss: Any
     accuracy: Any
@@ -30,7 +30,7 @@ class Evaluation(NamedTuple):
 
 
 def _hits(task: Task, params: Tree, x: Array, y: Array) -> Tree:
-    """How much of a prediction is right: a number, or a pair of that and of how many."""
+    """Return how much of a prediction is correct: a number, or a pair (correct, total)."""
     predict: Any = task.predict
     try:
         output = predict(params, x)
@@ -43,7 +43,7 @@ def _hits(task: Task, params: Tree, x: Array, y: Array) -> Tree:
 
 
 def has_accuracy(task: Task) -> bool:
-    """True if its accuracy is measured."""
+    """Return whether the accuracy of a task can be measured."""
     return task.predict is not None and TARGETS[task.target].hits is not None
 
 
@@ -56,17 +56,17 @@ def evaluate(
     server: Tree = None,
     own: Tree = (),
 ) -> Evaluation:
-    """Loss, accuracy and custom metrics on the central test rows; accuracy on each client's own.
+    """Measure loss, accuracy and custom metrics on the test rows, and accuracy per client.
 
     Args:
-        task: what is learned.
-        params: of the model that all share.
-        fed: whose test rows are used.
+        task: the task.
+        params: parameters of the shared model.
+        fed: the federation, whose test rows are used.
         mesh: devices that share the work.
-        personal: (server, what a client remembers) -> its own model, by which clients are then
-            judged; None: all by `params`.
-        server: what the server remembers.
-        own: leaves [C, ...], what clients remember.
+        personal: maps (server state, client state) to the client's own parameters, with which its
+            accuracy is measured; None measures all clients with `params`.
+        server: the server state.
+        own: the client states, leaves [C, ...].
     """
     draws = task.evaluation is None and losses.takes_key(task.loss)
     loss = losses.for_evaluation(task)
@@ -81,7 +81,7 @@ def evaluate(
         return found
 
     def drawn(params: Tree, x: Array, y: Array, number: Array) -> Any:
-        key = jax.random.fold_in(losses.key_of(KEY), number)
+        key = jax.random.fold_in(losses.key_of(EVALUATION_SEED), number)
         return task.loss(params, x, y, key)
 
     items = (fed.x_test, fed.y_test)
@@ -102,18 +102,18 @@ def evaluate(
 
 
 def predict(task: Task, params: Any, x: Any) -> np.ndarray:
-    """A model's outputs, a block of rows at a time.
+    """Return the outputs of a model for many rows, computed block by block.
 
     Args:
-        task: with a `predict`.
-        params: such as `out.params`.
-        x: [n, ...], rows as those it was trained on.
+        task: a task that has `predict`.
+        params: parameters, such as `out.params`.
+        x: [n, ...], rows like those of training.
 
     Returns:
-        Float[n, ...]: logits, or what `predict` gives.
+        Float[n, ...], the logits or other outputs of `predict`.
 
     Raises:
-        ArgumentError: for a task without `predict`.
+        ArgumentError: If the task has no `predict`.
 
     Example:
         >>> import jfl
@@ -140,8 +140,10 @@ def _same(params: Tree, own: Tree) -> Tree:
 def _mean(
     per_item: Callable[..., Any], given: Tree, items: tuple[Any, ...], block: int, mesh: Mesh | None
 ) -> dict[str, Any]:
-    """Mean of `per_item(given, *item)`, a block of items at a time, each device its part; of a
-    pair, the sum of its first over that of its second."""
+    """Return the mean of `per_item(given, *item)` over items, computed by blocks on all devices.
+
+    If `per_item` returns pairs, the result is the sum of the first over the sum of the second.
+    """
     many = max(1, len(items[0]))
     sums = _sums(per_item, given, items, block, mesh)
     return {name: _ratio(value, many) for name, value in sums.items()}
@@ -174,8 +176,10 @@ def _of_clients(
     server: Tree,
     own: Tree,
 ) -> tuple[Array | None, Array | None]:
-    """The mean over clients of the accuracy on their own held-out rows, and percentiles; None
-    without such rows or without predictions."""
+    """Return mean and percentiles over clients of the accuracy on their own test rows.
+
+    Both are None if there are no such rows, or the task makes no predictions.
+    """
     if not has_accuracy(task) or fed.test_index.shape[-1] == 0:
         return None, None
 
@@ -192,7 +196,7 @@ def _of_clients(
     block = max(1, BLOCK // fed.test_index.shape[-1])
 
     def placed(given: tuple[Any, ...], items: tuple[Any, ...], mask: Array) -> Array:
-        """Each at its place, zeros at the others: a sum over devices puts them together."""
+        """Return results at their clients' places and zeros elsewhere, to be summed over devices."""
         *mine, place = items
         each = jax.lax.map(
             lambda item: client(given, *item), tuple(mine), batch_size=min(block, len(mask))
