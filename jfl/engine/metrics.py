@@ -196,7 +196,7 @@ def _of_clients(
     block = max(1, BLOCK // fed.test_index.shape[-1])
 
     def placed(given: tuple[Any, ...], items: tuple[Any, ...], mask: Array) -> Array:
-        """Return results at their clients' places and zeros elsewhere, to be summed over devices."""
+        """Return results at the places of their clients, and zeros at all others."""
         *mine, place = items
         each = jax.lax.map(
             lambda item: client(given, *item), tuple(mine), batch_size=min(block, len(mask))
