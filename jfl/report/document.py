@@ -18,7 +18,6 @@ from ..runs import record
 
 HEAD, MARKDOWN_HEAD = (record.PAGES[suffix].decode() for suffix in (".html", ".md"))
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src"
-LIBRARY = "chart.umd.min.js"  # Chart.js, which draws; a page without plots does without it
 # words that stand out in a column of verdicts: shape and word say it, the colour only again
 CONTRADICTED, REFUTED = "the proof is contradicted: a bug", "the claim is refuted"
 MARKS = {
@@ -84,17 +83,12 @@ class Table(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """`alt` says what is to be seen to those who cannot; without svg the page shows the png.
-
-    With `chart`, of `charts`, the page draws it again as a plot that answers to the pointer; the
-    still picture stays for those without scripts and for paper.
-    """
+    """`alt` says what is to be seen to those who cannot; without svg the page shows the png."""
 
     alt: str
     caption: str
     png: bytes
     svg: str | None = None
-    chart: dict | None = None
 
 
 class Code(NamedTuple):
@@ -146,17 +140,17 @@ def page(document: Document) -> str:
     >>> "<b>" in page(Document("<b>", "", [Section("a", [Text("<b>")])]))
     False
     """
-    drawn = any(p.chart for section in document.sections for p in _pictures(section.blocks))
-    scripts = [_script("page.js")] + ([_script("plots.js"), _library()] if drawn else [])
+    templates = importlib.resources.files("jfl.report.templates")
+    script = templates.joinpath("page.js").read_text("utf-8")
     template = _templates(autoescape=True).get_template("page.html")
     return template.render(
         document=document,
         head=HEAD,
-        policy=" ".join([POLICY, *map(_digest, scripts)]),
+        policy=f"{POLICY} {_digest(script)}",
         marks=MARKS,
         marked=("verdict", "status"),
         glossary=GLOSSARY,
-        scripts=scripts,
+        script=script,
     )
 
 
@@ -209,16 +203,6 @@ def _templates(autoescape: bool):
         fence=_fence,
     )
     return templates
-
-
-def _script(name: str) -> str:
-    return importlib.resources.files("jfl.report.templates").joinpath(name).read_text("utf-8")
-
-
-def _library() -> str:
-    """Chart.js below its licence, without the line that would ask for its source map."""
-    code, licence = _script(LIBRARY), _script(f"{LIBRARY}.LICENSE")
-    return f"/*\n{licence}*/\n{re.sub('//# sourceMappingURL=.*', '', code)}"
 
 
 def _digest(script: str) -> str:

@@ -19,9 +19,8 @@ def flags():
 
     @dataclasses.dataclass(frozen=True)
     class Report:
-        """One page of runs: the best private accuracy and what is proved of it, a table, plots that
-        answer to the pointer, guarantees with their caveats, settings, versions, how to run it
-        again.
+        """One page of runs: the best private accuracy and what is proved of it, a table,
+        pictures, guarantees with their caveats, settings, versions, how to run it again.
 
         Of experiments: the claims that were checked, what holds, and how far lines are apart. The
         page is one file that asks for nothing: send it to anybody.

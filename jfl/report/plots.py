@@ -683,8 +683,11 @@ def _short(words, most: int) -> str:
 
 
 def svg(figure) -> str:
-    """The figure with words as words, and INK as the colour of the words around it; the same each
-    time."""
+    """Return a figure for a page: text stays text, and colours are those of the page.
+
+    Lines take the variables `--c1`, `--c2`, ... of the page's style, which differ in the dark.  The
+    same figure gives the same text.
+    """
     import matplotlib
 
     out = io.StringIO()
@@ -692,7 +695,10 @@ def svg(figure) -> str:
         figure.savefig(
             out, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
         )
-    return out.getvalue().replace(INK, "currentColor")
+    text = out.getvalue().replace(INK, "currentColor")
+    for i, colour in enumerate(COLOURS[1:], 1):
+        text = text.replace(colour.lower(), f"var(--c{i})")
+    return text
 
 
 def png(figure) -> bytes:

@@ -8,7 +8,7 @@ import shlex
 
 from ..runs import tables
 from ..runs.record import PLUS_MINUS, plus_minus
-from . import charts, document, headline, plots, read, results
+from . import document, headline, plots, read, results
 from .document import Code, Document, Fold, Items, Picture, Section, Table, Text
 from .read import Group, Source
 from .results import Experiment
@@ -280,7 +280,6 @@ def run_pictures(groups: list[Group]) -> list:
             plots.frontier(settings),
             "Final accuracy against ε, the numbers of the table above.",
             FRONTIER_WORDS + omitted_panels + omitted,
-            charts.frontier(settings),
         ),
         _curves_of_runs(
             settings,
@@ -295,13 +294,13 @@ def run_pictures(groups: list[Group]) -> list:
 
 def _curves_of_runs(settings, metrics, alt, caption) -> list[Picture]:
     names, panels = [s.label for s in settings], plots.panels_of_runs(settings, metrics)
-    return _picture(plots.curves(names, panels), alt, caption, charts.curves(names, panels))
+    return _picture(plots.curves(names, panels), alt, caption)
 
 
-def _picture(figure, alt, caption, chart) -> list[Picture]:
+def _picture(figure, alt, caption) -> list[Picture]:
     if figure is None:
         return []
-    return [Picture(alt, caption, plots.png(figure), plots.svg(figure), chart)]
+    return [Picture(alt, caption, plots.png(figure), plots.svg(figure))]
 
 
 def _guarantees(groups: list[Group]) -> list:
@@ -598,10 +597,8 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
     """The points of a study, or how far the lines of an experiment lie apart, and their curves."""
     if any(p.audited is not None for p in experiment.points):
         figure, words = plots.audits(experiment.points, experiment.xlabel), AUDIT_WORDS
-        chart = charts.audits(experiment.points, experiment.xlabel)
     elif experiment.points:
         figure = plots.study(experiment.points, experiment.xlabel)
-        chart = charts.study(experiment.points, experiment.xlabel)
         words = STUDY_WORDS
         if any(p.claimed is not None for p in experiment.points):
             unproved = ", ".join(dict.fromkeys(p.line for p in experiment.points if p.mean is None))
@@ -613,7 +610,7 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
             )
     else:
         lines = experiment.lines
-        figure, chart = plots.lines(lines), charts.lines(lines)
+        figure = plots.lines(lines)
         words = (
             f"Final test accuracy of its lines, {_bars(lines.values())}; filled where the file "
             "gives a proved ε."
@@ -621,7 +618,7 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
         if len(lines) > plots.LINES:
             words += f" The first {plots.LINES} of {len(lines)} lines."
     words = f"{_full_name(experiment)}. {words}"
-    pictures = _picture(figure, f"{words} The numbers are in the tables.", words, chart)
+    pictures = _picture(figure, f"{words} The numbers are in the tables.", words)
     return pictures + _curves_of_lines(experiment)
 
 
@@ -634,7 +631,7 @@ def _curves_of_lines(experiment: Experiment) -> list[Picture]:
     )
     if len(names) == plots.SHOWN or len(panels) == plots.TRACED:
         words += f" No more than {plots.SHOWN} lines a panel and {plots.TRACED} panels are drawn."
-    return _picture(plots.curves(names, panels), words, words, charts.curves(names, panels))
+    return _picture(plots.curves(names, panels), words, words)
 
 
 def _bars(lines) -> str:

@@ -1,9 +1,7 @@
-"""What a page is made of: its one library, data that no name ends, terms that can be reached,
+"""What a page is made of: its script, names that end nothing, terms that can be reached,
 colours that can be read, Markdown that folds."""
 
-import hashlib
 import importlib.resources
-import json
 import re
 
 import pytest
@@ -11,9 +9,6 @@ from helpers.report_pages import EVIL, Tables, guarantee, made
 
 from jfl.report import document, read, sections
 
-# of dist/chart.umd.min.js and LICENSE.md of chart.js 4.6.1, as its registry has them
-LIBRARY = "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"
-LICENCE = "41a84aa2caba645f966a18d9c2056b73e6d3a81d80bc0046bc0011a2634d4cce"
 TEMPLATES = importlib.resources.files("jfl.report.templates")
 # each ends a script, or begins what hides its end, if it stands in one as it is
 HOSTILE = ["</script><script>alert(1)</script>", "<!--<script>", "\u2028alert(1)\u2029", "&lt;]]>"]
@@ -36,44 +31,23 @@ def hostile_names(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_no_name_ends_the_data_of_a_plot(hostile_names):
+def test_no_name_ends_a_picture_or_becomes_a_script(hostile_names):
     parsed = Tables(hostile_names)
-    data = [text for attrs, text in parsed.scripts if attrs]
-    assert len(data) == 3 and len(parsed.scripts) == 6
-    for text in data:
-        assert not re.search(r"[<>&\u2028\u2029]", text)
-        names = [entry["name"] for entry in json.loads(text)["legend"]]
-        assert names == [*HOSTILE, EVIL]
-    assert "alert" not in "".join(text for attrs, text in parsed.scripts if not attrs)
+    ((attrs, script),) = parsed.scripts
+    assert attrs == {} and "alert" not in script
+    assert sum(tag == "svg" for tag, _ in parsed.tags) == 3
 
 
-def test_the_library_is_the_published_one_under_its_licence(hostile_names):
-    for name, digest in ((document.LIBRARY, LIBRARY), (f"{document.LIBRARY}.LICENSE", LICENCE)):
-        assert hashlib.sha256(TEMPLATES.joinpath(name).read_bytes()).hexdigest() == digest
-    licence = TEMPLATES.joinpath(f"{document.LIBRARY}.LICENSE").read_text()
-    assert licence.startswith("The MIT License") and hostile_names.count(licence) == 1
-
-
-def test_scripts_are_light_and_only_where_there_are_plots(hostile_names):
+def test_a_page_is_light():
     text = document.Text("words")
     plain = document.page(document.Document("t", "", [document.Section("a", [text])]))
-    still = document.Picture("alt", "caption", b"png")
-    fold = document.Fold("f", [still._replace(chart=dict(legend=[], panels=[]))])
-    drawn = document.page(document.Document("t", "", [document.Section("a", [fold])]))
     assert len(Tables(plain).scripts) == 1 and len(plain.encode()) < 40_000
-    assert len(Tables(drawn).scripts) == 4 and "Chart.js" not in plain
-    scripts = "".join(text for _, text in Tables(hostile_names).scripts)
-    assert 200_000 < len(scripts.encode()) < 300_000
-    assert document.page(document.Document("t", "", [document.Section("a", [still])])).count(
-        "<script"
-    ) == len(Tables(plain).scripts)
 
 
-def test_our_scripts_write_no_markup_and_ask_for_nothing():
-    for name in ("page.js", "plots.js"):
-        script = TEMPLATES.joinpath(name).read_text()
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script)
-        assert not re.search(r"fetch\(|XMLHttpRequest|import\(|new Function|</script", script)
+def test_our_script_writes_no_markup_and_asks_for_nothing():
+    script = TEMPLATES.joinpath("page.js").read_text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script)
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|new Function|</script", script)
 
 
 def test_terms_can_be_reached_and_are_told(tmp_path, without_pictures):

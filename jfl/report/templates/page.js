@@ -23,7 +23,7 @@
   if (kept === "light" || kept === "dark") root.dataset.theme = kept;
   const toggle = make("button", { type: "button", className: "theme" });
   const name = () => { toggle.textContent = isDark() ? "☀ Light" : "☾ Dark"; };
-  const changed = () => { name(); dispatchEvent(new Event("jfl-theme")); };
+  const changed = () => name();
   toggle.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     remembered(root.dataset.theme);
