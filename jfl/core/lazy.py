@@ -1,11 +1,43 @@
 """Modules of a package that are imported when somebody names them (PEP 562), so that `import jfl`
 stays fast."""
 
+import contextlib
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
+
+# Packages of the extra "cli": what the command line, reports, pictures and `digits` need.
+CLI_PACKAGES = (
+    "filelock",
+    "jinja2",
+    "matplotlib",
+    "msgspec",
+    "sklearn",
+    "tomli_w",
+    "tyro",
+)
+
+
+@contextlib.contextmanager
+def explain_missing_package() -> Generator[None]:
+    """Say how to install a package of the extra "cli" if an import in the block does not find it.
+
+    Raises:
+        ModuleNotFoundError: With the command that installs the package.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in CLI_PACKAGES:
+            raise
+        raise ModuleNotFoundError(
+            f"the package {package} is not installed. Install it with: "
+            'pip install "jfl[cli]" (in a checkout: pip install -e ".[cli]")',
+            name=package,
+        ) from error
 
 
 def submodules(
@@ -45,7 +77,8 @@ def submodules(
 
     def __getattr__(name: str) -> Any:
         if later and name in later:
-            return getattr(importlib.import_module(later[name]), name)
+            with explain_missing_package():
+                return getattr(importlib.import_module(later[name]), name)
         if name == "__all__" and len(names) > 1:
             return [offered for module in offering() for offered in module.__all__]
         if not name.startswith("__") or name == "__all__":
@@ -56,7 +89,8 @@ def submodules(
                 if is_module(name):
                     break
             if is_module(name):
-                return importlib.import_module(f"{package}.{name}")
+                with explain_missing_package():
+                    return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
@@ -87,7 +121,9 @@ def later(path: str) -> Callable[..., Any]:
     module, _, name = path.rpartition(".")
 
     def call(*args: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args, **options)
+        with explain_missing_package():
+            function = getattr(importlib.import_module(module), name)
+        return function(*args, **options)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"See `{path}`."

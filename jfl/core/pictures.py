@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from .lazy import explain_missing_package
+
 MANY = 60  # clients that are drawn one by one
 
 
@@ -26,8 +28,9 @@ def federation(self: Any, axes: Any = None) -> Any:
         >>> fed.plot().get_ylabel()
         'rows'
     """
-    import matplotlib
-    from matplotlib.figure import Figure
+    with explain_missing_package():
+        import matplotlib
+        from matplotlib.figure import Figure
 
     if axes is None:
         axes = Figure(figsize=(8, 3.2), layout="constrained").add_subplot()

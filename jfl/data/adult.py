@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import DataUnavailable
+from ..core.lazy import explain_missing_package
 from . import tfds
 
 FILES = {"adult.data": 32561, "adult.test": 16281}  # published rows
@@ -159,7 +160,8 @@ def _parse(where, path):
 def _download(where, folder):
     """OpenML's copy as the two published files.  It holds the rows of both in their order, those of
     adult.test first."""
-    from sklearn.datasets import fetch_openml
+    with explain_missing_package():
+        from sklearn.datasets import fetch_openml
 
     try:
         bunch: Any = fetch_openml(

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.errors import DataUnavailable
+from ..core.lazy import explain_missing_package
 from ..core.options import Setting
 from . import adult as uci
 from . import idx, plain, plays, tfds
@@ -306,7 +307,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     """
     checks.fraction("datasets.digits", single=True, test_fraction=test_fraction)
     checks.seed("datasets.digits", seed=seed)
-    from sklearn.datasets import load_digits
+    with explain_missing_package():
+        from sklearn.datasets import load_digits
 
     loaded: Any = load_digits(return_X_y=True)
     images, labels = loaded
