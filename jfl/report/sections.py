@@ -91,8 +91,6 @@ MANIFEST = (
     "seeds",
     "written",
     "groups",
-    "recomputed",
-    "attempt",
     "seconds",
     "commit",
 )
@@ -810,11 +808,6 @@ def _commands(sources: list[Source]) -> list:
     lines = []
     for source in sources:
         lines += _source_commands(source)
-        if recomputed := source.manifest.get("recomputed"):
-            lines.append(
-                f"# {_one_line(source.label)}: {recomputed} rounds ran twice with new noise; a "
-                "straight run does not"
-            )
     words = (
         "On the versions and devices above the same commands give the same numbers. NEW is a new "
         "directory"

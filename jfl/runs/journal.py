@@ -1,47 +1,32 @@
-"""The journal of a run directory: which rounds may have been seen, under which program they were
-computed.
+"""The journal of a run directory: which rounds may have been seen, and which program computed them.
 
-Before rounds are computed the journal says how far they will go.  A run that is killed and resumed
-computes some rounds again.  The same program, from the state from which it began, gives the same
-releases, and they count once.  Anything else gives new ones: the run's `attempt` is raised, which
-changes its noise, cohorts and batches, and they count twice.
+A run that is killed and resumed computes the rounds since its last checkpoint again.  The journal
+is written before anything that those rounds released leaves the process: a checkpoint, a metric, a
+line on the terminal.  The same program computes the same releases again, bit for bit, so they count
+once.  Another program would release the same rounds a second time with other rounding errors, so
+the resume is refused.  If nothing was seen since the last checkpoint, any program may continue.
 """
 
-import dataclasses
 import json
 import uuid
 from pathlib import Path
-from typing import NamedTuple
-
-import jax
 
 from ..core import files
-from ..core.records import Run
 from . import checkpoint
 from .checkpoint import refuse_resume
 
-FORMAT = 3
-BEGINNING = "round 0"
-LAST_ATTEMPT = 2**31 - 1
+FORMAT = 4
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 PROCESS = uuid.uuid4().hex
-LOST = (
-    "Without it nobody knows which rounds were seen: start in another directory with another "
-    "--seed."
-)
-
-
-class Branch(NamedTuple):
-    """Where a run goes on: rounds of one branch that are computed again are the same releases."""
-
-    attempt: int = 0
-    origin: str = BEGINNING  # digest of the state from which this program began under this attempt
-    recomputed: int = 0  # rounds released before, and released again as something else
+NEW_START = "Start in a new directory with a new --seed."
 
 
 def program(**layout: str) -> dict:
-    """What the bits of a round follow from: the environment, the layout of this run, and the
-    process where a program does not give them twice."""
+    """Return everything that the bits of a round depend on.
+
+    These are the environment and the layout of the run.  Where a program does not repeat its bits,
+    as on a GPU without `DETERMINISTIC`, the process is included, so every process is a program.
+    """
     facts = checkpoint.environment() | layout
     if facts["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in facts["flags"].split():
         facts["process"] = PROCESS
@@ -49,104 +34,89 @@ def program(**layout: str) -> dict:
 
 
 class Journal:
-    """The file journal.json of a run directory; it is on the disk before what it announces is
-    computed.
+    """The file journal.json of a run directory.
+
+    Its record holds `until`, the last round that may have been seen; `program`, what computes the
+    rounds after `since`; and the facts that a resumed run must share.
 
     Args:
-        directory: of the run.
-        layout: what its program is beside the machine: the layout of its devices, the key that its
-            seed became.
+        directory: the run directory.
+        layout: what the program depends on besides the environment: the layout of the devices and
+            the key that the seed became.
     """
 
     def __init__(self, directory, **layout: str):
         self.path, self.layout = Path(directory).absolute() / "journal.json", layout
 
     def read(self) -> dict | None:
-        """The last record; None if there is no file.
+        """Return the record, or None if there is no file.
 
         Raises:
-            ResumeRefused: for a file of another format, or one that is not as it was written.
+            ResumeRefused: if the file has another format or was modified.
         """
+        where = f"journal {self.path}"
+        lost = f"Without it nobody knows which rounds were seen. {NEW_START}"
         try:
             record = json.loads(self.path.read_text())
-            kind = record.get("format", 1)
+            found = record.get("format", 1)
         except FileNotFoundError:
             return None
         except (ValueError, AttributeError) as error:
-            refuse_resume(f"journal {self.path}", "the JSON that a run wrote", str(error), LOST)
-        if kind != FORMAT:
-            refuse_resume(
-                f"journal {self.path}",
-                f"format {FORMAT}",
-                f"format {kind}",
-                "Another version of jfl wrote it: resume "
-                "with that version, or start in another directory with another --seed.",
-            )
+            refuse_resume(where, "the JSON that a run wrote", str(error), lost)
+        if found != FORMAT:
+            hint = f"Resume with the version of jfl that wrote it. Otherwise: {NEW_START}"
+            refuse_resume(where, f"format {FORMAT}", f"format {found}", hint)
         if record.pop("digest", None) != checkpoint.signature(record):
-            refuse_resume(
-                f"journal {self.path}", "the file as it was written", "another digest", LOST
-            )
+            refuse_resume(where, "the file as it was written", "another digest", lost)
         return record
 
-    def announce(self, until: int, branch: Branch, **facts):
-        """Say before computing them which rounds may be seen from now on; `facts` name what is run.
+    def announce(self, until: int, since: int, **facts) -> None:
+        """Record that rounds up to `until` may be seen from now on.
 
-        An earlier try of the same branch and program that went further stays the furthest.
+        Args:
+            until: the last of these rounds; the record never goes back to an earlier one.
+            since: the rounds after this one are computed by this program.
+            **facts: what a resumed run must share.
         """
         before = self.read()
-        record = dict(facts, format=FORMAT, **branch._asdict(), program=program(**self.layout))
-        if before is not None and all(
-            before[k] == record[k] for k in ("attempt", "origin", "program")
-        ):
-            until = max(until, before["until"])
-        record["until"] = until
+        until = until if before is None else max(until, before["until"])
+        record = dict(
+            facts, format=FORMAT, until=until, since=since, program=program(**self.layout)
+        )
         files.write(
             self.path, json.dumps(dict(record, digest=checkpoint.signature(record)), indent=1)
         )
 
+    def resume(self, done: int) -> int:
+        """Return `since` for a run that continues after round `done`.
 
-def rejoin(
-    run: Run, journal: dict, saved: Branch | None = None, state: str = BEGINNING, **layout: str
-) -> tuple[Run, Branch]:
-    """-> the run to go on with, and its branch.
-
-    Args:
-        run: of the last checkpoint, or at round 0.
-        journal: what Journal.read gave.
-        layout: as of Journal.
-        saved, state: the branch and the digest of the checkpoint that `run` comes from; without
-            one, `run` is at round 0.
-
-    Raises:
-        ResumeRefused: if the checkpoint knows of more than the journal.
-
-    Rounds past the checkpoint that the journal announced are released again.
-    """
-    last, done = Branch(*(journal[k] for k in Branch._fields)), int(run.round)
-    if saved is not None and (
-        saved.attempt > last.attempt
-        or saved.recomputed > last.recomputed
-        or saved.attempt == last.attempt
-        and journal["until"] < done
-    ):
-        refuse_resume(
-            "--resume",
-            f"a journal that is not older than the checkpoint of round {done}",
-            f"one of attempt {last.attempt} up to round {journal['until']}",
-            LOST,
-        )
-    again = max(0, journal["until"] - done)
-    if journal["program"] == program(**layout) and (
-        state == last.origin or saved is not None and saved[:2] == last[:2]
-    ):
-        branch = last
-    elif again and last.attempt == LAST_ATTEMPT:
-        refuse_resume(
-            "--resume",
-            "an attempt that has a noise of its own",
-            f"{last.attempt}, the last",
-            "Start in another directory with another --seed.",
-        )
-    else:
-        branch = Branch(last.attempt + (again > 0), state, last.recomputed + again)
-    return dataclasses.replace(run, attempt=jax.numpy.int32(branch.attempt)), branch
+        Raises:
+            ResumeRefused: if the journal is older than the checkpoint of round `done`, or if rounds
+                that may have been seen would be computed again by another program.
+        """
+        record = self.read()
+        assert record is not None
+        until, since = record["until"], record["since"]
+        if until < done:
+            refuse_resume(
+                "--resume",
+                f"a journal at least as recent as the checkpoint of round {done}",
+                f"one that ends at round {until}",
+                NEW_START,
+            )
+        here = program(**self.layout)
+        if record["program"] == here and since <= done:
+            return since
+        if until > done:
+            differ = [k for k, v in here.items() if record["program"].get(k) != v]
+            hint = "Resume there"
+            if "process" in here:
+                hint = f"On a GPU, start with XLA_FLAGS={DETERMINISTIC} to resume at any point"
+            refuse_resume(
+                "--resume",
+                f"the program and device that released rounds {done + 1} to {until}",
+                f"another {', '.join(differ) or 'checkpoint than it left'}",
+                f"{hint}: other rounding errors would be a second release of these rounds, which "
+                f"epsilon does not cover. Otherwise: {NEW_START}",
+            )
+        return done

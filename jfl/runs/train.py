@@ -19,15 +19,13 @@ from ..engine import sharding
 from ..engine.round import init
 from ..engine.simulate import rounds_before_evaluations, scan, simulate
 from ..privacy.entry_guarantees import Overflow
-from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import correlated
 from . import build, logs, unused_options
 from . import config as configs
 from . import record as report
 from .checkpoint import Checkpoints, code, environment, refuse_resume
 from .config import Config
 from .directory import checked, disk_errors_explained, has_files, locked
-from .journal import Branch, Journal, rejoin
+from .journal import Journal
 from .printed import formulas
 from .record import RunRecord, Stopwatch
 
@@ -104,21 +102,19 @@ def paper_claims(plan: Plan, config: Config, rounds: int) -> tuple:
 
 
 class Position(NamedTuple):
-    """Where a run goes on.
+    """Where a run begins or resumes.
 
     Attributes:
-        run: its state.
-        branch: which branch of the journal it is on.
-        history: metrics of the rounds that are done, as lists over evaluations.
-        seconds: those rounds took.
-        beyond: rounds that were released beyond the end of this run.
+        run: the state.
+        since: the rounds after this one are computed by this program.
+        history: metrics of the finished rounds, as lists over evaluations.
+        seconds: duration of the finished rounds.
     """
 
     run: Run
-    branch: Branch
+    since: int
     history: dict
     seconds: float
-    beyond: int
 
 
 class Session(NamedTuple):
@@ -208,7 +204,7 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
         journaled = _journaled(Journal(out), out)
         # before data are read and anything is computed
         _same_config(journaled["config"], asked, out)
-        _long_enough(Checkpoints(out).latest() or 0, asked)
+        _require_rounds(asked, journaled["until"])
     unused_options.refuse_unused(asked)
     plan, config = build.build(asked)
     facts = _facts(plan, config)
@@ -244,7 +240,7 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
             _remove_temporaries(session)
             if session.journal.read() is None:
                 # before any other file: a directory with files and no journal is refused
-                session.journal.announce(0, position.branch, **facts)
+                session.journal.announce(0, position.since, **facts)
             return _train(session, position._replace(run=meshes.broadcast_from_lead(position.run)))
 
 
@@ -325,75 +321,40 @@ def _journaled(journal, out) -> dict:
 
 
 def _position(session: Session, resume: bool) -> Position:
-    """Where the run begins or goes on."""
+    """Return where the run begins or resumes."""
     plan, config, out, journal = session.plan, session.config, session.out, session.journal
-    # of several processes each begins alone, and agrees with the others later
+    # Each of several processes initialises the run alone; they share it later.
     mesh = session.mesh if jax.process_count() == 1 else None
     run = init(jax.random.key(config.seed), dataclasses.replace(plan, mesh=mesh))
     if not resume or not has_files(out):
-        return Position(run, Branch(), {}, 0.0, 0)
+        return Position(run, since=0, history={}, seconds=0.0)
     journaled = _journaled(journal, out)
     _same(journaled, session.facts, out)
+    _require_rounds(config, journaled["until"])
     if session.checkpoints.latest() is None:
-        history, seconds = {}, 0.0
-        run, branch = rejoin(run, journaled, None, **journal.layout)
-    else:
-        saved = session.checkpoints.load()
-        _same(saved.meta, session.facts, out)
-        run = session.checkpoints.restore(run, saved)
-        history, seconds = saved.meta["history"], saved.meta["seconds"]
-        _long_enough(int(run.round), config)
-        run, branch = rejoin(
-            run, journaled, Branch(*saved.meta["branch"]), saved.digest, **journal.layout
-        )
-    chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
-    if branch.recomputed and any(mech.calms(m, config.rounds) for m in chains):
-        refuse_resume(
-            "--resume",
-            "the program and machine that began, where the noise grows from round to round",
-            f"another one, which releases {branch.recomputed} rounds again",
-            "Rounds that are released twice are charged "
-            "as later ones, which have more noise: start in another directory with another --seed.",
-        )
-    if branch.recomputed and any(map(correlated.strategy_of, (plan.upload, plan.release))):
-        refuse_resume(
-            "--resume",
-            "the program and machine that began, where noise is correlated over rounds",
-            f"another one, which releases {branch.recomputed} rounds again",
-            "Both releases of a round would hold the same earlier noise: start in another "
-            "directory with another --seed.",
-        )
-    if branch.recomputed and (plan.sampler.separation > 1 or plan.sampler.epoch > 1):
-        refuse_resume(
-            "--resume",
-            "the program and machine that began, where clients take turns",
-            f"another one, which releases {branch.recomputed} rounds again",
-            "A client could come more often than once in its turns: start in another directory "
-            "with another --seed.",
-        )
-    # rounds of this very program beyond where it is to stop now: charged, but not kept as released
-    # twice, since a longer run would release the same again
-    same = branch.attempt == journaled["attempt"]
-    beyond = max(0, journaled["until"] - config.rounds) if same else 0
-    return Position(run, branch, history, seconds, beyond)
+        return Position(run, journal.resume(0), history={}, seconds=0.0)
+    saved = session.checkpoints.load()
+    _same(saved.meta, session.facts, out)
+    run = session.checkpoints.restore(run, saved)
+    since = journal.resume(int(run.round))
+    return Position(run, since, saved.meta["history"], saved.meta["seconds"])
 
 
 def _train(session: Session, position: Position) -> dict:
     """Run the rounds that are left, and write the results."""
     config, plan, out = session.config, session.plan, session.out
-    recomputed, done = position.branch.recomputed, int(position.run.round)
-    charged = recomputed + position.beyond
+    done = int(position.run.round)
     write(
         out / "config.toml",
         configs.dump(dataclasses.asdict(session.asked), "jfl train --config config.toml --out DIR"),
     )
-    guarantees = privacy(plan, config, config.rounds + charged)
+    guarantees = privacy(plan, config, config.rounds)
     evaluated = [
         *position.history.get("round", ()),
         *(r for r in session.evaluations.tolist() if r > done),
     ]
     shown = shown_epsilon(guarantees, config)
-    eps = epsilons(plan, config, np.asarray(evaluated) + charged, last=shown)
+    eps = epsilons(plan, config, evaluated, last=shown)
     eps = {} if eps is None else dict(zip(evaluated, eps.tolist()))
     stopwatch = Stopwatch()
     told = _with_epsilon(position.history, eps)
@@ -402,7 +363,7 @@ def _train(session: Session, position: Position) -> dict:
     seconds, compiled = stopwatch.read()
     record = RunRecord(
         name=config.algorithm,
-        config=dataclasses.asdict(config) | dict(recomputed=recomputed, beyond=position.beyond),
+        config=dataclasses.asdict(config),
         seed=config.seed,
         history=history,
         seconds=position.seconds + seconds,
@@ -420,8 +381,6 @@ def _train(session: Session, position: Position) -> dict:
             config.rounds,
             seconds=record.timing(),
             seeds=[config.seed],
-            recomputed=recomputed,
-            attempt=int(run.attempt),
         ),
     )
     if history.get("accuracy"):
@@ -448,7 +407,7 @@ def _with_epsilon(seen: dict, eps: dict) -> dict:
 def _segments(
     session: Session, position: Position, eps: dict, stopwatch: Stopwatch, write_log: Callable
 ):
-    """Run segment by segment, each announced before and saved after it.
+    """Run segment by segment; announce each in the journal, then save and report it.
 
     Returns:
         The run at its end, and the metrics of all rounds.
@@ -459,7 +418,6 @@ def _segments(
     placed = sharding.place(session.plan, mesh)  # once for all segments
     while (done := int(run.round)) < config.rounds:
         n = _segment(session.evaluations, done)
-        session.journal.announce(done + n, position.branch, **session.facts)
         report.void(out)  # of a shorter run: its epsilon does not hold from here on
         (out / "accuracy.png").unlink(missing_ok=True)
         try:
@@ -467,16 +425,19 @@ def _segments(
                 key, placed, n, evaluate_every=n, start=run, tolerate=config.tolerate(), mesh=mesh
             )
         except HealthError as error:
+            session.journal.announce(done + n, position.since, **session.facts)
             kept = f"round {saved} in {out}" if saved else "none"
             text = f"{error} Last good checkpoint: {kept}."
             raise HealthError(text, error.run, error.health) from None
         run, seen = result.run, report.lists(result.metrics)
         done = int(run.round)
+        # before anything that these rounds released leaves this process
+        session.journal.announce(done, position.since, **session.facts)
         for name, values in seen.items():
             history.setdefault(name, []).extend(values)
         if done - saved >= session.save_every or done == config.rounds:
             seconds = position.seconds + stopwatch.read()[0]
-            facts = dict(session.facts, branch=position.branch, history=history, seconds=seconds)
+            facts = dict(session.facts, history=history, seconds=seconds)
             session.checkpoints.save(run, facts)
             saved = done
         write_log(_with_epsilon(seen, eps))
@@ -497,9 +458,10 @@ def _same_config(old: dict, asked: Config, out):
     _refuse_changes(old, new, later, out)
 
 
-def _long_enough(done: int, config):
-    if done > config.rounds:
-        checks.fail("--rounds", f">= {done}, the rounds done", config.rounds)
+def _require_rounds(config, released: int):
+    """Refuse to end a run before rounds that may have been seen."""
+    if released > config.rounds:
+        checks.fail("--rounds", f">= {released}, the rounds already released", config.rounds)
 
 
 def _refuse_changes(old: dict, new: dict, later: tuple, out):

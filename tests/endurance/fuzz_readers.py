@@ -108,11 +108,9 @@ PERSON = (
     "Male, 2174, 0, 40, United-States, <=50K"
 )
 JOURNAL = dict(
-    format=3,
+    format=4,
     until=3,
-    attempt=0,
-    origin="round 0",
-    recomputed=0,
+    since=0,
     program=dict(jax="1"),
     config=dict(lr=0.1),
     data="abc",

@@ -175,9 +175,9 @@ MUTANTS = (
     # --- runs that go on
     Mutant(
         "jfl/runs/train.py",
-        "session.journal.announce(done + n, position.branch",
-        "session.journal.announce(done, position.branch",
-        f"{CHECKPOINT}::test_a_run_that_dies_resumes_to_the_straight_one",
+        "session.journal.announce(done, position.since",
+        "session.journal.announce(done - 1, position.since",
+        f"{CHECKPOINT}::test_nothing_is_computed_before_the_journal_knows_what_was_shown",
     ),
     Mutant(
         "jfl/runs/train.py",
@@ -193,21 +193,21 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/runs/journal.py",
-        'if journal["program"] == program(**layout) and (',
-        "if (",
-        f"{CHECKPOINT}::test_noise_that_changes_without_a_known_reason_counts_twice",
+        'if record["program"] == here and since <= done:',
+        "if since <= done:",
+        f"{CHECKPOINT}::test_another_program_does_not_release_rounds_again",
     ),
     Mutant(
         "jfl/runs/journal.py",
-        'again = max(0, journal["until"] - done)',
-        'again = max(0, journal["until"] - done - 1)',
-        f"{CHECKPOINT}::test_noise_that_changes_without_a_known_reason_counts_twice",
+        'if record["program"] == here and since <= done:',
+        'if record["program"] == here:',
+        f"{CHECKPOINT}::test_a_program_does_not_release_the_rounds_of_an_earlier_one",
     ),
     Mutant(
-        "jfl/runs/train.py",
-        "guarantees = privacy(plan, config, config.rounds + charged)",
-        "guarantees = privacy(plan, config, config.rounds)",
-        f"{CHECKPOINT}::test_rounds_announced_beyond_the_end_are_charged",
+        "jfl/runs/journal.py",
+        'until if before is None else max(until, before["until"])',
+        "until",
+        f"{CHECKPOINT}::test_the_furthest_round_is_remembered_through_several_stops",
     ),
     Mutant(
         "jfl/runs/train.py",

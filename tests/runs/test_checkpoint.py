@@ -19,11 +19,12 @@ import pytest
 from helpers.problems import same_bits
 
 from jfl.core import files as atomic
+from jfl.core.errors import HealthError, ResumeRefused
 from jfl.engine.round import init
 from jfl.privacy.guarantees import guarantee
 from jfl.runs import build, checkpoint, config, directory, journal, train
 from jfl.runs.checkpoint import Checkpoints
-from jfl.runs.journal import Branch, Journal, rejoin
+from jfl.runs.journal import Journal
 
 TINY = config.Config(
     clients=6,
@@ -105,11 +106,10 @@ def test_a_resumed_run_is_the_straight_one_with_client_state(straight, half):
 def test_a_resumed_run_is_the_straight_one_with_an_adaptive_clip(tmp_path):
     train.train(ADAPTIVE, tmp_path / "a")
     train.train(dataclasses.replace(ADAPTIVE, rounds=2), tmp_path / "b")
-    entry = train.train(ADAPTIVE, tmp_path / "b", resume=True)
+    train.train(ADAPTIVE, tmp_path / "b", resume=True)
     a, b = final(ADAPTIVE, tmp_path / "a"), final(ADAPTIVE, tmp_path / "b")
     assert same_bits(a, b) and float(a.mechanism) != ADAPTIVE.clip_norm
     assert table(tmp_path / "a") == table(tmp_path / "b")
-    assert entry["config"]["recomputed"] == 0
 
 
 def test_a_finished_run_resumes_to_itself(straight, tmp_path):
@@ -162,10 +162,9 @@ def test_a_killed_run_resumes_to_the_straight_one(straight, tmp_path, where, at,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr
     assert Checkpoints(out).latest() == last
-    entry = train.train(STATEFUL, out, resume=True)
+    train.train(STATEFUL, out, resume=True)
     assert same_bits(final(STATEFUL, out), final(STATEFUL, straight))
     assert table(out) == table(straight)
-    assert entry["config"]["recomputed"] == 0
 
 
 class Death(BaseException):
@@ -196,10 +195,9 @@ def test_a_run_that_dies_resumes_to_the_straight_one(
             patch.setattr(os, "replace", moved)
         train.train(STATEFUL, tmp_path)
     assert Checkpoints(tmp_path).latest() == last
-    entry = train.train(STATEFUL, tmp_path, resume=True)
+    train.train(STATEFUL, tmp_path, resume=True)
     assert same_bits(final(STATEFUL, tmp_path), final(STATEFUL, straight))
     assert table(tmp_path) == table(straight)
-    assert entry["config"]["recomputed"] == 0
 
 
 def test_a_half_written_checkpoint_is_not_used_and_goes(straight, half):
@@ -295,7 +293,7 @@ def test_another_plan_is_refused_with_what_differs(half):
     assert {
         p.name: p.read_bytes() for p in half.iterdir() if p.is_file()
     } == before  # nothing was written
-    assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
+    train.train(STATEFUL, half, resume=True)
 
 
 # --- rounds that may have been seen
@@ -313,63 +311,64 @@ def rewrite(half, **changes):
     )
 
 
-def test_the_same_program_counts_once(half):
+REFUSED = "need the program and device that released rounds 5 to 6; got another "
+
+
+def test_the_same_program_releases_the_same_rounds_again(straight, half):
     stopped(half, 6)
     entry = train.train(STATEFUL, half, resume=True)
-    assert entry["config"]["recomputed"] == 0
-    assert int(final(STATEFUL, half).attempt) == 0
+    assert same_bits(final(STATEFUL, half), final(STATEFUL, straight))
+    worth = guarantee(build.build(STATEFUL)[0], 6, STATEFUL.delta).epsilon
+    assert [g["epsilon"] for g in entry["privacy"] if g["view"] == "server"] == [worth]
 
 
-def test_another_program_draws_new_noise_and_counts_twice(straight, half, monkeypatch):
+def test_another_program_does_not_release_rounds_again(half, monkeypatch):
     stopped(half, 6)
+    before = files(half)
     elsewhere(monkeypatch)
-    entry = train.train(STATEFUL, half, resume=True)
-    run = final(STATEFUL, half)
-    assert entry["config"]["recomputed"] == 2 and int(run.attempt) == 1
-    assert not same_bits(run.server, final(STATEFUL, straight).server)
-    plan, _ = build.build(STATEFUL)
-    worth = [p["epsilon"] for p in entry["privacy"] if p["view"] == "server"]
-    assert worth == [pytest.approx(guarantee(plan, 8, STATEFUL.delta).epsilon)]
-    assert worth[0] > 1.01 * guarantee(plan, 6, STATEFUL.delta).epsilon
-    summary = json.loads((half / "summary.json").read_text())
-    assert summary["runs"][0]["privacy"][0]["epsilon"] == worth[0]
+    with pytest.raises(ResumeRefused, match=f"{REFUSED}jax. Resume there: other rounding errors"):
+        train.train(STATEFUL, half, resume=True)
+    assert files(half) == before
 
 
-@pytest.mark.by_default("change0-noise is correlated over rounds")
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (dict(strategy="blt", buffers=2), "noise is correlated over rounds"),
-        (dict(sampler="min_separation", separation=2), "clients take turns"),
-    ],
-)
-def test_rounds_that_belong_together_are_not_released_again(tmp_path, monkeypatch, change, words):
-    """Correlated noise would hold the same earlier noise twice; a client would come out of turn."""
-    settings = dataclasses.replace(
-        TINY, unit="client", noise_multiplier=4.0, cohort=2, clients=4, **change
-    )
-    train.train(settings, tmp_path / "run")
-    assert train.train(settings, tmp_path / "run", resume=True)["config"]["recomputed"] == 0
-    stopped(tmp_path / "run", settings.rounds + 2)
-    elsewhere(monkeypatch)
-    with pytest.raises(ValueError, match=words):
-        train.train(settings, tmp_path / "run", resume=True)
-
-
-def test_noise_that_changes_without_a_known_reason_counts_twice(half, monkeypatch):
-    """What noise descends from is compared itself: here a key moves, and what names the program
-    does not say so."""
+def test_a_key_that_changed_is_another_program(half, monkeypatch):
+    """The key is compared itself, since nothing else in the record changes with it here."""
     stopped(half, 6)
     same = checkpoint.environment()
     monkeypatch.setattr(checkpoint, "environment", lambda: same)
     jax.config.update("jax_random_seed_offset", 5)
     try:
-        # where it goes on: the rounds themselves would be another program here
-        monkeypatch.setattr(train, "_train", lambda session, position: position)
-        found = train.train(STATEFUL, half, resume=True)
-        assert found.branch.recomputed == 2 and int(found.run.attempt) == 1
+        with pytest.raises(ResumeRefused, match=f"{REFUSED}key"):
+            train.train(STATEFUL, half, resume=True)
     finally:
         jax.config.update("jax_random_seed_offset", 0)
+
+
+def test_nothing_is_computed_before_the_journal_knows_what_was_shown(tmp_path, monkeypatch):
+    """The journal is ahead of the log, the terminal, the checkpoints and a report of failure."""
+    simulate, book = train.simulate, Journal(tmp_path)
+    until = lambda: book.read()["until"]
+    save, at = Checkpoints.save, []
+
+    def saved(self, run, meta):
+        assert until() >= int(run.round)
+        save(self, run, meta)
+
+    def failed(*args, **options):
+        result = simulate(*args, **options)
+        if int(result.run.round) == 5:
+            raise HealthError("round 5", result.run, None)
+        return result
+
+    def watch(round, **_):
+        at.append(round)
+        assert until() == round
+
+    monkeypatch.setattr(Checkpoints, "save", saved)
+    monkeypatch.setattr(train, "simulate", failed)
+    with pytest.raises(HealthError, match="Last good checkpoint: round 4"):
+        train.train(STATEFUL, tmp_path, watch=watch)
+    assert at == [1, 2, 3, 4] and until() == 5
 
 
 IDENTITY = """
@@ -399,105 +398,58 @@ def test_python_that_compiles_otherwise_has_the_same_noise_and_is_another_progra
     assert one == again and one[0] == other[0] and one[1] != other[1]
 
 
-def test_another_program_with_nothing_to_recompute_counts_once(half, monkeypatch):
+def test_another_program_continues_where_nothing_is_released_again(half, monkeypatch):
     elsewhere(monkeypatch)
-    assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
+    train.train(STATEFUL, half, resume=True)
+    assert Journal(half).read()["since"] == 4
 
 
-def branch_of(half):
-    saved = Checkpoints(half).load()
-    return Branch(*saved.meta["branch"]), saved.digest
-
-
-def recorded(out):
-    """What the program of a run was beside the machine."""
-    found = Journal(out).read()["program"]
-    return {k: found[k] for k in ("layout", "key")}
-
-
-def test_the_furthest_round_is_remembered_through_several_stops(monkeypatch, half):
-    """Seen up to round 10; killed again at round 5 of the second try; then another program goes on
-    from 4."""
-    run, book, made = final(STATEFUL, half), Journal(half, **recorded(half)), branch_of(half)
+def test_the_furthest_round_is_remembered_through_several_stops(half, monkeypatch):
+    """Seen up to round 10, then stopped again at round 5: another program may not go on from 4."""
+    book = Journal(half, **{k: Journal(half).read()["program"][k] for k in ("layout", "key")})
     stopped(half, 10)
-    again, branch = rejoin(run, book.read(), *made, **book.layout)
-    assert (int(again.attempt), branch.recomputed) == (0, 0)
-    book.announce(5, branch)
+    assert book.resume(4) == 0
+    book.announce(5, 0)
+    assert book.read()["until"] == 10
     elsewhere(monkeypatch)
-    again, branch = rejoin(run, book.read(), *made, **book.layout)
-    assert (int(again.attempt), branch.recomputed) == (1, 6)
-    book.announce(5, branch)  # and this program is killed on its way to 5 as well
-    assert rejoin(run, book.read(), *made, **book.layout)[1] == branch
-    other = dict(checkpoint.environment(), jax="0.0.1")
-    monkeypatch.setattr(checkpoint, "environment", lambda: other)
-    again, branch = rejoin(run, book.read(), *made, **book.layout)
-    assert (int(again.attempt), branch.recomputed) == (2, 7)
+    with pytest.raises(ResumeRefused, match="rounds 5 to 10"):
+        book.resume(4)
 
 
-def at_round(run, done, attempt=0):
-    return dataclasses.replace(run, round=jax.numpy.int32(done), attempt=jax.numpy.int32(attempt))
-
-
-def test_rounds_of_an_earlier_program_are_not_the_same_behind_a_later_one(
-    half, tmp_path, monkeypatch
-):
-    """One program goes to 4, another on to 5; without the checkpoint of 4 that one computes the
-    first one's rounds."""
-    run, book = final(STATEFUL, half), Journal(tmp_path)
-    book.announce(4, Branch())
+def test_a_program_does_not_release_the_rounds_of_an_earlier_one(tmp_path, monkeypatch):
+    """One program goes to round 4, another one to 5: without the checkpoint of round 4 the second
+    one would release the rounds of the first one again."""
+    book = Journal(tmp_path)
+    book.announce(4, 0)
     elsewhere(monkeypatch)
-    _, branch = rejoin(run, book.read(), Branch(), "state 4")
-    assert branch == Branch(0, "state 4", 0)
-    book.announce(5, branch)
-    assert rejoin(at_round(run, 5), book.read(), branch, "state 5")[1] == branch
-    assert rejoin(run, book.read(), Branch(), "state 4")[1] == branch
-    assert rejoin(at_round(run, 2), book.read(), Branch(), "state 2")[1] == Branch(1, "state 2", 3)
-    assert rejoin(at_round(run, 0), book.read())[1] == Branch(1, journal.BEGINNING, 5)
-
-
-def test_a_state_of_another_branch_is_not_gone_on_from_as_the_same(half, tmp_path, monkeypatch):
-    """Round 4 of the first program, put back after another one computed rounds 3 to 6 anew."""
-    run, book = final(STATEFUL, half), Journal(tmp_path)
-    book.announce(4, Branch())
-    elsewhere(monkeypatch)
-    _, branch = rejoin(at_round(run, 2), book.read(), Branch(), "state 2")
-    assert branch == Branch(1, "state 2", 2)
-    book.announce(6, branch)
-    assert rejoin(at_round(run, 4, 1), book.read(), branch, "its state 4")[1] == branch
-    assert rejoin(run, book.read(), Branch(), "state 4")[1] == Branch(2, "state 4", 4)
+    assert book.resume(4) == 4
+    book.announce(5, 4)
+    assert book.resume(4) == book.resume(5) == 4
+    for done in (0, 2):
+        with pytest.raises(ResumeRefused, match=f"released rounds {done + 1} to 5"):
+            book.resume(done)
 
 
 @pytest.mark.parametrize("until", [3, 0])
 def test_a_journal_older_than_its_checkpoint_is_refused(half, until):
     stopped(half, until)
-    with pytest.raises(ValueError, match="not older than the checkpoint of round 4"):
-        rejoin(final(STATEFUL, half), Journal(half).read(), *branch_of(half))
+    with pytest.raises(ResumeRefused, match="at least as recent as the checkpoint of round 4"):
+        train.train(STATEFUL, half, resume=True)
 
 
-@pytest.mark.parametrize("knows", [Branch(1, "state 2", 0), Branch(0, journal.BEGINNING, 1)])
-def test_a_journal_that_forgot_is_refused(half, knows):
-    with pytest.raises(ValueError, match="not older"):
-        rejoin(final(STATEFUL, half), Journal(half).read(), knows, "state 4")
-
-
-def test_the_last_attempt_is_not_passed(half, monkeypatch):
-    rewrite(half, attempt=2**31 - 1, until=6)
-    run, record = final(STATEFUL, half), Journal(half).read()
-    assert (
-        int(rejoin(run, record | dict(until=4), Branch(), "state 4", **recorded(half))[0].attempt)
-        == 2**31 - 1
-    )
-    with pytest.raises(ValueError, match="another --seed"):
-        rejoin(run, record, Branch(), "state 4")
-
-
-def test_where_bits_are_not_repeated_every_process_is_a_program(monkeypatch):
+def test_where_bits_are_not_repeated_every_process_is_a_program(tmp_path, monkeypatch):
     gpu = dict(checkpoint.environment(), backend="gpu")
     monkeypatch.setattr(checkpoint, "environment", lambda: dict(gpu))
     mine = journal.program()
     assert mine == journal.program()
     monkeypatch.setattr(journal, "PROCESS", "another")
     assert mine != journal.program()
+    gpu_book = Journal(tmp_path)
+    gpu_book.announce(2, 0)
+    monkeypatch.setattr(journal, "PROCESS", "a third")
+    assert gpu_book.resume(2) == 2  # nothing is released again
+    with pytest.raises(ResumeRefused, match=f"start with XLA_FLAGS={journal.DETERMINISTIC}"):
+        gpu_book.resume(1)
     gpu["flags"] = f"--xla_a=1 {journal.DETERMINISTIC}"
     assert journal.program() == gpu
 
@@ -512,7 +464,7 @@ def test_a_finished_run_that_goes_on_has_no_summary_until_it_ends(half, monkeypa
     monkeypatch.setattr(train, "simulate", killed)
     with pytest.raises(KeyboardInterrupt):
         train.train(STATEFUL, half, resume=True)
-    assert not (half / "summary.json").exists() and Journal(half).read()["until"] == 5
+    assert not (half / "summary.json").exists() and Journal(half).read()["until"] == 4
 
 
 def test_the_identity_sees_flags_that_change_bits(monkeypatch):
@@ -548,13 +500,10 @@ def test_leaves_come_back_as_they_were(half):
     assert np.array_equal(jax.random.key_data(run.key), jax.random.key_data(jax.random.key(0)))
 
 
-def test_rounds_announced_beyond_the_end_are_charged(half):
-    stopped(half, 9)  # killed in a longer run of this plan
-    entry = train.train(dataclasses.replace(STATEFUL, rounds=4), half, resume=True)
-    worth = guarantee(build.build(STATEFUL)[0], 9, STATEFUL.delta).epsilon
-    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(
-        worth
-    )
+def test_a_run_does_not_end_before_rounds_that_were_seen(half):
+    stopped(half, 6)
+    with pytest.raises(ValueError, match="--rounds: need >= 6, the rounds already released; got 5"):
+        train.train(dataclasses.replace(STATEFUL, rounds=5), half, resume=True)
 
 
 def test_two_processes_in_one_directory_are_refused(half):
@@ -707,19 +656,7 @@ def test_every_part_of_a_checkpoint_is_watched(half):
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(straight, half):
     flip(half / "checkpoints" / "4", -1)
     (half / "checkpoints" / "4").unlink()
-    assert train.train(STATEFUL, half, resume=True)["config"]["recomputed"] == 0
+    train.train(STATEFUL, half, resume=True)
     assert same_bits(final(STATEFUL, half), final(STATEFUL, straight)) and table(half) == table(
         straight
-    )
-
-
-def test_rounds_beyond_the_end_are_not_released_twice_by_a_longer_run(half):
-    stopped(half, 6)  # killed between 4 and 6
-    entry = train.train(dataclasses.replace(STATEFUL, rounds=5), half, resume=True)
-    assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 1)
-    entry = train.train(STATEFUL, half, resume=True)
-    assert (entry["config"]["recomputed"], entry["config"]["beyond"]) == (0, 0)
-    worth = guarantee(build.build(STATEFUL)[0], 6, STATEFUL.delta).epsilon
-    assert next(g["epsilon"] for g in entry["privacy"] if g["view"] == "server") == pytest.approx(
-        worth
     )

@@ -389,14 +389,6 @@ def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
     )
 
 
-def calms(mechanism: Mechanism | None, rounds: int) -> bool:
-    """True if some of the first `rounds` rounds has less noise than a later one."""
-    if not multiplier_changes(mechanism):
-        return False
-    levels = np.asarray(multipliers(mechanism, rounds))
-    return levels.ndim > 0 and bool(np.any(np.diff(levels, axis=0) > 0))
-
-
 def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> PartialSum:
     """Row stages, weights and the sum.
 
