@@ -20,7 +20,6 @@ from jax.typing import ArrayLike
 from jfl.core import checks
 from jfl.core.precision import in_float64
 from jfl.privacy.accountants import rdp
-from jfl.privacy.accountants import rdp_formulas as formulas
 
 NODES = 1024
 
@@ -146,10 +145,10 @@ def _bound(orders, whole, curve, moments, rate):
 def _log_moments(evens, z):
     """log B(l) for even l; inf where l lies beyond the reach of the points."""
     step = 0.5 * z * jnp.minimum(1.0, z)
-    x = -formulas.TAIL * z + step * jnp.arange(NODES)
+    x = -rdp.TAIL * z + step * jnp.arange(NODES)
     loss = jnp.abs(2 * x - 1) / (2 * z**2)
     signed = jnp.where(x > 0.5, loss, 0.0)  # |e^X - 1| = e^X (1 - e^-X) or 1 - e^X
     size = signed + jnp.log(jnp.maximum(-jnp.expm1(-loss), 1e-300))
-    weight = jnp.log(step / z) - (x / z) ** 2 / 2 - formulas.HALF_LOG_2PI
+    weight = jnp.log(step / z) - (x / z) ** 2 / 2 - rdp.HALF_LOG_2PI
     moments = logsumexp(evens[:, None] * size + weight, axis=1)
-    return jnp.where(evens + formulas.TAIL * z <= x[-1], moments, jnp.inf)
+    return jnp.where(evens + rdp.TAIL * z <= x[-1], moments, jnp.inf)

@@ -11,7 +11,7 @@ import numpy as np
 from ..core import checks
 from ..core.errors import ArgumentError
 from ..core.records import Guarantee, Plan
-from ..privacy.accountants import rdp_on_host
+from ..privacy.accountants import rdp
 from . import audit, scores, trainings
 from .estimators import levels, one_run, two_samples
 from .trials import refuse_not_finite, watch
@@ -203,7 +203,7 @@ def audit_one_run(
         found.correct,
         of_gaussian.epsilon,
         mu,
-        float(rdp_on_host.gaussian_epsilon(mu, delta)) if mu > 0 else 0.0,
+        float(rdp.gaussian_epsilon(mu, delta)) if mu > 0 else 0.0,
         two_samples.auroc(inside, outside) if len(inside) and len(outside) else math.nan,
         proved,
         claimed,

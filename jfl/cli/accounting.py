@@ -15,7 +15,7 @@ from ..core.errors import NotAnalysable
 from ..core.options import field
 from ..core.records import Guarantee, Plan
 from ..privacy import plain_numbers
-from ..privacy.accountants import events, pld, pld_compose, rdp, rdp_events, tightest, truncation
+from ..privacy.accountants import events, pld, rdp, rdp_events, tightest, truncation
 from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
@@ -430,7 +430,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
         lines = {
             rdp_events.SAMPLED: np.asarray(rdp.epsilon(ORDERS, renyi, left[:, None])),
             rdp_events.EXACT: np.asarray(
-                rdp.gaussian_epsilon(np.sqrt(points * float(pld_compose.precision(counted))), left)
+                rdp.gaussian_epsilon(np.sqrt(points * float(events.precision(counted))), left)
             ),
         }
         try:

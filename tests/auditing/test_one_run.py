@@ -9,7 +9,7 @@ from scipy import special, stats
 from jfl.auditing.estimators import one_run as audit
 from jfl.auditing.estimators.one_run import best_number_of_guesses, one_run, one_run_tradeoff
 from jfl.core.errors import ArgumentError
-from jfl.privacy.accountants import rdp, rdp_on_host
+from jfl.privacy.accountants import rdp
 
 # canaries, guesses, correct, epsilon of `one_run`, of `one_run_tradeoff`; delta 1e-5, confidence
 # .95; by two other programs
@@ -120,7 +120,7 @@ def test_tradeoff_as_printed(alphabet):
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if rejected(middle, *counts, 0.05, alphabet) else (low, middle)
-    assert low > 0.5 and epsilon == pytest.approx(rdp_on_host.gaussian_epsilon(low, delta), 1e-6)
+    assert low > 0.5 and epsilon == pytest.approx(rdp.gaussian_epsilon(low, delta), 1e-6)
 
 
 @pytest.mark.parametrize("alphabet", [2, 3, 10])
@@ -262,9 +262,9 @@ def test_gaussian_scores_are_not_overstated():
     bound = {v: one_run_tradeoff(canaries, guesses, v, delta=1e-3).epsilon for v in set(counts)}
     found = np.array([bound[v] for v in counts])
     limit = stats.binom.isf(1e-3, runs, 0.05)
-    assert np.sum(found > rdp_on_host.gaussian_epsilon(mu, 1e-3)) <= limit
+    assert np.sum(found > rdp.gaussian_epsilon(mu, 1e-3)) <= limit
     # must fail: a claim of a fifth of the mu that was there
-    assert np.sum(found > rdp_on_host.gaussian_epsilon(mu / 5, 1e-3)) > limit
+    assert np.sum(found > rdp.gaussian_epsilon(mu / 5, 1e-3)) > limit
 
 
 # --- what is refused

@@ -10,7 +10,7 @@ from scipy import optimize, special, stats
 
 from jfl.auditing.estimators import counts, thresholds, two_samples
 from jfl.auditing.estimators.thresholds import Bonferroni, Explicit, Frontier, MultiSplit, Split
-from jfl.privacy.accountants import events, pld, rdp_on_host
+from jfl.privacy.accountants import events, pld, rdp
 
 ALARM = 1e-6  # of each comparison with a random number below
 
@@ -82,7 +82,7 @@ def test_ceiling_without_an_error(n, ceiling):
 )
 def test_gaussians_of_known_epsilon(epsilon, mu):
     """The conversion of `gaussian_bound`, and of `tradeoff_bound` where noise is given."""
-    assert abs(rdp_on_host.gaussian_epsilon(mu, 1e-5) - epsilon) < 1e-9
+    assert abs(rdp.gaussian_epsilon(mu, 1e-5) - epsilon) < 1e-9
     assert abs(two_samples._epsilon_of("", gaussian_delta, 1 / mu, 1e-5) - epsilon) < 3e-6
 
 
@@ -96,7 +96,7 @@ def test_gaussians_of_known_epsilon(epsilon, mu):
     ],
 )
 def test_gaussians_of_known_mu(mu, delta, epsilon):
-    assert abs(rdp_on_host.gaussian_epsilon(mu, delta) - epsilon) < 1e-9
+    assert abs(rdp.gaussian_epsilon(mu, delta) - epsilon) < 1e-9
     assert abs(gaussian_delta(1 / mu, epsilon) / delta - 1) < 1e-8  # by scipy
 
 
@@ -253,7 +253,7 @@ def test_ends_of_the_noise_that_is_searched():
         ).epsilon
     )
     assert bound(0.01, 0.5) == 0  # nothing there is rejected
-    assert abs(bound(5.0, 100.0) - rdp_on_host.gaussian_epsilon(0.2, 1e-5)) < 1e-5  # all is
+    assert abs(bound(5.0, 100.0) - rdp.gaussian_epsilon(0.2, 1e-5)) < 1e-5  # all is
     assert (
         two_samples.tradeoff_bound(outside, inside, profile=gaussian_delta, delta=1e-5).epsilon == 0
     )

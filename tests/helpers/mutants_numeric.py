@@ -124,19 +124,19 @@ MUTANTS = (
     ),
     # --- accountants
     Mutant(
-        "jfl/privacy/accountants/rdp_formulas.py",
+        "jfl/privacy/accountants/rdp.py",
         "u = q * xp.expm1((2 * x - 1) / (2 * z**2))",
         "u = q**2 * xp.expm1((2 * x - 1) / (2 * z**2))",
         f"{ACCOUNTING}::test_golden_file",
     ),
     Mutant(
-        "jfl/privacy/accountants/rdp_formulas.py",
+        "jfl/privacy/accountants/rdp.py",
         "curve = xp.logaddexp(2 * xp.log(q) + log_moment, 0.0)",
         "curve = xp.logaddexp(3 * xp.log(q) + log_moment, 0.0)",
         f"{ACCOUNTING}::test_golden_file",
     ),
     Mutant(
-        "jfl/privacy/accountants/rdp_formulas.py",
+        "jfl/privacy/accountants/rdp.py",
         "epsilon = curve + xp.log1p(-1 / orders)",
         "epsilon = curve + 2 * xp.log1p(-1 / orders)",
         f"{ACCOUNTING}::test_golden_file",

@@ -29,7 +29,7 @@ import jfl
 from jfl import sampling
 from jfl.core import records
 from jfl.privacy import guarantees
-from jfl.privacy.accountants import events, rdp, rdp_events, rdp_formulas, rdp_on_host
+from jfl.privacy.accountants import events, rdp, rdp_events
 from jfl.privacy.accountants import tightest as tight
 from jfl.privacy.ledger import entries, participation
 from jfl.privacy.mechanisms.chain import chain
@@ -1219,6 +1219,13 @@ def test_noise_at_two_sites_proves_the_better_of_both():
     assert worth(both) < max(alone, worth(release)) and worth(upload) < alone
 
 
+class Compiled:
+    """The functions of `rdp`, with all arguments traced."""
+
+    def __getattr__(self, name):
+        return jax.jit(getattr(rdp, name))
+
+
 def curves_of(module, z):
     """Every curve of an accountant at many orders, for rates and laws up to their ends."""
     orders, laws = rdp_events.ORDERS, ([0.6, 0.3, 0.05, 0.05, 0.0, 0.0], [0.0, 1.0], [1.0, 0.0])
@@ -1238,8 +1245,11 @@ def curves_of(module, z):
 @pytest.mark.parametrize("z", [0.05, 1.0, 300.0])
 def test_curves_on_the_host_are_those_of_the_programs(z):
     """Up to rounding: logarithms of moments near 0 keep nine digits."""
-    for host, program in zip(curves_of(rdp_on_host, z), curves_of(rdp, z), strict=True):
+    with jax.enable_x64(True):
+        programs = list(curves_of(Compiled(), z))
+    for host, program in zip(curves_of(rdp, z), programs, strict=True):
         assert isinstance(host, np.ndarray) and host.dtype == np.float64
+        assert isinstance(program, jax.Array) and program.dtype == np.float64
         np.testing.assert_allclose(host, program, rtol=1e-8, atol=1e-15)
 
 
@@ -1247,25 +1257,23 @@ def test_the_exact_gaussian_on_the_host_is_the_smallest_that_fits():
     """Tested points alone, and none that fits lies below; one by one as all together."""
     r = np.random.default_rng(0)
     mu, delta = np.exp(r.uniform(-20, 8, 2000)), np.exp(r.uniform(-300, -0.01, 2000))
-    found = rdp_on_host.gaussian_epsilon(mu, delta)
+    found = rdp.gaussian_epsilon(mu, delta)
     held = found > 0
-    profile = lambda epsilon: rdp_formulas.log_profile(
-        rdp_formulas.ON_HOST, epsilon / mu - mu / 2, mu
-    )
+    profile = lambda epsilon: rdp._log_profile(rdp.ON_HOST, epsilon / mu - mu / 2, mu)
     assert 0.5 < held.mean() < 1
     with np.errstate(invalid="ignore"):
         assert (profile(found) <= np.log(delta))[held].all()
         assert (profile(found * (1 - 1e-11)) > np.log(delta))[held].all()
-    each = [rdp_on_host.gaussian_epsilon(m, d) for m, d in zip(mu[:50], delta[:50])]
+    each = [rdp.gaussian_epsilon(m, d) for m, d in zip(mu[:50], delta[:50])]
     assert np.array_equal(each, found[:50])
 
 
 def test_a_curve_is_computed_once_and_never_changed():
     event = events.repeat(events.poisson(0.01, events.gaussian(1.25)), 10)
-    rdp_events._curve_on_host.cache_clear()
+    rdp_events._cached_curves.cache_clear()
     first = rdp_events.bounds((event,), np.ones(1), np.full(1, 1e-5))[0]
-    misses = rdp_events._curve_on_host.cache_info().misses
+    misses = rdp_events._cached_curves.cache_info().misses
     again = rdp_events.bounds((event,), np.ones(1), np.full(1, 1e-5))[0]
-    assert first == again and rdp_events._curve_on_host.cache_info().misses == misses > 0
+    assert first == again and rdp_events._cached_curves.cache_info().misses == misses > 0
     other = events.repeat(events.poisson(0.01, events.gaussian(1.26)), 10)
     assert rdp_events.bounds((other,), np.ones(1), np.full(1, 1e-5))[0] < first

@@ -13,7 +13,7 @@ from scipy import special, stats
 import jfl
 from jfl.core.errors import NotAnalysable
 from jfl.core.records import Guarantee
-from jfl.privacy.accountants import choosing, events, rdp_events, rdp_on_host
+from jfl.privacy.accountants import choosing, events, rdp, rdp_events
 from jfl.privacy.accountants.tightest import Release
 
 RUN = poisson(0.01, 1.0, 1000)
@@ -58,7 +58,7 @@ LAWS = [
 @pytest.mark.parametrize("runs", GOLDEN)
 def test_golden_values(runs):
     chosen = choosing.curve_of_choice(ORDERS, CURVE, runs)
-    assert math.isclose(rdp_on_host.convert(ORDERS, chosen, 1e-5).min(), GOLDEN[runs], rel_tol=1e-7)
+    assert math.isclose(rdp.convert(ORDERS, chosen, 1e-5).min(), GOLDEN[runs], rel_tol=1e-7)
     # on exact curves of all orders it is a little less
     value = choosing.epsilon_of_choice(RUN, runs, 1e-5)
     assert GOLDEN[runs] * (1 - 3e-4) < value <= GOLDEN[runs]
@@ -233,12 +233,12 @@ def test_a_tournament_of_one_rung_is_a_choice():
 def test_the_price_of_a_tournament(law):
     """Between that of its last choice of straight runs, and that of showing the best of each."""
     orders = choosing.FEW_ORDERS
-    one, louder = (rdp_events.values(poisson(0.01, z, 1), orders) for z in (1.0, 0.9))
+    one, louder = (rdp_events.curve(poisson(0.01, z, 1), orders) for z in (1.0, 0.9))
 
     def price(curves, means, delta=1e-5):
         laws = [law(mean) for mean in means]
         chosen = choosing.curve_of_tournament(orders, curves, laws)
-        return rdp_on_host.convert(orders, chosen, delta).min()
+        return rdp.convert(orders, chosen, delta).min()
 
     own, means = [100 * one, 200 * one, 600 * one], [4, 3, 2]
     value = price(own, means)

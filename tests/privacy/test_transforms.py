@@ -150,7 +150,7 @@ TABLE = {
 }
 # on concrete numbers alone, or parts of the others
 HOST = {
-    rdp: {"float64", "gaussian_mu"},
+    rdp: {"allocation", "float64", "gaussian_mu", "over_libraries"},
     wang2019: {"interpolate"},
     zcdp: set(),
     approximate_dp: {"round_rate"},
@@ -164,9 +164,7 @@ HOST = {
         "check_delta",
         "deltas",
         "deltas_of_curve",
-        "event_types",
         "gaussian_mu",
-        "values",
         "with_multiplicities",
     },
 }

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from ...core import checks
-from ...privacy.accountants import rdp_on_host, roots
+from ...privacy.accountants import rdp, roots
 from .levels import check_confidence, check_delta
 
 __all__ = [
@@ -98,7 +98,7 @@ def _gaussian_curve(noise_multiplier):
 # every Gaussian release without sampling, and all compositions of such
 GAUSSIAN = Family(
     curve=_gaussian_curve,
-    epsilon=lambda z, delta: float(rdp_on_host.gaussian_epsilon(1 / z, delta)),
+    epsilon=lambda z, delta: float(rdp.gaussian_epsilon(1 / z, delta)),
     least=1 / 40,
     most=1e6,
     name="the trade-off curve of a Gaussian mechanism without sampling",

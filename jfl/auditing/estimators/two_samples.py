@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from ...core import checks
-from ...privacy.accountants import rdp_on_host, roots
+from ...privacy.accountants import rdp, roots
 from .thresholds import ESTIMATE, Bonferroni, Rates
 
 __all__ = [
@@ -161,7 +161,7 @@ def gaussian_bound(
 
     def read(rates):
         mu, i = _mu(rates)
-        return (float(rdp_on_host.gaussian_epsilon(mu, delta)) if mu > 0 else 0.0), i
+        return (float(rdp.gaussian_epsilon(mu, delta)) if mu > 0 else 0.0), i
 
     found = _audit("gaussian_bound", inside, outside, confidence, thresholds, read)
     return found if unsampled_gaussian else found._replace(kind=ESTIMATE)

@@ -28,7 +28,7 @@ from scipy.special import gammaln
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.trade_off import Curve, curve_of
-from . import events, rdp_events, rdp_on_host, truncation
+from . import events, rdp, rdp_events, truncation
 from .tightest import Release
 
 LAWS = ("poisson", "truncated_negative_binomial")
@@ -384,7 +384,7 @@ def _epsilon(releases, laws, delta) -> float:
     delta = delta - _beyond(releases, laws)
     if not delta > 0:
         return math.inf
-    return max((float(rdp_on_host.convert(*each, delta).min()) for each in chosen), default=0.0)
+    return max((float(rdp.convert(*each, delta).min()) for each in chosen), default=0.0)
 
 
 def _beyond(releases, laws) -> float:
@@ -399,7 +399,7 @@ def _beyond(releases, laws) -> float:
 def _chosen(releases, laws) -> list:
     """(orders, curve of the choice), of the worst event of each rung at each order: a run may have
     any setting, and which is the worst hangs on the order."""
-    kinds = [rdp_events.event_types(e) for release in releases for e in release.alternatives]
+    kinds = [events.event_types(e) for release in releases for e in release.alternatives]
     if not kinds:
         return []
     orders = FEW_ORDERS if any(events.Series in kind for kind in kinds) else ORDERS
@@ -410,15 +410,13 @@ def _chosen(releases, laws) -> list:
 def _worst(alternatives, orders) -> np.ndarray:
     curves = [np.zeros(len(orders))]  # nobody takes part
     for event in alternatives:
-        if events.WithReplacement in rdp_events.event_types(event):
-            event, _ = rdp_events.with_multiplicities(event, 0.0)
-        curves.append(rdp_events.values(event, orders))
+        curves.append(rdp_events.curve(event, orders))
     return np.max(curves, axis=0)
 
 
 def _curve(releases, laws) -> Curve:
     chosen = _chosen(releases, laws)
-    last = max((float(rdp_on_host.convert(*c, LEAST_DELTA).min()) for c in chosen), default=0.0)
+    last = max((float(rdp.convert(*c, LEAST_DELTA).min()) for c in chosen), default=0.0)
     epsilon = np.linspace(0.0, last, POINTS)
     delta = np.zeros(POINTS)
     for orders, curve in chosen:

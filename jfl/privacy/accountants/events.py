@@ -18,6 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks
+from ...core.errors import NotAnalysable
 from .shared_sample import binomial_tails
 
 Class = TypeVar("Class")
@@ -491,6 +492,80 @@ KINDS = (
     Series,
     Participation,
 )
+
+
+NOT_GAUSSIAN = (Laplace, Pure, RenyiBound)  # releases of which only a curve is known
+
+
+# --- what accountants ask of an event
+
+
+def event_types(event: Any) -> set[type]:
+    """Return the types of an event and of all events inside it."""
+    inner = event.events if isinstance(event, Compose) else [getattr(event, "event", None)]
+    return {type(event)}.union(*(event_types(e) for e in inner if e is not None))
+
+
+def precision(event: Any) -> Any:
+    """Return the sum of 1 / z^2 of an event, as if all of it always took part, with all copies that
+    may be drawn; inf if it is not known to be at most as bad as a Gaussian."""
+    if isinstance(event, Gaussian):
+        return event.noise_multiplier**-2.0
+    if isinstance(event, NOT_GAUSSIAN):
+        return np.inf
+    if isinstance(event, Repeat):
+        return event.times * precision(event.event)
+    if isinstance(event, Compose):
+        return sum(map(precision, event.events))
+    if isinstance(event, Series):
+        each = np.broadcast_to(precision(event.event), np.shape(event.times))
+        return weighted_precision(np.asarray(event.times), each)
+    copies: Any = event.most if isinstance(event, Multiplicity) else 1
+    if isinstance(event, PoissonGroup):
+        copies = event.law.shape[-1] - 1
+    return copies**2 * precision(event.event)
+
+
+def weighted_precision(counts: np.ndarray, each: np.ndarray) -> np.ndarray:
+    """Return counts @ each, where an event that never happens adds nothing, however precise."""
+    is_known = np.isfinite(each)
+    total = counts @ np.where(is_known, each, 0.0)
+    return np.where((counts > 0) @ ~is_known, np.inf, total)
+
+
+def precision_inside(where: str, event: Any) -> Any:
+    """Return the precision of the Gaussians inside a sample; `where` names the caller in errors.
+
+    Raises:
+        NotAnalysable: for a sample of anything else.
+    """
+    allowed = {Gaussian, Repeat, Compose, Series}
+    for kind in sorted(event_types(event.event) - allowed, key=lambda kind: kind.__name__):
+        outer = "WithReplacement" if isinstance(event, Multiplicity) else type(event).__name__
+        inner = "WithReplacement" if kind is Multiplicity else kind.__name__
+        checks.fail(
+            where,
+            f"Gaussians inside events.{outer}",
+            f"events.{inner}",
+            "No bound is known here for a sample of a sample: sample once, and use participation "
+            "for the clients.",
+            error=NotAnalysable,
+        )
+    return precision(event.event)
+
+
+def parts(event: Any, number: int) -> list:
+    """Return the events with one multiplier each, of one whose Gaussians hold [number]."""
+    is_gaussian = lambda e: isinstance(e, Gaussian)
+
+    def pick(e, i):
+        if not is_gaussian(e) or not np.ndim(e.noise_multiplier):
+            return e
+        return Gaussian(e.noise_multiplier[i])
+
+    return [
+        jax.tree.map(lambda e, i=i: pick(e, i), event, is_leaf=is_gaussian) for i in range(number)
+    ]
 
 
 def _known(where, event):

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.precision import in_float64
-from . import events, pld_compose, pld_step, rdp, rdp_events, rdp_on_host
+from . import events, pld_compose, pld_step, rdp, rdp_events
 
 SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # width that is small
@@ -331,8 +331,8 @@ def _read(losses, mass, extra, epsilon):
 
 def _refine(groups, adjacency, times, delta, sizes=SIZES):
     groups = tuple((part, n * times) for part, n in groups)
-    precision = sum(np.sum(pld_compose.precision(event) * n) for event, n in groups)
-    best, floor = float(rdp_on_host.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
+    precision = sum(np.sum(events.precision(event) * n) for event, n in groups)
+    best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
     small = lambda: best - floor <= RELATIVE * best + ABSOLUTE
     for size in sizes:
         grids, ends = {}, {}
@@ -448,7 +448,7 @@ def _flat(event, times, kinds):
                     "Sample once; use participation for the clients.",
                     error=NotAnalysable,
                 )
-        one = _gaussian(events.Gaussian(float(pld_compose.precision(event.event)) ** -0.5))
+        one = _gaussian(events.Gaussian(float(events.precision(event.event)) ** -0.5))
         if isinstance(event, events.Multiplicity):
             return [(_copies(event, one), times)]
         if isinstance(event, events.PoissonGroup):

@@ -121,16 +121,16 @@ def _fold(event, leaf):
     if isinstance(event, events.Gaussian):
         return leaf(jnp.ones_like(event.noise_multiplier), event.noise_multiplier)
     if isinstance(event, events.Poisson):
-        return leaf(event.rate, precision(event.event) ** -0.5)
+        return leaf(event.rate, events.precision(event.event) ** -0.5)
     if isinstance(event, events.PoissonGroup):
-        return leaf(event.law, precision(event.event) ** -0.5)
+        return leaf(event.law, events.precision(event.event) ** -0.5)
     if isinstance(event, (events.Replaced, events.ZeroedOut)):
         rates = jnp.stack([event.rate, event.full, event.rate_when_full])
-        return leaf(rates, precision(event.event) ** -0.5)
+        return leaf(rates, events.precision(event.event) ** -0.5)
     if isinstance(event, events.WithoutReplacement):
-        return leaf(event.sample / event.population, precision(event.event) ** -0.5)
+        return leaf(event.sample / event.population, events.precision(event.event) ** -0.5)
     if isinstance(event, events.Multiplicity):
-        return leaf(event.law, precision(event.event) ** -0.5)
+        return leaf(event.law, events.precision(event.event) ** -0.5)
     if isinstance(event, events.Repeat):
         return _power(_fold(event.event, leaf), event.times)
     if isinstance(event, events.Participation):
@@ -168,27 +168,9 @@ def _steps(groups):
     return sum(jnp.sum(count(event) * times) for event, times in groups)
 
 
-def precision(event: Any) -> jax.Array:
-    """Sum of 1 / z^2 of an event, as if all of it always took part, and with all copies that may be
-    drawn."""
-    if isinstance(event, events.Repeat):
-        return event.times * precision(event.event)
-    if isinstance(event, events.Compose):
-        return sum(precision(e) for e in event.events)  # pyright: ignore[reportReturnType]  # of some
-    if isinstance(event, events.Multiplicity):
-        return event.most**2 * precision(event.event)
-    if isinstance(event, events.PoissonGroup):
-        return (event.law.shape[-1] - 1) ** 2 * precision(event.event)
-    return (
-        event.noise_multiplier**-2.0
-        if isinstance(event, events.Gaussian)
-        else precision(event.event)
-    )
-
-
 def total_precision(groups: Any) -> jax.Array:
-    """The sum of `precision` over groups of (event, times)."""
-    found: Any = sum(jnp.sum(precision(event) * times) for event, times in groups)
+    """The sum of `events.precision` over groups of (event, times)."""
+    found: Any = sum(jnp.sum(events.precision(event) * times) for event, times in groups)
     return found
 
 

@@ -1,31 +1,79 @@
-"""Renyi differential privacy of the Gaussian and its subsampled forms, in jax.numpy.
+"""Renyi differential privacy of the Gaussian, the Laplace and their subsampled forms.
 
 A curve holds the Renyi divergence at each of `orders`; curves of steps that follow each other add.
-All functions compute in float64 whatever the caller's default, and go under jit, vmap and grad.
-(Arithmetic between their results follows the caller's default again: add curves in NumPy or inside
-`jax.enable_x64(True)`, or use events.)  `z` is the noise multiplier, std over sensitivity under the
-adjacency in use.
+Each formula is written once, over an array library: concrete numbers are computed by NumPy, where
+nothing needs compiling, and traced ones by a compiled program of jax.numpy.  Both compute in
+float64 whatever the caller's default, and the programs go under jit, vmap and grad.  (Arithmetic
+between their results follows the caller's default again: add curves in NumPy or inside
+`jax.enable_x64(True)`, or use events.)
 
-Both sampled curves are integrals on one grid of points shared by all orders.  Where an order lies
-beyond the reach of the grid they return the curve without sampling, which is larger: never too
-small, never nan.
+In all functions `orders` [n] > 1, `z` is the noise multiplier, std over sensitivity under the
+adjacency in use, and a curve has the shape of `orders`.
+
+Sampled curves are integrals on one grid of points shared by all orders.  Where an order lies beyond
+the reach of the grid they return the curve without sampling, which is larger: never too small,
+never nan.
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
+import numpy as np
+import scipy.special
 from jax.scipy.special import log_ndtr
 from jax.typing import ArrayLike
 
-from ...core.aliases import Number
 from ...core.precision import in_float64
-from . import rdp_formulas as formulas
-from . import roots
-from .rdp_formulas import COMPILED, HALF_LOG_2PI, log_profile
+from . import allocation as random_allocation
+
+NUM_NODES = 1024  # points of an integral
+MAX_EXPONENT = 690.0  # of a likelihood ratio that is computed
+TAIL = 10.0  # integrals reach this many standard deviations beyond the last mode
+LEGENDRE = np.polynomial.legendre.leggauss(16)
+THREE_POINTS = np.polynomial.legendre.leggauss(3)
+HALF_LOG_2PI = math.log(2 * math.pi) / 2
+MAX_TANGENTS = 60  # steps of Newton's method; five to eight are enough
+ROUNDING = 4e-15  # relative, of an epsilon
+MU_RANGE, NUM_BISECTIONS = (1e-18, 1e9), 80
+
+
+class Library(NamedTuple):
+    """Where a formula finds its functions."""
+
+    numpy: ModuleType
+    special: ModuleType
+    constant: Callable  # marks a value that derivatives take for a constant
+    while_loop: Callable  # as jax.lax.while_loop
+    scan: Callable  # (add, total, items) -> total
+
+
+def _while_loop_on_host(condition, body, state):
+    while condition(state):
+        state = body(state)
+    return state
+
+
+def _scan_on_host(add, total, items):
+    for item in zip(*items):
+        total = add(total, item)
+    return total
+
+
+def _scan_compiled(add, total, items):
+    return jax.lax.scan(lambda total, item: (add(total, item), None), total, items)[0]
+
+
+ON_HOST = Library(np, scipy.special, lambda value: value, _while_loop_on_host, _scan_on_host)
+COMPILED = Library(
+    jnp, jax.scipy.special, jax.lax.stop_gradient, jax.lax.while_loop, _scan_compiled
+)
 
 
 def float64(function: Callable, **options: Any) -> Callable:
@@ -41,12 +89,31 @@ def float64(function: Callable, **options: Any) -> Callable:
     return functools.update_wrapper(scoped, function)
 
 
-@float64
-def gaussian(orders: jax.Array, z: Number) -> jax.Array:
-    """Curve of one Gaussian release: order / (2 z^2).
+def over_libraries(function: Callable) -> Callable:
+    """Call `function` with NumPy for concrete numbers, and with jax.numpy, compiled, for traced
+    ones."""
+    compiled = float64(functools.partial(function, COMPILED))
 
-    Shapes:
-        orders [n] > 1 -> [n].
+    @functools.wraps(function)
+    def served(*args, **named):
+        values = signature.bind(*args, **named).args
+        if any(isinstance(value, jax.core.Tracer) for value in values):
+            return compiled(*values)
+        with np.errstate(all="ignore"):  # what overflows is infinite and proves nothing
+            return function(ON_HOST, *(np.asarray(value, np.float64) for value in values))
+
+    whole = inspect.signature(function)
+    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
+    vars(served)["__signature__"] = signature
+    return served
+
+
+# --- curves
+
+
+@over_libraries
+def gaussian(_: Library, orders: Any, z: Any) -> Any:
+    """Return the curve of one Gaussian release: order / (2 z^2).
 
     References:
         Mironov, CSF 2017, Corollary 3.
@@ -58,12 +125,10 @@ def gaussian(orders: jax.Array, z: Number) -> jax.Array:
     return orders / (2 * z**2)
 
 
-@float64
-def laplace(orders: ArrayLike, z: ArrayLike) -> jax.Array:
-    """Curve of one Laplace release of scale z, in units of the sensitivity.
-
-    Shapes:
-        orders [n] > 1 -> [n], at most 1 / z.
+@over_libraries
+def laplace(library: Library, orders: Any, z: Any) -> Any:
+    """Return the curve of one Laplace release of scale z, in units of the sensitivity; at most
+    1 / z.
 
     References:
         Mironov, CSF 2017, Proposition 6.
@@ -72,15 +137,18 @@ def laplace(orders: ArrayLike, z: ArrayLike) -> jax.Array:
         >>> round(float(laplace(2.0, 1.0)), 4)
         0.6191
     """
-    return formulas.laplace(COMPILED, orders, z)
+    xp, shift = library.numpy, 1 / z
+    total = xp.logaddexp(
+        xp.log(orders / (2 * orders - 1)) + (orders - 1) * shift,
+        xp.log((orders - 1) / (2 * orders - 1)) - orders * shift,
+    )
+    return xp.clip(total / (orders - 1), 0.0, shift)
 
 
-@float64
-def pure(orders: ArrayLike, epsilon: ArrayLike) -> jax.Array:
-    """Curve of whatever is epsilon-private at delta = 0: that of randomized response.
-
-    Shapes:
-        orders [n] > 1 -> [n], at most epsilon.
+@over_libraries
+def pure(library: Library, orders: Any, epsilon: Any) -> Any:
+    """Return the curve of any release that is epsilon-private at delta = 0: that of randomized
+    response, at most epsilon.
 
     References:
         Bun and Steinke, TCC 2016, proof of Proposition 3.3: no such pair has a larger divergence
@@ -90,20 +158,19 @@ def pure(orders: ArrayLike, epsilon: ArrayLike) -> jax.Array:
         >>> round(float(pure(2.0, 1.0)), 4)
         0.7353
     """
-    return formulas.pure(COMPILED, orders, epsilon)
+    xp = library.numpy
+    total = xp.logaddexp((orders - 1) * epsilon, -orders * epsilon) - xp.log1p(xp.exp(-epsilon))
+    return xp.clip(total / (orders - 1), 0.0, epsilon)
 
 
-@float64
-def poisson(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
-    """Curve of a Gaussian on a Poisson sample, for add_remove.
+@over_libraries
+def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
+    """Return the curve of a Gaussian on a Poisson sample, for add_remove.
 
     The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1), u = rate *
-    (likelihood ratio - 1). E[u] = 0, so the expectation of (1 + u)^a - 1 - a u is the same less
+    (likelihood ratio - 1).  E[u] = 0, so the expectation of (1 + u)^a - 1 - a u is the same less
     one, and nothing cancels.  The trapezoid rule is exact to rounding for it: the integrand is
     analytic within pi z^2 of the real line.
-
-    Shapes:
-        orders [n] > 1, whole or not -> [n].
 
     Units:
         rate in (0, 1]; rate = 1 is `gaussian`.
@@ -111,20 +178,34 @@ def poisson(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
     References:
         Mironov, Talwar, Zhang, 2019, "Renyi differential privacy of the sampled Gaussian
         mechanism".
+
+    Example:
+        >>> round(float(poisson(2.0, 0.01, 1.0)), 8)
+        0.00017181
     """
-    return formulas.poisson(COMPILED, orders, rate, z)
+    xp = library.numpy
+    orders, whole = xp.atleast_1d(orders), orders / (2 * z**2)
+    q = xp.where(rate < 1, rate, 0.5)
+    step = 0.5 * z * xp.minimum(1.0, z)
+    x = -TAIL * z + step * xp.arange(NUM_NODES)
+    u = q * xp.expm1((2 * x - 1) / (2 * z**2))
+    log_weight = xp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
+    inner = _log_mean_excess(library, orders[:, None], u, log_weight)
+    curve = xp.logaddexp(inner, 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
+    reached = orders.reshape(whole.shape) + TAIL * z <= x[-1]
+    return _within_reach(library, reached, rate, curve, whole)
 
 
-@float64
-def poisson_group(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> jax.Array:
-    """Curve of a Gaussian on a Poisson sample that k of several units join with law[k], for
-    add_remove of all of them.
+@over_libraries
+def poisson_group(library: Library, orders: Any, law: Any, z: Any) -> Any:
+    """Return the curve of a Gaussian on a Poisson sample that k of several units join with
+    probability law[k], for add_remove of all of them.
 
-    The larger divergence of both directions of the pair in the module `poisson_group`, by the
-    integral of `poisson`.
+    This is the larger divergence of both directions of the pair in the module `poisson_group`, by
+    the integral of `poisson`.
 
     Shapes:
-        orders [n] > 1, law [m + 1] -> [n].
+        law [m + 1].
 
     Units:
         z: std over the sensitivity of one unit.
@@ -132,34 +213,54 @@ def poisson_group(orders: ArrayLike, law: ArrayLike, z: ArrayLike) -> jax.Array:
     References:
         Charles et al., arXiv:2407.07737.
     """
-    return formulas.poisson_group(COMPILED, orders, law, z)
+    xp = library.numpy
+    most = len(law) - 1
+    orders, whole = xp.atleast_1d(orders), orders * most**2 / (2 * z**2)
+    step = 0.5 * z * xp.minimum(1.0, 2 * z / most)
+    x = -TAIL * z + step * xp.arange(NUM_NODES)
+    number = xp.arange(1.0, most + 1)[:, None]
+    ratios = xp.expm1(xp.minimum((2 * number * x - number**2) / (2 * z**2), MAX_EXPONENT))
+    u = xp.sum(law[1:, None] * ratios, axis=0)
+    log_weight = xp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
+    both = [
+        _log_mean_excess(library, powers[:, None], u, log_weight) for powers in (orders, 1 - orders)
+    ]
+    larger = xp.logaddexp(xp.maximum(*both), 0.0).reshape(whole.shape)
+    curve = larger / (orders.reshape(whole.shape) - 1)
+    end = xp.minimum(x[-1], MAX_EXPONENT * z**2 / most)
+    reached = orders.reshape(whole.shape) * most + TAIL * z <= end
+    return xp.where(reached & (law[0] > 0), xp.minimum(curve, whole), whole)
 
 
-@float64
-def without_replacement(orders: ArrayLike, rate: ArrayLike, z: ArrayLike) -> jax.Array:
-    """Curve of a Gaussian on a sample of fixed size, for replace_one; rate = sample / population.
+@over_libraries
+def without_replacement(library: Library, orders: Any, rate: Any, z: Any) -> Any:
+    """Return the curve of a Gaussian on a sample of fixed size, for replace_one.
 
     The divergence is at most that of any pair whose hockey-stick profile is rate * (Gaussian
     profile), mirrored for ratios below one; an integral over the profile gives its moments.  It is
     up to four times below the series bound that is commonly used.
 
-    Shapes:
-        orders [n] > 1, whole or not -> [n].
-
     Units:
-        z: std over the replace_one sensitivity; rate = 1 is `gaussian`.
+        rate: sample / population; rate = 1 is `gaussian`.
 
     References:
         Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences by
         profile.
     """
-    return formulas.without_replacement(COMPILED, orders, rate, z)
+    xp = library.numpy
+    orders, whole = xp.atleast_1d(orders), orders / (2 * z**2)
+    q = xp.where(rate < 1, rate, 0.5)
+    log_moment, reached = _profile_moment(library, orders, q, z, 1.0, NUM_NODES)
+    curve = xp.logaddexp(2 * xp.log(q) + log_moment, 0.0).reshape(whole.shape) / (
+        orders.reshape(whole.shape) - 1
+    )
+    return _within_reach(library, reached.reshape(whole.shape), rate, curve, whole)
 
 
-@float64
-def with_replacement(orders: ArrayLike, law: jax.Array, z: ArrayLike) -> jax.Array:
-    """Curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn k times
-    with law[k].
+@over_libraries
+def with_replacement(library: Library, orders: Any, law: Any, z: Any) -> Any:
+    """Return the curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn
+    k times with probability law[k].
 
     Let eta = 1 - law[0].  With or without a repeated element, the outputs are mixtures (1 - eta) A
     + eta B and (1 - eta) A + eta B' with the same A: no copy.  By advanced joint convexity the
@@ -167,13 +268,13 @@ def with_replacement(orders: ArrayLike, law: jax.Array, z: ArrayLike) -> jax.Arr
     epsilon.  Draw all places from the other elements first, then the k places that the element
     takes: given both, A, B and B' are Gaussians whose means lie within k sensitivities of each
     other, so that divergence is at most the mean over k >= 1 of the Gaussian profile at k / z.
-    Both directions hold alike, and moments of the mirrored profile give the curve, as in
+    Both directions are identical, and moments of the mirrored profile give the curve, as in
     `without_replacement`, to which it is equal for one draw.  (The module `with_replacement` has a
     smaller profile.)  The law may be any that does not depend on data, also one conditional on few
     copies.
 
     Shapes:
-        orders [n] > 1, law [m + 1] -> [n].
+        law [m + 1].
 
     Units:
         z: std over the replace_one sensitivity of one copy.
@@ -182,43 +283,70 @@ def with_replacement(orders: ArrayLike, law: jax.Array, z: ArrayLike) -> jax.Arr
         Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 2 and 10 (draws with replacement,
         substitution).
     """
-    orders, eta = jnp.atleast_1d(orders), formulas.chance_of_a_copy(COMPILED, law)
+    xp = library.numpy
+    orders = xp.atleast_1d(orders)
+    # any number in (0, 1) if the element is always drawn
+    eta = xp.where(law[0] > 0, xp.minimum(xp.sum(law[1:]), 1.0), 0.5)
+    a = xp.maximum(orders, 2.0)
 
-    def add(total, each):
-        k, mass = each
-        term = formulas.copies(COMPILED, orders, eta, z, k, mass)
-        return jnp.where(mass > 0, jnp.logaddexp(total, term), total), None
+    def add(total, item):
+        k, mass = item
+        if library is ON_HOST and not mass > 0:
+            return total
+        log_moment, reached = _profile_moment(library, orders, eta, z, k, 4 * NUM_NODES)
+        # out of reach: ratios below e^epsilon, and all of the mirrored half
+        power = a * (a - 1) * k**2 / (2 * z**2)
+        factor = xp.where(orders < 2, orders * (orders - 1), 2.0)
+        beyond = xp.log(factor) + power + xp.log(-xp.expm1(-power))
+        log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
+        term = log_mass + xp.log(eta) + xp.where(reached, log_moment, beyond)
+        return xp.where(mass > 0, xp.logaddexp(total, term), total)
 
-    copies = jnp.arange(1.0, len(law)), law[1:]
-    total, _ = jax.lax.scan(add, jnp.zeros_like(orders), copies)
-    return formulas.of_all_copies(COMPILED, orders, law, z, total)
+    copies = xp.arange(1.0, len(law))
+    total = library.scan(add, xp.zeros_like(orders), (copies, law[1:]))
+    most = xp.max(xp.where(law[1:] > 0, copies, 0.0))
+    whole = orders * most**2 / (2 * z**2)
+    return xp.where(law[0] > 0, xp.minimum(total / (orders - 1), whole), whole)
 
 
-@float64
-def participation(orders: ArrayLike, probability: ArrayLike, curve: ArrayLike) -> jax.Array:
-    """Curve of a release that happens with `probability`, which may be visible.
+def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
+    """Return the curve of releases in one of which a unit takes part; concrete numbers only, see
+    `accountants.allocation`."""
+    orders = np.asarray(orders, np.float64)
+    with np.errstate(all="ignore"):
+        curve = random_allocation.curve(np.atleast_1d(orders), float(slots), float(z))
+    return curve.reshape(orders.shape)
 
-    Shapes:
-        orders [n], curve [n] -> [n].
+
+@over_libraries
+def participation(library: Library, orders: Any, probability: Any, curve: Any) -> Any:
+    """Return the curve of a release that happens with `probability`, which may be visible.
 
     References:
-        Joint convexity of exp((a - 1) D); exact when participation is seen.
+        Joint convexity of exp((a - 1) D); exact when participation is visible.
 
     Example:
         >>> float(participation(2.0, 1.0, 0.3)) == 0.3
         True
     """
-    return formulas.participation(COMPILED, orders, probability, curve)
+    xp = library.numpy
+    power = (orders - 1) * curve
+    p = xp.where(probability < 1, probability, 0.5)
+    small = xp.log1p(p * xp.expm1(xp.minimum(power, 1.0)))
+    large = xp.logaddexp(xp.log1p(-p), xp.log(p) + power)
+    mixed = xp.where(power < 1, small, large) / (orders - 1)
+    return xp.where(probability < 1, xp.minimum(mixed, curve), curve)
 
 
-@float64
+@over_libraries
 def either(
-    orders: ArrayLike, probability: ArrayLike, first: ArrayLike, second: ArrayLike
-) -> jax.Array:
-    """Curve of a release that is `first` with `probability`, visibly, and else `second`.
-
-    Shapes:
-        orders [n], first [n], second [n] -> [n].
+    library: Library,
+    orders: Any,
+    probability: Any,
+    first: Any,
+    second: Any,
+) -> Any:
+    """Return the curve of a release that is `first` with `probability`, visibly, and else `second`.
 
     References:
         Joint convexity of exp((a - 1) D).
@@ -227,12 +355,20 @@ def either(
         >>> float(either(2.0, 0.5, 0.3, 0.3)).__round__(12)
         0.3
     """
-    return formulas.either(COMPILED, orders, probability, first, second)
+    xp = library.numpy
+    logs = xp.log(probability), xp.log1p(-probability)
+    powers = [log + (orders - 1) * c for log, c in zip(logs, (first, second))]
+    both = xp.logaddexp(*powers) / (orders - 1)
+    both = xp.where(probability < 1, xp.where(probability > 0, both, second), first)
+    return xp.minimum(xp.maximum(both, xp.minimum(first, second)), xp.maximum(first, second))
 
 
-@float64
-def convert(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
-    """The epsilon that each order proves at `delta`; the smallest counts.
+# --- conversions
+
+
+@over_libraries
+def convert(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
+    """Return the epsilon that each order proves at `delta`; the smallest counts.
 
     Shapes:
         broadcasts; a curve of zeros proves 0.
@@ -241,22 +377,28 @@ def convert(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
         Canonne, Kamath, Steinke, 2020, Proposition 12; and total variation <= sqrt(1 -
         exp(-divergence)) (Bretagnolle and Huber), by which 0 is enough when that is at most delta.
     """
-    return formulas.convert(COMPILED, orders, curve, delta)
+    return _convert(library, orders, curve, delta)
 
 
-@float64
-def epsilon(orders: ArrayLike, curve: ArrayLike, delta: ArrayLike) -> jax.Array:
-    """The smallest epsilon at `delta` that a curve proves; never negative.
+def _convert(library, orders, curve, delta):
+    xp = library.numpy
+    epsilon = curve + xp.log1p(-1 / orders) - (xp.log(delta) + xp.log(orders)) / (orders - 1)
+    return xp.where(delta**2 > -xp.expm1(-curve), 0.0, xp.maximum(epsilon, 0.0))
+
+
+@over_libraries
+def epsilon(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
+    """Return the smallest epsilon at `delta` that a curve proves; never negative.
 
     Shapes:
         orders [n], curve [..., n] -> [...].
     """
-    return jnp.min(convert(orders, curve, delta), axis=-1)
+    return library.numpy.min(_convert(library, orders, curve, delta), axis=-1)
 
 
-@float64
-def delta(orders: jax.Array, curve: jax.Array, epsilon: ArrayLike) -> jax.Array:
-    """The smallest delta at `epsilon` that a curve proves; never above 1.
+@over_libraries
+def delta(library: Library, orders: Any, curve: Any, epsilon: Any) -> Any:
+    """Return the smallest delta at `epsilon` that a curve proves; at most 1.
 
     Shapes:
         orders [n], curve [..., n] -> [...].
@@ -264,47 +406,81 @@ def delta(orders: jax.Array, curve: jax.Array, epsilon: ArrayLike) -> jax.Array:
     References:
         as `convert`.
     """
-    log_delta = (orders - 1) * (curve - epsilon + jnp.log1p(-1 / orders)) - jnp.log(orders)
-    variation = 0.5 * jnp.log(-jnp.expm1(-curve))
-    return jnp.exp(jnp.minimum(jnp.min(jnp.minimum(log_delta, variation), axis=-1), 0.0))
+    xp = library.numpy
+    log_delta = (orders - 1) * (curve - epsilon + xp.log1p(-1 / orders)) - xp.log(orders)
+    variation = 0.5 * xp.log(-xp.expm1(-curve))
+    return xp.exp(xp.minimum(xp.min(xp.minimum(log_delta, variation), axis=-1), 0.0))
 
 
-@float64
-def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> jax.Array:
-    """Exact delta at `epsilon` >= 0 of Gaussian releases with mu^2 = the sum of 1 / z^2.
+# --- the exact Gaussian
+
+
+@over_libraries
+def gaussian_delta(library: Library, epsilon: Any, mu: Any) -> Any:
+    """Return the exact delta at `epsilon` >= 0 of Gaussian releases with mu^2 = the sum of 1 / z^2.
 
     References:
         Balle and Wang, ICML 2018, Theorem 8.
     """
-    return jnp.exp(log_profile(COMPILED, epsilon / mu - mu / 2, mu))
+    return library.numpy.exp(_log_profile(library, epsilon / mu - mu / 2, mu))
 
 
-@float64
-def gaussian_epsilon(mu: ArrayLike, delta: ArrayLike) -> jax.Array:
-    """Exact epsilon at `delta` of Gaussian releases, by bisection: the upper end, so never too
-    small.
+@over_libraries
+def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
+    """Return the exact epsilon at `delta` of Gaussian releases, from above: never too small.
 
     Shapes:
         broadcasts.  Gradients are exact too: of the crossing, by the implicit function theorem.
 
     Example:
-        >>> round(float(jax.grad(gaussian_epsilon)(1.0, 1e-5)), 4)
-        5.0678
+        >>> round(float(gaussian_epsilon(1.0, 1e-5)), 4)
+        4.3772
     """
-    return _gaussian_epsilon(*jnp.broadcast_arrays(mu, delta))
+    mu, delta = library.numpy.broadcast_arrays(mu, delta)
+    return _crossing(ON_HOST, mu, delta) if library is ON_HOST else _crossing_with_slopes(mu, delta)
 
 
-@jax.custom_jvp
-def _gaussian_epsilon(mu, delta):
-    return formulas.crossing(COMPILED, mu, delta, jax.lax.fori_loop)
+def _crossing(library, mu, delta):
+    """Newton's method on log(delta(epsilon)), from above.
+
+    delta(epsilon) is an expectation of a log-concave function of a normal variable, so its
+    logarithm is concave: tangents lie above it, and each point is on the safe side of the
+    crossing, except for rounding.  What is returned was tested.
+    """
+    xp, special = library.numpy, library.special
+    is_zero = special.erf(mu / math.sqrt(8)) <= delta  # exact for tiny mu too
+    mu = xp.where(is_zero, 1.0, mu)
+    target = xp.log(delta)
+    # the Gaussian tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta
+    start = mu * (mu / 2 + xp.sqrt(-2 * target))
+
+    def follow_tangent(state):
+        step, point, proved, _ = state
+        s = point / mu - mu / 2
+        profile = _log_profile(library, s, mu)
+        fits = profile <= target
+        proved = xp.where(fits, xp.minimum(proved, point), proved)
+        slope = -xp.exp(point + special.log_ndtr(-s - mu) - profile)
+        after = xp.maximum(point - (profile - target) / slope, 0.0)
+        # a point that rounding put too low goes up, and from there it stays
+        after = xp.where(fits, after, xp.maximum(after, point * (1 + ROUNDING)))
+        moves = (xp.abs(after - point) > ROUNDING / 2 * point) & (proved >= point)
+        return step + 1, xp.where(moves, after, point), proved, moves.any()
+
+    is_moving = lambda state: (state[0] < MAX_TANGENTS) & state[3]
+    proved = library.while_loop(is_moving, follow_tangent, (0, start, start, True))[2]
+    return xp.where(is_zero, 0.0, proved)
 
 
-@_gaussian_epsilon.defjvp
+_crossing_with_slopes = jax.custom_jvp(functools.partial(_crossing, COMPILED))
+
+
+@_crossing_with_slopes.defjvp
 def _(values, tangents):
     """delta has the derivatives density(v - mu) in mu and -e^epsilon P(X > v) in epsilon, v =
     epsilon / mu + mu / 2."""
     mu, delta = values
-    epsilon = _gaussian_epsilon(mu, delta)
+    epsilon = _crossing_with_slopes(mu, delta)
     is_positive = epsilon > 0
     v = jnp.where(is_positive, epsilon / jnp.where(is_positive, mu, 1.0) + mu / 2, 0.0)
     tail = log_ndtr(-v)
@@ -312,9 +488,9 @@ def _(values, tangents):
     return epsilon, jnp.where(is_positive, in_mu * tangents[0] + in_delta * tangents[1], 0.0)
 
 
-@float64
-def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
-    """The largest mu with gaussian_delta(epsilon, mu) <= delta, by bisection from below.
+@over_libraries
+def gaussian_mu(library: Library, epsilon: Any, delta: Any) -> Any:
+    """Return the largest mu with gaussian_delta(epsilon, mu) <= delta, by bisection from below.
 
     Shapes:
         broadcasts.  It takes no derivatives.
@@ -323,7 +499,95 @@ def gaussian_mu(epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
         >>> round(1 / float(gaussian_mu(1.0, 1e-5)), 4)
         3.7306
     """
-    epsilon, delta = jnp.broadcast_arrays(epsilon, delta)
-    low, high = (jnp.full(delta.shape, math.log(mu)) for mu in (1e-18, 1e9))
-    fits = lambda log_mu: gaussian_delta(epsilon, jnp.exp(log_mu)) <= delta
-    return jnp.exp(roots.bisect(fits, low, high, 80)[0])
+    xp = library.numpy
+    epsilon, delta = xp.broadcast_arrays(epsilon, delta)
+    low, high = (xp.full(delta.shape, math.log(mu)) for mu in MU_RANGE)
+
+    def halve(state):
+        step, low, high = state
+        middle = (low + high) / 2
+        mu = xp.exp(middle)
+        fits = xp.exp(_log_profile(library, epsilon / mu - mu / 2, mu)) <= delta
+        return step + 1, xp.where(fits, middle, low), xp.where(fits, high, middle)
+
+    state = library.while_loop(lambda s: s[0] < NUM_BISECTIONS, halve, (0, low, high))
+    return xp.exp(state[1])
+
+
+# --- parts of the formulas
+
+
+def _log_profile(library, s, d):
+    """Return log(delta) at epsilon = d s + d^2 / 2 of the pair N(d, 1), N(0, 1): log(P(X > s) -
+    e^epsilon P(X > s + d)).
+
+    With M = P(X > v) / density(v), this is log(density(s)) + log(M(s) - M(s + d)).  For small d the
+    difference is the integral of 1 - v M(v), which three points give to rounding where a difference
+    of logs would lose digits.
+    """
+    xp, special = library.numpy, library.special
+    upper = special.log_ndtr(-s)
+    direct = upper + xp.log(
+        -xp.expm1(xp.minimum(d * s + d**2 / 2 + special.log_ndtr(-s - d) - upper, -1e-15))
+    )
+    nodes, weights = THREE_POINTS
+    fine = d < 0.05
+    s_, d_ = xp.where(fine, s, 0.0)[..., None], xp.where(fine, d, 0.05)[..., None]
+    v = s_ + d_ * (nodes + 1) / 2
+    slope = 1 - v * xp.exp(special.log_ndtr(-v) + v**2 / 2 + HALF_LOG_2PI)
+    slope = xp.maximum(slope, 1 / (v**2 + 3))  # holds exactly; rounding breaks it far out
+    small = -(s**2) / 2 - HALF_LOG_2PI + xp.log(xp.sum(weights / 2 * slope, axis=-1) * d_[..., 0])
+    return xp.where(fine, small, direct)
+
+
+def _profile_moment(library, orders, rate, z, copies, num_nodes):
+    """Return the log of the integral over e of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile(e) e^e,
+    t = 1 + rate (e^e - 1), of the Gaussian with multiplier z / copies; and whether the points
+    reach."""
+    xp = library.numpy
+    z = z / copies
+    points, weights = LEGENDRE
+    width = 4 * z * xp.minimum(1.0, z)
+    panels = num_nodes // len(points)
+    x = 0.5 + width * (xp.arange(panels)[:, None] + (points + 1) / 2).ravel()
+    loss = (2 * x - 1) / (2 * z**2)
+    large = loss > 30  # where rate * e^loss may overflow, the one is nothing
+    log_ratio = xp.where(
+        large, xp.log(rate) + loss, xp.log1p(rate * xp.expm1(xp.where(large, 0.0, loss)))
+    )
+    log_weight = xp.log(width / 2 * xp.tile(weights, panels))
+    shared = _log_profile(library, (x - 1) / z, 1 / z) + loss - 2 * xp.log(z) + log_weight
+    a = orders[:, None]
+    # the first of both is larger where the ratio is above 1
+    inner, mirrored = (a - 2) * log_ratio + shared, -(a + 1) * log_ratio + shared
+    top = library.constant(xp.max(inner, axis=1, keepdims=True))
+    total = xp.sum(xp.exp(inner - top) + xp.exp(mirrored - top), axis=1)
+    log_moment = xp.log(orders * (orders - 1)) + xp.log(total) + top[:, 0]
+    return log_moment, xp.maximum(orders, 2.0) + TAIL * z <= x[-1]
+
+
+def _within_reach(library, reached, rate, sampled, whole):
+    xp = library.numpy
+    return xp.where(reached & (rate < 1), xp.minimum(sampled, whole), whole)
+
+
+def _log_mean_excess(library, a, u, log_weight):
+    """Return the log of the sum over u [m] of weight * ((1 + u)^a - 1 - a u), for a [n, 1] > 1,
+    u > -1: without cancellation or overflow, and with one exponential for each pair."""
+    xp = library.numpy
+    # log(1 + u) - u, for all orders
+    tiny = xp.abs(u) < 0.05
+    v, series = xp.where(tiny, u, 0.0), 0.0
+    for k in range(14, 1, -1):
+        series = (-1) ** (k + 1) / k + v * series
+    short = xp.where(tiny, v**2 * series, xp.log1p(u) - u)
+    power = a * xp.log1p(u)
+    top = library.constant(xp.max(xp.maximum(power, 0.0) + log_weight, axis=1, keepdims=True))
+    # near 1 the power is e^p - 1 - p more than 1 + p, by a series whose terms fall by p / 4 or more
+    near = xp.abs(power) < 0.25
+    p, series = xp.where(near, power, 0.0), 1.0
+    for k in range(13, 2, -1):
+        series = 1 + p * series / k
+    large = xp.where(near, 0.0, xp.exp(power + log_weight - top))
+    rest = xp.exp(log_weight) * xp.where(near, p**2 / 2 * series + a * short, -1 - a * u)
+    return xp.log(xp.sum(large, axis=1) + xp.exp(-top[:, 0]) * xp.sum(rest, axis=1)) + top[:, 0]

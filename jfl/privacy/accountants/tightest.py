@@ -6,6 +6,7 @@ event.  All run on the host, on concrete numbers.  The inverses follow below: th
 or the sampling rate that reach an epsilon.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -182,7 +183,7 @@ def _worst_epsilon(alternatives, delta, sizes):
     once, deltas = np.ones(1), np.full(1, delta)
     above = rdp_events.above(alternatives, once, deltas)
     order = np.argsort(-above)
-    worst = -math.inf, ""
+    worst: Any = (-math.inf, "")
     # From the largest upper bound on: an epsilon that is above all that are left needs no more.
     for i in order[:MAX_REFINED_CLIENTS]:
         if worst[0] >= above[i]:
@@ -260,8 +261,8 @@ def takes(event: Any, times: float = 1) -> bool:
     different parts."""
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
-    kinds = rdp_events.event_types(event)
-    if kinds & set(rdp_events.NOT_GAUSSIAN):
+    kinds = events.event_types(event)
+    if kinds & set(events.NOT_GAUSSIAN):
         return False
     sampled = kinds & {
         events.Poisson,
@@ -276,24 +277,16 @@ def takes(event: Any, times: float = 1) -> bool:
 
 
 def spread(event: Any) -> Any:
-    """An event without Series: each of its parts by itself."""
+    """Return an event without Series: each of their parts by itself."""
     if isinstance(event, events.Series):
         times = np.asarray(event.times)
-        return events.compose(
-            *(events.repeat(_part(event.event, i), n) for i, n in enumerate(times) if n > 0)
-        )
+        each = zip(events.parts(event.event, len(times)), times)
+        return events.compose(*(events.repeat(part, n) for part, n in each if n > 0))
     if isinstance(event, events.Compose):
-        return events.Compose(tuple(spread(e) for e in event.events))
-    return type(event)(**{k: spread(v) if k == "event" else v for k, v in vars(event).items()})
-
-
-def _part(event, i):
-    if isinstance(event, events.Gaussian):
-        z = np.asarray(event.noise_multiplier)
-        return events.Gaussian(z[i] if z.ndim else z[()])
-    if isinstance(event, events.Compose):
-        return events.Compose(tuple(_part(e, i) for e in event.events))
-    return type(event)(**{k: _part(v, i) if k == "event" else v for k, v in vars(event).items()})
+        return events.Compose(tuple(map(spread, event.events)))
+    if not hasattr(event, "event"):
+        return event
+    return dataclasses.replace(event, event=spread(event.event))
 
 
 def _parts(event):
