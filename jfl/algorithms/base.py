@@ -71,37 +71,55 @@ def algorithm(
     uploads: str = "difference",
     checks_its_solve: bool = False,
     personal: Callable | None = None,
+    personal_releases: Sequence[Release] | None = None,
 ) -> Algorithm:
-    """An algorithm of three pure functions.
+    """Make an algorithm of three pure functions.
 
-    Write functions at module level and bind their hyperparameters with jfl.Fn: then plans that
-    differ in a number share one compiled program.
+    Write the functions at module level and bind their hyperparameters with jfl.Fn, so that plans
+    that differ only in numbers share one compiled program.
 
     Args:
-        init: params -> (server, client_state); the second is what one client remembers, () for
-            nothing.
-        client: (context, keys, server, client_state, rows) -> (payload, client_state,
+        init: maps params to (server state, client state).  The client state is that of one client,
+            () for stateless clients.
+        client: maps (context, keys, server, client_state, rows) to (payload, client_state,
             Diagnostics).
-        server: (context, server, release) -> server, where release has the shape of payload.
-        releases: what the client's payload was made from, for the accountant: `work.releases()`, or
-            a tuple of jfl.Release.  () claims nothing about examples.
-        params: server -> params; the default reads `server.params`, or takes server itself.
+        server: maps (context, server, release) to the new server state.  `release` has the shape of
+            the payload.
+        releases: the noisy releases from which the client computes its payload, for the accountant:
+            `work.releases()`, or a tuple of jfl.Release.  () claims nothing about examples.
+        params: maps the server state to params.  By default `server.params`, or the server state
+            itself.
         name: what plans and results call the algorithm.
-        stateful: clients remember, which limits what the accountant may claim.
-        uploads: "difference" of models, or "model": then all clients have to take part, since a
-            mean of models needs weights that add up to 1.
-        checks_its_solve: a client that stops its solve too early counts as an overflow, which voids
-            the run.  Only then may its mechanism declare bounded(..., "prox_erm").
-        personal: (server, client_state) -> params, a client's own model, by which its held-out
-            rows are judged; None: all are judged by `params`.  What a client keeps for itself is
-            not released: no guarantee covers a personal model that it hands on.
+        stateful: True if clients keep state between rounds, which limits what can be proved.
+        uploads: "difference" of models, or "model".  With "model" all clients have to participate,
+            because a mean of models needs weights that add up to 1.
+        checks_its_solve: True if a client that stops its solve too early counts as an overflow,
+            which voids the run.  Only then may its mechanism declare bounded(..., "prox_erm").
+        personal: maps (server, client_state) to a client's own params, with which its test rows are
+            evaluated.  None evaluates all clients with `params`.
+        personal_releases: the noisy releases, beyond `releases`, from which personal models are
+            computed; () if there are none.  With them `jfl.guarantee(plan, view="personal")` covers
+            uploads and personal models together.  None declares nothing: a guarantee then covers no
+            personal model that a client hands on.
     """
-    if not isinstance(releases, (list, tuple)) or not all(isinstance(r, Release) for r in releases):
+    for argument, declared in (("releases", releases), ("personal_releases", personal_releases)):
+        if argument == "personal_releases" and declared is None:
+            continue
+        if not isinstance(declared, (list, tuple)) or not all(
+            isinstance(r, Release) for r in declared
+        ):
+            checks.fail(
+                "algorithm",
+                f"{argument}, a tuple of jfl.Release",
+                checks.shown(declared),
+                "() claims nothing about examples." if argument == "releases" else "",
+            )
+    if personal_releases is not None and personal is None:
         checks.fail(
             "algorithm",
-            "releases, a tuple of jfl.Release",
-            checks.shown(releases),
-            "() claims nothing about examples.",
+            "a function personal when personal_releases is given",
+            "none",
+            "Give personal=, or leave personal_releases out.",
         )
     checks.choice("algorithm", ("difference", "model"), uploads=uploads)
     checks.choice("algorithm", (False, True), checks_its_solve=checks_its_solve)
@@ -119,4 +137,5 @@ def algorithm(
         uploads=uploads,
         checks_its_solve=checks_its_solve,
         personal=personal if personal is None or isinstance(personal, Fn) else Fn(personal),
+        personal_releases=None if personal_releases is None else tuple(personal_releases),
     )

@@ -41,22 +41,21 @@ def ditto(
     personal_lr: Annotated[Rate | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """FedAvg, beside which each client follows gradient + mu * (v - w_server) in a model v of its
-    own.
+    """Make FedAvg with a personal model v per client, trained on gradient + mu * (v - w_server).
 
-    Clients are judged by their own models (`metrics.client_accuracy`, `client_percentiles`); `run.
-    own` has them, [C, ...].
+    Clients are evaluated with their personal models (`metrics.client_accuracy`,
+    `client_percentiles`), which are in `run.client_states`, [C, ...].
 
     Args:
-        grad: gradients of the loss, as in `fedavg`: of the shared model.
-        mu: pull of a client's own model to the server's.
-        personal_grad: gradients for a client's own model; None: of the same loss, without noise.
-        personal_lr: its learning rate; None: that of the shared model.
+        grad: gradients of the loss for the shared model, as in `fedavg`.
+        mu: how strongly a personal model is pulled to the shared one.
+        personal_grad: gradients for the personal models; None means the same loss without noise.
+        personal_lr: learning rate of the personal models; None means that of the shared model.
 
     Privacy:
-        a client's own model stays with it, and guarantees for the server do not cover it.  Without
-        `personal_grad` it is trained on the client's rows without noise.  With a private one,
-        `jfl.guarantee(plan, ..., view="personal")` counts its releases and those of the uploads.
+        A personal model stays with its client, and guarantees for the server do not cover it.
+        Without `personal_grad` it is trained on the client's rows without noise.  With a private
+        one, `jfl.guarantee(plan, ..., view="personal")` covers its releases and the uploads.
 
     References:
         Li et al., ICML 2021, Algorithm 1.
@@ -78,7 +77,7 @@ def ditto(
         grad=personal_grad,
         lr=work.lr if personal_lr is None else local.rate(personal_lr, "personal_lr"),
     )
-    made = algorithm(
+    return algorithm(
         Fn(_init, base.server.data),
         Fn(_client, dict(work=work, personal=own, mu=checks.scalar(mu))),
         base.server,
@@ -86,5 +85,5 @@ def ditto(
         name="ditto",
         stateful=True,
         personal=_personal,
+        personal_releases=own.releases(),
     )
-    return dataclasses.replace(made, personal_releases=own.releases())

@@ -1,7 +1,6 @@
 """FedRep (Collins et al., ICML 2021) and FedPer (Arivazhagan et al., 2019): a part of the model is
 shared, the rest stays with each client."""
 
-import dataclasses
 import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -161,7 +160,7 @@ def _made(name, grad, shared, personal_steps, fedavg_options) -> Algorithm:
         checks.fail(name, "shared, patterns of paths or a function", checks.shown(shared))
     base = fedavg(grad, **fedavg_options)
     facts = dict(shared=Shared(shared))
-    made = algorithm(
+    return algorithm(
         Fn(_init, base.server.data, facts),
         Fn(_client, base.client.data, dict(facts, personal_steps=personal_steps)),
         Fn(_server, base.server.data),
@@ -169,5 +168,5 @@ def _made(name, grad, shared, personal_steps, fedavg_options) -> Algorithm:
         name=name,
         stateful=True,
         personal=_personal,
+        personal_releases=(),  # personal models use the gradients of `releases`
     )
-    return dataclasses.replace(made, personal_releases=())  # made from the same noisy gradients

@@ -89,7 +89,7 @@ def pfedme(
     base = fedavg(grad, steps=inner_steps, **fedavg_options)
     (release,) = base.releases
     numbers = dict(pull=checks.scalar(pull), outer_lr=checks.scalar(outer_lr))
-    made = algorithm(
+    return algorithm(
         Fn(_init, base.server.data),
         Fn(_client, dict(base.client.data, **numbers), dict(outer_steps=steps)),
         base.server,
@@ -97,5 +97,5 @@ def pfedme(
         name="pfedme",
         stateful=True,
         personal=_personal,
+        personal_releases=(),  # personal models use the gradients of `releases`
     )
-    return dataclasses.replace(made, personal_releases=())  # made from the same noisy gradients

@@ -62,6 +62,35 @@ def test_the_view_counts_uploads_and_personal_models(fed, endless_noise):
     assert "personal-too" in codes(both) and "personal" not in codes(both)
 
 
+def test_an_algorithm_of_a_user_declares_its_personal_releases(fed):
+    """The view is proved if the declaration covers what a client keeps, and refused if not."""
+    plan = ditto(fed)
+    made = plan.algorithm
+
+    def view_of(personal_releases):
+        own = jfl.algorithm(
+            lambda params: made.init(params),
+            lambda *given: made.client(*given),
+            lambda *given: made.server(*given),
+            releases=made.releases,
+            stateful=True,
+            personal=lambda server, own: own,
+            personal_releases=personal_releases,
+        )
+        user = jfl.plan(fed, plan.task, own, jfl.sampling.full(CLIENTS))
+        return jfl.guarantee(user, 10, 1e-5, view="personal")
+
+    declared = view_of(made.personal_releases)
+    assert declared.epsilon == jfl.guarantee(plan, 10, 1e-5, view="personal").epsilon
+    assert declared.status == "proved"
+    with pytest.raises(jfl.errors.NotAnalysable, match="not declared"):
+        view_of(())
+    with pytest.raises(ValueError, match="personal_releases"):
+        view_of([3])
+    with pytest.raises(ValueError, match="personal"):
+        jfl.algorithm(made.init, made.client, made.server, personal_releases=())
+
+
 def test_uploads_and_personal_models_show_as_much_as_the_view_counts(endless_noise):
     """One client takes one step on one row: the noise of its upload and that of its personal model,
     measured over many coordinates, are independent and hide an exchanged row as the view counts."""
