@@ -62,6 +62,10 @@ def test_the_view_counts_uploads_and_personal_models(fed, endless_noise):
     assert "personal-too" in codes(both) and "personal" not in codes(both)
 
 
+def _client_of_a_user(context, keys, server, client_state, rows, *, inner):
+    return inner(context, keys, server, client_state, rows)
+
+
 def test_an_algorithm_of_a_user_declares_its_personal_releases(fed):
     """The view is proved if the declaration covers what a client keeps, and refused if not."""
     plan = ditto(fed)
@@ -69,9 +73,9 @@ def test_an_algorithm_of_a_user_declares_its_personal_releases(fed):
 
     def view_of(personal_releases):
         own = jfl.algorithm(
-            lambda params: made.init(params),
-            lambda *given: made.client(*given),
-            lambda *given: made.server(*given),
+            made.init,
+            Fn(_client_of_a_user, dict(inner=made.client)),
+            made.server,
             releases=made.releases,
             stateful=True,
             personal=lambda server, own: own,
