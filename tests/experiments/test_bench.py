@@ -69,7 +69,7 @@ TOLD = {  # a row of a table of timings: tool, its modes
 
 @pytest.mark.parametrize(
     "page, head, rows, least",
-    [("docs/speed.md", "## Beside other tools", 8, 51), ("README.md", "## Speed", 5, 25)],
+    [("docs/speed.md", "## Compared with other tools", 8, 51), ("README.md", "## Speed", 5, 25)],
 )
 def test_the_pages_tell_what_was_timed(page, head, rows, least):
     timed = {

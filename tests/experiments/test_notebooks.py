@@ -401,9 +401,9 @@ def test_with_nothing_to_install_the_cell_says_how(monkeypatch, tmp_path):
     with pytest.raises(ModuleNotFoundError) as stopped:
         machine.run()
     assert machine.installed == []
-    for words in ("pip wheel --no-deps", str(tmp_path), "JFL_INSTALL", "docs/start/colab.md"):
+    for words in ("pip wheel --no-deps", str(tmp_path), "JFL_INSTALL", "docs/start/install.md"):
         assert words in str(stopped.value)
-    assert (ROOT / "docs" / "start" / "colab.md").is_file()
+    assert (ROOT / "docs" / "start" / "install.md").is_file()
 
 
 def test_a_newer_jax_brings_what_it_needs_for_a_gpu(monkeypatch, tmp_path):
