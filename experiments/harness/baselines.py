@@ -47,11 +47,11 @@ from jfl.analysis import heterogeneity
 from jfl.core import checks
 from jfl.core.files import write
 from jfl.engine.metrics import evaluate
-from jfl.report import results as results_file
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
 from . import command_line, kept_runs
+from . import results as results_file
 from .programs import Plans, drawn
 from .rejudge import PAPERS
 from .runner import FIRST, stored_line, without_failures

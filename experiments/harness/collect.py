@@ -1,5 +1,5 @@
-"""The results of a paper's experiments in one file, as experiments/results/ has them; `jfl report`
-makes a page of it.
+"""The results of a paper's experiments in one file, as experiments/results/ has them;
+`python -m experiments.harness.report` makes a page of it.
 
     python -m experiments.harness.collect chen2024 runs/chen2024/* --into experiments/results
 
@@ -16,9 +16,8 @@ from pathlib import Path
 import tyro
 
 from jfl.core import checks
-from jfl.report import results
 
-from . import command_line
+from . import command_line, results
 from .rejudge import AGAIN, PAPERS, describe, rejudge
 from .shared_runs import keep_first, spread
 

@@ -18,9 +18,7 @@ from pathlib import Path
 
 import tyro
 
-from jfl.report import results
-
-from . import command_line
+from . import command_line, results
 from .runner import judged, not_tuned, ran_at, stored_line
 from .verdicts import NOT_REPRODUCED, UNKNOWN
 

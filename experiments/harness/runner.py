@@ -23,12 +23,12 @@ from scipy import stats
 from jfl.cli import console
 from jfl.core import checks as check
 from jfl.core.errors import DataUnavailable, HealthError
-from jfl.report import results as results_file
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
 from . import command_line, kept_runs
+from . import results as results_file
 from .programs import Plans
 from .verdicts import DRAW_PER_SEED, FAR, OURS, Claim, far_below, judge, untuned
 

@@ -8,10 +8,10 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from jfl.report import results
 from jfl.runs import record
 from jfl.runs.config import Config
 
+from . import results
 from .runner import FIRST, stored_line
 
 Place = tuple[str, str]  # the name of a figure, that of a line

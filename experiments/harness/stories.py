@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from jfl.core import checks
-from jfl.report import results
 
-from . import story_pictures, verdicts
+from . import results, story_pictures, verdicts
 from .runner import stored_line
 
 ROOT = Path(__file__).parents[2]

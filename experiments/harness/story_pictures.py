@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jfl.report import plots, results
+from jfl.report import plots
 from jfl.runs import tables
+
+from . import results
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 DRAWN = 1  # count it up where the drawing itself changes

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from jfl.report import results as results_file
+from . import results as results_file
 
 HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, UNKNOWN = results_file.VERDICTS
 # that one of the intervals of a figure misses what it is of; of baselines, that each of them does

@@ -2,8 +2,9 @@
 
 import sys
 
+from experiments.harness import pictures, results
 from jfl.cli import console
-from jfl.report import plots, results
+from jfl.report import plots
 from jfl.runs import record
 
 
@@ -120,6 +121,6 @@ def picture(path, plan, rows, quick):
     what proves nothing.  Of audits, a row each."""
     points = [results.checked(plan.title, record.as_json(row), results.Point) for row in rows]
     title = plan.title + (" (quick settings)" if quick else "")
-    draw = plots.audits if plan.y == "audit" else plots.study
+    draw = pictures.audits if plan.y == "audit" else pictures.study
     if figure := draw(points, plan.xlabel, title):
         plots.save(path, figure)

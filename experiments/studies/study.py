@@ -32,7 +32,7 @@ from jfl.runs.config import FIELDS, Config, the_unit, the_view
 from jfl.runs.store import ResultStore
 from jfl.runs.tables import interval
 
-from ..bench.aot import commit
+from ..bench.timing import commit
 from ..harness.kept_runs import about, hashed
 from ..harness.runner import Experiment
 from ..papers import as_printed

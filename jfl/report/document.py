@@ -21,12 +21,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-s
 # words that stand out in a column of verdicts: shape and word say it, the colour only again
 CONTRADICTED, REFUTED = "the proof is contradicted: a bug", "the claim is refuted"
 MARKS = {
-    "confirmed": "good",
     "proved": "good",
-    "not confirmed": "bad",
     "no guarantee": "nothing",
     "claimed": "open",
-    "cannot be checked": "open",
     "conditional": "open",
     "audited": "open",
     "descriptive": "open",
@@ -134,8 +131,12 @@ class Document(NamedTuple):
     beside: list = []
 
 
-def page(document: Document) -> str:
-    """The document as one HTML file.
+def page(document: Document, marks: dict = MARKS) -> str:
+    """Return the document as one HTML file.
+
+    Args:
+        document: what to show.
+        marks: words of tables that stand out -> the class of their colour.
 
     >>> "<b>" in page(Document("<b>", "", [Section("a", [Text("<b>")])]))
     False
@@ -147,7 +148,7 @@ def page(document: Document) -> str:
         document=document,
         head=HEAD,
         policy=f"{POLICY} {_digest(script)}",
-        marks=MARKS,
+        marks=marks,
         marked=("verdict", "status"),
         glossary=GLOSSARY,
         script=script,

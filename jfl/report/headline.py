@@ -1,13 +1,12 @@
-"""What a page says first: the best private accuracy, its epsilon, what is proved, which claims
-hold."""
+"""The cards at the top of a page: the best private accuracy, its epsilon, and what is proved."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..runs import tables
 from ..runs.record import plus_minus
-from . import document
 from .document import Card, Text
-from .read import Group, Source
+from .read import Group
 
 CHOSEN = (
     "It is the best of {} here, chosen after looking at test accuracy. That choice is in no ε: "
@@ -25,7 +24,7 @@ CONTRADICTED = "An audit shows more than is proved: that is a bug. Trust no ε o
 
 
 class Candidate(NamedTuple):
-    """A setting with a finite epsilon, or a point of a study.
+    """A setting with a finite epsilon.
 
     Attributes:
         kind: what it is called in words.
@@ -43,18 +42,17 @@ class Candidate(NamedTuple):
     data: object = ""
 
 
-def of(sources: list[Source], groups: list[Group]) -> tuple[list[Card], list[Text]]:
-    """The cards of a page, and the words beside them.
+def of(groups: list[Group], others: Sequence[Candidate] = ()) -> tuple[list[Card], list[Text]]:
+    """Return the cards of a page, and the text below them.
 
     Args:
-        sources: as in `sections.assemble`.
-        groups: the settings of their runs.
+        groups: the settings of the runs.
+        others: what else may be the best.
 
     Returns:
-        Both; empty where there is neither a run nor a claim.
+        Both; empty if there is neither a run nor another candidate.
     """
-    cards, beside = _private(sources, groups)
-    cards += _claims(sources)
+    cards, beside = _private(groups, list(others))
     audits = [audit for group in groups for audit in group.source.audits]
     if any(audit["contradicted"] for audit in audits):
         cards.insert(0, Card("Audit", "contradicts the proof", notes=[CONTRADICTED], alarm=True))
@@ -75,18 +73,11 @@ def best(candidates: list[Candidate]) -> Candidate | None:
     return None
 
 
-def counted(verdicts: list[str]) -> dict[str, int]:
-    """How often each verdict was given, in one order on all pages."""
-    order = [*document.MARKS, *verdicts]
-    return {v: verdicts.count(v) for v in sorted(set(verdicts), key=order.index)}
-
-
 # --- accuracy
 
 
-def _private(sources, groups) -> tuple[list[Card], list[str]]:
-    settings, points = _settings(groups), _points(sources)
-    candidates = settings + points
+def _private(groups, others) -> tuple[list[Card], list[str]]:
+    candidates = _settings(groups) + others
     chosen = best(candidates)
     if chosen is None:
         if not groups:
@@ -110,7 +101,7 @@ def _private(sources, groups) -> tuple[list[Card], list[str]]:
         "What is proved",
         g["status"],
         [("method", g["method"]), *_caveats(g)],
-        [CONDITIONAL] if conditional else [_how_many(groups, points)],
+        [CONDITIONAL] if conditional else [_how_many(groups, others)],
     )
     heading = "Best accuracy with a conditional ε" if conditional else "Best private accuracy"
     accuracy = Card(
@@ -133,10 +124,10 @@ def _seeds(candidate: Candidate) -> str:
     return f"{candidate.seeds}{failed}"
 
 
-def _how_many(groups, points) -> str:
+def _how_many(groups, others) -> str:
     proved = sum(tables.proved(g.guarantees)["epsilon"] is not None for g in groups)
     words = [f"{proved} of {len(groups)} settings have a proved ε."] if groups else []
-    words += [f"{len(points)} points of the study have an ε."] if points else []
+    words += [f"{len(others)} {others[0].kind} have an ε."] if others else []
     return " ".join(words)
 
 
@@ -169,32 +160,6 @@ def _conditional(guarantees) -> dict | None:
     return min(given, key=lambda g: (g["implied"], g["view"] != "server"), default=None)
 
 
-def _points(sources: list[Source]) -> list[Candidate]:
-    """The points of studies that trained with a finite epsilon."""
-    found = []
-    for source in sources:
-        for experiment in source.experiments:
-            for p in experiment.points:
-                if p.mean is None:
-                    continue
-                trained = p.claimed is None and p.audited is None
-                promised = all(getattr(p, k) is not None for k in (*PROMISE, "epsilon", "method"))
-                if trained and promised and p.status in ("proved", "conditional"):
-                    at = "" if p.x is None else f", {experiment.xlabel or 'x'} {p.x:.4g}"
-                    guarantee = {
-                        k: getattr(p, k)
-                        for k in (*PROMISE, "epsilon", "status", "method", "caveats")
-                    }
-                    label = f"{p.panel}: {p.line}{at}"
-                    seeds = len(p.values)
-                    found.append(
-                        Candidate(
-                            label, "points", p.mean, p.half, seeds, p.failed, guarantee, p.panel
-                        )
-                    )
-    return found
-
-
 def _unprotected(groups: list[Group], chosen: Candidate | None) -> list[Card]:
     """The most accurate setting without any epsilon, on the data of the chosen one."""
     others = [
@@ -210,35 +175,3 @@ def _unprotected(groups: list[Group], chosen: Candidate | None) -> list[Card]:
     facts = [("setting", group.setting.label), ("seeds", str(len(group.setting.final)))]
     where = "" if chosen is None else ", same data"
     return [Card(f"Without a guarantee{where}", plus_minus(mean, half), facts)]
-
-
-# --- claims
-
-
-def _claims(sources: list[Source]) -> list[Card]:
-    """How many claims were checked and hold, and how many claimed epsilons do."""
-    experiments = [e for source in sources for e in source.experiments]
-    counts = counted([v.verdict for e in experiments for v in e.verdicts])
-    pairs = [
-        (line.epsilon_claimed, line.epsilon_proved)
-        for e in experiments
-        for line in e.lines.values()
-    ]
-    pairs += [(p.claimed, p.epsilon) for e in experiments for p in e.points]
-    pairs = [(claimed, proved) for claimed, proved in pairs if claimed is not None]
-    cards = []
-    if counts:
-        facts = [(verdict, str(count)) for verdict, count in counts.items()]
-        parts = list(counts.items())
-        cards.append(Card("Claims checked", str(sum(counts.values())), facts, parts=parts))
-    if pairs:
-        held = sum(proved is not None and proved <= claimed for claimed, proved in pairs)
-        cards.append(
-            Card(
-                "Claimed ε that hold",
-                f"{held} of {len(pairs)}",
-                notes=["Of the others only a larger ε is proved, or none."],
-                parts=[("confirmed", held), ("not confirmed", len(pairs) - held)],
-            )
-        )
-    return cards

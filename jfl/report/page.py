@@ -1,9 +1,9 @@
-"""`jfl report`: runs, sweeps and experiments as one page to hand on, in HTML and in Markdown; what
-is written where."""
+"""`jfl report`: runs and sweeps as one page to hand on, in HTML and in Markdown."""
 
 import dataclasses
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from ..core import checks
 from ..core.files import write
@@ -22,18 +22,16 @@ def flags():
         """One page of runs: the best private accuracy and what is proved of it, a table,
         pictures, guarantees with their caveats, settings, versions, how to run it again.
 
-        Of experiments: the claims that were checked, what holds, and how far lines are apart. The
-        page is one file that asks for nothing: send it to anybody.
+        The page is one file that asks for nothing: send it to anybody.
 
         example: jfl report runs/first runs/sweep --out report.html
         """
 
         directories: Positional[tuple[Path, ...]] = ()
-        """folders of jfl train, sweep or demo, or of an experiment; files of experiments' results,
-        such as experiments/results/li2025.json"""
+        """folders of jfl train, sweep or demo"""
         out: Path | None = None
         """the page, FILE.html; FILE.md and FILE_files are written beside it.  Default, of one
-        folder: report.html in it; of one file: the same name with .html"""
+        folder: report.html in it"""
         tensorboard: Path | None = None
         """also write the curves as TensorBoard event files into this new directory (needs
         pip install -e ".[tensorboard]")"""
@@ -42,37 +40,71 @@ def flags():
 
 
 def main(directories, out: Path | None = None, tensorboard: Path | None = None) -> str:
-    """Write the page of some folders or files, with FILE.md and FILE_files beside it.
+    """Write the page of some folders, with FILE.md and FILE_files beside it.
 
     Args:
-        directories: folders of runs or experiments, and files of experiments' results.
-        out: FILE.html; by default, of one, report.html in the folder or the file's name.
+        directories: folders of runs.
+        out: FILE.html; None: of one folder, report.html in it.
         tensorboard: a new directory for the curves as event files too.
 
     Returns:
         What was written, in words.
 
     Raises:
-        ValueError: for a folder that is no finished run, a file that is no experiment's, one of
-            them given twice, or an `out` that is something else; nothing is written.
+        ValueError: for a folder that is no finished run or is given twice, or an `out` that is
+            something else; nothing is written.
     """
     if not directories:
         checks.fail(
             "jfl report",
-            "at least one directory of a run, or one file of results",
+            "at least one directory of a run",
             "none",
             "jfl report runs/train",
         )
     if out is None and len(directories) > 1:
-        checks.fail("jfl report", "--out FILE.html for several directories or files", "none")
-    sources = [read.read(d, label) for d, label in zip(directories, _labels(directories))]
-    out = _default_out(sources[0].path) if out is None else Path(out)
+        checks.fail("jfl report", "--out FILE.html for several directories", "none")
+    sources = [read.read(d, label) for d, label in zip(directories, labels(directories))]
+    out = default_out(directories[0]) if out is None else Path(out)
+    page = render(sections.assemble(sources), out)
+    curves = "" if tensorboard is None else _tensorboard(tensorboard, sources)
+    return page.save() + curves
+
+
+class Page(NamedTuple):
+    """A page that is ready to be written: HTML, and Markdown with its pictures in a folder."""
+
+    out: Path
+    html: str
+    markdown_file: Path
+    text: str
+    folder: Path
+    pictures: dict[str, bytes]
+
+    def save(self) -> str:
+        """Write all files, and return which they are in words."""
+        for old in self.folder.glob("*") if self.folder.exists() else ():
+            old.unlink()
+        self.folder.mkdir(exist_ok=True)
+        for name, content in self.pictures.items():
+            (self.folder / name).write_bytes(content)
+        write(self.markdown_file, self.text)
+        write(self.out, self.html)
+        return f"Report: {self.out} and {self.markdown_file}"
+
+
+def render(assembled: document.Document, out: Path, marks: dict = document.MARKS) -> Page:
+    """Return the page of a document, which nothing has been written of.
+
+    Args:
+        assembled: the document.
+        out: FILE.html, a new file or an earlier report.
+        marks: words of tables that stand out -> the class of their colour.
+    """
     markdown_file, folder = _places(out)
     try:
-        assembled = sections.assemble(sources)
         text, pictures = document.markdown(assembled, folder.name)
-        page = document.page(assembled)
-        f"{text}{page}{out}{tensorboard}".encode()
+        html = document.page(assembled, marks)
+        f"{text}{html}{out}".encode()
     except UnicodeEncodeError as error:  # a folder's name may be any bytes
         checks.fail(
             "jfl report",
@@ -80,23 +112,17 @@ def main(directories, out: Path | None = None, tensorboard: Path | None = None) 
             ascii(error.object[: error.end].splitlines()[-1][-60:]),
             "Rename the folder, or mend the file that says so.",
         )
-    curves = "" if tensorboard is None else _tensorboard(tensorboard, sources)
-    for old in folder.glob("*") if folder.exists() else ():
-        old.unlink()
-    folder.mkdir(exist_ok=True)
-    for name, content in pictures.items():
-        (folder / name).write_bytes(content)
-    write(markdown_file, text)
-    write(out, page)
-    return f"Report: {out} and {markdown_file}{curves}"
+    return Page(out, html, markdown_file, text, folder, pictures)
 
 
-def _default_out(path: Path) -> Path:
+def default_out(path) -> Path:
+    """Return where the page of one folder or file is written."""
+    path = Path(path)
     return path / "report.html" if path.is_dir() else path.with_suffix(".html")
 
 
-def _labels(directories) -> list[str]:
-    """Their own names, or paths where two names are the same."""
+def labels(directories) -> list[str]:
+    """Return the names of folders or files, or their paths if two names are the same."""
     names, paths, resolved = zip(
         *((read.default_label(d), str(d), Path(d).resolve()) for d in directories)
     )
@@ -149,9 +175,9 @@ def _places(out) -> tuple[Path, Path]:
 
 def _tensorboard(directory, sources: list[read.Source]) -> str:
     """Write the curves -> what was written, in words."""
-    parts, rows, settings, failed = read.parts(sources), [], {}, set()
-    for label, part in parts:
-        prefix = "" if len(parts) == 1 else f"{label} "
+    rows, settings, failed = [], {}, set()
+    for part in sources:
+        prefix = "" if len(sources) == 1 else f"{part.label} "
         for run in part.runs:
             settings[prefix + run["name"], run["seed"]] = run["config"]
             if run.get("failed"):

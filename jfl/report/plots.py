@@ -1,16 +1,13 @@
-"""The pictures of runs, experiments and studies, in one style, as SVG that follows the page's
-colours.
+"""The pictures of runs in one style, as SVG in the colours of the page.
 
 The noise is not drawn beside the signal. metrics.csv has the norm of what the server applied,
 noise included; the norm of the noise alone also takes the sensitivity, the divisor and the number
 of parameters, which no file holds.
 """
 
-import collections
 import io
 import json
 import math
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +15,6 @@ import numpy as np
 from ..runs import record
 from ..runs.build import DATA
 from ..runs.tables import interval
-from .results import summary
 
 INK = "#1f2328"  # words, axes and the first line: on a page, the colour of its words
 STYLES = ("-", "--", ":", "-.")
@@ -38,12 +34,7 @@ PANELS = 8
 MARKS: dict[str, dict[str, Any]] = dict(
     proved=dict(marker="o"), claimed=dict(marker="D", mfc="none")
 )
-LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
-NO_NOISE = ", no noise"  # ends the name of a study's line without noise
 WIDTH = 10.5  # inches
-LINES = 60  # of one picture
-TRACED, CURVES = 12, 14  # panels of an experiment's curves, and curves of one
-FEW = 6  # so many lines stand in one panel, whatever their names
 
 
 class Setting(NamedTuple):
@@ -251,372 +242,6 @@ def _figure_of_runs(panels: int, named: int, **options):
     return new_figure(panels, size, legend=0.11 * min(named, SHOWN), **options)
 
 
-# --- experiments
-
-
-def lines(lines: dict):
-    """The accuracy of the lines of an experiment, one below the other.
-
-    Filled where some epsilon is proved; bars are 95 % intervals, or a standard deviation where the
-    file holds no more. What a paper claims and what is proved stand beside it.
-
-    Args:
-        lines: name -> results.Line.
-
-    Returns:
-        The figure; None for fewer than two lines with an accuracy.
-    """
-    known = lines_with_accuracy(lines)
-    if len(known) < 2:
-        return None
-    figure, (ax,) = new_figure(1, (0.9 * WIDTH, 0.8 + 0.26 * len(known)))
-    for y, (name, line, spread) in enumerate(known):
-        ax.errorbar(
-            spread.mean,
-            y,
-            xerr=(spread.std if spread.half is None else spread.half) or None,
-            color=COLOURS[1],
-            marker="o",
-            ms=6,
-            mfc="none" if line.epsilon_proved is None else None,
-            capsize=3,
-            lw=1.2,
-        )
-        for x, side, words in ((-0.01, "right", name), (1.01, "left", epsilons(line))):
-            ax.text(
-                x,
-                y,
-                _short(words, 52),
-                transform=ax.get_yaxis_transform(),
-                ha=side,
-                va="center",
-                fontsize=9,
-                color=INK,
-                parse_math=False,
-            )
-    ax.set(
-        ylim=(len(known) - 0.4, -0.6),
-        yticks=range(len(known)),
-        yticklabels=[],
-        xlabel="test accuracy",
-    )
-    low, high = ax.get_xlim()  # an interval of two seeds may leave what an accuracy can be
-    ax.set_xlim(max(low, -0.02), min(high, 1.02))
-    ax.tick_params(axis="y", length=0)
-    style(ax)
-    return figure
-
-
-def lines_with_accuracy(lines: dict) -> list[tuple]:
-    """(name, line, its accuracy) of the lines that have one, as many as one picture holds."""
-    known = [(n, line, summary(line.accuracy)) for n, line in lines.items()]
-    return [(n, line, spread) for n, line, spread in known if spread.mean is not None][:LINES]
-
-
-def epsilons(line) -> str:
-    """What is claimed and proved of the line of an experiment."""
-    words = [
-        f"{epsilon:.3g} {kind}"
-        for epsilon, kind in ((line.epsilon_claimed, "claimed"), (line.epsilon_proved, "proved"))
-        if epsilon is not None
-    ]
-    return "ε " + ", ".join(words) if words else ""
-
-
-def panels_of_lines(lines: dict) -> tuple[list[str], list[Panel]]:
-    """Curves of an experiment's lines against rounds, where these are stored.
-
-    Names such as "DP-FedAvg, K=50" or "balanced DPNFL" are of a method in a setting: each setting
-    is a panel, and the legend names methods.  A name without a setting stands in all panels.
-
-    Args:
-        lines: name -> results.Line.
-
-    Returns:
-        The names of the legend, and panels, TRACED at most.
-    """
-    traced = {n: line.trace for n, line in lines.items() if line.trace.get("round")}
-    parts = _methods_and_settings(list(traced))
-    methods = list(dict.fromkeys(method for method, _ in parts.values()))[:SHOWN]
-    settings = list(dict.fromkeys(s for _, s in parts.values() if s)) or [""]
-    metrics = dict.fromkeys(m for t in traced.values() for m in t if m != "round")
-    panels: list[Panel] = []
-    for metric in metrics:
-        of: dict = {setting: {} for setting in settings}
-        for name, (method, own) in parts.items():
-            curve = _traced(traced[name], metric)
-            if curve and method in methods:
-                for setting in [own] if own else settings:
-                    of[setting][methods.index(method)] = curve
-        shown = "accuracy" if metric == "curve" else metric
-        panels += [Panel(s or TITLES.get(shown, shown), shown, c) for s, c in of.items() if c]
-    return methods, panels[:TRACED]
-
-
-def _traced(trace: dict, metric: str) -> tuple | None:
-    """The rounds and the values of a line; None where seeds differ in rounds, or no numbers are
-    there."""
-    try:
-        rounds, values = (np.array(trace.get(k, ()), float) for k in ("round", metric))
-    except (TypeError, ValueError):  # seeds of other lengths; words
-        return None
-    if rounds.ndim != 2 or values.ndim != 2 or rounds.shape[1] != values.shape[1]:
-        return None
-    alike = len(rounds) in (1, len(values)) and (rounds == rounds[0]).all()
-    return (rounds[0], values) if alike else None
-
-
-PHRASE = re.compile(r"\b(no|first) (?=\w+)")  # "no privacy", "first rates": one word each
-JOINED = "\0"  # in place of their space: a sign that no name has
-
-
-def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
-    """Each name in two parts, in the way that makes fewest panels of CURVES curves at most, and of
-    those that with the most even ones; the setting is "" where a name has none."""
-    ways: list[tuple[int, int, dict]] = []
-    if len(names) <= FEW:
-        return {n: (n, "") for n in names}
-    for cut in (
-        lambda n: n.partition(", ")[::2],
-        lambda n: n.partition(" ")[::-2],
-        lambda n: n.rpartition(" ")[::2],
-        lambda n: n.rpartition(" ")[::-2],
-    ):
-        parts = {n: cut(PHRASE.sub(rf"\1{JOINED}", n)) for n in names}
-        whole = {n: p if all(p) else ("".join(p), "") for n, p in parts.items()}
-        clean = lambda words: words.replace(JOINED, " ").rstrip(",")
-        whole = {n: (clean(method), clean(setting)) for n, (method, setting) in whole.items()}
-        sizes = collections.Counter(setting for _, setting in whole.values())
-        spare = sizes.pop("", 0)
-        if 2 * spare <= len(names) and 1 < len(sizes) < len(names) - spare:
-            told_apart = len(set(whole.values())) == len(names)
-            if told_apart and max(sizes.values()) + spare <= CURVES:
-                ways.append((len(sizes), max(sizes.values()), whole))
-    return min(ways, key=lambda way: way[:2], default=(1, 1, {n: (n, "") for n in names}))[-1]
-
-
-def study(points: list, xlabel: str, title: str = ""):
-    """The panels of a study: means against x with 95 % bands, dashed without noise.
-
-    Where the noise was not calibrated to an epsilon, the one that is proved stands at each point.
-    Of a study that claims, the proved epsilon against the claimed one, with the line where they
-    are the same; a point without proof stands at the top and says so.
-
-    Args:
-        points: results.Point of all panels.
-        xlabel: the name of x under each panel.
-        title: above the figure.
-
-    Returns:
-        The figure; None without anything to draw.
-    """
-    points, claims, top = points_to_draw(points)
-    if not points:
-        return None
-    panels = list(dict.fromkeys(p.panel for p in points))
-    names = list(dict.fromkeys(p.line.removesuffix(NO_NOISE) for p in points))
-    size = (WIDTH, 3.9) if len(panels) > 1 else (0.8 * WIDTH, 4.4)
-    figure, axes = new_figure(len(panels), size, legend=0.2 * -(-len(names) // 4))
-    handles: dict = {}
-    for ax, panel in zip(axes, panels):
-        inside = [p for p in points if p.panel == panel]
-        for name in dict.fromkeys(p.line for p in inside):
-            line = [p for p in inside if p.line == name]
-            index = names.index(name.removesuffix(NO_NOISE))
-            handle = _study_line(ax, line, index, name.endswith(NO_NOISE), top)
-            handles.setdefault(name, handle)
-        positions = sorted({p.x for p in inside if p.x is not None})
-        if positions:
-            _logarithmic(ax, positions)
-        if claims:
-            ax.set_yscale("log")
-            ax.margins(x=0.12)
-            (diagonal,) = ax.plot(positions, positions, color=INK, ls=":", lw=1.2)
-            handles["proved = claimed"] = diagonal
-        ax.set_title(_short(panel, 60), parse_math=False)
-        ax.set_xlabel(_short(xlabel, 60), parse_math=False)
-        style(ax)
-    for ax in axes[::2]:
-        ax.set_ylabel("proved ε" if claims else "test accuracy", color=INK)
-    if title:
-        figure.suptitle(title, fontsize=11, color=INK)
-    legend(figure, [(handle, name) for name, handle in handles.items()])
-    return figure
-
-
-def points_to_draw(points: list) -> tuple[list, bool, float]:
-    """Points of a study that have a place, whether they tell of claims, and where those without
-    proof stand."""
-    claims = any(p.claimed is not None for p in points)
-    points = [p for p in points if (claims or p.mean is not None) and (p.x is None or p.x > 0)]
-    means = [p.mean for p in points if p.mean is not None]
-    return (points, claims, 3 * max(means)) if means else ([], claims, 0.0)
-
-
-def audits(points: list, xlabel: str, title: str = ""):
-    """What was audited, claimed and proved of each plan, one below the other.
-
-    A line reaches as far as the attack refutes and goes on, faint, to what it could have refuted
-    at most.  A claim that it refutes is filled, and the row says so.
-
-    Args:
-        points: results.Point that have `audited`.
-        xlabel: the name of the axis.
-        title: above the figure.
-
-    Returns:
-        The figure; None without such a point.
-    """
-    rows = audit_rows(points)
-    if not rows:
-        return None
-    figure, (ax,) = new_figure(1, (WIDTH, 1.3 + 0.25 * len(rows)), legend=0.3)
-    (left, right), handles = audit_range(points), {}
-    ax.set_xscale("log")
-    ax.set_xlim(left, right)
-    outside = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=9, parse_math=False)
-    ax.text(1.01, 0, "audited ≤ proved; claimed", color=INK, weight="bold", **outside)
-    for y, row in enumerate(rows):
-        if isinstance(row, str):
-            ax.text(-0.01, y, _short(row, 70), color=INK, weight="bold", ha="right", **outside)
-            continue
-        ax.text(-0.01, y, _short(row.line, 60), color=INK, ha="right", **outside)
-        ax.text(1.01, y, audit_words(row), color=_audit_colour(row), **outside)
-        _audit_row(ax, y, row, left, handles)
-    ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel=_short(xlabel, 60))
-    if title:
-        figure.suptitle(title, fontsize=11, color=INK)
-    style(ax)
-    ax.spines["left"].set_visible(False)
-    order = ("audited: all below is refuted", "at most, with so many runs", "proved")
-    order += ("claimed", "claimed and refuted")
-    legend(figure, [(handles[name], name) for name in order if name in handles])
-    return figure
-
-
-def audit_rows(points: list) -> list:
-    """The audited points, each panel below its name."""
-    points = [p for p in points if p.audited is not None]
-    panels = list(dict.fromkeys(p.panel for p in points))
-    return [row for name in panels for row in (name, *(p for p in points if p.panel == name))]
-
-
-def audit_range(points: list) -> tuple[float, float]:
-    """The ends of the axis of audited points."""
-    audited = [p for p in points if p.audited is not None]
-    shown = [e for p in audited for e in (p.audited, p.ceiling, p.claimed, p.epsilon) if e]
-    return 0.6 * min(shown), 2 * max(shown)
-
-
-def _audit_row(ax, y, point, left, handles):
-    """One plan; a handle of each mark goes into `handles`, by its name."""
-    audited = max(point.audited, left)
-    ax.plot((left, audited), (y, y), color=COLOURS[1], lw=2.2)
-    (dot,) = ax.plot(audited, y, color=COLOURS[1], marker="o", ms=6, lw=2.2, clip_on=False)
-    if point.audited < left:  # nothing was shown
-        dot.set_markerfacecolor("white")
-    else:
-        handles["audited: all below is refuted"] = dot
-    (handles["at most, with so many runs"],) = ax.plot(
-        (audited, max(point.ceiling or 0.0, audited)), (y, y), color=COLOURS[1], lw=1, ls=":"
-    )
-    if point.epsilon is not None:
-        (handles["proved"],) = ax.plot(
-            point.epsilon, y, color=INK, ls="none", marker="|", ms=13, mew=2.2
-        )
-    if point.claimed is not None:
-        refuted = point.audited > point.claimed
-        (handles["claimed and refuted" if refuted else "claimed"],) = ax.plot(
-            point.claimed,
-            y,
-            color=_audit_colour(point),
-            ls="none",
-            marker="X" if refuted else "x",
-            ms=9 if refuted else 7,
-            mew=0.5 if refuted else 1.6,
-        )
-
-
-def _audit_colour(point) -> str:
-    refuted = point.claimed is not None and point.audited > point.claimed
-    return COLOURS[3] if refuted else INK
-
-
-def audit_words(point) -> str:
-    """The numbers of a row: audited, proved and claimed."""
-    number = lambda e: f"{e:,.0f}" if e >= 1000 else f"{e:.3g}"
-    proved = "nothing proved"
-    if point.epsilon is not None:
-        above = point.audited > point.epsilon
-        proved = f"{'>' if above else '≤'} {number(point.epsilon)}" + above * ", CONTRADICTED"
-    words = f"{number(point.audited)} {proved}"
-    if point.claimed is None:
-        return words
-    refuted = point.audited > point.claimed
-    return f"{words}; claimed {number(point.claimed)}" + refuted * ": REFUTED"
-
-
-def colour_of(index: int) -> int:
-    """Which colour a line of a study has: all of them, and then again with other marks, so that
-    the ninth line is not taken for the first."""
-    return (index + index // len(COLOURS)) % len(COLOURS)
-
-
-def _study_line(ax, points, index, without_noise, top):
-    """One line of a panel, a level across it where it has no x -> its handle."""
-    look = dict(
-        color=COLOURS[colour_of(index)],
-        lw=1.7,
-        ls="--" if without_noise else "-",
-        marker=None if without_noise else LINE_MARKS[index % len(LINE_MARKS)],
-        ms=5,
-    )
-    mean = np.array([top if p.mean is None else p.mean for p in points])
-    half = np.array([p.half or 0.0 for p in points])
-    if points[0].x is None:
-        ax.axhspan(mean[0] - half[0], mean[0] + half[0], color=look["color"], alpha=0.12, lw=0)
-        return ax.axhline(mean[0], **look)
-    (handle,) = ax.plot([p.x for p in points], mean, **look)
-    if half.any():
-        ax.fill_between(
-            [p.x for p in points], mean - half, mean + half, color=look["color"], alpha=0.15, lw=0
-        )
-    for point, y in zip(points, mean):
-        if words := remark(point):
-            ax.annotate(
-                words,
-                (point.x, y),
-                xytext=(0, 6 - 19 * (index % 2)),
-                textcoords="offset points",
-                fontsize=8,
-                color=look["color"],
-                ha="center",
-            )
-    return handle
-
-
-def remark(point) -> str:
-    """What stands at a point of a study, if its epsilon is not the one that it stands at."""
-    if point.claimed is not None:
-        return "nothing is proved" if point.epsilon is None else ""
-    calibrated = point.target is not None or point.epsilon is None or point.epsilon == point.x
-    return "" if calibrated else f"ε {point.epsilon:.3g}"
-
-
-def _logarithmic(ax, positions):
-    """An axis with a tick at each position, if they are few."""
-    ax.set_xscale("log")
-    ticks = {f"{x:.3g}": x for x in positions}
-    if len(ticks) > 7:
-        low, high = positions[0] / 1.1, positions[-1] * 1.1
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        steps = (1, 2, 5) if len(decades) < 4 else (1,)
-        inside = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
-        ticks = {f"{x:.3g}": x for x in inside[:: max(1, len(inside) // 8)]}
-    ax.set_xticks(list(ticks.values()), list(ticks))
-    ax.minorticks_off()
-
-
 # --- one style
 
 
@@ -674,10 +299,11 @@ def legend(figure, entries: list[tuple]):
     )
     for text, (_, label) in zip(legend.get_texts(), entries):
         text.set_parse_math(False)
-        text.set_text(_short(label, 76))
+        text.set_text(shorten(label, 76))
 
 
-def _short(words, most: int) -> str:
+def shorten(words, most: int) -> str:
+    """Return words on one line, cut at `most` characters."""
     words = " ".join(str(words).split())
     return words if len(words) <= most else words[: most - 1] + "…"
 

@@ -1,27 +1,32 @@
-"""What lies in the folder of a run, a sweep, the demo or an experiment, read again and checked.
+"""The folder of a run, a sweep or the demo, read again and checked.
 
 A folder that is half-written, or that another version wrote, is refused: a report of part of it
 would look whole.
 """
 
+import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from ..core import checks
-from ..runs import tables
-from . import results
+from ..runs import record, tables
 from .plots import Setting, data_of, several
 
 FINISH = "A run that was stopped goes on with jfl train --resume."
 AUDITS = "audit.json"
 METRICS = ("accuracy", "loss", "clip_fraction", "update_norm")
+OTHER_VERSION = "Use the jfl that wrote it."
+
+Number = int | float
+Positive = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Accuracy(msgspec.Struct):
-    final: results.Number | None
+    final: Number | None
 
 
 class Promise(msgspec.Struct):
@@ -30,8 +35,8 @@ class Promise(msgspec.Struct):
     unit: str
     adjacency: str
     view: str
-    delta: results.Number
-    epsilon: results.Positive | None
+    delta: Number
+    epsilon: Positive | None
     method: str
     status: str
     caveats: list[str]
@@ -75,19 +80,19 @@ class Summary(msgspec.Struct, forbid_unknown_fields=True):
 class Audit(msgspec.Struct):
     """One audit of audit.json, of which a page needs these fields; without `proved` nothing is."""
 
-    epsilon: results.Positive
-    delta: results.Number
+    epsilon: Positive
+    delta: Number
     unit: str
     adjacency: str
     view: str
     method: str
     status: str
-    confidence: results.Number
+    confidence: Number
     canary: str
     trials: int
     rounds: int
     proved: Promise | None
-    claimed: results.Positive | None
+    claimed: Positive | None
     refuted: bool
     contradicted: bool
     config: dict[str, Any]
@@ -105,15 +110,13 @@ class Manifest(msgspec.Struct):
 
 
 class Source(NamedTuple):
-    """One folder, or one file of experiments.
+    """What one folder holds.
 
     Attributes:
-        kind: train, sweep, demo, line, experiment, study or collection.
+        kind: "train", "sweep" or "demo".
         runs: of summary.json.
         rows: of metrics.csv.
         config: the text of config.toml.
-        experiments: of a collection the first is the collection as a whole.
-        lines: sources of the lines of an experiment.
         audits: of audit.json, the newest last.
     """
 
@@ -124,8 +127,6 @@ class Source(NamedTuple):
     rows: list[dict] = []
     manifest: dict = {}
     config: str = ""
-    experiments: list[results.Experiment] = []
-    lines: list["Source"] = []
     audits: list[dict] = []
 
 
@@ -141,67 +142,51 @@ class Group(NamedTuple):
 
 
 def read(path, label: str | None = None) -> Source:
-    """Read the folder of a run or an experiment, or a file of results.
+    """Read the folder of a run.
 
     Args:
-        path: the folder or the file.
-        label: its name on the page; the name of the folder or file by default.
+        path: the folder.
+        label: its name on the page; None: the name of the folder.
 
     Raises:
-        ValueError: naming the file for what no run wrote, wrote by half, or wrote in another form.
+        ValueError: naming the file that no run wrote, that is half-written, or that has another
+            form.
     """
     path = Path(path)
     label = label or default_label(path)
-    if path.is_file():
-        experiments = results.read(path).parts()
-        return Source(label, path, _kind(experiments), experiments=experiments)
-    if not path.is_dir():
-        checks.fail(
-            "jfl report",
-            "folders of runs, or files of experiments' results",
-            f"{path}, which is not there",
-        )
-    if (path / "results.json").exists():
-        return _experiment(path, label)
     if (path / "summary.json").exists():
-        kind = "demo" if (path / "demo.png").exists() else "train"
-        return _run(path, label, kind)
+        return read_run(path, label, "demo" if (path / "demo.png").exists() else "train")
     if (path / "config.toml").exists() or (path / "journal.json").exists():
         checks.fail("jfl report", "a finished run", f"{path} without summary.json", FINISH)
-    # lines that are done have a cells.json; before the first of them there are the cells alone
-    if any(path.glob("*/cells.json")) or [p.name for p in path.iterdir()] == [".cells"]:
-        checks.fail(
-            "jfl report",
-            "a finished experiment",
-            f"{path} without results.json: it was interrupted, or still runs",
-            "Run it again: its cells are kept, so only what is missing is computed.",
-        )
     checks.fail(
         "jfl report",
-        "a folder with a run (summary.json) or an experiment (results.json)",
-        str(path),
-        "A folder of such folders is given as several: jfl report runs/* --out report.html.",
+        "a folder with a run (summary.json)",
+        str(path) if path.exists() else f"{path}, which does not exist",
+        "Several folders are given one by one: jfl report runs/* --out report.html.",
     )
 
 
 def default_label(path) -> str:
-    """The name of a folder, or of a file without its ending."""
+    """Return the name of a folder, or of a file without its ending."""
     name = Path(path).resolve().name
     return name.removesuffix(".json") if Path(path).is_file() else name
 
 
-def _run(path, label, kind, complete=True) -> Source:
-    """The folder of a run or a sweep.
+def read_run(path: Path, label: str, kind: str, complete: bool = True) -> Source:
+    """Read the folder of a run or a sweep.
 
     Args:
+        path: the folder.
+        label: its name on the page.
+        kind: of `Source`.
         complete: metrics.csv and manifest.json are there too, as every command writes them.
     """
-    summary = results.load(path / "summary.json")
-    results.checked(path / "summary.json", summary, Summary)
+    summary = load(path / "summary.json")
+    checked(path / "summary.json", summary, Summary)
     runs, manifest, rows = summary["runs"], {}, []
     if complete or (path / "manifest.json").exists():
-        manifest = results.load(path / "manifest.json")
-        results.checked(path / "manifest.json", manifest, Manifest)
+        manifest = load(path / "manifest.json")
+        checked(path / "manifest.json", manifest, Manifest)
     if complete or (path / "metrics.csv").exists():
         rows = _rows(path / "metrics.csv", runs)
     config = _text(path / "config.toml")
@@ -219,8 +204,8 @@ def audits(folder) -> list[dict]:
     path = Path(folder) / AUDITS
     if not path.exists():
         return []
-    found = results.load(path)
-    results.checked(path, found, Audits)
+    found = load(path)
+    checked(path, found, Audits)
     return found["audits"]
 
 
@@ -249,53 +234,20 @@ def _text(path) -> str:
         checks.fail(str(path), "a TOML file", str(error))
 
 
-def _experiment(path, label) -> Source:
-    experiments = results.read(path / "results.json").parts()
-    folders = {
-        name: path / name.replace(" ", "_").replace("/", "_")
-        for experiment in experiments
-        for name in (*experiment.lines, *experiment.failed)
-    }
-    # an experiment that runs its own sweep may leave a summary alone
-    lines = [
-        _run(folder, name, "line", complete=False)
-        for name, folder in folders.items()
-        if (folder / "summary.json").exists()
-    ]
-    return Source(label, path, _kind(experiments), experiments=experiments, lines=lines)
-
-
-def _kind(experiments) -> str:
-    if len(experiments) > 1:
-        return "collection"
-    return "study" if experiments[0].points else "experiment"
-
-
-def parts(sources: list[Source]) -> list[tuple[str, Source]]:
-    """The sources that hold runs, the lines of experiments among them, each with its own name."""
-    pairs = [(source, part) for source in sources for part in (source.lines or [source])]
-    return [
-        (
-            part.label if source is part or len(sources) == 1 else f"{source.label}: {part.label}",
-            part,
-        )
-        for source, part in pairs
-    ]
-
-
 def groups(sources: list[Source]) -> list[Group]:
-    """The settings of all sources in their order; of several sources a label says whose."""
-    out = []
-    for source in sources:
-        prefix = f"{source.label}: " if len(sources) > 1 else ""
-        for part in source.lines or ([source] if source.runs else []):
-            names = list(dict.fromkeys(run["name"] for run in part.runs))
-            for name in names:
-                label = name
-                if part is not source:
-                    label = part.label if len(names) == 1 else f"{part.label}, {name}"
-                out.append(_group(part, name, prefix + label))
-    return out
+    """Return the settings of all sources in order; with several sources a label names its own."""
+    several = len(sources) > 1
+    return [
+        group
+        for source in sources
+        for group in groups_of(source, f"{source.label}: " if several else "")
+    ]
+
+
+def groups_of(source: Source, prefix: str = "") -> list[Group]:
+    """Return the settings of one source; their labels begin with `prefix`."""
+    names = dict.fromkeys(run["name"] for run in source.runs)
+    return [_group(source, name, prefix + name) for name in names]
 
 
 def _group(source: Source, name: str, label: str) -> Group:
@@ -332,3 +284,73 @@ def _curves(seeds: Iterable[dict]) -> dict:
         if rounds and any(v is not None for row in values for v in row):
             out[metric] = rounds, several(values)
     return out
+
+
+# --- JSON
+
+
+def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSION) -> dict:
+    """The JSON object in a file.
+
+    Args:
+        path: of the file.
+        formats: its `format` may be one of these; None: it may have none.
+        remedy: what to do with one of another format.
+
+    Raises:
+        ValueError: naming the file for what is no such JSON, or of another format.
+    """
+    try:
+        value = json.loads(
+            Path(path).read_text(encoding="utf-8"),
+            parse_constant=_number,
+            parse_float=_number,
+            parse_int=_number,
+        )
+    except (OSError, ValueError, RecursionError) as error:
+        checks.fail(
+            str(path),
+            "the JSON that a run wrote",
+            f"{type(error).__name__}: {error}",
+            "It may be half-written.",
+        )
+    if not isinstance(value, dict):
+        checks.fail(str(path), "a JSON object", type(value).__name__)
+    given = value.get("format")
+    if isinstance(given, bool) or given not in formats:
+        checks.fail(
+            str(path),
+            f"format {formats[-1]}, which is what this version of jfl reads",
+            f"keys {', '.join(value) or 'none'}" if given is None else f"format {given!r}",
+            remedy,
+        )
+    return value
+
+
+def _number(text) -> float | int:
+    """A number of a size that tables and pictures can show."""
+    value, whole = float(text), text.lstrip("-").isdigit()
+    if not abs(value) <= (2**62 if whole else 1e100):  # nor nan
+        raise ValueError(f"{text[:40]} is no number that a run writes")
+    return int(text) if whole else value
+
+
+def checked(path, value, schema):
+    """The value as the schema has it.
+
+    Raises:
+        ValueError: naming the file, the place in it, and what is needed there.
+    """
+    try:
+        return msgspec.convert(value, schema)
+    except (msgspec.ValidationError, RecursionError) as error:
+        words, _, place = str(error).partition(" - at `$")
+        expected = re.fullmatch(r"Expected (.*?)(?:, got (.*))?", words)
+        need, got = expected.groups("another value") if expected else ("what a run writes", words)
+        place = place.strip(".`")
+        checks.fail(
+            f"{path}, {place}" if place else str(path),
+            f"{need}, as this version of jfl writes it",
+            got,
+            OTHER_VERSION,
+        )

@@ -14,8 +14,8 @@ from helpers.paths import ROOT
 from scipy import optimize, stats
 
 import jfl
+from experiments.harness import results
 from jfl.cli import main
-from jfl.report import results
 from jfl.runs import record
 
 README = (ROOT / "README.md").read_text()

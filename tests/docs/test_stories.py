@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.harness import stories, story_pictures
+from experiments.harness import results, stories, story_pictures
 from jfl.core.errors import ArgumentError
-from jfl.report import results
 
 AGAIN = "run python -m experiments.harness.stories"
 PAGES = (*stories.PAPERS, "index")

@@ -227,22 +227,21 @@ def config(folder, data):
     configs.Config(**{k: v for k, v in values.items() if k != "sweep"})
 
 
-def _page(found):
+def _page(found, module, pictures):
     """Everything but the pictures that a report makes of sources."""
     from jfl.report import document as markup
-    from jfl.report import sections
 
-    kept = sections.run_pictures, sections.experiment_picture
-    sections.run_pictures = sections.experiment_picture = lambda of: []
+    kept = getattr(module, pictures)
+    setattr(module, pictures, lambda of: [])
     try:
-        document = sections.assemble(found)
+        document = module.assemble(found)
         markup.page(document), markup.markdown(document, "files")
     finally:
-        sections.run_pictures, sections.experiment_picture = kept
+        setattr(module, pictures, kept)
 
 
 def _folder(folder, **files):
-    from jfl.report import read
+    from jfl.report import read, sections
 
     whole = (
         dict(
@@ -254,7 +253,7 @@ def _folder(folder, **files):
     )
     for name, content in whole.items():
         (folder / (name + (".csv" if name == "metrics" else ".json"))).write_bytes(content)
-    _page([read.read(folder)])
+    _page([read.read(folder)], sections, "run_pictures")
 
 
 def summary(folder, data):
@@ -274,10 +273,10 @@ def metrics(folder, data):
 
 def results(folder, data):
     """results.json of an experiment, or a collection of a paper's experiments -> its page."""
-    from jfl.report import read
+    from experiments.harness import report
 
     (folder / "r.json").write_bytes(text_of(data, RESULTS))
-    _page([read.read(folder / "r.json")])
+    _page([report.read_source(folder / "r.json")], report, "experiment_picture")
 
 
 def adult(folder, data):

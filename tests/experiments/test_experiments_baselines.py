@@ -10,10 +10,10 @@ import pytest
 from helpers.paths import RESULTS
 
 from experiments.harness import baselines
+from experiments.harness import results as results_file
 from experiments.harness.programs import Plans, drawn
 from experiments.harness.runner import Experiment, Line, not_tuned
 from experiments.harness.verdicts import far_below
-from jfl.report import results as results_file
 from jfl.runs.config import Config
 
 SMALL = dict(

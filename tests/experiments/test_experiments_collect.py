@@ -7,10 +7,10 @@ from helpers import pretended
 from helpers.paths import RESULTS
 
 from experiments.harness import collect, programs, runner
+from experiments.harness import results as results_file
 from experiments.harness.runner import Claim, Experiment, stored_line
 from experiments.harness.verdicts import close, difference
 from experiments.papers.chen2024 import figures as chen2024
-from jfl.report import results as results_file
 from jfl.runs import blocks
 
 TINY = dict(

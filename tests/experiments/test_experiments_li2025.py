@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import pretended
 
+from experiments.harness import results as results_file
 from experiments.harness import runner
 from experiments.harness.runner import Experiment, Line
 from experiments.harness.verdicts import (
@@ -29,7 +30,6 @@ from experiments.papers.li2025 import plans as li2025_plans
 from experiments.papers.li2025 import theory
 from jfl.analysis import heterogeneity
 from jfl.local import training
-from jfl.report import results as results_file
 from jfl.runs import blocks, build
 from jfl.runs.config import Config
 

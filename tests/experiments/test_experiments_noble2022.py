@@ -11,6 +11,7 @@ import pytest
 
 import jfl
 from experiments.harness import programs, runner
+from experiments.harness import results as results_file
 from experiments.harness.runner import Line
 from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNDECIDED, UNKNOWN, judge
 from experiments.papers import as_printed
@@ -20,7 +21,6 @@ from experiments.papers.noble2022 import figures as paper
 from experiments.papers.noble2022 import runs, theory
 from jfl.analysis import heterogeneity
 from jfl.engine.simulate import simulate
-from jfl.report import results as results_file
 from jfl.runs import build, record, unused_options
 from jfl.runs.config import Config
 

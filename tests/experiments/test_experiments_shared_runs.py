@@ -4,9 +4,9 @@ import dataclasses
 
 from experiments.harness import shared_runs
 from experiments.harness.programs import Plans
+from experiments.harness.results import Experiment as Stored
+from experiments.harness.results import Line, Spread
 from experiments.harness.runner import Experiment
-from jfl.report.results import Experiment as Stored
-from jfl.report.results import Line, Spread
 
 BASE = dict(dataset="digits", clients=4, rounds=1, steps=1, batch=4)
 OF = Experiment("one", BASE, {"a": dict(lr=0.1), "b": dict(lr=0.2)}, runs=Plans())

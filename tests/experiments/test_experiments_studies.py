@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.harness import kept_runs, runner
+from experiments.harness import kept_runs, pictures, report, results, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.papers import as_printed
 from experiments.papers.ranaweera2025 import study as ranaweera2025_study
@@ -25,7 +25,7 @@ from jfl import algorithms
 from jfl.algorithms.base import traits_of
 from jfl.core.errors import DataUnavailable
 from jfl.privacy import guarantees
-from jfl.report import plots, read, results, sections
+from jfl.report import plots
 from jfl.runs import build as assemble
 from jfl.runs.config import FIELDS, Config
 from jfl.runs.store import ResultStore
@@ -229,7 +229,7 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(trained, tmp_path, mon
     kept = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (kept["format"], kept["xlabel"]) == (results.FORMAT, "ε")
     assert [{k: p[k] for k in same[0]} for p in kept["points"]] == same
-    (point,) = read.read(tmp_path / "out").experiments[0].points  # and the page has it
+    (point,) = report.read_source(tmp_path / "out").experiments[0].points  # and the page has it
     assert point.epsilon == noisy["epsilon"] and point.panel == "a"
 
     ran.clear()  # all is there: nothing runs, and the rows are the same
@@ -441,7 +441,7 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
         assert runner.main("some2025", experiments, [*args, "--out", str(out)]) == 0
         kept = json.loads((out / "results.json").read_text())
         assert kept["format"] == results.FORMAT and kept["title"] == experiments[args[0]].title
-        words = str(sections._commands([read.read(out)]))
+        words = str(report._commands(report.read_source(out)))
         assert (
             f"python -m experiments.papers.some2025 {line} --out NEW" in words
             and "MODULE" not in words
@@ -622,7 +622,7 @@ def test_the_picture_of_audits_says_what_is_refuted():
         point("a bug", audited=3.0, epsilon=2.0),
         point("bare", audited=3.0),
     ]
-    page = plots.svg(plots.audits(points, "ε"))
+    page = plots.svg(pictures.audits(points, "ε"))
     for words in (
         ">2 ≤ 2.5<",
         ">0 ≤ 0.1; claimed 1<",
@@ -631,9 +631,9 @@ def test_the_picture_of_audits_says_what_is_refuted():
         ">3 nothing proved<",
     ):
         assert words in page, words
-    assert plots.audits([results.Point("p", "l", None, 0.5)], "ε") is None
+    assert pictures.audits([results.Point("p", "l", None, 0.5)], "ε") is None
     source = results.Experiment(points=points, xlabel="ε")
-    assert "A claim left of the dot" in str(sections.experiment_picture(source))
+    assert "A claim left of the dot" in str(report.experiment_picture(source))
 
 
 @pytest.mark.slow
@@ -644,5 +644,5 @@ def test_the_quick_audit_finds_what_the_full_one_finds(tmp_path, capsys):
     assert [v.verdict for v in found.verdicts] == [CONFIRMED] * 6
     assert found.versions["commit"] and (out / "audit.png").stat().st_size > 10_000
     assert "ε audited" in capsys.readouterr().out
-    (whole,) = read.read(out).experiments
+    (whole,) = report.read_source(out).experiments
     assert {p.line for p in whole.points} == {c.line for c in PLANS["audit"](True).cells}

@@ -11,6 +11,7 @@ import pytest
 
 import jfl
 from experiments.harness import kept_runs, runner
+from experiments.harness import results as results_file
 from experiments.harness.runner import Experiment, Line
 from experiments.harness.verdicts import (
     CONTRADICTED,
@@ -27,7 +28,6 @@ from experiments.papers.talaei2024 import plans as talaei2024_plans
 from experiments.papers.talaei2024 import study as talaei2024_study
 from experiments.papers.talaei2024 import theory
 from jfl import schedules
-from jfl.report import results as results_file
 from jfl.runs import build
 from jfl.runs.config import Config
 from jfl.sampling.weights import impact

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from experiments.harness import rejudge, runner, stories, verdicts
+from experiments.harness import results as results_file
 from experiments.harness.collect import PAPERS
 from experiments.harness.runner import Experiment, Line, judged, not_tuned, stored_line
 from experiments.harness.verdicts import (
@@ -25,7 +26,6 @@ from experiments.harness.verdicts import (
     Comparison,
     Quantity,
 )
-from jfl.report import results as results_file
 from jfl.runs.config import Config
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"

@@ -3,17 +3,15 @@ said beside it."""
 
 import json
 
-import pytest
-from helpers.paths import RESULTS
 from helpers.report_pages import guarantee, made
 
-from jfl.report import document, headline, read
+from jfl.report import headline, read
 
 
 def cards(*sources):
     """heading -> card, and the words beside them."""
     sources = [read.read(s) for s in sources]
-    found, beside = headline.of(sources, read.groups(sources))
+    found, beside = headline.of(read.groups(sources))
     return {card.heading: card for card in found}, " ".join(text.words for text in beside)
 
 
@@ -124,53 +122,3 @@ def test_an_audit_above_the_proof_stands_first(tmp_path):
     found, _ = cards(folder)
     first = next(iter(found.values()))
     assert first.alarm and first.value == "contradicts the proof" and "bug" in first.notes[0]
-
-
-@pytest.mark.parametrize("paper", ["li2025", "talaei2024"])
-def test_the_claims_of_a_paper_are_counted(paper):
-    found, beside = cards(RESULTS / f"{paper}.json")
-    experiments = read.read(RESULTS / f"{paper}.json").experiments
-    verdicts = [v.verdict for e in experiments for v in e.verdicts]
-    card = found["Claims checked"]
-    assert card.value == str(len(verdicts)) and not beside
-    assert {name: int(count) for name, count in card.facts} == {
-        v: verdicts.count(v) for v in set(verdicts)
-    }
-    lines = [line for e in experiments for line in e.lines.values()]
-    claimed = [x for x in lines if x.epsilon_claimed is not None]
-    held = [
-        x for x in claimed if x.epsilon_proved is not None and x.epsilon_proved <= x.epsilon_claimed
-    ]
-    assert found["Claimed ε that hold"].value == f"{len(held)} of {len(claimed)}"
-
-
-def test_points_of_a_study_have_a_promise_too():
-    found, beside = cards(RESULTS / "study_frontier.json")
-    points = read.read(RESULTS / "study_frontier.json").experiments[0].points
-    best = max((p for p in points if p.status == "proved" and p.epsilon), key=lambda p: p.mean)
-    assert found["Best private accuracy"].value.startswith(f"{best.mean:.4f} ± ")
-    assert facts(found["Best private accuracy"])["setting"].startswith(f"{best.panel}: {best.line}")
-    assert found["ε"].value == f"{best.epsilon:.4g}" and facts(found["ε"])["unit"] == best.unit
-    assert "points with an ε here" in beside and "data differ too" in beside
-
-
-def test_a_point_whose_promise_is_not_whole_is_no_candidate(tmp_path):
-    whole = dict(panel="p", line="a", x=1.0, mean=0.5, epsilon=1.0, status="proved", method="pld")
-    whole |= dict(unit="example", adjacency="zero_out", view="server", delta=1e-5)
-    for without, shown in ((None, True), *((k, False) for k in (*headline.PROMISE, "method"))):
-        points = [{k: v for k, v in whole.items() if k != without}]
-        (tmp_path / "study.json").write_text(json.dumps(dict(format=2, points=points)))
-        found, _ = cards(tmp_path / "study.json")
-        assert ("Best private accuracy" in found) == shown, without
-
-
-def test_claims_and_audits_are_no_accuracies():
-    for name in ("claimed", "audit"):
-        found, _ = cards(RESULTS / f"study_{name}.json")
-        assert "Best private accuracy" not in found and "Claims checked" in found
-
-
-def test_verdicts_have_one_order_on_all_pages():
-    given = ["cannot be checked", "of another kind", "not confirmed", "confirmed"]
-    counted = headline.counted(given)
-    assert [*counted] == [*(v for v in document.MARKS if v in given), "of another kind"]

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import sys
 
-from jfl.report import results as results_file
+from experiments.harness import results as results_file
 
 from ...harness.baselines import RATES, with_chosen
 from ...harness.runner import FIRST, Experiment, judged, show_verdicts, stored_line

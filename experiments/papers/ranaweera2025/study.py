@@ -24,11 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
+from experiments.harness import results as results_file
 from jfl.core import checks
 from jfl.engine.sweep import sweep
 from jfl.privacy import guarantees
 from jfl.report import plots
-from jfl.report import results as results_file
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
 from jfl.runs.store import ResultStore

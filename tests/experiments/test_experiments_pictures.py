@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from jfl.report import plots, results
+from experiments.harness import pictures, results
+from jfl.report import plots
 
 
 def traced(curve, rounds=(1, 2)):
@@ -16,7 +17,7 @@ def test_lines_of_an_experiment_are_drawn_against_rounds_a_panel_for_each_settin
     names = [f"{m}, {s}" for s in ("K=5", "K=9") for m in ("DP-A", "DP-B", "C")]
     lines = {name: traced((i / 10, i / 5)) for i, name in enumerate(names)}
     lines |= {"no privacy": traced((0.9, 1.0)), "points": results.Line(accuracy=[0.5])}
-    legend, panels = plots.panels_of_lines(lines)
+    legend, panels = pictures.panels_of_lines(lines)
     assert [(p.title, p.label) for p in panels] == [
         ("K=5", "test accuracy"),
         ("K=9", "test accuracy"),
@@ -28,7 +29,7 @@ def test_lines_of_an_experiment_are_drawn_against_rounds_a_panel_for_each_settin
             name = legend[i] if legend[i] == "no privacy" else f"{legend[i]}, {panel.title}"
             values = np.array(lines[name].trace["curve"])
             np.testing.assert_allclose(line.get_ydata(), values.mean(0))
-    assert plots.panels_of_lines({"points": lines["points"]})[1] == []
+    assert pictures.panels_of_lines({"points": lines["points"]})[1] == []
     assert plots.curves([], []) is None
 
 
@@ -44,7 +45,7 @@ def test_lines_of_an_experiment_are_drawn_against_rounds_a_panel_for_each_settin
     ],
 )
 def test_settings_are_found_in_names(names, settings):
-    _, panels = plots.panels_of_lines({name: traced((0.1, 0.2)) for name in names})
+    _, panels = pictures.panels_of_lines({name: traced((0.1, 0.2)) for name in names})
     assert len(panels) == settings and sum(len(p.curves) for p in panels) >= len(set(names))
     assert all("party" in p.title or "_" not in p.title for p in panels)
 
@@ -54,7 +55,7 @@ def test_a_phrase_stays_one_word():
     columns = ("(0,0)", "(1,1)", "(5,5)")
     ends = [(c, end) for end in ("", ", no l2", ", first rates") for c in columns]
     names = [f"{m}, K={k}, {c}{end}" for c, end in ends for m in "AB" for k in (50, 100)]
-    legend, panels = plots.panels_of_lines({name: traced((0.1, 0.2)) for name in names})
+    legend, panels = pictures.panels_of_lines({name: traced((0.1, 0.2)) for name in names})
     assert [p.title for p in panels] == [*columns, "no l2", "first rates"]
     assert legend[:4] == ["A, K=50", "A, K=100", "B, K=50", "B, K=100"]
     assert "A, K=50, (0,0)" in legend  # without l2, and at first rates
@@ -63,7 +64,7 @@ def test_a_phrase_stays_one_word():
 def test_rounds_that_differ_between_seeds_are_not_drawn():
     uneven = results.Line(trace=dict(round=[[1, 2], [1]], curve=[[0.1, 0.2], [0.1]]))
     apart = results.Line(trace=dict(round=[[1, 2], [1, 3]], curve=[[0.1, 0.2], [0.1, 0.2]]))
-    assert plots.panels_of_lines({"a": uneven, "b": apart})[1] == []
+    assert pictures.panels_of_lines({"a": uneven, "b": apart})[1] == []
 
 
 def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis():
@@ -75,7 +76,7 @@ def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis():
     (ax,) = plots.curves(["a"], plots.panels_of_runs([flat], ("loss",))).axes
     assert ax.get_yscale() == "linear"
     trace = {"round": [[1, 2]], "test loss": [[1.0, 100.0]], "curve": [[0.01, 0.9]]}
-    made = plots.curves(*plots.panels_of_lines({"a": results.Line(trace=trace)}))
+    made = plots.curves(*pictures.panels_of_lines({"a": results.Line(trace=trace)}))
     assert [ax.get_yscale() for ax in made.axes] == ["log", "linear"]
 
 

@@ -5,22 +5,21 @@ is an experiment that holds others by name.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..core import checks
-from ..core.files import write as write_text
-from ..runs import record, tables
+from jfl.core import checks
+from jfl.core.files import write as write_text
+from jfl.report.read import Number, Positive, checked, load
+from jfl.runs import record, tables
 
 FORMAT = 2
 EARLIER = (
     "A run, a sweep or a demo is given by its folder. Results of an earlier version: run the "
     "experiment again in its folder; the runs in it are kept, so none is computed twice."
 )
-OTHER_VERSION = "Use the jfl that wrote it."
 # of a paper's claims, by the rule of experiments.harness.verdicts
 VERDICTS = (
     "holds",
@@ -66,9 +65,6 @@ NOTES = dict(
 )
 WIDTH = 100  # of a line of JSON
 ITEM = 3000  # characters of an item of a list that stays on one line
-
-Number = int | float
-Positive = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Spread(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -338,73 +334,6 @@ def _count(seeds: list | int) -> int:
 
 
 # --- reading
-
-
-def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSION) -> dict:
-    """The JSON object in a file.
-
-    Args:
-        path: of the file.
-        formats: its `format` may be one of these; None: it may have none.
-        remedy: what to do with one of another format.
-
-    Raises:
-        ValueError: naming the file for what is no such JSON, or of another format.
-    """
-    try:
-        value = json.loads(
-            Path(path).read_text(encoding="utf-8"),
-            parse_constant=_number,
-            parse_float=_number,
-            parse_int=_number,
-        )
-    except (OSError, ValueError, RecursionError) as error:
-        checks.fail(
-            str(path),
-            "the JSON that a run wrote",
-            f"{type(error).__name__}: {error}",
-            "It may be half-written.",
-        )
-    if not isinstance(value, dict):
-        checks.fail(str(path), "a JSON object", type(value).__name__)
-    given = value.get("format")
-    if isinstance(given, bool) or given not in formats:
-        checks.fail(
-            str(path),
-            f"format {formats[-1]}, which is what this version of jfl reads",
-            f"keys {', '.join(value) or 'none'}" if given is None else f"format {given!r}",
-            remedy,
-        )
-    return value
-
-
-def _number(text) -> float | int:
-    """A number of a size that tables and pictures can show."""
-    value, whole = float(text), text.lstrip("-").isdigit()
-    if not abs(value) <= (2**62 if whole else 1e100):  # nor nan
-        raise ValueError(f"{text[:40]} is no number that a run writes")
-    return int(text) if whole else value
-
-
-def checked(path, value, schema):
-    """The value as the schema has it.
-
-    Raises:
-        ValueError: naming the file, the place in it, and what is needed there.
-    """
-    try:
-        return msgspec.convert(value, schema)
-    except (msgspec.ValidationError, RecursionError) as error:
-        words, _, place = str(error).partition(" - at `$")
-        expected = re.fullmatch(r"Expected (.*?)(?:, got (.*))?", words)
-        need, got = expected.groups("another value") if expected else ("what a run writes", words)
-        place = place.strip(".`")
-        checks.fail(
-            f"{path}, {place}" if place else str(path),
-            f"{need}, as this version of jfl writes it",
-            got,
-            OTHER_VERSION,
-        )
 
 
 def read(path) -> Experiment:
