@@ -435,7 +435,7 @@ def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
         }
         try:
             lines = (
-                {tightest.LOSS_DISTRIBUTION: pld.epsilons(one, points, delta)}
+                {tightest.LOSS_DISTRIBUTION: pld.epsilon(one, delta, points, tightest.COARSE)[0]}
                 if delta >= tightest.MIN_PLD_DELTA
                 else {}
             ) | lines

@@ -274,7 +274,7 @@ def of_one_group(law, z, epsilon):
 def test_golden_group():
     """Two units on a Poisson sample at rate 0.1; of dp_accounting's loss distribution."""
     group = events.repeat(events.poisson_group(0.1, 2, events.gaussian(1.0)), 10)
-    value, width = pld.pld_epsilon(group, 1, 1e-5)
+    value, width = pld.epsilon(group, 1e-5)
     assert math.isclose(value, 6.1933980296, rel_tol=2e-6) and 0 <= width < 1e-3
     known = Release((poisson(0.1, 1.0, 10),)).group(2).curve()
     assert math.isclose(known.epsilon_at(1e-5), 6.1933980296, rel_tol=2e-5)
@@ -328,8 +328,8 @@ def test_a_group_of_one_is_none_and_all_of_it_is_a_gaussian():
         rdp_events.curve(one, orders), rdp_events.curve(sample, orders), rtol=1e-10
     )
     for times in (1, 50):
-        want = pld.pld_epsilon(sample, times, 1e-6)
-        np.testing.assert_allclose(pld.pld_epsilon(one, times, 1e-6), want, rtol=1e-6, atol=1e-8)
+        want = pld.epsilon(sample, 1e-6, times)
+        np.testing.assert_allclose(pld.epsilon(one, 1e-6, times), want, rtol=1e-6, atol=1e-8)
     everyone = events.poisson_group(1.0, 4, events.gaussian(8.0))
     assert everyone.law.tolist() == [0, 0, 0, 0, 1]
     assert rdp_events.gaussian_mu(everyone) == 0.5

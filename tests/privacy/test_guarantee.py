@@ -34,7 +34,7 @@ def test_the_smallest_bound_is_taken_and_named():
     event = events.repeat(fixed(0.1, 1.0, 3, 100), ROUNDS)
     assert (
         g.method == "pld"
-        and g.epsilon == pld.pld_epsilon(event, 1, DELTA)[0] == tightest.epsilon(event, DELTA)[0]
+        and g.epsilon == pld.epsilon(event, DELTA)[0] == tightest.epsilon(event, DELTA)[0]
     )
     assert g.epsilon < 0.95 * rdp_events.epsilon(event, DELTA)[0]
     assert tightest.epsilon(events.repeat(events.gaussian(2.0), 9), DELTA)[1] == "gaussian_exact"
@@ -493,7 +493,7 @@ def test_many_kinds_of_clients_are_quick(monkeypatch):
     few, many = make(NOISY(), sizes=np.minimum(sizes, 52)), make(NOISY(), sizes=sizes)
     monkeypatch.setattr(per_client, "KINDS", 3)
     monkeypatch.setattr(calibration, "KINDS", 3)
-    monkeypatch.setattr(pld, "pld_epsilon", lambda event, times, delta, sizes: (0.1, 0.0))
+    monkeypatch.setattr(pld, "epsilon", lambda event, delta, sizes: (0.1, 0.0))
     assert per_client.epsilons_per_client(few, 9).max() == 0.1
     close(
         per_client.epsilons_per_client(many, 9),

@@ -104,7 +104,7 @@ def test_a_bug_is_no_refusal(module, name, plan, monkeypatch):
 
 def test_a_bug_of_a_bound_is_no_refusal(distributions, monkeypatch):
     event = events.repeat(events.poisson(0.1, events.gaussian(1.0)), 10)
-    monkeypatch.setattr(pld, "pld_epsilon", broken)
+    monkeypatch.setattr(pld, "epsilon", broken)
     with pytest.raises(ValueError, match="broadcast"):
         tightest.epsilon(event, DELTA)
     with pytest.raises(ValueError, match="broadcast"):

@@ -134,13 +134,11 @@ def test_a_poisson_number_is_wrong_for_a_fixed_size():
 def test_truncated_samples_cost_at_most_what_is_published(capacity, zeroed, replaced):
     """A run of 1,000 rounds at 100 of 10,000, sigma 1 (Chua et al., with another accountant)."""
     sizes = 0.01, 10_000, capacity
-    found, width = pld.pld_epsilon(
-        events.truncated_poisson(*sizes, events.gaussian(1.0)), 1000, 1e-5
-    )
-    poisson = pld.pld_epsilon(events.poisson(0.01, events.gaussian(1.0)), 1000, 1e-5)[0]
+    found, width = pld.epsilon(events.truncated_poisson(*sizes, events.gaussian(1.0)), 1e-5, 1000)
+    poisson = pld.epsilon(events.poisson(0.01, events.gaussian(1.0)), 1e-5, 1000)[0]
     assert poisson - 0.002 < found <= zeroed + width
     one = events.truncated_poisson(*sizes, events.gaussian(0.5), "replace_one")
-    found, width = pld.pld_epsilon(one, 1000, 1e-5)
+    found, width = pld.epsilon(one, 1e-5, 1000)
     assert found <= replaced + width
     if capacity == 150:
         assert found == pytest.approx(replaced, abs=width)
@@ -154,7 +152,7 @@ def test_renyi_bounds_are_above_the_distribution():
         events.truncated_poisson(0.02, 1000, 25, events.gaussian(2.0)),
     ):
         run = events.repeat(event, 100)
-        below, _ = pld.pld_epsilon(event, 100, 1e-6)
+        below, _ = pld.epsilon(event, 1e-6, 100)
         assert below <= rdp_events.epsilon(run, 1e-6)[0]
         assert tightest.epsilon(run, 1e-6)[1] == "pld"
 

@@ -375,8 +375,8 @@ def test_rare_repeats_are_paid_from_delta():
     """A law without what hardly happens is no smaller than the whole law, and hardly larger."""
     event, delta = drawn(7, 70, 2.0, 20), 1e-5
     cut = pld.epsilon(event, delta)[0]
-    counted, rare = rdp_events.with_multiplicities(event, pld.RARE * delta)
-    assert 0 < rare <= pld.RARE * delta and counted.event.most < 7
+    counted, rare = rdp_events.with_multiplicities(event, pld.TAIL_DELTA_FRACTION * delta)
+    assert 0 < rare <= pld.TAIL_DELTA_FRACTION * delta and counted.event.most < 7
     groups, adjacency, nothing = pld._groups(event, 0.0)
     whole = pld._refine(groups, adjacency, 1.0, delta)[0]
     assert (
@@ -414,7 +414,7 @@ def test_too_many_copies_are_left_to_renyi():
     event = drawn(400, 2, 300.0)
     with pytest.raises(ValueError, match="128 times"):
         pld.epsilon(event, 1e-5)
-    assert tightest._distribution(event, 1, 1e-5)[0] == math.inf
+    assert tightest._distribution_epsilon(event, 1e-5, pld.SIZES)[0] == math.inf
 
 
 def test_plans_take_it():

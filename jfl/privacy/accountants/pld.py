@@ -1,10 +1,11 @@
-"""Epsilon by privacy loss distributions (FFT): the tightest here, with the width of what its grid
+"""Epsilon by privacy-loss distributions (FFT): the tightest here, with the width of what its grid
 leaves open.
 
-`upper` and `lower` are traceable, for events whose numbers are arrays; `poisson` and
-`without_replacement` are one call for many runs; the others run on the host, take any event, and
-refine the grid until the width is small.  All compute in float64 whatever the caller's default.
-How, and why it is a proof: `pld_compose`.
+`poisson` and `without_replacement` are traceable and serve many runs in one call; `upper` and
+`lower` are traceable, for events whose numbers are arrays.  `epsilon`, `delta` and `deltas` run on
+the host, take any event, and refine the grid until the width is small.  All compute in float64
+whatever the caller's default, and none takes derivatives.  The module `pld_compose` says how, and
+why it is a proof.
 """
 
 import contextlib
@@ -24,21 +25,22 @@ from ...core.errors import NotAnalysable
 from ...core.precision import in_float64
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
-SIZES = (2**14, 2**17, 2**20)  # grids tried until the width is small
-RELATIVE, ABSOLUTE = 1e-3, 1e-4  # width that is small
-NOISE, RATE = (0.02, 1e6), 1e-9  # z and rates that are taken
-FEW = 1e-6  # of delta, which a lower end gives up
-RARE = 1e-6  # of delta, for more copies than are counted
-LEAST = 1e-20  # of the same, where delta is sought
-TARGETS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-14)  # deltas around which a curve is sharp
-FEW_PARTS = 4  # of an event, beyond which the grids of a curve are coarser
-ACCUMULATED = 1e-9  # of a sum, at most, that rounding takes
-COPIES = 128  # of an element in a sample, at most
-QUICK = {
+SIZES = (2**14, 2**17, 2**20)  # grids that are tried until the width is small
+RELATIVE_WIDTH, ABSOLUTE_WIDTH = 1e-3, 1e-4  # a width that is small
+NOISE_RANGE, MIN_RATE = (0.02, 1e6), 1e-9  # noise multipliers and sampling rates with a grid
+LOWER_BOUND_DELTA_FRACTION = 1e-6  # of delta, that a lower end gives up
+TAIL_DELTA_FRACTION = 1e-6  # of delta, that pays for more copies than are counted
+MIN_TAIL_DELTA = 1e-20  # the same, where delta is sought
+TARGET_DELTAS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-14)  # where the grids of a curve are sharp
+MAX_PARTS_ON_LARGE_GRIDS = 4  # events with more parts get a curve on coarser grids
+ROUNDING = 1e-9  # relative, of an accumulated sum
+MAX_COPIES = 128  # of an element in a sample
+# A third of the compilation time of programs that run for milliseconds.
+QUICK_COMPILATION = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
-}  # a third of the compilation of what runs for milliseconds
+}
 ADJACENCIES = {
     events.Poisson: "add_remove",
     events.PoissonGroup: "add_remove",
@@ -47,62 +49,8 @@ ADJACENCIES = {
     events.WithoutReplacement: "replace_one",
     events.Multiplicity: "replace_one",
 }
-WIDE = 8  # runs that are computed side by side
-
-
-def _wide(function):
-    @functools.wraps(function)
-    def wide(groups, direction, delta, size, grid=None):
-        with in_float64():
-            groups, delta, grid = jax.tree.map(
-                lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid)
-            )
-            # a grid does not move when slopes are taken: what it proves does
-            still = jax.lax.stop_gradient((groups, delta, grid))
-            grid = (
-                pld_compose.plan(still[0], direction, size, still[1]) if grid is None else still[2]
-            )
-            return function(groups, direction, delta, size, grid)
-
-    return wide
-
-
-@_wide
-def upper(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
-    """Traceable: the epsilon at `delta` that a grid of `size` points proves for one direction; inf
-    if none.
-
-    Slopes need `jax.enable_x64(True)` around them: on the way back a spectrum follows the caller's
-    default.
-    """
-    return _highest(pld_compose.compose_upper(groups, direction, grid, size), delta)
-
-
-@_wide
-def lower(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
-    """Traceable, as `upper`: an epsilon below which the same distribution has more than `delta`."""
-    composed, reach = pld_compose.compose_lower(groups, direction, grid, size, FEW * delta)
-    return _lowest(composed, reach, grid.tilt, delta)
-
-
-def _highest(composed, delta):
-    epsilon = pld_step.reached(pld_step.hockey_stick, composed, delta)[1]
-    return jnp.where(jnp.isnan(epsilon), jnp.inf, epsilon)
-
-
-def _lowest(composed, reach, tilt, delta):
-    few = FEW * delta
-
-    def known(composed, epsilon):
-        came_back = jnp.exp(jnp.minimum(composed.stray - tilt * epsilon, 0.0))
-        return pld_step.hockey_stick(composed, epsilon) - came_back - jax.lax.stop_gradient(few)
-
-    first = jnp.maximum(composed.losses[0], 0.0)
-    crossing = pld_step.reached(known, composed, delta)[0]
-    crossing = jnp.where(
-        known(composed, first) > delta, crossing - jnp.maximum(reach, -composed.losses[-1]), 0.0
-    )
-    return jnp.where(crossing > 0, crossing, 0.0)
+NUM_SIDE_BY_SIDE = 8  # runs that are computed together
+WHERE = "jfl.privacy.accountants.pld"
 
 
 # --- many runs at once
@@ -111,11 +59,11 @@ def _lowest(composed, reach, tilt, delta):
 def poisson(
     rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
 ) -> jax.Array:
-    """Epsilon of Gaussians on Poisson samples, for add_remove, proved on a grid of `size` points.
+    """Return epsilons of Gaussians on Poisson samples, for add_remove, proved on a grid of `size`
+    points.
 
-    It is traceable, so no values are checked; all arguments but `size` broadcast.  Slopes in all
-    but `size` are as right as the value; those in `times` are as if there were parts of a step.
-    Beyond 1e5 times Renyi bounds may be smaller: take the smaller one, as `tightest.epsilon` does.
+    It is traceable, so no values are checked; all arguments but `size` broadcast.  Beyond 1e5 times
+    Renyi bounds may be smaller: take the smaller one, as `tightest.epsilon` does.
 
     Args:
         rate: [...], the probability of an element, in (0, 1].
@@ -137,7 +85,7 @@ def poisson(
 def without_replacement(
     rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
 ) -> jax.Array:
-    """As `poisson`, on samples of fixed size, for replace_one.
+    """Same as `poisson`, on samples of fixed size, for replace_one.
 
     rate is sample / population, and z is the std over the replace_one sensitivity.
 
@@ -149,51 +97,83 @@ def without_replacement(
 
 @functools.cache
 def _many(adjacency, size):
-    def proved(rate, z, times, delta):
+    def one_run(run):
+        rate, z, times, delta = run
         groups = ((events.Poisson(rate[None], events.Gaussian(z[None])), times[None]),)
-        epsilons_of_directions = [
-            upper(groups, d, delta, size) for d in pld_step.DIRECTIONS[adjacency]
-        ]
-        # no gain from sampling: what is left where a grid proves nothing
+        ways = pld_step.DIRECTIONS[adjacency]
+        worst = jnp.max(jnp.stack([upper(groups, way, delta, size) for way in ways]))
+        # no gain from sampling: this is left where a grid proves nothing
         whole = rdp.gaussian_epsilon(jnp.sqrt(pld_compose.total_precision(groups)), delta)
-        return jnp.minimum(jnp.max(jnp.stack(epsilons_of_directions)), whole)
-
-    one = jax.custom_jvp(proved)
-
-    @one.defjvp
-    def _(run, tangents) -> Any:
-        # forward, whatever the caller does: what proves nothing would turn to nan on the way back
-        slopes, value = jax.jacfwd(lambda *run: 2 * (proved(*run),), range(4), has_aux=True)(*run)
-        return value, sum(map(jnp.multiply, slopes, tangents))
+        return jnp.minimum(worst, whole)
 
     def all_runs(*runs):
         shape = jnp.broadcast_shapes(*(r.shape for r in runs))
         flat = tuple(jnp.broadcast_to(r, shape).ravel() for r in runs)
-        width = max(1, min(WIDE, flat[0].size))  # whole batches, or the rest is compiled by itself
+        # whole batches: a rest would be compiled by itself
+        width = max(1, min(NUM_SIDE_BY_SIDE, flat[0].size))
         flat = tuple(jnp.pad(r, (0, -r.size % width), mode="edge") for r in flat)
-        epsilons_of_runs = jax.lax.map(lambda run: one(*run), flat, batch_size=width)
-        return epsilons_of_runs[: math.prod(shape)].reshape(shape)
+        epsilons = jax.lax.map(one_run, flat, batch_size=width)
+        return epsilons[: math.prod(shape)].reshape(shape)
 
     return rdp.float64(all_runs)
+
+
+def upper(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
+    """Return the epsilon at `delta` that a grid of `size` points proves for one direction; inf if
+    none.  Traceable."""
+    with in_float64():
+        groups, delta, grid = _planned(groups, direction, delta, size, grid)
+        return _highest(pld_compose.compose_upper(groups, direction, grid, size), delta)
+
+
+def lower(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
+    """Return an epsilon below which the distribution of `upper` has more than `delta`.
+    Traceable."""
+    with in_float64():
+        groups, delta, grid = _planned(groups, direction, delta, size, grid)
+        few = LOWER_BOUND_DELTA_FRACTION * delta
+        composed, reach = pld_compose.compose_lower(groups, direction, grid, size, few)
+        return _lowest(composed, reach, grid.tilt, delta)
+
+
+def _planned(groups, direction, delta, size, grid):
+    arrays = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid))
+    groups, delta, grid = arrays
+    return groups, delta, grid or pld_compose.plan(groups, direction, size, delta)
+
+
+def _highest(composed, delta):
+    epsilon = pld_step.reached(pld_step.hockey_stick, composed, delta)[1]
+    return jnp.where(jnp.isnan(epsilon), jnp.inf, epsilon)
+
+
+def _lowest(composed, reach, tilt, delta):
+    few = LOWER_BOUND_DELTA_FRACTION * delta
+
+    def known(composed, epsilon):
+        came_back = jnp.exp(jnp.minimum(composed.stray - tilt * epsilon, 0.0))
+        return pld_step.hockey_stick(composed, epsilon) - came_back - few
+
+    first = jnp.maximum(composed.losses[0], 0.0)
+    crossing = pld_step.reached(known, composed, delta)[0]
+    crossing = jnp.where(
+        known(composed, first) > delta, crossing - jnp.maximum(reach, -composed.losses[-1]), 0.0
+    )
+    return jnp.where(crossing > 0, crossing, 0.0)
 
 
 # --- events
 
 
-def epsilon(event: Any, delta: ArrayLike) -> tuple[float, float]:
-    """`pld_epsilon` of an event that happens once."""
-    return pld_epsilon(event, 1, delta)
-
-
-def pld_epsilon(
-    event: Any, times: ArrayLike, delta: ArrayLike, sizes: Sequence[int] = SIZES
+def epsilon(
+    event: Any, delta: ArrayLike, times: ArrayLike = 1, sizes: Sequence[int] = SIZES
 ) -> tuple[Any, Any]:
-    """An epsilon that is proved for `event`, `times` times, at `delta`; and its width: at most so
-    much is too much.
+    """Return an epsilon that is proved for `event`, `times` times, at `delta`, and its width: it is
+    too large by at most this.
 
     The width is against the same pairs of distributions on an infinitely fine grid.  For samples of
     fixed size, with or without replacement, those pairs may be worse than any data set.  Refinement
-    stops at 1e-3 of epsilon + 1e-4, or at the last of `sizes`, the points of the grids.
+    stops at a width of 1e-3 of epsilon + 1e-4, or at the last of `sizes`, the points of the grids.
 
     Shapes:
         times and delta may be arrays, which broadcast: then so is the result.
@@ -209,65 +189,38 @@ def pld_epsilon(
             range.
 
     Example:
-        >>> value, width = pld_epsilon(events.poisson(0.01, events.gaussian(1.0)), 1000, 1e-5)
+        >>> value, width = epsilon(events.poisson(0.01, events.gaussian(1.0)), 1e-5, 1000)
         >>> 1.8277 < value < 1.8287 and 0 <= width < 0.002
         True
     """
     times, delta = np.broadcast_arrays(np.asarray(times, np.float64), np.asarray(delta, np.float64))
-    checks.positive("pld_epsilon", times=times)
+    checks.positive(WHERE, times=times)
     if not np.all((delta > 0) & (delta < 1)):
-        checks.fail("pld_epsilon", "delta in (0, 1)", f"{delta!r}")
-    groups, adjacency, rare = _groups(event, RARE * np.min(delta) / np.max(times))
-    bounds = np.array(
+        checks.fail(WHERE, "delta in (0, 1)", f"{delta!r}")
+    groups, adjacency, tail = _groups(event, TAIL_DELTA_FRACTION * np.min(delta) / np.max(times))
+    found = np.array(
         [
-            _refine(groups, adjacency, t, d - rare * t, sizes)
+            _refine(groups, adjacency, t, d - tail * t, sizes)
             for t, d in zip(times.ravel(), delta.ravel())
         ]
-    )
-    bounds = bounds.reshape(*times.shape, 2)
-    return (bounds[..., 0], bounds[..., 1]) if times.ndim else tuple(map(float, bounds))
-
-
-def epsilons(event: Any, times: ArrayLike, delta: float) -> np.ndarray:
-    """An epsilon that is proved for `event` after each of many numbers of times: `pld_epsilon`
-    without its last grid.
-
-    Shapes:
-        times [n] -> Float64[n].
-
-    Raises:
-        ValueError: as `pld_epsilon`.
-
-    Example:
-        >>> epsilons(events.poisson(0.01, events.gaussian(1.0)), [10, 1000], 1e-5).round(2).tolist()
-        [0.38, 1.83]
-    """
-    checks.positive("pld.epsilons", times=times)
-    if not 0 < delta < 1:
-        checks.fail("pld.epsilons", "delta in (0, 1)", f"{delta!r}")
-    groups, adjacency, rare = _groups(event, RARE * delta / np.max(times))
-    return np.array(
-        [
-            _refine(groups, adjacency, float(t), delta - rare * float(t), SIZES[:-1])[0]
-            for t in np.asarray(times)
-        ]
-    )
+    ).reshape(*times.shape, 2)
+    return (found[..., 0], found[..., 1]) if times.ndim else tuple(map(float, found))
 
 
 def delta(event: Any, epsilon: ArrayLike, times: float = 1, size: int = 2**17) -> float:
-    """A delta that is proved at `epsilon` >= 0 for `event`, `times` times.
+    """Return a delta that is proved at `epsilon` >= 0 for `event`, `times` times.
 
     Raises:
-        ValueError: as `pld_epsilon`.
+        ValueError: as `epsilon`.
 
     Example:
         >>> value = delta(events.gaussian(1.0), 1.0)
         >>> 0.126936 < value < 0.126938
         True
     """
-    checks.nonnegative("pld.delta", epsilon=epsilon)
-    checks.positive("pld.delta", times=times)
-    groups, adjacency, rare = _groups(event, LEAST / float(times))
+    checks.nonnegative(WHERE, epsilon=epsilon)
+    checks.positive(WHERE, times=times)
+    groups, adjacency, tail = _groups(event, MIN_TAIL_DELTA / float(times))
     groups = tuple((part, n * float(times)) for part, n in groups)
     largest = max(
         float(
@@ -275,11 +228,11 @@ def delta(event: Any, epsilon: ArrayLike, times: float = 1, size: int = 2**17) -
         )
         for way in pld_step.DIRECTIONS[adjacency]
     )
-    return min(largest + rare * float(times), 1.0)
+    return min(largest + tail * float(times), 1.0)
 
 
 def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
-    """Deltas that are proved at many epsilons at once, for `event`, `times` times.
+    """Return deltas that are proved at many epsilons at once, for `event`, `times` times.
 
     A grid is sharp around one delta, so there are several, and the smallest delta of them counts.
 
@@ -287,30 +240,33 @@ def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
         epsilon [n] >= 0 -> Float64[n] in [0, 1].
 
     Raises:
-        ValueError: as `pld_epsilon`.
+        ValueError: as `epsilon`.
 
     Example:
         >>> deltas(events.gaussian(1.0), np.array([0.0, 1.0])).round(4).tolist()
         [0.3829, 0.1269]
     """
-    checks.positive("pld.deltas", times=times)
-    groups, adjacency, rare = _groups(event, LEAST / float(times))
+    checks.positive(WHERE, times=times)
+    groups, adjacency, tail = _groups(event, MIN_TAIL_DELTA / float(times))
     groups = tuple((part, n * float(times)) for part, n in groups)
     parts = sum(len(n) for _, n in groups)
-    size = max(SIZES[0], SIZES[1] // 2 ** math.ceil(math.log2(max(parts / FEW_PARTS, 1.0))))
+    size = max(
+        SIZES[0], SIZES[1] // 2 ** math.ceil(math.log2(max(parts / MAX_PARTS_ON_LARGE_GRIDS, 1.0)))
+    )
     worst = np.zeros(epsilon.shape)
     for way in pld_step.DIRECTIONS[adjacency]:
         best = np.ones(epsilon.shape)
-        for target in TARGETS:
+        for target in TARGET_DELTAS:
             composed = _above(groups, way, size, delta=target)[1]
             losses, mass, above = map(np.asarray, composed[:3])
             best = np.minimum(best, _read(losses, mass, above, epsilon))
         worst = np.maximum(worst, best)
-    return np.minimum(worst + rare * float(times), 1.0)
+    return np.minimum(worst + tail * float(times), 1.0)
 
 
 def _read(losses, mass, extra, epsilon):
-    """`pld_step.hockey_stick` at many epsilons: sums of positive numbers alone, from the far end.
+    """Return `pld_step.hockey_stick` at many epsilons: sums of positive numbers only, from the far
+    end.
 
     Between two losses it is a straight line in e^epsilon.
     """
@@ -321,7 +277,7 @@ def _read(losses, mass, extra, epsilon):
     beyond = np.logaddexp.accumulate(weighted[::-1])[::-1]
     beyond = np.exp(np.append(beyond[1:], -np.inf) + interval * np.arange(len(mass)))
     falls = np.expm1(interval) * beyond
-    delta = (np.cumsum(falls[::-1])[::-1]) * (1 + ACCUMULATED) + extra
+    delta = (np.cumsum(falls[::-1])[::-1]) * (1 + ROUNDING) + extra
     after = np.clip(np.searchsorted(losses, epsilon, "right"), 1, len(losses) - 1)
     part = np.expm1(np.clip(epsilon - losses[after - 1], 0.0, interval)) / np.expm1(interval)
     found = delta[after - 1] + part * (delta[after] - delta[after - 1])
@@ -333,7 +289,7 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
     groups = tuple((part, n * times) for part, n in groups)
     precision = sum(np.sum(events.precision(event) * n) for event, n in groups)
     best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
-    small = lambda: best - floor <= RELATIVE * best + ABSOLUTE
+    small = lambda: best - floor <= RELATIVE_WIDTH * best + ABSOLUTE_WIDTH
     for size in sizes:
         grids, ends = {}, {}
         for way in pld_step.DIRECTIONS[adjacency]:
@@ -345,7 +301,9 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
         for way in sorted(ends, key=ends.__getitem__, reverse=True):
             if not small():
                 lower = _program(pld_compose.compose_lower, direction=way, size=size)
-                composed, reach = lower(groups=groups, grid=grids[way], few=FEW * delta)
+                composed, reach = lower(
+                    groups=groups, grid=grids[way], few=LOWER_BOUND_DELTA_FRACTION * delta
+                )
                 read = dict(composed=composed, reach=reach, tilt=grids[way].tilt, delta=delta)
                 floor = max(floor, float(_program(_lowest)(**read)))
         if small():
@@ -368,28 +326,32 @@ def _most(composed, epsilon):
 
 @functools.cache
 def _program(function, **fixed):
-    """`function` in float64.  Plans, compositions and readings are compiled apart: a plan serves
-    grids of all sizes, and a reading all events."""
+    """Compile `function` in float64.  Plans, compositions and readings are separate programs: a
+    plan serves grids of all sizes, and a reading all events."""
     return rdp.float64(functools.partial(function, **fixed), compiler_options=_quick())
 
 
 @functools.cache
 def _quick():
-    """What of `QUICK` the compiler of this version knows, on a CPU."""
+    """Return the options of QUICK_COMPILATION that the compiler of this version knows, on a CPU."""
     if jax.default_backend() != "cpu":
         return None
     known = {}
-    for name, value in QUICK.items():
+    for name, value in QUICK_COMPILATION.items():
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.jit(jnp.negative, compiler_options={name: value})(0.0)
             known[name] = value
     return known
 
 
+# --- from events to groups
+
+
 def _groups(event, loss):
-    """The parts of an event, equal ones counted, those of one shape stacked; the adjacency; and
-    what of delta it takes, at most `loss`, that an element is drawn more often than is counted."""
-    event, rare = rdp_events.with_multiplicities(event, loss)
+    """Return the parts of an event, equal ones counted and those of one shape stacked; the
+    adjacency; and the delta, at most `loss`, by which an element is drawn more often than is
+    counted."""
+    event, tail = rdp_events.with_multiplicities(event, loss)
     counted, shapes, kinds = {}, {}, set()
     for part, times in _flat(event, 1.0, kinds):
         if not isinstance(part, events.Participation):  # one form for all, so that few are compiled
@@ -399,7 +361,7 @@ def _groups(event, loss):
         counted[key] = counted.get(key, 0.0) + times
     if len(kinds) > 1:
         checks.fail(
-            "pld_epsilon",
+            WHERE,
             "one adjacency in an event",
             "poisson (add_remove) and with or without_replacement (replace_one)",
             "Use one kind of sampling throughout.",
@@ -409,138 +371,88 @@ def _groups(event, loss):
         shapes.setdefault((shape, tuple(map(np.size, leaves))), []).append((leaves, times))
     groups = []
     for (shape, _), rows in shapes.items():
-        # lengths that are powers of two, so that a few more rounds compile nothing anew: nothing,
-        # zero times
+        # Lengths are powers of two, so that a few more rounds compile nothing again; the rest
+        # happens zero times.
         rows += [(rows[0][0], 0.0)] * (2 ** math.ceil(math.log2(len(rows))) - len(rows))
         leaves, times = zip(*rows)
         groups.append(
             (jax.tree.unflatten(shape, list(map(np.array, zip(*leaves)))), np.array(times))
         )
-    return tuple(groups), next(iter(kinds), "add_remove"), rare
+    return tuple(groups), next(iter(kinds), "add_remove"), tail
 
 
 def _flat(event, times, kinds):
-    """(part, times) that compose to the event; a part is a Gaussian on a sample of any kind, or a
+    """Return pairs (part, times) that compose to the event; a part is one step, or a
     Participation."""
     if isinstance(event, events.Repeat):
         return _flat(event.event, times * float(event.times), kinds)
     if isinstance(event, events.Compose):
         return [part for e in event.events for part in _flat(e, times, kinds)]
     if isinstance(event, events.Participation):
-        checks.fraction("pld_epsilon", probability=event.probability)
+        checks.fraction(WHERE, probability=event.probability)
         inner = tuple(events.Repeat(part, n) for part, n in _flat(event.event, 1.0, kinds))
         return [(events.Participation(event.probability, events.Compose(inner)), times)]
     if isinstance(event, events.Gaussian):
-        return [(events.Poisson(1.0, _gaussian(event)), times)]
+        return [(events.Poisson(1.0, _gaussian(event.noise_multiplier)), times)]
     if type(event) in ADJACENCIES:
         kinds.add(ADJACENCIES[type(event)])
-        for inner in _leaves(event.event):
-            if not isinstance(inner, events.Gaussian):
-                name = (
-                    "WithReplacement"
-                    if isinstance(event, events.Multiplicity)
-                    else type(event).__name__
-                )
-                checks.fail(
-                    "pld_epsilon",
-                    f"Gaussians inside events.{name}",
-                    f"events.{type(inner).__name__}",
-                    "Sample once; use participation for the clients.",
-                    error=NotAnalysable,
-                )
-        one = _gaussian(events.Gaussian(float(events.precision(event.event)) ** -0.5))
-        if isinstance(event, events.Multiplicity):
-            return [(_copies(event, one), times)]
-        if isinstance(event, events.PoissonGroup):
-            return [(_group(event, one), times)]
-        if isinstance(event, (events.Replaced, events.ZeroedOut)):
-            return [(_on_shared(event, one), times)]
-        return [
-            (
-                _sampled(
-                    event.rate
-                    if isinstance(event, events.Poisson)
-                    else event.sample / event.population,
-                    one,
-                ),
-                times,
-            )
-        ]
+        return [(_step(event), times)]
     checks.fail(
-        "pld_epsilon",
+        WHERE,
         "an event of gaussian, poisson, with or without_replacement, repeat, compose and "
         "participation",
         f"events.{type(event).__name__}",
-        "No privacy loss distribution is known here for it.",
+        "No privacy-loss distribution is known here for it.",
         error=NotAnalysable,
     )
 
 
-def _sampled(rate, one):
-    rate = float(rate)
-    if not RATE <= rate <= 1:
+def _step(event):
+    """Return a sample of Gaussians with plain numbers; the directions tell the kinds of samples
+    apart, so one that has the same losses as a Poisson sample becomes one."""
+    z = float(events.precision_inside(WHERE, event)) ** -0.5
+    one, certain, law = _gaussian(z), 1, None
+    if isinstance(event, events.WithoutReplacement):
+        event = events.Poisson(event.sample / event.population, one)
+    elif isinstance(event, events.Multiplicity) and event.most == 1:
+        event = events.Poisson(event.law[1], one)
+    if isinstance(event, events.Poisson):
+        return events.Poisson(_rate(event.rate), one)
+    if isinstance(event, (events.Replaced, events.ZeroedOut)):
+        rates = event.rate, event.rate_when_full
+    else:
+        rates, law = (np.sum(event.law[1:]),), event.law
+        certain = int(getattr(event, "most", len(law) - 1))
+    if min(rates) >= 1 if law is None else law[certain] == 1:
+        return events.Poisson(1.0, _gaussian(z / certain))  # as many copies in every sample
+    if isinstance(event, events.Multiplicity) and certain > MAX_COPIES:
         checks.fail(
-            "pld_epsilon", f"a sampling rate in [{RATE:g}, 1]", f"{rate:g}", error=NotAnalysable
-        )
-    return events.Poisson(rate, one)  # directions tell the kinds apart
-
-
-def _on_shared(event, one):
-    """As it is, or a Gaussian where the unit is always in the sample."""
-    if min(float(rate) for name, rate in vars(event).items() if name.startswith("rate")) < 1:
-        for name, rate in vars(event).items():
-            if name.startswith("rate"):
-                _sampled(rate, one)
-        return dataclasses.replace(event, event=one)
-    return events.Poisson(1.0, one)
-
-
-def _group(event, one):
-    """As a Gaussian of more sensitivity, where all units always join."""
-    most = len(event.law) - 1
-    if event.law[0] == 0:
-        return events.Poisson(1.0, _gaussian(events.Gaussian(one.noise_multiplier / most)))
-    _sampled(np.sum(event.law[1:]), one)
-    return events.PoissonGroup(np.asarray(event.law), one)
-
-
-def _copies(event, one):
-    """As a sample of one, or a Gaussian of more sensitivity, where the law leaves no other number
-    of copies."""
-    if event.most == 1:
-        return _sampled(event.law[1], one)
-    if event.law[int(event.most)] == 1:
-        return events.Poisson(
-            1.0, _gaussian(events.Gaussian(one.noise_multiplier / float(event.most)))
-        )
-    if event.most > COPIES:
-        checks.fail(
-            "pld_epsilon",
-            f"an element that is hardly ever drawn more than {COPIES} times",
-            f"{event.most:g} times",
+            WHERE,
+            f"an element that is hardly ever drawn more than {MAX_COPIES} times",
+            f"{certain} times",
             "Renyi bounds serve other values.",
             error=NotAnalysable,
         )
-    _sampled(np.sum(event.law[1:]), one)
-    return events.Multiplicity(np.asarray(event.law), float(event.most), one)
+    for rate in rates:
+        _rate(rate)
+    return dataclasses.replace(event, event=one)
 
 
-def _leaves(event):
-    if isinstance(event, events.Repeat):
-        return _leaves(event.event)
-    return (
-        [x for e in event.events for x in _leaves(e)]
-        if isinstance(event, events.Compose)
-        else [event]
-    )
-
-
-def _gaussian(event):
-    z = float(event.noise_multiplier)
-    if not NOISE[0] <= z <= NOISE[1]:
+def _rate(rate):
+    rate = float(rate)
+    if not MIN_RATE <= rate <= 1:
         checks.fail(
-            "pld_epsilon",
-            f"a noise multiplier in [{NOISE[0]:g}, {NOISE[1]:g}]",
+            WHERE, f"a sampling rate in [{MIN_RATE:g}, 1]", f"{rate:g}", error=NotAnalysable
+        )
+    return rate
+
+
+def _gaussian(z):
+    z, (low, high) = float(z), NOISE_RANGE
+    if not low <= z <= high:
+        checks.fail(
+            WHERE,
+            f"a noise multiplier in [{low:g}, {high:g}]",
             f"{z:g}",
             "Renyi bounds serve other values.",
             error=NotAnalysable,

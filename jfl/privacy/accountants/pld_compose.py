@@ -77,24 +77,11 @@ def _power(part, n):
     )
 
 
-@jax.custom_jvp
 def _raised(spectrum, n):
-    """A power, polar, so that n may be anything and zeros of the spectrum stay zeros."""
-    size = jnp.exp(n * _log_size(spectrum))
+    """Return a power, polar, so that n may be anything and zeros of the spectrum stay zeros."""
+    size = jnp.exp(n * jnp.log(jnp.maximum(jnp.abs(spectrum), 1e-300)))
     angle = n * jnp.angle(spectrum)
     return jax.lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
-
-
-@_raised.defjvp
-def _(values, tangents):
-    spectrum, n = values
-    power = _raised(spectrum, n)
-    log = jax.lax.complex(_log_size(spectrum), jnp.angle(spectrum))
-    return power, n * _raised(spectrum, n - 1) * tangents[0] + power * log * tangents[1]
-
-
-def _log_size(spectrum):
-    return jnp.log(jnp.maximum(jnp.abs(spectrum), 1e-300))
 
 
 def _product(a, b):
@@ -118,24 +105,22 @@ def _mixture(part, p):
 
 
 def _fold(event, leaf):
-    if isinstance(event, events.Gaussian):
-        return leaf(jnp.ones_like(event.noise_multiplier), event.noise_multiplier)
-    if isinstance(event, events.Poisson):
-        return leaf(event.rate, events.precision(event.event) ** -0.5)
-    if isinstance(event, events.PoissonGroup):
-        return leaf(event.law, events.precision(event.event) ** -0.5)
-    if isinstance(event, (events.Replaced, events.ZeroedOut)):
-        rates = jnp.stack([event.rate, event.full, event.rate_when_full])
-        return leaf(rates, events.precision(event.event) ** -0.5)
-    if isinstance(event, events.WithoutReplacement):
-        return leaf(event.sample / event.population, events.precision(event.event) ** -0.5)
-    if isinstance(event, events.Multiplicity):
-        return leaf(event.law, events.precision(event.event) ** -0.5)
+    """Return the Part of an event, from leaf(numbers of a sample, z) for each of its steps."""
     if isinstance(event, events.Repeat):
         return _power(_fold(event.event, leaf), event.times)
     if isinstance(event, events.Participation):
         return _mixture(_fold(event.event, leaf), event.probability)
-    return functools.reduce(_product, (_fold(e, leaf) for e in event.events))
+    if isinstance(event, events.Compose):
+        return functools.reduce(_product, (_fold(e, leaf) for e in event.events))
+    if isinstance(event, (events.PoissonGroup, events.Multiplicity)):
+        numbers = event.law
+    elif isinstance(event, (events.Replaced, events.ZeroedOut)):
+        numbers = jnp.stack([event.rate, event.full, event.rate_when_full])
+    elif isinstance(event, events.WithoutReplacement):
+        numbers = event.sample / event.population
+    else:
+        numbers = event.rate
+    return leaf(numbers, events.precision(event.event) ** -0.5)
 
 
 def _total(groups, leaf):

@@ -28,10 +28,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import erf, erfc
+from jax.scipy.special import erf
 from jax.typing import ArrayLike
 
 from . import poisson_group, roots, shared_sample, with_replacement
+from .with_replacement import cells, tail
 
 DIRECTIONS = {
     "add_remove": ("remove", "add"),
@@ -219,38 +220,19 @@ def crossing(
 
 
 def least(values: jax.Array, keys: jax.Array) -> jax.Array:
-    """The key [] of the least of values [n]; not differentiable.  An argmin of 64 bits does not
-    lower inside a caller's 32-bit program."""
+    """Return the key [] of the least of values [n].
+
+    An argmin of 64 bits does not lower inside a caller's 32-bit program.
+    """
     pick = lambda a, b: jax.tree.map(lambda x, y: jax.lax.select(a[0] <= b[0], x, y), a, b)
     ends = jnp.asarray(jnp.inf, values.dtype), jnp.zeros((), keys.dtype)
-    return jax.lax.reduce(jax.lax.stop_gradient((values, keys)), ends, pick, (0,))[1]
+    return jax.lax.reduce((values, keys), ends, pick, (0,))[1]
 
 
-def reached(function: Callable, composed: Any, level: ArrayLike) -> list:
-    """`crossing` of function(composed, epsilon), with derivatives by the implicit function
-    theorem."""
-    fixed, fixed_level = jax.lax.stop_gradient((composed, level))
-    ends, interval = (
-        jnp.maximum(fixed.losses[jnp.array([0, -1])], 0.0),
-        fixed.losses[1] - fixed.losses[0],
-    )
-    both = []
-    for root in crossing(functools.partial(function, fixed), ends[0], ends[1], fixed_level):
-        # of a polygon whose corners lie on the curve: its own slope would be off by up to a whole
-        # interval
-        slope = (function(fixed, root + interval) - function(fixed, root - interval)) / (
-            2 * interval
-        )
-        inside = (root > 0) & (slope < 0)
-        gap = function(composed, jnp.where(inside, root, 1.0)) - level
-        # nothing is added to the value, only to its derivative
-        both.append(
-            root
-            - jnp.where(
-                inside, (gap - jax.lax.stop_gradient(gap)) / jnp.where(inside, slope, 1.0), 0.0
-            )
-        )
-    return both
+def reached(function: Callable, composed: Any, level: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Return `crossing` of function(composed, epsilon), within the losses that are not negative."""
+    ends = jnp.maximum(composed.losses[jnp.array([0, -1])], 0.0)
+    return crossing(functools.partial(function, composed), ends[0], ends[1], level)
 
 
 # --- cells
@@ -288,9 +270,9 @@ def _masses(losses, rate, z, of_law: Any = with_replacement, floor=None):
     ends = jnp.stack([losses[0], losses[-1]])
     s = _place(ends, rate, z)
     mix = lambda plain, moved: ((1 - rate) * plain + rate * moved, plain)
-    above = mix(_tail(s[1]), _tail(s[1] - 1 / z))
+    above = mix(tail(s[1]), tail(s[1] - 1 / z))
     if floor is None:
-        below = mix(_tail(-s[0]), _tail(1 / z - s[0]))
+        below = mix(tail(-s[0]), tail(1 / z - s[0]))
     else:
         bottom = jnp.stack([jnp.full_like(ends[0], floor), ends[0]])
         below = mix(_cells(bottom, rate, z, 0.0)[0], _cells(bottom, rate, z, 1 / z)[0])
@@ -298,26 +280,14 @@ def _masses(losses, rate, z, of_law: Any = with_replacement, floor=None):
 
 
 def _cells(losses, rate, z, shift):
-    """Normal probability of the cells between losses, each from the tail where it is not a
-    difference from 1."""
-    s = _place(losses, rate, z) - shift
-    tail, right = _tail(jnp.abs(s)), s >= 0
-    a, b, u, v = tail[:-1], tail[1:], right[:-1], right[1:]
-    cells = jnp.maximum(jnp.where(u, a - b, jnp.where(v, 1 - a - b, b - a)), 0.0)
-    # a cell without width has no derivative either: large ones of both its ends would cancel but
-    # for rounding
-    return jnp.where(losses[1:] > losses[:-1], cells, 0.0)
-
-
-def _tail(s):
-    return erfc(s / math.sqrt(2)) / 2
+    """Return the normal probability of the cells between losses."""
+    return cells(_place(losses, rate, z) - shift, losses)
 
 
 def _place(loss, rate, z):
     """x / z where the pair "remove" has this loss; far below all for losses that it never has."""
     small = jnp.expm1(jnp.minimum(loss, 30.0)) / rate
     reached = small > -1
-    # finite, or times a tail of 0 its derivative would be nan
     near = jnp.where(reached, jnp.log1p(jnp.where(reached, small, 0.0)), NEVER)
     far = loss - jnp.log(rate) + jnp.log1p((rate - 1) * jnp.exp(-jnp.maximum(loss, 30.0)))
     return z * jnp.where(loss < 30, near, far) + 0.5 / z

@@ -223,7 +223,7 @@ def _distribution_epsilon(event, delta, sizes):
     if delta < MIN_PLD_DELTA or not takes(event):
         return math.inf, LOSS_DISTRIBUTION
     try:
-        return pld.pld_epsilon(spread(event), 1, delta, sizes)[0], LOSS_DISTRIBUTION
+        return pld.epsilon(spread(event), delta, sizes=sizes)[0], LOSS_DISTRIBUTION
     except NotAnalysable:  # numbers outside its range
         return math.inf, LOSS_DISTRIBUTION
 
