@@ -1,157 +1,74 @@
-"""What can be proved: samplers, adjacencies, noise and views, as a table made from the code.
+"""What can be proved, as tables made from the rows of the ledger's table.
 
     python -m experiments.harness.matrix        # writes docs/matrix.md
 
-Each cell is the method of a guarantee of a small plan, or a dash where there is none.
+Each cell names the rule that answers for a combination, or the rules, best first; a dash is a
+combination that is refused.
 """
 
-import functools
 import sys
 from pathlib import Path
 
-import numpy as np
-
-import jfl
-from jfl.core.errors import ArgumentError, NotAnalysable
-from jfl.privacy.mechanisms.chain import ADJACENCIES
+from jfl.privacy.ledger.rules import TABLE
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
-CLIENTS, ROUNDS = 12, 6
-SAMPLERS = {
-    "full": lambda s: s.full(CLIENTS),
-    "without_replacement": lambda s: s.without_replacement(CLIENTS, 4),
-    "with_replacement": lambda s: s.with_replacement(CLIENTS, 4),
-    "poisson": lambda s: s.poisson(CLIENTS, 0.3),
-    "available_poisson": lambda s: s.available_poisson(CLIENTS, 0.3, period=4, capacity=CLIENTS),
-    "truncated_poisson": lambda s: s.truncated_poisson(CLIENTS, 0.3, 6),
-    "first_responders": lambda s: s.first_responders(CLIENTS, 4, latency_spread=2.0),
-    "min_separation": lambda s: s.min_separation(CLIENTS, 4, 3),
-    "random_allocation": lambda s: s.random_allocation(CLIENTS, 3, capacity=CLIENTS),
-    "balls_in_bins": lambda s: s.balls_in_bins(CLIENTS, 3, capacity=CLIENTS),
-    "cyclic_poisson": lambda s: s.cyclic_poisson(CLIENTS, 0.9, 3, capacity=CLIENTS),
-}
-BATCHES = {
-    "full": lambda b: b.full(),
-    "without_replacement": lambda b: b.without_replacement(2),
-    "with_replacement": lambda b: b.with_replacement(2),
-    "poisson": lambda b: b.poisson(1.0, capacity=5),
-    "truncated_poisson": lambda b: b.truncated_poisson(1.0, 3),
-    "epochs": lambda b: b.epochs(2),
-}
 HEAD = """# What can be proved
 
-Made from the code by `python -m experiments.harness.matrix`: the method of a guarantee, by sampler,
-adjacency, noise and view; a dash where there is none. [What ε means](concepts/epsilon.md) has the
-words.
+Made from the code by `python -m experiments.harness.matrix`: a row for each way to draw batches or
+cohorts and each adjacency, a column for each noise and view. A cell names the rule that gives the
+guarantee. Of several rules, the first whose conditions hold is used. A dash is a combination that
+`jfl.guarantee` refuses. [What ε means](concepts/epsilon.md) has the words.
 
-- `gaussian_exact`: composition without any gain from sampling. `pld`, `rdp`: with it. Which is the
-  smallest hangs on the numbers: these are of one small plan each.
-- `participation mixture`: only a client's absence from a round is a gain.
-- `matrix_gaussian`: all rounds are one Gaussian release, as large as the strategy's sensitivity for
-  how often and how far apart a client takes part. `banded_cyclic_poisson`: the same where what a
-  client adds in two rounds never meets, with the gain from its chance of a round.
+| rule | what is counted |
+| --- | --- |
+| `sampled batches`, `sampled cohorts` | privacy amplification by sampling |
+| `every batch`, `every round` | composition without any amplification |
+| `absence` | a client's absence from a round, which the third party does not see |
+| `touched rows` | one release of several steps; the absence of a row from all of their batches |
+| `uploads` | the noise of the client's own upload |
+| `sum of uploads`, `uploads and model` | the noise of all clients, with the server's |
+| `sum of a cohort` | the noise of a cohort under secure aggregation, of the least noisy one |
+| `Renyi bound` | noise of integers |
+| `all rounds at once` | all rounds as one Gaussian release, with the sensitivity of the strategy |
+| `group`, `one bin`, `one group, sampled` | the rounds of one group of clients that take turns |
+
 - A server sees every upload before the noise of a release, so that noise proves nothing to it.
+- Noise that proves a guarantee for clients also proves one for their examples, in the same rows:
+  under replace_one the same, and otherwise with half the noise multiplier and no amplification but
+  that by absence.
+- The view `personal` sees every upload and all personal models.
 """
+PLACES = {
+    "local step": "Unit example, noise in every local step",
+    "local training": "Unit example, noise once after local training",
+    "upload": "Unit client, noise on uploads",
+    "release": "Unit client, noise on the release",
+}
 
 
-def federation():
-    rows = np.zeros((5 * CLIENTS, 2), np.float32)
-    labels = np.arange(len(rows)) % 2
-    owned = lambda _: np.arange(len(rows)).reshape(CLIENTS, 5)
-    return jfl.federate((rows, labels, rows[:2], labels[:2]), owned)
-
-
-def method(make, **asked) -> str:
-    """Of the guarantee of a plan; a dash where it is refused."""
-    try:
-        found = jfl.guarantee(make(), ROUNDS, **asked)
-    except (ArgumentError, NotAnalysable):
-        return "–"
-    return f"`{found.method}`".replace(", participation mixture`", "`, participation mixture")
-
-
-def chain(noise, adjacency=None):
-    return jfl.chain(jfl.clip_l2(1.0), jfl.total(), noise, jfl.divide(4.0), adjacency=adjacency)
-
-
-def of_clients(fed, task):
-    """Rows of the table of clients."""
-    average = jfl.algorithms.fedavg(
-        jfl.grad(task.loss), lr=0.1, steps=1, batch=jfl.batches.without_replacement(2)
-    )
-    for name, make in SAMPLERS.items():
-        sampler = make(jfl.sampling)
-        apart = sampler.separation
-        strategy = jfl.strategies.banded_toeplitz(
-            ROUNDS, 3, participations=-(-ROUNDS // apart), separation=apart
-        )
-        for adjacency in ADJACENCIES:
-
-            def plan(noise, adjacency=adjacency, sampler=sampler):
-                return jfl.plan(
-                    fed, task, average, sampler, release=chain(noise), adjacency=adjacency
-                )
-
-            def upload(adjacency=adjacency, sampler=sampler):
-                noise = chain(jfl.gaussian(3.0), adjacency)
-                return jfl.plan(fed, task, average, sampler, upload=noise, secure_aggregation=True)
-
-            models = dict(unit="client", view="third_party")
-            cells = [
-                method(functools.partial(plan, jfl.gaussian(3.0)), **models),
-                method(functools.partial(plan, jfl.correlated(6.0, strategy)), **models),
-                method(upload, **models),
-                method(upload, unit="client", view="server"),
-                method(upload, unit="client", view="aggregate"),
-            ]
-            if set(cells) != {"–"}:
-                yield [f"`{name}`", adjacency, *cells]
-
-
-def of_examples(fed, task):
-    """Rows of the table of examples."""
-    for name, make in BATCHES.items():
-        for adjacency in ADJACENCIES:
-
-            def plan(adjacency=adjacency, make=make):
-                grad = jfl.private_grad(task.loss, chain(jfl.gaussian(3.0), adjacency))
-                average = jfl.algorithms.fedavg(grad, lr=0.1, steps=2, batch=make(jfl.batches))
-                drawn = jfl.sampling.without_replacement(CLIENTS, 4)
-                return jfl.plan(fed, task, average, drawn)
-
-            cells = [method(plan, unit="example", view=v) for v in ("server", "third_party")]
-            if set(cells) != {"–"}:
-                yield [f"`{name}`", adjacency, *cells]
-
-
-def table(head, rows) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def table(place: str) -> str:
+    """Return the table of a place; adjacencies that have the same rules share a row."""
+    rows = {row: rules for row, rules in TABLE.items() if row[1] == place}
+    columns = [
+        (noise, view)
+        for noise in ("gaussian", "laplace", "correlated", "integers")
+        for view in ("server", "third_party", "aggregate", "personal")
+        if any((noise, view) == row[2:4] for row in rows)
+    ]
+    found = {}
+    for unit, _, _, _, scheme, adjacency in rows:
+        each = [rows.get((unit, place, *column, scheme, adjacency), ()) for column in columns]
+        cells = tuple(" or ".join(dict.fromkeys(r.name for r in rules)) or "–" for rules in each)
+        found.setdefault((scheme, cells), dict())[adjacency] = None
+    heads = ["drawn by", "adjacency", *(f"{noise}, {view}" for noise, view in columns)]
+    lines = [heads, ["---"] * len(heads)]
+    lines += [[f"`{scheme}`", ", ".join(kinds), *cells] for (scheme, cells), kinds in found.items()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def page() -> str:
-    fed = federation()
-    task = jfl.models.logistic(fed)
-    clients = table(
-        [
-            "clients drawn by",
-            "adjacency",
-            "noise on the release, third party",
-            "the same, correlated over rounds",
-            "noise on uploads, third party",
-            "noise on uploads, server",
-            "noise on uploads, secure aggregation",
-        ],
-        of_clients(fed, task),
-    )
-    examples = table(
-        ["rows of a batch drawn by", "adjacency", "server", "third party"], of_examples(fed, task)
-    )
-    return (
-        f"{HEAD}\n## Unit: client\n\n{clients}\n\n"
-        "## Unit: example, noise in every local step, `without_replacement` cohorts\n\n"
-        f"{examples}\n"
-    )
+    """Return docs/matrix.md."""
+    return HEAD + "".join(f"\n## {title}\n\n{table(place)}\n" for place, title in PLACES.items())
 
 
 def main():

@@ -19,7 +19,7 @@ from jfl.privacy.accountants.tightest import smallest
 from jfl.privacy.entry_guarantees import overflowing
 from jfl.privacy.ledger import entries
 from jfl.privacy.ledger.entry import with_noise
-from jfl.privacy.ledger.noise_levels import levels
+from jfl.privacy.ledger.facts import levels
 from jfl.privacy.mechanisms import chain as mechanism
 from jfl.privacy.mechanisms.chain import bound, noisy
 

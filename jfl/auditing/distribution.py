@@ -22,7 +22,7 @@ from ..core.records import Algorithm, Diagnostics, Fn, Mechanism, Plan, Task, na
 from ..engine.round import enter_plan, init, run_noise_key
 from ..engine.simulate import scan_from
 from ..local import training
-from ..privacy.ledger.noise_levels import levels
+from ..privacy.ledger.facts import levels
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands as bands
 from ..privacy.mechanisms.stages import total

@@ -20,8 +20,7 @@ from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.entry_guarantees import overflowing
 from ..privacy.ledger import entries
 from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
-from ..privacy.ledger.reach import shifts_of
-from ..privacy.ledger.to_events import events_of
+from ..privacy.ledger.entry import events_of, shifts_of
 from ..runs import config as configs
 from ..runs import record
 from ..runs.build import build

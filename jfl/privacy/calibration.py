@@ -12,11 +12,11 @@ from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Plan
 from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
-from .ledger.client_level import cohort_overflow, summed
 from .ledger.entry import with_noise
-from .ledger.noise_levels import changing
+from .ledger.facts import changing
+from .ledger.samples import cohort_overflow
 from .mechanisms.chain import noisy
-from .per_client import KINDS, alone, extents
+from .per_client import for_each_client
 from .taint import checker as taint
 
 NEAR = 0.01  # relative distance to a target that counts as reaching it
@@ -91,7 +91,7 @@ def calibrate(
                 "a function of the round",
                 "Look along jfl.epsilons(plan, range(...)).",
             )
-        if any(part.of_rounds is not None for part in entry.parts):
+        if any(part.joint for part in entry.parts):
             checks.fail(
                 "jfl.calibrate",
                 "rounds that stand alone for over='rounds'",
@@ -138,7 +138,6 @@ def calibrate_per_client(
     Raises:
         ValueError: as `calibrate`.
     """
-    sizes = np.asarray(plan.fed.size).reshape(-1)
     listed = entries_of(plan, rounds, delta)
     choices(None, view, None)
     entry = (
@@ -152,33 +151,18 @@ def calibrate_per_client(
             "Use private_grad or upload.",
         )
     taint.warn("jfl.calibrate_per_client", entry)
-    if entry.view == "third_party" and noisy(plan.upload) and summed(plan):
+    if entry.view == "third_party" and noisy(plan.upload) and plan.sampler.scheme == "full":
         checks.fail(
             "jfl.calibrate_per_client",
             "view='server' for noise on uploads",
             "view='third_party'",
             "In a sum the noise of all clients counts for each of them: use jfl.calibrate.",
         )
-    extent, left, whole = extents(
-        plan, entry, rounds, delta, dict(cap=cap, quantile=quantile, realised=None)
+    tuned = lambda alone, left, tightly: _noise(
+        plan, lambda z: with_noise(alone, z, constant=True), epsilon, 1, left, tightly
     )
-    alike, first, which = np.unique(
-        np.stack([sizes, extent]), axis=1, return_index=True, return_inverse=True
-    )
-    each = [
-        0.0
-        if sizes[c] == 0 or extent[c] == 0
-        else _noise(
-            plan,
-            lambda z, c=c: with_noise(alone(whole, c, rounds), z, constant=True),
-            epsilon,
-            1,
-            left,
-            len(first) <= KINDS,
-        )
-        for c in first
-    ]
-    values = np.array(each, np.float32)[which.reshape(-1)]
+    options = dict(cap=cap, quantile=quantile, realised=None)
+    values = for_each_client(plan, entry, rounds, delta, options, [], tuned).astype(np.float32)
     if not values.any():
         checks.fail(
             "jfl.calibrate_per_client",

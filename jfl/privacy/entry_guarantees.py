@@ -1,5 +1,5 @@
-"""What an entry of the ledger is worth: its epsilon, the price of an overflow, and the choice among
-entries."""
+"""What an entry of the ledger is worth: its epsilon, with what overflow and the reach of computed
+noise cost, and the choice among entries."""
 
 import math
 
@@ -12,10 +12,8 @@ from .accountants import events, truncation
 from .accountants.rdp_events import EXACT, Overflow, bounds, check_delta
 from .accountants.tightest import FINE, Release, tightest
 from .ledger import entries as ledger
-from .ledger.entry import Entry, effective
-from .ledger.reach import lost_of, shifts_of
-from .ledger.to_events import events_of, of_levels, run
-from .mechanisms.chain import ADJACENCIES
+from .ledger.entry import Entry, effective, events_of, levels_of, lost_of, run, shifts_of
+from .mechanisms.chain import ADJACENCIES, noisy
 from .taint.public_constants import CODE as PUBLIC_CONSTANTS
 
 MOST = 10**12  # rounds
@@ -23,8 +21,7 @@ FEW = 16  # levels of noise, which are counted instead of listed
 
 
 def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
-    if entry.refusal:
-        raise NotAnalysable(entry.refusal)
+    """Return the guarantee of `rounds` rounds of an entry."""
     release = release_of(entry, rounds)
     value, method = tightest(release, delta)
     if entry.method:
@@ -46,9 +43,9 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
 
 
 def release_of(entry: Entry, rounds) -> Release:
-    """What `rounds` rounds of an entry release."""
+    """Return what `rounds` rounds of an entry release."""
     listed = run(entry, rounds)
-    if not listed:
+    if not listed:  # nobody takes part
         return Release(listed)
     return Release(listed, entry.overflow * rounds, shifts=shifts_of(entry, rounds))
 
@@ -73,27 +70,23 @@ def overflowing(entry: Entry, times, delta):
 
 
 def _by_levels(listed, times):
-    """Events whose noise differs by rounds, as series of all that any of them has; and how often
-    each part happened within so many rounds, [m, parts]."""
+    """Return events whose noise differs by rounds, as series of all that any of them has; and how
+    often each part happened within so many rounds, [m, parts]."""
     most = int(np.max(times, initial=1))
-    if len(listed) == 1:
-        levels, which = of_levels(listed[0], most)
-        count = which.max(initial=0) + 1
-        if count <= FEW:
-            happened = np.cumsum(which[:, None] == np.arange(count), axis=0)
-            happened = np.concatenate([np.zeros((1, count), int), happened])[np.asarray(times)]
-            return (events.series(levels, np.ones(count)),), happened
-    return (
-        tuple(events.series(e, np.ones(most)) for e in listed),
-        np.arange(most) < times[:, None],
-    )
+    levels, which = levels_of(listed, most)
+    count = which.max(initial=0) + 1
+    happened = np.arange(most) < times[:, None]
+    if count <= FEW:
+        listed, most = levels, count
+        happened = happened.astype(float) @ (which[:, None] == np.arange(count))
+    return tuple(events.series(e, np.ones(most)) for e in listed), happened
 
 
 # --- choice
 
 
 def entries_of(plan, rounds, delta) -> list[Entry]:
-    """The ledger of a plan, for a guarantee of so many rounds at this delta."""
+    """Return the ledger of a plan, for a guarantee of so many rounds at this delta."""
     checks.kind("jfl.guarantee", Plan, "jfl.plan", plan=plan)
     checks.whole("jfl.guarantee", most=MOST, rounds=rounds)
     check_delta(delta)
@@ -108,15 +101,13 @@ def choices(unit, view, adjacency) -> None:
 
 
 def choose(where, plan, entries, unit, view, adjacency) -> Entry:
-    """The one entry that answers; without a view, of the server's where it has one, else of a third
-    party's.
+    """Return the one entry that answers; without a view, of the first view that has one.
 
     Raises:
         NotAnalysable: with the refusal of the entry that was asked for; if no entry has an answer.
         ArgumentError: with the choices there are, where none or several entries fit.
     """
-    views = (view,) if view else ledger.VIEWS
-    fits = {one: _fit(entries, unit, one, adjacency) for one in views}
+    fits = {one: _fit(entries, unit, one, adjacency) for one in ((view,) if view else ledger.VIEWS)}
     single = [fit[0] for fit in fits.values() if len(fit) == 1]
     answers = [entry for entry in single if not entry.refusal]
     if answers:
@@ -125,7 +116,9 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
         raise NotAnalysable(single[0].refusal)
     asked = dict(unit=unit, view=view, adjacency=adjacency)
     names = [f"{name}={value!r}" for name, value in asked.items() if value]
-    count = {one: f"{len(fit)} of them" for one, fit in fits.items()}
+    count = [
+        f"{len(fit)} of them" + f" for view={one!r}" * (view is None) for one, fit in fits.items()
+    ]
     options = "; ".join(
         dict.fromkeys(
             f"unit={e.unit!r}, view={e.view!r}, adjacency={e.adjacency!r}"
@@ -134,22 +127,23 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
         )
     )
     because = ""
-    if view == "server" and not fits[view] and ledger.only_the_release(plan):
+    only_release = noisy(plan.release) and not noisy(plan.upload)
+    if view == "server" and not fits[view] and only_release:
         because = "The server sees every upload before the noise of the release is added. "
     if view == "aggregate" and not plan.secure_aggregation:
         because = "Say jfl.plan(..., secure_aggregation=True), if that is how uploads are summed. "
     checks.fail(
         where,
         "one guarantee that this plan's noise can prove",
-        f"{', '.join(names) or 'neither unit nor view'}, which fits "
-        + (count[view] if view else " and ".join(f"{n} for view={v!r}" for v, n in count.items())),
+        f"{', '.join(names) or 'neither unit nor view'}, which fits {' and '.join(count)}",
         f"{because}Choices: {options or 'none'}.",
         error=ArgumentError if options else NotAnalysable,
     )
 
 
 def _fit(entries, unit, view, adjacency):
-    """The entries that answer for a view, the better one where two prove the same."""
+    """Return the entries that answer for a view; of noise on the uploads and on the release, which
+    may both prove the same, the one that proves more."""
     fit = [
         e
         for e in entries
@@ -160,17 +154,14 @@ def _fit(entries, unit, view, adjacency):
     good = [e for e in fit if not e.refusal]
     if not good or len({(e.unit, e.adjacency) for e in fit}) > 1:
         return fit
-    if len(good) > 1:
-        # noise on the uploads and on the release: each proves it alone, so take the one that does
-        # better
-        rounds = max((len(effective(p)) for e in good if e.changes for p in e.parts), default=1)
-        good = [min(good, key=lambda e: _rough(e, rounds))]
-    return good
+    if len(good) == 1:
+        return good
+    rounds = max((len(effective(p)) for e in good if e.changes for p in e.parts), default=1)
 
+    def rough(entry):
+        try:
+            return overflowing(entry, np.array([rounds]), 1e-5)[0][0]
+        except Overflow:
+            return math.inf
 
-def _rough(entry, rounds):
-    """A quick epsilon of so many rounds, to rank entries by."""
-    try:
-        return overflowing(entry, np.array([rounds]), 1e-5)[0][0]
-    except Overflow:
-        return math.inf
+    return [min(good, key=rough)]

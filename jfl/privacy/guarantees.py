@@ -26,11 +26,11 @@ from .per_client import counted, participations
 from .per_client import epsilons_per_client as epsilons_per_client
 from .taint import checker as taint
 
-BARE = Caveat("no mechanism that the plan declares adds noise", "no-noise")
+BARE = Caveat("No privacy: no mechanism of this plan adds noise.", "no-noise")
 
 
 def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee, ...]:
-    """Every guarantee that the noise of a plan proves for `rounds` rounds; () if none.
+    """Return every guarantee that the noise of a plan proves for `rounds` rounds; () if none.
 
     Raises:
         ValueError: unless rounds is whole and delta in (0, 1).
@@ -58,7 +58,8 @@ def guarantee(
     uplinks: int = 0,
     seeds: Sequence[int] | int | None = None,
 ) -> Guarantee:
-    """What `rounds` rounds of a plan prove for one unit and view, for the client that is worst off.
+    """Return what `rounds` rounds of a plan prove for one unit and view, for the client that is
+    worst off.
 
     The server sees who takes part, so by default every client counts as taking part in every round.
     Instead one of `cap`, `quantile` and `realised` may say how often clients take part.
@@ -98,58 +99,36 @@ def guarantee(
         ValueError: with the choices there are, unless exactly one guarantee fits; and with the
             reason and a remedy where this accountant cannot analyse the plan.
     """
-    options = dict(cap=cap, quantile=quantile, realised=realised)
-    counted_otherwise = any(v is not None for v in options.values())
-    checks.whole("jfl.guarantee", least=0, most=MOST, uplinks=uplinks)
+    where, options = "jfl.guarantee", dict(cap=cap, quantile=quantile, realised=realised)
+    as_planned = all(v is None for v in options.values())
+    checks.whole(where, least=0, most=MOST, uplinks=uplinks)
     if not isinstance(plan, Plan):
-        if uplinks:
+        if uplinks or rounds is not None or not as_planned:
             checks.fail(
-                "jfl.guarantee",
-                "one plan beside uplinks",
-                "segments",
-                "Take the server's view of all of them.",
+                where,
+                "a Plan and rounds, or a list of (plan, rounds) alone",
+                f"rounds={rounds!r} or other options beside segments",
+                "Participation options and uplinks are for one plan.",
             )
-        return _segments(plan, rounds, delta, unit, view, adjacency, counted_otherwise, seeds)
+        return _of_segments(plan, delta, unit, view, adjacency, seeds)
     if seeds is not None:
-        checks.fail(
-            "jfl.guarantee", "a list of segments beside seeds", "one plan", "One run has one seed."
-        )
+        checks.fail(where, "a list of segments beside seeds", "one plan", "One run has one seed.")
     entries = entries_of(plan, rounds, delta)
     choices(unit, view, adjacency)
     if not entries:
         return _bare(delta, unit, adjacency, view)
-    if view == "personal":
-        if unit == "client" or counted_otherwise or uplinks:
-            checks.fail(
-                "jfl.guarantee",
-                "unit='example' and all planned rounds for view='personal'",
-                "unit='client', cap, quantile, realised or uplinks",
-                "Ask for view='server'.",
-                error=NotAnalysable,
-            )
-        seen = ledger.personal(plan, rounds)
-        if adjacency not in (None, seen.adjacency):
-            checks.fail(
-                "jfl.guarantee",
-                f"adjacency={seen.adjacency!r}, which the noise of this plan has",
-                f"adjacency={adjacency!r}",
-                "Leave adjacency out.",
-                error=NotAnalysable,
-            )
-        return guarantee_of(seen, rounds, delta)
     if uplinks:
-        return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherwise)
-    entry = choose("jfl.guarantee", plan, entries, unit, view, adjacency)
-    if not counted_otherwise:
+        return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned)
+    entries = [ledger.personal(plan, rounds)] if view == "personal" else entries
+    entry = choose(where, plan, entries, unit, view, adjacency)
+    if as_planned:
         return guarantee_of(entry, rounds, delta)
-    how_often, beta, status, caveats = participations(plan, rounds, delta, entry.view, options)
-    entry = counted(plan, entry, rounds, how_often)
-    entry = entry._replace(
-        caveats=tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code) + caveats
-    )
-    proved = guarantee_of(entry, 1, delta - beta)
-    status = proved.status if status == "proved" else status
-    behind = proved.release._replace(extra=float(beta))
+    often = participations(plan, entry, rounds, delta, options)
+    entry = counted(plan, entry, rounds, often.most)
+    kept = tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code)
+    proved = guarantee_of(entry._replace(caveats=kept + often.caveats), 1, delta - often.beta)
+    status = proved.status if often.status == "proved" else often.status
+    behind = proved.release._replace(extra=often.beta)
     return proved._replace(delta=float(delta), status=status).about(behind)
 
 
@@ -161,8 +140,8 @@ def epsilons(
     view: str | None = None,
     adjacency: str | None = None,
 ) -> np.ndarray:
-    """An epsilon after each of many numbers of rounds, at the cost of about one: Renyi bounds and
-    exact Gaussians.
+    """Return an epsilon after each of many numbers of rounds, at the cost of about one: by Renyi
+    bounds and exact Gaussians.
 
     `guarantee` also tries privacy-loss distributions, and is then a little smaller.
 
@@ -192,15 +171,17 @@ def epsilons(
     return overflowing(entry, times, delta)[0]
 
 
-def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherwise):
-    """Rounds whose upload is seen are worth that upload: what leaves the server adds no more of
-    that client.
+def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned):
+    """Return the guarantee of a run of which a third party also sees some uploads of a client.
+
+    Rounds whose upload is seen are worth that upload: what leaves the server adds no more of that
+    client.
 
     The uploads of the others leak too.  Where theirs are seen their noise hides nobody; at worst
     they are all seen in the same rounds, and in others than the client's own: 1 / variance is
     convex.
     """
-    if view != "third_party" or counted_otherwise or uplinks > rounds:
+    if view != "third_party" or not as_planned or uplinks > rounds:
         checks.fail(
             "jfl.guarantee",
             "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
@@ -226,9 +207,8 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, counted_otherw
         times = ((seen, uplinks), (alone, exposed), (rest, rounds - uplinks - exposed))
     parts, times = zip(*((e, n) for e, n in times if n))
     joined = segments.joined(parts, times)
-    caveats = joined.caveats + (
-        Caveat(f"the third party sees at most {uplinks} uploads of a client", "uplinks"),
-    )
+    assumed = f"Assumes that the third party sees at most {uplinks} uploads of each client."
+    caveats = joined.caveats + (Caveat(assumed, "uplinks"),)
     return guarantee_of(joined._replace(view=view, caveats=caveats), 1, delta)
 
 
@@ -245,29 +225,17 @@ def _bare(delta, unit, adjacency, view):
     )
 
 
-def _segments(given, rounds, delta, unit, view, adjacency, counted_otherwise, seeds):
+def _of_segments(given, delta, unit, view, adjacency, seeds):
     given = list(given) if isinstance(given, (list, tuple)) else []
-    if (
-        rounds is not None
-        or counted_otherwise
-        or not given
-        or not all(
-            isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan) for s in given
-        )
-    ):
+    is_segment = lambda s: isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan)
+    if not given or not all(map(is_segment, given)):
         checks.fail(
-            "jfl.guarantee",
-            "a Plan and rounds, or a list of (plan, rounds) alone",
-            f"rounds={rounds!r}",
-            "Participation options are for one plan.",
+            "jfl.guarantee", "a Plan and rounds, or a list of (plan, rounds) alone", f"{given!r}"
         )
     check_delta(delta)
     choices(unit, view, adjacency)
     if not all(ledger.entries(plan) for plan, *_ in given):
-        return _bare(
-            delta, unit, adjacency, view
-        )  # one segment without noise, and nothing is proved
+        return _bare(delta, unit, adjacency, view)  # one segment without noise
     entries = segments.concatenate(given, seeds)
-    return guarantee_of(
-        choose("jfl.guarantee", given[0][0], entries, unit, view, adjacency), 1, delta
-    )
+    entry = choose("jfl.guarantee", given[0][0], entries, unit, view, adjacency)
+    return guarantee_of(entry, 1, delta)

@@ -2,20 +2,29 @@
 round."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core import checks
-from ..core.records import Plan
+from ..core.records import Caveat, Plan
 from .entry_guarantees import choices, choose, entries_of, guarantee_of, overflowing
+from .ledger.entries import EVERY_ROUND
 from .ledger.entry import Entry, effective, of_client
-from .ledger.over_rounds import sensitivity_to
-from .ledger.participation import counts, share_of, worst_columns
+from .ledger.samples import OTHER, SCHEMES, chance_of, share_of, turns, worst_columns
 from .mechanisms.correlated import strategy_of
 from .taint import checker as taint
 
 KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed
+ASSERTED = "Assumes, without enforcing it, that no client participates more than {} times."
+LIKELY = (
+    "Assumes honest sampling that is independent of the data. Delta includes the probability {:g} "
+    "that a client participates more often than assumed."
+)
+SEEN = Caveat(
+    "Describes this run, with the participations that occurred; it is not a guarantee.", "realised"
+)
 
 
 def epsilons_per_client(
@@ -28,8 +37,8 @@ def epsilons_per_client(
     quantile: float | None = None,
     realised=None,
 ) -> np.ndarray:
-    """The epsilon of the examples of each client, which its rows, its participation and its noise
-    decide.
+    """Return the epsilon of the examples of each client, which its rows, its participation and its
+    noise decide.
 
     Args:
         plan: a Plan.
@@ -57,89 +66,148 @@ def epsilons_per_client(
     if not listed:
         return np.where(sizes > 0, math.inf, 0.0)
     choices(None, view, None)
-    options = dict(cap=cap, quantile=quantile, realised=realised)
     entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None)
     taint.warn("jfl.epsilons_per_client", entry)
     if entry.noise_of == "server":  # it protects all clients alike
         return np.where(sizes > 0, guarantee_of(entry, rounds, delta).epsilon, 0.0)
-    extent, left, whole = extents(plan, entry, rounds, delta, options)
-    columns = [np.broadcast_to(z, (len(z), len(sizes))) for z in map(effective, entry.parts)]
-    alike, first, which = np.unique(
-        np.concatenate([sizes[None], extent[None], *columns]),
-        axis=1,
-        return_index=True,
-        return_inverse=True,
-    )
-    epsilon_for = lambda e: (
-        guarantee_of(e, 1, left).epsilon
-        if len(first) <= KINDS
-        else overflowing(e, np.ones(1), left)[0][0]
-    )
-    each = [
-        0.0 if sizes[c] == 0 or extent[c] == 0 else epsilon_for(alone(whole, c, rounds))
-        for c in first
-    ]
-    return np.array(each)[which.reshape(-1)]
+
+    def value(entry, left, tightly):
+        if tightly:
+            return guarantee_of(entry, 1, left).epsilon
+        return overflowing(entry, np.ones(1), left)[0][0]
+
+    levels = [np.broadcast_to(z, (len(z), len(sizes))) for z in map(effective, entry.parts)]
+    options = dict(cap=cap, quantile=quantile, realised=realised)
+    return for_each_client(plan, entry, rounds, delta, options, levels, value)
 
 
-def extents(plan, entry: Entry, rounds, delta, options):
-    """How much each client takes part [C], the delta that is left, and the entry of the whole run,
-    of which `of_client` picks one."""
-    view = entry.view
-    if view == "server":
-        often, beta, _, _ = participations(plan, rounds, delta, view, options)
-        return often, delta - beta, counted(plan, entry, rounds, often)
-    if any(v is not None for v in options.values()):
-        participations(plan, rounds, delta, view, options)
-    share = np.broadcast_to(share_of(plan.sampler), np.shape(entry.clients.rows))
-    return share, delta, entry._replace(rounds=rounds)
+def for_each_client(
+    plan: Plan, entry: Entry, rounds, delta, options: dict, differ: list, value: Callable
+) -> np.ndarray:
+    """Return a value of each client, Float64[C]: computed once for clients that are alike, 0 for a
+    client without rows or rounds.
 
-
-def alone(entry: Entry, client: int, rounds) -> Entry:
-    """One client's part of an entry that `extents` gives."""
-    lost = 0.0 if entry.row_overflow is None else entry.row_overflow[client]
-    if entry.participations is None:
-        lost = lost * entry.turns * rounds
-    elif entry.row_overflow is None:
-        lost = entry.overflow
+    Args:
+        plan: of the entry.
+        entry: with noise of the client's own.
+        rounds: of the run.
+        delta: of the guarantee.
+        options: cap, quantile and realised.
+        differ: arrays [n, C], in which clients differ beside their rows and participation.
+        value: of the entry of a client's whole run, the delta that is left, and whether there are
+            few kinds of clients.
+    """
+    sizes = np.asarray(plan.fed.size).reshape(-1)
+    often = participations(plan, entry, rounds, delta, options)
+    extent, left = often.most, delta - often.beta
+    if entry.view == "server":
+        whole = counted(plan, entry, rounds, extent)
     else:
-        lost = lost * entry.participations[client]
-    return of_client(entry, client)._replace(overflow=lost)
+        extent = np.broadcast_to(share_of(plan.sampler), sizes.shape)
+        whole = entry._replace(rounds=rounds)
+    lost: Any = entry.overflow * rounds
+    if entry.row_overflow is not None:
+        lost = entry.row_overflow * (extent if entry.view == "server" else entry.turns * rounds)
+    lost = np.broadcast_to(lost, sizes.shape)
+    _, first, which = np.unique(
+        np.vstack([sizes, extent, *differ]), axis=1, return_index=True, return_inverse=True
+    )
+    each = np.zeros(len(first))
+    for i, client in enumerate(first):
+        if sizes[client] and extent[client]:
+            alone = of_client(whole, client)._replace(overflow=float(lost[client]))
+            each[i] = value(alone, left, len(first) <= KINDS)
+    return each[which.reshape(-1)]
 
 
-def participations(plan, rounds, delta, view, options):
-    if view != "server":
+class Often(NamedTuple):
+    """How often each client takes part, at most, and what that rests on."""
+
+    most: np.ndarray  # Int[C]
+    beta: float = 0.0  # probability that a client exceeds it, a part of delta
+    status: str = "proved"
+    caveats: tuple = ()
+
+
+def participations(plan: Plan, entry: Entry, rounds: int, delta: float, options: dict) -> Often:
+    """Return how often each client takes part in `rounds` rounds: the planned worst case, or as an
+    option says.
+
+    Args:
+        plan: says who takes part.
+        entry: of its ledger.
+        rounds: how many rounds are run.
+        delta: of the guarantee.
+        options: cap, participations that no client exceeds, which the engine does not enforce;
+            quantile, the probability with which a client may exceed the number that counts for it;
+            realised, Int[C], the participations as they happened; at most one of them is not None.
+
+    Raises:
+        ValueError: unless at most one is given, and in range, for what the server sees.
+    """
+    sampler, where = plan.sampler, "jfl.guarantee"
+    given = [name for name, v in options.items() if v is not None]
+    clients, trials = np.size(plan.fed.size), rounds * turns(sampler)
+    planned = Often(np.full(clients, trials), caveats=(EVERY_ROUND,) * (sampler.scheme != "full"))
+    if not given:
+        return planned
+    if entry.view != "server":
         checks.fail(
-            "jfl.guarantee",
+            where,
             "view='server' beside cap, quantile or realised",
-            f"view={view!r}",
-            (
-                "A third party does not see who takes part: its guarantee counts the chance of "
-                "that "
-                "already."
-            ),
+            f"view={entry.view!r}",
+            "A third party does not see who takes part: its guarantee counts the chance of that "
+            "already.",
         )
-    how_often = counts(plan, rounds, **options)
-    if not how_often[1] < delta:
+    if len(given) > 1:
+        checks.fail(where, "one of cap, quantile and realised", " and ".join(given))
+    cap, quantile, realised = (options[name] for name in ("cap", "quantile", "realised"))
+    if cap is not None:
+        checks.whole(where, cap=cap)
+        caveat = Caveat(ASSERTED.format(cap), "cap")
+        return Often(np.minimum(planned.most, cap), 0.0, "conditional", (caveat,))
+    if realised is not None:
+        seen = checks.array(where, "realised", realised)
+        most = -(-rounds // sampler.separation) * turns(sampler)
+        whole = seen.shape == (clients,) and seen.dtype.kind in "iu"
+        if not (whole and ((seen >= 0) & (seen <= most)).all()):
+            words = f"realised: whole numbers in 0..{most}, Int[{clients}]"
+            checks.fail(where, words, f"{realised!r}")
+        return Often(seen, 0.0, "descriptive", (SEEN,))
+    checks.fraction(where, single=True, quantile=quantile)
+    if not quantile < delta:
         checks.fail(
-            "jfl.guarantee",
+            where,
             "quantile < delta",
-            f"quantile={how_often[1]:g}, delta={delta:g}",
+            f"quantile={quantile:g}, delta={delta:g}",
             "It is a part of delta: a tenth is usual.",
         )
-    return how_often
+    if not SCHEMES.get(sampler.scheme, OTHER).absence:
+        return planned
+    from scipy import stats  # half a second: not at import
+
+    chance = np.broadcast_to(chance_of(sampler), clients)
+    most = stats.binom.isf(float(quantile), trials, chance).astype(int)
+    caveat = Caveat(LIKELY.format(quantile), "quantile")
+    return Often(np.minimum(most, trials), float(quantile), "proved", (caveat,))
 
 
-def counted(plan: Plan, entry: Entry, rounds, often) -> Entry:
-    """The entry of a whole run, in which each client takes part so `often`, Int[C]."""
+def counted(plan: Plan, entry: Entry, rounds: int, often: np.ndarray) -> Entry:
+    """Return the entry of a whole run, in which each client takes part so `often`, Int[C]."""
     if entry.noise_of == "server":
         checks.fail(
             "jfl.guarantee",
             "noise of the client's own beside cap, quantile or realised",
             "noise of the release",
         )
-    if strategy_of(plan.upload) is not None and entry.method:
-        entry, often = _joint(plan, entry, rounds, often)
+    if any(part.joint for part in entry.parts):
+        # all participations are one release, because a client's noise is correlated over them
+        levels, which = np.unique(often, return_inverse=True)
+        moved = np.array([_sensitivity(plan, rounds, int(n)) for n in levels])
+        with np.errstate(divide="ignore"):
+            factor = 1 / moved[which.reshape(-1)][None]
+        entry = entry._replace(parts=tuple(p._replace(factor=factor) for p in entry.parts))
+        often = np.minimum(often, 1)
     rows, by_rows = entry.clients.rows, entry.row_overflow is not None
     active = np.intersect1d(np.flatnonzero(often > 0), entry.clients.counted)
     # more rows overflow more often: the one who loses most is not the one who gains least
@@ -151,7 +219,7 @@ def counted(plan: Plan, entry: Entry, rounds, often) -> Entry:
         worst=worst_columns(
             rows if by_rows else np.zeros(len(rows), int),
             often,
-            [p.multiplier if p.of_rounds is None else effective(p) for p in entry.parts],
+            [effective(p) for p in entry.parts],
             active,
         ),
         # the noise on an upload is not drawn by rows: what may overflow is the cohort, every round
@@ -159,12 +227,15 @@ def counted(plan: Plan, entry: Entry, rounds, often) -> Entry:
     )
 
 
-def _joint(plan, entry, rounds, often):
-    """All participations of a client as one release, because its noise is correlated over them;
-    and whether each client takes part at all, Int[C]."""
-    moved = np.array([sensitivity_to(plan, rounds, int(n)) for n in np.unique(often)])
-    each = moved[np.unique(often, return_inverse=True)[1].reshape(-1)]
-    with np.errstate(divide="ignore"):
-        of_rounds = (1 / each)[None]
-    parts = tuple(p._replace(of_rounds=of_rounds) for p in entry.parts)
-    return entry._replace(parts=parts), np.minimum(often, 1)
+def _sensitivity(plan: Plan, rounds: int, participations: int) -> float:
+    """Return the sensitivity of the first `rounds` rounds of correlated upload noise to a client
+    that takes part at most `participations` times, in units of one round's."""
+    strategy: Any = strategy_of(plan.upload)
+    separation = plan.sampler.separation
+    planned = float(np.sqrt(strategy.squared_sensitivities(rounds, separation)[-1]))
+    if participations >= -(-rounds // separation):
+        return planned
+    if participations == 0:
+        return 0.0
+    # the strategy may cover more rounds than are run
+    return min(planned, strategy.sensitivity(participations, separation, epochs=True))

@@ -802,7 +802,7 @@ def test_paired_noise_opts_out(fed, task):
     one, two = (noisy_plan("fedavg", fed, task, lr=lr, paired_noise=True) for lr in (0.1, 0.2))
     assert same_bits(run_noise_key(jfl.init(KEY, one)), run_noise_key(jfl.init(KEY, two)))
     assert words(one) != words(two)
-    assert any("share noise" in c for c in jfl.guarantee(one, 2, view="server").caveats)
+    assert any("share their noise" in c for c in jfl.guarantee(one, 2, view="server").caveats)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from experiments.papers import wang2019, zcdp
 from experiments.papers.chen2024 import claims as privacy
 from experiments.papers.chen2024 import theory
 from jfl.privacy.accountants import rdp
-from jfl.privacy.ledger import participation
+from jfl.privacy.ledger import samples
 
 MNIST, SVHN, CIFAR = (10, 300, 1.0, 10, 600), (10, 50, 1.0, 50, 732), (10, 50, 1.0, 50, 500)
 
@@ -369,13 +369,11 @@ def test_participation_quantiles():
         50,
         11,
     ]
-    assert participation.tail(30, 100, 0.1) <= 1e-8 < participation.tail(29, 100, 0.1)
+    assert samples.tail(30, 100, 0.1) <= 1e-8 < participation.tail(29, 100, 0.1)
     share = np.array([0.001, 0.01, 0.2, 1.0])
     most = bound("quantile", 200, 100, 10, "md", share)
     for k, p in zip(most, 1 - (1 - share) ** 10):
-        assert participation.tail(k, 200, p) <= 1e-8 and (
-            k == 200 or participation.tail(k - 1, 200, p) > 1e-8
-        )
+        assert samples.tail(k, 200, p) <= 1e-8 and (k == 200 or samples.tail(k - 1, 200, p) > 1e-8)
     assert most[-1] == 200 and bound("quantile", 200, 100, 10, "md") == most[1]
     assert (
         bound("quantile", 200, 100, 10, "first_r_responders")

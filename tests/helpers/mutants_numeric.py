@@ -183,9 +183,9 @@ MUTANTS = (
     ),
     # --- the ledger
     Mutant(
-        "jfl/privacy/ledger/to_events.py",
-        "least = np.sort(np.repeat(multipliers, turns))[:times]",
-        "least = np.sort(np.repeat(multipliers, turns))[-times:]",
+        "jfl/privacy/ledger/entry.py",
+        "noise = np.sort(np.repeat(noise, entry.turns))[:times]",
+        "noise = np.sort(np.repeat(noise, entry.turns))[-times:]",
         f"{GUARANTEE}::test_changing_noise_in_every_place",
     ),
     Mutant(

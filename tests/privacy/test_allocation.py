@@ -11,7 +11,7 @@ from helpers.problems import make_federation, squared, start_params
 import jfl
 from jfl.core.errors import NotAnalysable
 from jfl.privacy.accountants import allocation, events, rdp_events, tightest
-from jfl.privacy.ledger.client_level import cohort_overflow
+from jfl.privacy.ledger.samples import cohort_overflow
 
 C, DELTA = 12, 1e-5
 FED = make_federation(sizes=(3,) * C)

@@ -14,7 +14,7 @@ import jfl
 from jfl.core.errors import ArgumentError, NotAnalysable
 from jfl.privacy.accountants import tightest
 from jfl.privacy.accountants.events import gaussian, renyi_bound, repeat
-from jfl.privacy.ledger.client_level import _aggregate
+from jfl.privacy.ledger.entry import effective
 from jfl.privacy.mechanisms import integers
 from jfl.privacy.mechanisms.distributed import encoding_of
 
@@ -274,13 +274,14 @@ def test_of_unequal_weights_the_least_noisy_cohort_counts(fed):
     weights = np.array([1.0, 2.0, 0.5, 3.0, 1.0, 1.0, 4.0, 0.0])
     one = plan(fed, weights=weights)
     scaled = np.asarray(one.weights, np.float64)
-    entry = _aggregate(one, 5, np.array([[1.0]]), "zero_out")
+    (entry,) = [e for e in jfl.ledger(one, 5) if (e.unit, e.view) == ("client", "aggregate")]
+    levels = effective(entry.parts[0])[0] / entry.parts[0].multiplier[0, 0]
     for client in range(C):
         others = [c for c in range(C) if c != client]
         noise = min(
             np.square(scaled[[client, *rest]]).sum() for rest in itertools.combinations(others, 3)
         )
-        level = entry.parts[0].multiplier[0, 0] * entry.parts[0].of_rounds[0, client]
+        level = levels[client]
         if scaled[client] > 0:
             assert level == pytest.approx(noise**0.5 / scaled[client])
         else:

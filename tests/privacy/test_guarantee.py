@@ -478,7 +478,6 @@ def test_many_clients_that_reach_one_epsilon_reach_it_together(monkeypatch):
     """All are the worst one: a search that stops at some of them may not say more than the bound of
     all."""
     monkeypatch.setattr(per_client, "KINDS", 3)
-    monkeypatch.setattr(calibration, "KINDS", 3)
     sizes = np.arange(20, 44)
     z = calibration.calibrate_per_client(make(NOISY(), sizes=sizes), epsilon=1.0, rounds=3)
     plan = make(NOISY(z), sizes=sizes)
@@ -492,7 +491,6 @@ def test_many_kinds_of_clients_are_quick(monkeypatch):
     sizes = 50 + np.arange(CLIENTS) // 4
     few, many = make(NOISY(), sizes=np.minimum(sizes, 52)), make(NOISY(), sizes=sizes)
     monkeypatch.setattr(per_client, "KINDS", 3)
-    monkeypatch.setattr(calibration, "KINDS", 3)
     monkeypatch.setattr(pld, "epsilon", lambda event, delta, sizes: (0.1, 0.0))
     assert per_client.epsilons_per_client(few, 9).max() == 0.1
     close(

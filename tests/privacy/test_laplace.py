@@ -312,16 +312,16 @@ def test_a_gain_without_a_cap_and_rounds_without_a_release():
 
 
 def test_a_round_is_empty_only_if_all_of_its_releases_are():
-    from jfl.privacy.ledger.to_events import _series
+    from jfl.privacy.ledger.entry import of_rounds
 
     noisy = events.gaussian(np.array([1.0, 1e13, 1.0, 1e13]))
-    both = _series(events.compose(noisy, events.repeat(events.gaussian(0.5), 1.0)), 4)
+    both = of_rounds(events.compose(noisy, events.repeat(events.gaussian(0.5), 1.0)), 4)
     charged = tightest.epsilon(both, 1e-5)[0]
     whole = events.compose(
         events.repeat(events.gaussian(1.0), 2), events.repeat(events.gaussian(0.5), 4)
     )
     assert charged == pytest.approx(tightest.epsilon(whole, 1e-5)[0], rel=1e-6)
-    alone = _series(events.compose(noisy), 4)
+    alone = of_rounds(events.compose(noisy), 4)
     assert tightest.epsilon(alone, 1e-5)[0] == pytest.approx(
         tightest.epsilon(events.repeat(events.gaussian(1.0), 2), 1e-5)[0], rel=1e-6
     )

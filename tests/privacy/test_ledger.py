@@ -17,9 +17,8 @@ from jfl.core.records import Caveat, code_of
 from jfl.privacy import guarantees
 from jfl.privacy.accountants import events, pld, tightest
 from jfl.privacy.entry_guarantees import guarantee_of
-from jfl.privacy.ledger import client_level, entries, example_level, table
-from jfl.privacy.ledger.entry import of_client, with_noise
-from jfl.privacy.ledger.to_events import events_of
+from jfl.privacy.ledger import entries, facts
+from jfl.privacy.ledger.entry import events_of, of_client, with_noise
 from jfl.privacy.per_client import epsilons_per_client
 from jfl.report import plots
 from jfl.runs import record
@@ -86,13 +85,14 @@ def broken(*args, **options):
 
 
 @pytest.mark.parametrize(
-    "module, name, plan",
+    "plan",
     [
-        (example_level, "levels", lambda: make(NOISY())),
-        (client_level, "levels", lambda: make(upload=NOISY())),
-        (client_level, "_release_levels", lambda: make(release=NOISY())),
+        lambda: make(NOISY()),
+        lambda: make(upload=NOISY()),
+        lambda: make(release=NOISY()),
     ],
 )
+@pytest.mark.parametrize("module, name", [(facts, "levels"), (entries, "effective")])
 def test_a_bug_is_no_refusal(module, name, plan, monkeypatch):
     monkeypatch.setattr(module, name, broken)
     with pytest.raises(ValueError, match="broadcast") as raised:
@@ -182,17 +182,17 @@ def test_a_client_is_a_column():
 def test_the_ledger_prints():
     text = str(jfl.ledger(make(NOISY(1.5)), 3))
     head, first, second, *below = text.splitlines()
-    assert head.split() == list(table.HEADS)
+    assert head.split() == list(entries.HEADS)
     assert first.split() == (
         "example server replace_one local step without_replacement 0.1 1.5 3 1".split()
     )
     assert second.split()[-1] == "0.25" and "3 rounds" in below[0]
-    assert sum("planned worst case" in line for line in below) == 1
+    assert sum("worst case" in line for line in below) == 1
     assert "1 to 2" in str(jfl.ledger(PLANS["of_each"](), 3))
     assert "example, implied" in str(jfl.ledger(PLANS["uploads"](), 3))
     short = make(NOISY(), sizes=np.full(CLIENTS, 5))
     assert "refused: jfl.guarantee: need at least batch=10 rows" in str(jfl.ledger(short, 3))
-    assert str(jfl.ledger(make(), 3)) == "no mechanism that the plan declares adds noise"
+    assert str(jfl.ledger(make(), 3)) == "No mechanism of this plan adds noise."
     with pytest.raises(ValueError, match="rounds"):
         jfl.ledger(make(NOISY()), 0)
 

@@ -153,8 +153,13 @@ def test_personal_models_of_the_same_noisy_gradients_cost_nothing_more(name, opt
 
 def test_other_questions_about_personal_models_are_refused(fed):
     plan = ditto(fed)
-    for asked in (dict(unit="client"), dict(cap=2), dict(realised=np.ones(CLIENTS, int))):
-        with pytest.raises(jfl.errors.NotAnalysable, match="all planned rounds"):
+    for asked, match in (
+        (dict(unit="client"), "fits 0 of them"),
+        (dict(cap=2), "view='server' beside cap"),
+        (dict(realised=np.ones(CLIENTS, int)), "view='server' beside cap"),
+        (dict(uplinks=1), "view='third_party'"),
+    ):
+        with pytest.raises(ValueError, match=match):
             jfl.guarantee(plan, 10, 1e-5, view="personal", **asked)
     with pytest.raises(jfl.errors.NotAnalysable, match="fedavg, which has none"):
         jfl.guarantee(plan_of(fed, "fedavg")[0], 10, 1e-5, view="personal")
@@ -277,7 +282,7 @@ def test_every_algorithm_with_personal_models_has_the_caveat(name):
 def test_another_adjacency_is_refused(fed):
     plan = ditto(fed)
     assert jfl.guarantee(plan, 3, view="personal", adjacency="replace_one").epsilon > 0
-    with pytest.raises(jfl.errors.NotAnalysable, match="adjacency='replace_one', which"):
+    with pytest.raises(ValueError, match="fits 0 of them.*adjacency='replace_one'"):
         jfl.guarantee(plan, 3, view="personal", adjacency="add_remove")
 
 

@@ -13,7 +13,8 @@ from jfl.core.errors import NotAnalysable
 from jfl.privacy import calibration, guarantees
 from jfl.privacy.accountants import truncation
 from jfl.privacy.accountants.truncation import Shift, lost_mass
-from jfl.privacy.ledger import entries, reach
+from jfl.privacy.ledger import entries
+from jfl.privacy.ledger import entry as ledger_entry
 from jfl.sampling import batches
 
 MULTIPLIERS = [0.12, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 10.0]
@@ -70,7 +71,9 @@ def test_lost_mass_is_paid_or_the_plan_is_refused(z, rounds):
         found = guarantees.guarantee(plan, rounds, DELTA, view="server", unit="client")
     except NotAnalysable as error:
         assert "cannot reach" in str(error) or "delta" in str(error)
-        charged = reach.lost_of(entries.entries(plan, rounds)[0], np.array([rounds]), DELTA)[0]
+        charged = ledger_entry.lost_of(entries.entries(plan, rounds)[0], np.array([rounds]), DELTA)[
+            0
+        ]
         assert charged >= DELTA
         return
     assert lost <= truncation.total(found.release.shifts) < DELTA
@@ -78,9 +81,9 @@ def test_lost_mass_is_paid_or_the_plan_is_refused(z, rounds):
 
 def test_steps_of_a_client_are_all_charged():
     entry = entries.entries(poisson_plan(), 50)[0]
-    shifts = reach.shifts_of(entry, 50)
+    shifts = ledger_entry.shifts_of(entry, 50)
     assert [(s.length, s.times) for s in shifts] == [(1.0, 150.0)]
-    assert reach.lost_of(entry, np.array([0, 50, 100]), DELTA) == pytest.approx(
+    assert ledger_entry.lost_of(entry, np.array([0, 50, 100]), DELTA) == pytest.approx(
         np.array([0, 1, 2]) * (DELTA - truncation.left_of(DELTA, shifts)), rel=1e-6
     )
 
@@ -88,9 +91,9 @@ def test_steps_of_a_client_are_all_charged():
 def test_levels_of_noise_are_charged_as_they_are():
     falling = make(release=NOISY(std=lambda r: 4.0 / (1 + r)))
     entry = [e for e in entries.entries(falling, 3) if not e.refusal][0]
-    lengths = sorted(s.length for s in reach.shifts_of(entry, 3))
+    lengths = sorted(s.length for s in ledger_entry.shifts_of(entry, 3))
     assert len(lengths) == 3 and lengths[2] == pytest.approx(3 * lengths[0])
-    after = reach.lost_of(entry, np.array([1, 2, 3]), DELTA)
+    after = ledger_entry.lost_of(entry, np.array([1, 2, 3]), DELTA)
     assert (np.diff(after) > 0).all()
 
 
@@ -116,11 +119,13 @@ def test_a_unit_that_replaces_another_in_a_sample_costs_twice():
     """Three centres: without the unit, with the one, with the other."""
     sampled = make(rows=NOISY(2.0))  # batches without replacement, replace_one
     whole = make(rows=NOISY(2.0), batch=batches.full(), sampler=sampling.full(20))
-    times = lambda plan: sum(s.times for s in reach.shifts_of(entries.entries(plan, 1)[0], 1))
+    times = lambda plan: sum(
+        s.times for s in ledger_entry.shifts_of(entries.entries(plan, 1)[0], 1)
+    )
     assert times(sampled) == 2 * times(whole) == 6
 
 
 def test_a_sample_that_may_hold_a_unit_several_times_is_charged_as_an_overflow():
     plan = make(rows=NOISY(2.0), batch=batches.with_replacement(10))
     entry = next(e for e in entries.entries(plan, 1) if not e.refusal)
-    assert not reach.shifts_of(entry, 1) and entry.overflow > 0
+    assert not ledger_entry.shifts_of(entry, 1) and entry.overflow > 0

@@ -138,7 +138,7 @@ def test_uplinks_cost_what_they_show(weights, p):
     assert epsilon(10) == pytest.approx(
         jfl.guarantee(plan, 10, DELTA, unit="client").epsilon, rel=1e-6
     )
-    with pytest.raises(ValueError, match="one plan beside uplinks"):
+    with pytest.raises(ValueError, match="uplinks are for one plan"):
         jfl.guarantee([(plan, 10)], delta=DELTA, uplinks=3, **THIRD)
     with pytest.raises(ValueError, match="view='third_party'"):
         jfl.guarantee(plan, 10, DELTA, unit="client", uplinks=3)

@@ -17,8 +17,7 @@ from scipy import stats
 
 import jfl
 from jfl import sampling
-from jfl.privacy.ledger.client_level import cohort_overflow
-from jfl.privacy.ledger.participation import share_of
+from jfl.privacy.ledger.samples import cohort_overflow, share_of
 from jfl.sampling import batches, rotation, uniform
 from jfl.sampling import clients as cohorts
 

@@ -20,7 +20,7 @@ from jfl.core import checks
 from jfl.core.checks import Checked
 from jfl.core.precision import in_float64
 from jfl.privacy.accountants import events, rdp, tightest
-from jfl.privacy.ledger import participation
+from jfl.privacy.ledger import samples
 
 from .. import approximate_dp, wang2019, zcdp
 from ..claim import claim
@@ -332,7 +332,7 @@ def participation_bound(
     checks.fraction(where, share=chance, **ratio)
     chance = np.asarray(per_round / clients) if draw == "uniform" else 1 - (1 - chance) ** per_round
     one = lambda p: bisect.bisect_left(
-        range(rounds), True, key=lambda k: participation.tail(k, rounds, p) <= beta / clients
+        range(rounds), True, key=lambda k: samples.tail(k, rounds, p) <= beta / clients
     )
     return _plain(np.vectorize(one, otypes=[int])(chance))
 

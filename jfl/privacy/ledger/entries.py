@@ -1,7 +1,7 @@
-"""From a plan to what its rounds release about an example or a client, for each view."""
+"""From a plan to what its rounds release about an example or a client, for each view: the facts of
+the plan, the rules of the table, and the caveats of all of them."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -11,18 +11,25 @@ from ...core.records import Caveat, Plan
 from ...kernels.normals import MOST as MOST_NORMALS
 from ..mechanisms import float_floors
 from ..mechanisms.chain import noisy
-from ..mechanisms.distributed import encoding_of
 from ..taint import checker as taint
 from ..taint import tracing
-from . import client_level, example_level
-from .entry import Clients, Entry, Part
-from .participation import EVERY_ROUND as EVERY_ROUND
-from .participation import HONEST as HONEST
-from .participation import VIEWS as VIEWS
-from .participation import attendance_of, share_of
-from .reach import NORMALS_OF_A_PARAMETER, with_reach
-from .table import Ledger
+from . import rules, samples
+from .entry import Clients, Entry, effective, with_reach
+from .facts import Facts, Site, read
 
+VIEWS = ("server", "third_party", "aggregate")
+# Normals that are drawn for each parameter of the model, at most: wavelet noise is padded, and an
+# upload may hold several trees.  Only the square root of their number counts.
+NORMALS_OF_A_PARAMETER = 64
+
+EVERY_ROUND = Caveat(
+    "Assumes the worst case: the client participates in every round.", "every-round"
+)
+TURNS = "Assumes the worst case: the client participates in every round of its group, one round in "
+HONEST = Caveat(
+    "Assumes that cohorts are sampled honestly and are not revealed to the third party.",
+    "honest-cohort",
+)
 SIMULATION = Caveat(
     "For simulation only: the noise is float32 from a non-cryptographic generator. Anyone who "
     "knows the seed can remove it. The low bits of a float32 release distinguish neighbouring data "
@@ -30,12 +37,11 @@ SIMULATION = Caveat(
     "simulation",
 )
 STOPS = Caveat(
-    "a run that stops shows why: numbers that are not finite, an empty cohort "
-    "(tolerate=('nonfinite_rows', 'empty_cohort') goes on instead), a solve that is not exact "
-    "enough, or a draw beyond its capacity (delta pays for this one alone)",
+    "Does not cover what an early stop reveals (non-finite values, an empty cohort, an inexact "
+    "solve), except for sampling overflow, which delta includes.",
     "stops",
 )
-PUBLIC = Caveat("sizes, rates and weights are public constants", "public-sizes")
+PUBLIC = Caveat("Assumes that client sizes, sampling rates and weights are public.", "public-sizes")
 # arrays of a sampler that describe clients
 OF_CLIENTS = {
     "latency": Caveat("Assumes that the latencies of clients are public.", "public-latencies"),
@@ -60,16 +66,25 @@ PERSONAL_TOO = Caveat(
     "round.",
     "personal-too",
 )
-PAIRED = Caveat("sweep points that share a seed share noise", "paired-noise")
-IMPLIED = Caveat("implied by the client-level guarantee", "implied")
+PAIRED = Caveat(
+    "Sweep points with the same seed share their noise, so releasing several of them together is "
+    "not covered.",
+    "paired-noise",
+)
+IMPLIED = Caveat(
+    "Follows from the client-level guarantee, which protects each example of a client as well.",
+    "implied",
+)
 IMPLIED_TWICE = Caveat(
-    "implied by the client-level noise: an example moves an upload by up to twice its bound",
+    "Follows from the client-level noise: replacing one example changes an upload by up to twice "
+    "the clip norm.",
     "implied-twice",
 )
 
 
 def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
-    """All that the noise of the first `rounds` rounds of a plan may protect; empty without noise.
+    """Return all that the noise of the first `rounds` rounds of a plan may protect; empty without
+    noise.
 
     Args:
         plan: of `jfl.plan`.
@@ -88,19 +103,167 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
             "Call it outside jit and vmap.",
         )
     float_floors.lasting("jfl.guarantee", plan, rounds)
-    own = example_level.examples(plan, rounds)
-    clients = client_level.uploads(plan, rounds, others) + client_level.release(
-        plan, rounds, others
-    )
-    proved = any(not e.refusal for e in own)
-    listed = own + clients + ([] if proved else [_implied(plan, e) for e in clients])
+    facts = read(plan, rounds, others)
+    own = [entry_of(facts, facts.local, "example", v) for v in VIEWS[:2] if facts.local]
+    views = VIEWS if facts.is_secure else VIEWS[:2]
+    clients = [entry_of(facts, (facts.upload,), "client", v) for v in views if facts.upload]
+    if facts.release:
+        clients.append(entry_of(facts, (facts.release,), "client", "third_party"))
+    listed = own + clients
+    if all(e.refusal for e in own):
+        listed += [_implied(facts, e) for e in clients]
+    if not listed:
+        return []
+    draws, normals = plan.sampler.clients, _normals(plan)
     return taint.judged(
         plan,
         [
-            with_reach(e._replace(caveats=e.caveats + _travelling(plan, e)), _normals(plan, e))
+            with_reach(
+                e._replace(caveats=e.caveats + _travelling(plan, e)),
+                normals * (draws if e.unit == "client" or e.implied else 1),
+            )
             for e in listed
         ],
     )
+
+
+def entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Entry:
+    """Return what noise at these places proves for a unit and view, or an entry that is refused."""
+    adjacencies = sorted({site.adjacency for site in sites})
+    try:
+        if len(adjacencies) > 1:
+            checks.fail(
+                "jfl.guarantee",
+                "one adjacency for all releases of an algorithm",
+                adjacencies,
+                "Use batch samplers of one kind.",
+                error=NotAnalysable,
+            )
+        found = [rules.find(facts, site, unit, view) for site in sites]
+    except NotAnalysable as error:
+        return Entry(unit, view, adjacencies[0], refusal=str(error))
+    sampler, count = facts.sampler, len(facts.rows)
+    parts = tuple(rule.part(facts, site) for rule, site in zip(found, sites))
+    is_local, of_round = unit == "example", found[0].of_round
+    gains = view == "third_party" and facts.scheme.absence and not of_round
+    share = np.zeros(count)
+    if view == "third_party" and not of_round:
+        share = np.broadcast_to(samples.share_of(sampler), (count,))
+    chance = np.broadcast_to(samples.chance_of(sampler) if gains else 1.0, (count,))
+    turns = 1 if of_round else samples.turns(sampler)
+    overflow, row_overflow = samples.cohort_overflow(sampler), None
+    if is_local:
+        lost = [rules.row_overflow(facts, site) for site in sites]
+        overflow, row_overflow = turns * sum(float(each.max()) for each in lost), sum(lost)
+    elif sites[0].place == "upload" and parts[0].joint:
+        overflow = 0.0
+    give = lambda texts, site: sum(
+        ((t,) if isinstance(t, Caveat) else t(facts, site) for t in texts), ()
+    )
+    assumed = sum((give(r.assumes, s) for r, s in zip(found, sites)), ())
+    remarks = sum((give(r.remarks, s) for r, s in zip(found, sites)), ())
+    rows = facts.rows if is_local else np.ones(count, int)
+    counted = np.flatnonzero(facts.rows > 0) if is_local else np.arange(count)
+    return Entry(
+        unit,
+        view,
+        adjacencies[0],
+        parts,
+        Clients(rows, share, counted),
+        None if of_round else chance,
+        turns,
+        samples.worst_columns(rows, share, [effective(p) for p in parts], counted),
+        overflow,
+        row_overflow,
+        mixture=gains or parts[0].sampling == "participation",
+        noise_of="server" if sites[0].place == "release" else "client",
+        status="conditional" if assumed else "proved",
+        caveats=(*_attendance(facts, sites[0], view), *dict.fromkeys(assumed + remarks)),
+        method=found[0].method,
+    )
+
+
+def _attendance(facts: Facts, site: Site, view: str) -> tuple:
+    """Return the caveats about who takes part."""
+    sampler, scheme = facts.sampler, facts.scheme
+    if site.place == "release" and sampler.epoch > 1:
+        return (HONEST,)
+    if site.place == "release" and sampler.separation > 1:
+        turns = Caveat(f"{TURNS}{sampler.separation}.", "turns")
+        return (turns, HONEST) if scheme.kind == "poisson" else (turns,)
+    if sampler.scheme == "full":
+        return ()
+    return (HONEST,) if view == "third_party" and scheme.absence else (EVERY_ROUND,)
+
+
+def _implied(facts: Facts, entry: Entry) -> Entry:
+    """Return what noise for clients proves for their examples.
+
+    Under replace_one the numbers are the same.  Under the others they are not: the client with the
+    other example is two steps away, so its upload moves by twice the bound, and only its absence is
+    credited.
+    """
+    entry = entry._replace(unit="example", implied=True)
+    if entry.refusal:
+        return entry
+    present = np.flatnonzero(facts.rows > 0)
+    if entry.adjacency == "replace_one":
+        return entry._replace(
+            clients=entry.clients._replace(counted=present), caveats=entry.caveats + (IMPLIED,)
+        )
+    (part,) = entry.parts
+    plain = part._replace(sampling="none", moves=2.0, summed=None)
+    if part.renyi is not None:
+        plain = rules.integers(facts.upload, part.renyi[2], moves=2.0)
+    # rounds that do not stand alone: who is absent from one is in the noise of others
+    alone = not plain.joint
+    gains = alone and entry.view == "third_party" and facts.scheme.absence
+    chance = np.max(samples.chance_of(facts.sampler)) if gains else 1.0
+    rows = np.ones(facts.rows.shape, int)
+    return entry._replace(
+        parts=(plain,),
+        clients=Clients(rows, np.full(rows.shape, chance), present),
+        chance=np.full(rows.shape, chance) if alone else None,
+        turns=samples.turns(facts.sampler) if alone else 1,
+        worst=samples.worst_columns(rows, 0.0 * rows, [effective(plain)], np.arange(len(rows))),
+        overflow=0.0,
+        mixture=gains,
+        caveats=entry.caveats + (IMPLIED_TWICE,),
+    )
+
+
+def _travelling(plan: Plan, entry: Entry) -> tuple:
+    """Return the caveats of everything that the plan releases."""
+    uneven = entry.unit == "client" and (
+        callable(plan.weights) or np.ptp(np.asarray(plan.weights)) > 0
+    )
+    algorithm, personal = plan.algorithm, ()
+    if algorithm.personal is not None:
+        declared = bool(algorithm.releases) and algorithm.personal_releases is not None
+        counted = declared and all(noisy(r.mechanism) for r in algorithm.all_releases)
+        personal = (PERSONAL if counted else PERSONAL_BARE,)
+    of_clients = (c for n, c in OF_CLIENTS.items() if getattr(plan.sampler, n, None) is not None)
+    return (
+        SIMULATION,
+        STOPS,
+        *((PUBLIC,) if entry.adjacency == "add_remove" or uneven else ()),
+        *of_clients,
+        *((PAIRED,) if plan.paired_noise else ()),
+        *personal,
+        *(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ())),
+    )
+
+
+def _normals(plan: Plan) -> float:
+    """Return how many normals one release of one client is computed from, at most."""
+    try:
+        drawn = NORMALS_OF_A_PARAMETER * pytrees.size(tracing.params_shapes(plan))
+    except Exception:  # a task that cannot be traced here: what one key can draw at most
+        drawn = MOST_NORMALS
+    return float(min(drawn, MOST_NORMALS))
+
+
+# --- uploads and personal models together
 
 
 def personal(plan: Plan, rounds: int) -> Entry:
@@ -114,84 +277,146 @@ def personal(plan: Plan, rounds: int) -> Entry:
             from, or makes them without noise; if the uploads have no guarantee for examples; or if
             the trace finds rows that reach what a client keeps.
     """
-    made_of = plan.algorithm.personal_releases
-    if plan.algorithm.personal is None or made_of is None:
-        checks.fail(
-            "jfl.guarantee",
-            "personal models whose releases are known, for view='personal'",
-            f"{plan.algorithm.name}, which "
-            + ("has none" if plan.algorithm.personal is None else "does not say what they are of"),
-            "Ask for view='server'.",
-            error=NotAnalysable,
-        )
-    if any(not noisy(release.mechanism) for release in made_of):
-        checks.fail(
-            "jfl.guarantee",
-            "noise in the training of personal models, for view='personal'",
-            "gradients without noise",
-            f"Give {plan.algorithm.name} a private personal_grad.",
-            error=NotAnalysable,
-        )
-    seen = [e for e in entries(plan, rounds) if e.view == "server" and e.unit == "example"]
-    if not seen or seen[0].implied:
-        checks.fail(
-            "jfl.guarantee",
-            "noise in the local steps, for view='personal'",
-            "uploads that no noise of the client's own steps protects",
-            "Train with jfl.private_grad.",
-            error=NotAnalysable,
-        )
-    server = seen[0]
+    algorithm, made_of = plan.algorithm, plan.algorithm.personal_releases
+
+    def need(holds, words, got, remedy):
+        if not holds:
+            words += ", for view='personal'"
+            checks.fail("jfl.guarantee", words, got, remedy, error=NotAnalysable)
+
+    need(
+        algorithm.personal is not None and made_of is not None,
+        "personal models whose releases are known",
+        f"{algorithm.name}, which "
+        + ("has none" if algorithm.personal is None else "does not say what they are of"),
+        "Ask for view='server'.",
+    )
+    need(
+        all(noisy(release.mechanism) for release in made_of),
+        "noise in the training of personal models",
+        "gradients without noise",
+        f"Give {algorithm.name} a private personal_grad.",
+    )
+    server = next(
+        (e for e in entries(plan, rounds) if (e.view, e.unit) == ("server", "example")), None
+    )
+    need(
+        server is not None and not server.implied,
+        "noise in the local steps",
+        "uploads that no noise of the client's own steps protects",
+        "Train with jfl.private_grad.",
+    )
     if server.refusal:
         return server._replace(view="personal")
-    if made_of and any(r.batches.scheme == "epochs" for r in plan.algorithm.all_releases):
-        checks.fail(
-            "jfl.guarantee",
-            "batches that are drawn independently, for view='personal'",
-            "batches.epochs, in which personal training begins inside an epoch",
-            "Use batches.poisson or batches.without_replacement.",
-            error=NotAnalysable,
-        )
+    need(
+        not made_of or all(r.batches.scheme != "epochs" for r in algorithm.all_releases),
+        "batches that are drawn independently",
+        "batches.epochs, in which personal training begins inside an epoch",
+        "Use batches.poisson or batches.without_replacement.",
+    )
     found = taint.against_personal(plan)
-    if found:
-        checks.fail(
-            "jfl.guarantee",
-            "a client that keeps only what noise protects, for view='personal'",
-            found[0],
-            "jfl.check_privacy(plan) lists all findings.",
-            error=NotAnalysable,
-        )
-    algorithm = dataclasses.replace(
-        plan.algorithm, releases=plan.algorithm.all_releases, personal_releases=None
+    need(
+        not found,
+        "a client that keeps only what noise protects",
+        found[0] if found else "",
+        "jfl.check_privacy(plan) lists all findings.",
     )
-    plan = dataclasses.replace(plan, algorithm=algorithm)
-    both = example_level.examples(plan, rounds, apart=True)[0]
+    together = dataclasses.replace(
+        algorithm, releases=algorithm.all_releases, personal_releases=None
+    )
+    facts = read(dataclasses.replace(plan, algorithm=together), rounds, apart=True)
+    both = entry_of(facts, facts.local, "example", "personal")
     if both.refusal:
-        return both._replace(view="personal")
-    caveats = tuple(c for c in both.caveats + server.caveats if c != PERSONAL)
+        return both
+    caveats = (c for c in both.caveats + server.caveats if c != PERSONAL)
     conditional = "conditional" in (both.status, server.status)
-    return with_reach(
-        both._replace(
-            view="personal",
-            status="conditional" if conditional else server.status,
-            caveats=(*dict.fromkeys(caveats), PERSONAL_TOO),
-        ),
-        server.normals,
+    both = both._replace(
+        status="conditional" if conditional else "proved",
+        caveats=(*dict.fromkeys(caveats), PERSONAL_TOO),
     )
+    return with_reach(both, server.normals)
 
 
-def _normals(plan, entry) -> float:
-    """Return how many normals one release is computed from, at most."""
-    draws = plan.sampler.clients if entry.unit == "client" or entry.implied else 1
-    try:
-        drawn = NORMALS_OF_A_PARAMETER * pytrees.size(tracing.params_shapes(plan))
-    except Exception:  # a task that cannot be traced here: what one key can draw at most
-        drawn = MOST_NORMALS
-    return float(min(drawn, MOST_NORMALS) * draws)
+# --- the ledger as a table for people
+
+HEADS = (
+    "unit",
+    "view",
+    "adjacency",
+    "release",
+    "sampling",
+    "rate",
+    "noise",  # multiplier
+    "times",  # in a participation
+    "participation",  # probability, of a round
+)
+
+
+class Ledger(tuple):
+    """The entries of a plan; prints as a table, a line for each noisy release."""
+
+    rounds: int
+
+    def __new__(cls, entries, rounds: int):
+        ledger = super().__new__(cls, entries)
+        ledger.rounds = rounds
+        return ledger
+
+    def __getnewargs__(self):
+        return tuple(self), self.rounds
+
+    def __str__(self):
+        if not self:
+            return "No mechanism of this plan adds noise."
+        lines = [HEADS, *(line for entry in self for line in _lines(entry))]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        below = [f"in each of {self.rounds} rounds; noise is std / sensitivity"]
+        below += [f"  refused: {e.refusal}" for e in self if e.refusal]
+        below += [f"  {e.status}: {e.unit}, {e.view}" for e in self if e.status != "proved"]
+        below += [f"  caveat: {c}" for e in self for c in e.caveats]
+        return "\n".join([*rows, *dict.fromkeys(below)])
+
+    __repr__ = __str__
+
+
+def _lines(entry: Entry) -> list:
+    """Return a line for each part."""
+    unit = f"{entry.unit}, implied" if entry.implied else entry.unit
+    who = (unit, entry.view, entry.adjacency)
+    if entry.refusal:
+        return [(*who, "refused", *[""] * 5)]
+
+    def show(values):  # of the clients that may be the worst
+        alike = values.shape[-1] == 1
+        values = values if alike else values[..., [first for first, _ in entry.worst]]
+        return _range(values)
+
+    participation = "1"
+    if entry.chance is not None:
+        turns = f"{entry.turns} times " if entry.turns > 1 else ""
+        participation = turns + _range(entry.chance[[other for _, other in entry.worst]])
+    lines = []
+    for part in entry.parts:
+        sampling, rate = part.sampling, "" if part.sampling == "none" else show(part.rate)
+        if sampling == "with_replacement":
+            sampling = f"{show(part.sample)} draws with_replacement"
+        if part.seen:
+            sampling, rate = f"{sampling}, seen", ""
+        noise = show(effective(part)) + " laplace" * (part.law == "laplace")
+        lines.append((*who, part.release, sampling, rate, noise, show(part.count), participation))
+        who = ("", "", "")
+    return lines
+
+
+def _range(values) -> str:
+    low, high = (f"{f(values):.4g}" if values.size else "" for f in (np.min, np.max))
+    return low if low == high else f"{low} to {high}"
 
 
 def ledger(plan: Plan, rounds: int = 1) -> Ledger:
-    """What `rounds` rounds of a plan release, and to whom: all that its epsilons follow from.
+    """Return what `rounds` rounds of a plan release, and to whom: all that its epsilons follow
+    from.
 
     Args:
         plan: of `jfl.plan`.
@@ -219,85 +444,8 @@ def ledger(plan: Plan, rounds: int = 1) -> Ledger:
         example  server       add_remove  local step  poisson   0.1119  1.1    3      1
         example  third_party  add_remove  local step  poisson   0.1119  1.1    3      0.4
         in each of 50 rounds; noise is std / sensitivity
-          caveat: planned worst case: the client participates in every round
+          caveat: Assumes the worst case: the client participates in every round.
           caveat: ...
     """
     checks.whole("jfl.ledger", rounds=rounds)
     return Ledger(entries(plan, rounds), rounds)
-
-
-def only_the_release(plan: Plan) -> bool:
-    """True if noise is added only after the server has seen the uploads."""
-    return noisy(plan.release) and not noisy(plan.upload) and not example_level.examples(plan, 1)
-
-
-def _travelling(plan, entry):
-    uneven = entry.unit == "client" and (
-        callable(plan.weights) or np.ptp(np.asarray(plan.weights)) > 0
-    )
-    public = entry.adjacency == "add_remove" or uneven
-    return (
-        (SIMULATION, STOPS)
-        + ((PUBLIC,) if public else ())
-        + tuple(c for name, c in OF_CLIENTS.items() if _has(plan.sampler, name))
-        + ((PAIRED,) if plan.paired_noise else ())
-        + _of_personal_models(plan)
-        + tuple(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ()))
-    )
-
-
-def _has(sampler, name):
-    return getattr(sampler, name, None) is not None
-
-
-def _of_personal_models(plan) -> tuple:
-    """The caveat of all views but "personal"."""
-    algorithm = plan.algorithm
-    if algorithm.personal is None:
-        return ()
-    declared = bool(algorithm.releases) and algorithm.personal_releases is not None
-    counted = declared and all(noisy(r.mechanism) for r in algorithm.all_releases)
-    return (PERSONAL if counted else PERSONAL_BARE,)
-
-
-def _implied(plan, entry):
-    """What protects a client protects its examples.
-
-    Under replace_one the numbers are the same.  Under add_remove they are not: the client with the
-    other example is two steps away, so its upload moves by twice the bound, and only its absence is
-    credited.
-    """
-    if entry.refusal:
-        return entry._replace(unit="example", implied=True)
-    present = np.flatnonzero(np.asarray(plan.fed.size).reshape(-1) > 0)
-    if entry.adjacency == "replace_one":
-        return entry._replace(
-            unit="example",
-            implied=True,
-            clients=entry.clients._replace(counted=present),
-            caveats=entry.caveats + (IMPLIED,),
-        )
-    attendance = attendance_of(plan, entry.view, np.max(share_of(plan.sampler)))
-    share = np.full(plan.sampler.clients, np.max(share_of(plan.sampler)))
-    encoding: Any = encoding_of(plan.upload)
-    parts = tuple(
-        Part(p.release, p.multiplier, moves=2.0, of_rounds=p.of_rounds, law=p.law)
-        if p.renyi is None
-        else client_level.of_integers(encoding, p.renyi[2], moves=2.0)
-        for p in entry.parts
-    )
-    # rounds that do not stand alone: who is absent from one is in the noise of others
-    alone = all(p.of_rounds is None for p in parts)
-    return entry._replace(
-        unit="example",
-        parts=parts,
-        clients=Clients(np.ones(share.shape, int), share, present),
-        chance=attendance.chance if alone else None,
-        turns=attendance.turns if alone else 1,
-        worst=tuple((c, c) for c in range(parts[0].multiplier.shape[1])),
-        overflow=0.0,
-        implied=True,
-        drawn="",
-        mixture=attendance.gains and alone,
-        caveats=entry.caveats + (IMPLIED_TWICE,),
-    )

@@ -1,18 +1,24 @@
-"""The records of the ledger: data that print, and no functions.
+"""What one plan releases about one unit to one view, as data, and the events that an accountant
+makes of it.
 
-An entry says what one plan releases about one unit to one view; a part is one of its noisy
-releases.  Arrays have a column for each client [C], or one column where all clients are alike, and
-a row for each round, or one row where all rounds are alike.
+An entry has a part for each noisy release.  Arrays have a column for each client [C], or one column
+where all clients are alike, and a row for each round, or one row where all rounds are alike.
 """
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from ...core import checks
 from ...core.errors import NotAnalysable
+from ...kernels.normals import MISSING
+from ..accountants import events
+from ..accountants.truncation import Shift, left_of
+from .samples import Sample, laplace, on_sample
 
 ABSENT = 1e12  # a noise multiplier where a unit does not come
+ONE = np.ones((1, 1))
 
 
 class WeightedSum(NamedTuple):
@@ -30,27 +36,22 @@ class Part(NamedTuple):
 
     release: str  # local step | local training | upload | sum of uploads | model
     multiplier: np.ndarray  # [rounds or 1, C or 1], std over sensitivity: what the chain states
-    sampling: str = (
-        # none | poisson | truncated_poisson | without_replacement | with_replacement | touched |
-        # participation
-        "none"
-    )
+    sampling: str = "none"  # a kind of sample, as in samples.EVENTS
     sample: np.ndarray = np.ones(1)  # [C or 1] elements drawn, or the probability of one
     population: np.ndarray = np.ones(1)  # [C or 1] elements that they are drawn from
     capacity: np.ndarray = np.zeros(1)  # [C or 1] of a truncated Poisson sample
     count: np.ndarray = np.ones(1)  # [C or 1] times in a participation (or in a round)
     seen: bool = False  # the sample counts as known: no gain
     moves: float = 1.0  # sensitivities by which the unit moves the release at most
+    # [rounds or 1, C or 1]: times the multiplier, the noise that a unit meets; inf in a round in
+    # which it does not come
+    factor: np.ndarray = ONE
+    joint: bool = False  # the rounds are one release, of which the factor is the share of each
     summed: WeightedSum | None = None
-    # [rounds, 1], times the multiplier: independent releases that are worth rounds which do not
-    # stand alone
-    of_rounds: np.ndarray | None = None
     # slopes and constants of Renyi bounds, all that is known where the noise is of integers; and
     # of how many clients it is
     renyi: tuple | None = None
-    law: str = (
-        "gaussian"  # of the noise; "laplace" has its multiplier in the sum of absolute values
-    )
+    law: str = "gaussian"  # or "laplace", with its multiplier in the sum of absolute values
 
     @property
     def rate(self) -> np.ndarray:
@@ -58,11 +59,16 @@ class Part(NamedTuple):
         sample = 1.0 if self.sampling == "with_replacement" else self.sample
         return sample / self.population
 
+    @property
+    def has_one_shift(self) -> bool:
+        """Whether noise is Gaussian, and one contribution of a unit at most shifts a release."""
+        return self.law == "gaussian" and self.sampling != "with_replacement"
+
 
 class Clients(NamedTuple):
     """For whom the columns of an entry stand."""
 
-    rows: np.ndarray  # Int[C]
+    rows: np.ndarray  # Int[C]; ones where rows do not matter
     share: np.ndarray  # [C] of a draw of the cohort; 0 where every round counts
     counted: np.ndarray  # Int[n] columns of those who hold a unit
 
@@ -75,7 +81,7 @@ class Entry(NamedTuple):
     """
 
     unit: str  # example | client
-    view: str  # server | aggregate | third_party
+    view: str  # server | third_party | aggregate | personal
     adjacency: str  # add_remove | replace_one | zero_out
     parts: tuple = ()  # of Part: a participation of a client; a round where `chance` is None
     clients: Any = None  # Clients; None where an entry is refused
@@ -87,7 +93,6 @@ class Entry(NamedTuple):
     mixture: bool = False  # gains from a client's absence only
     implied: bool = False  # by another unit's guarantee
     noise_of: str = "client"  # who adds it: client | server
-    drawn: str = ""  # what the samples of the parts are drawn from: rows | clients
     rounds: int | None = None  # None: an entry of each round
     participations: np.ndarray | None = None  # Int[C] in all those rounds, instead of a chance
     stretches: tuple = ()  # of Stretch
@@ -99,7 +104,7 @@ class Entry(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """True if the noise of a round depends on its number."""
+        """Whether the noise of a round depends on its number."""
         return self.rounds is None and any(len(effective(p)) > 1 for p in self.parts)
 
 
@@ -110,34 +115,24 @@ class Stretch(NamedTuple):
     entry: Entry
 
 
-def refused(unit: str, view: str, adjacency: str, error: Exception) -> Entry:
-    """An entry without an epsilon, so that the others can still be listed."""
-    return Entry(unit, view, adjacency, refusal=str(error))
-
-
 def effective(part: Part) -> np.ndarray:
-    """Multipliers that a client meets, [rounds or 1, C or 1]: its own, or those of a sum."""
+    """Return the multipliers that a client meets, [rounds or 1, C or 1]."""
     total = part.summed
     if total is None:
-        own = part.multiplier if part.moves == 1 else part.multiplier / part.moves
-        return own if part.of_rounds is None else np.minimum(own * part.of_rounds, ABSENT)
-    if total.uploads is None:
-        return _in_the_sum(total, part.multiplier, 0.0)
-    return _in_the_sum(total, total.uploads, total.unit * part.multiplier)
-
-
-def _in_the_sum(total, uploads, server):
-    """The noise is everybody's, the shift the client's own; ABSENT for a client of weight 0."""
-    weights = total.weights
-    noise = np.square(weights * uploads)
+        return np.minimum(part.multiplier / part.moves * part.factor, ABSENT)
+    # the noise is everybody's, the shift the client's own
+    uploads = part.multiplier if total.uploads is None else total.uploads
+    server = 0.0 if total.uploads is None else total.unit * part.multiplier
+    noise = np.square(total.weights * uploads)
     noise = noise.sum(1, keepdims=True) if total.others else noise
-    std = np.sqrt(noise + np.square(server))
-    shares = np.where(weights > 0, weights, 1.0)
-    return np.where(weights > 0, np.minimum(std / shares, ABSENT), ABSENT)
+    shares = np.where(total.weights > 0, total.weights, 1.0)
+    std = np.sqrt(noise + np.square(server)) / shares
+    return np.where(total.weights > 0, np.minimum(std, ABSENT), ABSENT)
 
 
 def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry:
-    """The entry with another noise multiplier in its chains, the same for all releases and clients.
+    """Return the entry with another noise multiplier in its chains, the same for all releases and
+    clients.
 
     Args:
         entry: what is changed.
@@ -148,16 +143,180 @@ def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry
         checks.fail(
             "jfl.calibrate",
             "Gaussian noise",
-            "integers, whose bound hangs on scale and rounding too",
+            "integers, whose bound also depends on scale and rounding",
             "Call jfl.guarantee for a few noise multipliers of jfl.distributed.",
             error=NotAnalysable,
         )
-    flat = constant or not entry.changes
-    courses = [np.ones((1, 1)) if flat else p.multiplier / p.multiplier[:1] for p in entry.parts]
-    parts = (p._replace(multiplier=multiplier * c) for p, c in zip(entry.parts, courses))
-    return entry._replace(parts=tuple(parts))
+    steady = constant or not entry.changes
+    course = lambda p: ONE if steady else p.multiplier / p.multiplier[:1]
+    parts = tuple(p._replace(multiplier=multiplier * course(p)) for p in entry.parts)
+    return entry._replace(parts=parts)
 
 
 def of_client(entry: Entry, client: int) -> Entry:
-    """The entry of one client alone."""
+    """Return the entry of one client alone."""
     return entry._replace(worst=((client, client),))
+
+
+# --- events
+
+
+def run(entry: Entry, rounds: int) -> tuple:
+    """Return the events of `rounds` times what the entry stands for."""
+    if entry.changes:
+        return tuple(of_rounds(e, rounds) for e in events_of(entry))
+    return tuple(events.repeat(e, rounds) for e in events_of(entry))
+
+
+def events_of(entry: Entry) -> tuple:
+    """Return the events of a round, or of a whole run: one for each client that may be the worst.
+    The noise of a round that depends on its number is an array."""
+    if entry.refusal:
+        raise NotAnalysable(entry.refusal)
+    if not entry.stretches:
+        return tuple(_of_columns(entry, *columns) for columns in entry.worst)
+    one = lambda stretch, columns: run(stretch.entry._replace(worst=(columns,)), stretch.rounds)[0]
+    return tuple(_composed(map(one, entry.stretches, columns)) for columns in entry.worst)
+
+
+def _of_columns(entry: Entry, first: int, other: int):
+    """Return the event for a client with the parts of one column and the participation of
+    another."""
+    times, releases, changes = entry.rounds, [], False
+    if entry.participations is not None:
+        times = int(entry.participations[other])
+    for part in entry.parts:
+        noise = _at(effective(part), first)
+        if entry.participations is not None and len(noise) > 1:
+            # the client may have come in the rounds with the least noise
+            noise = np.sort(np.repeat(noise, entry.turns))[:times]
+        noise, changes = (noise, True) if len(noise) > 1 else (float(noise[0]), changes)
+        release = _of_part(part, entry.adjacency, first, noise)
+        releases.append(events.repeat(release, float(_at(part.count, first))))
+    event = _composed(releases)
+    if entry.participations is None and entry.chance is not None:
+        chance = float(entry.chance[other])
+        event = events.participation(chance, event) if chance < 1 else event
+        event = events.repeat(event, entry.turns)
+    if times is None:
+        return event
+    return events.series(event, np.ones(times)) if changes else events.repeat(event, times)
+
+
+def _of_part(part: Part, adjacency: str, client: int, noise):
+    """Return the event of one release about a client."""
+    if part.renyi is not None:
+        return events.renyi_bound(*part.renyi[:2])
+    sample = Sample(*(float(_at(v, client)) for v in (part.sample, part.population, part.capacity)))
+    if part.law == "laplace":
+        return laplace(part.sampling, adjacency, sample, noise, part.seen)
+    event = on_sample(part.sampling, adjacency, sample, events.gaussian(noise))
+    return events.seen(event) if part.seen else event
+
+
+def _at(values: np.ndarray, column: int):
+    return values[..., column if values.shape[-1] > 1 else 0]
+
+
+def _composed(parts):
+    parts = tuple(parts)
+    return parts[0] if len(parts) == 1 else events.compose(*parts)
+
+
+def of_rounds(event, rounds: int):
+    """Return the event of rounds whose noise differs: equal rounds together, without those in which
+    nothing is released."""
+    levels, which = levels_of(event, rounds)
+    often = np.bincount(which, minlength=1).astype(np.float64)
+    kinds = (events.Gaussian, events.Laplace, events.Pure, events.RenyiBound)
+    is_release = lambda e: isinstance(e, kinds)
+    noise = [
+        np.broadcast_to(np.asarray(getattr(e, "noise_multiplier", 0.0)), often.shape)
+        for e in jax.tree.leaves(levels, is_leaf=is_release)
+        if is_release(e)
+    ]
+    absent = np.all([z >= ABSENT for z in noise], axis=0)
+    return events.series(levels, np.where(absent & ~absent.all(), 0.0, often))
+
+
+def levels_of(event: Any, rounds: int) -> tuple:
+    """Return an event, or events, whose noise differs by rounds, with each level of it once; and
+    which of them each round has, Int[rounds]."""
+    noise = [z for z in jax.tree.leaves(event) if np.ndim(z)]
+    together = np.stack([z[:rounds] for z in noise]) if noise else np.zeros((1, rounds))
+    _, first, which = np.unique(together, axis=1, return_index=True, return_inverse=True)
+    return jax.tree.map(lambda z: z[first] if np.ndim(z) else z, event), which.reshape(-1)
+
+
+# --- what the reach of computed noise costs
+
+
+def with_reach(entry: Entry, normals: float) -> Entry:
+    """Return an entry that knows from how many normals its releases are computed.
+
+    The distribution of computed noise differs from the exact one by at most the mass that its
+    normals miss, which costs (1 + e^epsilon) of delta, as an overflow does.  That is charged where
+    the shifts are not: for Laplace noise, of which a number is made of two pairs of normals, and
+    for samples that may hold a unit several times.
+    """
+    often = sum(float(np.max(p.count)) for p in entry.parts if not p.has_one_shift)
+    missed = 2 * MISSING * normals * often
+    rows = None if entry.row_overflow is None else entry.row_overflow + missed
+    return entry._replace(
+        normals=normals, overflow=entry.overflow + missed * entry.turns, row_overflow=rows
+    )
+
+
+def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
+    """Return what the reach of the noise takes of delta after each of several numbers of rounds."""
+    lost = lambda n: delta - left_of(delta, shifts_of(entry, n))
+    if not entry.changes and not any(part.joint for part in entry.parts):
+        return times * lost(1)
+    distinct, where = np.unique(times, return_inverse=True)
+    return np.array([lost(int(n)) for n in distinct])[where]
+
+
+def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
+    """Return by how much a unit shifts the releases of a run.
+
+    Every client counts as taking part in every round and every batch: sampling only lowers the
+    cost.
+
+    Args:
+        entry: of the ledger.
+        rounds: of the run; or how often an entry of a whole run is repeated.
+    """
+    if not entry.normals:  # of noise without an end, as papers take it
+        return ()
+    if entry.stretches:
+        return tuple(
+            shift._replace(times=shift.times * stretch.rounds * rounds)
+            for stretch in entry.stretches
+            for shift in shifts_of(stretch.entry, 1)
+        )
+    # integers have a table of their own, which says what it leaves out
+    parts = (p for p in entry.parts if p.renyi is None and p.has_one_shift)
+    return tuple(shift for part in parts for shift in _of_release(entry, part, rounds))
+
+
+def _of_release(entry, part: Part, rounds) -> list[Shift]:
+    lengths = 1 / effective(part).min(axis=1)  # [rounds or 1], of the client that shifts it most
+    often = float(np.max(part.count)) * entry.turns
+    absent = entry.chance is not None and bool(np.min(entry.chance) < 1)
+    if entry.adjacency == "replace_one" and (absent or part.sampling != "none"):
+        often = 2 * often
+    run, repeats = (rounds, 1) if entry.rounds is None else (entry.rounds, rounds)
+    if entry.participations is not None:  # a client may come in the rounds with the least noise
+        run, repeats = int(np.max(entry.participations)), rounds
+        lengths = np.sort(lengths)[::-1]
+    if not run:
+        return []
+    values, counts = lengths, np.array([float(run)])
+    if len(lengths) > 1:
+        values, counts = np.unique(lengths[:run], return_counts=True)
+    if part.joint:
+        whole = float(np.sqrt(np.sum(counts * np.square(values))))
+        return [Shift(whole, entry.normals * run, MISSING, often * repeats)]
+    return [
+        Shift(float(v), entry.normals, MISSING, n * often * repeats) for v, n in zip(values, counts)
+    ]

@@ -19,8 +19,7 @@ from ..mechanisms.chain import later
 from ..mechanisms.correlated import strategy_of
 from .entries import entries
 from .entry import Entry, Stretch
-from .noise_levels import changing
-from .over_rounds import begun
+from .facts import changing
 
 WHERE = "jfl.guarantee"
 FOLLOWING = Caveat(
@@ -206,7 +205,17 @@ def _begun(plan, first):
     """What the accountant reads of a plan, from round `first` on."""
     if not first:
         return plan
-    begun("jfl.guarantee", plan, first)
+    sampler, epoch = plan.sampler, plan.sampler.epoch
+    if epoch > 1 and (first % epoch or sampler.scheme == "balls_in_bins"):
+        or_later = f", or from a multiple of {epoch}" * (sampler.scheme != "balls_in_bins")
+        checks.fail(
+            WHERE,
+            f"a run with sampling.{sampler.scheme} from its round 0 on{or_later}",
+            f"a part that begins with round {first}",
+            "A client may have taken part in the epoch already.  Give the rounds of one plan as "
+            "one segment, (plan, rounds, 0).",
+            error=NotAnalysable,
+        )
     releases = tuple(
         dataclasses.replace(r, mechanism=later(r.mechanism, first)) for r in plan.algorithm.releases
     )

@@ -1,0 +1,489 @@
+"""What can be proved, as one table: (unit, place of the noise, noise, view, scheme of the sampler,
+adjacency) -> rules, best first.
+
+The first rule whose needs are met answers; what has no row, or no rule whose needs are met, is
+refused.  `python -m experiments.harness.matrix` writes the table into docs/matrix.md.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core import checks
+from ...core.errors import NotAnalysable
+from ...core.records import Caveat
+from ..mechanisms.chain import bound, limit
+from .entry import ABSENT, ONE, Part, WeightedSum
+from .facts import Facts, Site
+from .samples import EVENTS, FIXED, OTHER, SCHEMES, drawn, share_of, tail
+
+MANY = 10**6  # rounds, of which no table is made
+FIELDS = ("unit", "place", "noise", "view", "scheme", "adjacency")
+TABLE: dict[tuple, list["Rule"]] = {}
+
+
+class Need(NamedTuple):
+    """A condition without which a rule proves nothing; its words may name the facts f and s."""
+
+    words: str
+    test: Callable[[Facts, Site], bool]
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way to prove a guarantee: what a unit meets of a release, and what that rests on."""
+
+    name: str  # as docs/matrix.md calls it
+    part: Callable[[Facts, Site], Part]
+    needs: tuple[Need, ...] = ()
+    # whether the part is of a round, whoever takes part; otherwise of each client that takes part
+    of_round: bool = False
+    # caveats, or functions of the facts and the site that give some
+    remarks: tuple = ()
+    assumes: tuple = ()  # caveats in the same form, with which nothing is proved unconditionally
+    method: str = ""  # the name of a mechanism whose rounds do not stand alone
+
+
+def find(facts: Facts, site: Site, unit: str, view: str) -> Rule:
+    """Return the rule that answers for a noisy place.
+
+    Raises:
+        NotAnalysable: with the need that is not met, or with the nearest rows of the table.
+    """
+    if site.refusal:
+        raise NotAnalysable(site.refusal)
+    scheme = site.scheme if site.scheme in SCHEMES else "other"
+    row = (unit, site.place, site.noise, view, scheme, site.adjacency)
+    asked = ", ".join(f"{name}={value!r}" for name, value in zip(FIELDS, row))
+    unmet = None
+    for rule in TABLE.get(row, ()):
+        unmet = next((need for need in rule.needs if not need.test(facts, site)), None)
+        if unmet is None:
+            return rule
+    if unmet is not None:
+        words = unmet.words.format(f=facts, s=site)
+        checks.fail("jfl.guarantee", words, asked, unmet.remedy, error=NotAnalysable)
+    changes = [
+        [f"{name}={theirs!r}" for name, ours, theirs in zip(FIELDS, row, known) if ours != theirs]
+        for known in TABLE
+        if known[0] == unit
+    ]
+    nearest = dict.fromkeys(" and ".join(c) for c in sorted(changes, key=len))
+    checks.fail(
+        "jfl.guarantee",
+        "a row of docs/matrix.md",
+        asked,
+        f"The nearest rows have {'; or '.join(list(nearest)[:3])}.",
+        error=NotAnalysable,
+    )
+
+
+def add_rows(rule: Rule, place: str, noise, view, scheme, adjacency) -> None:
+    """Register a rule for all combinations of these names, each one name or several, after the
+    rules that these rows have."""
+    unit = "example" if place.startswith("local") else "client"
+    names = [(n,) if isinstance(n, str) else n for n in (noise, view, scheme, adjacency)]
+    for row in itertools.product((unit,), (place,), *names):
+        TABLE.setdefault(row, []).append(rule)
+
+
+# --- noise in a client's own steps
+
+
+def local_step(f: Facts, s: Site) -> Part:
+    """Return one noisy step on a batch."""
+    rows, batches = np.maximum(f.rows, 1), s.batches
+    count = np.full(rows.shape, s.count)
+    kind = SCHEMES[s.scheme].kind
+    numbers = {
+        "none": lambda: (ONE[0], ONE[0]),
+        "without_replacement": lambda: (np.minimum(batches.batch, rows), rows),
+        "with_replacement": lambda: (np.full(rows.shape, batches.batch), rows),
+        "poisson": lambda: (row_rate(batches, rows), ONE[0]),
+        "truncated_poisson": lambda: (row_rate(batches, rows) * rows, rows, batches.batch * ONE[0]),
+    }[kind]()
+    if s.scheme == "epochs":  # a row is in one batch of each epoch
+        count = np.ceil(s.count / np.ceil(rows / batches.batch))
+    return _local(f, s, kind, *numbers)._replace(count=count)
+
+
+def local_training(f: Facts, s: Site) -> Part:
+    """Return one noisy release of several steps, whose noise covers all that a row does in them:
+    only the absence of the row from all batches is a gain."""
+    rows, batch = np.maximum(f.rows, 1), s.batches.batch
+    missed = {
+        "full": lambda: np.zeros(rows.shape),
+        "poisson": lambda: (1 - row_rate(s.batches, rows)) ** s.steps,
+        "truncated_poisson": lambda: (1 - row_rate(s.batches, rows)) ** s.steps,
+        "without_replacement": lambda: (1 - np.minimum(batch / rows, 1)) ** s.steps,
+        "with_replacement": lambda: (1 - 1 / rows) ** (s.steps * batch),
+        "epochs": lambda: np.maximum(0.0, 1 - s.steps * batch / rows),
+    }[s.scheme]()
+    return _local(f, s, "touched", 1 - missed, ONE[0])._replace(count=np.array([s.count]))
+
+
+def _local(f, s, kind, *numbers):
+    part = Part(s.place, s.multiplier, kind, law=s.law, seen=f.several)
+    names = ("sample", "population", "capacity")
+    return part._replace(**{n: np.asarray(v, np.float64) for n, v in zip(names, numbers)})
+
+
+def row_rate(batches, rows: np.ndarray) -> np.ndarray:
+    """Return the probability that a Poisson batch takes a row of a client with so many rows."""
+    if batches.rate is not None:
+        return np.broadcast_to(drawn(batches.rate), rows.shape)
+    expected = np.asarray(batches.expected, np.float32)
+    return drawn(np.minimum(np.float32(1), expected / rows.astype(np.float32)))
+
+
+def row_overflow(f: Facts, s: Site) -> np.ndarray:
+    """Return the probability that a batch of a participation has more rows than slots, [C]."""
+    batches, steps = s.batches, s.count * max(s.steps, 1)
+    if batches.scheme != "poisson" or batches.batch is None:
+        return np.zeros(f.rows.shape)
+    sizes, which = np.unique(np.maximum(f.rows, 1), return_inverse=True)
+    lost = steps * tail(batches.batch, sizes, row_rate(batches, sizes))
+    return np.where(f.rows > 0, lost[which.reshape(-1)], 0.0)
+
+
+def moved(f: Facts, s: Site) -> tuple:
+    """Return what noise for the solution of a client assumes of its losses."""
+    if "prox_erm" not in s.declared:
+        return ()
+    moves = 2 * float(bound(s.mechanism))  # replace_one doubles the bound
+    text = (
+        "Assumes convex, Lipschitz losses, solved accurately enough that replacing one row moves a "
+        f"client's solution by at most {moves:g}."
+    )
+    return (Caveat(text, "convex"),)
+
+
+def steepness(f: Facts, s: Site) -> tuple:
+    """Return what noise for steps that contract assumes of the losses."""
+    if "contraction" not in s.declared:
+        return ()
+    steepest = float(bound(s.mechanism)) * s.steps * s.batches.batch
+    text = (
+        f"Assumes that losses are convex, (2 / lr)-smooth and {steepest:g}-Lipschitz for every row "
+        "and all parameters, and have finite gradients."
+    )
+    return (Caveat(text, "convex"),)
+
+
+def one_sample(f: Facts, s: Site) -> tuple:
+    """Return the caveat of batches that follow from one key."""
+    text = (
+        "The releases of this algorithm may share a sample, so no privacy amplification by "
+        "sampling is counted."
+    )
+    return (Caveat(text, "one-sample"),) * f.several
+
+
+FULL_BATCHES = Need(
+    "at least batch={s.batches.batch} rows in every client",
+    lambda f, s: (
+        s.scheme != "without_replacement"
+        or s.batches.short == "all"
+        or bool(np.all((f.rows >= s.batches.batch) | (f.rows == 0)))
+    ),
+    'Lower batch, or use batches.without_replacement(batch, short="all").',
+)
+ROWS_ONCE = Need(
+    "at least steps * batch rows in every client, for steps={s.steps} of batch={s.batches.batch} "
+    "that use a row at most once",
+    lambda f, s: (
+        "contraction" not in s.declared
+        or bool(np.all((s.steps * s.batches.batch <= f.rows) | (f.rows == 0)))
+    ),
+    "A row that two steps use moves the model twice: take fewer steps or smaller batches.",
+)
+SOME_ROWS = Need("a client with rows", lambda f, s: bool(np.any(f.rows > 0)))
+BATCHES = (
+    "full",
+    "epochs",
+    "without_replacement",
+    "with_replacement",
+    "poisson",
+    "truncated_poisson",
+)
+for name, view in itertools.product(BATCHES, ("server", "third_party", "personal")):
+    sampled = "every batch" if SCHEMES[name].kind == "none" else "sampled batches"
+    absence = ", absence" * (view == "third_party")
+    common = dict(remarks=(one_sample,), assumes=(moved, steepness))
+    step = Rule(sampled + absence, local_step, (SOME_ROWS, FULL_BATCHES), **common)
+    work = Rule("touched rows" + absence, local_training, (SOME_ROWS, ROWS_ONCE), **common)
+    add_rows(step, "local step", ("gaussian", "laplace"), view, name, SCHEMES[name].adjacencies)
+    add_rows(work, "local training", ("gaussian", "laplace"), view, name, "replace_one")
+
+
+# --- noise on uploads
+
+SECURE = Caveat(
+    "Assumes secure aggregation: the server sees only the sum of a cohort's uploads, no client "
+    "drops out, and no client reveals its noise.",
+    "secure-aggregation",
+)
+OTHERS = Caveat(
+    "Counts the noise of the other clients, and assumes that none of them helps the third party.",
+    "others",
+)
+
+
+def of_others(f: Facts, s: Site) -> tuple:
+    """Return the caveat of noise of other clients, if it counts."""
+    return (OTHERS,) * f.others
+
+
+def bits(f: Facts, s: Site) -> tuple:
+    """Return the caveat of uploads that are integers."""
+    text = "Uploads are integers of {} bits per coordinate, and noise is drawn from a 63-bit table."
+    return (Caveat(text.format(s.encoding.bits), "integers"),)
+
+
+def upload(f: Facts, s: Site) -> Part:
+    """Return an upload with its own noise."""
+    return Part("upload", s.multiplier, law=s.law)
+
+
+def sum_of_uploads(f: Facts, s: Site) -> Part:
+    """Return the sum of all uploads, with the noise of all."""
+    return Part("sum of uploads", s.multiplier, summed=WeightedSum(f.weights, f.others))
+
+
+def secure_sum(f: Facts, s: Site) -> Part:
+    """Return the sum of a cohort: a client's noise, and that of the others with the least."""
+    own, others = np.square(f.weights), f.sampler.capacity - 1
+    theirs = np.zeros(own.shape)
+    if others:
+        least = np.sort(own, axis=1)  # so many others with the least noise, without the client
+        sums = np.cumsum(least, axis=1)
+        is_among = own <= least[:, [others - 1]]
+        theirs = np.where(is_among, sums[:, [others]] - own, sums[:, [others - 1]])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = np.where(f.weights > 0, np.sqrt(own + theirs) / f.weights, ABSENT)
+    return Part("sum of uploads", s.multiplier, factor=np.minimum(gain, ABSENT), joint=True)
+
+
+def of_strategy(f: Facts, s: Site) -> np.ndarray:
+    """Return factors [rounds, 1] that make correlated noise independent releases, together of the
+    same privacy: the precision of each is what its round adds to the squared sensitivity."""
+    added = np.diff(s.strategy.squared_sensitivities(f.rounds, f.sampler.separation), prepend=0.0)
+    with np.errstate(divide="ignore"):
+        return np.where(added > 0, 1 / np.sqrt(np.maximum(added, 0)), np.inf)[:, None]
+
+
+def correlated_upload(f: Facts, s: Site) -> Part:
+    """Return all uploads of a client as one release: its noise goes on through rounds in which it
+    does not come, in which it adds nothing."""
+    return Part("upload", s.multiplier, factor=of_strategy(f, s), joint=True)
+
+
+def integers(s: Site, clients: int, moves: float = 1.0) -> Part:
+    """Return an integer release of the sum of so many clients, about one that moves it by `moves`
+    uploads."""
+    code = s.encoding
+    std = code.share * clients**0.5 * code.scale
+    level = std / (code.sensitivity / code.clip_norm * code.longest)
+    return Part(
+        "upload" if clients == 1 else "sum of uploads",
+        np.array([[level]]),
+        moves=moves,
+        renyi=(*code.bounds(clients, moves), clients),
+    )
+
+
+LONG = Need(
+    "a strategy of correlated noise for at least {f.rounds} rounds",
+    lambda f, s: f.rounds <= s.strategy.rounds,
+)
+APART = Need(
+    "a sampler whose clients stay away for {s.strategy.separation} rounds, for which the strategy "
+    "was made",
+    lambda f, s: s.strategy.separation <= f.sampler.separation,
+    "Use sampling.min_separation or sampling.cyclic_poisson, or a strategy for separation=1.",
+)
+SHARES = Need(
+    "cohorts of always {s.encoding.cohort} clients, as jfl.distributed was told",
+    lambda f, s: f.sampler.capacity == s.encoding.cohort,
+    "Each client adds its share of the noise of so many.",
+)
+ASSUMED = Need("jfl.plan(..., secure_aggregation=True)", lambda f, s: f.is_secure)
+PLAIN = Need(
+    "isotropic noise of uploads that are summed as they are",
+    lambda f, s: f.is_plain_sum and s.is_isotropic,
+    "Clip in upload, and divide by a number.",
+)
+EQUAL = Need("uploads with noise of one level", lambda f, s: s.multiplier.shape[1] == 1)
+# cohorts that are always as large, of clients that come once
+EQUAL_SIZES = ("full", "without_replacement", "first_responders", "min_separation")
+COHORTS = [scheme for scheme in SCHEMES if scheme != "epochs"]
+
+summed = Rule("sum of uploads", sum_of_uploads, (PLAIN,), of_round=True, remarks=(of_others,))
+add_rows(summed, "upload", "gaussian", "third_party", "full", FIXED)
+for view, scheme in itertools.product(("server", "third_party"), (*COHORTS, "other")):
+    is_gain = view == "third_party" and SCHEMES.get(scheme, OTHER).absence
+    own = Rule("uploads" + ", absence" * is_gain, upload)
+    add_rows(own, "upload", ("gaussian", "laplace"), view, scheme, FIXED)
+    if scheme != "with_replacement":  # a client drawn several times adds several times as much
+        needs, method = (LONG, APART), "matrix_gaussian"
+        series = Rule("all rounds at once", correlated_upload, needs, of_round=True, method=method)
+        add_rows(series, "upload", "correlated", view, scheme, FIXED)
+for view, clients, needs, remarks, assumes in (
+    ("server", lambda f: 1, (), (), ()),
+    ("third_party", lambda f: f.sampler.capacity if f.others else 1, (), (of_others,), ()),
+    ("aggregate", lambda f: f.sampler.capacity, (ASSUMED,), (), (SECURE,)),
+):
+    coded = Rule(
+        "Renyi bound",
+        lambda f, s, clients=clients: integers(s, clients(f)),
+        (SHARES, *needs),
+        remarks=(bits, *remarks),
+        assumes=assumes,
+    )
+    add_rows(coded, "upload", "integers", view, EQUAL_SIZES, FIXED)
+hidden = Rule("sum of a cohort", secure_sum, (ASSUMED, PLAIN, EQUAL), assumes=(SECURE,))
+add_rows(hidden, "upload", "gaussian", "aggregate", EQUAL_SIZES, FIXED)
+
+
+# --- noise of the server, on what it releases
+
+
+def model(f: Facts, s: Site, kind: str | None = None) -> Part:
+    """Return the release of a round, on its cohort: as a sample of this kind, of the sampler's own
+    without one."""
+    sampler, share = f.sampler, np.max(share_of(f.sampler))
+    kind = kind or (f.scheme.kind if s.adjacency in EVENTS[f.scheme.kind] else "none")
+    kind = "none" if kind == "without_replacement" and takes_all(f, s) else kind
+    numbers = {
+        "none": (1.0, 1.0),
+        "poisson": (share, 1.0),
+        "participation": (share, 1.0),
+        "allocation": (1.0, sampler.epoch),
+        "without_replacement": (sampler.capacity, sampler.clients),
+        "with_replacement": (sampler.capacity, 1 / share),
+        "truncated_poisson": (share * sampler.clients, sampler.clients, sampler.capacity),
+    }[kind]
+    part = Part("model", s.multiplier, kind, law=s.law)
+    names = ("sample", "population", "capacity")
+    return part._replace(**{n: np.array([float(v)]) for n, v in zip(names, numbers)})
+
+
+def takes_all(f: Facts, s: Site) -> bool:
+    """Return whether a cohort of a fixed size is everyone."""
+    return s.scheme == "without_replacement" and f.sampler.capacity >= f.sampler.clients
+
+
+def only_absence(f: Facts, s: Site) -> Part:
+    """Return the release of clients that keep state, which shows who came with them."""
+    return model(f, s, "participation")
+
+
+def every_round(f: Facts, s: Site) -> Part:
+    """Return the release of each round, as if a client might come in all of them."""
+    return model(f, s, "none" if f.scheme.kind == "allocation" else None)
+
+
+def of_one_group(f: Facts) -> np.ndarray:
+    """Return 1 in the rounds of the first group, which comes most often, and inf in others."""
+    return np.where(np.arange(f.rounds)[:, None] % f.period == 0, 1.0, np.inf)
+
+
+def group(f: Facts, s: Site) -> Part:
+    """Return the releases of one group of clients, of those that take turns; or one in every epoch,
+    if the round of a client in an epoch is drawn and not seen."""
+    return model(f, s)._replace(factor=of_one_group(f), joint=True)
+
+
+def one_bin(f: Facts, s: Site) -> Part:
+    """Return all rounds of a client as one release, in the first round: they are those of one bin,
+    and nobody sees of which."""
+    if s.adjacency == "replace_one":
+        return group(f, s)
+    epochs = math.ceil(f.rounds / f.period)
+    factor = np.where(np.arange(f.rounds)[:, None] == 0, epochs**-0.5, np.inf)
+    return model(f, s)._replace(factor=factor, joint=True)
+
+
+def correlated_model(f: Facts, s: Site) -> Part:
+    """Return all rounds as one release."""
+    return model(f, s, "none")._replace(factor=of_strategy(f, s), joint=True)
+
+
+def banded_model(f: Facts, s: Site) -> Part:
+    """Return the releases of one group, whose rounds never meet in the noise of one: so the
+    probability of a round counts."""
+    factor = of_one_group(f) / s.strategy.largest_column()
+    kind = "none" if s.adjacency == "replace_one" else None
+    return model(f, s, kind)._replace(factor=factor, joint=True)
+
+
+def uploads_and_model(f: Facts, s: Site) -> Part:
+    """Return the sum of all uploads, with their noise and that of the server."""
+    # in units of what a client of weight 1 may change
+    unit = float(bound(s.mechanism)) / limit(f.upload.mechanism)
+    unit = unit * f.weights.max(1, keepdims=True)
+    summed = WeightedSum(f.weights, f.others, f.upload.multiplier, unit)
+    return Part("model", s.multiplier, summed=summed)
+
+
+STEADY = Need(
+    "the same noise in every round of clients that take turns",
+    lambda f, s: len(s.multiplier) == 1 and f.rounds <= MANY,
+)
+TURNS = Need("clients that take turns", lambda f, s: f.period > 1)
+NARROW = Need(
+    "at most as many bands as rounds from one turn to the next",
+    lambda f, s: s.strategy.width <= f.sampler.separation,
+)
+STATEFUL = Need(
+    "clients that keep state, and a cohort that is drawn",
+    lambda f, s: f.is_stateful and not takes_all(f, s),
+)
+HIDDEN = Need(
+    "clients without state, which would show who came with them",
+    lambda f, s: not f.is_stateful or f.scheme.kind in ("none", "poisson") or takes_all(f, s),
+    "Use sampling.without_replacement or sampling.poisson.",
+)
+NOISY_UPLOADS = Need(
+    "uploads with Gaussian noise",
+    lambda f, s: f.upload is not None and f.upload.noise == "gaussian" and not f.upload.refusal,
+)
+ISOTROPIC = Need(
+    "isotropic noise, of uploads that are summed as they are",
+    lambda f, s: s.is_isotropic and f.is_plain_sum and f.upload.is_isotropic,
+)
+
+both = Rule(
+    "uploads and model",
+    uploads_and_model,
+    (NOISY_UPLOADS, ISOTROPIC),
+    of_round=True,
+    remarks=(of_others,),
+)
+add_rows(both, "release", "gaussian", "third_party", "full", "replace_one")
+for scheme in COHORTS:
+    kind, row = SCHEMES[scheme].kind, ("third_party", scheme, SCHEMES[scheme].adjacencies)
+    if scheme == "cyclic_poisson":
+        needs, method = (LONG, APART, NARROW), "banded_cyclic_poisson"
+        banded = Rule("one group, sampled", banded_model, needs, of_round=True, method=method)
+        add_rows(banded, "release", "correlated", *row)
+    if scheme != "with_replacement":
+        needs, method = (LONG, APART), "matrix_gaussian"
+        series = Rule("all rounds at once", correlated_model, needs, of_round=True, method=method)
+        add_rows(series, "release", "correlated", *row)
+    if scheme in ("min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins"):
+        one = one_bin if scheme == "balls_in_bins" else group
+        alone = Rule(one.__name__.replace("_", " "), one, (TURNS, STEADY), of_round=True)
+        add_rows(alone, "release", "gaussian", *row)
+        add_rows(Rule("every round", every_round, of_round=True), "release", "gaussian", *row)
+        continue
+    if kind in ("without_replacement", "truncated_poisson"):
+        absent = Rule("absence", only_absence, (STATEFUL,), of_round=True)
+        add_rows(absent, "release", ("gaussian", "laplace"), *row)
+    name = "every round" if kind == "none" else "sampled cohorts"
+    add_rows(Rule(name, model, (HIDDEN,), of_round=True), "release", ("gaussian", "laplace"), *row)
