@@ -114,6 +114,7 @@ def guarantee(
     if seeds is not None:
         checks.fail(where, "a list of segments beside seeds", "one plan", "One run has one seed.")
     entries = entries_of(plan, rounds, delta)
+    assert rounds is not None  # `entries_of` checks it
     choices(unit, view, adjacency)
     if not entries:
         return _bare(delta, unit, adjacency, view)

@@ -369,7 +369,7 @@ def test_participation_quantiles():
         50,
         11,
     ]
-    assert samples.tail(30, 100, 0.1) <= 1e-8 < participation.tail(29, 100, 0.1)
+    assert samples.tail(30, 100, 0.1) <= 1e-8 < samples.tail(29, 100, 0.1)
     share = np.array([0.001, 0.01, 0.2, 1.0])
     most = bound("quantile", 200, 100, 10, "md", share)
     for k, p in zip(most, 1 - (1 - share) ** 10):

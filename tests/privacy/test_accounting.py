@@ -758,13 +758,13 @@ def test_a_plan_without_noise_says_so():
         (
             make(NOISY(adjacency="add_remove"), batches.with_replacement(10)),
             {},
-            "'replace_one' for batches.with_repl",
+            "a row of docs/matrix.md.*with_replacement.*add_remove",
         ),
         (make(NOISY(), sizes=np.full(CLIENTS, 7)), {}, "at least batch=10 rows"),
         (
             make(NOISY(adjacency="add_remove")),
             {},
-            "adjacency 'replace_one' for batches.without_replacement",
+            "a row of docs/matrix.md.*without_replacement.*add_remove",
         ),
         (
             make(

@@ -200,7 +200,7 @@ def test_a_client_that_is_drawn_twice_would_add_twice_as_much():
     for adjacency in (None, "zero_out"):
         drawn = jfl.sampling.with_replacement(C, 4)
         one = plan(jfl.correlated(2.0, square_root(6)), drawn, adjacency=adjacency)
-        with pytest.raises(ValueError, match="a sampler that draws a client once a round"):
+        with pytest.raises(ValueError, match="a row of docs/matrix.md.*with_replacement"):
             jfl.guarantee(one, 6, DELTA)
 
 
@@ -338,7 +338,7 @@ def test_what_uploads_cannot_have():
             upload_plan(jfl.correlated(1.0, made))
     noise = jfl.correlated(4.0, tree(12))
     one = upload_plan(noise, jfl.sampling.with_replacement(C, 4))
-    with pytest.raises(NotAnalysable, match="once a round"):
+    with pytest.raises(NotAnalysable, match="a row of docs/matrix.md.*with_replacement"):
         jfl.guarantee(one, 12, DELTA, view="server")
     one = upload_plan(noise)
     with pytest.raises(ValueError, match="at most the 12 rounds"):

@@ -269,7 +269,7 @@ def test_what_takes_gaussian_noise_alone_says_so():
     with pytest.raises(NotAnalysable, match="Gaussian"):
         jfl.optimizers.noise_std(chain_of())
     turns = jfl.sampling.min_separation(CLIENTS, 2, 3)
-    with pytest.raises(NotAnalysable, match="take turns"):
+    with pytest.raises(NotAnalysable, match="a row of docs/matrix.md.*min_separation"):
         jfl.guarantee(plan_of(chain_of(), sampler=turns), 4)
 
 

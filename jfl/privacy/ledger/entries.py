@@ -2,6 +2,7 @@
 the plan, the rules of the table, and the caveats of all of them."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -151,7 +152,8 @@ def entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Ent
         share = np.broadcast_to(samples.share_of(sampler), (count,))
     chance = np.broadcast_to(samples.chance_of(sampler) if gains else 1.0, (count,))
     turns = 1 if of_round else samples.turns(sampler)
-    overflow, row_overflow = samples.cohort_overflow(sampler), None
+    row_overflow: Any = None
+    overflow = samples.cohort_overflow(sampler)
     if is_local:
         lost = [rules.row_overflow(facts, site) for site in sites]
         overflow, row_overflow = turns * sum(float(each.max()) for each in lost), sum(lost)
@@ -277,7 +279,8 @@ def personal(plan: Plan, rounds: int) -> Entry:
             from, or makes them without noise; if the uploads have no guarantee for examples; or if
             the trace finds rows that reach what a client keeps.
     """
-    algorithm, made_of = plan.algorithm, plan.algorithm.personal_releases
+    algorithm = plan.algorithm
+    made_of = algorithm.personal_releases or ()
 
     def need(holds, words, got, remedy):
         if not holds:
@@ -285,7 +288,7 @@ def personal(plan: Plan, rounds: int) -> Entry:
             checks.fail("jfl.guarantee", words, got, remedy, error=NotAnalysable)
 
     need(
-        algorithm.personal is not None and made_of is not None,
+        algorithm.personal is not None and algorithm.personal_releases is not None,
         "personal models whose releases are known",
         f"{algorithm.name}, which "
         + ("has none" if algorithm.personal is None else "does not say what they are of"),
@@ -297,15 +300,14 @@ def personal(plan: Plan, rounds: int) -> Entry:
         "gradients without noise",
         f"Give {algorithm.name} a private personal_grad.",
     )
-    server = next(
-        (e for e in entries(plan, rounds) if (e.view, e.unit) == ("server", "example")), None
-    )
+    seen = [e for e in entries(plan, rounds) if (e.view, e.unit) == ("server", "example")]
     need(
-        server is not None and not server.implied,
+        bool(seen) and not seen[0].implied,
         "noise in the local steps",
         "uploads that no noise of the client's own steps protects",
         "Train with jfl.private_grad.",
     )
+    server = seen[0]
     if server.refusal:
         return server._replace(view="personal")
     need(

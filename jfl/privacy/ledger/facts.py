@@ -56,8 +56,8 @@ class Facts(NamedTuple):
 
     rounds: int
     local: tuple[Site, ...]  # inside the client; none if one of them adds no noise
-    upload: Site | None
-    release: Site | None
+    upload: Any  # Site, or None
+    release: Any  # Site, or None
     sampler: Sampler
     rows: np.ndarray  # Int[C]
     weights: np.ndarray  # [rounds or 1, C], of aggregation

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -214,7 +214,7 @@ BATCHES = (
 for name, view in itertools.product(BATCHES, ("server", "third_party", "personal")):
     sampled = "every batch" if SCHEMES[name].kind == "none" else "sampled batches"
     absence = ", absence" * (view == "third_party")
-    common = dict(remarks=(one_sample,), assumes=(moved, steepness))
+    common: dict[str, Any] = dict(remarks=(one_sample,), assumes=(moved, steepness))
     step = Rule(sampled + absence, local_step, (SOME_ROWS, FULL_BATCHES), **common)
     work = Rule("touched rows" + absence, local_training, (SOME_ROWS, ROWS_ONCE), **common)
     add_rows(step, "local step", ("gaussian", "laplace"), view, name, SCHEMES[name].adjacencies)

@@ -1,7 +1,7 @@
 """How a sample is drawn, and what drawing it does to the noise of a release: the same for the rows
 of a batch and the clients of a cohort."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -119,7 +119,8 @@ def share_of(sampler: Sampler):
     if kind == "allocation":
         return 1 / sampler.epoch
     if kind in ("poisson", "truncated_poisson"):  # in rounds of its own, if clients take turns
-        return float(drawn(sampler.rate))
+        rate: Any = sampler.rate
+        return float(drawn(rate))
     return sampler.capacity / sampler.clients if scheme == "without_replacement" else 1.0
 
 
