@@ -70,7 +70,7 @@ def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, 
     counts: Any = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
     if counts.ndim != 1 or not jnp.issubdtype(counts.dtype, jnp.integer):
         checks.fail(
-            "scan", "rounds as Int[E], the number before each evaluation", checks.shown(rounds)
+            "scan", "rounds Int[E], the number before each evaluation", checks.shown(rounds)
         )
     run = enter_plan(run, identity.noise_identity(plan))
     return scan_from(run, plan, rounds, run_noise_key(run))

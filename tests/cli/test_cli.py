@@ -414,7 +414,7 @@ def test_a_sweep_has_one_epsilon_a_setting(tmp_path, no_programs):
     assert last == worth and len(set(worth.values())) == 2
     for run in summary(tmp_path / "run"):
         assert all(
-            any("share a seed share cohorts and batches" in c for c in g["caveats"])
+            any("points with the same seed share samples" in c for c in g["caveats"])
             for g in run["privacy"]
         )
 

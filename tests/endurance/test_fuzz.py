@@ -450,14 +450,14 @@ API = {
         dict(energies=np.ones(haar.count(BANDS)), bands=BANDS),
     ),
     **{
-        f"experiments.papers.as_printed claimed {p}": (
+        f"as_printed claimed {p}": (
             as_printed.claimed,
             dict(plan=plan, rounds=2, delta=1e-5, paper=p, view=as_printed.views(plan)[0]),
         )
         for p, plan in CLAIMED.items()
     },
     **{
-        f"experiments.papers.as_printed calibrate {p}": (
+        f"as_printed calibrate {p}": (
             as_printed.calibrate,
             dict(
                 plan=plan,
@@ -471,11 +471,11 @@ API = {
         for p, plan in CLAIMED.items()
         if p in ("noble2022", "li2025", "talaei2024")
     },  # those that are a formula
-    "experiments.papers.as_printed claims": (
+    "as_printed claims": (
         as_printed.claims,
         dict(plan=PLAN, rounds=2, delta=1e-5, paper=None),
     ),
-    "experiments.papers.as_printed views": (as_printed.views, dict(plan=PLAN, paper=None)),
+    "as_printed views": (as_printed.views, dict(plan=PLAN, paper=None)),
     "simulate": (
         begins(jfl.simulate, "jfl.engine.simulate:_scan"),
         dict(key=SEED, plan=PLAN, rounds=2, evaluate_every=1, start=None, tolerate=(), mesh=None),

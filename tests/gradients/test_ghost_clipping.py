@@ -582,7 +582,7 @@ def test_a_run_by_either_path():
 
     def one_round(plan):  # the plan is no argument: its identity is known before it is compiled
         after, seen = jax.jit(lambda run: jfl.run_round(run, plan))(jfl.init(KEY, plan))
-        return after.server.params, seen.clipped
+        return after.server.params, seen.clip_fraction
 
     one, other = (one_round(make_plan(path=path)) for path in ("auto", "vmap"))
     close(one, other, rtol=1e-4, atol=1e-5)
