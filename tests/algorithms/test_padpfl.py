@@ -427,7 +427,7 @@ def test_convexity_is_a_condition():
     g = jfl.guarantee(made(CASES["prox_erm"]), 4, DELTA)
     assert (g.status, g.unit) == ("conditional", "example")
     # bounded(0.05), which replace_one doubles
-    assert any("ends at by at most 0.1: for losses that are convex" in c for c in g.caveats)
+    assert any("solution by at most 0.1" in c for c in g.caveats)
     assert g.epsilon == pytest.approx(float(paper.gaussian_epsilon(2 / 0.7, DELTA)), rel=1e-5)
     g = jfl.guarantee(made(CASES["printed"]), 4, DELTA)
     assert (g.status, g.unit) == ("proved", "client")
