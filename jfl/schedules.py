@@ -128,7 +128,7 @@ def theory_rounds(
     where = "schedules.theory_rounds"
     data = _convex(where, strong_convexity, smoothness, steps)
     every = steps if every is None else every
-    checks.whole(where, every=every)
+    checks.require_integer(where, every=every)
     return Fn(_theory_rounds, data, dict(steps=steps, every=every))
 
 
@@ -154,11 +154,11 @@ def exponential(initial: ArrayLike, decay: ArrayLike, total: int) -> Fn:
         [1.0, 0.5, 0.25]
     """
     where = "schedules.exponential"
-    checks.positive(where, single=True, initial=initial, decay=decay)
-    checks.whole(where, total=total)
+    checks.require_positive(where, single=True, initial=initial, decay=decay)
+    checks.require_integer(where, total=total)
     return Fn(
         _exponential,
-        dict(initial=checks.scalar(initial), decay=checks.scalar(decay)),
+        dict(initial=checks.as_scalar(initial), decay=checks.as_scalar(decay)),
         dict(total=total),
     )
 
@@ -205,18 +205,18 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
         not hasattr(values, "__len__")
         or not isinstance(values, list | tuple)
         and np.ndim(values) < 1
-        or checks.array(where, "breakpoints", breakpoints).ndim != 1
+        or checks.as_array(where, "breakpoints", breakpoints).ndim != 1
     ):
         checks.fail(
             where,
             "breakpoints and values, a list of each",
-            f"{checks.shown(breakpoints)} and {checks.shown(values)}",
+            f"{checks.short_repr(breakpoints)} and {checks.short_repr(values)}",
         )
     for breakpoint_ in breakpoints:
-        checks.whole(
+        checks.require_integer(
             where,
             "Breakpoints rise, and the first is not 0.",
-            least=begin + 1,
+            min_value=begin + 1,
             breakpoint=breakpoint_,
         )
         begin = int(breakpoint_)
@@ -225,7 +225,7 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
     values = list(values)
     shapes = sorted(
         {
-            (checks.array(where, "values", value) if checks.concrete(value) else value).shape
+            (checks.as_array(where, "values", value) if checks.is_concrete(value) else value).shape
             for value in values
         }
     )
@@ -235,12 +235,12 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
             f"{len(breakpoints) + 1} values of one shape, one more than breakpoints",
             f"{len(values)} of shape {', '.join(map(str, shapes))}",
         )
-    if checks.concrete(values):
+    if checks.is_concrete(values):
         given = np.asarray(values)
         with np.errstate(over="ignore"):
             held: Any = given.astype(np.float32) if given.dtype.kind in "iuf" else np.array(np.nan)
         if not np.isfinite(held).all():
-            checks.fail(where, "finite values (as float32)", checks.shown(given))
+            checks.fail(where, "finite values (as float32)", checks.short_repr(given))
     else:
         held = jnp.stack(values).astype(jnp.float32)
     return Fn(_piecewise, dict(breakpoints=np.asarray(breakpoints, np.int32), values=held))
@@ -282,10 +282,10 @@ def from_optax(factory: Callable, every: int = 1, **arguments: Any) -> Fn:
         >>> [round(float(rate(t)), 4) for t in (0, 5, 10)]
         [0.1, 0.05, 0.0]
     """
-    checks.whole("schedules.from_optax", every=every)
+    checks.require_integer("schedules.from_optax", every=every)
     if not arguments and not _is_factory(factory):
         return Fn(_ready, {}, dict(schedule=factory, every=every))
-    numbers = {k: checks.scalar(v) for k, v in arguments.items() if isinstance(v, float)}
+    numbers = {k: checks.as_scalar(v) for k, v in arguments.items() if isinstance(v, float)}
     fixed = tuple((k, v) for k, v in sorted(arguments.items()) if k not in numbers)
     schedule = Fn(_from_optax, numbers, dict(factory=factory, every=every, fixed=fixed))
     try:
@@ -300,15 +300,17 @@ def from_optax(factory: Callable, every: int = 1, **arguments: Any) -> Fn:
 
 
 def _bound(where, every, **numbers):
-    checks.positive(where, single=True, **numbers)
-    checks.whole(where, every=every)
-    return {name: checks.scalar(value) for name, value in numbers.items()}, dict(every=every)
+    checks.require_positive(where, single=True, **numbers)
+    checks.require_integer(where, every=every)
+    return {name: checks.as_scalar(value) for name, value in numbers.items()}, dict(every=every)
 
 
 def _convex(where, strong_convexity, smoothness, steps):
-    checks.positive(where, single=True, strong_convexity=strong_convexity, smoothness=smoothness)
-    checks.whole(where, steps=steps)
-    if checks.concrete((strong_convexity, smoothness)) and smoothness < strong_convexity:
+    checks.require_positive(
+        where, single=True, strong_convexity=strong_convexity, smoothness=smoothness
+    )
+    checks.require_integer(where, steps=steps)
+    if checks.is_concrete((strong_convexity, smoothness)) and smoothness < strong_convexity:
         checks.fail(
             where,
             "smoothness >= strong_convexity",
@@ -316,5 +318,5 @@ def _convex(where, strong_convexity, smoothness, steps):
             "A mu-strongly convex and L-smooth function has mu <= L.",
         )
     return dict(
-        strong_convexity=checks.scalar(strong_convexity), smoothness=checks.scalar(smoothness)
+        strong_convexity=checks.as_scalar(strong_convexity), smoothness=checks.as_scalar(smoothness)
     )

@@ -233,7 +233,8 @@ def levels2(m: int):
 def _each(where, m, dimensions, value):
     if m < 1 or m & (m - 1):
         raise ValueError(
-            f"haar.{where}: need m to be a power of two; got {m!r}. It is the padded length."
+            f"haar.{where}: expected m to be a power of two, but got {m!r}. It is the "
+            "padded length."
         )
     out = []
     for level, _, full in layout(*(m,) * dimensions):
@@ -245,7 +246,8 @@ def _each(where, m, dimensions, value):
 def _padded(where, coefficients, size, shape):
     if coefficients.shape[-1] != size:
         raise ValueError(
-            f"haar.{where}: need {size} coefficients for {shape}; got {coefficients.shape[-1]}. "
+            f"haar.{where}: expected {size} coefficients for {shape}, but got "
+            f"{coefficients.shape[-1]}. "
             "Pass the lengths that were analysed."
         )
 
@@ -253,7 +255,8 @@ def _padded(where, coefficients, size, shape):
 def _path(where, path):
     if path not in PATHS:
         raise ValueError(
-            f"haar.{where}: need path to be one of {', '.join(map(repr, PATHS))}; got {path!r}."
+            f"haar.{where}: expected path to be one of {', '.join(map(repr, PATHS))}, "
+            f"but got {path!r}."
         )
     return "xla" if path == "auto" else path
 

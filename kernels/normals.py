@@ -55,7 +55,9 @@ def normals(key, like, generator: str = "philox"):
         Box & Muller, Ann. Math. Stat. 29 (1958); Salmon et al., SC 2011.
     """
     if generator not in GENERATORS:
-        raise ValueError(f"normals: need a generator out of {GENERATORS}; got {generator!r}.")
+        raise ValueError(
+            f"normals: expected a generator out of {GENERATORS}, but got {generator!r}."
+        )
     leaves, treedef = jax.tree.flatten(like)
     shapes = tuple(tuple(x.shape) for x in leaves)
     draw = _by_philox if generator == "philox" else _by_key
@@ -85,7 +87,8 @@ def _by_key(key, shapes):
 def _by_philox(key, shapes):
     if _tiles(shapes) >= 2**24:
         raise ValueError(
-            f"normals: need less than 2^33 values of one key; got {_tiles(shapes) * 2 * TILE}."
+            "normals: expected less than 2^33 values of one key, but got "
+            f"{_tiles(shapes) * 2 * TILE}."
         )
     way = _from_memory if jax.default_backend() == "cpu" else where_they_are_read
     return _drawn(way, shapes, key)

@@ -138,7 +138,8 @@ def _random_bits(data, width: int, shape):
     count = size * (2 if width == 64 else 1)
     if count > 2**34:
         raise ValueError(
-            f"philox: need at most 2^34 words of one key; got {count}. Use fold_in for more."
+            f"philox: expected at most 2^34 words of one key, but got {count}. Use "
+            "fold_in for more."
         )
     words = jnp.stack(draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS), -1).reshape(-1)[
         :count
@@ -171,7 +172,8 @@ def words(key):
         return data
     if data.shape != (2,):
         raise ValueError(
-            f"philox: need a key of two or four words; got {key.dtype} of shape {key.shape}."
+            f"philox: expected a key of two or four words, but got {key.dtype} of shape "
+            f"{key.shape}."
         )
     return jnp.concatenate([data, jnp.array([0x2D6C666A, 0x3279656B], jnp.uint32)])
 

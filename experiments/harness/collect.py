@@ -145,7 +145,9 @@ def main(argv=None) -> int:
             replace: lines that the new ones lack are dropped.
         """
         if not folders:
-            raise SystemExit("need at least one directory of an experiment that ran; got none")
+            raise SystemExit(
+                "expected at least one directory of an experiment that ran, but got none"
+            )
         print(collect(module, folders, into, merge, replace))
         return 0
 

@@ -685,7 +685,7 @@ def main(argv=None) -> int:
             out: the page, FILE.html.
         """
         if not paths:
-            raise SystemExit("need at least one folder or file of results; got none")
+            raise SystemExit("expected at least one folder or file of results, but got none")
         try:
             print(write(paths, out))
         except ValueError as error:

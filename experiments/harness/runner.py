@@ -188,7 +188,8 @@ def _readable(name, experiment: Experiment, quick, only) -> tuple[dict, dict]:
     """The configs of the lines to run, and of data that are not on this machine why not."""
     if unknown := sorted(set(only or ()) - set(experiment.lines)):
         raise ValueError(
-            f"{name}: need lines of {', '.join(experiment.lines)}; got {', '.join(unknown)}."
+            f"{name}: expected lines of {', '.join(experiment.lines)}, but got "
+            f"{', '.join(unknown)}."
         )
     configs, unread = {}, {}
     for line, changes in experiment.lines.items():

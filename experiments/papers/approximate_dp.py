@@ -34,8 +34,8 @@ def gaussian_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
         4.8448
     """
     _deltas("approximate_dp.gaussian_sigma", delta=delta)
-    checks.positive("approximate_dp.gaussian_sigma", sensitivity=sensitivity)
-    checks.fraction(
+    checks.require_positive("approximate_dp.gaussian_sigma", sensitivity=sensitivity)
+    checks.require_fraction(
         "approximate_dp.gaussian_sigma",
         "The classical formula needs epsilon <= 1: use analytic_sigma.",
         epsilon=epsilon,
@@ -61,8 +61,8 @@ def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
         3.7306
     """
     _deltas("approximate_dp.analytic_sigma", delta=delta)
-    checks.positive("approximate_dp.analytic_sigma", sensitivity=sensitivity)
-    checks.nonnegative("approximate_dp.analytic_sigma", epsilon=epsilon)
+    checks.require_positive("approximate_dp.analytic_sigma", sensitivity=sensitivity)
+    checks.require_nonnegative("approximate_dp.analytic_sigma", epsilon=epsilon)
     return _analytic(sensitivity, epsilon, delta)
 
 
@@ -75,7 +75,7 @@ def compose_basic(
     [2.0, 4e-06]
     """
     _pair("approximate_dp.compose_basic", epsilon, delta)
-    checks.nonnegative("approximate_dp.compose_basic", times=times)
+    checks.require_nonnegative("approximate_dp.compose_basic", times=times)
     return _product(epsilon, times), _product(delta, times)
 
 
@@ -90,7 +90,7 @@ def compose_advanced(
         (e^epsilon - 1).
     """
     _pair("approximate_dp.compose_advanced", epsilon, delta)
-    checks.nonnegative("approximate_dp.compose_advanced", times=times)
+    checks.require_nonnegative("approximate_dp.compose_advanced", times=times)
     _deltas("approximate_dp.compose_advanced", slack=slack)
     return _advanced(epsilon, times, slack), _sum(_product(delta, times), slack)
 
@@ -114,7 +114,7 @@ def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[jax.
         [0.017037, 0.0]
     """
     _pair("approximate_dp.amplify", epsilon, delta)
-    checks.fraction("approximate_dp.amplify", rate=rate)
+    checks.require_fraction("approximate_dp.amplify", rate=rate)
     return _amplified(epsilon, rate), _product(delta, rate)
 
 
@@ -131,8 +131,8 @@ def local_budget(
         [0.5, 1e-05]
     """
     _pair("approximate_dp.local_budget", epsilon, delta)
-    checks.fraction("approximate_dp.local_budget", rate=rate)
-    if checks.concrete((delta, rate)) and not np.all(np.asarray(delta) < np.asarray(rate)):
+    checks.require_fraction("approximate_dp.local_budget", rate=rate)
+    if checks.is_concrete((delta, rate)) and not np.all(np.asarray(delta) < np.asarray(rate)):
         checks.fail(
             "approximate_dp.local_budget",
             "delta < rate",
@@ -174,9 +174,9 @@ def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarr
         [0.083333, 0.080601, 0.08002]
     """
     where = "approximate_dp.round_rate"
-    checks.whole(where, batch=batch, steps=steps)
-    checks.choice(where, ("wor_round", "independent", "with_replacement"), scheme=scheme)
-    checks.positive(where, rows=rows)
+    checks.require_integer(where, batch=batch, steps=steps)
+    checks.require_one_of(where, ("wor_round", "independent", "with_replacement"), scheme=scheme)
+    checks.require_positive(where, rows=rows)
     rows = np.asarray(rows, np.float64)
     needed = {"wor_round": batch * steps, "independent": batch, "with_replacement": 1}[scheme]
     if np.any(rows < needed):
@@ -201,12 +201,14 @@ def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarr
 
 
 def _pair(where, epsilon, delta):
-    checks.nonnegative(where, epsilon=epsilon, delta=delta)
+    checks.require_nonnegative(where, epsilon=epsilon, delta=delta)
 
 
 def _deltas(where, **deltas):
     for name, value in deltas.items():
-        if checks.concrete(value) and not np.all((np.asarray(value) > 0) & (np.asarray(value) < 1)):
+        if checks.is_concrete(value) and not np.all(
+            (np.asarray(value) > 0) & (np.asarray(value) < 1)
+        ):
             checks.fail(where, f"{name} in (0, 1)", f"{name}={value!r}")
 
 

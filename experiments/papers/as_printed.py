@@ -114,7 +114,7 @@ def calibrate(
             the noise.
     """
     paper = _asked(plan, rounds, delta, paper, view)
-    checks.positive(WHERE, single=True, epsilon=epsilon)
+    checks.require_positive(WHERE, single=True, epsilon=epsilon)
     return _NOISES[paper](plan, float(epsilon), rounds, delta, view)
 
 
@@ -135,14 +135,14 @@ def views(plan: Plan, paper: str | None = None) -> tuple:
 
 def _asked(plan, rounds, delta, paper, view) -> str:
     paper = _paper(plan, paper)
-    checks.whole(WHERE, rounds=rounds)
+    checks.require_integer(WHERE, rounds=rounds)
     check_delta(delta)
-    checks.choice(WHERE, views(plan, paper), view=view)
+    checks.require_one_of(WHERE, views(plan, paper), view=view)
     return paper
 
 
 def _paper(plan, paper) -> Any:
-    checks.kind(WHERE, Plan, "jfl.plan", plan=plan)
+    checks.require_type(WHERE, Plan, "jfl.plan", plan=plan)
     chains = (plan.release, *(r.mechanism for r in plan.algorithm.releases))
     wavelet = any(mechanism.claimed(m) is not None for m in chains)
     paper = (
@@ -150,7 +150,7 @@ def _paper(plan, paper) -> Any:
         if paper is None
         else paper
     )
-    checks.choice(WHERE, NAMES, paper=paper)
+    checks.require_one_of(WHERE, NAMES, paper=paper)
     if paper == "ranaweera2025" and not wavelet:
         checks.fail(
             WHERE,

@@ -34,7 +34,7 @@ class Claim(NamedTuple):
 
 def claim(place: str, verdict: str, why: str = ""):
     """Decorator: the function keeps its behaviour and gets a `claim`."""
-    checks.choice("claim", tuple(VERDICTS), verdict=verdict)
+    checks.require_one_of("claim", tuple(VERDICTS), verdict=verdict)
 
     def mark(function):
         function.claim = Claim(place, verdict, why, function)

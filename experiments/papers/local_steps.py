@@ -104,7 +104,7 @@ def nonexpansive(
     Returns:
         Float64[n], the curve of the round.
     """
-    checks.whole("local_steps.nonexpansive", steps=steps)
+    checks.require_integer("local_steps.nonexpansive", steps=steps)
     return _nonexpansive(orders, probability, rate, z, cohort, np.arange(steps + 1.0))
 
 

@@ -102,7 +102,7 @@ def interpolate(orders: jax.Array, whole: jax.Array, curve: ArrayLike) -> jax.Ar
 
 
 def _series(orders, rate, rdp_of_order, log_moments):
-    if not checks.concrete(orders):
+    if not checks.is_concrete(orders):
         checks.fail(
             "jfl.privacy.accountants.wang2019",
             "concrete orders",
@@ -112,7 +112,7 @@ def _series(orders, rate, rdp_of_order, log_moments):
     orders = np.atleast_1d(np.asarray(orders, np.float64))
     if not (np.all(orders > 1) and np.all(np.isfinite(orders))):
         checks.fail("jfl.privacy.accountants.wang2019", "orders > 1 and finite", f"{orders}")
-    checks.fraction("jfl.privacy.accountants.wang2019", rate=rate)
+    checks.require_fraction("jfl.privacy.accountants.wang2019", rate=rate)
     whole = np.arange(2, math.ceil(orders.max()) + 1, dtype=np.float64)
     with in_float64():
         curve = rdp_of_order(jnp.asarray(whole))

@@ -126,7 +126,7 @@ def tcdp_to_dp_any(rho: ArrayLike, omega: ArrayLike, delta: ArrayLike) -> jax.Ar
         0.59698
     """
     _ranges("zcdp.tcdp_to_dp_any", rho, delta)
-    if checks.concrete(omega) and not np.all(np.asarray(omega) > 1):
+    if checks.is_concrete(omega) and not np.all(np.asarray(omega) > 1):
         checks.fail("zcdp.tcdp_to_dp_any", "omega > 1", f"omega={omega!r}")
     return _best(rho, delta, omega)
 
@@ -155,7 +155,7 @@ def tcdp_amplify(
         'rho <= 0.1'
     """
     _ranges("zcdp.tcdp_amplify", rho)
-    checks.fraction("zcdp.tcdp_amplify", rate=rate)
+    checks.require_fraction("zcdp.tcdp_amplify", rate=rate)
     with in_float64():
         r, q, w = (jnp.asarray(v, jnp.float64) for v in (rho, rate, omega))
         gain = -jnp.log(q)
@@ -198,8 +198,8 @@ def tcdp_calibrate(
         >>> round(float(tcdp_calibrate(1 / 60, 300, 0.3, 1e-2).value), 2)
         10.7
     """
-    checks.fraction("zcdp.tcdp_calibrate", rate=rate)
-    checks.positive("zcdp.tcdp_calibrate", steps=steps, epsilon=epsilon)
+    checks.require_fraction("zcdp.tcdp_calibrate", rate=rate)
+    checks.require_positive("zcdp.tcdp_calibrate", steps=steps, epsilon=epsilon)
     _ranges("zcdp.tcdp_calibrate", delta=delta)
     z = _multiplier(rate, steps, epsilon, delta)
     step = gaussian(1.0, z)
@@ -217,10 +217,10 @@ def tcdp_calibrate(
 
 def _ranges(where, rho=None, delta=None):
     if rho is not None:
-        checks.positive(where, rho=rho)
+        checks.require_positive(where, rho=rho)
     if (
         delta is not None
-        and checks.concrete(delta)
+        and checks.is_concrete(delta)
         and not np.all((np.asarray(delta) > 0) & (np.asarray(delta) < 1))
     ):
         checks.fail(where, "delta in (0, 1)", f"delta={delta!r}")

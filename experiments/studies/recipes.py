@@ -71,8 +71,8 @@ def _refuse(config: Made, fields) -> None:
     given = [name for name in fields if getattr(config, name) != FIELDS[name].default]
     if given:
         raise ValueError(
-            f"{config.recipe}: need the defaults of fields that this recipe does not read; got "
-            + ", ".join(f"{name}={getattr(config, name)!r}" for name in given)
+            f"{config.recipe}: expected the defaults of fields that this recipe does "
+            "not read, but got " + ", ".join(f"{name}={getattr(config, name)!r}" for name in given)
         )
 
 
@@ -186,7 +186,7 @@ def prox_erm(config: Made):
     """
     if config.algorithm != "padpfl" or config.batch_sampler != "full":
         raise ValueError(
-            "prox_erm: need algorithm='padpfl' with batch_sampler='full'; got "
+            "prox_erm: expected algorithm='padpfl' with batch_sampler='full', but got "
             f"algorithm={config.algorithm!r}, batch_sampler={config.batch_sampler!r}"
         )
     _refuse(config, (*STEPS, "lr", "steps", "batch", "clip_norm", "weights", "impact"))
@@ -216,20 +216,22 @@ def _convex(config: Made):
     """The config's plan without noise, of softmax regression on rows of norm 1 at most."""
     if config.model != "logistic" or not config.preprocess.endswith("unit_norm"):
         raise ValueError(
-            f"{config.recipe}: need model='logistic' on rows of unit norm; got "
+            f"{config.recipe}: expected model='logistic' on rows of unit norm, but got "
             f"model={config.model!r}, preprocess={config.preprocess!r}"
         )
     plan = _without_noise(config)
     rows = np.asarray(plan.fed.x).reshape(len(plan.fed.x), -1)
     longest = float(np.linalg.norm(rows, axis=1).max())
     if longest > 1 + 1e-5:
-        raise ValueError(f"{config.recipe}: need rows of norm 1 at most; got one of {longest:g}")
+        raise ValueError(
+            f"{config.recipe}: expected rows of norm 1 at most, but got one of {longest:g}"
+        )
     return plan
 
 
 def _stated(config: Made) -> float:
     if config.epsilon is None:
-        raise ValueError(f"{config.recipe}: need epsilon; got none")
+        raise ValueError(f"{config.recipe}: expected epsilon, but got none")
     return config.epsilon
 
 
@@ -316,7 +318,8 @@ def noise_of(config: Made) -> tuple:
     spent = lambda z: _with(before, draft((z,)), config).epsilon
     if not spent(high) <= target["epsilon"] < spent(low):
         raise ValueError(
-            f"{config.recipe}: need an epsilon that a multiplier of {low:g} to {high:g} reaches; "
+            f"{config.recipe}: expected an epsilon that a multiplier of {low:g} to "
+            f"{high:g} reaches, but "
             f"got {target['epsilon']:g}"
         )
     for _ in range(24):  # noise of `low` proves too little, that of `high` enough

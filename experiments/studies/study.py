@@ -140,8 +140,9 @@ def with_noise(store: ResultStore, config: Config, splits) -> tuple[Config, dict
     worst = store.get(key("privacy", shown, splits), lambda: _worst(shown, splits))
     if target is not None and worst["epsilon"] > target * (1 + SLACK):
         raise ValueError(
-            f"experiments.studies: need noise of an epsilon of {target:g} for all splits of "
-            f"{config.algorithm}; got {worst['epsilon']:.6g}.  Give all clients equally many rows."
+            f"experiments.studies: expected noise of an epsilon of {target:g} for all splits of "
+            f"{config.algorithm}, but got {worst['epsilon']:.6g}.  Give all clients "
+            "equally many rows."
         )
     return config, worst
 

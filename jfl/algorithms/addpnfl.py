@@ -119,7 +119,7 @@ def adaptive_without_noise_bias(
     """
     where = "adaptive_without_noise_bias"
     _check(where, "diff", adaptivity, initial, b1=b1, b2=b2)
-    checks.nonnegative(where, single=True, noise_std=noise_std)
+    checks.require_nonnegative(where, single=True, noise_std=noise_std)
 
     def init(params):
         return NoisyMoments(*_moments(params, adaptivity, initial), jnp.zeros(()))
@@ -152,13 +152,13 @@ def _decayed(decay, old, new):
 
 
 def _check(where, second_moment_of, adaptivity, initial, **decays):
-    checks.choice(where, ("diff", "momentum"), second_moment_of=second_moment_of)
-    checks.positive(where, single=True, adaptivity=adaptivity)
-    checks.nonnegative(
+    checks.require_one_of(where, ("diff", "momentum"), second_moment_of=second_moment_of)
+    checks.require_positive(where, single=True, adaptivity=adaptivity)
+    checks.require_nonnegative(
         where, single=True, **decays, **({} if initial is None else dict(initial=initial))
     )
     for name, value in decays.items():
-        if checks.concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
+        if checks.is_concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
             checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
 
 
@@ -200,7 +200,7 @@ def addpnfl(
     """
     _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
     if noise_std is not None:
-        checks.nonnegative("addpnfl", single=True, noise_std=noise_std)
+        checks.require_nonnegative("addpnfl", single=True, noise_std=noise_std)
         if second_moment_of == "momentum":
             checks.fail(
                 "addpnfl",
@@ -220,7 +220,7 @@ def addpnfl(
     data |= {name: value for name, value in optional.items() if value is not None}
     server = Fn(
         adaptive if noise_std is None else adaptive_without_noise_bias,
-        {name: checks.scalar(value) for name, value in data.items()},
+        {name: checks.as_scalar(value) for name, value in data.items()},
         dict(second_moment_of=second_moment_of) if noise_std is None else {},
     )
     base = dpnfl(grad, server_lr=server_lr, server_optimizer=server, **dpnfl_options)

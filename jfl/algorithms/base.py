@@ -111,7 +111,7 @@ def algorithm(
             checks.fail(
                 "algorithm",
                 f"{argument}, a tuple of jfl.Release",
-                checks.shown(declared),
+                checks.short_repr(declared),
                 "() claims nothing about examples." if argument == "releases" else "",
             )
     if personal_releases is not None and personal is None:
@@ -121,8 +121,8 @@ def algorithm(
             "none",
             "Give personal=, or leave personal_releases out.",
         )
-    checks.choice("algorithm", ("difference", "model"), uploads=uploads)
-    checks.choice("algorithm", (False, True), checks_its_solve=checks_its_solve)
+    checks.require_one_of("algorithm", ("difference", "model"), uploads=uploads)
+    checks.require_one_of("algorithm", (False, True), checks_its_solve=checks_its_solve)
     init, client, server, params = (
         f if isinstance(f, Fn) else Fn(f) for f in (init, client, server, params)
     )

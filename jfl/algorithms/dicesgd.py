@@ -64,10 +64,12 @@ def dicesgd(
         >>> dicesgd(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), upload_norm=0.1).stateful
         True
     """
-    checks.positive("dicesgd", single=True, upload_norm=upload_norm)
-    checks.positive("dicesgd", single=True, feedback_norm=feedback_norm)
+    checks.require_positive("dicesgd", single=True, upload_norm=upload_norm)
+    checks.require_positive("dicesgd", single=True, feedback_norm=feedback_norm)
     base = fedavg(grad, **fedavg_options)
-    norms = dict(upload_norm=checks.scalar(upload_norm), feedback_norm=checks.scalar(feedback_norm))
+    norms = dict(
+        upload_norm=checks.as_scalar(upload_norm), feedback_norm=checks.as_scalar(feedback_norm)
+    )
     return algorithm(
         Fn(_init, base.server.data),
         Fn(_client, dict(base.client.data, **norms)),

@@ -65,13 +65,13 @@ def ditto(
         >>> ditto(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), mu=1.0).name
         'ditto'
     """
-    checks.nonnegative("ditto", single=True, mu=mu)
+    checks.require_nonnegative("ditto", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)
     work = base.client.data["work"]
     if personal_grad is None:
         personal_grad = plain_grad(work.grad.loss)
     if not isinstance(personal_grad, Grad):
-        checks.fail("ditto", "personal_grad = jfl.grad(loss)", checks.shown(personal_grad))
+        checks.fail("ditto", "personal_grad = jfl.grad(loss)", checks.short_repr(personal_grad))
     own = dataclasses.replace(
         work,
         grad=personal_grad,
@@ -79,7 +79,7 @@ def ditto(
     )
     return algorithm(
         Fn(_init, base.server.data),
-        Fn(_client, dict(work=work, personal=own, mu=checks.scalar(mu))),
+        Fn(_client, dict(work=work, personal=own, mu=checks.as_scalar(mu))),
         base.server,
         releases=base.releases,
         name="ditto",

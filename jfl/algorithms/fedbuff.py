@@ -73,7 +73,7 @@ def fedbuff(grad: Grad, *, staleness: int = 4, **fedavg_options) -> Algorithm:
         >>> fedbuff(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), staleness=2).name
         'fedbuff'
     """
-    checks.whole("fedbuff", least=0, staleness=staleness)
+    checks.require_integer("fedbuff", min_value=0, staleness=staleness)
     base, facts = fedavg(grad, **fedavg_options), dict(staleness=staleness)
     return algorithm(
         Fn(_init, base.server.data, facts),

@@ -63,9 +63,9 @@ def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
         >>> feddyn(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), mu=0.05).stateful
         True
     """
-    checks.positive("feddyn", single=True, mu=mu)
+    checks.require_positive("feddyn", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)
-    pull, step = checks.scalar(mu), base.server.data
+    pull, step = checks.as_scalar(mu), base.server.data
     return algorithm(
         Fn(_init, step),
         Fn(_client, dict(base.client.data, mu=pull)),

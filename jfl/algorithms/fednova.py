@@ -74,7 +74,7 @@ def fednova(
         checks.fail(
             "fednova",
             f"local_steps Int[C], each from 1 to steps={work.steps}",
-            checks.shown(local_steps),
+            checks.short_repr(local_steps),
         )
     if local_steps is None:
         return dataclasses.replace(base, name="fednova")

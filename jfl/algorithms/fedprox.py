@@ -29,7 +29,7 @@ def fedprox(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
         grad: gradients of the loss, as in `fedavg`.
         mu: pull to the server's model.  At least 0.
     """
-    checks.nonnegative("fedprox", single=True, mu=mu)
+    checks.require_nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)
-    data = dict(base.client.data, mu=checks.scalar(mu))
+    data = dict(base.client.data, mu=checks.as_scalar(mu))
     return dataclasses.replace(base, client=Fn(_client, data), name="fedprox")

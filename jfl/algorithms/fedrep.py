@@ -151,13 +151,13 @@ def fedrep(
     steps = fedavg(grad, **fedavg_options).client.data["work"].steps
     if personal_steps is None:
         personal_steps = (steps + 1) // 2
-    checks.whole("fedrep", least=0, most=steps, personal_steps=personal_steps)
+    checks.require_integer("fedrep", min_value=0, max_value=steps, personal_steps=personal_steps)
     return _made("fedrep", grad, shared, personal_steps, fedavg_options)
 
 
 def _made(name, grad, shared, personal_steps, fedavg_options) -> Algorithm:
     if not (callable(shared) or isinstance(shared, str | list | tuple)):
-        checks.fail(name, "shared, patterns of paths or a function", checks.shown(shared))
+        checks.fail(name, "shared, patterns of paths or a function", checks.short_repr(shared))
     base = fedavg(grad, **fedavg_options)
     facts = dict(shared=Shared(shared))
     return algorithm(

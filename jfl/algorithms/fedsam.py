@@ -62,12 +62,12 @@ def fedsam(grad: Grad, *, rho: Number = 0.05, **fedavg_options) -> Algorithm:
         >>> fedsam(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), rho=0.1).releases[0].count
         20
     """
-    checks.nonnegative("fedsam", single=True, rho=rho)
+    checks.require_nonnegative("fedsam", single=True, rho=rho)
     base = fedavg(grad, **fedavg_options)
     (release,) = base.releases
     return algorithm(
         base.init,
-        Fn(_client, dict(base.client.data, rho=checks.scalar(rho))),
+        Fn(_client, dict(base.client.data, rho=checks.as_scalar(rho))),
         base.server,
         releases=(dataclasses.replace(release, count=2 * release.count),),
         name="fedsam",

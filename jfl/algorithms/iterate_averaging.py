@@ -56,8 +56,8 @@ def averaged(algorithm: Algorithm, first: Number = 0) -> Algorithm:
     """
     if not isinstance(algorithm, Algorithm):
         checks.fail("averaged", "an algorithm of jfl.algorithms", f"{algorithm!r}")
-    checks.nonnegative("averaged", single=True, first=first)
-    server = dict(inner=algorithm.server, params=algorithm.params, first=checks.scalar(first))
+    checks.require_nonnegative("averaged", single=True, first=first)
+    server = dict(inner=algorithm.server, params=algorithm.params, first=checks.as_scalar(first))
     return dataclasses.replace(
         algorithm,
         init=Fn(_init, dict(inner=algorithm.init)),

@@ -80,11 +80,11 @@ def mimelite(grad: Grad, *, momentum: Number = 0.9, **fedavg_options) -> Algorit
         >>> mimelite(jfl.grad(lambda w, x, y: (x @ w - y) ** 2)).name
         'mimelite'
     """
-    checks.nonnegative("mimelite", single=True, momentum=momentum)
-    if checks.concrete(momentum) and momentum >= 1:
+    checks.require_nonnegative("mimelite", single=True, momentum=momentum)
+    if checks.is_concrete(momentum) and momentum >= 1:
         checks.fail("mimelite", "momentum in [0, 1)", f"{momentum!r}")
     base = fedavg(grad, **fedavg_options)
-    work, share = base.client.data["work"], checks.scalar(momentum)
+    work, share = base.client.data["work"], checks.as_scalar(momentum)
     (release,) = base.releases
     rates = Fn(_rates, dict(lr=work.lr), dict(steps=work.steps))
     return algorithm(

@@ -155,9 +155,9 @@ def output_perturbation(
             "Use padpfl(mechanism=...).",
         )
     mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True, also=())
-    checks.choice("output_perturbation", ("all", "last"), clip_steps=clip_steps)
+    checks.require_one_of("output_perturbation", ("all", "last"), clip_steps=clip_steps)
     if mu is not None:
-        checks.nonnegative("output_perturbation", single=True, mu=mu)
+        checks.require_nonnegative("output_perturbation", single=True, mu=mu)
     work = local.work(grad, batch, lr=lr, steps=steps)
     contracts = _contracts(grad, mechanism, lr, batch, mu, smoothness)
     if contracts and clip_steps != "all":
@@ -168,7 +168,7 @@ def output_perturbation(
     else:
         client = Fn(
             _client,
-            dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.scalar(mu)),
+            dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.as_scalar(mu)),
             dict(clip_steps=clip_steps),
         )
     released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
@@ -189,14 +189,14 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
         )
     if not declared:
         return False
-    if callable(lr) or not checks.concrete((lr, smoothness)):
+    if callable(lr) or not checks.is_concrete((lr, smoothness)):
         checks.fail(
             "output_perturbation",
             "a learning rate and a smoothness that are numbers, and known now",
-            f"lr={checks.shown(lr)}, smoothness={checks.shown(smoothness)}",
+            f"lr={checks.short_repr(lr)}, smoothness={checks.short_repr(smoothness)}",
             "Whether steps contract is checked where the algorithm is made.",
         )
-    checks.positive("output_perturbation", single=True, smoothness=smoothness, lr=lr)
+    checks.require_positive("output_perturbation", single=True, smoothness=smoothness, lr=lr)
     if not float(lr) <= 2 / float(smoothness):
         checks.fail(
             "output_perturbation",

@@ -115,10 +115,10 @@ def padpfl(
         Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2 B /
         rows.
     """
-    checks.nonnegative("padpfl", single=True, mu=mu)
-    checks.choice("padpfl", ("model", "difference"), upload=upload)
+    checks.require_nonnegative("padpfl", single=True, mu=mu)
+    checks.require_one_of("padpfl", ("model", "difference"), upload=upload)
     if inexactness is not None:
-        checks.fraction("padpfl", single=True, inexactness=inexactness)
+        checks.require_fraction("padpfl", single=True, inexactness=inexactness)
     if mechanism is not None:
         if (
             not isinstance(mechanism, Mechanism)
@@ -140,10 +140,10 @@ def padpfl(
         mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True, also=())
     work = local.work(grad, batch, lr=lr, steps=steps)
     step = dict(step=local.server_step(server_lr, server_optimizer))
-    most = None if inexactness is None else checks.scalar(inexactness)
+    most = None if inexactness is None else checks.as_scalar(inexactness)
     client = Fn(
         _client,
-        dict(work=work, mu=checks.scalar(mu), mechanism=mechanism, most=most),
+        dict(work=work, mu=checks.as_scalar(mu), mechanism=mechanism, most=most),
         dict(upload=upload),
     )
     released = work.releases() if mechanism is None else (Release(mechanism, batch, 1, steps),)

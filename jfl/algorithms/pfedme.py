@@ -82,13 +82,13 @@ def pfedme(
         >>> made.releases[0].count
         6
     """
-    checks.positive("pfedme", single=True, pull=pull)
-    checks.positive("pfedme", single=True, outer_lr=outer_lr)
-    checks.whole("algorithm", steps=steps)
-    checks.whole("pfedme", inner_steps=inner_steps)
+    checks.require_positive("pfedme", single=True, pull=pull)
+    checks.require_positive("pfedme", single=True, outer_lr=outer_lr)
+    checks.require_integer("algorithm", steps=steps)
+    checks.require_integer("pfedme", inner_steps=inner_steps)
     base = fedavg(grad, steps=inner_steps, **fedavg_options)
     (release,) = base.releases
-    numbers = dict(pull=checks.scalar(pull), outer_lr=checks.scalar(outer_lr))
+    numbers = dict(pull=checks.as_scalar(pull), outer_lr=checks.as_scalar(outer_lr))
     return algorithm(
         Fn(_init, base.server.data),
         Fn(_client, dict(base.client.data, **numbers), dict(outer_steps=steps)),

@@ -92,9 +92,9 @@ def qfedavg(
         >>> len(qfedavg(jfl.private_grad(loss, noisy), loss_mechanism=noisy).releases)
         2
     """
-    checks.nonnegative("qfedavg", single=True, q=q)
+    checks.require_nonnegative("qfedavg", single=True, q=q)
     if loss_mechanism is not None and not isinstance(loss_mechanism, Mechanism):
-        checks.fail("qfedavg", "loss_mechanism, a chain", checks.shown(loss_mechanism))
+        checks.fail("qfedavg", "loss_mechanism, a chain", checks.short_repr(loss_mechanism))
     base = fedavg(grad, **fedavg_options)
     work = base.client.data["work"]
     if work.grad.mechanism is not None and loss_mechanism is None:
@@ -108,7 +108,7 @@ def qfedavg(
     measure = plain_grad(loss) if loss_mechanism is None else private_grad(loss, loss_mechanism)
     return algorithm(
         base.init,
-        Fn(_client, dict(work=work, measure=measure, q=checks.scalar(q))),
+        Fn(_client, dict(work=work, measure=measure, q=checks.as_scalar(q))),
         Fn(_server, base.server.data),
         releases=(*base.releases, Release(loss_mechanism, work.batches, 1)),
         name="qfedavg",

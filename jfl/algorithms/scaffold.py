@@ -121,8 +121,8 @@ def scaffold(
         default_lr=None,  # the control variates are divided by it
     )
     if warm_rounds is not None:
-        checks.nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
-    warm = None if warm_rounds is None else checks.scalar(warm_rounds)
+        checks.require_nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
+    warm = None if warm_rounds is None else checks.as_scalar(warm_rounds)
     both = dict(
         step=local.server_step(server_lr, server_optimizer),
         warm=warm,

@@ -77,12 +77,12 @@ def client_weights(fed: Federation, weights: str | ArrayLike = "size") -> np.nda
         weights: "size", rows of a client over all rows; "uniform", 1 / C; or [C] numbers >= 0,
             which are divided by their sum.
     """
-    checks.kind("client_weights", Federation, "jfl.federate", fed=fed)
+    checks.require_type("client_weights", Federation, "jfl.federate", fed=fed)
     size = np.asarray(fed.size, np.float64)
     if isinstance(weights, str):
-        checks.choice("client_weights", ("size", "uniform"), weights=weights)
+        checks.require_one_of("client_weights", ("size", "uniform"), weights=weights)
         weights = size if weights == "size" else np.ones_like(size)
-    given = checks.array("client_weights", "weights", weights)
+    given = checks.as_array("client_weights", "weights", weights)
     p = (
         given.astype(np.float64)
         if given.dtype.kind in "biufV" and given.shape == size.shape
@@ -92,7 +92,7 @@ def client_weights(fed: Federation, weights: str | ArrayLike = "size") -> np.nda
         checks.fail(
             "client_weights",
             f"weights >= 0 of shape [{len(size)}] with a positive sum",
-            checks.shown(weights),
+            checks.short_repr(weights),
         )
     return p / p.sum()
 
@@ -132,8 +132,8 @@ def client_gradients(
         >>> client_gradients(lambda w, x, y: x @ w, jnp.zeros(1), fed).tolist()
         [[1.0], [3.0]]
     """
-    checks.nonnegative("client_gradients", single=True, l2=l2)
-    l2 = float(l2) if checks.concrete(l2) else l2
+    checks.require_nonnegative("client_gradients", single=True, l2=l2)
+    l2 = float(l2) if checks.is_concrete(l2) else l2
     return _gradients(
         *_problem("client_gradients", task, params, fed), l2, _chunk("client_gradients", fed, chunk)
     )
@@ -205,7 +205,7 @@ def gradient_variance(
         batch.
     """
     if batch is not None:
-        checks.whole("gradient_variance", batch=batch)
+        checks.require_integer("gradient_variance", batch=batch)
     problem = _problem("gradient_variance", task, params, fed)
     variance = _variances(
         *problem, _gradients(*problem, 0.0, _chunk("gradient_variance", fed, chunk))
@@ -233,10 +233,10 @@ def smoothness(
     References:
         Li et al., Mathematics 2025; Boehning, 1992, for the 1/2.
     """
-    checks.choice("smoothness", tuple(CURVATURE), loss=loss)
-    checks.choice("smoothness", (False, True), bias=bias)
-    checks.nonnegative("smoothness", single=True, l2=l2)
-    checks.on_device("smoothness", fed)
+    checks.require_one_of("smoothness", tuple(CURVATURE), loss=loss)
+    checks.require_one_of("smoothness", (False, True), bias=bias)
+    checks.require_nonnegative("smoothness", single=True, l2=l2)
+    checks.require_device_rows("smoothness", fed)
     x, top = np.asarray(fed.x, np.float64).reshape(fed.x.shape[0], -1), []
     for index, size in zip(np.asarray(fed.index), np.asarray(fed.size), strict=True):
         rows = x[index[:size]]
@@ -282,18 +282,18 @@ def optimum(
     References:
         Li et al., Mathematics 2025, and Chen et al., TKDE 2024, ask for 1e-8.
     """
-    checks.positive(
+    checks.require_positive(
         "optimum",
         "Without regularisation a client of one class has no minimiser.",
         single=True,
         l2=l2,
     )
-    checks.positive("optimum", single=True, tolerance=tolerance)
-    checks.on_device("optimum", fed)
-    checks.whole("optimum", steps=steps)
+    checks.require_positive("optimum", single=True, tolerance=tolerance)
+    checks.require_device_rows("optimum", fed)
+    checks.require_integer("optimum", steps=steps)
     clients = len(fed.size)
     if client is not None:
-        checks.whole("optimum", least=0, client=client)
+        checks.require_integer("optimum", min_value=0, client=client)
         if client >= clients:
             checks.fail("optimum", f"client < {clients}", f"client={client}")
     p = client_weights(fed, weights) if client is None else None
@@ -355,12 +355,12 @@ def _largest(rows) -> float:
 def _problem(where, task, params, fed, dtype=None):
     """The arguments of a gradient, if there is one; `dtype` is that of the floats of x where they
     are cast."""
-    checks.on_device(where, fed)
+    checks.require_device_rows(where, fed)
     loss = for_evaluation(task) if isinstance(task, Task) else task
     if not callable(loss):
-        checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.shown(loss))
+        checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.short_repr(loss))
     kind = dtype if dtype and jnp.issubdtype(fed.x.dtype, jnp.floating) else fed.x.dtype
-    checks.gradient(
+    checks.require_gradient(
         where,
         loss,
         params,
@@ -372,7 +372,7 @@ def _problem(where, task, params, fed, dtype=None):
 def _chunk(where, fed, chunk):
     if chunk is None:
         return max(1, min(len(fed.size), ROOM // max(fed.index.shape[1] * (fed.x[:1].size + 1), 1)))
-    checks.whole(where, chunk=chunk)
+    checks.require_integer(where, chunk=chunk)
     return min(chunk, len(fed.size))
 
 
@@ -467,9 +467,9 @@ def _solve(task, fed, l2, client, p, start, tolerance, steps):
 
     with in_float64():
         if start is None:
-            checks.kind("optimum", Task, "jfl.task, or a start beside a loss", task=task)
+            checks.require_type("optimum", Task, "jfl.task, or a start beside a loss", task=task)
             start = pytrees.zeros_like(jax.eval_shape(task.init, jax.random.key(0)))
-        start = checks.arrays("optimum", "start", start, jnp.float64)
+        start = checks.as_arrays("optimum", "start", start, jnp.float64)
         flat, shaped = jax.flatten_util.ravel_pytree(start)
         rest = (
             _problem("optimum", task, start, fed, jnp.float64)[0],

@@ -94,10 +94,13 @@ def median_norm(
         3.5
     """
     where = "public_data.median_norm"
-    level = checks.array(where, "quantile", quantile)
+    level = checks.as_array(where, "quantile", quantile)
     if level.ndim or level.dtype.kind not in "iuf" or not 0 <= level <= 1:
         checks.fail(
-            where, "quantile in [0, 1]", f"quantile={checks.shown(quantile)}", "0.5 is the median."
+            where,
+            "quantile in [0, 1]",
+            f"quantile={checks.short_repr(quantile)}",
+            "0.5 is the median.",
         )
     return _quantile(
         where, _norms(*_arguments(where, task, params, x, y, microbatch)), float(level)
@@ -142,14 +145,14 @@ def update_norms(
     """
     where = "public_data.update_norms"
     loss, params, x, y, _ = _arguments(where, task, params, x, y, None)
-    checks.whole(where, clients=clients, steps=steps)
-    checks.positive(where, single=True, lr=lr)
-    key = checks.key(where, key)
+    checks.require_integer(where, clients=clients, steps=steps)
+    checks.require_positive(where, single=True, lr=lr)
+    key = checks.as_key(where, key)
     if not isinstance(batch, Batches):
         checks.fail(
             where,
             "batch = a batch sampler such as jfl.batches.without_replacement(16)",
-            checks.shown(batch),
+            checks.short_repr(batch),
         )
     rows = len(x) // clients
     least: Any = (
@@ -163,7 +166,7 @@ def update_norms(
             "Take fewer clients, or a smaller batch.",
         )
     rate: Any = lr
-    return _updates(loss, params, x, y, batch, checks.scalar(rate), key, clients, steps)
+    return _updates(loss, params, x, y, batch, checks.as_scalar(rate), key, clients, steps)
 
 
 def band_energies(
@@ -195,7 +198,7 @@ def band_energies(
     Privacy:
         sound if the rows are public.
     """
-    checks.kind("public_data.band_energies", haar.Bands, "jfl.bands", bands=bands)
+    checks.require_type("public_data.band_energies", haar.Bands, "jfl.bands", bands=bands)
     loss, params, x, y, microbatch = _arguments(
         "public_data.band_energies", task, params, x, y, microbatch
     )
@@ -233,7 +236,10 @@ def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
         Ranaweera et al., 2025, for the weights; the optimum is not in the paper, and by Cauchy and
         Schwarz.
     """
-    given, count = checks.array("public_data.band_report", "energies", energies), haar.count(bands)
+    given, count = (
+        checks.as_array("public_data.band_report", "energies", energies),
+        haar.count(bands),
+    )
     if (
         given.shape != (count,)
         or given.dtype.kind not in "iuf"
@@ -242,7 +248,7 @@ def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
         checks.fail(
             "public_data.band_report",
             f"finite energies >= 0, one for each of {count} bands",
-            checks.shown(energies),
+            checks.short_repr(energies),
         )
     energies = given.astype(np.float64)
     blocks, sizes, leaves = (
@@ -273,25 +279,27 @@ def band_report(energies: ArrayLike, bands: Bands) -> list[dict]:
 def _arguments(where, task, params, x, y, microbatch):
     loss = for_evaluation(task) if isinstance(task, Task) else task
     if not callable(loss):
-        checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.shown(loss))
+        checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.short_repr(loss))
     try:
         x, y = jnp.asarray(x), jnp.asarray(y)
     except Exception as error:  # whatever JAX says of what is no number
-        checks.fail(where, "public rows x [p, ...] and y [p, ...] of numbers", checks.cause(error))
+        checks.fail(
+            where, "public rows x [p, ...] and y [p, ...] of numbers", checks.describe_error(error)
+        )
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
         checks.fail(
             where,
             "public rows x [p, ...] and y [p, ...], p >= 1",
             f"shapes {list(x.shape)} and {list(y.shape)}",
         )
-    checks.gradient(
+    checks.require_gradient(
         where, loss, params, *(jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (x, y))
     )
     params = pytrees.map(jnp.asarray, params)
     if microbatch is None:
         microbatch = ROOM // max(pytrees.size(params), 1)
     else:
-        checks.whole(where, microbatch=microbatch)
+        checks.require_integer(where, microbatch=microbatch)
     return (
         loss if isinstance(loss, Fn) else Fn(loss),
         params,

@@ -180,20 +180,20 @@ def audit(
         True
     """
     where = "jfl.audit"
-    checks.kind(where, Plan, "jfl.plan", plan=plan)
-    checks.whole(where, rounds=rounds, trials=trials)
-    checks.whole(where, least=0, seed=seed)
-    checks.fraction(where, single=True, confidence=confidence)
+    checks.require_type(where, Plan, "jfl.plan", plan=plan)
+    checks.require_integer(where, rounds=rounds, trials=trials)
+    checks.require_integer(where, min_value=0, seed=seed)
+    checks.require_fraction(where, single=True, confidence=confidence)
     _can_show(trials, delta, confidence, claimed)
     if devices.devices(mesh) is not None and devices.devices(plan.mesh) is not None:
         checks.fail(
             where,
             "mesh=None for a plan that has a mesh",
-            checks.shown(mesh),
+            checks.short_repr(mesh),
             "Each run is on the devices of plan.mesh; to share runs, audit the plan without one.",
         )
-    checks.choice(where, (WORST, *trainings.CANARIES), canary=canary)
-    checks.choice(where, trainings.SEES, sees=sees)
+    checks.require_one_of(where, (WORST, *trainings.CANARIES), canary=canary)
+    checks.require_one_of(where, trainings.SEES, sees=sees)
     if canary == WORST and sees != "releases":
         checks.fail(
             where,
@@ -235,7 +235,7 @@ def audit(
 def _can_show(trials, delta, confidence, claimed):
     """Refuse numbers with which no runs could show anything."""
     where = "jfl.audit"
-    checks.fraction(where, single=True, delta=delta)
+    checks.require_fraction(where, single=True, delta=delta)
     if not 0 < delta < 1:
         checks.fail(where, "delta in (0, 1)", f"delta={delta!r}")
     most = ceiling(trials, delta, confidence)
@@ -248,7 +248,7 @@ def _can_show(trials, delta, confidence, claimed):
             "Raise trials, or lower confidence or delta.",
         )
     if claimed is not None:
-        checks.nonnegative(where, single=True, claimed=claimed)
+        checks.require_nonnegative(where, single=True, claimed=claimed)
         if claimed >= most:
             checks.fail(
                 where,

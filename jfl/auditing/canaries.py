@@ -114,7 +114,7 @@ def refuse_implied(entry: Entry) -> None:
     """Refuse rows that are added or removed where the noise is for clients."""
     if entry.implied and entry.adjacency != "replace_one":
         raise NotAnalysable(
-            f"jfl.audit: need the unit that the noise is for; got unit={entry.unit!r} and "
+            f"jfl.audit: expected the unit that the noise is for, but got unit={entry.unit!r} and "
             f"adjacency={entry.adjacency!r}, whose guarantee follows from that of clients. "
             "Audit unit='client'."
         )
@@ -141,7 +141,8 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
         return int(order[0])
     if isinstance(plan.weights, Fn):
         raise NotAnalysable(
-            "jfl.audit: need weights that stay, for an adaptive clip under add_remove; got a "
+            "jfl.audit: expected weights that stay, for an adaptive clip under "
+            "add_remove, but got a "
             "function of the round. Audit the plan with the weights of one round."
         )
     # its absence must not change the largest weight, which the noise follows
@@ -150,7 +151,8 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
         if others.size and others.max() == weights.max():
             return int(c)
     raise NotAnalysable(
-        "jfl.audit: need a second client, for an adaptive clip under add_remove; got one, whose "
+        "jfl.audit: expected a second client, for an adaptive clip under add_remove, "
+        "but got one, whose "
         "absence would take the noise along. Audit a plan with more clients."
     )
 
@@ -246,12 +248,14 @@ def _of_a_record(plan, entry, client, rounds):
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
     if entry.view == "personal" and plan.sampler.clients > 1:
         raise NotAnalysable(
-            "jfl.audit: need equal noise for all clients, for view='personal'; got noise that "
+            "jfl.audit: expected equal noise for all clients, for view='personal', but "
+            "got noise that "
             "differs between them. Audit view='server'."
         )
     if any(stage.declared for stage in release.mechanism.stages):
         raise NotAnalysable(
-            "jfl.audit: need a chain that clips; got a bound that is declared of a loss. The "
+            "jfl.audit: expected a chain that clips, but got a bound that is declared "
+            "of a loss. The "
             "canary is a loss of its own, of which nothing was declared."
         )
     row, weight, words = worst(release.mechanism, params, rounds)
@@ -487,7 +491,7 @@ def _length(mechanism, like, rounds):
     """How long a contribution is before its chain clips it."""
     if mechanism is None or not mech.has_clip(mechanism):
         raise NotAnalysable(
-            "jfl.audit: need a chain that bounds one contribution; got "
+            "jfl.audit: expected a chain that bounds one contribution, but got "
             f"{'none' if mechanism is None else [s.name for s in mechanism.stages]}. Without a "
             "bound there is no worst canary: clip first."
         )

@@ -136,11 +136,11 @@ def noise_test(
         >>> noise_test(plan, runs=50).ok
         True
     """
-    checks.kind(WHERE, Plan, "jfl.plan", plan=plan)
-    checks.whole(WHERE, rounds=rounds, runs=runs)
-    checks.whole(WHERE, least=0, seed=seed)
-    checks.fraction(WHERE, single=True, level=level)
-    checks.positive(WHERE, single=True, level=level)
+    checks.require_type(WHERE, Plan, "jfl.plan", plan=plan)
+    checks.require_integer(WHERE, rounds=rounds, runs=runs)
+    checks.require_integer(WHERE, min_value=0, seed=seed)
+    checks.require_fraction(WHERE, single=True, level=level)
+    checks.require_positive(WHERE, single=True, level=level)
     results, samples = [], []
     for source in _sources(plan):
         z, groups = _noise(plan, source, rounds, runs, seed)
@@ -186,7 +186,8 @@ def _sources(plan):
     inside = [r for r in plan.algorithm.releases if mech.noisy(r.mechanism)]
     if any(r.steps for r in inside) or (inside and not noisy):
         raise NotAnalysable(
-            f"{WHERE}: need noise of local steps, uploads or the release; got noise that the "
+            f"{WHERE}: expected noise of local steps, uploads or the release, but got "
+            "noise that the "
             f"client of {plan.algorithm.name!r} adds in its own way. Audit it: jfl.audit."
         )
     found = [_Source("local steps", "local", work.grad.mechanism, work) for work in noisy]
@@ -195,12 +196,14 @@ def _sources(plan):
     if mech.noisy(plan.release):
         found.append(_Source("release", "release", plan.release))
     if not found:
-        raise NotAnalysable(f"{WHERE}: need a plan with noise; got one without. Nothing is tested.")
+        raise NotAnalysable(
+            f"{WHERE}: expected a plan with noise, but got one without. Nothing is tested."
+        )
     for source in found:
         others = [s.name for s in source.mechanism.stages if s.is_map or s.law == "laplace"]
         if others:
             raise NotAnalysable(
-                f"{WHERE}: need Gaussian noise of a contribution's own coordinates; got "
+                f"{WHERE}: expected Gaussian noise of a contribution's own coordinates, but got "
                 f"{', '.join(others)} in {source.name}. Audit it: jfl.audit."
             )
     return found

@@ -148,11 +148,11 @@ def audit_one_run(
         (40, True)
     """
     where = "jfl.audit_one_run"
-    checks.kind(where, Plan, "jfl.plan", plan=plan)
-    checks.whole(where, rounds=rounds)
-    checks.whole(where, least=10, canaries=canaries)
-    checks.whole(where, least=0, seed=seed)
-    checks.whole(where, learning_runs=learning_runs)
+    checks.require_type(where, Plan, "jfl.plan", plan=plan)
+    checks.require_integer(where, rounds=rounds)
+    checks.require_integer(where, min_value=10, canaries=canaries)
+    checks.require_integer(where, min_value=0, seed=seed)
+    checks.require_integer(where, learning_runs=learning_runs)
     if learning_runs != 1 and (learning_runs < 4 or learning_runs % 2):
         checks.fail(
             where,
@@ -162,10 +162,10 @@ def audit_one_run(
         )
     levels.check_delta(where, delta)
     levels.check_confidence(where, confidence)
-    checks.choice(where, trainings.CANARIES, canary=canary)
-    checks.choice(where, trainings.SEES, sees=sees)
+    checks.require_one_of(where, trainings.CANARIES, canary=canary)
+    checks.require_one_of(where, trainings.SEES, sees=sees)
     if claimed is not None:
-        checks.nonnegative(where, single=True, claimed=claimed)
+        checks.require_nonnegative(where, single=True, claimed=claimed)
     most = one_run.one_run(canaries, canaries, canaries, delta=delta, confidence=confidence).epsilon
     if claimed is not None and claimed >= most:
         checks.fail(

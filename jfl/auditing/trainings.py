@@ -85,20 +85,22 @@ def training(
     canaries.refuse_implied(entry)
     if entry.view == "personal":
         raise NotAnalysable(
-            f"jfl.audit: need canary='worst case' for view='personal'; got canary={kind!r}. "
+            "jfl.audit: expected canary='worst case' for view='personal', but got "
+            f"canary={kind!r}. "
             "In a training, personal models are not looked at."
         )
     if entry.adjacency == "zero_out":
         raise NotAnalysable(
-            "jfl.audit: need add_remove or replace_one for canaries in a training; got zero_out, "
+            "jfl.audit: expected add_remove or replace_one for canaries in a training, "
+            "but got zero_out, "
             "under which a row is drawn and adds nothing. Audit the same plan under replace_one, "
             "or its mechanism: jfl.audit with its default canary."
         )
     _can_hold(plan, entry, kind)
     if count > 1 and entry.unit == "client" and canaries.votes(plan, entry):
         raise NotAnalysable(
-            "jfl.audit_one_run: need a clip norm that no client votes on, for clients that are "
-            "added or removed; got an adaptive one. Audit one client: jfl.audit."
+            "jfl.audit_one_run: expected a clip norm that no client votes on, for clients that are "
+            "added or removed, but got an adaptive one. Audit one client: jfl.audit."
         )
     client = canaries.weakest_client(plan, entry)
     like = jax.eval_shape(plan.task.init, jax.random.key(0))
@@ -107,7 +109,8 @@ def training(
     alone = entry.view == "server" and sees == "releases"
     if alone and count > 1 and entry.unit == "client":
         raise NotAnalysable(
-            "jfl.audit_one_run: need clients that are seen together; got the view of the server, "
+            "jfl.audit_one_run: expected clients that are seen together, but got the "
+            "view of the server, "
             "who sees each upload by itself. Audit one client (jfl.audit), or take sees='models'."
         )
     if alone:
@@ -155,12 +158,14 @@ def experiment(plan: Plan, entry: Entry, rounds: int, kind: str, sees: str) -> c
 def _can_hold(plan, entry, kind):
     if plan.fed.host is not None:
         raise NotAnalysable(
-            f"jfl.audit: need rows on the device for canary={kind!r}; got rows on the host. "
+            f"jfl.audit: expected rows on the device for canary={kind!r}, but got rows "
+            "on the host. "
             'canary="worst case" needs none of them.'
         )
     if entry.implied and kind == "direction":
         raise NotAnalysable(
-            "jfl.audit: need noise for a row's gradient for canary='direction'; got noise for what "
+            "jfl.audit: expected noise for a row's gradient for canary='direction', but "
+            "got noise for what "
             "its client uploads. Take canary='mislabelled', 'blank' or 'worst case', or "
             "unit='client'."
         )
@@ -168,7 +173,8 @@ def _can_hold(plan, entry, kind):
     declared = [s for m in chains if m is not None for s in m.stages if s.declared]
     if declared and kind == "direction":
         raise NotAnalysable(
-            "jfl.audit: need a chain that clips for canary='direction'; got a bound that is "
+            "jfl.audit: expected a chain that clips for canary='direction', but got a "
+            "bound that is "
             "declared of a loss. A direction is a loss of its own, of which nothing was declared: "
             "take canary='mislabelled' or 'blank'."
         )
@@ -177,13 +183,14 @@ def _can_hold(plan, entry, kind):
     owned = np.asarray(plan.fed.index)[filled]
     if len(np.unique(owned)) < len(owned):
         raise NotAnalysable(
-            f"jfl.audit: need rows with one owner each for canary={kind!r}; got "
+            f"jfl.audit: expected rows with one owner each for canary={kind!r}, but got "
             f"{len(owned) - len(np.unique(owned))} that are owned again, of which all would change."
             " canary='worst case' needs none of them."
         )
     if kind == "mislabelled" and plan.fed.classes < 2:
         raise NotAnalysable(
-            'jfl.audit: need labels of classes for canary="mislabelled"; got a federation with '
+            'jfl.audit: expected labels of classes for canary="mislabelled", but got a '
+            "federation with "
             'classes=0. Take canary="direction" or "blank".'
         )
 
@@ -346,8 +353,10 @@ def _on_numbers(plan: Plan, rows: dict, replaced: bool) -> Plan:
         canaries.upload_shapes(made)
     except (TypeError, ValueError) as error:
         raise NotAnalysable(
-            "jfl.audit: need rows that only gradients of jfl read, for one that is absent or has a "
-            f"direction; got {checks.cause(error)}. Take canary='mislabelled' or 'blank' with "
+            "jfl.audit: expected rows that only gradients of jfl read, for one that is "
+            "absent or has a "
+            f"direction, but got {checks.describe_error(error)}. Take "
+            "canary='mislabelled' or 'blank' with "
             "adjacency='replace_one', or unit='client'."
         ) from error
     return made

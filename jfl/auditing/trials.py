@@ -122,7 +122,7 @@ def run_trials(
 def refuse_not_finite(bad: int, runs: int) -> None:
     """Raise what runs that did not stay finite mean for an audit."""
     raise HealthError(
-        "jfl.audit: need runs that stay finite; got a number that is not finite in "
+        "jfl.audit: expected runs that stay finite, but got a number that is not finite in "
         f"{bad} of {runs} runs, so that its canary counts as zero. Lower the clip "
         "norm or the learning rate of the plan, or take parameters in float32.",
         None,

@@ -132,10 +132,10 @@ class Curve(NamedTuple):
 def one_round(numbers: Numbers, noise_multiplier: float, rate: float | None = None):
     """The event of one round: releases, sampled and repeated as the numbers say; `rate` instead of
     theirs."""
-    checks.choice("jfl", ("example", "client"), unit=numbers.unit)
-    checks.choice("jfl", plain_numbers.SAMPLERS, sampler=numbers.sampler)
+    checks.require_one_of("jfl", ("example", "client"), unit=numbers.unit)
+    checks.require_one_of("jfl", plain_numbers.SAMPLERS, sampler=numbers.sampler)
     adjacency = plain_numbers.adjacency_of("jfl", numbers.sampler, numbers.adjacency)
-    checks.whole("jfl", steps=numbers.steps)
+    checks.require_integer("jfl", steps=numbers.steps)
     given: dict[str, Any] = {
         k: v
         for k, v in dict(
@@ -143,7 +143,7 @@ def one_round(numbers: Numbers, noise_multiplier: float, rate: float | None = No
         ).items()
         if v is not None
     }
-    checks.whole("jfl", **given)
+    checks.require_integer("jfl", **given)
     taken, whole = _counts(numbers)
     if numbers.rate is not None and taken in given:
         checks.fail("jfl", f"either rate or {taken} and {whole}", f"rate={numbers.rate}, {given}")
@@ -186,7 +186,7 @@ def _sizes(numbers, given):
 def event(numbers: Numbers, noise_multiplier, rate=None):
     """The event of all rounds."""
     rounds = ROUNDS if numbers.rounds is None else numbers.rounds
-    checks.whole("jfl", most=10**12, rounds=rounds)
+    checks.require_integer("jfl", max_value=10**12, rounds=rounds)
     return events.repeat(one_round(numbers, noise_multiplier, rate), rounds)
 
 
@@ -262,14 +262,14 @@ def solve(numbers: Calibrate) -> tuple[Numbers, float]:
         multiplier.
     """
     where = "jfl calibrate"
-    checks.choice(where, SOLVED, over=numbers.over)
+    checks.require_one_of(where, SOLVED, over=numbers.over)
     if (numbers.noise_multiplier is None) != (numbers.over == "noise_multiplier"):
         checks.fail(
             where,
             "noise_multiplier for --over rounds and --over rate, and for nothing else",
             f"noise_multiplier={numbers.noise_multiplier}, over={numbers.over!r}",
         )
-    checks.positive(where, epsilon=numbers.epsilon)
+    checks.require_positive(where, epsilon=numbers.epsilon)
     z: Any = numbers.noise_multiplier
     if numbers.over == "noise_multiplier":
         return numbers, noise_for(numbers, numbers.epsilon)
@@ -300,12 +300,12 @@ def solve(numbers: Calibrate) -> tuple[Numbers, float]:
             where,
             f"{whole} for --over rate with sampler={numbers.sampler!r}",
             "none",
-            f"The answer is a whole number {taken}.",
+            f"The answer is an integer {taken}.",
         )
     rate = tightest.solve_rate(lambda q: event(numbers, z, q), numbers.epsilon, numbers.delta)
     if numbers.sampler == "poisson":
         return dataclasses.replace(numbers, rate=rate), z
-    checks.whole(where, **{whole: getattr(numbers, whole)})
+    checks.require_integer(where, **{whole: getattr(numbers, whole)})
     return dataclasses.replace(
         numbers, **{taken: _at_least_one(int(rate * getattr(numbers, whole)), numbers)}
     ), z
@@ -367,7 +367,7 @@ def guarantees_of_plan(
 def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, Plan]:
     """The config that reaches `target`, and its plan; over "noise_multiplier" or "rounds"."""
     where = "jfl calibrate"
-    checks.choice(where, SOLVED, over=over)
+    checks.require_one_of(where, SOLVED, over=over)
     if target is None:
         checks.fail(where, "epsilon in the config or --epsilon", "neither")
     if over == "rate":

@@ -105,7 +105,7 @@ def audit(arguments: list[str]) -> None:
     """
     command, asked, out = _parsed(arguments)
     mesh = _devices(command.mesh)
-    checks.seed("jfl audit", seed=command.seed)
+    checks.require_seed("jfl audit", seed=command.seed)
     _check_place(out, asked)
     unused_options.refuse_unused(asked)
     plan, config = build.build(asked)
@@ -151,7 +151,7 @@ def audit(arguments: list[str]) -> None:
         said: Any = report.proved
         proved = said.epsilon
         raise Failed(
-            f"need an audited epsilon of at most {proved:.4g}, which is proved; got "
+            f"expected an audited epsilon of at most {proved:.4g}, which is proved, but got "
             f"{report.epsilon:.4g}. This is a bug in the proof or in the code: please report it "
             f"with {out / read.AUDITS}."
         )
@@ -169,7 +169,7 @@ def _parsed(arguments) -> tuple[Audit, Config, Path]:
             checks.fail(
                 program,
                 "the directory of a run, with its config.toml",
-                checks.shown(folder),
+                checks.short_repr(folder),
                 "Or give --config FILE.toml.",
             )
         arguments = ["--config", str(Path(folder) / "config.toml"), *arguments]
@@ -191,7 +191,7 @@ def _devices(words: str) -> str | int | None:
     if words == "auto":
         return words
     if not words.isdecimal():
-        checks.fail("--mesh", "a number, or auto", checks.shown(words))
+        checks.fail("--mesh", "a number, or auto", checks.short_repr(words))
     return None if words == "1" else int(words)
 
 

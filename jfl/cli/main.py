@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         print(importlib.metadata.version("jfl"))
         return OK
     if name not in COMMANDS:
-        print(f"jfl: need one of {', '.join(COMMANDS)}; got {name!r}.", file=sys.stderr)
+        print(f"jfl: expected one of {', '.join(COMMANDS)}, but got {name!r}.", file=sys.stderr)
         return USAGE
     keep_compiled_programs()
     return exits.run(f"jfl {name}", functools.partial(COMMANDS[name].run, arguments), debug)
@@ -59,7 +59,7 @@ def _help():
 
 def _demo(arguments):
     command = parse(demo.Demo, arguments, "jfl demo")
-    checks.whole(
+    checks.require_integer(
         "jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds
     )
     out = directory.checked(command.out, resume=(command.out / "demo.png").exists())

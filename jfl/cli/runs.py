@@ -218,7 +218,7 @@ def _axes(flags) -> dict[str, list]:
 
 
 def _engine(command):
-    checks.choice("jfl sweep", ENGINES, engine=command.engine)
+    checks.require_one_of("jfl sweep", ENGINES, engine=command.engine)
     if command.engine == "ray":
         if command.devices != "1":
             checks.fail(

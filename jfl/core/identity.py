@@ -127,7 +127,7 @@ def plan_identity(plan: Plan) -> Words:
         ... )
         (True, False)
     """
-    checks.kind("identity", Plan, "jfl.plan", plan=plan)
+    checks.require_type("identity", Plan, "jfl.plan", plan=plan)
     as_made(plan.fed)
     return _words(plan, Reader.plan)
 
@@ -166,7 +166,7 @@ def as_made(fed: Federation) -> None:
     """Refuse a concrete federation whose arrays were swapped behind it: it has the identity of
     other rows."""
     if (
-        checks.concrete(fed)
+        checks.is_concrete(fed)
         and np.ndim(fed.size) == 1
         and not np.array_equal(np.asarray(fed.identity), fed.data_identity())
     ):
@@ -245,8 +245,8 @@ def describe(plan: Plan) -> dict[str, Any]:
     Raises:
         ValueError: for a plan that holds traced values.
     """
-    checks.kind("describe", Plan, "jfl.plan", plan=plan)
-    if not checks.concrete(plan):
+    checks.require_type("describe", Plan, "jfl.plan", plan=plan)
+    if not checks.is_concrete(plan):
         checks.fail(
             "jfl.describe",
             "a plan of concrete values",

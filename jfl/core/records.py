@@ -67,13 +67,14 @@ def named(name: str) -> Callable[[Named], Named]:
         'my.loss'
     """
     if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
-        raise ValueError(f"named: need a name, a text; got {name!r}.")
+        raise ValueError(f"named: expected a name, a text, but got {name!r}.")
 
     def register(value: Any) -> Any:
         place = f"{value.__module__}.{value.__qualname__}"
         if name in NAMED and place.startswith("jfl.") and NAMED[name] != place:
             raise ValueError(
-                f"named: need one name for one thing; got {name!r} for {NAMED[name]} and {place}."
+                f"named: expected one name for one thing, but got {name!r} for "
+                f"{NAMED[name]} and {place}."
             )
         NAMED[name] = place
         value._registered_name = name
@@ -680,7 +681,7 @@ class Guarantee(_Fields):
             >>> claimed.group(3).epsilon
             3.0
         """
-        checks.whole("Guarantee.group", most=trade_off.LARGEST_GROUP, size=size)
+        checks.require_integer("Guarantee.group", max_value=trade_off.LARGEST_GROUP, size=size)
         if size == 1:
             return self
         group = _Group(self, int(size))

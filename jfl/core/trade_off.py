@@ -239,7 +239,7 @@ def _gaussian_epsilon(mu: float, delta: np.ndarray) -> np.ndarray | float:
 def _numbers(
     where: str, name: str, value: ArrayLike, test: Callable[[np.ndarray], Any], need: str
 ) -> np.ndarray:
-    array = checks.array(where, name, value)
+    array = checks.as_array(where, name, value)
     if array.dtype.kind not in "iuf" or not np.all(test(array)):
-        checks.fail(where, f"{name}, numbers {need}", f"{name}={checks.shown(value)}")
+        checks.fail(where, f"{name}, numbers {need}", f"{name}={checks.short_repr(value)}")
     return array.astype(np.float64)

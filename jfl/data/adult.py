@@ -144,7 +144,7 @@ def _parse(where, path):
             bad = whole.index(False)
             checks.fail(
                 where,
-                f"a whole number {name}",
+                f"an integer {name}",
                 f"{columns[name][bad]!r} in {path}, line {line_numbers[bad]}",
             )
         x[:, i] = np.array(columns[name], np.float64) / ATTRIBUTES[name]

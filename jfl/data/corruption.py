@@ -80,7 +80,7 @@ def salt_and_pepper(
         checks.fail(where, "features of float", f"dtype {fed.x.dtype}", "Tokens are no numbers.")
     x = np.array(fed.x)
     low, high = float(x.min()) if low is None else low, float(x.max()) if high is None else high
-    ends = [checks.array(where, name, value) for name, value in dict(low=low, high=high).items()]
+    ends = [checks.as_array(where, name, value) for name, value in dict(low=low, high=high).items()]
     if (
         any(end.ndim or end.dtype.kind not in "iuf" for end in ends)
         or not -np.inf < ends[0] <= ends[1] < np.inf
@@ -88,7 +88,7 @@ def salt_and_pepper(
         checks.fail(
             where,
             "two finite numbers low <= high",
-            f"low={checks.shown(low)}, high={checks.shown(high)}",
+            f"low={checks.short_repr(low)}, high={checks.short_repr(high)}",
         )
     least, most = (end.astype(x.dtype) for end in ends)
     rng, shape = np.random.default_rng([seed, PIXELS]), x.shape[1:]
@@ -147,17 +147,17 @@ def label_noise(
 def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
     """Float64 [n]: the level of each row's owner, 0 for rows that stay clean."""
     ((name, value),) = level.items()
-    if not isinstance(fed, Federation) or not checks.concrete((fed, value)):
+    if not isinstance(fed, Federation) or not checks.is_concrete((fed, value)):
         checks.fail(
             where,
             f"a Federation and {name} that can be read now",
             f"{type(fed).__name__} and {value!r}",
             "See jfl.federate; corrupt before jax.jit.",
         )
-    checks.on_device(where, fed)
-    checks.seed(where, seed=seed)
-    checks.choice(where, (False, True), held_out=held_out)
-    checks.nonnegative(where, "0 leaves a client's rows as they are.", **{name: value})
+    checks.require_device_rows(where, fed)
+    checks.require_seed(where, seed=seed)
+    checks.require_one_of(where, (False, True), held_out=held_out)
+    checks.require_nonnegative(where, "0 leaves a client's rows as they are.", **{name: value})
     clients, given = len(fed.size), np.asarray(value, np.float64)
     if given.shape not in ((), (clients,)):
         checks.fail(
@@ -167,7 +167,7 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
         checks.fail(
             where,
             f"{name} in [0, 1]",
-            f"{name}={checks.shown(value)}",
+            f"{name}={checks.short_repr(value)}",
             "0 leaves a client's rows as they are.",
         )
     given = np.broadcast_to(given, clients)

@@ -128,7 +128,7 @@ def frame(
     names = _columns(where, data)
     chosen = [n for n in names if n not in (label, owner)] if features is None else list(features)
     for name in (label, *([] if owner is None else [owner]), *chosen):
-        checks.choice(where, names, column=name)
+        checks.require_one_of(where, names, column=name)
     if not chosen:
         checks.fail(where, "a column of features at least", f"columns {names}")
     x, y = _matrix(where, data, chosen), np.asarray(data[label])
@@ -139,8 +139,8 @@ def frame(
             checks.fail(where, f"a column {missing[0]!r} in test", f"{_columns(where, test)}")
         rows = x, y, _matrix(where, test, chosen), np.asarray(test[label])
     else:
-        checks.fraction(where, single=True, test_fraction=test_fraction)
-        checks.seed(where, seed=seed)
+        checks.require_fraction(where, single=True, test_fraction=test_fraction)
+        checks.require_seed(where, seed=seed)
         is_test = _some_of_each(owners, len(x), test_fraction, np.random.default_rng(seed))
         rows = x[~is_test], y[~is_test], x[is_test], y[is_test]
         owners = None if owners is None else owners[~is_test]
@@ -180,15 +180,17 @@ def prepared(
     """
     where = "datasets.prepared"
     if not callable(row):
-        checks.fail(where, "row, a function of a record", checks.shown(row))
+        checks.fail(where, "row, a function of a record", checks.short_repr(row))
     if isinstance(splits, str) or len(splits) != 2:
-        checks.fail(where, "splits: of training and of test rows", checks.shown(splits))
+        checks.fail(where, "splits: of training and of test rows", checks.short_repr(splits))
     train, test = (tfds.rows(where, name, data_dir, split, row) for split in splits)
     for made in (*train, *test):
         if not isinstance(made, tuple) or len(made) not in (2, 3) or len(made) != len(train[0]):
-            checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.shown(made))
+            checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.short_repr(made))
     columns = [
-        checks.array(where, what, [made[i] for made in part], "Rows of one shape: pad or cut them.")
+        checks.as_array(
+            where, what, [made[i] for made in part], "Rows of one shape: pad or cut them."
+        )
         for part in (train, test)
         for i, what in enumerate(("x", "y"))
     ]
@@ -237,9 +239,9 @@ def hugging_face(
 
     def column(rows, name):
         names = getattr(rows, "column_names", None) or list(rows)
-        checks.choice(where, names, column=name)
+        checks.require_one_of(where, names, column=name)
         values = rows.with_format("numpy")[name] if hasattr(rows, "with_format") else rows[name]
-        values = checks.array(
+        values = checks.as_array(
             where, name, values[:], "Rows of one shape: pad sequences, resize images."
         )
         feature = (getattr(rows, "features", None) or {}).get(name)
@@ -261,7 +263,7 @@ def hugging_face(
 
 def _columns(where, data) -> list[str]:
     if not hasattr(data, "columns"):
-        checks.fail(where, "a data frame of pandas or polars", checks.shown(data))
+        checks.fail(where, "a data frame of pandas or polars", checks.short_repr(data))
     return list(data.columns)
 
 
@@ -305,8 +307,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
         >>> digits().x.shape, digits().x_test.shape
         ((1438, 8, 8, 1), (359, 8, 8, 1))
     """
-    checks.fraction("datasets.digits", single=True, test_fraction=test_fraction)
-    checks.seed("datasets.digits", seed=seed)
+    checks.require_fraction("datasets.digits", single=True, test_fraction=test_fraction)
+    checks.require_seed("datasets.digits", seed=seed)
     with explain_missing_package():
         from sklearn.datasets import load_digits
 
@@ -422,7 +424,7 @@ def emnist(
     References:
         Cohen et al., arXiv:1702.05373.
     """
-    checks.choice("datasets.emnist", EMNIST_SPLITS, split=split)
+    checks.require_one_of("datasets.emnist", EMNIST_SPLITS, split=split)
     data = _anywhere(f"emnist/{split}", data_dir, download)
     # The published files hold every image transposed, and tensorflow_datasets passes them on as
     # they are.
@@ -534,8 +536,8 @@ def shakespeare(
         >>> fed = jfl.federate(data, jfl.partition.natural())  # doctest: +SKIP
     """
     where = "datasets.shakespeare"
-    checks.whole(where, window=window, stride=stride, min_rows=min_rows)
-    checks.fraction(where, single=True, test_fraction=test_fraction)
+    checks.require_integer(where, window=window, stride=stride, min_rows=min_rows)
+    checks.require_fraction(where, single=True, test_fraction=test_fraction)
     if test_fraction == 1:
         checks.fail(where, "test_fraction < 1", "test_fraction=1")
     train, test, owners = [], [], []
@@ -689,8 +691,8 @@ def checked_arrays(
 ) -> tuple:
     """The five in their final types, or a ValueError that names the first bad row."""
     if classes is not None:
-        checks.whole(
-            where, "classes=0 is for regression, None counts them.", least=0, classes=classes
+        checks.require_integer(
+            where, "classes=0 is for regression, None counts them.", min_value=0, classes=classes
         )
     x, x_test = _features(where, "x", x), _features(where, "x_test", x_test)
     if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
@@ -787,7 +789,7 @@ def as_array(where: str, key: str, value: Any) -> np.ndarray:
     if isinstance(value, tuple) and any(hasattr(v, "dtype") and np.ndim(v) for v in value):
         shapes = ", ".join(str(list(np.shape(v))) for v in value[:6])
         checks.fail(where, f"{key}, one array", f"a tuple of arrays, shapes {shapes}", ONE_ARRAY)
-    value = checks.array(where, key, value, ONE_SHAPE)
+    value = checks.as_array(where, key, value, ONE_SHAPE)
     if value.dtype == object and value.ndim and any(_is_row(row) for row in value.flat):
         lengths = sorted({len(row) for row in value.flat if _is_row(row)})
         got = f"rows of {', '.join(map(str, lengths[:6]))} entries"

@@ -65,7 +65,7 @@ def federate(
         >>> fed.index.shape, fed.test_index.shape
         ((10, 108), (10, 36))
     """
-    checks.nonnegative("federate", holdout=holdout)
+    checks.require_nonnegative("federate", holdout=holdout)
     if np.ndim(holdout) or holdout >= 1:
         checks.fail(
             "federate",
@@ -81,7 +81,7 @@ def federate(
         checks.fail(
             "federate",
             "a partition of jfl.partition, or a function of the labels",
-            checks.shown(partition),
+            checks.short_repr(partition),
         )
     dealer = _bound(partition, dataset)
     try:
@@ -90,7 +90,7 @@ def federate(
         checks.fail(
             "federate",
             "a partition that gives a list of row numbers for each client",
-            checks.cause(error),
+            checks.describe_error(error),
         )
     rows = _owned(rows, len(y))
     rng = np.random.default_rng(
@@ -153,7 +153,7 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
           None for regression.
         - partition: its arguments and its note, if it was given.
     """
-    checks.on_device("describe", fed)
+    checks.require_device_rows("describe", fed)
     _, y, index, size, _, y_test, _, test_size = _arrays(fed)
     facts = {
         "clients": len(size),
@@ -200,13 +200,13 @@ def _of_clients(dataset, partition, holdout, test):
         return None
     where = "federate({client: (x, y)})"
     if partition is not None:
-        checks.fail(where, "no partition: each client has its rows", checks.shown(partition))
+        checks.fail(where, "no partition: each client has its rows", checks.short_repr(partition))
     names = list(dataset) if isinstance(dataset, Mapping) else list(range(len(pairs)))
     if not pairs:
         checks.fail(where, "a client at least", "none")
     for name, pair in zip(names, pairs, strict=True):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            checks.fail(where, f"(x, y) for client {name!r}", checks.shown(pair))
+            checks.fail(where, f"(x, y) for client {name!r}", checks.short_repr(pair))
     parts = [
         [as_array(where, f"{letter} of client {name!r}", pair[i]) for i, letter in enumerate("xy")]
         for name, pair in zip(names, pairs, strict=True)
@@ -287,7 +287,7 @@ def _owned(rows, n):
     """The partition's lists, tested: a row with two owners would be charged to each, and protected
     by neither."""
     rows = [
-        checks.array("federate", f"rows of client {client}", part)
+        checks.as_array("federate", f"rows of client {client}", part)
         for client, part in enumerate(rows)
     ]
     empty = [client for client, part in enumerate(rows) if part.size == 0]

@@ -85,8 +85,8 @@ def population(
     """
     where = "population"
     stored, n, arrays = _reader(rows, fields, prepare)
-    caveats = checks.several(where, caveats=caveats)
-    sizes = checks.array(where, "sizes", sizes)
+    caveats = checks.as_tuple(where, caveats=caveats)
+    sizes = checks.as_array(where, "sizes", sizes)
     if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iu" or sizes.min() < 1:
         checks.fail(where, "sizes Int[C], each at least 1", f"{sizes.dtype}{list(sizes.shape)}")
     owned = int(sizes.sum(dtype=np.int64))
@@ -95,7 +95,7 @@ def population(
     if n >= 2**31:
         checks.fail(where, "fewer than 2^31 rows", n)
     if order is not None:
-        order = checks.array(where, "order", order)
+        order = checks.as_array(where, "order", order)
         if (
             order.shape != (owned,)
             or order.dtype.kind not in "iu"
@@ -293,7 +293,7 @@ def _of_rows(prepare_row):
         try:
             found = many(x)
         except Exception as error:  # of a function of the user's own
-            refuse(checks.cause(error))
+            refuse(checks.describe_error(error))
         if not isinstance(found, jax.Array):
             refuse(f"{type(found).__name__} of it")
         return np.asarray(found)
@@ -311,7 +311,9 @@ def _reader(rows, fields, prepare):
             prepared_rows = np.asarray(prepare(x))
         except Exception as error:  # of a function of the user's own
             checks.fail(
-                "population", "prepare, a function from x [m, ...] to [m, ...]", checks.cause(error)
+                "population",
+                "prepare, a function from x [m, ...] to [m, ...]",
+                checks.describe_error(error),
             )
         if prepared_rows.shape[:1] != x.shape[:1]:
             checks.fail(
@@ -326,7 +328,7 @@ def _reader(rows, fields, prepare):
         try:
             arrays = [v if isinstance(v, np.ndarray) else np.asarray(v) for v in rows]
         except ValueError as error:  # rows of unequal lengths
-            checks.fail("population", need, checks.cause(error))
+            checks.fail("population", need, checks.describe_error(error))
         shapes = [list(v.shape) for v in arrays]
         if len(arrays) != 2 or shapes[0][:1] != shapes[1] or len(shapes[1]) != 1:
             checks.fail("population", need, f"{shapes}")

@@ -127,7 +127,9 @@ def _content(where, path) -> bytes:
         content = Path(path).read_bytes()
         return gzip.decompress(content) if content[:2] == GZIP else content
     except (OSError, EOFError, zlib.error) as error:  # a damaged gzip file raises any of them
-        checks.fail(where, f"a readable file {path}", checks.cause(error), AGAIN, DataUnavailable)
+        checks.fail(
+            where, f"a readable file {path}", checks.describe_error(error), AGAIN, DataUnavailable
+        )
 
 
 def _file(folder, name) -> Path | None:

@@ -41,7 +41,7 @@ class Partition:
         """Labels [n] -> rows of each client, and a sentence for the manifest (empty: nothing to
         say)."""
         where = f"partition.{self.name}"
-        labels = checks.array(where, "labels", labels)
+        labels = checks.as_array(where, "labels", labels)
         if self.split is None:
             checks.fail(
                 where,
@@ -130,14 +130,14 @@ def dirichlet(
         >>> min(len(rows) for rows in split(np.arange(100) % 10))
         20
     """
-    checks.positive(
+    checks.require_positive(
         "partition.dirichlet",
         "Small alpha is heterogeneous, 100 nearly iid.",
         single=True,
         alpha=alpha,
     )
-    checks.whole("partition.dirichlet", least=0, min_rows=min_rows)
-    checks.choice("partition.dirichlet", (False, True), balanced=balanced)
+    checks.require_integer("partition.dirichlet", min_value=0, min_rows=min_rows)
+    checks.require_one_of("partition.dirichlet", (False, True), balanced=balanced)
     return _partition(
         "dirichlet",
         clients,
@@ -239,7 +239,7 @@ def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partitio
         >>> {len(np.unique(y[rows])) for rows in shards(clients=10, classes_per_client=3)(y)}
         {3}
     """
-    checks.whole("partition.shards", classes_per_client=classes_per_client)
+    checks.require_integer("partition.shards", classes_per_client=classes_per_client)
     return _partition(
         "shards",
         clients,
@@ -339,20 +339,20 @@ def labels(
         >>> sorted(int(y[rows].mean()) for rows in labels(4, 1, rows=24)(y))
         [0, 0, 0, 1]
     """
-    checks.whole("partition.labels", classes_per_client=classes_per_client)
-    checks.nonnegative("partition.labels", single=True, exponent=exponent)
+    checks.require_integer("partition.labels", classes_per_client=classes_per_client)
+    checks.require_nonnegative("partition.labels", single=True, exponent=exponent)
     least = classes_per_client if min_rows is None else min_rows
-    checks.whole(
+    checks.require_integer(
         "partition.labels",
         "A client needs a row of each of its classes.",
-        least=classes_per_client,
+        min_value=classes_per_client,
         min_rows=least,
     )
     if rows is not None:
-        checks.whole(
+        checks.require_integer(
             "partition.labels",
             "It is the mean of a client, and min_rows the least.",
-            least=least,
+            min_value=least,
             rows=rows,
         )
     return _partition(
@@ -411,24 +411,24 @@ def sizes(
     """
     if (
         isinstance(rows, str)
-        or checks.array("partition.sizes", "rows", rows).ndim != 1
+        or checks.as_array("partition.sizes", "rows", rows).ndim != 1
         or not len(rows)
     ):
         checks.fail(
             "partition.sizes",
-            "rows, a whole number for each client",
+            "rows, an integer for each client",
             f"rows={rows!r}",
             "Give [150] * 60.",
         )
     least = 1
     if classes_per_client is not None:
-        checks.whole("partition.sizes", classes_per_client=classes_per_client)
+        checks.require_integer("partition.sizes", classes_per_client=classes_per_client)
         least = classes_per_client = int(classes_per_client)
     for client, count in enumerate(rows):
-        checks.whole(
+        checks.require_integer(
             "partition.sizes",
             "A client needs a row of each of its classes.",
-            least=least,
+            min_value=least,
             **{f"rows[{client}]": count},
         )
     return _partition(
@@ -578,8 +578,8 @@ def power_law(
         >>> sorted(len(rows) for rows in power_law(clients=4, exponent=1)(np.zeros(25, int)))
         [3, 4, 6, 12]
     """
-    checks.nonnegative("partition.power_law", single=True, exponent=exponent)
-    checks.whole("partition.power_law", min_rows=min_rows)
+    checks.require_nonnegative("partition.power_law", single=True, exponent=exponent)
+    checks.require_integer("partition.power_law", min_rows=min_rows)
     return _partition(
         "power_law",
         clients,
@@ -633,7 +633,7 @@ def similarity(
         >>> [np.unique(y[rows]).tolist() for rows in similarity(10, 0.0)(y)[:3]]
         [[0], [1], [2]]
     """
-    checks.nonnegative(
+    checks.require_nonnegative(
         "partition.similarity", "1 is iid, 0 one kind a client.", single=True, share=share
     )
     if share > 1:
@@ -644,8 +644,8 @@ def similarity(
             "1 is iid, 0 one kind a client.",
         )
     if rows is not None:
-        checks.whole("partition.similarity", rows=rows)
-    checks.choice("partition.similarity", ("class", "sorted"), by=by)
+        checks.require_integer("partition.similarity", rows=rows)
+    checks.require_one_of("partition.similarity", ("class", "sorted"), by=by)
     return _partition(
         "similarity",
         clients,
@@ -715,9 +715,9 @@ def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Parti
     [[0, 2], [1]]
     """
     if owners is None:
-        checks.seed("partition.natural", seed=seed)
+        checks.require_seed("partition.natural", seed=seed)
         return Partition("natural", 0, int(seed), None)
-    owners = checks.array("partition.natural", "owners", owners)
+    owners = checks.as_array("partition.natural", "owners", owners)
     if owners.ndim != 1 or not len(owners) or owners.dtype.kind not in "biuUS":
         checks.fail(
             "partition.natural",
@@ -754,7 +754,7 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
     """
     where = "partition.flower"
     if not hasattr(partitioner, "load_partition"):
-        checks.fail(where, "a partitioner of flwr-datasets", checks.shown(partitioner))
+        checks.fail(where, "a partitioner of flwr-datasets", checks.short_repr(partitioner))
 
     def split(labels):
         from datasets import Dataset
@@ -774,8 +774,8 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
 
 
 def _partition(name, clients, seed, split):
-    checks.whole(f"partition.{name}", clients=clients)
-    checks.seed(f"partition.{name}", seed=seed)
+    checks.require_integer(f"partition.{name}", clients=clients)
+    checks.require_seed(f"partition.{name}", seed=seed)
     return Partition(name, int(clients), int(seed), split)
 
 

@@ -71,7 +71,11 @@ def _npz(where, file, classes) -> dict:
             }
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         checks.fail(
-            where, f"a readable file {file}", checks.cause(error), idx.AGAIN, DataUnavailable
+            where,
+            f"a readable file {file}",
+            checks.describe_error(error),
+            idx.AGAIN,
+            DataUnavailable,
         )
     for key in ("x", "x_test"):
         images, labels = found[key], found[key.replace("x", "y")]
@@ -111,7 +115,11 @@ def _cifar_batch(where, file):
         content = np.frombuffer(file.read_bytes(), np.uint8)
     except OSError as error:
         checks.fail(
-            where, f"the file {file}", checks.cause(error), idx.AGAIN, error=DataUnavailable
+            where,
+            f"the file {file}",
+            checks.describe_error(error),
+            idx.AGAIN,
+            error=DataUnavailable,
         )
     if not content.size or content.size % CIFAR_ROW or content[::CIFAR_ROW].max() > 9:
         checks.fail(

@@ -36,19 +36,19 @@ def generate(
 ) -> tuple:
     """x, y, x_test, y_test and the owner of each training row; the arguments are those of
     `datasets.synthetic`."""
-    checks.whole(where, clients=clients, features=features, min_rows=min_rows)
-    checks.whole(where, least=2, classes=classes)
-    checks.seed(where, seed=seed)
+    checks.require_integer(where, clients=clients, features=features, min_rows=min_rows)
+    checks.require_integer(where, min_value=2, classes=classes)
+    checks.require_seed(where, seed=seed)
     numbers: dict[str, Any] = dict(
         alpha=alpha, beta=beta, label_noise=label_noise, test_fraction=test_fraction, skew=skew
     )
-    checks.nonnegative(where, single=True, **numbers)
+    checks.require_nonnegative(where, single=True, **numbers)
     alpha, beta, label_noise, test_fraction, skew = map(float, numbers.values())
     clients, features, classes, min_rows = map(int, (clients, features, classes, min_rows))
-    checks.choice(where, MEANS, means=means)
-    checks.choice(where, SCALES, scale=scale)
-    checks.choice(where, (False, True), iid=iid)
-    checks.choice(where, SIZES, sizes=sizes)
+    checks.require_one_of(where, MEANS, means=means)
+    checks.require_one_of(where, SCALES, scale=scale)
+    checks.require_one_of(where, (False, True), iid=iid)
+    checks.require_one_of(where, SIZES, sizes=sizes)
     if label_noise > 1 or test_fraction >= 1:
         checks.fail(
             where,
@@ -62,7 +62,7 @@ def generate(
             f"alpha={alpha!r}, beta={beta!r}",
             "One classifier for all clients has no spread.",
         )
-    count = checks.array(where, "rows", rows)
+    count = checks.as_array(where, "rows", rows)
     if (
         count.dtype.kind in "iu"
         and count.size
@@ -72,7 +72,8 @@ def generate(
         checks.fail(
             where,
             f"at most {MOST} numbers in x and in a classifier",
-            f"clients={clients}, rows={checks.shown(rows)}, features={features}, classes={classes}",
+            f"clients={clients}, rows={checks.short_repr(rows)}, features={features}, "
+            f"classes={classes}",
             "Lower one of them.",
         )
     size = _sizes(where, rows, clients, sizes, skew, min_rows, seed)
@@ -151,7 +152,7 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
                 f"{size.dtype}{list(size.shape)} and sizes={sizes!r}",
             )
         return size
-    checks.whole(where, rows=rows)
+    checks.require_integer(where, rows=rows)
     rows = int(rows)
     if sizes == "equal":
         return np.full(clients, rows)

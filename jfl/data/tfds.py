@@ -59,7 +59,7 @@ def places(data_dir: str | Path | None) -> list[Path]:
     """The folders that may hold data, the first to look into first."""
     if data_dir is not None:
         if not isinstance(data_dir, (str, os.PathLike)):
-            checks.fail("datasets", "data_dir, a path", checks.shown(data_dir))
+            checks.fail("datasets", "data_dir, a path", checks.short_repr(data_dir))
         return [Path(data_dir).expanduser(), Path(data_dir).expanduser() / "tfds"]
     variable = os.environ.get("JFL_DATA_DIR")
     first = [Path(variable).expanduser() / "tfds", Path(variable).expanduser()] if variable else []
@@ -181,7 +181,7 @@ def rows(where: str, name: str, data_dir: str | Path | None, split: str, row) ->
         checks.fail(
             where,
             f"a readable split {split!r} in {folder}",
-            checks.cause(error),
+            checks.describe_error(error),
             "Prepare the data again, with --file_format=array_record.",
             error=DataUnavailable,
         )
@@ -189,7 +189,7 @@ def rows(where: str, name: str, data_dir: str | Path | None, split: str, row) ->
         made = [row(first)]
     except Exception as error:  # of somebody's function
         held = ", ".join(f"{k}: {type(v).__name__}" for k, v in first.items())
-        checks.fail(where, f"row, a function of a record of {held}", checks.cause(error))
+        checks.fail(where, f"row, a function of a record of {held}", checks.describe_error(error))
     return made + [row(record) for record in records]
 
 

@@ -104,7 +104,7 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
     Raises:
         ValueError: for tokens, or too many components.
     """
-    checks.whole("transforms.pca", components=components)
+    checks.require_integer("transforms.pca", components=components)
     x, x_test = _rows("pca", dataset)
     fit = _fitted("pca", x, public)
     if components > fit.shape[1] or components >= len(fit):
@@ -219,8 +219,8 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
         checks.fail(
             "transforms.public", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
         )
-    checks.whole("transforms.public", rows=rows)
-    checks.seed("transforms.public", seed=seed)
+    checks.require_integer("transforms.public", rows=rows)
+    checks.require_seed("transforms.public", seed=seed)
     n = len(dataset.x)
     if rows >= n:
         checks.fail("transforms.public", f"fewer than the {n} training rows", f"rows={rows}")
@@ -259,7 +259,7 @@ def _flat(x):
 def _fitted(name, x, public):
     if public is None:
         return _flat(x)
-    public = checks.array(f"transforms.{name}", "public", public)
+    public = checks.as_array(f"transforms.{name}", "public", public)
     if public.shape[1:] != x.shape[1:] or public.dtype.kind not in "buif" or not len(public):
         checks.fail(
             f"transforms.{name}",

@@ -80,8 +80,8 @@ def early_stopping(
         'early_stopping'
     """
     where = "callbacks.early_stopping"
-    checks.whole(where, patience=patience)
-    checks.nonnegative(where, single=True, least=least)
+    checks.require_integer(where, patience=patience)
+    checks.require_nonnegative(where, single=True, min_value=least)
     if larger is None:
         larger = not (metric.endswith("loss") or metric in ("perplexity", "rmse"))
     best, since = -np.inf, 0
@@ -146,7 +146,9 @@ def log(write: Callable[[dict[str, Any]], Any] | Logger) -> Callable[..., Any]:
             write(_numbers(moment.metrics))
     else:
         checks.fail(
-            "callbacks.log", "a logger of jfl.loggers, or a function of a dict", checks.shown(write)
+            "callbacks.log",
+            "a logger of jfl.loggers, or a function of a dict",
+            checks.short_repr(write),
         )
     tell.__name__ = "log"
     return tell
@@ -237,10 +239,10 @@ def watching(
     tolerate: Sequence[Any],
 ) -> Generator[Callable[[Run, list[Metrics]], bool] | None]:
     """Yield a function (run, metrics so far) -> whether to stop, or None without callbacks."""
-    callbacks = checks.several("simulate", callbacks=callbacks)
+    callbacks = checks.as_tuple("simulate", callbacks=callbacks)
     for callback in callbacks:
         if not callable(callback):
-            checks.fail("simulate", "callbacks, functions of a Moment", checks.shown(callback))
+            checks.fail("simulate", "callbacks, functions of a Moment", checks.short_repr(callback))
     with contextlib.ExitStack() as stack:
         stack.enter_context(compiling.log_compilation(plan))
         if not progress and not callbacks:
@@ -314,12 +316,14 @@ ADVICE = dict(
 
 def stop_if_unhealthy(run: Run, tolerate: Sequence[str] = ()) -> None:
     """Raise HealthError if a concrete run has a positive Health count that is not tolerated."""
-    if not checks.concrete(run.health):
+    if not checks.is_concrete(run.health):
         return
     health = {k: int(v) for k, v in run.health._asdict().items()}
     bad = {k: v for k, v in health.items() if v > 0 and k not in tolerate}
     if bad:
         text = " ".join(f"{k}={v}. {ADVICE[k]}" for k, v in bad.items())
         raise HealthError(
-            f"simulate: need a healthy run; by round {int(run.round)} counted {text}", run, health
+            f"simulate: expected a healthy run; by round {int(run.round)} counted {text}",
+            run,
+            health,
         )

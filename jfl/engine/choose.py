@@ -124,12 +124,12 @@ def choose(
         ... )
     """
     rungs = _rungs(rounds, runs)
-    checks.seed(WHERE, seed=seed)
+    checks.require_seed(WHERE, seed=seed)
     if score is not None and not callable(score):
         checks.fail(
             WHERE,
             "score: a function of parameters that gives a number",
-            f"score={checks.shown(score)}",
+            f"score={checks.short_repr(score)}",
         )
     grid = points_of(axes)
     plans = functools.cache(lambda i: make_plan(**grid[i]))
@@ -149,10 +149,10 @@ def choose(
 def _rungs(rounds: Any, runs: Any) -> list[Rung]:
     """The rungs of a tournament; one number of rounds with one law is one rung."""
     if isinstance(runs, choosing.Runs) or not isinstance(runs, (list, tuple)):
-        checks.kind(WHERE, choosing.Runs, "choosing.logarithmic", runs=runs)
-        checks.whole(WHERE, "Of a tournament give runs a law for each.", rounds=rounds)
+        checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", runs=runs)
+        checks.require_integer(WHERE, "Of a tournament give runs a law for each.", rounds=rounds)
         return [Rung(int(rounds), runs)]
-    until = checks.several(WHERE, rounds=rounds)
+    until = checks.as_tuple(WHERE, rounds=rounds)
     if not runs or len(until) != len(runs):
         checks.fail(
             WHERE,
@@ -160,14 +160,14 @@ def _rungs(rounds: Any, runs: Any) -> list[Rung]:
             f"{len(until)} of rounds and {len(runs)} of runs",
         )
     for i, (last, law) in enumerate(zip(until, runs)):
-        checks.whole(WHERE, **{f"rounds[{i}]": last})
-        checks.kind(WHERE, choosing.Runs, "choosing.logarithmic", **{f"runs[{i}]": law})
+        checks.require_integer(WHERE, **{f"rounds[{i}]": last})
+        checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", **{f"runs[{i}]": law})
     own = np.diff([int(last) for last in until], prepend=0)
     if (own <= 0).any():
         checks.fail(
             WHERE,
             "rounds that ascend: each rung goes on from the one before",
-            f"rounds={checks.shown(until)}",
+            f"rounds={checks.short_repr(until)}",
         )
     if (mean := np.prod([law.mean for law in runs])) > choosing.MOST_RUNS:
         checks.fail(
@@ -179,7 +179,7 @@ def _rungs(rounds: Any, runs: Any) -> list[Rung]:
 
 
 def _refuse_untrained(plan: Plan, score: Callable[..., Any] | None) -> None:
-    checks.on_device(WHERE, plan.fed)
+    checks.require_device_rows(WHERE, plan.fed)
     if score is None and not has_accuracy(plan.task):
         checks.fail(WHERE, "score: a function of parameters", "a task without an accuracy")
 
@@ -270,9 +270,11 @@ def _finite(params: Any) -> bool:
 
 
 def _scored(where: str, value: Any) -> float:
-    found = checks.array(where, "what score returns", value)
+    found = checks.as_array(where, "what score returns", value)
     if found.size != 1 or found.dtype.kind not in "biuf":
-        checks.fail(where, "one number from score, larger for a better model", checks.shown(value))
+        checks.fail(
+            where, "one number from score, larger for a better model", checks.short_repr(value)
+        )
     return float(found.item())
 
 

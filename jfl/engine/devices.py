@@ -65,7 +65,7 @@ def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int 
         )
     every = jax.devices()
     if not isinstance(mesh, str) or mesh != "auto":  # an array has no truth of its own
-        checks.whole("mesh", devices=mesh)
+        checks.require_integer("mesh", devices=mesh)
         wanted: Any = mesh
         if wanted > len(every):
             checks.fail(
@@ -186,8 +186,8 @@ def connect(
             checks.fail(
                 "connect", "coordinator, processes and process together, or none of them", told
             )
-        checks.whole("connect", processes=processes)
-        checks.whole("connect", least=0, process=process)
+        checks.require_integer("connect", processes=processes)
+        checks.require_integer("connect", min_value=0, process=process)
         if process is not None and processes is not None and process >= processes:
             checks.fail("connect", f"process below processes={processes}", process, "Count from 0.")
     jax.config.update(
@@ -307,7 +307,8 @@ def explain_lost_process() -> Generator[None]:
         ):
             raise
         raise ConnectionError(
-            f"process {jax.process_index()}: need all {jax.process_count()} processes of the run; "
+            f"process {jax.process_index()}: expected all {jax.process_count()} "
+            "processes of the run, but "
             f"got one that is gone "
             f"({str(error).splitlines()[0][:200]}). Read its own message; rounds since the last "
             f"checkpoint are computed "

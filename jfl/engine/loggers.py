@@ -288,7 +288,7 @@ def _missing(logger: str, package: str, extra: str, error: ImportError) -> NoRet
     checks.fail(
         f"loggers.{logger}",
         f"the package {package}",
-        checks.cause(error),
+        checks.describe_error(error),
         f'Install it: pip install -e ".[{extra}]" in the folder of jfl.',
     )
 
@@ -318,7 +318,7 @@ def parquet_writer(where: str) -> Callable[[Any, list[dict[str, Any]]], None]:
         checks.fail(
             where,
             "one of the packages pyarrow and polars",
-            checks.cause(error),
+            checks.describe_error(error),
             'Install one: pip install -e ".[parquet]" in the folder of jfl.',
         )
 

@@ -122,7 +122,7 @@ def predict(task: Task, params: Any, x: Any) -> np.ndarray:
         >>> predict(task, task.init(jax.random.key(0)), fed.x_test).shape
         (359, 10)
     """
-    checks.kind("predict", Task, "jfl.models or jfl.task", task=task)
+    checks.require_type("predict", Task, "jfl.models or jfl.task", task=task)
     if task.predict is None:
         checks.fail("predict", "a task with predict", "one without", "jfl.task(params, loss, f).")
     return np.asarray(_predicted(task.predict, params, jnp.asarray(x)))

@@ -88,12 +88,12 @@ def plan(
     _fits(fed, task, algorithm, sampler)
     _check_functions(fed, task, algorithm)
     identity.as_made(fed)
-    memory = checks.memory("plan", memory)
-    checks.choice("plan", (False, True), paired_noise=paired_noise)
-    checks.choice("plan", (False, True), secure_aggregation=secure_aggregation)
+    memory = checks.as_bytes("plan", memory)
+    checks.require_one_of("plan", (False, True), paired_noise=paired_noise)
+    checks.require_one_of("plan", (False, True), secure_aggregation=secure_aggregation)
     implied = sampling.adjacency(sampler)
     if adjacency is not None:
-        checks.choice("plan", mech.ADJACENCIES, adjacency=adjacency)
+        checks.require_one_of("plan", mech.ADJACENCIES, adjacency=adjacency)
         if adjacency not in sampling.adjacencies(sampler):
             checks.fail(
                 "plan",
@@ -157,7 +157,7 @@ def plan(
     float_floors.lasting("plan", result, 1)  # the others when it is known how many rounds there are
     taint.refuse("plan", result)
     if chunk is not None:
-        checks.whole("plan", chunk=chunk)
+        checks.require_integer("plan", chunk=chunk)
         return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))
     fits = int(max(1, memory // each))
     return dataclasses.replace(result, chunk=min(sampler.capacity, fits, _at_once(sampler)))
@@ -174,7 +174,7 @@ def _at_once(sampler: Sampler) -> int:
         return sampler.capacity
     if jax.default_backend() == "cpu":
         return -(-sampler.capacity // CPU_CHUNKS_PER_COHORT)
-    if sampler.scheme in sampling.BY_RATE and checks.concrete(sampler.expected):
+    if sampler.scheme in sampling.BY_RATE and checks.is_concrete(sampler.expected):
         mean = float(sampler.expected)
         deviation = (mean * (1 - min(1, mean / sampler.clients))) ** 0.5
         return int(np.ceil(mean + 2 * deviation))
@@ -206,7 +206,7 @@ def _contracts(fed: Federation, task: Task, algorithm: Algorithm) -> None:
             ", ".join(sorted(coarse)),
             "Rounding a model after each step drives models apart.",
         )
-    for r in algorithm.all_releases if checks.concrete(fed.size) else ():
+    for r in algorithm.all_releases if checks.is_concrete(fed.size) else ():
         most, sizes = r.steps * (r.batches.batch or 1), np.asarray(fed.size)
         few = np.flatnonzero((sizes > 0) & (sizes < most))
         if few.size:
@@ -252,7 +252,11 @@ def _fits(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -
         )
     for r in algorithm.all_releases:
         b = r.batches
-        if b.scheme == "without_replacement" and b.short == "error" and checks.concrete(fed.size):
+        if (
+            b.scheme == "without_replacement"
+            and b.short == "error"
+            and checks.is_concrete(fed.size)
+        ):
             sizes = np.asarray(fed.size)
             if (sizes < b.batch).any():
                 few = np.flatnonzero(sizes < b.batch)
@@ -300,7 +304,8 @@ def _traced(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: A
         if not isinstance(error, (TypeError, ValueError, IndexError, AssertionError)):
             raise
         raise ArgumentError(
-            f"plan: need {name} to take one example ({context}); got {checks.cause(error)}. The "
+            f"plan: expected {name} to take one example ({context}), but got "
+            f"{checks.describe_error(error)}. The "
             f"model gets one example of shape {x.shape}, without a batch axis: one that is "
             "written for a batch takes x[None], and [0] of its output."
         ) from error
@@ -326,7 +331,7 @@ def _check_output(output: Any, target: str, classes: int, y: Any) -> None:
         checks.fail(
             "plan",
             f"predict to return {list(wanted)} for one example, for {TARGETS[target].words}",
-            checks.shown(output) if got is None else str(list(got)),
+            checks.short_repr(output) if got is None else str(list(got)),
             "Return a logit for each class, without a batch axis, or say what y is: "
             "jfl.task(..., target=...).",
         )
@@ -418,7 +423,7 @@ def _declared(
         if s.role == "row" and not s.is_map
         for v in s.bound.data.values()
     )
-    if checks.concrete((upload, release)) and fixed:
+    if checks.is_concrete((upload, release)) and fixed:
         most, said = mech.limit(upload), float(mech.bound(release))
         if most > said * (1 + 1e-6):
             checks.fail(
@@ -528,7 +533,7 @@ def _weights(
             )
         return Fn(_scaled, dict(of=weights, share=jnp.asarray(share)))
     if isinstance(weights, str):
-        checks.choice("plan", ("uniform", "size"), weights=weights)
+        checks.require_one_of("plan", ("uniform", "size"), weights=weights)
         weights = fed.size if weights == "size" else np.ones(clients, np.float32)
     if checks.ndim("plan", "weights", weights) != 1 or np.shape(weights) != (clients,):
         checks.fail(
@@ -538,10 +543,10 @@ def _weights(
             "round",
             f"shape {np.shape(weights)}",
         )
-    checks.nonnegative("plan", weights=weights)
-    if checks.concrete(weights) and not np.asarray(weights).sum() > 0:
+    checks.require_nonnegative("plan", weights=weights)
+    if checks.is_concrete(weights) and not np.asarray(weights).sum() > 0:
         checks.fail("plan", "weights with a positive sum", f"{weights!r}")
-    if checks.concrete((weights, share)) and _whole(np.asarray(weights)):
+    if checks.is_concrete((weights, share)) and _whole(np.asarray(weights)):
         values = np.asarray(weights, np.float32)
         return pytrees.on_device(values / values.sum() / np.asarray(share))
     return _scaled(None, of=jnp.asarray(weights), share=jnp.asarray(share))

@@ -109,8 +109,8 @@ def run_round(run: Run, plan: Plan) -> tuple[Run, RoundStats]:
     Returns:
         The run after the round, and statistics for the experimenter, which no guarantee covers.
     """
-    checks.kind("run_round", Run, "jfl.init", run=run)
-    checks.kind("run_round", Plan, "jfl.plan", plan=plan)
+    checks.require_type("run_round", Run, "jfl.init", run=run)
+    checks.require_type("run_round", Plan, "jfl.plan", plan=plan)
     run = enter_plan(run, identity.noise_identity(plan))
     return advance(run, plan, run_noise_key(run))
 
@@ -130,7 +130,7 @@ def advance(
     Returns:
         The run after the round, and its statistics.
     """
-    checks.on_device("run_round", plan.fed)
+    checks.require_device_rows("run_round", plan.fed)
     plan = dataclasses.replace(plan, mesh=devices(plan.mesh))
     if sampling_key is None:
         sampling_key = run_sampling_key(run)
@@ -607,10 +607,10 @@ def init(key: jax.Array, plan: Plan) -> Run:
     Returns:
         A Run, for `jfl.scan`, `jfl.run_round` or `jfl.simulate(start=...)`.
     """
-    checks.kind("init", Plan, "jfl.plan", plan=plan)
+    checks.require_type("init", Plan, "jfl.plan", plan=plan)
     plan_identity = identity.noise_identity(plan)
     plan_history = identity.initial_history(plan)
-    return init_run_jit(checks.key("init", key), plan, plan_identity, plan_history)
+    return init_run_jit(checks.as_key("init", key), plan, plan_identity, plan_history)
 
 
 def init_run(key: Key, plan: Plan, plan_identity: Words, plan_history: Words) -> Run:
@@ -622,7 +622,7 @@ def init_run(key: Key, plan: Plan, plan_identity: Words, plan_history: Words) ->
         plan_identity: UInt32[4], from identity.noise_identity.
         plan_history: UInt32[4], from identity.initial_history.
     """
-    key = checks.key("init", key)
+    key = checks.as_key("init", key)
     params = plan.task.init(stream_key(as_kernel_key(key), Stream.INIT, 0))
     server_state, client_state = plan.algorithm.init(params)
 

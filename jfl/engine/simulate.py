@@ -65,12 +65,14 @@ def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, 
     Returns:
         The run after all rounds, and metrics with leaves [E].
     """
-    checks.kind("scan", Run, "jfl.init", run=run)
-    checks.kind("scan", Plan, "jfl.plan", plan=plan)
-    counts: Any = checks.array("scan", "rounds", rounds) if checks.concrete(rounds) else rounds
+    checks.require_type("scan", Run, "jfl.init", run=run)
+    checks.require_type("scan", Plan, "jfl.plan", plan=plan)
+    counts: Any = (
+        checks.as_array("scan", "rounds", rounds) if checks.is_concrete(rounds) else rounds
+    )
     if counts.ndim != 1 or not jnp.issubdtype(counts.dtype, jnp.integer):
         checks.fail(
-            "scan", "rounds Int[E], the number before each evaluation", checks.shown(rounds)
+            "scan", "rounds Int[E], the number before each evaluation", checks.short_repr(rounds)
         )
     run = enter_plan(run, identity.noise_identity(plan))
     return scan_from(run, plan, rounds, run_noise_key(run))
@@ -209,10 +211,10 @@ def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
         rounds: the number of rounds of the run.
         every: rounds between evaluations; None means about twenty evaluations.
     """
-    checks.whole("simulate", rounds=rounds)
+    checks.require_integer("simulate", rounds=rounds)
     if every is None:
         every = -(-int(rounds) // 20)
-    checks.whole("simulate", evaluate_every=every)
+    checks.require_integer("simulate", evaluate_every=every)
     full, rest = divmod(int(rounds), int(every))
     if full > MAX_EVALUATIONS:
         checks.fail(
@@ -229,8 +231,10 @@ def tolerated_health(where: str, tolerate: Any) -> tuple[str, ...]:
 
     Tolerating "nonfinite" includes tolerating "nonfinite_rows".
     """
-    given = checks.several(where, tolerate=tolerate)
-    checks.choice(where, Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)})
+    given = checks.as_tuple(where, tolerate=tolerate)
+    checks.require_one_of(
+        where, Health._fields, **{f"tolerate[{i}]": t for i, t in enumerate(given)}
+    )
     return given + (("nonfinite_rows",) if "nonfinite" in given else ())
 
 
@@ -281,10 +285,10 @@ def simulate(
         ValueError: If `start` does not fit the plan, or a clip norm or noise falls below 1e-15 in
             one of the rounds.
     """
-    checks.kind("simulate", Plan, "jfl.plan", plan=plan)
-    key, tolerate = checks.key("simulate", key), tolerated_health("simulate", tolerate)
+    checks.require_type("simulate", Plan, "jfl.plan", plan=plan)
+    key, tolerate = checks.as_key("simulate", key), tolerated_health("simulate", tolerate)
     if start is not None:
-        checks.kind("simulate", Run, "an earlier output", start=start)
+        checks.require_type("simulate", Run, "an earlier output", start=start)
     counts = rounds_before_evaluations(rounds, evaluate_every)
     float_floors.lasting("simulate", plan, rounds, 0 if start is None else int(start.round))
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
@@ -331,7 +335,7 @@ def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
     A loss can be nan while its gradients are finite, and parameters can be finite while their
     squares are not.  Neither stops a run.
     """
-    if not checks.concrete((health, metrics, params)):  # inside a user's jit
+    if not checks.is_concrete((health, metrics, params)):  # inside a user's jit
         return ""
     if int(health.nonfinite) or int(health.nonfinite_rows):  # already reported by Health
         return ""

@@ -70,14 +70,14 @@ def points_of(axes: dict[str, Any]) -> list[dict[str, Any]]:
 def _checked_points(points: Any, axes: dict[str, Any]) -> list[dict[str, Any]]:
     if points is not None and axes:
         checks.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
-    points = points_of(axes) if points is None else list(checks.several("sweep", points=points))
+    points = points_of(axes) if points is None else list(checks.as_tuple("sweep", points=points))
     if not points or not all(
         isinstance(p, dict) and all(isinstance(k, str) for k in p) for p in points
     ):
         checks.fail(
             "sweep",
             "at least one point, each a dict of arguments of make_plan",
-            checks.shown(points),
+            checks.short_repr(points),
         )
     return points
 
@@ -89,7 +89,9 @@ def _plans_of(
     try:
         signature = inspect.signature(make_plan)
     except (TypeError, ValueError):
-        checks.fail("sweep", "make_plan, a function that gives a plan", checks.shown(make_plan))
+        checks.fail(
+            "sweep", "make_plan, a function that gives a plan", checks.short_repr(make_plan)
+        )
     takes = signature.parameters
     wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
     plans, plan_of = [], {}
@@ -103,14 +105,16 @@ def _plans_of(
             signature.bind(**arguments)
         except TypeError as error:
             checks.fail(
-                "sweep", f"make_plan{signature} to take {sorted(arguments)}", checks.cause(error)
+                "sweep",
+                f"make_plan{signature} to take {sorted(arguments)}",
+                checks.describe_error(error),
             )
         if identical not in plan_of:  # so that what its seeds share stays shared
             plan_of[identical] = make_plan(**arguments)
         plans.append(plan_of[identical])
     for plan in plans:
-        checks.kind("sweep", Plan, "make_plan", plan=plan)
-        checks.on_device("sweep", plan.fed)
+        checks.require_type("sweep", Plan, "make_plan", plan=plan)
+        checks.require_device_rows("sweep", plan.fed)
     for plan in plan_of.values():
         float_floors.lasting("sweep", plan, rounds)
     return plans
@@ -168,11 +172,11 @@ def sweep(
         [0.1, 0.1, 0.2, 0.2]
     """
     points = _checked_points(points, axes)
-    memory = None if memory is None else checks.memory("sweep", memory)
-    checks.choice("sweep", (False, True), strict=strict)
+    memory = None if memory is None else checks.as_bytes("sweep", memory)
+    checks.require_one_of("sweep", (False, True), strict=strict)
     tolerate = tolerated_health("sweep", tolerate)
     if watch is not None and not callable(watch):
-        checks.fail("sweep", "watch, a function of a line, such as print", checks.shown(watch))
+        checks.fail("sweep", "watch, a function of a line, such as print", checks.short_repr(watch))
     counts = rounds_before_evaluations(rounds, evaluate_every)
     meshes.devices(mesh, len(points))  # refuses what is none
     points = [dict(seed=0) | p for p in points]
@@ -227,7 +231,7 @@ def sweep(
     )
     if failed.all() or (strict and failed.any()):
         raise HealthError(
-            f"sweep: need a healthy point; {int(failed.sum())} of {len(points)} failed: "
+            f"sweep: expected a healthy point; {int(failed.sum())} of {len(points)} failed: "
             f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.",
             out,
             health,
@@ -284,8 +288,8 @@ def train(
 
 def _key(seed: Any) -> Key:
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        return checks.key("sweep", seed)
-    checks.seed("sweep", seed=seed)
+        return checks.as_key("sweep", seed)
+    checks.require_seed("sweep", seed=seed)
     return jax.random.key(int(seed))
 
 
@@ -375,7 +379,8 @@ def _apart(
                 checks.fail(
                     "sweep",
                     "points that differ in what they compute, or in their seed",
-                    f"{checks.shown(points[known[1]])} and {checks.shown(points[i])}, which differ "
+                    f"{checks.short_repr(points[known[1]])} and "
+                    f"{checks.short_repr(points[i])}, which differ "
                     "in how it is computed alone (a capacity, a gradient path, a function that is "
                     "made anew for each point)",
                     "Give them different seeds, or run one of them.",

@@ -57,9 +57,9 @@ def ask_tell(
     where = "ask_tell"
     for name in ("ask", "tell"):
         if not callable(getattr(study, name, None)):
-            checks.fail(where, "a study with ask and tell, as of Optuna", checks.shown(study))
-    checks.whole(where, trials=trials, at_once=at_once, rounds=rounds)
-    seeds = checks.several(where, seeds=seeds)
+            checks.fail(where, "a study with ask and tell, as of Optuna", checks.short_repr(study))
+    checks.require_integer(where, trials=trials, at_once=at_once, rounds=rounds)
+    seeds = checks.as_tuple(where, seeds=seeds)
     if not seeds or "seed" in space:
         checks.fail(where, "seeds apart from the space, at least one", f"{seeds!r}")
     tried: list[dict[str, Any]] = []

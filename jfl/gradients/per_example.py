@@ -49,7 +49,7 @@ def _as_fn(function) -> Fn:
 
 
 def _computed(loss, dtype, where) -> Fn:
-    checks.choice(where, DTYPES, compute=dtype)
+    checks.require_one_of(where, DTYPES, compute=dtype)
     loss = _as_fn(loss)
     if losses.takes_key(loss):
         loss = losses.joined(loss)
@@ -84,8 +84,10 @@ def grad(loss: Callable, *, l2: ArrayLike | None = None, compute: str = "float32
         compute: the type in which the loss is computed, as in `private_grad`.
     """
     if l2 is not None:
-        checks.nonnegative("grad", single=True, l2=l2)
-    return Grad(_computed(loss, compute, "grad"), None, None if l2 is None else checks.scalar(l2))
+        checks.require_nonnegative("grad", single=True, l2=l2)
+    return Grad(
+        _computed(loss, compute, "grad"), None, None if l2 is None else checks.as_scalar(l2)
+    )
 
 
 def private_grad(
@@ -148,10 +150,10 @@ def private_grad(
             "clip_scaled in plan(release=...).",
         )
     if l2 is not None:
-        checks.nonnegative("private_grad", single=True, l2=l2)
+        checks.require_nonnegative("private_grad", single=True, l2=l2)
     if microbatch is not None:
-        checks.whole("private_grad", microbatch=microbatch)
-    checks.choice("private_grad", GRAD_PATHS, path=path)
+        checks.require_integer("private_grad", microbatch=microbatch)
+    checks.require_one_of("private_grad", GRAD_PATHS, path=path)
     if path == "bookkeeping" and _clip(mechanism) is None:
         checks.fail(
             "private_grad",
@@ -162,7 +164,7 @@ def private_grad(
     return Grad(
         _computed(loss, compute, "private_grad"),
         mechanism,
-        None if l2 is None else checks.scalar(l2),
+        None if l2 is None else checks.as_scalar(l2),
         microbatch,
         path,
     )

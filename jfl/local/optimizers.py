@@ -41,7 +41,7 @@ def noise_std(mechanism: Mechanism) -> float:
         0.1
     """
     where = "optimizers.noise_std"
-    checks.kind(where, Mechanism, "jfl.chain", mechanism=mechanism)
+    checks.require_type(where, Mechanism, "jfl.chain", mechanism=mechanism)
     bound = mechanism if mechanism.adjacency else Mechanism(mechanism.stages, "add_remove")
     levels = None if chain.scheduled(bound) else chain.multiplier(bound)
     post = [s for s in bound.stages if s.role == "post"]
@@ -98,10 +98,10 @@ def adam_without_noise_bias(
         0.0625
     """
     where = "optimizers.adam_without_noise_bias"
-    checks.nonnegative(where, noise_std=noise_std)
-    checks.positive(where, least=least)
+    checks.require_nonnegative(where, noise_std=noise_std)
+    checks.require_positive(where, min_value=least)
     for name, value in dict(b1=b1, b2=b2).items():
-        if checks.concrete(value) and not 0 <= value < 1:
+        if checks.is_concrete(value) and not 0 <= value < 1:
             checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
 
     def init(params):

@@ -37,7 +37,7 @@ def optimizer(factory) -> Fn:
         return Fn(_ready, static=dict(transformation=_Held(factory)))
     if isinstance(factory, functools.partial) and not factory.args:
         data = {
-            k: checks.scalar(v)
+            k: checks.as_scalar(v)
             for k, v in factory.keywords.items()
             if isinstance(v, (float, jax.Array))
         }
@@ -88,8 +88,8 @@ def rate(lr, name="lr"):
     """A learning rate: a number (traced data), or a schedule of round * T + step."""
     if callable(lr):
         return lr if isinstance(lr, Fn) else Fn(lr)
-    checks.positive("algorithm", single=True, **{name: lr})
-    return checks.scalar(lr)
+    checks.require_positive("algorithm", single=True, **{name: lr})
+    return checks.as_scalar(lr)
 
 
 def _at(lr, step):
@@ -153,7 +153,7 @@ def work(
             "batch = a batch sampler such as jfl.batches.without_replacement(16)",
             f"{batches!r}",
         )
-    checks.whole("algorithm", steps=steps)
+    checks.require_integer("algorithm", steps=steps)
     _refuse_unused_rate("lr", lr, default_lr, optimizer)
     return Work(grad, batches, rate(lr), globals()["optimizer"](optimizer), steps)
 

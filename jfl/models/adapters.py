@@ -93,12 +93,12 @@ def flax(
         ['Dense_0', 'Dense_1']
     """
     where = "models.flax"
-    checks.kind(where, Federation, "jfl.federate", fed=fed)
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if not isinstance(module, linen.Module):
         checks.fail(
             where,
             "a flax.linen module",
-            checks.shown(module),
+            checks.short_repr(module),
             "For others see jfl.models.nnx, .equinox and .functions, or jfl.task.",
         )
     shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
@@ -168,7 +168,7 @@ def _takes_batches(where, trace, apply, x, batched: bool | None) -> tuple[bool, 
         x: shape of one example.
         batched: what the user says; None: to be found out.
     """
-    checks.choice(where, (True, False, None), batched=batched)
+    checks.require_one_of(where, (True, False, None), batched=batched)
     if batched is not None:
         return bool(batched), False
 
@@ -328,14 +328,16 @@ def nnx(
         >>> nnx(fed, lambda rngs: flax_nnx.Linear(105, 2, rngs=rngs))  # doctest: +SKIP
     """
     where = "models.nnx"
-    checks.kind(where, Federation, "jfl.federate", fed=fed)
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     fixed = isinstance(model, flax_nnx.Module)
     if not fixed and not callable(model):
-        checks.fail(where, "a flax.nnx model, or a function rngs -> model", checks.shown(model))
+        checks.fail(
+            where, "a flax.nnx model, or a function rngs -> model", checks.short_repr(model)
+        )
     make = (lambda: flax_nnx.clone(model)) if fixed else (lambda: model(flax_nnx.Rngs(0)))
     made = make()
     if not isinstance(made, flax_nnx.Module):
-        checks.fail(where, "a flax.nnx model, or a function rngs -> model", checks.shown(made))
+        checks.fail(where, "a flax.nnx model, or a function rngs -> model", checks.short_repr(made))
     if jax.tree.leaves(flax_nnx.state(made, flax_nnx.BatchStat)):
         checks.fail(
             where, "a model without BatchNorm", "variables in BatchStat", frameworks.BATCH_NORM
@@ -427,17 +429,21 @@ def equinox(
         ValueError: as in `jfl.models.flax`; without equinox.
     """
     where = "models.equinox"
-    checks.kind(where, Federation, "jfl.federate", fed=fed)
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     try:
         import equinox as eqx
     except ImportError:
         checks.fail(where, "equinox", "no such package", "pip install equinox")
     fixed = isinstance(model, eqx.Module)
     if not fixed and not callable(model):
-        checks.fail(where, "an equinox module, or a function key -> module", checks.shown(model))
+        checks.fail(
+            where, "an equinox module, or a function key -> module", checks.short_repr(model)
+        )
     made = model if fixed else model(jax.random.key(0))
     if not isinstance(made, eqx.Module):
-        checks.fail(where, "an equinox module, or a function key -> module", checks.shown(made))
+        checks.fail(
+            where, "an equinox module, or a function key -> module", checks.short_repr(made)
+        )
     if any(isinstance(n, eqx.nn.BatchNorm) for n in _modules(made, eqx)):
         checks.fail(where, "a model without BatchNorm", "equinox.nn.BatchNorm", BATCH_NORM_EQX)
     key = inspect.signature(type(made).__call__).parameters.get("key")
@@ -545,13 +551,13 @@ def functions(
         (10,)
     """
     where = "models.functions"
-    checks.kind(where, Federation, "jfl.federate", fed=fed)
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     for name, value, form in (
         ("init", init, "key -> params"),
         ("apply", apply, "(params, x) -> output"),
     ):
         if not callable(value):
-            checks.fail(where, f"{name}, a pure function {form}", checks.shown(value))
+            checks.fail(where, f"{name}, a pure function {form}", checks.short_repr(value))
         frameworks.function(where, name, value, form)
     names = inspect.signature(apply).parameters
     key = next((n for n in ("key", "rng") if n in names), None)
@@ -616,7 +622,7 @@ def _task(where, fed, model: Model, target, trainable, params) -> Task:
         checks.fail(
             where,
             f"a model from one example {tuple(x.shape)} to {list(wanted)}, for {kind.words}",
-            f"{list(got) if got is not None else checks.shown(output)}",
+            f"{list(got) if got is not None else checks.short_repr(output)}",
             "It is called on one example; a module of flax that is written for a batch, on a "
             "batch of one.",
         )

@@ -110,7 +110,7 @@ def parameters(where: str, value: Any) -> Any:
             f"a dict of {', '.join(map(str, value))}",
             BATCH_NORM,
         )
-    value = checks.arrays(where, "params", value)
+    value = checks.as_arrays(where, "params", value)
     kinds = {
         jax.tree_util.keystr(path): leaf.dtype
         for path, leaf in jax.tree_util.tree_leaves_with_path(value)

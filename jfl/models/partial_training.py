@@ -62,7 +62,7 @@ def trainable(
         >>> sorted(trainable(task, "Dense_1/*", pretrained).init(jax.random.key(0)))
         ['Dense_1/bias', 'Dense_1/kernel']
     """
-    checks.kind(where, Task, "jfl.models or jfl.task", task=task)
+    checks.require_type(where, Task, "jfl.models or jfl.task", task=task)
     shapes = pytrees.by_path(jax.eval_shape(task.init, jax.random.key(0)))
     given = _given(where, shapes, params)
     if which is None:
@@ -122,7 +122,7 @@ def merged(task: Task, params: Mapping[str, Any]) -> Any:
         ValueError: for another task.
     """
     if not isinstance(task, Task) or task.loss.function not in (_on_part, _on_part_with_key):
-        checks.fail("models.merged", "a task of jfl.models.trainable", checks.shown(task))
+        checks.fail("models.merged", "a task of jfl.models.trainable", checks.short_repr(task))
     return _whole(params, task.loss.data["frozen"], task.loss.data["init"])
 
 

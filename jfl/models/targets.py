@@ -141,7 +141,7 @@ def target_of(where: str, fed: Federation, target: str | None) -> str:
     shape, whole = tuple(fed.y.shape[1:]), jnp.issubdtype(fed.y.dtype, jnp.integer)
     if target is None:
         target = "numbers" if not fed.classes else ("tokens" if shape else "class")
-    checks.choice(where, TARGETS, target=target)
+    checks.require_one_of(where, TARGETS, target=target)
     fits = {
         "class": whole and not shape and fed.classes > 1,
         "tokens": whole and len(shape) == 1 and fed.classes > 1,

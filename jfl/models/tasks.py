@@ -61,18 +61,20 @@ def task(
         (3,)
     """
     if not callable(loss):
-        checks.fail("task", "loss, a pure function (params, x, y) -> scalar", checks.shown(loss))
+        checks.fail(
+            "task", "loss, a pure function (params, x, y) -> scalar", checks.short_repr(loss)
+        )
     forms = dict(predict="(params, x) -> output", evaluation="(params, x, y) -> scalar")
     for name, value in dict(predict=predict, evaluation=evaluation).items():
         if value is not None and not callable(value):
             checks.fail(
-                "task", f"{name}, a pure function {forms[name]}, or None", checks.shown(value)
+                "task", f"{name}, a pure function {forms[name]}, or None", checks.short_repr(value)
             )
         frameworks.function("task", name, value, forms[name])
     frameworks.function("task", "loss", loss, "(params, x, y) -> scalar")
     if evaluation is not None and losses.takes_key(evaluation):
         checks.fail("task", "evaluation, a function (params, x, y)", "one that takes a key")
-    checks.choice("task", TARGETS, target=target)
+    checks.require_one_of("task", TARGETS, target=target)
     draws = callable(params) and frameworks.library(params) is None
     init = _fn(params) if draws else Fn(_fixed, dict(params=frameworks.parameters("task", params)))
     return Task(init, _fn(loss), _fn(predict), _fn(evaluation), watched("task", metrics), target)
@@ -87,7 +89,7 @@ def watched(where: str, metrics: Mapping[str, Callable | Metric] | None) -> dict
     if not metrics:
         return None
     if not isinstance(metrics, Mapping):
-        checks.fail(where, "metrics, a dict of names and functions", checks.shown(metrics))
+        checks.fail(where, "metrics, a dict of names and functions", checks.short_repr(metrics))
     taken = {field.name for field in dataclasses.fields(Metrics)}
     for name, metric in metrics.items():
         if not isinstance(name, str) or not name or name in taken:
@@ -98,7 +100,9 @@ def watched(where: str, metrics: Mapping[str, Callable | Metric] | None) -> dict
                 f"jfl measures {', '.join(sorted(taken))} itself.",
             )
         if not callable(metric) and not isinstance(metric, Metric):
-            checks.fail(where, f"metric {name!r}, a function (params, x, y)", checks.shown(metric))
+            checks.fail(
+                where, f"metric {name!r}, a function (params, x, y)", checks.short_repr(metric)
+            )
     return {
         name: m if isinstance(m, Metric) else Metric(_fn(m)) for name, m in sorted(metrics.items())
     }
@@ -253,7 +257,7 @@ class _ResNet(nn.Module):
 def logistic(fed: Federation) -> Task:
     """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or
     `private_grad`."""
-    checks.kind("models.logistic", Federation, "jfl.federate", fed=fed)
+    checks.require_type("models.logistic", Federation, "jfl.federate", fed=fed)
     return flax(fed, _Mlp((), fed.classes), target="class", batched=False)
 
 
@@ -264,10 +268,10 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
         fed: gives the shape of a row and the number of classes.
         hidden: widths of the hidden layers.
     """
-    checks.kind("models.mlp", Federation, "jfl.federate", fed=fed)
-    hidden = checks.several("models.mlp", hidden=hidden)
+    checks.require_type("models.mlp", Federation, "jfl.federate", fed=fed)
+    hidden = checks.as_tuple("models.mlp", hidden=hidden)
     for width in hidden:
-        checks.whole("models.mlp", hidden=width)
+        checks.require_integer("models.mlp", hidden=width)
     return flax(fed, _Mlp(hidden, fed.classes), target="class", batched=False)
 
 
@@ -290,9 +294,9 @@ def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256
     """
     where = "models.lstm"
     every = _of_tokens(where, fed)
-    cells = checks.several(where, cells=cells)
+    cells = checks.as_tuple(where, cells=cells)
     numbers: dict[str, Any] = {f"cells[{i}]": n for i, n in enumerate(cells)}
-    checks.whole(where, embedding=embedding, **numbers)
+    checks.require_integer(where, embedding=embedding, **numbers)
     if not cells:
         checks.fail(where, "a layer at least", "cells=()")
     return flax(fed, _Lstm(embedding, cells, fed.classes, every), batched=False)
@@ -319,8 +323,8 @@ def gpt(
     """
     where = "models.gpt"
     every = _of_tokens(where, fed)
-    checks.whole(where, width=width, layers=layers, heads=heads)
-    checks.nonnegative(where, single=True, dropout=dropout)
+    checks.require_integer(where, width=width, layers=layers, heads=heads)
+    checks.require_nonnegative(where, single=True, dropout=dropout)
     if dropout >= 1:
         checks.fail(where, "dropout in [0, 1)", f"{dropout!r}")
     if width % heads:
@@ -330,7 +334,7 @@ def gpt(
 
 def _of_tokens(where, fed) -> bool:
     """Whether the labels are of every token; refuses rows that hold none."""
-    checks.kind(where, Federation, "jfl.federate", fed=fed)
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if fed.x.ndim != 2 or fed.x.dtype.kind != "i":
         checks.fail(
             where,
@@ -353,10 +357,10 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
         He et al., CVPR 2016, with the 3 x 3 stem for 32 x 32 pixels; Wu and He, ECCV 2018.
     """
     where = "models.resnet18"
-    checks.kind(where, Federation, "jfl.federate", fed=fed)
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if len(fed.x.shape) not in (3, 4):
         checks.fail(where, "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}")
-    checks.whole(where, least=2, width=width)
+    checks.require_integer(where, min_value=2, width=width)
     if width % 2 or (width > 64 and width % 64):
         checks.fail(where, "an even width, or a multiple of 64", f"width={width}")
     return flax(fed, _ResNet(width, (2, 2, 2, 2), fed.classes), target="class", batched=False)
@@ -365,13 +369,15 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
 def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:
     """3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then one dense layer; images [H, W]
     or [H, W, C]."""
-    checks.kind("models.cnn", Federation, "jfl.federate", fed=fed)
-    channels = checks.several("models.cnn", channels=channels)
+    checks.require_type("models.cnn", Federation, "jfl.federate", fed=fed)
+    channels = checks.as_tuple("models.cnn", channels=channels)
     if len(fed.x.shape) not in (3, 4):
         checks.fail(
             "models.cnn", "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}"
         )
-    checks.whole("models.cnn", dense=dense, **{f"channels[{i}]": c for i, c in enumerate(channels)})
+    checks.require_integer(
+        "models.cnn", dense=dense, **{f"channels[{i}]": c for i, c in enumerate(channels)}
+    )
     if min(fed.x.shape[1:3]) < 2 ** len(channels):
         checks.fail(
             "models.cnn",

@@ -62,7 +62,7 @@ def at_scale(
         (True, 'conditional')
     """
     where = "jfl.at_scale"
-    checks.whole(where, cohort=cohort, clients=clients)
+    checks.require_integer(where, cohort=cohort, clients=clients)
     sampler, expected = plan.sampler, float(plan.sampler.expected)
     if not (expected <= cohort <= clients and sampler.clients <= clients):
         checks.fail(

@@ -61,8 +61,8 @@ def calibrate(
         ValueError: as `guarantee`; if the plan has no noise stage; if epsilon is out of reach of a
             multiplier, or of the capacity of a Poisson sampler, with one that is large enough.
     """
-    checks.choice("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
-    checks.positive("jfl.calibrate", epsilon=epsilon)
+    checks.require_one_of("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
+    checks.require_positive("jfl.calibrate", epsilon=epsilon)
     if (rounds is None) != (over == "rounds"):
         checks.fail(
             "jfl.calibrate",

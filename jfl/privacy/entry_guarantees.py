@@ -87,17 +87,17 @@ def _by_levels(listed, times):
 
 def entries_of(plan, rounds, delta) -> list[Entry]:
     """Return the ledger of a plan, for a guarantee of so many rounds at this delta."""
-    checks.kind("jfl.guarantee", Plan, "jfl.plan", plan=plan)
-    checks.whole("jfl.guarantee", most=MOST, rounds=rounds)
+    checks.require_type("jfl.guarantee", Plan, "jfl.plan", plan=plan)
+    checks.require_integer("jfl.guarantee", max_value=MOST, rounds=rounds)
     check_delta(delta)
     return ledger.entries(plan, rounds)
 
 
 def choices(unit, view, adjacency) -> None:
     """Refuse what is no unit, view or adjacency."""
-    checks.choice("jfl.guarantee", (None, "example", "client"), unit=unit)
-    checks.choice("jfl.guarantee", (None, *ledger.VIEWS, "personal"), view=view)
-    checks.choice("jfl.guarantee", (None, *ADJACENCIES), adjacency=adjacency)
+    checks.require_one_of("jfl.guarantee", (None, "example", "client"), unit=unit)
+    checks.require_one_of("jfl.guarantee", (None, *ledger.VIEWS, "personal"), view=view)
+    checks.require_one_of("jfl.guarantee", (None, *ADJACENCIES), adjacency=adjacency)
 
 
 def choose(where, plan, entries, unit, view, adjacency) -> Entry:

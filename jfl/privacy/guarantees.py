@@ -101,7 +101,7 @@ def guarantee(
     """
     where, options = "jfl.guarantee", dict(cap=cap, quantile=quantile, realised=realised)
     as_planned = all(v is None for v in options.values())
-    checks.whole(where, least=0, most=MOST, uplinks=uplinks)
+    checks.require_integer(where, min_value=0, max_value=MOST, uplinks=uplinks)
     if not isinstance(plan, Plan):
         if uplinks or rounds is not None or not as_planned:
             checks.fail(
@@ -160,7 +160,7 @@ def epsilons(
     Raises:
         ValueError: as `guarantee`.
     """
-    times = checks.array("jfl.epsilons", "rounds", rounds)
+    times = checks.as_array("jfl.epsilons", "rounds", rounds)
     if times.ndim != 1 or times.dtype.kind not in "iu" or (times < 0).any():
         checks.fail("jfl.epsilons", "rounds: whole numbers >= 0, Int[m]", f"{rounds!r}")
     entries = entries_of(plan, max(int(times.max(initial=1)), 1), delta)

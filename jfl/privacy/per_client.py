@@ -163,18 +163,18 @@ def participations(plan: Plan, entry: Entry, rounds: int, delta: float, options:
         checks.fail(where, "one of cap, quantile and realised", " and ".join(given))
     cap, quantile, realised = (options[name] for name in ("cap", "quantile", "realised"))
     if cap is not None:
-        checks.whole(where, cap=cap)
+        checks.require_integer(where, cap=cap)
         caveat = Caveat(ASSERTED.format(cap), "cap")
         return Often(np.minimum(planned.most, cap), 0.0, "conditional", (caveat,))
     if realised is not None:
-        seen = checks.array(where, "realised", realised)
+        seen = checks.as_array(where, "realised", realised)
         most = -(-rounds // sampler.separation) * turns(sampler)
         whole = seen.shape == (clients,) and seen.dtype.kind in "iu"
         if not (whole and ((seen >= 0) & (seen <= most)).all()):
             words = f"realised: whole numbers in 0..{most}, Int[{clients}]"
             checks.fail(where, words, f"{realised!r}")
         return Often(seen, 0.0, "descriptive", (SEEN,))
-    checks.fraction(where, single=True, quantile=quantile)
+    checks.require_fraction(where, single=True, quantile=quantile)
     if not quantile < delta:
         checks.fail(
             where,

@@ -92,9 +92,9 @@ def noise_multiplier(
 
 
 def _repeated(where, multiplier, rate, rounds, adjacency, sampler):
-    checks.choice(where, SAMPLERS, sampler=sampler)
-    checks.fraction(where, single=True, rate=rate)
-    checks.whole(where, most=MAX_ROUNDS, rounds=rounds)
+    checks.require_one_of(where, SAMPLERS, sampler=sampler)
+    checks.require_fraction(where, single=True, rate=rate)
+    checks.require_integer(where, max_value=MAX_ROUNDS, rounds=rounds)
     adjacency = adjacency_of(where, sampler, adjacency)
     if sampler == "full" and rate != 1:
         checks.fail(where, "rate=1 for sampler='full'", f"rate={rate:g}")
@@ -108,7 +108,7 @@ def adjacency_of(where: str, sampler: str, adjacency: str | None) -> str:
     Raises:
         ArgumentError: for add_remove with samples of a fixed size.
     """
-    checks.choice(where, (None, *ADJACENCIES), adjacency=adjacency)
+    checks.require_one_of(where, (None, *ADJACENCIES), adjacency=adjacency)
     if adjacency is None:
         return "add_remove" if sampler == "poisson" else "replace_one"
     if sampler == "without_replacement" and adjacency == "add_remove":

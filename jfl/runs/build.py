@@ -81,7 +81,7 @@ def _dataset(name, preprocess, **arguments):
     data = getattr(datasets, name)(**arguments)
     for step in () if preprocess == "none" else preprocess.split(","):
         step, _, number = step.partition(":")
-        checks.choice("config", ("none", *transforms.__all__), preprocess=step)
+        checks.require_one_of("config", ("none", *transforms.__all__), preprocess=step)
         if (step == "pca") != number.isdecimal():
             checks.fail(
                 "config",
@@ -97,7 +97,7 @@ def the_partition(config: Config) -> partition.Partition:
     seed = config.partition_seed
     if not config.group_rows:
         return _call("partition", config, clients=config.clients, seed=seed)
-    checks.choice("config", ("iid", "labels", "dirichlet"), partition=config.partition)
+    checks.require_one_of("config", ("iid", "labels", "dirichlet"), partition=config.partition)
     few = config.classes_per_client if config.partition == "labels" else None
     return partition.sizes(_of_each_client(config, "group_rows"), classes_per_client=few, seed=seed)
 
@@ -140,7 +140,7 @@ def _refuse_bad_values(config):
     for name, field in FIELDS.items():
         value = getattr(config, name)
         if (choices := field.metadata["choices"]) is not None:
-            checks.choice("config", choices(), **{name: value})
+            checks.require_one_of("config", choices(), **{name: value})
         if (check := field.metadata["check"]) is not None:
             check("config", **{name: value})
     if not 0 < config.delta < 1:
@@ -151,7 +151,7 @@ def _refuse_bad_values(config):
             "Below 1 / (number of examples) is usual.",
         )
     if config.average_from is not None:
-        checks.whole("config", least=0, average_from=config.average_from)
+        checks.require_integer("config", min_value=0, average_from=config.average_from)
 
 
 def _refuse_contradictions(config):
@@ -301,7 +301,7 @@ def _sampler(config) -> Sampler:
     got = f"sampler={name!r}, cohort={cohort}, rate={rate}"
     function = factory("sampler", name)
     if cohort is not None:
-        checks.whole("config", cohort=cohort)
+        checks.require_integer("config", cohort=cohort)
         if cohort > clients:
             checks.fail("config", f"cohort <= clients={clients}", f"cohort={cohort}")
     if options.takes(function, "rate"):

@@ -65,7 +65,7 @@ def factory(kind: str, name: str) -> Callable[..., Any]:
     Raises:
         ArgumentError: for a name that the kind does not have.
     """
-    checks.choice("config", names(kind), **{kind: name})
+    checks.require_one_of("config", names(kind), **{kind: name})
     return getattr(_MODULES[kind], name)
 
 
@@ -160,7 +160,7 @@ class Experiment:
         (), "part of the pixels that salt and pepper spoils in each group's rows"
     )
     holdout: float = field(0.0, "fraction of each client's rows kept for its own test")
-    partition_seed: int = field(0, "who owns which row", check=checks.seed)
+    partition_seed: int = field(0, "who owns which row", check=checks.require_seed)
     model: str = field("mlp", _several("model"), choices=functools.partial(names, "model"))
     compute: str = field(
         "float32",
@@ -189,7 +189,7 @@ class Experiment:
         "local steps a round",
         needs=_takers("algorithm", "steps"),
     )
-    rounds: int = field(60, "communication rounds", check=checks.whole)
+    rounds: int = field(60, "communication rounds", check=checks.require_integer)
     lr: float = field(0.3, "learning rate of the clients (fedsgd: of the server)")
     optimizer: str = field(
         "sgd",
@@ -241,7 +241,7 @@ class Experiment:
     clip_norm: float = field(
         1.0,
         "bound on a contribution (adaptive: the first one)",
-        check=checks.positive,
+        check=checks.require_positive,
         needs={"noise_multiplier or epsilon": _clips},
     )
     noise_multiplier: float | None = field(
@@ -302,13 +302,13 @@ class Experiment:
     clip_decay: float = field(
         1.0,
         "part of the clip norm that is left after all rounds (Dynamic DP-SGD)",
-        check=checks.positive,
+        check=checks.require_positive,
         needs=NOISE,
     )
     noise_decay: float = field(
         1.0,
         "part of the noise multiplier that is left after all rounds (Dynamic DP-SGD)",
-        check=checks.positive,
+        check=checks.require_positive,
         needs=NOISE,
     )
     delta: float = field(1e-5, "delta of the guarantee, in (0, 1)", needs=NOISE)
@@ -336,7 +336,7 @@ class Experiment:
         f"as_printed: {' | '.join(PAPERS)}; default that of algorithm or noise",
         needs={"mode='as_printed'": lambda config: config.mode == "as_printed"},
     )
-    seed: int = field(0, "seed of the run: cohorts, batches, noise", check=checks.seed)
+    seed: int = field(0, "seed of the run: cohorts, batches, noise", check=checks.require_seed)
     allow_empty: bool = field(
         False,
         "poisson: a round without a client is legal; otherwise it stops the run",
@@ -403,7 +403,7 @@ def sampler_of(config: Config) -> str:
 def the_unit(config: Config) -> str | None:
     """What the noise protects, "example" or "client"; None without privacy."""
     if config.unit is not None:
-        checks.choice("config", UNITS, unit=config.unit)
+        checks.require_one_of("config", UNITS, unit=config.unit)
     if not _private(config):
         if config.unit is not None:
             checks.fail(
@@ -419,7 +419,7 @@ def the_unit(config: Config) -> str | None:
 def the_view(config: Config) -> str:
     """Whose eyes the guarantee is for: the server's, or those of a third party."""
     if config.view is not None:
-        checks.choice("config", VIEWS, view=config.view)
+        checks.require_one_of("config", VIEWS, view=config.view)
         return config.view
     if the_unit(config) == "client" and traits_of(_algorithm(config)).client_noise != "upload":
         return "third_party"  # the server sees what it aggregates before it adds the noise
@@ -495,7 +495,7 @@ def coerce(name: str, value, where: str):
         words = " (true or false)" if kind is bool else " (or none)" if optional else ""
         shown = FIELDS[name].type
         shown = shown.__name__ if isinstance(shown, type) and not optional else str(shown)
-        checks.fail(where, f"{name} of type {shown}{words}", checks.shown(value))
+        checks.fail(where, f"{name} of type {shown}{words}", checks.short_repr(value))
 
 
 def _of_type(kind, value):

@@ -104,7 +104,8 @@ def disk_errors_explained(out: Path, checkpoints: Checkpoints):
         last = checkpoints.latest()
         kept = f"round {last} in {out}" if last else "none"
         raise OSError(
-            f"run {out}: need a disk that can be written; got {error.strerror or error}, for "
+            f"run {out}: expected a disk that can be written, but got "
+            f"{error.strerror or error}, for "
             f"{error.filename or 'a file'}. Last good checkpoint: {kept}. Make room, then --resume "
             f"goes on."
         ) from None

@@ -60,7 +60,7 @@ def names(text: str) -> tuple[str, ...]:
     """
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in found:
-        checks.choice("--log", tuple(KINDS), name=name)
+        checks.require_one_of("--log", tuple(KINDS), name=name)
         packages = KINDS[name][1]
         if packages and not any(map(importlib.util.find_spec, packages)):
             checks.fail(

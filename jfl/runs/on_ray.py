@@ -52,8 +52,8 @@ class Ray:
     @contextlib.contextmanager
     def open(self, watch):
         """A Cluster; one of another user of this process stays open."""
-        checks.positive("--engine ray", cpus_per_task=self.cpus)
-        checks.nonnegative("--engine ray", gpus_per_task=self.gpus or 0.0)
+        checks.require_positive("--engine ray", cpus_per_task=self.cpus)
+        checks.require_nonnegative("--engine ray", gpus_per_task=self.gpus or 0.0)
         ray, local = _ray(), False
         started_here = not ray.is_initialized()
         if started_here:
@@ -233,7 +233,8 @@ def _refusal(need: str, there: dict, here: dict) -> str | None:
         f"{k} {there[k]} on the driver, {here[k]} on a worker" for k in there if there[k] != here[k]
     ]
     return (
-        f"--engine ray: need {need} on every worker; got {'; '.join(differ)}. Install the same "
+        f"--engine ray: expected {need} on every worker, but got {'; '.join(differ)}. "
+        "Install the same "
         f"versions of jfl and "
         "JAX and the same data (JFL_DATA_DIR) on all machines."
         if differ

@@ -50,5 +50,5 @@ def fields(name: str) -> dict:
         >>> fields("mnist-client-eps8")["rounds"]
         20
     """
-    checks.choice("--preset", PRESETS, preset=name)
+    checks.require_one_of("--preset", PRESETS, preset=name)
     return dict(PRESETS[name].fields)

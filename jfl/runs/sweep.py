@@ -132,11 +132,11 @@ def _grid(config: Config, axes: dict, block: int | None) -> list[dict]:
             "Run one sweep for each.",
         )
     if block is not None:
-        checks.whole("sweep", block=block)
+        checks.require_integer("sweep", block=block)
     grid = [dict(seed=config.seed) | point for point in points_of(axes)]
     unused_options.refuse_unused(*(dataclasses.replace(config, **point) for point in grid))
     for point in grid:
-        checks.seed("sweep", seed=point["seed"])
+        checks.require_seed("sweep", seed=point["seed"])
     return grid
 
 
@@ -276,7 +276,8 @@ def _disk_errors_explained(store: ResultStore):
         yield
     except OSError as error:
         raise OSError(
-            f"sweep {store.path.parent}: need a disk that can be written; got {error.strerror}. "
+            f"sweep {store.path.parent}: expected a disk that can be written, but got "
+            f"{error.strerror}. "
             f"The points in {store.path.name} are kept: make room, then --resume goes on."
         ) from None
 
@@ -322,7 +323,7 @@ def _run_and_report(config, axes, points: Points, store, machine, strict, watch)
     if failed == len(records) or (strict and failed):
         counts = (np.array([r.health.get(f, 0) for r in records]) for f in Health._fields)
         raise HealthError(
-            f"sweep: need a healthy point; {failed} of {len(records)} failed. "
+            f"sweep: expected a healthy point; {failed} of {len(records)} failed. "
             f"Results are in {out}.",
             None,
             Health(*counts),

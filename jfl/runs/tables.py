@@ -129,7 +129,7 @@ def frame(
         >>> list(out.frame(plan)["round"])  # doctest: +SKIP
         [1, 2]
     """
-    checks.choice("frame", ("pandas", "polars", "xarray"), kind=kind)
+    checks.require_one_of("frame", ("pandas", "polars", "xarray"), kind=kind)
     rows = tidy(result, plan, delta=delta)
     try:
         if kind == "polars":
@@ -143,7 +143,9 @@ def frame(
             return table
         import xarray  # noqa: F401, of which pandas makes the Dataset
     except ImportError as error:
-        checks.fail("frame", f"the package {kind}", checks.cause(error), f"pip install {kind}")
+        checks.fail(
+            "frame", f"the package {kind}", checks.describe_error(error), f"pip install {kind}"
+        )
     axes = [c for c in rows[0] if c not in (*record.COLUMNS, "failed", *PROMISE)]
     index = [c for c in axes if table[c].nunique(dropna=False) > 1] + ["seed", "round"]
     if table.duplicated(index).any():

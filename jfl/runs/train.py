@@ -292,7 +292,7 @@ def _cadence(config) -> tuple[int, np.ndarray]:
     """Rounds between checkpoints, and after which rounds the model is evaluated."""
     every, evaluations = _evaluations(config)
     save_every = every if config.checkpoint_every is None else config.checkpoint_every
-    checks.whole("config", checkpoint_every=save_every)
+    checks.require_integer("config", checkpoint_every=save_every)
     if save_every % every:
         checks.fail(
             "config",

@@ -98,22 +98,22 @@ def available_poisson(
         [[0, 1, 4, 4], [2, 3, 4, 4], [0, 1, 4, 4]]
     """
     where = "sampling.available_poisson"
-    checks.whole(where, clients=clients)
-    checks.fraction(where, single=True, rate=rate)
+    checks.require_integer(where, clients=clients)
+    checks.require_fraction(where, single=True, rate=rate)
     if available is None:
-        checks.whole(where, period=period)
-        checks.fraction(where, single=True, awake=awake)
+        checks.require_integer(where, period=period)
+        checks.require_fraction(where, single=True, awake=awake)
         available = around_the_clock(int(clients), int(period), float(awake))
     available = _checked(where, available, clients)
     at_once = int(available.sum(1).max())
     if capacity is None:
-        if not checks.concrete(rate):
+        if not checks.is_concrete(rate):
             checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
         capacity = tail_capacity(at_once, rate, where)
-    checks.whole(where, capacity=capacity)
+    checks.require_integer(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
-    rate, shown = checks.scalar(rate), jnp.asarray(available)
+    rate, shown = checks.as_scalar(rate), jnp.asarray(available)
     fixed: dict[str, Any] = dict(clients=int(clients), capacity=int(capacity))
     return Available(
         Fn(_draw_available, dict(rate=rate, available=shown), fixed),
@@ -127,13 +127,13 @@ def available_poisson(
 
 
 def _checked(where, available, clients) -> np.ndarray:
-    if not checks.concrete(available):
+    if not checks.is_concrete(available):
         checks.fail(where, "available, an array outside of a traced function", "a tracer")
-    found = checks.array(where, "available", available)
+    found = checks.as_array(where, "available", available)
     if found.ndim != 2 or found.shape[1] != clients or not len(found):
         checks.fail(where, f"available: Bool[rounds, {clients}]", f"shape {found.shape}")
     if not np.isin(found, (0, 1)).all():
-        checks.fail(where, "available: true or false, 1 or 0", checks.shown(available))
+        checks.fail(where, "available: true or false, 1 or 0", checks.short_repr(available))
     found = found.astype(bool)
     never = np.flatnonzero(~found.any(0))
     if len(never):

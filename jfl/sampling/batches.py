@@ -92,8 +92,8 @@ def without_replacement(batch: int, short: str = "error") -> Batches:
     Raises:
         ValueError: if batch < 1; the plan is refused where a client is short and short="error".
     """
-    checks.whole("batches.without_replacement", batch=batch)
-    checks.choice("batches.without_replacement", ("error", "all"), short=short)
+    checks.require_integer("batches.without_replacement", batch=batch)
+    checks.require_one_of("batches.without_replacement", ("error", "all"), short=short)
     return Batches(Fn(_draw_without, static=dict(batch=batch)), "without_replacement", batch, short)
 
 
@@ -109,7 +109,7 @@ def with_replacement(batch: int) -> Batches:
     Privacy:
         replace_one of one example; a row drawn m times moves the sum m times, and is charged so.
     """
-    checks.whole("batches.with_replacement", batch=batch)
+    checks.require_integer("batches.with_replacement", batch=batch)
     return Batches(Fn(_draw_with, static=dict(batch=batch)), "with_replacement", batch)
 
 
@@ -163,11 +163,11 @@ def poisson(
             f"batch={batch!r}, rate={rate!r}",
         )
     if batch is not None:
-        checks.positive("batches.poisson", single=True, batch=batch)
+        checks.require_positive("batches.poisson", single=True, batch=batch)
         if capacity is None:
             capacity = _chernoff(float(batch))
     else:
-        checks.fraction("batches.poisson", single=True, rate=rate)
+        checks.require_fraction("batches.poisson", single=True, rate=rate)
         if capacity is None:
             checks.fail(
                 "batches.poisson",
@@ -178,8 +178,8 @@ def poisson(
                     "instead."
                 ),
             )
-    checks.whole("batches.poisson", capacity=capacity)
-    rate, expected = (None if v is None else checks.scalar(v) for v in (rate, batch))
+    checks.require_integer("batches.poisson", capacity=capacity)
+    rate, expected = (None if v is None else checks.as_scalar(v) for v in (rate, batch))
     data = dict(rate=rate, expected=expected)
     return Batches(
         Fn(_draw_poisson, data, dict(batch=capacity)),
@@ -226,11 +226,11 @@ def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
         Ganesh, arXiv:2508.15089 (2025).
     """
     where = "batches.truncated_poisson"
-    checks.positive(where, single=True, batch=batch)
+    checks.require_positive(where, single=True, batch=batch)
     if capacity is None:
         capacity = room_for(float(batch))
-    checks.whole(where, capacity=capacity)
-    expected = checks.scalar(batch)
+    checks.require_integer(where, capacity=capacity)
+    expected = checks.as_scalar(batch)
     return Batches(
         Fn(_draw_truncated, dict(expected=expected), dict(batch=capacity)),
         "truncated_poisson",
@@ -256,5 +256,5 @@ def epochs(batch: int) -> Batches:
     Privacy:
         each row is in one batch an epoch: no amplification, one release an epoch; replace_one.
     """
-    checks.whole("batches.epochs", batch=batch)
+    checks.require_integer("batches.epochs", batch=batch)
     return Batches(Fn(_draw_epochs, static=dict(batch=batch)), "epochs", batch)

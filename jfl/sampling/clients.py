@@ -106,10 +106,10 @@ def full(clients: int) -> Sampler:
     Privacy:
         no amplification; either adjacency.
     """
-    checks.whole("sampling.full", clients=clients)
+    checks.require_integer("sampling.full", clients=clients)
     return Sampler(
         Fn(_draw_full, static=dict(clients=clients)),
-        checks.scalar(clients),
+        checks.as_scalar(clients),
         scheme="full",
         clients=clients,
         capacity=clients,
@@ -117,7 +117,7 @@ def full(clients: int) -> Sampler:
 
 
 def _fits(where, clients, cohort):
-    checks.whole(where, clients=clients, cohort=cohort)
+    checks.require_integer(where, clients=clients, cohort=cohort)
     if cohort > clients:
         checks.fail(
             where,
@@ -160,7 +160,7 @@ def without_replacement(clients: int, cohort: int) -> Sampler:
     draw = _draw_few if _few(clients, cohort) else _draw_without
     return Sampler(
         Fn(draw, static=dict(clients=clients, cohort=cohort)),
-        checks.scalar(cohort),
+        checks.as_scalar(cohort),
         scheme="without_replacement",
         clients=clients,
         capacity=cohort,
@@ -214,16 +214,16 @@ def with_replacement(
     Raises:
         ValueError: unless weights are C finite numbers > 0.
     """
-    checks.whole("sampling.with_replacement", clients=clients, cohort=cohort)
-    checks.choice("sampling.with_replacement", (False, True), independent=independent)
+    checks.require_integer("sampling.with_replacement", clients=clients, cohort=cohort)
+    checks.require_one_of("sampling.with_replacement", (False, True), independent=independent)
     share = edges = None
     if weights is not None:
-        checks.positive("sampling.with_replacement", weights=weights)
-        if not checks.concrete(weights) or np.shape(weights) != (clients,):
+        checks.require_positive("sampling.with_replacement", weights=weights)
+        if not checks.is_concrete(weights) or np.shape(weights) != (clients,):
             checks.fail(
                 "sampling.with_replacement",
                 f"one weight, not traced, for each of {clients} clients",
-                checks.shown(weights),
+                checks.short_repr(weights),
             )
         share, edges = _shares(np.asarray(weights, np.float64))
     return Sampler(
@@ -232,7 +232,7 @@ def with_replacement(
             dict(edges=edges),
             dict(clients=clients, cohort=cohort, independent=independent),
         ),
-        checks.scalar(cohort),
+        checks.as_scalar(cohort),
         share,
         scheme="with_replacement",
         clients=clients,
@@ -264,7 +264,7 @@ def tail_capacity(trials: int, rate: Any, where: str) -> int:
 
     The smallest, if it is at most half of `trials`; otherwise all, which nothing exceeds.
     """
-    if not checks.concrete(rate):
+    if not checks.is_concrete(rate):
         checks.fail(
             where,
             "capacity=... when the rate is traced",
@@ -344,12 +344,12 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
         >>> bool(((c.times_drawn > 0) == (c.ids < 10)).all())
         True
     """
-    checks.whole("sampling.poisson", clients=clients)
+    checks.require_integer("sampling.poisson", clients=clients)
     clients = int(clients)
-    checks.fraction("sampling.poisson", single=True, rate=rate)
+    checks.require_fraction("sampling.poisson", single=True, rate=rate)
     if capacity is None:
         capacity = tail_capacity(clients, rate, "sampling.poisson")
-    checks.whole("sampling.poisson", capacity=capacity)
+    checks.require_integer("sampling.poisson", capacity=capacity)
     if capacity > clients:
         checks.fail(
             "sampling.poisson",
@@ -357,9 +357,9 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
             f"capacity={capacity}",
             "Leave capacity out: it is then chosen from the rate.",
         )
-    rate = checks.scalar(rate)
+    rate = checks.as_scalar(rate)
     draw, data = _draw_poisson, dict(rate=rate)
-    if _few(clients, capacity) and checks.concrete(rate):
+    if _few(clients, capacity) and checks.is_concrete(rate):
         draw, data = _draw_poisson_few, data | dict(steps=binomial_steps(clients, rate, capacity))
     return Sampler(
         Fn(draw, data, dict(clients=clients, capacity=capacity)),
@@ -420,16 +420,16 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
         12
     """
     where = "sampling.truncated_poisson"
-    checks.whole(where, clients=clients)
-    checks.fraction(where, single=True, rate=rate)
+    checks.require_integer(where, clients=clients)
+    checks.require_fraction(where, single=True, rate=rate)
     if capacity is None:
-        if not checks.concrete(rate):
+        if not checks.is_concrete(rate):
             checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
         capacity = min(clients, room_for(clients * float(np.asarray(rate))))
-    checks.whole(where, capacity=capacity)
+    checks.require_integer(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
-    clients, capacity, rate = int(clients), int(capacity), checks.scalar(rate)
+    clients, capacity, rate = int(clients), int(capacity), checks.as_scalar(rate)
     return Sampler(
         Fn(_draw_truncated, dict(rate=rate), dict(clients=clients, capacity=capacity)),
         rate * clients,
@@ -508,22 +508,22 @@ def first_responders(
     """
     where = "sampling.first_responders"
     _fits(where, clients, cohort)
-    checks.fraction(where, single=True, jitter=jitter)
+    checks.require_fraction(where, single=True, jitter=jitter)
     if latency_spread is not None:
-        checks.positive(where, single=True, latency_spread=latency_spread)
+        checks.require_positive(where, single=True, latency_spread=latency_spread)
         if latency is not None:
             checks.fail(where, "either latency or latency_spread", "both")
         latency = np.geomspace(1, latency_spread, clients)
     if latency is None:
         return without_replacement(clients, cohort)
-    checks.positive(where, latency=latency)
-    latency, jitter = jnp.asarray(latency, jnp.float32), checks.scalar(jitter)
+    checks.require_positive(where, latency=latency)
+    latency, jitter = jnp.asarray(latency, jnp.float32), checks.as_scalar(jitter)
     if latency.shape != (clients,):
         checks.fail(where, f"one latency for each of {clients} clients", f"shape {latency.shape}")
     data: dict[str, Any] = dict(latency=latency, jitter=jitter)
     return Responders(
         Fn(_draw_responders, data, dict(clients=clients, cohort=cohort)),
-        checks.scalar(cohort),
+        checks.as_scalar(cohort),
         scheme="first_responders",
         clients=clients,
         capacity=cohort,

@@ -86,7 +86,7 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
         (True, set())
     """
     where = "sampling.min_separation"
-    checks.whole(where, clients=clients, cohort=cohort)
+    checks.require_integer(where, clients=clients, cohort=cohort)
     _groups(where, clients, separation=separation)
     if cohort > clients // separation:
         checks.fail(
@@ -98,7 +98,7 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
     fixed = dict(clients=int(clients), cohort=int(cohort), separation=int(separation))
     return Sampler(
         Fn(_draw_separated, static=fixed),
-        checks.scalar(cohort),
+        checks.as_scalar(cohort),
         scheme="min_separation",
         clients=int(clients),
         capacity=int(cohort),
@@ -151,19 +151,19 @@ def cyclic_poisson(
         ([0, 1, 2, 3, 4, 5], set())
     """
     where = "sampling.cyclic_poisson"
-    checks.whole(where, clients=clients)
+    checks.require_integer(where, clients=clients)
     _groups(where, clients, separation=separation)
     clients, separation = int(clients), int(separation)
-    checks.fraction(where, single=True, rate=rate)
+    checks.require_fraction(where, single=True, rate=rate)
     if capacity is None:
-        if not checks.concrete(rate):
+        if not checks.is_concrete(rate):
             checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
         number: Any = rate
         capacity = tail_capacity(clients, number / separation, where)
-    checks.whole(where, capacity=capacity)
+    checks.require_integer(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
-    rate = checks.scalar(rate)
+    rate = checks.as_scalar(rate)
     fixed = dict(clients=clients, capacity=int(capacity), separation=separation)
     return Sampler(
         Fn(_draw_cyclic, dict(rate=rate), fixed),
@@ -265,24 +265,24 @@ def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sa
 
 def _allocated(scheme, draw, clients, epoch, capacity, **more):
     where = f"sampling.{scheme}"
-    checks.whole(where, clients=clients)
+    checks.require_integer(where, clients=clients)
     _groups(where, clients, epoch=epoch)
     if capacity is None:
         capacity = tail_capacity(clients, 1 / epoch, where)
-    checks.whole(where, capacity=capacity)
+    checks.require_integer(where, capacity=capacity)
     if capacity > clients:
         checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
     numbers: dict[str, Any] = dict(
         clients=int(clients), capacity=int(capacity), epoch=int(epoch), **more
     )
     return Sampler(
-        Fn(draw, static=numbers), checks.scalar(clients / epoch), scheme=scheme, **numbers
+        Fn(draw, static=numbers), checks.as_scalar(clients / epoch), scheme=scheme, **numbers
     )
 
 
 def _groups(where, clients, **given):
     ((name, value),) = given.items()
-    checks.whole(where, **given)
+    checks.require_integer(where, **given)
     if not 2 <= value <= clients:
         other = "sampling.poisson" if where.endswith("poisson") else "sampling.without_replacement"
         other = "sampling.full" if name == "epoch" else other

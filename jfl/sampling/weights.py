@@ -36,12 +36,12 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
         [0.0, 0.0, 0.3333, 0.6667]
     """
     where = "weights.impact"
-    checks.nonnegative(where, ratios=ratios)
-    if np.ndim(ratios) != 1 or np.shape(ratios) != checks.array(where, "groups", groups).shape:
+    checks.require_nonnegative(where, ratios=ratios)
+    if np.ndim(ratios) != 1 or np.shape(ratios) != checks.as_array(where, "groups", groups).shape:
         checks.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
     for group, count in enumerate(groups):
         named: dict[str, Any] = {f"groups[{group}]": count}
-        checks.whole(where, **named)
+        checks.require_integer(where, **named)
     shares, sizes = np.asarray(ratios, np.float64), np.asarray(groups)
     if not shares.sum() > 0:
         checks.fail(where, "ratios with a positive sum", f"{shares!r}", "Somebody must count.")

@@ -479,7 +479,7 @@ def test_a_part_that_is_everything_or_nothing():
         batch = jfl.batches.without_replacement(3)
         algorithm = jfl.algorithms.fedper(jfl.grad(squared), shared=shared, batch=batch)
         plan = jfl.plan(fed(), task, algorithm, jfl.sampling.full(CLIENTS))
-        with pytest.raises(ValueError, match="a shared and a personal part; got shared="):
+        with pytest.raises(ValueError, match="a shared and a personal part, but got shared="):
             jfl.simulate(jax.random.key(0), plan, 1)
 
 
@@ -488,5 +488,5 @@ def test_a_number_of_steps_for_each_client():
     algorithm = jfl.algorithms.fednova(jfl.grad(squared), local_steps=[1, 2], batch=batch)
     task = jfl.task(start_params(), squared)
     plan = jfl.plan(fed(), task, algorithm, jfl.sampling.full(CLIENTS))
-    with pytest.raises(ValueError, match="local_steps for each of 7 clients; got 2"):
+    with pytest.raises(ValueError, match="local_steps for each of 7 clients, but got 2"):
         jfl.simulate(jax.random.key(0), plan, 1)

@@ -406,7 +406,9 @@ def test_a_client_whose_rows_are_used_twice_is_refused():
     with pytest.raises(ValueError, match="at least 4 rows in every client.*1 clients"):
         plan_of(contracting(), sizes=(4, 3, 5))
     short = make_federation(sizes=(4, 3, 5, 4))  # put there by hand
-    with pytest.raises(NotAnalysable, match="need at least steps \\* batch rows in every client"):
+    with pytest.raises(
+        NotAnalysable, match="expected at least steps \\* batch rows in every client"
+    ):
         jfl.guarantee(replace(plan, short), 5)
 
 

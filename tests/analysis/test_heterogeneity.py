@@ -130,7 +130,7 @@ def test_newton_finishes_what_lbfgs_leaves(fed, task):
     np.testing.assert_allclose(
         flat(got.params), ridge(x, y, np.full(len(y), 1 / len(y)), L2)[0], atol=1e-7
     )
-    with pytest.raises(ValueError, match="optimum: need a gradient of norm <= 1e-30; got"):
+    with pytest.raises(ValueError, match="optimum: expected a gradient of norm <= 1e-30, but got"):
         het.optimum(task, fed, L2, tolerance=1e-30)
 
 
@@ -208,10 +208,10 @@ def test_lipschitz_gradients():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda fed, task: het.optimum(task, fed, 0.0), "optimum: need l2 > 0 and finite"),
+        (lambda fed, task: het.optimum(task, fed, 0.0), "optimum: expected l2 > 0 and finite"),
         (
             lambda fed, task: het.optimum(task, fed, 0.1, 7),
-            "optimum: need client < 7; got client=7",
+            "optimum: expected client < 7, but got client=7",
         ),
         (lambda fed, task: het.optimum(task, fed, 0.1, tolerance=0), "tolerance > 0"),
         (lambda fed, task: het.client_weights(fed, "sizes"), "to be one of 'size', 'uniform'"),

@@ -201,7 +201,7 @@ def test_update_norms_draw_batches():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(clients=8), "at least 1 of the public rows for each client; got 7 rows for 8"),
+        (dict(clients=8), "at least 1 of the public rows for each client, but got 7 rows for 8"),
         (
             dict(clients=3, batch=jfl.batches.without_replacement(3)),
             "at least 3 of the public rows for each",
@@ -217,23 +217,23 @@ def test_update_norms_refuse(options, message):
     options = dict(
         dict(clients=2, steps=1, lr=0.1, batch=jfl.batches.full(), key=jax.random.key(0)), **options
     )
-    with pytest.raises(ValueError, match="public_data.update_norms: need .*" + message):
+    with pytest.raises(ValueError, match="public_data.update_norms: expected .*" + message):
         public_data.update_norms(squared, start_params(), x, y, **options)
 
 
 def test_rows_are_checked():
     x, y = rows()
     for bad in ((x, y[:3]), (x[:0], y[:0]), (x[0, 0], y)):
-        with pytest.raises(ValueError, match="public_data.gradient_norms: need public rows"):
+        with pytest.raises(ValueError, match="public_data.gradient_norms: expected public rows"):
             public_data.gradient_norms(squared, start_params(), *bad)
     with pytest.raises(ValueError, match="got microbatch=0"):
         public_data.gradient_norms(squared, start_params(), x, y, microbatch=0)
-    with pytest.raises(ValueError, match="need a Task, or a loss"):
+    with pytest.raises(ValueError, match="expected a Task, or a loss"):
         public_data.median_norm(3, start_params(), x, y)
     for quantile in (1.5, -0.1, float("nan"), [0.5]):
         with pytest.raises(ValueError, match=r"quantile in \[0, 1\]"):
             public_data.median_norm(squared, start_params(), x, y, quantile=quantile)
-    with pytest.raises(ValueError, match="finite gradients; got 1 rows of 7 without"):
+    with pytest.raises(ValueError, match="finite gradients, but got 1 rows of 7 without"):
         public_data.median_norm(squared, start_params(), x.at[2, 0].set(jnp.nan), y)
 
 
@@ -332,7 +332,9 @@ def test_band_report_of_blocks():
         and math.isnan(empty[1]["ratio_weighted"])
     )
     for bad in (energies[:-1], -energies, energies * np.nan):
-        with pytest.raises(ValueError, match="public_data.band_report: need finite energies >= 0"):
+        with pytest.raises(
+            ValueError, match="public_data.band_report: expected finite energies >= 0"
+        ):
             public_data.band_report(bad, bands)
 
 
@@ -388,7 +390,7 @@ def test_piecewise_traces_once():
     "arguments, message",
     [
         (([0], [1, 2]), "breakpoint >= 1"),
-        (([3, 3], [1, 2, 3]), "breakpoint >= 4; got breakpoint=3. Breakpoints rise"),
+        (([3, 3], [1, 2, 3]), "breakpoint >= 4, but got breakpoint=3. Breakpoints rise"),
         (([5, 3], [1, 2, 3]), "breakpoint >= 6"),
         (([1.5], [1, 2]), "got breakpoint=1.5"),
         (([2**31], [1, 2]), "<= 2147483647"),
@@ -402,7 +404,7 @@ def test_piecewise_traces_once():
     ],
 )
 def test_piecewise_refuses(arguments, message):
-    with pytest.raises(ValueError, match="schedules.piecewise: need .*" + message):
+    with pytest.raises(ValueError, match="schedules.piecewise: expected .*" + message):
         schedules.piecewise(*arguments)
 
 
@@ -436,7 +438,7 @@ def test_impact_factors_of_the_paper(ratios, groups, want):
     ],
 )
 def test_impact_refuses(arguments, message):
-    with pytest.raises(ValueError, match="weights.impact: need .*" + message):
+    with pytest.raises(ValueError, match="weights.impact: expected .*" + message):
         impact(*arguments)
 
 

@@ -357,11 +357,11 @@ def test_absence_does_not_change_the_noise_of_others():
     assert 0.5 < other / one < 1.05  # with the canary there is a draw more
     found = jfl.audit(plan, 1, 4000)
     assert found.epsilon < found.proved.epsilon and found.mu < 1
-    with pytest.raises(ValueError, match="need weights that stay"):
+    with pytest.raises(ValueError, match="expected weights that stay"):
         moving = jfl.Fn(lambda round_: jnp.ones(CLIENTS))
         poisson, release = jfl.sampling.poisson(CLIENTS, 0.5), audit_plans.adaptive()
         jfl.audit(audit_plans.of_clients(1.0, poisson, release=release, weights=moving), 1, 1000)
-    with pytest.raises(ValueError, match="need a second client"):
+    with pytest.raises(ValueError, match="expected a second client"):
         jfl.audit(make(make_federation(sizes=(8,)), [1.0]), 1, 1000)
 
 
@@ -450,7 +450,7 @@ def test_what_shows_nothing_is_refused():
         "rounds": lambda: jfl.audit(plan, 0),
         "seed": lambda: jfl.audit(plan, 1, seed=-1),
         "view": lambda: jfl.audit(plan, 1, view="nobody"),
-        "need the unit that the noise is for": lambda: jfl.audit(drawn, 1, unit="example"),
+        "expected the unit that the noise is for": lambda: jfl.audit(drawn, 1, unit="example"),
         "Choices: ": lambda: jfl.audit(plan, 1, unit="example", adjacency="add_remove"),
     }.items():
         with pytest.raises(ValueError, match=words):
@@ -598,7 +598,7 @@ def test_runs_of_another_audit_are_refused_and_stay(tmp_path, monkeypatch):
     jfl.audit(plan, 1, 1000, confidence=0.9, delta=2e-2, keep=file)  # the same runs, read otherwise
     for broken in (before[:200], b"", b"no archive"):
         file.write_bytes(broken)
-        with pytest.raises(ResumeRefused, match="need a file that an audit wrote"):
+        with pytest.raises(ResumeRefused, match="expected a file that an audit wrote"):
             jfl.audit(plan, 1, 1000, keep=file)
         assert file.read_bytes() == broken
 

@@ -35,7 +35,7 @@ def test_runs_that_eight_devices_share_are_those_of_one():
     assert found["same"]
     assert [part[0] for part in found["held"]] == [2] * 8
     assert found["messages"] == []
-    assert "need mesh=None for a plan that has a mesh" in found["refused"]
+    assert "expected mesh=None for a plan that has a mesh" in found["refused"]
 
 
 @pytest.mark.slow

@@ -272,7 +272,7 @@ def test_gaussian_scores_are_not_overstated():
 REFUSED = {
     "more guesses": (lambda: one_run(100, 101, 50, delta=0.0), "guesses <= canaries, that is 100"),
     "more right": (lambda: one_run(100, 10, 11, delta=0.0), "correct <= guesses"),
-    "half a canary": (lambda: one_run(99.5, 10, 9, delta=0.0), "whole number canaries"),
+    "half a canary": (lambda: one_run(99.5, 10, 9, delta=0.0), "integer canaries"),
     "delta of 1": (lambda: one_run(100, 10, 9, delta=1.0), r"delta in \[0, 1\)"),
     "nan": (lambda: one_run(100, 10, 9, delta=math.nan), "delta >= 0"),
     "per cent": (lambda: one_run(100, 10, 9, delta=0.0, confidence=95), "confidence in"),

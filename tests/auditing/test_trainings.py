@@ -298,10 +298,10 @@ def test_what_cannot_be_done_says_so():
     plan, rows = of_clients(1.0), of_records(1.0)
     other = audit_plans.of_clients(1.0)
     for words, call in {
-        'need sees="releases" for canary="worst case"': lambda: jfl.audit(
+        'expected sees="releases" for canary="worst case"': lambda: jfl.audit(
             plan, 1, 1000, sees="models"
         ),
-        "need labels of classes": lambda: jfl.audit(other, 1, 1000, canary="mislabelled"),
+        "expected labels of classes": lambda: jfl.audit(other, 1, 1000, canary="mislabelled"),
         "canary": lambda: jfl.audit(plan, 1, 1000, canary="wrong"),
         "at most as many canaries as clients with rows, 6": lambda: jfl.audit_one_run(
             plan, 1, 10, 1e-5
@@ -310,10 +310,10 @@ def test_what_cannot_be_done_says_so():
             rows, 1, 20, 1e-5
         ),
         "canaries": lambda: jfl.audit_one_run(rows, 1, 3, 1e-5),
-        "jfl.audit_one_run: need learning_runs=1, or an even": lambda: jfl.audit_one_run(
+        "jfl.audit_one_run: expected learning_runs=1, or an even": lambda: jfl.audit_one_run(
             rows, 1, 12, 1e-5, learning_runs=2
         ),
-        "jfl.audit_one_run: need delta": lambda: jfl.audit_one_run(rows, 1, 12, 2.0),
+        "jfl.audit_one_run: expected delta": lambda: jfl.audit_one_run(rows, 1, 12, 2.0),
         "a clip norm that no client votes on": lambda: jfl.audit_one_run(
             of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5), release=audit_plans.adaptive()),
             1,
@@ -328,7 +328,7 @@ def test_what_cannot_be_done_says_so():
     fed = jfl.population(data, sizes=(5,) * 4, test=data, classes=0)
     fedavg = jfl.algorithms.fedavg(jfl.grad(squared), batch=jfl.batches.full())
     far = jfl.plan(fed, TASK, fedavg, jfl.sampling.full(4), release=audit_plans.chain(1.0))
-    with pytest.raises(ValueError, match="need rows on the device"):
+    with pytest.raises(ValueError, match="expected rows on the device"):
         jfl.audit(far, 1, 1000, canary="blank")
 
 
@@ -358,7 +358,7 @@ def test_what_a_canary_cannot_be_put_in_is_refused():
         jfl.grad(MODEL.loss), mechanism=declared, mu=1.0, inexactness=0.1
     )
     plan = jfl.plan(FED, MODEL, padpfl, jfl.sampling.full(CLIENTS))
-    with pytest.raises(jfl.errors.NotAnalysable, match="need a chain that clips"):
+    with pytest.raises(jfl.errors.NotAnalysable, match="expected a chain that clips"):
         jfl.audit(plan, 1, 1000, canary="direction")
     index = np.array(FED.index)
     index[0, 1] = index[0, 0]

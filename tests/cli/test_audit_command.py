@@ -160,7 +160,7 @@ def test_above_what_is_proved_exits_1(copied, capsys, monkeypatch):
     assert jfl("audit", copied, *FEW) == 1
     shown = capsys.readouterr()
     assert "> proved 0.1 (too good)" in shown.out and "CONTRADICTED" in shown.out
-    assert shown.err.count("\n") == 1 and "need an audited epsilon of at most 0.1" in shown.err
+    assert shown.err.count("\n") == 1 and "expected an audited epsilon of at most 0.1" in shown.err
     assert kept(copied)[0]["contradicted"]
     (row,) = rows_of_page(copied, capsys)
     assert row["verdict"] == "the proof is contradicted: a bug"
@@ -277,7 +277,7 @@ def test_a_directory_in_use_is_refused(asked, copied, capsys):
         (["--unit", "planet"], "unit"),
         (["--view", "nobody"], "view"),
         (["--seed", -1], "seed >= 0"),
-        (["--mesh", "many"], "--mesh: need a number, or auto"),
+        (["--mesh", "many"], "--mesh: expected a number, or auto"),
         (["--holdout", 2], "holdout"),
         (["--out", ""], "a value for --out"),
         (["--nonsense", 1], "nonsense"),

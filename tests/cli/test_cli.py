@@ -297,11 +297,11 @@ def test_words_for_what_flags_cannot_say(tmp_path, capsys, no_programs):
         and config.coerce("preprocess", "none", "") == "none"
     )
     for name, value, words in (
-        ("allow_empty", "yes", r"bool \(true or false\); got 'yes'"),
-        ("noise_multiplier", "some", r"None \(or none\); got 'some'"),
-        ("lr", "none", "float; got 'none'"),
+        ("allow_empty", "yes", r"bool \(true or false\), but got 'yes'"),
+        ("noise_multiplier", "some", r"None \(or none\), but got 'some'"),
+        ("lr", "none", "float, but got 'none'"),
     ):
-        with pytest.raises(ValueError, match=f"--sweep: need {name} of type .*{words}"):
+        with pytest.raises(ValueError, match=f"--sweep: expected {name} of type .*{words}"):
             config.coerce(name, value, "--sweep")
 
 
@@ -715,13 +715,16 @@ def test_an_empty_name_and_an_axis_twice_are_named(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert (
         jfl("train", "--out", "") == 2
-        and "need a value for --out; got an empty one" in capsys.readouterr().err
+        and "expected a value for --out, but got an empty one" in capsys.readouterr().err
     )
-    with pytest.raises(ValueError, match="--out: need the name of a directory"):
+    with pytest.raises(ValueError, match="--out: expected the name of a directory"):
         train.train(config.Config(), "")
     assert jfl("sweep", "--sweep", "lr=0.1", "--sweep", "lr=0.3") == 2
-    assert "need lr once, with all its values; got it again as 'lr=0.3'" in capsys.readouterr().err
-    assert jfl("epsilon") == 2 and capsys.readouterr().err.startswith("jfl epsilon: need rate")
+    assert (
+        "expected lr once, with all its values, but got it again as 'lr=0.3'"
+        in capsys.readouterr().err
+    )
+    assert jfl("epsilon") == 2 and capsys.readouterr().err.startswith("jfl epsilon: expected rate")
 
 
 def test_debug_shows_where_an_error_comes_from(capsys, monkeypatch):
@@ -767,7 +770,9 @@ def test_scripts_parse_with_the_same_function(capsys):
     words = ["--sizes", "1", "2", "--name", "a", "--name", "b"]
     assert options.parse(Script, words, "script") == Script((1, 2), Path("runs"), ("a", "b"))
     assert options.parse(Script, [], "script", Script((9,))).sizes == (9,)
-    with pytest.raises(ValueError, match="script: need a value for --out; got an empty one"):
+    with pytest.raises(
+        ValueError, match="script: expected a value for --out, but got an empty one"
+    ):
         options.parse(Script, ["--out="], "script")
     for words, code in ((["--help"], 0), (["--sizes", "x"], 2)):
         with pytest.raises(SystemExit) as stop:

@@ -89,7 +89,7 @@ def test_predictions_of_a_file(trained, tmp_path, kind, capsys):
     "words, message",
     [
         (["predict"], "the directory of a run first"),
-        (["predict", "RUN"], "need --data FILE"),
+        (["predict", "RUN"], "expected --data FILE"),
         (["predict", "RUN", "--data", "nothing.npy"], "rows of numbers"),
         (["predict", "RUN", "--data", "rows.txt"], "a file .npy, .npz or .csv"),
         (["predict", "RUN", "--data", "wrong.npy"], "rows of shape"),

@@ -307,7 +307,7 @@ def test_a_name_by_hand(fed):
         )
         == 3
     )
-    with pytest.raises(ValueError, match="need a name"):
+    with pytest.raises(ValueError, match="expected a name"):
         jfl.named("")
 
 
@@ -560,7 +560,7 @@ def test_circles_end():
     assert len(said(lambda x: (x, ring))) < 20_000
     mine = []
     mine.append(mine)
-    with pytest.raises(ValueError, match="jfl.describe: need .* jfl.named"):
+    with pytest.raises(ValueError, match="jfl.describe: expected .* jfl.named"):
         of_loss(lambda p, x, y: squared(p, x, y) * len(mine), make_federation())
 
 
@@ -816,10 +816,10 @@ def test_points_that_would_be_compiled_apart_are_refused(fed, task):
         sampler=jfl.sampling.poisson(CLIENTS, 0.4, capacity=capacity),
     )
     with pytest.raises(
-        ValueError, match="sweep: need points that differ in what they compute.*different seeds"
+        ValueError, match="sweep: expected points that differ in what they compute.*different seeds"
     ):
         jfl.sweep(make, rounds=1, points=[dict(capacity=6), dict(capacity=7)])
-    with pytest.raises(ValueError, match="need points"):
+    with pytest.raises(ValueError, match="expected points"):
         jfl.sweep(
             lambda path: jfl.plan(
                 fed,
@@ -896,11 +896,11 @@ def test_a_federation_whose_arrays_were_swapped_behind_it_is_refused(fed, task):
     leaves, shape = jax.tree.flatten(fed)
     swapped = shape.unflatten([leaves[0] + 1, *leaves[1:]])
     with pytest.raises(
-        ValueError, match="need a federation with the rows and owners it was made of"
+        ValueError, match="expected a federation with the rows and owners it was made of"
     ):
         noisy_plan("fedavg", swapped, task)
     with pytest.raises(
-        ValueError, match="need a federation with the rows and owners it was made of"
+        ValueError, match="expected a federation with the rows and owners it was made of"
     ):
         identity.plan_identity(dataclasses.replace(noisy_plan("fedavg", fed, task), fed=swapped))
     fine = dataclasses.replace(fed, x=fed.x + 1)

@@ -51,14 +51,14 @@ def test_rows_by_client(kind):
 @pytest.mark.parametrize(
     "given, options, words",
     [
-        ({"a": rows(3)}, {}, "need test rows; got none"),
+        ({"a": rows(3)}, {}, "expected test rows, but got none"),
         ({"a": (rows(3)[0], rows(2)[1])}, dict(holdout=0.5), "as many rows for client 'a'"),
         ({"a": rows(3)[0]}, dict(holdout=0.5), "for client 'a'"),
         ({}, dict(holdout=0.5), "a client at least"),
         (
             {"a": (np.zeros((3, 2)), [0, 1, 0]), "b": (np.zeros((3, 4)), [0, 1, 0])},
             dict(holdout=0.5),
-            r"rows of x of one shape; got 'a' \[2\], 'b' \[4\]",
+            r"rows of x of one shape, but got 'a' \[2\], 'b' \[4\]",
         ),
         (
             {"a": rows(3)},
@@ -82,7 +82,7 @@ def test_numbers_and_sequences_by_client():
     tokens = [(R.integers(0, 5, (6, 4)), R.integers(-1, 5, (6, 4))) for _ in range(2)]
     fed = jfl.federate(tokens, holdout=0.2, classes=5)
     assert fed.y.shape == (12, 4) and fed.classes == 5
-    with pytest.raises(ValueError, match="the dataset's classes, 10; got classes=3"):
+    with pytest.raises(ValueError, match="the dataset's classes, 10, but got classes=3"):
         jfl.federate(jfl.datasets.digits(), jfl.partition.iid(2), classes=3)
 
 
@@ -238,7 +238,9 @@ def test_data_that_tensorflow_datasets_prepared(tmp_path):
 def test_a_client_without_rows_is_refused_by_name(kind, options):
     clients = {"ann": rows(5), "bob": rows(0), "cy": rows(7), "dan": ([], [])}
     given, names = (clients, "'bob', 'dan'") if kind == "dict" else (list(clients.values()), "1, 3")
-    with pytest.raises(ValueError, match=rf"rows for every client; got none for .*{names}.*Leave"):
+    with pytest.raises(
+        ValueError, match=rf"rows for every client, but got none for .*{names}.*Leave"
+    ):
         jfl.federate(given, **options)
 
 
@@ -256,21 +258,25 @@ NUMBERS, CLASSES = rows(4)
         (
             {"age": NUMBERS, "bmi": NUMBERS},
             CLASSES,
-            "x.*, one array; got a dict of 'age', 'bmi'.*Join",
+            "x.*, one array, but got a dict of 'age', 'bmi'.*Join",
         ),
         (
             (NUMBERS, NUMBERS[:, :1]),
             CLASSES,
-            r"x.*, one array; got a tuple.*\[4, 2\], \[4, 1\].*Join",
+            r"x.*, one array, but got a tuple.*\[4, 2\], \[4, 1\].*Join",
         ),
-        ([[1.0, 2.0], [1.0], [2.0], [3.0]], CLASSES, "x.* as an array; .*Pad or cut"),
+        ([[1.0, 2.0], [1.0], [2.0], [3.0]], CLASSES, "x.* as an array.*Pad or cut"),
         (
             np.array([NUMBERS[0], NUMBERS[1, :1], *NUMBERS[2:]], object),
             CLASSES,
-            "rows of x.* of one shape; got rows of 1, 2 entries.*Pad or cut",
+            "rows of x.* of one shape, but got rows of 1, 2 entries.*Pad or cut",
         ),
-        (NUMBERS, np.array(["a", "b", "a", "b"]), "y.* of numbers; got strings.*np.unique"),
-        (NUMBERS, np.array(["a", "b", "a", "b"], object), "y.* of numbers; got strings.*np.unique"),
+        (NUMBERS, np.array(["a", "b", "a", "b"]), "y.* of numbers, but got strings.*np.unique"),
+        (
+            NUMBERS,
+            np.array(["a", "b", "a", "b"], object),
+            "y.* of numbers, but got strings.*np.unique",
+        ),
         (NUMBERS, np.array([0, 1, np.nan, 0]), r"finite y.*nan or inf in 1 row.*Drop"),
     ],
     ids=["dict", "tuple", "ragged", "objects", "strings", "names", "nan"],

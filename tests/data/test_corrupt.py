@@ -195,7 +195,7 @@ def shared(density, test=False):
 def test_a_row_of_two_clients():
     with pytest.raises(
         ValueError,
-        match="one density for each row; got 0.1 and 0.2 for row 3, of client 0 and client 1",
+        match="one density for each row, but got 0.1 and 0.2 for row 3, of client 0 and client 1",
     ):
         shared([0.1, 0.2, 0.2])
     shared([0.1, 0.1, 0.7])
@@ -207,11 +207,11 @@ def test_a_row_of_two_clients():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(density=1.1), r"density in \[0, 1\]; got density=1.1"),
+        (dict(density=1.1), r"density in \[0, 1\], but got density=1.1"),
         (dict(density=-0.1), "got density=-0.1"),
         (dict(density=float("nan")), "got density=nan"),
-        (dict(density=[0.1, 0.2]), "one for each of 3 clients; got shape"),
-        (dict(density=0.1, low=1, high=0), "low <= high; got low=1, high=0"),
+        (dict(density=[0.1, 0.2]), "one for each of 3 clients, but got shape"),
+        (dict(density=0.1, low=1, high=0), "low <= high, but got low=1, high=0"),
         (dict(density=0.1, low=0, high=float("inf")), "two finite numbers"),
         (dict(density=0.1, low=[0, 0]), "two finite numbers"),
         (dict(density=0.1, seed=-1), "got seed=-1"),
@@ -219,7 +219,7 @@ def test_a_row_of_two_clients():
     ],
 )
 def test_salt_and_pepper_refuses(options, message):
-    with pytest.raises(ValueError, match="corruption.salt_and_pepper: need .*" + message):
+    with pytest.raises(ValueError, match="corruption.salt_and_pepper: expected .*" + message):
         corruption.salt_and_pepper(federate(grey(12, (2, 2)), partition.iid(3)), **options)
 
 
@@ -231,13 +231,13 @@ def test_corrupt_refuses_what_it_cannot_read():
         jax.jit(lambda p: corruption.salt_and_pepper(fed, p).x)(0.1)
     with pytest.raises(ValueError, match="a Federation"):
         corruption.salt_and_pepper(grey(), 0.1)
-    with pytest.raises(ValueError, match="features of float; got dtype int32"):
+    with pytest.raises(ValueError, match="features of float, but got dtype int32"):
         corruption.salt_and_pepper(dataclasses.replace(fed, x=fed.x.astype(jnp.int32)), 0.1)
     with pytest.raises(
-        ValueError, match="corruption.label_noise: need at least two classes; got classes=0"
+        ValueError, match="corruption.label_noise: expected at least two classes, but got classes=0"
     ):
         corruption.label_noise(dataclasses.replace(fed, classes=0), 0.1)
-    with pytest.raises(ValueError, match=r"corruption.label_noise: need share in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"corruption.label_noise: expected share in \[0, 1\]"):
         corruption.label_noise(fed, [0.1, 2, 0.1])
 
 
@@ -279,7 +279,8 @@ def test_sizes_are_exact_or_refused(rows, classes, seed):
     split = partition.sizes(rows, classes_per_client=classes, seed=seed)
     if sum(rows) > 300:
         with pytest.raises(
-            ValueError, match="partition.sizes: need sum of rows <= 300 rows of the data; got"
+            ValueError,
+            match="partition.sizes: expected sum of rows <= 300 rows of the data, but got",
         ):
             split(labels)
         return
@@ -305,20 +306,20 @@ def test_sizes_use_all_rows_and_draw_classes():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: partition.sizes([]), "a whole number for each client"),
+        (lambda: partition.sizes([]), "an integer for each client"),
         (lambda: partition.sizes(5), "Give .150. \\* 60"),
-        (lambda: partition.sizes("12"), "a whole number for each client"),
-        (lambda: partition.sizes([3, 0]), r"rows\[1\] >= 1; got rows\[1\]=0"),
+        (lambda: partition.sizes("12"), "an integer for each client"),
+        (lambda: partition.sizes([3, 0]), r"rows\[1\] >= 1, but got rows\[1\]=0"),
         (lambda: partition.sizes([2.0]), "got rows"),
         (
             lambda: partition.sizes([5, 2], classes_per_client=3),
-            r"rows\[1\] >= 3; got rows\[1\]=2. A client needs a row of",
+            r"rows\[1\] >= 3, but got rows\[1\]=2. A client needs a row of",
         ),
         (lambda: partition.sizes([5], classes_per_client=0), "got classes_per_client=0"),
         (lambda: partition.sizes([5], seed=-1), "seed >= 0"),
         (
             lambda: partition.sizes([6, 5])(np.arange(10)),
-            "sum of rows <= 10 rows of the data; got 11. Lower rows",
+            "sum of rows <= 10 rows of the data, but got 11. Lower rows",
         ),
         (
             lambda: partition.sizes([6, 5], classes_per_client=1)(np.arange(10) % 2),
@@ -339,7 +340,7 @@ def test_sizes_use_all_rows_and_draw_classes():
     ],
 )
 def test_sizes_refuse(make, message):
-    with pytest.raises(ValueError, match="partition.sizes: need .*" + message):
+    with pytest.raises(ValueError, match="partition.sizes: expected .*" + message):
         make()
 
 
@@ -390,13 +391,13 @@ def test_public_rows_are_drawn_at_random():
     "arguments, message",
     [
         ((0,), "got rows=0"),
-        ((50,), "fewer than the 50 training rows; got rows=50"),
+        ((50,), "fewer than the 50 training rows, but got rows=50"),
         ((1.0,), "got rows=1.0"),
         ((5, -1), "got seed=-1"),
     ],
 )
 def test_public_refuses(arguments, message):
-    with pytest.raises(ValueError, match="transforms.public: need .*" + message):
+    with pytest.raises(ValueError, match="transforms.public: expected .*" + message):
         transforms.public(numbered(), *arguments)
-    with pytest.raises(ValueError, match="need a Dataset; got int"):
+    with pytest.raises(ValueError, match="expected a Dataset, but got int"):
         transforms.public(3, 1)

@@ -290,7 +290,7 @@ def test_labels_give_exact_classes_and_sizes(clients, k, classes, exponent, part
     labels, rows = skewed(400, classes, seed), max(int(part * 400 / clients), 1)
     least = k + extra
     if least > rows:
-        with pytest.raises(ValueError, match="partition.labels: need a whole number rows >= "):
+        with pytest.raises(ValueError, match="partition.labels: expected an integer rows >= "):
             partition.labels(clients, k, rows, exponent, least)
         return
     split = partition.labels(clients, k, rows, exponent, least, seed)
@@ -411,18 +411,18 @@ def test_similarity_of_the_papers():
         (lambda: partition.labels(5, 0), "got classes_per_client=0"),
         (
             lambda: partition.labels(5, 2, min_rows=1),
-            "min_rows >= 2; got min_rows=1. A client needs a row of each",
+            "min_rows >= 2, but got min_rows=1. A client needs a row of each",
         ),
-        (lambda: partition.labels(5, 2, rows=1), "rows >= 2; got rows=1"),
+        (lambda: partition.labels(5, 2, rows=1), "rows >= 2, but got rows=1"),
         (lambda: partition.labels(5, 2, exponent=-1), "exponent >= 0"),
         (lambda: partition.labels(5, 2, exponent=[1, 2]), "a single number exponent"),
         (
             lambda: partition.labels(5, 3, rows=3)(np.zeros(10, int)),
-            "rows * clients <= rows; got 3 * 5 > 10. Lower rows",
+            "rows * clients <= rows, but got 3 * 5 > 10. Lower rows",
         ),
         (
             lambda: partition.labels(5, 3)(np.arange(10) % 2),
-            "min_rows * clients <= rows; got 3 * 5 > 10",
+            "min_rows * clients <= rows, but got 3 * 5 > 10",
         ),
         (
             lambda: partition.labels(2, 3)(np.arange(10) % 2),
@@ -433,57 +433,60 @@ def test_similarity_of_the_papers():
             "classes that fill 3 clients of 6 to 6 rows with exactly 1",
         ),
         (lambda: partition.labels(3, 2)(np.array([0] * 17 + [1])), "20 deals that do not fit"),
-        (lambda: partition.labels(3, 1)(np.linspace(0, 1, 9)), "need integer labels"),
+        (lambda: partition.labels(3, 1)(np.linspace(0, 1, 9)), "expected integer labels"),
         (lambda: partition.similarity(5, -0.1), "share >= 0"),
-        (lambda: partition.similarity(5, 1.1), "share in [0, 1]; got share=1.1"),
+        (lambda: partition.similarity(5, 1.1), "share in [0, 1], but got share=1.1"),
         (lambda: partition.similarity(5, float("nan")), "got share=nan"),
         (lambda: partition.similarity(5, 0.1, by="label"), "to be one of 'class', 'sorted'"),
         (lambda: partition.similarity(5, 0.1, rows=0), "got rows=0"),
         (
             lambda: partition.similarity(5, 0.1, rows=3)(np.zeros(10, int)),
-            "rows * clients <= rows; got 3 * 5 > 10",
+            "rows * clients <= rows, but got 3 * 5 > 10",
         ),
-        (lambda: partition.similarity(3, 0.5)(np.linspace(0, 1, 10)), "need integer labels"),
+        (lambda: partition.similarity(3, 0.5)(np.linspace(0, 1, 10)), "expected integer labels"),
         (lambda: partition.natural(seed=-1), "seed >= 0"),
         (
             lambda: partition.natural()(np.zeros(4)),
-            "need the owners of the rows; got none. federate(dataset",
+            "expected the owners of the rows, but got none. federate(dataset",
         ),
         (
             lambda: partition.iid(0),
-            "partition.iid: need a whole number clients >= 1; got clients=0",
+            "partition.iid: expected an integer clients >= 1, but got clients=0",
         ),
         (lambda: partition.iid(2.0), "got clients=2.0"),
-        (lambda: partition.iid(3, seed=-1), "seed >= 0; got seed=-1"),
+        (lambda: partition.iid(3, seed=-1), "seed >= 0, but got seed=-1"),
         (
             lambda: partition.dirichlet(5, 0),
-            "partition.dirichlet: need alpha > 0 and finite; got alpha=0",
+            "partition.dirichlet: expected alpha > 0 and finite, but got alpha=0",
         ),
         (lambda: partition.dirichlet(5, float("nan")), "got alpha=nan"),
         (lambda: partition.dirichlet(5, float("inf")), "got alpha=inf"),
         (lambda: partition.dirichlet(5, [0.1, 1.0]), "a single number alpha"),
-        (lambda: partition.dirichlet(5, 1.0, min_rows=-1), "min_rows >= 0; got min_rows=-1"),
+        (lambda: partition.dirichlet(5, 1.0, min_rows=-1), "min_rows >= 0, but got min_rows=-1"),
         (lambda: partition.dirichlet(5, 1.0, balanced="yes"), "got balanced='yes'"),
-        (lambda: partition.power_law(5, -1.0), "exponent >= 0 and finite; got exponent=-1.0"),
+        (lambda: partition.power_law(5, -1.0), "exponent >= 0 and finite, but got exponent=-1.0"),
         (lambda: partition.power_law(5, min_rows=0), "got min_rows=0"),
         (lambda: partition.shards(5, 0), "got classes_per_client=0"),
         (lambda: partition.natural([0.5, 1.0]), "integers or strings"),
         (lambda: partition.natural([]), "one owner a row"),
         (
             lambda: partition.iid(11)(np.zeros(10, int)),
-            "at least one row a client; got 10 rows for 11 clients. Take fewer",
+            "at least one row a client, but got 10 rows for 11 clients. Take fewer",
         ),
-        (lambda: partition.iid(1)(np.float32(1)), "labels of shape [n] or [n, ...]; got shape []"),
+        (
+            lambda: partition.iid(1)(np.float32(1)),
+            "labels of shape [n] or [n, ...], but got shape []",
+        ),
         (
             lambda: partition.dirichlet(1, 1.0)(np.zeros((10, 2), int)),
-            "one label a row, since it splits by class; got labels of shape [10, 2]",
+            "one label a row, since it splits by class, but got labels of shape [10, 2]",
         ),
         (
             lambda: partition.dirichlet(3, 1.0, min_rows=4)(np.zeros(10, int)),
-            "min_rows * clients <= rows; got 4 * 3 > 10",
+            "min_rows * clients <= rows, but got 4 * 3 > 10",
         ),
         (lambda: partition.power_law(3, 1.0, min_rows=4)(np.zeros(10, int)), "got 4 * 3 > 10"),
-        (lambda: partition.dirichlet(3, 1.0)(np.linspace(0, 1, 10)), "need integer labels"),
+        (lambda: partition.dirichlet(3, 1.0)(np.linspace(0, 1, 10)), "expected integer labels"),
         (
             lambda: partition.shards(3, 3)(np.arange(10) % 2),
             "got classes_per_client=3 for 2 classes",
@@ -577,17 +580,17 @@ def test_arrays():
     [
         (
             dict(x=put(good()["x"], (4, 1), np.nan)),
-            "finite x (as float32); got nan or inf in 1 row(s), the first is 4.",
+            "finite x (as float32), but got nan or inf in 1 row(s), the first is 4.",
         ),
         (
             dict(x_test=put(good()["x_test"], (1, 0), -np.inf)),
-            "finite x_test (as float32); got nan or inf in 1 row(s), the first is 1",
+            "finite x_test (as float32), but got nan or inf in 1 row(s), the first is 1",
         ),
         (dict(x=put(good()["x"], (3, 0), 1e300)), "the first is 3"),
-        (dict(x=np.zeros((0, 3))), "at least one row in x; got shape [0, 3]"),
+        (dict(x=np.zeros((0, 3))), "at least one row in x, but got shape [0, 3]"),
         (dict(x_test=np.zeros((0, 3))), "at least one row in x_test"),
-        (dict(x=3.0), "at least one row in x; got shape []"),
-        (dict(x=np.zeros((5, 3))), "y of shape [5], one label a row; got shape [6]"),
+        (dict(x=3.0), "at least one row in x, but got shape []"),
+        (dict(x=np.zeros((5, 3))), "y of shape [5], one label a row, but got shape [6]"),
         (dict(x_test=np.zeros((2, 4))), "x float32[6, 3], x_test float32[2, 4]"),
         (dict(x_test=np.zeros((2, 3), int)), "x_test int32[2, 3]"),
         (dict(x=np.zeros((6, 3), np.uint8)), "Images: x / 255"),
@@ -595,19 +598,19 @@ def test_arrays():
         (dict(x=np.full((6, 3), "a")), "x of numbers"),
         (dict(x=np.full((6, 3), None)), "x of numbers"),
         (dict(y=np.zeros((6, 1), int)), "Use .ravel() for a column"),
-        (dict(y=np.eye(6)), "y of shape [6], one label a row; got shape [6, 6]"),
-        (dict(y=[0, 1, 2, -1, 0, 1]), "labels in [0, 3); got y[3] = -1"),
-        (dict(y=[-1] * 6, y_test=[-2, -1]), "labels in [0, 1); got y[0] = -1"),
-        (dict(classes=2), "labels in [0, 2); got y[2] = 2"),
-        (dict(y_test=[1, 5], classes=4), "labels in [0, 4); got y_test[1] = 5"),
+        (dict(y=np.eye(6)), "y of shape [6], one label a row, but got shape [6, 6]"),
+        (dict(y=[0, 1, 2, -1, 0, 1]), "labels in [0, 3), but got y[3] = -1"),
+        (dict(y=[-1] * 6, y_test=[-2, -1]), "labels in [0, 1), but got y[0] = -1"),
+        (dict(classes=2), "labels in [0, 2), but got y[2] = 2"),
+        (dict(y_test=[1, 5], classes=4), "labels in [0, 4), but got y_test[1] = 5"),
         (dict(y=[0, 1, 2, 2**40, 0, 1]), "classes"),
-        (dict(y=[0.0, 1, 2, 0, 1, 2]), "y of integers; got dtype float64"),
+        (dict(y=[0.0, 1, 2, 0, 1, 2]), "y of integers, but got dtype float64"),
         (dict(y=list("abcabc")), "Number the classes from 0"),
         (
             dict(y=[0, 1, np.nan, 0, 1, 2.0], classes=0),
-            "finite y (as float32); got nan or inf in 1 row(s), the first is 2",
+            "finite y (as float32), but got nan or inf in 1 row(s), the first is 2",
         ),
-        (dict(classes=-1), "classes >= 0; got classes=-1"),
+        (dict(classes=-1), "classes >= 0, but got classes=-1"),
     ],
 )
 def test_array_errors(change, message):
@@ -801,7 +804,7 @@ def test_data_that_are_not_there(place, monkeypatch):
     with pytest.raises(ValueError) as error:
         datasets.emnist("byclass")
     for part in (
-        "datasets.emnist/byclass: need data prepared",
+        "datasets.emnist/byclass: expected data prepared",
         str(place / "data" / "tfds" / "emnist" / "byclass"),
         'pip install -e ".[tfds]" tensorflow',
         "tfds build emnist/byclass",
@@ -821,7 +824,7 @@ def test_damaged_source_and_missing_packages(place, monkeypatch):
     file = place / "data" / "cifar10" / "3.0.2" / "cifar10-train.array_record-00000-of-00001"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="datasets.cifar10: need readable array_record files"):
+    with pytest.raises(ValueError, match="datasets.cifar10: expected readable array_record files"):
         datasets.cifar10()
     file.write_bytes(whole)
     with monkeypatch.context() as patch:
@@ -902,7 +905,7 @@ def test_fashion_mnist_that_is_not_there(place, monkeypatch):
     with pytest.raises(DataUnavailable) as error:
         datasets.fashion_mnist()
     for part in (
-        "datasets.fashion_mnist: need the images of Fashion-MNIST",
+        "datasets.fashion_mnist: expected the images of Fashion-MNIST",
         str(place / "data" / "tfds" / "fashion_mnist"),
         str(place / "data" / "fashion-mnist"),
         str(place / "debian" / "fashion-mnist"),
@@ -925,30 +928,30 @@ TRAIN = "train-images-idx3-ubyte"
 @pytest.mark.parametrize(
     "name, change, message",
     [
-        (TRAIN, lambda c: b"", "begins with 00000803; got an empty file in .*" + TRAIN),
-        (TRAIN, lambda c: b"\0\0\x0d" + c[3:], "begins with 00000803; got 00000d03"),
+        (TRAIN, lambda c: b"", "begins with 00000803, but got an empty file in .*" + TRAIN),
+        (TRAIN, lambda c: b"\0\0\x0d" + c[3:], "begins with 00000803, but got 00000d03"),
         (
             "t10k-labels-idx1-ubyte",
             lambda c: c[:3] + b"\3" + c[4:],
-            "1 axes, which begins with 00000801; got 00000803 in .*t10k-labels",
+            "1 axes, which begins with 00000801, but got 00000803 in .*t10k-labels",
         ),
-        (TRAIN, lambda c: c[:9], r"a header of 16 bytes; got 9 bytes in .*: it is cut short"),
+        (TRAIN, lambda c: c[:9], r"a header of 16 bytes, but got 9 bytes in .*: it is cut short"),
         (
             TRAIN,
             lambda c: c[:-1],
-            r"18032 bytes after the header, .* \[23, 28, 28\]; got 18031 in .*cut short",
+            r"18032 bytes after the header, .* \[23, 28, 28\], but got 18031 in .*cut short",
         ),
         (TRAIN, lambda c: c + b"\0", "got 18033 in .*: it goes on"),
         (
             "train-labels-idx1-ubyte",
             lambda c: c[:4] + (22).to_bytes(4, "big") + c[8:-1],
-            "a label for each image in .*; got 23 images in train-.* and 22 labels",
+            "a label for each image in .*, but got 23 images in train-.* and 22 labels",
         ),
         ("t10k-labels-idx1-ubyte", lambda c: None, "the file t10k-labels-idx1-ubyte or t10k"),
         (
             "train-labels-idx1-ubyte",
             lambda c: c[:-1] + b"\x0a",
-            r"labels in \[0, 10\); got y\[22\] = 10",
+            r"labels in \[0, 10\), but got y\[22\] = 10",
         ),
         (TRAIN, lambda c: gzip.compress(c)[:-9], "a readable file .*EOFError"),
         (TRAIN, lambda c: b"\x1f\x8b" + c[2:], "a readable file .*Error -3 while decompressing"),
@@ -965,7 +968,7 @@ def test_damaged_idx_files(name, change, message, place):
     path = place / "data" / "fashion-mnist" / name
     content = change(path.read_bytes())
     path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(ValueError, match="datasets.fashion_mnist: need .*" + message) as error:
+    with pytest.raises(ValueError, match="datasets.fashion_mnist: expected .*" + message) as error:
         datasets.fashion_mnist()
     assert isinstance(error.value, DataUnavailable) or "labels in" in message
 
@@ -1181,7 +1184,7 @@ def test_fields_of_a_config_reach_the_data():
         federate(datasets.digits(), partition.power_law(10, 1.0, min_rows=16))
     )
     for bad in ("pca", "unit_norm:3", "whiten", "pca:x"):
-        with pytest.raises(ValueError, match="config: need"):
+        with pytest.raises(ValueError, match="config: expected"):
             federation(Config(preprocess=bad))
     with pytest.raises(ValueError, match="names the owners"):
         federation(Config(partition="natural"))
@@ -1235,7 +1238,7 @@ def test_describe():
     [
         (
             dict(partition=partition.dirichlet(6, 1e-4, min_rows=0)),
-            "federate: need rows for every client; got none for client(s)",
+            "federate: expected rows for every client, but got none for client(s)",
         ),
         (
             dict(partition=lambda y: [np.array([0, 1]), np.array([], int)]),
@@ -1248,23 +1251,23 @@ def test_describe():
         (dict(partition=lambda y: [np.array([0.0, 1.0])]), "float64[2] for client 0"),
         (
             dict(partition=lambda y: [np.array([0, 1]), np.array([1, 2])]),
-            "need one owner a row; got row 1 given 2 times",
+            "expected one owner a row, but got row 1 given 2 times",
         ),
-        (dict(holdout=1.0), "holdout in [0, 1); got holdout=1.0"),
+        (dict(holdout=1.0), "holdout in [0, 1), but got holdout=1.0"),
         (dict(holdout=-0.1), "got holdout=-0.1"),
         (dict(holdout=float("nan")), "got holdout=nan"),
         (dict(holdout="a"), "got holdout='a'"),
         (
             dict(holdout=0.2, partition=partition.iid(5)),
-            "two rows a client for a holdout; got one row at client(s) 1, 2, 3, 4",
+            "two rows a client for a holdout, but got one row at client(s) 1, 2, 3, 4",
         ),
-        (dict(test=np.zeros((2, 3))), "need test=(x_test, y_test); got ndarray"),
+        (dict(test=np.zeros((2, 3))), "expected test=(x_test, y_test), but got ndarray"),
         (dict(test=(np.zeros((2, 4)), [0, 1])), "x_test float32[2, 4]"),
         (dict(dataset=np.zeros((6, 3))), "a Dataset, (x, y, x_test, y_test)"),
         (dict(dataset=(np.zeros((6, 3)), np.zeros(6, int))), "got 2 arrays"),
         (
             dict(partition=partition.natural()),
-            "names the owners of its rows for partition.natural(); got 'arrays'",
+            "names the owners of its rows for partition.natural(), but got 'arrays'",
         ),
         (
             dict(
@@ -1414,5 +1417,5 @@ def test_rows_that_the_published_code_cannot_read_are_refused(wrong):
         "few rows": datasets.synthetic(0.0, 0.0, clients=2, rows=20, seed=0),
         "test rows": data._replace(x_test=data.x_test[1:], y_test=data.y_test[1:]),
     }[wrong]
-    with pytest.raises(ValueError, match="transforms.noble2022_code: need rows"):
+    with pytest.raises(ValueError, match="transforms.noble2022_code: expected rows"):
         transforms.noble2022_code(data)

@@ -204,7 +204,7 @@ def test_unequal_sizes(sizes, skew):
 def test_synthetic_errors(change, message):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         datasets.synthetic(**SMALL | change)
-    assert str(error.value).startswith("datasets.synthetic: need ")
+    assert str(error.value).startswith("datasets.synthetic: expected ")
 
 
 # UCI Adult
@@ -284,11 +284,11 @@ def test_adult_encoding_depends_on_no_row(place):
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("Bachelors", "Bachelor", "a published value of education; got 'Bachelor' in "),
-        ("209642", "209642.5", "a whole number fnlwgt; got '209642.5' in "),
-        ("52, ?", "-52, ?", "a whole number age; got '-52' in "),
-        (">50K\n\n", "50K\n\n", "a published value of the label; got '50K' in "),
-        (", Male, 2174", ", 2174", "need 15 fields a line; got 14 in "),
+        ("Bachelors", "Bachelor", "a published value of education, but got 'Bachelor' in "),
+        ("209642", "209642.5", "an integer fnlwgt, but got '209642.5' in "),
+        ("52, ?", "-52, ?", "an integer age, but got '-52' in "),
+        (">50K\n\n", "50K\n\n", "a published value of the label, but got '50K' in "),
+        (", Male, 2174", ", 2174", "expected 15 fields a line, but got 14 in "),
         (TRAIN, "", "at least one row"),
         ("Masters", "M\u00e4sters", "a readable file"),
     ],
@@ -310,7 +310,7 @@ def test_adult_places(place, tmp_path):
     with pytest.raises(ValueError) as error:
         datasets.adult()
     for part in (
-        "datasets.adult: need the files adult.data and adult.test",
+        "datasets.adult: expected the files adult.data and adult.test",
         str(place),
         "JFL_DATA_DIR=DIR",
         "download=",
@@ -365,14 +365,16 @@ def test_adult_download_restores_the_split(place, tmp_path, monkeypatch):
         got = datasets.adult(data_dir=tmp_path / "new", download=True)
         assert got.checksum == want.checksum and calls == [("adult", 2)]
     monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *a, **k: openml(TRAIN, TEST))
-    with pytest.raises(ValueError, match="in the order test, train; got another person at row 0"):
+    with pytest.raises(
+        ValueError, match="in the order test, train, but got another person at row 0"
+    ):
         datasets.adult(data_dir=tmp_path / "other", download=True)
     monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *a, **k: openml(TEST, TEST + TRAIN))
-    with pytest.raises(ValueError, match="5 rows from OpenML; got 7"):
+    with pytest.raises(ValueError, match="5 rows from OpenML, but got 7"):
         datasets.adult(data_dir=tmp_path / "other", download=True)
     with monkeypatch.context() as patch:
         patch.setattr("sklearn.datasets.fetch_openml", lambda *a, **k: 1 / 0)
-        with pytest.raises(ValueError, match="a download that works; got ZeroDivisionError"):
+        with pytest.raises(ValueError, match="a download that works, but got ZeroDivisionError"):
             datasets.adult(data_dir=tmp_path / "other", download=True)
     assert not (tmp_path / "other").exists()
 
@@ -440,13 +442,13 @@ def test_transforms_keep_the_rest(name):
         )  # fitted on the same rows
         np.testing.assert_allclose(public.x, same.x_test, rtol=1e-5, atol=1e-5)
         for bad in (data.x[:, :2], np.full((3, 4, 3), np.nan), data.x[:0], np.full((3, 4, 3), "a")):
-            with pytest.raises(ValueError, match=f"transforms.{name}: need .*public rows"):
+            with pytest.raises(ValueError, match=f"transforms.{name}: expected .*public rows"):
                 TRANSFORMS[name](data, public=bad)
     for bad in (
         (data.x, data.y),
         datasets.arrays(np.ones((3, 2), int), [0, 1, 0], np.ones((1, 2), int), [0]),
     ):
-        with pytest.raises(ValueError, match=f"transforms.{name}: need"):
+        with pytest.raises(ValueError, match=f"transforms.{name}: expected"):
             TRANSFORMS[name](bad)
 
 
@@ -510,7 +512,7 @@ def test_pca_is_that_of_scikit_learn(monkeypatch):
 
 @pytest.mark.parametrize("components, rows", [(13, 60), (5, 5), (0, 60)])
 def test_pca_refuses_too_many(components, rows):
-    with pytest.raises(ValueError, match="transforms.pca: need .*components"):
+    with pytest.raises(ValueError, match="transforms.pca: expected .*components"):
         transforms.pca(images(rows), components)
 
 

@@ -71,12 +71,12 @@ def test_every_check_of_the_papers_is_counted():
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("{accuracy: fig3 | no such line}", "noble2022: fig3: need a line"),
-        ("{verdict: fig3 | no such claim}", "noble2022: fig3: need a claim"),
-        ("{proved: no such figure | line}", "noble2022: need an experiment"),
-        ("{audited: no such plan}", "study_audit: need a row"),
-        ("{cell: worth | fig99 | ε stated}", "noble2022: worth: need a row and column"),
-        ("{guess: fig3}", "noble2022: need one of accuracy"),
+        ("{accuracy: fig3 | no such line}", "noble2022: fig3: expected a line"),
+        ("{verdict: fig3 | no such claim}", "noble2022: fig3: expected a claim"),
+        ("{proved: no such figure | line}", "noble2022: expected an experiment"),
+        ("{audited: no such plan}", "study_audit: expected a row"),
+        ("{cell: worth | fig99 | ε stated}", "noble2022: worth: expected a row and column"),
+        ("{guess: fig3}", "noble2022: expected one of accuracy"),
     ],
 )
 def test_what_is_not_stored_is_an_error_that_says_where(text, where):

@@ -24,7 +24,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-FORM = re.compile(r"[^:].*?: need .*; got ", re.S)  # where: need what; got what. what to do
+FORM = re.compile(r"[^:].*?: expected .*, but got ", re.S)  # where: need what; got what. what to do
 GUARANTEE = dict(
     unit="example",
     adjacency="add_remove",

@@ -305,8 +305,8 @@ def judged(row: dict, code, errors, words) -> dict:
     clear = (
         len(lines) == 1
         and message.startswith("jfl train: ")
-        and "need " in message
-        and "; got " in message
+        and "expected " in message
+        and ", but got " in message
     )
     return row | dict(code=code, clear=clear and words in message, message=message)
 

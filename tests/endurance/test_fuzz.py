@@ -686,7 +686,7 @@ def test_arguments_that_no_fuzz_may_miss(where):
         (lambda: algorithms.fedavg(GRAD, steps=10**12), "steps <= 2147483647"),
         (
             lambda: corruption.label_noise(FED, 0.1, seed=np.timedelta64("NaT", "s")),
-            "a whole number seed",
+            "an integer seed",
         ),
         (lambda: jfl.models.mlp(None), "fed of jfl.federate"),
         (lambda: jfl.models.mlp(FED, 64), "hidden, a list"),
@@ -905,7 +905,7 @@ def judged(code, said, argv, out):
         parser = re.search(
             r"Parsing error|Unrecognized|Missing|Required|invalid|─", words
         )  # tyro says what it takes
-        assert parser or re.search(r"jfl \w+: .*need .*; got ", words), (argv, said)
+        assert parser or re.search(r"jfl \w+: .*expected .*, but got ", words), (argv, said)
     assert not out.exists(), (argv, said)
 
 

@@ -195,7 +195,7 @@ def test_processes_that_differ_are_refused(tmp_path, arguments, environment):
             ConnectionError,
         ),
         (jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed"), ConnectionError),
-        (ValueError("config: need a connection; got none."), ValueError),
+        (ValueError("config: expected a connection, but got none."), ValueError),
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
             jax.errors.JaxRuntimeError,
@@ -215,9 +215,9 @@ def test_calls_that_differ_are_refused(name):
     """Of jfl.simulate and jfl.sweep, by a script that gives each process a seed of its own."""
     port = free_port()
     for _, error, code in ended([begin(HERE / "on_hosts.py", 2, i, port, name) for i in range(2)]):
-        assert code == 1 and "need the same config, data and versions in all processes" in error, (
-            error[-2000:]
-        )
+        assert (
+            code == 1 and "expected the same config, data and versions in all processes" in error
+        ), error[-2000:]
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_a_checkpoint_goes_on(plan, whole, tmp_path):
     wider = jfl.plan(
         other, task, jfl.algorithms.fedsgd(jfl.grad(task.loss)), jfl.sampling.full(CLIENTS)
     )
-    with pytest.raises(ValueError, match="callbacks.restore: need a state of this plan"):
+    with pytest.raises(ValueError, match="callbacks.restore: expected a state of this plan"):
         jfl.callbacks.restore(path, wider)
 
 

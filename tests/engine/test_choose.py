@@ -420,7 +420,7 @@ def test_a_tournament_asks_for_rounds_that_are_alike(make, message):
     one = choosing_runs._guarantee([plan], choosing_runs._rungs(6, law), DELTA, ask)
     assert 0 < one.epsilon < np.inf  # of one rung it is as it was
     with pytest.raises(
-        NotAnalysable, match=f"jfl.choose: need .* alike, for several .*; got .*{message}"
+        NotAnalysable, match=f"jfl.choose: expected .* alike, for several .*, but got .*{message}"
     ):
         jfl.choose(lambda: plan, rounds=(2, 6), runs=(law, law))
 
@@ -430,22 +430,22 @@ def test_a_tournament_asks_for_rounds_that_are_alike(make, message):
     [
         ((2, 2), 2, "rounds that ascend"),
         ((3, 2), 2, "rounds that ascend"),
-        ((0, 2), 2, r"a whole number rounds\[0\] >= 1"),
-        ((1, 2.5), 2, r"a whole number rounds\[1\] >= 1"),
+        ((0, 2), 2, r"an integer rounds\[0\] >= 1"),
+        ((1, 2.5), 2, r"an integer rounds\[1\] >= 1"),
         (
             (1, 2, 3),
             2,
-            "rounds and a law of runs for each rung, and a rung; got 3 of rounds and 2 of runs",
+            "rounds and a law of runs for each rung, and a rung, but got 3 of rounds and 2 of runs",
         ),
-        ((), 0, "rounds and a law of runs for each rung, and a rung; got 0"),
+        ((), 0, "rounds and a law of runs for each rung, and a rung, but got 0"),
         (4, 1, "rounds, a list"),
-        ((1, 2), None, "a whole number rounds .*give runs a law for each"),
+        ((1, 2), None, "an integer rounds .*give runs a law for each"),
     ],
 )
 def test_what_is_no_tournament_is_refused(rounds, runs, message):
     law = choosing.geometric(2.0)
     laws = law if runs is None else [law] * runs
-    with pytest.raises(ValueError, match=f"jfl.choose: need {message}"):
+    with pytest.raises(ValueError, match=f"jfl.choose: expected {message}"):
         jfl.choose(make_plan, rounds=rounds, runs=laws)
 
 
@@ -494,13 +494,13 @@ def test_a_tournament_on_digits():
 
 def test_what_cannot_be_chosen_is_refused():
     law = choosing.geometric(2.0)
-    with pytest.raises(ValueError, match="a whole number seed"):
+    with pytest.raises(ValueError, match="an integer seed"):
         jfl.choose(lambda seed: make_plan(), rounds=2, runs=law, seed=[1, 2])
     with pytest.raises(ValueError, match="choosing.logarithmic"):
         jfl.choose(make_plan, rounds=2, runs=10, lr=[0.1])
 
     for score in (3, lambda params: "good", lambda params: np.zeros(2), lambda params: None):
-        with pytest.raises(ValueError, match="jfl.choose: need .*score"):
+        with pytest.raises(ValueError, match="jfl.choose: expected .*score"):
             jfl.choose(make_plan, rounds=2, runs=law, lr=[0.1], score=score)
 
     def bare(lr):

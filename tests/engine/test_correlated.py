@@ -257,7 +257,7 @@ def test_what_does_not_fit_a_run_is_named():
         jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.without_replacement(3)
     )
     other = dataclasses.replace(plan("tree"), algorithm=alg)
-    with pytest.raises(ValueError, match=r"this plan's, of the (server|clients): .*; got "):
+    with pytest.raises(ValueError, match=r"this plan's, of the (server|clients): .*, but got "):
         jfl.simulate(KEY, other, 1, start=start)
 
 
@@ -297,7 +297,10 @@ def test_a_population_on_the_host_and_algorithms_that_send_more_than_a_model():
     "change, words",
     [
         (dict(upload=True), "a strategy that draws earlier noise again for uploads"),
-        (dict(private=True), "correlated noise in release or upload only; got it in private_grad"),
+        (
+            dict(private=True),
+            "correlated noise in release or upload only, but got it in private_grad",
+        ),
         (dict(adaptive=True), "the same in every round beside correlated noise"),
         (dict(scheduled=True), "the same in every round beside correlated noise"),
         (dict(weights=True), "the same in every round beside correlated noise"),

@@ -67,7 +67,7 @@ def test_csv_grows_with_the_run(plan, tmp_path):
     with jfl.loggers.CSV(path) as logger:  # the file is begun anew, and read before it is closed
         logger.log(dict(loss=1.0, epsilon=None), 7)
         assert path.read_text() == "round,loss,epsilon\n7,1.0,\n"
-        with pytest.raises(ValueError, match=r"columns round, loss, epsilon; got \['f1'\]"):
+        with pytest.raises(ValueError, match=r"columns round, loss, epsilon, but got \['f1'\]"):
             logger.log(dict(loss=1.0, f1=0.5), 8)
 
 
@@ -152,5 +152,7 @@ def test_mlflow_in_a_file(plan, tmp_path):
 def test_a_missing_package_is_named(tmp_path, monkeypatch, logger, package, make):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(ValueError, match=rf"loggers.{logger}: need .*{package}.*pip install -e"):
+    with pytest.raises(
+        ValueError, match=rf"loggers.{logger}: expected .*{package}.*pip install -e"
+    ):
         make(tmp_path)

@@ -42,7 +42,7 @@ ONE = r"The model gets one example of shape \(3,\), without a batch axis.*x\[Non
 @pytest.mark.parametrize(
     "args, options, words",
     [
-        ((W, of_batch), {}, f"plan: need the loss to take one example.*{ONE}"),
+        ((W, of_batch), {}, f"plan: expected the loss to take one example.*{ONE}"),
         ((W, lambda w, x, y: x[:, None] @ w), {}, f"the loss to take one example.*{ONE}"),
         ((W, good), dict(loss=of_batch), f"the loss of gradient 0 to take one.*{ONE}"),
         ((W, good), dict(evaluation=of_batch), f"evaluation to take one example.*{ONE}"),

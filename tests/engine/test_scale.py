@@ -347,7 +347,7 @@ def test_rows_that_are_prepared_on_the_device_are_the_same_run(name):
     [
         (lambda x: np.asarray(x) / 255, "uint8", "(?s)JAX function of the x of one.*`prepare`"),
         (3, "uint8", "JAX"),
-        (lambda x: (x, x), "uint8", "to one array; got tuple"),
+        (lambda x: (x, x), "uint8", "to one array, but got tuple"),
         (lambda x: x / jnp.float32(255), "int64", "at most 32 bits a number.*got int64"),
     ],
 )
@@ -412,10 +412,10 @@ def test_bad_rows_of_a_population_are_found_where_they_are():
     [
         (
             lambda at, x, y: [(x[at[0]], y[at[0]])],
-            r"rows of shape \[2\], as at first; got \[1, 2\]",
+            r"rows of shape \[2\], as at first, but got \[1, 2\]",
         ),
         (lambda at, x, y: [(x[a, :1], y[a]) for a in at], "rows of shape"),
-        (lambda at, x, y: [(x[a], y[a] + 5) for a in at], "labels below 3, as at first; got 5"),
+        (lambda at, x, y: [(x[a], y[a] + 5) for a in at], "labels below 3, as at first, but got 5"),
     ],
 )
 def test_rows_that_change_after_they_were_read_are_noticed(later, message):
@@ -447,7 +447,7 @@ def test_what_needs_rows_on_the_device_says_so():
         lambda: jfl.sweep(lambda: plan, rounds=1),
         lambda: jfl.scan(jfl.init(jax.random.key(0), plan), plan, [1]),
     ):
-        with pytest.raises(ValueError, match="rows stay on the host"):
+        with pytest.raises(ValueError, match="keeps its rows on the host"):
             call()
 
 

@@ -153,7 +153,7 @@ def test_li_noise_is_the_formula():
         (dict(paper="li2025"), "output_perturbation"),
         (dict(view="nobody"), "view to be one of"),
         (dict(plan=lambda p: silent(p)), "noise of the client's own"),
-        (dict(rounds=0), "whole number rounds"),
+        (dict(rounds=0), "integer rounds"),
     ],
 )
 def test_formulas_are_for_their_plans(change, match):

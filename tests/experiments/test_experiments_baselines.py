@@ -218,7 +218,9 @@ def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
 
 def test_a_line_that_is_no_baseline_is_named(tmp_path):
     call = ["noble2022", "fig1", "--kept", str(tmp_path), "--lines", "DP-FedAvg, K=50, (0,0)"]
-    with pytest.raises(ValueError, match=r"need baselines of fig1; got DP-FedAvg, K=50, \(0,0\)"):
+    with pytest.raises(
+        ValueError, match=r"expected baselines of fig1, but got DP-FedAvg, K=50, \(0,0\)"
+    ):
         baselines.main(call)
 
 

@@ -78,11 +78,14 @@ def test_experiments_are_added_and_replaced(tmp_path, capsys):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        (dict(module="li2025"), "an experiment of chen2024, each once; got fig1 of li2025"),
+        (dict(module="li2025"), "an experiment of chen2024, each once, but got fig1 of li2025"),
         (dict(experiment="fig1"), "got fig1 of chen2024 again"),
         (dict(experiment=""), "got none of chen2024"),
         (dict(experiment="fig3", lines=dict(a=dict(accuracy=["x"]))), "`int . float . null`"),
-        (dict(experiment="fig2", lines={}), "all lines that .*chen2024.json has; got none of a, b"),
+        (
+            dict(experiment="fig2", lines={}),
+            "all lines that .*chen2024.json has, but got none of a, b",
+        ),
     ],
     ids=str,
 )
@@ -92,7 +95,7 @@ def test_what_is_no_result_is_refused(tmp_path, changes, words):
     )
     before = file.read_text()
     bad = tmp_path / "bad"
-    with pytest.raises(ValueError, match=f"bad.results.json.*need .*{words}"):
+    with pytest.raises(ValueError, match=f"bad.results.json.*expected .*{words}"):
         collect.collect(
             "chen2024", [results(tmp_path / "good"), results(bad, **changes)], tmp_path / "into"
         )

@@ -180,7 +180,8 @@ def test_results_stay_where_no_data_can_be_read(tmp_path, ran, monkeypatch):
         lambda: checks.fail("datasets.mnist", "prepared data", "none", error=DataUnavailable),
     )
     with pytest.raises(
-        ValueError, match="tiny: need data of at least one line; got mnist that cannot be read"
+        ValueError,
+        match="tiny: expected data of at least one line, but got mnist that cannot be read",
     ):
         runner.run("tiny", figure(slow=dict(dataset="mnist")), tmp_path)
     assert (tmp_path / "results.json").read_bytes() == before
@@ -341,7 +342,8 @@ def test_folders_of_another_making_are_left_alone(tmp_path):
     (tmp_path / "slow" / "summary.json").write_text("mine")
     with pytest.raises(
         ValueError,
-        match="slow: need a new directory, or a line of an experiment.*got one with summary.json",
+        match="slow: expected a new directory, or a line of an experiment.*got one with "
+        "summary.json",
     ):
         runner.run("tiny", figure(), tmp_path)
     assert (tmp_path / "slow" / "summary.json").read_text() == "mine"

@@ -444,7 +444,8 @@ def test_cells_of_other_settings_are_neither_used_nor_collected(tmp_path, monkey
     } == {0, 1}
     other = dict(linear=dataclasses.replace(TINY, unit="client"))
     with pytest.raises(
-        ValueError, match="need cells of these settings and this version; got 15 of other settings"
+        ValueError,
+        match="expected cells of these settings and this version, but got 15 of other settings",
     ):
         ranaweera2025_study.collect(path, tmp_path, other, groups)
     ranaweera2025_study.made_by.cache_clear()

@@ -137,7 +137,7 @@ def test_what_may_not_contract_is_refused():
         recipes.plan_of(made("contracting", preprocess="none", noise=(1.0,)))
     with pytest.raises(ValueError, match="unit norm"):
         recipes.plan_of(made("contracting", model="mlp", noise=(1.0,)))
-    with pytest.raises(ValueError, match="need algorithm='padpfl' with batch_sampler='full'"):
+    with pytest.raises(ValueError, match="expected algorithm='padpfl' with batch_sampler='full'"):
         recipes.plan_of(made("prox_erm", batch_sampler="poisson", noise=(1.0,)))
     longer = dict(groups=(3, 3), group_noise=(0.3, 0.0))  # after the rows have their norm
     with pytest.raises(ValueError, match="rows of norm 1 at most"):
@@ -172,12 +172,12 @@ def test_problems_are_solved_as_well_as_the_noise_takes_them_to_be(mu, monkeypat
     ],
 )
 def test_fields_that_a_recipe_does_not_read_are_refused(name, fields):
-    with pytest.raises(ValueError, match=f"{name}: need the defaults.*{next(iter(fields))}"):
+    with pytest.raises(ValueError, match=f"{name}: expected the defaults.*{next(iter(fields))}"):
         recipes.plan_of(made(name, noise=(1.0, 1.0), **fields))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e5, 1e-4])
 def test_an_epsilon_out_of_reach_is_refused(epsilon):
-    with pytest.raises(ValueError, match="need an epsilon that a multiplier"):
+    with pytest.raises(ValueError, match="expected an epsilon that a multiplier"):
         recipes.noise_of(made("measured", epsilon=epsilon))

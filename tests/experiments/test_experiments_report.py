@@ -181,7 +181,9 @@ def test_results_of_an_earlier_version_are_refused_with_what_to_do(experiment, g
     found = json.loads((experiment / "results.json").read_text())
     del found["format"]
     (experiment / "results.json").write_text(json.dumps(found | given))
-    with pytest.raises(ValueError, match="need format 2, .*: run the experiment again in its fold"):
+    with pytest.raises(
+        ValueError, match="expected format 2, .*: run the experiment again in its fold"
+    ):
         report.read_source(experiment)
 
 
@@ -212,7 +214,9 @@ def test_what_is_written_is_read_again(tmp_path):
     ]
     assert again.settings == dict(start=0.25) and again.versions == VERSIONS | dict(commit="abc")
     assert [e.name for e in again.parts()] == ["fig", "inner"]
-    with pytest.raises(ValueError, match="results of fig, .*verdict.*: need .*; got .*'maybe'"):
+    with pytest.raises(
+        ValueError, match="results of fig, .*verdict.*: expected .*, but got .*'maybe'"
+    ):
         results.of(found | dict(verdicts=[dict(claim="c", verdict="maybe")]))
 
 
@@ -469,7 +473,7 @@ def test_other_files_are_refused_by_name(tmp_path, text):
     with pytest.raises(ValueError) as error:
         report.write([tmp_path / "some.json"], tmp_path / "out.html")
     said = str(error.value)
-    assert f"{tmp_path}/some.json" in said and "need " in said and "; got " in said
+    assert f"{tmp_path}/some.json" in said and "expected " in said and ", but got " in said
     assert [p.name for p in tmp_path.iterdir()] == ["some.json"]
 
 
@@ -691,22 +695,25 @@ BROKEN = dict(
     interrupted=(lambda f: (f / "cells.json").touch(), "run without results.json"),
     reasons=(
         lambda f: (f / "results.json").write_text('{"format": 2, "failed": ["a"]}'),
-        "results.json, failed: need `object`, as this version",
+        "results.json, failed: expected `object`, as this version",
     ),
     accuracies=(
         lambda f: (f / "results.json").write_text(
             '{"format": 2, "lines": {"a": {"accuracy": ["b"]}}}'
         ),
-        "results.json, lines[...].accuracy[0]: need `int | float | null`",
+        "results.json, lines[...].accuracy[0]: expected `int | float | null`",
     ),
-    results=(lambda f: (f / "results.json").write_text('{"format": 2}'), "need what came of an"),
+    results=(
+        lambda f: (f / "results.json").write_text('{"format": 2}'),
+        "expected what came of an",
+    ),
     results_format=(
         lambda f: (f / "results.json").write_text('{"format": "1", "title": "a"}'),
         "got format '1'",
     ),
     lines=(
         lambda f: (f / "results.json").write_text('{"format": 2, "lines": [1]}'),
-        "lines: need `object`",
+        "lines: expected `object`",
     ),
     verdicts=(
         lambda f: (f / "results.json").write_text('{"format": 2, "verdicts": [{"claim": "a"}]}'),
@@ -726,7 +733,7 @@ BROKEN = dict(
             (
                 "negative",
                 '"lines": {"a": {"epsilon_proved": -5}}',
-                "lines[...].epsilon_proved: need `int` >= 0",
+                "lines[...].epsilon_proved: expected `int` >= 0",
             ),
             ("partly", '"verdicts": [{"claim": "a", "verdict": "partly"}]', "'partly'"),
             ("old_words", '"verdicts": [], "claims": []', "unknown field `claims`"),
@@ -735,8 +742,8 @@ BROKEN = dict(
                 '"tables": [{"caption": "", "columns": ["b"], "rows": [[1, 2]]}]',
                 "1 cells",
             ),
-            ("point", '"points": [1]', "points[0]: need `object`"),
-            ("quick", '"quick": "no"', "quick: need `bool`"),
+            ("point", '"points": [1]', "points[0]: expected `object`"),
+            ("quick", '"quick": "no"', "quick: expected `bool`"),
         )
     },
 )

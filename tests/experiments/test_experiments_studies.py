@@ -332,7 +332,8 @@ def test_a_line_that_was_cut_off_is_computed_again(tmp_path):
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
     (tmp_path / "cells.jsonl").write_text('{"key": "a"}\n' + line + '\n{"key": "b"}\n')
     with pytest.raises(
-        ValueError, match=r"cells\.jsonl, line 2: need a record of a run; got .*Take the line out"
+        ValueError,
+        match=r"cells\.jsonl, line 2: expected a record of a run, but got .*Take the line out",
     ):
         ResultStore(tmp_path / "cells.jsonl")
 
@@ -447,8 +448,8 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
             and "MODULE" not in words
         )
     for name, wanted, told in (
-        ("alone", "a", "alone: need no --lines, as it runs as a whole; got a"),
-        ("lines", "no such", "lines: need lines of one, the other; got no such"),
+        ("alone", "a", "alone: expected no --lines, as it runs as a whole, but got a"),
+        ("lines", "no such", "lines: expected lines of one, the other, but got no such"),
     ):
         arguments = [name, "--lines", wanted, "--out", str(tmp_path / "refused")]
         with pytest.raises(ValueError, match=told):

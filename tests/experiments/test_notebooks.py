@@ -162,7 +162,7 @@ def your_own_algorithm(text, whole):
     assert server == ours == (2 if whole else 8) > third  # who sees models only may miss a client
     assert "fedcm: proved" in text and "leaking: conditional" in text
     assert "rows reach what the client sends without noise" in text.split("leaking:")[1]
-    refused = re.findall(r"^(?:noise|a divisor) .*: ValueError: (\w+): need", text, re.M)
+    refused = re.findall(r"^(?:noise|a divisor) .*: ValueError: (\w+): expected", text, re.M)
     assert refused == ["chain", "chain", "plan"] and "accepted" not in text
     assert len(re.findall(r"^(?:no noise|not declared): no guarantee", text, re.M)) == 2
     accuracy = numbers(r"accuracy ([\d.]+) ±", text)

@@ -302,7 +302,7 @@ def test_without_a_rule(name):
     check_sums(loss, params, x, y)
     with pytest.raises(
         ValueError,
-        match=f"private_grad: need a rule for every parameter.*{next(iter(reasons))}.*auto",
+        match=f"private_grad: expected a rule for every parameter.*{next(iter(reasons))}.*auto",
     ):
         jax.eval_shape(
             lambda: sums(loss, jfl.clip_l2(1.0), params, x, y, WEIGHTS, path="bookkeeping")
@@ -699,7 +699,7 @@ def test_what_book_keeping_cannot_do_is_refused():
     with pytest.raises(ValueError, match="path"):
         jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1.0), jfl.total()), path="ghost")
     loss, params, x, y = problem(*COVERED["mlp"])
-    with pytest.raises(ValueError, match="clip_per_layer: need bounds for the 6 leaves"):
+    with pytest.raises(ValueError, match="clip_per_layer: expected bounds for the 6 leaves"):
         jax.eval_shape(lambda: sums(loss, jfl.clip_per_layer(1.0, 5), params, x, y, WEIGHTS))
 
 

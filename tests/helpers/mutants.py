@@ -55,7 +55,7 @@ def apply(mutant: Mutant, folder: Path) -> None:
     file = folder / (f"jfl/{mutant.file}" if mutant.file.startswith("kernels/") else mutant.file)
     text = file.read_text()
     if text.count(mutant.old) != 1 or mutant.old == mutant.new:
-        raise ValueError(f"{mutant.file}: need a text that occurs once; got {mutant.old!r}")
+        raise ValueError(f"{mutant.file}: expected a text that occurs once, but got {mutant.old!r}")
     file.write_text(text.replace(mutant.old, mutant.new))
 
 

@@ -173,15 +173,15 @@ def test_choice_of_a_path():
     "call, word",
     [
         (lambda: haar.analysis(GOLDEN, "cuda"), "path"),
-        (lambda: haar.synthesis(GOLDEN, 4), "need 4"),
+        (lambda: haar.synthesis(GOLDEN, 4), "expected 4"),
         (lambda: haar.synthesis(GOLDEN, 8, "gpu"), "path"),
         (lambda: haar.levels(6), "power of two"),
         (lambda: haar.leaves(0), "power of two"),
-        (lambda: haar.synthesis2(GOLDEN, (2, 3)), "need 16"),
+        (lambda: haar.synthesis2(GOLDEN, (2, 3)), "expected 16"),
     ],
 )
 def test_haar_refuses(call, word):
-    with pytest.raises(ValueError, match=rf"^haar\.\w+: need .*{word}|{word}.*; got"):
+    with pytest.raises(ValueError, match=rf"^haar\.\w+: expected .*{word}|{word}.*, but got"):
         call()
 
 
@@ -440,7 +440,7 @@ def test_bands_are_structure():
     ],
 )
 def test_bands_refuse(call, where):
-    with pytest.raises(ValueError, match=rf"^bands\.{where}: need .*; got "):
+    with pytest.raises(ValueError, match=rf"^bands\.{where}: expected .*, but got "):
         call(TABLE["image"][0], contribution())
 
 

@@ -206,7 +206,9 @@ def test_batch_norm_is_refused_with_the_remedy(fed, eqx):
         def __call__(self, x):
             return self.norm(x[None])[0]
 
-    with pytest.raises(ValueError, match=r"models\.nnx: need a model without BatchNorm.*GroupNorm"):
+    with pytest.raises(
+        ValueError, match=r"models\.nnx: expected a model without BatchNorm.*GroupNorm"
+    ):
         jfl.models.nnx(fed, Normed)
     model = eqx.nn.Sequential([eqx.nn.BatchNorm(3, "batch", mode="ema")])
     with pytest.raises(ValueError, match=r"models\.equinox: .*BatchNorm.*GroupNorm"):
@@ -227,8 +229,11 @@ def test_dropout_without_a_switch(fed):
     "make, words",
     [
         (lambda fed: jfl.models.flax(fed, nn.Dense(4)), r"to \[3\], for class labels"),
-        (lambda fed: jfl.models.nnx(fed, 3), r"models\.nnx: need a flax\.nnx model"),
-        (lambda fed: jfl.models.nnx(fed, lambda rngs: 3), r"models\.nnx: need a flax\.nnx model"),
+        (lambda fed: jfl.models.nnx(fed, 3), r"models\.nnx: expected a flax\.nnx model"),
+        (
+            lambda fed: jfl.models.nnx(fed, lambda rngs: 3),
+            r"models\.nnx: expected a flax\.nnx model",
+        ),
         (lambda fed: jfl.models.flax(fed, nn.Dense(3), target="tokens"), r"rows of y are Int\[T\]"),
         (lambda fed: jfl.models.flax(fed, nn.Dense(3), target="words"), "target"),
         (lambda fed: jfl.models.functions(fed, KEY, lambda w, x: x), "init, a pure function"),
@@ -330,7 +335,7 @@ def test_targets_that_were_meant_otherwise(y, classes, words):
 def test_a_partition_by_class_needs_one_label_a_row():
     x, y = np.zeros((90, 6), int), np.zeros((90, 6), int)
     data = jfl.datasets.arrays(x, y, x, y, classes=2)
-    with pytest.raises(ValueError, match="partition.dirichlet: need one label a row"):
+    with pytest.raises(ValueError, match="partition.dirichlet: expected one label a row"):
         jfl.federate(data, jfl.partition.dirichlet(4, 0.5))
 
 
@@ -483,11 +488,11 @@ def test_parts_that_do_not_fit(fed):
     params = task.init(KEY)
     for which, given, words in (
         ("*lora*", params, "fits none of body/bias"),
-        ("head/*", None, "need params for all that is frozen; got none for body/bias"),
+        ("head/*", None, "expected params for all that is frozen, but got none for body/bias"),
         (
             "head/*",
             {"body/kernel": np.zeros((2, 2))},
-            r"shapes: body/kernel \[3, 8\]; got \[2, 2\]",
+            r"shapes: body/kernel \[3, 8\], but got \[2, 2\]",
         ),
         ("head/*", {"tail": np.zeros(2)}, "params by the paths.*got tail"),
     ):

@@ -93,7 +93,7 @@ def test_linen_modules_that_mix_examples_or_draw(fed, module, words):
     ):
         with pytest.raises(ValueError) as error:
             use()
-        assert all(w in str(error.value) for w in [*words, "need", "got"]), error.value
+        assert all(w in str(error.value) for w in [*words, "expected", "got"]), error.value
         assert "flax.readthedocs" not in str(error.value)
 
 
@@ -120,7 +120,7 @@ def test_the_remedies_work(fed):
 def test_statistics_are_no_parameters(fed):
     variables = Normed(True).init(KEY, fed.x[0])
     loss = lambda v, x, y: entropy(Normed(True).apply(v, x), y)
-    with pytest.raises(ValueError, match=f"task: need params without batch_stats.*{BY}"):
+    with pytest.raises(ValueError, match=f"task: expected params without batch_stats.*{BY}"):
         jfl.task(variables, loss)
     drawn = jfl.task(lambda key: Normed(True).init(key, jnp.zeros(3)), loss)
     with pytest.raises(ValueError, match=BY):
@@ -131,7 +131,8 @@ def test_a_wrong_shape_in_words(fed):
     module = nn.Dense(3)
     with pytest.raises(
         ValueError,
-        match=r"the loss: need .* one example; got ScopeParamShapeError.*x and y are float32\[3\]",
+        match=r"the loss: expected .* one example, but got ScopeParamShapeError.*x and "
+        r"y are float32\[3\]",
     ):
         run(fed, module.init(KEY, jnp.zeros(5))["params"], linen_loss(module))
 
@@ -167,7 +168,7 @@ def test_linen_modules_are_no_parameters(fed):
         jfl.task(jnp.zeros(3), nn.Dense(3))
     with pytest.raises(ValueError, match=r"predict, a pure function.*flax\.linen module Dense"):
         jfl.task(jnp.zeros(3), loss, nn.Dense(3))
-    with pytest.raises(ValueError, match=r"need a flax\.linen module; got"):
+    with pytest.raises(ValueError, match=r"expected a flax\.linen module, but got"):
         jfl.models.flax(fed, nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
 
 
@@ -177,7 +178,7 @@ def test_linen_modules_are_no_parameters(fed):
     ids=["int", "some", "key", "bool"],
 )
 def test_what_has_no_gradient_is_no_parameter(params):
-    with pytest.raises(ValueError, match="task: need params, a pytree of .*number"):
+    with pytest.raises(ValueError, match="task: expected params, a pytree of .*number"):
         jfl.task(params, lambda w, x, y: 0.0)
 
 

@@ -460,9 +460,9 @@ def test_solve_noise_refuses():
         (lambda: events.gaussian(True), "a number noise_multiplier"),
         (lambda: events.poisson(1.5, events.gaussian(1)), r"rate in \(0, 1\]"),
         (lambda: events.without_replacement(7, 5, events.gaussian(1)), "sample <= population"),
-        (lambda: events.repeat(events.gaussian(1), 2.5), "a whole number times"),
+        (lambda: events.repeat(events.gaussian(1), 2.5), "an integer times"),
         (lambda: events.poisson(0.5, 1.1), "an event such as"),
-        (lambda: eps(events.with_replacement(2.5, 10, events.gaussian(1))), "a whole number draws"),
+        (lambda: eps(events.with_replacement(2.5, 10, events.gaussian(1))), "an integer draws"),
         (lambda: eps(events.with_replacement(3, 0.5, events.gaussian(1))), "population >= 1"),
         (
             lambda: eps(
@@ -783,7 +783,7 @@ def test_a_plan_without_noise_says_so():
         (make(NOISY()), {"adjacency": "add_remove"}, "Choices: unit='example'"),
         (make(NOISY()), {"view": "public"}, "view to be one of"),
         (make(NOISY()), {"unit": "user"}, "unit to be one of"),
-        (make(NOISY()), {"rounds": 0}, "a whole number rounds"),
+        (make(NOISY()), {"rounds": 0}, "an integer rounds"),
         (make(NOISY()), {"delta": 1.0}, r"delta in \(0, 1\)"),
         (
             make(NOISY(), upload=NOISY()),
@@ -1112,7 +1112,7 @@ def test_a_cap_at_what_is_planned_changes_nothing(kind, few_orders):
     "options, match",
     [
         (dict(cap=3, quantile=1e-6), "one of cap"),
-        (dict(cap=0), "whole number cap"),
+        (dict(cap=0), "integer cap"),
         (dict(quantile=1e-5), "quantile < delta"),
         (dict(realised=np.full(CLIENTS, 51)), "whole numbers in 0..50"),
         (dict(cap=3, view="third_party"), "view='server'"),

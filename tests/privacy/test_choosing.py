@@ -368,41 +368,41 @@ def test_guarantees_and_series():
     [
         (
             lambda: choosing.geometric(0.5),
-            r"truncated_negative_binomial: need a mean in \[1, 10000",
+            r"truncated_negative_binomial: expected a mean in \[1, 10000",
         ),
         (
             lambda: choosing.poisson(np.nan),
-            "choosing.poisson: need a single number mean > 0|finite",
+            "choosing.poisson: expected a single number mean > 0|finite",
         ),
-        (lambda: choosing.truncated_negative_binomial(3, -0.1), "need shape >= 0"),
+        (lambda: choosing.truncated_negative_binomial(3, -0.1), "expected shape >= 0"),
         (
             lambda: choosing.curve_of_choice([2.0, 1.5], [0.1, 0.1], choosing.poisson(2)),
-            r"need orders \[n\] > 1, ascending",
+            r"expected orders \[n\] > 1, ascending",
         ),
         (
             lambda: choosing.curve_of_choice([1.5, 2.0], [0.1], choosing.poisson(2)),
-            r"need a curve \[2\] of numbers >= 0",
+            r"expected a curve \[2\] of numbers >= 0",
         ),
-        (lambda: choosing.curve_of_choice([2.0], [0.1], 3), "need runs of choosing.geometric"),
-        (lambda: choosing.epsilon_of_choice(RUN, 3, 1e-5), "need runs of choosing.geometric"),
+        (lambda: choosing.curve_of_choice([2.0], [0.1], 3), "expected runs of choosing.geometric"),
+        (lambda: choosing.epsilon_of_choice(RUN, 3, 1e-5), "expected runs of choosing.geometric"),
         (
             lambda: choosing.epsilon_of_tournament([RUN, RUN], [choosing.poisson(2)], 1e-5),
-            "a release and a law for each rung, and a rung; got 2 releases and 1 laws",
+            "a release and a law for each rung, and a rung, but got 2 releases and 1 laws",
         ),
         (lambda: choosing.epsilon_of_tournament([], [], 1e-5), "for each rung, and a rung"),
         (lambda: choosing.epsilon_of_tournament([RUN], [3], 1e-5), "runs of choosing.geometric"),
         (
             lambda: choosing.curve_of_tournament([2.0], [[1.0]], []),
-            "a curve and a law for each rung, and a rung; got 1 curves and 0 laws",
+            "a curve and a law for each rung, and a rung, but got 1 curves and 0 laws",
         ),
         (
             lambda: choosing.curve_of_tournament(
                 [2.0, 3.0], [[1.0, 1.0], [1.0]], [choosing.geometric(2)] * 2
             ),
-            r"need a curve \[2\] of numbers >= 0",
+            r"expected a curve \[2\] of numbers >= 0",
         ),
         (lambda: choosing.epsilon_of_choice(RUN, choosing.poisson(2), 2.0), "delta in"),
-        (lambda: choosing.draw(jax.random.key(0), choosing.poisson(2), 0), "whole number number"),
+        (lambda: choosing.draw(jax.random.key(0), choosing.poisson(2), 0), "integer number"),
         (lambda: choosing.draw(0.5, choosing.poisson(2)), "a key such as"),
     ],
 )

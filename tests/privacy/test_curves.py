@@ -335,7 +335,7 @@ def test_a_group_of_one_is_none_and_all_of_it_is_a_gaussian():
     assert rdp_events.gaussian_mu(everyone) == 0.5
     for known in (curve((everyone,)), Release((events.gaussian(8.0),)).group(4).curve()):
         assert math.isclose(known.mu, 0.5, rel_tol=1e-9)
-    with pytest.raises(ValueError, match="events.poisson_group: need a whole number size"):
+    with pytest.raises(ValueError, match="events.poisson_group: expected an integer size"):
         events.poisson_group(0.1, 1.5, events.gaussian(1.0))
 
 
@@ -472,16 +472,19 @@ def test_groups_of_a_plan(endless_noise):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda g: g.tpr(1.1), r"Guarantee.tpr: need fpr, numbers in \[0, 1\]; got fpr=1.1"),
-        (lambda g: g.tpr(np.nan), "Guarantee.tpr: need fpr"),
-        (lambda g: g.tpr("a"), "Guarantee.tpr: need fpr"),
+        (
+            lambda g: g.tpr(1.1),
+            r"Guarantee.tpr: expected fpr, numbers in \[0, 1\], but got fpr=1.1",
+        ),
+        (lambda g: g.tpr(np.nan), "Guarantee.tpr: expected fpr"),
+        (lambda g: g.tpr("a"), "Guarantee.tpr: expected fpr"),
         (
             lambda g: g.delta_at(-1),
-            "Guarantee.delta_at: need epsilon, numbers >= 0; got epsilon=-1",
+            "Guarantee.delta_at: expected epsilon, numbers >= 0, but got epsilon=-1",
         ),
-        (lambda g: g.epsilon_at([0.1, 2]), "Guarantee.epsilon_at: need delta, numbers in"),
-        (lambda g: g.group(0), "Guarantee.group: need a whole number size >= 1; got size=0"),
-        (lambda g: g.group(1.5), "Guarantee.group: need a whole number size"),
+        (lambda g: g.epsilon_at([0.1, 2]), "Guarantee.epsilon_at: expected delta, numbers in"),
+        (lambda g: g.group(0), "Guarantee.group: expected an integer size >= 1, but got size=0"),
+        (lambda g: g.group(1.5), "Guarantee.group: expected an integer size"),
         (lambda g: g.group(1001), "size <= 1000"),
     ],
 )

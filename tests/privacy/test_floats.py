@@ -446,7 +446,8 @@ def test_a_schedule_that_falls_too_far_is_refused(fed, site):
     plan, view = falling_plan(fed, site), "third_party" if site == "release" else "server"
     ask = dict(delta=1e-5, view=view)
     need = (
-        r"need (bound|noise) of \w+ in \w+ >= 1e-15 and finite in every round; got [0-9.e-]+ in "
+        r"expected (bound|noise) of \w+ in \w+ >= 1e-15 and finite in every round, but "
+        r"got [0-9.e-]+ in "
         r"round 3[01]"
     )
     for call in (
@@ -587,6 +588,6 @@ def test_a_law_that_nobody_draws_is_refused():
         Stage(None, noise=np.float32(1.0), name="cauchy", role="noise"),
         dataclasses.replace(gaussian(1.0), law="cauchy"),
     ):
-        with pytest.raises(ValueError, match="chain: need noise of a law out of gaussian"):
+        with pytest.raises(ValueError, match="chain: expected noise of a law out of gaussian"):
             chain(clip_l2(1.0), total(), stage)
     assert mech.noisy(chain(clip_l2(1.0), total(), gaussian(1.0)))

@@ -425,7 +425,8 @@ def test_noise_that_ends_is_refused(renyi):
     assert guarantees.guarantee(dying, 3).epsilon > 0
     with pytest.raises(
         ValueError,
-        match="noise of gaussian in private_grad >= 1e-15 .* in every round; got -0.2 in round 4",
+        match="noise of gaussian in private_grad >= 1e-15 .* in every round, but got "
+        "-0.2 in round 4",
     ):
         guarantees.guarantee(dying, 5)
 

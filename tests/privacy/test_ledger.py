@@ -191,7 +191,7 @@ def test_the_ledger_prints():
     assert "1 to 2" in str(jfl.ledger(PLANS["of_each"](), 3))
     assert "example, implied" in str(jfl.ledger(PLANS["uploads"](), 3))
     short = make(NOISY(), sizes=np.full(CLIENTS, 5))
-    assert "refused: jfl.guarantee: need at least batch=10 rows" in str(jfl.ledger(short, 3))
+    assert "refused: jfl.guarantee: expected at least batch=10 rows" in str(jfl.ledger(short, 3))
     assert str(jfl.ledger(make(), 3)) == "No mechanism of this plan adds noise."
     with pytest.raises(ValueError, match="rounds"):
         jfl.ledger(make(NOISY()), 0)

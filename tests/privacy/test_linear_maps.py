@@ -230,7 +230,7 @@ def back_to_one(key, value):
 @pytest.mark.parametrize("stage", OTHER_SHAPES)
 def test_a_release_in_other_shapes_does_not_broadcast(stage):
     """One number for many would be added to all of them."""
-    with pytest.raises(ValueError, match=r"need one shape of w; got \(.*\) and \(.*\)\."):
+    with pytest.raises(ValueError, match=r"expected one shape of w, but got \(.*\) and \(.*\)\."):
         jfl.simulate(KEY, OTHER_SHAPES[stage](), 2)
 
 
@@ -248,7 +248,7 @@ def test_of_what_servers_add_to_their_own_states_too(name):
         jfl.sampling.full(CLIENTS),
         release=chain_of(pair),
     )
-    with pytest.raises(ValueError, match=r"need one shape of w; got \(.*\) and \(.*\)\."):
+    with pytest.raises(ValueError, match=r"expected one shape of w, but got \(.*\) and \(.*\)\."):
         jfl.simulate(KEY, plan, 2)
 
 

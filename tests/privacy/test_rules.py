@@ -101,7 +101,7 @@ def test_a_rule_is_refused_without_its_need(place, need, monkeypatch):
 
     refused = found()
     assert refused.refusal and not refused.parts
-    with pytest.raises(NotAnalysable, match=r"jfl\.guarantee: need"):
+    with pytest.raises(NotAnalysable, match=r"jfl\.guarantee: expected"):
         jfl.guarantee(plan, 6, unit=unit, view=view)
     # it is this need that refuses: without it the rule answers
     wanted = getattr(rules, need)

@@ -250,7 +250,7 @@ def test_two_of_one_name_are_told_apart_and_one_stands_once(tmp_path, monkeypatc
     for again in ("run/", "link"):
         assert main.main(["report", "run", again, "--out", "out.html"]) == 2
         assert (
-            f"need each directory or file once; got run and {Path(again)}, which are one"
+            f"expected each directory or file once, but got run and {Path(again)}, which are one"
             in capsys.readouterr().err
         )
     assert not (tmp_path / "out.html").exists()
@@ -262,7 +262,7 @@ def test_a_name_that_utf8_cannot_hold_is_refused(tmp_path, capsys, monkeypatch):
     for more in ([], ["--out", str(tmp_path / "out.html")]):
         assert main.main(["report", str(folder), *more]) == 2
         assert (
-            "need names and words that UTF-8 can hold; got '# jfl report: lat\\udce9'"
+            "expected names and words that UTF-8 can hold, but got '# jfl report: lat\\udce9'"
             in capsys.readouterr().err
         )
     assert [p.name for p in tmp_path.iterdir()] == [folder.name]
@@ -400,58 +400,59 @@ def csv_cell(old, new):
 
 
 BROKEN = dict(
-    empty=(lambda f: [p.unlink() for p in f.iterdir()], "need a folder with a run"),
-    running=(gone("summary.json"), "need a finished run"),
-    half=(cut("summary.json"), "summary.json: need the JSON that a run wrote"),
-    half_manifest=(cut("manifest.json"), "manifest.json: need the JSON"),
+    empty=(lambda f: [p.unlink() for p in f.iterdir()], "expected a folder with a run"),
+    running=(gone("summary.json"), "expected a finished run"),
+    half=(cut("summary.json"), "summary.json: expected the JSON that a run wrote"),
+    half_manifest=(cut("manifest.json"), "manifest.json: expected the JSON"),
     half_table=(cut("metrics.csv"), "half-written"),
-    no_table=(gone("metrics.csv"), "metrics.csv: need the table"),
-    no_manifest=(gone("manifest.json"), "manifest.json: need the JSON"),
+    no_table=(gone("metrics.csv"), "metrics.csv: expected the table"),
+    no_manifest=(gone("manifest.json"), "manifest.json: expected the JSON"),
     version=(
         edit("summary.json", lambda s: s | dict(version=2)),
         "got Object contains unknown field `version`",
     ),
     format_=(
         edit("summary.json", lambda s: s | dict(format=2)),
-        "summary.json: need format 1, which is what this version",
+        "summary.json: expected format 1, which is what this version",
     ),
     flag=(edit("summary.json", lambda s: s | dict(format=True)), "got format True"),
-    no_runs=(edit("summary.json", lambda s: dict(runs=[])), "need at least one run, as"),
-    other=(edit("summary.json", lambda s: [1]), "need a JSON object; got list"),
+    no_runs=(edit("summary.json", lambda s: dict(runs=[])), "expected at least one run, as"),
+    other=(edit("summary.json", lambda s: [1]), "expected a JSON object, but got list"),
     field=(
         edit("summary.json", lambda s: s["runs"][0].pop("privacy") and None),
-        "summary.json, runs[0]: need what a run writes, as",
+        "summary.json, runs[0]: expected what a run writes, as",
     ),
     type_=(
         edit("summary.json", lambda s: s["runs"][1].update(seed="1")),
-        "summary.json, runs[1].seed: need `int`, as this version of jfl writes it; got `str`",
+        "summary.json, runs[1].seed: expected `int`, as this version of jfl writes it, "
+        "but got `str`",
     ),
     nothing_proved=(
         edit("summary.json", lambda s: s["runs"][1].update(privacy=[])),
-        "need what is proved",
+        "expected what is proved",
     ),
     guarantee=(
         edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(epsilon="2")),
-        "runs[0].privacy[0].epsilon: need",
+        "runs[0].privacy[0].epsilon: expected",
     ),
     manifest=(
         edit("manifest.json", lambda m: dict(data={})),
-        "manifest.json: need what a run writes",
+        "manifest.json: expected what a run writes",
     ),
     facts=(
         edit("manifest.json", lambda m: m | dict(data=[1])),
-        "manifest.json, data: need `object`",
+        "manifest.json, data: expected `object`",
     ),
     caveat=(
         edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(caveats=[{}])),
-        "runs[0].privacy[0].caveats[0]: need `str`",
+        "runs[0].privacy[0].caveats[0]: expected `str`",
     ),
-    number=(csv_cell("0.4", "x.4"), "line 2: need a number accuracy; got 'x.4'"),
+    number=(csv_cell("0.4", "x.4"), "line 2: expected a number accuracy, but got 'x.4'"),
     lost=(
         lambda f: (f / "metrics.csv").write_text(
             re.sub("(?m)^fedavg,2.*\n", "", (f / "metrics.csv").read_text())
         ),
-        "need rows of every run in summary.json; got none of fedavg seed=2",
+        "expected rows of every run in summary.json, but got none of fedavg seed=2",
     ),
     header=(csv_cell("round,", "turn,"), "with columns round"),
     unproved=(
@@ -463,7 +464,7 @@ BROKEN = dict(
     ),
     below=(
         edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(epsilon=-1.0)),
-        "privacy[0].epsilon: need `float` >= 0",
+        "privacy[0].epsilon: expected `float` >= 0",
     ),
 )
 
@@ -474,7 +475,7 @@ def test_broken_folders_are_refused_and_nothing_is_written(tmp_path, capsys, cha
     change(folder)
     assert main.main(["report", str(folder), "--out", str(tmp_path / "out.html")]) == 2
     said = capsys.readouterr().err
-    assert words in said and "need " in said and "; got " in said
+    assert words in said and "expected " in said and ", but got " in said
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
@@ -482,7 +483,7 @@ def test_broken_folders_are_refused_and_nothing_is_written(tmp_path, capsys, cha
     "args, words",
     [
         (["nowhere"], "which does not exist"),
-        (["file"], "need a folder with a run"),
+        (["file"], "expected a folder with a run"),
         ([], "at least one directory"),
         (["run", "run"], "--out FILE.html"),
         (["run", "--out", "page.txt"], "ends in .html"),
@@ -503,7 +504,7 @@ def test_what_is_no_earlier_report_stays(tmp_path, capsys, monkeypatch, args, wo
     before = {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")}
     assert main.main(["report", *args]) == 2
     said = capsys.readouterr().err
-    assert words in said and "; got " in said
+    assert words in said and ", but got " in said
     assert {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")} == before
 
 

@@ -284,7 +284,8 @@ def test_another_plan_is_refused_with_what_differs(half):
     with pytest.raises(
         ValueError,
         match=(
-            "need the plan that made it; got weights: 2.5 there, .* here. Another plan has other "
+            "expected the plan that made it, but got weights: 2.5 there, .* here. "
+            "Another plan has other "
             "noise"
         ),
     ):
@@ -311,7 +312,7 @@ def rewrite(half, **changes):
     )
 
 
-REFUSED = "need the program and device that released rounds 5 to 6; got another "
+REFUSED = "expected the program and device that released rounds 5 to 6, but got another "
 
 
 def test_the_same_program_releases_the_same_rounds_again(straight, half):
@@ -502,7 +503,9 @@ def test_leaves_come_back_as_they_were(half):
 
 def test_a_run_does_not_end_before_rounds_that_were_seen(half):
     stopped(half, 6)
-    with pytest.raises(ValueError, match="--rounds: need >= 6, the rounds already released; got 5"):
+    with pytest.raises(
+        ValueError, match="--rounds: expected >= 6, the rounds already released, but got 5"
+    ):
         train.train(dataclasses.replace(STATEFUL, rounds=5), half, resume=True)
 
 
@@ -517,7 +520,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(half, monk
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with (
-        pytest.raises(ValueError, match="a file system with locks; got .*No locks available"),
+        pytest.raises(ValueError, match="a file system with locks, but got .*No locks available"),
         directory.locked(half),
     ):
         pass
@@ -526,7 +529,9 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(half, monk
 def test_a_lock_that_cannot_be_opened_is_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / ".lock").mkdir()
     with (
-        pytest.raises(ValueError, match="--out: need a place that can be written; got .*lock"),
+        pytest.raises(
+            ValueError, match="--out: expected a place that can be written, but got .*lock"
+        ),
         directory.locked(tmp_path),
     ):
         pass
@@ -549,7 +554,7 @@ def test_a_disk_that_fails_keeps_the_last_checkpoint_and_says_so(straight, half)
         train.train(STATEFUL, half, resume=True)
     message = str(error.value)
     assert message.startswith(
-        f"run {half}: need a disk that can be written; got File too large, for "
+        f"run {half}: expected a disk that can be written, but got File too large, for "
         f"{half}/checkpoints/6."
     )
     assert f"Last good checkpoint: round 4 in {half}." in message and "--resume" in message
@@ -629,14 +634,14 @@ def flip(path, at):
 def test_a_damaged_or_foreign_checkpoint_is_refused_and_named(half, kind):
     damage, words = DAMAGES[kind]
     damage(half / "checkpoints" / "4")
-    with pytest.raises(ValueError, match=f"checkpoints/4: need .*{words}"):
+    with pytest.raises(ValueError, match=f"checkpoints/4: expected .*{words}"):
         Checkpoints(half).load()
 
 
 def test_a_damaged_checkpoint_is_not_resumed(half):
     flip(half / "checkpoints" / "4", -5)
     before = files(half)
-    with pytest.raises(ValueError, match="checkpoints/4: need the file as it was written"):
+    with pytest.raises(ValueError, match="checkpoints/4: expected the file as it was written"):
         train.train(STATEFUL, half, resume=True)
     assert files(half) == before
 

@@ -193,7 +193,7 @@ def test_a_line_that_is_not_as_it_was_written_is_named(straight, tmp_path):
         (1, text[1]),
     ):
         (out / sweep.FILE).write_text("\n".join([*text[: number - 1], bad, *text[number:]]) + "\n")
-        with pytest.raises(ValueError, match=f"line {number}: need a line as a sweep wrote it"):
+        with pytest.raises(ValueError, match=f"line {number}: expected a line as a sweep wrote it"):
             run(out, resume=True)
     (out / sweep.FILE).write_text(
         "\n".join([text[0], text[1], json.dumps(json.loads(text[2])), *text[3:]]) + "\n"
@@ -205,7 +205,9 @@ def test_a_file_that_became_shorter_is_not_made_longer(straight, tmp_path):
     out = shutil.copytree(straight, tmp_path / "run")
     store = sweep.points_store(out)
     (out / sweep.FILE).write_bytes((out / sweep.FILE).read_bytes()[:40])
-    with pytest.raises(ValueError, match="points.jsonl: need the .* bytes .* got 40: another hand"):
+    with pytest.raises(
+        ValueError, match="points.jsonl: expected the .* bytes .* got 40: another hand"
+    ):
         store.put([dict.fromkeys(sweep.LINE, "new")])
     assert len((out / sweep.FILE).read_bytes()) == 40
 
@@ -330,7 +332,7 @@ def pretended(monkeypatch):
 
 
 def test_over_a_cluster_the_numbers_are_the_same(straight, tmp_path, pretended, computed):
-    with pytest.raises(ValueError, match="5 CPU for a task; got 4 CPU"):
+    with pytest.raises(ValueError, match="5 CPU for a task, but got 4 CPU"):
         run(tmp_path / "run", engine=Ray(cpus=5))
     run(tmp_path / "run", engine=Ray())
     same(tmp_path / "run", straight)
@@ -366,7 +368,7 @@ def test_a_cluster_sets_the_size_of_blocks(pretended):
 
 
 def _refuses(config):
-    raise ValueError("config: need a dataset that is there; got none.")
+    raise ValueError("config: expected a dataset that is there, but got none.")
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,13 @@ def _refuses(config):
             lambda plan: "old",
             "noise.*plan .* on the driver, old on a worker",
         ),
-        ("work", assemble, "build", _refuses, "^config: need a dataset that is there; got none.$"),
+        (
+            "work",
+            assemble,
+            "build",
+            _refuses,
+            "^config: expected a dataset that is there, but got none.$",
+        ),
     ],
 )
 def test_a_worker_that_differs_is_refused(
@@ -452,7 +460,7 @@ def test_without_ray_it_is_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_where_nobody_answers(pretended, address):
     with (
-        pytest.raises(ValueError, match="--address: need a Ray cluster"),
+        pytest.raises(ValueError, match="--address: expected a Ray cluster"),
         Ray(address).open(lambda **what: None),
     ):
         pass
@@ -517,7 +525,7 @@ def test_a_cluster_of_this_machine_comes_and_goes(tmp_path, monkeypatch):
     code = checkpoint.code()
     monkeypatch.setattr(checkpoint, "code", lambda: code | dict(source="old"))
     with pytest.raises(
-        ValueError, match="^--engine ray: need .* source old on the driver, .* on a worker"
+        ValueError, match="^--engine ray: expected .* source old on the driver, .* on a worker"
     ):
         run(tmp_path / "other", engine=engine)
     assert not (tmp_path / "other").exists() and not ray.is_initialized()

@@ -34,7 +34,7 @@ def test_what_cannot_log_is_refused_before_anything_runs(tmp_path, monkeypatch, 
     words = [*TRAIN[:-1], "mlflow", "--out", str(tmp_path / "run")]
     assert main.main(words) == 2
     error = capsys.readouterr().err
-    assert "--log mlflow: need the package mlflow" in error and '-e ".[mlflow]"' in error
+    assert "--log mlflow: expected the package mlflow" in error and '-e ".[mlflow]"' in error
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="'csv', 'parquet', 'tensorboard', 'wandb', 'mlflow'"):
         logs.names("csv, print")

@@ -115,7 +115,9 @@ def test_factories_share_names_of_one_type_only():
     assert size.help == "first: how many; default 3; another: how many; default 4"
     assert (width.type, width.default, width.help) == (float, 2.0, "first and another: how wide")
     assert size.takers == dict(one=["first"], other=["another"])
-    with pytest.raises(ArgumentError, match=r"option size: need one type in one first, two third"):
+    with pytest.raises(
+        ArgumentError, match=r"option size: expected one type in one first, two third"
+    ):
         options.shared(dict(one=dict(first=first), two=dict(third=third)))
 
 
@@ -184,7 +186,7 @@ def test_an_option_of_a_function_that_is_not_chosen_is_refused(name):
     if "strategy" in option.takers:  # which only noise for clients has
         plain |= dict(unit="client", noise_multiplier=1.0)
     chosen = config.Config(**plain, **{name: other})
-    with pytest.raises(ArgumentError, match=f" for {name}; got {name}="):
+    with pytest.raises(ArgumentError, match=f" for {name}, but got {name}="):
         unused_options.refuse_unused(chosen)
     for kind, factories in option.takers.items():
         for factory in factories:
@@ -265,7 +267,7 @@ def test_a_new_algorithm_is_one_function_and_one_name(tmp_path):
     assert codes == ["0", "0", "2", "2", "0", "0"], said
     assert "my option is 3 with ['batch', 'lr', 'optimizer', 'server_lr'" in said
     assert "my option is 4" in said and "my_option = 3" in (tmp_path / "a/config.toml").read_text()
-    assert "need algorithm='mine' for my_option; got my_option=3 without it" in said
+    assert "expected algorithm='mine' for my_option, but got my_option=3 without it" in said
     assert "my_option=7" in said and "An algorithm of mine" in said
     assert "mine: how often it shouts" in " ".join(said.replace("│", " ").split())
     assert not (tmp_path / "c").exists()

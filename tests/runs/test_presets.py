@@ -56,6 +56,6 @@ def test_flags_win_over_a_preset(capsys):
     error = capsys.readouterr().err
     assert "digits-client-eps8" in error and "--preset" in error
     assert main.main(["epsilon", "--preset"]) == 2
-    assert "--preset: need a name" in capsys.readouterr().err
+    assert "--preset: expected a name" in capsys.readouterr().err
     assert main.main(["list"]) == 0
     assert "mnist-client-eps8" in capsys.readouterr().out

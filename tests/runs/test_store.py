@@ -23,7 +23,9 @@ def test_every_line_has_a_digest_and_one_that_was_edited_is_refused(tmp_path):
     first, second = path.read_text().splitlines()
     assert json.loads(first)["digest"] == checkpoint.signature(dict(key="a", x=1.5))
     path.write_text(first.replace("1.5", "1.6") + "\n" + second + "\n")
-    with pytest.raises(ArgumentError, match="runs.jsonl, line 1: need a record.*another digest"):
+    with pytest.raises(
+        ArgumentError, match="runs.jsonl, line 1: expected a record.*another digest"
+    ):
         ResultStore(path)
 
 

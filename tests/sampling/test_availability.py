@@ -87,14 +87,17 @@ def test_a_run_in_parts_and_a_config_that_names_it():
     built, _ = build.build(Config(**told, cohort=8, period=12, awake=0.25, batch=8))
     assert float(built.sampler.rate) == pytest.approx(8 / 12)
     assert float(built.sampler.expected) == pytest.approx(8)
-    with pytest.raises(ValueError, match="awake at once; got cohort=13"):
+    with pytest.raises(ValueError, match="awake at once, but got cohort=13"):
         build.build(Config(**told, cohort=13, period=12, awake=0.25, batch=8))
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(available=np.ones((2, 3))), "available: Bool\\[rounds, 7\\]; got shape \\(2, 3\\)"),
+        (
+            dict(available=np.ones((2, 3))),
+            "available: Bool\\[rounds, 7\\], but got shape \\(2, 3\\)",
+        ),
         (dict(available=np.full((2, C), 0.5)), "true or false"),
         (dict(available=np.eye(C)[:3]), "4 that never can, the first of them client 3"),
         (dict(period=0), "period"),

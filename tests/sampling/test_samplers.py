@@ -317,10 +317,10 @@ def test_what_first_responders_claim():
     for latency in ([1.0, 2.0], 1.0, np.ones((CLIENTS, 1))):
         with pytest.raises(ValueError, match="one latency"):
             sampling.first_responders(CLIENTS, 3, latency)
-    with pytest.raises(ValueError, match="first_responders: need cohort <= clients"):
+    with pytest.raises(ValueError, match="first_responders: expected cohort <= clients"):
         sampling.first_responders(7, 8)
     for bad in (0, 2.5, True):
-        with pytest.raises(ValueError, match="whole number"):
+        with pytest.raises(ValueError, match="integer"):
             sampling.first_responders(7, bad)
 
 
@@ -676,7 +676,7 @@ def test_bad_whole_numbers_are_refused(bad):
         batches.with_replacement,
         batches.epochs,
     ):
-        with pytest.raises(ValueError, match="whole number"):
+        with pytest.raises(ValueError, match="integer"):
             make(bad)
     if bad is not None:
         for make in (

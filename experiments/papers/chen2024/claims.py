@@ -46,8 +46,8 @@ def minibatch_sensitivity(clip_norm, batch, adjacency: str = "replace_one"):
         >>> minibatch_sensitivity(1.0, 10), minibatch_sensitivity(1.0, 10, "add_remove")
         (0.2, 0.1)
     """
-    checks.choice("chen2024.minibatch_sensitivity", ADJACENCIES, adjacency=adjacency)
-    checks.positive("chen2024.minibatch_sensitivity", clip_norm=clip_norm, batch=batch)
+    checks.require_one_of("chen2024.minibatch_sensitivity", ADJACENCIES, adjacency=adjacency)
+    checks.require_positive("chen2024.minibatch_sensitivity", clip_norm=clip_norm, batch=batch)
     return (2 if adjacency == "replace_one" else 1) * clip_norm / batch
 
 
@@ -69,9 +69,9 @@ def lemma2(rho, omega, delta):
         >>> round(float(lemma2(0.01, 100, 1e-5)), 6), round(float(lemma2(0.01, 5, 1e-5)), 6)
         (0.688614, 2.928231)
     """
-    checks.nonnegative("chen2024.lemma2", rho=rho)
+    checks.require_nonnegative("chen2024.lemma2", rho=rho)
     _delta("chen2024.lemma2", delta)
-    if checks.concrete(omega) and not np.all(np.asarray(omega) > 1):
+    if checks.is_concrete(omega) and not np.all(np.asarray(omega) > 1):
         checks.fail("chen2024.lemma2", "omega > 1", f"omega={omega!r}")
     return _lemma2(rho, omega, delta)
 
@@ -83,10 +83,10 @@ def lemma2(rho, omega, delta):
 )
 def covered(sampler: str, adjacency: str) -> bool:
     """Whether Lemma 4, and so Theorem 5, speaks of batches drawn so."""
-    checks.choice(
+    checks.require_one_of(
         "chen2024.covered", ("without_replacement", "with_replacement", "poisson"), sampler=sampler
     )
-    checks.choice("chen2024.covered", ADJACENCIES, adjacency=adjacency)
+    checks.require_one_of("chen2024.covered", ADJACENCIES, adjacency=adjacency)
     return sampler == "without_replacement" and adjacency == "replace_one"
 
 
@@ -223,7 +223,7 @@ def rho_star(epsilon, delta):
     >>> round(float(rho_star(0.3, 1e-2)), 10)
     0.0047328695
     """
-    checks.positive("chen2024.rho_star", epsilon=epsilon)
+    checks.require_positive("chen2024.rho_star", epsilon=epsilon)
     _delta("chen2024.rho_star", delta)
     with in_float64():
         budget = -jnp.log(jnp.asarray(delta, jnp.float64))
@@ -250,7 +250,7 @@ def calibrate_sigma(
     """
     where = "chen2024.calibrate_sigma"
     _setting(where, participations, steps, clip_norm, batch, rows, 1.0)
-    checks.positive(where, participations=participations)
+    checks.require_positive(where, participations=participations)
     with in_float64():
         times, used, owned = (jnp.asarray(v, jnp.float64) for v in (participations, batch, rows))
         times, used = times * steps, jnp.minimum(used, owned)
@@ -308,10 +308,10 @@ def participation_bound(
         [30, 47, 91]
     """
     where = "chen2024.participation_bound"
-    checks.choice(where, ("realised", "cap", "quantile", "expected_as_paper"), kind=kind)
-    checks.choice(where, ("uniform", "md", "first_r_responders"), draw=draw)
-    checks.whole(where, rounds=rounds, clients=clients, per_round=per_round)
-    checks.fraction(where, beta=beta)
+    checks.require_one_of(where, ("realised", "cap", "quantile", "expected_as_paper"), kind=kind)
+    checks.require_one_of(where, ("uniform", "md", "first_r_responders"), draw=draw)
+    checks.require_integer(where, rounds=rounds, clients=clients, per_round=per_round)
+    checks.require_fraction(where, beta=beta)
     if kind == "expected_as_paper":
         return -(-rounds * per_round // clients)
     if kind in ("realised", "cap"):
@@ -329,7 +329,7 @@ def participation_bound(
         return rounds
     chance = np.asarray(1 / clients if share is None else share, np.float64)
     ratio: dict[str, Any] = {"ratio": per_round / clients} if draw == "uniform" else {}
-    checks.fraction(where, share=chance, **ratio)
+    checks.require_fraction(where, share=chance, **ratio)
     chance = np.asarray(per_round / clients) if draw == "uniform" else 1 - (1 - chance) ** per_round
     one = lambda p: bisect.bisect_left(
         range(rounds), True, key=lambda k: samples.tail(k, rounds, p) <= beta / clients
@@ -441,8 +441,10 @@ def _series(series, rate, z, times, delta):
 
 
 def _scalars(where, participations, steps, clip_norm, batch, rows, sigma):
-    checks.whole(where, participations=participations, steps=steps, batch=batch, rows=rows)
-    checks.positive(where, clip_norm=clip_norm, sigma=sigma)
+    checks.require_integer(
+        where, participations=participations, steps=steps, batch=batch, rows=rows
+    )
+    checks.require_positive(where, clip_norm=clip_norm, sigma=sigma)
     used = min(batch, rows)
     return (
         float(sigma) / minibatch_sensitivity(float(clip_norm), used),
@@ -452,12 +454,14 @@ def _scalars(where, participations, steps, clip_norm, batch, rows, sigma):
 
 
 def _setting(where, participations, steps, clip_norm, batch, rows, sigma):
-    checks.nonnegative(where, participations=participations)
-    checks.positive(where, steps=steps, clip_norm=clip_norm, batch=batch, rows=rows, sigma=sigma)
+    checks.require_nonnegative(where, participations=participations)
+    checks.require_positive(
+        where, steps=steps, clip_norm=clip_norm, batch=batch, rows=rows, sigma=sigma
+    )
 
 
 def _delta(where, delta):
-    if checks.concrete(delta) and not np.all((np.asarray(delta) > 0) & (np.asarray(delta) < 1)):
+    if checks.is_concrete(delta) and not np.all((np.asarray(delta) > 0) & (np.asarray(delta) < 1)):
         checks.fail(where, "delta in (0, 1)", f"delta={delta!r}")
 
 

@@ -70,7 +70,7 @@ def aggregate(updates, weights, cohort, rule: str):
     Returns:
         [d], the change of the model.
     """
-    checks.choice("chen2024.aggregate", RULES, rule=rule)
+    checks.require_one_of("chen2024.aggregate", RULES, rule=rule)
     if rule == "full":
         return (weights[:, None] * updates).sum(0)
     if rule == "md":
@@ -383,7 +383,7 @@ def theorem4_order(
         adaptivity=adaptivity,
         rounds=rounds,
     )
-    checks.choice("chen2024.theorem4_order", VARIANTS, variant=variant)
+    checks.require_one_of("chen2024.theorem4_order", VARIANTS, variant=variant)
     tau, pi, g = c.steps, adaptivity, c.gradient_bound
     spread = c.energy + 6 * tau * c.dissimilarity_2
     stays = 1 / (tau * pi) if variant == "printed" else 5 * lr**2 * tau * c.smoothness**2 / (2 * pi)
@@ -432,7 +432,7 @@ def _convex(c):
 
 
 def _known(where, c, **positive):
-    checks.positive(
+    checks.require_positive(
         where,
         clients=c.clients,
         per_round=c.per_round,
@@ -442,7 +442,7 @@ def _known(where, c, **positive):
         dim=c.dim,
         **positive,
     )
-    checks.nonnegative(
+    checks.require_nonnegative(
         where,
         noise_2=c.noise_2,
         variance_2=c.variance_2,
@@ -450,7 +450,7 @@ def _known(where, c, **positive):
         dissimilarity_2=c.dissimilarity_2,
         client_dissimilarity_2=c.client_dissimilarity_2,
     )
-    if checks.concrete((c.clients, c.per_round)) and np.any(np.asarray(c.ratio) < 1):
+    if checks.is_concrete((c.clients, c.per_round)) and np.any(np.asarray(c.ratio) < 1):
         checks.fail(
             where, "per_round <= clients", f"per_round={c.per_round!r}, clients={c.clients!r}"
         )

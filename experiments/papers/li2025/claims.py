@@ -57,7 +57,7 @@ def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
         >>> round(float(sigma(1.0, 0.5, 1e-5).value), 6)
         9.689611
     """
-    checks.positive("li2025.sigma", epsilon=epsilon)
+    checks.require_positive("li2025.sigma", epsilon=epsilon)
     with in_float64():
         (e,) = _wide(epsilon)
         value = approximate_dp.gaussian_sigma(sensitivity, 1.0, delta) / e
@@ -82,8 +82,8 @@ def amplify_simple(epsilon, delta, rate, strict: bool = True) -> Checked:
     0.2
     """
     where = "li2025.amplify_simple"
-    checks.nonnegative(where, epsilon=epsilon, delta=delta)
-    checks.fraction(where, rate=rate)
+    checks.require_nonnegative(where, epsilon=epsilon, delta=delta)
+    checks.require_fraction(where, rate=rate)
     with in_float64():
         e, d, q = _wide(epsilon, delta, rate)
         value = jnp.minimum(2 * q * e, e), q * d
@@ -132,8 +132,8 @@ def sensitivity_paper(
         ValueError: with strict, where the proof fails; `sensitivity_sound` needs no such condition.
     """
     where = "li2025.sensitivity_paper"
-    checks.whole(where, steps=steps)
-    checks.positive(where, clip_norm=clip_norm, lr=lr)
+    checks.require_integer(where, steps=steps)
+    checks.require_positive(where, clip_norm=clip_norm, lr=lr)
     with in_float64():
         bound, last, begin = _wide(clip_norm, lr, lr if first is None else first)
         conditions = {
@@ -163,8 +163,8 @@ def sensitivity_sound(lrs, clip_norm):
         >>> round(float(sensitivity_sound([0.04, 0.02], 1.0)), 9)
         0.12
     """
-    checks.nonnegative("li2025.sensitivity_sound", lrs=lrs)
-    checks.positive("li2025.sensitivity_sound", clip_norm=clip_norm)
+    checks.require_nonnegative("li2025.sensitivity_sound", lrs=lrs)
+    checks.require_positive("li2025.sensitivity_sound", clip_norm=clip_norm)
     with in_float64():
         bound, eta = _wide(clip_norm, lrs)
         return 2 * bound * eta.sum(axis=-1)
@@ -208,10 +208,10 @@ def sensitivity_convex_contractive(
         Wu et al., SIGMOD 2017 ("bolt-on"); Hardt, Recht, Singer, ICML 2016, Lemma 3.7.
     """
     where = "li2025.sensitivity_convex_contractive"
-    checks.positive(where, lipschitz=lipschitz, smoothness=smoothness)
-    checks.nonnegative(where, lrs=lrs)
-    checks.whole(where, batch=batch)
-    checks.choice(where, SCHEMES, scheme=scheme)
+    checks.require_positive(where, lipschitz=lipschitz, smoothness=smoothness)
+    checks.require_nonnegative(where, lrs=lrs)
+    checks.require_integer(where, batch=batch)
+    checks.require_one_of(where, SCHEMES, scheme=scheme)
     with in_float64():
         lip, curve, bound, eta = _wide(lipschitz, smoothness, clip_norm, lrs)
         top = eta.max(axis=-1)
@@ -247,7 +247,7 @@ def budget_split(epsilon, delta, rate, strict: bool = True) -> Checked:
         >>> budget_split(0.5, 1e-5, 1 / 12, strict=False).failed
         ('epsilon / (2 rate) <= 1',)
     """
-    checks.positive("li2025.budget_split", epsilon=epsilon, delta=delta)
+    checks.require_positive("li2025.budget_split", epsilon=epsilon, delta=delta)
     inner_delta = approximate_dp.local_budget(epsilon, delta, rate)[1]
     with in_float64():
         e, q = _wide(epsilon, rate)
@@ -308,8 +308,8 @@ def noise_multiplier(epsilon, delta, rate):
 def round_epsilon(multiplier, delta, rate):
     """The epsilon of a round at `delta`; 0 where delta >= rate: the example is then used too seldom
     to matter."""
-    checks.positive("li2025.round_epsilon", multiplier=multiplier)
-    checks.fraction("li2025.round_epsilon", delta=delta, rate=rate)
+    checks.require_positive("li2025.round_epsilon", multiplier=multiplier)
+    checks.require_fraction("li2025.round_epsilon", delta=delta, rate=rate)
     with in_float64():
         z, d, q = _wide(multiplier, delta, rate)
         return approximate_dp.amplify(rdp.gaussian_epsilon(1 / z, d / q), d, q)[0]
@@ -332,7 +332,7 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
         [0.637, 212.654]
     """
     shrunk = 1.0 if lr is None else lr
-    checks.positive("li2025.delivered_epsilon", lr=shrunk)
+    checks.require_positive("li2025.delivered_epsilon", lr=shrunk)
     with in_float64():
         multiplier = (
             _wide(shrunk)[0] * noise_multiplier_printed(epsilon, delta, rate, strict=False).value
@@ -362,9 +362,9 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
         0.1376205
     """
     where = "li2025.total_epsilon_heuristic"
-    checks.positive(where, epsilon=epsilon, constant=constant)
-    checks.fraction(where, rate=rate, probability=probability)
-    checks.positive(
+    checks.require_positive(where, epsilon=epsilon, constant=constant)
+    checks.require_fraction(where, rate=rate, probability=probability)
+    checks.require_positive(
         where,
         "It has a pole at rate 1: use total_epsilon.",
         rounds=rounds,
@@ -398,10 +398,10 @@ def total_epsilon(multiplier, rate, participations: int, delta, method: str = "m
         (3.192, 'rigorous')
     """
     where = "li2025.total_epsilon"
-    checks.positive(where, multiplier=multiplier)
-    checks.fraction(where, delta=delta, rate=rate)
-    checks.whole(where, least=0, participations=participations)
-    checks.choice(where, (*METHODS, "min"), method=method)
+    checks.require_positive(where, multiplier=multiplier)
+    checks.require_fraction(where, delta=delta, rate=rate)
+    checks.require_integer(where, min_value=0, participations=participations)
+    checks.require_one_of(where, (*METHODS, "min"), method=method)
     names = METHODS if method == "min" else (method,)
     epsilons = {
         name: float(METHODS[name](multiplier, rate, participations, delta)) for name in names
@@ -427,8 +427,8 @@ def participation_quantile(rounds: int, probability, failure, clients: int = 1) 
     from scipy import stats  # half a second: not at import
 
     where = "li2025.participation_quantile"
-    checks.whole(where, rounds=rounds, clients=clients)
-    checks.fraction(where, probability=probability, failure=failure)
+    checks.require_integer(where, rounds=rounds, clients=clients)
+    checks.require_fraction(where, probability=probability, failure=failure)
     return int(stats.binom.isf(failure / clients, rounds, probability))
 
 

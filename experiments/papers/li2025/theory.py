@@ -54,8 +54,8 @@ def aggregation_weights(shares, cohort, sampling: str):
         "without_replacement",
         "printed_sum",
     )
-    checks.choice(where, options, sampling=sampling)
-    checks.nonnegative(where, shares=shares)
+    checks.require_one_of(where, options, sampling=sampling)
+    checks.require_nonnegative(where, shares=shares)
     ids = jnp.asarray(cohort)
     with in_float64():
         p, size = _wide(shares)[0], ids.shape[-1]
@@ -79,10 +79,10 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
         Float64[C].
     """
     where = "li2025.theory.square_weights"
-    checks.choice(where, SAMPLINGS, sampling=sampling)
-    checks.nonnegative(where, shares=shares)
+    checks.require_one_of(where, SAMPLINGS, sampling=sampling)
+    checks.require_nonnegative(where, shares=shares)
     if sampling != "full":
-        checks.whole(where, cohort=cohort)
+        checks.require_integer(where, cohort=cohort)
     with in_float64():
         p, many = _wide(shares, cohort or 1)
         return {
@@ -106,8 +106,10 @@ def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, d
         lr [...], sizes [C] -> [...].
     """
     where = "li2025.theory.mean_noise_variance"
-    checks.whole(where, steps=steps, batch=batch)
-    checks.positive(where, lr=lr, clip_norm=clip_norm, sizes=sizes, epsilon=epsilon, delta=delta)
+    checks.require_integer(where, steps=steps, batch=batch)
+    checks.require_positive(
+        where, lr=lr, clip_norm=clip_norm, sizes=sizes, epsilon=epsilon, delta=delta
+    )
     with in_float64():
         eta, bound, n, e = _wide(lr, clip_norm, sizes, epsilon)
         scale = 128 * steps**4 * batch**2 * (bound / e) ** 2 / n.sum()
@@ -163,9 +165,9 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
         gap: F* - sum p_k F_k*, see `jfl.analysis.heterogeneity`.
     """
     where = "li2025.theory.gradient_term"
-    checks.whole(where, batch=batch, steps=steps)
-    checks.nonnegative(where, shares=shares, variances=variances, gap=gap)
-    checks.positive(where, clip_norm=clip_norm, smoothness=smoothness)
+    checks.require_integer(where, batch=batch, steps=steps)
+    checks.require_nonnegative(where, shares=shares, variances=variances, gap=gap)
+    checks.require_positive(where, clip_norm=clip_norm, smoothness=smoothness)
     with in_float64():
         p, v, bound, curve, apart = _wide(shares, variances, clip_norm, smoothness, gap)
         return jnp.sum(p**2 * v) / batch + 8 * (steps - 1) ** 2 * bound**2 + 6 * curve * apart
@@ -189,8 +191,8 @@ def log_sum_bound(sizes, steps: int, batch: int, delta, strict: bool = True) -> 
         ('the sum over clients <= its bound',)
     """
     where = "li2025.theory.log_sum_bound"
-    checks.whole(where, steps=steps, batch=batch)
-    checks.positive(where, sizes=sizes, delta=delta)
+    checks.require_integer(where, steps=steps, batch=batch)
+    checks.require_positive(where, sizes=sizes, delta=delta)
     with in_float64():
         value = _log_integral(_wide(sizes)[0].sum(), steps, batch, delta)
         fits = _log_sum(steps, batch, sizes, delta) <= value
@@ -230,8 +232,8 @@ def noise_term_printed(
         consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
     """
     where = "li2025.theory.noise_term_printed"
-    checks.whole(where, dim=dim, steps=steps, batch=batch)
-    checks.positive(
+    checks.require_integer(where, dim=dim, steps=steps, batch=batch)
+    checks.require_positive(
         where, clip_norm=clip_norm, rows=rows, smoothness=smoothness, epsilon=epsilon, delta=delta
     )
     with in_float64():
@@ -270,9 +272,9 @@ def noise_term(
         cohort: clients of a round; not needed for "full".
     """
     where = "li2025.theory.noise_term"
-    checks.whole(where, dim=dim, steps=steps)
-    checks.positive(where, clip_norm=clip_norm)
-    checks.nonnegative(where, multipliers=multipliers)
+    checks.require_integer(where, dim=dim, steps=steps)
+    checks.require_positive(where, clip_norm=clip_norm)
+    checks.require_nonnegative(where, multipliers=multipliers)
     with in_float64():
         bound, z = _wide(clip_norm, multipliers)
         return (
@@ -291,7 +293,7 @@ def noise_term(
 def sampling_term_printed(sampling: str, steps: int, clip_norm, clients: int, cohort: int):
     """H = (2 steps clip_norm)^2 / cohort, times (clients - cohort) / (clients - 1) without
     replacement; 0 if "full"."""
-    checks.whole("li2025.theory.sampling_term_printed", clients=clients)
+    checks.require_integer("li2025.theory.sampling_term_printed", clients=clients)
     return sampling_term(sampling, steps, clip_norm, np.full(clients, 1 / clients), cohort)
 
 
@@ -299,10 +301,10 @@ def sampling_term_printed(sampling: str, steps: int, clip_norm, clients: int, co
 def sampling_term(sampling: str, steps: int, clip_norm, shares, cohort: int):
     """As printed, times C sum p_k^2 without replacement."""
     where = "li2025.theory.sampling_term"
-    checks.choice(where, SAMPLINGS, sampling=sampling)
-    checks.whole(where, steps=steps, cohort=cohort)
-    checks.positive(where, clip_norm=clip_norm)
-    checks.nonnegative(where, shares=shares)
+    checks.require_one_of(where, SAMPLINGS, sampling=sampling)
+    checks.require_integer(where, steps=steps, cohort=cohort)
+    checks.require_positive(where, clip_norm=clip_norm)
+    checks.require_nonnegative(where, shares=shares)
     clients = np.shape(shares)[0]
     if sampling == "without_replacement" and cohort > clients:
         checks.fail(where, f"cohort <= clients={clients}", f"cohort={cohort}")
@@ -371,8 +373,8 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
 @claim("Remark 2", "rigorous", "with 4 clip_norm^2 as printed; one clip_norm^2 is enough")
 def distance_bound(gradient_norm, strong_convexity):
     """||w_0 - w*||^2 <= (||gradient at w_0|| / mu)^2."""
-    checks.nonnegative("li2025.theory.distance_bound", gradient_norm=gradient_norm)
-    checks.positive("li2025.theory.distance_bound", strong_convexity=strong_convexity)
+    checks.require_nonnegative("li2025.theory.distance_bound", gradient_norm=gradient_norm)
+    checks.require_positive("li2025.theory.distance_bound", strong_convexity=strong_convexity)
     with in_float64():
         norm, mu = _wide(gradient_norm, strong_convexity)
         return (norm / mu) ** 2
@@ -382,7 +384,7 @@ def distance_bound(gradient_norm, strong_convexity):
 def steps_to_accuracy(accuracy, terms, distance, strong_convexity, smoothness, steps: int):
     """The least whole number of local steps after which `bound_gap` is at most `accuracy`; rounds
     are that / steps."""
-    checks.positive("li2025.theory.steps_to_accuracy", accuracy=accuracy)
+    checks.require_positive("li2025.theory.steps_to_accuracy", accuracy=accuracy)
     _problem(
         "li2025.theory.steps_to_accuracy", terms, distance, strong_convexity, smoothness, steps
     )
@@ -410,8 +412,8 @@ def optimal_local_steps(
         most: the largest number of local steps that is tried.
     """
     where = "li2025.theory.optimal_local_steps"
-    checks.whole(where, most=most)
-    checks.positive(where, accuracy=accuracy)
+    checks.require_integer(where, max_value=most)
+    checks.require_positive(where, accuracy=accuracy)
     tried = np.arange(1, most + 1)
     terms = np.array([float(terms_of_steps(int(steps))) for steps in tried])
     _problem(where, terms, distance, strong_convexity, smoothness, 1)
@@ -430,8 +432,8 @@ def optimal_local_steps(
 )
 def noiseless_local_steps(spread, clip_norm):
     """sqrt(1 + spread / (8 clip_norm^2)), where spread = sum p_k^2 variance_k / batch + 6 L gap."""
-    checks.nonnegative("li2025.theory.noiseless_local_steps", spread=spread)
-    checks.positive("li2025.theory.noiseless_local_steps", clip_norm=clip_norm)
+    checks.require_nonnegative("li2025.theory.noiseless_local_steps", spread=spread)
+    checks.require_positive("li2025.theory.noiseless_local_steps", clip_norm=clip_norm)
     with in_float64():
         apart, bound = _wide(spread, clip_norm)
         return jnp.sqrt(1 + apart / (8 * bound**2))
@@ -454,9 +456,9 @@ def _log_integral(rows, steps, batch, delta):
 
 
 def _problem(where, terms, distance, strong_convexity, smoothness, steps):
-    checks.whole(where, steps=steps)
-    checks.nonnegative(where, terms=terms, distance=distance)
-    checks.positive(where, strong_convexity=strong_convexity, smoothness=smoothness)
+    checks.require_integer(where, steps=steps)
+    checks.require_nonnegative(where, terms=terms, distance=distance)
+    checks.require_positive(where, strong_convexity=strong_convexity, smoothness=smoothness)
 
 
 def _parts(terms, distance, strong_convexity, smoothness, steps):

@@ -159,7 +159,7 @@ def largest_rounds(epsilon, sigma_g, user_ratio, data_ratio, local_updates, user
         [542, 72]
     """
     _run("noble2022.largest_rounds", sigma_g, user_ratio, data_ratio, local_updates, users, delta)
-    checks.positive("noble2022.largest_rounds", epsilon=epsilon)
+    checks.require_positive("noble2022.largest_rounds", epsilon=epsilon)
     once = _grid(sigma_g, user_ratio, data_ratio, local_updates, users)
     left = _axis(epsilon) + np.log(_axis(delta)) / (ORDERS - 1)
     return np.floor(np.maximum(0.0, np.max(left / once, axis=-1))).astype(int)
@@ -282,7 +282,7 @@ def sigma_required(
         ValueError: with strict, naming what fails.
     """
     where = "noble2022.sigma_required"
-    checks.positive(where, epsilon=epsilon)
+    checks.require_positive(where, epsilon=epsilon)
     _run(where, 1.0, user_ratio, data_ratio, local_updates, users, delta, rounds)
     with in_float64():
         log = jnp.log(2 * jnp.asarray(rounds * user_ratio, jnp.float64) / delta)
@@ -342,7 +342,7 @@ def proved_rdp(
     Returns:
         Float64[n], the curve at `orders`.
     """
-    checks.choice("noble2022.proved_rdp", BOUNDS, bound=bound)
+    checks.require_one_of("noble2022.proved_rdp", BOUNDS, bound=bound)
     cohort = math.floor(users * user_ratio + 1e-9)  # 0.29 * 100 is 28.999...
     if cohort < 1:
         checks.fail(
@@ -387,7 +387,7 @@ def proved_rounds(
     """
     once = sigma_g, user_ratio, data_ratio, local_updates, 1, users
     _run("noble2022.proved_rounds", *once[:4], users, delta)
-    checks.positive("noble2022.proved_rounds", epsilon=epsilon)
+    checks.require_positive("noble2022.proved_rounds", epsilon=epsilon)
     price = lambda orders: np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
     return max(
         0, math.floor(-_least(lambda a: -(epsilon - price(a)) / proved_rdp(a, *once, bound)))
@@ -410,8 +410,10 @@ def proved_noise(
 
 
 def _run(where, sigma_g, user_ratio, data_ratio, local_updates, users, delta, rounds=1):
-    checks.positive(where, sigma_g=sigma_g, local_updates=local_updates, rounds=rounds, users=users)
-    checks.fraction(where, user_ratio=user_ratio, data_ratio=data_ratio, delta=delta)
+    checks.require_positive(
+        where, sigma_g=sigma_g, local_updates=local_updates, rounds=rounds, users=users
+    )
+    checks.require_fraction(where, user_ratio=user_ratio, data_ratio=data_ratio, delta=delta)
 
 
 _axis = lambda value: np.asarray(value, np.float64)[..., None]
@@ -448,7 +450,7 @@ def _least(value) -> float:
 
 def _smallest(where, epsilon_of, epsilon) -> float:
     """The smallest noise with epsilon_of(noise) <= epsilon, from above."""
-    checks.positive(where, epsilon=epsilon)
+    checks.require_positive(where, epsilon=epsilon)
     high = 2.0**-10
     while not epsilon_of(high) <= epsilon:
         high *= 2

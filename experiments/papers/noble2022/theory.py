@@ -137,7 +137,7 @@ def scaffold_rate(
         ValueError: with strict, naming what fails: server_lr >= 1; strongly convex: mu > 0 and
             T >= max(108 / l, 48 nu / (mu l^(2/3))).
     """
-    checks.choice("noble2022.theory.scaffold_rate", CASES, case=case)
+    checks.require_one_of("noble2022.theory.scaffold_rate", CASES, case=case)
     with in_float64():
         p, part, total, grown, lr = _prepared(problem, server_lr)
         slow = p.user_ratio ** (2 / 3)
@@ -183,7 +183,7 @@ def fedavg_rate(
         ValueError: with strict, naming what fails: server_lr >= 1, B >= 1; strongly convex: mu > 0
             and T >= 8 (1 + B^2) nu / mu.
     """
-    checks.choice("noble2022.theory.fedavg_rate", CASES, case=case)
+    checks.require_one_of("noble2022.theory.fedavg_rate", CASES, case=case)
     with in_float64():
         p, part, total, grown, lr = _prepared(problem, server_lr)
         nu, mu, g, b2, t = (
@@ -221,7 +221,7 @@ def fedavg_rate(
 @claim("Theorem C.1", "order", "the step size of the rates")
 def scaffold_local_lr(problem: Problem, case: str, server_lr=None):
     """l^(2/3) / (24 nu K eta_g); strongly convex: at most l / (54 mu K eta_g) too."""
-    checks.choice("noble2022.theory.scaffold_local_lr", CASES, case=case)
+    checks.require_one_of("noble2022.theory.scaffold_local_lr", CASES, case=case)
     with in_float64():
         p, _, _, _, lr = _prepared(problem, server_lr)
         step = p.user_ratio ** (2 / 3) / (24 * p.smoothness)
@@ -269,7 +269,7 @@ def proved_privacy_error(epsilon, delta, bound, dim, users, records, distance):
 def convex_error(problem: Problem, algorithm: str, privacy, strict: bool = True):
     """Theorem 4.2: `scaffold_rate` or `fedavg_rate`, convex, with `privacy` in place of what its
     noise costs."""
-    checks.choice(
+    checks.require_one_of(
         "noble2022.theory.convex_error", ("dp_scaffold", "dp_fedavg"), algorithm=algorithm
     )
     rate = scaffold_rate if algorithm == "dp_scaffold" else fedavg_rate
@@ -367,14 +367,14 @@ def descent_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks
 
 def _prepared(problem, server_lr):
     """Float64 leaves, l M, T K l M, the factor of V, eta_g; tests what is concrete."""
-    checks.positive(
+    checks.require_positive(
         "noble2022.theory.Problem",
         smoothness=problem.smoothness,
         users=problem.users,
         local_updates=problem.local_updates,
         rounds=problem.rounds,
     )
-    checks.fraction("noble2022.theory.Problem", user_ratio=problem.user_ratio)
+    checks.require_fraction("noble2022.theory.Problem", user_ratio=problem.user_ratio)
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), problem)
     part = p.user_ratio * p.users
     if server_lr is None:

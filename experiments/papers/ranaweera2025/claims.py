@@ -80,7 +80,7 @@ def haar_noise_cov(m: int):
         >>> haar_noise_cov(8)[0].tolist()
         [0.34375, -0.15625, -0.03125, -0.03125, 0.0, 0.0, 0.0, 0.0]
     """
-    checks.whole("ranaweera2025.haar_noise_cov", m=m)
+    checks.require_integer("ranaweera2025.haar_noise_cov", m=m)
     variance, index = haar_coordinate_variance(m, 1.0), np.arange(m)
     k = np.frexp(index[:, None] ^ index)[1]  # bits of the exclusive or
     return np.where(k == 0, variance, 2 / (3 * m**2) - 2 / 3 * 4.0**-k)
@@ -96,8 +96,8 @@ def haar_noise_cov(m: int):
 )
 def abadi_sigma(rate, steps, epsilon, delta, c2=1.0):
     """c2 rate sqrt(steps log(1 / delta)) / epsilon."""
-    checks.fraction("ranaweera2025.abadi_sigma", rate=rate, delta=delta)
-    checks.positive("ranaweera2025.abadi_sigma", steps=steps, epsilon=epsilon, c2=c2)
+    checks.require_fraction("ranaweera2025.abadi_sigma", rate=rate, delta=delta)
+    checks.require_positive("ranaweera2025.abadi_sigma", steps=steps, epsilon=epsilon, c2=c2)
     rate, steps, epsilon, delta, c2 = _array(rate, steps, epsilon, delta, c2)
     return c2 * rate * (steps * -_as(delta).log(delta)) ** 0.5 / epsilon
 
@@ -142,8 +142,10 @@ def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain
         >>> [round(float(effective_noise_multiplier(r, 1024, 3.0)), 5) for r in READINGS]
         [0.09375, 0.00293, 0.00192, 0.90453, 3.0, 3.0]
     """
-    checks.choice("ranaweera2025.effective_noise_multiplier", tuple(READINGS), reading=reading)
-    checks.choice(
+    checks.require_one_of(
+        "ranaweera2025.effective_noise_multiplier", tuple(READINGS), reading=reading
+    )
+    checks.require_one_of(
         "ranaweera2025.effective_noise_multiplier", ("plain", "lemma2"), calibration=calibration
     )
     m, sigma = _setting("effective_noise_multiplier", m, sigma)
@@ -173,12 +175,14 @@ def block_noise_multiplier(
     Returns:
         [...], the noise multiplier of all blocks together.
     """
-    checks.positive("ranaweera2025.block_noise_multiplier", sigma=sigma, clip_norm=clip_norm)
+    checks.require_positive(
+        "ranaweera2025.block_noise_multiplier", sigma=sigma, clip_norm=clip_norm
+    )
     worst = 1 / effective_noise_multiplier(reading, sizes, 1.0, calibration)
     if clip_norms is None and reading not in ("R3", "R4"):
         return sigma / worst.max(axis=-1)
     each, whole = _array(clip_norm if clip_norms is None else clip_norms, clip_norm)
-    checks.nonnegative("ranaweera2025.block_noise_multiplier", clip_norms=each)
+    checks.require_nonnegative("ranaweera2025.block_noise_multiplier", clip_norms=each)
     return sigma / ((worst * each / whole) ** 2).sum(axis=-1) ** 0.5
 
 
@@ -206,8 +210,8 @@ def nominal_epsilon(rate, sigma, steps, delta):
     >>> [round(float(nominal_epsilon(0.05, s, 300, 1e-5)), 2) for s in (1.0, 1.5, 3.0)]
     [6.46, 3.18, 1.27]
     """
-    checks.fraction("ranaweera2025.nominal_epsilon", rate=rate, delta=delta)
-    checks.positive("ranaweera2025.nominal_epsilon", sigma=sigma, steps=steps)
+    checks.require_fraction("ranaweera2025.nominal_epsilon", rate=rate, delta=delta)
+    checks.require_positive("ranaweera2025.nominal_epsilon", sigma=sigma, steps=steps)
     return _nominal(rate, sigma, steps, delta)
 
 
@@ -239,9 +243,9 @@ def mcmahan_sensitivity(clip_norm, weights, rate):
     Shapes:
         weights [..., clients] -> [...].
     """
-    checks.positive("ranaweera2025.mcmahan_sensitivity", clip_norm=clip_norm)
-    checks.nonnegative("ranaweera2025.mcmahan_sensitivity", weights=weights)
-    checks.fraction("ranaweera2025.mcmahan_sensitivity", rate=rate)
+    checks.require_positive("ranaweera2025.mcmahan_sensitivity", clip_norm=clip_norm)
+    checks.require_nonnegative("ranaweera2025.mcmahan_sensitivity", weights=weights)
+    checks.require_fraction("ranaweera2025.mcmahan_sensitivity", rate=rate)
     clip_norm, weights, rate = _array(clip_norm, weights, rate)
     return clip_norm * weights.max(axis=-1) / (rate * weights.sum(axis=-1))
 
@@ -254,7 +258,7 @@ def mcmahan_sensitivity(clip_norm, weights, rate):
 def median_clip_multiplier(sigma_update, sigma_bit):
     """(sigma_update^-2 + (2 sigma_bit)^-2)^(-1/2): updates, and bits "norm <= C" shifted to +-1/2,
     in one release."""
-    checks.positive(
+    checks.require_positive(
         "ranaweera2025.median_clip_multiplier", sigma_update=sigma_update, sigma_bit=sigma_bit
     )
     sigma_update, sigma_bit = _array(sigma_update, sigma_bit)
@@ -266,9 +270,9 @@ def median_clip_multiplier(sigma_update, sigma_bit):
 
 def dynamic_mus(mu, rho, rounds: int):
     """mu rho^(-t / T) for t = 0, ..., T - 1: inverse multipliers that grow, so that noise falls."""
-    checks.whole("ranaweera2025.dynamic_mus", rounds=rounds)
-    checks.positive("ranaweera2025.dynamic_mus", mu=mu)
-    checks.fraction("ranaweera2025.dynamic_mus", rho=rho)
+    checks.require_integer("ranaweera2025.dynamic_mus", rounds=rounds)
+    checks.require_positive("ranaweera2025.dynamic_mus", mu=mu)
+    checks.require_fraction("ranaweera2025.dynamic_mus", rho=rho)
     return mu * rho ** (-np.arange(rounds) / rounds)
 
 
@@ -280,8 +284,8 @@ def dynamic_mus(mu, rho, rounds: int):
 def gdp_clt_mu(rate, mus):
     """rate sqrt(sum_t (exp(mu_t^2) - 1)), for Poisson samples at multipliers 1 / mu_t: mus [..., T]
     -> [...]."""
-    checks.fraction("ranaweera2025.gdp_clt_mu", rate=rate)
-    checks.positive("ranaweera2025.gdp_clt_mu", mus=mus)
+    checks.require_fraction("ranaweera2025.gdp_clt_mu", rate=rate)
+    checks.require_positive("ranaweera2025.gdp_clt_mu", mus=mus)
     rate, mus = _array(rate, mus)
     return rate * _as(mus).expm1(mus**2).sum(axis=-1) ** 0.5
 
@@ -330,7 +334,7 @@ class Audit(NamedTuple):
 def audit_power(reading: str, m, sigma):
     """(d', chance of either error half way) of the sum of all entries, with and without the worst
     vector."""
-    checks.choice("ranaweera2025.audit_power", AUDITED, reading=reading)
+    checks.require_one_of("ranaweera2025.audit_power", AUDITED, reading=reading)
     apart = 1 / effective_noise_multiplier(reading, m, sigma)
     return apart, rdp.float64(jax.scipy.stats.norm.cdf)(-apart / 2)
 
@@ -344,7 +348,7 @@ def audit_scores(absent, present, threshold, delta, confidence=0.95) -> Audit:
     """
     from scipy import stats  # half a second: not at import
 
-    checks.fraction("ranaweera2025.audit_scores", delta=delta, confidence=confidence)
+    checks.require_fraction("ranaweera2025.audit_scores", delta=delta, confidence=confidence)
     absent, present = np.asarray(absent), np.asarray(present)
     wrong = int((absent > threshold).sum()), int((present <= threshold).sum())
     most = [
@@ -371,8 +375,8 @@ def audit_wavelet_leak(
     >>> found[:2], 3.2 < found.epsilon < 3.3
     ((0, 0), True)
     """
-    checks.choice("ranaweera2025.audit_wavelet_leak", AUDITED, reading=reading)
-    checks.whole("ranaweera2025.audit_wavelet_leak", m=m, runs=runs)
+    checks.require_one_of("ranaweera2025.audit_wavelet_leak", AUDITED, reading=reading)
+    checks.require_integer("ranaweera2025.audit_wavelet_leak", m=m, runs=runs)
     _setting("audit_wavelet_leak", m, sigma)
     total = READINGS[reading](m)  # the vector's entries add up to this
     keys = jax.random.split(key, (2, runs))
@@ -387,19 +391,19 @@ def audit_wavelet_leak(
 
 
 def _as(value):
-    return np if checks.concrete(value) else jnp
+    return np if checks.is_concrete(value) else jnp
 
 
 def _array(*values):
-    array = np.asarray if checks.concrete(values) else jnp.asarray
+    array = np.asarray if checks.is_concrete(values) else jnp.asarray
     return tuple(array(v, float) for v in values)
 
 
 def _setting(name, m, sigma):
     """m, a power of two, and sigma as floats."""
-    checks.positive(f"ranaweera2025.{name}", m=m, sigma=sigma)
+    checks.require_positive(f"ranaweera2025.{name}", m=m, sigma=sigma)
     m, sigma = _array(m, sigma)
-    if checks.concrete(m) and not np.all((np.frexp(m)[0] == 0.5) & (m >= 1)):
+    if checks.is_concrete(m) and not np.all((np.frexp(m)[0] == 0.5) & (m >= 1)):
         checks.fail(
             f"ranaweera2025.{name}", "m to be a power of two", f"m={m}", "Take the padded length."
         )

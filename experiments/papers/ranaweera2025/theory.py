@@ -35,7 +35,7 @@ def band_sizes(m: int):
     >>> [v.tolist() for v in band_sizes(8)]
     [[1, 4, 2, 1], [8, 2, 4, 8]]
     """
-    checks.whole("ranaweera2025.band_sizes", m=m)
+    checks.require_integer("ranaweera2025.band_sizes", m=m)
     privacy.haar_coordinate_variance(m, 1.0)  # tests m
     leaves = np.array([m] + [2**level for level in range(1, m.bit_length())])
     return np.where(np.arange(len(leaves)) == 0, 1, m // leaves), leaves
@@ -44,7 +44,7 @@ def band_sizes(m: int):
 def mean_subtree_size(energy):
     """Mean leaf count, weighted by the shares p_b of a vector's energy in its bands; shapes [..., L
     + 1] -> [...]."""
-    checks.nonnegative("ranaweera2025.mean_subtree_size", energy=energy)
+    checks.require_nonnegative("ranaweera2025.mean_subtree_size", energy=energy)
     (energy,) = _array(energy)
     leaves = band_sizes(2 ** (energy.shape[-1] - 1))[1]
     return (energy * leaves).sum(axis=-1) / energy.sum(axis=-1)
@@ -66,7 +66,7 @@ def ratio_weighted(energy, m: int):
     ... )
     (3.667, 0.667)
     """
-    checks.choice(
+    checks.require_one_of(
         "ranaweera2025.ratio_weighted", (len(band_sizes(m)[0]),), bands=np.shape(energy)[-1]
     )
     return mean_subtree_size(energy) * privacy.haar_coordinate_variance(m, 1.0)
@@ -80,7 +80,7 @@ def ratio_weighted(energy, m: int):
 def ratio_opt(band_norms, sizes):
     """(sum C_b sqrt(n_b))^2 / (m sum C_b^2): noise energy of `optimal_band_std` over DP-SGD's at
     equal epsilon."""
-    checks.nonnegative("ranaweera2025.ratio_opt", band_norms=band_norms)
+    checks.require_nonnegative("ranaweera2025.ratio_opt", band_norms=band_norms)
     norms, sizes = _array(band_norms, sizes)
     return (norms * sizes**0.5).sum(axis=-1) ** 2 / (sizes.sum(axis=-1) * (norms**2).sum(axis=-1))
 
@@ -104,7 +104,7 @@ def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
     Returns:
         tau_b, [..., bands], the std of a coefficient's noise.
     """
-    checks.positive(
+    checks.require_positive(
         "ranaweera2025.optimal_band_std",
         sigma=sigma,
         band_norms=band_norms,
@@ -120,8 +120,8 @@ def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
 def band_multiplier(stds, band_norms):
     """(sum C_b^2 / tau_b^2)^(-1/2): the noise multiplier of all bands together, each clipped to
     C_b."""
-    checks.positive("ranaweera2025.band_multiplier", stds=stds)
-    checks.nonnegative("ranaweera2025.band_multiplier", band_norms=band_norms)
+    checks.require_positive("ranaweera2025.band_multiplier", stds=stds)
+    checks.require_nonnegative("ranaweera2025.band_multiplier", band_norms=band_norms)
     stds, norms = _array(stds, band_norms)
     return ((norms / stds) ** 2).sum(axis=-1) ** -0.5
 
@@ -129,7 +129,7 @@ def band_multiplier(stds, band_norms):
 def equal_budget_mse(sigma, band_norms, sizes):
     """Noise energy sigma^2 #bands sum n_b C_b^2 where every band has the same multiplier: often
     above DP-SGD's."""
-    checks.nonnegative("ranaweera2025.equal_budget_mse", sigma=sigma, band_norms=band_norms)
+    checks.require_nonnegative("ranaweera2025.equal_budget_mse", sigma=sigma, band_norms=band_norms)
     sigma, norms, sizes = _array(sigma, band_norms, sizes)
     return sigma**2 * norms.shape[-1] * (sizes * norms**2).sum(axis=-1)
 
@@ -186,9 +186,9 @@ def dp_noise_energy(variant: str, sigma, clip_norm, sizes, calibration: str = "p
         ... )
         (8.0, 2.75)
     """
-    checks.choice("ranaweera2025.dp_noise_energy", VARIANTS, variant=variant)
-    checks.positive("ranaweera2025.dp_noise_energy", sizes=sizes, denom=denom)
-    checks.nonnegative("ranaweera2025.dp_noise_energy", sigma=sigma, clip_norm=clip_norm)
+    checks.require_one_of("ranaweera2025.dp_noise_energy", VARIANTS, variant=variant)
+    checks.require_positive("ranaweera2025.dp_noise_energy", sizes=sizes, denom=denom)
+    checks.require_nonnegative("ranaweera2025.dp_noise_energy", sigma=sigma, clip_norm=clip_norm)
     ratio = (
         noise_power_ratio(2.0 ** np.ceil(np.log2(sizes)), calibration)
         if variant == "wavelet"
@@ -219,8 +219,10 @@ def noise_excess_loss(curvature, lr, steps, variance):
         ... ]
         [2512562.814, 0.5]
     """
-    checks.positive("ranaweera2025.noise_excess_loss", lr=lr, steps=steps)
-    checks.nonnegative("ranaweera2025.noise_excess_loss", curvature=curvature, variance=variance)
+    checks.require_positive("ranaweera2025.noise_excess_loss", lr=lr, steps=steps)
+    checks.require_nonnegative(
+        "ranaweera2025.noise_excess_loss", curvature=curvature, variance=variance
+    )
     return _excess(curvature, lr, steps, variance)
 
 
@@ -357,17 +359,17 @@ def _conditions(c, lr):
 
 
 def _known(where, c, **positive):
-    checks.positive(
+    checks.require_positive(
         where, pl=c.pl, smoothness=c.smoothness, cohort=c.cohort, batch=c.batch, **positive
     )
-    checks.nonnegative(
+    checks.require_nonnegative(
         where,
         growth=c.growth,
         variance_2=c.variance_2,
         noise_2=c.noise_2,
         local_noise_2=c.local_noise_2,
     )
-    if checks.concrete(c.diversity) and not np.all(np.asarray(c.diversity) >= 1):
+    if checks.is_concrete(c.diversity) and not np.all(np.asarray(c.diversity) >= 1):
         checks.fail(
             where,
             "diversity >= 1",

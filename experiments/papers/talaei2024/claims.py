@@ -77,10 +77,10 @@ def assign_impact(ratios, group_sizes):
     >>> [round(float(p), 6) for p in assign_impact((0, 2, 1), (20, 35, 5))]
     [0.0, 0.026667, 0.013333]
     """
-    checks.nonnegative("talaei2024.assign_impact", ratios=ratios, group_sizes=group_sizes)
+    checks.require_nonnegative("talaei2024.assign_impact", ratios=ratios, group_sizes=group_sizes)
     total = float(np.dot(ratios, group_sizes))
     named: dict[str, Any] = {"sum of ratio * size": total}
-    checks.positive("talaei2024.assign_impact", **named)
+    checks.require_positive("talaei2024.assign_impact", **named)
     return np.asarray(ratios, np.float64) / total
 
 
@@ -100,8 +100,8 @@ def impact_increments(impact, following):
 def min_rows(rows, impact, over: str = "all"):
     """The smallest number of rows [clients] over "all" clients, or the "active" ones, whose impact
     is not 0."""
-    checks.choice("talaei2024.min_rows", ("all", "active"), over=over)
-    checks.positive("talaei2024.min_rows", rows=rows)
+    checks.require_one_of("talaei2024.min_rows", ("all", "active"), over=over)
+    checks.require_positive("talaei2024.min_rows", rows=rows)
     used = np.asarray(_impact("talaei2024.min_rows", impact)) > 0
     return np.min(np.where(used | (over == "all"), rows, np.inf), axis=-1)
 
@@ -114,8 +114,8 @@ def min_rows(rows, impact, over: str = "all"):
 def delta_scope(delta, releases, scope: str):
     """(delta of one release, delta of all by basic composition), where `delta` is "per_release" or
     "total"."""
-    checks.choice("talaei2024.delta_scope", ("per_release", "total"), scope=scope)
-    checks.positive("talaei2024.delta_scope", delta=delta, releases=releases)
+    checks.require_one_of("talaei2024.delta_scope", ("per_release", "total"), scope=scope)
+    checks.require_positive("talaei2024.delta_scope", delta=delta, releases=releases)
     return (delta, delta * releases) if scope == "per_release" else (delta / releases, delta)
 
 
@@ -152,7 +152,7 @@ def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, 
     >>> [round(float(v), 4) for v in argmin_counterexample(10_000)]
     [2.0, 0.0002]
     """
-    checks.whole("talaei2024.argmin_counterexample", rows=rows)
+    checks.require_integer("talaei2024.argmin_counterexample", rows=rows)
     others = np.zeros(rows - 1)
     one, other = (
         argmins(np.append(others + 1, curvature), np.append(others, centre), prox_mu, anchor)[0]
@@ -164,7 +164,7 @@ def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, 
 @claim("eq. (7)", "unsound", "eq. (6) is false, and so is this: by a factor of up to `rows`")
 def client_sensitivity_paper(clip_norm, rows):
     """2 clip_norm / rows."""
-    checks.positive("talaei2024.client_sensitivity_paper", clip_norm=clip_norm, rows=rows)
+    checks.require_positive("talaei2024.client_sensitivity_paper", clip_norm=clip_norm, rows=rows)
     return 2 * clip_norm / rows
 
 
@@ -220,17 +220,17 @@ def client_sensitivity(
         0.0133
     """
     where = "talaei2024.client_sensitivity"
-    checks.choice(where, tuple(MODES), mode=mode)
-    checks.positive(where, clip_norm=clip_norm)
+    checks.require_one_of(where, tuple(MODES), mode=mode)
+    checks.require_positive(where, clip_norm=clip_norm)
     value = 2 * clip_norm
     if mode == "prox_erm":
-        checks.positive(where, rows=rows, lipschitz=lipschitz, mu_bar=mu_bar)
+        checks.require_positive(where, rows=rows, lipschitz=lipschitz, mu_bar=mu_bar)
         rest: dict[str, Any] = {"1 - inexactness": 1 - inexactness}
-        checks.nonnegative(where, inexactness=inexactness, **rest)
+        checks.require_nonnegative(where, inexactness=inexactness, **rest)
         value = 2 * lipschitz / mu_bar * (1 / rows + inexactness)
     elif mode == "sgd_clipped_steps":
-        checks.nonnegative(where, lrs=lrs)
-        checks.positive(where, grad_clip=grad_clip)
+        checks.require_nonnegative(where, lrs=lrs)
+        checks.require_positive(where, grad_clip=grad_clip)
         value = 2 * grad_clip * _wide(lrs).sum(axis=-1)
     holds = enforced or mode == "weight_clip"
     whole = 2 * clip_norm
@@ -253,7 +253,7 @@ def client_noise_std_printed(
 ) -> Checked:
     """2 clip_norm R c / (rows epsilon), the same for all clients."""
     where = "talaei2024.client_noise_std_printed"
-    checks.positive(where, exposures=exposures, factor=factor, epsilon=epsilon)
+    checks.require_positive(where, exposures=exposures, factor=factor, epsilon=epsilon)
     value = client_sensitivity_paper(clip_norm, rows) * exposures * factor / epsilon
     return checks.checked(
         where,
@@ -287,8 +287,8 @@ def required_std_printed(
         strict: raise where a precondition fails.
     """
     where = "talaei2024.required_std_printed"
-    checks.choice(where, ("public", "as_paper_data_dependent"), source=source)
-    checks.positive(where, rounds=rounds, factor=factor, epsilon=epsilon)
+    checks.require_one_of(where, ("public", "as_paper_data_dependent"), source=source)
+    checks.require_positive(where, rounds=rounds, factor=factor, epsilon=epsilon)
     moved = client_sensitivity_paper(clip_norm, rows) * _impact(where, impact).max(axis=-1)
     conditions = {
         "epsilon / T < 1": epsilon < rounds,
@@ -303,7 +303,7 @@ def required_std_printed(
 def aggregated_client_std(client_std, impact):
     """sqrt(sum p^2 client_std^2), the noise of clients in the average; client_std [] or
     [clients]."""
-    checks.nonnegative("talaei2024.aggregated_client_std", client_std=client_std)
+    checks.require_nonnegative("talaei2024.aggregated_client_std", client_std=client_std)
     return ((_impact("talaei2024.aggregated_client_std", impact) * _wide(client_std)) ** 2).sum(
         axis=-1
     ) ** 0.5
@@ -363,7 +363,7 @@ def nbafl_downlink_std(clip_norm, exposures, rounds, factor, clients, rows, epsi
 @claim("eq. (8), replaced", "ours", "Gaussians compose exactly")
 def client_noise_std_sound(sensitivity, exposures, mu):
     """sensitivity sqrt(R) / mu, with mu of `gaussian_mu`; R = T against a curious server."""
-    checks.positive(
+    checks.require_positive(
         "talaei2024.client_noise_std_sound", sensitivity=sensitivity, exposures=exposures, mu=mu
     )
     return sensitivity * exposures**0.5 / mu
@@ -406,8 +406,8 @@ def composed_epsilon(kind: str, releases, sensitivity, std, delta):
     ... ]
     [7.11, 1.04]
     """
-    checks.choice("talaei2024.composed_epsilon", ("basic", "gaussian_exact"), kind=kind)
-    checks.positive(
+    checks.require_one_of("talaei2024.composed_epsilon", ("basic", "gaussian_exact"), kind=kind)
+    checks.require_positive(
         "talaei2024.composed_epsilon", releases=releases, sensitivity=sensitivity, std=std
     )
     if kind == "basic":
@@ -451,9 +451,9 @@ def joint_epsilon(
             R and T, is never smaller.
     """
     where = "talaei2024.joint_epsilon"
-    checks.choice(where, ("exact", "sum"), form=form)
+    checks.require_one_of(where, ("exact", "sum"), form=form)
     _exposed(where, exposures, rounds)
-    checks.positive(
+    checks.require_positive(
         where, sensitivity=sensitivity, client_std=client_std, broadcast_std=broadcast_std
     )
     others = rounds - exposures if form == "exact" else rounds
@@ -465,8 +465,8 @@ def joint_epsilon(
 
 
 def _impact(where, impact):
-    checks.nonnegative(where, impact=impact)
-    if checks.concrete(impact) and np.any(
+    checks.require_nonnegative(where, impact=impact)
+    if checks.is_concrete(impact) and np.any(
         np.abs(np.sum(impact, axis=-1, dtype=np.float64) - 1) > 1e-9
     ):
         checks.fail(
@@ -479,7 +479,9 @@ def _impact(where, impact):
 
 
 def _exposed(where, exposures, rounds):
-    checks.nonnegative(where, exposures=exposures, **{"rounds - exposures": rounds - exposures})
+    checks.require_nonnegative(
+        where, exposures=exposures, **{"rounds - exposures": rounds - exposures}
+    )
 
 
 def _missing(needed, there):
@@ -488,4 +490,4 @@ def _missing(needed, there):
 
 
 def _wide(value):
-    return np.asarray(value, np.float64) if checks.concrete(value) else value
+    return np.asarray(value, np.float64) if checks.is_concrete(value) else value

@@ -86,7 +86,7 @@ def dissimilarity(client_grads, impact, kind: str = "mean"):
     Shapes:
         client_grads [..., clients, d], impact [clients] -> [...].
     """
-    checks.choice("talaei2024.dissimilarity", ("mean", "square"), kind=kind)
+    checks.require_one_of("talaei2024.dissimilarity", ("mean", "square"), kind=kind)
     power = 1 if kind == "mean" else 2
     mean = (impact * _norm(client_grads) ** power).sum(-1) ** (1 / power)
     return mean / _norm(_mean(client_grads, impact))
@@ -110,7 +110,7 @@ def noise_norm_mean(dim: int, std):
     >>> [round(noise_norm_mean(d, 1.0), 7) for d in (1, 10, 1000)]
     [0.7978846, 3.0843278, 31.6148719]
     """
-    checks.whole("talaei2024.noise_norm_mean", dim=dim)
+    checks.require_integer("talaei2024.noise_norm_mean", dim=dim)
     return std * (math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2)))
 
 
@@ -132,14 +132,14 @@ def fedprox_lambdas(prox_mu, a, inexactness, smoothness, weak_convexity=0.0) -> 
         [-0.0548875, 1.165, 0.5]
     """
     where = "talaei2024.fedprox_lambdas"
-    checks.nonnegative(where, inexactness=inexactness, weak_convexity=weak_convexity)
-    checks.positive(
+    checks.require_nonnegative(where, inexactness=inexactness, weak_convexity=weak_convexity)
+    checks.require_positive(
         where,
         "Raise prox_mu.",
         prox_mu=prox_mu,
         **{"prox_mu - weak_convexity": prox_mu - weak_convexity},
     )
-    checks.positive(where, a=a, smoothness=smoothness)
+    checks.require_positive(where, a=a, smoothness=smoothness)
     drift = (1 + inexactness) / (prox_mu - weak_convexity)  # |x_i - x~| <= drift |grad l_i(x~)|
     return Lambdas(
         (a * (inexactness + smoothness * drift) - 1) / prox_mu + smoothness * (a * drift) ** 2 / 2,
@@ -226,7 +226,7 @@ def optimal_rounds_printed(lambdas: Lambdas, c: Constants, epsilon) -> int:
     square, cross, noise = theorem2_constants(lambdas, c)
     if square >= 0:
         return 1
-    checks.positive(
+    checks.require_positive(
         "talaei2024.optimal_rounds_printed", **{"k_1 + k_0": cross + noise, "epsilon": epsilon}
     )
     b, a = cross / epsilon, 3 * noise / epsilon**2
@@ -257,8 +257,8 @@ def stationarity_bound(
         ValueError: with strict, unless lambda_2 < 0; without, the value then proves nothing.
     """
     where = "talaei2024.stationarity_bound"
-    checks.nonnegative(where, gap=gap, std=std, extra=extra)
-    checks.positive(where, rounds=rounds)
+    checks.require_nonnegative(where, gap=gap, std=std, extra=extra)
+    checks.require_positive(where, rounds=rounds)
     value = ((gap + extra) / rounds + _noise(lambdas, std, dim, grad_bound)) / abs(lambdas.square)
     return checks.checked(
         where,
@@ -287,8 +287,8 @@ def pl_gap_bound(
         ValueError: with strict, unless 0 <= a < 1; without, the value then proves nothing.
     """
     where = "talaei2024.pl_gap_bound"
-    checks.nonnegative(where, gap=gap, std=std, rounds=rounds)
-    checks.positive(where, pl=pl)
+    checks.require_nonnegative(where, gap=gap, std=std, rounds=rounds)
+    checks.require_positive(where, pl=pl)
     a = 1 + 2 * pl * lambdas.square
     inside, power = (a >= 0) & (a < 1), a**rounds
     value = power * gap + (1 - power) / (1 - a) * _noise(lambdas, std, dim, grad_bound)
@@ -314,8 +314,8 @@ def _noise(lambdas, std, dim, grad_bound):
 
 
 def _printed(where, lambdas, c, rounds, epsilon, extra, strict):
-    checks.positive(where, epsilon=epsilon)
-    checks.nonnegative(where, rounds=rounds, extra=extra)
+    checks.require_positive(where, epsilon=epsilon)
+    checks.require_nonnegative(where, rounds=rounds, extra=extra)
     square, cross, noise = theorem2_constants(lambdas, c)
     value = (
         c.gap

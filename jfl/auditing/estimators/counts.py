@@ -63,13 +63,13 @@ def _quantile(errors, others, alpha, all_are_errors):
 
 def _checked(where, count, trials, alpha):
     count, trials, alpha = (
-        checks.array(where, name, value)
+        checks.as_array(where, name, value)
         for name, value in (("count", count), ("trials", trials), ("alpha", alpha))
     )
     whole = all(v.dtype.kind in "iu" or np.all(v == np.floor(v)) for v in (count, trials))
     if not whole or not np.all((count >= 0) & (count <= trials) & (trials >= 1)):
-        got = f"count={checks.shown(count)}, trials={checks.shown(trials)}"
+        got = f"count={checks.short_repr(count)}, trials={checks.short_repr(trials)}"
         checks.fail(where, "whole numbers 0 <= count <= trials and trials >= 1", got)
     if not np.all((alpha > 0) & (alpha < 1)):
-        checks.fail(where, "alpha in (0, 1)", f"alpha={checks.shown(alpha)}")
+        checks.fail(where, "alpha in (0, 1)", f"alpha={checks.short_repr(alpha)}")
     return np.broadcast_arrays(count.astype(float), trials.astype(float), alpha.astype(float))

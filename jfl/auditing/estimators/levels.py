@@ -9,7 +9,7 @@ def check_delta(where: str, delta: float, *, zero: bool = True) -> None:
     Example:
         >>> check_delta("one_run", 1e-5)
     """
-    checks.nonnegative(where, single=True, delta=delta)
+    checks.require_nonnegative(where, single=True, delta=delta)
     if not (0 <= delta < 1 if zero else 0 < delta < 1):
         checks.fail(where, f"delta in {'[' if zero else '('}0, 1)", f"delta={delta!r}")
 
@@ -20,7 +20,7 @@ def check_confidence(where: str, confidence: float) -> None:
     Example:
         >>> check_confidence("one_run", 0.95)
     """
-    checks.positive(where, single=True, confidence=confidence)
+    checks.require_positive(where, single=True, confidence=confidence)
     if not confidence < 1:
         checks.fail(
             where,

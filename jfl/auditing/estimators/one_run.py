@@ -127,7 +127,7 @@ def curve_of_deltas(epsilons: ArrayLike, deltas: ArrayLike) -> Callable[[float],
         0.2
     """
     where = "curve_of_deltas"
-    checks.nonnegative(where, epsilons=epsilons, deltas=deltas)
+    checks.require_nonnegative(where, epsilons=epsilons, deltas=deltas)
     epsilons, deltas = (np.asarray(a, np.float64) for a in (epsilons, deltas))
     if epsilons.ndim != 1 or epsilons.shape != deltas.shape or not epsilons.size:
         checks.fail(
@@ -136,7 +136,7 @@ def curve_of_deltas(epsilons: ArrayLike, deltas: ArrayLike) -> Callable[[float],
             f"shapes {list(epsilons.shape)} and {list(deltas.shape)}",
         )
     if np.any(deltas > 1):
-        checks.fail(where, "deltas in [0, 1]", checks.shown(deltas))
+        checks.fail(where, "deltas in [0, 1]", checks.short_repr(deltas))
     # y >= e^-epsilon (x - delta), and y >= 1 - delta - e^epsilon (1 - x), and y >= 0
     slopes = np.concatenate([[0.0], np.exp(-epsilons), np.exp(epsilons)])
     heights = np.concatenate([[0.0], -np.exp(-epsilons) * deltas, 1 - deltas - np.exp(epsilons)])
@@ -203,7 +203,7 @@ def guesses_from_scores(
     """
     where = "guesses_from_scores"
     order, included = _ranked(where, scores, included, sides)
-    checks.whole(where, guesses=guesses)
+    checks.require_integer(where, guesses=guesses)
     _at_most_canaries(where, guesses, len(order))
     highest, lowest = _shares(guesses, sides)
     signs = np.zeros(len(order), np.int8)
@@ -240,7 +240,7 @@ def guesses_about(scores: ArrayLike, included: ArrayLike, guesses: int, center: 
     """
     where = "guesses_about"
     _, included = _ranked(where, scores, included, "both")
-    checks.whole(where, guesses=guesses)
+    checks.require_integer(where, guesses=guesses)
     _at_most_canaries(where, guesses, len(included))
     apart = np.asarray(scores, np.float64) - float(center)
     right = np.where(apart == 0, False, (apart > 0) == included)
@@ -254,9 +254,9 @@ def guesses_about(scores: ArrayLike, included: ArrayLike, guesses: int, center: 
 
 def _ranked(where, scores, included, sides):
     """Canaries from the lowest score to the highest, and the coins as booleans."""
-    checks.choice(where, ("both", "highest"), sides=sides)
+    checks.require_one_of(where, ("both", "highest"), sides=sides)
     scores, included = (
-        checks.array(where, n, a) for n, a in (("scores", scores), ("included", included))
+        checks.as_array(where, n, a) for n, a in (("scores", scores), ("included", included))
     )
     if scores.ndim != 1 or scores.shape != included.shape or scores.dtype.kind not in "iufb":
         checks.fail(
@@ -267,7 +267,7 @@ def _ranked(where, scores, included, sides):
     if np.any(np.isnan(scores)):
         checks.fail(where, "scores that are numbers", f"{np.isnan(scores).sum()} that are nan")
     if included.dtype.kind not in "biuf" or not np.all((included == 0) | (included == 1)):
-        checks.fail(where, "included, true or false for each canary", checks.shown(included))
+        checks.fail(where, "included, true or false for each canary", checks.short_repr(included))
     included = included.astype(bool)
     # of equal scores the included ones first: from either end, the wrong guesses come first
     return np.lexsort((~included, scores)), included
@@ -311,7 +311,7 @@ def one_run_p_value(
         1.0
     """
     where = "one_run_p_value"
-    checks.nonnegative(where, single=True, epsilon=epsilon)
+    checks.require_nonnegative(where, single=True, epsilon=epsilon)
     _check_counts(where, canaries, guesses, correct)
     check_delta(where, delta)
     return _p_value(canaries, guesses, correct, delta)(float(epsilon))
@@ -391,8 +391,8 @@ def _largest_rejected(p_value, alpha):
 
 
 def _check_counts(where, canaries, guesses, correct):
-    checks.whole(where, canaries=canaries, guesses=guesses)
-    checks.whole(where, least=0, correct=correct)
+    checks.require_integer(where, canaries=canaries, guesses=guesses)
+    checks.require_integer(where, min_value=0, correct=correct)
     _at_most_canaries(where, guesses, canaries)
     if correct > guesses:
         checks.fail(where, f"correct <= guesses, that is {guesses}", f"correct={correct}")
@@ -471,8 +471,8 @@ def one_run_tradeoff(
     _check_counts(where, canaries, guesses, correct)
     check_delta(where, delta, zero=False)
     check_confidence(where, confidence)
-    checks.kind(where, Family, "jfl.auditing", family=family)
-    checks.whole(where, least=2, alphabet=alphabet)
+    checks.require_type(where, Family, "jfl.auditing", family=family)
+    checks.require_integer(where, min_value=2, alphabet=alphabet)
     alpha = 1 - confidence
     weakest = family.curve(family.most)
     if not _excess(weakest, canaries, guesses, guesses, alpha, alphabet) > 0:
@@ -579,10 +579,10 @@ def best_number_of_guesses(
     check_delta(where, delta, zero=family is None)
     check_confidence(where, confidence)
     canaries = len(order)
-    numbers = checks.several(where, numbers=numbers)
+    numbers = checks.as_tuple(where, numbers=numbers)
     if not numbers:
         checks.fail(where, "at least one number of guesses", "none")
-    checks.whole(where, **{f"numbers[{i}]": n for i, n in enumerate(numbers)})
+    checks.require_integer(where, **{f"numbers[{i}]": n for i, n in enumerate(numbers)})
     _at_most_canaries(where, max(numbers), canaries)
     alpha = (1 - confidence) / len(numbers)
 
@@ -597,7 +597,7 @@ def best_number_of_guesses(
         (guesses, correct), epsilon = _best_of_any(made, canaries, delta, alpha)
         assumes = OneRun._field_defaults["assumes"]
     else:
-        checks.kind(where, Family, "jfl.auditing", family=family)
+        checks.require_type(where, Family, "jfl.auditing", family=family)
         weakest = family.curve(family.most)
         if not _excess(weakest, canaries, max(numbers), max(numbers), alpha, 2) > 0:
             _refuse_tradeoff(where, weakest, canaries, max(numbers), 1 - alpha, 2)

@@ -70,7 +70,7 @@ class Explicit:
     kind: ClassVar[str] = LOWER_BOUND
 
     def __post_init__(self):
-        given = checks.array("Explicit", "threshold", self.threshold)
+        given = checks.as_array("Explicit", "threshold", self.threshold)
         if (
             given.ndim > 1
             or not given.size
@@ -78,7 +78,7 @@ class Explicit:
             or np.isnan(given).any()
         ):
             need = "threshold, a number or a list of numbers"
-            checks.fail("Explicit", need, f"threshold={checks.shown(self.threshold)}")
+            checks.fail("Explicit", need, f"threshold={checks.short_repr(self.threshold)}")
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
         """What `read` finds at these thresholds; scores [n] and [m], each sorted."""
@@ -123,7 +123,7 @@ class Bonferroni:
     kind: ClassVar[str] = LOWER_BOUND
 
     def __post_init__(self):
-        checks.whole("Bonferroni", tried=self.tried)
+        checks.require_integer("Bonferroni", tried=self.tried)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
         """What `read` finds at these ranks; scores [n] and [m], each sorted."""
@@ -157,7 +157,7 @@ class Split:
 
     def __post_init__(self):
         _open_fraction("Split", fraction=self.fraction)
-        checks.seed("Split", seed=self.seed)
+        checks.require_seed("Split", seed=self.seed)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
         """What `read` finds on the second part; scores [n] and [m], each sorted."""
@@ -199,9 +199,9 @@ class MultiSplit:
     kind: ClassVar[str] = LOWER_BOUND
 
     def __post_init__(self):
-        checks.whole("MultiSplit", splits=self.splits)
+        checks.require_integer("MultiSplit", splits=self.splits)
         _open_fraction("MultiSplit", fraction=self.fraction)
-        checks.seed("MultiSplit", seed=self.seed)
+        checks.require_seed("MultiSplit", seed=self.seed)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
         """The split in the middle; scores [n] and [m], each sorted."""
@@ -247,7 +247,7 @@ class Frontier:
 
 
 def _open_fraction(where, **values):
-    checks.fraction(where, single=True, **values)
+    checks.require_fraction(where, single=True, **values)
     for name, value in values.items():
         if value >= 1:
             checks.fail(where, f"{name} in (0, 1)", f"{name}={value}", "Leave some to be judged.")

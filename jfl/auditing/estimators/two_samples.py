@@ -265,7 +265,7 @@ def raw_counts(
         1.0986
     """
     _delta("raw_counts", delta, zero=True)
-    checks.whole("raw_counts", min_count=min_count)
+    checks.require_integer("raw_counts", min_count=min_count)
     inside, outside = _both("raw_counts", inside, outside)
     n, m = len(inside), len(outside)
     if min_count > (min(n, m) if two_sided else m):
@@ -303,9 +303,9 @@ def tpr_at_fpr(inside: ArrayLike, outside: ArrayLike, fpr: ArrayLike) -> np.ndar
         [0.5, 1.0]
     """
     inside, outside = _both("tpr_at_fpr", inside, outside)
-    fpr = checks.array("tpr_at_fpr", "fpr", fpr)
+    fpr = checks.as_array("tpr_at_fpr", "fpr", fpr)
     if fpr.dtype.kind not in "iuf" or not np.all((fpr >= 0) & (fpr <= 1)):
-        checks.fail("tpr_at_fpr", "fpr in [0, 1]", f"fpr={checks.shown(fpr)}")
+        checks.fail("tpr_at_fpr", "fpr in [0, 1]", f"fpr={checks.short_repr(fpr)}")
     allowed = np.floor(fpr * len(outside) + 1e-9).astype(int)  # 0.29 * 100 is 28.999999999999996
     refused = np.append(outside[::-1], -np.inf)[allowed]  # the highest that must not be found
     return 1 - np.searchsorted(inside, refused, side="right") / len(inside)
@@ -335,7 +335,7 @@ def max_accuracy(inside: ArrayLike, outside: ArrayLike, prevalence: float = 0.5)
     inside, outside = _both("max_accuracy", inside, outside)
     if not _number(prevalence) or not 0 <= prevalence <= 1:
         checks.fail(
-            "max_accuracy", "prevalence in [0, 1]", f"prevalence={checks.shown(prevalence)}"
+            "max_accuracy", "prevalence in [0, 1]", f"prevalence={checks.short_repr(prevalence)}"
         )
     thresholds = np.append(inside, np.inf)  # each with as few false positives as its recall allows
     found = 1 - np.searchsorted(inside, thresholds) / len(inside)
@@ -380,8 +380,8 @@ def bootstrap(
         True
     """
     _confidence("bootstrap", confidence)
-    checks.whole("bootstrap", samples=samples)
-    checks.seed("bootstrap", seed=seed)
+    checks.require_integer("bootstrap", samples=samples)
+    checks.require_seed("bootstrap", seed=seed)
     inside, outside = _both("bootstrap", inside, outside)
     generator = np.random.default_rng(seed)
     number = lambda *sides: float(getattr(found := statistic(*sides), "epsilon", found))
@@ -499,7 +499,7 @@ def _audit(where, inside, outside, confidence, thresholds, read):
     _confidence(where, confidence)
     if isinstance(thresholds, type) or not hasattr(thresholds, "judge"):
         need = "thresholds, such as Bonferroni() or Explicit(0.5)"
-        checks.fail(where, need, f"thresholds={checks.shown(thresholds)}")
+        checks.fail(where, need, f"thresholds={checks.short_repr(thresholds)}")
     inside, outside = _both(where, inside, outside)
     shown = thresholds.judge(inside, outside, 1 - confidence, read)
     return Estimate(shown.epsilon, confidence, *shown[1:], thresholds.kind)
@@ -511,7 +511,7 @@ def _both(where, inside, outside):
 
 
 def _scores(where, name, value):
-    scores = checks.array(where, name, value)
+    scores = checks.as_array(where, name, value)
     if scores.ndim != 1 or not scores.size or scores.dtype.kind not in "biuf":
         got = f"{name} of shape {list(scores.shape)} and type {scores.dtype}"
         checks.fail(where, f"{name}, a list of scores, one of each run", got)
@@ -537,20 +537,22 @@ def _number(value):
 def _delta(where, delta, zero=False, do=""):
     if not _number(delta) or not (0 <= delta if zero else 0 < delta) or not delta < 1:
         checks.fail(
-            where, f"delta in {'[' if zero else '('}0, 1)", f"delta={checks.shown(delta)}", do
+            where, f"delta in {'[' if zero else '('}0, 1)", f"delta={checks.short_repr(delta)}", do
         )
 
 
 def _confidence(where, confidence):
     if not _number(confidence) or not 0 < confidence < 1:
         do = "0.95 is usual: wrong in at most 5 % of audits."
-        checks.fail(where, "confidence in (0, 1)", f"confidence={checks.shown(confidence)}", do)
+        checks.fail(
+            where, "confidence in (0, 1)", f"confidence={checks.short_repr(confidence)}", do
+        )
 
 
 def _range(where, noise_range):
-    ends = checks.several(where, noise_range=noise_range)
+    ends = checks.as_tuple(where, noise_range=noise_range)
     if len(ends) != 2 or not all(map(_number, ends)) or not 0 < ends[0] < ends[1] < math.inf:
         checks.fail(
-            where, "noise_range, (low, high) with 0 < low < high", checks.shown(noise_range)
+            where, "noise_range, (low, high) with 0 < low < high", checks.short_repr(noise_range)
         )
     return float(ends[0]), float(ends[1])

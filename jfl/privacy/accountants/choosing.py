@@ -91,7 +91,7 @@ def truncated_negative_binomial(mean: float, shape: float) -> Runs:
     """
     where = "choosing.truncated_negative_binomial"
     mean = _mean(where, mean)
-    checks.nonnegative(where, single=True, shape=shape)
+    checks.require_nonnegative(where, single=True, shape=shape)
     return Runs(LAWS[1], mean, float(shape), _gamma(mean, float(shape)))
 
 
@@ -126,7 +126,7 @@ def curve_of_choice(orders: ArrayLike, curve: ArrayLike, runs: Runs) -> np.ndarr
         [0.015, 0.02, 0.08, 0.64]
     """
     where = "choosing.curve_of_choice"
-    checks.kind(where, Runs, "choosing.geometric", runs=runs)
+    checks.require_type(where, Runs, "choosing.geometric", runs=runs)
     orders, curve = _checked(where, orders, curve)
     if runs.gamma == 1:
         return curve
@@ -177,7 +177,7 @@ def curve_of_tournament(
         [0.06, 0.08, 0.32, 2.56]
     """
     where = "choosing.curve_of_tournament"
-    laws, curves = checks.several(where, laws=laws), list(curves)
+    laws, curves = checks.as_tuple(where, laws=laws), list(curves)
     if not laws or len(curves) != len(laws):
         checks.fail(
             where,
@@ -246,7 +246,7 @@ def epsilon_of_tournament(rungs: Sequence, laws: Sequence[Runs], delta: float) -
     """
     where = "choosing.epsilon_of_tournament"
     rdp_events.check_delta(delta)
-    rungs, laws = checks.several(where, rungs=rungs), checks.several(where, laws=laws)
+    rungs, laws = checks.as_tuple(where, rungs=rungs), checks.as_tuple(where, laws=laws)
     if not laws or len(rungs) != len(laws):
         checks.fail(
             where,
@@ -285,10 +285,10 @@ def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndar
         1
     """
     where = "choosing.draw"
-    checks.kind(where, Runs, "choosing.geometric", runs=runs)
+    checks.require_type(where, Runs, "choosing.geometric", runs=runs)
     if number is not None:
-        checks.whole(where, number=number)
-    bits = np.asarray(jax.random.bits(checks.key(where, key), (number or 1, 2), "uint32"))
+        checks.require_integer(where, number=number)
+    bits = np.asarray(jax.random.bits(checks.as_key(where, key), (number or 1, 2), "uint32"))
     high, low = bits.astype(np.float64).T
     uniform = (high * 2.0**21 + np.floor(low / 2.0**11) + 0.5) * 2.0**-53
     first = 0 if runs.law == LAWS[0] else 1
@@ -324,19 +324,21 @@ def probabilities(runs: Runs) -> np.ndarray:
 
 def _checked(where, orders, curve) -> tuple[np.ndarray, np.ndarray]:
     """Orders and a curve as Float64[n]."""
-    orders = checks.array(where, "orders", orders).astype(np.float64)
-    curve = checks.array(where, "curve", curve).astype(np.float64)
+    orders = checks.as_array(where, "orders", orders).astype(np.float64)
+    curve = checks.as_array(where, "curve", curve).astype(np.float64)
     if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
-        checks.fail(where, "orders [n] > 1, ascending", checks.shown(orders))
+        checks.fail(where, "orders [n] > 1, ascending", checks.short_repr(orders))
     if curve.shape != orders.shape or not np.all(curve >= 0):
-        checks.fail(where, f"a curve {list(orders.shape)} of numbers >= 0", checks.shown(curve))
+        checks.fail(
+            where, f"a curve {list(orders.shape)} of numbers >= 0", checks.short_repr(curve)
+        )
     return orders, curve
 
 
 def _mean(where, mean) -> float:
-    checks.positive(where, single=True, mean=mean)
+    checks.require_positive(where, single=True, mean=mean)
     if not 1 <= mean <= MOST_RUNS:
-        checks.fail(where, f"a mean in [1, {MOST_RUNS:g}]", f"mean={checks.shown(mean)}")
+        checks.fail(where, f"a mean in [1, {MOST_RUNS:g}]", f"mean={checks.short_repr(mean)}")
     return float(mean)
 
 
@@ -361,7 +363,7 @@ def _gamma(mean, shape) -> float:
 
 
 def _release(where, one, runs) -> Release:
-    checks.kind(where, Runs, "choosing.geometric", runs=runs)
+    checks.require_type(where, Runs, "choosing.geometric", runs=runs)
     if isinstance(one, events.KINDS):
         return Release((one,))
     release = one if isinstance(one, Release) else getattr(one, "release", None)
@@ -370,7 +372,7 @@ def _release(where, one, runs) -> Release:
     checks.fail(
         where,
         "an event, or a guarantee that knows its releases",
-        checks.shown(one),
+        checks.short_repr(one),
         "Take the result of jfl.guarantee: one of a group, of a file or of a paper has no curve of "
         "Renyi divergences.",
         error=NotAnalysable,

@@ -178,7 +178,9 @@ def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
         >>> gaussian(np.float32(2)) == gaussian(2)
         True
     """
-    return Gaussian(_number("events.gaussian", checks.positive, noise_multiplier=noise_multiplier))
+    return Gaussian(
+        _number("events.gaussian", checks.require_positive, noise_multiplier=noise_multiplier)
+    )
 
 
 def laplace(noise_multiplier: ArrayLike) -> Laplace:
@@ -194,7 +196,9 @@ def laplace(noise_multiplier: ArrayLike) -> Laplace:
     Raises:
         ValueError: unless it is finite and > 0.
     """
-    return Laplace(_number("events.laplace", checks.positive, noise_multiplier=noise_multiplier))
+    return Laplace(
+        _number("events.laplace", checks.require_positive, noise_multiplier=noise_multiplier)
+    )
 
 
 def pure(epsilon: ArrayLike) -> Pure:
@@ -203,7 +207,7 @@ def pure(epsilon: ArrayLike) -> Pure:
     Raises:
         ValueError: unless epsilon is finite and >= 0.
     """
-    return Pure(_number("events.pure", checks.nonnegative, epsilon=epsilon))
+    return Pure(_number("events.pure", checks.require_nonnegative, epsilon=epsilon))
 
 
 def poisson(rate: ArrayLike, event: Any) -> Poisson:
@@ -217,7 +221,8 @@ def poisson(rate: ArrayLike, event: Any) -> Poisson:
         ValueError: outside that range.
     """
     return Poisson(
-        _number("events.poisson", checks.fraction, rate=rate), _known("events.poisson", event)
+        _number("events.poisson", checks.require_fraction, rate=rate),
+        _known("events.poisson", event),
     )
 
 
@@ -238,8 +243,8 @@ def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
         [0.81, 0.18, 0.01]
     """
     where = "events.poisson_group"
-    checks.whole(where, size=size)
-    rate = float(_number(where, checks.fraction, rate=rate))
+    checks.require_integer(where, size=size)
+    rate = float(_number(where, checks.require_fraction, rate=rate))
     absent = [(1 - rate) ** (size - k) for k in range(size + 1)]
     law = [math.comb(size, k) * rate**k * absent[k] for k in range(size + 1)]
     return PoissonGroup(np.array(law, np.float64), _known(where, event))
@@ -253,7 +258,7 @@ def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) ->
     """
     where = "events.without_replacement"
     sample, population = _whole(where, sample=sample), _whole(where, population=population)
-    if checks.concrete((sample, population)) and np.any(np.greater(sample, population)):
+    if checks.is_concrete((sample, population)) and np.any(np.greater(sample, population)):
         checks.fail(where, "sample <= population", f"sample={sample:g}, population={population:g}")
     return WithoutReplacement(sample, population, _known(where, event))
 
@@ -279,7 +284,7 @@ def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
         [0.5, 0.4]
     """
     where = "events.renyi_bound"
-    slopes = np.atleast_1d(_number(where, checks.nonnegative, slopes=slopes))
+    slopes = np.atleast_1d(_number(where, checks.require_nonnegative, slopes=slopes))
     constants = np.atleast_1d(np.asarray(constants, np.float64))
     if slopes.shape != constants.shape or not np.all(slopes + constants >= 0):
         checks.fail(
@@ -301,7 +306,7 @@ def replaced(rate: ArrayLike, event: Any) -> Replaced:
         ValueError: outside that range.
     """
     where = "events.replaced"
-    rate = _number(where, checks.fraction, rate=rate)
+    rate = _number(where, checks.require_fraction, rate=rate)
     return Replaced(rate, np.zeros_like(rate)[()], rate, _known(where, event))
 
 
@@ -341,9 +346,9 @@ def truncated_poisson(
         Ganesh, arXiv:2508.15089 (2025), for the two cases, full and not.
     """
     where = "events.truncated_poisson"
-    checks.choice(where, ("zero_out", "replace_one"), adjacency=adjacency)
+    checks.require_one_of(where, ("zero_out", "replace_one"), adjacency=adjacency)
     sizes = without_replacement(capacity, population, event)
-    rate = _number(where, checks.fraction, rate=rate)
+    rate = _number(where, checks.require_fraction, rate=rate)
     full, then = binomial_tails(float(rate), int(sizes.population), int(sizes.sample))
     kind = ZeroedOut if adjacency == "zero_out" else Replaced
     return kind(rate, np.float64(full), np.float64(then), sizes.event)
@@ -365,9 +370,9 @@ def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> Wit
     where = "events.with_replacement"
     draws, population = (
         _whole(where, draws=draws),
-        _number(where, checks.positive, population=population),
+        _number(where, checks.require_positive, population=population),
     )
-    if checks.concrete(population) and np.any(np.less(population, 1)):
+    if checks.is_concrete(population) and np.any(np.less(population, 1)):
         checks.fail(where, "population >= 1", f"population={population:g}")
     return WithReplacement(draws, population, _known(where, event))
 
@@ -398,7 +403,7 @@ def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
     """
     where = "events.touched"
     return WithoutReplacement(
-        _number(where, checks.fraction, rate=rate), np.float64(1.0), _known(where, event)
+        _number(where, checks.require_fraction, rate=rate), np.float64(1.0), _known(where, event)
     )
 
 
@@ -412,7 +417,8 @@ def series(event: Any, times: ArrayLike) -> Series:
     True
     """
     return Series(
-        _known("events.series", event), _number("events.series", checks.nonnegative, times=times)
+        _known("events.series", event),
+        _number("events.series", checks.require_nonnegative, times=times),
     )
 
 
@@ -430,7 +436,7 @@ def participation(probability: ArrayLike, event: Any) -> Participation:
     """
     where = "events.participation"
     return Participation(
-        _number(where, checks.fraction, probability=probability), _known(where, event)
+        _number(where, checks.require_fraction, probability=probability), _known(where, event)
     )
 
 
@@ -587,7 +593,7 @@ def _number(where, test, **named) -> Any:
 
 
 def _whole(where, **named) -> Any:
-    value = _number(where, checks.positive, **named)
-    if checks.concrete(value) and np.any(value != np.floor(value)):
-        checks.fail(where, f"a whole number {next(iter(named))}", f"{value!r}")
+    value = _number(where, checks.require_positive, **named)
+    if checks.is_concrete(value) and np.any(value != np.floor(value)):
+        checks.fail(where, f"an integer {next(iter(named))}", f"{value!r}")
     return value

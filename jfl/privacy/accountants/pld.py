@@ -194,7 +194,7 @@ def epsilon(
         True
     """
     times, delta = np.broadcast_arrays(np.asarray(times, np.float64), np.asarray(delta, np.float64))
-    checks.positive(WHERE, times=times)
+    checks.require_positive(WHERE, times=times)
     if not np.all((delta > 0) & (delta < 1)):
         checks.fail(WHERE, "delta in (0, 1)", f"{delta!r}")
     groups, adjacency, tail = _groups(event, TAIL_DELTA_FRACTION * np.min(delta) / np.max(times))
@@ -218,8 +218,8 @@ def delta(event: Any, epsilon: ArrayLike, times: float = 1, size: int = 2**17) -
         >>> 0.126936 < value < 0.126938
         True
     """
-    checks.nonnegative(WHERE, epsilon=epsilon)
-    checks.positive(WHERE, times=times)
+    checks.require_nonnegative(WHERE, epsilon=epsilon)
+    checks.require_positive(WHERE, times=times)
     groups, adjacency, tail = _groups(event, MIN_TAIL_DELTA / float(times))
     groups = tuple((part, n * float(times)) for part, n in groups)
     largest = max(
@@ -246,7 +246,7 @@ def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
         >>> deltas(events.gaussian(1.0), np.array([0.0, 1.0])).round(4).tolist()
         [0.3829, 0.1269]
     """
-    checks.positive(WHERE, times=times)
+    checks.require_positive(WHERE, times=times)
     groups, adjacency, tail = _groups(event, MIN_TAIL_DELTA / float(times))
     groups = tuple((part, n * float(times)) for part, n in groups)
     parts = sum(len(n) for _, n in groups)
@@ -389,7 +389,7 @@ def _flat(event, times, kinds):
     if isinstance(event, events.Compose):
         return [part for e in event.events for part in _flat(e, times, kinds)]
     if isinstance(event, events.Participation):
-        checks.fraction(WHERE, probability=event.probability)
+        checks.require_fraction(WHERE, probability=event.probability)
         inner = tuple(events.Repeat(part, n) for part, n in _flat(event.event, 1.0, kinds))
         return [(events.Participation(event.probability, events.Compose(inner)), times)]
     if isinstance(event, events.Gaussian):

@@ -92,7 +92,7 @@ def delta(event: Any, epsilon: float) -> float:
         >>> bool(1e-5 <= delta(events.gaussian(1.0), 4.37717809) <= 1.00001e-5)
         True
     """
-    checks.nonnegative(WHERE, epsilon=epsilon)
+    checks.require_nonnegative(WHERE, epsilon=epsilon)
 
     def excess(log_delta):  # 1 is always enough
         if log_delta == 0:
@@ -197,7 +197,8 @@ def bounds(
         left = delta - overflow * (1 + np.exp(np.minimum(values, 700)))
         if not np.all(left > 0):
             raise Overflow(
-                f"jfl.guarantee: need room in delta for an overflow; got delta={delta.min():g} and "
+                "jfl.guarantee: expected room in delta for an overflow, but got "
+                f"delta={delta.min():g} and "
                 f"an overflow probability of {overflow.max():.3g} in the run, which costs that "
                 "times 1 + e^epsilon. "
                 "Raise the capacity of the sampler or of the batches, or delta, or the noise."
@@ -208,7 +209,8 @@ def bounds(
             return np.maximum(again, values), exact
         values = again
     raise Overflow(
-        "jfl.guarantee: need an epsilon that settles; got an overflow that takes most of delta. "
+        "jfl.guarantee: expected an epsilon that settles, but got an overflow that "
+        "takes most of delta. "
         "Raise the capacity of the sampler or of the batches."
     )
 
@@ -422,7 +424,7 @@ def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
 def _law(event, loss):
     from scipy import stats  # half a second: not at import
 
-    if not checks.concrete((event.draws, event.population)):
+    if not checks.is_concrete((event.draws, event.population)):
         checks.fail(
             WHERE,
             "concrete draws and population",
@@ -439,11 +441,11 @@ def _law(event, loss):
 
 def check_delta(delta: float) -> None:
     """Refuse a delta that is no number in (0, 1)."""
-    value = checks.array("jfl.guarantee", "delta", delta)
+    value = checks.as_array("jfl.guarantee", "delta", delta)
     if value.ndim or value.dtype.kind not in "iuf" or not 0 < value < 1:
         checks.fail(
             "jfl.guarantee",
             "delta in (0, 1)",
-            f"delta={checks.shown(delta)}",
+            f"delta={checks.short_repr(delta)}",
             "Below 1 / (number of examples) is usual.",
         )

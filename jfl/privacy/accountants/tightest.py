@@ -379,7 +379,7 @@ def solve_rate(event_of_rate: Callable, epsilon: float, delta: float) -> float:
         return tightest(Release((event_of_rate(_rate(x)),)), float(delta), sizes, quick)[0]
 
     if inverse(1.0) <= epsilon:
-        checks.positive("solve_rate", epsilon=epsilon)
+        checks.require_positive("solve_rate", epsilon=epsilon)
         return 1.0
     first = smallest("solve_rate", lambda x: inverse(x, quick=True), epsilon, most=1e9)
     return _rate(smallest_refined("solve_rate", inverse, epsilon, first, most=1e9))
@@ -420,7 +420,7 @@ def smallest(
     meets the target; an end that stays twice counts half (Illinois), and what is returned has been
     tested.
     """
-    checks.positive(where, epsilon=target)
+    checks.require_positive(where, epsilon=target)
     target = float(target)
 
     def height(z):
@@ -488,7 +488,7 @@ def largest(where: str, many: Callable, one: Callable, target: float) -> int:
         one: number, sizes of grids -> its epsilon.
         target: the epsilon to stay at or below, > 0.
     """
-    checks.positive(where, epsilon=target)
+    checks.require_positive(where, epsilon=target)
     low, high = 0, 1
     while high < 10**12 and many(np.array([high]))[0] <= target:
         low, high = high, high * 32

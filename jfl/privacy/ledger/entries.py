@@ -96,7 +96,7 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
         ValueError: if the plan holds traced values: a ledger is kept on the host; if a clip norm or
             noise that is a function of the round falls below 1e-15 in one of the rounds.
     """
-    if not checks.concrete(plan):
+    if not checks.is_concrete(plan):
         checks.fail(
             "jfl.guarantee",
             "a plan of concrete values",
@@ -449,5 +449,5 @@ def ledger(plan: Plan, rounds: int = 1) -> Ledger:
           caveat: Assumes the worst case: the client participates in every round.
           caveat: ...
     """
-    checks.whole("jfl.ledger", rounds=rounds)
+    checks.require_integer("jfl.ledger", rounds=rounds)
     return Ledger(entries(plan, rounds), rounds)

@@ -119,8 +119,9 @@ def joined(parts: Sequence[Entry], rounds: Sequence[int]) -> Entry:
     combinations = math.prod(len(e.worst) for e in parts)
     if combinations > COMBINATIONS and not refusal:
         refusal = (
-            f"{WHERE}: need at most {COMBINATIONS} combinations of different clients over the "
-            f"segments; got {combinations}. Let the noise of one plan change over rounds instead."
+            f"{WHERE}: expected at most {COMBINATIONS} combinations of different clients over the "
+            f"segments, but got {combinations}. Let the noise of one plan change over "
+            "rounds instead."
         )
     return Entry(
         parts[0].unit,
@@ -151,9 +152,9 @@ def _placed(segments, seeds):
                 "(plan, rounds)",
                 "first is the round it begins with: 0 for a new run.",
             )
-        checks.whole(WHERE, most=10**12, rounds=rounds)
+        checks.require_integer(WHERE, max_value=10**12, rounds=rounds)
         if first:
-            checks.whole(WHERE, least=0, most=10**12, first=first[0])
+            checks.require_integer(WHERE, min_value=0, max_value=10**12, first=first[0])
         begin = int(first[0]) if first else ends.get(seed, 0)
         placed.append(Segment(plan, begin, int(rounds), seed, bool(first)))
         ends[seed] = placed[-1].end
@@ -171,12 +172,12 @@ def _seeds(seeds, count):
     if not isinstance(seeds, (list, tuple, range, np.ndarray)) or len(seeds) != count:
         checks.fail(
             WHERE,
-            'seeds="different", or a whole number for each segment',
-            f"seeds={checks.shown(seeds)}",
+            'seeds="different", or an integer for each segment',
+            f"seeds={checks.short_repr(seeds)}",
             "Without seeds, all segments share one.",
         )
     for seed in seeds:
-        checks.seed(WHERE, seeds=seed)
+        checks.require_seed(WHERE, seeds=seed)
     return [int(s) for s in seeds]
 
 

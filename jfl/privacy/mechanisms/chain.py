@@ -128,7 +128,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     ):
         checks.fail("chain", "an adaptive clip alone among the clips", got)
     if adjacency is not None:
-        checks.choice("chain", ADJACENCIES, adjacency=adjacency)
+        checks.require_one_of("chain", ADJACENCIES, adjacency=adjacency)
     return Mechanism(tuple(stages), adjacency)
 
 
@@ -553,6 +553,6 @@ def release_one(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tup
 def denominator(mechanism: Mechanism) -> float | None:
     """The product of the public divisors, or None if there are none or they are not known now."""
     values = [s.apply.data["n"] for s in _of(mechanism, "post") if s.divisor == "number"]
-    if not values or not checks.concrete(values):
+    if not values or not checks.is_concrete(values):
         return None
     return float(np.prod([np.asarray(v) for v in values]))

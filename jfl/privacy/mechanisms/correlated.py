@@ -78,10 +78,10 @@ def correlated(
         checks.fail(
             where,
             "one noise multiplier for all rounds",
-            checks.shown(noise_multiplier),
+            checks.short_repr(noise_multiplier),
             "A strategy says how the noise of rounds belongs together: it cannot change.",
         )
-    checks.positive(where, single=True, noise_multiplier=noise_multiplier)
+    checks.require_positive(where, single=True, noise_multiplier=noise_multiplier)
     stage = gaussian(noise_multiplier, generator=generator)
     return Stage(
         None,
@@ -164,7 +164,7 @@ def initial_buffers(mechanism: Mechanism, like: Any) -> Any:
 def reset_buffers_if(state: Any, other: Any) -> Any:
     """The state of a mechanism that goes on; without memory where `other` says that another plan
     has begun."""
-    if not isinstance(state, Buffers) or (checks.concrete(other) and not np.any(other)):
+    if not isinstance(state, Buffers) or (checks.is_concrete(other) and not np.any(other)):
         return state
     return pytrees.map(lambda x: jnp.where(other, jnp.zeros((), x.dtype), x), state)
 

@@ -75,14 +75,14 @@ def distributed(
         ['clip_l2', 'total', 'skellam']
     """
     where = "distributed"
-    checks.positive(
+    checks.require_positive(
         where, noise_multiplier=noise_multiplier, clip_norm=clip_norm, deviations=deviations
     )
-    checks.whole(where, cohort=cohort)
+    checks.require_integer(where, cohort=cohort)
     if bits is not None:
-        checks.whole(where, bits=bits)
-    checks.choice(where, LAWS, law=law)
-    checks.choice(where, ("zero_out", "replace_one"), adjacency=adjacency)
+        checks.require_integer(where, bits=bits)
+    checks.require_one_of(where, LAWS, law=law)
+    checks.require_one_of(where, ("zero_out", "replace_one"), adjacency=adjacency)
     start = stages.clip_l2(clip_norm), stages.total()
     if law == "gaussian":
         share = stages.gaussian(noise_multiplier / math.sqrt(cohort))
@@ -101,7 +101,7 @@ def distributed(
     encoding = encoding._replace(bits=_bits_that_fit(encoding, bits))
     noise = stages.Stage(
         None,
-        noise=checks.scalar(noise_multiplier),
+        noise=checks.as_scalar(noise_multiplier),
         encoding=encoding,
         name=law,
         role="noise",
@@ -182,7 +182,11 @@ def refuse_unlike(where: str, upload: Mechanism | None, release: Mechanism, weig
             "upload and release of one jfl.distributed(...)",
             f"upload={upload!r}, release={release!r}",
         )
-    if isinstance(weights, Fn) or not checks.concrete(weights) or np.any(np.asarray(weights) != 1):
+    if (
+        isinstance(weights, Fn)
+        or not checks.is_concrete(weights)
+        or np.any(np.asarray(weights) != 1)
+    ):
         checks.fail(
             where,
             'weights="uniform" beside integers, whose sum is taken modulo 2^bits',

@@ -55,7 +55,7 @@ def lasting(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
                 for name, v in f.data.items()
             }
             for name, function in (levels | dict(noise=stage.noise)).items():
-                if isinstance(function, Fn) and checks.concrete(function):
+                if isinstance(function, Fn) and checks.is_concrete(function):
                     _function(where, f"{name} of {stage.name} in {site}", function, first, rounds)
 
 
@@ -67,7 +67,7 @@ def _function(where: str, name: str, function: Callable[..., Any], first: int, r
     for begin in range(first, end, size):
         sampled_rounds = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
         values = _values(function, sampled_rounds)
-        if not checks.concrete(values):  # a closure over something traced
+        if not checks.is_concrete(values):  # a closure over something traced
             return
         values = np.asarray(values, np.float64)
         holds = (values >= FLOOR) & np.isfinite(values)

@@ -88,23 +88,23 @@ def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None)
         ValueError: if no leaf fits, or one of `leaves` does not.
     """
     where = "bands.pixels"
-    shape = checks.several(where, shape=shape)
+    shape = checks.as_tuple(where, shape=shape)
     if not 1 <= len(shape) <= 3:
         checks.fail(where, "shape (d,), (h, w) or (h, w, c)", f"{shape}")
     for n in shape:
-        checks.whole(where, length=n)
+        checks.require_integer(where, length=n)
     shapes = _shapes(where, like)
     fits = [
         i
         for i, s in enumerate(shapes)
         if s and s[0] == math.prod(shape) and math.prod(shape[:2]) > 1
     ]
-    chosen = fits if leaves is None else checks.several(where, leaves=leaves)
+    chosen = fits if leaves is None else checks.as_tuple(where, leaves=leaves)
     if not chosen or not all(type(i) is int and i in fits for i in chosen):
         checks.fail(
             where,
             f"leaves with {math.prod(shape)} entries on their first axis",
-            f"shapes {list(shapes)}, leaves={checks.shown(leaves)}",
+            f"shapes {list(shapes)}, leaves={checks.short_repr(leaves)}",
             (
                 "Bands follow the pixels of a dense layer's weight; use bands.per_layer for other "
                 "models."
@@ -127,7 +127,7 @@ def _shapes(where: str, like: Tree) -> tuple[tuple[int, ...], ...]:
 
 def _table(bands: Bands) -> np.ndarray:
     """Float64[4, n]: block, level, leaves and size of each band."""
-    checks.kind("bands", Bands, "jfl.bands", bands=bands)
+    checks.require_type("bands", Bands, "jfl.bands", bands=bands)
     rows = []
     for i, block in enumerate(bands.blocks):
         top, split, columns = (
@@ -409,7 +409,7 @@ def optimal(
     References:
         spec of Ranaweera et al., 2025, section 3.6: not in the paper.
     """
-    checks.positive("bands.optimal", utility=utility, floor=floor)
+    checks.require_positive("bands.optimal", utility=utility, floor=floor)
     return (
         _variances("bands.optimal", bands, energies, floor) / jnp.asarray(utility, jnp.float32)
     ) ** 0.25
@@ -427,7 +427,7 @@ def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e
     Returns:
         Float32[n], the std of each band.
     """
-    checks.positive("bands.family", floor=floor)
+    checks.require_positive("bands.family", floor=floor)
     return _variances("bands.family", bands, energies, floor) ** (
         jnp.asarray(beta, jnp.float32) / 2
     )
@@ -436,7 +436,7 @@ def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e
 def _variances(where: str, bands: Bands, energies: ArrayLike, floor: float) -> Array:
     """Energy of a coefficient in each band, relative to the largest; without any energy all
     alike."""
-    checks.nonnegative(where, energies=energies)
+    checks.require_nonnegative(where, energies=energies)
     each = _one_each(where, bands, energies) / sizes(bands).astype(np.float32)
     top = jnp.max(each)
     return jnp.maximum(jnp.where(top > 0, each / jnp.where(top > 0, top, 1.0), 1.0), floor**2)

@@ -68,7 +68,9 @@ def linear_map(
     where = "linear_maps.linear_map"
     for name, function in (("forward", forward), ("backward", backward)):
         if not callable(function) or isinstance(function, Fn):
-            checks.fail(where, f"{name}, a plain function of (key, value)", checks.shown(function))
+            checks.fail(
+                where, f"{name}, a plain function of (key, value)", checks.short_repr(function)
+            )
     drawn = _drawn_by(where, seed, each_round)
     return LinearMap(
         _there("linear_map", Fn(_forward, drawn, dict(function=forward))),
@@ -180,7 +182,7 @@ def refuse_unpaired(where: str, *chains: Mechanism | None) -> None:
             [s.apply.data.get(k) for k in ("seed", "count", "form")] for s in (one, other)
         )
         sizes = [(s.apply.static.get("size"), s.apply.static.get("turned")) for s in (one, other)]
-        if not checks.concrete((of_one, of_other)):
+        if not checks.is_concrete((of_one, of_other)):
             continue
         leaves = [[np.asarray(x).tobytes() for x in jax.tree.leaves(v)] for v in (of_one, of_other)]
         alike = jax.tree.structure(of_one) == jax.tree.structure(of_other)
@@ -194,9 +196,9 @@ def _own(
     shapes = shapes_like(like)
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     if not numbers:
-        checks.fail(where, "like=task, or what is contributed", f"like={checks.shown(like)}")
+        checks.fail(where, "like=task, or what is contributed", f"like={checks.short_repr(like)}")
     if size is not None:
-        checks.whole(where, size=size)
+        checks.require_integer(where, size=size)
         if size > numbers:
             checks.fail(where, f"size <= {numbers}, the coordinates there are", f"size={size}")
     fixed = dict(size=numbers if size is None else int(size), turned=turned)
@@ -225,8 +227,8 @@ def _count(round_: Array) -> Array:
 
 def _drawn_by(where: str, seed: int, each_round: bool) -> dict[str, Any]:
     """What a map takes its key from: the seed, and the number of the round, from 1 on."""
-    checks.seed(where, seed=seed)
-    checks.choice(where, (False, True), each_round=each_round)
+    checks.require_seed(where, seed=seed)
+    checks.require_one_of(where, (False, True), each_round=each_round)
     return dict(seed=np.uint32(seed), count=Fn(_count) if each_round else np.float32(0))
 
 

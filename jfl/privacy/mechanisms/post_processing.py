@@ -36,7 +36,7 @@ def post_process(function: Callable[..., Any]) -> Stage:
     """
     if not callable(function) or isinstance(function, Fn):
         need = "a plain function of the released value"
-        checks.fail("post_process", need, checks.shown(function))
+        checks.fail("post_process", need, checks.short_repr(function))
     return Stage(Fn(_apply, static=dict(function=function)), name="post_process", role="post")
 
 
@@ -58,8 +58,10 @@ def clip_values(most: float) -> Stage:
     Privacy:
         post-processing.
     """
-    checks.positive("clip_values", single=True, most=most)
-    return Stage(Fn(_clip_values, dict(most=checks.scalar(most))), name="clip_values", role="post")
+    checks.require_positive("clip_values", single=True, max_value=most)
+    return Stage(
+        Fn(_clip_values, dict(most=checks.as_scalar(most))), name="clip_values", role="post"
+    )
 
 
 @named("post_processing.james_stein")

@@ -61,19 +61,19 @@ def clip_scaled(
         clip_scaled(1, 10, 0.9, 0.057735)
     """
     where = "clip_scaled"
-    checks.positive(where, single=True, bound=bound, count=count)
+    checks.require_positive(where, single=True, bound=bound, count=count)
     refuse_tiny(where, bound=bound)
-    checks.nonnegative(where, single=True, decay=decay)
-    if checks.concrete(decay) and not np.asarray(decay) < 1:
+    checks.require_nonnegative(where, single=True, decay=decay)
+    if checks.is_concrete(decay) and not np.asarray(decay) < 1:
         checks.fail(where, "decay < 1", f"decay={decay!r}")
     shapes = shapes_like(like)
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     if not numbers:
         checks.fail(where, "like=task, or what a client contributes", f"like={like!r}")
     least = 0.1 * bound / numbers**0.5 if least is None else least
-    checks.positive(where, single=True, least=least)
+    checks.require_positive(where, single=True, min_value=least)
     given: dict[str, Any] = dict(bound=bound, count=count, decay=decay, least=least)
-    data = {k: checks.scalar(v) for k, v in given.items()}
+    data = {k: checks.as_scalar(v) for k, v in given.items()}
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     return Stage(
         Fn(_clip_scaled, data),

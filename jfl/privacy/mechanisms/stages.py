@@ -98,15 +98,15 @@ def level_leaf(where: str, do: str = "", **given: ArrayLike | Callable[..., Any]
     ((name, value),) = given.items()
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
-    checks.positive(where, do, single=True, **{name: value})
+    checks.require_positive(where, do, single=True, **{name: value})
     refuse_tiny(where, **{name: value})
-    return checks.scalar(value)
+    return checks.as_scalar(value)
 
 
 def refuse_tiny(where: str, **given: ArrayLike) -> None:
     """Squares of norms must not underflow: a sensitivity of 0 would be no noise."""
     for name, value in given.items():
-        if checks.concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
+        if checks.is_concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
             checks.fail(
                 where,
                 f"{name} >= {FLOOR:g}",
@@ -275,7 +275,7 @@ def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None)
     if not limits:
         checks.fail("clip_per_layer", "one bound, or one for each leaf", f"bounds={bounds!r}")
     for b in limits:
-        checks.positive("clip_per_layer", single=True, bound=b)
+        checks.require_positive("clip_per_layer", single=True, bound=b)
         refuse_tiny("clip_per_layer", bound=b)
     if len(limits) == 1:
         if layers is None:
@@ -285,9 +285,9 @@ def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None)
                 f"bounds={bounds!r}",
                 "Say how many leaves the contribution has: each gets that bound.",
             )
-        checks.whole("clip_per_layer", layers=layers)
+        checks.require_integer("clip_per_layer", layers=layers)
     data, fixed = (
-        dict(bounds=jax.tree.map(checks.scalar, bounds)),
+        dict(bounds=jax.tree.map(checks.as_scalar, bounds)),
         dict(layers=layers or len(limits)),
     )
     return Stage(
@@ -390,19 +390,19 @@ def clip_adaptive(
     References:
         Andrew et al., NeurIPS 2021, with the joint release of one vector.
     """
-    checks.positive(
+    checks.require_positive(
         "clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator
     )
-    checks.fraction("clip_adaptive", single=True, quantile=quantile)
+    checks.require_fraction("clip_adaptive", single=True, quantile=quantile)
     refuse_tiny("clip_adaptive", initial=initial)
     if floor is not None:
-        checks.positive("clip_adaptive", single=True, floor=floor)
+        checks.require_positive("clip_adaptive", single=True, floor=floor)
         refuse_tiny("clip_adaptive", floor=floor)
-        if checks.concrete((floor, initial)) and np.asarray(floor) > np.asarray(initial):
+        if checks.is_concrete((floor, initial)) and np.asarray(floor) > np.asarray(initial):
             checks.fail(
                 "clip_adaptive", "floor <= initial", f"floor={floor!r}, initial={initial!r}"
             )
-    initial = checks.scalar(initial)
+    initial = checks.as_scalar(initial)
     floor = (
         (jnp if isinstance(initial, jax.Array) else np).maximum(LEAST * initial, FLOOR)
         if floor is None
@@ -411,7 +411,7 @@ def clip_adaptive(
     given: dict[str, Any] = dict(
         indicator=indicator, quantile=quantile, lr=lr, count=count, floor=floor
     )
-    data = {k: checks.scalar(v) for k, v in given.items()}
+    data = {k: checks.as_scalar(v) for k, v in given.items()}
     return Stage(
         Fn(_clip_adaptive, data),
         Fn(_adaptive_bound, data),
@@ -442,10 +442,10 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
             guarantee that rests on either is "conditional".
     """
     names = {why: name for name, why in DECLARED.items()}
-    checks.choice("bounded", tuple(names), reason=reason)
-    checks.positive("bounded", single=True, value=value)
+    checks.require_one_of("bounded", tuple(names), reason=reason)
+    checks.require_positive("bounded", single=True, value=value)
     refuse_tiny("bounded", value=value)
-    data = dict(value=checks.scalar(value))
+    data = dict(value=checks.as_scalar(value))
     return Stage(Fn(_as_it_is, data), Fn(_declared, data), name=names[reason])
 
 
@@ -492,7 +492,7 @@ def gaussian(
     )
     given: dict[str, Any] = {name: value}
     if not callable(value) and checks.ndim("gaussian", name, value) == 1:
-        checks.positive("gaussian", **given)
+        checks.require_positive("gaussian", **given)
         if np.size(given[name]):
             refuse_tiny("gaussian", **given)
         else:
@@ -500,7 +500,9 @@ def gaussian(
         value = jnp.asarray(value, jnp.float32)
     else:
         value = level_leaf("gaussian", "Leave the stage out for no noise.", **given)
-    checks.choice("gaussian", GENERATORS if shape is None else ("philox",), generator=generator)
+    checks.require_one_of(
+        "gaussian", GENERATORS if shape is None else ("philox",), generator=generator
+    )
     return Stage(
         None,
         noise=value,
@@ -540,7 +542,7 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
     """
     if callable(noise_multiplier):
         need = "one number noise_multiplier, the same in all rounds"
-        checks.fail("laplace", need, checks.shown(noise_multiplier))
+        checks.fail("laplace", need, checks.short_repr(noise_multiplier))
     do = "Leave the stage out for no noise."
     value = level_leaf("laplace", do, noise_multiplier=noise_multiplier)
     return Stage(None, noise=value, name="laplace", role="noise", law="laplace")
@@ -573,7 +575,7 @@ def divide(n: ArrayLike | str) -> Stage:
         ValueError: unless n is > 0 and finite, "size" or "weight".
     """
     if isinstance(n, str):
-        checks.choice("divide", ("size", "weight"), n=n)
+        checks.require_one_of("divide", ("size", "weight"), n=n)
         return Stage(Fn(_divide_realised), name=f"divide_by_{n}", role="post")
-    checks.positive("divide", single=True, n=n)
-    return Stage(Fn(_divide, dict(n=checks.scalar(n))), name="divide", role="post")
+    checks.require_positive("divide", single=True, n=n)
+    return Stage(Fn(_divide, dict(n=checks.as_scalar(n))), name="divide", role="post")

@@ -78,15 +78,15 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
         spec of Ranaweera et al., 2025, section 3.6: not in the paper.
     """
     given = (
-        checks.array("wavelet.ellipsoid", "exponent", exponent)
-        if checks.concrete(exponent)
+        checks.as_array("wavelet.ellipsoid", "exponent", exponent)
+        if checks.is_concrete(exponent)
         else np.zeros(())
     )
     if given.ndim or given.dtype.kind not in "iuf" or not abs(given) <= 4:
         checks.fail(
             "wavelet.ellipsoid",
             "an exponent within -4 and 4",
-            checks.shown(exponent),
+            checks.short_repr(exponent),
             "0 to 1/2 is usual.",
         )
     if energies is None:
@@ -118,14 +118,14 @@ def weighted(bands: Bands) -> Shape:
 
 def _one_each(where: str, bands: Bands, least: float | None = None, **values: Any) -> None:
     ((name, value),) = values.items()
-    checks.kind(where, Bands, "jfl.bands", bands=bands)
+    checks.require_type(where, Bands, "jfl.bands", bands=bands)
     if checks.ndim(where, name, value) != 1 or np.shape(value) != (haar.count(bands),):
         checks.fail(
             where,
             f"one of {name} for each of {haar.count(bands)} bands",
             f"shape {np.shape(value)}",
         )
-    (checks.positive if least is None else checks.nonnegative)(where, **values)
+    (checks.require_positive if least is None else checks.require_nonnegative)(where, **values)
 
 
 # --- clips
@@ -264,16 +264,16 @@ def published(
         `guarantee` counts the true multiplier; R1: noise_multiplier / sqrt(m).
         `experiments.papers.as_printed` shows the stated one.
     """
-    checks.choice("wavelet.published", READINGS, reading=reading)
-    checks.choice("wavelet.published", CALIBRATIONS, calibration=calibration)
-    checks.positive(
+    checks.require_one_of("wavelet.published", READINGS, reading=reading)
+    checks.require_one_of("wavelet.published", CALIBRATIONS, calibration=calibration)
+    checks.require_positive(
         "wavelet.published",
         single=True,
         bound=bound,
         noise_multiplier=noise_multiplier,
         max_weight=max_weight,
     )
-    checks.choice("wavelet.published", (False, True), unsound=unsound)
+    checks.require_one_of("wavelet.published", (False, True), unsound=unsound)
     sound = reading in ("R5", "R6") and calibration == "plain"
     if not (sound or unsound):
         checks.fail(
@@ -294,7 +294,7 @@ def published(
     std = noise_multiplier * lemma2(bands, calibration) * bound * max_weight
     noise = gaussian(std=std, shape=paper)
     return clip, dataclasses.replace(
-        noise, name=f"published_{reading}_{calibration}", claimed=checks.scalar(noise_multiplier)
+        noise, name=f"published_{reading}_{calibration}", claimed=checks.as_scalar(noise_multiplier)
     )
 
 
@@ -384,5 +384,5 @@ def soft_threshold(bands: Bands, rule: str = "bayes") -> Stage:
         rule: "universal", std * sqrt(2 log m); "bayes", variance over the estimated signal
             (BayesShrink).
     """
-    checks.choice("wavelet.soft_threshold", ("bayes", "universal"), rule=rule)
+    checks.require_one_of("wavelet.soft_threshold", ("bayes", "universal"), rule=rule)
     return Stage(Fn(_soft, dict(bands=bands), dict(rule=rule)), name="soft_threshold", role="post")

@@ -96,8 +96,8 @@ def check_privacy(plan: Plan) -> Report:
         >>> print(jfl.check_privacy(plan))  # doctest: +SKIP
         fedavg: proved
     """
-    checks.kind("jfl.check_privacy", Plan, "jfl.plan", plan=plan)
-    if not checks.concrete(plan):
+    checks.require_type("jfl.check_privacy", Plan, "jfl.plan", plan=plan)
+    if not checks.is_concrete(plan):
         checks.fail(
             "jfl.check_privacy",
             "a plan of concrete values",
@@ -266,7 +266,7 @@ def federation_array(fed: Federation, arrays: list) -> str:
     and what was computed from rows, are not: a guarantee lists such arrays as constants that it
     assumes to be public.
     """
-    if not checks.concrete((fed.x, fed.y)):
+    if not checks.is_concrete((fed.x, fed.y)):
         return ""
     for name in ("x", "y"):
         own = getattr(fed, name)

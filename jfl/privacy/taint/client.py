@@ -141,7 +141,7 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
         judge = Judge(plan, declared, classes, operands, closed, shapes, structures, keeps)
         return judge.verdict()
     except Exception as error:  # the algorithm is the user's, and so is its error
-        why = (f"the client could not be followed: {checks.cause(error)}",)
+        why = (f"the client could not be followed: {checks.describe_error(error)}",)
         return Verdict(why, why, (), [], None)
 
 

@@ -51,7 +51,7 @@ def _follow_sizes(plan) -> bool:
     if isinstance(plan.weights, Fn):
         return False
     share = getattr(plan.sampler, "share", None)
-    if not checks.concrete((plan.weights, plan.fed.size, share)):  # a plan that is made in a jit
+    if not checks.is_concrete((plan.weights, plan.fed.size, share)):  # a plan that is made in a jit
         return False
     wanted = np.asarray(plan.weights, np.float64) * (1.0 if share is None else np.asarray(share))
     sizes = np.asarray(plan.fed.size, np.float64).reshape(-1)

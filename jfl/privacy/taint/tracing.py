@@ -74,7 +74,7 @@ def look_into(function, *operands) -> Trace:
     try:
         closed = jax.make_jaxpr(function)(*operands)
     except Exception as error:  # the function is the user's, and so is its error
-        return Trace([], (), checks.cause(error))
+        return Trace([], (), checks.describe_error(error))
     plain = lambda c: np.size(c) > 1 and not isinstance(c, jax.core.Tracer)
     consts, names, todo = [], set(), [(closed.jaxpr.eqns, closed.consts)]
     while todo:

@@ -93,7 +93,7 @@ def _walked(chain, candidates):
     return checks.fail(
         "jfl.plan",
         "stages that take what is contributed",
-        f"{' -> '.join(s.name for s in chain.stages)}, which fails: {checks.cause(why)}",
+        f"{' -> '.join(s.name for s in chain.stages)}, which fails: {checks.describe_error(why)}",
     )
 
 

@@ -42,13 +42,15 @@ def asked(
     error: str,
 ) -> Asked:
     """Checked."""
-    checks.whole(where, rounds=rounds, participations=participations, separation=separation)
-    checks.choice(where, ERRORS, error=error)
+    checks.require_integer(
+        where, rounds=rounds, participations=participations, separation=separation
+    )
+    checks.require_one_of(where, ERRORS, error=error)
     matrix = None
     if isinstance(workload, str):
-        checks.choice(where, ("prefix",), workload=workload)
+        checks.require_one_of(where, ("prefix",), workload=workload)
     else:
-        matrix = checks.array(where, "workload", workload).astype(np.float64)
+        matrix = checks.as_array(where, "workload", workload).astype(np.float64)
         if matrix.shape not in ((rounds,), (rounds, rounds)) or not np.isfinite(matrix).all():
             checks.fail(
                 where,

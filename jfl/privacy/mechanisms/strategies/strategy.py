@@ -132,5 +132,7 @@ class Strategy:
         return float(np.sqrt(self.errors().mean()) * self.sensitivity(participations, separation))
 
     def _patterns(self, where: str, participations: int, separation: int) -> int:
-        checks.whole(f"strategies.{where}", participations=participations, separation=separation)
+        checks.require_integer(
+            f"strategies.{where}", participations=participations, separation=separation
+        )
         return sensitivities.most_participations(self.rounds, participations, separation)

@@ -129,7 +129,7 @@ def identity(rounds: int) -> Strategy:
         >>> identity(9).errors().mean()
         np.float64(5.0)
     """
-    checks.whole("strategies.identity", rounds=rounds)
+    checks.require_integer("strategies.identity", rounds=rounds)
     one = np.ones(1)
     return Again(int(rounds), 1, one, one)
 
@@ -149,7 +149,7 @@ def square_root(rounds: int) -> Strategy:
         >>> square_root(4).matrix()[:, 0].tolist()
         [1.0, 0.5, 0.375, 0.3125]
     """
-    checks.whole("strategies.square_root", rounds=rounds)
+    checks.require_integer("strategies.square_root", rounds=rounds)
     column = square_root_series(rounds)
     return Again(int(rounds), 1, column, inverse(column, rounds))
 
@@ -226,7 +226,7 @@ def inverse_banded(
         14.3994
     """
     where = "strategies.inverse_banded"
-    checks.choice(where, (False, True), optimise=optimise)
+    checks.require_one_of(where, (False, True), optimise=optimise)
     asked = optimal.asked(where, rounds, participations, separation, workload, error)
     _bands(where, rounds, bands)
     first = inverse(square_root_series(rounds), rounds)[:bands]
@@ -235,7 +235,7 @@ def inverse_banded(
 
 
 def _bands(where: str, rounds: int, bands: int) -> None:
-    checks.whole(where, bands=bands)
+    checks.require_integer(where, bands=bands)
     if bands > rounds:
         checks.fail(where, f"bands <= rounds={rounds}", f"bands={bands}")
 
@@ -256,14 +256,14 @@ def momentum(rounds: int, beta: float, learning_rates: ArrayLike | None = None) 
         >>> momentum(3, 0.5).tolist()
         [1.0, 1.5, 1.75]
     """
-    checks.whole("strategies.momentum", rounds=rounds)
-    checks.nonnegative("strategies.momentum", single=True, beta=beta)
+    checks.require_integer("strategies.momentum", rounds=rounds)
+    checks.require_nonnegative("strategies.momentum", single=True, beta=beta)
     if not beta < 1:
         checks.fail("strategies.momentum", "beta < 1", f"beta={beta!r}")
     steps = beta ** np.arange(rounds, dtype=np.float64)
     if learning_rates is None:
         return np.cumsum(steps)
-    rates = checks.array("strategies.momentum", "learning_rates", learning_rates)
+    rates = checks.as_array("strategies.momentum", "learning_rates", learning_rates)
     if rates.shape != (rounds,):
         checks.fail("strategies.momentum", f"learning_rates [{rounds}]", f"shape {rates.shape}")
     return np.cumsum(rates[:, None] * lower_toeplitz(steps), axis=0)
@@ -329,7 +329,7 @@ def blt(
     """
     where = "strategies.blt"
     asked = optimal.asked(where, rounds, participations, separation, workload, error)
-    checks.whole(where, most=16, buffers=buffers)
+    checks.require_integer(where, max_value=16, buffers=buffers)
     decay, weight = optimal.blt(asked, int(buffers))
     column = exponentials(asked.rounds, decay, weight)
     return Sums(asked.rounds, asked.separation, column, decay, weight, int(buffers))

@@ -135,8 +135,8 @@ def tree(rounds: int, *, efficient: bool = False) -> Strategy:
         >>> tree(8).errors().tolist()
         [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 1.0]
     """
-    checks.whole("strategies.tree", rounds=rounds)
-    checks.choice("strategies.tree", (False, True), efficient=efficient)
+    checks.require_integer("strategies.tree", rounds=rounds)
+    checks.require_one_of("strategies.tree", (False, True), efficient=efficient)
     if not efficient:
         return Tree(int(rounds))
     table = _estimates(int(rounds))
