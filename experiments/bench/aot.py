@@ -25,6 +25,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import jax
@@ -108,8 +109,8 @@ def compile_plan(plan: jfl.Plan, target: str, devices: int = 1, evaluations: int
         devices: that share each cohort.
 
     Returns:
-        Seconds to compile, bytes on one device, and the numbers of messages and of instructions on
-        64 bits in the program.
+        Seconds to compile, bytes on one device, the numbers of messages in the program and in its
+        loop over rounds, and the number of instructions on 64 bits.
 
     Raises:
         MissingCompiler: see `check_compiler`.
@@ -136,6 +137,8 @@ def compile_plan(plan: jfl.Plan, target: str, devices: int = 1, evaluations: int
         program = lowered.compile()
         seconds = time.perf_counter() - begun
     memory = program.memory_analysis()
+    text, written = str(program.as_text()), lowered.compiler_ir("hlo")
+    assert written is not None
     return dict(
         target=target,
         compile_seconds=round(seconds, 1),
@@ -143,18 +146,42 @@ def compile_plan(plan: jfl.Plan, target: str, devices: int = 1, evaluations: int
             what: int(getattr(memory, f"{what}_size_in_bytes"))
             for what in ("argument", "output", "alias", "temp", "generated_code")
         },
-        collectives=dict(
-            collections.Counter(re.findall(rf" ({COLLECTIVES})(?:-start)?\(", program.as_text()))
-        ),
-        wide_written=len(
-            re.findall(r"= \(?(?:s64|u64|f64|c128)\[", lowered.compiler_ir("hlo").as_hlo_text())
-        ),
+        collectives=count_collectives(text),
+        round_collectives=count_collectives(loop_body(text, "rounds")),
+        wide_written=len(re.findall(r"= \(?(?:s64|u64|f64|c128)\[", written.as_hlo_text())),
     )
+
+
+def count_collectives(text: str) -> dict[str, int]:
+    """Return how many messages between devices of each kind are in the text of a program."""
+    return dict(collections.Counter(re.findall(rf" ({COLLECTIVES})(?:-start)?\(", text)))
+
+
+def loop_body(text: str, name: str) -> str:
+    """Return the text of the loop under a `jax.named_scope`, with all that it calls."""
+    computations, current = {}, []
+    for line in text.splitlines():
+        if begins := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
+            current = computations.setdefault(begins[1], [])
+        current.append(line)
+    loop = re.compile(rf' while\(.*body=%?([\w.\-]+).*op_name="[^"]*/{name}/while"')
+    (body,) = {found[1] for found in map(loop.search, text.splitlines()) if found}
+    reached, todo = {}, [body]
+    while todo:
+        computation = todo.pop()
+        if computation in computations and computation not in reached:
+            reached[computation] = "\n".join(computations[computation])
+            todo += re.findall(
+                r"(?:body|condition|calls|to_apply)=%?([\w.\-]+)", reached[computation]
+            )
+    return "\n".join(reached.values())
 
 
 @contextlib.contextmanager
 def as_on(target: str):
     """Let jfl choose by platform as it would on the target."""
+    # Nothing is run, so the plug-in need not find cuDNN and the other libraries of a GPU.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     jax.clear_caches()  # of what was traced for this machine
     with mock.patch.object(jax, "default_backend", lambda: TARGETS[target][0]):
         yield
@@ -232,7 +259,7 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    several = dict(nargs="+", metavar="NAME")
+    several: Any = dict(nargs="+", metavar="NAME")
     parser.add_argument("--target", default=["h200", "v5e"], choices=list(TARGETS), **several)
     parser.add_argument("--workload", default=["W1"], choices=list(WORKLOADS), **several)
     parser.add_argument("--mode", default=["private"], choices=list(MODES), **several)

@@ -91,7 +91,7 @@ def caveats(guarantees) -> str:
     )
     return "\n".join(
         ["Accuracy and losses lie outside every guarantee."]
-        + [f"{c[0].upper()}{c[1:]}." for c in seen]
+        + [f"{c[0].upper()}{c[1:].rstrip('.')}." for c in seen]
     )
 
 

@@ -312,7 +312,7 @@ def _run_chunk(
     plan: Plan,
     keys: RoundKeys,
     chunk: tuple[Array, ...],
-    rows: tuple[Array, ...] | None,
+    rows: tuple[Array, Array] | None,
     client_states: Tree,
 ) -> tuple[ChunkSums, Tree]:
     """Run the clients of one chunk in parallel and sum their uploads.
@@ -665,9 +665,10 @@ def _upload_sum_shapes(run: Run, plan: Plan) -> Tree:
         plan = plan_at_round(plan, run.round)
         empty_slot = tuple(jnp.zeros(1, jnp.int32) for _ in range(3))
         client_states = pytrees.map(lambda x: x[:1], run.client_states)
-        host, rows = plan.fed.host, None
-        if host is not None:
-            rows = tuple(map(jnp.asarray, host.fetch(np.zeros(1, np.int32))))
+        rows = None
+        if plan.fed.host is not None:
+            x, y = plan.fed.host.fetch(np.zeros(1, np.int32))
+            rows = jnp.asarray(x), jnp.asarray(y)
         sums, _ = _run_chunk(run, plan, keys, empty_slot, rows, client_states)
         return sums.uploads.value
 

@@ -226,7 +226,7 @@ def _reject_axis_0(where, allowed: bool):
         takes = isinstance(layer, linen.InstanceNorm) or (
             isinstance(layer, linen.GroupNorm) and layer.reduction_axes is None
         )
-        x = args[0] if args else None
+        x: Any = args[0] if args else None
         if not allowed and takes and context.method_name == "__call__" and jnp.ndim(x) > 1:
             _reject_norm(where, f"{type(layer).__name__} of {list(jnp.shape(x))}")
         return next_call(*args, **kwargs)

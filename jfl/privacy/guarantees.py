@@ -56,7 +56,7 @@ def guarantee(
     quantile: float | None = None,
     realised: ArrayLike | None = None,
     uplinks: int = 0,
-    seeds: Sequence[int] | int | None = None,
+    seeds: Sequence[int] | str | None = None,
 ) -> Guarantee:
     """Return what `rounds` rounds of a plan prove for one unit and view, for the client that is
     worst off.

@@ -72,7 +72,7 @@ def problem(
         sampler = jfl.sampling.without_replacement(clients, per_round)
         return jfl.plan(fed, task, make, sampler, weights="size")
 
-    noise = as_printed.calibrate(
+    noise: Any = as_printed.calibrate(
         plan(1.0), epsilon=epsilon, delta=1e-2, rounds=rounds, paper="chen2024"
     )
     gap = heterogeneity.objective_gap(task, fed, l2)
