@@ -20,20 +20,6 @@ INT32_MAX = 2**31 - 1
 # --- raising
 
 
-def need(condition: Any, message: str, error: type[Exception] = ArgumentError) -> None:
-    """Raise unless a condition holds.
-
-    Use it where the message costs nothing to build; elsewhere call `fail` inside an `if`.
-
-    Args:
-        condition: what must hold.
-        message: what is wrong, in the form "where: expected X, but got Y. What to do."
-        error: the class of `core.errors` to raise.
-    """
-    if not condition:
-        raise error(message)
-
-
 def fail(
     where: str,
     expected: str,

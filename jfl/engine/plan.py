@@ -43,38 +43,42 @@ def plan(
     secure_aggregation: bool = False,
     paired_noise: bool = False,
 ) -> Plan:
-    """One experiment: what `simulate` runs and what `guarantee` accounts.
+    """Bind the parts of one experiment, after checking that they fit together.
+
+    The result is what `jfl.simulate` runs and what `jfl.guarantee` accounts for.
 
     Args:
-        fed: the rows and their owners.
-        task: what is learned.
-        algorithm: what clients and server do.
-        sampler: who takes part in a round.
-        upload: a chain for each client's own upload, a sum of one: clip_l2(1.0), total(),
-            gaussian(1.1).
-        release: a chain over the cohort's uploads; None: the mean over the expected cohort, not
-            private.
-        weights: "uniform"; "size", proportional to rows; Float[C]; or a function of the round to
-            Float[C].  They are scaled to mean 1 over clients and divided by the client's share of
-            draws, so that the release is an unbiased estimate of the weighted mean over all
-            clients; they act after the row clip.
-        adjacency: of the release, "add_remove", "replace_one" or "zero_out"; None: what the
-            sampler implies.
-        chunk: clients computed at once, on each device; None: as many as `memory` bytes allow, and
-            fewer where a round's size is random: a chunk without a client costs nothing.
-            Off a CPU the number then follows from the rate of a Poisson cohort, so plans of
-            another rate are compiled apart unless `chunk` is given (points of a sweep share one).
-            Such a round can be differentiated forwards; backwards only as one chunk, that is with
-            chunk=sampler.capacity, and with clients that remember only on one device.
-        memory: bytes for what a round computes at once, where `chunk` is None.
-        secure_aggregation: whether the server is taken to see only the sum of a cohort's uploads:
-            what such a sum shows is then listed as the view "aggregate".  Nothing is encrypted
-            here.
-        paired_noise: points of a sweep with one seed share noise; their joint release is then not
-            private.
+        fed: the rows and the clients that own them.
+        task: the model and its loss.
+        algorithm: what clients and the server compute.
+        sampler: how the cohort of a round is drawn.
+        upload: a chain that each client applies to its own upload, as to a sum of one, such as
+            jfl.chain(clip_l2(1.0), total(), gaussian(1.1)).
+        release: a chain that the server applies to the uploads of a cohort.  None means their mean
+            over the expected cohort size, which is not private.
+        weights: the weights of clients: "uniform"; "size", proportional to their rows; Float[C]; or
+            a function of the round that returns Float[C].  They are scaled to mean 1 and divided by
+            the probability with which a client is drawn, so that the release is an unbiased
+            estimate of the weighted mean over all clients.  They apply after the row clip.
+        adjacency: the adjacency of the release: "add_remove", "replace_one" or "zero_out".  None
+            means the one that the sampler implies.
+        chunk: the number of clients that a device computes at the same time.  None means as many as
+            `memory` allows, and fewer if the cohort size is random, because chunks without a client
+            do not run.  On an accelerator the default depends on the rate of a Poisson cohort, so
+            plans with other rates are compiled separately unless `chunk` is given; points of a
+            sweep share one.  A round can be differentiated forwards; backwards it must be a single
+            chunk, chunk=sampler.capacity, and with client states it must run on one device.
+        memory: bytes for what a round computes at the same time, if `chunk` is None.
+        secure_aggregation: True assumes that the server sees only the sum of a cohort's uploads,
+            and adds the view "aggregate" to the ledger.  Nothing is encrypted here.
+        paired_noise: True gives points of a sweep with the same seed the same noise.  Releasing
+            several of them together is then not private.
+
+    Returns:
+        A Plan.
 
     Raises:
-        ValueError: where the parts do not fit: see the message.
+        ValueError: If the parts do not fit together, with the reason and what to change.
     """
     config: Any = jax.config  # whose type does not name its options
     if not config.jax_threefry_partitionable:

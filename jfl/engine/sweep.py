@@ -133,39 +133,37 @@ def sweep(
     watch: Callable[[str], None] | None = None,
     **axes: Sequence[Any],
 ) -> Sweep:
-    """Run `make_plan(**point)` at every point; points that share their static part are one vmapped
-    program.
+    """Run `make_plan(**point)` at every point, with one vmapped program for each static structure.
 
-    The points are the cartesian product of `axes`, or the list `points`.  A name in either is an
-    argument of make_plan, or `seed`.  The seed is an axis of its own, with default 0: it makes the
-    key of the run, and is also passed on if make_plan takes `seed`.
+    The points are the cartesian product of `axes`, or the list `points`.  Each name is an argument
+    of make_plan, or `seed`.  The seed makes the key of the run, is 0 by default, and is passed to
+    make_plan if it takes `seed`.
 
     Args:
-        make_plan: hyperparameters -> plan.  It is called once for each point, on the host, so every
-            value is checked before anything compiles.
-        rounds: how many rounds each point runs.
-        points: a dict for each point, from names to values; in place of `axes`.
-        evaluate_every: rounds between evaluations; default about twenty evaluations.
-        memory: bytes for the points computed at once, on each device; default what an accelerator
-            has free, and 4 GiB on a CPU.  A first guess says how many points these are; if the
-            compiled program takes more, it is compiled again for fewer, twice at most.
-        strict: raise HealthError if any point fails, not only if all do.
-        tolerate: names of Health counts that may be above 0, such as ("empty_cohort",).
-        mesh: devices that share the points: "auto", a number, or a mesh as
-            jfl.engine.devices.devices makes; None: one.
-        watch: called with a line before each program runs, such as `print`: how many points it
-            runs at once, and what memory a point takes beside what all of them share.
-        **axes: for each name the list of its values, or one value.
+        make_plan: maps hyperparameters to a Plan.  It is called once per point on the host, before
+            anything is compiled.
+        rounds: the number of rounds of each point.
+        points: a dict of arguments per point, instead of `axes`.
+        evaluate_every: rounds between evaluations; by default about twenty evaluations.
+        memory: bytes on each device for the points that run at the same time.  The default is the
+            free memory of an accelerator, and 4 GiB on a CPU.  If the program compiled for a first
+            estimate takes more, it is compiled again for fewer points, at most twice.
+        strict: True raises HealthError if any point fails, and not only if all of them do.
+        tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
+        mesh: devices that share the points: "auto", a number, or the result of
+            `jfl.mesh.devices`; None means one device.
+        watch: a function of a string, such as `print`, that is called before each program runs with
+            the number of points that run at the same time and the memory of each.
+        **axes: the values of each name: a list, or a single value.
 
     Returns:
-        Sweep, in the order of the points.  Every point equals a run of its own with
-        jax.random.key(seed), and has noise of its own, also where points share a seed (see
-        identity.py).
+        A Sweep, in the order of the points.  Every point equals a separate run with
+        jax.random.key(seed).  Points have independent noise, even if they share a seed.
 
     Privacy:
-        each epsilon is that of one point.  Points that share a seed share cohorts and batches, so
-        releasing several of them together is not covered, as `caveats` says: give them different
-        seeds for that.
+        Each epsilon is that of one point.  Points that share a seed share cohorts and batches, so
+        no epsilon covers several of them together, as `caveats` says.  Use different seeds if you
+        release several points.
 
     Example:
         >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]

@@ -58,46 +58,52 @@ def guarantee(
     uplinks: int = 0,
     seeds: Sequence[int] | str | None = None,
 ) -> Guarantee:
-    """Return what `rounds` rounds of a plan prove for one unit and view, for the client that is
-    worst off.
+    """Return the proved guarantee of a run of a plan, for one unit and view.
 
-    The server sees who takes part, so by default every client counts as taking part in every round.
-    Instead one of `cap`, `quantile` and `realised` may say how often clients take part.
-
-    Ten rounds of one plan, and then 90 of another:
-
-        jfl.guarantee([(plan_a, 10), (plan_b, 90)])
+    It holds for every client and row, so it is that of the worst case.  The server sees who
+    participates, so by default every client counts as participating in every round; one of `cap`,
+    `quantile` and `realised` replaces this assumption.
 
     Args:
-        plan: a Plan; or, without `rounds`, a list of segments on the same clients, runs or parts of
-            runs: (plan, rounds) goes on where the segment before it ended, as simulate(start=...)
-            does; (plan, rounds, first) begins with round `first`, 0 for a new run, such as a point
-            of a sweep.
-        rounds: how many rounds of the plan are run.
-        delta: of the guarantee, in (0, 1).
-        unit: "example" or "client"; None: the only one that is proved.
-        view: "server", which sees every upload; "third_party", which sees models; "aggregate",
-            which sees sums of uploads; or "personal", which sees every upload and the personal
-            models of clients.  None: the only view that has an answer, or the server's where
-            several have.  The result names it.
-        adjacency: "add_remove", "replace_one" or "zero_out", only needed where several are proved.
-        cap: the most participations of a client; asserted: nothing enforces it.
-        quantile: the probability with which a client may exceed the number of participations that
-            counts; it is paid from delta.
-        realised: Int[C], the participations of a run: descriptive, not a guarantee.
-        uplinks: how many uploads of a client a third party sees beside all models (PADPFL's
-            eavesdropper).
-        seeds: of segments.  None: one seed for all.  Runs of one seed share cohorts and batches, so
-            their rounds must not overlap.  "different", or a whole number for each segment, equal
-            for equal seeds: asserted, not checked.
+        plan: a Plan.  Without `rounds`, a list of segments on the same clients: (plan, rounds)
+            continues where the segment before it ended, as simulate(start=...) does, and
+            (plan, rounds, first) begins with round `first`, which is 0 for a new run.
+        rounds: the number of rounds of the plan.
+        delta: the delta of the guarantee, in (0, 1).
+        unit: "example" or "client".  None means the only unit for which something is proved.
+        view: what the observer sees: "server", every upload; "third_party", the models;
+            "aggregate", the sums of uploads; "personal", every upload and the clients' personal
+            models.  None means the only view with an answer, or "server" if several have one.
+        adjacency: "add_remove", "replace_one" or "zero_out".  It is only needed if several are
+            proved.
+        cap: the maximum number of rounds in which any client participates.  It is assumed; nothing
+            enforces it.
+        quantile: the probability with which a client may participate in more rounds than are
+            counted.  It is taken from delta.
+        realised: Int[C], the numbers of rounds in which clients did participate.  The result
+            describes that run and is not a guarantee.
+        uplinks: the number of uploads of a client that a third party sees in addition to all
+            models.
+        seeds: which segments share a seed: "different", or an integer per segment.  None means one
+            seed for all of them.  Segments with the same seed share cohorts and batches, so their
+            rounds must not overlap.  It is assumed, not checked.
+
+    Returns:
+        A Guarantee.  It names the unit, adjacency and view, the method, and as caveats all that it
+        assumes or does not cover.
 
     Privacy:
-        of the planned rounds, whatever the data.  A plan without noise has epsilon = inf and status
-        "none".
+        The guarantee covers the planned rounds, whatever the data are.  A plan without noise has
+        epsilon = inf and status "none".
 
     Raises:
-        ValueError: with the choices there are, unless exactly one guarantee fits; and with the
-            reason and a remedy where this accountant cannot analyse the plan.
+        ValueError: If not exactly one guarantee fits the arguments, with the choices; or if this
+            accountant cannot analyse the plan, with the reason and a remedy.
+
+    Example:
+        Ten rounds of one plan followed by 90 rounds of another:
+
+        >>> jfl.guarantee([(plan_a, 10), (plan_b, 90)])  # doctest: +SKIP
     """
     where, options = "jfl.guarantee", dict(cap=cap, quantile=quantile, realised=realised)
     as_planned = all(v is None for v in options.values())
@@ -141,24 +147,24 @@ def epsilons(
     view: str | None = None,
     adjacency: str | None = None,
 ) -> np.ndarray:
-    """Return an epsilon after each of many numbers of rounds, at the cost of about one: by Renyi
-    bounds and exact Gaussians.
+    """Return epsilon after each of several numbers of rounds, at the cost of about one.
 
-    `guarantee` also tries privacy-loss distributions, and is then a little smaller.
+    These are Renyi bounds and exact Gaussians.  `guarantee` also tries privacy-loss distributions,
+    and may return a slightly smaller value.
 
     Args:
         plan: a Plan.
-        rounds: Int[m] >= 0, numbers of rounds.
+        rounds: Int[m], numbers of rounds >= 0.
         delta: in (0, 1).
         unit: as in `guarantee`.
-        view: as in `guarantee`; None: the view that jfl.guarantee(plan, 1, delta) names.
+        view: as in `guarantee`, which says which view None means.
         adjacency: as in `guarantee`.
 
     Returns:
-        Float64[m], which does not fall as rounds grow.
+        Float64[m], which does not decrease as the number of rounds grows.
 
     Raises:
-        ValueError: as `guarantee`.
+        ValueError: See `guarantee`.
     """
     times = checks.as_array("jfl.epsilons", "rounds", rounds)
     if times.ndim != 1 or times.dtype.kind not in "iu" or (times < 0).any():
@@ -173,14 +179,12 @@ def epsilons(
 
 
 def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned):
-    """Return the guarantee of a run of which a third party also sees some uploads of a client.
+    """Return the guarantee of a run if a third party also sees some uploads of each client.
 
-    Rounds whose upload is seen are worth that upload: what leaves the server adds no more of that
-    client.
-
-    The uploads of the others leak too.  Where theirs are seen their noise hides nobody; at worst
-    they are all seen in the same rounds, and in others than the client's own: 1 / variance is
-    convex.
+    A round in which a client's upload is seen costs as much as that upload, because the model of
+    the round shows nothing more about the client.  In rounds in which the uploads of other clients
+    are seen, their noise does not hide the client.  The worst case is that all of these are the
+    same rounds, and none of them is one of the client's, because 1 / variance is convex.
     """
     if view != "third_party" or not as_planned or uplinks > rounds:
         checks.fail(

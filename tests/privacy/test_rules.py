@@ -115,6 +115,18 @@ def test_a_rule_is_refused_without_its_need(place, need, monkeypatch):
     assert not found().refusal
 
 
+def noise_on_both():
+    """Return a plan with noise on uploads and on the release, which counts both."""
+    chain = jfl.chain(
+        jfl.bounded(0.5, "upload"),
+        jfl.total(),
+        jfl.gaussian(3.0),
+        jfl.divide(8.0),
+        adjacency="replace_one",
+    )
+    return make(upload=NOISY(2.0), release=chain, sampler=sampling.full(CLIENTS))
+
+
 # need -> plans without and with it, of a rule that stands before another: the other one answers
 CHOICES = {
     "STEADY": (
@@ -129,32 +141,12 @@ CHOICES = {
     ),
     "NOISY_UPLOADS": (
         lambda: make(release=NOISY(3.0), sampler=sampling.full(CLIENTS)),
-        lambda: make(
-            upload=NOISY(2.0),
-            release=jfl.chain(
-                jfl.bounded(0.5, "upload"),
-                jfl.total(),
-                jfl.gaussian(3.0),
-                jfl.divide(8.0),
-                adjacency="replace_one",
-            ),
-            sampler=sampling.full(CLIENTS),
-        ),
+        noise_on_both,
         lambda part: part.summed is not None,
     ),
     "ISOTROPIC": (
         lambda: make(upload=NOISY(2.0), release=NOISY(3.0), sampler=sampling.full(CLIENTS)),
-        lambda: make(
-            upload=NOISY(2.0),
-            release=jfl.chain(
-                jfl.bounded(0.5, "upload"),
-                jfl.total(),
-                jfl.gaussian(3.0),
-                jfl.divide(8.0),
-                adjacency="replace_one",
-            ),
-            sampler=sampling.full(CLIENTS),
-        ),
+        noise_on_both,
         lambda part: part.summed is not None,
     ),
     "NARROW": (

@@ -88,7 +88,7 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     noise.
 
     Args:
-        plan: of `jfl.plan`.
+        plan: a Plan.
         rounds: how many of its rounds are looked at.
         others: whether noise of other clients counts for a third party.
 
@@ -421,7 +421,7 @@ def ledger(plan: Plan, rounds: int = 1) -> Ledger:
     from.
 
     Args:
-        plan: of `jfl.plan`.
+        plan: a Plan.
         rounds: how many of its rounds are looked at; noise may change from round to round.
 
     Returns:

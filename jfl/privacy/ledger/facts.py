@@ -87,7 +87,7 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
     """Return the facts of the first `rounds` rounds of a plan.
 
     Args:
-        plan: of `jfl.plan`.
+        plan: a Plan.
         rounds: how many of its rounds are looked at.
         others: whether noise of other clients counts for a third party.
         apart: whether the releases of a client are known to draw their batches independently.

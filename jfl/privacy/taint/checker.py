@@ -79,7 +79,7 @@ def check_privacy(plan: Plan) -> Report:
     this finds something.
 
     Args:
-        plan: of `jfl.plan`.
+        plan: a Plan.
 
     Returns:
         A report that prints: the releases that reach the payload, how often, with which key, and

@@ -80,7 +80,7 @@ def traced(plan: Plan, keeps: bool = False) -> Verdict:
     """Return the verdict on the client of a plan; plans that differ only in numbers share it.
 
     Args:
-        plan: of `jfl.plan`.
+        plan: a Plan.
         keeps: whether what the client keeps and its personal model must be protected as well.
     """
     declared = declared_of(plan)
