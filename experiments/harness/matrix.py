@@ -27,15 +27,15 @@ guarantee. Of several rules, the first whose conditions hold is used. A dash is 
 | `touched rows` | one release of several steps; the absence of a row from all of their batches |
 | `uploads` | the noise of the client's own upload |
 | `sum of uploads`, `uploads and model` | the noise of all clients, with the server's |
-| `sum of a cohort` | the noise of a cohort under secure aggregation, of the least noisy one |
+| `sum of a cohort` | under secure aggregation, the noise of the cohort with the least noise |
 | `Renyi bound` | noise of integers |
 | `all rounds at once` | all rounds as one Gaussian release, with the sensitivity of the strategy |
 | `group`, `one bin`, `one group, sampled` | the rounds of one group of clients that take turns |
 
-- A server sees every upload before the noise of a release, so that noise proves nothing to it.
-- Noise that proves a guarantee for clients also proves one for their examples, in the same rows:
-  under replace_one the same, and otherwise with half the noise multiplier and no amplification but
-  that by absence.
+- The server sees every upload before it adds the noise of a release, so that noise proves nothing
+  for the view `server`.
+- A guarantee for clients implies one for their examples, in the same rows.  Under replace_one it is
+  the same.  Otherwise it counts half the noise multiplier, and no amplification except absence.
 - The view `personal` sees every upload and all personal models.
 """
 PLACES = {

@@ -955,7 +955,9 @@ def test_many_arrays_are_counted():
     assert "stage 0 float64[2], float64[3]" in said and said.count("4 more arrays") == 2
     same = [np.arange(3.0), np.arange(3.0) + 1]
     assert "(2 times)" in public_constants.caveats([("loss", same), ("client", same)])[0]
-    assert public_constants.caveats([("", same), ("loss", [np.ones(4), np.arange(3)])]) == ()
+    words = np.arange(3, dtype=np.uint32)  # of a random number generator
+    assert public_constants.caveats([("", same), ("loss", [np.ones(4), words])]) == ()
+    assert "loss int64[3]." in public_constants.caveats([("loss", [np.arange(3)])])[0]
 
 
 @pytest.mark.slow
@@ -1142,6 +1144,9 @@ SOME_ROWS = dict(
     one_client=lambda fed: fed.x[fed.index[2, : fed.size[2]]],
     reversed=lambda fed: np.asarray(fed.x)[::-1],
     padded=lambda fed: np.concatenate([np.asarray(fed.x), np.zeros((9, 3), np.float32)]),
+    some_labels=lambda fed: np.asarray(fed.y)[7:13],
+    integer_labels=lambda fed: np.arange(6, dtype=np.int32) % 3,
+    pixels=lambda fed: np.arange(9, dtype=np.uint8),
 )
 
 

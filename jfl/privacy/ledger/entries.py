@@ -431,7 +431,8 @@ def ledger(plan: Plan, rounds: int = 1) -> Ledger:
         Where clients differ, it shows those that may be the worst.
 
     Raises:
-        ValueError: if the plan holds traced values, or its functions hold rows.
+        ValueError: If the plan holds traced values, or one of its functions holds the
+            federation's x or y.
 
     Example:
         >>> import jfl

@@ -54,8 +54,9 @@ def linear_map(
         each_round: whether every round has a key of its own; else all rounds have the same.
 
     Privacy:
-        that of the chain without it.  `forward` sees one contribution, `backward` the noisy sum; a
-        plan in which one of them holds rows of the federation is refused.
+        That of the chain without it.  `forward` sees one contribution, and `backward` the noisy
+        sum.  Arrays that they hold must be public; a plan in which one of them holds the
+        federation's `x` or `y` is rejected.
 
     Example:
         >>> import jax.numpy as jnp

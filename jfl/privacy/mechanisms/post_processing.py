@@ -18,14 +18,15 @@ def _apply(value: Tree, after: After, *, function: Callable[..., Any]) -> tuple[
 
 
 def post_process(function: Callable[..., Any]) -> Stage:
-    """Any pure function of a noisy sum, as a stage at the end of a chain.
+    """Apply a pure function to the noisy sum, as the last stages of a chain.
 
     Args:
-        function: released value -> value of the same shapes.  It gets nothing else: what it holds
-            in a closure must be public, and a plan whose function holds rows is refused.
+        function: maps the released value to a value of the same shapes.  Arrays that it holds in a
+            closure must be public; a plan whose function holds the federation's `x` or `y` is
+            rejected.
 
     Privacy:
-        post-processing.
+        None is lost: the function reads only the noisy sum.
 
     Example:
         >>> import jfl

@@ -60,7 +60,7 @@ def _follow_sizes(plan) -> bool:
 
 
 def caveats(held: list[tuple[str, list]]) -> tuple[Caveat, ...]:
-    """Return the caveat that names the arrays of floats, or nothing if there are none.
+    """Return the caveat that names the arrays, or nothing if there are none.
 
     Args:
         held: arrays by place, the same array perhaps in several.
@@ -82,9 +82,16 @@ def caveats(held: list[tuple[str, list]]) -> tuple[Caveat, ...]:
 
 
 def _tells(array) -> bool:
-    """True for floats that are not all equal."""
-    if isinstance(array, jax.core.Tracer) or not jnp.issubdtype(
-        jnp.result_type(array), jnp.floating
+    """Return whether an array holds numbers that are not all equal.
+
+    Labels and images are integers as well, but no data set stores uint32, which are the constants
+    of the random number generators.
+    """
+    if isinstance(array, jax.core.Tracer):
+        return False
+    kind = jnp.result_type(array)
+    if kind == jnp.uint32 or not (
+        jnp.issubdtype(kind, jnp.number) or jnp.issubdtype(kind, jnp.bool_)
     ):
         return False
     values = np.asarray(array)
