@@ -37,10 +37,11 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 FLOORS = [
     "kernels",
     "core",
+    "verify.marks",
     "data models sampling schedules",
     "privacy.mechanisms privacy.accountants",
     "gradients analysis",
-    "privacy.taint",
+    "verify",
     "privacy.ledger",
     "privacy",
     "local",
@@ -152,6 +153,7 @@ def test_accountants_know_no_plan():
         if room_of(name) == "privacy.accountants":
             assert target.split(".")[-1] != "records" and room_of(target) in (
                 "core",
+    "verify.marks",
                 "privacy.accountants",
             ), (name, target)
 

@@ -20,9 +20,9 @@ from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated, distributed, float_floors, linear_maps
 from ..privacy.mechanisms.chain import bind, chain
 from ..privacy.mechanisms.stages import divide, total
-from ..privacy.taint import checker as taint
 from ..sampling import batches
 from ..sampling import clients as sampling
+from ..verify import checker as taint
 from .slots import CPU_CHUNKS_PER_COHORT
 
 MEMORY = 2**31  # bytes for what a round computes at once

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..core import checks, losses, marks, pytrees
+from ..core import checks, losses, pytrees
 from ..core.records import Batch, Diagnostics, Fn, Mechanism, named, record, static
 from ..privacy.mechanisms import chain as mech
+from ..verify import marks
 from . import ghost
 
 GRAD_PATHS = ("auto", "bookkeeping", "vmap")

@@ -2,7 +2,7 @@
 
 `mechanisms` add the noise; `ledger` says what a plan releases, and to whom; `accountants` bound
 what that tells about one person; `guarantees` and `calibration` turn the bounds into epsilon or
-into a noise multiplier; `taint` checks that no row leaves without noise.
+into a noise multiplier.
 """
 
 from ..core.lazy import submodules as _submodules

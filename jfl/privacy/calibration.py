@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Plan
+from ..verify import checker as taint
 from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
 from .ledger.entry import with_noise
@@ -17,7 +18,6 @@ from .ledger.facts import changing
 from .ledger.samples import cohort_overflow
 from .mechanisms.chain import noisy
 from .per_client import for_each_client
-from .taint import checker as taint
 
 NEAR = 0.01  # relative distance to a target that counts as reaching it
 

@@ -8,13 +8,13 @@ import numpy as np
 from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan, code_of
+from ..verify.public_constants import CODE as PUBLIC_CONSTANTS
 from .accountants import events, truncation
 from .accountants.rdp_events import EXACT, Overflow, bounds, check_delta
 from .accountants.tightest import FINE, Release, tightest
 from .ledger import entries as ledger
 from .ledger.entry import Entry, effective, events_of, levels_of, lost_of, run, shifts_of
 from .mechanisms.chain import ADJACENCIES, noisy
-from .taint.public_constants import CODE as PUBLIC_CONSTANTS
 
 MOST = 10**12  # rounds
 FEW = 16  # levels of noise, which are counted instead of listed

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Caveat, Guarantee, Plan, code_of
+from ..verify import checker as taint
 from .accountants.rdp_events import check_delta
 from .accountants.rdp_events import curve as curve
 from .accountants.tightest import delta as delta
@@ -24,7 +25,6 @@ from .ledger import entries as ledger
 from .ledger import segments
 from .per_client import counted, participations
 from .per_client import epsilons_per_client as epsilons_per_client
-from .taint import checker as taint
 
 BARE = Caveat("No privacy: no mechanism of this plan adds noise.", "no-noise")
 

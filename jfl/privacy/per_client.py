@@ -9,12 +9,12 @@ import numpy as np
 
 from ..core import checks
 from ..core.records import Caveat, Plan
+from ..verify import checker as taint
 from .entry_guarantees import choices, choose, entries_of, guarantee_of, overflowing
 from .ledger.entries import EVERY_ROUND
 from .ledger.entry import Entry, effective, of_client
 from .ledger.samples import OTHER, SCHEMES, chance_of, share_of, turns, worst_columns
 from .mechanisms.correlated import strategy_of
-from .taint import checker as taint
 
 KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed
 ASSERTED = "Assumes, without enforcing it, that no client participates more than {} times."

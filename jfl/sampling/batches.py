@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..core import checks, marks
+from ..core import checks
 from ..core.records import Array, Batch, Batches, Fn, Key, Rows, named
+from ..verify import marks
 from . import uniform
 from .clients import HORIZON, OVERFLOW, room_for
 

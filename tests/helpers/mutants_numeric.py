@@ -44,7 +44,7 @@ MUTANTS = (
         "jfl/local/training.py",
         "return draw(work.batches, keys.batch, s, rows.size, slots), jax.random.fold_in(",
         "return draw(work.batches, keys.batch, 0, rows.size, slots), jax.random.fold_in(",
-        f"{PRIVACY}/test_taint.py::test_what_users_write_passes",
+        "tests/verify/test_verify.py::test_what_users_write_passes",
     ),
     # --- clipped sums
     Mutant(
@@ -209,10 +209,10 @@ MUTANTS = (
         slow=True,
     ),
     Mutant(
-        "jfl/privacy/taint/client.py",
+        "jfl/verify/client.py",
         "if set(flow.covers(key, mark.loops)) != set(mark.loops):",
         "if False:",
-        f"{PRIVACY}/test_taint.py::test_mutants_are_caught",
+        "tests/verify/test_verify.py::test_mutants_are_caught",
     ),
     # --- who takes part, and which rows
     Mutant(

@@ -4,12 +4,11 @@ events a plan is worth, and not how near the bounds of those come."""
 import numpy as np
 import pytest
 
-from jfl.privacy.accountants import pld, rdp_events, tightest
+from jfl.privacy.accountants import pld, rdp_events
 
 # Both sides of these tests ask the same accountant: any grid and any orders tell events apart.
 # What grids and curves prove, and how near they come, is tested in the files of the accountants.
 LEDGER = {"test_accounting", "test_guarantee", "test_ledger", "test_segments", "test_uploads"}
-PATHS = {"test_taint"}  # what rows reach, whatever its epsilon
 DIGITS = {"test_accounting"}  # which has golden values of Renyi bounds too
 FEW = 16
 
@@ -21,8 +20,6 @@ def small_grids(request):
             patch.setattr(pld, "SIZES", (2**12,))
         if request.path.stem in LEDGER - DIGITS:
             take_few_orders(patch)
-        if request.path.stem in PATHS:
-            patch.setattr(tightest, "takes", lambda *args: False)
         yield
 
 

@@ -10,8 +10,8 @@ from helpers.problems import make_federation, squared, start_params
 from jfl.kernels.normals import normals
 
 import jfl
-from jfl.core import marks
 from jfl.privacy.mechanisms import chain
+from jfl.verify import marks
 
 C, KEY, DELTA = 7, jax.random.key(4), 1e-5
 LIKE = dict(a=np.zeros(3, np.float32), b=np.zeros((2, 2), np.float32))

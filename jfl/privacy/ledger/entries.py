@@ -10,10 +10,10 @@ from ...core import checks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan
 from ...kernels.normals import MOST as MOST_NORMALS
+from ...verify import checker as taint
+from ...verify import tracing
 from ..mechanisms import float_floors
 from ..mechanisms.chain import noisy
-from ..taint import checker as taint
-from ..taint import tracing
 from . import rules, samples
 from .entry import Clients, Entry, effective, with_reach
 from .facts import Facts, Site, read

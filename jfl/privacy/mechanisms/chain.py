@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core import checks, marks, pytrees
+from ...core import checks, pytrees
 from ...core.aliases import Array, Tree
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Key, Mechanism, named, record, static
 from ...kernels.laplace import laplace
 from ...kernels.normals import normals
+from ...verify import marks
 from . import correlated, haar_bands, integers
 from .stages import FLOOR, After, Stage
 

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ...core import checks, marks, pytrees
+from ...core import checks, pytrees
 from ...core.aliases import Array, Tree
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Mechanism, record
 from ...kernels.normals import normals
+from ...verify import marks
 from .stages import Stage, gaussian
 from .strategies.rest import after
 from .strategies.strategy import Strategy

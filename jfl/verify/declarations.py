@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.records import Batches, Fn, Mechanism, Plan
-from ...sampling import clients
-from ..mechanisms import chain as mech
-from ..mechanisms import linear_maps, scaled_clip, stages, wavelet
-from ..mechanisms.stages import Stage
+from ..core.records import Batches, Fn, Mechanism, Plan
+from ..privacy.mechanisms import chain as mech
+from ..privacy.mechanisms import linear_maps, scaled_clip, stages, wavelet
+from ..privacy.mechanisms.stages import Stage
+from ..sampling import clients
 from .ownership import (
     foreign,
     functions_in,

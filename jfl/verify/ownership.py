@@ -9,8 +9,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ...core import identity
-from ...core.records import Fn
+from ..core import identity
+from ..core.records import Fn
 
 LIBRARIES = (
     "jax",

@@ -14,8 +14,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.core import primitives as p
 
-from ...core import marks
-from ...core.jaxprs import of_scan, within
+from ..core.jaxprs import of_scan, within
+from . import marks
 
 MARKS = {
     q: q.name

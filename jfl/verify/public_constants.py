@@ -13,8 +13,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ...core import checks
-from ...core.records import Caveat, Fn, Mechanism, Plan
+from ..core import checks
+from ..core.records import Caveat, Fn, Mechanism, Plan
 from .ownership import nodes
 
 CODE = "public-constants"

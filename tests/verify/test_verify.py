@@ -24,17 +24,17 @@ from helpers.problems import (
 from jax.experimental import buffer_callback
 
 import jfl
-from jfl.core import marks, pytrees
+from jfl.core import pytrees
 from jfl.core.records import Diagnostics, Fn, Keys, Release, code_of
 from jfl.local import training
 from jfl.privacy import calibration, guarantees
 from jfl.privacy.mechanisms import chain as mech
 from jfl.privacy.mechanisms import stages
 from jfl.privacy.mechanisms.stages import Stage
-from jfl.privacy.taint import checker as taint
-from jfl.privacy.taint import client as client_checks
-from jfl.privacy.taint import declarations, ownership, public_constants, tracing
 from jfl.sampling import batches
+from jfl.verify import checker as taint
+from jfl.verify import client as client_checks
+from jfl.verify import declarations, marks, ownership, public_constants, tracing
 
 STEPS = 2
 FULL = jfl.sampling.full(CLIENTS)

@@ -18,8 +18,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 
-from .aliases import Array, Key, Tree
-from .records import Batch, Batches, Mechanism, Rows
+from ..core.aliases import Array, Key, Tree
+from ..core.records import Batch, Batches, Mechanism, Rows
 
 
 def _define(name: str) -> Primitive:

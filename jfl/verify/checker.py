@@ -17,9 +17,9 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ...core import checks
-from ...core.records import Batches, Caveat, Context, Federation, Fn, Mechanism, Plan, code_of
-from ..mechanisms import chain as mech
+from ..core import checks
+from ..core.records import Batches, Caveat, Context, Federation, Fn, Mechanism, Plan, code_of
+from ..privacy.mechanisms import chain as mech
 from . import public_constants, user_stages
 from .client import Released, context_shapes, traced
 from .declarations import Against, batch_words, chain_words, declarations, declared_of, trusted

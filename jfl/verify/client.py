@@ -12,10 +12,10 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ...core import checks
-from ...core.records import Context, Keys, Plan, Rows
-from ...kernels import normals
-from ..mechanisms import chain as mech
+from ..core import checks
+from ..core.records import Context, Keys, Plan, Rows
+from ..kernels import normals
+from ..privacy.mechanisms import chain as mech
 from .declarations import batch_words, chain_words, declared_of
 from .flow import Flow, is_key
 from .ownership import bits_of
@@ -23,7 +23,7 @@ from .tracing import abstract, avals, cached, key_shape, params_shapes, row_shap
 
 SHOWN = 7  # steps of a path that are printed
 
-HERE = os.path.abspath(__file__).rsplit(os.sep, 3)[0]  # of jfl
+HERE = os.path.abspath(__file__).rsplit(os.sep, 2)[0]  # of jfl
 
 QUIET = (
     "convert_element_type",

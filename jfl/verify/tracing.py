@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from ...core import checks, losses
-from ...core.jaxprs import within
+from ..core import checks, losses
+from ..core.jaxprs import within
 from .flow import OPAQUE
 from .ownership import foreign
 

@@ -4,10 +4,10 @@ plan."""
 import jax
 import jax.numpy as jnp
 
-from ...core import checks
-from ...core.records import Fn, Mechanism, Plan
-from ..mechanisms import chain as mech
-from ..mechanisms.stages import After, Stage
+from ..core import checks
+from ..core.records import Fn, Mechanism, Plan
+from ..privacy.mechanisms import chain as mech
+from ..privacy.mechanisms.stages import After, Stage
 from .client import traced
 from .declarations import Against
 from .ownership import foreign, nodes
