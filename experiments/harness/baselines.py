@@ -53,7 +53,7 @@ from jfl.runs.config import Config
 from . import command_line, kept_runs
 from . import results as results_file
 from .programs import Plans, drawn
-from .rejudge import PAPERS
+from .results import PAPERS
 from .runner import FIRST, stored_line, without_failures
 from .shared_runs import alike
 from .verdicts import far_below, untuned

@@ -1,13 +1,16 @@
-"""The results of a paper's experiments in one file, as experiments/results/ has them;
-`python -m experiments.harness.report` makes a page of it.
+"""Collect the results of a paper's experiments in one file of experiments/results.
 
-    python -m experiments.harness.collect chen2024 runs/chen2024/* --into experiments/results
+    python -m experiments.harness.collect chen2024 runs/chen2024/*
+    python -m experiments.harness.collect chen2024
 
-Experiments that the file holds already and that are not given are kept; those that are given take
-their places, judged by the claims of today.  Quick runs are left out.  The pages of docs/papers
-follow by `python -m experiments.harness.stories`.
+Experiments that are passed replace those of the same name; the file keeps all others.  Quick runs
+are skipped.  Every verdict is computed from the stored values, so without folders the command
+judges the file again, for example after a claim has changed.  Then run
+`python -m experiments.harness.report` for the page of all numbers and
+`python -m experiments.harness.stories` for docs/papers.
 """
 
+import collections
 import importlib
 import sys
 import typing
@@ -18,27 +21,29 @@ import tyro
 from jfl.core import checks
 
 from . import command_line, results
-from .rejudge import AGAIN, PAPERS, describe, rejudge
+from .results import PAPERS
+from .runner import judged, not_tuned, ran_at, stored_line
 from .shared_runs import keep_first, spread
+
+DESCRIBED = ("differs", "draws", "devices", "not_tuned", "at_edge", "stale")  # keys of NOTES
 
 
 def collect(module: str, folders, into, merge: bool = False, replace: bool = False) -> Path:
-    """Put the results.json of `folders` into INTO/MODULE.json, judged by the claims of today.
+    """Put the results.json of `folders` into INTO/MODULE.json and judge all claims again.
 
     Args:
         module: the paper.
-        folders: directories of experiments that ran.
+        folders: directories of experiments that ran; none: judge the stored results again.
         into: directory of the file.
-        merge: lines take the places of those of the same name, and of those that share their runs
-            in any figure; the others stay.
-        replace: lines that the new ones lack are dropped.
+        merge: replace only lines of the same name, and lines of any figure that share their runs.
+        replace: drop stored lines that the new results lack.
 
     Returns:
-        That file.
+        The path of the file.
 
     Raises:
-        ValueError: naming the file, for results of another paper, two of one experiment, and fewer
-            lines than are there already; nothing is written.
+        ValueError: if results are of another paper, if an experiment is passed twice, or if lines
+            would be lost. Nothing is written then.
     """
     file, found, fresh = Path(into) / f"{module}.json", {}, []
     whole = results.read(file) if file.exists() else results.Experiment(title=module)
@@ -66,19 +71,62 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 f"none of {', '.join(sorted(lost)[:3])}",
                 "Give --merge, to keep them beside those that ran, or --replace, to drop them.",
             )
-        if one.name in known:
-            _judge(before, one, known[one.name])
         found |= {one.name: one} | one.experiments
         one.name, one.experiments = "", {}
     every = whole.experiments | found
     order = [*known, *every]
     whole.experiments = {name: every[name] for name in dict.fromkeys(order) if name in every}
-    for name, anew in (spread(whole, known, fresh) if merge else {}).items():
+    for name in spread(whole, known, fresh) if merge else ():
         part = whole.experiments[name]
         part.unread = _unread(part.unread, part, known[name])
-        _judge(part, part, known[name], anew)
+    for name, part in whole.experiments.items():
+        if name in known and not known[name].special:
+            judge_stored(part, known[name])
     results.write(file, whole)
     return file
+
+
+def judge_stored(stored: results.Experiment, experiment):
+    """Compute verdicts and notes of a stored figure from its stored values.
+
+    Args:
+        stored: the figure; its verdicts and notes are replaced.
+        experiment: the figure as the module of the paper defines it.
+    """
+    lines = {n: stored_line(line, tuple(stored.seeds)) for n, line in stored.lines.items()}
+    if experiment.claims:
+        found = judged(experiment, lines, stored.unread)
+        stored.verdicts = [results.Verdict(**verdict) for verdict in found]
+    notes = _notes(stored, experiment, lines) if lines else {}
+    headings = {key: results.NOTES[key] + ": " for key in DESCRIBED}
+    others = [n for n in stored.notes if not n.startswith(tuple(headings.values()))]
+    stored.notes = [headings[key] + notes[key] for key in DESCRIBED if notes.get(key)] + others
+
+
+def _notes(stored: results.Experiment, experiment, lines: dict) -> dict[str, str]:
+    """Return the text of each note in DESCRIBED; an empty text means there is nothing to say."""
+    devices = collections.Counter(line.device or "unknown" for line in stored.lines.values())
+    counts = ", ".join(f"{count} lines on {device}" for device, count in devices.most_common())
+    stale = [
+        name
+        for name, line in stored.lines.items()
+        if line.ran_at and name in experiment.lines and line.ran_at != ran_at(experiment, name)
+    ]
+    return dict(
+        differs=experiment.differs,
+        draws=_by_line({n: line.draws or "not stored" for n, line in stored.lines.items()}),
+        devices=counts if len(devices) > 1 else "",
+        not_tuned=not_tuned(experiment, lines),
+        at_edge=", ".join(n for n in stored.lines if n in experiment.at_edge),
+        stale=", ".join(stale),
+    )
+
+
+def _by_line(facts: dict[str, str]) -> str:
+    """Return what is true of most lines, then each other fact with the lines it is true of."""
+    (usual, _), *others = collections.Counter(facts.values()).most_common()
+    names = {fact: ", ".join(n for n in facts if facts[n] == fact) for fact, _ in others}
+    return "; ".join([usual, *(f"{fact} of {names[fact]}" for fact, _ in others)])
 
 
 def _merge(before: results.Experiment, one: results.Experiment, experiment):
@@ -111,43 +159,24 @@ def _unread(known: dict[str, str], one: results.Experiment, experiment) -> dict[
     return {name: why for name, why in known.items() if name in missing}
 
 
-def _judge(before: results.Experiment, one: results.Experiment, experiment, again: bool = True):
-    """The verdicts of today's claims, and what an earlier rule said of them."""
-    given = {v.claim: v for v in before.verdicts}
-    if not experiment.special:
-        describe(one, experiment)
-    if experiment.special or not experiment.claims:
-        for v in one.verdicts:
-            if v.claim in given:
-                v.earlier = given[v.claim].earlier
-                why = given[v.claim].why
-                v.why = why if why.startswith(AGAIN) else AGAIN.rstrip("; ") * bool(v.earlier)
-    else:
-        one.verdicts = rejudge(one, experiment, given, again)
-
-
 def main(argv=None) -> int:
     def command(
         module: tyro.conf.Positional[typing.Literal[tuple(PAPERS)]],  # pyright: ignore[reportInvalidTypeForm]  # names of a table
-        folders: tyro.conf.Positional[tuple[str, ...]],
+        folders: tyro.conf.Positional[tuple[str, ...]] = (),
         into: str = "experiments/results",
         merge: bool = False,
         replace: bool = False,
     ) -> int:
-        """Make one file of experiments that ran.
+        """Collect results of experiments in one file, and judge its claims again.
 
         Args:
             module: the paper.
-            folders: directories of experiments that ran.
-            into: the directory of the file.
-            merge: lines take the places of those of the same name, and of those that share their
-                runs in any figure; the others stay.
-            replace: lines that the new ones lack are dropped.
+            folders: directories of experiments that ran; none: only judge the claims again.
+            into: directory of the file.
+            merge: replace only lines of the same name, and lines of any figure that share their
+                runs.
+            replace: drop stored lines that the new results lack.
         """
-        if not folders:
-            raise SystemExit(
-                "expected at least one directory of an experiment that ran, but got none"
-            )
         print(collect(module, folders, into, merge, replace))
         return 0
 

@@ -15,6 +15,7 @@ from jfl.core.files import write as write_text
 from jfl.report.read import Number, Positive, checked, load
 from jfl.runs import record, tables
 
+PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 FORMAT = 2
 EARLIER = (
     "A run, a sweep or a demo is given by its folder. Results of an earlier version: run the "
@@ -221,8 +222,6 @@ class Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         seen: why.
         whose: of the paper, or of ours: audits, sound modes, and what the paper does not say.
         statement: what several checks of one statement have in common; "": the claim itself.
-        earlier: the verdict by the rule that stood before, where it was another.
-        why: why the verdict is another than the earlier one.
     """
 
     claim: str
@@ -238,8 +237,6 @@ class Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     seen: str = ""
     whose: Literal["paper", "ours"] = "paper"
     statement: str = ""
-    earlier: str = ""
-    why: str = ""
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -32,7 +32,7 @@ def alike(experiments: dict) -> dict[Place, list[Place]]:
     return {place: found[run] for place, run in of.items()}
 
 
-def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place]) -> dict[str, bool]:
+def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place]) -> set[str]:
     """Put lines that ran just now wherever else they stand.  Where a figure lacks a line that
     another has, and has not failed in it, put that one there: the one with most seeds.  What failed
     just now has failed everywhere.  A line whose rates are still to be chosen waits for them.
@@ -46,9 +46,9 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
         fresh: the lines that ran, also those that failed.
 
     Returns:
-        The figures in which a value changed -> whether a line of it ran just now.
+        The names of the figures in which a value changed.
     """
-    shared, ran, changed = alike(experiments), set(fresh), {}
+    shared, ran, changed = alike(experiments), set(fresh), set()
     lacking = [
         place
         for place in shared
@@ -69,8 +69,8 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
             else:
                 differs = _fail(whole, source, place, experiments[figure])
             if differs:
-                changed[figure] = True
-    return dict.fromkeys(_fill(whole, experiments, shared, lacking), False) | changed
+                changed.add(figure)
+    return changed.union(_fill(whole, experiments, shared, lacking))
 
 
 def _replace(whole: results.Experiment, source: Place, place: Place, experiment, shared) -> bool:

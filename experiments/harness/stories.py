@@ -31,13 +31,13 @@ from typing import Any
 from jfl.core import checks
 
 from . import results, story_pictures, verdicts
+from .results import PAPERS
 from .runner import stored_line
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "papers"
 WORDS = ROOT / "docs" / "site" / "stories.toml"
 STORED = ROOT / "experiments" / "results"
-PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, UNKNOWN = results.VERDICTS
 REGION = re.compile(r"(<!-- stories: ([\w ]+) -->\n)(.*?)(<!-- end of \2 -->)", re.S)
 PLACE = re.compile(r"\{(\w+): ([^{}]+)\}")

@@ -58,7 +58,7 @@ def test_a_line_that_ran_stands_wherever_its_run_is_shown():
     whole.experiments["other"].failed = {"named otherwise": "NaN", "another": "NaN"}
     changed = shared_runs.spread(whole, EXPERIMENTS, [("one", "a"), ("one", "b")])
     other = whole.experiments["other"].lines
-    assert changed == dict(other=True) and "not_stored" not in whole.experiments
+    assert changed == {"other"} and "not_stored" not in whole.experiments
     assert whole.experiments["other"].failed == {"another": "NaN"}
     assert other["named otherwise"] == line(0.5, 0.6, seeds=[0, 1], source="new", paper="printed")
     assert other["b"].accuracy == [0.7, 0.8] and other["b, first rates"] == line(0.2)
@@ -81,12 +81,12 @@ def test_a_line_that_other_figures_have_stands_where_it_is_lacking():
             third=Stored(seeds=[0, 1, 2], lines=dict(a=line(0.3, 0.4))),  # two of its seeds
         )
     )
-    assert shared_runs.spread(whole, three, []) == dict(other=False, third=False)
+    assert shared_runs.spread(whole, three, []) == {"other", "third"}
     other, third = whole.experiments["other"], whole.experiments["third"]
     assert other.lines["named otherwise"] == line(0.3, 0.4, seeds=[0, 1], paper="printed")
     assert third.lines["b"] == line(0.2, seeds=[0], source="x")
     assert "b, first rates" not in other.lines  # nothing has it
-    assert shared_runs.spread(whole, three, []) == {}
+    assert shared_runs.spread(whole, three, []) == set()
     del other.lines["named otherwise"]
     shared_runs.spread(whole, three, [("one", "a")])
     assert other.lines["named otherwise"].accuracy == [0.1]
@@ -99,11 +99,11 @@ def test_what_failed_is_not_filled_by_an_older_number():
             other=Stored(seeds=[0], lines=dict(b=line(0.2)), failed={"named otherwise": "NaN"}),
         )
     )
-    assert shared_runs.spread(whole, EXPERIMENTS, []) == {}
+    assert shared_runs.spread(whole, EXPERIMENTS, []) == set()
     assert whole.experiments["other"].failed == {"named otherwise": "NaN"}
     # a run that failed just now is the one of every figure that shows it
     ran = [("other", "named otherwise")]
-    assert shared_runs.spread(whole, EXPERIMENTS, ran) == dict(one=True)
+    assert shared_runs.spread(whole, EXPERIMENTS, ran) == {"one"}
     one = whole.experiments["one"]
     assert one.failed == {"a": "NaN"} and one.lines == dict(b=line(0.2))
 
@@ -113,7 +113,7 @@ def test_a_line_whose_rates_are_still_to_be_chosen_waits_for_them():
     one = Stored(seeds=[0], lines=dict(b=line(0.2)))
     whole = Stored(experiments=dict(one=one, other=Stored(seeds=[0], lines={})))
     for fresh in ([], [("one", "b")]):
-        assert shared_runs.spread(whole, waits, fresh) == {}
+        assert shared_runs.spread(whole, waits, fresh) == set()
     shared_runs.spread(whole, waits | dict(other=OF), [("one", "b")])
     assert whole.experiments["other"].lines["b"].accuracy == [0.2]
 
@@ -158,5 +158,5 @@ def test_first_rates_are_those_of_the_run_that_had_them():
             other=Stored(seeds=[0], lines=dict(b=line(0.7))),
         )
     )
-    assert shared_runs.spread(whole, experiments, [("one", "b")]) == {}  # no value is another
+    assert shared_runs.spread(whole, experiments, [("one", "b")]) == set()  # no value is another
     assert whole.experiments["other"].lines[first].accuracy == [0.1]
