@@ -5,6 +5,7 @@ tensorflow_datasets are imported by the functions that read them.  A new dataset
 one name in `__all__`.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -13,11 +14,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks
-from ..core.errors import DataUnavailable
 from ..core.lazy import explain_missing_package
 from ..core.options import Setting
 from . import adult as uci
-from . import idx, plain, plays, tfds
+from . import image_files, plays
 from . import synthetic as generator
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 EMNIST_SPLITS = ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")
-DEBIAN = Path("/usr/share/datasets")  # where packages of Debian put datasets
 INT32 = 2**31 - 1
 
 
@@ -183,14 +182,15 @@ def prepared(
         checks.fail(where, "row, a function of a record", checks.short_repr(row))
     if isinstance(splits, str) or len(splits) != 2:
         checks.fail(where, "splits: of training and of test rows", checks.short_repr(splits))
-    train, test = (tfds.rows(where, name, data_dir, split, row) for split in splits)
+    train, test = (
+        [row(record) for record in image_files.read_records(where, name, data_dir, split)]
+        for split in splits
+    )
     for made in (*train, *test):
         if not isinstance(made, tuple) or len(made) not in (2, 3) or len(made) != len(train[0]):
             checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.short_repr(made))
     columns = [
-        checks.as_array(
-            where, what, [made[i] for made in part], "Rows of one shape: pad or cut them."
-        )
+        checks.as_array(where, what, [made[i] for made in part], "Rows of one shape: pad or cut them.")
         for part in (train, test)
         for i, what in enumerate(("x", "y"))
     ]
@@ -355,7 +355,7 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     References:
         LeCun, Cortes and Burges, 1998.
     """
-    return _anywhere("mnist", data_dir, download)
+    return _images("mnist", data_dir, download)
 
 
 def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
@@ -378,31 +378,7 @@ def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) ->
     References:
         Xiao, Rasul and Vollgraf, arXiv:1708.07747.
     """
-    where, name, folder_name = "datasets.fashion_mnist", "fashion_mnist", "fashion-mnist"
-    places = tfds.places(data_dir)
-    for place in places:
-        if tfds.newest_in(place, name):
-            return _prepared(name, data_dir, download)
-        if stored := plain.read(where, place, name):
-            return _images(where, name, stored)
-        if idx.holds(place / folder_name):
-            return _images(where, name, idx.read_dataset(where, place / folder_name, 10))
-    if data_dir is None and idx.holds(DEBIAN / folder_name):
-        return _images(where, name, idx.read_dataset(where, DEBIAN / folder_name, 10))
-    if download:
-        return _prepared(name, data_dir, download)
-    looked = [place / n for place in places for n in (name, folder_name)]
-    looked += [DEBIAN / folder_name] if data_dir is None else []
-    checks.fail(
-        where,
-        "the images of Fashion-MNIST",
-        "nothing in " + ", ".join(map(str, looked)),
-        "On Debian or Ubuntu:  apt-get install dataset-fashion-mnist.  Elsewhere put the four IDX "
-        "files of its authors (train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, "
-        "t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz) into a folder DIR/fashion-mnist and "
-        "set JFL_DATA_DIR=DIR or pass data_dir=DIR.  download=True tries tensorflow_datasets.",
-        error=DataUnavailable,
-    )
+    return _images("fashion_mnist", data_dir, download)
 
 
 def emnist(
@@ -425,10 +401,13 @@ def emnist(
         Cohen et al., arXiv:1702.05373.
     """
     checks.require_one_of("datasets.emnist", EMNIST_SPLITS, split=split)
-    data = _anywhere(f"emnist/{split}", data_dir, download)
+    data = _images(f"emnist/{split}", data_dir, download)
     # The published files hold every image transposed, and tensorflow_datasets passes them on as
     # they are.
-    data = data._replace(x=_upright(data.x), x_test=_upright(data.x_test))
+    data = data._replace(
+        x=np.ascontiguousarray(data.x.swapaxes(1, 2)),
+        x_test=np.ascontiguousarray(data.x_test.swapaxes(1, 2)),
+    )
     labels = np.concatenate([data.y, data.y_test])
     if split == "letters" and labels.min() >= 1 and labels.max() <= 26:
         # Letters are numbered from 1 and 37 classes are declared; a classifier would get 11 that
@@ -446,7 +425,7 @@ def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Datas
     References:
         Krizhevsky, 2009.
     """
-    return _anywhere("cifar10", data_dir, download)
+    return _images("cifar10", data_dir, download)
 
 
 def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
@@ -459,7 +438,7 @@ def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     References:
         Netzer et al., 2011.
     """
-    return _anywhere("svhn_cropped", data_dir, download)
+    return _images("svhn_cropped", data_dir, download)
 
 
 def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
@@ -674,11 +653,10 @@ def make_dataset(
     y_test: ArrayLike,
     classes: int | None,
     name: str,
-    digest: str | None = None,
+    checksum: str | None = None,
 ) -> Dataset:
     arrays: tuple[Any, ...] = checked_arrays(where, x, y, x_test, y_test, classes)
-    whole = digest or tfds.digest(*arrays[:4])
-    return Dataset(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], name, whole)
+    return Dataset(*arrays, name, checksum or digest(*arrays[:4]))
 
 
 def checked_arrays(
@@ -839,32 +817,22 @@ def _finite(where, key, value, do="Drop or fill these rows."):
     return value
 
 
-def _anywhere(name, data_dir, download) -> Dataset:
-    """Prepared, or in plain files: of the first place that has either."""
-    where = f"datasets.{name}"
-    for place in tfds.places(data_dir):
-        if tfds.newest_in(place, name):
-            break
-        if stored := plain.read(where, place, name):
-            return _images(where, name, stored)
-    return _prepared(name, data_dir, download)
-
-
-def _prepared(name, data_dir, download) -> Dataset:
-    where = f"datasets.{name}"
-    return _images(where, name, *tfds.read(where, name, data_dir, download))
-
-
-def _images(where, name, stored, checksum=None) -> Dataset:
-    """A dataset of uint8 images as they are stored."""
-    checksum = checksum or tfds.stored_digest(stored)
+def _images(name: str, data_dir: str | Path | None, download: bool) -> Dataset:
+    """Return a dataset of images with values in [0, 1]; its digest is that of the stored bytes."""
+    stored = image_files.read_images(name, data_dir, download)
+    checksum = digest(*(stored[key] for key in (*image_files.KEYS, "classes")))
     x, x_test = (stored[key].astype(np.float32) for key in ("x", "x_test"))
     x /= 255
     x_test /= 255
-    return make_dataset(
-        where, x, stored["y"], x_test, stored["y_test"], int(stored["classes"]), name, checksum
-    )
+    rows = x, stored["y"], x_test, stored["y_test"]
+    return make_dataset(f"datasets.{name}", *rows, int(stored["classes"]), name, checksum)
 
 
-def _upright(x):
-    return np.ascontiguousarray(x.swapaxes(1, 2))
+def digest(*values: ArrayLike) -> str:
+    """Return the sha256 over types, shapes and bytes of arrays."""
+    sha = hashlib.sha256()
+    for value in values:
+        value = np.ascontiguousarray(value)
+        sha.update(f"{value.dtype.str}{value.shape}".encode())
+        sha.update(value.data)
+    return sha.hexdigest()

@@ -14,9 +14,8 @@ from ..core import checks
 from ..core.hashing import own
 from ..core.pytrees import on_device
 from ..core.records import Federation
-from .datasets import Dataset, as_array, checked_arrays
+from .datasets import Dataset, as_array, checked_arrays, digest
 from .partition import Partition, natural
-from .tfds import digest
 
 __all__ = ["checksum", "describe", "federate"]
 

@@ -1,0 +1,262 @@
+"""Files that hold datasets of images, and records prepared by tensorflow_datasets.
+
+A folder holds a dataset in the first of these forms that it has:
+
+    DIR/NAME/VERSION/                 prepared by tensorflow_datasets as array_record
+    DIR/NAME.npz                      x, y, x_test, y_test (x_train and y_train are accepted)
+    DIR/cifar-10-batches-bin/         the binaries of CIFAR-10's author
+    DIR/mnist/train-images-idx3-ubyte and the three files that belong to it, with or without .gz;
+                                      likewise DIR/fashion-mnist and DIR/emnist
+
+NAME is mnist, fashion_mnist, emnist/balanced (as a file: emnist-balanced), cifar10, svhn_cropped.
+TensorFlow is needed to prepare data, not to read them.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core import checks, files
+from ..core.errors import DataUnavailable
+
+NUM_CLASSES = {
+    "mnist": 10,
+    "fashion_mnist": 10,
+    "cifar10": 10,
+    "svhn_cropped": 10,
+    "emnist/balanced": 47,
+    "emnist/byclass": 62,
+    "emnist/bymerge": 47,
+    "emnist/digits": 10,
+    "emnist/letters": 37,
+    "emnist/mnist": 10,
+}
+KEYS = ("x", "y", "x_test", "y_test")
+DEBIAN = Path("/usr/share/datasets")  # where Debian's package dataset-fashion-mnist puts its files
+CACHE_LAYOUT = 1  # raise it when decoding changes, so that older cache files are not read
+RECORDS_PER_READ = 1000  # three times as fast as reading records one by one
+INSTALL = 'Install the packages that read prepared data: pip install -e ".[tfds]".'
+
+
+def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
+    """Read a dataset of images from the first folder that has it.
+
+    Args:
+        name: a key of NUM_CLASSES.
+        data_dir: as in `datasets.mnist`.
+        download: whether tensorflow_datasets may download and prepare missing data.
+
+    Returns:
+        x and x_test, uint8 [n, height, width, channels]; y and y_test, int32 [n]; classes, int32.
+
+    Raises:
+        DataUnavailable: if there are no files, or files that cannot be read.
+    """
+    where = f"datasets.{name}"
+    folders = data_folders(data_dir)
+    if name == "fashion_mnist" and data_dir is None:
+        folders.append(DEBIAN)
+    for folder in folders:
+        try:
+            images = _read_folder(name, folder)
+        except ImportError as error:
+            checks.fail(where, "packages that read the data", error, INSTALL, DataUnavailable)
+        except Exception as error:  # the libraries that read and decode have no common error
+            checks.fail(
+                where,
+                f"readable files of {name} in {folder}",
+                checks.describe_error(error),
+                "Copy or prepare the data again.",
+                DataUnavailable,
+            )
+        if images:
+            return images
+    if download:
+        _download(where, name, folders[0])
+        return read_images(name, folders[0], False)
+    debian = "apt-get install dataset-fashion-mnist, or " if name == "fashion_mnist" else ""
+    checks.fail(
+        where,
+        f"files of {name}",
+        "none in " + ", ".join(map(str, folders)),
+        f'Run {debian}once, with a network: pip install -e ".[tfds]" tensorflow; tfds build {name} '
+        "--file_format=array_record --data_dir=DIR. Then set JFL_DATA_DIR=DIR or pass "
+        "data_dir=DIR. jfl.data.image_files lists plain files that are read as well, and "
+        "download=True prepares the data from here.",
+        DataUnavailable,
+    )
+
+
+def data_folders(data_dir: str | Path | None) -> list[Path]:
+    """Return the folders that may hold data, in the order in which they are searched."""
+    if data_dir is not None:
+        return [Path(data_dir).expanduser(), Path(data_dir).expanduser() / "tfds"]
+    variable = os.environ.get("JFL_DATA_DIR")
+    folders = [Path(variable) / "tfds", Path(variable)] if variable else []
+    folders.append(Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"))
+    return [folder.expanduser() for folder in folders]
+
+
+def read_records(where: str, name: str, data_dir: str | Path | None, split: str) -> Iterator[dict]:
+    """Return an iterator over the records of any prepared dataset."""
+    versions = [_newest_version(folder / name) for folder in data_folders(data_dir)]
+    version = next(filter(None, versions), None)
+    if version is None:
+        checks.fail(
+            where,
+            f"{name} prepared by tensorflow_datasets",
+            "nothing in " + ", ".join(str(f / name) for f in data_folders(data_dir)),
+            "Prepare it with --file_format=array_record, then set JFL_DATA_DIR or pass data_dir.",
+            DataUnavailable,
+        )
+    try:
+        return _records(version, split)
+    except ImportError as error:
+        checks.fail(where, "packages that read the data", error, INSTALL, DataUnavailable)
+    except Exception as error:  # the libraries that read and decode have no common error
+        checks.fail(
+            where,
+            f"a readable split {split!r} in {version}",
+            checks.describe_error(error),
+            "Prepare the data again, with --file_format=array_record.",
+            DataUnavailable,
+        )
+
+
+def _read_folder(name: str, folder: Path) -> dict | None:
+    """Return the images in one folder, None if it has no files of this dataset."""
+    family, _, split = name.partition("/")
+    version = _newest_version(folder / name)
+    archive = folder / f"{name.replace('/', '-')}.npz"
+    batches = folder / "cifar-10-batches-bin"
+    idx = folder / family.replace("_", "-")
+    prefix, test = (f"emnist-{split}-", "test") if family == "emnist" else ("", "t10k")
+    if version:
+        images = _read_prepared(name, version)
+    elif archive.is_file():
+        with np.load(archive) as stored:
+            renamed = {"x": "x_train", "y": "y_train"}
+            images = {k: stored[k if k in stored else renamed.get(k, k)] for k in KEYS}
+    elif name == "cifar10" and batches.is_dir():
+        train = [_read_cifar_batch(batches / f"data_batch_{i}.bin") for i in range(1, 6)]
+        x, y = (np.concatenate(parts) for parts in zip(*train))
+        images = dict(zip(KEYS, (x, y, *_read_cifar_batch(batches / "test_batch.bin"))))
+    elif family.endswith("mnist") and any(idx.glob(f"{prefix}*-idx?-ubyte*")):
+        halves = (f"{prefix}train", f"{prefix}{test}")
+        parts = [(f"{half}-images-idx3-ubyte", f"{half}-labels-idx1-ubyte") for half in halves]
+        images = dict(zip(KEYS, (_read_idx(idx, file) for pair in parts for file in pair)))
+    else:
+        return None
+    return _checked(images, NUM_CLASSES[name])
+
+
+def _checked(images: dict, num_classes: int) -> dict:
+    """Return images in their final form; raise ValueError if they are not labelled uint8 images."""
+    for key in ("x", "x_test"):
+        x, y = images[key], images[key.replace("x", "y")].ravel()
+        is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and len(x) == len(y) > 0
+        if not is_image or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= num_classes:
+            raise ValueError(
+                f"expected uint8 images [n, h, w] or [n, h, w, channels] and n labels below "
+                f"{num_classes}, but got {key} {x.dtype}{list(x.shape)} and {len(y)} labels "
+                f"{y.dtype}, the largest {y.max(initial=0)}"
+            )
+        images[key] = x[..., None] if x.ndim == 3 else x
+        images[key.replace("x", "y")] = y.astype(np.int32)
+    return images | {"classes": np.int32(num_classes)}
+
+
+def _read_idx(folder: Path, name: str) -> np.ndarray:
+    """Read bytes in the IDX format: magic number, the length of each axis, then the values."""
+    path = folder / name
+    content = path.read_bytes() if path.is_file() else (folder / f"{name}.gz").read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        content = gzip.decompress(content)
+    ndim = int(name.split("-idx")[1][0])
+    if content[:4] != bytes([0, 0, 8, ndim]):
+        raise ValueError(f"{name} is not an IDX file of bytes with {ndim} axes")
+    shape = np.frombuffer(content, ">u4", ndim, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)
+
+
+def _read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read rows of one label byte followed by 32 x 32 red, green and blue values."""
+    rows = np.fromfile(path, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), rows[:, 0]
+
+
+def _newest_version(folder: Path) -> Path | None:
+    """Return the newest version that tensorflow_datasets finished to prepare in a folder."""
+    versions = [path.parent for path in folder.glob("*.*.*/dataset_info.json")]
+    versions = [path for path in versions if path.name.replace(".", "").isdigit()]
+    return max(versions, key=lambda path: [int(n) for n in path.name.split(".")], default=None)
+
+
+def _records(version: Path, split: str) -> Iterator[dict]:
+    import tensorflow_datasets as tfds
+
+    builder: Any = tfds.builder_from_directory(str(version))
+    source = builder.as_data_source(split=split)
+    blocks = (
+        range(start, min(start + RECORDS_PER_READ, len(source)))
+        for start in range(0, len(source), RECORDS_PER_READ)
+    )
+    return (record for block in blocks for record in source.__getitems__(list(block)))
+
+
+def _read_prepared(name: str, version: Path) -> dict:
+    """Return the images of a prepared version: decoded once, afterwards from a cache file.
+
+    Decoding takes about 70 microseconds per row. The cache file is named after the sizes and times
+    of the prepared files. One that is damaged fails the checksums of its archive and is replaced.
+    """
+    marks = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in version.iterdir())
+    mark = hashlib.sha256(repr((CACHE_LAYOUT, marks)).encode()).hexdigest()[:12]
+    default = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
+    cache = Path(os.environ.get("JFL_CACHE_DIR") or Path(default) / "jfl").expanduser()
+    cache = cache / "datasets" / f"{name.replace('/', '-')}-{version.name}-{mark}.npz"
+    with contextlib.suppress(Exception), np.load(cache) as stored:
+        return {key: stored[key] for key in KEYS}
+    images = {}
+    for split, end in (("train", ""), ("test", "_test")):
+        records = list(_records(version, split))
+        images["x" + end] = np.stack([record["image"] for record in records])
+        images["y" + end] = np.array([record["label"] for record in records], np.int32)
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        np.savez(content, **images)
+        files.write(cache, [content.getbuffer()])
+    except OSError as error:
+        warnings.warn(
+            f"jfl: the decoded dataset could not be stored in {cache} ({error}), so the next call "
+            "decodes it again. Set JFL_CACHE_DIR to a folder that can be written.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return images
+
+
+def _download(where: str, name: str, folder: Path):
+    try:
+        import tensorflow_datasets as tfds
+
+        tfds.data_source(name, split="train", data_dir=str(folder), download=True)
+    except Exception as error:  # of the network, the host, the disk or a missing package
+        checks.fail(
+            where,
+            "a download that works",
+            checks.describe_error(error),
+            f"{INSTALL} Preparing also needs tensorflow; or prepare the data on another machine "
+            "and pass data_dir=...",
+            DataUnavailable,
+        )
