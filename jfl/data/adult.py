@@ -99,10 +99,18 @@ def read(where: str, data_dir: str | Path | None, download: bool) -> tuple:
 
 def _parse(path: Path) -> tuple[np.ndarray, np.ndarray]:
     # adult.test begins with a comment and ends its labels with a full stop
-    table = np.loadtxt(path, str, delimiter=",", comments="|", encoding="ascii", ndmin=2)
-    table = np.char.rstrip(np.char.strip(table), ".")
-    if table.shape[1] != len(ATTRIBUTES) + 1:
-        raise ValueError(f"{table.shape[1]} columns, expected {len(ATTRIBUTES) + 1}")
+    lines = path.read_text(encoding="ascii").splitlines()
+    rows = {
+        number: [field.strip() for field in line.rstrip(" .").split(",")]
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("|")
+    }
+    for number, fields in rows.items():
+        if len(fields) != len(ATTRIBUTES) + 1:
+            raise ValueError(f"{len(fields)} fields in line {number}")
+    if not rows:
+        raise ValueError("no rows")
+    table = np.array(list(rows.values()))
     columns = dict(zip([*ATTRIBUTES, "income"], table.T))
 
     def positions(name, known):

@@ -5,7 +5,6 @@ tensorflow_datasets are imported by the functions that read them.  A new dataset
 one name in `__all__`.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -19,6 +18,7 @@ from ..core.options import Setting
 from . import adult as uci
 from . import image_files, plays
 from . import synthetic as generator
+from .image_files import digest
 
 __all__ = [
     "adult",
@@ -182,15 +182,25 @@ def prepared(
         checks.fail(where, "row, a function of a record", checks.short_repr(row))
     if isinstance(splits, str) or len(splits) != 2:
         checks.fail(where, "splits: of training and of test rows", checks.short_repr(splits))
+
+    def apply_row(record):
+        try:
+            return row(record)
+        except Exception as error:  # of the user's function
+            expected = f"row, a function of a record of {', '.join(sorted(record))}"
+            checks.fail(where, expected, checks.describe_error(error))
+
     train, test = (
-        [row(record) for record in image_files.read_records(where, name, data_dir, split)]
+        [apply_row(record) for record in image_files.read_records(where, name, data_dir, split)]
         for split in splits
     )
     for made in (*train, *test):
         if not isinstance(made, tuple) or len(made) not in (2, 3) or len(made) != len(train[0]):
             checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.short_repr(made))
     columns = [
-        checks.as_array(where, what, [made[i] for made in part], "Rows of one shape: pad or cut them.")
+        checks.as_array(
+            where, what, [made[i] for made in part], "Rows of one shape: pad or cut them."
+        )
         for part in (train, test)
         for i, what in enumerate(("x", "y"))
     ]
@@ -826,13 +836,3 @@ def _images(name: str, data_dir: str | Path | None, download: bool) -> Dataset:
     x_test /= 255
     rows = x, stored["y"], x_test, stored["y_test"]
     return make_dataset(f"datasets.{name}", *rows, int(stored["classes"]), name, checksum)
-
-
-def digest(*values: ArrayLike) -> str:
-    """Return the sha256 over types, shapes and bytes of arrays."""
-    sha = hashlib.sha256()
-    for value in values:
-        value = np.ascontiguousarray(value)
-        sha.update(f"{value.dtype.str}{value.shape}".encode())
-        sha.update(value.data)
-    return sha.hexdigest()

@@ -13,7 +13,6 @@ cases of tests/endurance/test_fuzz.py.
 import copy
 import csv
 import hashlib
-import io
 import json
 import math
 import re
@@ -292,15 +291,6 @@ def adult(folder, data):
     assert np.isfinite(found.x).all() and set(found.y) <= {0, 1}
 
 
-def cache(folder, data):
-    """A cached dataset -> its arrays, or None with a warning."""
-    from jfl.data import tfds
-
-    (folder / "c.npz").write_bytes(data)
-    found = tfds._load(folder / "c.npz")
-    assert found is None or {"x", "y", "x_test", "y_test", "classes", "checksum"} <= set(found)
-
-
 def journal(folder, data):
     """journal.json of a run's folder."""
     from jfl.runs.journal import Journal
@@ -361,23 +351,6 @@ def arrays(folder, data):
     assert np.isfinite(found.x).all() and np.isfinite(found.y).all()
 
 
-def _npz():
-    import numpy as np
-
-    from jfl.data import tfds
-
-    stored = dict(
-        x=np.zeros((2, 1, 1, 1), np.uint8),
-        y=np.zeros(2, np.int32),
-        x_test=np.zeros((1, 1, 1, 1), np.uint8),
-        y_test=np.zeros(1, np.int32),
-        classes=np.int32(2),
-    )
-    file = io.BytesIO()
-    np.savez(file, **stored, checksum=np.array(tfds.stored_digest(stored)))
-    return file.getvalue()
-
-
 TARGETS = dict(
     config=config,
     summary=summary,
@@ -385,7 +358,6 @@ TARGETS = dict(
     metrics=metrics,
     results=results,
     adult=adult,
-    cache=cache,
     journal=journal,
     points=points,
     arrays=arrays,
@@ -404,7 +376,6 @@ def seeds(name) -> list:
     return dict(
         config=[TOML.encode(), b"a = 1", b"[sweep]\nlr = [1]"],
         metrics=[METRICS.encode()],
-        cache=[_npz()],
         adult=[f"{PERSON}\n|comment\n{PERSON.replace('<=50K', '>50K.')}\n".encode()],
         arrays=[
             bytes([0, 2, 3, 2, 0, 2, 3, 2]) + bytes(40),
