@@ -117,7 +117,8 @@ def _parse(path: Path) -> tuple[np.ndarray, np.ndarray]:
         """Return the position of each value in a list that has to hold all of them."""
         matches = columns[name][:, None] == np.array(known)
         if not matches.any(1).all():
-            raise ValueError(f"{columns[name][~matches.any(1)][0]!r} is not a published {name}")
+            unknown = str(columns[name][~matches.any(1)][0])
+            raise ValueError(f"{unknown!r} is not a published {name}")
         return matches.argmax(1)
 
     x = np.zeros((len(table), len(COLUMNS)), np.float32)

@@ -99,6 +99,8 @@ def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
 def data_folders(data_dir: str | Path | None) -> list[Path]:
     """Return the folders that may hold data, in the order in which they are searched."""
     if data_dir is not None:
+        if not isinstance(data_dir, str | os.PathLike):
+            checks.fail("datasets", "data_dir, a path", checks.short_repr(data_dir))
         return [Path(data_dir).expanduser(), Path(data_dir).expanduser() / "tfds"]
     variable = os.environ.get("JFL_DATA_DIR")
     folders = [Path(variable) / "tfds", Path(variable)] if variable else []
