@@ -379,9 +379,37 @@ def exact_verdicts(claims, differs: str) -> list[dict]:
     return judged(Experiment("", {}, {}, tuple(claims), differs=differs), {})
 
 
+def write_findings(
+    out, name: str, title: str, verdicts=(), *, quick=False, columns=(), rows=(), note="", **found
+) -> dict:
+    """Print and write what an experiment without lines found.
+
+    Args:
+        out: directory of results.json.
+        name: of the experiment.
+        title: of its table.
+        verdicts: on its claims.
+        quick: whether it ran in its short form.
+        columns: headings of the table; the first column holds text, the others numbers.
+        rows: cells of the table, as text; none: no table.
+        note: a remark under the table.
+        found: further fields of results.Experiment, tables and settings.
+
+    Returns:
+        The values that were written, as JSON has them.
+    """
+    if rows:
+        console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, note)
+        found |= dict(columns=list(columns), rows=[list(row) for row in rows])
+    if verdicts:
+        show_verdicts(verdicts)
+    values = dict(experiment=name, title=title, quick=quick, versions=environment())
+    values |= found | dict(verdicts=list(verdicts)) | ({"note": note} if note else {})
+    return keep(out, values, {})
+
+
 def keep(out, values: dict, command: dict) -> dict:
-    """Write `values` to out/results.json, behind the command that made them and the number of the
-    format.
+    """Write `values` to out/results.json, after the command that made them.
 
     Returns:
         The command and the values, as JSON has them.

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from jfl.cli import console
-from jfl.runs import record
-from jfl.runs.checkpoint import environment
 
-from ...harness.runner import exact_verdicts, keep, show_verdicts
+from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, exactly
 from . import claims as paper
 from . import theory
@@ -80,7 +78,9 @@ def accountants(name, experiment, out, quick=False) -> dict:
         whose="ours",  # the paper does not say which way it goes, nor how it sets the noise
     )
     verdicts = exact_verdicts(claims, PARTICIPATIONS) + exact_verdicts([printed], "")
-    return _told(name, experiment, out, quick, verdicts, epsilons=rows, theorem5=pairs)
+    return write_findings(
+        out, name, experiment.title, verdicts, quick=quick, epsilons=rows, theorem5=pairs
+    )
 
 
 # --- bounds
@@ -131,13 +131,12 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
         )
     more = beyond(case, seeds, counts, quick)
     claims += more.claims
-    verdicts = exact_verdicts(claims, experiment.differs)
-    return _told(
-        name,
-        experiment,
+    return write_findings(
         out,
-        quick,
-        verdicts,
+        name,
+        experiment.title,
+        exact_verdicts(claims, experiment.differs),
+        quick=quick,
         start=start,
         seeds=list(range(seeds)),
         along={str(t): row for t, row in table.items()},
@@ -145,18 +144,3 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
         theorems=more.rows,
         rates=more.rates,
     )
-
-
-def _told(name, experiment, out, quick, verdicts, **found):
-    show_verdicts(verdicts)
-    found = record.plain(
-        dict(
-            experiment=name,
-            title=experiment.title,
-            quick=quick,
-            **found,
-            verdicts=verdicts,
-            versions=environment(),
-        )
-    )
-    return keep(out, found, {})

@@ -16,10 +16,11 @@ from jfl.engine.round import advance, init, run_noise_key
 from jfl.runs import build as assemble
 from jfl.runs.config import Config
 
-from ...harness.runner import exact_verdicts, show_verdicts
+from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, exactly
+from .. import softmax_rows
 from . import theory
-from .plans import build, multiplier, written
+from .plans import build, multiplier
 
 
 @jax.jit
@@ -251,31 +252,25 @@ def bounds(name, experiment, out, quick):
                 "ours",
             )
         )
-    verdicts = exact_verdicts(claims, experiment.differs)
-    show_verdicts(verdicts)
-    told = {k: v for k, v in found.items() if k != "variance"} | dict(
+    known = {k: v for k, v in found.items() if k != "variance"} | dict(
         variance=float(np.max(found["variance"]))
     )
     console.table(
         "constants",
         [("constant", False), ("value", True)],
-        [(k, f"{v:.5g}") for k, v in told.items()],
+        [(k, f"{v:.5g}") for k, v in known.items()],
     )
-    return written(
+    return write_findings(
         out,
-        dict(
-            experiment=name,
-            quick=quick,
-            settings=dataclasses.asdict(config),
-            constants=told,
-            runs={
-                n: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in c.items()}
-                for n, c in cells.items()
-            },
-            rounds_to_a_tenth=curves,
-            seeds=list(seeds),
-            verdicts=verdicts,
-        ),
+        name,
+        experiment.title,
+        exact_verdicts(claims, experiment.differs),
+        quick=quick,
+        settings=dataclasses.asdict(config),
+        constants=known,
+        runs=softmax_rows.as_lists(cells),
+        rounds_to_a_tenth=curves,
+        seeds=list(seeds),
     )
 
 

@@ -13,7 +13,7 @@ import sys
 from experiments.harness import results as results_file
 
 from ...harness.baselines import RATES, with_chosen
-from ...harness.runner import FIRST, Experiment, judged, show_verdicts, stored_line
+from ...harness.runner import FIRST, Experiment, judged, stored_line, write_findings
 from ...harness.verdicts import (
     WRONG,
     Claim,
@@ -26,7 +26,7 @@ from ...harness.verdicts import (
     no_lower,
 )
 from .bounds import bounds
-from .plans import budgets, runs, written
+from .plans import budgets, runs
 
 MAJORITY = 12435 / 16281  # of Adult's test rows: who always says no has this accuracy
 EPSILONS = (0.1, 0.5, 1.0, 5.0, 10.0)  # of one round
@@ -381,15 +381,7 @@ def across(name, experiment, out, quick):
     if missing:
         print(f"Run first: {', '.join(missing)}", file=sys.stderr)
     verdicts = judged(experiment, results)
-    show_verdicts(verdicts)
-    return written(
-        out,
-        dict(
-            experiment=name,
-            quick=quick,
-            verdicts=verdicts,
-        ),
-    )
+    return write_findings(out, name, experiment.title, verdicts, quick=quick)
 
 
 EXPERIMENTS = {f"{f}-{d}": make(d) for f, make in (("fig2", fig2), ("fig3", fig3)) for d in DATA}

@@ -23,11 +23,9 @@ from jfl.privacy.mechanisms.chain import chain
 from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
 from jfl.runs import build as assemble
 from jfl.runs import record
-from jfl.runs.checkpoint import environment
 from jfl.sampling import batches
 
 from ...harness.programs import Plans
-from ...harness.runner import keep
 from .. import as_printed
 from . import claims as li2025
 
@@ -206,8 +204,3 @@ def budgets(config, clock="step", reading="gradient"):
     return dict(
         zip(names, (None, float(li2025.round_epsilon(level, config.delta, rate)), None, claimed))
     )
-
-
-def written(out, found):
-    """`found` as plain values with versions, also in out/results.json."""
-    return keep(out, found | dict(versions=environment()), {})

@@ -29,11 +29,10 @@ import jfl
 from jfl import bands, wavelet
 
 from ...harness import theorems
-from ...harness.runner import exact_verdicts
+from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, Evidence
 from .. import softmax_rows
 from . import theory
-from .runs import told
 
 CLIP_NORM = 2.0  # rows of norm 1 and a bias: gradients of softmax regression are at most as long
 NOISES = dict(iso=("iso", "plain"), wavelet=("wavelet", "plain"), lemma2=("wavelet", "lemma2"))
@@ -317,12 +316,13 @@ def bounds(name, experiment, out, quick):
         cells[line] = against(setting, len(seeds))
         claims += claims_of(line, cells[line])
     claims += below_the_start(cells)
-    return told(
+    return write_findings(
         out,
         name,
         experiment.title,
-        COLUMNS,
-        [
+        exact_verdicts(claims, experiment.differs),
+        columns=COLUMNS,
+        rows=[
             (
                 line,
                 f"{c['start']:.4g}",
@@ -337,11 +337,9 @@ def bounds(name, experiment, out, quick):
             )
             for line, c in cells.items()
         ],
-        exact_verdicts(claims, experiment.differs),
-        NOTE,
+        note=NOTE,
         quick=quick,
         settings=dataclasses.asdict(Setting(**reduced)),
-        note=NOTE,
         seeds=list(seeds),
         runs=softmax_rows.as_lists(cells),
     )

@@ -28,13 +28,13 @@ from jfl.kernels import haar
 from jfl import bands, wavelet
 
 from ...harness.baselines import with_chosen
-from ...harness.runner import Experiment, exact_verdicts
+from ...harness.runner import Experiment, exact_verdicts, write_findings
 from ...harness.verdicts import Claim, beats, exactly, grows
 from . import claims as privacy
 from . import study as ranaweera2025_study
 from . import theory
 from .bounds import bounds
-from .runs import RUNS, reproduces, step_seconds, told, true_epsilon, understated
+from .runs import RUNS, reproduces, step_seconds, true_epsilon, understated
 
 SIGMAS = dict(zip(("small", "medium", "large"), theory.SIGMAS))
 DATA = dict(mnist="mnist", fmnist="fashion_mnist", cifar10="cifar10")
@@ -291,22 +291,21 @@ def table2(name, experiment, out, quick):
         (f"H{i}", f"{v:g}", f"{w:g}", f"{p:g}")
         for i, (v, w, p) in enumerate(zip(h, weights, printed))
     ]
-    return told(
+    claims = [
+        Claim("coefficients as printed", exactly(np.allclose(h, printed, atol=1e-6))),
+        Claim(
+            "the third entry is base + root - middle + finest: 5.25 + 0.25 - 0.5 - 4 = 1",
+            exactly(np.allclose(back, a, atol=1e-5), f"{back[2]:g}"),
+        ),
+    ]
+    return write_findings(
         out,
         name,
         experiment.title,
-        ("coefficient", "value", "weight", "printed"),
-        rows,
-        exact_verdicts(
-            [
-                Claim("coefficients as printed", exactly(np.allclose(h, printed, atol=1e-6))),
-                Claim(
-                    "the third entry is base + root - middle + finest: 5.25 + 0.25 - 0.5 - 4 = 1",
-                    exactly(np.allclose(back, a, atol=1e-5), f"{back[2]:g}"),
-                ),
-            ],
-            "",
-        ),
+        exact_verdicts(claims, ""),
+        quick=quick,
+        columns=("coefficient", "value", "weight", "printed"),
+        rows=rows,
     )
 
 
@@ -347,14 +346,15 @@ def fig4(name, experiment, out, quick):
             )
         )
     _densities(Path(out), drawn)
-    return told(
+    return write_findings(
         out,
         name,
         experiment.title,
-        ("m", "std ratio", "exact", "with Lemma 2", "std of the sum", "isotropic"),
-        rows,
         exact_verdicts(claims, experiment.differs),
-        "The sum of all entries has hardly any noise: that is what leaks.",
+        quick=quick,
+        columns=("m", "std ratio", "exact", "with Lemma 2", "std of the sum", "isotropic"),
+        rows=rows,
+        note="The sum of all entries has hardly any noise, so it leaks.",
     )
 
 
@@ -407,13 +407,14 @@ def audit(name, experiment, out, quick):
                 "ours",
             )
         )
-    return told(
+    return write_findings(
         out,
         name,
         f"{experiment.title}: m={m}, σ={sigma:g}, {runs} runs of each",
-        ("reading", "ε nominal", "ε at least", "ε true", "d'", "error", "errors"),
-        rows,
         exact_verdicts(claims, experiment.differs),
+        quick=quick,
+        columns=("reading", "ε nominal", "ε at least", "ε true", "d'", "error", "errors"),
+        rows=rows,
     )
 
 
@@ -458,26 +459,20 @@ def accounting(name, experiment, out, quick):
                 )
             )
     far = all(float(r[4]) > 3 * float(r[3]) for r in rows)
-    return told(
+    seen = "R1 costs more than three times as much in every row"
+    claim = Claim(
+        "the published mechanism has the epsilon that an accountant says at σ",
+        exactly(not far, seen if far else "not far from it in some row"),
+    )
+    differs = "delta and the reading of the clip are ours: the paper's are lost"
+    return write_findings(
         out,
         name,
         experiment.title,
-        ("setting", "σ", "m", "ε nominal", "ε R1", "ε R2", "ε R4"),
-        rows,
-        exact_verdicts(
-            [
-                Claim(
-                    "the published mechanism has the epsilon that an accountant says at σ",
-                    exactly(
-                        not far,
-                        "R1 costs more than three times as much in every row"
-                        if far
-                        else "not far from it in some row",
-                    ),
-                )
-            ],
-            "delta and the reading of the clip are ours: the paper's are lost",
-        ),
+        exact_verdicts([claim], differs),
+        quick=quick,
+        columns=("setting", "σ", "m", "ε nominal", "ε R1", "ε R2", "ε R4"),
+        rows=rows,
     )
 
 
@@ -507,7 +502,7 @@ def hours(name, experiment, out, quick):
         f"h of {few} lines, 3 seeds",
         "h of all",
     )
-    return told(out, name, experiment.title, heads, rows, [])
+    return write_findings(out, name, experiment.title, quick=quick, columns=heads, rows=rows)
 
 
 EXPERIMENTS = {f"{n}{size}": figure(n, size) for size in SIZES for n in theory.REPORTED}

@@ -2,22 +2,18 @@
 is huge, checks, tables."""
 
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 
 import jfl
-from jfl.cli import console
 from jfl.privacy.entry_guarantees import Overflow, tight_of
 from jfl.privacy.ledger import entries
 from jfl.runs import train
 from jfl.runs.config import the_unit, the_view
 
 from ...harness.programs import Plans, drawn, guarantees
-from ...harness.runner import show_verdicts
 from ...harness.verdicts import NOT_RUN, Comparison, Evidence, difference, known
-from ..li2025.plans import written
 
 TRUE = "ε as if no batch overflowed"  # heading of a column
 
@@ -127,14 +123,3 @@ def understated(names):
         return Evidence(exact=True, seen=seen)
 
     return check
-
-
-def told(out, name, title, columns, rows, verdicts, caption="", **found):
-    """Tables of rows and claims; what was found, also as results.json."""
-    console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, caption)
-    if verdicts:
-        show_verdicts(verdicts)
-    found = dict(
-        experiment=name, title=title, columns=list(columns), rows=[list(r) for r in rows], **found
-    )
-    return written(Path(out), found | dict(verdicts=verdicts))

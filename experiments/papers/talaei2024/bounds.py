@@ -24,15 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jfl
-from jfl.cli import console
 
 from ...harness import theorems
-from ...harness.runner import exact_verdicts, show_verdicts
+from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, Comparison, Evidence, Quantity
 from .. import softmax_rows
 from . import claims as paper
 from . import theory
-from .plans import written
 
 NO_NOISE = 1e12  # an epsilon at which the printed noise terms vanish
 NOTE = (
@@ -426,23 +424,18 @@ def bounds(name, experiment, out, quick):
         )
         for line, c in cells.items()
     ]
-    console.table(experiment.title, [(h, h != "line") for h in COLUMNS], rows, NOTE)
-    verdicts = exact_verdicts(claims, experiment.differs)
-    show_verdicts(verdicts)
-    return written(
+    return write_findings(
         out,
-        dict(
-            experiment=name,
-            title=experiment.title,
-            quick=quick,
-            columns=list(COLUMNS),
-            rows=[list(row) for row in rows],
-            settings=dataclasses.asdict(Setting(**reduced)),
-            seeds=list(seeds),
-            runs=softmax_rows.as_lists(cells),
-            note=NOTE,
-            verdicts=verdicts,
-        ),
+        name,
+        experiment.title,
+        exact_verdicts(claims, experiment.differs),
+        quick=quick,
+        columns=COLUMNS,
+        rows=rows,
+        note=NOTE,
+        settings=dataclasses.asdict(Setting(**reduced)),
+        seeds=list(seeds),
+        runs=softmax_rows.as_lists(cells),
     )
 
 

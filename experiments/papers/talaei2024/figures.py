@@ -12,12 +12,12 @@ import numpy as np
 
 from jfl.cli import console
 
-from ...harness.runner import Experiment, exact_verdicts, show_verdicts
+from ...harness.runner import Experiment, exact_verdicts, write_findings
 from ...harness.verdicts import Claim, beats, exactly
 from . import claims as paper
 from . import theory
 from .bounds import bounds
-from .plans import COMMON, RUNS, SPLITS, budgets, clip_of, impact, scenario, swapped, written
+from .plans import COMMON, RUNS, SPLITS, budgets, clip_of, impact, scenario, swapped
 from .study import label, study
 
 OPEN = "splits, clip norms, noise densities and widths are ours: the paper gives none"
@@ -169,7 +169,7 @@ def noise(name, experiment, out, quick):
         ],
         "The last two columns are what the printed noise proves.",
     )
-    return written(out, dict(experiment=name, quick=quick, noise=found))
+    return write_findings(out, name, experiment.title, quick=quick, noise=found)
 
 
 def argmin(name, experiment, out, quick):
@@ -201,22 +201,15 @@ def argmin(name, experiment, out, quick):
             ),
         ),
     ]
-    verdicts = exact_verdicts(claims, "")  # counterexamples have no settings
     console.table(
         "how far one record moves the minimiser, clip norm 1",
         [(h, True) for h in moved[0]],
         [tuple(f"{v:.4g}" for v in m.values()) for m in moved],
     )
-    show_verdicts(verdicts)
-    return written(
-        out,
-        dict(
-            experiment=name,
-            quick=quick,
-            argmins=identity,
-            moved=moved,
-            verdicts=verdicts,
-        ),
+    # Counterexamples have no settings.
+    verdicts = exact_verdicts(claims, "")
+    return write_findings(
+        out, name, experiment.title, verdicts, quick=quick, argmins=identity, moved=moved
     )
 
 

@@ -17,11 +17,9 @@ from jfl.engine.simulate import simulate
 from jfl.privacy import guarantees
 from jfl.runs import build as assemble
 from jfl.runs import record
-from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
 from ...harness.programs import Plans
-from ...harness.runner import keep
 from .. import as_printed
 from . import theory as paper
 
@@ -205,8 +203,3 @@ def budgets(config) -> dict:
         return dict.fromkeys(names)
     plans = [(build(part), rounds) for part, rounds in stages(config)]
     return dict(zip(names, (proved(plans, view, config.delta).epsilon for view in VIEWS)))
-
-
-def written(out, found):
-    """`found` as plain values with versions, also in out/results.json."""
-    return keep(out, found | dict(versions=environment()), {})

@@ -8,9 +8,7 @@ splits, by loss.  Beside it: without noise, and as printed (clipped models, nois
 sensitivity that is false) with the epsilon that this noise proves.
 """
 
-import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,10 @@ from jfl.runs.config import Config
 from jfl.runs.store import ResultStore
 
 from ...harness.kept_runs import key as made_by
-from ...harness.runner import Experiment, judged
+from ...harness.runner import Experiment, judged, write_findings
 from ...harness.verdicts import Claim, Comparison, Evidence, Quantity
 from . import theory
-from .plans import COMMON, SPLITS, VIEWS, build, impact, privacy, scenario, written
+from .plans import COMMON, SPLITS, VIEWS, build, impact, privacy, scenario
 
 EPSILONS = (5.0, 20.0, 100.0)
 PRINTED_CLIP = 2.0  # the weights start at 0, and grow to a norm of about 1 at the paper's rate
@@ -319,15 +317,7 @@ def compared(one: dict, other: dict):
     return lambda results: Evidence((Comparison(more - less, low=0.0),))
 
 
-def commit():
-    """The commit of the working copy, or None outside one."""
-    found = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
-    return found.stdout.strip() or None
-
-
-def collect(out, cells, quick, finding: str = ""):
+def collect(out, cells, quick):
     """results.json and study.png in `out`, of the cells that there are."""
     rows = summary(cells)
     shown = lambda v: f"{v['mean']:.3f}" + ("" if v["half"] is None else f" ± {v['half']:.3f}")
@@ -376,27 +366,25 @@ def collect(out, cells, quick, finding: str = ""):
         for c in cells
         if c["seed"] in OTHERS
     ]
-    return written(
+    settings = dict(
+        COMMON,
+        **SPLITS["labels"],
+        model="logistic",
+        printed_clip_norm=PRINTED_CLIP,
+        scenarios={n: scenario(n) for n in IMPACT},
+        chosen_on=list(OTHERS),
+    )
+    return write_findings(
         out,
-        dict(
-            title="Impact factors at the same proved epsilon",
-            finding=finding,
-            quick=quick,
-            commit=commit(),
-            seeds=list(SEEDS),
-            settings=dict(
-                COMMON,
-                **SPLITS["labels"],
-                model="logistic",
-                printed_clip_norm=PRINTED_CLIP,
-                scenarios={n: scenario(n) for n in IMPACT},
-                chosen_on=list(OTHERS),
-            ),
-            experiments=scenarios(rows),
-            verdicts=claims(cells),
-            grid=chosen_on,
-            seconds=sum(c["seconds"] for c in cells),
-        ),
+        "study",
+        "Impact factors at the same proved epsilon",
+        claims(cells),
+        quick=quick,
+        seeds=list(SEEDS),
+        settings=settings,
+        experiments=scenarios(rows),
+        grid=chosen_on,
+        seconds=sum(c["seconds"] for c in cells),
     )
 
 
