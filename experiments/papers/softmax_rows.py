@@ -8,7 +8,8 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 
 import jfl
-from jfl.engine.round import advance, init, run_noise_key
+
+from . import trajectories
 
 DEALS = dict(iid=1.0, skewed=0.5, classes=0.0)  # the share of a client's rows that is iid
 
@@ -79,28 +80,10 @@ def best(fed, l2: float, weights) -> tuple[np.ndarray, float]:
 
 
 def along(plan, seeds: int, rounds: int) -> np.ndarray:
-    """The server's models before each round and after the last: Float64[seeds, rounds + 1, f,
-    k]."""
-    keys = jax.vmap(jax.random.key)(np.arange(seeds))
-    return matrix(jax.device_get(_along(keys, plan, rounds)))
-
-
-@jax.jit(static_argnames="rounds")
-def _along(keys, plan, rounds: int):
-    model = plan.algorithm.params
-
-    def one(key):
-        run = init(key, plan)
-        noise, start = run_noise_key(run), model(run.server)
-
-        def step(run, _):
-            run, _ = advance(run, plan, noise)
-            return run, model(run.server)
-
-        _, after = jax.lax.scan(step, run, length=rounds)
-        return jax.tree.map(lambda a, b: jax.numpy.concatenate([a[None], b]), start, after)
-
-    return jax.vmap(one)(keys)
+    """Return the server's models before each round and after the last: Float64[seeds, rounds + 1,
+    f, k]."""
+    models = trajectories.along(plan, seeds, np.arange(1, rounds + 1))
+    return matrix(jax.device_get(models)).swapaxes(0, 1)
 
 
 def spread(values) -> str:

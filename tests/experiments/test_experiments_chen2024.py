@@ -22,6 +22,7 @@ from experiments.harness.verdicts import (
     Claim,
     judge,
 )
+from experiments.papers import trajectories
 from experiments.papers.chen2024 import bounds as numbers
 from experiments.papers.chen2024 import figures as paper
 from experiments.papers.chen2024 import plans, runs, theorems, theory
@@ -356,15 +357,17 @@ def test_objective_and_gradient_are_those_of_the_optimum():
     )
     plan, l2 = case.plan(case.noise), case.known.strong_convexity
     params = jax.tree.map(lambda v: np.asarray(v)[None, None], case.best.params)
-    np.testing.assert_allclose(runs.objective(plan, l2, params), [[case.best.value]], rtol=1e-7)
-    assert runs.square_gradient(plan, l2, params)[0, 0] < 1e-10
+    np.testing.assert_allclose(
+        trajectories.objective(plan, l2, params), [[case.best.value]], rtol=1e-7
+    )
+    assert trajectories.square_gradient(plan, l2, params)[0, 0] < 1e-10
     # at 0 all classes are alike
     zero = jax.tree.map(np.zeros_like, params)
     x, y = np.asarray(plan.fed.x, np.float64), np.eye(10)[np.asarray(plan.fed.y)]
     owned = np.concatenate([np.asarray(i)[:n] for i, n in zip(plan.fed.index, plan.fed.size)])
     each = 0.1 - y[owned]
     wanted = np.sum((x[owned].T @ each / len(owned)) ** 2) + np.sum(each.mean(0) ** 2)
-    assert runs.square_gradient(plan, l2, zero)[0, 0] == pytest.approx(wanted, rel=1e-5)
+    assert trajectories.square_gradient(plan, l2, zero)[0, 0] == pytest.approx(wanted, rel=1e-5)
 
 
 # --- theorems beside runs

@@ -4,9 +4,10 @@ problem."""
 import dataclasses
 import json
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import pretended
@@ -23,6 +24,7 @@ from experiments.harness.verdicts import (
     close,
     judge,
 )
+from experiments.papers import trajectories
 from experiments.papers.li2025 import bounds as li2025_bounds
 from experiments.papers.li2025 import claims as paper
 from experiments.papers.li2025 import figures as li2025
@@ -309,28 +311,26 @@ def test_claims_across_data_read_what_was_left(tmp_path, capsys):
 # --- bounds
 
 
-def test_objectives_in_float64_against_numpy():
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_objectives_in_float64_against_numpy(weights):
     fed = build.federation(Config(**CONVEX))
     task, r = li2025_plans.models.logistic(fed), np.random.default_rng(0)
+    plan: Any = SimpleNamespace(fed=fed, task=task)
     params = jax.tree.map(lambda v: r.normal(size=(2, 3, *v.shape)), task.init(jax.random.key(0)))
-    rows, weight = np.arange(7), np.arange(1, 8) / 28
-    with jax.enable_x64(True):
-        seen, norms = li2025_bounds._objectives(
-            jax.tree.map(jnp.asarray, params),
-            task.loss,
-            jnp.asarray(np.asarray(fed.x, np.float64)[rows]),
-            fed.y[rows],
-            jnp.asarray(weight),
-            jnp.float64(0.1),
-        )
-        (dense,) = params.values()
+    seen = trajectories.objective(plan, 0.1, params, weights)
+    sizes = np.asarray(fed.size, float)
+    p = sizes / sizes.sum() if weights == "size" else 1 / len(sizes)
+    (dense,) = params.values()
     for at in np.ndindex(2, 3):
         w, b = dense["kernel"][at], dense["bias"][at]
-        logits = np.asarray(fed.x, np.float64)[rows].reshape(7, -1) @ w + b
-        loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(7), np.asarray(fed.y)[rows]]
-        square = (w**2).sum() + (b**2).sum()
-        assert float(seen[at]) == pytest.approx(weight @ loss + 0.05 * square, rel=1e-10)
-        assert float(norms[at]) == pytest.approx(square**0.5, rel=1e-10)
+        found = []
+        for index, size in zip(np.asarray(fed.index), np.asarray(fed.size)):
+            rows = index[:size]
+            logits = np.asarray(fed.x, np.float64)[rows].reshape(size, -1) @ w + b
+            label = logits[np.arange(size), np.asarray(fed.y)[rows]]
+            found.append(np.mean(np.log(np.exp(logits).sum(1)) - label))
+        penalty = 0.05 * (np.sum(w**2) + np.sum(b**2))
+        assert seen[at] == pytest.approx(np.sum(p * np.array(found)) + penalty, rel=1e-12)
 
 
 @pytest.mark.slow
@@ -401,7 +401,7 @@ def test_theory_runs_take_the_rates_of_the_theorem(monkeypatch):
     taken = {}
     monkeypatch.setattr(li2025_bounds, "build", lambda config, **options: taken.update(options))
     monkeypatch.setattr(
-        li2025_bounds, "_trajectories", lambda *_: (_ for _ in ()).throw(RuntimeError("far enough"))
+        trajectories, "along", lambda *_: (_ for _ in ()).throw(RuntimeError("far enough"))
     )
     config = Config(**CONVEX)
     with pytest.raises(RuntimeError, match="far enough"):

@@ -9,9 +9,10 @@ from jfl.cli import console
 
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, exactly
+from ..trajectories import along, objective
 from . import claims as paper
 from . import theory
-from .runs import along, objective, problem, start_of, worst
+from .runs import problem, start_of, worst
 from .theorems import DPNFL, NOISE, Row, beyond, is_above
 
 CLIENTS = {

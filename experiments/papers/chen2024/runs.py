@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import jfl
@@ -83,55 +82,6 @@ def problem(
         clients, per_round, steps, big, clip, noise_2, l2, objective_gap=gap.value, dim=dim
     )
     return Problem(plan, noise, known, gap.pooled, batch)
-
-
-@jax.jit
-def _moved(runs, plan, rounds):
-    return jax.vmap(lambda run: jfl.scan(run, plan, rounds)[0])(runs)
-
-
-def along(plan, seeds, counts):
-    """Parameters after each number of rounds in `counts`: leaves [points, seeds, ...], the start
-    first."""
-    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    run = jax.vmap(lambda key: jfl.init(key, plan))(keys)
-    points = [plan.algorithm.params(run.server)]
-    for n in np.diff(counts, prepend=0):
-        run = _moved(run, plan, jnp.array([n]))
-        points.append(plan.algorithm.params(run.server))
-    return jax.tree.map(lambda *v: jnp.stack(v), *points)
-
-
-def objective(plan, l2, params):
-    """F [points, seeds] in float64, over the rows of all clients."""
-    with jax.enable_x64(True):
-        return _over_rows(plan, params, l2, jnp.float64, lambda f: f)
-
-
-def square_gradient(plan, l2, params):
-    """|grad F|^2 [points, seeds] in float32, over the rows of all clients."""
-    square = lambda f: lambda w: pytrees.norm(jax.grad(f)(w)) ** 2
-    return _over_rows(plan, params, l2, jnp.float32, square).astype(float)
-
-
-def _over_rows(plan, params, l2, kind, of):
-    """of(F) at the models [points, seeds]."""
-    fed = plan.fed
-    owned = np.concatenate([np.asarray(row[:n]) for row, n in zip(fed.index, fed.size)])
-    x, y = jnp.asarray(fed.x[owned], kind), fed.y[owned]
-    at = jax.tree.map(lambda v: jnp.asarray(np.asarray(v), kind), params)
-    shape = jax.tree.leaves(at)[0].shape[:2]
-    flat = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), at)
-
-    def one(w, x, y):
-        def value(w):
-            losses = jax.vmap(plan.task.loss, (None, 0, 0))(w, x, y)
-            return losses.mean() + l2 / 2 * sum(jnp.sum(v**2) for v in jax.tree.leaves(w))
-
-        return of(value)(w)
-
-    each = jax.jit(lambda flat, x, y: jax.lax.map(lambda w: one(w, x, y), flat))
-    return np.asarray(each(flat, x, y)).reshape(shape)
 
 
 def start_of(params, best):

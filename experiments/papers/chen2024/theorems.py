@@ -28,8 +28,9 @@ from jfl.cli import console
 
 from ...harness import theorems
 from ...harness.verdicts import Claim, Evidence, exactly
+from ..trajectories import along, objective, square_gradient
 from . import theory
-from .runs import along, objective, square_gradient, start_of, worst
+from .runs import start_of, worst
 
 SERVER = dict(server_lr=0.01, beta2=0.99, adaptivity=1e-3)  # the paper's
 USUAL = 1e-3  # local learning rate

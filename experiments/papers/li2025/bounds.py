@@ -12,40 +12,14 @@ import numpy as np
 from jfl import models, schedules
 from jfl.analysis import heterogeneity as het
 from jfl.cli import console
-from jfl.engine.round import advance, init, run_noise_key
 from jfl.runs import build as assemble
 from jfl.runs.config import Config
 
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, exactly
-from .. import softmax_rows
+from .. import softmax_rows, trajectories
 from . import theory
 from .plans import build, multiplier
-
-
-@jax.jit
-def _trajectories(keys, made, counts):
-    """Params of each seed after each of `counts` rounds more: leaves [seeds, evaluations]."""
-
-    def segment(run, rounds):
-        noise = run_noise_key(run)
-        run = jax.lax.fori_loop(0, rounds, lambda _, r: advance(r, made, noise)[0], run)
-        return run, made.algorithm.params(run.server)
-
-    return jax.vmap(lambda key: jax.lax.scan(segment, init(key, made), counts)[1])(keys)
-
-
-@jax.jit
-def _objectives(params, loss, x, y, weight, l2):
-    def one(w):
-        penalty = sum(jnp.sum(v**2) for v in jax.tree.leaves(w))
-        return weight @ jax.vmap(loss, (None, 0, 0))(w, x, y) + l2 / 2 * penalty, jnp.sqrt(penalty)
-
-    leaves, shape = jax.tree.flatten(params)
-    flat = [v.reshape(-1, *v.shape[2:]) for v in leaves]
-    return jax.tree.map(
-        lambda v: v.reshape(leaves[0].shape[:2]), jax.lax.map(one, jax.tree.unflatten(shape, flat))
-    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -118,7 +92,7 @@ def theorem(config, found, run):
 def against(config, run, seeds):
     """One run beside its bounds: at each evaluation steps, the mean gap with its error, and both
     bounds."""
-    found, fed = constants(_problem(config)), assemble.federation(config)
+    found = constants(_problem(config))
     plain = (
         dict(epsilon=None)
         if run == "no noise"
@@ -129,21 +103,13 @@ def against(config, run, seeds):
     rates = schedules.theory(found["mu"], found["smoothness"], config.steps)
     made = build(dataclasses.replace(config, **plain), lr=rates)
     rounds = np.unique(np.geomspace(1, config.rounds, 16).astype(int))
-    keys = jnp.stack([jax.random.key(s) for s in seeds])
-    params = jax.device_get(_trajectories(keys, made, np.diff(rounds, prepend=0).astype(np.int32)))
-    size, index = np.asarray(fed.size), np.asarray(fed.index)
-    rows = np.concatenate([i[:n] for i, n in zip(index, size)])
-    with jax.enable_x64(True):
-        wide = lambda v: jnp.asarray(np.asarray(v), jnp.float64)
-        values, norms = _objectives(
-            jax.tree.map(wide, params),
-            made.task.loss,
-            wide(fed.x)[rows],
-            fed.y[rows],
-            wide(np.repeat(1 / size / len(size), size)),
-            wide(config.l2),
-        )
-    gaps, steps = np.asarray(values) - found["optimum"], rounds * config.steps
+    every = jax.device_get(trajectories.along(made, len(seeds), rounds))
+    params = jax.tree.map(lambda v: v[1:], every)
+    gaps = trajectories.objective(made, config.l2, params, "uniform") - found["optimum"]
+    norms = sum(
+        np.square(v, dtype=float).sum(tuple(range(2, v.ndim))) for v in jax.tree.leaves(params)
+    )
+    steps = rounds * config.steps
     terms, rest = (
         theorem(config, found, run),
         (found["distance"], found["mu"], found["smoothness"], config.steps),
@@ -152,12 +118,12 @@ def against(config, run, seeds):
     ours = None if terms[1] is None else theory.bound_gap(steps, terms[1], *rest)
     return dict(
         steps=steps,
-        gap=gaps.mean(0),
-        error=gaps.std(0) / np.sqrt(len(seeds)),
+        gap=gaps.mean(1),
+        error=gaps.std(1) / np.sqrt(len(seeds)),
         printed=np.asarray(paper.value),
         ours=None if ours is None else np.asarray(ours),
         failed=paper.failed,
-        norm=float(np.asarray(norms).max()),
+        norm=float(np.sqrt(norms).max()),
     )
 
 
