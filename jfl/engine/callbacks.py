@@ -81,7 +81,7 @@ def early_stopping(
     """
     where = "callbacks.early_stopping"
     checks.require_integer(where, patience=patience)
-    checks.require_nonnegative(where, single=True, min_value=least)
+    checks.require_nonnegative(where, single=True, least=least)
     if larger is None:
         larger = not (metric.endswith("loss") or metric in ("perplexity", "rmse"))
     best, since = -np.inf, 0

@@ -99,7 +99,7 @@ def adam_without_noise_bias(
     """
     where = "optimizers.adam_without_noise_bias"
     checks.require_nonnegative(where, noise_std=noise_std)
-    checks.require_positive(where, min_value=least)
+    checks.require_positive(where, least=least)
     for name, value in dict(b1=b1, b2=b2).items():
         if checks.is_concrete(value) and not 0 <= value < 1:
             checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")

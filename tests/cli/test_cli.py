@@ -1009,7 +1009,7 @@ def test_local_steps_cost_a_client_nothing(capsys):
 )
 def test_bad_numbers_exit_2(args, capsys):
     assert jfl("epsilon", *args) == 2
-    assert "need" in capsys.readouterr().err
+    assert "expected" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -298,7 +298,7 @@ def test_configs_that_are_refused(config, need):
     ],
 )
 def test_fields_without_effect(changes, field):
-    with pytest.raises(ValueError, match=f"for {field};"):
+    with pytest.raises(ValueError, match=f"for {field}, "):
         unused_options.refuse_unused(dataclasses.replace(BASE, **changes))
 
 

@@ -412,7 +412,7 @@ def optimal_local_steps(
         most: the largest number of local steps that is tried.
     """
     where = "li2025.theory.optimal_local_steps"
-    checks.require_integer(where, max_value=most)
+    checks.require_integer(where, most=most)
     checks.require_positive(where, accuracy=accuracy)
     tried = np.arange(1, most + 1)
     terms = np.array([float(terms_of_steps(int(steps))) for steps in tried])

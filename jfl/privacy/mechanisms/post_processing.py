@@ -59,7 +59,7 @@ def clip_values(most: float) -> Stage:
     Privacy:
         post-processing.
     """
-    checks.require_positive("clip_values", single=True, max_value=most)
+    checks.require_positive("clip_values", single=True, most=most)
     return Stage(
         Fn(_clip_values, dict(most=checks.as_scalar(most))), name="clip_values", role="post"
     )

@@ -71,7 +71,7 @@ def clip_scaled(
     if not numbers:
         checks.fail(where, "like=task, or what a client contributes", f"like={like!r}")
     least = 0.1 * bound / numbers**0.5 if least is None else least
-    checks.require_positive(where, single=True, min_value=least)
+    checks.require_positive(where, single=True, least=least)
     given: dict[str, Any] = dict(bound=bound, count=count, decay=decay, least=least)
     data = {k: checks.as_scalar(v) for k, v in given.items()}
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
