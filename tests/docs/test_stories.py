@@ -19,7 +19,7 @@ def test_a_page_quotes_what_is_stored(page):
     assert text == stories.filled(page, text), AGAIN
 
 
-@pytest.mark.parametrize("told", stories.drawn(), ids=lambda told: told[0])
+@pytest.mark.parametrize("told", stories.drawn_pictures(), ids=lambda told: told[0])
 def test_a_picture_shows_what_is_stored(told):
     assert story_pictures.up_to_date(*told), AGAIN
 
@@ -29,16 +29,15 @@ def test_a_result_that_changes_changes_the_page(monkeypatch):
     changed = results.read(stories.STORED / "noble2022.json")
     one = changed.experiments["fig3"]
     one.verdicts[0].verdict = "contradicted at the paper's settings"
-    one.lines["DP-FedAvg, K=50, (5,5)"].accuracy = [0.9, 0.9, 0.9]
+    one.verdicts[0].seen = "+0.100 ± 0.01 (95 % intervals, 5 seeds)"
     of_loss = changed.experiments["fig1"].lines["DP-FedAvg, K=50, (5,5)"]
     of_loss.trace = {"round": [[1, 2]] * 3, "ln(F - F*)": [[0.0, -9.0]] * 3}
     kept = stories.stored
     monkeypatch.setattr(stories, "stored", lambda n: changed if n == "noble2022" else kept(n))
     text = (stories.FOLDER / "noble2022.md").read_text()
     again = stories.filled("noble2022", text)
-    assert again != text and "| more accurate | contradicted at the paper's settings |" in again
-    assert "against 0.900 of DP-FedAvg" in stories.summary()
-    (told,) = (t for t in stories.drawn() if t[0] == "noble2022_loss")
+    assert again != text and "points | contradicted |" in again
+    (told,) = (t for t in stories.drawn_pictures() if t[0] == "noble2022_loss")
     assert not story_pictures.up_to_date(*told)
     drawn = story_pictures.gathered(*told[1:])["panels"][1]["series"]["DP-FedAvg"]
     assert drawn == [(1.0, 0.0, 0.0), (2.0, -9.0, 0.0)]  # rounds, where they are stored
@@ -46,8 +45,8 @@ def test_a_result_that_changes_changes_the_page(monkeypatch):
 
 @pytest.mark.parametrize("paper", stories.PAPERS)
 def test_a_story_is_short_and_whole(paper):
-    text, told = (stories.FOLDER / f"{paper}.md").read_text(), stories.words()[paper]
-    assert len(text.splitlines()) <= 160
+    text, told = (stories.FOLDER / f"{paper}.md").read_text(), stories.page_words()[paper]
+    assert len(text.splitlines()) <= 180 and text.index("**In short.**") < 400
     assert 5 <= len(told["claims"]) <= 8 and len(told["pictures"]) == 2
     marked = [name for _, name, *_ in stories.REGION.findall(text)]
     assert sorted(marked) == sorted([*stories.OF_PAPERS, *told["texts"]])
@@ -97,24 +96,24 @@ def test_what_is_not_stored_is_an_error_that_says_where(text, where):
             "+0.1 of +0.2; more by; +0.010 ± 0.01, +0.020 ± 0.3, -0.030 ± 0.01, +0.040 ± 0.01 "
             "(99 % intervals, 5 seeds, unpaired)",
             "points",
-            "4 differences, −3.0 to +4.0, ± up to 30 points (5 seeds)",
+            "−3.0 to +4.0, ± 30 points (5 seeds)",
         ),
         (
             "better by 0.059, 0.115, which rises by; +0.058 ± 0.051 (99 % intervals, 5 seeds)",
             "points",
-            "rises by +5.8 ± 5.1 points (5 seeds)",
+            "+5.8 ± 5.1 points (5 seeds)",
         ),
         (
             "over the bound; T = 10: +0.041 ± 0.01, +0.100 ± 0.03, +0.200 ± 0.01, +0.325 ± 0.01 "
             "(99 % intervals, 5 seeds)",
             stories.RATIO,
-            "4 values, 0.041 to 0.325, ± up to 0.03 of the bound (5 seeds)",
+            "0.041 to 0.325, ± 0.03 (5 seeds)",
         ),
         (
             "is below the start at 1 of 2 T; measured over the bound; T = 10: +0.500 ± 0.1, "
             "T = 33: +0.700 ± 0.2 (99 % intervals, 5 seeds)",
             stories.RATIO,
-            "0.500 ± 0.1, 0.700 ± 0.2 of the bound (5 seeds); is below the start at 1 of 2 T",
+            "0.500 ± 0.1, 0.700 ± 0.2; informative at 1 of 2 (5 seeds)",
         ),
         ("a|b of F*", "points", r"a\|b of F\*"),
         ("", "points", "computed"),
@@ -139,7 +138,7 @@ def test_checks_of_one_statement_are_told_together(monkeypatch):
     monkeypatch.setattr(stories, "experiment", lambda paper, name: results.Experiment())
     row = dict(together=True, unit="points", checks=[["fig", n, n.upper()] for n in given])
     assert stories._checked("noble2022", row) == {
-        ("holds", "4 differences, +1.0 to +5.0, ± up to 2 points (5 seeds)"): ["A", "C"],
+        ("holds", "+1.0 to +5.0, ± 2 points (5 seeds)"): ["A", "C"],
         ("undecided", "+2.0 ± 30 points (5 seeds)"): ["B"],
         (stories.UNKNOWN, "not all of its lines were run"): ["D"],
     }
@@ -147,7 +146,7 @@ def test_checks_of_one_statement_are_told_together(monkeypatch):
 
 def test_labels_share_what_they_begin_with():
     labels = ["MNIST, clients, R1", "Adam", "MNIST, samples, R2", "MNIST, clients, R1 with Lemma 2"]
-    told = stories._of_one_kind([*labels, "AdaGrad"])
+    told = stories._join_labels([*labels, "AdaGrad"])
     assert told == "MNIST, clients, R1 / R1 with Lemma 2; Adam; MNIST, samples, R2; AdaGrad"
 
 
