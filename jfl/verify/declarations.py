@@ -64,7 +64,7 @@ DRAWS = {
 }
 
 
-STRATEGIES = "jfl.privacy.mechanisms.strategies."
+STRATEGIES = "jfl.privacy.mechanisms.strategies"
 
 
 class Against(NamedTuple):
@@ -165,10 +165,10 @@ def _own_strategy(strategy) -> bool:
     """True for a strategy of jfl.strategies, restarted or not, as it was made."""
     part = strategy
     while part is not None:
-        if not type(part).__module__.startswith(STRATEGIES):
+        if type(part).__module__ != STRATEGIES:
             return False
         part = getattr(part, "of", None)
-    return strategy.says_what_it_draws()
+    return strategy.accounting_matches_noise()
 
 
 def own_stage(stage: Stage) -> bool:

@@ -305,7 +305,7 @@ def test_a_cap_counts_the_joint_release(name, separation, rounds):
     one = upload_plan(jfl.correlated(4.0, made), sampler, adjacency="zero_out")
     asked = dict(unit="client", view="server")
     planned = jfl.guarantee(one, rounds, DELTA, **asked).epsilon
-    most, matrix, before = -(-rounds // separation), made._until(rounds), 0.0
+    most, matrix, before = -(-rounds // separation), made.matrix_until(rounds), 0.0
     for cap in range(1, most + 1):
         found = jfl.guarantee(one, rounds, DELTA, cap=cap, **asked)
         groups = [range(first, rounds, separation) for first in range(separation)]

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import jfl
+from jfl.privacy.mechanisms import strategy_search as series
 from jfl.privacy.mechanisms.strategies import (
+    Banded,
+    Exponentials,
     banded_toeplitz,
     blt,
     dense,
@@ -17,11 +20,9 @@ from jfl.privacy.mechanisms.strategies import (
     inverse_banded,
     momentum,
     restarted,
-    series,
     square_root,
     tree,
 )
-from jfl.privacy.mechanisms.strategies.toeplitz import Banded, Sums
 
 MADE = {  # of 11 rounds, so that nothing is a power of two or a multiple of the bands
     "identity": lambda: identity(11),
@@ -226,7 +227,7 @@ def test_algebra_of_blt():
     """A column of decays and its inverse, by hand."""
     decay, weight = np.array([0.9, 0.5]), np.array([0.2, 0.3])
     column = np.concatenate([[1], decay ** np.arange(9)[:, None] @ weight])
-    made = Sums(10, 1, column, decay, weight, 2)
+    made = Exponentials(10, 1, column, decay, weight, 2)
     np.testing.assert_allclose(column[:6], (1, 0.5, 0.33, 0.237, 0.1833, 0.14997))
     noise = (1, -0.5, -0.08, -0.032, -0.0224, -0.0176)
     np.testing.assert_allclose(made.first_noise()[:6], noise, atol=5e-5)
@@ -299,7 +300,7 @@ def test_squares_of_all_first_rounds_are_no_less_than_what_a_search_finds(made, 
     for rounds in (1, 2, 5, 8, 11):
         squares = strategy.squared_sensitivities(rounds, separation)
         assert squares.shape == (rounds,) and (np.diff(squares) >= 0).all()
-        matrix = strategy._until(rounds)
+        matrix = strategy.matrix_until(rounds)
         worst = searched(matrix, -(-rounds // separation), separation, epochs=True)
         assert squares[-1] >= worst**2 * (1 - 1e-9)
         assert squares[-1] <= 1.3 * worst**2

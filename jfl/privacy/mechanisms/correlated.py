@@ -25,8 +25,7 @@ from ...core.records import Fn, Mechanism, record
 from ...kernels.normals import normals
 from ...verify import marks
 from .stages import Stage, gaussian
-from .strategies.rest import after
-from .strategies.strategy import Strategy
+from .strategies import Strategy, after
 
 
 @record
@@ -215,7 +214,7 @@ def noise(stage: Stage, series: tuple[Any, ...], state: Any, like: Any) -> tuple
     def more(k: Array, total: Tree) -> Tree:
         return pytrees.map(lambda x, z: x + weight[k] * z, total, fresh(index[k]))
 
-    if strategy.steady:  # a number of turns that the compiler knows: nobody waits for a host
+    if strategy.is_steady:  # a number of turns that the compiler knows: nobody waits for a host
         weight, count = jnp.where(jnp.arange(len(index)) < count, weight, 0), len(index)
     with jax.named_scope("earlier_noise"):  # by which tools find this loop in a compiled program
         return jax.lax.fori_loop(1, count, more, first), state
@@ -228,7 +227,7 @@ def covers(where: str, mechanism: Mechanism | None, rounds: int) -> None:
         checks.fail(
             where,
             f"at most the {strategy.rounds} rounds of the strategy of correlated noise, "
-            f"{strategy.words()}",
+            f"{strategy.describe()}",
             f"{rounds}",
             "Make the strategy for as many rounds as will run: later ones would have no noise that "
             "anything proves.",

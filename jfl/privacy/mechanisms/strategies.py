@@ -1,0 +1,979 @@
+"""Strategies of correlated noise, for `jfl.correlated`: `jfl.strategies`.
+
+A strategy is a lower-triangular matrix C.  With x the sums of all rounds and z fresh noise, the
+rounds release C^-1 (C x + z), which is one Gaussian release of C x.  A strategy knows how far one
+unit moves C x, which decides its privacy, and how a round computes its noise.
+
+| | C | work of a round | use |
+|---|---|---|---|
+| `identity` | 1 | draws independent noise | comparison |
+| `tree` | binary tree | draws 2 noises on average | comparison with DP-FTRL |
+| `square_root` | full | regenerates all earlier noise | a few hundred rounds |
+| `banded_toeplitz` | few bands | stores bands - 1 noises | few participations; cyclic Poisson |
+| `inverse_banded` | full | regenerates the noise of as many rounds as bands | no memory, any run |
+| `blt` | full | stores 2 to 5 sums | long runs |
+| `restarted` | copies of another C | that of the other | bounded error of many participations |
+| `dense` | full, any | regenerates all earlier noise | the smallest possible error |
+
+Methods about privacy and error run on the host, in float64 of NumPy.  `draws` and `mix`, which a
+round computes, are traced, in float32.  Strategies of one shape differ only in their numbers, so a
+sweep over them is one program.
+
+Several functions share these arguments: `participations`, the maximum number of rounds in which one
+unit participates; `separation`, the minimum number of rounds from one participation to the next (1:
+it may participate in any rounds); `epochs`, whether participations are multiples of `separation`
+rounds apart.
+
+References:
+    Choquette-Choo et al., ICML 2023 (X = C^T C and patterns), NeurIPS 2023 (banded); Kalinin and
+    Lampert, NeurIPS 2024, Theorem 2 (Toeplitz).
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from ...core import checks
+from ...core.options import Setting
+from ...core.records import record, static
+from . import strategy_search as search
+from .strategy_search import inverse, lower_toeplitz, max_participations, square_root_series
+
+__all__ = [
+    "Strategy",
+    "banded_toeplitz",
+    "blt",
+    "dense",
+    "identity",
+    "inverse_banded",
+    "momentum",
+    "restarted",
+    "square_root",
+    "tree",
+]
+
+# By default an accelerator may round noise before it multiplies: a GPU to 10 bits, a TPU to 7.
+FULL_PRECISION = lax.Precision.HIGHEST
+MAX_TABLE = 2048  # rounds of a restarted copy of which a table of pairs is made
+
+
+@record
+class Strategy:
+    """A lower-triangular matrix C; the functions of `jfl.strategies` make it.
+
+    This base class works for any matrix.  Subclasses say what C is and how its noise is computed.
+    """
+
+    rounds: int = static(default=1)  # that it covers
+    separation: int = static(default=1)  # rounds between participations, for which it was made
+
+    def __repr__(self) -> str:
+        return f"<{self.describe()}, {self.rounds} rounds>"
+
+    def describe(self) -> str:
+        """Return what kind of strategy this is, in a few words."""
+        return type(self).__name__.lower()
+
+    @property
+    def width(self) -> int:
+        """The number of bands of C: in how many rounds one contribution is seen."""
+        return self.rounds
+
+    @property
+    def memory(self) -> int:
+        """The number of stored buffers of the size of a release; 0 if a round regenerates earlier
+        noise."""
+        return 0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nearly every round draws as many normals as `draws` has room for."""
+        return False
+
+    def matrix(self) -> np.ndarray:
+        """Return C, Float64[rounds, rounds]; for trees, whose rows are nodes, Float64[nodes,
+        rounds]."""
+        raise NotImplementedError
+
+    def noising(self) -> np.ndarray:
+        """Return M, Float64[rounds, draws], with M C = 1: the noise of round t is M[t] @ z."""
+        raise NotImplementedError
+
+    def draws(self, round_: Any) -> tuple[Any, ...]:
+        """Return which fresh normals a round draws; only for strategies without memory.
+
+        Returns:
+            Int32[n] and Float32[n], numbers of draws and their weights; and how many of them count.
+        """
+        raise NotImplementedError
+
+    def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
+        """Return the noise of a round, from its fresh normals and the buffers `held`, [memory,
+        ...]; and the buffers of the next round."""
+        raise NotImplementedError
+
+    def accounting_matches_noise(self) -> bool:
+        """Return whether the C that an accountant reads is that of the noise which rounds draw.  It
+        need not be if somebody changed the numbers of a strategy."""
+        return True
+
+    def matrix_until(self, rounds: int) -> np.ndarray:
+        """Return what the first `rounds` rounds reveal of C: their columns, and the rows whose
+        noise they use."""
+        is_used = (self.noising()[:rounds] != 0).any(0)
+        return self.matrix()[is_used, :rounds]
+
+    def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
+        """Return squared sensitivities of the first 1, 2, ... `rounds` rounds, Float64[rounds].
+
+        They are for a unit that participates in rounds that are multiples of `separation` apart.
+        Contributions to the first t rounds move C x only along its first t columns.
+        """
+        return _squares_by_offset(self.matrix_until(rounds), separation).max(0)
+
+    def sensitivity(
+        self, participations: int = 1, separation: int = 1, *, epochs: bool = False
+    ) -> float:
+        """Return how far one unit moves C x, in Euclidean norm, if its contribution to a round has
+        norm at most 1.
+
+        Args:
+            participations: the maximum number of rounds in which it participates.
+            separation: the minimum number of rounds between two of them; 1: any rounds.
+            epochs: whether they are multiples of `separation` rounds apart.
+
+        Returns:
+            The exact value for banded C and for Toeplitz C with decreasing columns; otherwise a
+            close bound.
+        """
+        participations = self._max_participations(participations, separation)
+        gram = np.abs(self.matrix().T @ self.matrix())
+        squared = _square_of_epochs if epochs else _square_of_any_rounds
+        return float(np.sqrt(squared(gram, participations, separation)))
+
+    def largest_column(self) -> float:
+        """Return the sensitivity to one participation."""
+        return self.sensitivity()
+
+    def errors(self) -> np.ndarray:
+        """Return the variances of the noise in the sums of the first 1, 2, ... rounds, relative to
+        that of fresh noise, Float64[rounds]."""
+        return np.square(np.cumsum(self.noising(), axis=0)).sum(1)
+
+    def rmse(self, participations: int = 1, separation: int = 1) -> float:
+        """Return the root mean squared error of the sums of the first 1, 2, ... rounds at equal
+        privacy: the root of the mean of `errors`, times the sensitivity.
+
+        It compares strategies without training.
+
+        Example:
+            >>> import jfl
+            >>> round(jfl.strategies.identity(16).rmse(), 4)
+            2.9155
+        """
+        return float(np.sqrt(self.errors().mean()) * self.sensitivity(participations, separation))
+
+    def _max_participations(self, participations: int, separation: int) -> int:
+        checks.require_integer(
+            "strategies.sensitivity", participations=participations, separation=separation
+        )
+        return max_participations(self.rounds, participations, separation)
+
+
+# --- Toeplitz matrices: what follows a round does not depend on its number
+
+
+def identity(rounds: int) -> Strategy:
+    """Return the strategy of independent noise in each round: `jfl.gaussian`, as a strategy.
+
+    Other Parameters:
+        rounds: that it covers.
+
+    Example:
+        >>> identity(9).errors().mean()
+        np.float64(5.0)
+    """
+    checks.require_integer("strategies.identity", rounds=rounds)
+    one = np.ones(1)
+    return Regenerated(int(rounds), 1, one, one)
+
+
+def square_root(rounds: int) -> Strategy:
+    """Return the square root of the matrix of prefix sums, for one participation in any round.
+
+    Each round regenerates the noise of all rounds before it, so use it for a few hundred rounds.
+
+    Other Parameters:
+        rounds: that it covers.
+
+    References:
+        Fichtenberger, Henzinger, Upadhyay, ICML 2023, "Constant matters".
+
+    Example:
+        >>> square_root(4).matrix()[:, 0].tolist()
+        [1.0, 0.5, 0.375, 0.3125]
+    """
+    checks.require_integer("strategies.square_root", rounds=rounds)
+    column = square_root_series(rounds)
+    return Regenerated(int(rounds), 1, column, inverse(column, rounds))
+
+
+def banded_toeplitz(
+    rounds: int,
+    bands: Annotated[int, Setting("noise_bands", default=8)],
+    *,
+    participations: int = 1,
+    separation: int = 1,
+    workload: str | ArrayLike = "prefix",
+    error: str = "mean",
+) -> Strategy:
+    """Return the best Toeplitz C with few bands.
+
+    With bands <= separation its columns do not overlap, and participations add up as if noise were
+    independent.  A run stores the noise of bands - 1 rounds.
+
+    Args:
+        bands: of C; 1 is `identity`.
+
+    Other Parameters:
+        rounds: that it covers.
+        participations: the maximum number of participations of a unit, for which C is best.
+        separation: the minimum number of rounds between two of them.
+        workload: "prefix", sums over rounds; or Float64[rounds], how much of a round is in the
+            wanted result 0, 1, ... rounds later (`momentum`).
+        error: "mean" or "max", over rounds.
+
+    References:
+        Choquette-Choo et al., NeurIPS 2023, "(Amplified) banded matrix factorization";
+        McKenna, 2024, "Scaling up the banded matrix factorization mechanism".
+
+    Example:
+        >>> round(banded_toeplitz(16, 4).rmse(), 6)
+        1.93753
+    """
+    where = "strategies.banded_toeplitz"
+    aim = search.aim(where, rounds, participations, separation, workload, error)
+    _require_bands(where, rounds, bands)
+    return Banded(aim.rounds, aim.separation, search.best_banded(aim, int(bands)))
+
+
+def inverse_banded(
+    rounds: int,
+    bands: Annotated[int, Setting("noise_bands", default=8)],
+    *,
+    participations: int = 1,
+    separation: int = 1,
+    workload: str | ArrayLike = "prefix",
+    error: str = "mean",
+    optimise: bool = True,
+) -> Strategy:
+    """Return a C whose inverse has few bands: a round regenerates the noise of that many rounds,
+    and a run stores nothing.
+
+    Args:
+        bands: of C^-1; 1 is `identity`.
+
+    Other Parameters:
+        rounds: that it covers.
+        participations: as in `banded_toeplitz`.
+        separation: as in `banded_toeplitz`.
+        workload: as in `banded_toeplitz`.
+        error: as in `banded_toeplitz`.
+        optimise: False: the first bands of the inverse of `square_root` (BISR).
+
+    References:
+        Kalinin et al., 2025, "Back to square roots" (arXiv 2505.12128).
+
+    Example:
+        >>> round(inverse_banded(500, 4, optimise=False).rmse(5, 100), 4)
+        14.3994
+    """
+    where = "strategies.inverse_banded"
+    checks.require_one_of(where, (False, True), optimise=optimise)
+    aim = search.aim(where, rounds, participations, separation, workload, error)
+    _require_bands(where, rounds, bands)
+    first = inverse(square_root_series(rounds), rounds)[:bands]
+    noise = search.best_inverse_banded(aim, first) if optimise else first
+    return Regenerated(aim.rounds, aim.separation, inverse(noise, aim.rounds), noise)
+
+
+def blt(
+    rounds: int,
+    buffers: int = 3,
+    *,
+    participations: int = 1,
+    separation: int = 1,
+    workload: str | ArrayLike = "prefix",
+    error: str = "mean",
+) -> Strategy:
+    """Return a buffered linear Toeplitz strategy: the column of C is a sum of `buffers` decaying
+    exponentials.
+
+    It serves runs of any length with the memory of `buffers` models.
+
+    Args:
+        buffers: exponentials of BLT; two to five are enough.
+
+    Other Parameters:
+        rounds: that it covers.
+        participations: as in `banded_toeplitz`.
+        separation: as in `banded_toeplitz`.
+        workload: as in `banded_toeplitz`.
+        error: as in `banded_toeplitz`.
+
+    References:
+        Dvijotham et al., FOCS 2024 (arXiv 2404.16706); McMahan et al., 2024, "A hassle-free
+        algorithm for private learning in practice" (arXiv 2408.08868).
+
+    Example:
+        >>> made = blt(100, 2, error="max")
+        >>> round(float(made.errors()[-1]) * made.sensitivity() ** 2, 3)
+        6.434
+    """
+    where = "strategies.blt"
+    aim = search.aim(where, rounds, participations, separation, workload, error)
+    checks.require_integer(where, max_value=16, buffers=buffers)
+    decay, weight = search.best_blt(aim, int(buffers))
+    column = _exponentials(aim.rounds, decay, weight)
+    return Exponentials(aim.rounds, aim.separation, column, decay, weight, int(buffers))
+
+
+def momentum(rounds: int, beta: float, learning_rates: ArrayLike | None = None) -> np.ndarray:
+    """Return the workload of gradient descent with momentum: how much of a round is in the model
+    later.
+
+    Args:
+        rounds: that it covers.
+        beta: of the momentum, in [0, 1).
+        learning_rates: Float[rounds]; None: the same in every round.
+
+    Returns:
+        Float64[rounds] without learning rates, else Float64[rounds, rounds]: how much of round j is
+        in the model after round t.
+
+    Example:
+        >>> momentum(3, 0.5).tolist()
+        [1.0, 1.5, 1.75]
+    """
+    where = "strategies.momentum"
+    checks.require_integer(where, rounds=rounds)
+    checks.require_nonnegative(where, single=True, beta=beta)
+    if not beta < 1:
+        checks.fail(where, "beta < 1", f"beta={beta!r}")
+    steps = beta ** np.arange(rounds, dtype=np.float64)
+    if learning_rates is None:
+        return np.cumsum(steps)
+    rates = checks.as_array(where, "learning_rates", learning_rates)
+    if rates.shape != (rounds,):
+        checks.fail(where, f"learning_rates [{rounds}]", f"shape {rates.shape}")
+    return np.cumsum(rates[:, None] * lower_toeplitz(steps), axis=0)
+
+
+def _require_bands(where: str, rounds: int, bands: int) -> None:
+    checks.require_integer(where, bands=bands)
+    if bands > rounds:
+        checks.fail(where, f"bands <= rounds={rounds}", f"bands={bands}")
+
+
+def _exponentials(rounds: int, decay: ArrayLike, weight: ArrayLike) -> np.ndarray:
+    """Return 1, then sum_j weight_j decay_j^(t - 1), Float64[rounds]."""
+    powers = np.asarray(decay, np.float64) ** np.arange(max(rounds - 1, 0))[:, None]
+    return np.concatenate([np.ones(1), powers @ np.asarray(weight, np.float64)])[:rounds]
+
+
+def _is_same(one: ArrayLike, other: ArrayLike) -> bool:
+    """Return whether two tables are equal up to rounding."""
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+@record
+class Toeplitz(Strategy):
+    """A Toeplitz C, given by its first column."""
+
+    column: Any = None  # Float64[bands], which begins with 1
+
+    @property
+    def width(self) -> int:
+        return min(len(self.column), self.rounds)
+
+    def _padded(self, values: ArrayLike) -> np.ndarray:
+        return np.pad(np.asarray(values, np.float64), (0, self.rounds))[: self.rounds]
+
+    def matrix(self) -> np.ndarray:
+        return lower_toeplitz(self._padded(self.column))
+
+    def first_noise(self) -> np.ndarray:
+        """Return the first column of C^-1, Float64[rounds]."""
+        return inverse(self._padded(self.column), self.rounds)
+
+    def noising(self) -> np.ndarray:
+        return lower_toeplitz(self.first_noise())
+
+    def errors(self) -> np.ndarray:
+        return np.cumsum(np.cumsum(self.first_noise()) ** 2)
+
+    def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
+        return np.cumsum(_toeplitz_squares(self.column, rounds, rounds, separation))
+
+    def sensitivity(
+        self, participations: int = 1, separation: int = 1, *, epochs: bool = False
+    ) -> float:
+        participations = self._max_participations(participations, separation)
+        squares = _toeplitz_squares(self.column, self.rounds, participations, separation)
+        return float(np.sqrt(squares.sum()))
+
+
+@record
+class Regenerated(Toeplitz):
+    """A Toeplitz C whose noise is regenerated from that of earlier rounds."""
+
+    bands: Any = None  # Float64[p], the first column of C^-1
+
+    def describe(self) -> str:
+        return "identity" if len(self.bands) == 1 else f"inverse of {len(self.bands)} bands"
+
+    def accounting_matches_noise(self) -> bool:
+        return _is_same(self._padded(self.column), inverse(self.bands, self.rounds))
+
+    @property
+    def is_steady(self) -> bool:
+        return 4 * len(self.bands) <= self.rounds
+
+    def first_noise(self) -> np.ndarray:
+        return self._padded(self.bands)
+
+    def draws(self, round_: Any) -> tuple[Any, ...]:
+        back = jnp.arange(len(self.bands), dtype=jnp.int32)
+        weight = jnp.asarray(self.bands, jnp.float32)
+        return round_ - back, weight, jnp.minimum(round_ + 1, len(self.bands))
+
+
+@record
+class Banded(Toeplitz):
+    """A Toeplitz C of few bands; a run stores the noise of bands - 1 rounds."""
+
+    def describe(self) -> str:
+        return f"{len(self.column)} bands"
+
+    @property
+    def memory(self) -> int:
+        return len(self.column) - 1
+
+    def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
+        weight = jnp.asarray(self.column, jnp.float32)
+        earlier = jnp.tensordot(weight[1:], held, 1, precision=FULL_PRECISION)
+        mixed = (fresh - earlier) / weight[0]
+        return mixed, jnp.concatenate([mixed[None], held[:-1]])
+
+
+@record
+class Exponentials(Toeplitz):
+    """A BLT, of which a run stores a few decaying sums of earlier noise."""
+
+    decay: Any = None  # Float64[buffers], theta
+    weight: Any = None  # Float64[buffers], omega
+    buffers: int = static(default=1)
+
+    def describe(self) -> str:
+        return f"BLT of {self.buffers} buffers"
+
+    def accounting_matches_noise(self) -> bool:
+        sizes = {np.shape(self.decay), np.shape(self.weight)}
+        column = _exponentials(self.rounds, self.decay, self.weight)
+        return sizes == {(self.buffers,)} and _is_same(self.column, column)
+
+    @property
+    def memory(self) -> int:
+        return self.buffers
+
+    def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
+        weight, decay = (jnp.asarray(v, jnp.float32) for v in (self.weight, self.decay))
+        mixed = fresh - jnp.tensordot(weight, held, 1, precision=FULL_PRECISION)
+        shape = (self.buffers,) + (1,) * fresh.ndim
+        return mixed, decay.reshape(shape) * held + mixed[None]
+
+
+# --- any matrix, as a table
+
+
+def dense(
+    rounds: int,
+    *,
+    participations: int = 1,
+    separation: int = 1,
+    workload: str | ArrayLike = "prefix",
+    error: str = "mean",
+) -> Strategy:
+    """Return the C with the smallest mean error of all, for units whose participations are
+    multiples of `separation` rounds apart: for up to about a thousand rounds.
+
+    Two rounds in which one unit may participate have orthogonal columns, so its participations add
+    up as if noise were independent.
+
+    Other Parameters:
+        rounds: that it covers.
+        participations: the maximum number of participations of a unit: 1, or as many as fit.
+        separation: the number of rounds between two of them.
+        workload: as in `banded_toeplitz`.
+        error: "mean".
+
+    References:
+        Choquette-Choo et al., ICML 2023, "Multi-epoch matrix factorization mechanisms".
+
+    Example:
+        >>> round(dense(16).rmse(), 4)
+        1.6894
+    """
+    where = "strategies.dense"
+    aim = search.aim(where, rounds, participations, separation, workload, error)
+    if error != "mean":
+        checks.fail(where, 'error="mean"', f"error={error!r}", "Use banded_toeplitz.")
+    fits = -(-aim.rounds // aim.separation)
+    epochs = aim.participations > 1
+    if epochs and aim.participations < fits:
+        checks.fail(
+            where,
+            f"participations=1, or all of the {fits} that fit",
+            f"participations={participations}",
+        )
+    table = search.best_dense(aim, aim.separation if epochs else aim.rounds)
+    separation = aim.separation if epochs else 1
+    return Table(aim.rounds, separation, table, np.linalg.inv(table), aim.rounds)
+
+
+@record
+class Table(Strategy):
+    """Any C, as a table together with the noise of each round; a round regenerates the noise that
+    it uses."""
+
+    table: Any = None  # Float64[draws, rounds], C
+    inverse: Any = None  # Float64[rounds, draws], M
+    max_draws: int = static(default=1)  # of a round
+
+    def describe(self) -> str:
+        return "dense" if np.shape(self.table)[0] == self.rounds else "efficient tree"
+
+    def matrix(self) -> np.ndarray:
+        return np.asarray(self.table, np.float64)
+
+    def noising(self) -> np.ndarray:
+        return np.asarray(self.inverse, np.float64)
+
+    def accounting_matches_noise(self) -> bool:
+        table, noising = self.matrix(), self.noising()
+        return (
+            table.shape == noising.shape[::-1] == (len(table), self.rounds)
+            and bool((noising != 0).sum(1).max() <= self.max_draws)
+            and _is_same(noising @ table, np.eye(self.rounds))
+            and _is_causal(table, noising)
+        )
+
+    def draws(self, round_: Any) -> tuple[Any, ...]:
+        row = jnp.asarray(self.inverse, jnp.float32)[jnp.minimum(round_, self.rounds - 1)]
+        index = jnp.nonzero(row, size=self.max_draws, fill_value=0)[0].astype(jnp.int32)
+        return index, row[index], (row != 0).sum()
+
+
+def _is_causal(table: np.ndarray, noising: np.ndarray) -> bool:
+    """Return whether no noise is used before the last contribution that it hides."""
+    is_used = (noising != 0).any(0)
+    first_use = (noising[:, is_used] != 0).argmax(0)
+    last_contribution = table.shape[1] - 1 - (table[is_used, ::-1] != 0).argmax(1)
+    return bool((last_contribution <= first_use).all())
+
+
+# --- binary trees (DP-FTRL)
+
+
+def tree(rounds: int, *, efficient: bool = False) -> Strategy:
+    """Return the binary tree: the sum of t rounds has the noise of as many nodes as t has binary
+    ones.
+
+    Args:
+        efficient: whether the estimate of a node also uses the nodes below it (Honaker's estimate
+            from the past): less noise at the same privacy.  A round then draws the noise of up to
+            twice as many nodes as there were rounds, so use it for a few hundred rounds.
+
+    Other Parameters:
+        rounds: that it covers.
+
+    References:
+        Dwork et al., STOC 2010; Chan et al., 2011; Honaker, 2015; Kairouz et al., ICML 2021.
+
+    Example:
+        >>> tree(8).errors().tolist()
+        [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 1.0]
+    """
+    checks.require_integer("strategies.tree", rounds=rounds)
+    checks.require_one_of("strategies.tree", (False, True), efficient=efficient)
+    plain = BinaryTree(int(rounds))
+    if not efficient:
+        return plain
+    estimates = _estimates_of_nodes(int(rounds))
+    return Table(int(rounds), 1, plain.matrix(), estimates, int((estimates != 0).sum(1).max()))
+
+
+@record
+class BinaryTree(Strategy):
+    """Sums of 1, 2, 4, ... rounds that begin at a multiple of their length, each with independent
+    noise, of which prefix sums are made.
+
+    Node (height, start) has the number 2 start + 2^height - 1, by which its noise is drawn.
+    """
+
+    def describe(self) -> str:
+        return "tree"
+
+    @property
+    def heights(self) -> int:
+        """The number of heights of nodes that are complete within the rounds."""
+        return self.rounds.bit_length()
+
+    def matrix(self) -> np.ndarray:
+        out = np.zeros((2 * self.rounds, self.rounds))
+        for height in range(self.heights):
+            for start in range(0, self.rounds - 2**height + 1, 2**height):
+                out[2 * start + 2**height - 1, start : start + 2**height] = 1.0
+        return out
+
+    def matrix_until(self, rounds: int) -> np.ndarray:
+        # all complete nodes count, as in the literature, though rounds use only left children
+        return BinaryTree(rounds).matrix()
+
+    def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
+        """Return the squared sensitivity of all `rounds` rounds, for each number of them.
+
+        A node counts as many contributions of a unit as there are participations in its rounds, so
+        they are counted without the matrix.
+        """
+        starts = [np.arange(0, rounds - 2**h + 1, 2**h) for h in range(rounds.bit_length())]
+        ends = np.concatenate([start + 2**h for h, start in enumerate(starts)])
+        starts = np.concatenate(starts)
+        largest = 0
+        for first in range(min(separation, rounds)):
+            inside = (ends - 1 - first) // separation - (starts - 1 - first) // separation
+            largest = max(largest, int(np.square(inside).sum()))
+        return np.full(rounds, float(largest))
+
+    def errors(self) -> np.ndarray:
+        return np.array([float(t.bit_count()) for t in range(1, self.rounds + 1)])
+
+    def sensitivity(
+        self, participations: int = 1, separation: int = 1, *, epochs: bool = False
+    ) -> float:
+        if self._max_participations(participations, separation) == 1:
+            return float(np.sqrt(self.heights))
+        return super().sensitivity(participations, separation, epochs=epochs)
+
+    def noising(self) -> np.ndarray:
+        out = np.zeros((self.rounds, 2 * self.rounds))
+        for t, row in enumerate(out):
+            index, weight, count = self._nodes_of_round(t + 1, np)
+            row[index[:count]] = weight[:count]
+        return out
+
+    def draws(self, round_: Any) -> tuple[Any, ...]:
+        index, weight, count = self._nodes_of_round(round_ + 1, jnp)
+        return index.astype(jnp.int32), weight.astype(jnp.float32), count
+
+    def _nodes_of_round(self, t: Any, xp: Any) -> tuple[Any, Any, Any]:
+        """Return the nodes of round t, counted from 1: the node that it completes, minus the
+        smaller nodes before it, which made up the sum of t - 1 rounds."""
+        height = _trailing_zeros(t, xp)
+        below = xp.arange(self.heights)
+        length = xp.left_shift(1, below)
+        first = 2 * (t - xp.left_shift(1, height)) + xp.left_shift(1, height) - 1
+        rest = 2 * (t - 2 * length) + length - 1
+        index = xp.concatenate([xp.reshape(first, (1,)), rest])
+        weight = xp.concatenate([xp.ones(1), -xp.ones(self.heights)])
+        return index, weight, height + 1
+
+
+def _estimates_of_nodes(rounds: int) -> np.ndarray:
+    """Return how much of the noise of each node a round releases, Float64[rounds, 2 rounds], if the
+    sum of each node is estimated from its noise and that of all nodes below it."""
+    best: dict[tuple[int, int], np.ndarray] = {}  # the noise of the best estimate of a node
+    prefix = np.zeros((rounds + 1, 2 * rounds))
+    for t in range(1, rounds + 1):
+        for height in range(_trailing_zeros(t, np) + 1):
+            start = t - 2**height
+            noise = np.zeros(2 * rounds)
+            noise[2 * start + 2**height - 1] = 1.0
+            if height:
+                share = 1 / (2 - 2.0**-height)
+                half = 2 ** (height - 1)
+                below = best[height - 1, start] + best[height - 1, start + half]
+                noise = share * noise + (1 - share) * below
+            best[height, start] = noise
+        start = 0
+        for height in range(t.bit_length() - 1, -1, -1):
+            if t >> height & 1:
+                prefix[t] += best[height, start]
+                start += 2**height
+    return np.diff(prefix, axis=0)
+
+
+def _trailing_zeros(t: Any, xp: Any) -> Any:
+    """Return the number of binary zeros at the end of t >= 1, Int[]."""
+    return sum(xp.where(t % 2**k == 0, 1, 0) for k in range(1, 31))
+
+
+# --- strategies made from others
+
+
+def restarted(strategy: Strategy, rounds: int) -> Strategy:
+    """Return `strategy`, started again whenever its rounds are over, for `rounds` rounds.
+
+    The contributions of a client then interact only within one copy, so the sensitivity grows with
+    the participations in each copy, while the error of a sum is the sum of the copies' errors.
+
+    Args:
+        strategy: one that regenerates earlier noise, such as `tree` or `inverse_banded`.
+
+    Other Parameters:
+        rounds: that it covers.
+
+    Raises:
+        ValueError: for a strategy that stores buffers, or one of more rounds than these.
+
+    References:
+        Kairouz et al., ICML 2021, section 5 (DP-FTRL with tree restarts).
+
+    Example:
+        >>> restarted(tree(4), 8).errors().tolist()
+        [1.0, 1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 2.0]
+    """
+    where = "strategies.restarted"
+    if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
+        checks.fail(where, "a strategy of jfl.strategies", f"{strategy!r}")
+    checks.require_integer(where, rounds=rounds)
+    if strategy.memory:
+        checks.fail(
+            where,
+            "a strategy that regenerates earlier noise",
+            f"{strategy!r}, which stores buffers",
+            "Use tree, inverse_banded, square_root or dense.",
+        )
+    if rounds < strategy.rounds:
+        checks.fail(where, f"at least the {strategy.rounds} rounds of the strategy", f"{rounds}")
+    normals = strategy.noising().shape[1]
+    return Restarted(int(rounds), strategy.separation, strategy, normals)
+
+
+@record
+class Restarted(Strategy):
+    """Copies of one strategy on the diagonal of C."""
+
+    of: Any = None  # a Strategy; with a default, since fields of the base have one
+    normals: int = static(default=1)  # that one copy draws
+
+    def describe(self) -> str:
+        return f"{self.of.describe()}, restarted every {self.of.rounds} rounds"
+
+    @property
+    def width(self) -> int:
+        return self.of.width
+
+    @property
+    def is_steady(self) -> bool:
+        return self.of.is_steady
+
+    @property
+    def _copies(self) -> int:
+        return -(-self.rounds // self.of.rounds)
+
+    def matrix(self) -> np.ndarray:
+        return self.matrix_until(self.rounds)
+
+    def matrix_until(self, rounds: int) -> np.ndarray:
+        whole, rest = divmod(rounds, self.of.rounds)
+        blocks = [self.of.matrix()] * whole
+        return _block_diagonal([*blocks, self.of.matrix_until(rest)] if rest else blocks)
+
+    def noising(self) -> np.ndarray:
+        one = self.of.noising()
+        whole = _block_diagonal([one] * self._copies)[: self.rounds]
+        # for a tree, whose draws are not those of rounds, all draws of the last copy count
+        return whole[:, : self.rounds] if one.shape[0] == one.shape[1] else whole
+
+    def errors(self) -> np.ndarray:
+        one = self.of.errors()
+        before = np.arange(self._copies)[:, None] * one[-1]
+        return (before + one).reshape(-1)[: self.rounds]
+
+    def accounting_matches_noise(self) -> bool:
+        """Same as for one copy, if copies share no normals."""
+        return self.of.accounting_matches_noise() and self.normals >= self.of.noising().shape[1]
+
+    def draws(self, round_: Any) -> tuple[Any, ...]:
+        copy, within = round_ // self.of.rounds, round_ % self.of.rounds
+        index, weight, count = self.of.draws(within)
+        return jnp.asarray(index, jnp.int32) + copy * self.normals, weight, count
+
+    def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
+        """Return the maximum over the groups of rounds that are `separation` apart; for long copies
+        the sum of the maxima of the copies, which is a bound."""
+        length = self.of.rounds
+        copies = -(-rounds // length)
+        if length > MAX_TABLE:
+            one = self.of.squared_sensitivities(min(length, rounds), separation)
+            before = np.arange(copies)[:, None] * one[-1]
+            return (before + one).reshape(-1)[:rounds]
+        rest = rounds - (copies - 1) * length
+        whole = _squares_by_offset(self.of.matrix(), separation)
+        last = _squares_by_offset(self.of.matrix_until(rest), separation)
+        offset = (np.arange(separation)[:, None] - np.arange(copies) * length) % separation
+        ends = whole[offset[:, :-1], -1]  # [offset of the run, copy]
+        before = np.cumsum(ends, axis=1) - ends
+        squares = (before[..., None] + whole[offset[:, :-1]]).reshape(separation, -1)
+        squares = np.hstack([squares, ends.sum(1)[:, None] + last[offset[:, -1]]])
+        return np.maximum.accumulate(squares.max(0))
+
+    def sensitivity(
+        self, participations: int = 1, separation: int = 1, *, epochs: bool = False
+    ) -> float:
+        participations = self._max_participations(participations, separation)
+        if epochs and participations == -(-self.rounds // separation):
+            return float(np.sqrt(self.squared_sensitivities(self.rounds, separation)[-1]))
+        most = max_participations(self.of.rounds, participations, separation)
+        one = [
+            self.of.sensitivity(k, separation, epochs=epochs) ** 2 if k else 0.0
+            for k in range(most + 1)
+        ]
+        best = np.zeros(participations + 1)  # by the number of participations in earlier copies
+        for _ in range(self._copies):
+            best = np.array(
+                [
+                    max(best[k - here] + one[here] for here in range(min(k, most) + 1))
+                    for k in range(participations + 1)
+                ]
+            )
+        return float(np.sqrt(best[-1]))
+
+    def largest_column(self) -> float:
+        return self.of.largest_column()
+
+
+@record
+class Remainder(Strategy):
+    """The columns of C from round `first` on: what a strategy reveals of those who contributed
+    nothing before.  Only the accountant of a plan that continues another one uses it."""
+
+    of: Any = None  # a Strategy; with a default, since fields of the base have one
+    first: int = static(default=0)
+
+    def describe(self) -> str:
+        return f"{self.of.describe()}, from round {self.first} on"
+
+    @property
+    def width(self) -> int:
+        return self.of.width
+
+    def matrix(self) -> np.ndarray:
+        return self.of.matrix()[:, self.first :]
+
+    def matrix_until(self, rounds: int) -> np.ndarray:
+        return self.of.matrix_until(self.first + rounds)[:, self.first :]
+
+    def accounting_matches_noise(self) -> bool:
+        return self.of.accounting_matches_noise()
+
+    def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
+        if isinstance(self.of, Toeplitz):  # the columns are the same
+            return self.of.squared_sensitivities(rounds, separation)
+        return super().squared_sensitivities(rounds, separation)
+
+    def largest_column(self) -> float:
+        return self.of.largest_column()
+
+
+def after(strategy: Strategy, first: int) -> Strategy:
+    """Return the strategy of the rounds from `first` on."""
+    return Remainder(max(strategy.rounds - first, 0), strategy.separation, strategy, int(first))
+
+
+def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    ends = np.cumsum(np.array([block.shape for block in blocks]), axis=0)
+    out = np.zeros(ends[-1])
+    for block, (row, column) in zip(blocks, ends):
+        out[row - block.shape[0] : row, column - block.shape[1] : column] = block
+    return out
+
+
+# --- squared sensitivities
+
+
+def _toeplitz_squares(
+    column: np.ndarray, rounds: int, participations: int, separation: int
+) -> np.ndarray:
+    """Return what each round adds to the squared sensitivity of a lower-triangular Toeplitz matrix,
+    Float64[rounds]; the first t of them add up to that of t rounds.
+
+    It is exact if columns that far apart do not overlap, or if the column decreases and is not
+    negative.  Otherwise it is that of the smallest such column above it, which is a bound.
+    """
+    column = np.asarray(column, np.float64)[:rounds]
+    decreases = bool(np.all(column >= 0) and np.all(np.diff(column) <= 0))
+    if not decreases and len(np.trim_zeros(column, "b")) > separation:
+        column = np.maximum.accumulate(np.abs(column)[::-1])[::-1]
+    moved = np.zeros(rounds)
+    for first in range(0, rounds, separation)[:participations]:
+        part = moved[first : first + len(column)]
+        part += column[: len(part)]
+    return moved**2
+
+
+def _squares_by_offset(matrix: np.ndarray, separation: int) -> np.ndarray:
+    """Return squared sensitivities of the first 1, 2, ... rounds to a unit that participates in
+    rounds offset, offset + separation, ...: Float64[offset, rounds]."""
+    gram = np.abs(matrix.T @ matrix)
+    length = len(gram)
+    out = np.zeros((separation, length))
+    for offset in range(min(separation, length)):
+        here = np.arange(offset, length, separation)
+        among = gram[np.ix_(here, here)].cumsum(0).cumsum(1).diagonal()
+        so_far = np.searchsorted(here, np.arange(length), "right")
+        out[offset] = np.append(0.0, among)[so_far]
+    return out
+
+
+def _square_of_epochs(size: np.ndarray, participations: int, separation: int) -> float:
+    """Return the squared sensitivity if participations are multiples of `separation` rounds apart,
+    given the absolute values of X = C^T C; exact if X >= 0 and a unit may participate in all of
+    them."""
+    largest = 0.0
+    for offset in range(min(separation, len(size))):
+        here = size[offset::separation, offset::separation]
+        rows = np.sort(here, axis=1)[:, ::-1][:, :participations].sum(1)
+        largest = max(largest, float(np.sort(rows)[::-1][:participations].sum()))
+    return largest
+
+
+def _square_of_any_rounds(size: np.ndarray, participations: int, separation: int) -> float:
+    """Bound the squared sensitivity over all patterns, given the absolute values of X = C^T C;
+    exact if X >= 0 and a unit may participate in every round.
+
+    It takes the worst pattern for each row of X, then the worst sum of rows.
+    """
+    rows = _largest_sum(size, participations, separation)
+    return float(_largest_sum(rows, participations, separation))
+
+
+def _largest_sum(values: np.ndarray, participations: int, separation: int) -> np.ndarray:
+    """Return the largest sum of `values` [..., rounds] >= 0 over a pattern of participations."""
+    rounds = values.shape[-1]
+    # best[i][k]: from round i on, with k participations left
+    nothing = np.zeros((*values.shape[:-1], participations + 1))
+    best: list[Any] = [nothing] * (rounds + separation)
+    for i in range(rounds - 1, -1, -1):
+        here = best[i + 1].copy()
+        taken = values[..., i, None] + best[i + separation][..., :-1]
+        here[..., 1:] = np.maximum(here[..., 1:], taken)
+        best[i] = here
+        best[i + separation] = None  # no longer needed
+    return best[0][..., -1]

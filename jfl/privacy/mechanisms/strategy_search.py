@@ -1,0 +1,328 @@
+"""Search for the strategies with the smallest error: float64, on the host, by L-BFGS with exact
+gradients.
+
+The searches minimise the squared sensitivity times the error.  Scaling C does not change this
+product, so the first coefficient of a Toeplitz C is 1.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from threadpoolctl import threadpool_limits
+
+from ...core import checks
+from ...core.precision import in_float64
+
+MAX_STEPS = 2000  # of a search for the coefficients of a Toeplitz matrix
+MAX_DENSE_STEPS, DENSE_TOLERANCE, DENSE_MEMORY = 5000, 1e-7, 20
+
+
+class Aim(NamedTuple):
+    """For what a strategy is to be the best."""
+
+    rounds: int
+    participations: int
+    separation: int
+    workload: np.ndarray | None  # None: prefix sums; [n] or [n, n]
+    error: str
+
+
+def aim(
+    where: str,
+    rounds: int,
+    participations: int,
+    separation: int,
+    workload: str | ArrayLike,
+    error: str,
+) -> Aim:
+    """Return the checked arguments of a constructor; `where` names it in errors."""
+    checks.require_integer(
+        where, rounds=rounds, participations=participations, separation=separation
+    )
+    checks.require_one_of(where, ("mean", "max"), error=error)
+    matrix = None
+    if isinstance(workload, str):
+        checks.require_one_of(where, ("prefix",), workload=workload)
+    else:
+        matrix = checks.as_array(where, "workload", workload).astype(np.float64)
+        if matrix.shape not in ((rounds,), (rounds, rounds)) or not np.isfinite(matrix).all():
+            checks.fail(
+                where,
+                f'workload "prefix", or finite numbers [{rounds}] or [{rounds}, {rounds}]',
+                f"shape {matrix.shape}",
+                "Make one with strategies.momentum.",
+            )
+        if not matrix.any():
+            checks.fail(where, "a workload with a number that is not 0", "only zeros")
+        if matrix.ndim == 2 and np.any(np.triu(matrix, 1)):
+            checks.fail(
+                where, "a lower-triangular workload", "one that reads later rounds", "Transpose it?"
+            )
+    participations = max_participations(int(rounds), int(participations), int(separation))
+    # a unit that participates once may do so in any round
+    return Aim(
+        int(rounds), participations, int(separation) if participations > 1 else 1, matrix, error
+    )
+
+
+# --- series and matrices
+
+
+def max_participations(rounds: int, participations: int, separation: int) -> int:
+    """Return how many participations fit into this number of rounds."""
+    return min(participations, -(-rounds // separation))
+
+
+def square_root_series(n: int) -> np.ndarray:
+    """Return the first n terms of 1 / sqrt(1 - x): 1, 1/2, 3/8, ..."""
+    k = np.arange(1, n, dtype=np.float64)
+    return np.concatenate([np.ones(1), np.cumprod((2 * k - 1) / (2 * k))])[:n]
+
+
+def inverse(series: np.ndarray, n: int) -> np.ndarray:
+    """Return the first n terms of 1 / series.
+
+    >>> inverse(np.array([1.0, -0.5]), 4).tolist()
+    [1.0, 0.5, 0.25, 0.125]
+    """
+    series = np.asarray(series, np.float64)
+    out = np.zeros(n)
+    out[0] = 1 / series[0]
+    for t in range(1, n):
+        m = min(t, len(series) - 1)
+        out[t] = -(series[1 : m + 1] @ out[t - m : t][::-1]) / series[0]
+    return out
+
+
+def lower_toeplitz(column: np.ndarray) -> np.ndarray:
+    """Return the lower-triangular Toeplitz matrix with this first column, Float64[n, n]."""
+    n = len(column)
+    back = np.arange(n)[:, None] - np.arange(n)
+    return np.where(back >= 0, column[np.maximum(back, 0)], 0.0)
+
+
+# --- Toeplitz matrices
+
+
+def best_banded(aim: Aim, bands: int) -> np.ndarray:
+    """Return the first column of the best banded C, Float64[bands]."""
+    if bands == 1:
+        return np.ones(1)
+
+    def loss(later: jax.Array) -> jax.Array:
+        column = jnp.concatenate([jnp.ones(1), later])
+        return _loss(aim, column, _inverse(column, aim.rounds))
+
+    later = _minimise(loss, square_root_series(bands)[1:], np.zeros(bands - 1))
+    return np.concatenate([np.ones(1), later])
+
+
+def best_inverse_banded(aim: Aim, first: np.ndarray) -> np.ndarray:
+    """Return the first column of the best C^-1 with as many bands as `first`, Float64[bands]."""
+    if len(first) == 1:
+        return np.ones(1)
+
+    def loss(later: jax.Array) -> jax.Array:
+        noise = jnp.concatenate([jnp.ones(1), later])
+        return _loss(aim, _inverse(noise, aim.rounds), _padded(noise, aim.rounds))
+
+    later = _minimise(loss, first[1:], np.zeros(len(first) - 1))
+    return np.concatenate([np.ones(1), later])
+
+
+def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return decays and weights of the best C whose column is 1, then sum_j weight_j decay_j^(t -
+    1).
+
+    C^-1 is of the same kind, with decays that lie between those of C: 1 > a_1 > b_1 > a_2 > ... >
+    0.  The search is over the logarithms of the steps between their logarithms, which have no
+    constraint.
+    """
+    n = aim.rounds
+
+    def decays(steps: jax.Array) -> tuple[jax.Array, jax.Array]:
+        both = jnp.exp(-jnp.cumsum(jnp.exp(steps)))
+        return both[0::2], both[1::2]
+
+    def weights(own: jax.Array, other: jax.Array) -> jax.Array:
+        """Return the weights of the decays `own` if those of the inverse are `other`."""
+        apart = own[:, None] - own + jnp.eye(len(own))
+        return jnp.prod(own[:, None] - other, 1) / jnp.prod(apart, 1)
+
+    def series(decay: jax.Array, weight: jax.Array) -> jax.Array:
+        # 0^0 = 1 for the first power, whose logarithm is not used
+        powers = jnp.exp(jnp.arange(n - 1)[:, None] * jnp.log(decay))
+        return jnp.concatenate([jnp.ones(1), powers @ weight])[:n]
+
+    def loss(steps: jax.Array) -> jax.Array:
+        own, other = decays(steps)
+        return _loss(aim, series(own, weights(own, other)), series(other, weights(other, own)))
+
+    starts = []
+    for low, high in itertools.product((0.5 / n, 5 / n, 50 / n), (0.5, 1.5)):
+        ends = np.exp(np.linspace(np.log(min(low, high / 2)), np.log(high), 2 * buffers))
+        starts.append(np.log(np.diff(ends, prepend=0.0)))
+    steps = _minimise(loss, *starts)
+    with in_float64():
+        own, other = decays(jnp.asarray(steps))
+        return np.asarray(own), np.asarray(weights(own, other))
+
+
+def _minimise(loss: Callable[..., Any], *starts: np.ndarray) -> np.ndarray:
+    """Return where a loss > 0 is smallest, as found from the best of several starts."""
+    from scipy import optimize  # not at import
+
+    # The matrices of the optimiser are tiny: threads of BLAS would wait for each other, and take
+    # several times as long if other work uses the cores.
+    with in_float64(), threadpool_limits(1, "blas"):
+        both = jax.jit(jax.value_and_grad(lambda x: jnp.log(loss(x))))
+        found = [
+            optimize.minimize(
+                lambda x: tuple(np.asarray(v, np.float64) for v in both(x)),
+                np.asarray(start, np.float64),
+                jac=True,
+                method="L-BFGS-B",
+                options=dict(
+                    maxiter=MAX_STEPS, maxfun=2 * MAX_STEPS, maxcor=20, ftol=1e-15, gtol=1e-10
+                ),
+            )
+            for start in starts
+        ]
+    return min(found, key=lambda one: one.fun if np.isfinite(one.fun) else np.inf).x
+
+
+def _loss(aim: Aim, column: jax.Array, noise: jax.Array) -> jax.Array:
+    """Return the squared sensitivity times the error of a Toeplitz C, given the first columns of C
+    and C^-1."""
+    n, separation, participations = aim.rounds, aim.separation, aim.participations
+    if len(column) > separation and participations > 1:
+        # the bound of the sensitivity is that of a column that decreases
+        column = jax.lax.cummax(jnp.abs(column), reverse=True)
+    column = _padded(column, n)
+    # the sum over rounds that are `separation` apart: what a unit adds that participates in rounds
+    # 0, separation, 2 separation, ...
+    later = jnp.pad(column, (0, -n % separation)).reshape(-1, separation)
+    if participations >= len(later):
+        moved = jnp.cumsum(later, axis=0)
+    else:  # not a difference of two sums: a column that the search tries may overflow
+        window, before = (participations, 1), ((participations - 1, 0), (0, 0))
+        moved = jax.lax.reduce_window(later, 0.0, jax.lax.add, window, (1, 1), before)
+    return jnp.square(moved.reshape(-1)[:n]).sum() * _error(aim, noise)
+
+
+def _error(aim: Aim, noise: jax.Array) -> jax.Array:
+    n = aim.rounds
+    if aim.workload is not None and aim.workload.ndim == 2:
+        back = np.arange(n)[:, None] - np.arange(n)
+        noising = jnp.where(back >= 0, noise[np.maximum(back, 0)], 0.0)
+        each = jnp.square(aim.workload @ noising).sum(1)
+        return each.mean() if aim.error == "mean" else each.max()
+    if aim.workload is None:
+        summed = jnp.cumsum(noise)
+    else:
+        summed = jnp.convolve(aim.workload, noise, precision="highest")[:n]
+    share = (n - np.arange(n)) / n if aim.error == "mean" else np.ones(n)
+    return (share * jnp.square(summed)).sum()
+
+
+def _padded(series: jax.Array, n: int) -> jax.Array:
+    return jnp.pad(series, (0, max(0, n - len(series))))[:n]
+
+
+def _inverse(series: jax.Array, n: int) -> jax.Array:
+    """Return the first n terms of 1 / series, whose first term is 1."""
+    later = series[1:]
+
+    def step(before: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value = first - later @ before
+        return jnp.concatenate([value[None], before[:-1]]), value
+
+    one = jnp.zeros(n).at[0].set(1.0)
+    return jax.lax.scan(step, jnp.zeros(len(later)), one)[1]
+
+
+# --- any matrix
+
+
+def best_dense(aim: Aim, separation: int) -> np.ndarray:
+    """Return the best lower-triangular C, Float64[n, n], for units whose participations are
+    multiples of `separation` apart.
+
+    X = C^T C with the smallest trace(W X^-1) is a convex problem, W = A^T A / n of the workload A.
+    What a unit adds in all its rounds has squared length 1, and rounds of one unit are orthogonal.
+    """
+    n = aim.rounds
+    if aim.workload is None:
+        workload = np.tril(np.ones((n, n)))
+    else:
+        workload = lower_toeplitz(aim.workload) if aim.workload.ndim == 1 else aim.workload
+    weight, unit = workload.T @ workload / n, np.arange(n) % separation
+    is_same_unit = unit[:, None] == unit
+    count = np.bincount(unit)[unit]
+
+    def loss(square: np.ndarray) -> tuple[float, Any]:
+        """Return the loss and its gradient, projected to the directions in which X may move."""
+        try:
+            lower = np.linalg.inv(np.linalg.cholesky(square))
+        except np.linalg.LinAlgError:  # not positive definite
+            return np.inf, None
+        square_inverse = lower.T @ lower
+        back = square_inverse @ weight
+        gradient = -back @ square_inverse
+        diagonal = np.diagonal(gradient)
+        mean = np.bincount(unit, diagonal)[unit] / count
+        return np.trace(back), np.where(is_same_unit, 0.0, gradient) + np.diag(diagonal - mean)
+
+    square = _minimise_dense(loss, np.diag(1.0 / count))
+    # X = C^T C with C lower triangular: a Cholesky factorisation from the end
+    return np.linalg.cholesky(square[::-1, ::-1]).T[::-1, ::-1]
+
+
+def _minimise_dense(loss: Callable[[np.ndarray], tuple[float, Any]], x: np.ndarray) -> np.ndarray:
+    """Return the minimum of a convex loss, by L-BFGS.
+
+    Steps are halved until the loss is finite and decreases, which no search of SciPy does.
+    """
+    value, gradient = loss(x)
+    past = []
+    for _ in range(MAX_DENSE_STEPS):
+        if np.abs(gradient).max() <= DENSE_TOLERANCE * value:
+            break
+        step = -_newton_direction(gradient, past)
+        slope = np.vdot(step, gradient)
+        size = 1.0 if past else min(1.0, 0.1 / np.abs(gradient).max())
+        while True:
+            new, new_gradient = loss(x + size * step)
+            if new <= value + 1e-4 * size * slope:
+                break
+            size /= 2
+            if size < 1e-12:
+                return x
+        moved, change = size * step, new_gradient - gradient
+        if np.vdot(moved, change) > 0:
+            past = [*past[-DENSE_MEMORY + 1 :], (moved, change)]
+        x, value, gradient = x + moved, new, new_gradient
+    return x
+
+
+def _newton_direction(
+    gradient: np.ndarray, past: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> np.ndarray:
+    """Return the gradient times an estimate of the inverse Hessian."""
+    direction, shares = gradient, []
+    for moved, change in reversed(past):
+        share = np.vdot(moved, direction) / np.vdot(moved, change)
+        shares.append(share)
+        direction = direction - share * change
+    if past:
+        moved, change = past[-1]
+        direction = direction * (np.vdot(moved, change) / np.vdot(change, change))
+    for (moved, change), share in zip(past, reversed(shares), strict=True):
+        share = share - np.vdot(change, direction) / np.vdot(moved, change)
+        direction = direction + moved * share
+    return direction
