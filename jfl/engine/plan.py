@@ -17,7 +17,7 @@ from ..gradients import per_example
 from ..models import frameworks
 from ..models.targets import TARGETS
 from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import correlated, distributed, float_floors, linear_maps
+from ..privacy.mechanisms import correlated, distributed, linear_maps
 from ..privacy.mechanisms.chain import bind, chain
 from ..privacy.mechanisms.stages import divide, total
 from ..sampling import batches
@@ -158,7 +158,7 @@ def plan(
     correlated.refuse_changing("plan", release, result.weights)
     distributed.refuse_unlike("plan", upload, release, result.weights)
     each = client_bytes(result)
-    float_floors.lasting("plan", result, 1)  # the others when it is known how many rounds there are
+    mech.check_schedules("plan", result, 1)  # the others when it is known how many rounds there are
     taint.refuse("plan", result)
     if chunk is not None:
         checks.require_integer("plan", chunk=chunk)

@@ -20,7 +20,7 @@ from ..core.aliases import Array, Key, Tree, Words
 from ..core.random_streams import derive_noise_key, noise_seed_words
 from ..core.records import Health, Metrics, Plan, Run
 from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import correlated, float_floors
+from ..privacy.mechanisms import correlated
 from . import devices as meshes
 from . import host_feed, sharding
 from .callbacks import stop_if_unhealthy, watching
@@ -290,7 +290,7 @@ def simulate(
     if start is not None:
         checks.require_type("simulate", Run, "an earlier output", start=start)
     counts = rounds_before_evaluations(rounds, evaluate_every)
-    float_floors.lasting("simulate", plan, rounds, 0 if start is None else int(start.round))
+    mech.check_schedules("simulate", plan, rounds, 0 if start is None else int(start.round))
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     words = identity.noise_identity(plan)
     with meshes.explain_lost_process():

@@ -20,7 +20,7 @@ from ..core.errors import HealthError
 from ..core.random_streams import derive_noise_key, noise_seed_words
 from ..core.records import Health, Metrics, Plan
 from ..privacy.ledger import segments
-from ..privacy.mechanisms import float_floors
+from ..privacy.mechanisms.chain import check_schedules
 from . import devices as meshes
 from .plan import client_bytes
 from .round import init_run
@@ -116,7 +116,7 @@ def _plans_of(
         checks.require_type("sweep", Plan, "make_plan", plan=plan)
         checks.require_device_rows("sweep", plan.fed)
     for plan in plan_of.values():
-        float_floors.lasting("sweep", plan, rounds)
+        check_schedules("sweep", plan, rounds)
     return plans
 
 

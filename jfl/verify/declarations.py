@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.records import Batches, Fn, Mechanism, Plan
 from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import linear_maps, scaled_clip, stages, wavelet
+from ..privacy.mechanisms import linear_maps, stages, wavelet
 from ..privacy.mechanisms.stages import Stage
 from ..sampling import clients
 from .ownership import (
@@ -32,7 +32,7 @@ ROWS = {
     wavelet._clip_ellipsoid: wavelet._ellipsoid_bound,
     wavelet._clip_bands: wavelet._bands_bound,
     wavelet._shares: wavelet._one,
-    scaled_clip._clip_scaled: scaled_clip._scaled_bound,
+    stages._clip_scaled: stages._scaled_bound,
 }
 NAMES = {
     "clip_l2": stages._clip_l2,
@@ -43,7 +43,7 @@ NAMES = {
 # what a row stage of jfl learns of a release
 UPDATES = {
     stages._clip_adaptive: stages._adapt,
-    scaled_clip._clip_scaled: scaled_clip._unscale,
+    stages._clip_scaled: stages._unscale,
 }
 
 DRAWS = {

@@ -15,7 +15,7 @@ from jfl.core.errors import ArgumentError, NotAnalysable
 from jfl.privacy.accountants import tightest
 from jfl.privacy.accountants.events import gaussian, renyi_bound, repeat
 from jfl.privacy.ledger.entry import effective
-from jfl.privacy.mechanisms import integers
+from jfl.privacy.mechanisms import distributed as shares
 from jfl.privacy.mechanisms.distributed import encoding_of
 
 C, ALARM = 8, 1e-6
@@ -31,7 +31,7 @@ def encoding(law="skellam", z=1.0, clip=0.5, cohort=4, size=23, bits=12, **more)
 
 
 def encoded_by_hand(code, key, x):
-    """A loop with the draws of `integers.encode`: blocks, rounding, noise, modulo."""
+    """A loop with the draws of `Encoding.encode`: blocks, rounding, noise, modulo."""
     x = np.asarray(x, np.float64)
     x = x * min(1.0, code.clip_norm / np.linalg.norm(x))
     bits = np.asarray(jax.random.bits(jax.random.key(0), x.shape, jnp.uint32))
@@ -43,14 +43,14 @@ def encoded_by_hand(code, key, x):
     assert start == len(x)
     x = np.concatenate(parts) * code.scale
     rounding, noise = jax.random.split(key)
-    for number in range(integers.TRIES):
+    for number in range(shares.TRIES):
         draw = jax.random.uniform(jax.random.fold_in(rounding, number), x.shape)
         whole = np.floor(x) + (np.asarray(draw) < x - np.floor(x))
         if np.linalg.norm(whole) <= code.longest:
             kept = whole
     words = np.asarray(jax.random.bits(noise, (2, len(x)), jnp.uint32)).astype(np.uint64)
     word = (words[0] << np.uint64(31)) | (words[1] >> np.uint64(1))
-    known = integers.table(code.law, code.scale * code.share)
+    known = shares.table(code.law, code.scale * code.share)
     high, low = (t.astype(np.uint64) for t in (known.high, known.low))
     tails = (high << np.uint64(31)) | low
     size = (tails[None] > word[:, None]).sum(1)
@@ -67,7 +67,7 @@ def test_an_upload_equals_a_loop(law):
     for seed in range(20):
         x = jax.random.normal(jax.random.key(seed), (23,))
         key, leaves = jax.random.fold_in(KEY, seed), {"a": x[:20].reshape(4, 5), "b": x[20:]}
-        found = integers.encode(code, key, leaves)
+        found = code.encode(key, leaves)
         flat = np.concatenate([np.ravel(found["a"]), found["b"]])
         by_hand = encoded_by_hand(code, key, x)
         assert (flat == by_hand).mean() > 0.95  # float32 may round one of them the other way
@@ -77,8 +77,8 @@ def test_an_upload_equals_a_loop(law):
 def without_noise(code, key, x):
     """What is rounded, before noise; and the norm that it may have."""
     clipped = x * jnp.minimum(1.0, code.clip_norm / jnp.linalg.norm(x))
-    scaled = integers.hadamard.rotated(clipped, integers._signs()) * code.scale
-    return integers._rounded(scaled, code.longest, key)
+    scaled = shares.rotated(clipped, shares._signs_key()) * code.scale
+    return shares._rounded(scaled, code.longest, key)
 
 
 def test_no_rounded_upload_is_longer_than_the_bound():
@@ -95,8 +95,7 @@ def test_rounding_is_right_on_average():
     x = jax.random.normal(KEY, (23,))
     whole = jax.vmap(lambda k: without_noise(code, k, x))(jax.random.split(KEY, 20_000))
     exact = (
-        integers.hadamard.rotated(x * code.clip_norm / jnp.linalg.norm(x), integers._signs())
-        * code.scale
+        shares.rotated(x * code.clip_norm / jnp.linalg.norm(x), shares._signs_key()) * code.scale
     )
     error = (np.asarray(whole).mean(0) - exact) / (0.5 / 20_000**0.5)
     assert np.abs(error).max() < 6  # of 23 standard normals at most: a false alarm in 1e7
@@ -117,7 +116,7 @@ def test_noise_has_its_law(law):
     code = encoding(law, z=1.0, cohort=9, size=200, bits=8)
     std = code.scale * code.share
     keys = jax.random.split(KEY, 500)
-    drawn = np.asarray(jax.jit(jax.vmap(lambda k: integers._noise(code, k)))(keys)).ravel()
+    drawn = np.asarray(jax.jit(jax.vmap(lambda k: shares._noise(code, k)))(keys)).ravel()
 
     def rejects(std):
         k, mass = law_of(law, std, 60)
@@ -136,7 +135,7 @@ def test_noise_has_its_law(law):
 @pytest.mark.parametrize("std", [0.3, 1.0, 7.7, 300.0, 2000.0])
 def test_every_search_ends_where_the_table_says(std):
     """Words at, just below and just above every tail and every bucket, and some between."""
-    known = integers.table("discrete_gaussian", std)
+    known = shares.table("discrete_gaussian", std)
     tails = (known.high.astype(np.uint64) << np.uint64(31)) | known.low
     rng = np.random.default_rng(0)
     powers = [n for b in range(62) for n in (2**b, 2**b - 1, 17 * 2**b // 16)]
@@ -145,7 +144,7 @@ def test_every_search_ends_where_the_table_says(std):
     words = np.concatenate([*near, np.array(more, np.uint64)]) & np.uint64(2**63 - 1)
     high = jnp.asarray((words >> np.uint64(31)).astype(np.uint32))
     low = jnp.asarray((words & np.uint64(2**31 - 1)).astype(np.uint32))
-    bucket = np.asarray(integers._bucket(high, low << 1))
+    bucket = np.asarray(shares._bucket(high, low << 1))
     size = known.start[bucket]
     above = len(tails) - np.searchsorted(tails[::-1], words, "right")
     assert (size <= above).all() and (above - size < known.reach).all()
@@ -159,11 +158,11 @@ def test_a_sum_is_undone(law):
     pair = jfl.distributed(1e-2, 0.5, 4, law=law, like=np.zeros(23), bits=16)
     code = encoding_of(pair.upload)
     x = jax.random.normal(KEY, (4, 23))
-    sent = jax.vmap(lambda k, v: integers.encode(code, k, v))(jax.random.split(KEY, 4), x)
-    found, _ = integers.decode(sent.sum(0), None, encoding=code)
+    sent = jax.vmap(lambda k, v: code.encode(k, v))(jax.random.split(KEY, 4), x)
+    found, _ = shares.decode(sent.sum(0), None, encoding=code)
     clipped = x * 0.5 / jnp.linalg.norm(x, axis=1, keepdims=True)
     np.testing.assert_allclose(found, clipped.sum(0), atol=6 * 1e-2 * 0.5 + 3 / code.scale)
-    turned, _ = integers.decode(sent.sum(0) + 2.0**16, None, encoding=code)
+    turned, _ = shares.decode(sent.sum(0) + 2.0**16, None, encoding=code)
     np.testing.assert_array_equal(found, turned)
     assert np.abs(np.asarray(sent)).max() <= 2**15
 
@@ -188,9 +187,9 @@ def test_bounds_hold_in_one_dimension(law, clients):
             total = np.convolve(total, one)[300:-300]
         wide = std * clients**0.5
         for move in (1, 3):
-            code = integers.Encoding(law, 1.0, 1.0, clients, 1, 12, 4.0, "zero_out")
+            code = shares.Encoding(law, 1.0, 1.0, clients, 1, 12, 4.0, "zero_out")
 
-            class Known(integers.Encoding):
+            class Known(shares.Encoding):
                 scale = 1.0
                 share = std
                 longest = move
@@ -209,7 +208,7 @@ def test_the_divergence_of_the_known_discrete_gaussian():
     """Alone, a discrete Gaussian is as concentrated as a Gaussian (Canonne et al., 2020)."""
     code = encoding("discrete_gaussian", cohort=1, bits=14)
     slopes, constants = code.bounds(1)
-    rho = (code.longest * (1 + integers.ROUNDING) / (code.scale * code.share)) ** 2 / 2
+    rho = (code.longest * (1 + shares.ROUNDING) / (code.scale * code.share)) ** 2 / 2
     assert slopes.min() == pytest.approx(rho) and constants[0] == 0
     assert np.sqrt(1 / (2 * rho)) == pytest.approx(1.0, rel=0.02)  # the multiplier asked for
 
@@ -339,8 +338,8 @@ def test_an_attack_finds_less_than_is_proved():
     x = jnp.ones(16)
 
     def score(value, key):
-        sent = integers.encode(code, key, value)
-        undone, _ = integers.decode(sent, None, encoding=code)
+        sent = code.encode(key, value)
+        undone, _ = shares.decode(sent, None, encoding=code)
         return undone.sum() / 4 / code.clip_norm
 
     keys = jax.random.split(KEY, 8000)

@@ -35,7 +35,6 @@ from jfl.core.records import Batch, Context, Diagnostics, Health
 from jfl.engine.slots import chunk_cohort
 from jfl.privacy.ledger import entries
 from jfl.privacy.mechanisms import chain as mech
-from jfl.privacy.mechanisms import float_floors
 from jfl.privacy.mechanisms.stages import FLOOR, Stage
 
 KEY = jax.random.key(0)
@@ -476,7 +475,7 @@ def test_a_schedule_that_falls_too_far_is_refused(fed, site):
 
 def test_every_round_is_looked_at(fed, monkeypatch):
     """In blocks, also where only the last round is bad; and where a run goes on."""
-    monkeypatch.setattr(float_floors, "BLOCK", 8)
+    monkeypatch.setattr(mech, "ROUNDS_AT_ONCE", 8)
     spike = chain(clip_l2(jfl.schedules.piecewise([36], [1.0, 1e-20])), total(), gaussian(1.0))
     late = jfl.plan(
         fed,
@@ -485,11 +484,11 @@ def test_every_round_is_looked_at(fed, monkeypatch):
         jfl.sampling.full(CLIENTS),
         release=spike,
     )
-    float_floors.lasting("here", late, 36)
-    float_floors.lasting("here", late, 6, 30)
+    mech.check_schedules("here", late, 36)
+    mech.check_schedules("here", late, 6, 30)
     for rounds, first in ((37, 0), (7, 30), (1, 36), (10**6, 0)):
         with pytest.raises(ValueError, match="in round 36"):
-            float_floors.lasting("here", late, rounds, first)
+            mech.check_schedules("here", late, rounds, first)
     with pytest.raises(ValueError, match="in round 0"):
         jfl.plan(
             fed,

@@ -12,8 +12,7 @@ from ...core.records import Caveat, Plan
 from ...kernels.normals import MOST as MOST_NORMALS
 from ...verify import checker as taint
 from ...verify import tracing
-from ..mechanisms import float_floors
-from ..mechanisms.chain import noisy
+from ..mechanisms.chain import check_schedules, noisy
 from . import rules, samples
 from .entry import Clients, Entry, effective, with_reach
 from .facts import Facts, Site, read
@@ -103,7 +102,7 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
             "traced ones",
             "Call it outside jit and vmap.",
         )
-    float_floors.lasting("jfl.guarantee", plan, rounds)
+    check_schedules("jfl.guarantee", plan, rounds)
     facts = read(plan, rounds, others)
     own = [entry_of(facts, facts.local, "example", v) for v in VIEWS[:2] if facts.local]
     views = VIEWS if facts.is_secure else VIEWS[:2]

@@ -11,7 +11,7 @@ and sum) and `finish` (noise and post).  `release` is both at once.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, overload
 
 import jax
@@ -21,13 +21,15 @@ import numpy as np
 from ...core import checks, pytrees
 from ...core.aliases import Array, Tree
 from ...core.errors import NotAnalysable
-from ...core.records import Fn, Key, Mechanism, named, record, static
+from ...core.records import Fn, Key, Mechanism, Plan, named, record, static
 from ...kernels.laplace import laplace
 from ...kernels.normals import normals
 from ...verify import marks
-from . import correlated, haar_bands, integers
+from . import correlated, haar_bands
 from .stages import FLOOR, After, Stage
 
+ROUNDS_AT_ONCE = 2**16  # that are checked together
+LAST_ROUND = 2**31 - 1  # that the clock can count
 ROLES = ("row", "sum", "noise", "post")
 # one unit more or less; another in its place; or, with all that is drawn as it is, nothing of it
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
@@ -497,7 +499,7 @@ def release_sum(
         std = sigma * math.sqrt(2) if s.law == "laplace" else sigma
         after = after._replace(std=std, shape=s.shape)
         if s.encoding is not None:
-            value = integers.encode(s.encoding, noise_key, value)
+            value = s.encoding.encode(noise_key, value)
         elif s.law == "laplace":
             value = pytrees.map(
                 lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype),
@@ -557,3 +559,82 @@ def denominator(mechanism: Mechanism) -> float | None:
     if not values or not checks.is_concrete(values):
         return None
     return float(np.prod([np.asarray(v) for v in values]))
+
+
+# --- clip norms and noise that change over rounds
+
+
+def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
+    """Refuse a plan in which a function of the round falls below the floor of clip norms and noise,
+    or whose correlated noise ends before its rounds do.
+
+    Constants are checked when a stage is made.  Below the floor squares of norms underflow: a clip
+    would bound nothing, though the noise follows it down.  Traced functions pass: the program makes
+    nan of such a value, and Health stops it.
+
+    Args:
+        where: who asks, for the message.
+        plan: whose release, upload and private gradients are looked at.
+        rounds: how many rounds will run.
+        first: the number of the first of them.
+
+    Raises:
+        ValueError: with the first round in which a value is below 1e-15 or not finite.
+
+    Example:
+        >>> import jfl
+        >>> falls = jfl.schedules.exponential(
+        ...     1.0, 1e-3, 10
+        ... )  # by 1000 in 10 rounds: 1e-15 in round 50
+        >>> [bool(v) for v in (_values_of_rounds(falls, jnp.array([49, 51])) >= FLOOR)]
+        [True, False]
+    """
+    for mechanism in (plan.upload, plan.release):
+        correlated.covers(where, mechanism, first + rounds)
+    of_clients = [("private_grad", r.mechanism) for r in plan.algorithm.all_releases]
+    for site, mechanism in (("release", plan.release), ("upload", plan.upload), *of_clients):
+        for stage in mechanism.stages if mechanism is not None else ():
+            levels = {
+                name: v
+                for f in (stage.bound, stage.apply)
+                if f is not None
+                for name, v in f.data.items()
+            }
+            for name, function in (levels | dict(noise=stage.noise)).items():
+                if isinstance(function, Fn) and checks.is_concrete(function):
+                    _check_function(
+                        where, f"{name} of {stage.name} in {site}", function, first, rounds
+                    )
+
+
+def _check_function(
+    where: str, name: str, function: Callable[..., Any], first: int, rounds: int
+) -> None:
+    end = min(first + rounds, LAST_ROUND)
+    size = min(
+        ROUNDS_AT_ONCE, 1 << max(int(end - first) - 1, 0).bit_length()
+    )  # of few sizes, for few programs
+    for begin in range(first, end, size):
+        sampled_rounds = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
+        values = _values_of_rounds(function, sampled_rounds)
+        if not checks.is_concrete(values):  # a closure over something traced
+            return
+        values = np.asarray(values, np.float64)
+        holds = (values >= FLOOR) & np.isfinite(values)
+        bad = np.flatnonzero(~holds.reshape(size, -1).all(1))
+        if bad.size:
+            got = values[bad[0]].min()
+            checks.fail(
+                where,
+                f"{name} >= {FLOOR:g} and finite in every round",
+                f"{got:g} in round {sampled_rounds[bad[0]]}",
+                (
+                    "Smaller ones are lost in float32: end the schedule higher, jnp.maximum(value, "
+                    "1e-6), or scale the loss."
+                ),
+            )
+
+
+@jax.jit
+def _values_of_rounds(function: Callable[..., Any], rounds: np.ndarray) -> Array:
+    return jax.vmap(lambda r: jnp.asarray(function(r), jnp.float32))(rounds)

@@ -9,6 +9,7 @@ The clip comes after the map, so it bounds what is summed whatever the map does:
 the map.  Its randomness is public and the same for all contributions of a round.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,12 +22,12 @@ from ...core import checks
 from ...core.aliases import Array, Key, Tree
 from ...core.records import Fn, Mechanism, Task, named
 from ...core.threefry import as_kernel_key
-from . import hadamard
 from .stages import After, Stage, shapes_like
 
 __all__ = ["LinearMap", "linear_map", "projection", "rotation", "sparsification"]
 
 
+LARGEST_FACTOR = 6  # a factor of a Hadamard transform has at most 2^6 rows
 PUBLIC = 0x6D617073  # apart from all core.random_streams.Stream
 
 
@@ -268,7 +269,7 @@ def _shrink(
         )
     flat = jnp.concatenate([jnp.ravel(x) for x in leaves])
     signs, places = jax.random.split(_key(seed, count))
-    flat = hadamard.rotated(flat, signs) if turned else flat
+    flat = rotated(flat, signs) if turned else flat
     if size < flat.size:
         flat = flat[_places(places, flat.size, size)] * (flat.size / size) ** 0.5
     return flat, jnp.zeros((), bool)
@@ -294,7 +295,7 @@ def _expand(
         kept = _places(places, sum(numbers), size)
         scaled = value * (sum(numbers) / size) ** 0.5
         flat = jnp.zeros(sum(numbers), value.dtype).at[kept].set(scaled)
-    flat = hadamard.rotated(flat, signs, back=True) if turned else flat
+    flat = rotated(flat, signs, back=True) if turned else flat
     parts = jnp.split(flat, np.cumsum(numbers)[:-1])
     parts = [part.reshape(x.shape[1:]) for part, x in zip(parts, leaves)]
     return treedef.unflatten(parts), after if keeps_length else _changed(after)
@@ -311,3 +312,54 @@ def _places(key: Key, numbers: int, size: int) -> jax.Array:
 
 
 OWN = (_forward, _shrink)  # what may stand before a clip
+
+
+# --- the rotation: random signs, then Hadamard transforms
+
+
+def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
+    """A vector, rotated: its length stays, and it is spread over the coordinates of each block.
+
+    Args:
+        flat: Float[n].
+        key: of the signs.
+        back: whether the rotation is undone.
+
+    Example:
+        >>> x = jnp.array([3.0, 0.0, 4.0, 1.0, 2.0])
+        >>> there = rotated(x, jax.random.key(0))
+        >>> bool(jnp.allclose(rotated(there, jax.random.key(0), back=True), x, atol=1e-6))
+        True
+    """
+    signs = 1.0 - 2.0 * (jax.random.bits(key, flat.shape, jnp.uint32) >> 31)
+    flat = flat if back else flat * signs
+    parts, start = [], 0
+    for exponent in reversed(range(flat.size.bit_length())):
+        if flat.size >> exponent & 1:
+            parts.append(_transform(flat[start : start + 2**exponent], exponent))
+            start += 2**exponent
+    flat = jnp.concatenate(parts)
+    return flat * signs if back else flat
+
+
+def _transform(block: jax.Array, exponent: int) -> jax.Array:
+    """Orthonormal, and its own inverse: a matrix on each side, of which the transform is a
+    Kronecker product."""
+    times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    if exponent > 2 * LARGEST_FACTOR:  # a large matrix costs more than one factor more
+        parts = block.reshape(-1, 2**LARGEST_FACTOR)
+        right = times(parts, _matrix(2**LARGEST_FACTOR) / np.float32(2**LARGEST_FACTOR) ** 0.5)
+        left = jax.vmap(lambda column: _transform(column, exponent - LARGEST_FACTOR), 1, 1)(right)
+        return left.reshape(-1)
+    left, right = 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
+    a, b = (_matrix(n) / np.float32(n) ** 0.5 for n in (left, right))
+    return times(times(a, block.reshape(left, right)), b).reshape(-1)
+
+
+def _matrix(size: int) -> np.ndarray:
+    """Sylvester's, Float32[size, size] of -1 and 1: the sign is the parity of common bits."""
+    both = np.arange(size)[:, None] & np.arange(size)
+    parity = np.zeros(both.shape, np.int64)
+    for bit in range(size.bit_length()):
+        parity ^= both >> bit & 1
+    return (1 - 2 * parity).astype(np.float32)

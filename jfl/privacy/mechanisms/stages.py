@@ -4,6 +4,7 @@ Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; eve
 sum sees only sums.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ class Stage:
     claimed: Any = None  # noise: the multiplier that a paper states for it
     generator: str = static(default="philox")  # noise: of kernels.normals
     strategy: Any = None  # noise: by what it is correlated over rounds; None: every round its own
-    # noise of integers, a share of a cohort's: an integers.Encoding
+    # noise of integers, a share of a cohort's: a distributed.Encoding
     encoding: Any = static(default=None)
     __repr__ = printing.stage
 
@@ -449,6 +450,128 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
     return Stage(Fn(_as_it_is, data), Fn(_declared, data), name=names[reason])
 
 
+# --- clipping in coordinates that earlier releases scale
+
+
+class Squares(NamedTuple):
+    """What `clip_scaled` remembers."""
+
+    mean: Any  # like a contribution: of the squared coordinates of earlier mean contributions
+
+
+def clip_scaled(
+    bound: ArrayLike,
+    count: ArrayLike,
+    *,
+    like: Any,
+    decay: ArrayLike = 0.9,
+    least: ArrayLike | None = None,
+) -> Stage:
+    """Clip contributions whose coordinates are divided by their usual size, and multiply the noisy
+    sum by it (scale-then-privatize): small coordinates get less noise, large ones more.
+
+    The usual size of a coordinate is the root of a running mean of squares of earlier releases, as
+    in Adam, plus `least`.  All sizes are scaled together so that their mean square is 1: the noise
+    of all coordinates together is that of clip_l2(bound), which the first release equals.
+
+    Args:
+        bound: the clip norm, > 0, of a contribution whose coordinates are divided by their size.
+        count: the expected number of contributions, or sum of their weights, which is public.
+        like: a Task, or what a client contributes (arrays or their shapes).
+        decay: how much of the running mean stays at each release, in [0, 1).
+        least: of a size, > 0, in the units of a coordinate; None: a tenth of what a coordinate has
+            where `bound` is spread over all of them.
+
+    Privacy:
+        that of clip_l2(bound): sizes follow from earlier releases alone.
+
+    Raises:
+        ValueError: outside those ranges; in `private_grad` and in uploads, where a client keeps no
+            sizes.
+
+    References:
+        "Scale-then-privatize", arXiv 2507.01129, Algorithm 8, there for the gradients of rows.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jfl
+        >>> clip = jfl.clip_scaled(1.0, 10.0, like=jnp.zeros(3))
+        >>> jfl.chain(clip, jfl.total(), jfl.gaussian(1.0), jfl.divide(10)).stages[0]
+        clip_scaled(1, 10, 0.9, 0.057735)
+    """
+    where = "clip_scaled"
+    checks.require_positive(where, single=True, bound=bound, count=count)
+    refuse_tiny(where, bound=bound)
+    checks.require_nonnegative(where, single=True, decay=decay)
+    if checks.is_concrete(decay) and not np.asarray(decay) < 1:
+        checks.fail(where, "decay < 1", f"decay={decay!r}")
+    shapes = shapes_like(like)
+    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    if not numbers:
+        checks.fail(where, "like=task, or what a client contributes", f"like={like!r}")
+    least = 0.1 * bound / numbers**0.5 if least is None else least
+    checks.require_positive(where, single=True, least=least)
+    given: dict[str, Any] = dict(bound=bound, count=count, decay=decay, least=least)
+    data = {k: checks.as_scalar(v) for k, v in given.items()}
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    return Stage(
+        Fn(_clip_scaled, data),
+        Fn(_scaled_bound, data),
+        state=Squares(zeros),
+        update=Fn(_unscale, data),
+        name=where,
+    )
+
+
+def _sizes(state: Squares, least: Array) -> Tree:
+    """Of each coordinate, with a mean square of 1."""
+    sizes = pytrees.map(lambda x: jnp.sqrt(x) + least, state.mean)
+    leaves = jax.tree.leaves(sizes)
+    mean = sum(jnp.sum(jnp.square(x)) for x in leaves) / sum(x.size for x in leaves)
+    return pytrees.map(lambda x: x / jnp.sqrt(mean), sizes)
+
+
+@named("scaled_clip.clip")
+def _clip_scaled(
+    state: Squares, row: Tree, *, bound: Array, count: Array, decay: Array, least: Array
+) -> tuple[Tree, Array]:
+    sizes = _sizes(state, least)
+    if _differ(row, sizes):
+        checks.fail(
+            "clip_scaled",
+            f"contributions like like=..., {jax.tree.map(jnp.shape, sizes)}",
+            f"{jax.tree.map(jnp.shape, row)}",
+            "Give what a client contributes as like=...",
+        )
+    return scale_to_bound(bound, pytrees.map(lambda x, size: x / size, row, sizes))
+
+
+def _differ(one: Tree, other: Tree) -> bool:
+    """True for another structure or other shapes."""
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in (one, other)]
+    return jax.tree.structure(one) != jax.tree.structure(other) or shapes[0] != shapes[1]
+
+
+@named("scaled_clip.bound")
+def _scaled_bound(
+    state: Squares, shape: Shape | None, *, bound: Array, count: Array, decay: Array, least: Array
+) -> Array:
+    if shape is not None:
+        checks.fail(
+            "clip_scaled", "isotropic noise", "noise of a shape", "Each of them changes the shape."
+        )
+    return bound
+
+
+@named("scaled_clip.update")
+def _unscale(
+    state: Squares, value: Tree, *, bound: Array, count: Array, decay: Array, least: Array
+) -> tuple[Squares, Tree]:
+    value = pytrees.map(lambda x, size: x * size, value, _sizes(state, least))
+    keep = lambda old, x: decay * old + (1 - decay) * jnp.square(x / count)
+    return Squares(pytrees.map(keep, state.mean, value)), value
+
+
 # --- sum, noise, post
 
 
@@ -579,3 +702,93 @@ def divide(n: ArrayLike | str) -> Stage:
         return Stage(Fn(_divide_realised), name=f"divide_by_{n}", role="post")
     checks.require_positive("divide", single=True, n=n)
     return Stage(Fn(_divide, dict(n=checks.as_scalar(n))), name="divide", role="post")
+
+
+@named("post_processing.apply")
+def _apply(value: Tree, after: After, *, function: Callable[..., Any]) -> tuple[Tree, After]:
+    return function(value), after._replace(std=None)
+
+
+def post_process(function: Callable[..., Any]) -> Stage:
+    """Apply a pure function to the noisy sum, as the last stages of a chain.
+
+    Args:
+        function: maps the released value to a value of the same shapes.  Arrays that it holds in a
+            closure must be public; a plan whose function holds the federation's `x` or `y` is
+            rejected.
+
+    Privacy:
+        None is lost: the function reads only the noisy sum.
+
+    Example:
+        >>> import jfl
+        >>> signs = post_process(lambda value: jax.tree.map(jnp.sign, value))
+        >>> chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), signs)
+        >>> [stage.name for stage in chain.stages]
+        ['clip_l2', 'total', 'gaussian', 'post_process']
+    """
+    if not callable(function) or isinstance(function, Fn):
+        need = "a plain function of the released value"
+        checks.fail("post_process", need, checks.short_repr(function))
+    return Stage(Fn(_apply, static=dict(function=function)), name="post_process", role="post")
+
+
+@named("post_processing.clip_values")
+def _clip_values(value: Tree, after: After, *, most: Array) -> tuple[Tree, After]:
+    clipped = pytrees.map(lambda x: jnp.clip(x, -most.astype(x.dtype), most.astype(x.dtype)), value)
+    return clipped, after._replace(std=None)
+
+
+def clip_values(most: float) -> Stage:
+    """Cut every coordinate of a release to [-most, most].
+
+    Of a sum of clipped contributions no coordinate is larger than the clip norm times the number of
+    contributions: what is beyond is noise.
+
+    Args:
+        most: in the units of the release at this place of the chain, > 0.
+
+    Privacy:
+        post-processing.
+    """
+    checks.require_positive("clip_values", single=True, most=most)
+    return Stage(
+        Fn(_clip_values, dict(most=checks.as_scalar(most))), name="clip_values", role="post"
+    )
+
+
+@named("post_processing.james_stein")
+def _james_stein(value: Tree, after: After) -> tuple[Tree, After]:
+    if after.std is None or after.shape is not None:
+        checks.fail(
+            "james_stein",
+            "noise of one known standard deviation before it",
+            "none" if after.std is None else "noise of a shape",
+            "Put it behind gaussian(...) and divide(...).",
+        )
+    leaves = jax.tree.leaves(value)
+    dimension = sum(x.size for x in leaves)
+    squares = jnp.square(pytrees.norm(value))
+    noise = (dimension - 2) * jnp.square(after.std)
+    kept = jnp.maximum(0.0, 1 - noise / jnp.maximum(squares, jnp.finfo(jnp.float32).tiny))
+    return pytrees.scale(kept, value), after._replace(std=None)
+
+
+def james_stein() -> Stage:
+    """Shrink a release towards zero as far as its noise makes it too long: max(0, 1 - (d - 2)
+    sigma^2 / ||v||^2) times v.
+
+    For d > 2 coordinates the expected squared error is smaller than that of v itself, whatever the
+    truth is.  `jfl.wavelet.james_stein` does so in each band.
+
+    Privacy:
+        post-processing: sigma is a number of the mechanism.
+
+    Raises:
+        ValueError: when it runs, without isotropic noise before it.
+
+    References:
+        James and Stein, 1961 (the positive part of Baranchik, 1964); Balle and Wang, ICML 2018, for
+        Gaussian mechanisms.
+    """
+    return Stage(Fn(_james_stein), name="james_stein", role="post")
