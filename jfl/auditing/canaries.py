@@ -42,7 +42,7 @@ from ..core.records import (
 )
 from ..gradients.per_example import Grad
 from ..privacy.ledger.entry import Entry, effective
-from ..privacy.ledger.samples import share_of
+from ..privacy.ledger.facts import share_of
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands as bands
 from ..privacy.mechanisms.stages import total

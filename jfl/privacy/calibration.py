@@ -14,8 +14,7 @@ from ..verify import checker as taint
 from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
 from .ledger.entry import with_noise
-from .ledger.facts import changing
-from .ledger.samples import cohort_overflow
+from .ledger.facts import changing, cohort_overflow
 from .mechanisms.chain import noisy
 from .per_client import for_each_client
 

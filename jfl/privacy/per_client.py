@@ -12,8 +12,8 @@ from ..core.records import Caveat, Plan
 from ..verify import checker as taint
 from .entry_guarantees import choices, choose, entries_of, guarantee_of, overflowing
 from .ledger.entries import EVERY_ROUND
-from .ledger.entry import Entry, effective, of_client
-from .ledger.samples import OTHER, SCHEMES, chance_of, share_of, turns, worst_columns
+from .ledger.entry import Entry, effective, of_client, worst_columns
+from .ledger.facts import OTHER, SCHEMES, chance_of, share_of, turns
 from .mechanisms.correlated import strategy_of
 
 KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed

@@ -15,7 +15,7 @@ from experiments.papers import wang2019, zcdp
 from experiments.papers.chen2024 import claims as privacy
 from experiments.papers.chen2024 import theory
 from jfl.privacy.accountants import rdp
-from jfl.privacy.ledger import samples
+from jfl.privacy.ledger import facts as samples
 
 MNIST, SVHN, CIFAR = (10, 300, 1.0, 10, 600), (10, 50, 1.0, 50, 732), (10, 50, 1.0, 50, 500)
 

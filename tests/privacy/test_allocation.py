@@ -10,8 +10,8 @@ from helpers.problems import make_federation, squared, start_params
 
 import jfl
 from jfl.core.errors import NotAnalysable
-from jfl.privacy.accountants import allocation, events, rdp_events, tightest
-from jfl.privacy.ledger.samples import cohort_overflow
+from jfl.privacy.accountants import events, rdp, rdp_events, tightest
+from jfl.privacy.ledger.facts import cohort_overflow
 
 C, DELTA = 12, 1e-5
 FED = make_federation(sizes=(3,) * C)
@@ -40,9 +40,9 @@ def test_the_curve_is_the_integral(slots, z, points):
     for order in (2, 3, 5):
         present = np.log((mass * mean**order).sum())
         absent = np.log((mass * mean ** -(order - 1.0)).sum())
-        assert allocation._present(slots, z)[order - 1] == pytest.approx(present, rel=1e-8)
-        assert allocation._absent(slots, z)[order - 1] == pytest.approx(absent, rel=1e-8)
-        found = allocation.curve(np.array([order]), slots, z)[0]
+        assert rdp._present_moments(slots, z)[order - 1] == pytest.approx(present, rel=1e-8)
+        assert rdp._absent_moments(slots, z)[order - 1] == pytest.approx(absent, rel=1e-8)
+        found = rdp.allocation(np.array([order]), slots, z)[0]
         assert found == pytest.approx(max(present, absent) / (order - 1), rel=1e-7)
 
 
@@ -51,7 +51,7 @@ def test_between_whole_orders_it_is_above():
     orders = np.array([1.5, 2.5])
     y = 2.0 * np.random.default_rng(0).normal(size=(400_000, 5))
     mean = np.exp((y - 0.5) / 4).mean(1)
-    for order, bound in zip(orders, allocation.curve(orders, 5, 2.0)):
+    for order, bound in zip(orders, rdp.allocation(orders, 5, 2.0)):
         assert np.log((mean**order).mean()) / (order - 1) <= bound * 1.02
         assert np.log((mean ** (1 - order)).mean()) / (order - 1) <= bound * 1.02
 
@@ -68,15 +68,15 @@ def test_it_gains_what_poisson_sampling_gains():
 
 def test_ends_of_its_range_are_seen():
     orders = np.array([2.0, 1e4])
-    np.testing.assert_allclose(allocation.curve(orders, 1, 2.0), orders / 8)
-    np.testing.assert_allclose(allocation.curve(orders, 100, 0.1), orders / 0.02)
-    assert allocation.curve(orders, 100, 2.0)[1] == 1e4 / 8
+    np.testing.assert_allclose(rdp.allocation(orders, 1, 2.0), orders / 8)
+    np.testing.assert_allclose(rdp.allocation(orders, 100, 0.1), orders / 0.02)
+    assert rdp.allocation(orders, 100, 2.0)[1] == 1e4 / 8
 
 
 def test_a_curve_of_many_noises_is_that_of_each():
     orders = np.array([1.5, 4.0, 30.0])
     many = events.series(events.allocation(7, events.gaussian(np.array([1.3, 2.0]))), [2.0, 1.0])
-    each = 2 * allocation.curve(orders, 7, 1.3) + allocation.curve(orders, 7, 2.0)
+    each = 2 * rdp.allocation(orders, 7, 1.3) + rdp.allocation(orders, 7, 2.0)
     np.testing.assert_allclose(rdp_events.curve(many, orders), each, rtol=1e-12)
 
 
@@ -211,7 +211,7 @@ def test_no_data_are_worse_than_the_bound():
         w / 2 * (np.outer(normal(a + 1), normal(b)) + np.outer(normal(a), normal(b + 1)))
         for (a, b), w in others.items()
     )
-    bound = allocation.curve(np.array([order]), 2, z)[0]
+    bound = rdp.allocation(np.array([order]), 2, z)[0]
     for p, q in ((present, absent), (absent, present)):
         assert np.log((p**order * q ** (1 - order)).sum()) / (order - 1) <= bound
     alone = np.outer(normal(0), normal(0))  # without the others it is attained

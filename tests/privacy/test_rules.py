@@ -10,7 +10,7 @@ import jfl
 from jfl import sampling
 from jfl.core import records
 from jfl.core.errors import NotAnalysable
-from jfl.privacy.ledger import entries, facts, rules, samples
+from jfl.privacy.ledger import entries, facts, rules
 from jfl.sampling import batches
 
 TREE = jfl.strategies.tree(6)
@@ -220,11 +220,11 @@ def test_what_has_no_row_names_the_nearest():
 def test_rows_have_proofs():
     """A row of a sampled release has an event for its sample and adjacency."""
     for unit, place, _, _, scheme, adjacency in rules.TABLE:
-        assert unit in ("example", "client") and adjacency in samples.ALL
+        assert unit in ("example", "client") and adjacency in facts.ALL
         if place == "local step":
-            assert adjacency in samples.EVENTS[samples.SCHEMES[scheme].kind]
+            assert adjacency in facts.EVENTS[facts.SCHEMES[scheme].kind]
         if place == "local training":
-            assert adjacency in samples.EVENTS["touched"]
+            assert adjacency in facts.EVENTS["touched"]
 
 
 def test_examples_under_secure_aggregation_are_those_of_the_worst_client():

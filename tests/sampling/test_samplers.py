@@ -17,7 +17,7 @@ from scipy import stats
 
 import jfl
 from jfl import sampling
-from jfl.privacy.ledger.samples import cohort_overflow, share_of
+from jfl.privacy.ledger.facts import cohort_overflow, share_of
 from jfl.sampling import batches, rotation, uniform
 from jfl.sampling import clients as cohorts
 

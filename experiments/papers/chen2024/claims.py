@@ -20,7 +20,7 @@ from jfl.core import checks
 from jfl.core.checks import Checked
 from jfl.core.precision import in_float64
 from jfl.privacy.accountants import events, rdp, tightest
-from jfl.privacy.ledger import samples
+from jfl.privacy.ledger import facts as samples
 
 from .. import approximate_dp, wang2019, zcdp
 from ..claim import claim

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
 
-from . import events, pld_step, real_fft
+from . import events, pld_step
 
 TILTS = np.geomspace(1e-6, 1e12, 64)
 SHIFTS = np.geomspace(0.03, 300.0, 32)  # changes of tilt that bound tails, relative to it
@@ -254,7 +255,7 @@ def _leaf(direction, grid, size, build, exponents):
         tilted = jnp.where(mass > 0, jnp.exp(safe + grid.tilt * losses - moments[0]), 0.0)
         aligned = jnp.roll(tilted, jnp.mod(grid.start, size).astype(jnp.int32))
         lost = jnp.asarray(lost, losses.dtype)
-        return Part(moments, real_fft.rfft(aligned), lost, jnp.zeros(2))
+        return Part(moments, real_fft(aligned), lost, jnp.zeros(2))
 
     return part
 
@@ -263,7 +264,7 @@ def _compose(groups, grid, size, leaf, sign):
     part = _total(groups, leaf)
     losses = grid.interval * (grid.window + jnp.arange(size))
     tilted = jnp.roll(
-        real_fft.irfft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32)
+        inverse_real_fft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32)
     )
     allowance = ROUNDING * (10 + _steps(groups)) * jnp.max(tilted)
     tilted = jnp.maximum(jnp.maximum(tilted, 0.0) + sign * allowance, 0.0)
@@ -321,3 +322,45 @@ def compose_lower(
     stray = jnp.where(_inside(groups, grid), -jnp.inf, stray)
     reach = jnp.min((part.moments[3:] - jnp.log(few)) * grid.interval / scales)
     return Composed(losses, mass, jnp.zeros(()), stray), reach
+
+
+# --- transforms
+
+# XLA distributes the rows of an FFT on a CPU over the threads of a pool, and with jax 0.11 it waits
+# for them on a thread of that pool: two such FFTs at once on two cores wait for ever.  So under
+# vmap the rows are computed sequentially.
+
+
+@custom_vmap
+def real_fft(x: ArrayLike) -> jax.Array:
+    """Same as jnp.fft.rfft, Float[n] -> Complex[n // 2 + 1].
+
+    Example:
+        >>> real_fft(jnp.array([1.0, 0.0])).real.tolist()
+        [1.0, 1.0]
+    """
+    return jnp.fft.rfft(x)
+
+
+@real_fft.def_vmap
+def _(axis_size, in_batched, x):
+    return jax.lax.map(real_fft, x), True
+
+
+def inverse_real_fft(x: ArrayLike, n: int) -> jax.Array:
+    """Same as jnp.fft.irfft, Complex[n // 2 + 1] -> Float[n].
+
+    Example:
+        >>> inverse_real_fft(jnp.array([1.0 + 0j, 1.0 + 0j]), 2).tolist()
+        [1.0, 0.0]
+    """
+
+    @custom_vmap
+    def of_row(x):
+        return jnp.fft.irfft(x, n=n)
+
+    @of_row.def_vmap
+    def _(axis_size, in_batched, x):
+        return jax.lax.map(of_row, x), True
+
+    return of_row(x)

@@ -31,7 +31,6 @@ from jax.scipy.special import log_ndtr
 from jax.typing import ArrayLike
 
 from ...core.precision import in_float64
-from . import allocation as random_allocation
 
 NUM_NODES = 1024  # points of an integral
 MAX_EXPONENT = 690.0  # of a likelihood ratio that is computed
@@ -42,6 +41,10 @@ HALF_LOG_2PI = math.log(2 * math.pi) / 2
 MAX_TANGENTS = 60  # steps of Newton's method; five to eight are enough
 ROUNDING = 4e-15  # relative, of an epsilon
 MU_RANGE, NUM_BISECTIONS = (1e-18, 1e9), 80
+MAX_ALLOCATION_ORDER, MIN_ALLOCATION_NOISE = 64, 0.25
+ALLOCATION_TAIL = 14.0  # standard deviations of an integral
+ALLOCATION_ROUNDING = 1e-9  # relative, of a curve
+POINTS_AT_ONCE = 64
 
 
 class Library(NamedTuple):
@@ -310,12 +313,43 @@ def with_replacement(library: Library, orders: Any, law: Any, z: Any) -> Any:
 
 
 def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
-    """Return the curve of releases in one of which a unit takes part; concrete numbers only, see
-    `accountants.allocation`."""
+    """Return the curve of `slots` releases in one of which a unit takes part, drawn uniformly and
+    unseen, for add_remove: the larger divergence of both directions.  It takes concrete numbers.
+
+    If the unit is absent, all t outcomes y_i are N(0, z^2); otherwise one of them, chosen at
+    random, has mean 1.  The likelihood ratio is the mean M of t independent log-normal variables
+    X_i = exp((y_i - 1/2) / z^2), each of mean 1.  Contributions may depend on earlier releases: the
+    Gaussian is rotated to the direction in which they point, and shorter ones are garbled (see
+    `Privacy` of sampling.random_allocation).
+
+    - Present against absent, order a: log E[M^a] / (a - 1).  For integers a this is a sum over how
+      often each y_i is counted, the coefficient of x^a in (sum over m of x^m / m! exp(m (m - 1) /
+      (2 z^2)))^t.
+    - Absent against present: log E[M^-s] / s with s = a - 1, where E[M^-s] = t^s / Gamma(s) times
+      the integral of u^(s - 1) E[exp(-u X)]^t.  The trapezoid rule in log u and in the normal
+      variable is exact to rounding: both integrands are analytic and decrease fast.
+
+    Between integer orders (a - 1) times the curve is convex, so a chord lies above it.  Beyond the
+    largest order, and for very little noise, the curve is that of a unit that is seen.
+
+    References:
+        Feldman and Shenfeld, arXiv:2502.08202 (integer orders, present against absent).
+
+    Example:
+        >>> one, many = (allocation(np.array([2.0]), t, 2.0)[0] for t in (1.0, 100.0))
+        >>> round(float(one), 4), bool(many < one / 50)
+        (0.25, True)
+    """
     orders = np.asarray(orders, np.float64)
+    seen = orders / (2 * z**2)
+    if slots < 2 or z < MIN_ALLOCATION_NOISE:
+        return seen
     with np.errstate(all="ignore"):
-        curve = random_allocation.curve(np.atleast_1d(orders), float(slots), float(z))
-    return curve.reshape(orders.shape)
+        moments = _allocation_moments(int(slots), float(z))
+        integers = np.arange(1.0, MAX_ALLOCATION_ORDER + 1)
+        within = np.interp(orders, integers, moments) / (orders - 1)
+        bound = np.minimum(within * (1 + ALLOCATION_ROUNDING), seen)
+    return np.where(orders <= MAX_ALLOCATION_ORDER, bound, seen)
 
 
 @over_libraries
@@ -591,3 +625,59 @@ def _log_mean_excess(library, a, u, log_weight):
     large = xp.where(near, 0.0, xp.exp(power + log_weight - top))
     rest = xp.exp(log_weight) * xp.where(near, p**2 / 2 * series + a * short, -1 - a * u)
     return xp.log(xp.sum(large, axis=1) + xp.exp(-top[:, 0]) * xp.sum(rest, axis=1)) + top[:, 0]
+
+
+# --- random allocation
+
+
+@functools.lru_cache(256)
+def _allocation_moments(slots, z):
+    """Return (a - 1) times the larger divergence of both directions for each order a = 1, 2, ...,
+    Float64[MAX_ALLOCATION_ORDER]."""
+    return np.maximum(_present_moments(slots, z), _absent_moments(slots, z))
+
+
+def _present_moments(slots, z):
+    """Return log E[M^a] for a = 1, 2, ..."""
+    m = np.arange(MAX_ALLOCATION_ORDER + 1.0)
+    one = m * (m - 1) / (2 * z**2) - scipy.special.gammaln(m + 1)
+    total = _power_of_series(one, slots)
+    return np.maximum(total + scipy.special.gammaln(m + 1) - m * math.log(slots), 0.0)[1:]
+
+
+def _power_of_series(series, n):
+    """Return the logarithms of the first coefficients of a power series to the n-th power."""
+    if n == 1:
+        return series
+    half = _power_of_series(series, n // 2)
+    whole = _product_of_series(half, half)
+    return _product_of_series(whole, series) if n % 2 else whole
+
+
+def _product_of_series(a, b):
+    size = len(a)
+    return np.array([np.logaddexp.reduce(a[: k + 1] + b[k::-1]) for k in range(size)])
+
+
+def _absent_moments(slots, z):
+    """Return log E[M^(1 - a)] for a = 1, 2, ..."""
+    sigma, most = 1 / z, MAX_ALLOCATION_ORDER - 1
+    # of the normal variable: small X count
+    lowest = -ALLOCATION_TAIL - most * sigma / slots
+    step = min(0.05, 0.2 / sigma)
+    g = np.arange(lowest, ALLOCATION_TAIL, step)
+    weight = -(g**2) / 2 - 0.5 * math.log(2 * math.pi) + math.log(step)
+    log_x = sigma * g - sigma**2 / 2
+    last = ALLOCATION_TAIL * sigma + most * sigma**2 / slots + sigma**2
+    v = np.arange(-math.log(slots) - 45.0, last, 0.04)  # log u
+    logsumexp: Any = scipy.special.logsumexp  # its type is also that of sums with signs
+    transform = np.concatenate(
+        [
+            logsumexp(weight - np.exp(np.minimum(block[:, None] + log_x, 300.0)), axis=1)
+            for block in np.array_split(v, max(1, len(v) // POINTS_AT_ONCE))
+        ]
+    )
+    s = np.arange(1.0, MAX_ALLOCATION_ORDER)
+    whole = logsumexp(s[:, None] * v + slots * transform, axis=1) + math.log(0.04)
+    moments = whole + s * math.log(slots) - scipy.special.gammaln(s)
+    return np.append(0.0, np.maximum(moments, 0.0))

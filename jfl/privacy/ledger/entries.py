@@ -13,8 +13,9 @@ from ...kernels.normals import MOST as MOST_NORMALS
 from ...verify import checker as taint
 from ...verify import tracing
 from ..mechanisms.chain import check_schedules, noisy
-from . import rules, samples
-from .entry import Clients, Entry, effective, with_reach
+from . import facts as facts_of
+from . import rules
+from .entry import Clients, Entry, effective, with_reach, worst_columns
 from .facts import Facts, Site, read
 
 VIEWS = ("server", "third_party", "aggregate")
@@ -148,11 +149,11 @@ def entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Ent
     gains = view == "third_party" and facts.scheme.absence and not of_round
     share = np.zeros(count)
     if view == "third_party" and not of_round:
-        share = np.broadcast_to(samples.share_of(sampler), (count,))
-    chance = np.broadcast_to(samples.chance_of(sampler) if gains else 1.0, (count,))
-    turns = 1 if of_round else samples.turns(sampler)
+        share = np.broadcast_to(facts_of.share_of(sampler), (count,))
+    chance = np.broadcast_to(facts_of.chance_of(sampler) if gains else 1.0, (count,))
+    turns = 1 if of_round else facts_of.turns(sampler)
     row_overflow: Any = None
-    overflow = samples.cohort_overflow(sampler)
+    overflow = facts_of.cohort_overflow(sampler)
     if is_local:
         lost = [rules.row_overflow(facts, site) for site in sites]
         overflow, row_overflow = turns * sum(float(each.max()) for each in lost), sum(lost)
@@ -173,7 +174,7 @@ def entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Ent
         Clients(rows, share, counted),
         None if of_round else chance,
         turns,
-        samples.worst_columns(rows, share, [effective(p) for p in parts], counted),
+        worst_columns(rows, share, [effective(p) for p in parts], counted),
         overflow,
         row_overflow,
         mixture=gains or parts[0].sampling == "participation",
@@ -219,14 +220,14 @@ def _implied(facts: Facts, entry: Entry) -> Entry:
     # rounds that do not stand alone: who is absent from one is in the noise of others
     alone = not plain.joint
     gains = alone and entry.view == "third_party" and facts.scheme.absence
-    chance = np.max(samples.chance_of(facts.sampler)) if gains else 1.0
+    chance = np.max(facts_of.chance_of(facts.sampler)) if gains else 1.0
     rows = np.ones(facts.rows.shape, int)
     return entry._replace(
         parts=(plain,),
         clients=Clients(rows, np.full(rows.shape, chance), present),
         chance=np.full(rows.shape, chance) if alone else None,
-        turns=samples.turns(facts.sampler) if alone else 1,
-        worst=samples.worst_columns(rows, 0.0 * rows, [effective(plain)], np.arange(len(rows))),
+        turns=facts_of.turns(facts.sampler) if alone else 1,
+        worst=worst_columns(rows, 0.0 * rows, [effective(plain)], np.arange(len(rows))),
         overflow=0.0,
         mixture=gains,
         caveats=entry.caveats + (IMPLIED_TWICE,),

@@ -15,8 +15,9 @@ from ...core.errors import NotAnalysable
 from ...kernels.normals import MISSING
 from ..accountants import events
 from ..accountants.truncation import Shift, left_of
-from .samples import Sample, laplace, on_sample
+from .facts import Sample, laplace, on_sample
 
+GROUPS = 16  # of clients, in the search for the worst one
 ABSENT = 1e12  # a noise multiplier where a unit does not come
 ONE = np.ones((1, 1))
 
@@ -36,7 +37,7 @@ class Part(NamedTuple):
 
     release: str  # local step | local training | upload | sum of uploads | model
     multiplier: np.ndarray  # [rounds or 1, C or 1], std over sensitivity: what the chain states
-    sampling: str = "none"  # a kind of sample, as in samples.EVENTS
+    sampling: str = "none"  # a kind of sample, as in facts.EVENTS
     sample: np.ndarray = np.ones(1)  # [C or 1] elements drawn, or the probability of one
     population: np.ndarray = np.ones(1)  # [C or 1] elements that they are drawn from
     capacity: np.ndarray = np.zeros(1)  # [C or 1] of a truncated Poisson sample
@@ -156,6 +157,44 @@ def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry
 def of_client(entry: Entry, client: int) -> Entry:
     """Return the entry of one client alone."""
     return entry._replace(worst=((client, client),))
+
+
+# --- which clients may be the worst off
+
+
+def frontier(sizes: np.ndarray, share: np.ndarray) -> list[tuple]:
+    """Return pairs (rows, share) such that every client has at least the rows and at most the share
+    of one of them."""
+    pairs, most = [], -1.0
+    for rows, s in sorted(set(zip(sizes.tolist(), share.tolist())), key=lambda p: (p[0], -p[1])):
+        if s > most:
+            pairs.append((rows, s))
+            most = s
+    cuts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
+    return [(pairs[c[0]][0], pairs[c[-1]][1]) for c in cuts]
+
+
+def worst_columns(rows, amount, noise, counted) -> tuple:
+    """Return pairs of columns such that every client is at most as badly off as one of these: with
+    the rows and noise of the one, and the amount of the other.
+
+    Args:
+        rows: Int[C]; fewer never help: a larger rate, or more looks at each row.
+        amount: [C], of participation; less never hurts.
+        noise: arrays [rounds or 1, C or 1] in which clients differ.
+        counted: Int[n], the clients that count.
+    """
+    counted = np.asarray(counted)
+    if not counted.size:
+        return ()
+    rows, amount = np.asarray(rows)[counted], np.asarray(amount)[counted]
+    if all(z.shape[1] == 1 for z in noise):
+        first = lambda values: dict(zip(values[::-1].tolist(), counted[::-1].tolist()))
+        of_rows, of_amount = first(rows), first(amount)
+        return tuple((of_rows[r], of_amount[a]) for r, a in frontier(rows, amount))
+    columns = [z[:, counted] for z in noise if z.shape[1] > 1]
+    apart = np.unique(np.vstack([rows, amount, *columns]), axis=1, return_index=True)[1]
+    return tuple((c, c) for c in counted[apart].tolist())
 
 
 # --- events

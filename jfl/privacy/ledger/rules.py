@@ -18,8 +18,7 @@ from ...core.errors import NotAnalysable
 from ...core.records import Caveat
 from ..mechanisms.chain import bound, limit
 from .entry import ABSENT, ONE, Part, WeightedSum
-from .facts import Facts, Site
-from .samples import EVENTS, FIXED, OTHER, SCHEMES, drawn, share_of, tail
+from .facts import EVENTS, FIXED, OTHER, SCHEMES, Facts, Site, drawn, share_of, tail
 
 MANY = 10**6  # rounds, of which no table is made
 FIELDS = ("unit", "place", "noise", "view", "scheme", "adjacency")
