@@ -1,14 +1,14 @@
-"""Rows of bad quality, for studies of who should count how much: Federation -> Federation.
+"""Corrupted rows, for studies of how much each client should count: Federation to Federation.
 
-What happens to a row depends on (seed, row number) and on the level of its owner alone, never on
-the partition or on the order of the clients; and a higher level spoils all that a lower one does,
-in the same way.  So clients of several qualities can be compared on the same draws.
+What happens to a row depends only on the seed, the row number and the corruption level of its
+owner, not on the partition or the order of clients. A higher level changes everything that a lower
+one changes, in the same way. So different levels can be compared on the same draws.
 
 Privacy:
-    given public levels, each row is changed by itself: neighbours stay neighbours and caveats stay
-    as they are.
+    If the levels are public, each row is changed independently, so neighbouring datasets stay
+    neighbouring and caveats stay the same.
 
-Axes: n rows, C clients.  Host only, NumPy; imports jfl.core.checks, jfl.core and jfl.core.hashing.
+Shapes use n rows and C clients.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from ..core.records import Federation
 
 __all__ = ["label_noise", "salt_and_pepper"]
 
-PIXELS, LABELS = 2, 3  # random streams of a seed; partitions use others
-ROOM = 1 << 22  # draws held at once
+PIXEL_STREAM, LABEL_STREAM = 2, 3  # random streams of a seed; partitions use others
+MAX_DRAWS = 1 << 22  # held at once
 
 
 def salt_and_pepper(
@@ -37,29 +37,29 @@ def salt_and_pepper(
     high: float | None = None,
     held_out: bool = False,
 ) -> Federation:
-    """Each pixel becomes `low` or `high`, half each, with probability `density`; the others stay.
+    """Set each pixel to `low` or `high`, with probability density / 2 each.
 
     Args:
-        fed: the rows and their owners.
-        density: the probability that a pixel is spoiled, in [0, 1]; one number for all clients, or
-            Float[C], one for each.
-        seed: of all draws.
-        low: the value of one half of the spoiled pixels, in units of fed.x; None: the least value
-            of fed.x.
-        high: the value of the other half, at least `low`; None: the greatest value of fed.x.
-        held_out: whether the held-out rows of the clients are spoiled too.
+        fed: the federation.
+        density: probability that a pixel is changed, in [0, 1]; one number for all clients, or
+            Float[C].
+        seed: seed of all draws.
+        low: one value of changed pixels, in units of fed.x. None uses the minimum of fed.x.
+        high: the other value, at least `low`. None uses the maximum of fed.x.
+        held_out: whether held-out rows of clients are changed too.
 
     Returns:
-        The federation with other values in x.  The training rows of the clients change, and with
-        `held_out` their held-out rows.  Central test rows, and rows that nobody owns, stay clean.
+        The federation with changed x. The training rows of clients change, and with `held_out` also
+        their held-out rows. Central test rows and rows without an owner do not change.
 
     Privacy:
-        as the module says, with low and high given; left out, they are read from all rows, without
-        noise.
+        As described in the module, if low and high are given. Otherwise they are read from all rows
+        without noise.
 
     Raises:
-        ValueError: for densities outside [0, 1] or not one a client, tokens, or a row that belongs
-            to clients of different density, or is held out from its own training.
+        ValueError: for densities outside [0, 1] or of another length than C, tokens, or a row that
+            belongs to clients of different density, or both to the training and the held-out rows
+            of a client.
 
     References:
         Talaei and Izadi, 2024, section on experiments (clients of three qualities; their densities
@@ -77,7 +77,12 @@ def salt_and_pepper(
     where = "corruption.salt_and_pepper"
     levels = _levels(where, fed, seed, held_out, density=density)
     if not jnp.issubdtype(fed.x.dtype, jnp.floating):
-        checks.fail(where, "features of float", f"dtype {fed.x.dtype}", "Tokens are no numbers.")
+        checks.fail(
+            where,
+            "features of float",
+            f"dtype {fed.x.dtype}",
+            "Tokens cannot be changed like pixels.",
+        )
     x = np.array(fed.x)
     low, high = float(x.min()) if low is None else low, float(x.max()) if high is None else high
     ends = [checks.as_array(where, name, value) for name, value in dict(low=low, high=high).items()]
@@ -90,10 +95,10 @@ def salt_and_pepper(
             "two finite numbers low <= high",
             f"low={checks.short_repr(low)}, high={checks.short_repr(high)}",
         )
-    least, most = (end.astype(x.dtype) for end in ends)
-    rng, shape = np.random.default_rng([seed, PIXELS]), x.shape[1:]
-    step = max(1, ROOM // max(x[:1].size, 1))
-    for first in range(0, len(x), step):  # a view of x: every row is drawn for, in order
+    low, high = (end.astype(x.dtype) for end in ends)
+    rng, shape = np.random.default_rng([seed, PIXEL_STREAM]), x.shape[1:]
+    step = max(1, MAX_DRAWS // max(x[:1].size, 1))
+    for first in range(0, len(x), step):  # draws for every row, in order
         part, half = (
             x[first : first + step],
             levels[first : first + step].reshape(-1, *[1] * len(shape)) / 2,
@@ -107,21 +112,19 @@ def salt_and_pepper(
 def label_noise(
     fed: Federation, share: Sequence[float] | float, *, seed: int = 0, held_out: bool = False
 ) -> Federation:
-    """Each label becomes one of the other classes, all equally likely, with probability `share`.
+    """Replace each label by one of the other classes, drawn uniformly, with probability `share`.
 
     Args:
-        fed: the rows and their owners.
-        share: the probability that a label changes, in [0, 1]; one number for all clients, or
-            Float[C], one for each.
-        seed: of all draws.
-        held_out: whether the labels of held-out rows change too.
+        fed: the federation.
+        share: probability that a label changes, in [0, 1]; one number for all clients, or Float[C].
+        seed: seed of all draws.
+        held_out: whether labels of held-out rows change too.
 
     Returns:
-        The federation with other labels y; features stay.  Which rows may change is as in
-        `salt_and_pepper`.
+        The federation with changed y. The same rows change as in `salt_and_pepper`.
 
     Raises:
-        ValueError: for fewer than two classes, and as `salt_and_pepper`.
+        ValueError: for fewer than two classes, and as in `salt_and_pepper`.
 
     Example:
         >>> from . import datasets, federate, partition
@@ -136,16 +139,16 @@ def label_noise(
             where,
             "at least two classes",
             f"classes={fed.classes}",
-            "There is no other label to take.",
+            "There is no other class.",
         )
-    y, rng = np.array(fed.y), np.random.default_rng([seed, LABELS])
+    y, rng = np.array(fed.y), np.random.default_rng([seed, LABEL_STREAM])
     u, other = rng.random(len(y)), rng.integers(1, fed.classes, len(y))
     y = np.where(u < levels, (y + other) % fed.classes, y).astype(y.dtype)
     return dataclasses.replace(fed, y=own(jnp.array(y)))
 
 
 def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
-    """Float64 [n]: the level of each row's owner, 0 for rows that stay clean."""
+    """Return Float64[n]: the level of each row's owner, and 0 for rows that do not change."""
     ((name, value),) = level.items()
     if not isinstance(fed, Federation) or not checks.is_concrete((fed, value)):
         checks.fail(
@@ -157,7 +160,7 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
     checks.require_device_rows(where, fed)
     checks.require_seed(where, seed=seed)
     checks.require_one_of(where, (False, True), held_out=held_out)
-    checks.require_nonnegative(where, "0 leaves a client's rows as they are.", **{name: value})
+    checks.require_nonnegative(where, "0 leaves a client's rows unchanged.", **{name: value})
     clients, given = len(fed.size), np.asarray(value, np.float64)
     if given.shape not in ((), (clients,)):
         checks.fail(
@@ -168,7 +171,7 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
             where,
             f"{name} in [0, 1]",
             f"{name}={checks.short_repr(value)}",
-            "0 leaves a client's rows as they are.",
+            "0 leaves a client's rows unchanged.",
         )
     given = np.broadcast_to(given, clients)
     parts: list[tuple[Any, ...]] = [
@@ -188,7 +191,7 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
             f"client {owner[one]} and client {owner[two]}"
             if owner[one] != owner[two]
             else f"row {rows[one]}, which client {owner[one]} trains on and holds out",
-            "Let the partition give each row once; hold rows out by jfl.federate.",
+            "Let the partition use each row once, and hold rows out with jfl.federate.",
         )
     levels = np.zeros(len(fed.x))
     levels[rows] = wanted
@@ -196,6 +199,6 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
 
 
 def _entries(index, size):
-    """Rows that an index holds, and the client of each."""
+    """Return the rows that an index holds, and the client of each."""
     index, size = np.asarray(index), np.asarray(size)
     return index[np.arange(index.shape[1]) < size[:, None]], np.repeat(np.arange(len(size)), size)

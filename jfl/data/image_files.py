@@ -198,7 +198,7 @@ def _read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _newest_version(folder: Path) -> Path | None:
-    """Return the newest version that tensorflow_datasets finished to prepare in a folder."""
+    """Return the newest version that tensorflow_datasets has completely prepared in a folder."""
     versions = [path.parent for path in folder.glob("*.*.*/dataset_info.json")]
     versions = [path for path in versions if path.name.replace(".", "").isdigit()]
     return max(versions, key=lambda path: [int(n) for n in path.name.split(".")], default=None)

@@ -1,12 +1,12 @@
-"""Partitions: which rows belong to which client.  A partition is made first and applied to the
-labels later.
+"""Partitions: which rows belong to which client. A partition is made first and applied to labels
+later.
 
-Axes: n rows, C clients.  Host only (NumPy Generator).  Every partition depends on the labels and
-its seed alone, and gives no row to two clients.  `labels`, `similarity` and `sizes` may leave rows
-without an owner; the others use every row.
+Partitions depend only on the labels and a seed, and give no row to two clients. `labels`,
+`similarity` and `sizes` may leave rows without an owner; the others use every row. Shapes use n
+rows and C clients.
 
-To add one, write a factory, and below it its function (labels [n], C, Generator, options) -> rows
-of each client, and a note for the manifest ("": nothing to say).
+To add a partition, write a factory, and below it a function (labels [n], C, Generator, options)
+that returns the rows of each client and a note for the manifest ("" if there is nothing to say).
 """
 
 import copy
@@ -21,25 +21,22 @@ import numpy as np
 from ..core import checks
 from ..core.options import Setting
 
-# those that a config can name; `sizes` takes a number for each client
+# The partitions that a config can name. `sizes` is missing: it takes one number per client.
 __all__ = ["dirichlet", "iid", "labels", "natural", "power_law", "shards", "similarity"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """`partition(labels)` gives a list of C index arrays; `assign` also says what was done to get
-    there."""
+    """A way to distribute rows: `partition(labels)` returns a list of C index arrays."""
 
     name: str
     clients: int
     seed: int
-    split: (
-        Callable | None
-    )  # (labels Int or float[n], C, Generator) -> list of C index arrays, note; None: see natural
+    # (labels [n], C, Generator) -> list of C index arrays, note. None: `natural` without owners.
+    split: Callable | None
 
     def assign(self, labels) -> tuple[list[np.ndarray], str]:
-        """Labels [n] -> rows of each client, and a sentence for the manifest (empty: nothing to
-        say)."""
+        """Return the rows of each client, and a sentence for the manifest (may be empty)."""
         where = f"partition.{self.name}"
         labels = checks.as_array(where, "labels", labels)
         if self.split is None:
@@ -47,17 +44,17 @@ class Partition:
                 where,
                 "the owners of the rows",
                 "none",
-                "federate(dataset, partition.natural()) takes the "
-                "dataset's; else give one owner a row.",
+                "federate(dataset, partition.natural()) uses those of the dataset; otherwise pass "
+                "one owner per row.",
             )
         if labels.ndim < 1:
             checks.fail(where, "labels of shape [n] or [n, ...]", f"shape {list(labels.shape)}")
         if len(labels) < self.clients:
             checks.fail(
                 where,
-                "at least one row a client",
+                "at least one row per client",
                 f"{len(labels)} rows for {self.clients} clients",
-                "Take fewer clients.",
+                "Use fewer clients.",
             )
         return self.split(labels, self.clients, np.random.default_rng(self.seed))
 
@@ -65,7 +62,7 @@ class Partition:
         return self.assign(labels)[0]
 
     def describe(self, labels) -> dict:
-        """For the manifest: the arguments, and what had to be changed for these labels."""
+        """Return the arguments for the manifest, and what had to be changed for these labels."""
         if self.split is None:
             return {"name": self.name, "seed": self.seed, "note": "owners from the dataset"}
         return {
@@ -78,7 +75,7 @@ class Partition:
 
 
 def iid(clients: int, seed: int = 0) -> Partition:
-    """Rows dealt at random; sizes differ by at most one.
+    """Distribute rows uniformly at random; sizes differ by at most one.
 
     >>> [len(rows) for rows in iid(3)([0, 1, 0, 1, 0, 1, 0])]
     [3, 2, 2]
@@ -97,29 +94,30 @@ def dirichlet(
     balanced: bool = False,
     seed: int = 0,
 ) -> Partition:
-    """Label skew: small alpha gives each client few classes, large alpha the mixture of the whole.
+    """Distribute rows with label skew: small alpha gives each client few classes, large alpha all
+    of them.
 
-    Each class is cut by proportions ~ Dirichlet(alpha, ..., alpha) over the clients, so sizes vary
-    too.  Then single rows, drawn at random from whoever is largest, move to clients below min_rows;
-    their number is in the note.  min_rows=0 leaves clients without rows, which `federate` refuses.
+    Each class is divided by proportions ~ Dirichlet(alpha, ..., alpha) over the clients, so sizes
+    vary too. Then single random rows move from the client that is largest at the time to clients
+    below min_rows; the note says how many moved. min_rows=0 permits clients without rows, which
+    `federate` rejects.
 
-    With balanced=True all sizes are equal (to one row).  In random order, each client draws a class
-    mixture ~ Dirichlet(alpha * classes * share of each class), and takes its rows by it while the
-    classes last.
+    With balanced=True, sizes differ by at most one. In random order, each client draws a class
+    mixture ~ Dirichlet(alpha * classes * frequency of each class) and takes rows accordingly, as
+    long as the classes last.
 
     Args:
-        alpha: concentration; small is heterogeneous.  It is > 0, and in both forms that of one
-            class.
-        min_rows: least rows of a client.
+        alpha: concentration parameter per class, > 0; smaller is more heterogeneous.
+        min_rows: minimum number of rows of a client.
 
     Other Parameters:
         clients: number of clients.
-        balanced: whether all clients get equally many rows.
-        seed: of all draws.
+        balanced: whether all clients get the same number of rows.
+        seed: seed of all draws.
 
     Raises:
-        ValueError: if alpha is not positive and finite, min_rows * clients > rows, or labels are
-            not integers.
+        ValueError: if alpha is not positive and finite, min_rows * clients exceeds the number of
+            rows, or labels are not integers.
 
     References:
         Yurochkin et al., ICML 2019, and Li et al., ICDE 2022 (NIID-Bench); balanced: Hsu et al.,
@@ -158,33 +156,31 @@ def _split_dirichlet(labels, clients, rng, *, alpha, min_rows, balanced):
         return _balanced_dirichlet(by_class, clients, alpha, rng), ""
     rows = [[] for _ in range(clients)]
     for members in by_class:
-        share = np.minimum(np.cumsum(rng.dirichlet(np.full(clients, alpha))), 1)
-        # One random offset a class makes the expected rows of everybody exact; floor alone favours
-        # the last client, rounding starves the first and the last.
-        cuts = np.floor(share[:-1] * len(members) + rng.random()).astype(int)
+        ends = np.minimum(np.cumsum(rng.dirichlet(np.full(clients, alpha))), 1)
+        # One random offset per class makes the expected number of rows exact for every client.
+        # Rounding down would favour the last client, and rounding to the nearest integer would
+        # give the first and the last too little.
+        cuts = np.floor(ends[:-1] * len(members) + rng.random()).astype(int)
         for client, part in enumerate(np.split(members, cuts)):
             rows[client].append(part)
     rows = [rng.permutation(np.concatenate(parts)).tolist() for parts in rows]
-    moved = _fill_up(rows, min_rows)
-    note = (
-        f"{moved} of {len(labels)} rows moved so that every client has {min_rows}" if moved else ""
-    )
-    return [np.array(part, int) for part in rows], note
+    moved = _move_rows(rows, min_rows)
+    note = f"{moved} of {len(labels)} rows moved so that every client has {min_rows}"
+    return [np.array(part, int) for part in rows], note if moved else ""
 
 
-def _fill_up(rows, least) -> int:
-    """Move single rows from the largest clients to those below `least`, in place; how many were
-    moved.
+def _move_rows(rows, min_rows) -> int:
+    """Move single rows from the largest clients to those below `min_rows`; return how many moved.
 
-    Rows are in random order inside a client, so the last is a random one.  The largest has more
-    than `least` as long as anyone has less, because the mean is at least `least`.
+    Rows of a client are in random order, so the last one is a random row. As long as a client has
+    less than `min_rows`, the largest has more, because the mean is at least `min_rows`.
     """
     moved, largest = 0, [(-len(part), client) for client, part in enumerate(rows)]
     heapq.heapify(largest)
-    for poor in rows:
-        while len(poor) < least:
+    for small in rows:
+        while len(small) < min_rows:
             size, client = heapq.heappop(largest)
-            poor.append(rows[client].pop())
+            small.append(rows[client].pop())
             heapq.heappush(largest, (size + 1, client))
             moved += 1
     return moved
@@ -198,11 +194,11 @@ def _balanced_dirichlet(by_class, clients, alpha, rng):
     sizes = np.full(clients, total // clients) + (np.arange(clients) < total % clients)
     for client in rng.permutation(clients):
         mixture, take = rng.dirichlet(prior), np.zeros(len(left), int)
-        while (need := sizes[client] - take.sum()) > 0:
-            open_ = np.where(left > take, mixture, 0)
-            if not open_.sum() > 0:  # its classes are used up: it takes what is there
-                open_ = (left - take).astype(float)
-            take = np.minimum(take + rng.multinomial(need, open_ / open_.sum()), left)
+        while (missing := sizes[client] - take.sum()) > 0:
+            weights = np.where(left > take, mixture, 0)
+            if not weights.sum() > 0:  # its classes are used up, so it takes from those that remain
+                weights = (left - take).astype(float)
+            take = np.minimum(take + rng.multinomial(missing, weights / weights.sum()), left)
         rows[client] = np.concatenate(
             [m[s : s + t] for m, s, t in zip(by_class, start, take, strict=True)]
         )
@@ -211,27 +207,25 @@ def _balanced_dirichlet(by_class, clients, alpha, rng):
 
 
 def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partition:
-    """Label shards: every client holds rows of exactly `classes_per_client` classes.
+    """Give every client rows of exactly `classes_per_client` classes.
 
     There are clients * classes_per_client shards of one class each, as equal in size as the classes
-    allow (large classes are cut into more).  They are dealt at random, so that no client gets a
-    class twice.
-
-    Sizes follow from the classes; `labels` fixes the sizes instead.
+    allow (large classes are cut into more shards). Shards are distributed at random such that no
+    client gets a class twice. Sizes follow from the classes; `labels` fixes the sizes instead.
 
     Args:
-        classes_per_client: classes each client holds.
+        classes_per_client: number of classes of each client.
 
     Other Parameters:
         clients: number of clients.
-        seed: of all draws.
+        seed: seed of all draws.
 
     Raises:
         ValueError: if there are fewer classes than classes_per_client, fewer shards than classes (a
-            row would have no owner), or too few rows of the classes to cut.
+            row would have no owner), or too few rows in a class to cut.
 
     References:
-        McMahan et al., AISTATS 2017, section 3; their shards, cut at equal sizes, may straddle two
+        McMahan et al., AISTATS 2017, section 3. Their shards have equal sizes and may contain two
         classes.
 
     Example:
@@ -255,8 +249,8 @@ def _split_shards(labels, clients, rng, *, classes_per_client):
     )
     rows, room = [[] for _ in range(clients)], np.full(clients, classes_per_client)
     for which in rng.permutation(len(by_class)):
-        # Those with most room first, ties at random: a deal that always ends with every client
-        # full.
+        # Clients that miss most shards come first, ties in random order; then all clients end with
+        # the right number.
         owners = np.lexsort((rng.random(clients), -room))[: counts[which]]
         room[owners] -= 1
         for client, part in zip(owners, np.array_split(by_class[which], len(owners)), strict=True):
@@ -265,9 +259,11 @@ def _split_shards(labels, clients, rng, *, classes_per_client):
 
 
 def _shard_counts(sizes, clients, per_client):
-    """Shards of each class: at least one, at most one a client or a row, the largest shard cut
-    first."""
-    total, most = clients * per_client, np.minimum(sizes, clients)
+    """Return the number of shards of each class; the class with the largest shards is cut first.
+
+    A class has at least one shard, and at most one per client and per row.
+    """
+    total, max_shards = clients * per_client, np.minimum(sizes, clients)
     if per_client > len(sizes):
         checks.fail(
             "partition.shards",
@@ -281,18 +277,18 @@ def _shard_counts(sizes, clients, per_client):
             f"{clients} clients * {per_client} classes = {total} shards for {len(sizes)} classes",
             "Raise clients or classes_per_client.",
         )
-    if total > most.sum():
+    if total > max_shards.sum():
         checks.fail(
             "partition.shards",
             "enough rows of each class to cut",
-            f"{total} shards wanted, {most.sum()} possible",
+            f"{total} shards, of which {max_shards.sum()} are possible",
             "Lower clients or classes_per_client.",
         )
     counts = np.ones(len(sizes), int)
     queue = [(-size, which) for which, size in enumerate(sizes)]
     heapq.heapify(queue)
     for _ in range(total - len(sizes)):
-        while counts[queue[0][1]] >= most[queue[0][1]]:
+        while counts[queue[0][1]] >= max_shards[queue[0][1]]:
             heapq.heappop(queue)
         which = queue[0][1]
         counts[which] += 1
@@ -308,27 +304,31 @@ def labels(
     min_rows: Annotated[int | None, Setting(default=16)] = None,
     seed: int = 0,
 ) -> Partition:
-    """Exactly `classes_per_client` classes at every client; sizes are equal, or follow a power law.
+    """Give every client exactly `classes_per_client` classes, with equal sizes or sizes of a power
+    law.
 
-    Clients draw classes, from the largest client to the smallest.  A class that still holds an
-    equal part of the client is drawn with a probability proportional to its rows that are left.
-    Where a class is drawn beyond its rows, clients with several classes take more of the others.
-    Rows that remain have no owner, and the note says how many.
+    Clients draw classes, from the largest client to the smallest. A class with enough rows left for
+    an equal part of the client is drawn with probability proportional to its remaining rows. If a
+    class is drawn for more rows than it has, clients with several classes take more of the others.
+    Remaining rows have no owner, and the note says how many.
 
     Args:
-        classes_per_client: classes each client holds.
-        rows: rows of a client; default all rows.  It is the mean over clients, and with exponent=0
-            the number of each; with None sizes differ by at most one.
-        exponent: of the sizes, 0 is equal.  The i-th largest client has rows ~ i ** -exponent.
-        min_rows: least rows of a client.  At least classes_per_client, which None stands for.
+        classes_per_client: number of classes of each client.
+        rows: mean number of rows of a client, and the exact number if exponent=0. None uses all
+            rows, with sizes that differ by at most one if exponent=0.
+        exponent: exponent of the sizes: the i-th largest client has rows ~ i ** -exponent. 0 means
+            equal sizes.
+        min_rows: minimum number of rows of a client, at least classes_per_client, which is also the
+            default.
 
     Other Parameters:
         clients: number of clients.
-        seed: of all draws.
+        seed: seed of all draws.
 
     Raises:
-        ValueError: if rows * clients or a class is too small, or if 20 deals leave some client
-            without its rows: all rows of classes of unequal size rarely fit clients of one class.
+        ValueError: if there are too few rows, in all or of a class, or if 20 attempts leave a
+            client without its rows: all rows of classes of different sizes rarely fit clients of
+            one class.
 
     References:
         Li et al., Mathematics 2025, section 5 (Adult: labels(100, 1, 325); MNIST: labels(100, 4,
@@ -341,18 +341,18 @@ def labels(
     """
     checks.require_integer("partition.labels", classes_per_client=classes_per_client)
     checks.require_nonnegative("partition.labels", single=True, exponent=exponent)
-    least = classes_per_client if min_rows is None else min_rows
+    min_rows = classes_per_client if min_rows is None else min_rows
     checks.require_integer(
         "partition.labels",
         "A client needs a row of each of its classes.",
         min_value=classes_per_client,
-        min_rows=least,
+        min_rows=min_rows,
     )
     if rows is not None:
         checks.require_integer(
             "partition.labels",
-            "It is the mean of a client, and min_rows the least.",
-            min_value=least,
+            "rows is the mean over clients, and min_rows the minimum.",
+            min_value=min_rows,
             rows=rows,
         )
     return _partition(
@@ -364,7 +364,7 @@ def labels(
             classes_per_client=int(classes_per_client),
             rows=None if rows is None else int(rows),
             exponent=float(exponent),
-            min_rows=int(least),
+            min_rows=int(min_rows),
         ),
     )
 
@@ -379,31 +379,32 @@ def _split_labels(labels, clients, rng, *, classes_per_client, rows, exponent, m
         "min_rows" if rows is None else "rows",
     )
     by_class = [rng.permutation(members) for members in _rows_by_class("labels", labels)]
-    sizes = rng.permutation(floored(total, np.arange(1, clients + 1) ** -exponent, min_rows)[0])
+    sizes = rng.permutation(
+        split_with_minimum(total, np.arange(1, clients + 1) ** -exponent, min_rows)[0]
+    )
     return _rows_of_classes("labels", by_class, sizes, classes_per_client, rng)
 
 
 def sizes(
     rows: Sequence[int], *, classes_per_client: int | None = None, seed: int = 0
 ) -> Partition:
-    """Client c gets exactly rows[c] rows: dealt at random, or of exactly `classes_per_client`
+    """Give client c exactly rows[c] rows, drawn from all or of exactly `classes_per_client`
     classes.
 
-    Without `classes_per_client` rows are iid.  With it, classes are drawn, and filled in parts as
-    equal as the data allow, as in `labels`.  Rows that remain have no owner, and the note says how
-    many.
+    Without `classes_per_client`, rows are iid. With it, classes are drawn as in `labels`, in parts
+    as equal as the data allow. Remaining rows have no owner, and the note says how many.
 
     Args:
-        rows: Int[C], the rows of each client, at least classes_per_client.
-        classes_per_client: classes each client holds; None: dealt from all.
-        seed: of all draws.
+        rows: Int[C], number of rows of each client, at least classes_per_client.
+        classes_per_client: number of classes of each client. None draws from all rows.
+        seed: seed of all draws.
 
     Raises:
-        ValueError: if the rows are too few, or if 20 deals do not fit the classes.
+        ValueError: if there are too few rows, or if 20 attempts do not fit the classes.
 
     References:
         Talaei and Izadi, 2024, section on experiments: sizes([50] * 20 + [120] * 20 + [271] * 20),
-        and sizes([150] * 60, classes_per_client=...), which they leave open.
+            and sizes([150] * 60, classes_per_client=...), where they do not say how many classes.
 
     Example:
         >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
@@ -418,17 +419,16 @@ def sizes(
             "partition.sizes",
             "rows, an integer for each client",
             f"rows={rows!r}",
-            "Give [150] * 60.",
+            "For example [150] * 60.",
         )
-    least = 1
     if classes_per_client is not None:
         checks.require_integer("partition.sizes", classes_per_client=classes_per_client)
-        least = classes_per_client = int(classes_per_client)
+        classes_per_client = int(classes_per_client)
     for client, count in enumerate(rows):
         checks.require_integer(
             "partition.sizes",
             "A client needs a row of each of its classes.",
-            min_value=least,
+            min_value=classes_per_client or 1,
             **{f"rows[{client}]": count},
         )
     return _partition(
@@ -449,7 +449,7 @@ def _split_sizes(labels, clients, rng, *, rows, classes_per_client):
             "partition.sizes",
             f"sum of rows <= {len(labels)} rows of the data",
             sum(rows),
-            "Lower rows, or take fewer clients.",
+            "Lower rows, or use fewer clients.",
         )
     if classes_per_client is not None:
         by_class = [rng.permutation(members) for members in _rows_by_class("sizes", labels)]
@@ -460,7 +460,7 @@ def _split_sizes(labels, clients, rng, *, rows, classes_per_client):
 
 
 def _rows_of_classes(name, by_class, sizes, per_client, rng):
-    """Clients of given sizes with rows of exactly `per_client` classes each."""
+    """Return rows for clients of given sizes, of exactly `per_client` classes each, and a note."""
     available, clients = np.array([len(members) for members in by_class]), len(sizes)
     if per_client > len(available):
         checks.fail(
@@ -478,10 +478,7 @@ def _rows_of_classes(name, by_class, sizes, per_client, rng):
             f"classes that fill {clients} clients of {sizes.min()} to {sizes.max()} rows with "
             f"exactly {per_client} of them each",
             f"classes of {available.min()} to {available.max()} rows, and 20 deals that do not fit",
-            (
-                "Lower rows (a remainder helps) or clients, make sizes more alike, or raise "
-                "classes_per_client."
-            ),
+            "Lower rows or clients, make sizes more similar, or raise classes_per_client.",
         )
     cuts = [
         np.split(members, np.cumsum(part)) for members, part in zip(by_class, take.T, strict=True)
@@ -493,8 +490,11 @@ def _rows_of_classes(name, by_class, sizes, per_client, rng):
 
 
 def _draw_classes(sizes, available, per_client, rng):
-    """Rows of each class for each client [C, classes]: equal parts of its classes, which may be
-    more than there are."""
+    """Draw the number of rows of each class for each client [C, classes], in equal parts of its
+    classes.
+
+    The result may use more rows of a class than there are.
+    """
     take, left = np.zeros((len(sizes), len(available)), int), available.astype(float)
     for client in np.argsort(-sizes, kind="stable"):
         part = -(-sizes[client] // per_client)
@@ -516,11 +516,11 @@ def _draw_classes(sizes, available, per_client, rng):
 
 
 def _fit_to_classes(take, available):
-    """Move rows inside clients, from classes drawn too often to classes with rows left; None where
-    that is impossible.
+    """Move rows within clients, from classes drawn too often to others; return None if that is
+    impossible.
 
-    Each move follows the shortest path over classes that share a client with two rows to give, so
-    no client changes its size or loses a class.
+    Each move follows the shortest path over classes that share a client with at least two rows of
+    the class, so no client changes its size or loses a class.
     """
     take, excess = take.copy(), take.sum(0) - available
     while (excess > 0).any():
@@ -558,21 +558,22 @@ def power_law(
     min_rows: Annotated[int, Setting(default=16)] = 1,
     seed: int = 0,
 ) -> Partition:
-    """Quantity skew: the i-th largest client has rows ~ i ** -exponent; labels are iid.
+    """Give the i-th largest client rows ~ i ** -exponent, with iid labels.
 
-    Sizes below min_rows are raised to it and the rest keeps its proportions; which client is large
-    is drawn.
+    Sizes below min_rows are raised to it, and the others keep their proportions. Which client is
+    large is drawn at random.
 
     Args:
-        exponent: of the sizes, 0 is equal.  It is at least 0.
-        min_rows: least rows of a client.
+        exponent: exponent of the sizes, at least 0. 0 means equal sizes.
+        min_rows: minimum number of rows of a client.
 
     Other Parameters:
         clients: number of clients.
-        seed: of all draws.
+        seed: seed of all draws.
 
     Raises:
-        ValueError: if exponent is negative or not finite, or min_rows * clients > rows.
+        ValueError: if exponent is negative or not finite, or min_rows * clients exceeds the number
+            of rows.
 
     Example:
         >>> sorted(len(rows) for rows in power_law(clients=4, exponent=1)(np.zeros(25, int)))
@@ -590,7 +591,7 @@ def power_law(
 
 def _split_power_law(labels, clients, rng, *, exponent, min_rows):
     _check_enough_rows("power_law", len(labels), clients, min_rows)
-    sizes, floor = floored(len(labels), np.arange(1, clients + 1) ** -exponent, min_rows)
+    sizes, floor = split_with_minimum(len(labels), np.arange(1, clients + 1) ** -exponent, min_rows)
     rows = np.split(rng.permutation(len(labels)), np.cumsum(rng.permutation(sizes))[:-1])
     return rows, f"{floor} of {clients} clients raised to min_rows = {min_rows}" if floor else ""
 
@@ -602,47 +603,41 @@ def similarity(
     by: str = "class",
     seed: int = 0,
 ) -> Partition:
-    """A share of each client's rows is iid, the rest is of one kind; sizes are equal.
+    """Make a fraction of each client's rows iid and the rest of one kind; sizes are equal.
 
-    Each client gets round(share * rows) rows at random from all.  The rest depends on `by`:
+    Each client gets round(share * rows) rows at random from all. The rest depends on `by`:
 
-    - "class": client c takes rows of class c mod (number of classes).  When a class runs dry, its
-      clients get equal parts of it, and rows of any class for what is missing; the note counts
+    - "class": client c takes rows of class c mod (number of classes). If a class has too few rows,
+      its clients get equal parts of it, and rows of any class for the remainder; the note counts
       these.
     - "sorted": the other rows are sorted by label and cut into equal pieces.
 
     Args:
-        share: part of a client's rows that is iid.  In [0, 1]; 1 is iid.
-        rows: rows of a client; default all rows.  Rows that remain have no owner; with None sizes
-            differ by at most one.
+        share: fraction of a client's rows that is iid, in [0, 1].
+        rows: number of rows of a client; the remaining rows have no owner. None uses all rows, with
+            sizes that differ by at most one.
 
     Other Parameters:
         clients: number of clients.
-        by: "class" or "sorted", what the rest depends on.
-        seed: of all draws.
+        by: "class" or "sorted".
+        seed: seed of all draws.
 
     Raises:
-        ValueError: if share is outside [0, 1], or rows * clients exceeds the rows.
+        ValueError: if share is outside [0, 1], or rows * clients exceeds the number of rows.
 
     References:
-        by="class": the published code of Noble et al., AISTATS 2022 (their clients get fewer rows
-        when a class runs dry); by="sorted": Karimireddy et al., ICML 2020, section 7.
+        by="class" follows the published code of Noble et al., AISTATS 2022 (where clients get fewer
+        rows if a class has too few); by="sorted" follows Karimireddy et al., ICML 2020, section 7.
 
     Example:
         >>> y = np.arange(100) % 10
         >>> [np.unique(y[rows]).tolist() for rows in similarity(10, 0.0)(y)[:3]]
         [[0], [1], [2]]
     """
-    checks.require_nonnegative(
-        "partition.similarity", "1 is iid, 0 one kind a client.", single=True, share=share
-    )
+    hint = "1 is iid, and 0 gives each client one kind of rows."
+    checks.require_nonnegative("partition.similarity", hint, single=True, share=share)
     if share > 1:
-        checks.fail(
-            "partition.similarity",
-            "share in [0, 1]",
-            f"share={share!r}",
-            "1 is iid, 0 one kind a client.",
-        )
+        checks.fail("partition.similarity", "share in [0, 1]", f"share={share!r}", hint)
     if rows is not None:
         checks.require_integer("partition.similarity", rows=rows)
     checks.require_one_of("partition.similarity", ("class", "sorted"), by=by)
@@ -665,7 +660,7 @@ def _split_similarity(labels, clients, rng, *, share, rows, by):
     total = len(labels) if rows is None else rows * clients
     sizes = total // clients + (np.arange(clients) < total % clients)
     by_class = _rows_by_class("similarity", labels)
-    # first the share that is dealt from all rows
+    # First draw the iid part from all rows.
     mixed_sizes = np.round(share * sizes).astype(int)
     kind_sizes = sizes - mixed_sizes
     order = rng.permutation(len(labels))
@@ -682,7 +677,7 @@ def _split_similarity(labels, clients, rng, *, share, rows, by):
         members = rng.permutation(members[is_free[members]])
         takers = np.arange(label, clients, len(by_class))
         counts = kind_sizes[takers]
-        if counts.sum() > len(members):  # the class runs dry: equal parts of it
+        if counts.sum() > len(members):  # too few rows of this class: each gets an equal part
             counts = len(members) // len(takers) + (
                 np.arange(len(takers)) < len(members) % len(takers)
             )
@@ -692,24 +687,21 @@ def _split_similarity(labels, clients, rng, *, share, rows, by):
     missing = kind_sizes - [len(part) for part in of_class]
     fill = rng.permutation(np.concatenate(remainders))[: missing.sum()]
     fill = np.split(fill, np.cumsum(missing)[:-1])
-    note = (
-        f"{missing.sum()} of {total} rows from another class, their own had run dry"
-        if missing.any()
-        else ""
-    )
-    return [np.concatenate(parts) for parts in zip(mixed, of_class, fill, strict=True)], note
+    note = f"{missing.sum()} of {total} rows from another class, their own had run dry"
+    rows = [np.concatenate(parts) for parts in zip(mixed, of_class, fill, strict=True)]
+    return rows, note if missing.any() else ""
 
 
 def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Partition:
-    """The clients that the data came with.
+    """Give each row to the owner that it came with.
 
-    Clients are numbered in sorted order of their names; the seed only orders the rows inside a
-    client.  Without owners the partition works in `federate`, with a dataset that has them
-    (datasets.synthetic).
+    Clients are numbered in sorted order of the owners' names. The seed only orders the rows of a
+    client. Without owners, the partition uses those of the dataset that `federate` gets, such as
+    datasets.synthetic.
 
     Other Parameters:
-        owners: [n], the name of each row's owner; None: as the dataset says.
-        seed: of the order of rows.
+        owners: [n], the name of each row's owner. None uses the owners in the dataset.
+        seed: seed of the order of rows.
 
     >>> [rows.tolist() for rows in natural(["ann", "bob", "ann"])([0, 0, 1])]
     [[0, 2], [1]]
@@ -721,7 +713,7 @@ def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Parti
     if owners.ndim != 1 or not len(owners) or owners.dtype.kind not in "biuUS":
         checks.fail(
             "partition.natural",
-            "one owner a row, integers or strings",
+            "one owner per row, integers or strings",
             f"shape {list(owners.shape)}, dtype {owners.dtype}",
         )
     names, numbers = np.unique(owners, return_inverse=True)
@@ -731,22 +723,22 @@ def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Parti
 def _split_natural(owners, labels, clients, rng):
     if len(owners) != len(labels):
         checks.fail(
-            "partition.natural", "one owner a row", f"{len(owners)} owners for {len(labels)} rows"
+            "partition.natural", "one owner per row", f"{len(owners)} owners for {len(labels)} rows"
         )
     return _rows_by_number(owners, clients), ""
 
 
 def flower(partitioner: Any, column: str = "label") -> Callable:
-    """A partitioner of flwr-datasets, for `federate`.
+    """Convert a partitioner of flwr-datasets for use in `federate`.
 
     Args:
-        partitioner: such as flwr_datasets.partitioner.DirichletPartitioner, without a dataset; it
+        partitioner: such as flwr_datasets.partitioner.DirichletPartitioner, without a dataset. It
             needs the package datasets.
-        column: what it calls the labels (its `partition_by`).
+        column: its name for the labels (its `partition_by`).
 
     Returns:
-        A function of the labels [n], a list of row numbers for each client.  A row that the
-        partitioner gives to nobody has no owner.
+        A function from the labels [n] to a list of row numbers for each client. Rows that the
+        partitioner gives to nobody have no owner.
 
     Example:
         >>> from flwr_datasets.partitioner import IidPartitioner  # doctest: +SKIP
@@ -759,10 +751,10 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
     def split(labels):
         from datasets import Dataset
 
-        # where that package is not installed, pyright takes the module beside this one for it
-        made: Any = Dataset
-        rows = made.from_dict({column: np.asarray(labels), "row": np.arange(len(labels))})
-        fresh = copy.deepcopy(partitioner)  # it takes a dataset once
+        # Without that package, pyright takes the module of the same name in this folder for it.
+        dataset: Any = Dataset
+        rows = dataset.from_dict({column: np.asarray(labels), "row": np.arange(len(labels))})
+        fresh = copy.deepcopy(partitioner)  # a partitioner accepts a dataset only once
         fresh.dataset = rows
         parts = (fresh.load_partition(c) for c in range(fresh.num_partitions))
         return [np.asarray(part["row"][:], np.int64) for part in parts]
@@ -770,7 +762,7 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
     return split
 
 
-# --- parts
+# --- shared by several partitions
 
 
 def _partition(name, clients, seed, split):
@@ -780,11 +772,11 @@ def _partition(name, clients, seed, split):
 
 
 def _rows_by_class(name, labels):
-    """Rows of each class that occurs."""
+    """Return the rows of each class that occurs."""
     if labels.ndim > 1:
         checks.fail(
             f"partition.{name}",
-            "one label a row, since it splits by class",
+            "one label per row, since it splits by class",
             f"labels of shape {list(labels.shape)}",
             "Use iid, power_law or natural.",
         )
@@ -804,13 +796,13 @@ def _rows_by_number(numbers, count):
     return np.split(order, np.cumsum(np.bincount(numbers, minlength=count))[:-1])
 
 
-def _check_enough_rows(name, rows, clients, least, called="min_rows"):
-    if least * clients > rows:
+def _check_enough_rows(name, num_rows, clients, rows_per_client, argument="min_rows"):
+    if rows_per_client * clients > num_rows:
         checks.fail(
             f"partition.{name}",
-            f"{called} * clients <= rows",
-            f"{least} * {clients} > {rows}",
-            f"Lower {called} or clients.",
+            f"{argument} * clients <= rows",
+            f"{rows_per_client} * {clients} > {num_rows}",
+            f"Lower {argument} or clients.",
         )
 
 
@@ -818,22 +810,24 @@ def _note_on_unowned(rows, owned):
     return f"{rows - owned} of {rows} rows have no owner" if rows > owned else ""
 
 
-def floored(total: int, weights: np.ndarray, least: int) -> tuple[np.ndarray, int]:
-    """`total` in whole parts proportional to falling weights, none below `least`; how many were
-    raised to it."""
-    sizes, free = np.full(len(weights), least), len(weights)
-    while free:  # ranks past `free` sit on the floor; the ranks before share what is left
-        sizes[:free] = _apportion(total - least * (len(weights) - free), weights[:free])
-        above = int((sizes[:free] >= least).sum())
-        sizes[above:] = least
+def split_with_minimum(total: int, weights: np.ndarray, min_part: int) -> tuple[np.ndarray, int]:
+    """Split `total` into integers proportional to decreasing weights, none below `min_part`.
+
+    Also return how many parts were raised to `min_part`.
+    """
+    parts, free = np.full(len(weights), min_part), len(weights)
+    while free:  # the first `free` parts divide what the others, at the minimum, leave
+        parts[:free] = _apportion(total - min_part * (len(weights) - free), weights[:free])
+        above = int((parts[:free] >= min_part).sum())
+        parts[above:] = min_part
         if above == free:
             break
         free = above
-    return sizes, len(weights) - free
+    return parts, len(weights) - free
 
 
 def _apportion(total, weights):
-    """`total` in whole parts proportional to weights, by largest remainders."""
+    """Split `total` into integers proportional to weights, by largest remainders."""
     share = total * weights / weights.sum()
     parts = np.floor(share).astype(int)
     parts[np.argsort(parts - share, kind="stable")[: total - parts.sum()]] += 1

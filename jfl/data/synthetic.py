@@ -1,7 +1,6 @@
-"""Synthetic(alpha, beta): rows of clients that differ in their classifier and in where their points
-lie.
+"""Synthetic(alpha, beta): rows of clients with different classifiers and different centres.
 
-Axes: C clients, d features, k classes.
+Shapes use C clients, d features and k classes.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import numpy as np
 from ..core import checks
 from . import partition
 
-MOST = 2**31  # numbers in x: 8 GiB
+MAX_NUMBERS = 2**31  # in x, which is 8 GiB
 MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "lognormal", "power_law")
 
 
@@ -34,8 +33,10 @@ def generate(
     test_fraction: float,
     seed: int,
 ) -> tuple:
-    """x, y, x_test, y_test and the owner of each training row; the arguments are those of
-    `datasets.synthetic`."""
+    """Return x, y, x_test, y_test and the owner of each training row.
+
+    The arguments are those of `datasets.synthetic`.
+    """
     checks.require_integer(where, clients=clients, features=features, min_rows=min_rows)
     checks.require_integer(where, min_value=2, classes=classes)
     checks.require_seed(where, seed=seed)
@@ -58,20 +59,20 @@ def generate(
     if iid and (alpha or beta):
         checks.fail(
             where,
-            "alpha = beta = 0 beside iid=True",
+            "alpha=0 and beta=0 when iid=True",
             f"alpha={alpha!r}, beta={beta!r}",
-            "One classifier for all clients has no spread.",
+            "With iid=True all clients share one classifier.",
         )
     count = checks.as_array(where, "rows", rows)
     if (
         count.dtype.kind in "iu"
         and count.size
-        and float(count.mean()) * clients * features > MOST
-        or features * classes > MOST
+        and float(count.mean()) * clients * features > MAX_NUMBERS
+        or features * classes > MAX_NUMBERS
     ):
         checks.fail(
             where,
-            f"at most {MOST} numbers in x and in a classifier",
+            f"at most {MAX_NUMBERS} numbers in x and in a classifier",
             f"clients={clients}, rows={checks.short_repr(rows)}, features={features}, "
             f"classes={classes}",
             "Lower one of them.",
@@ -85,11 +86,10 @@ def generate(
             f"none of {size.sum()} rows at test_fraction={test_fraction!r}",
             "Raise test_fraction or rows.",
         )
-    # As a number of standard deviations; each client has a stream of its own.
+    # Standard deviations.
     alpha, beta = (value if scale == "std" else value**0.5 for value in (alpha, beta))
-    decay = (np.arange(1, features + 1) ** -0.6).astype(
-        np.float32
-    )  # deviation: Sigma_jj = j ^ -1.2
+    # Feature j has variance j ** -1.2.
+    decay = (np.arange(1, features + 1) ** -0.6).astype(np.float32)
     model = (
         _classifier(np.random.default_rng([seed, 0]), features, classes, 0.0, means)
         if iid
@@ -108,7 +108,7 @@ def generate(
         label = (features_x @ weight.astype(np.float32) + bias.astype(np.float32)).argmax(1)
         other = rng.random(n) < label_noise
         label[other] = rng.integers(classes, size=other.sum())
-        # Rows of a client have one law and no order, so the first are as good for training as any.
+        # Rows of a client are iid, so the first ones can be the training rows.
         index, test_index = (
             slice(ends[client] - (n - m), ends[client]),
             slice(test_ends[client] - m, test_ends[client]),
@@ -123,15 +123,14 @@ def generate(
 
 
 def _normal(rng, shape, spread, means, mean=None):
-    """N(u, 1) entries whose mean u ~ N(0, spread^2) is drawn for each entry, or once."""
+    """Draw N(u, 1) entries, whose mean u ~ N(0, spread^2) is drawn per entry, or once."""
     mean = spread * rng.standard_normal(shape if means == "entry" else ()) if mean is None else mean
     return mean + rng.standard_normal(shape)
 
 
 def _classifier(rng, features, classes, spread, means):
-    shared = (
-        spread * rng.standard_normal() if means == "client" else None
-    )  # W and b have the same mean
+    # With means="client", W and b have the same mean.
+    shared = spread * rng.standard_normal() if means == "client" else None
     return tuple(
         _normal(rng, shape, spread, means, shared) for shape in ((features, classes), (classes,))
     )
@@ -148,7 +147,7 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
         ):
             checks.fail(
                 where,
-                f"rows of each client, {clients} whole numbers >= 1, and no other sizes",
+                f"rows, {clients} integers >= 1, together with sizes='equal'",
                 f"{size.dtype}{list(size.shape)} and sizes={sizes!r}",
             )
         return size
@@ -158,7 +157,9 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
         return np.full(clients, rows)
     if min_rows > rows:
         checks.fail(
-            where, "min_rows <= rows, the mean of a client", f"min_rows={min_rows!r}, rows={rows!r}"
+            where,
+            "min_rows <= rows, which is the mean of a client",
+            f"min_rows={min_rows!r}, rows={rows!r}",
         )
     rng = np.random.default_rng([seed, 2])
     if sizes == "power_law":
@@ -166,4 +167,4 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
     else:
         logs = np.sort(skew * rng.standard_normal(clients))[::-1]
         share = np.exp(logs - logs[0])
-    return rng.permutation(partition.floored(rows * clients, share, min_rows)[0])
+    return rng.permutation(partition.split_with_minimum(rows * clients, share, min_rows)[0])

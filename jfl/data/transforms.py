@@ -1,10 +1,7 @@
-"""Features before learning: Dataset -> Dataset.  Labels, owners and caveats stay; caveats may be
-added.
+"""Preprocessing of features, from Dataset to Dataset. Labels, owners and caveats stay; caveats may
+be added.
 
-`public` takes rows away instead.
-
-Axes: n training rows, m test rows, d features.  Imports jfl.core.checks and its neighbour datasets;
-NumPy and scipy.linalg.
+`public` removes rows instead. Shapes use n training rows, m test rows and d features.
 """
 
 from typing import Any, NamedTuple
@@ -16,23 +13,23 @@ from scipy import linalg
 from ..core import checks
 from .datasets import Dataset, make_dataset
 
-# the steps that a config can name
+# The transforms that a config can name.
 __all__ = ["flatten", "noble2022_code", "pca", "standardise", "unit_norm"]
 
-PUBLIC = 4  # the random stream of a seed that draws public rows; partitions use others
-BLOCK = 1 << 13  # rows turned to float64 at once
+PUBLIC_STREAM = 4  # random stream of a seed that draws public rows; partitions use others
+ROWS_PER_BLOCK = 1 << 13  # converted to float64 at once
 
 
 def flatten(dataset: Dataset) -> Dataset:
-    """Rows of any shape as vectors [d].  Privacy: each row by itself, nothing to add."""
+    """Reshape rows to vectors [d]. Each row is changed independently, so privacy is unaffected."""
     return _changed("flatten", dataset, *(_flat(x) for x in _rows("flatten", dataset)))
 
 
 def unit_norm(dataset: Dataset) -> Dataset:
-    """Each row divided by its Euclidean norm; a row of zeros stays.
+    """Divide each row by its Euclidean norm; rows of zeros stay.
 
     Privacy:
-        each row by itself, nothing to add.
+        Each row is changed independently, so no caveat is added.
 
     Example:
         >>> from . import datasets
@@ -48,23 +45,23 @@ def unit_norm(dataset: Dataset) -> Dataset:
 
 
 def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
-    """Each feature less its mean, over its standard deviation; a feature that never varies becomes
-    0.
+    """Subtract the mean from each feature and divide by its standard deviation; constant features
+    become 0.
 
     Args:
-        dataset: whose training and test rows are changed.
-        public: rows [p, ...] to take the two from; None takes them from the training rows.
+        dataset: the dataset whose training and test rows are changed.
+        public: rows [p, ...] to estimate the two from. None uses the training rows.
 
     Privacy:
-        without `public` the mean and deviation of private rows enter every feature and no noise
-        covers them: the dataset gets a caveat that goes with every guarantee.
+        Without `public`, the mean and standard deviation of private rows enter every feature, and
+        no noise covers them: the dataset gets a caveat that is printed with every guarantee.
 
     Raises:
-        ValueError: for tokens, or public rows of another shape.
+        ValueError: for tokens, and for public rows of another shape.
     """
     x, x_test = _rows("standardise", dataset)
     mean, scatter, _ = _moments(_fitted("standardise", x, public))
-    # rounding leaves a constant feature a deviation near 1e-8 of its size
+    # Rounding gives a constant feature a standard deviation of about 1e-8 times its value.
     varies = scatter > (1e-6 * np.abs(mean)) ** 2
     mean, spread = (
         v.astype(np.float32).reshape(x.shape[1:])
@@ -79,30 +76,32 @@ def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
         caveat=None
         if public is not None
         else (
-            "features standardised by the mean and deviation of the private training rows, "
-            "without noise"
+            "Does not cover the preprocessing: features were standardised with the mean and "
+            "standard deviation of private rows, without noise."
         ),
     )
 
 
 def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> Dataset:
-    """The first principal components of flattened rows, centred, not whitened: x [n, components].
+    """Project flattened rows on their first principal components, centred and not whitened: x [n,
+    components].
 
-    The sign of an axis is chosen so that its largest entry is positive.
+    The sign of an axis is chosen such that its largest entry is positive.
 
     Args:
-        dataset: whose training and test rows are changed.
-        components: how many; at most d, and less than the rows that are read.
-        public: rows [p, ...] to take mean and axes from; None takes them from the training rows.
+        dataset: the dataset whose training and test rows are changed.
+        components: number of components; at most d, and less than the number of rows that are read.
+        public: rows [p, ...] to compute the mean and the axes from. None uses the training rows.
 
     Privacy:
-        as `standardise`: without `public` a caveat goes with every guarantee.
+        As in `standardise`: without `public`, a caveat is printed with every guarantee.
 
     Speed:
-        by the covariance: n d^2 and d^3; 60,000 x 784 takes about 2 s.
+        The covariance takes n d^2 operations and its eigenvectors d^3; 60,000 x 784 takes about 2
+        s.
 
     Raises:
-        ValueError: for tokens, or too many components.
+        ValueError: for tokens, and for too many components.
     """
     checks.require_integer("transforms.pca", components=components)
     x, x_test = _rows("pca", dataset)
@@ -120,7 +119,7 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
     )
     axes = axes[:, ::-1]
     axes = axes * np.sign(axes[np.abs(axes).argmax(0), np.arange(components)])
-    # The mean is taken off afterwards: rows need no second copy.
+    # Subtract the mean after the projection, which needs no second copy of the rows.
     axes32, offset = axes.astype(np.float32), (mean @ axes).astype(np.float32)
     return _changed(
         f"pca({components})",
@@ -128,30 +127,32 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
         *(_flat(part) @ axes32 - offset for part in (x, x_test)),
         caveat=None
         if public is not None
-        else f"{components} principal components of the private training rows, without noise",
+        else f"Does not cover the preprocessing: the {components} principal components were "
+        "computed from private rows, without noise.",
     )
 
 
 def noble2022_code(dataset: Dataset) -> Dataset:
-    """What the published code of Noble et al. 2022 does to Synthetic where the paper says that
-    features are standardised.
+    """Scale Synthetic as the published code of Noble et al. 2022 does; their paper says
+    "standardised".
 
-    For each client, and each feature j in turn: less the smallest, over the range, of the numbers
-    in the client's *row number j*, as it stands after the features before j.  It takes the row for
-    the column, so a client's features get random factors and offsets of their own, and clients come
-    to differ by them.
+    For each client, and for each feature j in ascending order, subtract the minimum and divide by
+    the range of the numbers in the client's *row number j*, as it is after the features before j.
+    Using the row instead of the column gives each client separate random factors and offsets, which
+    makes clients more different.
 
     Args:
-        dataset: with owners, at least as many rows a client as features, and as many test rows for
-            each client, client by client, as `datasets.synthetic` makes them.
+        dataset: a dataset with owners, with at least as many rows per client as features, and the
+            same number of test rows for each client, in the order of clients, as in
+            `datasets.synthetic`.
 
     Privacy:
-        factors come from private rows, without noise: the dataset gets a caveat that goes with
-        every guarantee.
+        Factors are computed from private rows without noise: the dataset gets a caveat that is
+            printed with every guarantee.
 
     Raises:
-        ValueError: for rows without owners, fewer of a client than features, or test rows that do
-            not divide.
+        ValueError: for rows without owners, clients with fewer rows than features, or a number of
+            test rows that is not a multiple of the number of clients.
 
     References:
         Noble, Bellet, Dieuleveut, AISTATS 2022: data/Logistic/data_generator.py of its repository.
@@ -181,7 +182,8 @@ def noble2022_code(dataset: Dataset) -> Dataset:
         dataset,
         new.astype(np.float32),
         new_test.astype(np.float32),
-        caveat="features scaled by numbers of each client's private rows, without noise",
+        caveat="Does not cover the preprocessing: features were scaled with statistics of each "
+        "client's private rows, without noise.",
     )
 
 
@@ -193,18 +195,17 @@ class Public(NamedTuple):
 
 
 def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]:
-    """Random training rows that everyone may read, and the dataset without them: no client gets
-    one.
+    """Split off random training rows that everyone may read; no client gets them.
 
     Shapes:
-        Public: x [rows, ...], y [rows], in random order; the other n - rows keep theirs, and their
-        owners.
+        Public: x [rows, ...], y [rows], in random order. The other n - rows keep their order and
+            owners.
 
     Privacy:
-        sound only because these rows are taken as public: whatever is measured on them
-        (`jfl.analysis.public_data`) says nothing about the rows that stay, which are private as
-        before.  In a study with a private data set it is an assumption, so the dataset gets a
-        caveat that goes with every guarantee.
+        Valid only because these rows are treated as public: what is measured on them
+            (`jfl.analysis.public_data`) reveals nothing about the other rows, which stay private.
+            In a study with a private dataset this is an assumption, so the dataset gets a caveat
+            that is printed with every guarantee.
 
     Raises:
         ValueError: unless 1 <= rows < n.
@@ -224,7 +225,7 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     n = len(dataset.x)
     if rows >= n:
         checks.fail("transforms.public", f"fewer than the {n} training rows", f"rows={rows}")
-    order = np.random.default_rng([seed, PUBLIC]).permutation(n)
+    order = np.random.default_rng([seed, PUBLIC_STREAM]).permutation(n)
     proxy, rest = order[:rows], np.sort(order[rows:])
     owners = None if dataset.owners is None else dataset.owners[rest]
     left = dataset._replace(x=dataset.x[rest], y=dataset.y[rest], owners=owners)
@@ -233,7 +234,7 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
         left,
         left.x,
         left.x_test,
-        f"{rows} rows of the training set were treated as public",
+        f"Assumes that {rows} rows of the training set are public.",
     )
 
 
@@ -247,7 +248,7 @@ def _rows(name, dataset):
             f"transforms.{name}",
             "features of float",
             f"dtype {dataset.x.dtype}",
-            "Tokens are no numbers.",
+            "Tokens cannot be transformed.",
         )
     return dataset.x, dataset.x_test
 
@@ -272,9 +273,11 @@ def _fitted(name, x, public):
 
 
 def _moments(x: np.ndarray, covariance: bool = False) -> tuple[Any, Any, Any]:
-    """Mean [d], variance [d] and, if asked for, covariance [d, d], in float64: the mean first, then
-    what is left."""
-    blocks = [x[first : first + BLOCK] for first in range(0, len(x), BLOCK)]
+    """Return the mean [d], the variance [d] and optionally the covariance [d, d], in float64.
+
+    The mean is computed first, and the others from what remains after subtracting it.
+    """
+    blocks = [x[first : first + ROWS_PER_BLOCK] for first in range(0, len(x), ROWS_PER_BLOCK)]
     mean = sum(block.sum(0, dtype=np.float64) for block in blocks) / len(x)
     if not covariance:
         return mean, sum(np.square(block - mean).sum(0) for block in blocks) / len(x), None

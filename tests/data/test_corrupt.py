@@ -112,7 +112,7 @@ def test_the_order_of_clients_and_the_size_of_a_block_change_nothing(monkeypatch
     turned = dataclasses.replace(fed, index=fed.index[turn], size=fed.size[turn])
     assert np.array_equal(corruption.salt_and_pepper(turned, density[turn]).x, noisy.x)
     for room in (1, 600, 7 * 600 + 5):
-        monkeypatch.setattr(corruption, "ROOM", room)
+        monkeypatch.setattr(corruption, "MAX_DRAWS", room)
         assert np.array_equal(corruption.salt_and_pepper(fed, density).x, noisy.x)
 
 
@@ -307,7 +307,7 @@ def test_sizes_use_all_rows_and_draw_classes():
     "make, message",
     [
         (lambda: partition.sizes([]), "an integer for each client"),
-        (lambda: partition.sizes(5), "Give .150. \\* 60"),
+        (lambda: partition.sizes(5), "For example .150. \\* 60"),
         (lambda: partition.sizes("12"), "an integer for each client"),
         (lambda: partition.sizes([3, 0]), r"rows\[1\] >= 1, but got rows\[1\]=0"),
         (lambda: partition.sizes([2.0]), "got rows"),
@@ -368,7 +368,7 @@ def test_public_rows_leave_the_data(kind):
         and np.array_equal(rest.y, left % 5)
         and np.array_equal(rest.owners, left % 7)
     )
-    assert rest.caveats == ("before", "12 rows of the training set were treated as public")
+    assert rest.caveats == ("before", "Assumes that 12 rows of the training set are public.")
     assert rest.name == "own, public(12)" and rest.classes == 5 and rest.checksum != data.checksum
     assert np.array_equal(rest.x_test, data.x_test) and rest.x.dtype == data.x.dtype
     assert federate(rest, partition.natural()).caveats == rest.caveats

@@ -469,10 +469,10 @@ def test_similarity_of_the_papers():
         (lambda: partition.power_law(5, min_rows=0), "got min_rows=0"),
         (lambda: partition.shards(5, 0), "got classes_per_client=0"),
         (lambda: partition.natural([0.5, 1.0]), "integers or strings"),
-        (lambda: partition.natural([]), "one owner a row"),
+        (lambda: partition.natural([]), "one owner per row"),
         (
             lambda: partition.iid(11)(np.zeros(10, int)),
-            "at least one row a client, but got 10 rows for 11 clients. Take fewer",
+            "at least one row per client, but got 10 rows for 11 clients. Use fewer",
         ),
         (
             lambda: partition.iid(1)(np.float32(1)),
@@ -480,7 +480,7 @@ def test_similarity_of_the_papers():
         ),
         (
             lambda: partition.dirichlet(1, 1.0)(np.zeros((10, 2), int)),
-            "one label a row, since it splits by class, but got labels of shape [10, 2]",
+            "one label per row, since it splits by class, but got labels of shape [10, 2]",
         ),
         (
             lambda: partition.dirichlet(3, 1.0, min_rows=4)(np.zeros(10, int)),
@@ -496,7 +496,10 @@ def test_similarity_of_the_papers():
             lambda: partition.shards(3, 2)(np.arange(10)),
             "3 clients * 2 classes = 6 shards for 10 classes",
         ),
-        (lambda: partition.shards(9, 2)(np.array([0] + [1] * 20)), "18 shards wanted, 10 possible"),
+        (
+            lambda: partition.shards(9, 2)(np.array([0] + [1] * 20)),
+            "18 shards, of which 10 are possible",
+        ),
         (lambda: partition.natural([1, 2])(np.zeros(3)), "2 owners for 3 rows"),
     ],
 )
@@ -1250,7 +1253,7 @@ def test_describe():
         (dict(partition=lambda y: [np.array([0.0, 1.0])]), "float64[2] for client 0"),
         (
             dict(partition=lambda y: [np.array([0, 1]), np.array([1, 2])]),
-            "expected one owner a row, but got row 1 given 2 times",
+            "expected one owner per row, but got row 1 given 2 times",
         ),
         (dict(holdout=1.0), "holdout in [0, 1), but got holdout=1.0"),
         (dict(holdout=-0.1), "got holdout=-0.1"),
@@ -1258,7 +1261,7 @@ def test_describe():
         (dict(holdout="a"), "got holdout='a'"),
         (
             dict(holdout=0.2, partition=partition.iid(5)),
-            "two rows a client for a holdout, but got one row at client(s) 1, 2, 3, 4",
+            "at least two rows of each client for a holdout, but got one row for client(s) 1, 2, 3",
         ),
         (dict(test=np.zeros((2, 3))), "expected test=(x_test, y_test), but got ndarray"),
         (dict(test=(np.zeros((2, 4)), [0, 1])), "x_test float32[2, 4]"),

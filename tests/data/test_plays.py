@@ -96,8 +96,8 @@ def test_errors(tmp_path, monkeypatch):
         (dict(window=0), "window"),
         (dict(stride=0), "stride"),
         (dict(test_fraction=1.0), "test_fraction < 1"),
-        (dict(window=500), "Take a shorter window"),
-        (dict(min_rows=10**6, window=3), "Take a shorter window"),
+        (dict(window=500), "Use a shorter window"),
+        (dict(min_rows=10**6, window=3), "Use a shorter window"),
     ):
         with pytest.raises(ValueError, match=words):
             datasets.shakespeare(**change)

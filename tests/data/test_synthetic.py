@@ -191,11 +191,11 @@ def test_unequal_sizes(sizes, skew):
         (dict(means="row"), "'entry', 'client'"),
         (dict(scale="sigma"), "'variance', 'std'"),
         (dict(sizes="zipf"), "'equal', 'lognormal', 'power_law'"),
-        (dict(rows=[3, 4]), "6 whole numbers >= 1"),
+        (dict(rows=[3, 4]), "6 integers >= 1"),
         (dict(rows=[3.5] * 6), "float64[6]"),
-        (dict(rows=[40] * 6, sizes="power_law"), "and no other sizes"),
+        (dict(rows=[40] * 6, sizes="power_law"), "together with sizes='equal'"),
         (dict(sizes="lognormal", min_rows=41), "min_rows <= rows"),
-        (dict(iid=True, beta=1.0), "alpha = beta = 0"),
+        (dict(iid=True, beta=1.0), "alpha=0 and beta=0 when iid=True"),
         (dict(test_fraction=0.0), "at least one test row"),
         (dict(rows=1), "at least one test row"),
         (dict(seed=-1), "seed >= 0"),
@@ -429,7 +429,7 @@ def test_transforms_keep_the_rest(name):
     )
     fed = federate(new, partition.natural())
     assert fed.caveats == new.caveats and all(
-        "private training rows" in text for text in fed.caveats[1:]
+        "Does not cover the preprocessing" in text for text in fed.caveats[1:]
     )
     if name in ("pca", "standardise"):
         other = images(seed=1)
@@ -492,7 +492,7 @@ def test_pca_is_that_of_scikit_learn(monkeypatch):
     from sklearn.decomposition import PCA
 
     data = images()
-    monkeypatch.setattr(transforms, "BLOCK", 7)  # blocks do not matter
+    monkeypatch.setattr(transforms, "ROWS_PER_BLOCK", 7)  # blocks do not matter
     new, peer = (
         transforms.pca(data, 5),
         PCA(5, svd_solver="full").fit(data.x.reshape(60, 12).astype(float)),

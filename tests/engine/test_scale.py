@@ -281,8 +281,8 @@ def test_rows_come_from_a_data_source_too():
 @pytest.mark.parametrize("sizes", [(3, 3, 3, 3, 3), (1, 4, 2, 5, 3)], ids=["even", "ragged"])
 def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, large, at_once, monkeypatch):
     """Against a loop over clients, also beyond the last; rows as they are stored."""
-    monkeypatch.setattr(host_rows, "ONE_THREAD", at_once)
-    monkeypatch.setattr(host_rows, "LARGE_CLIENT", large)
+    monkeypatch.setattr(host_rows, "MAX_SINGLE_THREAD_BYTES", at_once)
+    monkeypatch.setattr(host_rows, "LARGE_CLIENT_BYTES", large)
     n, starts = sum(sizes), np.cumsum([0, *sizes])
     x = np.arange(n * 4, dtype=np.uint8).reshape(n, 2, 2)
     y = (np.arange(n) % 3).astype(np.int64)
@@ -347,8 +347,8 @@ def test_rows_that_are_prepared_on_the_device_are_the_same_run(name):
     [
         (lambda x: np.asarray(x) / 255, "uint8", "(?s)JAX function of the x of one.*`prepare`"),
         (3, "uint8", "JAX"),
-        (lambda x: (x, x), "uint8", "to one array, but got tuple"),
-        (lambda x: x / jnp.float32(255), "int64", "at most 32 bits a number.*got int64"),
+        (lambda x: (x, x), "uint8", "to one array, but got one that returns tuple"),
+        (lambda x: x / jnp.float32(255), "int64", "at most 32 bits per number.*got int64"),
     ],
 )
 def test_a_row_is_prepared_by_a_function_of_jax(prepare_row, kind, message):
@@ -367,7 +367,7 @@ def test_prepared_rows_have_the_type_that_was_declared():
 
 def test_arrays_in_another_order_are_not_copied_whole(monkeypatch):
     """np.take would; and a population may be copied after it was read by threads."""
-    monkeypatch.setattr(host_rows, "ONE_THREAD", 0)
+    monkeypatch.setattr(host_rows, "MAX_SINGLE_THREAD_BYTES", 0)
     x, y = np.arange(72, dtype=np.float32).reshape(6, 3, 4), np.zeros(6, np.int32)
     fed = jfl.population((x.transpose(0, 2, 1), y), [2, 2, 2], test=(x.transpose(0, 2, 1), y))
     monkeypatch.setattr(np, "take", None)
@@ -412,10 +412,10 @@ def test_bad_rows_of_a_population_are_found_where_they_are():
     [
         (
             lambda at, x, y: [(x[at[0]], y[at[0]])],
-            r"rows of shape \[2\], as at first, but got \[1, 2\]",
+            r"rows of shape \[2\], as before, but got \[1, 2\]",
         ),
         (lambda at, x, y: [(x[a, :1], y[a]) for a in at], "rows of shape"),
-        (lambda at, x, y: [(x[a], y[a] + 5) for a in at], "labels below 3, as at first, but got 5"),
+        (lambda at, x, y: [(x[a], y[a] + 5) for a in at], "labels below 3, as before, but got 5"),
     ],
 )
 def test_rows_that_change_after_they_were_read_are_noticed(later, message):
