@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from jfl.core.records import Plan
@@ -102,8 +103,10 @@ def run_points(asked: list[Point], plans: Plans):
     for i, (plan, config) in enumerate(pairs):
         if accounts[i] not in proved_of:
             proved_of[accounts[i]] = plans.privacy(plan, config)
-        # another data set would be stacked beside the first one in a program, row by row
-        groups.setdefault((config.rounds, config.evaluate_every, id(plan.fed.x)), []).append(i)
+        # A program holds a copy of the rows for each point unless its points share them. An
+        # accelerator waits for small steps and has the memory; a CPU does better with one draw.
+        rows = id(plan.fed.x) if jax.default_backend() == "cpu" else None
+        groups.setdefault((config.rounds, config.evaluate_every, rows), []).append(i)
         trace_once(plan, traced)
     for indices, block in _blocks(groups.values(), asked, pairs):
         runs = {}
@@ -124,6 +127,8 @@ def _blocks(groups, asked: list[Point], pairs):
         plans = [pairs[i][0] for i in group]
         plans, seeds = widened(plans, widths(plans)), [asked[i].seed for i in group]
         most = min(AT_ONCE, engine.most(len(group)))
+        if len({id(plan.fed.x) for plan in plans}) > 1:  # each point holds its own rows
+            most = max(1, min(most, blocks.memory() // plans[0].fed.x.nbytes))
         for program in blocks.programs(plans, seeds, blocks.memory(), most):
             for members in program:
                 indices = [group[m] for m in members]
