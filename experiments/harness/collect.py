@@ -26,6 +26,7 @@ from .runner import judged, not_tuned, ran_at, stored_line
 from .shared_runs import keep_first, spread
 
 DESCRIBED = ("differs", "draws", "devices", "not_tuned", "at_edge", "stale")  # keys of NOTES
+MAX_EVALUATIONS = 20  # of a stored curve
 
 
 def collect(module: str, folders, into, merge: bool = False, replace: bool = False) -> Path:
@@ -59,6 +60,8 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 f"an experiment of {module}, each once",
                 f"{one.name or 'none'} of {one.module}" + (" again" if one.name in found else ""),
             )
+        for line in one.lines.values():
+            line.trace = thin_curves(line.trace)
         before = whole.experiments.get(one.name, results.Experiment())
         fresh += [(one.name, line) for line in (*one.lines, *one.failed)]
         if merged := merge and bool(before.lines or before.failed):
@@ -101,6 +104,27 @@ def judge_stored(stored: results.Experiment, experiment):
     headings = {key: results.NOTES[key] + ": " for key in DESCRIBED}
     others = [n for n in stored.notes if not n.startswith(tuple(headings.values()))]
     stored.notes = [headings[key] + notes[key] for key in DESCRIBED if notes.get(key)] + others
+
+
+def thin_curves(trace: dict[str, list]) -> dict[str, list]:
+    """Return curves short enough to keep in git.
+
+    Args:
+        trace: metric -> its values [seeds, evaluations].
+
+    Returns:
+        The same metrics at no more than MAX_EVALUATIONS evaluations, evenly spaced up to the last
+        one. All values but the last have six significant digits, and rounds that all seeds share
+        are stored once.
+    """
+    thinned = {}
+    for metric, rows in trace.items():
+        kept = [row[:: -max(1, -(-len(row) // MAX_EVALUATIONS))][::-1] for row in rows]
+        if metric == "round":
+            thinned[metric] = kept[:1] if all(row == kept[0] for row in kept) else kept
+        else:
+            thinned[metric] = [[*(float(f"{v:.6g}") for v in row[:-1]), row[-1]] for row in kept]
+    return thinned
 
 
 def _notes(stored: results.Experiment, experiment, lines: dict) -> dict[str, str]:
