@@ -1,7 +1,7 @@
-"""`jfl epsilon` and `jfl calibrate`: what numbers on the command line or a config are worth, and
-how that grows.
+"""`jfl epsilon` and `jfl calibrate`, for numbers on the command line or for a config.
 
-Numbers become one round's event; a config becomes a plan, which the ledger reads.
+Numbers become the event of a round, and a config becomes a plan.  Both are accounted for by the
+rules of `jfl.epsilon` and `jfl.guarantee`.
 """
 
 import dataclasses
@@ -11,38 +11,34 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core import checks
-from ..core.errors import NotAnalysable
 from ..core.options import field
 from ..core.records import Guarantee, Plan
 from ..privacy import plain_numbers
-from ..privacy.accountants import events, pld, rdp, rdp_events, tightest, truncation
+from ..privacy.accountants import events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
-from ..privacy.entry_guarantees import overflowing
-from ..privacy.ledger import entries
 from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
-from ..privacy.ledger.entry import events_of, shifts_of
 from ..runs import config as configs
 from ..runs import record
 from ..runs.build import build
 from ..runs.config import Config
 
-POINTS = 24  # numbers of rounds of a curve
-ORDERS = 1 + np.geomspace(1e-5, 1e7, 1024)
-ROUNDS = 100  # if none are given
-SMALL = 1e-3  # epsilon below which it takes over a thousand rows to show
-CALIBRATED = ("rounds", "rate", "batch", "cohort")
-SOLVED = ("noise_multiplier", "rounds", "rate")
+NUM_CURVE_POINTS = 12
+DEFAULT_ROUNDS = 100
+# Below this epsilon, it takes more than a thousand rows to change a result noticeably.
+SMALL_EPSILON = 1e-3
+FOUND_FIELDS = ("rounds", "rate", "batch", "cohort")
+UNKNOWNS = ("noise_multiplier", "rounds", "rate")
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """What an accountant has to know about a run."""
+    """The numbers that determine the epsilon of a run."""
 
-    rounds: int | None = field(None, "communication rounds; default 100")
+    rounds: int | None = field(None, f"communication rounds; default {DEFAULT_ROUNDS}")
     steps: int = field(
         1,
-        "local steps of a round: noisy releases of a client (unit example; unit client has one a "
-        "round)",
+        "local steps per round, each a noisy release of a client (unit example); a client-level "
+        "release happens once per round",
     )
     sampler: str = field(
         "poisson",
@@ -55,24 +51,29 @@ class Numbers:
     rows: int | None = field(None, "rows of a client")
     cohort: int | None = field(
         None,
-        "with clients: unit client instead of rate; unit example for a third party, which sees "
-        "models only",
+        "with clients: for unit client, instead of rate; for unit example, the observer is a third "
+        "party that sees only models",
     )
     clients: int | None = field(None, "number of clients")
     unit: str = field("example", "example | client")
     adjacency: str | None = field(
         None,
-        "add_remove | replace_one; default add_remove for poisson, replace_one otherwise. It says "
-        "what the noise multiplier z is: σ/C under add_remove, σ/(2C) under replace_one, for noise "
-        "of standard deviation σ and clip norm C",
+        "add_remove | replace_one; default add_remove for poisson, replace_one otherwise. The "
+        "noise multiplier z is σ/C under add_remove and σ/(2C) under replace_one, for noise of "
+        "standard deviation σ and clip norm C",
     )
     delta: float = field(1e-5, "delta of the guarantee")
-    plot: Path | None = field(None, "picture of epsilon against rounds: FILE.png, .svg or .pdf")
+    plot: Path | None = field(None, "plot of epsilon against rounds: FILE.png, .svg or .pdf")
+
+    @property
+    def size_fields(self) -> tuple[str, str]:
+        """The names of the two fields whose ratio is the sampling rate."""
+        return ("batch", "rows") if self.unit == "example" else ("cohort", "clients")
 
 
 @dataclasses.dataclass(frozen=True)
 class Epsilon(Numbers):
-    """What noise is worth.  With --config FILE.toml: of the run that the file describes.
+    """Compute epsilon from numbers.  With --config FILE.toml: for the run that the file describes.
 
     example: jfl epsilon --noise-multiplier 1.1 --rounds 200 --steps 5 --batch 16 --rows 600 --plot
     epsilon.png
@@ -83,7 +84,7 @@ class Epsilon(Numbers):
 
 @dataclasses.dataclass(frozen=True)
 class Calibrate(Numbers):
-    """The noise multiplier for an epsilon; or the rounds, or the sampling rate.  With --config
+    """Find the noise multiplier, the rounds or the sampling rate for an epsilon.  With --config
     FILE.toml: for the run that the file describes.
 
     example: jfl calibrate --epsilon 4 --rounds 200 --steps 5 --batch 16 --rows 600
@@ -100,17 +101,17 @@ class Calibrate(Numbers):
 
 @dataclasses.dataclass(frozen=True)
 class ConfigEpsilon(Config):
-    """What the run that a config describes is worth.
+    """Compute epsilon of the run that a config describes.
 
     example: jfl epsilon --config run.toml --rounds 200
     """
 
-    plot: Path | None = field(None, "picture of epsilon against rounds: FILE.png, .svg or .pdf")
+    plot: Path | None = field(None, "plot of epsilon against rounds: FILE.png, .svg or .pdf")
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfigCalibrate(ConfigEpsilon):
-    """The noise multiplier, or the rounds, with which the run of a config reaches an epsilon.
+    """Find the noise multiplier, or the rounds, with which the run of a config reaches an epsilon.
 
     example: jfl calibrate --config run.toml --epsilon 4
     """
@@ -119,150 +120,53 @@ class ConfigCalibrate(ConfigEpsilon):
 
 
 class Curve(NamedTuple):
-    """Epsilon against rounds, for each method that applies."""
+    """Epsilon against rounds."""
 
-    rounds: np.ndarray  # [n], ascending
-    lines: dict  # method -> Float64[n]
-    guarantee: Guarantee  # after the last of them
+    rounds: np.ndarray  # Int[n], ascending
+    epsilons: np.ndarray  # Float64[n]
+    guarantee: Guarantee  # after the last of the rounds
 
 
 # --- numbers
 
 
-def one_round(numbers: Numbers, noise_multiplier: float, rate: float | None = None):
-    """The event of one round: releases, sampled and repeated as the numbers say; `rate` instead of
-    theirs."""
-    checks.require_one_of("jfl", ("example", "client"), unit=numbers.unit)
-    checks.require_one_of("jfl", plain_numbers.SAMPLERS, sampler=numbers.sampler)
-    adjacency = plain_numbers.adjacency_of("jfl", numbers.sampler, numbers.adjacency)
-    checks.require_integer("jfl", steps=numbers.steps)
-    given: dict[str, Any] = {
-        k: v
-        for k, v in dict(
-            batch=numbers.batch, rows=numbers.rows, cohort=numbers.cohort, clients=numbers.clients
-        ).items()
-        if v is not None
-    }
-    checks.require_integer("jfl", **given)
-    taken, whole = _counts(numbers)
-    if numbers.rate is not None and taken in given:
-        checks.fail("jfl", f"either rate or {taken} and {whole}", f"rate={numbers.rate}, {given}")
-    release = events.gaussian(noise_multiplier)
-    if rate is not None:
-        sampled = plain_numbers.sampled(numbers.sampler, adjacency, rate, 1.0, release)
-    else:
-        size, population = _sizes(numbers, given)
-        sampled = plain_numbers.sampled(numbers.sampler, adjacency, size, population, release)
-    if numbers.unit == "client":
-        return sampled
-    steps = events.repeat(sampled, numbers.steps)
-    if numbers.cohort is None:
-        return steps
-    if numbers.clients is None:
-        checks.fail("jfl", "clients beside cohort", "cohort alone")
-    return events.participation(numbers.cohort / numbers.clients, steps)
-
-
-def _sizes(numbers, given):
-    """Return how many a sample takes, and of how many, as the numbers say."""
-    taken, whole = _counts(numbers)
-    if numbers.sampler == "full":
-        if numbers.rate is not None:
-            checks.fail("jfl", "no rate for sampler='full'", f"rate={numbers.rate}")
-        return 1.0, 1.0
-    if numbers.sampler == "poisson" and numbers.rate is not None:
-        return numbers.rate, 1.0
-    if taken not in given or whole not in given:
-        checks.fail(
-            "jfl",
-            ("rate, or " if numbers.sampler == "poisson" else "")
-            + f"{taken} and {whole} for sampler={numbers.sampler!r}",
-            f"{given or 'neither'}",
-            "Or --sampler full, without a gain from sampling.",
-        )
-    return given[taken], given[whole]
-
-
-def event(numbers: Numbers, noise_multiplier, rate=None):
-    """The event of all rounds."""
-    rounds = ROUNDS if numbers.rounds is None else numbers.rounds
-    checks.require_integer("jfl", max_value=10**12, rounds=rounds)
-    return events.repeat(one_round(numbers, noise_multiplier, rate), rounds)
-
-
 def guarantee_of_numbers(numbers: Numbers, noise_multiplier: float) -> Guarantee:
-    """What the numbers prove."""
-    value, method = tightest.epsilon(event(numbers, noise_multiplier), numbers.delta)
-    hidden = numbers.unit == "client" or numbers.cohort is not None
-    kind = plain_numbers.adjacency_of("jfl", numbers.sampler, numbers.adjacency)
+    """Return the guarantee that the numbers prove."""
+    value, method = tightest.epsilon(_event(numbers, noise_multiplier), numbers.delta)
+    third_party = numbers.unit == "client" or numbers.cohort is not None
     sampled = numbers.sampler != "full" if numbers.unit == "client" else numbers.cohort is not None
-    caveats = ((HONEST,) if sampled and hidden else () if hidden else (EVERY_ROUND,)) + (
-        SIMULATION,
-        STOPS,
-    )
+    assumed = () if third_party else (EVERY_ROUND,)
     return Guarantee(
         value,
         numbers.delta,
         numbers.unit,
-        kind,
-        "third_party" if hidden else "server",
+        plain_numbers.adjacency_of("jfl", numbers.sampler, numbers.adjacency),
+        "third_party" if third_party else "server",
         method,
-        caveats=caveats + ((PUBLIC,) if numbers.sampler == "poisson" else ()),
+        caveats=((HONEST,) if sampled and third_party else assumed)
+        + (SIMULATION, STOPS)
+        + ((PUBLIC,) if numbers.sampler == "poisson" else ()),
     )
 
 
-def noise_warning(guarantee: Guarantee, noise_multiplier: float) -> str:
-    """A sentence for an epsilon so small that a model of usual size of data would be noise, or so
-    large that it protects almost nothing; "" for others.
-
-    By group privacy n rows (clients) change the odds of a result by a factor of at most e^(n
-    epsilon), apart from a probability of at most n e^(n epsilon) delta: up to 1 / epsilon and 0.1 /
-    delta of them show almost nothing.
-    """
-    if guarantee.epsilon >= SMALL:
-        return record.weak_guarantee(guarantee.epsilon, guarantee.delta)
-    unit, hidden = (
-        "rows" if guarantee.unit == "example" else "clients",
-        min(1 / max(guarantee.epsilon, 1e-300), 0.1 / guarantee.delta),
-    )
-    return (
-        f"epsilon {guarantee.epsilon:.3g} at delta {guarantee.delta:.3g} (noise multiplier "
-        f"{noise_multiplier:.3g}) hides even "
-        f"{hidden:.2g} {unit} together almost wholly: trained on no more than so many, a model is "
-        f"noise."
-    )
-
-
-def words(numbers: Numbers, noise_multiplier) -> str:
-    """The setting in a line, for a picture."""
-    parts = [
-        f"noise multiplier {noise_multiplier:.4g}",
-        f"{numbers.sampler.replace('_', ' ')} sampling",
-    ]
-    parts += [
-        f"{k} {getattr(numbers, k):.4g}"
-        for k in ("rate", "batch", "rows", "cohort", "clients")
-        if getattr(numbers, k) is not None
-    ]
-    return ", ".join(
-        parts + ([f"{numbers.steps} steps a round"] if numbers.unit == "example" else [])
-    )
-
-
-def noise_for(numbers: Numbers, target: float) -> float:
-    """The smallest noise multiplier that reaches `target`."""
-    return tightest.solve_noise(lambda z: event(numbers, z), target, numbers.delta)
+def curve_of_numbers(numbers: Numbers, noise_multiplier: float, guarantee: Guarantee) -> Curve:
+    """Return epsilon after several numbers of rounds, up to those of the numbers."""
+    one = _round_event(numbers, noise_multiplier)
+    proved = lambda rounds: tightest.epsilon(events.repeat(one, rounds), numbers.delta)[0]
+    rounds = _curve_rounds(numbers.rounds or DEFAULT_ROUNDS)
+    epsilons = np.array([*map(proved, rounds[:-1].tolist()), guarantee.epsilon])
+    return Curve(rounds, np.minimum.accumulate(epsilons[::-1])[::-1], guarantee)
 
 
 def solve(numbers: Calibrate) -> tuple[Numbers, float]:
     """Find what `--over` names.
 
     Returns:
-        The numbers with it filled in, so that they prove at most their epsilon; and the noise
-        multiplier.
+        The numbers with the answer filled in, so that they prove at most their epsilon; and the
+        noise multiplier.
     """
     where = "jfl calibrate"
-    checks.require_one_of(where, SOLVED, over=numbers.over)
+    checks.require_one_of(where, UNKNOWNS, over=numbers.over)
     if (numbers.noise_multiplier is None) != (numbers.over == "noise_multiplier"):
         checks.fail(
             where,
@@ -271,56 +175,134 @@ def solve(numbers: Calibrate) -> tuple[Numbers, float]:
         )
     checks.require_positive(where, epsilon=numbers.epsilon)
     z: Any = numbers.noise_multiplier
+    target, delta = numbers.epsilon, numbers.delta
     if numbers.over == "noise_multiplier":
-        return numbers, noise_for(numbers, numbers.epsilon)
+        return numbers, tightest.solve_noise(lambda z: _event(numbers, z), target, delta)
     if numbers.over == "rounds":
         if numbers.rounds is not None:
-            checks.fail(
-                where, "no rounds for --over rounds, which finds them", f"rounds={numbers.rounds}"
-            )
-        return dataclasses.replace(
-            numbers,
-            rounds=_at_least_one(
-                tightest.solve_rounds(one_round(numbers, z), numbers.epsilon, numbers.delta),
-                numbers,
-            ),
-        ), z
-    taken, whole = _counts(numbers)
-    if numbers.sampler == "full" or numbers.rate is not None or getattr(numbers, taken) is not None:
+            checks.fail(where, "no rounds for --over rounds", f"rounds={numbers.rounds}")
+        rounds = tightest.solve_rounds(_round_event(numbers, z), target, delta)
+        return dataclasses.replace(numbers, rounds=_at_least_one(rounds, numbers)), z
+    part, whole = numbers.size_fields
+    if numbers.sampler == "full" or numbers.rate is not None or getattr(numbers, part) is not None:
         checks.fail(
             where,
-            (
-                f"a sampler other than 'full', no rate and no {taken} for --over rate, which finds "
-                f"them"
-            ),
-            f"sampler={numbers.sampler!r}, rate={numbers.rate}, {taken}={getattr(numbers, taken)}",
+            f"a sampler other than 'full', no rate and no {part} for --over rate",
+            f"sampler={numbers.sampler!r}, rate={numbers.rate}, {part}={getattr(numbers, part)}",
         )
-    if numbers.sampler != "poisson" and getattr(numbers, whole) is None:
+    population = getattr(numbers, whole)
+    if numbers.sampler != "poisson" and population is None:
         checks.fail(
             where,
             f"{whole} for --over rate with sampler={numbers.sampler!r}",
             "none",
-            f"The answer is an integer {taken}.",
+            f"The answer is an integer {part}.",
         )
-    rate = tightest.solve_rate(lambda q: event(numbers, z, q), numbers.epsilon, numbers.delta)
+    rate = tightest.solve_rate(lambda q: _event(numbers, z, q), target, delta)
     if numbers.sampler == "poisson":
         return dataclasses.replace(numbers, rate=rate), z
-    checks.require_integer(where, **{whole: getattr(numbers, whole)})
-    return dataclasses.replace(
-        numbers, **{taken: _at_least_one(int(rate * getattr(numbers, whole)), numbers)}
-    ), z
+    checks.require_integer(where, **{whole: population})
+    size = _at_least_one(int(rate * population), numbers)
+    return dataclasses.replace(numbers, **{part: size}), z
 
 
-def _counts(numbers) -> tuple[str, str]:
-    """The names of how many a sample takes, and of how many."""
-    return ("batch", "rows") if numbers.unit == "example" else ("cohort", "clients")
+def noise_warning(guarantee: Guarantee, noise_multiplier: float) -> str:
+    """Return a warning for an epsilon so small that a model of usual data would be noise, or so
+    large that it protects almost nothing; "" for others.
+
+    By group privacy, n rows (or clients) change the odds of a result by a factor of at most
+    e^(n epsilon), except with a probability of at most n e^(n epsilon) delta.  So up to
+    1 / epsilon and 0.1 / delta of them have almost no effect.
+    """
+    if guarantee.epsilon >= SMALL_EPSILON:
+        return record.weak_guarantee(guarantee.epsilon, guarantee.delta)
+    units = "rows" if guarantee.unit == "example" else "clients"
+    hidden = min(1 / max(guarantee.epsilon, 1e-300), 0.1 / guarantee.delta)
+    return (
+        f"epsilon {guarantee.epsilon:.3g} at delta {guarantee.delta:.3g} (noise multiplier "
+        f"{noise_multiplier:.3g}) hides even {hidden:.2g} {units} together almost completely: a "
+        f"model that is trained on fewer is noise."
+    )
 
 
-def _at_least_one(number, numbers):
+def describe_numbers(numbers: Numbers, noise_multiplier: float) -> str:
+    """Describe the setting in one line, for the title of a plot."""
+    sizes = {k: getattr(numbers, k) for k in ("rate", "batch", "rows", "cohort", "clients")}
+    parts = [
+        f"noise multiplier {noise_multiplier:.4g}",
+        f"{numbers.sampler.replace('_', ' ')} sampling",
+        *(f"{name} {value:.4g}" for name, value in sizes.items() if value is not None),
+    ]
+    if numbers.unit == "example":
+        parts.append(f"{numbers.steps} steps per round")
+    return ", ".join(parts)
+
+
+def _event(numbers: Numbers, noise_multiplier, rate: float | None = None):
+    """Return the event of all rounds."""
+    rounds = DEFAULT_ROUNDS if numbers.rounds is None else numbers.rounds
+    checks.require_integer("jfl", max_value=plain_numbers.MAX_ROUNDS, rounds=rounds)
+    return events.repeat(_round_event(numbers, noise_multiplier, rate), rounds)
+
+
+def _round_event(numbers: Numbers, noise_multiplier, rate: float | None = None):
+    """Return the event of one round; `rate` replaces the sampling rate of the numbers."""
+    checks.require_one_of("jfl", ("example", "client"), unit=numbers.unit)
+    checks.require_one_of("jfl", plain_numbers.SAMPLERS, sampler=numbers.sampler)
+    adjacency = plain_numbers.adjacency_of("jfl", numbers.sampler, numbers.adjacency)
+    checks.require_integer("jfl", steps=numbers.steps)
+    names = ("batch", "rows", "cohort", "clients")
+    sizes: dict[str, Any] = {
+        name: getattr(numbers, name) for name in names if getattr(numbers, name) is not None
+    }
+    checks.require_integer("jfl", **sizes)
+    sample, population = _sample(numbers, sizes) if rate is None else (rate, 1.0)
+    release = events.gaussian(noise_multiplier)
+    sampled = plain_numbers.sampled(numbers.sampler, adjacency, sample, population, release)
+    if numbers.unit == "client":
+        return sampled
+    steps = events.repeat(sampled, numbers.steps)
+    if numbers.cohort is None:
+        return steps
+    if numbers.clients is None:
+        checks.fail("jfl", "clients when cohort is given", "only cohort")
+    return events.participation(numbers.cohort / numbers.clients, steps)
+
+
+def _sample(numbers: Numbers, sizes: dict):
+    """Return the size of a sample and that of its population, or a rate and 1."""
+    part, whole = numbers.size_fields
+    if numbers.rate is not None and (part in sizes or numbers.sampler == "full"):
+        allowed = (
+            "no rate for sampler='full'"
+            if numbers.sampler == "full"
+            else f"either rate or {part} and {whole}"
+        )
+        checks.fail(
+            "jfl",
+            allowed,
+            ", ".join([f"rate={numbers.rate}", *(f"{k}={v}" for k, v in sizes.items())]),
+        )
+    if numbers.sampler == "full":
+        return 1.0, 1.0
+    if numbers.sampler == "poisson" and numbers.rate is not None:
+        return numbers.rate, 1.0
+    if part not in sizes or whole not in sizes:
+        checks.fail(
+            "jfl",
+            ("rate, or " if numbers.sampler == "poisson" else "")
+            + f"{part} and {whole} for sampler={numbers.sampler!r}",
+            f"{sizes or 'neither'}",
+            "Use --sampler full to count no amplification by sampling.",
+        )
+    return sizes[part], sizes[whole]
+
+
+def _at_least_one(number: int, numbers: Calibrate) -> int:
     if number < 1:
         checks.fail(
             "jfl calibrate",
-            f"an epsilon that one of {numbers.over} stays below",
+            f"an epsilon that {numbers.over} of at least one can reach",
             f"epsilon={numbers.epsilon:g}",
             "Raise epsilon, delta or the noise.",
         )
@@ -331,51 +313,36 @@ def _at_least_one(number, numbers):
 
 
 def guarantees_of_plan(
-    plan, rounds: int, delta: float, claims: tuple = ()
+    plan: Plan, rounds: int, delta: float, claims: tuple = ()
 ) -> tuple[list[dict], Curve | None]:
-    """All guarantees of a plan, claims, and the curve of the guarantee to show; none without a
-    guarantee."""
+    """Return all guarantees and claims of a plan, and the curve of the guarantee that represents
+    them; None without a guarantee."""
     found = record.privacy(plan, rounds, delta, claims)
     best = record.best(found)
     if best["epsilon"] is None:
         return found, None
-    alike = lambda e: (
-        (e.unit, e.adjacency, e.view) == (best["unit"], best["adjacency"], best["view"])
-        and e.implied == best["implied"]
+    whose = [best[name] for name in ("unit", "view", "adjacency")]
+    points = _curve_rounds(rounds)
+    epsilons = record.epsilons(plan, points, delta, *whose, last=best["epsilon"])
+    fields: dict[str, Any] = {name: best[name] for name in Guarantee._fields}
+    return found, Curve(
+        points, epsilons, Guarantee(**fields | dict(caveats=tuple(best["caveats"])))
     )
-    fit = [e for e in entries.entries(plan, rounds) if alike(e) and not (e.refusal or e.changes)]
-    if not fit:
-        return found, None
-    # noise on uploads and on the release: the better one counts
-    first, entry = min(
-        ((overflowing(e, np.array([rounds]), delta)[0][0], e) for e in fit),
-        key=lambda pair: pair[0],
-    )
-    # of the whole run, so of fewer rounds too
-    left = truncation.left_of(delta, shifts_of(entry, rounds))
-    left -= entry.overflow * rounds * (1 + np.exp(first))
-    worst = max(
-        events_of(entry),
-        key=lambda e: rdp_events.bounds((e,), np.array([rounds]), np.array([left]))[0][0],
-    )
-    fields: dict[str, Any] = {k: best[k] for k in Guarantee._fields}
-    fields["caveats"] = tuple(best["caveats"])
-    shown = Guarantee(**fields)
-    return found, curve(worst, rounds, left, shown)
 
 
 def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, Plan]:
-    """The config that reaches `target`, and its plan; over "noise_multiplier" or "rounds"."""
+    """Return the config that reaches `target`, and its plan; over "noise_multiplier" or
+    "rounds"."""
     where = "jfl calibrate"
-    checks.require_one_of(where, SOLVED, over=over)
+    checks.require_one_of(where, UNKNOWNS, over=over)
     if target is None:
         checks.fail(where, "epsilon in the config or --epsilon", "neither")
     if over == "rate":
         checks.fail(
             where,
-            "noise_multiplier or rounds for --over beside --config",
+            "noise_multiplier or rounds for --over with --config",
             "rate",
-            "For a sampling rate give bare numbers instead of a config.",
+            "To find a sampling rate, give numbers instead of a config.",
         )
     if over == "noise_multiplier":
         plan, found = build(dataclasses.replace(config, epsilon=target, noise_multiplier=None))
@@ -396,51 +363,14 @@ def solve_config(config: Config, over: str, target: float | None) -> tuple[Confi
     if most < 1:
         checks.fail(
             where,
-            "an epsilon that one round stays below",
+            "an epsilon that one round can reach",
             f"epsilon={target:g}",
             "Raise epsilon or the noise.",
         )
     return dataclasses.replace(config, rounds=most), plan
 
 
-# --- curves
-
-
-def curve(one, rounds: int, delta: float, guarantee: Guarantee) -> Curve:
-    """Epsilon after 1, ... `rounds` rounds of the event `one`, by every method that applies.
-
-    The last point of the guarantee's own method is the guarantee's epsilon; other points are on a
-    coarser grid.
-    """
-    points = np.unique(
-        np.append(np.geomspace(1, rounds, POINTS), record.milestones(rounds))
-        .round()
-        .astype(np.int64)
-    )
-    values, exact = rdp_events.bounds((one,), points, np.full(len(points), float(delta)))
-    lines = {
-        rdp_events.EXACT if exact.all() else f"{rdp_events.SAMPLED} or {rdp_events.EXACT}": values
-    }
-    if tightest.takes(one, rounds):
-        # draws that repeat more often than is counted are paid for, as in `rdp_events.bounds`
-        counted, rare = rdp_events.with_multiplicities(one, delta / rounds / 100)
-        left = delta - rare * points
-        renyi = points[:, None] * np.asarray(rdp_events.curve(counted, ORDERS))
-        lines = {
-            rdp_events.SAMPLED: np.asarray(rdp.epsilon(ORDERS, renyi, left[:, None])),
-            rdp_events.EXACT: np.asarray(
-                rdp.gaussian_epsilon(np.sqrt(points * float(events.precision(counted))), left)
-            ),
-        }
-        try:
-            lines = (
-                {tightest.LOSS_DISTRIBUTION: pld.epsilon(one, delta, points, tightest.COARSE)[0]}
-                if delta >= tightest.MIN_PLD_DELTA
-                else {}
-            ) | lines
-        except NotAnalysable:  # numbers outside its range
-            pass
-    mine = guarantee.method.split(",")[0]
-    if mine in lines:
-        lines[mine] = np.append(np.minimum(lines[mine][:-1], guarantee.epsilon), guarantee.epsilon)
-    return Curve(points, lines, guarantee)
+def _curve_rounds(rounds: int) -> np.ndarray:
+    """Return the numbers of rounds of a curve: the milestones of a table, and points between."""
+    points = np.append(np.geomspace(1, rounds, NUM_CURVE_POINTS), record.milestones(rounds))
+    return np.unique(points.round().astype(np.int64))

@@ -216,25 +216,12 @@ def _shown(value) -> str:
 
 
 def curve(c):
-    """Epsilon after a few numbers of rounds, by each method; the smallest of a row is marked."""
-    at = [i for i, r in enumerate(c.rounds) if r in record.milestones(int(c.rounds[-1]))]
-    rows = []
-    for i in at:
-        each = [line[i] for line in c.lines.values()]
-        rows.append(
-            (
-                c.rounds[i],
-                *(f"{v:.4g}" + (" *" if v == min(each) and len(each) > 1 else "  ") for v in each),
-            )
-        )
+    """Print epsilon after a few numbers of rounds."""
+    shown = record.milestones(int(c.rounds[-1]))
+    rows = [(n, f"{value:.4g}") for n, value in zip(c.rounds, c.epsilons) if n in shown]
     g = c.guarantee
     print(f"ε against rounds ({g.unit}, {g.adjacency}, {g.view}, δ = {g.delta:g})")
-    table(
-        None,
-        [("rounds", True), *((f"{m}  ", True) for m in c.lines)],
-        rows,
-        "* tightest bound" if len(c.lines) > 1 else None,
-    )
+    table(None, [("rounds", True), ("ε", True)], rows)
 
 
 def show(guarantee, z):

@@ -98,7 +98,7 @@ def _show_curve(curve, plot, setting, target=None):
         return
     if curve is None:
         checks.fail("--plot", "a guarantee to draw", "none")
-    record.curves(plot, curve.rounds, curve.lines, curve.guarantee, setting, target)
+    record.epsilon_curve(plot, *curve, setting, target)
     print(f"Picture: {plot}")
 
 
@@ -142,14 +142,9 @@ def _show_numbers(name, numbers, noise_multiplier, target=None):
         console.warn(name, text)
     console.show(guarantee, noise_multiplier)
     _show_curve(
-        accounting.curve(
-            accounting.one_round(numbers, noise_multiplier),
-            numbers.rounds or accounting.ROUNDS,
-            numbers.delta,
-            guarantee,
-        ),
+        accounting.curve_of_numbers(numbers, noise_multiplier, guarantee),
         numbers.plot,
-        accounting.words(numbers, noise_multiplier),
+        accounting.describe_numbers(numbers, noise_multiplier),
         target,
     )
 
@@ -162,7 +157,7 @@ def _calibrate(arguments):
     if command.plot is not None:
         record.picture_file(command.plot)
     solved, noise_multiplier = accounting.solve(command)
-    for name in accounting.CALIBRATED:
+    for name in accounting.FOUND_FIELDS:
         if getattr(solved, name) != getattr(command, name):
             print(f"{name} = {getattr(solved, name):.9g}")
     _show_numbers("calibrate", solved, noise_multiplier, command.epsilon)

@@ -60,11 +60,6 @@ PAGES = {
     ".html": b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     b'<meta name="generator" content="jfl report">\n',
 }
-METHODS = dict(
-    pld=("privacy-loss distribution (pld)", PALETTE[1]),
-    rdp=("Rényi (rdp)", PALETTE[3]),
-    gaussian_exact=("exact Gaussian, no gain from sampling (gaussian_exact)", PALETTE[5]),
-)
 TIGHT, MANY = (
     32,
     128,
@@ -624,47 +619,37 @@ def picture_file(path):
         )
 
 
-def curves(
-    path, rounds, lines: dict, guarantee: Guarantee, words: str, target: float | None = None
-):
-    """Epsilon against rounds, a line for each method; the one that proves least is drawn boldly.
+def epsilon_curve(
+    path, rounds, epsilons, guarantee: Guarantee, title: str, target: float | None = None
+) -> None:
+    """Draw epsilon against rounds.
 
     Args:
-        path: of the picture.
-        rounds: [n], ascending numbers of rounds.
-        lines: method -> Float[n], its epsilons.
-        guarantee: after the last of the rounds.
-        words: the setting in a line.
-        target: an epsilon to mark; None: none.
+        path: the file to write.
+        rounds: Int[n], ascending numbers of rounds.
+        epsilons: Float[n].
+        guarantee: the guarantee after the last of the rounds.
+        title: a description of the setting.
+        target: an epsilon to mark; None marks none.
     """
     figure, ax = _figure((7.2, 4.6))
-    mine, places = guarantee.method.split(",")[0], []
-    for colour, (method, values) in zip(
-        PALETTE[1:] * len(lines), sorted(lines.items(), key=lambda line: line[1][-1])
-    ):
-        colour = METHODS.get(method, (method, colour))[1]
-        positive = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-        ax.plot(
-            rounds,
-            positive,
-            color=colour,
-            lw=2.6 if method == mine else 1.4,
-            ls="-" if method == mine else "--",
-            marker="o" if len(rounds) == 1 else None,
-            label=METHODS.get(method, (method,))[0],
-        )
-        if np.isfinite(positive[-1]):
-            places.append((positive[-1], f"{positive[-1]:.4g}", colour, method == mine))
+    drawn = np.where(np.isfinite(epsilons) & (epsilons > 0), epsilons, np.nan)
+    ax.plot(rounds, drawn, color=PALETTE[1], lw=2, marker="o" if len(rounds) == 1 else None)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    seen = [v for line in lines.values() for v in line if np.isfinite(v) and v > 0] + (
-        [target] if target else []
-    )
-    low, high = (min(seen) / 1.3, max(seen) * 1.3) if seen else (0.1, 1.0)
-    # far above the guarantee a line says no more than that it is useless
-    high = min(high, 300 * max(guarantee.epsilon, target or 0, low))
-    low = max(low, high / 1e5)
+    known = [*drawn[np.isfinite(drawn)], *([target] if target else [])] or [0.1, 1.0]
+    low, high = min(known) / 1.3, max(known) * 1.3
     ax.set_ylim(low, high)
+    _plain_ticks(ax.yaxis, low, high)
+    _plain_ticks(ax.xaxis, *ax.get_xlim())
+    if np.isfinite(drawn[-1]):
+        ax.annotate(
+            f"{drawn[-1]:.4g}",
+            (rounds[-1], drawn[-1]),
+            xytext=(-4, 6),
+            textcoords="offset points",
+            ha="right",
+        )
     if target is not None:
         ax.axhline(target, color="0.35", ls=":", lw=1.4)
         ax.annotate(
@@ -673,45 +658,17 @@ def curves(
             xycoords=("axes fraction", "data"),
             xytext=(0, 3),
             textcoords="offset points",
-            fontsize=9,
-            color="0.25",
         )
-    _beside(ax, [p for p in places if low <= p[0] <= high], low, high)
-    _plain_ticks(ax.yaxis, low, high)
-    _plain_ticks(ax.xaxis, *ax.get_xlim())
     ax.set(
         xlabel="rounds",
         ylabel=f"ε  ({guarantee.unit}, {guarantee.adjacency}, {VIEWS[guarantee.view]}, "
         f"δ = {guarantee.delta:g})",
-        title=textwrap.fill(words, 84),
+        title=textwrap.fill(f"{title}\n{guarantee.method}", 84, replace_whitespace=False),
     )
     ax.title.set_fontsize(10)
-    ax.legend(
-        fontsize=9,
-        loc="upper left",
-        frameon=False,
-        bbox_to_anchor=(0, 0.98) if target is None else None,
-    )
     ax.grid(alpha=0.25, which="major")
     ax.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
-
-
-def _beside(ax, places, low, high):
-    """The last values of lines, beside them, moved apart where they would lie on each other."""
-    height, last = math.log(high / low), -math.inf
-    for value, text, colour, bold in sorted(places):
-        at = max(math.log(value / low) / height, last + 0.045)
-        ax.annotate(
-            text,
-            (1.012, at),
-            xycoords="axes fraction",
-            va="center",
-            fontsize=9,
-            color=colour,
-            weight="bold" if bold else "normal",
-        )
-        last = at
 
 
 def _plain_ticks(axis, low, high, first=()):

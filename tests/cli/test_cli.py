@@ -18,6 +18,7 @@ from helpers import pretended
 from jfl.cli import console, main
 from jfl.cli import runs as commands
 from jfl.privacy import guarantees
+from jfl.privacy.plain_numbers import epsilon as privacy_epsilon
 from jfl.report import document
 from jfl.runs import blocks, build, config, record, train
 
@@ -966,8 +967,6 @@ def test_a_small_demo(tmp_path, capsys):
     ],
 )
 def test_epsilon_and_calibrate_agree(capsys, args, unit, view, adjacency):
-    from jfl.cli import accounting as accountant
-
     assert jfl("calibrate", "--epsilon", 3, "--rounds", 20, *args) == 0
     shown, told = capsys.readouterr()
     assert "warning" not in told
@@ -980,7 +979,6 @@ def test_epsilon_and_calibrate_agree(capsys, args, unit, view, adjacency):
     assert jfl("epsilon", "--noise-multiplier", z, "--rounds", 20, *args) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if unit in line).split()
     assert float(row[1]) == pytest.approx(3, rel=1e-3)
-    assert accountant.noise_for(accountant.Numbers(rounds=20, sampler="full"), 3.0) > 1
 
 
 def test_local_steps_cost_a_client_nothing(capsys):
@@ -1228,45 +1226,22 @@ def test_a_sweep_over_delta_proves_each_at_its_own(tmp_path, no_programs):
 QUICK = ["--rate", 0.1, "--rounds", 20]
 
 
-def lines_of(shown):
-    """method -> epsilon of the last row of the table of a curve."""
-    header = next(
-        line.split()
-        for line in shown.splitlines()
-        if line.split()[:1] == ["rounds"] and "=" not in line
-    )
-    start = next(i for i, line in enumerate(shown.splitlines()) if line.split() == header)
-    rows = [
-        line.replace("*", " ").split()
-        for line in shown.splitlines()[start + 2 :]
-        if line.split()[:1] and line.split()[0].isdigit()
-    ]
-    return dict(zip(header[1:], map(float, rows[-1][1:]))), [int(row[0]) for row in rows]
+def curve_of(shown):
+    """Return the curve that was printed: rounds -> epsilon."""
+    lines = [line.split() for line in shown.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line == ["rounds", "ε"])
+    rows = (line for line in lines[start + 1 :] if line and line[0].isdigit())
+    return {int(rounds): float(value) for rounds, value in rows}
 
 
 @pytest.mark.slow
-def test_epsilon_shows_every_method_and_draws(tmp_path, capsys):
+def test_epsilon_against_rounds_is_that_of_jfl_epsilon(tmp_path, capsys):
     assert jfl("epsilon", *QUICK, "--plot", tmp_path / "curve.png") == 0
-    shown, told = capsys.readouterr()
-    assert "warning" not in told
-    last, rounds = lines_of(shown)
-    assert set(last) == {"pld", "rdp", "gaussian_exact"} and rounds == [1, 2, 5, 10, 20]
-    assert last["pld"] < last["rdp"] < last["gaussian_exact"] and f"{last['pld']:.4g} *" in shown
-    from jfl.cli import accounting as accountant
-
-    guarantee = accountant.guarantee_of_numbers(accountant.Numbers(rate=0.1, rounds=20), 1.0)
-    assert guarantee.method == "pld" and float(f"{guarantee.epsilon:.4g}") == last["pld"]
-    curve = accountant.curve(
-        accountant.one_round(accountant.Numbers(rate=0.1), 1.0), 20, 1e-5, guarantee
-    )
-    from jfl.privacy.accountants import events, rdp, rdp_events
-
-    both = rdp_events.epsilon(events.repeat(events.poisson(0.1, events.gaussian(1.0)), 20), 1e-5)[0]
-    assert both <= curve.lines["rdp"][-1] <= both * (1 + 1e-3)
-    assert curve.lines["gaussian_exact"][-1] == pytest.approx(
-        float(rdp.gaussian_epsilon(20**0.5, 1e-5))
-    )
-    assert all((line[1:] >= line[:-1]).all() for line in curve.lines.values())
+    shown, warnings = capsys.readouterr()
+    assert "warning" not in warnings
+    proved = lambda rounds: privacy_epsilon(noise_multiplier=1.0, rate=0.1, rounds=rounds)
+    curve = curve_of(shown)
+    assert curve == {n: float(f"{proved(n):.4g}") for n in (1, 2, 5, 10, 20)}
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in tmp_path.iterdir()] == ["curve.png"]
 
@@ -1291,7 +1266,7 @@ def test_a_picture_says_what_it_shows(tmp_path, capsys):
     for words in (
         "target ε = 3",
         "rounds",
-        "exact Gaussian",
+        "gaussian_exact",
         "example",
         "replace_one",
         "server",
@@ -1299,7 +1274,6 @@ def test_a_picture_says_what_it_shows(tmp_path, capsys):
         "full sampling",
     ):
         assert any(words in text for text in texts), words
-    assert "pld" not in lines_of(capsys.readouterr().out)[0]  # nothing is sampled: one method
     assert jfl("epsilon", "--sampler", "full", "--plot", tmp_path / "d.pdf") == 0
     assert (tmp_path / "d.pdf").read_bytes().startswith(b"%PDF")
 
@@ -1380,7 +1354,7 @@ def test_calibrate_other_unknowns(capsys, args, name, more):
     over = dataclasses.replace(found, **{name: getattr(found, name) + more})
     assert (
         epsilon <= 1 < accountant.guarantee_of_numbers(over, z).epsilon
-        and lines_of(shown)[0]["pld"] <= 1
+        and max(curve_of(shown).values()) <= 1
     )
 
 
@@ -1415,9 +1389,8 @@ def test_curve_of_a_config(trained, tmp_path, capsys):
     file = trained / "config.toml"
     assert jfl("epsilon", "--config", file, "--plot", tmp_path / "curve.png") == 0
     shown = capsys.readouterr().out
-    last, _ = lines_of(shown)
     best = next(g for g in summary(trained)[0]["privacy"] if g["view"] == "server")
-    assert last[best["method"]] == float(f"{best['epsilon']:.4g}") == min(last.values())
+    assert max(curve_of(shown).values()) == float(f"{best['epsilon']:.4g}")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert jfl("calibrate", "--config", file, "--epsilon", 0.7, "--over", "rounds") == 0
     most = int(
@@ -1428,7 +1401,7 @@ def test_curve_of_a_config(trained, tmp_path, capsys):
     within = []
     for rounds in (most, most + 1):
         assert jfl("epsilon", "--config", file, "--rounds", rounds) == 0
-        within.append(min(lines_of(capsys.readouterr().out)[0].values()) <= 0.7)
+        within.append(max(curve_of(capsys.readouterr().out).values()) <= 0.7)
     assert within == [True, False]
     assert jfl("calibrate", "--config", file, "--epsilon", 5, "--over", "rate") == 2
     assert "rate" in capsys.readouterr().err
@@ -1449,15 +1422,16 @@ def test_pictures_of_curves_at_extremes(tmp_path):
     one = lambda e: Guarantee(e, 1e-5, "client", "replace_one", "third_party", "pld")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for i, (rounds, lines) in enumerate(
+        for i, (rounds, epsilons) in enumerate(
             [
-                ([1, 2, 3], {"pld": [0.0, 0.0, 0.0], "rdp": [0.0, 0.0, 0.0]}),
-                ([1], {"pld": [0.5]}),
-                ([1, 10], {"pld": [1e-6, 1.0], "rdp": [1.0, np.inf], "gaussian_exact": [1e3, 1e9]}),
+                ([1, 2, 3], [0.0, 0.0, 0.0]),
+                ([1], [0.5]),
+                ([1, 10], [1e-6, np.inf]),
             ]
         ):
-            lines = {k: np.array(v) for k, v in lines.items()}
-            record.curves(
-                tmp_path / f"{i}.png", np.array(rounds), lines, one(lines["pld"][-1]), "a setting"
+            values = np.array(epsilons)
+            guarantee = one(values[-1])
+            record.epsilon_curve(
+                tmp_path / f"{i}.png", np.array(rounds), values, guarantee, "a setting"
             )
             assert (tmp_path / f"{i}.png").stat().st_size > 5000
