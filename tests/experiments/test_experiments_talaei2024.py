@@ -460,3 +460,14 @@ def test_a_tiny_study(tmp_path, monkeypatch, capsys):
     again = talaei2024_study.study("study", None, tmp_path, True)
     assert again["experiments"] == found["experiments"]
     assert "third_party" in capsys.readouterr().out
+
+
+def test_nothing_is_proved_of_noise_that_rounding_ends():
+    figure = talaei2024.EXPERIMENTS["fig7"]
+    line = "labels printed 1-3-5 ε=5"
+    changes = dict(dataset="digits", clients=6, groups=(2, 2, 2), group_rows=(20, 20, 20))
+    config = Config(**{**figure.base, **figure.lines[line], **changes})
+    plan, config = build.build(config)
+    server, _, *claims = talaei2024_plans.privacy([(plan, config.rounds)], config)
+    assert server["status"] == "no guarantee"
+    assert [round(claim["epsilon"], 6) for claim in claims] == [5, 5]
