@@ -1,33 +1,29 @@
-"""Rates and clip norms that were chosen for lines: of baselines without privacy, and of all methods
-of a figure where our copy of the paper lacks them.
+"""Choose learning rates and clip norms, of baselines without privacy or of all methods of a figure.
 
     python -m experiments.harness.baselines chen2024 fig1ab --kept runs/chen2024/kept
 
-The rules stood before what ran by them, but for two changes that were made after a look: the mark
-first shared its 5 % among all pairs of a figure, and so hardly marked anything; and the two grids
-of Ranaweera et al. were widened, for all methods alike, as most had ended at their ends.
+The rules were fixed before the runs, except for two changes that were made after a look: at first
+the mark shared its 5 % among all pairs of a figure and so hardly marked anything, and the two grids
+of Ranaweera et al. were widened for all methods, since most choices were at their ends.
 
     marked   A line without privacy is "not tuned" if it ends below a private line of its setting by
-             more than their paired interval, or more than verdicts.FAR below what its own model
-             reaches by L-BFGS on the rows of the same seeds, by an interval (convex models alone).
-    grid     A marked line runs at all RATES of its clients, and where its server has a rate of its
-             own at that one times 1, 10 and 100.  The seeds are SEEDS, no figure's, and so are
-             their splits and draws of the data.  The greatest mean of test accuracies at the end
-             is chosen.  If its rate is at an end of the grid, the grid is continued that way by
-             half a dozen rates, once.
-             What was chosen for a line serves all that share its run, or whose rows and labels have
-             the same law by a proof (`Experiment.same_law`), and have no choice of their own.
-    report   The figure has the line at the chosen rates, under its name, and what it was before as
-             "NAME, first rates".  It stays as it comes out, marked again if it is to be.
-    all      Where `Experiment.methods` says so, every method of a figure is chosen, with privacy or
-             without: at all of `Experiment.grid`, on the same seeds, for the line that stands for
-             it, with the middle noise or setting.  What is chosen holds for all lines of the
-             method.  Where runs are long the grid may be a part of RATES (`around`), of the same
-             length for all.  A grid with clip norms is continued by two values along an axis whose
-             end is best, once.  The figure has these lines alone, and what L-BFGS reaches is not
-             asked.
+             more than their paired interval, or (convex models) more than verdicts.FAR below what
+             L-BFGS reaches with its model on the rows of the same seeds.
+    grid     A marked line runs at all RATES of its clients, and at 1, 10 and 100 times its server
+             rate if the server has one, on SEEDS, which no figure uses.  The setting with the
+             largest mean final test accuracy is chosen.  If its rate is at an end of the grid, the
+             grid is continued there by six rates, once.  The choice also applies to all lines that
+             share its run, or whose data have the same distribution by a proof
+             (`Experiment.same_law`), if they have no choice themselves.
+    report   The figure has the line at the chosen rates, under its name, and the earlier result as
+             "NAME, first rates".  It is marked again if the rule says so.
+    all      If `Experiment.methods` says so, every method of a figure is chosen, with privacy or
+             without, at all of `Experiment.grid`, on the same seeds, for a line with the middle
+             noise or setting.  The choice applies to all lines of the method.  If runs are long,
+             the grid may be a part of RATES (`around`), of the same length for all.  A grid with
+             clip norms is continued by two values along an axis whose end is best, once.
 
-What was chosen is in experiments/results/baselines.json, from which the figures take their rates.
+The choices are in experiments/results/baselines.json, from which the figures take their rates.
 """
 
 import dataclasses
@@ -60,41 +56,40 @@ from .verdicts import far_below, untuned
 
 FILE = Path(__file__).parents[1] / "results" / "baselines.json"
 RATES = tuple(round(10 ** (k / 3), 6) for k in range(-9, 4))  # 0.001 to 10
-MORE = 6  # rates that a grid is continued by
-FEWER = 2  # values that a grid with clip norms is continued by
-STEP = dict(lr=10 ** (1 / 3), clip_norm=2.0)  # from a value to the next
-SERVER = (1.0, 10.0, 100.0)  # times the server's rate
+NUM_EXTRA_RATES = 6
+NUM_EXTRA_VALUES_WITH_CLIP = 2
+STEP = dict(lr=10 ** (1 / 3), clip_norm=2.0)  # ratio of neighbouring values
+SERVER_FACTORS = (1.0, 10.0, 100.0)
 SEEDS = (1000, 1001)
-LEAST_L2 = 1e-4  # without one there may be no minimiser
-TOLERANCE = 1e-3  # of the gradient's norm, by L-BFGS: accuracy needs no more
+LEAST_L2 = 1e-4  # without l2 there may be no minimiser
+GRADIENT_TOLERANCE = 1e-3  # for L-BFGS; enough for an accuracy
 
 
 class Choice(typing.NamedTuple):
-    """The rates of a line, and the grid they were chosen from."""
+    """The chosen rates of a line, and the grid from which they were chosen."""
 
-    first: dict  # fields: of the line before
-    chosen: dict  # fields
-    grid: list[dict]  # fields and "accuracy" of each seed
-    at_edge: bool  # on any axis of the grid, continued where it was
+    first: dict  # the fields before
+    chosen: dict  # the fields that were chosen
+    grid: list[dict]  # fields, and the "accuracy" of each seed
+    at_edge: bool  # of the continued grid, on any axis
 
 
 def around(rate: float, each_side: int = 3) -> tuple:
-    """The value of RATES that is nearest to a rate, and so many on each side of it."""
+    """Return the value of RATES nearest to a rate, with neighbours on each side."""
     middle = min(range(len(RATES)), key=lambda i: abs(math.log(RATES[i] / rate)))
     return RATES[max(0, middle - each_side) : middle + each_side + 1]
 
 
-# --- what figures take
+# --- what figures use
 
 
 def stored() -> dict:
-    """paper -> figure -> line -> what was measured."""
+    """Return paper -> figure -> line -> what was measured."""
     return json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
 def with_chosen(module: str, experiments: dict) -> dict:
-    """The experiments of a paper with the chosen rates of their baselines, and the first ones
-    beside them."""
+    """Return the experiments of a paper with chosen rates, and lines at the first rates."""
     found, given = {}, stored().get(module, {})
     for (figure, line), (own, *others) in _measured(given, experiments).items():
         reached = ChainMap(own.get("reached", {}), *(m.get("reached", {}) for m in others))
@@ -104,9 +99,11 @@ def with_chosen(module: str, experiments: dict) -> dict:
 
 
 def _measured(given: dict, experiments: dict) -> dict:
-    """(figure, line) -> what was measured for it itself, then for all that serve it as well: lines
-    that share its run, and those whose data have the same law, but for what L-BFGS reached on their
-    own draws."""
+    """Return (figure, line) -> what was measured for it, then for lines that serve it as well.
+
+    These are lines that share its run, and lines whose data have the same distribution (without
+    what L-BFGS reached, which is for their own draws).
+    """
     known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
     found, shared, of_law = {}, alike(known), {}
     of = lambda place: given.get(place[0], {}).get(place[1], {})
@@ -144,9 +141,9 @@ def _with(experiment, found: dict):
 
 
 def reach(config: Config, plans: Plans, seeds) -> dict:
-    """{seed: test accuracy at the minimiser of a convex line's objective}; {} of another model.
+    """Return {seed: test accuracy at the minimiser of a convex objective}; {} for other models.
 
-    Where the line has no l2, the objective has LEAST_L2.
+    If the line has no l2, the objective has LEAST_L2.
     """
     if config.model != "logistic":
         return {}
@@ -155,7 +152,11 @@ def reach(config: Config, plans: Plans, seeds) -> dict:
         plan, _ = plans.build(dataclasses.replace(config, seed=int(seed)))
         weights = "size" if config.weights == "size" else "uniform"
         best = heterogeneity.optimum(
-            plan.task, plan.fed, config.l2 or LEAST_L2, weights=weights, tolerance=TOLERANCE
+            plan.task,
+            plan.fed,
+            config.l2 or LEAST_L2,
+            weights=weights,
+            tolerance=GRADIENT_TOLERANCE,
         )
         found[str(seed)] = float(evaluate(plan.task, best.params, plan.fed).accuracy)
     return found
@@ -166,9 +167,9 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
 
     Args:
         name: of the line.
-        config: of it.
-        axes: field -> its values, upwards.
-        plans: as of the experiment.
+        config: of the line.
+        axes: field -> its values, increasing.
+        plans: as in the experiment.
         out: directory of the grids.
         kept: directory of the runs.
     """
@@ -191,7 +192,7 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
     open_at = lambda p: {n: v for n, v in zip(axes, p) if v in (axes[n][0], axes[n][-1])}
     run(axes)
     continued = {n: v for n, v in open_at(best()).items() if n != "server_lr"}
-    more = FEWER if "clip_norm" in axes else MORE
+    more = NUM_EXTRA_VALUES_WITH_CLIP if "clip_norm" in axes else NUM_EXTRA_RATES
     for n, end in continued.items():
         down = [float(f"{end / STEP[n] ** k:.6g}") for k in range(more, 0, -1)]
         up = [float(f"{end * STEP[n] ** k:.6g}") for k in range(1, more + 1)]
@@ -207,16 +208,16 @@ def choose(name: str, config: Config, axes: dict, plans: Plans, out: Path, kept:
 
 
 def unaccounted(plan, config) -> list:
-    """No guarantee, which would take longer than the run.
+    """Return no guarantee, which would take longer than the run.
 
-    Of a grid the accuracy alone is looked at, and its choice is part of no stated epsilon.
+    Only accuracy is used, and the choice is not part of any stated epsilon.
     """
     return []
 
 
 def _rates(config: Config) -> dict:
-    """The axes of a baseline without privacy."""
-    server = dict(server_lr=tuple(config.server_lr * s for s in SERVER))
+    """Return the axes of a baseline without privacy."""
+    server = dict(server_lr=tuple(config.server_lr * s for s in SERVER_FACTORS))
     return dict(lr=RATES) | (server if config.algorithm == "addpnfl" else {})
 
 
@@ -227,17 +228,17 @@ def _label(name, point) -> str:
 def regrid(
     module: str, figure: str, experiment, results: dict, out: Path, kept: Path, lines=(), served=()
 ) -> dict:
-    """line -> what baselines.json has of it, of the figure's lines without privacy.
+    """Return line -> what baselines.json has of a figure's lines without privacy.
 
     Args:
         module: the paper.
         figure: its name.
-        experiment: of the module, as the paper has it.
+        experiment: with the paper's rates.
         results: {line: Line}, at the first rates.
         out: directory of the grids.
         kept: directory of the runs.
-        lines: only these; all where none is given.
-        served: lines for whose run, or law, another line has chosen rates: no grid of their own.
+        lines: only these; empty: all.
+        served: lines that need no grid, since a line that serves them has a choice.
     """
     plans = _plans(experiment)
     whole, found = without_failures(results), {}
@@ -261,15 +262,15 @@ def regrid(
 
 
 def choose_all(figure: str, experiment, out: Path, kept: Path, lines=(), served=()) -> dict:
-    """line -> what baselines.json has of it, of the lines that stand for the methods of a figure.
+    """Return line -> what baselines.json has of the lines that represent methods.
 
     Args:
         figure: its name.
-        experiment: as the paper has it, with methods and a grid.
+        experiment: with methods and a grid.
         out: directory of the grids.
         kept: directory of the runs.
-        lines: only these; all where none is given.
-        served: lines for whose run, or law, another figure has chosen: no grid of their own.
+        lines: only these; empty: all.
+        served: lines that need no grid, since a line of another figure serves them.
     """
     found = {}
     for line in dict.fromkeys(experiment.methods.values()):
@@ -300,16 +301,14 @@ def main(argv=None) -> int:
         results: tuple[str, ...] = (),
         lines: tuple[str, ...] = (),
     ) -> int:
-        """Choose rates for the baselines of figures, where the rule marks them, and rates and clip
-        norms for all methods of those of which our copy of the paper lacks them.
+        """Choose rates for marked baselines of figures, or rates and clip norms for all methods.
 
         Args:
             module: the paper.
             figures: of its experiments.
-            kept: directory of the runs, as of the experiments.
-            results: results.json of each figure at the first rates; default what
-                experiments/results holds.
-            lines: only these, of figures whose grids take long; all where none is given.
+            kept: directory of the runs, as for the experiments.
+            results: results.json of each figure at the first rates; default: experiments/results.
+            lines: only these, for figures whose grids take long; default: all.
         """
         paper = importlib.import_module(f"experiments.papers.{module}.figures")
         experiments = getattr(paper, "PRINTED_RATES", paper.EXPERIMENTS)

@@ -78,7 +78,7 @@ straight, a sweep equals separate runs. [Your own](../guides/algorithm.md) gets 
 
 @functools.cache
 def problem():
-    """A small federation and its task."""
+    """Return a small federation and its task."""
     rows = np.zeros((CLIENTS * ROWS, 2), np.float32)
     labels = np.arange(len(rows)) % 2
     owned = lambda _: np.arange(len(rows)).reshape(CLIENTS, ROWS)
@@ -87,13 +87,13 @@ def problem():
 
 
 def noisy(adjacency="add_remove"):
-    """The chain that all cards share."""
+    """Return the chain that all cards share."""
     stages = jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(NOISE), jfl.divide(ROWS)
     return jfl.chain(*stages, adjacency=adjacency)
 
 
 def example(name: str, private: bool = True):
-    """An algorithm as its card accounts it, on record-level noise."""
+    """Return an algorithm with the record-level noise for which its card states an epsilon."""
     _, task = problem()
     make = getattr(jfl.algorithms, name)
     grad = jfl.private_grad(task.loss, noisy()) if private else jfl.grad(task.loss)
@@ -110,7 +110,7 @@ def example(name: str, private: bool = True):
 
 
 def cost(name: str) -> tuple[int, str]:
-    """How many noisy releases a participation has, and the epsilon of the card's plan."""
+    """Return the noisy releases per participation, and the epsilon of the card's plan."""
     fed, task = problem()
     algorithm = example(name)
     plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
@@ -121,12 +121,12 @@ def cost(name: str) -> tuple[int, str]:
 
 @functools.cache
 def written() -> dict:
-    """What is written by hand."""
+    """Return what is written by hand."""
     return tomllib.loads((ROOT / "docs" / "site" / "cards.toml").read_text())
 
 
 def sections(docstring: str) -> dict:
-    """A Google-style docstring by its heads; the text before the first is under ""."""
+    """Split a Google-style docstring by its headings; "" holds the text before the first one."""
     parts = re.split(r"^(\w[\w ]*):\n(?=    )", docstring, flags=re.M)
     found = {"": parts[0].split("\n>>>")[0].strip()}
     for head, text in zip(parts[1::2], parts[2::2]):
@@ -135,12 +135,12 @@ def sections(docstring: str) -> dict:
 
 
 def flat(text: str) -> str:
-    """Lines of a paragraph as one, ready for Markdown."""
+    """Join the lines of a paragraph for Markdown."""
     return re.sub(r"\s*\n\s*", " ", text).replace("*", r"\*")
 
 
 def tests_of(name: str) -> list[str]:
-    """Files of tests that speak of an algorithm by its name."""
+    """Return the test files that name an algorithm."""
     folders = (ROOT / "tests" / "algorithms", ROOT / "tests" / "papers")
     files = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
     return [
@@ -151,7 +151,7 @@ def tests_of(name: str) -> list[str]:
 
 
 def card(name: str) -> str:
-    """One algorithm in Markdown."""
+    """Return the card of one algorithm in Markdown."""
     make, by_hand = getattr(jfl.algorithms, name), written()[name]
     module = sys.modules[make.__module__]
     parts = sections(inspect.getdoc(make) or "")
@@ -185,7 +185,7 @@ def card(name: str) -> str:
 
 
 def pages() -> dict:
-    """Every page of docs/algorithms, by its file's name."""
+    """Return every page of docs/algorithms, by file name."""
     families = written()["families"]
     of = {
         family: [n for n, w in written().items() if w.get("family") == family]

@@ -1,4 +1,4 @@
-"""The command line of experiments: a function's signature is its flags."""
+"""Command lines of experiments: the signature of a function defines its flags."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import tyro
 
 
 def called(command: Callable, program: str, arguments: Sequence[str] | None = None) -> Any:
-    """Call a function with what a command line says.
+    """Call a function with the arguments of a command line.
 
     Args:
         command: its arguments are flags, its docstring their help.
-        program: what is typed, for the help.
-        arguments: in place of those of this process.
+        program: the command as typed, for the help.
+        arguments: instead of those of this process.
     """
     return tyro.cli(command, prog=program, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))

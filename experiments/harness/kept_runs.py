@@ -1,14 +1,13 @@
-"""Runs of experiments under the hash of what was asked for: who asks again has them, whichever
-figure it is for.
+"""Keep runs of experiments under the hash of what was asked for, so that figures share them.
 
-    KEPT/HASH/runs.jsonl     the runs of one config, a line for each seed
-    KEPT/HASH/running        the directory of a function that runs a line by itself
-    OUT/LINE                 a line of a figure, as a sweep over its seeds would have left it, and
+    KEPT/HASH/runs.jsonl     runs of one config, one row per seed
+    KEPT/HASH/running        directory of a function that runs a line itself
+    OUT/LINE                 a line of a figure, as a sweep over its seeds would write it, and
                              kept_runs.json, which says where its runs are kept
 
-Nothing is computed twice: figures share lines, and more seeds are only the new ones.  The hash is
-of the config, of the rows where they lie on disk, of jfl's source, that of what makes the plans,
-versions, JAX's settings and the kind of device.
+Nothing is computed twice: figures share lines, and more seeds run only the new ones.  The hash
+covers the config, rows on disk, the source of jfl and of what makes the plans, versions, JAX's
+settings and the kind of device.
 """
 
 import contextlib
@@ -38,12 +37,8 @@ from .programs import Plans, Point, run_points
 
 FILE, RUNNING, TABLES = "runs.jsonl", "running", ("metrics.csv", "manifest.json")
 MARK, EARLIER_MARK = "kept_runs.json", "cells.json"  # in the directory of a line
-MATTERS = (
-    "settings",
-    "backend",
-    "device",
-    "flags",
-)  # besides code(): what draws and rounding follow from
+# Draws and rounding depend on these parts of the environment, besides code().
+MATTERS = ("settings", "backend", "device", "flags")
 
 
 @functools.cache
@@ -53,7 +48,7 @@ def _source(module: str) -> str:
 
 @functools.cache
 def _rows(dataset: str) -> str:
-    """A digest of rows that are read from disk; of the others the config says what they are."""
+    """Return a digest of rows that are read from disk; the config defines all other rows."""
     if dataset in ("digits", "synthetic"):
         return ""
     data = getattr(datasets, dataset)()
@@ -61,7 +56,7 @@ def _rows(dataset: str) -> str:
 
 
 def _named(how) -> list:
-    """What a function is, or functions are: by name and source."""
+    """Return the names and sources of a function, or of several."""
     if isinstance(how, tuple):
         return [*map(_named, how)]
     if isinstance(how, functools.partial):
@@ -78,17 +73,16 @@ def _named(how) -> list:
 
 
 def key(config: Config, how) -> str:
-    """What is asked for, but for its seeds: a config, its data, and what runs it.
+    """Return a hash of a config, its data, and what runs it, without its seed.
 
     Raises:
-        ValueError: where the data cannot be read.
+        ValueError: if the data cannot be read.
     """
     return hashed(dataclasses.asdict(config) | dict(seed=0), *about(config.dataset, how))
 
 
 def about(dataset: str, *how) -> list:
-    """What a run follows from besides its settings: rows, jfl, versions, JAX's settings, the kind
-    of device, what runs it."""
+    """Return what a run depends on besides its settings."""
     where = environment()
     return [_rows(dataset), code(), {k: where[k] for k in MATTERS}, *map(_named, how)]
 
@@ -98,23 +92,21 @@ def hashed(*asked) -> str:
 
 
 def lines(folders: dict, kept: Path, configs: dict, seeds, how):
-    """Lines as soon as all their runs are there; runs that are not kept are computed.
+    """Yield lines as soon as all their runs exist; compute runs that are not kept.
 
     Args:
         folders: name -> directory that shows the line.
         kept: directory of the runs that figures share.
         configs: name -> Config.
         seeds: of each line.
-        how: `programs.Plans`, or a function (config, axes, directory) -> entries, which runs a line
-            alone.
+        how: `programs.Plans`, or a function (config, axes, directory) -> entries that runs a line.
 
     Yields:
-        (name, entries, one for each seed) of lines; HealthError in place of entries, where a
-        function raised it.
+        (name, entries, one per seed); HealthError instead of entries, if a function raised it.
 
     Raises:
         ValueError: for a folder that holds something else, for configs that cannot run, or if
-            another process runs the same; with Plans before anything runs.
+            another process runs the same; with Plans, before anything runs.
     """
     for folder in folders.values():
         _refuse_foreign(folder)
@@ -130,7 +122,7 @@ def lines(folders: dict, kept: Path, configs: dict, seeds, how):
 
 
 def stored(home: Path) -> ResultStore:
-    """The runs of one config by seed: entry of summary.json, rows of metrics.csv, manifest."""
+    """Return the runs of one config by seed: summary entry, metrics rows, manifest."""
     return ResultStore(home / FILE, fields=("key", "entry", "rows", "manifest"), signed=True)
 
 
@@ -141,15 +133,15 @@ def _missing(home: Path, seeds) -> list:
 
 @contextlib.contextmanager
 def _held(home: Path):
-    """Who only reads waits for nobody; who runs, runs alone."""
+    """Lock a directory of runs for computing; readers do not wait."""
     with locked(home):
-        if (home / RUNNING).exists():  # of a run that was stopped
+        if (home / RUNNING).exists():  # left by a run that was stopped
             shutil.rmtree(home / RUNNING)
         yield
 
 
 def _run_together(asked: dict, seeds, plans: Plans):
-    """Run the seeds that are not there in blocks of all lines."""
+    """Run the missing seeds in blocks of all lines."""
     with contextlib.ExitStack() as every:
         held = {
             home: every.enter_context(contextlib.ExitStack())
@@ -163,16 +155,16 @@ def _run_together(asked: dict, seeds, plans: Plans):
             for home, records in runs.items():
                 stored(home).put(records)
                 if not _missing(home, seeds):
-                    held[home].close()  # others may have it now
+                    held[home].close()  # other processes may read it now
             yield {}
 
 
 def _run_alone(asked: dict, seeds, sweep):
-    """Run the seeds that are not there line by line."""
+    """Run the missing seeds line by line."""
     for home, config in asked.items():
         failed = {}
         with _held(home) if _missing(home, seeds) else contextlib.nullcontext():
-            if left := _missing(home, seeds):  # another process may have done them meanwhile
+            if left := _missing(home, seeds):  # another process may have computed them by now
                 running = home / RUNNING
                 try:
                     sweep(config, dict(seed=left), running)
@@ -187,7 +179,7 @@ def _run_alone(asked: dict, seeds, sweep):
 
 
 def _records(folder: Path) -> list[dict]:
-    """What a sweep left in a directory, as records of `stored`; without tables, none are kept."""
+    """Return what a sweep wrote to a directory as records of `stored`."""
     entries = json.loads((folder / "summary.json").read_text())["runs"]
     rows = manifest = None
     if all((folder / name).exists() for name in TABLES):
@@ -205,20 +197,20 @@ def _records(folder: Path) -> list[dict]:
 
 
 def _refuse_foreign(folder: Path):
-    """Refuse a directory that is not of a line, or not of this kind."""
+    """Reject a directory that is not that of a line."""
     if not folder.exists() or any((folder / mark).exists() for mark in (MARK, EARLIER_MARK)):
         return
     if others := [p for p in folder.iterdir() if not temporary(p)]:
         checks.fail(
             str(folder),
             "a new directory, or a line of an experiment that keeps its runs",
-            f"one with {others[0].name}, of another making or of an earlier version",
-            "Move it, or give another --out.",
+            f"one with {others[0].name}, from another program or an earlier version",
+            "Move it, or pass another --out.",
         )
 
 
 def _show(folder: Path, home: Path, seeds) -> list[dict]:
-    """Write the directory of a line, as a sweep over its seeds would have left it.
+    """Write the directory of a line, as a sweep over its seeds would write it.
 
     Returns:
         Its entries of summary.json.
@@ -232,7 +224,7 @@ def _show(folder: Path, home: Path, seeds) -> list[dict]:
         rows = [row for run in runs for row in run["rows"]]
         record.save(folder, entries, rows, runs[0]["manifest"] | dict(seeds=list(seeds)))
     else:
-        for name in TABLES:  # of a run that this one is not
+        for name in TABLES:  # of an earlier run
             (folder / name).unlink(missing_ok=True)
         record.save_summary(folder, entries)
     return entries

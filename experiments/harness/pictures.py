@@ -1,4 +1,4 @@
-"""The pictures of experiments: lines of a figure, curves, points of a study, and audits."""
+"""Draw pictures of experiments: lines of a figure, curves, points of a study, and audits."""
 
 import collections
 import math
@@ -12,18 +12,18 @@ from .results import summary
 
 LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
-LINES = 60  # of one picture
-TRACED, CURVES = 12, 14  # panels of an experiment's curves, and curves of one
-FEW = 6  # so many lines stand in one panel, whatever their names
+LINES = 60  # lines of one picture
+MAX_TRACE_PANELS, MAX_CURVES = 12, 14  # panels of an experiment, and curves of a panel
+MAX_UNSPLIT_LINES = 6  # which share one panel, whatever their names
 PHRASE = re.compile(r"\b(no|first) (?=\w+)")  # "no privacy", "first rates": one word each
-JOINED = "\0"  # in place of their space: a sign that no name has
+JOINED = "\0"  # replaces their space; no name contains it
 
 
 def lines(lines: dict):
-    """The accuracy of the lines of an experiment, one below the other.
+    """Draw the accuracy of the lines of an experiment, one per row.
 
-    Filled where some epsilon is proved; bars are 95 % intervals, or a standard deviation where the
-    file holds no more. What a paper claims and what is proved stand beside it.
+    A marker is filled if some epsilon is proved; bars are 95 % intervals, or a standard deviation
+    if the file has no interval. The claimed and the proved epsilon are at the right.
 
     Args:
         lines: name -> results.Line.
@@ -73,13 +73,13 @@ def lines(lines: dict):
 
 
 def lines_with_accuracy(lines: dict) -> list[tuple]:
-    """(name, line, its accuracy) of the lines that have one, as many as one picture holds."""
+    """Return (name, line, its accuracy) of at most LINES lines that have one."""
     known = [(n, line, summary(line.accuracy)) for n, line in lines.items()]
     return [(n, line, spread) for n, line, spread in known if spread.mean is not None][:LINES]
 
 
 def epsilons(line) -> str:
-    """What is claimed and proved of the line of an experiment."""
+    """Return the claimed and the proved epsilon of a line, in words."""
     words = [
         f"{epsilon:.3g} {kind}"
         for epsilon, kind in ((line.epsilon_claimed, "claimed"), (line.epsilon_proved, "proved"))
@@ -89,16 +89,16 @@ def epsilons(line) -> str:
 
 
 def panels_of_lines(lines: dict) -> tuple[list[str], list[plots.Panel]]:
-    """Curves of an experiment's lines against rounds, where these are stored.
+    """Return curves of an experiment's lines against rounds, if these are stored.
 
-    Names such as "DP-FedAvg, K=50" or "balanced DPNFL" are of a method in a setting: each setting
-    is a panel, and the legend names methods.  A name without a setting stands in all panels.
+    Names such as "DP-FedAvg, K=50" or "balanced DPNFL" name a method in a setting: each setting is
+    a panel, and the legend names methods.  A name without a setting is in all panels.
 
     Args:
         lines: name -> results.Line.
 
     Returns:
-        The names of the legend, and panels, TRACED at most.
+        The names of the legend, and at most MAX_TRACE_PANELS panels.
     """
     traced = {n: line.trace for n, line in lines.items() if line.trace.get("round")}
     parts = _methods_and_settings(list(traced))
@@ -117,12 +117,11 @@ def panels_of_lines(lines: dict) -> tuple[list[str], list[plots.Panel]]:
         panels += [
             plots.Panel(s or plots.TITLES.get(shown, shown), shown, c) for s, c in of.items() if c
         ]
-    return methods, panels[:TRACED]
+    return methods, panels[:MAX_TRACE_PANELS]
 
 
 def _traced(trace: dict, metric: str) -> tuple | None:
-    """The rounds and the values of a line; None where seeds differ in rounds, or no numbers are
-    there."""
+    """Return the rounds and values of a line; None if seeds differ in rounds or lack numbers."""
     try:
         rounds, values = (np.array(trace.get(k, ()), float) for k in ("round", metric))
     except (TypeError, ValueError):  # seeds of other lengths; words
@@ -134,10 +133,13 @@ def _traced(trace: dict, metric: str) -> tuple | None:
 
 
 def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
-    """Each name in two parts, in the way that makes fewest panels of CURVES curves at most, and of
-    those that with the most even ones; the setting is "" where a name has none."""
+    """Split each name into a method and a setting, "" if it has none.
+
+    Of the ways to split, take the one with the fewest panels of at most MAX_CURVES curves, and of
+    those the most even one.
+    """
     ways: list[tuple[int, int, dict]] = []
-    if len(names) <= FEW:
+    if len(names) <= MAX_UNSPLIT_LINES:
         return {n: (n, "") for n in names}
     for cut in (
         lambda n: n.partition(", ")[::2],
@@ -153,17 +155,17 @@ def _methods_and_settings(names: list[str]) -> dict[str, tuple[str, str]]:
         spare = sizes.pop("", 0)
         if 2 * spare <= len(names) and 1 < len(sizes) < len(names) - spare:
             told_apart = len(set(whole.values())) == len(names)
-            if told_apart and max(sizes.values()) + spare <= CURVES:
+            if told_apart and max(sizes.values()) + spare <= MAX_CURVES:
                 ways.append((len(sizes), max(sizes.values()), whole))
     return min(ways, key=lambda way: way[:2], default=(1, 1, {n: (n, "") for n in names}))[-1]
 
 
 def study(points: list, xlabel: str, title: str = ""):
-    """The panels of a study: means against x with 95 % bands, dashed without noise.
+    """Draw the panels of a study: means against x with 95 % bands, dashed without noise.
 
-    Where the noise was not calibrated to an epsilon, the one that is proved stands at each point.
-    Of a study that claims, the proved epsilon against the claimed one, with the line where they
-    are the same; a point without proof stands at the top and says so.
+    If the noise was not calibrated to an epsilon, the proved one is written at each point. In a
+    study of claims, draw the proved epsilon against the claimed one, with the line of equality; a
+    point without proof is at the top and says so.
 
     Args:
         points: results.Point of all panels.
@@ -171,7 +173,7 @@ def study(points: list, xlabel: str, title: str = ""):
         title: above the figure.
 
     Returns:
-        The figure; None without anything to draw.
+        The figure; None if there is nothing to draw.
     """
     points, claims, top = points_to_draw(points)
     if not points:
@@ -208,8 +210,7 @@ def study(points: list, xlabel: str, title: str = ""):
 
 
 def points_to_draw(points: list) -> tuple[list, bool, float]:
-    """Points of a study that have a place, whether they tell of claims, and where those without
-    proof stand."""
+    """Return the points with a place, whether they are claims, and the top for unproved ones."""
     claims = any(p.claimed is not None for p in points)
     points = [p for p in points if (claims or p.mean is not None) and (p.x is None or p.x > 0)]
     means = [p.mean for p in points if p.mean is not None]
@@ -217,10 +218,10 @@ def points_to_draw(points: list) -> tuple[list, bool, float]:
 
 
 def audits(points: list, xlabel: str, title: str = ""):
-    """What was audited, claimed and proved of each plan, one below the other.
+    """Draw what was audited, claimed and proved of each plan, one per row.
 
-    A line reaches as far as the attack refutes and goes on, faint, to what it could have refuted
-    at most.  A claim that it refutes is filled, and the row says so.
+    A line reaches to what the attack refutes, and faintly to what it could have refuted at most. A
+    refuted claim is filled, and its row says so.
 
     Args:
         points: results.Point that have `audited`.
@@ -266,21 +267,21 @@ def audits(points: list, xlabel: str, title: str = ""):
 
 
 def audit_rows(points: list) -> list:
-    """The audited points, each panel below its name."""
+    """Return the audited points, each panel after its name."""
     points = [p for p in points if p.audited is not None]
     panels = list(dict.fromkeys(p.panel for p in points))
     return [row for name in panels for row in (name, *(p for p in points if p.panel == name))]
 
 
 def audit_range(points: list) -> tuple[float, float]:
-    """The ends of the axis of audited points."""
+    """Return the ends of the axis of audited points."""
     audited = [p for p in points if p.audited is not None]
     shown = [e for p in audited for e in (p.audited, p.ceiling, p.claimed, p.epsilon) if e]
     return 0.6 * min(shown), 2 * max(shown)
 
 
 def _audit_row(ax, y, point, left, handles):
-    """One plan; a handle of each mark goes into `handles`, by its name."""
+    """Draw one plan, and put a handle of each mark into `handles` by its name."""
     audited = max(point.audited, left)
     ax.plot((left, audited), (y, y), color=plots.COLOURS[1], lw=2.2)
     (dot,) = ax.plot(audited, y, color=plots.COLOURS[1], marker="o", ms=6, lw=2.2, clip_on=False)
@@ -314,7 +315,7 @@ def _audit_colour(point) -> str:
 
 
 def audit_words(point) -> str:
-    """The numbers of a row: audited, proved and claimed."""
+    """Return the numbers of a row: audited, proved and claimed."""
     number = lambda e: f"{e:,.0f}" if e >= 1000 else f"{e:.3g}"
     proved = "nothing proved"
     if point.epsilon is not None:
@@ -328,13 +329,12 @@ def audit_words(point) -> str:
 
 
 def colour_of(index: int) -> int:
-    """Which colour a line of a study has: all of them, and then again with other marks, so that
-    the ninth line is not taken for the first."""
+    """Return the colour of a line; after all colours they repeat with other marks."""
     return (index + index // len(plots.COLOURS)) % len(plots.COLOURS)
 
 
 def _study_line(ax, points, index, without_noise, top):
-    """One line of a panel, a level across it where it has no x -> its handle."""
+    """Draw one line of a panel, horizontal if it has no x, and return its handle."""
     look = dict(
         color=plots.COLOURS[colour_of(index)],
         lw=1.7,
@@ -367,7 +367,7 @@ def _study_line(ax, points, index, without_noise, top):
 
 
 def remark(point) -> str:
-    """What stands at a point of a study, if its epsilon is not the one that it stands at."""
+    """Return the note at a point of a study whose epsilon is not its x."""
     if point.claimed is not None:
         return "nothing is proved" if point.epsilon is None else ""
     calibrated = point.target is not None or point.epsilon is None or point.epsilon == point.x
@@ -375,7 +375,7 @@ def remark(point) -> str:
 
 
 def _logarithmic(ax, positions):
-    """An axis with a tick at each position, if they are few."""
+    """Scale an axis logarithmically, with a tick at each position if they are few."""
     ax.set_xscale("log")
     ticks = {f"{x:.3g}": x for x in positions}
     if len(ticks) > 7:

@@ -1,8 +1,7 @@
-"""Lines of an experiment as vmapped programs: the points of all lines that share their static part,
-in blocks.
+"""Run lines of an experiment as vmapped programs, in blocks of points that share a static part.
 
-A point is a config and a seed.  Lines differ in noise, rates, schedules, partitions; what is no
-leaf of their plans, and the number of rounds, makes another program.
+A point is a config and a seed.  Lines may differ in noise, rates, schedules and partitions; a
+difference in what is not a leaf of their plans, or in the number of rounds, makes another program.
 """
 
 import dataclasses
@@ -20,28 +19,28 @@ from jfl.runs.config import Config
 from jfl.runs.record import RunRecord
 from jfl.runs.sweep import SELECTION, trace_once
 
-AT_ONCE = 64  # points of a block at most: what is lost if it is stopped
+MAX_BLOCK_POINTS = 64  # at most this number is lost if a run is stopped
 
 
 def assembled(config: Config):
-    """As `jfl sweep` makes them."""
+    """Build a plan as `jfl sweep` does."""
     unused_options.refuse_unused(config)
     return assembly.build(config)
 
 
 def drawn(config: Config):
-    """As `assembled`: every seed has a draw of the data, or a split, of its own."""
+    """Build a plan like `assembled`, with a separate draw or split of the data for each seed."""
     return assembled(dataclasses.replace(config, partition_seed=config.seed))
 
 
 def proved(plan: Plan, config: Config) -> list[dict]:
-    """As `jfl sweep` has it; refuses a sound config whose noise proves nothing."""
+    """Return guarantees like `jfl sweep`; reject a sound config whose noise proves nothing."""
     train.epsilons(plan, config, [config.rounds], most=0)
     return guarantees(plan, config)
 
 
 def guarantees(plan: Plan, config: Config) -> list[dict]:
-    """As `proved`; of a config of which nothing is proved it says so."""
+    """Return guarantees like `proved`, with an entry that says so if nothing is proved."""
     return [
         record.with_caveats(g, (SELECTION,)) for g in train.privacy(plan, config, config.rounds)
     ]
@@ -53,10 +52,10 @@ class Plans:
 
     Attributes:
         build: config -> the plan, and the config with what was found, such as a noise multiplier.
-        seeded: every seed of a config has a plan of its own, such as another split.
+        seeded: whether every seed has a separate plan, such as another split.
         privacy: (plan, config) -> its guarantees, as rows of a report.
         epsilons: (plan, config, rounds) -> epsilon after each of them; None: not in the table.
-        partition: config -> what the manifest says of the split.
+        partition: config -> what the manifest says about the split.
         trace: pairs of a name and the metric that a figure shows under it.
     """
 
@@ -85,11 +84,11 @@ def run_points(asked: list[Point], plans: Plans):
         plans: makes their plans.
 
     Yields:
-        For each block, {home: what is kept of its runs}, as lines of a store: key (the seed), entry
-        (of summary.json), rows (of metrics.csv), manifest.
+        For each block, {home: rows of a store}, with key (the seed), entry (of summary.json), rows
+        (of metrics.csv) and manifest.
 
     Raises:
-        ValueError: of any point before the first one runs.
+        ValueError: for any point, before the first one runs.
     """
     plan_of = lambda p: (p.home, p.seed if plans.seeded else 0)
     built = {}
@@ -98,7 +97,7 @@ def run_points(asked: list[Point], plans: Plans):
             built[plan_of(point)] = plans.build(dataclasses.replace(point.config, seed=point.seed))
     pairs = _with_shared_rows([built[plan_of(point)] for point in asked])
     proved_of, curves, groups, traced = {}, {}, {}, set()
-    # of a line, another split with clients of the same sizes has the same guarantee
+    # Splits of a line with equal client sizes have the same guarantee.
     accounts = [(p.home, np.asarray(plan.fed.size).tobytes()) for p, (plan, _) in zip(asked, pairs)]
     for i, (plan, config) in enumerate(pairs):
         if accounts[i] not in proved_of:
@@ -121,12 +120,12 @@ def run_points(asked: list[Point], plans: Plans):
 
 
 def _blocks(groups, asked: list[Point], pairs):
-    """Blocks of points that share a program, each with the indices of its points."""
+    """Yield blocks of points that share a program, each with the indices of its points."""
     engine = blocks.Local()
     for group in groups:
         plans = [pairs[i][0] for i in group]
         plans, seeds = widened(plans, widths(plans)), [asked[i].seed for i in group]
-        most = min(AT_ONCE, engine.most(len(group)))
+        most = min(MAX_BLOCK_POINTS, engine.most(len(group)))
         if len({id(plan.fed.x) for plan in plans}) > 1:  # each point holds its own rows
             most = max(1, min(most, blocks.memory() // plans[0].fed.x.nbytes))
         for program in blocks.programs(plans, seeds, blocks.memory(), most):
@@ -140,7 +139,7 @@ def _blocks(groups, asked: list[Point], pairs):
 
 
 def _with_shared_rows(pairs):
-    """The (plan, config) pairs with one array for rows that are the same, whoever owns them."""
+    """Return the (plan, config) pairs with one array for equal rows."""
     known, federations = {}, {}
 
     def shared(name, x):
@@ -161,7 +160,7 @@ def _with_shared_rows(pairs):
 
 
 def _lines(plans: Plans, runs) -> list[dict]:
-    """What is kept of the runs (plan, config, record, epsilons) of a line in one block."""
+    """Return what is kept of the runs (plan, config, record, epsilons) of a line in one block."""
     plan, config = runs[0][:2]
     manifest = record.manifest(
         [plan],

@@ -1,9 +1,9 @@
-"""One page of experiments: the claims that were checked, what holds, and how far lines are apart.
+"""Write one page of experiments: the verdicts on claims, and how far lines lie apart.
 
     python -m experiments.harness.report experiments/results/li2025.json --out li2025.html
 
-Takes folders of experiments, and files of their results.  Nothing is computed again.  FILE.md and
-FILE_files are written beside the page.
+The page takes folders of experiments, and files of their results.  Nothing is computed again.
+FILE.md and FILE_files are written next to the page.
 """
 
 import json
@@ -25,27 +25,26 @@ from jfl.runs.record import PLUS_MINUS, plus_minus
 from . import pictures, results
 from .results import Experiment
 
-QUICK = "A quick run, at small settings: it shows that the experiment works, not what it finds."
+QUICK = "A quick run at small settings: it shows that the experiment works, and has no findings."
 CLAIMED_HOLDS = (
-    "Claimed ε holds: of the lines with a claimed ε, those whose proved ε is no larger; of the "
-    "others only a larger ε is proved, or none. Lines without noise are among those compared. "
-    "Minutes: of all its runs, on the machine that they ran on."
+    "Claimed ε holds: how many lines with a claimed ε have a proved ε that is not larger; for the "
+    "others a larger ε is proved, or none. Lines without noise are compared as well. "
+    "Minutes: of all runs, on the machine that ran them."
 )
 SPREADS = (
-    f"Below, {PLUS_MINUS} Where a file holds too little for one, the standard deviation over "
-    "seeds stands in a column of its own. In a paper's own figures ± is what the paper means by it."
+    f"Below, {PLUS_MINUS} If a file has too little for an interval, a separate column has the "
+    "standard deviation over seeds. In a paper's values ± means what the paper says."
 )
 STUDY_WORDS = (
-    "Means over seeds with 95 % intervals as bands; dashed lines have no noise, level ones do not "
-    "depend on the axis."
+    "Means over seeds with 95 % intervals as bands; dashed lines have no noise, horizontal ones do "
+    "not depend on the axis."
 )
 AUDIT_WORDS = (
-    "What an attack refutes of each plan, beside what is claimed and proved of it. A claim left of "
+    "What an attack refutes of each plan, next to the claimed and the proved ε. A claim left of "
     "the dot is too small."
 )
 CLAIMS_WORDS = (
-    "Proved against claimed ε: on the dotted line they are the same, above it the claim is too "
-    "small."
+    "Proved against claimed ε: on the dotted line they are equal, above it the claim is too small."
 )
 PROMISE = ("delta", "unit", "adjacency", "view", "method", "status")
 ALL_VERDICTS = (*results.VERDICTS[:-1], *results.STUDIED)
@@ -63,10 +62,10 @@ KINDS = dict(
 
 
 class Source(NamedTuple):
-    """The experiments of one folder or file; of a collection the first is the collection itself.
+    """The experiments of one folder or file; the first of a collection is the collection itself.
 
     Attributes:
-        lines: the runs of an experiment's lines, where their folders are there.
+        lines: the runs of an experiment's lines, if their folders exist.
     """
 
     label: str
@@ -85,7 +84,7 @@ def read_source(path, label: str | None = None) -> Source:
     """Read the folder of an experiment, or a file of results.
 
     Raises:
-        ValueError: naming the file that no experiment wrote, or that is half-written.
+        ValueError: naming the file, if no experiment wrote it or it is incomplete.
     """
     path = Path(path)
     label = label or read.default_label(path)
@@ -102,8 +101,7 @@ def read_source(path, label: str | None = None) -> Source:
             "report",
             "a finished experiment",
             f"{path} without results.json",
-            "Run it again: its cells are kept, so only what is missing is computed. A run of jfl "
-            "has a page by jfl report.",
+            "Run it again: finished cells are kept. For a run of jfl, use jfl report.",
         )
     experiments = results.read(path / "results.json").parts()
     folders = {
@@ -111,7 +109,7 @@ def read_source(path, label: str | None = None) -> Source:
         for experiment in experiments
         for name in (*experiment.lines, *experiment.failed)
     }
-    # an experiment that runs its own sweep may leave a summary alone
+    # An experiment that runs its own sweep may write only a summary.
     lines = [
         read.read_run(folder, name, "line", complete=False)
         for name, folder in folders.items()
@@ -158,7 +156,7 @@ def assemble(sources: list[Source]) -> Document:
 
 
 def _groups(label: str, line: read.Source) -> list[read.Group]:
-    """The settings of a line's runs; one that is alone has the name of the line."""
+    """Return the settings of a line's runs; a single one has the name of the line."""
     groups = read.groups_of(line, f"{label}, ")
     if len(groups) > 1:
         return groups
@@ -187,7 +185,7 @@ def cell(value) -> str:
 
 
 def _points_of_studies(sources: list[Source]) -> list[Candidate]:
-    """The points of studies that trained with a finite epsilon."""
+    """Return the points of studies that trained with a finite epsilon."""
     found = []
     for source in sources:
         for experiment in source.experiments:
@@ -220,7 +218,7 @@ def _points_of_studies(sources: list[Source]) -> list[Candidate]:
 
 
 def _claims(sources: list[Source]) -> list[Card]:
-    """How many claims were checked and hold, and how many claimed epsilons do."""
+    """Return cards that count the claims that were checked and the claimed epsilons that hold."""
     experiments = [e for source in sources for e in source.experiments]
     counts = _counted([v.verdict for e in experiments for v in e.verdicts])
     pairs = [
@@ -241,7 +239,7 @@ def _claims(sources: list[Source]) -> list[Card]:
             Card(
                 "Claimed ε that hold",
                 f"{held} of {len(pairs)}",
-                notes=["Of the others only a larger ε is proved, or none."],
+                notes=["For the others, a larger ε is proved, or none."],
                 parts=[("confirmed", held), ("not confirmed", len(pairs) - held)],
             )
         )
@@ -249,7 +247,7 @@ def _claims(sources: list[Source]) -> list[Card]:
 
 
 def _counted(verdicts: list[str]) -> dict[str, int]:
-    """How often each verdict was given, in one order on all pages."""
+    """Return how often each verdict was given, in the same order on all pages."""
     order = [*MARKS, *verdicts]
     return {v: verdicts.count(v) for v in sorted(set(verdicts), key=order.index)}
 
@@ -258,7 +256,7 @@ def _counted(verdicts: list[str]) -> dict[str, int]:
 
 
 def _overview(sources: list[Source]) -> list:
-    """Of each source how many claims hold, and of each experiment how far its lines are apart."""
+    """Return tables of the verdicts of each source, and of the range of each experiment."""
     counts, ranges = {"paper": [], "ours": []}, []
     for source in sources:
         label = source.label + (" (quick)" if any(e.quick for e in source.experiments) else "")
@@ -307,17 +305,17 @@ def _overview(sources: list[Source]) -> list:
 
 
 def _unused(name, column, rows) -> bool:
-    """A word of other verdicts than those of these rows."""
+    """Return whether a column is of a verdict that none of these rows has."""
     return name in ALL_VERDICTS and not any(row[column] for row in rows)
 
 
 def _by_rule(experiments) -> bool:
-    """Whether their verdicts are by results.RULE, and not those of a study."""
+    """Return whether the verdicts follow results.RULE, and not the rule of a study."""
     return any(v.verdict not in results.STUDIED for e in experiments for v in e.verdicts)
 
 
 def _range(experiment: Experiment) -> tuple | None:
-    """Least and most accurate line, as cells; None for fewer than two lines."""
+    """Return the least and the most accurate line as cells; None for fewer than two lines."""
     lines, points = experiment.lines, experiment.points
     claiming = [p for p in points if p.claimed is not None]
     means = [(name, line.mean) for name, line in lines.items()]
@@ -348,7 +346,7 @@ def _minutes(experiment: Experiment) -> str:
 
 
 def _source(source: Source) -> list:
-    """The experiments of a source; of a collection all but verdicts and pictures is folded."""
+    """Return the experiments of a source; a collection is folded except verdicts and pictures."""
     first, *others = source.experiments
     blocks: list = [Text(first.title)] if first.title else []
     if any(e.quick for e in source.experiments):
@@ -380,8 +378,7 @@ def _source(source: Source) -> list:
 
 
 def _counts(experiments) -> list[Table]:
-    """A row for each experiment whose claims were checked, with how many of them hold; our own
-    statements in a table of their own."""
+    """Return tables with the number of each verdict in each experiment."""
     captions = dict(paper="Its claims by experiment", ours="Our own statements by experiment")
     return [
         t for whose, caption in captions.items() for t in _counts_of(experiments, whose, caption)
@@ -404,7 +401,7 @@ def _counts_of(experiments, whose: str, caption: str) -> list[Table]:
 
 
 def _missing(experiments) -> list[str]:
-    """What experiments of a collection lack, each reason once."""
+    """Return what experiments of a collection lack, each reason once."""
     names: dict = {}
     for experiment in experiments:
         for why in experiment.missing():
@@ -417,7 +414,7 @@ def _full_name(experiment: Experiment) -> str:
 
 
 def _effort(experiment: Experiment) -> str:
-    """The seeds and the time of an experiment."""
+    """Return the seeds and the time of an experiment."""
     seeds, minutes = experiment.seeds, _minutes(experiment)
     words = [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"] if seeds else []
     words += [f"{minutes} minutes"] if minutes else []
@@ -448,7 +445,7 @@ def _verdicts(experiments) -> list:
 
 
 def experiment_picture(experiment: Experiment) -> list[Picture]:
-    """The points of a study, or how far the lines of an experiment lie apart, and their curves."""
+    """Return pictures of the points of a study, or of the lines of an experiment."""
     if any(p.audited is not None for p in experiment.points):
         figure, words = pictures.audits(experiment.points, experiment.xlabel), AUDIT_WORDS
     elif experiment.points:
@@ -458,7 +455,7 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
             unproved = ", ".join(dict.fromkeys(p.line for p in experiment.points if p.mean is None))
             words = CLAIMS_WORDS
             words += (
-                f" Nothing is proved of {unproved}, whose points stand at the top."
+                f" Nothing is proved for {unproved}, whose points are at the top."
                 if unproved
                 else ""
             )
@@ -466,8 +463,8 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
         lines = experiment.lines
         figure = pictures.lines(lines)
         words = (
-            f"Final test accuracy of its lines, {_bars(lines.values())}; filled where the file "
-            "gives a proved ε."
+            f"Final test accuracy of its lines, {_bars(lines.values())}; filled if the file has a "
+            "proved ε."
         )
         if len(lines) > pictures.LINES:
             words += f" The first {pictures.LINES} of {len(lines)} lines."
@@ -477,16 +474,15 @@ def experiment_picture(experiment: Experiment) -> list[Picture]:
 
 
 def _curves_of_lines(experiment: Experiment) -> list[Picture]:
-    """Lines of an experiment against rounds, where their values of rounds are stored."""
+    """Return the picture of lines against rounds, if the values of rounds are stored."""
     names, panels = pictures.panels_of_lines(experiment.lines)
     words = (
-        f"{_full_name(experiment)}. Against rounds: means over seeds, and bands from the least to "
-        "the largest."
+        f"{_full_name(experiment)}. Against rounds: means over seeds, and bands from the smallest "
+        "to the largest value."
     )
-    if len(names) == plots.SHOWN or len(panels) == pictures.TRACED:
-        words += (
-            f" No more than {plots.SHOWN} lines a panel and {pictures.TRACED} panels are drawn."
-        )
+    if len(names) == plots.SHOWN or len(panels) == pictures.MAX_TRACE_PANELS:
+        most = f"{plots.SHOWN} lines per panel and {pictures.MAX_TRACE_PANELS} panels"
+        words += f" At most {most} are drawn."
     return sections.as_pictures(plots.curves(names, panels), words, words)
 
 
@@ -500,7 +496,7 @@ def _bars(lines) -> str:
 
 
 def experiment_tables(experiment: Experiment) -> list:
-    """Tables of lines, points and whatever else an experiment left, then its settings."""
+    """Return the tables of lines, points and other results, then the settings."""
     blocks: list = [_lines(experiment)] if experiment.lines or experiment.failed else []
     blocks += _points(experiment) if experiment.points else []
     for table in experiment.tables:
@@ -546,10 +542,10 @@ def _lines(experiment: Experiment) -> Table:
             count = cell(results.Line(seeds=0, failed=seeds or 0).seed_count())
             rows.append((name, "", "", "", count, "", "", *("" for _ in others)))
     fixed = ("paper's figure", "ours", "std over seeds", "seeds", "claimed ε", "proved ε")
-    # a claim without a proof beside it is news: that column stays
+    # A claim without a proof is a finding, so that column stays even if it is empty.
     claims = any(line.epsilon_claimed is not None for line in experiment.lines.values())
     return sections.without_empty_columns(
-        "Lines of the experiment, ε of the view that it speaks of",
+        "Lines of the experiment, with ε in its view",
         [*text_columns("line"), *number_columns(*fixed, *others)],
         rows,
         keep=("proved ε",) if claims else (),
@@ -557,7 +553,7 @@ def _lines(experiment: Experiment) -> Table:
 
 
 def _line_columns(line: results.Line) -> dict:
-    """heading -> what is known of a line besides its accuracy and epsilons."""
+    """Return heading -> another value of a line."""
     loss = results.summary(line.loss)
     out: dict = {} if loss.mean is None else {"loss": results.Spread(loss.mean)}
     if isinstance(line.loss, results.Spread):
@@ -611,7 +607,7 @@ def _points(experiment: Experiment) -> list:
 
 
 def _configs(configs: list[tuple[str, dict]]) -> Fold:
-    """Settings of points: what is the same, and what differs."""
+    """Return the settings of points: those that are equal, and those that differ."""
     keys = list(dict.fromkeys(k for _, config in configs for k in config))
     different = [k for k in keys if len({json.dumps(c.get(k)) for _, c in configs}) > 1]
     first = configs[0][1]
@@ -630,13 +626,13 @@ def _configs(configs: list[tuple[str, dict]]) -> Fold:
 
 
 def _experiment_commands(source: Source) -> list[str]:
-    """The commands of a source's experiments, as far as it names their module."""
+    """Return the commands of a source's experiments, if it names their module."""
     with_module = [e for e in source.experiments if e.module]
     if source.kind == "collection" and source.path.suffix == ".json" and not with_module:
         names = ", ".join(sections.one_line(e.name) for e in source.experiments if e.name)
         return [
             f"python -m experiments.{_module(source.path.stem)} --list",
-            f"# {sections.one_line(source.label)} collects {names}: what was reduced is told above",
+            f"# {sections.one_line(source.label)} collects {names}; see above for what was reduced",
         ]
     lines = []
     for e in with_module or source.experiments[:1]:
@@ -648,12 +644,12 @@ def _experiment_commands(source: Source) -> list[str]:
 
 
 def _module(name: str) -> str:
-    """The module below `experiments` that runs what results call `name`."""
+    """Return the module of `experiments` that runs what results call `name`."""
     return name if name == "studies" else f"papers.{shlex.quote(name)}"
 
 
 def _commands(source: Source) -> list[str]:
-    """The commands that make a source again."""
+    """Return the commands that make a source again."""
     configs = [shlex.quote(str(p.path / "config.toml")) for p in source.lines if p.config]
     return _experiment_commands(source) + [
         f"jfl sweep --config {config} --out NEW" for config in configs
@@ -665,10 +661,10 @@ def write(paths, out: Path | None = None) -> str:
 
     Args:
         paths: folders of experiments, and files of results.
-        out: FILE.html; None: of one path, report.html in the folder or the file's name.
+        out: FILE.html; None: report.html in the folder of one path, or the name of the file.
 
     Returns:
-        What was written, in words.
+        The paths that were written, in words.
     """
     labels = page.labels(paths)
     sources = [read_source(path, label) for path, label in zip(paths, labels, strict=True)]

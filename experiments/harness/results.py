@@ -1,4 +1,4 @@
-"""What experiments leave behind: one schema, one reader, one writer.
+"""Results of experiments: one schema, one reader, one writer.
 
 A file holds one `Experiment`: a figure, a table or a study. A collection, such as that of a paper,
 is an experiment that holds others by name.
@@ -18,10 +18,10 @@ from jfl.runs import record, tables
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 FORMAT = 2
 EARLIER = (
-    "A run, a sweep or a demo is given by its folder. Results of an earlier version: run the "
-    "experiment again in its folder; the runs in it are kept, so none is computed twice."
+    "Pass a run, a sweep or a demo by its folder. If an earlier version wrote the results, run the "
+    "experiment again in its folder; finished runs are kept."
 )
-# of a paper's claims, by the rule of experiments.harness.verdicts
+# Verdicts on the claims of papers, by the rule of experiments.harness.verdicts.
 VERDICTS = (
     "holds",
     "contradicted at the paper's settings",
@@ -29,28 +29,27 @@ VERDICTS = (
     "undecided",
     "cannot be checked",
 )
-STUDIED = ("confirmed", "not confirmed", VERDICTS[-1])  # of what our studies expect
+STUDIED = ("confirmed", "not confirmed", VERDICTS[-1])  # on what our studies expect
 RULE = (
-    "A claim is judged by Student's t intervals over seeds, paired where lines ran the same ones,"
-    " and over draws of the data where each seed has one. The intervals of a figure hold together"
-    " at 95 %: each has the level 1 - 0.05 / m with m the claims of the figure, the paper's and "
-    "ours apart (Bonferroni). Holds: every interval lies where the claim has it. One that lies "
-    "wholly elsewhere, where 0.05 / m is divided by the comparisons of the claim too: "
-    "contradicted at the paper's settings if the settings are the paper's, not reproduced at our "
-    "settings if the paper left some open or they were reduced. Undecided: an interval contains "
-    "both. Cannot be checked: something that it takes was not run, is lost in our copy of the "
-    "paper, or is left open by a theorem; with the reason. What has no seeds, a formula or a "
-    "proof, holds or does not. A theorem has no settings but its hypotheses: a run that meets them "
-    "and lies outside of its bound contradicts it. One that holds up to a constant holds where it "
-    "does at a constant of 1; where it does not, a larger one may be meant, and it cannot be "
-    "checked. "
-    '"No difference" and "no lower" mean within 2 points of accuracy. Several checks of one '
-    "statement, such as on several splits, count as "
-    "one: with the first of contradicted, not reproduced, undecided, holds and cannot be checked "
-    "that one of them has."
+    "Each claim is judged by Student's t intervals over seeds, paired if lines ran the same ones, "
+    "and over draws of the data if each seed has one. The intervals of a figure hold together at "
+    "95 %: each has the level 1 - 0.05 / m, where m is the number of claims of the figure, the "
+    "paper's and ours counted separately (Bonferroni). Holds: every interval lies in the claimed "
+    "range. If an interval lies entirely outside, with 0.05 / m also divided by the number of "
+    "comparisons of the claim, the claim is contradicted at the paper's settings if the settings "
+    "are the paper's, and not reproduced at our settings if the paper left some open or they were "
+    "reduced. Undecided: an interval contains both. Cannot be checked: a line was not run, a value "
+    "is lost in our copy of the paper, or a theorem leaves it open; the reason is given. Formulas "
+    "and proofs have no seeds: they hold or do not hold. The only settings of a theorem are its "
+    "hypotheses, so a run that meets them and violates the bound contradicts it. A theorem that "
+    "holds up to a constant is judged at a constant of 1; if that is too small, a larger one may "
+    'be meant, and it cannot be checked. "No difference" and "no lower" mean within 2 points of '
+    "accuracy. Several checks of one statement, such as on several splits, count as one, with the "
+    "first of contradicted, not reproduced, undecided, holds and cannot be checked that one of "
+    "them has."
 )
 NUMBERS = "Numbers of the experiment"
-# what experiments say in words -> how the page introduces it
+# Keys under which experiments pass remarks -> how a page introduces the remark.
 NOTES = dict(
     reduced="At reduced size",
     differs="Differs from the paper",
@@ -64,17 +63,17 @@ NOTES = dict(
     caption="",
     verdict="Verdict",
 )
-WIDTH = 100  # of a line of JSON
-ITEM = 3000  # characters of an item of a list that stays on one line
+MAX_JSON_LINE = 100
+MAX_JSON_ITEM = 3000  # characters of an item of a list, which stays on one line
 
 
 class Spread(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A mean over seeds, where the values of the seeds themselves are not at hand.
+    """A mean over seeds whose single values are not stored.
 
     Args:
         mean: over seeds.
-        half: of its 95 % interval.
-        std: over seeds, where no interval is at hand.
+        half: half of its 95 % interval.
+        std: over seeds, if there is no interval.
     """
 
     mean: Number | None
@@ -83,24 +82,24 @@ class Spread(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One line of a figure, or row of a table, over its seeds.
+    """One line of a figure, or one row of a table, over its seeds.
 
     Args:
-        accuracy: test accuracy at the end, of each seed that did not fail.
-        loss: test loss at the end, likewise.
-        seeds: that did not fail, or how many.
-        failed: seeds that failed, or how many.
-        epsilon_claimed: what the paper's formula says.
-        epsilon_proved: None where nothing is proved.
-        seconds_per_round: of one seed.
-        paper: the figure that the paper prints.
-        columns: heading -> what else is known of the line. Of a list the page shows the end.
-        source: the `source` of `versions` that ran it, where it is not that of the experiment.
-        draws: how many draws of the data its seeds have, in words; "" where that is not stored.
-        device: that ran it; "" where that is not stored.
-        ran_at: field -> its learning rates and clip norm; empty where they are not stored.
-        trace: metric -> its values [seeds, evaluations], of the seeds of `accuracy`; "round" says
-            after which rounds, in one row per seed or one for all.
+        accuracy: final test accuracy of each seed that did not fail.
+        loss: final test loss of the same seeds.
+        seeds: the seeds that did not fail, or their number.
+        failed: the seeds that failed, or their number.
+        epsilon_claimed: by the paper's formula.
+        epsilon_proved: None if nothing is proved.
+        seconds_per_round: for one seed.
+        paper: the value that the paper prints.
+        columns: heading -> another value; a page shows the last entry of a list.
+        source: the `source` of `versions` that ran the line, if it differs from the experiment's.
+        draws: how many draws of the data the seeds have, in words; "" if unknown.
+        device: that ran the line; "" if unknown.
+        ran_at: field -> its learning rates and clip norm; empty if unknown.
+        trace: metric -> values [seeds, evaluations] of the seeds of `accuracy`. The metric "round"
+            has the rounds of the evaluations, in one row per seed or one for all.
     """
 
     accuracy: list[Number | None] | Spread = []
@@ -123,7 +122,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         return summary(self.accuracy).mean
 
     def seed_count(self, default: int | None = None) -> int | str | None:
-        """How many seeds, in words where some failed; None if unknown."""
+        """Return the number of seeds, in words if some failed; None if unknown."""
         if self.seeds is not None:
             count = _count(self.seeds)
         elif isinstance(self.accuracy, list):
@@ -135,33 +134,33 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Point(msgspec.Struct, forbid_unknown_fields=True):
-    """One point of a study's panel, with the guarantee of its runs.
+    """One point in a panel of a study, with the guarantee of its runs.
 
     Args:
-        panel: the panel it stands in.
-        line: the line it belongs to.
+        panel: its panel.
+        line: its line.
         x: None for a level across the panel.
-        mean: accuracy over seeds, or the proved epsilon in a study of claims.
-        half: of the 95 % interval of `mean`.
+        mean: accuracy over seeds; in a study of claims, the proved epsilon.
+        half: half of the 95 % interval of `mean`.
         values: accuracy by seed.
-        failed: how many seeds failed.
+        failed: number of seeds that failed.
         seeds: of its runs.
         tuned_on: the seeds on which its hyperparameters were chosen.
         chosen: the point of `grid` with the best accuracy on `tuned_on`.
         grid: the hyperparameters that were tried.
         at_edge: whether `chosen` is at an end of the grid.
-        target: the epsilon that the noise was calibrated for.
+        target: the epsilon for which the noise was calibrated.
         noise_multiplier: of its runs.
-        stated: the epsilon that was asked of a paper's formula.
-        claimed: the epsilon that the formula says of the noise.
+        stated: the epsilon that the paper's formula was given.
+        claimed: the epsilon that the formula returns for the noise.
         claimed_method: which formula.
-        audited: the epsilon that an attack refutes, at `confidence`.
-        ceiling: what so many trials could have refuted at most.
+        audited: a lower bound on epsilon from an attack, at `confidence`.
+        ceiling: the largest lower bound that this number of trials can give.
         confidence: of `audited`.
-        trials: runs with the canary, and as many without.
-        mu: the distance of both in standard deviations, an estimate.
-        canary, adversary, estimator: what was put in, what was seen, how `audited` was had.
-        epsilon, delta, unit, adjacency, view, method, status, caveats: of the proved guarantee.
+        trials: runs with the canary, and the same number without.
+        mu: estimated distance of both in standard deviations.
+        canary, adversary, estimator: what was inserted, what was observed, how it was evaluated.
+        epsilon, delta, unit, adjacency, view, method, status, caveats: the proved guarantee.
         config: the values of its config.
     """
 
@@ -202,7 +201,7 @@ class Point(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
-    """Rows of as many cells as there are columns."""
+    """A table with the same number of cells in each row."""
 
     caption: str
     columns: list[str]
@@ -214,14 +213,14 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A claim that was checked, and what was seen.
+    """The verdict on a claim, and what it rests on.
 
     Args:
         claim: in words.
         verdict: one of VERDICTS, or of STUDIED.
-        seen: why.
-        whose: of the paper, or of ours: audits, sound modes, and what the paper does not say.
-        statement: what several checks of one statement have in common; "": the claim itself.
+        seen: the reason.
+        whose: "paper"; "ours" for audits, sound modes, and statements that the paper does not make.
+        statement: what several checks of one statement have in common; "" for the claim itself.
     """
 
     claim: str
@@ -246,21 +245,21 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
         format: of the file.
         name: of the experiment in its module.
         module: `python -m experiments.MODULE NAME` runs it again.
-        quick: whether it was run in its short form.
+        quick: whether it ran in its short form.
         only: the lines that were asked for, if not all.
         title: its heading.
         seeds: of its runs.
         seconds: of all its runs.
-        notes: what is said of it in words.
-        failed: line -> why it is not there.
-        unread: data set -> why it was not read.
-        lines: the lines of a figure, or rows of a table, by name.
+        notes: remarks.
+        failed: line -> why it is missing.
+        unread: dataset -> why it was not read.
+        lines: lines of a figure, or rows of a table, by name.
         points: of a study.
-        xlabel: the name of x in the panels of a study.
-        tables: whatever else it found.
-        verdicts: claims that were checked.
+        xlabel: name of x in the panels of a study.
+        tables: other results.
+        verdicts: on its claims.
         settings: single facts.
-        versions: of the packages that ran it, and facts about the machine.
+        versions: packages that ran it, and facts about the machine.
         experiments: of a collection, by name.
     """
 
@@ -285,13 +284,13 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     experiments: dict[str, "Experiment"] = {}
 
     def missing(self) -> list[str]:
-        """What is not there, and why."""
+        """Return what is missing, and why."""
         return [f"Failed: {line}: {why}" for line, why in self.failed.items()] + [
             f"Not run: {data}: {why}" for data, why in self.unread.items()
         ]
 
     def parts(self) -> "list[Experiment]":
-        """Itself, then the experiments that it collects, each with its name."""
+        """Return the experiment, then those that it collects, each with its name."""
         named = (
             msgspec.structs.replace(part, name=name) for name, part in self.experiments.items()
         )
@@ -299,7 +298,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 def statements(experiments: list[Experiment], whose: str = "paper") -> dict[str, str]:
-    """Distinct statements of some experiments -> the verdict of each, as RULE has it."""
+    """Return distinct statements of some experiments -> the verdict on each, by RULE."""
     found: dict = {}
     for experiment in experiments:
         for v in experiment.verdicts:
@@ -314,12 +313,12 @@ def _precedence(verdict: str) -> int:
     return order.index(verdict)
 
 
-# the fields that say something came out
+# At least one of these fields is not empty in a file of results.
 FINDINGS = ("lines", "points", "tables", "verdicts", "failed", "unread")
 
 
 def summary(values: list | Spread) -> Spread:
-    """Mean of the values of seeds with half of its 95 % interval; None where there is none."""
+    """Return the mean over seeds with half of its 95 % interval; None if there is no value."""
     if isinstance(values, Spread):
         return values
     known = [v for v in values if v is not None]
@@ -334,17 +333,17 @@ def _count(seeds: list | int) -> int:
 
 
 def read(path) -> Experiment:
-    """The experiment, or the collection of experiments, in a file.
+    """Read the experiment, or the collection of experiments, in a file.
 
     Raises:
-        ValueError: naming the file for what is neither.
+        ValueError: naming the file, if it holds neither.
     """
     value = load(path, (FORMAT,), EARLIER)
     experiment = checked(path, value, Experiment)
     if not any(getattr(part, field) for part in experiment.parts() for field in FINDINGS):
         checks.fail(
             str(path),
-            "what came of an experiment: lines, points, tables, or claims that were checked",
+            "results of an experiment: lines, points, tables, or verdicts",
             f"keys {', '.join(value)}",
             EARLIER,
         )
@@ -355,11 +354,10 @@ def read(path) -> Experiment:
 
 
 def of(found: dict) -> Experiment:
-    """What an experiment found, by name -> the experiment.
+    """Make an experiment of named results.
 
-    Fields of `Experiment` are taken as they are, and so are `columns` with `rows`, the words of
-    NOTES, and `commit`. Anything else becomes a table where it holds objects that are alike, and
-    a setting where it does not.
+    Fields of `Experiment` are kept, and so are `columns` with `rows`, the keys of NOTES, and
+    `commit`. Anything else becomes a table if it holds objects of one kind, and a setting if not.
     """
     fields = set(Experiment.__struct_encode_fields__)
     known = {k: v for k, v in found.items() if k in fields}
@@ -391,13 +389,13 @@ def _notes(found, key, heading) -> list[str]:
 
 
 def _alike(value) -> bool:
-    """A list or a dict of objects, at least one."""
+    """Return whether a value is a non-empty list or dict of objects."""
     inner = list(value.values()) if isinstance(value, dict) else value
     return isinstance(inner, list) and bool(inner) and all(isinstance(v, dict) for v in inner)
 
 
 def _table(key, value) -> Table:
-    """Objects as rows; a field of the same name as the table keeps its column."""
+    """Return objects as rows of a table; a field named like the table keeps its column."""
     if isinstance(value, dict):
         value = [{key if key not in v else f"{key}: name": n} | v for n, v in value.items()]
     columns = list(dict.fromkeys(k for row in value for k in row))
@@ -411,8 +409,8 @@ def write(path, experiment: Experiment):
     write_text(Path(path), _json(values) + "\n")
 
 
-def _json(value, indent: str = "\n", width: int = WIDTH) -> str:
-    """Indented JSON; an item of a list, such as a point of a study, stays on one line."""
+def _json(value, indent: str = "\n", width: int = MAX_JSON_LINE) -> str:
+    """Return indented JSON; an item of a list, such as a point of a study, is one line."""
     flat = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ": "))
     inner = indent + " "
     if isinstance(value, dict) and len(flat) > width:
@@ -421,7 +419,13 @@ def _json(value, indent: str = "\n", width: int = WIDTH) -> str:
         )
         return "{" + inner + f",{inner}".join(fields) + indent + "}"
     if isinstance(value, list) and len(flat) > width and any(map(_holds, value)):
-        return "[" + inner + f",{inner}".join(_json(v, inner, ITEM) for v in value) + indent + "]"
+        return (
+            "["
+            + inner
+            + f",{inner}".join(_json(v, inner, MAX_JSON_ITEM) for v in value)
+            + indent
+            + "]"
+        )
     return flat
 
 

@@ -1,12 +1,11 @@
-"""Named experiments: lines of a figure or table as configs, run as few programs, with claims that
-are checked.
+"""Run named experiments: lines of a figure or table as configs, in few programs, with claims.
 
     python -m experiments.papers.noble2022 --list
     python -m experiments.papers.noble2022 fig2b --quick --out runs/fig2b
 
-Every line is a directory as `jfl sweep` leaves it, lines that share a program run as one
-(`programs`), and nothing is run twice (`kept_runs`).  Claims are judged on the results by one rule
-(`verdicts`).  results.json says which command made it.
+Every line is a directory as `jfl sweep` writes it, lines with one program run together
+(`programs`), and nothing runs twice (`kept_runs`).  Claims are judged on the results by one rule
+(`verdicts`).  results.json names the command that made it.
 """
 
 import dataclasses
@@ -33,75 +32,96 @@ from .programs import Plans
 from .verdicts import DRAW_PER_SEED, FAR, OURS, Claim, far_below, judge, untuned
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
-FIRST = ", first rates"  # behind the name of a line whose rates were chosen since
-CHOSEN_FIELDS = ("lr", "server_lr", "clip_norm")  # that `baselines` may choose
-KEPT = ".kept_runs"  # out of sight of a shell's *: jfl report runs/noble2022/*
+FIRST = ", first rates"  # ends the name of a line before its rates were chosen
+CHOSEN_FIELDS = ("lr", "server_lr", "clip_norm")  # `baselines` may choose these
+KEPT = ".kept_runs"  # hidden, so that the shell's * does not match it
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One figure or table: `base` fields of jfl.runs.config.Config, and for each line what differs
-    from them."""
+    """One figure or table.
+
+    Attributes:
+        title: its heading.
+        base: fields of jfl.runs.config.Config.
+        lines: name -> fields that differ from `base`.
+        claims: what is checked on the results.
+        quick: fields for a run of seconds to a minute.
+        seeds: of every line.
+        paper: line -> the value that the paper prints.
+        runs: how plans are made; or a function (config, axes, directory) -> entries that runs a
+            line.
+        quick_lines: the lines of a quick run; None: all.
+        columns: config of a line -> {heading: another value to show}.
+        special: (name, experiment, out, quick) -> dict, if the experiment has no lines.
+        differs: how the settings differ from the paper's; "": they do not.
+        draws: whether each seed has a separate draw of the data, or a separate split.
+        baselines: line without privacy -> private lines that it should not lose to.
+        reached: line without privacy -> {seed: accuracy that L-BFGS reaches with its model}.
+        methods: line -> the line whose chosen rates and clip norms it takes; empty: only marked
+            baselines are chosen.
+        same_law: line -> (figure, line) whose data have the same distribution by a proof, so that
+            both take one choice.
+        at_edge: lines whose chosen rates are at an end of their grid.
+        unchosen: lines of `methods` whose grid has not run yet.
+        grid: field -> its values, for `methods`; or a function of the line that returns that.
+        last: accuracy is the mean over this last fraction of the rounds; 0: at the end.
+    """
 
     title: str
     base: dict
     lines: dict
     claims: tuple[Claim, ...] = ()
-    quick: dict = dataclasses.field(default_factory=dict)  # fields for a run of seconds to a minute
+    quick: dict = dataclasses.field(default_factory=dict)
     seeds: tuple = (0, 1, 2, 3, 4)
-    paper: dict = dataclasses.field(
-        default_factory=dict
-    )  # line -> the figure that the paper prints
-    runs: Plans | Callable = (
-        Plans()
-    )  # makes their plans; or runs one: (config, axes, directory) -> entries
-    quick_lines: tuple | None = None  # a quick run does these; None: all
-    columns: Callable | None = None  # config of a line -> {heading: more to show of it}
-    special: Callable | None = (
-        None  # (name, experiment, out, quick) -> dict: a run that is not of lines
-    )
-    differs: str = OURS  # how the settings differ from the paper's; "": they do not
-    draws: bool = False  # each seed has a draw of the data, or a split, of its own
-    baselines: dict = dataclasses.field(
-        default_factory=dict
-    )  # line without privacy -> private lines, to none of which it should lose
-    reached: dict = dataclasses.field(
-        default_factory=dict
-    )  # line without privacy -> {seed: accuracy of its model by L-BFGS}
-    methods: dict = dataclasses.field(
-        default_factory=dict
-    )  # line -> the one whose chosen rates and clip norms it takes; empty: marked baselines alone
-    same_law: dict = dataclasses.field(
-        default_factory=dict
-    )  # line -> (figure, line) whose data have the same law, by a proof: both take one choice
-    at_edge: frozenset = frozenset()  # lines whose chosen rates are at an end of their grid
-    unchosen: frozenset = frozenset()  # lines of `methods` whose grid has not run yet
-    # field -> its values, for `methods`; or what gives them for a line
+    paper: dict = dataclasses.field(default_factory=dict)
+    runs: Plans | Callable = Plans()
+    quick_lines: tuple | None = None
+    columns: Callable | None = None
+    special: Callable | None = None
+    differs: str = OURS
+    draws: bool = False
+    baselines: dict = dataclasses.field(default_factory=dict)
+    reached: dict = dataclasses.field(default_factory=dict)
+    methods: dict = dataclasses.field(default_factory=dict)
+    same_law: dict = dataclasses.field(default_factory=dict)
+    at_edge: frozenset = frozenset()
+    unchosen: frozenset = frozenset()
     grid: dict | Callable[[str], dict] = dataclasses.field(default_factory=dict)
-    last: float = 0.0  # accuracy is the mean over this share of the rounds, the last; 0: at the end
+    last: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What came of one line, over its seeds."""
+    """The results of one line.
 
-    accuracy: np.ndarray  # [seeds], at the end; of those that did not fail
-    loss: np.ndarray  # [seeds]
-    proved: float | None  # epsilon of the server, else of the third party
+    Attributes:
+        accuracy: [seeds], at the end, of the seeds that did not fail.
+        loss: [seeds].
+        proved: epsilon of the server, else of the third party.
+        claimed: by the paper.
+        seconds: per round of one seed; its part, if seeds share a program.
+        trace: metric -> [seeds, evaluations].
+        seeds: of `accuracy`.
+        failed: the other seeds.
+        summary: mean, std and number of accuracies whose seeds are not stored.
+        draws: how many draws of the data the seeds have, in words.
+    """
+
+    accuracy: np.ndarray
+    loss: np.ndarray
+    proved: float | None
     claimed: float | None
-    seconds: float  # a round, of one seed; its share of them, where seeds are one program
-    trace: dict = dataclasses.field(
-        default_factory=dict
-    )  # what its plans are shown by: [seeds, evaluations]
-    seeds: tuple = ()  # of accuracy
-    failed: tuple = ()  # the other ones
-    summary: tuple = ()  # mean, std and number of accuracies whose seeds are not stored
-    draws: str = DRAW_PER_SEED  # of the data, in words
+    seconds: float
+    trace: dict = dataclasses.field(default_factory=dict)
+    seeds: tuple = ()
+    failed: tuple = ()
+    summary: tuple = ()
+    draws: str = DRAW_PER_SEED
 
     @property
     def paired_by(self) -> tuple:
-        """Of its values, one for each seed: lines are paired where both the seed and the rows that
-        it stands for are the same."""
+        """Return a key for each value; lines are paired if both the seed and its rows agree."""
         return tuple((seed, self.draws) for seed in self.seeds)
 
 
@@ -114,7 +134,7 @@ def run(
     module: str | None = None,
     kept=None,
 ) -> dict:
-    """Run what is not kept yet, show it, and check the claims.
+    """Run what is missing, print the results, and judge the claims.
 
     Args:
         name: of the experiment.
@@ -122,8 +142,7 @@ def run(
         out: directory of the results.
         quick: small settings, one seed.
         only: these lines; default all.
-        module: of experiments, which has it under this name; it is written down, so that a reader
-            can run it again.
+        module: of experiments, which is stored so that a reader can run it again.
         kept: directory of runs that experiments share (see `kept_runs`); default one in `out`.
 
     Returns:
@@ -145,7 +164,7 @@ def run(
             name,
             "data of at least one line",
             f"{', '.join(unread)} that cannot be read here",
-            f"The lines of an earlier run in {out} stand as they were.",
+            f"The lines of an earlier run in {out} are unchanged.",
         )
     results, failed, seconds = _run_lines(name, experiment, out, kept, configs, seeds)
     columns = {line: _columns(experiment, configs[line], r) for line, r in results.items()}
@@ -185,7 +204,7 @@ def run(
 
 
 def _readable(name, experiment: Experiment, quick, only) -> tuple[dict, dict]:
-    """The configs of the lines to run, and of data that are not on this machine why not."""
+    """Return the configs of the lines to run, and dataset -> why it cannot be read."""
     if unknown := sorted(set(only or ()) - set(experiment.lines)):
         raise ValueError(
             f"{name}: expected lines of {', '.join(experiment.lines)}, but got "
@@ -201,7 +220,7 @@ def _readable(name, experiment: Experiment, quick, only) -> tuple[dict, dict]:
         except DataUnavailable as error:
             why = "" if config.dataset in unread else f".  {error}"
             print(f"{name} {line}: not run{why}", file=sys.stderr)
-            # what the error says names places on this machine
+            # The text of the error names places on this machine.
             unread[config.dataset] = f"datasets.{config.dataset}: data that are not on this machine"
             continue
         configs[line] = config
@@ -212,13 +231,12 @@ def _run_lines(name, experiment: Experiment, out: Path, kept: Path, configs: dic
     """Run the lines.
 
     Returns:
-        line -> Line of those that did not fail, in the order of the figure; line -> why of the
-        others; the seconds of all.
+        line -> Line, in the order of the figure; line -> why it failed; the seconds of all.
     """
     folders = {line: out / line.replace(" ", "_").replace("/", "_") for line in configs}
     results, failed, seconds = {}, {}, 0.0
     for line, entries in kept_runs.lines(folders, kept, configs, seeds, experiment.runs):
-        # of an earlier run, whose lines are no longer all there; nor what a page says of them
+        # An earlier run's results and page no longer describe all lines.
         (out / "results.json").unlink(missing_ok=True)
         record.void(out)
         if isinstance(entries, HealthError):
@@ -237,9 +255,9 @@ def _run_lines(name, experiment: Experiment, out: Path, kept: Path, configs: dic
 
 
 def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
-    """What the table shows of a line beyond accuracy and epsilon."""
+    """Return the values that the table shows besides accuracy and epsilon."""
     columns = experiment.columns(config) if experiment.columns else {}
-    # a "curve" is of accuracies, and ends at one that is there already
+    # The "curve" of accuracies ends at the accuracy, which has a column already.
     ends = {
         k: float(v[:, -1].mean()) for k, v in result.trace.items() if k not in ("curve", "round")
     }
@@ -247,24 +265,27 @@ def _columns(experiment: Experiment, config: Config, result: Line) -> dict:
 
 
 def ran_at(experiment: Experiment, line: str) -> dict:
-    """What may be chosen for a line: its learning rates and clip norm."""
+    """Return the learning rates and clip norm of a line, which a grid may choose."""
     config = Config(**{**experiment.base, **experiment.lines[line]})
     return {name: getattr(config, name) for name in CHOSEN_FIELDS}
 
 
 def drawn(experiment: Experiment) -> str:
-    """How many draws of the data its seeds have, in words."""
+    """Return how many draws of the data the seeds have, in words."""
     return DRAW_PER_SEED if experiment.draws else "one"
 
 
 def without_failures(results: dict) -> dict:
-    """Lines of which no seed failed: the other seeds are no sample of all."""
+    """Return the lines without failed seeds: the other seeds are not a fair sample."""
     return {line: r for line, r in results.items() if not r.failed}
 
 
 def not_tuned(experiment: Experiment, results: dict) -> str:
-    """In words, the lines without privacy that were not tuned, or still fall behind at the best of
-    their grid, and the lines of methods whose grid has not run; "" if there are none."""
+    """Return which lines were not tuned, in words; "" if there are none.
+
+    These are lines without privacy that the rule marks, also at the best of their grid, and lines
+    of methods whose grid has not run.
+    """
     whole = without_failures(results)
     below = untuned(experiment.baselines, whole)
     far = [n for n in far_below(experiment.reached, whole) if n not in below]
@@ -281,12 +302,12 @@ def not_tuned(experiment: Experiment, results: dict) -> str:
 
 
 def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:
-    """The verdicts of an experiment.
+    """Return the verdicts on the claims of an experiment.
 
     Args:
-        experiment: whose claims are judged.
-        results: line -> Line. Those of which a seed failed count as not run.
-        unread: data sets that could not be read.
+        experiment: with the claims.
+        results: line -> Line. Lines with a failed seed count as not run.
+        unread: datasets that could not be read.
     """
     whole, reasons = without_failures(results), ""
     if partly := [line for line, r in results.items() if r.failed]:
@@ -329,7 +350,7 @@ def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: d
         experiment.title + (" (quick)" if quick else ""),
         [("line", False), *((heading, True) for heading in headings)],
         rows,
-        f"{record.PLUS_MINUS}  In the paper's figures it is what the paper means by it.  "
+        f"{record.PLUS_MINUS}  In the paper's values it means what the paper says.  "
         "Accuracies lie outside every guarantee.",
     )
     if verdicts:
@@ -337,8 +358,12 @@ def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: d
 
 
 def stored_line(line: results_file.Line, seeds) -> Line:
-    """What a file of results holds of a line; `seeds` of the experiment, where the line names
-    none."""
+    """Return a line of a file of results as a Line.
+
+    Args:
+        line: as stored.
+        seeds: of the experiment, which apply if the line names none.
+    """
     accuracy, loss, summary = line.accuracy, line.loss, ()
     if isinstance(accuracy, results_file.Spread):
         count = line.seeds if isinstance(line.seeds, int) else len(line.seeds or seeds)
@@ -368,14 +393,14 @@ def stored_line(line: results_file.Line, seeds) -> Line:
 
 
 def show_verdicts(verdicts: list[dict]):
-    """Print a row for each."""
+    """Print a row for each verdict."""
     columns = ("claim", "verdict", "seen", "whose")
     rows = [tuple(v.get(c, "paper") for c in columns) for v in verdicts]
     console.table("claims", [(c, False) for c in columns], rows, "")
 
 
 def exact_verdicts(claims, differs: str) -> list[dict]:
-    """The verdicts of claims that have no seeds."""
+    """Return the verdicts on claims without lines."""
     return judged(Experiment("", {}, {}, tuple(claims), differs=differs), {})
 
 
@@ -421,8 +446,8 @@ def keep(out, values: dict, command: dict) -> dict:
 
 def _line(entries, last: float = 0.0):
     good = [e for e in entries if not e.get("failed")]
-    # seeds with splits of their own have an epsilon each: that of the line is the largest, and none
-    # if one has none
+    # Seeds with separate splits have separate epsilons; the line has the largest, or none if one
+    # seed has none.
     proved, claimed = zip(*map(_epsilons, entries))
     proved = None if None in proved else max(proved)
     claimed = max((c for c in claimed if c is not None), default=None)
@@ -441,7 +466,7 @@ def _line(entries, last: float = 0.0):
 
 
 def _accuracy(entry, last: float) -> float:
-    """At the end, or the mean over the evaluations in the last share of the rounds."""
+    """Return the final accuracy, or its mean over the last fraction of the rounds."""
     if not last:
         return entry["accuracy"]["final"]
     rounds, curve = (np.array(entry["trace"][k], float) for k in ("round", "curve"))
@@ -449,7 +474,7 @@ def _accuracy(entry, last: float) -> float:
 
 
 def _epsilons(entry):
-    """The epsilon that is proved of a run, and the one that is claimed."""
+    """Return the proved and the claimed epsilon of a run."""
     proved = [g for g in entry["privacy"] if g["status"] == "proved" and g["epsilon"] is not None]
     claims = [g for g in entry["privacy"] if g["status"] == "claimed"]
     view = entry["config"].get("view") or (proved[0]["view"] if proved else "server")
@@ -471,7 +496,7 @@ def _shown(value):
 
 
 def main(module: str, experiments: dict, argv=None) -> int:
-    """The command line of a paper's experiments, or of the studies."""
+    """Run the command line of a paper's experiments, or of the studies."""
     literal: Any = typing.Literal
     named = literal[tuple(sorted(experiments))] | None
 
@@ -484,16 +509,16 @@ def main(module: str, experiments: dict, argv=None) -> int:
         lines: tuple[str, ...] = (),
         kept: str | None = None,
     ) -> int:
-        """Run an experiment, or name all.
+        """Run an experiment, or list all.
 
         Args:
-            name: the experiment; none: all are named.
-            list: name all experiments; of one, its lines.
+            name: the experiment; none: list all.
+            list: list all experiments, or the lines of the named one.
             quick: small settings, one seed.
-            out: directory of the results; runs/MODULE/NAME where none is given.
-            lines: only these lines; all where none is given.
-            kept: directory of the runs, which figures share; runs/MODULE/kept where none is
-                given, or OUT/kept.
+            out: directory of the results; default: runs/MODULE/NAME.
+            lines: only these lines; default: all.
+            kept: directory of the runs, which figures share; default: runs/MODULE/kept, or
+                OUT/kept.
         """
         if list and name:
             print(*experiments[name].lines, sep="\n")

@@ -1,7 +1,7 @@
-"""Lines that one run serves: of one config, made into plans and shown in one way.
+"""Find lines that share one run: equal configs, made into plans and shown in the same way.
 
-Figures of a paper draw the same run by other measures, and a setting that a method ignores gives
-two lines of a figure one run.
+Figures of a paper show the same run by different measures, and a setting that a method ignores
+gives two lines of a figure one run.
 """
 
 import copy
@@ -19,7 +19,7 @@ MEASURED = ("accuracy", "loss", "trace", "epsilon_proved", "epsilon_claimed")
 
 
 def alike(experiments: dict) -> dict[Place, list[Place]]:
-    """Each line of a paper's figures -> all lines that share its run, itself among them."""
+    """Return each line of a paper's figures -> all lines that share its run, including itself."""
     of = {
         (figure, line): (Config(**{**e.base, **fields}), e.runs, e.columns, e.last)
         for figure, e in experiments.items()
@@ -33,17 +33,17 @@ def alike(experiments: dict) -> dict[Place, list[Place]]:
 
 
 def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place]) -> set[str]:
-    """Put lines that ran just now wherever else they stand.  Where a figure lacks a line that
-    another has, and has not failed in it, put that one there: the one with most seeds.  What failed
-    just now has failed everywhere.  A line whose rates are still to be chosen waits for them.
+    """Copy lines that ran just now to all other figures that show their runs.
 
-    What a figure had before, and what was run at other rates than those chosen since, stays as
-    "NAME, first rates".
+    A figure also gets lines that it lacks, if they have not failed in it, from the figure with most
+    seeds.  What failed just now has failed everywhere.  A line whose rates are still to be chosen
+    waits for the choice.  Earlier results, and results at other rates than those chosen since, stay
+    as "NAME, first rates".
 
     Args:
         whole: the stored figures of a paper, which change.
-        experiments: the figures as the module of the paper has them.
-        fresh: the lines that ran, also those that failed.
+        experiments: the figures as the module of the paper defines them.
+        fresh: the lines that ran, including those that failed.
 
     Returns:
         The names of the figures in which a value changed.
@@ -74,8 +74,7 @@ def spread(whole: results.Experiment, experiments: dict, fresh: Iterable[Place])
 
 
 def _replace(whole: results.Experiment, source: Place, place: Place, experiment, shared) -> bool:
-    """Put the line at `source` at `place` too, and what was there under its other name -> whether a
-    value differs."""
+    """Copy the line at `source` to `place`, keep the earlier one, and return if a value changed."""
     (figure, line), target = place, whole.experiments[place[0]]
     for first in shared.get((figure, line + FIRST), []):
         if _stands(whole, first):
@@ -88,7 +87,7 @@ def _replace(whole: results.Experiment, source: Place, place: Place, experiment,
 
 
 def _fail(whole: results.Experiment, source: Place, place: Place, experiment) -> bool:
-    """Where the line at `source` failed, that at `place` failed too -> whether there was one."""
+    """Mark the line at `place` as failed, like that at `source`, and return if it was there."""
     line, target = place[1], whole.experiments[place[0]]
     why = whole.experiments[source[0]].failed.get(source[1])
     if why is None or line not in target.lines:
@@ -102,8 +101,8 @@ def _fail(whole: results.Experiment, source: Place, place: Place, experiment) ->
 def _fill(
     whole: results.Experiment, experiments: dict, shared: dict, lacking: list[Place]
 ) -> list[str]:
-    """Put in lines that a figure lacks -> the names of these figures."""
-    # a line whose rates were chosen and that has no first ones beside it ran before the choice
+    """Fill in lines that figures lack, and return the names of these figures."""
+    # A line with chosen rates but without first ones ran before the choice.
     early = {
         (figure, line.removesuffix(FIRST))
         for figure, line in shared
@@ -139,7 +138,7 @@ def _put(target: results.Experiment, name: str, line: results.Line, experiment):
 
 
 def _copied(whole: results.Experiment, place: Place) -> results.Line:
-    """A stored line with what its figure says of all its lines."""
+    """Return a stored line with what its figure says about all its lines."""
     part = whole.experiments[place[0]]
     line = copy.deepcopy(part.lines[place[1]])
     known = stored_line(line, tuple(part.seeds)).seeds if _seed_count(line) else part.seeds
@@ -150,8 +149,10 @@ def _copied(whole: results.Experiment, place: Place) -> results.Line:
 
 
 def keep_first(before: dict, after: dict, line: str, experiment):
-    """A line of `before`, which ran before its rates were chosen, in `after` under its other
-    name; where `before` has that name already, the line ran at the rates that were chosen."""
+    """Keep a line of `before`, which ran before its rates were chosen, under its other name.
+
+    If `before` has that name already, the line ran at the chosen rates and is not kept.
+    """
     first = line + FIRST
     if first in experiment.lines and line in before and first not in before:
         after.setdefault(first, copy.deepcopy(before[line])).paper = None

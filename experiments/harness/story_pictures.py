@@ -1,7 +1,7 @@
-"""Pictures of docs/papers, drawn from stored results: lines against rounds where their values are
-stored, and their ends where they are not; or ends against a setting.
+"""Draw the pictures of docs/papers from stored results.
 
-The file carries a digest of what is drawn, so that a test sees a picture that is out of date.
+A line is drawn against rounds if its values are stored, and else by its end, or against a setting.
+The file carries a digest of what is drawn, so that a test can detect a picture that is out of date.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ WIDTH = 9.0
 
 
 def gathered(told: dict, line) -> dict:
-    """What is drawn, as plain numbers.
+    """Return what is drawn, as plain numbers.
 
     Args:
         told: the picture in stories.toml.
-        line: name of an experiment, name of a line -> what is stored of it.
+        line: (experiment, line) -> what is stored of it.
     """
     panels = []
     for panel in told["panels"]:
@@ -49,7 +49,7 @@ def _x(panel, x, one):
 
 
 def _end(one, told):
-    """Mean and half of its 95 % interval, or the standard deviation where that is all."""
+    """Return the mean and half of its 95 % interval, or the stored standard deviation."""
     value = told.get("value", "accuracy")
     found = getattr(one, value) if value in ("accuracy", "loss") else one.columns.get(value)
     if isinstance(found, (int, float)):
@@ -59,7 +59,7 @@ def _end(one, told):
 
 
 def _rounds(one, told, panel):
-    """(round, mean, half) along the run, or its end alone."""
+    """Return (round, mean, half) along the run, or its end."""
     trace = one.trace.get(told.get("trace", "curve"))
     if not trace:
         return [(panel["rounds"], *_end(one, told))]
@@ -82,13 +82,13 @@ def digest(data: dict) -> str:
 
 
 def up_to_date(name: str, told: dict, line) -> bool:
-    """Whether the file shows what is stored."""
+    """Return whether the file shows what is stored."""
     file = FOLDER / f"{name}.png"
     return file.exists() and digest(gathered(told, line)).encode() in file.read_bytes()
 
 
 def write(name: str, told: dict, line):
-    """Draw a picture, unless it is there."""
+    """Draw a picture, unless the file is up to date."""
     if up_to_date(name, told, line):
         return
     data = gathered(told, line)
@@ -98,7 +98,7 @@ def write(name: str, told: dict, line):
 
 
 def draw(data: dict):
-    """The figure."""
+    """Return the figure."""
     panels = data["panels"]
     labels = list(dict.fromkeys(label for p in panels for label in p["series"]))
     figure, axes = plots.new_figure(len(panels), (WIDTH, 3.0), 0.3 + 0.2 * (len(labels) // 4))
@@ -133,7 +133,7 @@ def _x_axis(ax, panel, ends):
 
 
 def _series(ax, points, colour, mark, place):
-    """A line with its band, or a point with its interval."""
+    """Draw a line with its band, or a point with its interval."""
     known = [(x, y, h) for x, y, h in points if x is not None and y is not None]
     x, y, half = np.array([(a, b, h or 0.0) for a, b, h in known], float).reshape(-1, 3).T
     if len(points) == 1:

@@ -1,9 +1,8 @@
-"""Checks of theorems beside measured runs.
+"""Check theorems against measured runs.
 
-A theorem, whoever states it, has no settings but its hypotheses: what speaks against it contradicts
-it.  Where a run does not meet them, it cannot be checked.  One that holds up to a constant holds
-where it does at a constant of 1; where it lies below, a larger constant may be meant, and it cannot
-be checked.
+The only settings of a theorem are its hypotheses. A run that meets them and violates the bound
+contradicts it; a run that does not meet them cannot check it. A theorem that holds up to a constant
+is judged at a constant of 1; below that, a larger constant may be meant, and it cannot be checked.
 """
 
 import math
@@ -14,13 +13,13 @@ from .verdicts import CONTRADICTED, UNKNOWN, Claim, Comparison, Evidence, Quanti
 
 
 def is_above(bound, values, unmet: str = "", drawn: bool = True):
-    """A check that a bound is at least the mean of what is measured.
+    """Return a check that a bound is at least the mean of the measured values.
 
     Args:
-        bound: a number, or one for each seed.
-        values: what is measured, one for each seed.
-        unmet: the hypotheses that the run does not meet; the claim then cannot be checked.
-        drawn: whether the run has draws.  Without them its one value is compared as it is.
+        bound: a number, or one per seed.
+        values: the measured values, one per seed.
+        unmet: hypotheses that the run does not meet; the claim then cannot be checked.
+        drawn: whether the run is random. If not, its one value is compared directly.
     """
     values = np.asarray(values, float)
     slack = values * 0 + bound - values
@@ -38,11 +37,11 @@ def is_above(bound, values, unmet: str = "", drawn: bool = True):
 
 
 def shares_are_below_1(shares: dict, seen: str = "", up_to_a_constant: bool = False):
-    """A check that what is measured is a share of a bound, several times.
+    """Return a check that measured values over a bound are below 1.
 
     Args:
-        shares: name -> what is measured over the bound, one for each seed.
-        seen: more of what is seen, in words.
+        shares: name -> measured value over the bound, one per seed.
+        seen: a remark, in words.
         up_to_a_constant: whether the theorem holds up to a constant, here 1.
     """
     if not all(np.isfinite(values).all() for values in shares.values()):
@@ -64,7 +63,7 @@ def shares_are_below_1(shares: dict, seen: str = "", up_to_a_constant: bool = Fa
 
 
 def rounded_up(value: float) -> str:
-    """A number > 0 with two digits, none below it.
+    """Round a number > 0 up to two digits.
 
     >>> [rounded_up(v) for v in (1.03, 1.44, 120.0, 0.151)]
     ['1.1', '1.5', '120', '0.16']
@@ -74,17 +73,17 @@ def rounded_up(value: float) -> str:
 
 
 def below_the_start(count: int, of: str) -> str:
-    """In words, how often a bound says more than what is measured before any training."""
+    """Return in words how often a bound is below the value before training."""
     return f"is below the start at {count} of {of}"
 
 
 def is_below_the_start(name: str, lines: dict, which: str) -> Claim:
-    """The claim, which is ours, that a bound says more than the start in some line.
+    """Return the claim (ours) that a bound is below the value before training in some line.
 
     Args:
         name: of the bound.
         lines: line -> (the bound, what it bounds at the start of the run).
-        which: lines these are, in words.
+        which: what these lines are, in words.
     """
     found = [line for line, (bound, start) in lines.items() if np.mean(bound) < start]
     negative = [line for line in found if np.mean(lines[line][0]) < 0]

@@ -1,26 +1,25 @@
-"""One rule for the claims of all papers.
+"""Judge the claims of all papers by one rule.
 
-A claim is one or more comparisons: a number that each seed has, such as the accuracy of one line
-less that of another, and the range in which the claim has its mean.  Its interval is Student's t
-over seeds, paired where both lines ran the same ones.  All intervals of a figure hold together at
-95 %: each has the level 1 - 0.05 / m, with m the claims of the figure, the
-paper's and ours apart (Bonferroni).
+A claim is one or more comparisons. A comparison is a number that each seed has, such as the
+accuracy of one line minus that of another, and the range in which the claim puts its mean. Its
+interval is Student's t over seeds, paired if both lines ran the same ones. All intervals of a
+figure hold together at 95 %: each has the level 1 - 0.05 / m, where m is the number of claims of
+the figure, the paper's and ours counted separately (Bonferroni).
 
-    holds              every interval lies inside its range
-    against the claim  one interval lies outside, where 0.05 / m is divided by the comparisons of
-                       the claim as well: "contradicted at the paper's settings" if the settings are
-                       those, "not reproduced at our settings" if the paper left some open or they
-                       were reduced
-    undecided          some interval contains both, or one seed gives no interval
-    cannot be checked  something it takes was not run, is lost in our copy of the paper, or is left
-                       open by a theorem; with the reason
+    holds              Every interval lies inside its range.
+    against the claim  An interval lies outside, with 0.05 / m also divided by the number of
+                       comparisons of the claim. The verdict is "contradicted at the paper's
+                       settings" if the settings are the paper's, and "not reproduced at our
+                       settings" if the paper left some open or they were reduced.
+    undecided          An interval contains both, or there is one seed and so no interval.
+    cannot be checked  A line was not run, a value is lost in our copy of the paper, or a theorem
+                       leaves it open. The reason is given.
 
-What has no seeds, such as a formula or a proof, is exact: it holds or does not.  A theorem has no
-settings but its hypotheses: a run that meets them and lies outside of its bound contradicts it.
-One that holds up to a constant holds where it does at a constant of 1; where it does not, it cannot
-be checked.  A line whose
-seeds are not stored enters by its mean and standard deviation, unpaired, with the fewest degrees of
-freedom.
+Formulas and proofs have no seeds: they hold or do not hold. The only settings of a theorem are its
+hypotheses, so a run that meets them and violates the bound contradicts it. A theorem that holds up
+to a constant is judged at a constant of 1; if that is too small, it cannot be checked. A line
+without stored seeds enters by its mean and standard deviation, unpaired, with the smallest number
+of degrees of freedom.
 """
 
 import dataclasses
@@ -34,27 +33,29 @@ from scipy import stats
 from . import results as results_file
 
 HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, UNKNOWN = results_file.VERDICTS
-# that one of the intervals of a figure misses what it is of; of baselines, that each of them does
+# Probability that one of the intervals of a figure, or a single interval of a baseline, misses.
 WRONG = 0.05
 NOT_RUN = "lines that were not run"
-FAR = 0.05  # of accuracy, below what a model reaches: its rates were not tuned
-POINTS = 0.02  # accuracies so close are "no difference", and "no lower" allows as much
+# A line this far below what its model reaches was not tuned.
+FAR = 0.05
+# "No difference" and "no lower" allow this difference of accuracy.
+POINTS = 0.02
 OURS = "our settings: the paper leaves some open"
 DRAW_PER_SEED = "one for each seed"  # of the data, in words
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A statement, and what speaks for or against it.
+    """A statement, and how it is checked.
 
     Args:
         text: the statement.
         check: results, {line: Line}, -> Evidence.
-        whose: "paper", or "ours": of audits, sound modes, and what the paper does not say.
-        statement: what checks of one statement have in common; the text where there is one check.
+        whose: "paper", or "ours" for audits, sound modes, and statements that the paper does not
+            make.
+        statement: what several checks of one statement have in common; "" for the text.
         formerly: its text in results of an earlier version.
-        another_measure: whether what an earlier rule said of it was of a measure that its figure
-            does not plot.
+        another_measure: whether it was first checked by another measure.
     """
 
     text: str
@@ -67,7 +68,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """A number that each seed has; or its mean, squared standard error and degrees of freedom."""
+    """A number for each seed; or only its mean, squared standard error and degrees of freedom."""
 
     values: dict | None
     mean: float
@@ -76,14 +77,16 @@ class Quantity:
 
     @classmethod
     def of(cls, values, seeds=()) -> "Quantity":
-        """Of values by seed, or by what stands for one and its rows; 0, 1, ... by default."""
+        """Return the quantity with these values by seed; the seeds are 0, 1, ... by default."""
         values = np.asarray(values, float)
         return cls._paired(dict(zip(seeds or range(len(values)), values.tolist(), strict=True)))
 
     @classmethod
     def summary(cls, mean: float, std: float, count: int) -> "Quantity":
-        """Of what is stored without its seeds.  The divisor of `std` is not known: it is taken to
-        be the count, which makes the error larger."""
+        """Return the quantity with this mean and standard deviation, without seeds.
+
+        The divisor of `std` is unknown and assumed to be the count, which gives the larger error.
+        """
         if count < 2:
             return cls(None, mean, math.inf, 0)
         return cls(None, mean, std**2 / (count - 1), count - 1)
@@ -120,7 +123,7 @@ class Quantity:
         )
 
     def interval(self, wrong: float) -> tuple[float, float]:
-        """What contains the mean but for a chance of `wrong`; everything, of one seed."""
+        """Return the interval that misses the mean with probability `wrong`."""
         if self.freedom < 1:
             return -math.inf, math.inf
         half = float(stats.t.ppf(1 - wrong / 2, self.freedom)) * self.error2**0.5
@@ -129,7 +132,7 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """A ratio of the variances of two lines over seeds, by the F distribution."""
+    """A ratio of the variances of two lines over seeds, with intervals by the F distribution."""
 
     mean: float
     freedom: tuple
@@ -141,12 +144,12 @@ class Ratio:
         )
 
     def interval(self, wrong: float) -> tuple[float, float]:
-        law = stats.f(*self.freedom)
-        return self.mean / float(law.ppf(1 - wrong / 2)), self.mean / float(law.ppf(wrong / 2))
+        ratio = stats.f(*self.freedom)
+        return self.mean / float(ratio.ppf(1 - wrong / 2)), self.mean / float(ratio.ppf(wrong / 2))
 
 
 class Comparison(NamedTuple):
-    """A quantity, and the open range in which a claim has its mean."""
+    """A quantity, and the open range in which a claim puts its mean."""
 
     of: Quantity | Ratio
     low: float = -math.inf
@@ -154,7 +157,7 @@ class Comparison(NamedTuple):
     name: str = ""
 
     def side(self, wrong: float) -> int:
-        """1: its interval lies inside; -1: outside; 0: neither."""
+        """Return 1 if the interval lies inside the range, -1 if outside, 0 if neither."""
         least, most = self.of.interval(wrong)
         if self.low < least and most < self.high:
             return 1
@@ -163,14 +166,14 @@ class Comparison(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What speaks for or against a claim.
+    """What supports or contradicts a claim.
 
     Args:
-        comparisons: all of them hold if the claim does.
-        missing: why the claim cannot be checked whole; a comparison may still speak against it.
-        exact: of what has no seeds, whether it holds.
-        seen: in words; behind them stand the comparisons.
-        against: the verdict where this speaks against the claim; "": by how settings differ.
+        comparisons: the claim holds if all of them do.
+        missing: why the claim cannot be checked entirely; a comparison may still contradict it.
+        exact: whether a claim without seeds holds.
+        seen: what was seen, in words; the comparisons are appended.
+        against: the verdict if this contradicts the claim; "" if the settings decide.
     """
 
     comparisons: tuple = ()
@@ -181,13 +184,13 @@ class Evidence:
 
 
 def judge(claim: Claim, results: dict, claims: int, differs: str) -> tuple[str, str]:
-    """The verdict, and what was seen.
+    """Return the verdict and what it rests on.
 
     Args:
         claim: what is judged.
         results: {line: Line}.
-        claims: of the figure.
-        differs: how the settings differ from those of the paper; "": they do not.
+        claims: number of claims of the figure.
+        differs: how the settings differ from those of the paper; "" if they do not.
     """
     found, wrong = claim.check(results), WRONG / max(claims, 1)
     against = found.against or (NOT_REPRODUCED if differs else CONTRADICTED)
@@ -205,7 +208,7 @@ def judge(claim: Claim, results: dict, claims: int, differs: str) -> tuple[str, 
 
 
 def _shown(comparisons, wrong) -> str:
-    """Means with half of their intervals, or their ends where these are not alike."""
+    """Return means with half of their intervals, or the ends of intervals that are asymmetric."""
     if not comparisons:
         return ""
     shown = []
@@ -224,7 +227,7 @@ def _shown(comparisons, wrong) -> str:
 
 
 def mean_and_half(mean: float, half: float) -> str:
-    """A mean and half of its interval, with the digits that show on which side of 0 it lies."""
+    """Return a mean and half of its interval, with enough digits to show if 0 is inside."""
     for more in range(6):
         shown = f"{mean:+.{3 + more}f}", f"{half:.{2 + more}g}"
         if (abs(float(shown[0])) > float(shown[1])) == (abs(mean) > half):
@@ -233,15 +236,15 @@ def mean_and_half(mean: float, half: float) -> str:
 
 
 def untuned(baselines: dict, results: dict) -> list[str]:
-    """Lines without privacy that end below a private one by more than their paired interval: they
-    were not tuned, and say nothing of what privacy costs.
+    """Return the lines without privacy that end below a private one by more than their interval.
 
-    Each interval is at 95 % by itself: one mark too many costs a grid, and one too few flatters
-    what is private.
+    Such a line was not tuned, and does not show the cost of privacy. Each interval is a separate 95
+    %
+    one: a needless mark costs a grid, and a missing one flatters the private line.
 
     Args:
-        baselines: line without privacy -> private lines, to none of which it should lose.
-        results: {line: Line}, of which no seed failed.
+        baselines: line without privacy -> private lines that it should not lose to.
+        results: {line: Line}, with no failed seed.
     """
     pairs = [
         (baseline, private)
@@ -258,12 +261,13 @@ def untuned(baselines: dict, results: dict) -> list[str]:
 
 
 def far_below(reached: dict, results: dict) -> list[str]:
-    """Lines that end more than FAR below what their own model reaches, by more than an interval,
-    each at 95 % by itself.
+    """Return the lines that end more than FAR below what their model reaches.
+
+    Each is judged by a separate 95 % interval.
 
     Args:
         reached: line -> {seed: accuracy by another way to train it}.
-        results: {line: Line}, of which no seed failed.
+        results: {line: Line}, with no failed seed.
     """
     lines = [line for line in reached if line in results]
 
@@ -279,12 +283,17 @@ def far_below(reached: dict, results: dict) -> list[str]:
 
 
 def accuracy(line) -> Quantity:
+    """Return the final accuracy of a line."""
     return end(line)
 
 
 def end(line, key: str | None = None) -> Quantity:
-    """What a line ends with, larger is better: accuracy, or a trace or "loss" with its sign
-    turned."""
+    """Return the final value of a line, with the sign such that larger is better.
+
+    Args:
+        line: the line.
+        key: None for accuracy; "loss" or a trace for its negative.
+    """
     if key is None and line.summary:
         return Quantity.summary(*line.summary)
     if key is None:
@@ -293,12 +302,12 @@ def end(line, key: str | None = None) -> Quantity:
 
 
 def difference(results: dict, one: str, other: str, key: str | None = None) -> Quantity:
-    """How much better the first line ends."""
+    """Return the first line minus the second, where larger is better."""
     return end(results[one], key) - end(results[other], key)
 
 
 def known(results: dict, *names: str, key: str | None = None) -> str:
-    """Why these lines cannot be compared; "" if they can."""
+    """Return why these lines cannot be compared; "" if they can."""
     if not all(n in results for n in names):
         return NOT_RUN
     if key not in (None, "loss") and not all(key in results[n].trace for n in names):
@@ -310,14 +319,14 @@ def known(results: dict, *names: str, key: str | None = None) -> str:
 
 
 def within(one: str, other: str, low: float = -math.inf, high: float = math.inf, key=None):
-    """A check that the first line ends better than the second by an amount in (low, high)."""
+    """Return a check that the first line ends better than the second by (low, high)."""
     return beats([(one, other)], key, low, high)
 
 
 def beats(pairs, key: str | None = None, low: float = 0.0, high: float = math.inf):
-    """A check that the first of each pair ends better, by an amount in (low, high).
+    """Return a check that the first line of each pair ends better, by (low, high).
 
-    Pairs that were not run leave it open, unless one that was run speaks against it.
+    Pairs that were not run leave the claim open, unless another pair contradicts it.
     """
 
     def check(results):
@@ -333,22 +342,22 @@ def beats(pairs, key: str | None = None, low: float = 0.0, high: float = math.in
 
 
 def ordered(*names: str):
-    """A check that accuracy falls along these lines."""
+    """Return a check that accuracy falls along these lines."""
     return beats(list(zip(names, names[1:])))
 
 
 def close(one: str, other: str, by: float = POINTS):
-    """A check that two lines end less than `by` apart."""
+    """Return a check that two lines end less than `by` apart."""
     return within(one, other, -by, by)
 
 
 def no_lower(*pairs, by: float = POINTS):
-    """A check that the first line of each pair ends no lower than the second, but for `by`."""
+    """Return a check that the first line of each pair ends at most `by` below the second."""
     return beats(pairs, low=-by)
 
 
 def grows(pairs, key: str | None = None):
-    """A check that the first of a pair ends better by more and more along the pairs."""
+    """Return a check that the lead of the first line of a pair grows along the pairs."""
 
     def check(results):
         names = [n for pair in pairs for n in pair]
@@ -362,7 +371,7 @@ def grows(pairs, key: str | None = None):
 
 
 def about(pairs, low: float, high: float):
-    """A check that the first of a pair is better by an amount in (low, high), on average."""
+    """Return a check that the average lead of the first line of a pair is in (low, high)."""
 
     def check(results):
         if why := known(results, *(n for pair in pairs for n in pair)):
@@ -377,11 +386,11 @@ def about(pairs, low: float, high: float):
 
 
 def inner(*names: str, monotone: bool):
-    """A check that some line between the first and the last ends above both.
+    """Return a check that some line between the first and the last ends above both.
 
     Args:
         names: of the lines.
-        monotone: and accuracy rises up to it, and falls from there.
+        monotone: whether accuracy must also rise up to that line and fall after it.
     """
 
     def check(results):
@@ -403,13 +412,12 @@ def inner(*names: str, monotone: bool):
 
 
 def near_printed(values: dict, by: float, at=None):
-    """A check that lines end within `by` of what is printed.
+    """Return a check that lines end within `by` of the printed values.
 
     Args:
         values: line -> the printed value, or what `at` reads.
-        by: how far at most.
-        at: (line, its Line) -> its name, Quantity and printed value, as many as there are; None:
-            accuracy.
+        by: the largest distance.
+        at: (line, its Line) -> (name, Quantity, printed value) of each comparison; None: accuracy.
     """
     at = at or (lambda n, line: [(n, end(line), values[n])])
 
@@ -427,7 +435,7 @@ def near_printed(values: dict, by: float, at=None):
 
 
 def all_of(checks):
-    """One check of many, which holds if all do."""
+    """Return one check of many, which holds if all do."""
 
     def check(results):
         found = [each(results) for each in checks]
@@ -440,5 +448,5 @@ def all_of(checks):
 
 
 def exactly(holds: bool, seen: str = ""):
-    """A check of what has no seeds: a computation, or a proof."""
+    """Return a check of something without seeds: a computation or a proof."""
     return lambda results: Evidence(exact=bool(holds), seen=seen)

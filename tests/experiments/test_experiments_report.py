@@ -76,7 +76,7 @@ def experiment(tmp_path):
 
 def test_an_experiment_has_its_verdicts(experiment):
     parsed = shown(experiment)
-    first, other = records(parsed, "Lines of the experiment, ε of the view that it speaks of")
+    first, other = records(parsed, "Lines of the experiment, with ε in its view")
     assert list(first.values()) == [
         "DP, K=5",
         "0.8",
@@ -182,7 +182,7 @@ def test_results_of_an_earlier_version_are_refused_with_what_to_do(experiment, g
     del found["format"]
     (experiment / "results.json").write_text(json.dumps(found | given))
     with pytest.raises(
-        ValueError, match="expected format 2, .*: run the experiment again in its fold"
+        ValueError, match="expected format 2, .*.* run the experiment again in its fold"
     ):
         report.read_source(experiment)
 
@@ -222,7 +222,7 @@ def test_what_is_written_is_read_again(tmp_path):
 
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 
-LINES = "Lines of the experiment, ε of the view that it speaks of"
+LINES = "Lines of the experiment, with ε in its view"
 
 
 def verdicts(value):
@@ -586,7 +586,7 @@ def test_a_study_has_its_points_and_guarantees(tmp_path):
         == "1 of 2"
     )
     assert (
-        "of li2025"
+        "for li2025"
         in report.experiment_picture(results.read(tmp_path / "frontier.json"))[0].caption
     )
 
@@ -705,7 +705,7 @@ BROKEN = dict(
     ),
     results=(
         lambda f: (f / "results.json").write_text('{"format": 2}'),
-        "expected what came of an",
+        "expected results of an",
     ),
     results_format=(
         lambda f: (f / "results.json").write_text('{"format": "1", "title": "a"}'),

@@ -296,7 +296,7 @@ MUTANTS = (
     ),
     Mutant(
         "experiments/harness/kept_runs.py",
-        "held[home].close()  # others may have it now",
+        "held[home].close()  # other processes may read it now",
         "pass",
         f"{KEPT}::test_what_is_done_or_not_begun_is_free_for_others",
     ),

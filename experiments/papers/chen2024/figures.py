@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from ...harness.baselines import RATES, SERVER, with_chosen
+from ...harness.baselines import RATES, SERVER_FACTORS, with_chosen
 from ...harness.runner import Experiment
 from ...harness.verdicts import (
     OURS,
@@ -405,7 +405,7 @@ def _tuned():
     """Synthetic, of which the paper gives no settings: each line, with privacy or without, at the
     best of one grid."""
     grid = dict(lr=RATES, clip_norm=(0.5, 1.0, 2.0))
-    server = dict(server_lr=tuple(LINEAR_SERVER_LR * times for times in SERVER))
+    server = dict(server_lr=tuple(LINEAR_SERVER_LR * times for times in SERVER_FACTORS))
     words = ", each line at the best of one grid"
     claims = (c for c in FIGURE3 if not c.text.startswith("curves"))
     return Experiment(
