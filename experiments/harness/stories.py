@@ -525,7 +525,7 @@ def _table_cell(paper, name, row, column):
 def _column(paper, name, of, heading):
     found = _named(line(paper, name, of).columns, heading, "a column", f"stories.toml: {of}")
     if not isinstance(found, results.Spread):
-        return f"{found:g}"
+        return f"{found:.3g}"
     half = "" if found.half is None else f" ± {found.half:.3f}"
     return f"{found.mean:+.3f}{half}".replace("-", "−")
 

@@ -54,16 +54,12 @@ class Claim:
         whose: "paper", or "ours" for audits, sound modes, and statements that the paper does not
             make.
         statement: what several checks of one statement have in common; "" for the text.
-        formerly: its text in results of an earlier version.
-        another_measure: whether it was first checked by another measure.
     """
 
     text: str
     check: Callable
     whose: str = "paper"
     statement: str = ""
-    formerly: str = ""
-    another_measure: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,9 +342,19 @@ def ordered(*names: str):
     return beats(list(zip(names, names[1:])))
 
 
-def close(one: str, other: str, by: float = POINTS):
-    """Return a check that two lines end less than `by` apart."""
-    return within(one, other, -by, by)
+def close(first: str, second: str, by: float = POINTS):
+    """Return a check that two lines end less than `by` apart.
+
+    The order does not change the verdict, only the sign of what is shown.  So the comparison says
+    which line it subtracts.
+    """
+
+    def check(results):
+        found = within(first, second, -by, by)(results)
+        named = (c._replace(name=f"{first} minus {second}") for c in found.comparisons)
+        return dataclasses.replace(found, comparisons=tuple(named))
+
+    return check
 
 
 def no_lower(*pairs, by: float = POINTS):

@@ -173,6 +173,33 @@ def test_checks_go_both_ways(check, good, bad):
     assert verdict(check) == UNKNOWN
 
 
+def test_a_symmetric_check_says_which_line_it_subtracts():
+    lines = dict(a=near(0.55), b=near(0.5))
+    for pair, seen in (("ab", "a minus b: +0.050"), ("ba", "b minus a: -0.050")):
+        found, shown = verdicts.judge(Claim("c", verdicts.close(*pair)), lines, 1, "ours")
+        assert found == NOT_REPRODUCED and shown.startswith(seen)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_named_difference_is_of_the_papers_method_and_of_stored_values(paper):
+    """Else the sign on its page would be that of the other method."""
+    known = importlib.import_module(f"experiments.papers.{paper}.figures").EXPERIMENTS
+    own = dict(noble2022="SCAFFOLD", chen2024="AdDPNFL").get(paper, "")
+    named = 0
+    for name, part in read(paper).experiments.items():
+        lines = {n: stored_line(line, tuple(part.seeds)) for n, line in part.lines.items()}
+        for claim in known[name].claims if name in known and lines else ():
+            for comparison in claim.check(runner.without_failures(lines)).comparisons:
+                first, minus, second = comparison.name.partition(" minus ")
+                if not minus:
+                    continue
+                gap = np.mean(lines[first].accuracy) - np.mean(lines[second].accuracy)
+                assert comparison.of.mean == pytest.approx(gap)
+                assert (own in first) >= (own in second), f"{name}: {comparison.name}"
+                named += 1
+    assert (named > 10) == (paper in ("noble2022", "chen2024"))
+
+
 def test_up_and_then_down():
     rises = verdicts.inner(*"abcd", monotone=True)
     assert verdict(rises, **dict(zip("abcd", map(near, (0.1, 0.3, 0.5, 0.2))))) == HOLDS

@@ -13,13 +13,12 @@ from ...harness.baselines import RATES, SERVER_FACTORS, with_chosen
 from ...harness.runner import Experiment
 from ...harness.verdicts import (
     OURS,
-    POINTS,
     Claim,
     Comparison,
     Evidence,
     Quantity,
     all_of,
-    beats,
+    close,
     difference,
     known,
     no_lower,
@@ -66,8 +65,7 @@ def lead(ours, others, small, large):
 
 def flat(*names):
     """A check that lines end at most POINTS apart."""
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
-    return beats(pairs, low=-POINTS, high=POINTS)
+    return all_of([close(a, b) for i, a in enumerate(names) for b in names[i + 1 :]])
 
 
 def rougher(rough, smooth):

@@ -34,10 +34,10 @@ from jfl.runs import build
 from jfl.runs.config import Config
 
 from ...harness import theorems
-from ...harness.runner import exact_verdicts, show_verdicts
+from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, Evidence, exactly
 from . import theory
-from .runs import kept_table, objective
+from .runs import objective
 
 THEOREMS = dict(scaffold="Theorem C.1", fedavg="Theorem C.2")
 STRONG, CONVEX, RIDGE, NONCONVEX = (
@@ -55,6 +55,18 @@ MEASURED = {
     NONCONVEX: "mean |∇F(w)|²",
 }
 NAMED, PROOFS = "named", "of the proof"  # step sizes
+COLUMNS = (
+    "run",
+    "case",
+    "step size",
+    "rounds",
+    "measured",
+    "printed bound",
+    "mended powers",
+    "exact noise",
+    "orders above",
+    "preconditions",
+)
 # without l2 the minimiser is that at this one: F* is then at most l2 / 2 |w*|^2 too large, and
 # |w_0 - w*| too small
 ALMOST = 1e-8
@@ -434,37 +446,23 @@ def bounds(name, experiment, out, quick):
             )
             rows += [shown(algorithm, case, row) for row in lines[algorithm]]
             claims += judged(algorithm, case, lines[algorithm], start)
-    verdicts = exact_verdicts(claims, experiment.differs)
-    show_verdicts(verdicts)
-    caption = (
-        "Bounds are up to a constant.  At a fixed step size the gap has a floor, and where T grows "
-        "they have none.  "
-        f"Measured: {', '.join(f'{c}: {w}' for c, w in MEASURED.items())}, of the models "
-        f"before each round.  Constants are maxima over the models of a run.  Without l2, F* is "
-        f"that of l2 = {ALMOST:g}.  Non-convex, the printed bound has the powers of nu that are "
-        f"printed, and the others those that its units need; F* is taken as 0."
+    note = (
+        "Bounds hold up to a constant. At a fixed step size the gap has a floor, which the bounds "
+        "do not have as T grows. "
+        f"Measured: {', '.join(f'{c}: {w}' for c, w in MEASURED.items())}, of the models before "
+        "each round. Constants are maxima over the models of a run. Without l2, F* is that of "
+        f"l2 = {ALMOST:g}. Non-convex, the printed bound has the printed powers of nu, and the "
+        "others those that its units need; F* is assumed to be 0"
     )
-    columns = (
-        "run",
-        "case",
-        "step size",
-        "rounds",
-        "measured",
-        "printed bound",
-        "mended powers",
-        "exact noise",
-        "orders above",
-        "preconditions",
-    )
-    return kept_table(
+    return write_findings(
         out,
+        name,
         experiment.title,
-        columns,
-        rows,
-        caption,
-        experiment=name,
+        exact_verdicts(claims, experiment.differs),
         quick=quick,
+        columns=COLUMNS,
+        rows=rows,
+        note=note,
         constants=kept,
-        verdicts=verdicts,
         seeds=list(seeds),
     )

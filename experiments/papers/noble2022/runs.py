@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jfl.analysis import heterogeneity
-from jfl.cli import console
 from jfl.core.errors import HealthError
 from jfl.core.precision import in_full
 from jfl.core.records import Fn, Keys
@@ -17,14 +16,13 @@ from jfl.engine import callbacks
 from jfl.engine.simulate import rounds_before_evaluations
 from jfl.engine.sweep import Trained, train
 from jfl.runs import build, directory, record
-from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 from jfl.runs.train import privacy
 
 from ...harness import programs
 from ...harness.programs import Plans, drawn
-from ...harness.runner import keep
+from ...harness.runner import write_findings
 from ...harness.verdicts import NOT_RUN, Comparison, Evidence, Quantity, Ratio, near_printed
 from . import claims as noble2022
 from . import gaps as noble2022_gaps
@@ -231,17 +229,6 @@ def as_drawn(curves, within=0.15):
 # --- tables without lines
 
 
-def kept_table(out, title, columns, rows, caption, **found):
-    console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, caption)
-    found = record.plain(
-        found
-        | dict(
-            title=title, columns=list(columns), rows=rows, caption=caption, versions=environment()
-        )
-    )
-    return keep(out, found, {})
-
-
 def proved_of(run: noble2022.Setting) -> dict:
     """view -> the epsilon that is proved of a run, as of every line of a figure: rows do not
     matter, so synthetic ones stand for those that are not at hand."""
@@ -298,16 +285,17 @@ def worth(name, experiment, out, quick):
         )
     attained, allowed = noble2022_gaps.round_counterexample(1.0, 20, 800)
     published, _, exact = noble2022_gaps.participation_counterexample(1000, 0.01, 1000, 1.0, 1e-6)
-    caption = (
+    note = (
         f"Its proof is not sound: one round of two steps shows a record with total variation "
-        f"{attained:.3f}, where "
-        f"it allows {allowed:.3f}; 1000 rounds of one step have epsilon {exact:.3g}, where it says "
-        f"{published:.3g}."
+        f"{attained:.3f}, where it allows {allowed:.3f}; 1000 rounds of one step have epsilon "
+        f"{exact:.3g}, where it gives {published:.3g}."
     )
-    return kept_table(
+    return write_findings(
         out,
+        name,
         experiment.title,
-        (
+        quick=quick,
+        columns=(
             "where",
             "ε stated",
             "ε again",
@@ -318,8 +306,6 @@ def worth(name, experiment, out, quick):
             "σ_g that is enough",
             "... server",
         ),
-        rows,
-        caption,
-        experiment=name,
-        quick=quick,
+        rows=rows,
+        note=note,
     )
