@@ -934,48 +934,12 @@ def test_no_program_reads_rows_for_the_noise(fed, task):
 
 # --- pins: the same numbers everywhere
 
-PIN = """
-import json, sys
-import numpy as np
-import jax, jax.numpy as jnp
-import jfl
-from jfl.core import identity
-from jfl import Federation
-from jfl.engine.round import run_noise_key
-
-r = np.arange(36, dtype=np.float32).reshape(12, 3) / 8
-fed = Federation(r, jnp.arange(12.0) % 3, jnp.arange(12).reshape(3, 4), jnp.array([4, 4, 3]), r[:2], jnp.zeros(2),
-                 jnp.zeros((3, 0), jnp.int32), jnp.zeros(3, jnp.int32))
-{loss}
-task = jfl.task(dict(w=jnp.ones(3), b=jnp.float32(0.5)), loss)
-chain = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.5), jfl.divide(2))
-found = dict()
-for name in jfl.algorithms.__all__:
-    options = dict(upload="difference") if name == "padpfl" else dict()
-    options |= dict(shared="w") if name in ("fedper", "fedrep") else dict()
-    options |= dict(loss_mechanism=chain) if name == "qfedavg" else dict()
-    grad = jfl.private_grad(loss, chain)
-    if name == "output_perturbation":
-        options, grad = dict(mechanism=jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.5))), jfl.grad(loss)
-    algorithm = getattr(jfl.algorithms, name)(grad, batch=jfl.batches.without_replacement(2), **options)
-    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(3), release=chain)
-    noise = jax.random.key_data(run_noise_key(jfl.init(jax.random.key(3), plan)))
-    found[name] = [identity.signature(jfl.describe(plan)), [int(v) for v in noise]]
-print(json.dumps(found))
-"""  # noqa: E501
-LOSS = '''
-def loss(params, x, y):
-    """The squared error."""
-    return (params["w"] @ x + params["b"] - y) ** 2 * len(f"{1 + 1}{'a'!r}")
-'''
 GOLDEN = ROOT / "tests" / "core" / "golden_identity.json"
 
 
-def pinned(tmp_path, python=sys.executable, **environment):
-    file = tmp_path / "pin.py"
-    file.write_text(PIN.replace("{loss}", LOSS))
+def pinned(python=sys.executable, **environment):
     done = subprocess.run(
-        [python, str(file)],
+        [python, str(ROOT / "tests" / "core" / "pins.py")],
         env=os.environ | dict(JAX_PLATFORMS="cpu", **environment),
         capture_output=True,
         text=True,
@@ -984,15 +948,16 @@ def pinned(tmp_path, python=sys.executable, **environment):
     return json.loads(done.stdout)
 
 
-def test_pins(tmp_path, capsys):
-    """Descriptions and first words of noise of a plan for each algorithm: whoever changes them
-    changes every recorded run.
+def test_pins():
+    """Descriptions and first words of noise of plans with every algorithm, optimizer, model,
+    sampler and mechanism of jfl: whoever changes them changes every recorded run.
 
     If that is meant, write the new ones:
-    PYTHONPATH=tests python tests/core/test_identity.py.
+    python tests/core/pins.py > tests/core/golden_identity.json
     """
-    written(PIN.replace("{loss}", LOSS), "pin", tmp_path)
-    assert json.loads(capsys.readouterr().out) == json.loads(GOLDEN.read_text())
+    found, golden = pinned(), json.loads(GOLDEN.read_text())
+    assert set(jfl.algorithms.__all__) <= set(golden)
+    assert found == golden
 
 
 def copied(folder):
@@ -1024,7 +989,7 @@ def test_moved_modules_keep_the_noise(tmp_path):
             )
         path.write_text(text)
     assert not (tmp_path / "jfl" / "sampling" / "batches.py").exists()
-    assert pinned(tmp_path, PYTHONPATH=str(tmp_path)) == json.loads(GOLDEN.read_text())
+    assert pinned(PYTHONPATH=str(tmp_path)) == json.loads(GOLDEN.read_text())
 
 
 def other_pythons():
@@ -1052,11 +1017,4 @@ def test_another_python_has_the_same_noise(tmp_path):
             "no other Python with this jax here: name one in JFL_OTHER_PYTHON (3.11 and 3.13 are "
             "to agree)"
         )
-    assert pinned(tmp_path, found, PYTHONPATH=copied(tmp_path)) == json.loads(GOLDEN.read_text())
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        GOLDEN.write_text(json.dumps(pinned(Path(folder)), indent=1) + "\n")
+    assert pinned(found, PYTHONPATH=copied(tmp_path)) == json.loads(GOLDEN.read_text())
