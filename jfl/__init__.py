@@ -10,8 +10,7 @@ from .analysis import heterogeneity as heterogeneity
 from .analysis import public_data as public_data
 from .auditing.audit import AuditReport as AuditReport
 from .auditing.audit import audit as audit
-from .auditing.single_run import OneRunReport as OneRunReport
-from .auditing.single_run import audit_one_run as audit_one_run
+from .auditing.audit import audit_one_run as audit_one_run
 from .core import errors as errors
 from .core.errors import HealthError as HealthError
 from .core.identity import describe as describe
@@ -111,7 +110,6 @@ __all__ = [
     "Mechanism",
     "Metric",
     "Metrics",
-    "OneRunReport",
     "Output",
     "Plan",
     "REPOSITORY",

@@ -87,7 +87,7 @@ HEAVY = {
     "pyarrow",
     "ray",
 }
-PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metric Metrics OneRunReport Output Plan
+PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metric Metrics Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms at_scale audit audit_one_run auditing bands batches bounded calibrate callbacks ask_tell clip_values james_stein post_process chain
 check_privacy choose clip_adaptive clip_l1 clip_l2 clip_per_layer clip_scaled correlated corruption datasets describe distributed divide epsilon epsilons errors
 federate gaussian grad guarantee guarantees heterogeneity init keep_compiled_programs laplace ledger linear_maps load loggers mesh models named noise_multiplier optimizers partition
@@ -488,7 +488,7 @@ def test_public_modules_list_what_they_offer():
 
 # seconds each; what they show is tested in tests/privacy, tests/papers and tests/auditing
 LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("pld", "tightest")]
-LONG_DOCTESTS += [f"jfl.auditing.{n}" for n in ("audit", "distribution", "single_run")]
+LONG_DOCTESTS += [f"jfl.auditing.{n}" for n in ("audit", "distribution")]
 
 
 @pytest.mark.parametrize(

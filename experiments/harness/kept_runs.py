@@ -26,12 +26,12 @@ from jfl import datasets
 from jfl.core import checks
 from jfl.core.errors import HealthError
 from jfl.core.files import temporary, write
+from jfl.core.result_store import ResultStore
 from jfl.data.datasets import digest
 from jfl.runs import record
 from jfl.runs.checkpoint import code, environment
 from jfl.runs.config import Config
 from jfl.runs.directory import locked
-from jfl.runs.store import ResultStore
 
 from .programs import Plans, Point, run_points
 

@@ -24,12 +24,12 @@ import numpy as np
 
 from jfl.auditing import audit as auditing
 from jfl.core.errors import DataUnavailable, HealthError, NotAnalysable
+from jfl.core.result_store import ResultStore
 from jfl.engine.sweep import sweep as run_points
 from jfl.privacy import guarantees
 from jfl.runs import build, record
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import FIELDS, Config, the_unit, the_view
-from jfl.runs.store import ResultStore
 from jfl.runs.tables import interval
 
 from ..bench.timing import commit

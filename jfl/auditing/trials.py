@@ -1,7 +1,7 @@
 """Many runs of one plan as one program: what an adversary sees of each."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -77,35 +77,25 @@ def _even(trials, most, devices):
     return -(-each // devices) * devices
 
 
-def run_trials(
-    keys: jax.Array,
-    plan: Plan,
-    rounds: int,
-    block: int,
-    mesh: Any = None,
-    progress: Callable = lambda done: None,
-    seen: np.ndarray | None = None,
-    keep: Callable = lambda seen: None,
-) -> np.ndarray:
-    """What is seen in each run, Float32[trials, R, k].
+def run_blocks(
+    keys: jax.Array, plan: Plan, rounds: int, block: int, mesh: Any = None, first: int = 0
+) -> Iterator[np.ndarray]:
+    """Yield what is seen in each block of runs, Float32[n, R, k].
 
     Args:
-        keys: [trials], one of each run.
-        plan: watched, of `canaries.experiment`.
+        keys: [trials], one per run.
+        plan: a watched plan, of `canaries.experiment`.
         rounds: of each run.
-        block: runs at once; the last block is filled with runs that are dropped.
+        block: runs at once.  The last block is filled up with runs that are dropped.
         mesh: devices that share a block: None, a number, "auto".
-        progress: is told how many runs are done.
-        seen: of the first runs, where they ran before.
-        keep: is given what was seen in each block, before `progress`.
+        first: the number of runs to skip, which are known.
 
     Raises:
-        HealthError: where a run was not finite.
+        HealthError: If a run has a non-finite value.
     """
     mesh = devices.devices(mesh)
     place = (lambda x: x) if mesh is None else _shared(mesh)
-    parts, total = [] if seen is None else [seen], len(keys)
-    for begin in range(0 if seen is None else len(seen), total, block):
+    for begin in range(first, len(keys), block):
         some = keys[begin : begin + block]
         missing = block - len(some)
         if missing:
@@ -113,10 +103,7 @@ def run_trials(
         found, bad = _block(place(some), plan, rounds, mesh)
         if bad := int(np.sum(bad)):  # on the host: devices that share runs send no messages
             refuse_not_finite(bad, block)
-        parts.append(np.asarray(found)[: len(some) - missing])
-        keep(parts[-1])
-        progress(min(begin + block, total))
-    return np.concatenate(parts)
+        yield np.asarray(found)[: block - missing]
 
 
 def refuse_not_finite(bad: int, runs: int) -> None:

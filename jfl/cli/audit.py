@@ -24,13 +24,14 @@ from .exits import Failed
 from .options import config_of, has_config, parse_with_config, split_config_files
 
 OUT = Path("runs/audit")
-TRIALS = "audit.trials.npz"  # the runs of an audit under way
+TRIALS = "audit.trials.jsonl"  # the runs of an audit under way
 OWN = ("delta", "rounds", "unit", "view", "adjacency", "seed")  # of the audit, not of the run
 SHARED = ("rounds", "unit", "view", "adjacency")  # without a config they describe the run, too
 CADENCE = ("evaluate_every", "checkpoint_every")  # two configs that differ in it are one run
 # audits that agree in all of these are one
 SETTINGS = ("config", "rounds", "trials", "delta", "unit", "view", "adjacency", "confidence")
 SETTINGS += ("claimed", "seed", "canary", "adversary")
+ONE_RUN = AuditReport._fields[AuditReport._fields.index("canaries") :]  # of jfl.audit_one_run
 LOWER_BOUND = "a lower bound at its confidence: it refutes a smaller epsilon, and proves none"
 
 
@@ -45,7 +46,7 @@ class Audit(Config):
 
     The first word may be the directory of a run; audit.json is then kept in it.  --config FILE.toml
     describes a run, too, and so do flags; flags win over both.  An audit that was stopped goes on
-    when the same command is given again: its runs are in audit.trials.npz until then.
+    when the same command is given again: its runs are in audit.trials.jsonl until then.
 
     Exit code 1: the audited epsilon is above the proved one, which is a bug.
     """
@@ -273,7 +274,7 @@ def entry(report: AuditReport, rounds: int, seed: int, config: dict, manifest: d
     )
     proved = None if report.proved is None else record.row(report.proved)
     return record.as_json(
-        report._asdict()
+        {name: value for name, value in report._asdict().items() if name not in ONE_RUN}
         | record.row(bound)
         | dict(proved=proved, seed=seed, config=config, manifest=manifest)
     )

@@ -245,11 +245,6 @@ def _arrays(leaves: dict) -> dict:
     return {k: [str(v.dtype), list(v.shape)] for k, v in leaves.items()}
 
 
-def signature(record: dict) -> str:
-    """A digest of what a record of JSON says, in whatever order."""
-    return _digest([json.dumps(record, sort_keys=True).encode()])
-
-
 def _digest(parts) -> str:
     sha = hashlib.sha256()
     for part in parts:

@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 
 from ..core import files
+from ..core.result_store import digest_of
 from . import checkpoint
 from .checkpoint import refuse_resume
 
@@ -66,7 +67,7 @@ class Journal:
         if found != FORMAT:
             hint = f"Resume with the version of jfl that wrote it. Otherwise: {NEW_START}"
             refuse_resume(where, f"format {FORMAT}", f"format {found}", hint)
-        if record.pop("digest", None) != checkpoint.signature(record):
+        if record.pop("digest", None) != digest_of(record):
             refuse_resume(where, "the file as it was written", "another digest", lost)
         return record
 
@@ -83,9 +84,7 @@ class Journal:
         record = dict(
             facts, format=FORMAT, until=until, since=since, program=program(**self.layout)
         )
-        files.write(
-            self.path, json.dumps(dict(record, digest=checkpoint.signature(record)), indent=1)
-        )
+        files.write(self.path, json.dumps(dict(record, digest=digest_of(record)), indent=1))
 
     def resume(self, done: int) -> int:
         """Return `since` for a run that continues after round `done`.

@@ -20,6 +20,8 @@ from ..core import checks, identity
 from ..core.errors import NotAnalysable
 from ..core.files import write
 from ..core.records import Caveat, Fn, Guarantee, Health, Metrics, Plan, code_of
+from ..core.result_store import as_json as as_json
+from ..core.result_store import plain
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
 from ..kernels.conv import multiplies_patches
@@ -107,25 +109,6 @@ class Stopwatch:
             seconds, compiled = pause.read()
             self._begun += seconds
             self._compiled += compiled
-
-
-def plain(value: Any) -> Any:
-    """JSON-able: no NaN, no infinity, no arrays."""
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, (bool, str, type(None))):
-        return value
-    if isinstance(value, (int, np.integer)):
-        return int(value)
-    value = float(value)
-    return value if math.isfinite(value) else None
-
-
-def as_json(value):
-    """A value as a JSON file gives it back."""
-    return json.loads(json.dumps(plain(value)))
 
 
 def privacy(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[dict]:

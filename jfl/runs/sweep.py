@@ -14,6 +14,7 @@ from ..core import checks, identity
 from ..core.errors import HealthError
 from ..core.files import write
 from ..core.records import Caveat, Health, Plan
+from ..core.result_store import ResultStore
 from ..data.federation import checksum
 from ..engine.round import init
 from ..engine.simulate import scan
@@ -26,7 +27,6 @@ from .checkpoint import refuse_resume
 from .config import Config
 from .directory import LOCK, checked, locked
 from .record import RunRecord, Stopwatch
-from .store import ResultStore
 from .train import epsilons, noise_warning, paper_claims, privacy, shown_epsilon, shown_label
 
 SELECTION = Caveat("choosing among the points of the sweep is not counted", "selection")

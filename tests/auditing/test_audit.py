@@ -15,7 +15,7 @@ from scipy import stats
 import jfl
 from experiments.papers import as_printed
 from jfl import local
-from jfl.auditing import audit, canaries, kept, scores, trials
+from jfl.auditing import audit, canaries, scores, trials
 from jfl.core import pytrees
 from jfl.core.errors import NotAnalysable, ResumeRefused
 from jfl.core.records import Fn
@@ -25,6 +25,10 @@ from jfl.privacy.mechanisms import chain as mech
 
 FEW = 20_000
 SURE = 1 - 1e-6  # confidence where an alarm would be false: once in a million runs of the test
+
+
+def run_trials(*arguments):
+    return np.concatenate(list(trials.run_blocks(*arguments)))
 
 
 def experiment(plan, rounds, **asked):
@@ -234,7 +238,7 @@ def test_without_a_canary_the_release_is_its_noise():
     plan = audit_plans.of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5))
     made = experiment(plan, 3)
     keys = jax.random.split(jax.random.key(0), FEW)
-    seen = trials.run_trials(keys, made.outside, 3, 5000)[..., 0]
+    seen = run_trials(keys, made.outside, 3, 5000)[..., 0]
     deviation = 1.0 * 0.8 / 3
     whole = (seen / deviation).ravel()
     assert stats.kstest(whole, "norm").pvalue > 1e-6
@@ -251,10 +255,10 @@ def test_blocks_change_nothing_and_every_run_has_a_key_of_its_own():
     plan = audit_plans.of_clients(1.0)
     made = experiment(plan, 2)
     keys = jax.random.split(jax.random.key(0), 70)
-    one, other = (trials.run_trials(keys, made.inside, 2, block) for block in (70, 32))
+    one, other = (run_trials(keys, made.inside, 2, block) for block in (70, 32))
     np.testing.assert_array_equal(one, other)
     assert one.shape[:2] == (70, 2)
-    both = np.concatenate([one, trials.run_trials(keys, made.outside, 2, 70)])[..., 0]
+    both = np.concatenate([one, run_trials(keys, made.outside, 2, 70)])[..., 0]
     assert len(np.unique(both.ravel())) == both.size
     # noise alone differs between runs: the sides are mirror images
     assert abs(one[..., 0].mean() + both[70:].mean()) < 6 * both.std() / math.sqrt(140)
@@ -352,7 +356,7 @@ def test_absence_does_not_change_the_noise_of_others():
     plan = make(FED, [1.0, 2.0, 3.0, 4.0])
     made = experiment(plan, 1)
     keys = jax.random.split(jax.random.key(0), 4000)
-    inside, outside = (trials.run_trials(keys, p, 1, 4000) for p in (made.inside, made.outside))
+    inside, outside = (run_trials(keys, p, 1, 4000) for p in (made.inside, made.outside))
     one, other = (v[..., 0].std() for v in (inside, outside))
     assert 0.5 < other / one < 1.05  # with the canary there is a draw more
     found = jfl.audit(plan, 1, 4000)
@@ -444,8 +448,8 @@ def test_what_shows_nothing_is_refused():
     drawn = audit_plans.of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5))  # add_remove
     for words, call in {
         "whose noise protects something": lambda: jfl.audit(bare, 1),
-        "trials enough for confidence": lambda: jfl.audit(plan, 1, 3),
-        "trials that can refute claimed": lambda: jfl.audit(plan, 1, 1000, claimed=50.0),
+        "enough trials for confidence": lambda: jfl.audit(plan, 1, 3),
+        "enough trials to refute claimed": lambda: jfl.audit(plan, 1, 1000, claimed=50.0),
         "delta": lambda: jfl.audit(plan, 1, delta=0.0),
         "rounds": lambda: jfl.audit(plan, 0),
         "seed": lambda: jfl.audit(plan, 1, seed=-1),
@@ -461,7 +465,7 @@ def test_runs_that_are_not_finite_say_so(monkeypatch):
     made = experiment(audit_plans.of_clients(1.0), 1)
     monkeypatch.setattr(trials, "_block", lambda keys, *_: (jnp.zeros((len(keys), 1, 4)), 2))
     with pytest.raises(jfl.HealthError, match="not finite in 2 of 8 runs") as error:
-        trials.run_trials(jax.random.split(jax.random.key(0), 8), made.inside, 1, 8)
+        run_trials(jax.random.split(jax.random.key(0), 8), made.inside, 1, 8)
     assert error.value.health == dict(nonfinite=2)
 
 
@@ -539,7 +543,7 @@ def test_blocks_are_as_equal_as_can_be(monkeypatch):
         "_block",
         lambda keys, *_: asked.append(len(keys)) or (np.zeros((len(keys), 1, 4)), 0),
     )
-    assert len(trials.run_trials(jax.random.split(jax.random.key(0), 300), None, 1, 100)) == 300
+    assert len(run_trials(jax.random.split(jax.random.key(0), 300), None, 1, 100)) == 300
     assert asked == [100, 100, 100]
 
 
@@ -560,9 +564,7 @@ def _killed_at(number):
 def test_an_audit_goes_on_where_it_was_killed(stop, tmp_path, monkeypatch):
     """On either side: the report is that of an audit that was never stopped, the runs that were
     kept are not run again, and blocks of another size change nothing."""
-    plan, file = audit_plans.of_clients(1.0, name="scaffold"), tmp_path / "audit.trials.npz"
-    monkeypatch.setattr(kept, "SECONDS", 0.0)
-    monkeypatch.setattr(kept, "SHARE", 0.0)
+    plan, file = audit_plans.of_clients(1.0, name="scaffold"), tmp_path / "audit.trials.jsonl"
     monkeypatch.setattr(trials, "BLOCK", 256)
     with pytest.raises(Killed):
         jfl.audit(plan, 2, 1000, keep=file, progress=_killed_at(stop))
@@ -572,13 +574,13 @@ def test_an_audit_goes_on_where_it_was_killed(stop, tmp_path, monkeypatch):
     assert told[0][0] >= stop and told[-1] == (2000, 2000)
     assert found == jfl.audit(plan, 2, 1000)
     ran = []
-    monkeypatch.setattr(audit, "run_trials", lambda *_: ran.append(1))
+    monkeypatch.setattr(audit, "run_blocks", lambda *_: ran.append(1))
     assert jfl.audit(plan, 2, 1000, keep=file) == found and not ran
 
 
 @pytest.mark.slow
 def test_runs_of_another_audit_are_refused_and_stay(tmp_path, monkeypatch):
-    plan, file = audit_plans.of_clients(1.0), tmp_path / "audit.trials.npz"
+    plan, file = audit_plans.of_clients(1.0), tmp_path / "audit.trials.jsonl"
     jfl.audit(plan, 1, 1000, keep=file)
     before = file.read_bytes()
     other = audit_plans.of_clients(1.5)
@@ -592,7 +594,7 @@ def test_runs_of_another_audit_are_refused_and_stay(tmp_path, monkeypatch):
             call()
         assert "Name another file, or remove this one" in str(error.value)
     with monkeypatch.context() as patched, pytest.raises(ResumeRefused, match="jfl: "):
-        patched.setattr(kept.files, "source", lambda: "another")
+        patched.setattr(audit.files, "source", lambda: "another")
         jfl.audit(plan, 1, 1000, keep=file)
     assert file.read_bytes() == before
     jfl.audit(plan, 1, 1000, confidence=0.9, delta=2e-2, keep=file)  # the same runs, read otherwise
@@ -601,19 +603,3 @@ def test_runs_of_another_audit_are_refused_and_stay(tmp_path, monkeypatch):
         with pytest.raises(ResumeRefused, match="expected a file that an audit wrote"):
             jfl.audit(plan, 1, 1000, keep=file)
         assert file.read_bytes() == broken
-
-
-def test_files_are_written_every_few_seconds(tmp_path, monkeypatch):
-    """And not after each of many quick blocks; all that ran are in it at the end."""
-    clock, written = iter(np.arange(0.0, 1000.0, 0.5)), []
-    monkeypatch.setattr(kept.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(kept, "SHARE", 1.0)
-    write = kept.files.write
-    monkeypatch.setattr(kept.files, "write", lambda *a: written.append(1) or write(*a))
-    made = kept.Kept(tmp_path / "runs.npz", {}, 50)
-    for side in (0, 1):
-        for _ in range(50):
-            made.add(side, np.zeros((1, 1, 4), np.float32))
-    assert 5 <= len(written) <= 12
-    again = kept.Kept(tmp_path / "runs.npz", {}, 50)
-    assert again.counts() == [50, 50] and again.of(1).shape == (50, 1, 4)

@@ -12,7 +12,6 @@ import pytest
 from helpers import pretended
 
 from experiments.papers import as_printed
-from jfl.auditing import kept as kept_runs
 from jfl.auditing import trials
 from jfl.auditing.audit import AuditReport
 from jfl.cli import audit as command
@@ -330,8 +329,6 @@ def test_an_audit_that_was_stopped_goes_on(copied, capsys, monkeypatch):
     """The same audit.json as of one that was not; the bar says where it went on."""
     straight = shutil.copytree(copied, copied.with_name("straight"))
     assert jfl("audit", straight, *FEW) == 0 and not (straight / command.TRIALS).exists()
-    monkeypatch.setattr(kept_runs, "SECONDS", 0.0)
-    monkeypatch.setattr(kept_runs, "SHARE", 0.0)
     monkeypatch.setattr(trials, "BLOCK", 150)
     notes = []
 

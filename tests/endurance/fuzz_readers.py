@@ -302,14 +302,14 @@ def journal(folder, data):
 
 def points(folder, data):
     """points.jsonl of a sweep's folder; a mutation has the digests of what it says."""
-    from jfl.runs.checkpoint import signature
+    from jfl.core.result_store import digest_of
     from jfl.runs.sweep import points_store
 
     lines = text_of(data, [POINTS])
     if len(data) > 1 and data[0] % 2:
         tree = json.loads(lines)
         made = (
-            [r | dict(digest=signature(r)) if isinstance(r, dict) else r for r in tree]
+            [r | dict(digest=digest_of(r)) if isinstance(r, dict) else r for r in tree]
             if isinstance(tree, list)
             else [tree]
         )

@@ -24,11 +24,11 @@ from experiments.studies.plans.cells import NAMES, NONE, Cell, Study
 from jfl import algorithms
 from jfl.algorithms.base import traits_of
 from jfl.core.errors import DataUnavailable
+from jfl.core.result_store import ResultStore
 from jfl.privacy import guarantees
 from jfl.report import plots
 from jfl.runs import build as assemble
 from jfl.runs.config import FIELDS, Config
-from jfl.runs.store import ResultStore
 from jfl.runs.unused_options import refuse_unused
 
 TINY = dict(

@@ -19,6 +19,7 @@ import pytest
 from helpers.problems import same_bits
 
 from jfl.core import files as atomic
+from jfl.core import result_store
 from jfl.core.errors import HealthError, ResumeRefused
 from jfl.engine.round import init
 from jfl.privacy.guarantees import guarantee
@@ -308,7 +309,7 @@ def stopped(half, until):
 def rewrite(half, **changes):
     record = Journal(half).read() | changes
     (half / "journal.json").write_text(
-        json.dumps(dict(record, digest=checkpoint.signature(record)))
+        json.dumps(dict(record, digest=result_store.digest_of(record)))
     )
 
 

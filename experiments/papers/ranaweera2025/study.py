@@ -26,12 +26,12 @@ import tyro
 
 from experiments.harness import results as results_file
 from jfl.core import checks
+from jfl.core.result_store import ResultStore
 from jfl.engine.sweep import sweep
 from jfl.privacy import guarantees
 from jfl.report import plots
 from jfl.runs import record
 from jfl.runs.checkpoint import environment
-from jfl.runs.store import ResultStore
 from jfl.runs.tables import interval
 
 from ...harness import command_line

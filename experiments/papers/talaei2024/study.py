@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from jfl.cli import console
+from jfl.core.result_store import ResultStore
 from jfl.engine.sweep import sweep as run_points
 from jfl.report import plots
 from jfl.runs import record as report
 from jfl.runs import tables
 from jfl.runs.config import Config
-from jfl.runs.store import ResultStore
 
 from ...harness.kept_runs import key as made_by
 from ...harness.runner import Experiment, judged, write_findings

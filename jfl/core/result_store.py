@@ -1,50 +1,74 @@
-"""Records of runs by key, in a file to which lines are only added.
+"""A file of JSON records by key, to which lines are only added.
 
-A line is the JSON of one record, and ends with the digest of what it says.  It is on the disk
-before anybody is shown the record.  So a process that is killed loses at most the line that it was
-writing, and what was lost is computed again.
+Each line is the JSON of one record and ends with its digest.  It is on the disk before the record
+is shown to anybody.  So a process that is killed loses at most the line that it was writing, and
+what was lost is computed again.
 """
 
+import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ..core import checks
-from .checkpoint import signature
-from .record import as_json
+import numpy as np
 
-UNSIGNED = "none"
+from . import checks
+
+
+def plain(value: Any) -> Any:
+    """Return the value as JSON can hold it: NaN and infinity become None."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (bool, str, type(None))):
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def as_json(value: Any) -> Any:
+    """Return the value as a JSON file gives it back."""
+    return json.loads(json.dumps(plain(value)))
+
+
+def digest_of(record: dict) -> str:
+    """Return the digest of a JSON record, independent of the order of its fields."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 class ResultStore:
-    """Records by key in a file; of two records with one key the later one counts.
+    """Records by key in a file; of two records with the same key, the later one counts.
 
-    A last line that was cut off is not there: it is taken out of the file before the next line is
-    added.  Lines that another process added in the meantime are kept.
+    An incomplete last line is ignored, and removed from the file before the next line is added.
+    Lines that another process added in the meantime are kept.
 
     Args:
-        path: of the file, which need not exist.
-        key: what a record is kept under.
-        fields: what every record holds; of others nothing is kept in memory.  None: anything.
-        head: what the first line of the file holds, which says what all records are of.  None: a
-            file without such a line.
-        signed: refuse lines without a digest.
-        line: what a line is, for refusals.
-        remedy: what to do about a line that is damaged.
+        path: the file, which need not exist.
+        key: the key of a record.
+        fields: the fields that every record has; only these are kept in memory.  None keeps all.
+        head: the fields of the first line, which describes all records.  None means a file without
+            such a line.
+        signed: reject lines without a digest.
+        line: the name of a line in messages.
+        remedy: what to do about a damaged line.
 
     Attributes:
         records: the records by key.
-        head: the first line, None where there is none yet.
+        head: the first line; None if there is none yet.
 
     Raises:
-        ArgumentError: naming the file and the line that is no record.
+        ArgumentError: If a line is not a record; it names the file and the line.
     """
 
     def __init__(
         self,
-        path,
+        path: str | os.PathLike,
         *,
         key: Callable[[dict], Hashable] = lambda record: record["key"],
         fields: tuple[str, ...] | None = None,
@@ -67,22 +91,22 @@ class ResultStore:
     def __getitem__(self, key: Hashable) -> dict:
         return self.records[key]
 
-    def begin(self, head: dict):
+    def begin(self, head: dict) -> None:
         """Write the first line of a new file."""
         self._add([as_json(head)])
 
-    def put(self, records: Iterable[dict]):
+    def put(self, records: Iterable[dict]) -> None:
         """Add records, each as a line; they are on the disk when this returns."""
         self._add([as_json(record) for record in records])
 
     def get(self, key: Hashable, compute: Callable[[], dict]) -> dict:
-        """The record of a key, computed and kept under it if it is not there."""
+        """Return the record of a key, and compute and store it first if it is missing."""
         if key not in self.records:
             self.put([compute() | dict(key=key)])
         return self.records[key]
 
-    def _read(self, content: bytes):
-        """Take in the whole lines of what the file holds beyond what was read."""
+    def _read(self, content: bytes) -> None:
+        """Read the complete lines of further content of the file."""
         whole, end, _ = content.rpartition(b"\n")
         for line in whole.split(b"\n") if end else ():
             self._count += 1
@@ -98,26 +122,26 @@ class ResultStore:
         self._size += len(whole + end)
 
     def _verified(self, record: dict) -> dict:
-        """The record of a line, without its digest."""
+        """Return the record of a line without its digest."""
         if not isinstance(record, dict):
-            raise TypeError(f"{type(record).__name__} in place of an object")
+            raise TypeError(f"{type(record).__name__} instead of an object")
         digest = record.pop("digest", None)
         if digest is None and self._signed:
-            raise ValueError(f"another digest than {UNSIGNED}")
-        if digest is not None and digest != signature(record):
+            raise ValueError("no digest")
+        if digest is not None and digest != digest_of(record):
             raise ValueError(f"another digest than {digest}")
         return record
 
-    def _keep(self, record: dict):
+    def _keep(self, record: dict) -> None:
         if self._head_fields is not None and self.head is None:
             self.head = {k: record[k] for k in self._head_fields}
             return
         key = self.key(record)
         self.records[key] = {k: record[k] for k in self._fields} if self._fields else record
 
-    def _add(self, records: list[dict]):
+    def _add(self, records: list[dict]) -> None:
         lines = "".join(
-            json.dumps(r | dict(digest=signature(r)), ensure_ascii=False) + "\n" for r in records
+            json.dumps(r | dict(digest=digest_of(r)), ensure_ascii=False) + "\n" for r in records
         ).encode()
         with open(self.path, "a+b") as file:
             end = file.seek(0, os.SEEK_END)
@@ -125,12 +149,12 @@ class ResultStore:
                 checks.fail(
                     str(self.path),
                     f"the {self._size} bytes that were there",
-                    f"{end}: another hand changed it",
-                    "Start in another directory with another seed.",
+                    f"{end}: another process modified the file",
+                    "Start in a new directory with a new seed.",
                 )
             file.seek(self._size)
             self._read(file.read())  # another process may have added lines
-            file.truncate(self._size)  # a line that was cut off goes
+            file.truncate(self._size)  # remove an incomplete line
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())

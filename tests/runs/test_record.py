@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from jfl.core import files
+from jfl.core import files, result_store
 from jfl.core.errors import ArgumentError, DataUnavailable, ResumeRefused
 from jfl.core.records import Health
+from jfl.core.result_store import ResultStore
 from jfl.data import datasets
-from jfl.runs import checkpoint, directory, record, train
+from jfl.runs import directory, record, train
 from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
-from jfl.runs.store import ResultStore
 
 HISTORY = dict(round=[1, 4], accuracy=[0.5, 0.25], loss=[2.0, 1.0])
 
@@ -21,7 +21,7 @@ def test_every_line_has_a_digest_and_one_that_was_edited_is_refused(tmp_path):
     path = tmp_path / "runs.jsonl"
     ResultStore(path).put([dict(key="a", x=1.5), dict(key="b", x={"2": "ε"})])
     first, second = path.read_text().splitlines()
-    assert json.loads(first)["digest"] == checkpoint.signature(dict(key="a", x=1.5))
+    assert json.loads(first)["digest"] == result_store.digest_of(dict(key="a", x=1.5))
     path.write_text(first.replace("1.5", "1.6") + "\n" + second + "\n")
     with pytest.raises(
         ArgumentError, match="runs.jsonl, line 1: expected a record.*another digest"
@@ -33,7 +33,7 @@ def test_lines_without_a_digest_are_read_unless_they_must_have_one(tmp_path):
     path = tmp_path / "runs.jsonl"
     path.write_text('{"key": "a", "x": 1}\n')
     assert ResultStore(path)["a"] == dict(key="a", x=1)
-    with pytest.raises(ArgumentError, match="line 1: .*another digest than none"):
+    with pytest.raises(ArgumentError, match="line 1: .*no digest"):
         ResultStore(path, signed=True)
 
 
