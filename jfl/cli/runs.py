@@ -51,8 +51,7 @@ class Train(Config):
     process: int | None = field(None, "which one this is, from 0; process 0 writes --out")
     log: str = field(
         "",
-        "where metrics go while the run goes on, several with commas: csv, parquet, tensorboard "
-        "(in --out), wandb, mlflow (in --out, or where WANDB_MODE and MLFLOW_TRACKING_URI say)",
+        "log metrics in --out during the run: csv, tensorboard, or both with a comma",
     )
 
 

@@ -6,6 +6,7 @@ inside a program: a run gives back arrays, and these are read off afterwards.
 
 import csv
 import hashlib
+import importlib.util
 import io
 import json
 import math
@@ -19,7 +20,6 @@ import numpy as np
 from ..core import checks
 from ..core.files import write as write_text
 from ..core.records import Plan
-from ..engine.loggers import write_parquet
 from . import record
 from .record import interval as interval
 
@@ -219,6 +219,37 @@ def _digest(words) -> str:
 
 
 # --- files
+
+
+def write_parquet(path: Path, rows: list[dict]) -> None:
+    """Write rows as a Parquet file, which replaces an earlier one atomically.
+
+    Raises:
+        ArgumentError: If neither pyarrow nor polars is installed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = dict.fromkeys(name for row in rows for name in row)
+    rows = [{name: row.get(name) for name in columns} for row in rows]
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        if importlib.util.find_spec("pyarrow"):
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), str(partial))
+        elif importlib.util.find_spec("polars"):
+            import polars
+
+            polars.DataFrame(rows, infer_schema_length=None).write_parquet(partial)
+        else:
+            checks.fail(
+                "tables.write",
+                "one of the packages pyarrow and polars",
+                "a Python without them",
+                'Install one: pip install -e ".[parquet]" in the folder of jfl.',
+            )
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write(path, rows: list[dict]):

@@ -132,7 +132,7 @@ class Session(NamedTuple):
         journal: of the run directory.
         mesh: the devices that share a cohort, None for one.
         watch: called after each evaluation.
-        log: names of the loggers, as of `logs.names`.
+        log: names of the loggers, from `logs.parse_names`.
     """
 
     asked: Config
@@ -173,7 +173,7 @@ def train(
         warn: called with a text, before the first round, where the noise is so large that nothing
             can be learned.
         log: where metrics go while the run goes on, beside the files that every run leaves:
-            "csv,parquet,tensorboard,wandb,mlflow", or some of them.
+            "csv", "tensorboard" or "csv,tensorboard".
 
     Returns:
         The entry of summary.json; None in other processes than the first.
@@ -198,7 +198,7 @@ def train(
 
 def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
     """The part of the process that reads and writes."""
-    out, loggers = checked(out, resume), logs.names(log)
+    out, loggers = checked(out, resume), logs.parse_names(log)
     journaled = None
     if resume and has_files(out):  # a directory of something else gets no lock
         journaled = _journaled(Journal(out), out)
