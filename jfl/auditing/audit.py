@@ -346,7 +346,7 @@ def audit_one_run(
     if claimed is not None and claimed >= most:
         checks.fail(
             where,
-            f"enough canaries to refute claimed={claimed:g}",
+            f"canaries that can refute claimed={claimed:g}",
             f"canaries={canaries}, which show at most {most:.3g} if every guess is right",
             "Use more canaries, or a smaller delta.",
         )

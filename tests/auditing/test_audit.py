@@ -46,7 +46,7 @@ def test_no_more_than_is_proved_and_not_much_less(name):
     plan = make()
     found = jfl.audit(plan, rounds, FEW, **asked)
     made = experiment(plan, rounds, **asked)
-    seen = audit._seen(made, rounds, FEW, 0, None, None, None)
+    seen = audit._observe(made, rounds, FEW, 0, None, None, None)
     sure = audit._bound(seen, made.law, 1e-2, SURE)[0]
     assert sure <= found.proved.epsilon and sure < found.epsilon
     assert found.epsilon > least * found.proved.epsilon
