@@ -87,7 +87,7 @@ from .privacy.mechanisms.stages import total as total
 from .privacy.plain_numbers import epsilon as epsilon
 from .privacy.plain_numbers import noise_multiplier as noise_multiplier
 from .sampling import batches as batches
-from .verify.checker import check_privacy as check_privacy
+from .verify.check import check_privacy as check_privacy
 
 __version__ = "0.1.0"
 

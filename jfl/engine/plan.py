@@ -22,7 +22,7 @@ from ..privacy.mechanisms.chain import bind, chain
 from ..privacy.mechanisms.stages import divide, total
 from ..sampling import batches
 from ..sampling import clients as sampling
-from ..verify import checker as taint
+from ..verify import check as verify
 from .slots import CPU_CHUNKS_PER_COHORT
 
 MEMORY = 2**31  # bytes for what a round computes at once
@@ -159,7 +159,7 @@ def plan(
     distributed.refuse_unlike("plan", upload, release, result.weights)
     each = client_bytes(result)
     mech.check_schedules("plan", result, 1)  # the others when it is known how many rounds there are
-    taint.refuse("plan", result)
+    verify.require_no_held_rows("plan", result)
     if chunk is not None:
         checks.require_integer("plan", chunk=chunk)
         return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))

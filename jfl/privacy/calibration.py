@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Plan
-from ..verify import checker as taint
+from ..verify import check as verify
 from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined
 from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
 from .ledger.entry import with_noise
@@ -78,7 +78,7 @@ def calibrate(
             "Put gaussian(1.0) into it: the multiplier is ignored and found.",
         )
     entry = choose("jfl.calibrate", plan, entries, unit, view, adjacency)
-    taint.warn("jfl.calibrate", entry)
+    verify.warn_if_conditional("jfl.calibrate", entry)
     if over == "noise_multiplier":
         noisier = lambda z: with_noise(entry, z)
         solved = [_noise(plan, noisier, target, rounds, delta) for target in np.ravel(epsilon)]
@@ -149,7 +149,7 @@ def calibrate_per_client(
             "none",
             "Use private_grad or upload.",
         )
-    taint.warn("jfl.calibrate_per_client", entry)
+    verify.warn_if_conditional("jfl.calibrate_per_client", entry)
     if entry.view == "third_party" and noisy(plan.upload) and plan.sampler.scheme == "full":
         checks.fail(
             "jfl.calibrate_per_client",

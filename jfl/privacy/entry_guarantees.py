@@ -8,7 +8,7 @@ import numpy as np
 from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Guarantee, Plan, code_of
-from ..verify.public_constants import CODE as PUBLIC_CONSTANTS
+from ..verify.check import PUBLIC_CONSTANTS
 from .accountants import events, truncation
 from .accountants.rdp_events import EXACT, Overflow, bounds, check_delta
 from .accountants.tightest import FINE, Release, tightest

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Caveat, Guarantee, Plan, code_of
-from ..verify import checker as taint
+from ..verify import check as verify
 from .accountants.rdp_events import check_delta
 from .accountants.rdp_events import curve as curve
 from .accountants.tightest import delta as delta
@@ -174,7 +174,7 @@ def epsilons(
     if not entries or not times.size:
         return np.where(times > 0, math.inf, 0.0)
     entry = choose("jfl.epsilons", plan, entries, unit, view, adjacency)
-    taint.warn("jfl.epsilons", entry)
+    verify.warn_if_conditional("jfl.epsilons", entry)
     return overflowing(entry, times, delta)[0]
 
 

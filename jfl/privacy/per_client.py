@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.records import Caveat, Plan
-from ..verify import checker as taint
+from ..verify import check as verify
 from .entry_guarantees import choices, choose, entries_of, guarantee_of, overflowing
 from .ledger.entries import EVERY_ROUND
 from .ledger.entry import Entry, effective, of_client, worst_columns
@@ -67,7 +67,7 @@ def epsilons_per_client(
         return np.where(sizes > 0, math.inf, 0.0)
     choices(None, view, None)
     entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None)
-    taint.warn("jfl.epsilons_per_client", entry)
+    verify.warn_if_conditional("jfl.epsilons_per_client", entry)
     if entry.noise_of == "server":  # it protects all clients alike
         return np.where(sizes > 0, guarantee_of(entry, rounds, delta).epsilon, 0.0)
 

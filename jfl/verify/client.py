@@ -1,4 +1,8 @@
-"""What one client does with its rows and keys: read from what `flow` followed through its jaxpr."""
+"""The verdict on a client: what it sends or keeps that no declared release protects.
+
+The client is traced on shapes, `flow` follows its rows and keys through the program, and `Judge`
+compares what it found with the releases that the algorithm declares.
+"""
 
 import collections
 import functools
@@ -16,16 +20,14 @@ from ..core import checks
 from ..core.records import Context, Keys, Plan, Rows
 from ..kernels import normals
 from ..privacy.mechanisms import chain as mech
-from .declarations import batch_words, chain_words, declared_of
-from .flow import Flow, is_key
-from .ownership import bits_of
-from .tracing import abstract, avals, cached, key_shape, params_shapes, row_shapes
+from .flow import Flow, Place, first_overlap, is_key, may_be_equal
+from .trust import bits_of, declared_releases
 
-SHOWN = 7  # steps of a path that are printed
+# Tokens that no payload may have, the worst first.  "size" is the number of rows under add_remove.
+SOURCES = ("rows", "draw", "batch", "example", "bounded", "kept", "opaque", "size")
 
-HERE = os.path.abspath(__file__).rsplit(os.sep, 2)[0]  # of jfl
-
-QUIET = (
+MAX_STEPS_SHOWN = 7  # of a path
+STEPS_NOT_SHOWN = (
     "convert_element_type",
     "reshape",
     "broadcast_in_dim",
@@ -37,58 +39,97 @@ QUIET = (
     "unstack",
 )
 
-SOURCES = (
-    "rows",
-    "draw",
-    "batch",
-    "example",
-    "bounded",
-    "kept",
-    "opaque",
-)  # what no payload may hold
-
 
 class Released(NamedTuple):
-    """One site at which a client releases something."""
+    """A place in a client at which it releases something."""
 
-    mechanism: str  # its stages
-    times: int | None  # a participation; None: nobody can count them
-    key: str  # where its noise is from
-    reads: Any  # which rows, in words
+    mechanism: str  # the names of its stages
+    times: int | None  # per participation; None if they cannot be counted
+    key: str  # the keys of its noise
+    reads: Any  # which rows
 
 
 class Verdict(NamedTuple):
-    example: tuple
-    client: tuple
-    releases: tuple
-    consts: list
-    shapes: Any  # of the server's state and of a payload; None where the client cannot be traced
+    """Findings about a client, as sentences; no findings are ()."""
+
+    example: tuple  # findings against guarantees for examples
+    client: tuple  # findings against guarantees for clients
+    releases: tuple  # of Released
+    consts: list  # arrays that the client holds
+    shapes: Any  # of the server's state and of a payload; None if the client cannot be traced
 
 
-def context_shapes():
-    number = lambda kind: jax.ShapeDtypeStruct((), kind)
-    return [
-        number(jnp.int32),
-        number(jnp.int32),
-        number(jnp.int32),
-        number(jnp.float32),
-        number(jnp.float32),
-    ]
+def chain_words(mechanism) -> str:
+    return " -> ".join(s.name for s in mechanism.stages)
 
 
-def traced(plan: Plan, keeps: bool = False) -> Verdict:
-    """Return the verdict on the client of a plan; plans that differ only in numbers share it.
+def batch_words(batches, steps=0) -> str:
+    has_size = batches.batch is not None and batches.scheme not in ("full", "poisson")
+    size = f"({batches.batch})" if has_size else ""
+    return f"rows of batches.{batches.scheme}{size}" + (f", {steps} steps" if steps else "")
+
+
+# --- shapes and caches
+
+TRACES: collections.OrderedDict = collections.OrderedDict()
+MAX_TRACES = 256
+
+
+def cached(name, make):
+    """Return make(), which is called once for each name."""
+    if name not in TRACES:
+        TRACES[name] = make()
+        while len(TRACES) > MAX_TRACES:
+            TRACES.popitem(last=False)
+    TRACES.move_to_end(name)
+    return TRACES[name]
+
+
+def abstract(value):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), value)
+
+
+def avals(value):
+    leaves, structure = jax.tree.flatten(value)
+    return structure, tuple((jnp.shape(x), str(jnp.result_type(x))) for x in leaves)
+
+
+def key_shape():
+    return jax.eval_shape(lambda: jax.random.key(0))
+
+
+def row_shapes(plan: Plan) -> tuple:
+    """Return the shapes of the rows x and y that a client receives."""
+    fed = plan.fed
+    if fed.host is None:
+        return abstract((fed.x, fed.y))
+    kinds = zip(fed.host.kind, (fed.host.shape, ()))
+    return tuple(jax.ShapeDtypeStruct((fed.host.slots, *rest), kind) for kind, rest in kinds)
+
+
+def params_shapes(plan: Plan):
+    init = plan.task.init
+    return cached(("params", avals(init)), lambda: jax.eval_shape(init, key_shape()))
+
+
+def context_shapes() -> list:
+    return [jax.ShapeDtypeStruct((), t) for t in (jnp.int32,) * 3 + (jnp.float32,) * 2]
+
+
+# --- the verdict
+
+
+def judge_client(plan: Plan, keeps: bool = False) -> Verdict:
+    """Return the verdict on the client of a plan.  Plans that differ only in numbers share it.
 
     Args:
         plan: a Plan.
-        keeps: whether what the client keeps and its personal model must be protected as well.
+        keeps: whether the new client state and the personal model must be protected as well.
     """
-    declared = declared_of(plan)
+    declared = declared_releases(plan)
     parts = (plan.algorithm.client, tuple((r.mechanism, r.batches) for r in declared))
-    leaves = jax.tree.leaves(parts)
-    first, classes = {}, []
-    for x in leaves:  # numbers that are equal are one
-        classes.append(first.setdefault(bits_of(x), len(first)))
+    first = {}
+    classes = [first.setdefault(bits_of(x), len(first)) for x in jax.tree.leaves(parts)]
     name = (
         "client",
         avals(parts),
@@ -112,15 +153,9 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
 
     def program(leaves, context, keys, server, client_state, rows):
         client, releases = structure.unflatten(leaves)
-        round_, id_, size, weight, cohort = context
-        context = Context(round_, id_, size, weight, plan.sampler.clients, cohort)
-        payload, kept, _ = client(
-            context,
-            Keys(*keys),
-            server,
-            client_state,
-            Rows(rows[0], rows[1], rows[2], context.size),
-        )
+        context = Context(*context[:4], plan.sampler.clients, context[4])
+        rows = Rows(*rows, context.size)
+        payload, kept, _ = client(context, Keys(*keys), server, client_state, rows)
         if keeps:
             payload = payload, kept, plan.algorithm.personal(server, kept)
         now = [(mech.at_round(m, context.round), b) for m, b in releases]
@@ -128,622 +163,491 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
         return payload, kept, [[jax.tree.leaves(part) for part in r] for r in now]
 
     try:
-        server, client_state_ = jax.eval_shape(plan.algorithm.init, params_shapes(plan))
-        operands = (
-            leaves,
-            context_shapes(),
-            [key_shape(), key_shape()],
-            server,
-            client_state_,
-            [x, y, jax.ShapeDtypeStruct((slots,), jnp.int32)],
-        )
+        server, state = jax.eval_shape(plan.algorithm.init, params_shapes(plan))
+        keys, indices = [key_shape(), key_shape()], jax.ShapeDtypeStruct((slots,), jnp.int32)
+        operands = (leaves, context_shapes(), keys, server, state, [x, y, indices])
         closed, shapes = jax.make_jaxpr(program, return_shape=True)(*operands)
-        judge = Judge(plan, declared, classes, operands, closed, shapes, structures, keeps)
-        return judge.verdict()
+        judge = Judge(plan, declared, keeps, shapes)
+        return judge.verdict(closed, operands, classes, structures)
     except Exception as error:  # the algorithm is the user's, and so is its error
         why = (f"the client could not be followed: {checks.describe_error(error)}",)
         return Verdict(why, why, (), [], None)
 
 
 class Judge:
-    """Reads what a Flow found of one client."""
+    """Compares what `Flow` found in one client with what its algorithm declares."""
 
-    def __init__(self, plan, declared, classes, operands, closed, shapes, structures, keeps=False):
-        self.plan, self.declared, self.closed = plan, declared, closed
-        self.operands, self.shapes, self.structures = operands, shapes, structures
-        self.classes = classes
-        paths = lambda tree, name: [
-            name + jax.tree_util.keystr(path)
-            for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-        # with `keeps`, the observer sees three things: the payload, the new state and the model
+    def __init__(self, plan, declared, keeps, shapes):
+        self.plan, self.declared, self.shapes = plan, declared, shapes
+        self.flow, self.example, self.client = Flow(), [], []
+        # With `keeps`, the observer sees the payload, the new state and the personal model.
         seen = zip(shapes[0], ("payload", "own", "personal")) if keeps else [(shapes[0], "payload")]
-        self.names = [path for tree, name in seen for path in paths(tree, name)]
-        self.names += paths(shapes[1], "own")
+        self.names = [path for tree, name in seen for path in _leaf_names(tree, name)]
+        self.num_sent = len(self.names)
+        self.names += _leaf_names(shapes[1], "own")
         self.shows = "sends or keeps" if keeps else "sends"
-        self.sent = len(jax.tree.leaves(shapes[0]))
-        self.example, self.client = [], []
 
-    def follow(self, tainted=()):
-        """One run, with those leaves of what the client remembers holding data."""
-        flow = self.flow = Flow()
-        leaves, context, keys, server, kept, rows = self.operands
-        give = lambda name, aval, *sources: flow.input(name, aval, *sources)
-        self.at = {}
-
-        def named(name, aval, *sources):
-            value = give(name, aval, *sources)
-            self.at[name] = value.symbol
-            return value
-
-        values = [give(("leaf", c), a) for c, a in zip(self.classes, leaves)]
-        # under add_remove, one row more or less changes the number of rows
-        secret = any(r.mechanism.adjacency == "add_remove" for r in self.declared)
-        values += [
-            named(n, a, *([("size", "rows.size")] if n == "size" and secret else []))
-            for n, a in zip(("round", "client", "size", "weight", "cohort"), context)
-        ]
-        values += [
-            named("keys.batch", keys[0], ("draw", "keys.batch")),
-            named("keys.noise", keys[1], ("key", "keys.noise")),
-        ]
-        values += [give(("server", i), a) for i, a in enumerate(jax.tree.leaves(server))]
-        values += [
-            give(("own", i), a, ("own", i), *([("kept", i)] if i in tainted else []))
-            for i, a in enumerate(jax.tree.leaves(kept))
-        ]
-        values += [
-            named(f"rows.{n}", a, ("rows", f"rows.{n}")) for n, a in zip(("x", "y", "index"), rows)
-        ]
-        outs = flow.closed(self.closed, values)
-        many = len(self.names)
-        self.outs, rest = outs[:many], outs[many:]
-        self.charged = []  # (mechanism, batches) of each declared release, by symbols
-        for (mechanism, batches), (a, b) in zip(self.structures, self.shapes[2]):
-            numbers, rest = rest[: len(a)], rest[len(a) :]
-            rates, rest = rest[: len(b)], rest[len(b) :]
-            self.charged.append(
-                (
-                    (mechanism, tuple(v.symbol for v in numbers)),
-                    (batches, tuple(v.symbol for v in rates)),
-                )
-            )
-
-    def verdict(self):
-        tainted, ways = set(), {}
-        while True:
-            self.follow(tainted)
-            new = {}
-            for i, out in enumerate(self.outs[self.sent :]):
-                for token, path in out.tokens.items():
-                    if (
-                        token[0] in (*SOURCES, "size")
-                        and token[0] != "kept"
-                        and i not in tainted
-                        and i not in new
-                    ):
-                        new[i] = self.way(token, path, self.names[self.sent + i])
-                    if token[0] == "kept" and i not in tainted and i not in new:
-                        new[i] = self.way(token, path, self.names[self.sent + i], ways)
-            if not new:
-                break
-            tainted |= set(new)
-            ways |= new
-        self.leaks(ways)
-        released = self.released()
-        rows = self.sites(released)
-        once = lambda findings: tuple(dict.fromkeys(findings))
-        shapes = (self.operands[3], self.shapes[0])
+    def verdict(self, closed, operands, classes, structures) -> Verdict:
+        self.follow(closed, operands, classes, structures)
+        self.find_tainted_state()
+        self.judge_payload()
+        self.judge_clients()
+        releases = self.judge_releases()
         consts = [c for c in self.flow.consts.values() if not isinstance(c, jax.core.Tracer)]
-        return Verdict(once(self.example), once(self.client), rows, consts, shapes)
+        once = lambda findings: tuple(dict.fromkeys(findings))
+        shapes = (operands[3], self.shapes[0])
+        return Verdict(once(self.example), once(self.client), releases, consts, shapes)
+
+    def follow(self, closed, operands, classes, structures):
+        """Interpret the client, whose inputs are the sources."""
+        leaves, context, keys, server, state, rows = operands
+        # With add_remove, neighbouring data sets differ in the number of rows.
+        is_secret = any(r.mechanism.adjacency == "add_remove" for r in self.declared)
+        named = {
+            **dict(zip(("round", "client", "size", "weight", "cohort"), context)),
+            **dict(zip(("keys.batch", "keys.noise"), keys)),
+            **dict(zip(("rows.x", "rows.y", "rows.index"), rows)),
+        }
+        sources = {name: [("rows", name)] for name in ("rows.x", "rows.y", "rows.index")}
+        sources |= {
+            "size": [("size", "rows.size")] * is_secret,
+            "keys.batch": [("draw", "keys.batch")],
+            "keys.noise": [("key", "keys.noise")],
+        }
+        values = {n: self.flow.input(n, aval, *sources.get(n, ())) for n, aval in named.items()}
+        self.at = {name: value.symbol for name, value in values.items()}
+        # Numbers that are equal in the plan are one input.
+        inputs = [self.flow.input(("leaf", c), a) for c, a in zip(classes, leaves)]
+        given = list(values.values())
+        inputs += given[:7]
+        inputs += [self.flow.input(("server", i), a) for i, a in enumerate(jax.tree.leaves(server))]
+        inputs += [
+            self.flow.input(("own", i), a, ("own", i), ("kept", i))
+            for i, a in enumerate(jax.tree.leaves(state))
+        ]
+        outputs = self.flow.run(closed, inputs + given[7:], Place())
+        self.outputs, numbers = outputs[: len(self.names)], iter(outputs[len(self.names) :])
+        self.sent, self.kept = self.outputs[: self.num_sent], self.outputs[self.num_sent :]
+        # The mechanism and the batches of each declared release, with symbols for numbers.
+        symbols = lambda part: tuple(next(numbers).symbol for _ in part)
+        self.charged = [
+            tuple((structure, symbols(part)) for structure, part in zip(pair, parts))
+            for pair, parts in zip(structures, self.shapes[2])
+        ]
 
     # --- what reaches the payload
 
-    def leaks(self, ways):
-        """Notes what reaches the payload, or what the client remembers, without noise."""
-        self.unprotected_examples(ways)
-        self.unprotected_clients()
-        for name, out, aval in zip(self.names, self.outs, jax.tree.leaves(self.shapes[:2])):
-            if is_key(aval) and ("key", "keys.noise") in out.tokens:
+    def find_tainted_state(self):
+        """Find the client states that hold data, now or after some rounds, and how it got there."""
+        self.ways = {}
+        while True:
+            new = {}
+            for i, value in enumerate(self.kept):
+                token = next(filter(self.is_source, value.tokens), None)
+                if token is not None and i not in self.ways:
+                    new[i] = self.way(token, value.tokens[token], self.names[self.num_sent + i])
+            if not new:
+                return
+            self.ways |= new
+
+    def is_source(self, token) -> bool:
+        return token[0] in SOURCES and (token[0] != "kept" or token[1] in self.ways)
+
+    def judge_payload(self):
+        found = {}  # one path for each kind of source
+        for name, value in zip(self.names, self.sent):
+            for token in filter(self.is_source, value.tokens):
+                detail = token[1] if token[0] in ("rows", "opaque", "draw") else ""
+                found.setdefault((token[0], detail), (token, value.tokens[token], name))
+        size = "the number of rows, which adjacency add_remove changes,"
+        for kind, detail in sorted(found, key=lambda source: SOURCES.index(source[0])):
+            what = {"size": size, "draw": "which rows were drawn"}.get(kind, "rows")
+            reach = "reaches" if kind in ("size", "draw") else "reach"
+            end = "" if kind == "draw" else " without noise"
+            words = f"{what} {reach} what the client {self.shows}{end}"
+            # Rows that are sent reveal which rows were drawn.
+            if kind != "draw" or all(other != "rows" for other, _ in found):
+                self.blame(self.example, words, *found[kind, detail])
+        avals = jax.tree.leaves(self.shapes[:2])
+        for name, value, aval in zip(self.names, self.outputs, avals):
+            if is_key(aval) and ("key", "keys.noise") in value.tokens:
                 self.example.append(f"a noise key outlives its round: {name}")
-        if not self.plan.algorithm.stateful and any(
-            t[0] == "own" for o in self.outs[: self.sent] for t in o.tokens
-        ):
-            self.client.append("clients remember, and stateful=True is not declared")
 
-    def unprotected_examples(self, ways):
-        """Sources of the payload: one path of each kind, the worst kind first."""
-        sources = {}
-        for name, out in zip(self.names[: self.sent], self.outs):
-            for token, path in out.tokens.items():
-                if token[0] in (*SOURCES, "size"):
-                    detail = token[1] if token[0] in ("rows", "opaque", "draw") else ""
-                    sources.setdefault((token[0], detail), (token, path, name))
-        rank = {kind: i for i, kind in enumerate((*SOURCES, "size"))}
-        rows_leak = any(kind == "rows" for kind, _ in sources)
-        for (kind, _), (token, path, name) in sorted(
-            sources.items(), key=lambda item: rank[item[0][0]]
-        ):
-            way = self.way(token, path, name, ways)
-            if kind == "opaque":
-                self.example.append(f"what {token[1]} does: {way}")
-            elif kind == "size":
-                self.example.append(
-                    "the number of rows, which adjacency add_remove changes, reaches what the "
-                    f"client sends without noise: {way}"
-                )
-            elif kind != "draw":
-                self.example.append(f"rows reach what the client {self.shows} without noise: {way}")
-            elif not rows_leak:
-                self.example.append(
-                    f"which rows were drawn reaches what the client {self.shows}: {way}"
-                )
-
-    def unprotected_clients(self):
-        """Noise for whole clients comes later: a client may read its own rows, and no others."""
-        for name, out in zip(self.names, self.outs):
-            for token, path in out.tokens.items():
-                if token[0] == "rows" and token[1] != "rows.index":
-                    self.client.append(
-                        "rows are read other than by batches.gather, perhaps another client's: "
-                        + self.way(token, path, name)
-                    )
-                if token[0] == "opaque":
-                    self.client.append(f"what {token[1]} does: {self.way(token, path, name)}")
+    def judge_clients(self):
+        """Find what noise for whole clients does not protect: rows of another client."""
+        for name, value in zip(self.names, self.outputs):
+            for token, path in value.tokens.items():
+                if token[0] in ("rows", "opaque") and token[1] != "rows.index":
+                    words = "rows are read other than by batches.gather, perhaps another client's"
+                    self.blame(self.client, words, token, path, name)
         for mark in self.flow.marks.values():
-            if mark.kind == "jfl_batch" and not self.reads(mark)[0]:
+            if mark.kind == "jfl_batch" and not self.read_batch(mark)[0]:
                 self.client.append(
                     "rows are read that may be another client's: gather needs rows as the client "
-                    "got them, "
-                    "with slots of batches.drawn or a mask of slots < rows.size"
+                    "got them, with slots of batches.drawn or a mask of slots < rows.size"
                 )
-
-    def way(self, token, path, name, ways=None):
-        """A path as text: from the source, by the steps that say something, to where it comes
-        out."""
-        steps, last, source = [], None, token[1]
-        while path is not None:
-            path, equation = path
-            primitive = equation.primitive.name
-            last = last or _line(equation)
-            if (
-                primitive not in QUIET
-                and not primitive.startswith("jfl_")
-                and (not steps or steps[-1] != primitive)
-            ):
-                steps.append(primitive)
-        steps.reverse()
-        if len(steps) > SHOWN:
-            steps = steps[:2] + ["..."] + steps[-(SHOWN - 3) :]
-        begin = source
-        if token[0] in ("batch", "example", "bounded"):
-            begin = "rows"
-        if token[0] == "kept":
-            begin = (ways or {}).get(source, "own")
-            begin = begin.split(" (")[0]
-        if token[0] == "opaque":
-            steps = [s for s in steps if s != token[1]]
-        return " -> ".join([begin, *steps, name]) + (f" ({last})" if last else "")
+        reads_state = any(t[0] == "own" for value in self.sent for t in value.tokens)
+        if reads_state and not self.plan.algorithm.stateful:
+            self.client.append("clients keep state, but stateful=True is not declared")
 
     # --- the releases
 
-    def released(self):
-        """The releases that the payload holds, now or in a later round."""
-        sent, kept, todo = self.outs[: self.sent], set(), list(self.outs[: self.sent])
-        while todo:  # what is remembered is sent once the payload reads it
-            for i in {t[1] for t in todo.pop().tokens if t[0] == "own"} - kept:
-                kept.add(i)
-                todo.append(self.outs[self.sent + i])
-        outs = [*sent, *(self.outs[self.sent + i] for i in sorted(kept))]
-        return list(dict.fromkeys(t[1] for o in outs for t in o.tokens if t[0] == "released"))
-
-    def times(self, mark):
-        sizes = [self.flow.length[loop] for loop in mark.loops] + [
-            size for size, _ in mark.params["batch"]
-        ]
-        return None if None in sizes else math.prod(sizes)
-
-    def sites(self, released):
-        flow, rows, counted = self.flow, [], collections.Counter()
-        every = {n: m for n, m in flow.marks.items() if m.kind == "jfl_release"}
-        for name in released:
-            mark = every[name]
-            times, site = self.times(mark), self.site(mark)
-            key, reads, charged = site
-            rows.append(Released(self.stages(mark), times, self.said(key), reads))
-            if times is None:
-                self.example.append(
-                    f"{self.stages(mark)}: releases in a loop without a fixed number of passes"
-                )
-            elif charged is not None:
-                counted[charged] += times
-        for charged, times in counted.items():
-            declared = sum(
-                r.count for i, r in enumerate(self.declared) if self.class_of(i) == charged
-            )
-            if times > declared:
-                self.example.append(
-                    f"{times} releases, {declared} declared: "
-                    f"{chain_words(self.declared[charged].mechanism)}"
-                )
-        self.keys(every, released)
-        self.draws(released)
+    def judge_releases(self) -> tuple:
+        """Judge all releases that reach the payload, now or in a later round."""
+        reached, todo, states = {}, list(self.sent), set()
+        while todo:
+            for kind, what in todo.pop().tokens:
+                if kind == "released":
+                    reached[what] = None
+                elif kind == "own" and what not in states:
+                    states.add(what)
+                    todo.append(self.kept[what])
+        self.sites = collections.defaultdict(list)
+        for mark in self.flow.marks.values():
+            if mark.kind == "jfl_release":
+                self.sites[mark.site].append(mark)
+        self.reached = reached
+        self.drawn_batches = []  # (address of the draw, scheme) of batches that count as sampled
+        rows, counted = [], collections.Counter()
+        for site in reached:
+            words, times = set(), 0
+            for mark in self.sites[site]:
+                repeats = [size for size, _ in mark.params["batch"]]
+                reads, charged = self.judge_release(mark)
+                words.add((self.chain_of(mark), reads))
+                if mark.counted:
+                    counted[charged] += math.prod(repeats)
+                    times += math.prod(repeats)
+            ((name, reads), *_) = sorted(words)
+            if not all(mark.counted for mark in self.sites[site]):
+                times = None
+                self.example.append(f"{name}: releases in a loop without a fixed number of passes")
+            rows.append(Released(name, times, self.key_words(site), reads))
+        self.judge_counts(counted)
+        self.judge_keys()
+        self.judge_draws()
         return tuple(rows)
 
-    def class_of(self, i):
-        """The first declared release that is charged as this one is."""
-        alike = lambda j: (
-            (self.charged[j], bool(self.declared[j].steps))
-            == (self.charged[i], bool(self.declared[i].steps))
-        )
-        return next(j for j in range(i + 1) if alike(j))
+    def judge_counts(self, counted):
+        """Check that there are no more releases than declared, of each kind that is declared."""
+        for charged, times in counted.items():
+            same = [r for r, c in zip(self.declared, self.classes()) if c == charged]
+            declared = sum(r.count for r in same)
+            if same and times > declared:
+                words = chain_words(same[0].mechanism)
+                self.example.append(f"{times} releases, {declared} declared: {words}")
 
-    def stages(self, mark):
-        mechanisms = [
-            r.mechanism for r, c in zip(self.declared, self.charged) if c[0] == self.mechanism(mark)
-        ]
-        return chain_words(mechanisms[0]) if mechanisms else "a chain that is not declared"
+    def classes(self) -> list:
+        """Return, for each declared release, the first one that is charged in the same way."""
+        charged = [(c, bool(r.steps)) for c, r in zip(self.charged, self.declared)]
+        return [charged.index(c) for c in charged]
 
     def mechanism(self, mark):
-        skip = {"jfl_release": 2 * mark.params["n"] + 3, "jfl_bounded": mark.params["n"] + 1}[
-            mark.kind
-        ]
+        skip = 2 * mark.params["n"] + 3 if mark.kind == "jfl_release" else mark.params["n"] + 1
         return mark.params["structure"], tuple(o.symbol for o in mark.operands[skip:])
 
-    def site(self, mark):
-        """(key, what it reads in words, which declared release it is); what is wrong with it is
-        noted."""
-        flow, n = self.flow, mark.params["n"]
-        note = self.example.append
-        where = f"a release of {self.stages(mark)}"
-        key, weight, client = mark.operands[2 * n : 2 * n + 3]
-        noise_key = flow.key(key.symbol)
-        if mark.params["outside"]:
-            note(f"{where}: inside a shard_map, where it is not followed")
-        if noise_key[0] != self.at["keys.noise"]:
+    def chain_of(self, mark) -> str:
+        pairs = zip(self.declared, self.charged)
+        words = [chain_words(r.mechanism) for r, c in pairs if c[0] == self.mechanism(mark)]
+        return words[0] if words else "a chain that is not declared"
+
+    def judge_release(self, mark):
+        """Judge one release.
+
+        Returns:
+            (which rows it reads, in words; the declared release that it is, or None).
+        """
+        n = mark.params["n"]
+        where = f"a release of {self.chain_of(mark)}"
+        note = lambda finding: self.example.append(f"{where}: {finding}")
+        _, weight, client = mark.operands[2 * n : 2 * n + 3]
+        if any(key[0] != self.at["keys.noise"] for key in self.keys_of(mark)):
             note(
-                f"{where}: its noise key does not come from keys.noise, so it is the same again in "
-                f"other rounds or clients"
+                "its noise key does not come from keys.noise, so it is the same again in other "
+                "rounds or clients"
             )
-        if flow.nodes[weight.symbol][0] != "lit" or flow.nodes[weight.symbol][3] != 1.0:
-            note(f"{where}: another max_weight than 1")
+        if not _is_one(weight):
+            note("another max_weight than 1")
         if mark.params["each"] and client.symbol != self.at["client"]:
-            note(f"{where}: the noise level of another client")
-        bound = flow.bounds(mark)
-        reads = "rows"
-        if bound is None:
-            way = next(
-                (
-                    self.way(t, path, "release")
-                    for o in mark.operands[n : 2 * n]
-                    for t, path in o.tokens.items()
-                    if t[0] in SOURCES
-                ),
-                "",
+            note("the noise level of another client")
+        name = self.flow.bounded_sum(mark)
+        if name is None:
+            words = "noise on a sum that no row stage of its chain bounds"
+            found = self.data_in(mark.operands[n : 2 * n])
+            way = f": {self.way(*found[0], 'release')}" if found else ""
+            self.example.append(words + way)
+            return "rows", None
+        bounded = self.flow.marks[name]
+        if self.mechanism(bounded) != self.mechanism(mark):
+            note("the sum is bounded by another chain than its noise is of")
+        if bounded.params["batch"] or mark.params["batch"]:
+            note("under a vmap of the client's own, where it is not followed")
+        is_single = bounded.params["kind"] == "single"
+        used = self.batches_of_client(bounded, note) if is_single else self.batch_of(bounded, note)
+        read = [self.read_batch(batch) for batch in used or ()]
+        if not all(is_own for is_own, _, _ in read):
+            note("rows that are not seen to be the client's own")
+            return "rows", None
+        for i, release in enumerate(self.declared if used is not None else ()):
+            (chain, batches), scheme = self.charged[i], release.batches.scheme
+            may_be_it = (
+                release.mechanism.adjacency == "replace_one" if is_single else not release.steps
             )
-            note(f"noise on a sum that no row stage of its chain bounds{': ' + way if way else ''}")
-            return noise_key, reads, None
-        bound = flow.marks[bound]
-        if self.mechanism(bound) != self.mechanism(mark):
-            note(f"{where}: the sum is bounded by another chain than its noise is of")
-        if bound.params["batch"] or mark.params["batch"]:
-            note(f"{where}: under a vmap of the client's own, where it is not followed")
-        if bound.params["kind"] == "single":
-            return noise_key, *self.single(mark, bound, where)
-        return noise_key, *self.examples(mark, bound, where)
-
-    def examples(self, mark, bound, where):
-        """A sum over the rows of a batch, each by itself."""
-        flow, note = self.flow, self.example.append
-        reference = flow.nodes[bound.operands[bound.params["n"]].symbol]
-        group = (
-            reference[1]
-            if reference[0] == "mark" and flow.marks[reference[1]].kind == "jfl_example"
-            else None
-        )
-        for o in bound.operands:
-            for token, path in o.tokens.items():
-                if token[0] in SOURCES and token != ("example", group):
-                    what = (
-                        f"what {token[1]} does"
-                        if token[0] == "opaque"
-                        else "rows reach the gradient of another row"
-                    )
-                    note(f"{what}: {self.way(token, path, 'clipped sum')}")
-        if group is None:
-            note(f"{where}: contributions that are not seen to be of one row each")
-            return "rows", None
-        given = [flow.nodes[o.symbol] for o in flow.marks[group].operands[:3]]
-        names = {g[1] for g in given if g[0] == "mark"}
-        if (
-            len(names) != 1
-            or [g[2] for g in given if g[0] == "mark"] != [0, 1, 2]
-            or flow.marks[g := names.pop()].kind != "jfl_batch"
-        ):
-            note(f"{where}: a batch that was changed, or not read by batches.gather")
-            return "rows", None
-        fine, batches, address = self.reads(flow.marks[g])
-        if not fine:
-            note(f"{where}: rows that are not seen to be the client's own")
-            return "rows", None
-        for i, r in enumerate(self.declared):
-            if (
-                not r.steps
-                and self.charged[i][0] == self.mechanism(mark)
-                and (
-                    self.charged[i][1] == batches
-                    or r.batches.scheme == "full"
-                    and batches in (None, "full")
-                )
-            ):
-                mark.params["address"], mark.params["scheme"] = address, r.batches.scheme
-                return batch_words(r.batches), self.class_of(i)
-        note(f"{where}: declared neither with this chain, nor with such batches")
+            is_sampled = (
+                all(b.counted for b in used)
+                and len(used) <= max(release.steps, 1)
+                and all(drawn == batches for _, drawn, _ in read)
+            )
+            is_full = scheme == "full" and (is_single or read[0][1] == "full")
+            if chain == self.mechanism(bounded) and may_be_it and (is_sampled or is_full):
+                self.drawn_batches += [(address, scheme) for _, _, address in read]
+                return batch_words(release.batches, release.steps), self.classes()[i]
+        if used is not None:
+            note("declared neither with this chain and adjacency, nor with such batches")
         return "rows", None
 
-    def single(self, mark, bound, where):
-        """One contribution of the whole client, of whatever it was made."""
-        flow, note = self.flow, self.example.append
-        weight = self._constant(bound.operands[bound.params["n"]].symbol)
-        if weight != 1.0:
-            note(f"{where}: a contribution whose weight is not seen to be 1")
-        used = self.read_by(bound)
-        raw = [
-            (t, path)
-            for o in bound.operands
-            for t, path in o.tokens.items()
-            if t[0] in ("rows", "opaque")
-        ]
-        for token, path in raw:
-            what = (
-                f"what {token[1]} does"
-                if token[0] == "opaque"
-                else "rows are read other than by batches.gather"
-            )
-            note(f"{what}: {self.way(token, path, 'release')}")
-        read = [self.reads(flow.marks[b]) for b in used]
-        if not all(fine for fine, _, _ in read):
-            note(f"{where}: rows that are not seen to be the client's own")
-        for i, r in enumerate(self.declared):
-            if self.charged[i][0] != self.mechanism(mark) or r.mechanism.adjacency != "replace_one":
-                continue
-            batches = [b for _, b, _ in read]
-            looks: list[Any] = [self.within(flow.marks[b], mark) for b in used]
-            if r.batches.scheme == "full":
-                return batch_words(r.batches, r.steps), self.class_of(i)
-            if (
-                all(b == self.charged[i][1] for b in batches)
-                and None not in looks
-                and sum(looks) <= max(r.steps, 1)
-            ):
-                for b, (_, _, address) in zip(used, read):
-                    flow.marks[b].params["address"], flow.marks[b].params["scheme"] = (
-                        address,
-                        r.batches.scheme,
-                    )
-                mark.params["used"] = used
-                return batch_words(r.batches, r.steps), self.class_of(i)
-        note(
-            f"{where}: declared neither with this chain under replace_one, nor with so many such "
-            f"batches"
-        )
-        return "rows", None
+    def data_in(self, operands) -> list:
+        """Return the sources in operands, as (token, path)."""
+        return [(t, p) for o in operands for t, p in o.tokens.items() if self.is_source(t)]
 
-    def within(self, batch, mark):
-        """How often a batch is drawn for one of the releases; those are in loops around both."""
-        sizes = [self.flow.length[loop] for loop in batch.loops if loop not in mark.loops]
-        return None if None in sizes else math.prod(sizes)
+    def blame(self, findings, words, token, path, end):
+        """Add a finding about a path, or about the primitive on it that hides what it does."""
+        words = f"what {token[1]} does" if token[0] == "opaque" else words
+        findings.append(f"{words}: {self.way(token, path, end)}")
 
-    def read_by(self, bound) -> list:
-        """The batches that went into a sum, by whatever way."""
-        flow, todo, seen, out = self.flow, [t for o in bound.operands for t in o.tokens], set(), []
-        while todo:
-            token = todo.pop()
-            if token in seen or token[0] not in ("batch", "example", "bounded", "released"):
-                continue
-            seen.add(token)
-            if token[0] == "batch":
-                out.append(token[1])
-            mark = flow.marks.get(token[1])
-            if mark is not None and token[0] != "batch":
-                todo += [t for o in mark.operands for t in o.tokens]
-        return out
-
-    def reads(self, mark):
-        """(whether a gather reads rows of the client alone, its batches by symbols, the address of
-        their draw)."""
+    def batch_of(self, bounded, note):
+        """Return the batch whose rows each contribute to a sum, in a list; None if it is not seen
+        that they do."""
         flow = self.flow
+        kind, group, *_ = flow.nodes[bounded.operands[bounded.params["n"]].symbol]
+        is_mark = kind == "mark" and flow.marks[group].kind == "jfl_example"
+        for token, path in self.data_in(bounded.operands):
+            if token[0] != "size" and not (is_mark and token == ("example", group)):
+                words = "rows reach the gradient of another row"
+                self.blame(self.example, words, token, path, "clipped sum")
+        if not is_mark:
+            note("contributions that are not seen to be of one row each")
+            return None
+        read = [flow.nodes[o.symbol] for o in flow.marks[group].operands[:3]]
+        batch = read[0][1]
+        if read != [("mark", batch, i) for i in range(3)] or flow.marks[batch].kind != "jfl_batch":
+            note("a batch that was changed, or not read by batches.gather")
+            return None
+        return [flow.marks[batch]]
+
+    def batches_of_client(self, bounded, note) -> list:
+        """Return the batches that went into one contribution of the whole client.
+
+        Those of earlier releases in the sum count as well, unless these releases reach the payload
+        themselves: then they are charged already.
+        """
+        if not _is_one(bounded.operands[bounded.params["n"]]):
+            note("a contribution whose weight is not seen to be 1")
+        for token, path in self.data_in(bounded.operands):
+            if token[0] in ("rows", "opaque"):
+                words = "rows are read other than by batches.gather"
+                self.blame(self.example, words, token, path, "release")
+        used, seen, todo = [], set(), list(bounded.operands)
+        while todo:
+            for token in todo.pop().tokens.keys() - seen:
+                seen.add(token)
+                kind, what = token
+                if kind == "batch":
+                    used.append(what)
+                elif kind in ("example", "bounded"):
+                    todo += self.flow.marks[what].operands
+                elif kind == "released" and what not in self.reached:
+                    todo += [o for mark in self.sites[what] for o in mark.operands]
+        return [self.flow.marks[name] for name in sorted(used)]
+
+    # --- batches
+
+    def read_batch(self, mark):
+        """Return (whether a gather reads only the client's rows, its batches with symbols for
+        numbers, the address of their draw)."""
+        no, flow = (False, None, None), self.flow
         x, y, index, size, slots, mask = (o.symbol for o in mark.operands[3:9])
-        given = {"rows.x": x, "rows.y": y, "size": size} | (
-            {"rows.index": index} if self.plan.fed.host is None else {}
-        )
-        if any(self.at[name] != symbol for name, symbol in given.items()) or mark.params["batch"]:
-            return False, None, None
-        drawn: list[Any] = [self.drawn(s) for s in (slots, mask)]
-        if (
-            all(d is not None for d in drawn)
-            and drawn[0][0] == drawn[1][0]
-            and (drawn[0][1], drawn[1][1]) == (0, 1)
-            and drawn[0][2] == drawn[1][2]
-        ):
-            of, loop = flow.marks[drawn[0][0]], drawn[0][2]
-            key, step, size = (o.symbol for o in of.operands[2:5])
-            if size != self.at["size"]:
-                return False, None, None
-            steps = flow.affine(step)
-            steps = steps if loop is None else flow._placed(steps, {("index", loop): 1}, 0)
-            root, path = flow.key(key)
-            path = path if loop is None else flow._moved((root, path), {("index", loop): 1}, 0)[1]
-            batches = of.params["structure"], tuple(o.symbol for o in of.operands[5:])
-            return True, batches, (root, (*path, ("child", steps)))
-        test = flow.nodes[mask]  # slots below the client's size, whatever they are
-        if test[:2] == ("op", "lt") and test[3] == slots and self._same(test[4]) == self.at["size"]:
-            return True, "full", None
-        return False, None, None
+        given = {"rows.x": x, "rows.y": y, "size": size}
+        if self.plan.fed.host is None:
+            given["rows.index"] = index
+        if mark.params["batch"] or any(self.at[name] != symbol for name, symbol in given.items()):
+            return no
+        one, other = self.drawn(slots, 0), self.drawn(mask, 1)
+        if one is not None and one == other:
+            name, i = one
+            draw = flow.marks[name]
+            dims = draw.params["batch"][0][1] if draw.params["batch"] else [-1] * 5
+            key, step, size = draw.operands[2:5]
+            if size.symbol != self.at["size"]:
+                return no
+            at = lambda operand, dim: (
+                None if operand.known is None else operand.known[i] if dim == 0 else operand.known
+            )
+            step = int(at(step, dims[3])) if step.known is not None else f"#{step.symbol}"
+            address = (*flow.keys[int(at(key, dims[2]))], step)
+            batches = draw.params["structure"], tuple(o.symbol for o in draw.operands[5:])
+            return True, batches, address
+        test = flow.nodes[mask]  # slots below the client's size may be any slots
+        if test[:2] == ("op", "lt") and test[3] == slots:
+            if self.unwrapped(test[4]) == self.at["size"]:
+                return True, "full", None
+        return no
 
-    def drawn(self, symbol):
-        """(mark of a draw, which of its results, the loop that goes through it)."""
-        content, loop = self.flow.nodes[symbol], None
-        if content[0] == "elem":
-            loop, content = content[1], self.flow.nodes[content[2]]
-            if content[:2] == ("op", "broadcast_in_dim"):  # a mask that all steps share
-                content = self.flow.nodes[content[3]]
-        if content[0] != "mark" or self.flow.marks[content[1]].kind != "jfl_slots":
+    def drawn(self, symbol, which):
+        """Return (mark of the draw, its pass) if a symbol is result `which` of a batch sampler."""
+        flow, node, i, dim = self.flow, self.flow.nodes[symbol], None, None
+        if node[0] == "element":
+            i, dim, node = node[2], 0, flow.nodes[node[1]]
+            if node[:2] == ("op", "broadcast_in_dim"):  # a mask that all passes share
+                dim, node = -1, flow.nodes[node[3]]
+        if node[0] != "mark" or node[2] != which or flow.marks[node[1]].kind != "jfl_slots":
             return None
-        batch = self.flow.marks[content[1]].params["batch"]
-        of = self.flow.shapes[self.flow.node("mark", content[1], content[2])][-1:]
-        if (
-            (loop is None) != (not batch)
-            or len(batch) > 1
-            or batch
-            and any(d not in (0, -1) for d in batch[0][1])
-            or self.flow.shapes[symbol] != of
-        ):
+        batch = flow.marks[node[1]].params["batch"]
+        whole = flow.shapes[flow.node(*node)][-1:]
+        if flow.shapes[symbol] != whole or len(batch) > 1:
             return None
-        return content[1], content[2], loop
+        dims = batch[0][1] if batch else (None,)
+        if any(d not in (0, -1, None) for d in dims) or dim != (dims[which] if batch else None):
+            return None
+        return node[1], i
 
-    def _same(self, symbol):
-        """A symbol before it was only stored otherwise."""
-        content = self.flow.nodes[symbol]
-        while content[0] == "op" and content[1] in (
-            "broadcast_in_dim",
-            "convert_element_type",
-            "reshape",
-            "squeeze",
-        ):
-            symbol = content[3]
-            content = self.flow.nodes[symbol]
+    def unwrapped(self, symbol) -> int:
+        """Return the symbol of a number before it was only stored in another form."""
+        node = self.flow.nodes[symbol]
+        forms = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze")
+        while node[0] == "op" and node[1] in forms:
+            symbol = node[3]
+            node = self.flow.nodes[symbol]
         return symbol
 
-    def _constant(self, symbol):
-        content = self.flow.nodes[self._same(symbol)]
-        return content[3] if content[0] == "lit" else None
+    def judge_draws(self):
+        """Check that batches that count as independent samples are drawn independently."""
+        note = self.example.append
+        used = [(a, s) for a, s in self.drawn_batches if s != "full" and a is not None]
+        if any(address[0] != self.at["keys.batch"] for address, _ in used):
+            note(
+                "batches are not drawn from keys.batch, so they are the same again in other rounds "
+                "or clients"
+            )
+            return
+        epochs = [address[1:] for address, scheme in used if scheme == "epochs"]
+        if epochs != [(step,) for step in range(len(epochs))]:
+            note("batches of epochs that are not taken step by step from 0")
+        elif first_overlap([address for address, _ in used]) is not None:
+            note("batches that count as independent draws share one draw")
 
     # --- keys
 
-    def keys(self, every, released):
-        """Each release has a key of its own, and nothing else draws from it."""
-        flow, note = self.flow, self.example.append
-        keys = {n: flow.key(m.operands[2 * m.params["n"]].symbol) for n, m in every.items()}
-        for name in released:
-            mark, key = every[name], keys[name]
-            if key[0] != self.at["keys.noise"]:
-                continue
-            if set(flow.covers(key, mark.loops)) != set(mark.loops):
-                note(f"the passes of a loop share one noise key: {self.said(key)}")
-            for other, theirs in keys.items():
-                if (
-                    other != name
-                    and not (other in released and other < name)
-                    and theirs[0] == key[0]
-                    and not flow.apart(key, theirs)
-                ):
-                    note(
-                        f"two releases share one noise key: {self.said(key)} and "
-                        f"{self.said(theirs)}"
-                    )
-        for symbol, equation in flow.drawn.values():
-            root, steps = flow.key(symbol)
-            if root != self.at["keys.noise"]:
-                continue
-            for name in released:
-                if keys[name][0] == root and self.above(steps, keys[name][1]):
-                    line = _line(equation)
-                    note(
-                        (
-                            f"{equation.primitive.name} reads the noise key of a release, "
-                            f"{self.said((root, steps))}"
-                        )
-                        + (f" ({line})" if line else "")
-                    )
-                    break
+    def keys_of(self, mark) -> list:
+        known = mark.operands[2 * mark.params["n"]].known
+        return [self.flow.keys[i] for i in np.unique(known)]
 
-    def above(self, steps, below) -> bool:
-        """True if a key may be that of a release, or one from which it descends."""
-        cut = lambda path: path[
-            : next((i for i, s in enumerate(path) if s[0] == "often"), len(path))
+    def judge_keys(self):
+        """Check that each release has a separate key, and that nothing else draws from it."""
+        root, note = self.at["keys.noise"], self.example.append
+        pairs = [
+            (mark.site, key)
+            for marks in self.sites.values()
+            for mark in marks
+            for key in self.keys_of(mark)
+            if key[0] == root
         ]
-        one, other = cut(steps), cut(below)
-        if len(one) == len(steps) and len(other) == len(below) and len(steps) > len(below):
-            return False
-        return not any(self.flow._differ(s, t) for s, t in zip(one, other))
-
-    def draws(self, released):
-        """Batches that count as independent samples are drawn from addresses of their own."""
-        flow, note = self.flow, self.example.append
-        used = []
-        for name in released:
-            mark = flow.marks[name]
-            if "address" in mark.params:
-                used.append((mark.params["address"], mark.params["scheme"], mark.loops))
-            for b in mark.params.get("used", ()):
-                batch = flow.marks[b]
-                used.append((batch.params["address"], batch.params["scheme"], batch.loops))
-        seen = []
-        for address, scheme, loops in used:
-            if scheme == "full" or address is None:
+        released = [pair for pair in pairs if pair[0] in self.reached]
+        overlap = first_overlap([key for _, key in released])
+        if overlap is not None:
+            (site, one), (other_site, other) = (released[i] for i in overlap)
+            if site == other_site:
+                note(f"the passes of a loop share one noise key: {self.said(one)}")
+            else:
+                words = f"{self.said(one)} and {self.said(other)}"
+                note(f"two releases share one noise key: {words}")
+        # A release that is not sent may share its key with another one that is not sent.
+        unsent = list(dict.fromkeys(key for site, key in pairs if site not in self.reached))
+        for key in unsent:
+            for _, other in released:
+                if len(key) == len(other) and may_be_equal(key, other):
+                    words = f"{self.said(other)} and {self.said(key)}"
+                    note(f"two releases share one noise key: {words}")
+                    break
+        for operand, equation in self.flow.draws.values():
+            if ("key", "keys.noise") not in operand.tokens:
                 continue
-            if address[0] != self.at["keys.batch"]:
-                note(
-                    "batches are not drawn from keys.batch, so they are the same again in other "
-                    "rounds or clients"
-                )
-            elif scheme == "epochs":
-                if not self.in_turn(address, loops) or any(a[0] == address[0] for a in seen):
-                    note("batches of epochs that are not taken step by step from 0")
-            elif flow.covers(address, loops) != set(loops) or any(
-                not flow.apart(address, a) for a in seen
-            ):
-                note("batches that count as independent draws share one draw")
-            seen.append(address)
+            line = _user_line(equation)
+            for key in (self.flow.keys[i] for i in np.unique(operand.known)):
+                if any(self.may_be_above(key, other) for _, other in released):
+                    note(
+                        f"{equation.primitive.name} reads the noise key of a release, "
+                        f"{self.said(key)}" + (f" ({line})" if line else "")
+                    )
 
-    def in_turn(self, address, loops):
-        atoms, first = address[1][-1][1]
-        return (
-            len(address[1]) == 1
-            and first == 0
-            and len(loops) <= 1
-            and atoms == {("index", loop): 1 for loop in loops}
-        )
+    def may_be_above(self, key, other) -> bool:
+        """Return whether a key may be another key or one from which the other descends."""
+        if key[0] != self.at["keys.noise"]:
+            return True
+        return len(key) <= len(other) and may_be_equal(key, other)
+
+    # --- words
+
+    def way(self, token, path, name) -> str:
+        """Return a path as text: its source, the steps that say something, and its end."""
+        kind, source = token
+        steps, line = [], ""
+        while path is not None:
+            path, equation = path
+            primitive = equation.primitive.name
+            line = line or _user_line(equation)
+            is_shown = primitive not in STEPS_NOT_SHOWN and not primitive.startswith("jfl_")
+            if is_shown and primitive not in steps[-1:] and (kind, primitive) != token:
+                steps.append(primitive)
+        steps.reverse()
+        if len(steps) > MAX_STEPS_SHOWN:
+            steps = [*steps[:2], "...", *steps[3 - MAX_STEPS_SHOWN :]]
+        begin = source
+        if kind in ("batch", "example", "bounded"):
+            begin = "rows"
+        if kind == "kept":
+            begin = self.ways[source].split(" (")[0]
+        return " -> ".join([begin, *steps, name]) + (f" ({line})" if line else "")
+
+    def key_words(self, site) -> str:
+        """Return the keys of a release: all of them if there are two or fewer."""
+        keys = [self.said(key) for mark in self.sites[site] for key in self.keys_of(mark)]
+        return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
 
     def said(self, key) -> str:
-        """A key as one would write it."""
-        root, steps = key
+        """Return a key as a user would write it."""
         names = {symbol: name for name, symbol in self.at.items()}
-        text = names.get(root, "a key that is not the client's")
-        for step in steps:
-            if step[0] == "often":
-                text = f"{text}, split again and again"
-                continue
-            atoms, constant = step[1]
-            parts = [
-                "step" if a[0] == "index" else "place" if a[0] == "place" else "a number"
-                for a in atoms
-            ]
-            parts += [str(constant)] if constant or not parts else []
-            text = f"fold_in({text}, {' + '.join(parts)})"
+        text = names.get(key[0], "a key that is not the client's")
+        for step in key[1:]:
+            text = f"fold_in({text}, {step if isinstance(step, int) else 'a number'})"
         return text
 
 
+def _leaf_names(tree, name) -> list:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [name + jax.tree_util.keystr(path) for path, _ in leaves]
+
+
+def _is_one(value) -> bool:
+    return value.known is not None and bool(np.all(value.known == 1.0))
+
+
 @functools.cache
-def _site():
-    return tuple(
-        {os.path.dirname(os.path.dirname(os.path.abspath(str(m.__file__)))) for m in (jax, np)}
-        | {os.path.dirname(os.path.abspath(str(m.__file__))) for m in (inspect, normals)}
-    )
+def _library_folders():
+    packages = [os.path.dirname(os.path.dirname(str(m.__file__))) for m in (jax, np)]
+    modules = [os.path.dirname(str(m.__file__)) for m in (inspect, normals)]
+    jfl = os.path.dirname(os.path.dirname(__file__))
+    return tuple(map(os.path.abspath, (*packages, *modules, jfl))) + ("<frozen",)
 
 
-def _line(equation) -> str:
-    """Where the user's own code made an equation: "client, mine.py:12"; "" where jfl or a library
-    did."""
+def _user_line(equation) -> str:
+    """Return the line of the user's code that made an equation, such as "client, mine.py:12", or
+    "" if jfl or a library made it."""
     trace = equation.source_info.traceback
     for frame in trace.frames if trace is not None else ():
-        name = frame.file_name
-        if name == __file__:  # beyond it are those who asked
+        if frame.file_name == __file__:  # the frames after it are of whoever asked
             return ""
-        if name.startswith((HERE, *_site(), "<frozen")):
-            continue
-        return (
-            f"{frame.function_name.rsplit('.', 1)[-1]}, {os.path.basename(name)}:{frame.line_num}"
-        )
+        if not frame.file_name.startswith(_library_folders()):
+            function = frame.function_name.rsplit(".", 1)[-1]
+            return f"{function}, {os.path.basename(frame.file_name)}:{frame.line_num}"
     return ""

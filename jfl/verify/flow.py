@@ -1,9 +1,17 @@
-"""What flows where in a jaxpr: which values data reached and by which way, and how keys and
-counters were made.
+"""An interpreter of jaxprs that follows data from its sources to the outputs.
 
-Each value has a symbol, equal for values that were computed alike from the same inputs, and tokens,
-the sources that reached it, each with its path.  Marks (see `jfl.core.marks`) are collected; what
-they mean is judged in `client`.
+Every value of the program is interpreted as a `Value` with three parts:
+
+* a symbol, which is equal for two values only if they are computed in the same way from the same
+  inputs,
+* tokens, the sources that influence the value, each with the path by which it came.  The tokens of
+  a result are the union of the tokens of its operands: a result may depend on all of them,
+* what is known exactly: small constants, counters of loops, and keys as paths from their root.
+
+Loops that hold marks or keys are unrolled, so that each pass has its own counters and keys.  In all
+other loops the tokens are joined until they no longer change.  `RULES` at the end of this module
+says which primitive is interpreted by which rule; a primitive without a rule may pass on everything
+that it reads.  The marks (see `marks`) are collected here and judged in `client`.
 """
 
 import hashlib
@@ -12,24 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-from jax.extend.core import primitives as p
 
 from ..core.jaxprs import of_scan, within
-from . import marks
 
-MARKS = {
-    q: q.name
-    for q in (
-        marks.release_p,
-        marks.bounded_p,
-        marks.example_p,
-        marks.batch_p,
-        marks.slots_p,
-        marks.key_p,
-    )
-}
-# what may hide anything: Python, foreign libraries, and rules of batching that mix the rows of a
-# batch
+# Primitives that may hide anything: Python, foreign libraries, and batching rules that mix rows.
 OPAQUE = (
     "pure_callback",
     "io_callback",
@@ -40,672 +34,469 @@ OPAQUE = (
     "call_exported",
     "infeed",
 )
-# they move keys, or make children of them; all else that reads a key draws from it
-KEYS = (
-    "random_fold_in",
-    "random_split",
-    "random_clone",
-    "slice",
-    "squeeze",
-    "reshape",
-    "broadcast_in_dim",
-    "copy",
-    "dynamic_slice",
-    "gather",
-    "select_n",
-    "concatenate",
-    "stack",
-    "unstack",
-    "transpose",
+MARKS = (
+    "jfl_release",
+    "jfl_bounded",
+    "jfl_example",
+    "jfl_batch",
+    "jfl_slots",
     "jfl_noise_key",
 )
-SAME = ("convert_element_type", "copy", "copy_p", "reshape", "squeeze", "broadcast_in_dim")
-LARGE = 2**20  # numbers of a constant beyond which it is equal only to itself
-PASSES = 60
+# Primitives that move keys or derive keys.  Every other primitive that reads a key draws from it.
+KEY_DERIVATIONS = ("random_fold_in", "random_split", "stack")
+MAX_KNOWN = 2**12  # elements of an array whose values are followed
+MAX_HASHED = 2**20  # elements of a constant that is compared by value; others by identity
+MAX_PASSES = 10_000  # of all unrolled loops together
+MAX_JOINS = 60  # passes over a loop that is not unrolled
 
 
 class Value(NamedTuple):
     symbol: int
-    tokens: dict  # source -> path, (the path before, an equation) or None
+    tokens: dict  # source -> path, where a path is (earlier path, equation) or None
+    known: np.ndarray | None = None  # numbers; for keys, indices into `Flow.keys`
+
+
+class Place(NamedTuple):
+    """The position of an equation in an execution of the program."""
+
+    site: tuple = ()  # the equations around it, outermost first
+    passes: tuple = ()  # the pass of each unrolled loop around it
+    counted: bool = True  # False inside a loop with an unknown number of passes
+
+    def enter(self, equation, index=None):
+        passes = self.passes if index is None else (*self.passes, index)
+        return Place((*self.site, id(equation)), passes, self.counted)
 
 
 class Mark(NamedTuple):
+    """One execution of a mark."""
+
     kind: str
+    site: int  # the same for all passes of a loop
     params: dict
-    operands: list  # of Value
-    loops: tuple  # around it, outermost first
+    operands: list[Value]
+    counted: bool
     equation: Any
 
 
 class Flow:
-    """Runs a jaxpr on symbols and tokens."""
+    """Interprets one jaxpr; the attributes hold what was found."""
 
     def __init__(self):
-        self.nodes, self.ids, self.shapes = [], {}, {}
-        self.marks, self.drawn, self.consts = {}, {}, {}
-        self.length, self.carries, self._varies, self._params, self.details = {}, {}, {}, {}, {}
-        self._open = set()
-        self.outside = False  # inside a shard_map
+        self.nodes = []  # symbol -> how it was computed
+        self.shapes = {}  # symbol -> shape
+        self.marks = {}  # name -> Mark, in the order of execution
+        self.draws = {}  # (equation, passes) -> (key, equation) of everything that reads a key
+        self.consts = {}  # id -> array that the program holds
+        self.keys = []  # each key as (symbol of its root, number of a child, ...)
+        self._symbols, self._key_index, self._texts, self._contains = {}, {}, {}, {}
+        self._passes = 0
 
     def node(self, *content, shape=None) -> int:
-        """The number of a symbol; equal contents, equal numbers."""
-        number = self.ids.get(content)
-        if number is None:
-            number = self.ids[content] = len(self.nodes)
+        """Return the symbol with this content."""
+        symbol = self._symbols.setdefault(content, len(self.nodes))
+        if symbol == len(self.nodes):
             self.nodes.append(content)
         if shape is not None:
-            self.shapes[number] = tuple(shape)
-        return number
+            self.shapes[symbol] = tuple(shape)
+        return symbol
+
+    def value(self, aval, tokens, *content, known=None) -> Value:
+        """Return a value with this content.  A key of unknown origin is a root of its own."""
+        shape = getattr(aval, "shape", ())
+        symbol = self.node(*content, shape=shape)
+        if known is not None and np.shape(known) != shape:
+            known = None
+        if known is None and is_key(aval):
+            known = np.full(shape, self.key((symbol,)))
+        return Value(symbol, tokens, known)
 
     def input(self, name, aval, *sources) -> Value:
-        return Value(self.node("in", name, shape=aval.shape), {s: None for s in sources})
+        return self.value(aval, dict.fromkeys(sources), "in", name)
+
+    def key(self, path) -> int:
+        """Return the index of a key in `keys`."""
+        index = self._key_index.setdefault(path, len(self.keys))
+        if index == len(self.keys):
+            self.keys.append(path)
+        return index
 
     def constant(self, value) -> Value:
         if not hasattr(value, "dtype"):
             value = np.asarray(value)
+        if np.ndim(value):
+            self.consts[id(value)] = value
         try:
             plain = np.asarray(value)
-        except Exception:  # a key, or a reference: equal to itself only
-            self.consts[id(value)] = value
-            return Value(self.node("const", id(value), shape=np.shape(value)), {})
-        if plain.ndim == 0:
-            number = plain.item()
-            number = number if number == number else None  # nan is not equal to itself
-            return Value(self.node("lit", str(plain.dtype), plain.tobytes(), number, shape=()), {})
-        self.consts[id(value)] = value
-        name = id(value) if plain.size > LARGE else hashlib.sha256(plain.tobytes()).hexdigest()
-        return Value(
-            self.node("const", str(plain.dtype), name, self._steps(plain), shape=plain.shape), {}
-        )
+        except Exception:  # a key or a reference, which equals only itself
+            return self.value(value, {}, "const", id(value))
+        is_small = plain.size <= MAX_HASHED
+        name = hashlib.sha256(plain.tobytes()).hexdigest() if is_small else id(value)
+        known = plain if plain.size <= MAX_KNOWN else None
+        return self.value(plain, {}, "const", str(plain.dtype), plain.shape, name, known=known)
 
-    @staticmethod
-    def _steps(plain):
-        """(first, step) of whole numbers that go up evenly."""
-        if plain.ndim != 1 or plain.dtype.kind not in "iu" or not plain.size:
-            return None
-        steps = np.diff(plain.astype(np.int64))
-        return (
-            (int(plain[0]), int(steps[0]) if steps.size else 0)
-            if not steps.size or (steps == steps[0]).all()
-            else None
-        )
+    # --- programs and equations
 
-    # --- running it
-
-    def closed(self, closed: ClosedJaxpr, operands, stack=(), loops=()):
-        return self.run(
-            closed.jaxpr, [self.constant(c) for c in closed.consts], operands, stack, loops
-        )
-
-    def run(self, jaxpr, consts, operands, stack, loops):
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
-        value = lambda v: self.constant(v.val) if isinstance(v, Literal) else env[v]
+    def run(self, closed: ClosedJaxpr, operands, place) -> list[Value]:
+        """Interpret a program and return its results."""
+        jaxpr = closed.jaxpr
+        consts = [self.constant(c) for c in closed.consts]
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+        read = lambda v: self.constant(v.val) if isinstance(v, Literal) else values[v]
         for equation in jaxpr.eqns:
-            operands = [value(v) for v in equation.invars]
-            results = self.equation(equation, operands, (*stack, id(equation)), loops)
-            env.update(zip(equation.outvars, results))
-        return [value(v) for v in jaxpr.outvars]
+            rule = RULES.get(equation.primitive.name, Flow.apply)
+            results = rule(self, equation, [read(v) for v in equation.invars], place)
+            values.update(zip(equation.outvars, results))
+        return [read(v) for v in jaxpr.outvars]
 
-    def equation(self, equation, operands, stack, loops):
-        primitive, params = equation.primitive, equation.params
-        if primitive in MARKS:
-            return self.mark(equation, operands, stack, loops)
-        if primitive is p.scan_p:
-            return self.scan(equation, operands, stack, loops)
-        if primitive is p.while_p:
-            return self.while_(equation, operands, stack, loops)
-        if primitive is p.cond_p:
-            return self.cond(equation, operands, stack, loops)
-        if primitive.name == "unstack":
-            return self.unstack(equation, operands)
-        if primitive.name not in OPAQUE:
-            inner = next(
-                (
-                    params[k]
-                    for k in ("jaxpr", "call_jaxpr")
-                    if isinstance(params.get(k), (Jaxpr, ClosedJaxpr))
-                ),
-                None,
-            )
-            closed = inner
-            # with jax 0.11 both are one class, and a jaxpr has its constants
-            if inner is not None and not isinstance(inner, ClosedJaxpr):
-                closed = ClosedJaxpr(inner, ())
-            if (
-                closed is not None
-                and not closed.jaxpr.constvars[len(closed.consts) :]
-                and len(closed.jaxpr.invars) == len(operands)
-                and len(closed.jaxpr.outvars) == len(equation.outvars)
-            ):
-                before, self.outside = self.outside, self.outside or primitive.name == "shard_map"
-                results = self.closed(closed, operands, stack, loops)
-                self.outside = before
-                return results
-        return self.other(equation, operands, stack, loops)
-
-    def other(self, equation, operands, stack, loops):
-        """Any other primitive: what goes in may come out, and what nobody can see in it."""
-        name = equation.primitive.name
-        hides = name in OPAQUE or self.hides(equation.params)
-        for v, operand in zip(equation.invars, operands):
-            if name not in KEYS and is_key(v.aval):
-                self.drawn[stack] = (operand.symbol, equation)
-        tokens = self.along(equation, operands)
-        if hides:
-            tokens[("opaque", name)] = (None, equation)
-            content = ("opaque", stack, loops)
-        else:
-            content = ("op", name, self.parameters(equation), *(o.symbol for o in operands))
-        return [
-            Value(self.node(*content, i, shape=getattr(v.aval, "shape", ())), tokens)
-            for i, v in enumerate(equation.outvars)
-        ]
-
-    def hides(self, params) -> bool:
-        """Whether programs within an equation that are not followed hold a mark, or what may hide
-        anything.  Their constants are kept with the others."""
-        found = False
-        for equations, constants in within(params):
-            for value in constants:
-                self.constant(value)
-            for equation in equations:
-                for v in equation.invars:
-                    if isinstance(v, Literal):
-                        self.constant(v.val)
-                found |= equation.primitive in MARKS or equation.primitive.name in OPAQUE
-                found |= self.hides(equation.params)
-        return found
-
-    def unstack(self, equation, operands):
-        """The rows along an axis: slices, as JAX wrote them before 0.11."""
-        (operand,), axis = operands, equation.params["axis"]
-        one = [1 if a == axis else n for a, n in enumerate(equation.invars[0].aval.shape)]
-        tokens, rows = self.along(equation, operands), []
-        for i, v in enumerate(equation.outvars):
-            begin = tuple(i if a == axis else 0 for a in range(len(one)))
-            end = tuple(first + size for first, size in zip(begin, one))
-            cut = self.text(dict(limit_indices=end, start_indices=begin, strides=None))
-            cut = self.node("op", "slice", cut, operand.symbol, 0, shape=one)
-            row = ("op", "squeeze", self.text(dict(dimensions=(axis,))), cut, 0)
-            rows.append(Value(self.node(*row, shape=v.aval.shape), tokens))
-        return rows
-
-    def text(self, params):
-        """Of what an operation does, under which `details` has it."""
-        plain = {k: v for k, v in params.items() if v is not None and k != "sharding"}
-        known = repr(sorted(plain.items(), key=lambda i: i[0]))
-        self.details[known] = params
-        return known
-
-    def parameters(self, equation):
-        """A text of what an equation does; its own where that has none."""
-        known = self._params.get(id(equation))
-        if known is None:
-            inside = any(
-                isinstance(v, (Jaxpr, ClosedJaxpr)) or callable(v)
-                for v in equation.params.values()
-                if not isinstance(v, type)
-            )
-            if inside:
-                known = f"#{id(equation)}"
-                self.details[known] = equation.params
-            else:
-                known = self.text(equation.params)
-            self._params[id(equation)] = known
-        return known
-
-    @staticmethod
-    def along(equation, operands):
-        out = {}
-        for operand in operands:
-            for token, path in operand.tokens.items():
-                if token not in out:
-                    out[token] = (path, equation)
-        return out
-
-    def mark(self, equation, operands, stack, loops):
-        kind = MARKS[equation.primitive]
-        name = self.node("at", stack)
-        params = dict(equation.params, outside=self.outside)
-        self.marks[name] = new_mark = Mark(kind, params, operands, loops, equation)
-        if kind == "jfl_noise_key":
-            tokens = {}
-        elif kind == "jfl_slots":  # who was drawn is as secret as the rows
-            tokens = self.along(equation, operands)
-        elif kind == "jfl_release":
-            tokens = {("released", name): None} | self.inner(new_mark)
-        else:
-            tokens = {(kind.removeprefix("jfl_"), name): self.first(operands)} | self.kept(operands)
-        return [
-            Value(self.node("mark", name, i, shape=v.aval.shape), tokens)
-            for i, v in enumerate(equation.outvars)
-        ]
-
-    def first(self, operands):
-        """The way in which rows came here, if any did."""
-        return next(
-            (
-                path
-                for o in operands
-                for token, path in o.tokens.items()
-                if token[0] in ("rows", "batch", "example", "bounded", "kept")
-            ),
-            None,
-        )
-
-    @staticmethod
-    def kept(operands, kinds=("released", "own", "opaque")):
-        """What a mark does not end."""
-        return {t: path for o in operands for t, path in o.tokens.items() if t[0] in kinds}
-
-    def bounds(self, mark):
-        """The mark of the bounded sum that a release made noisy, or None."""
-        n, bounding = mark.params["n"], set()
-        for i, o in enumerate(mark.operands[n : 2 * n]):
-            node = self.nodes[o.symbol]
-            bounding.add(node[1] if node[0] == "mark" and node[2] == i else None)
-        (name,) = bounding if len(bounding) == 1 else (None,)
-        return name if name is not None and self.marks[name].kind == "jfl_bounded" else None
-
-    def inner(self, mark):
-        """Earlier releases that a release publishes beside itself: what one is computed at, the
-        other depends on."""
-        bound, n = self.bounds(mark), mark.params["n"]
-        operands = mark.operands[n : 2 * n] if bound is None else self.marks[bound].operands
-        if bound is not None and self.marks[bound].params["kind"] == "single":
-            return self.kept(
-                operands, ("own", "opaque")
-            )  # its noise covers all else that went into it
-        return self.kept(operands)
-
-    def scan(self, equation, operands, stack, loops):
+    def apply(self, equation, operands, place):
+        """Interpret the program within an equation, or else the equation as a whole."""
         params = equation.params
+        inner = next((params[k] for k in ("jaxpr", "call_jaxpr") if k in params), None)
+        if isinstance(inner, Jaxpr) and not isinstance(inner, ClosedJaxpr):
+            inner = ClosedJaxpr(inner, ())
+        if isinstance(inner, ClosedJaxpr) and equation.primitive.name not in (*OPAQUE, "shard_map"):
+            jaxpr = inner.jaxpr
+            ends = len(jaxpr.constvars), len(jaxpr.invars), len(jaxpr.outvars)
+            if ends == (len(inner.consts), len(operands), len(equation.outvars)):
+                return self.run(inner, operands, place.enter(equation))
+        return self.primitive(equation, operands, place)
+
+    def primitive(self, equation, operands, place):
+        """Interpret an equation as a whole: every result may depend on every operand."""
+        name, here = equation.primitive.name, place.enter(equation)
+        known = self.known(equation, operands)
+        tokens = joined(equation, operands)
+        if name not in KEY_DERIVATIONS and name not in MOVES:
+            for v, operand in zip(equation.invars, operands):
+                if is_key(v.aval):
+                    self.draws[here.site, here.passes] = (operand, equation)
+                    # The draw itself is judged, so what was drawn is no longer followed.
+                    tokens.pop(("key", "keys.noise"), None)
+        content = ("op", name, self.text(equation), *(o.symbol for o in operands))
+        if name in OPAQUE or self.contains(equation, MARKS + OPAQUE):
+            tokens[("opaque", name)] = (None, equation)
+            content = ("opaque", here.site, here.passes)
+        return [
+            self.value(v.aval, tokens, *content, i, known=known[i] if known else None)
+            for i, v in enumerate(equation.outvars)
+        ]
+
+    def contains(self, equation, names) -> bool:
+        """Return whether programs within an equation hold one of these primitives.
+
+        The constants of these programs are kept with all others.
+        """
+        if (id(equation), names) not in self._contains:
+            found = False
+            for equations, constants in within(equation.params):
+                literals = [v for e in equations for v in e.invars if isinstance(v, Literal)]
+                for value in (*constants, *(v.val for v in literals)):
+                    self.constant(value)
+                for inner in equations:
+                    found |= inner.primitive.name in names or self.contains(inner, names)
+            self._contains[id(equation), names] = found
+        return self._contains[id(equation), names]
+
+    def text(self, equation) -> str:
+        """Return a text that is equal for equations with equal parameters."""
+        text = self._texts.get(id(equation))
+        if text is None:
+            params = {k: v for k, v in equation.params.items() if v is not None}
+            values = [v for v in params.values() if not isinstance(v, type)]
+            has_program = any(isinstance(v, (Jaxpr, ClosedJaxpr)) or callable(v) for v in values)
+            text = f"#{id(equation)}" if has_program else repr(sorted(params.items()))
+            self._texts[id(equation)] = text
+        return text
+
+    def mark(self, equation, operands, place):
+        kind, here = equation.primitive.name, place.enter(equation)
+        site = self.node("site", here.site)
+        name = self.node("mark at", here.site, here.passes)
+        mark = Mark(kind, site, equation.params, operands, here.counted, equation)
+        self.marks[name] = mark
+        if kind == "jfl_noise_key":  # what is drawn from here on is the noise of a release
+            tokens = {}
+        elif kind == "jfl_slots":  # which rows were drawn is as secret as the rows
+            tokens = joined(equation, operands)
+        elif kind == "jfl_release":
+            tokens = {("released", site): None} | self.published(mark)
+        else:
+            kinds = ("rows", "batch", "example", "bounded", "kept")
+            ways = [path for o in operands for t, path in o.tokens.items() if t[0] in kinds]
+            tokens = {(kind.removeprefix("jfl_"), name): ways[0] if ways else None}
+            tokens |= _tokens(operands, ("released", "own", "opaque"))
+        return [self.value(v.aval, tokens, "mark", name, i) for i, v in enumerate(equation.outvars)]
+
+    def bounded_sum(self, mark) -> int | None:
+        """Return the name of the mark whose bounded sum a release made noisy, if there is one."""
+        n = mark.params["n"]
+        nodes = [self.nodes[o.symbol] for o in mark.operands[n : 2 * n]]
+        (name, *others) = {x[1] if x[0] == "mark" else None for x in nodes}
+        in_order = all(x[0] == "mark" and x[2] == i for i, x in enumerate(nodes))
+        is_bounded = not others and in_order and self.marks[name].kind == "jfl_bounded"
+        return name if is_bounded else None
+
+    def published(self, mark) -> dict:
+        """Return the tokens that noise does not end: a release may depend on earlier releases."""
+        name, n = self.bounded_sum(mark), mark.params["n"]
+        operands = mark.operands[n : 2 * n] if name is None else self.marks[name].operands
+        if name is not None and self.marks[name].params["kind"] == "single":
+            # The noise on a single contribution covers the releases that it was computed from.
+            return _tokens(operands, ("own", "opaque"))
+        return _tokens(operands, ("released", "own", "opaque"))
+
+    # --- loops and branches
+
+    def scan(self, equation, operands, place):
+        params, length = equation.params, equation.params["length"]
         consts, carried = of_scan(params)
-        loop = self.node("loop", stack)
-        self.length[loop] = params["length"]
-        fixed, start, rows = (
+        fixed, carry, xs = (
             operands[:consts],
             operands[consts : consts + carried],
             operands[consts + carried :],
         )
-        xs = [
-            Value(
-                self.node("elem", loop, x.symbol, shape=self.shapes.get(x.symbol, (0,))[1:]),
-                x.tokens,
+        has_key = any(is_key(v.aval) for v in equation.invars)
+        if not has_key and not self.contains(equation, MARKS):
+            inner = Place(place.site, place.passes, counted=False)
+            body = lambda carry: self.run(
+                params["jaxpr"],
+                [*fixed, *carry, *(self.element(x, None) for x in xs)],
+                inner.enter(equation),
             )
-            for x in rows
-        ]
-        carry, outs = self.fixpoint(
-            loop,
-            start,
-            lambda carry: self.closed(
-                params["jaxpr"], [*fixed, *carry, *xs], stack, (*loops, loop)
-            ),
-        )
-        ys = [
-            Value(self.node("ys", loop, i, shape=v.aval.shape), y.tokens)
-            for i, (y, v) in enumerate(zip(outs[carried:], equation.outvars[carried:]))
-        ]
-        return [*carry, *ys]
+            return self.join_passes(equation, carry, body, place)
+        self._passes += length
+        if self._passes > MAX_PASSES:
+            raise ValueError(f"its loops have more than {MAX_PASSES:,} passes")
+        columns = [[] for _ in equation.outvars[carried:]]
+        for i in reversed(range(length)) if params["reverse"] else range(length):
+            inner = [*fixed, *carry, *(self.element(x, i) for x in xs)]
+            results = self.run(params["jaxpr"], inner, place.enter(equation, i))
+            carry = results[:carried]
+            for column, row in zip(columns, results[carried:]):
+                column.append(row)
+        if params["reverse"]:
+            columns = [column[::-1] for column in columns]
+        stacks = zip(columns, equation.outvars[carried:])
+        return [*carry, *(self.stack(column, v.aval) for column, v in stacks)]
 
-    def while_(self, equation, operands, stack, loops):
+    def element(self, x, i) -> Value:
+        """Return row i of a value; of a row that is not known if i is None."""
+        content, known = self.nodes[x.symbol], None
+        if i is not None and content[0] == "stack":
+            return Value(content[1 + i], x.tokens, None if x.known is None else x.known[i])
+        if i is not None and x.known is not None:
+            known = x.known[i]
+        symbol = self.node("element", x.symbol, i, shape=self.shapes[x.symbol][1:])
+        return Value(symbol, x.tokens, known)
+
+    def stack(self, rows, aval) -> Value:
+        tokens = {token: path for row in rows for token, path in row.tokens.items()}
+        values = [row.known for row in rows]
+        is_known = bool(rows) and math.prod(aval.shape) <= MAX_KNOWN
+        known = np.stack(values) if is_known and all(v is not None for v in values) else None
+        return self.value(aval, tokens, "stack", *(row.symbol for row in rows), known=known)
+
+    def while_(self, equation, operands, place):
         params = equation.params
         a, b = params["cond_nconsts"], params["body_nconsts"]
-        loop = self.node("loop", stack)
-        self.length[loop] = None
+        place = Place(place.site, place.passes, counted=False).enter(equation)
 
         def body(carry):
-            (test,) = self.closed(
-                params["cond_jaxpr"], [*operands[:a], *carry], (*stack, "cond"), (*loops, loop)
-            )
-            outs = self.closed(
-                params["body_jaxpr"], [*operands[a : a + b], *carry], stack, (*loops, loop)
-            )
-            often = self.along(equation, [test])  # how often it ran shows in all that comes out
-            return [o._replace(tokens=often | o.tokens) for o in outs]
+            (test,) = self.run(params["cond_jaxpr"], [*operands[:a], *carry], place.enter(params))
+            results = self.run(params["body_jaxpr"], [*operands[a : a + b], *carry], place)
+            # Every result reveals how often the loop ran.
+            often = joined(equation, [test])
+            return [r._replace(tokens=often | r.tokens) for r in results]
 
-        return self.fixpoint(loop, operands[a + b :], body)[0]
+        return self.join_passes(equation, operands[a + b :], body, place)
 
-    def fixpoint(self, loop, start, body):
-        """Carried values after a loop, and what its body gives, once neither tokens nor invariants
-        change."""
-        same, tokens = [None] * len(start), [s.tokens for s in start]
-        for _ in range(PASSES):
-            names = [
-                s
-                if s is not None
-                else self.node("carry", loop, j, shape=self.shapes.get(start[j].symbol, ()))
-                for j, s in enumerate(same)
-            ]
-            outs = body([Value(s, t) for s, t in zip(names, tokens)])
-            changed = False
-            for j in range(len(start)):
-                self.carries[loop, j] = (start[j].symbol, outs[j].symbol)
-                new = {t: path for t, path in outs[j].tokens.items() if t not in tokens[j]}
-                if new:
-                    tokens[j], changed = tokens[j] | new, True
-                if same[j] is None and outs[j].symbol == names[j]:
-                    same[j], changed = start[j].symbol, True
-                elif same[j] is not None and outs[j].symbol != same[j]:
-                    raise RuntimeError("a carried value that seemed to stay the same does not")
-            if not changed:
+    def join_passes(self, equation, start, body, place):
+        """Interpret a loop for all of its passes at once, until the tokens no longer change."""
+        carried = range(len(start))
+        tokens = [s.tokens for s in start]
+        fresh = lambda j, kind: self.value(
+            equation.outvars[j].aval, tokens[j], kind, id(equation), place, j
+        )
+        for _ in range(MAX_JOINS):
+            results = body([fresh(j, "carry") for j in carried])
+            more = [results[j].tokens | tokens[j] for j in carried]
+            if all(len(m) == len(t) for m, t in zip(more, tokens)):
                 break
+            tokens = more
         else:
-            raise RuntimeError(f"no end after {PASSES} passes over a loop")
-        ends = [
-            s
-            if s is not None
-            else self.node("final", loop, j, shape=self.shapes.get(start[j].symbol, ()))
-            for j, s in enumerate(same)
-        ]
-        return [Value(e, t) for e, t in zip(ends, tokens)], outs
+            raise ValueError(f"a loop still changes after {MAX_JOINS} passes")
+        tokens += [r.tokens for r in results[len(start) :]]
+        return [fresh(j, "after") for j in range(len(tokens))]
 
-    def cond(self, equation, operands, stack, loops):
-        which, rest = operands[0], operands[1:]
-        chosen = self.along(equation, [which])
+    def cond(self, equation, operands, place):
+        which, *rest = operands
         branches = [
-            self.closed(b, rest, (*stack, i), loops)
-            for i, b in enumerate(equation.params["branches"])
+            self.run(branch, rest, place.enter(equation, ("branch", i)))
+            for i, branch in enumerate(equation.params["branches"])
         ]
         results = []
-        for i, outs in enumerate(zip(*branches)):
-            symbols = {o.symbol for o in outs}
-            tokens = dict(chosen)
-            for o in outs:
-                tokens = o.tokens | tokens
-            results.append(
-                Value(
-                    symbols.pop()
-                    if len(symbols) == 1
-                    else self.node("cond", stack, loops, i, shape=equation.outvars[i].aval.shape),
-                    tokens,
-                )
-            )
+        for i, choices in enumerate(zip(*branches)):
+            # Every result reveals which branch was taken.
+            tokens = joined(equation, [which])
+            for choice in choices:
+                tokens = choice.tokens | tokens
+            if len({choice.symbol for choice in choices}) == 1:
+                results.append(choices[0]._replace(tokens=tokens))
+            else:
+                aval = equation.outvars[i].aval
+                results.append(self.value(aval, tokens, "cond", id(equation), place, i))
         return results
 
-    # --- counters
+    # --- numbers and keys that are known
 
-    def affine(self, symbol):
-        """A whole number as ({atom: factor}, constant); atoms: ("index", loop), ("place", n) in an
-        array, ("is", symbol)."""
-        content = self.nodes[symbol]
-        by_kind = dict(
-            lit=self._affine_literal,
-            const=self._affine_array,
-            elem=self._affine_element,
-            carry=self._affine_carry,
-            op=self._affine_operation,
-        ).get(content[0])
-        form = None if by_kind is None else by_kind(symbol, content)
-        return ({("is", symbol): 1}, 0) if form is None else form
-
-    # Each gives the affine form of a symbol of one kind, or None where there is none.
-
-    def _affine_literal(self, symbol, content):
-        return ({}, int(content[3])) if isinstance(content[3], (int, bool)) else None
-
-    def _affine_array(self, symbol, content):
-        (n,) = (self.shapes[symbol] + (0,))[:1]
-        first_and_step = content[3] if len(content) > 3 else None
-        if not first_and_step:
+    def known(self, equation, operands) -> list | None:
+        """Return the known values of the results of an equation, or None."""
+        name, params = equation.primitive.name, equation.params
+        values = [o.known for o in operands]
+        shape = getattr(equation.outvars[0].aval, "shape", ()) if equation.outvars else ()
+        if math.prod(shape) > MAX_KNOWN:
             return None
-        first, step = first_and_step
-        return {("place", n): step} if step else {}, first
-
-    def _affine_element(self, symbol, content):
-        return self._placed(self.affine(content[2]), {("index", content[1]): 1}, 0)
-
-    def _affine_carry(self, symbol, content):
-        start, after = self.carries.get((content[1], content[2]), (None, None))
-        step = self._step(symbol, after) if after is not None else None
-        return (
-            None if step is None else _sum(self.affine(start), ({("index", content[1]): step}, 0))
-        )
-
-    def _affine_operation(self, symbol, content):
-        name, inputs, shape = content[1], content[3:-1], self.shapes.get(symbol, ())
-        if name == "iota" and len(shape) == 1:
-            return {("place", shape[0]): 1}, 0
-        if name in SAME and len(shape) <= 2:
-            form = self.affine(inputs[0])
-            is_scalar = math.prod(self.shapes.get(inputs[0], ())) == 1
-            return self._placed(form, {}, 0) if is_scalar else form
-        if name == "slice" and len(shape) == 1:
-            first, stride = _slice(self.details[content[2]])
-            return self._placed(self.affine(inputs[0]), {("place", shape[0]): stride}, first)
-        if name in ("add", "sub"):
-            return _sum(self.affine(inputs[0]), self.affine(inputs[1]), 1 if name == "add" else -1)
-        if name == "mul":
-            return self._affine_product(*map(self.affine, inputs))
-        if name == "select_n" and len(inputs) == 3:
-            return self._affine_wrapped_index(*inputs)
-        return None
-
-    @staticmethod
-    def _affine_product(one, other):
-        """One of the two has to be a number."""
-        form, (atoms, number) = (one, other) if not other[0] else (other, one)
-        if atoms:
-            return None
-        return {atom: factor * number for atom, factor in form[0].items()}, form[1] * number
-
-    def _affine_wrapped_index(self, test, index, from_end):
-        """Where jnp lets an index count from the end, and it does not."""
-        one, other, test = self.affine(index), self.affine(from_end), self.nodes[test]
-        is_not_negative = test[:2] == ("op", "lt") and self.affine(test[3]) == one
-        if is_not_negative and one[0] == other[0] and self._least(one) >= 0:
-            return one
-        return None
-
-    def _step(self, symbol, after):
-        """By how much a counter goes up in each pass of its loop."""
-        content = self.nodes[after]
-        if content[0] == "op" and content[1] == "add":
-            for one, other in ((content[3], content[4]), (content[4], content[3])):
-                step = self.affine(other)
-                if one == symbol and not step[0] and step[1]:
-                    return step[1]
-        return None
-
-    def _placed(self, form, place, first):
-        """With `place` + first for the place in the array."""
-        atoms, constant = form
-        factor = sum(v for k, v in atoms.items() if k[0] == "place")
-        rest = ({k: v for k, v in atoms.items() if k[0] != "place"}, constant + factor * first)
-        return _sum(rest, ({k: factor * v for k, v in place.items() if factor}, 0))
-
-    def range(self, atom):
-        """The values of an atom, or None."""
-        n = {"index": lambda: self.length[atom[1]], "place": lambda: atom[1], "is": lambda: None}[
-            atom[0]
-        ]()
-        return None if n is None else (0, max(n - 1, 0))
-
-    def _least(self, form):
-        atoms, constant = form
-        ends: list[Any] = [self.range(a) for a in atoms]
-        if any(e is None for e in ends):
-            return -math.inf
-        return constant + sum(min(v * e[0], v * e[1]) for v, e in zip(atoms.values(), ends))
-
-    def varies(self, symbol) -> bool:
-        """True if it may differ between passes of a loop."""
-        if symbol not in self._varies:
-            todo, seen, is_varying = [symbol], set(), False
-            while todo and not is_varying:
-                current = todo.pop()
-                if current in seen:
-                    continue
-                seen.add(current)
-                content = self.nodes[current]
-                is_varying = content[0] not in ("in", "lit", "const", "op")
-                if content[0] == "op":
-                    todo += content[3:-1]
-            self._varies[symbol] = is_varying
-        return self._varies[symbol]
-
-    # --- keys
-
-    def key(self, symbol):
-        """(root, steps): a key as what was done to the root; steps ("child", number) or ("often",
-        loop, steps, done).
-
-        A split gives the same keys as fold_in does: child i of split(key) is fold_in(key, i) for
-          the usual generator.
-        """
-        content = self.nodes[symbol]
-        kind, itself = content[0], (symbol, ())
-        if kind == "elem":
-            return self._moved(self.key(content[2]), {("index", content[1]): 1}, 0)
-        if kind in ("carry", "final"):
-            where = content[1:3]
-            if where in self._open or where not in self.carries:
-                return (self.node("carry", *where), ())
-            start, after = self.carries[where]
-            self._open.add(where)
-            root, steps = self.key(after)
-            self._open.discard(where)
-            if root != self.node("carry", *where) or not steps:
-                return itself
-            begun = self.key(start)
-            return begun[0], (*begun[1], ("often", content[1], steps, kind == "final"))
-        if kind != "op":
-            return itself
-        name, inputs = content[1], content[3:-1]
         if name == "random_fold_in":
-            root, steps = self.key(inputs[0])
-            return root, (*steps, ("child", self.affine(inputs[1])))
-        if name == "random_split" and len(self.shapes[symbol]) == 1:
-            root, steps = self.key(inputs[0])
-            return root, (*steps, ("child", ({("place", self.shapes[symbol][0]): 1}, 0)))
-        if name in ("squeeze", "reshape", "copy", "random_clone", "broadcast_in_dim"):
-            parent = self.key(inputs[0])
-            if name != "copy" and self.shapes.get(inputs[0]) == (1,):
-                return self._moved(parent, {}, 0)
-            plain = name in ("copy", "random_clone") or self.shapes.get(inputs[0]) in (
-                (),
-                self.shapes.get(symbol),
-            )
-            return parent if plain else itself
-        if name == "slice" and len(self.shapes[symbol]) == 1:
-            first, stride = _slice(self.details[content[2]])
-            return self._moved(
-                self.key(inputs[0]), {("place", self.shapes[symbol][0]): stride}, first
-            )
-        if (
-            name in ("dynamic_slice", "gather")
-            and len(self.shapes.get(inputs[0], ())) == 1
-            and math.prod(self.shapes[symbol]) == 1
-        ):
-            atoms, constant = self.affine(inputs[1])
-            return self._moved(self.key(inputs[0]), atoms, constant)
-        return itself
+            key, number = operands
+            return [self.children(key.known, number.known, f"#{number.symbol}")]
+        if name == "random_split" and len(shape) == 1:
+            return [self.children(values[0], np.arange(shape[0]), None)]
+        if any(v is None for v in values):
+            return None
+        if name in ARITHMETIC:
+            whole = all(v.dtype.kind in "iub" for v in values)
+            with np.errstate(all="ignore"):
+                return [np.asarray(ARITHMETIC[name](*values))] if whole else None
+        if name == "iota" and len(shape) == 1:
+            return [np.arange(shape[0], dtype=params["dtype"])]
+        if name in MOVES:
+            try:
+                moved = MOVES[name](params, *values)
+            except (IndexError, ValueError):
+                return None
+            return list(moved) if name == "unstack" else [moved]
+        return None
 
-    def _moved(self, key, place, first):
-        root, steps = key
-        return root, tuple(
-            s if s[0] != "child" else ("child", self._placed(s[1], place, first)) for s in steps
-        )
+    def children(self, parents, numbers, unknown):
+        """Return the children of keys.  Child i of `split` is `fold_in` of i."""
+        if numbers is None:
+            child = lambda parent: self.key((*self.keys[parent], unknown))
+            return np.vectorize(child, otypes=[int])(parents)
+        child = lambda parent, number: self.key((*self.keys[parent], int(number) % 2**32))
+        return np.vectorize(child, otypes=[int])(parents, numbers)
 
-    def apart(self, one, other, same=False) -> bool:
-        """True if two keys differ in any two executions; `same`: of one mark, where loops make the
-        difference."""
-        if one[0] != other[0]:
-            return True
-        a, b = one[1], other[1]
-        splits: list[Any] = [
-            next((i for i, s in enumerate(steps) if s[0] == "often"), None) for steps in (a, b)
-        ]
-        if splits == [None, None]:
-            return self._apart(a, b)
-        if any(
-            s[0] == "often"
-            for steps, i in zip((a, b), splits)
-            for s in steps[(i if i is not None else len(steps)) + 1 :]
-        ):
-            return False
-        if None in splits:
-            (many, i), few = ((a, splits[0]), b) if splits[1] is None else ((b, splits[1]), a)
-            return all(
-                self._apart(many[:i] + many[i][2] * k + many[i + 1 :], few)
-                for k in range(len(few) + 1)
-            )
-        (i, j), (x, y) = splits, (a[splits[0]], b[splits[1]])
-        if self._apart(a[:i][:j], b[:j][:i]) and i == j:
-            return True
-        if i != j or x[1:3] != y[1:3] or a[:i] != b[:j]:
-            return False
-        least = 1 if same or x[3] != y[3] else 0
-        rest, theirs, more = a[i + 1 :], b[j + 1 :], x[2]
-        return all(
-            self._apart(more * k + rest, theirs) and self._apart(rest, more * k + theirs)
-            for k in range(least, len(rest) + len(theirs) + 2)
-        )
 
-    def _apart(self, a, b) -> bool:
-        return len(a) != len(b) or any(self._differ(s, t) for s, t in zip(a, b))
+def joined(equation, operands) -> dict:
+    """Return the tokens of all operands, whose paths now lead through the equation."""
+    tokens = {}
+    for operand in operands:
+        for token, path in operand.tokens.items():
+            if token not in tokens:
+                tokens[token] = (path, equation)
+    return tokens
 
-    def _differ(self, s, t) -> bool:
-        """True if two numbers differ whatever the passes of their loops are."""
-        (left, c), (right, d) = s[1], t[1]
-        factors, low, high, constant = [], 0, 0, c - d
-        for atom in {*left, *right}:
-            if atom[0] == "is":
-                if left.get(atom) != right.get(atom) or self.varies(atom[1]):
-                    return False
-                continue
-            for sign, side in ((1, left), (-1, right)):
-                if atom in side:
-                    ends = self.range(atom)
-                    if ends is None:
-                        return False
-                    if ends == (0, 0):  # a loop of one pass adds nothing
-                        continue
-                    factors.append(side[atom])
-                    both = sorted((sign * side[atom] * ends[0], sign * side[atom] * ends[1]))
-                    low, high = low + both[0], high + both[1]
-        if not factors:
-            return constant % 2**32 != 0
-        if max(abs(low), abs(high)) + abs(constant) >= 2**31:
-            return False
-        return constant % math.gcd(*factors) != 0 or not low <= -constant <= high
 
-    def covers(self, key, loops) -> set:
-        """Those of `loops` in each of whose passes a key, or a number, is another one."""
-        covered = set()
-        for step in key[1]:
-            if step[0] == "often":
-                covered.add(step[1])
-                continue
-            atoms = step[1][0]
-            turns = sorted(
-                ((abs(v), k) for k, v in atoms.items() if k[0] != "is"), key=lambda t: t[0]
-            )
-            if any(k[0] == "is" and self.varies(k[1]) for k in atoms):
-                continue
-            reach, fine = 0, True
-            for factor, atom in turns:  # digits of a number: each larger than all below it
-                ends = self.range(atom)
-                if ends == (0, 0):
-                    continue
-                fine = fine and ends is not None and factor > reach
-                reach += factor * ends[1] if ends else 0
-            if fine and reach < 2**32:
-                covered |= {atom[1] if atom[0] == "index" else "batch" for _, atom in turns}
-        return (covered & set(loops)) | {loop for loop in loops if self.length[loop] == 1}
+def _tokens(operands, kinds) -> dict:
+    return {t: path for o in operands for t, path in o.tokens.items() if t[0] in kinds}
 
 
 def is_key(aval) -> bool:
     return "key<" in str(getattr(aval, "dtype", ""))
 
 
-def _sum(a, b, sign=1):
-    atoms = dict(a[0])
-    for k, v in b[0].items():
-        atoms[k] = atoms.get(k, 0) + sign * v
-    return {k: v for k, v in atoms.items() if v}, a[1] + sign * b[1]
+def first_overlap(paths):
+    """Return the positions of two keys that may be equal, or None.
+
+    Two keys from one root differ if their depths differ or if one of their steps is known to
+    differ.  A step that is not known may be any number.
+    """
+    groups = {}
+    for i, path in enumerate(paths):
+        groups.setdefault((path[0], len(path)), []).append(i)
+    for group in groups.values():
+        known = {}
+        for i in group:
+            if any(isinstance(step, str) for step in paths[i][1:]):
+                others = [j for j in group if j != i and may_be_equal(paths[i], paths[j])]
+                if others:
+                    return min(i, others[0]), max(i, others[0])
+            elif known.setdefault(paths[i], i) != i:
+                return known[paths[i]], i
+    return None
 
 
-def _slice(params):
-    """First and stride of a slice along one axis."""
-    return params["start_indices"][0], (params["strides"] or (1,))[0]
+def may_be_equal(one, other) -> bool:
+    differ = lambda s, t: isinstance(s, int) and isinstance(t, int) and s != t
+    return not any(map(differ, one, other))
+
+
+def _gather(params, x, index):
+    if x.ndim != 1 or index.size != 1 or not 0 <= index.item() < len(x):
+        raise ValueError("not an element of a vector")
+    sizes = params["slice_sizes"]
+    return x[index.item()].reshape(
+        () if params["dimension_numbers"].collapsed_slice_dims else sizes
+    )
+
+
+def _dynamic_slice(params, x, *starts):
+    sizes = params["slice_sizes"]
+    begin = [min(max(int(s), 0), n - m) for s, n, m in zip(starts, x.shape, sizes)]
+    return x[tuple(slice(b, b + m) for b, m in zip(begin, sizes))]
+
+
+def _broadcast(params, x):
+    shape = [1] * len(params["shape"])
+    for axis, n in zip(params["broadcast_dimensions"], x.shape):
+        shape[axis] = n
+    return np.broadcast_to(x.reshape(shape), params["shape"])
+
+
+# Integers are computed as the program computes them, overflow included.
+ARITHMETIC = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+}
+# Primitives that move the elements of known numbers and keys without changing them.
+MOVES = {
+    "convert_element_type": lambda p, x: x.astype(p["new_dtype"]),
+    "copy": lambda p, x: x,
+    "copy_p": lambda p, x: x,
+    "reshape": lambda p, x: x.reshape(p["new_sizes"]),
+    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
+    "broadcast_in_dim": _broadcast,
+    "transpose": lambda p, x: np.transpose(x, p["permutation"]),
+    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
+    "slice": lambda p, x: x[
+        tuple(
+            slice(*cut)
+            for cut in zip(
+                p["start_indices"], p["limit_indices"], p["strides"] or [1] * len(x.shape)
+            )
+        )
+    ],
+    "dynamic_slice": _dynamic_slice,
+    "gather": _gather,
+    "select_n": lambda p, which, no, *yes: np.where(which, *yes, no) if len(yes) == 1 else None,
+    "unstack": lambda p, x: np.moveaxis(x, p["axis"], 0),
+    "random_clone": lambda p, x: x,
+}
+RULES = {
+    "scan": Flow.scan,
+    "while": Flow.while_,
+    "cond": Flow.cond,
+    **dict.fromkeys(MARKS, Flow.mark),
+}

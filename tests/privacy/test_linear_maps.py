@@ -256,7 +256,7 @@ def test_of_what_servers_add_to_their_own_states_too(name):
 @pytest.mark.parametrize("level", ["client", "example"])
 def test_functions_that_hold_rows_are_refused(where, level):
     chain = holding_rows(where)
-    with pytest.raises(ValueError, match="functions that read rows only as their arguments"):
+    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
         if level == "client":
             plan_of(chain)
         else:
@@ -273,11 +273,11 @@ def test_partials_of_rows_are_refused_whoever_made_the_function():
     task = jfl.task(jnp.zeros(rows.shape), lambda w, x, y: (w.mean() * x.sum() - y) ** 2)
     fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=0.1, steps=1, batch=jfl.batches.full())
     release = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), direct)
-    with pytest.raises(ValueError, match="functions that read rows only as their arguments"):
+    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
         jfl.plan(make_federation(), task, fedavg, jfl.sampling.full(CLIENTS), release=release)
     inner = functools.partial(jax.tree.map, functools.partial(_plus, jnp.asarray(rows)))
     release = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), jfl.post_process(inner))
-    with pytest.raises(ValueError, match="functions that read rows only as their arguments"):
+    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
         plan_of(release)
 
 
@@ -287,7 +287,7 @@ def test_chains_that_a_client_does_not_declare_are_looked_at():
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.divide(4.0), jfl.post_process(look))
     inner = jfl.private_grad(squared, chain)
     noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0))
-    with pytest.raises(ValueError, match="functions that read rows only as their arguments"):
+    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
         jfl.plan(
             make_federation(),
             TASK,

@@ -91,7 +91,7 @@ def test_a_function_that_holds_rows_is_refused():
     chain = jfl.chain(
         jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(4), jfl.post_process(leak)
     )
-    with pytest.raises(ValueError, match="functions that read rows only as their arguments"):
+    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
         jfl.plan(
             fed,
             task,

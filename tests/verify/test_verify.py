@@ -32,9 +32,8 @@ from jfl.privacy.mechanisms import chain as mech
 from jfl.privacy.mechanisms import stages
 from jfl.privacy.mechanisms.stages import Stage
 from jfl.sampling import batches
-from jfl.verify import checker as taint
+from jfl.verify import check, marks, trust
 from jfl.verify import client as client_checks
-from jfl.verify import declarations, marks, ownership, public_constants, tracing
 
 STEPS = 2
 FULL = jfl.sampling.full(CLIENTS)
@@ -95,7 +94,7 @@ def verdict(plan):
 
 def caught(plan, pattern):
     found, report = verdict(plan)
-    assert found.status == "conditional" and taint.DECLARED in found.caveats
+    assert found.status == "conditional" and check.DECLARED in found.caveats
     assert re.search(pattern, "\n".join(found.caveats)), report
     assert re.search(pattern, str(report))
 
@@ -122,7 +121,7 @@ def test_built_in_algorithms(name, kind, fed, task):
     assert report.status == dict(noise="proved", none="no noise", client="proved")[kind], report
     # of some the releases do not follow from the steps: they are traced like a user's
     many = name in ("mimelite", "pfedme", "fedsam", "qfedavg")
-    assert declarations.trusted(plan) != many and not report.client
+    assert trust.is_trusted(plan) != many and not report.client
     if kind == "noise":
         assert not report.example and sum(r.times for r in report.releases) == sum(
             r.times for r in report.declared
@@ -158,7 +157,7 @@ def test_algorithms_with_options(fed, task):
     for name, algorithm in made.items():
         plan = jfl.plan(fed, task, algorithm, FULL)
         report = jfl.check_privacy(plan)
-        assert report.status == "proved" and declarations.trusted(plan) and report.releases, (
+        assert report.status == "proved" and trust.is_trusted(plan) and report.releases, (
             name,
             str(report),
         )
@@ -362,8 +361,8 @@ FINE = dict(
 @pytest.mark.parametrize("name", FINE)
 def test_what_users_write_passes(name):
     found, report = verdict(FINE[name]())
-    assert found.status == "proved" and taint.DECLARED not in found.caveats, report
-    assert not declarations.trusted(FINE[name]())
+    assert found.status == "proved" and check.DECLARED not in found.caveats, report
+    assert not trust.is_trusted(FINE[name]())
 
 
 def test_a_users_flax_module_and_loss():
@@ -383,7 +382,7 @@ def test_a_users_flax_module_and_loss():
                 jfl.private_grad(loss, chained()), batch=batches.without_replacement(3)
             )
             plan = jfl.plan(make_federation(), task, algorithm, FULL)
-            assert declarations.trusted(plan)  # an ordinary user pays no trace of the client
+            assert trust.is_trusted(plan)  # an ordinary user pays no trace of the client
         else:
             plan = build(client, loss=loss, task=task)
         assert verdict(plan)[0].status == "proved"
@@ -951,13 +950,13 @@ def test_what_is_drawn_or_jfls_is_not_named():
 
 def test_many_arrays_are_counted():
     held = [(f"stage {i}", [np.arange(2.0 + i + j) for j in range(12)]) for i in range(2)]
-    (said,) = public_constants.caveats(held)
+    (said,) = check.constants_caveat(held)
     assert "stage 0 float64[2], float64[3]" in said and said.count("4 more arrays") == 2
     same = [np.arange(3.0), np.arange(3.0) + 1]
-    assert "(2 times)" in public_constants.caveats([("loss", same), ("client", same)])[0]
+    assert "(2 times)" in check.constants_caveat([("loss", same), ("client", same)])[0]
     words = np.arange(3, dtype=np.uint32)  # of a random number generator
-    assert public_constants.caveats([("", same), ("loss", [np.ones(4), words])]) == ()
-    assert "loss int64[3]." in public_constants.caveats([("loss", [np.arange(3)])])[0]
+    assert check.constants_caveat([("", same), ("loss", [np.ones(4), words])]) == ()
+    assert "loss int64[3]." in check.constants_caveat([("loss", [np.arange(3)])])[0]
 
 
 @pytest.mark.slow
@@ -972,7 +971,7 @@ def test_every_answer_says_so():
         assert found.status == "conditional" and any("payload['w']" in c for c in found.caveats)
     written = importlib.import_module("jfl.runs.record").privacy(plan, 3, 1e-5)
     assert (
-        all(g["status"] == "conditional" and taint.DECLARED in g["caveats"] for g in written)
+        all(g["status"] == "conditional" and check.DECLARED in g["caveats"] for g in written)
         and written
     )
     bare = (
@@ -982,7 +981,7 @@ def test_every_answer_says_so():
         lambda p: calibration.calibrate_per_client(p, epsilon=9.0, rounds=2),
     )
     for ask in bare:
-        with pytest.warns(UserWarning, match=taint.DECLARED):
+        with pytest.warns(UserWarning, match=check.DECLARED):
             ask(plan)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -1039,7 +1038,7 @@ def test_a_stage_with_a_bound_of_its_own_is_declared(site, stage, fed, task):
     )
     view = "third_party" if site == "release" else "server"
     found = jfl.guarantee(plan, 3, view=view)
-    assert found.status == "conditional" and taint.DECLARED in found.caveats
+    assert found.status == "conditional" and check.DECLARED in found.caveats
     assert any("bound of the row stage" in c for c in found.caveats)
     assert jfl.check_privacy(plan).status == "conditional"
 
@@ -1064,8 +1063,8 @@ def test_every_row_stage_of_jfl_is_known():
     made += [
         jfl.wavelet.published(r, 1.0, 1.0, haar, unsound=True)[0] for r in jfl.wavelet.READINGS
     ]
-    assert all(map(declarations.own_stage, made))
-    assert {s.apply.function for s in made} == {*declarations.ROWS, stages._as_it_is}
+    assert all(map(trust.is_own_row_stage, made))
+    assert {s.apply.function for s in made} == {*trust.ROW_STAGES, stages._as_it_is}
 
 
 def test_what_a_user_says_of_samplers_and_releases(fed, task):
@@ -1350,19 +1349,21 @@ def test_own_functions():
         return training.train(*args)
 
     assert (
-        ownership.own(training.train)
-        and not ownership.own(wrapped)
-        and not ownership.own(squared)
-        and not ownership.own(optax.sgd)
+        trust.is_jfl_function(training.train)
+        and not trust.is_jfl_function(wrapped)
+        and not trust.is_jfl_function(squared)
+        and not trust.is_jfl_function(optax.sgd)
     )
-    assert not ownership.own(functools.partial(training.train)) and not ownership.own(print)
+    assert not trust.is_jfl_function(
+        functools.partial(training.train)
+    ) and not trust.is_jfl_function(print)
 
 
 # --- cost
 
 
 def test_points_of_a_sweep_are_traced_once(monkeypatch):
-    tracing.TRACES.clear()
+    client_checks.TRACES.clear()
     count, trace = [], client_checks.trace_client
     monkeypatch.setattr(
         client_checks, "trace_client", lambda *args: count.append(1) or trace(*args)

@@ -10,8 +10,8 @@ from ...core import checks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan
 from ...kernels.normals import MOST as MOST_NORMALS
-from ...verify import checker as taint
-from ...verify import tracing
+from ...verify import check as verify
+from ...verify.client import params_shapes
 from ..mechanisms.chain import check_schedules, noisy
 from . import facts as facts_of
 from . import rules
@@ -116,7 +116,7 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     if not listed:
         return []
     draws, normals = plan.sampler.clients, _normals(plan)
-    return taint.judged(
+    return verify.judge_entries(
         plan,
         [
             with_reach(
@@ -259,7 +259,7 @@ def _travelling(plan: Plan, entry: Entry) -> tuple:
 def _normals(plan: Plan) -> float:
     """Return how many normals one release of one client is computed from, at most."""
     try:
-        drawn = NORMALS_OF_A_PARAMETER * pytrees.size(tracing.params_shapes(plan))
+        drawn = NORMALS_OF_A_PARAMETER * pytrees.size(params_shapes(plan))
     except Exception:  # a task that cannot be traced here: what one key can draw at most
         drawn = MOST_NORMALS
     return float(min(drawn, MOST_NORMALS))
@@ -316,7 +316,7 @@ def personal(plan: Plan, rounds: int) -> Entry:
         "batches.epochs, in which personal training begins inside an epoch",
         "Use batches.poisson or batches.without_replacement.",
     )
-    found = taint.against_personal(plan)
+    found = verify.personal_findings(plan)
     need(
         not found,
         "a client that keeps only what noise protects",

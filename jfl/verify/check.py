@@ -1,0 +1,485 @@
+"""The check of users' code: does every path from a client's rows to what it sends end in a release
+that is accounted?
+
+`check_privacy` reports what the check finds.  `judge_entries` does the same for the ledger, so that
+a guarantee is "conditional" if something that it rests on is not proved.
+
+* `client` follows rows and keys through the traced client (by `flow`, an interpreter of jaxprs).
+* `trust` says which functions and records are jfl's own and need no trace.
+* This module traces all other functions of a user to see which arrays they hold: the rows of the
+  federation are refused, and all other arrays are named as constants that are assumed public.
+
+docs/concepts/checked.md says what the check cannot see.
+"""
+
+import collections
+import dataclasses
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from ..core import checks, losses
+from ..core.jaxprs import within
+from ..core.records import Caveat, Context, Fn, Mechanism, Plan, code_of
+from ..privacy.mechanisms import chain as mech
+from ..privacy.mechanisms.stages import After
+from .client import (
+    Released,
+    abstract,
+    avals,
+    batch_words,
+    cached,
+    chain_words,
+    context_shapes,
+    judge_client,
+    key_shape,
+    params_shapes,
+    row_shapes,
+)
+from .flow import OPAQUE
+from .trust import (
+    Findings,
+    declared_releases,
+    gradients_in,
+    is_trusted,
+    judge_records,
+    judged_apart,
+    nodes,
+    user_objects_in,
+)
+
+DECLARED = Caveat("declared by the algorithm's author", "declared")
+PUBLIC_CONSTANTS = "public-constants"  # the code of the caveat that names assumed constants
+INIT, LOSS, WEIGHTS = "starting parameters", "loss", "weights"
+# Arrays that no caveat names: jfl computed them, or nothing that is released depends on them.
+UNLISTED = ""
+MAX_SHAPES = 8  # of one place that a caveat writes out
+
+
+class Report(NamedTuple):
+    """What `check_privacy` found.  Findings are sentences; () is none."""
+
+    algorithm: str
+    releases: tuple  # of Released, that reach what the client sends
+    declared: tuple  # of Released, as the algorithm declares them
+    example: tuple  # findings against guarantees for examples
+    client: tuple  # findings against guarantees for clients
+    noisy: bool  # whether uploads or the release have noise for whole clients
+    refused: str = ""  # why `jfl.plan` refuses it
+    personal: tuple = ()  # findings against view "personal", for an algorithm with personal models
+
+    @property
+    def status(self) -> str:
+        """ "proved" if there is no finding against what is declared, "conditional" if there is one,
+        or "no noise"."""
+        if not (self.declared or self.noisy):
+            return "no noise"
+        against = self.refused or self.declared and self.example or self.noisy and self.client
+        return "conditional" if against else "proved"
+
+    def __str__(self):
+        many = lambda r: f"  {'?' if r.times is None else r.times} x {r.mechanism}; {r.reads}"
+        parts = [
+            f"{self.algorithm}: {self.status}",
+            "releases of examples in a participation, as traced:",
+            *([f"{many(r)}; noise of {r.key}" for r in self.releases] or ["  none"]),
+            "as declared:",
+            *([many(r) for r in self.declared] or ["  none"]),
+        ]
+        for what, findings in (
+            ("a guarantee for examples", self.example),
+            ("a guarantee for clients", self.client),
+            ('view "personal"', self.personal),
+        ):
+            parts += [f"against {what}:", *(f"  {f}" for f in findings)] if findings else []
+        return "\n".join(parts + ([f"refused: {self.refused}"] if self.refused else []))
+
+
+def check_privacy(plan: Plan) -> Report:
+    """Follow the rows of a client through what it computes, to what it sends.
+
+    `jfl.guarantee` does the same if a function is not jfl's own, and says "conditional" if this
+    finds something.
+
+    Args:
+        plan: a Plan.
+
+    Returns:
+        A report that prints: the releases that reach the payload, how often, with which key, and
+        what stands against a proof, as paths such as "rows.x -> dot_general -> add ->
+        payload['w']".
+
+    Raises:
+        ValueError: if the plan holds traced values.
+
+    Privacy:
+        A check of the program as JAX traces it, not of Python: see
+        docs/concepts/checked.md for what it cannot see.
+
+    Example:
+        >>> print(jfl.check_privacy(plan))  # doctest: +SKIP
+        fedavg: proved
+    """
+    checks.require_type("jfl.check_privacy", Plan, "jfl.plan", plan=plan)
+    if not checks.is_concrete(plan):
+        checks.fail(
+            "jfl.check_privacy",
+            "a plan of concrete values",
+            "traced ones",
+            "Call it outside jit and vmap.",
+        )
+    verdict = judge_client(plan)
+    findings = _judge_other_parts(plan) + Findings(verdict.example, verdict.client)
+    return Report(
+        plan.algorithm.name,
+        verdict.releases,
+        tuple(
+            Released(chain_words(r.mechanism), r.count, "", batch_words(r.batches, r.steps))
+            for r in declared_releases(plan)
+        ),
+        *findings,
+        mech.noisy(plan.upload) or mech.noisy(plan.release),
+        held_rows(plan, _arrays_by_place(plan)),
+        () if plan.algorithm.personal is None else personal_findings(plan),
+    )
+
+
+def judge_entries(plan: Plan, entries: list) -> list:
+    """Return entries of the ledger, "conditional" if something that they rest on is not proved."""
+    if not entries:
+        return entries
+    held = _arrays_by_place(plan)
+    require_no_held_rows("jfl.guarantee", plan, held)
+    findings = _judge_other_parts(plan)
+    if not is_trusted(plan):
+        verdict = judge_client(plan)
+        findings += Findings(verdict.example, verdict.client)
+    assumed = constants_caveat(held)
+
+    def judge(entry):
+        is_client = entry.unit == "client" or entry.implied
+        reasons = findings.client if is_client else findings.example
+        if not reasons:
+            return entry._replace(caveats=entry.caveats + assumed)
+        caveats = entry.caveats + (DECLARED, *reasons, *assumed)
+        return entry._replace(status="conditional", caveats=caveats)
+
+    return [judge(entry) for entry in entries]
+
+
+def warn_if_conditional(where: str, entry) -> None:
+    """Warn about what a bare number cannot say: that it is conditional."""
+    if DECLARED in entry.caveats:
+        reasons = entry.caveats[entry.caveats.index(DECLARED) :]
+        why = "; ".join(c for c in reasons if code_of(c) != PUBLIC_CONSTANTS)
+        warnings.warn(f"{where}: conditional, {why}", stacklevel=3)
+
+
+def personal_findings(plan: Plan) -> tuple:
+    """Return what the trace of a client finds against view "personal".
+
+    The client is traced even if it is jfl's own: both what it sends and what it keeps must follow
+    from the releases of uploads and of personal models.
+    """
+    algorithm = dataclasses.replace(plan.algorithm, releases=plan.algorithm.all_releases)
+    verdict = judge_client(dataclasses.replace(plan, algorithm=algorithm), keeps=True)
+    held = held_rows(plan, [("client", verdict.consts)])
+    return (*verdict.example, *([f"the client or its personal model holds {held}"] if held else []))
+
+
+def _judge_other_parts(plan) -> Findings:
+    """Return findings about stages, samplers and losses."""
+    hidden = Findings((), ())
+    traces = [("the loss", "example", trace) for trace in _traced_losses(plan)]
+    traces += [(f"the stage {name!r}", unit, trace) for name, unit, trace in _traced_stages(plan)]
+    for words, unit, trace in traces:
+        found = tuple(f"what {name} in {words} does" for name in trace.opaque)
+        # What a function for examples hides may be the rows of other clients.
+        hidden += Findings(found if unit == "example" else (), found)
+    found = judge_records(plan) + hidden
+    return Findings(*(tuple(dict.fromkeys(part)) for part in found))
+
+
+# --- rows that functions hold
+
+
+def require_no_held_rows(where: str, plan: Plan, held: list | None = None) -> None:
+    """Reject a plan whose functions hold the rows that it should protect."""
+    name = held_rows(plan, _arrays_by_place(plan) if held is None else held)
+    if name:
+        checks.fail(
+            where,
+            "functions that receive rows as arguments",
+            f"a function that holds {name}",
+            "Read examples from the arguments of the loss or client: nothing protects what a "
+            "closure holds.",
+        )
+
+
+def held_rows(plan: Plan, held: list) -> str:
+    """Return which array of the federation is held; "" if none is.
+
+    The arrays x and y are found, and whole copies of them in another shape or dtype.  Some rows,
+    and what was computed from rows, are not: a guarantee lists such arrays as constants that it
+    assumes to be public.
+
+    Args:
+        plan: a Plan.
+        held: arrays by place, as of `_arrays_by_place`.
+    """
+    fed = plan.fed
+    if not checks.is_concrete((fed.x, fed.y)):
+        return ""
+    for name in ("x", "y"):
+        rows = getattr(fed, name)
+        arrays = [a for _, arrays in held for a in arrays] if np.size(rows) > 1 else []
+        if any(array is rows or _is_copy(array, rows) for array in arrays):
+            return f"fed.{name}"
+    return ""
+
+
+def _is_copy(array, rows) -> bool:
+    """Return whether an array has all the numbers of the rows, which are not all equal."""
+    if isinstance(array, jax.core.Tracer) or np.size(array) != np.size(rows):
+        return False
+    if not jnp.issubdtype(jnp.result_type(array), jnp.number):
+        return False
+    values = np.asarray(rows).reshape(-1)
+    is_constant = (values == values[0]).all()
+    return not is_constant and np.array_equal(np.asarray(array).reshape(-1), values)
+
+
+# --- arrays that a plan holds
+
+
+def _arrays_by_place(plan) -> list[tuple[str, list]]:
+    """Return the arrays that a plan holds, in its records and in the closures of its functions."""
+    task, algorithm = plan.task, plan.algorithm
+    held = _arrays_in_records(plan)
+    held += [(LOSS, trace.consts) for trace in _traced_losses(plan, task.loss)]
+    if task.evaluation is not None and user_objects_in(task.evaluation):
+        held.append((UNLISTED, _loss_trace(task.evaluation, plan).consts))
+    look = lambda place, f, *operands: held.append((place, _trace(place, f, *operands).consts))
+    if user_objects_in(task.init):
+        look(INIT, task.init, key_shape())
+    if isinstance(plan.weights, Fn) and user_objects_in(plan.weights):
+        look(WEIGHTS, plan.weights, jax.ShapeDtypeStruct((), jnp.int32))
+    held += [(place, trace.consts) for place, _, trace in _traced_stages(plan)]
+    skip = judged_apart(algorithm.client)
+    is_users = lambda f: bool(user_objects_in(f, skip))
+    parts = (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
+    if not any(map(is_users, parts)):
+        return held
+    verdict = judge_client(plan)
+    held.append(("client", verdict.consts))
+    if verdict.shapes is None:
+        return held
+    server, payload = verdict.shapes
+    if is_users(algorithm.init):
+        look("algorithm.init", algorithm.init, params_shapes(plan))
+    if is_users(algorithm.server):
+        num_clients = plan.sampler.clients
+        serve = lambda f, context, server, payload: f(
+            Context(*context[:4], num_clients, context[4]), server, payload
+        )
+        parts = abstract(algorithm.server), context_shapes(), server, payload
+        name = ("server", num_clients, avals((algorithm.server, server, payload)))
+        held.append(("server", cached(name, lambda: _look_into(serve, *parts)).consts))
+    if is_users(algorithm.params):
+        look("algorithm.params", algorithm.params, server)
+    return held
+
+
+def _arrays_in_records(plan) -> list[tuple[str, list]]:
+    task, algorithm = plan.task, plan.algorithm
+    is_chain = lambda node: isinstance(node, Mechanism)
+    plain = [x for x in jax.tree.leaves(algorithm, is_leaf=is_chain) if not is_chain(x)]
+    parts = [(INIT, task.init), (LOSS, task.loss)]
+    for chain in nodes((algorithm, plan.upload, plan.release), Mechanism):
+        for s in chain.stages:
+            parts.append((UNLISTED, s.strategy))
+            parts.append((s.name, (s.apply, s.bound, s.noise, s.state, s.update, s.shape)))
+    parts.append(("algorithm", plain))
+    parts.append((UNLISTED if _weights_follow_sizes(plan) else WEIGHTS, plan.weights))
+    parts.append((UNLISTED, (task.predict, task.evaluation, task.metrics)))
+    return [(place, [x for x in jax.tree.leaves(part) if np.size(x) > 1]) for place, part in parts]
+
+
+def _weights_follow_sizes(plan) -> bool:
+    """Return whether the weights are those of "uniform" or "size"."""
+    share = getattr(plan.sampler, "share", None)
+    numbers = (plan.weights, plan.fed.size, share)
+    if isinstance(plan.weights, Fn) or not checks.is_concrete(numbers):
+        return False
+    wanted = np.asarray(plan.weights, np.float64) * (1.0 if share is None else np.asarray(share))
+    sizes = np.asarray(plan.fed.size, np.float64).reshape(-1)
+    same = lambda other: np.allclose(wanted * other.sum(), other * wanted.sum(), rtol=1e-4)
+    return same(np.ones(wanted.shape)) or same(sizes)
+
+
+def constants_caveat(held: list[tuple[str, list]]) -> tuple[Caveat, ...]:
+    """Return the caveat that names the arrays that a guarantee assumes public, or nothing.
+
+    No check can see what an array was computed from: a mean of rows and a model that was trained
+    on them look like any other numbers.  Scalars, such as a learning rate, and arrays of one
+    repeated number are not named: a plan has dozens of them, and none can hold a row.
+
+    Args:
+        held: arrays by place.  An array in several places is named once.
+    """
+    named, seen = collections.defaultdict(collections.Counter), set()
+    for place, arrays in held:
+        for array in arrays:
+            if id(array) not in seen and place != UNLISTED and _may_hold_rows(array):
+                named[place][f"{array.dtype}{list(np.shape(array))}"] += 1
+            seen.add(id(array))
+    if not named:
+        return ()
+
+    def words(shapes):
+        listed = [f"{s} ({n} times)" if n > 1 else s for s, n in shapes.items()][:MAX_SHAPES]
+        rest = sum(list(shapes.values())[MAX_SHAPES:])
+        return ", ".join(listed + [f"{rest} more arrays"] * (rest > 0))
+
+    listed = ", ".join(f"{place} {words(shapes)}" for place, shapes in named.items())
+    return (Caveat(f"Assumes that constants are public: {listed}.", PUBLIC_CONSTANTS),)
+
+
+def _may_hold_rows(array) -> bool:
+    """Return whether an array holds numbers that are not all equal.
+
+    No data set stores uint32, which is the dtype of the constants of random number generators.
+    """
+    if isinstance(array, jax.core.Tracer) or np.ndim(array) == 0:
+        return False
+    dtype = jnp.result_type(array)
+    is_number = jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_
+    if dtype == jnp.uint32 or not is_number:
+        return False
+    values = np.asarray(array).reshape(-1)
+    return bool((values != values[0]).any())
+
+
+# --- functions of a user, traced one by one on shapes
+
+
+class Trace(NamedTuple):
+    consts: list  # arrays that the function holds
+    opaque: tuple  # names of primitives that hide what they do
+
+
+def _look_into(function, *operands) -> Trace:
+    """Trace a function without running it."""
+    try:
+        closed = jax.make_jaxpr(function)(*operands)
+    except Exception:  # the function is the user's, and running it will explain the error
+        return Trace([], ())
+    consts, names, todo = [], set(), [(closed.jaxpr.eqns, closed.consts)]
+    while todo:
+        equations, held = todo.pop()
+        consts += held
+        for equation in equations:
+            names.add(equation.primitive.name)
+            consts += [v.val for v in equation.invars if isinstance(v, Literal)]
+            todo += within(equation.params)
+    arrays = [c for c in consts if np.size(c) > 1 and not isinstance(c, jax.core.Tracer)]
+    return Trace(arrays, tuple(sorted(names & set(OPAQUE))))
+
+
+def _trace(kind, function, *operands) -> Trace:
+    name = (kind, avals(function), avals(operands))
+    call = lambda f, *operands: f(*operands)
+    return cached(name, lambda: _look_into(call, abstract(function), *operands))
+
+
+def _traced_losses(plan, *more) -> list:
+    """Return the Trace of each loss of a user."""
+    losses_ = [*more, *(g.loss for g in gradients_in(plan.algorithm.client))]
+    return [_loss_trace(loss, plan) for loss in losses_ if user_objects_in(loss)]
+
+
+def _loss_trace(loss, plan) -> Trace:
+    """Trace a loss with its gradient: a rule for derivatives may hold what the loss does not."""
+    x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in row_shapes(plan))
+    draw = lambda: (jax.random.key(0),) if losses.takes_key(loss) else ()
+    if not losses.takes_key(loss) and losses.draws(loss):
+        x = x, losses.words_shape()
+
+    def differentiate(loss, params, x, y):
+        return jax.value_and_grad(lambda w: loss(w, x, y, *draw()))(params)
+
+    name = ("loss", avals(loss), avals(plan.task.init), avals(row_shapes(plan)))
+    parts = abstract(loss), params_shapes(plan), x, y
+    return cached(name, lambda: _look_into(differentiate, *parts))
+
+
+def _traced_stages(plan) -> list:
+    """Return (stage, unit, Trace) of each function of a user in the stages of a plan.
+
+    Raises:
+        ValueError: if a stage takes nothing that is contributed, so that its functions cannot be
+            traced.
+    """
+    algorithm, found = plan.algorithm, []
+    number = lambda: jax.ShapeDtypeStruct((), jnp.float32)
+    # A client may hold chains that it does not declare, over gradients, models or one number.
+    for chain in nodes((algorithm.client, algorithm.releases), Mechanism):
+        found += _traced_chain("example", chain, lambda: params_shapes(plan), number)
+    for chain in (plan.upload, plan.release):
+        if chain is not None:
+            found += _traced_chain("client", chain, lambda: judge_client(plan).shapes[1])
+    return found
+
+
+def _traced_chain(unit, chain, *contributions) -> list:
+    found = []
+    for s in chain.stages:
+        numbers = [*s.apply.data.values()] if s.apply is not None else []
+        for schedule in (*numbers, s.noise):
+            if isinstance(schedule, Fn) and user_objects_in(schedule):
+                trace = _trace("schedule", schedule, jax.ShapeDtypeStruct((), jnp.int32))
+                found.append((s.name, unit, trace))
+    chain = mech.at_round(chain, jnp.int32(0))
+    if not any(map(_is_users_stage, chain.stages)):
+        return found
+    errors = []
+    for contribution in contributions:
+        try:
+            shapes = contribution()
+            name = ("stages", avals(chain), avals(shapes))
+            traces = cached(name, lambda shapes=shapes: _trace_stages(chain, shapes))
+            return found + [(name, unit, trace) for name, trace in traces]
+        except Exception as error:  # the function is the user's, and so is its error
+            errors.append(checks.describe_error(error))
+    return checks.fail(
+        "jfl.plan",
+        "stages that take what is contributed",
+        f"{' -> '.join(s.name for s in chain.stages)}, which fails: {errors[0]}",
+    )
+
+
+def _is_users_stage(stage) -> bool:
+    functions = (stage.apply, stage.bound, stage.update)
+    return bool(user_objects_in([f for f in functions if f is not None]))
+
+
+def _trace_stages(chain, value) -> list:
+    """Trace each stage of a user on what the stage before it returns."""
+    state, number = abstract(mech.initial_state(chain)), jax.ShapeDtypeStruct((), jnp.float32)
+    shape = next((s.shape for s in chain.stages if s.shape is not None), None)
+    found = []
+    for s in chain.stages:
+        if s.role not in ("row", "post") or s.apply is None:
+            continue
+        operands = (state, value) if s.role == "row" else (value, After(number, number, shape))
+        call = lambda f, *operands: f(*operands)
+        if _is_users_stage(s):
+            found.append((s.name, _look_into(call, abstract(s.apply), *operands)))
+        if s.is_map or s.role == "post":  # a clip does not change shapes
+            value = jax.eval_shape(call, s.apply, *operands)[0]
+    return found
