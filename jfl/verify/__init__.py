@@ -1,4 +1,4 @@
-"""Which paths from rows to payloads end in a mechanism."""
+"""The check of users' code: does every path from rows to uploads end in a release?"""
 
 from ..core.lazy import submodules as _submodules
 

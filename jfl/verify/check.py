@@ -62,7 +62,7 @@ MAX_SHAPES = 8  # of one place that a caveat writes out
 
 
 class Report(NamedTuple):
-    """What `check_privacy` found.  Findings are sentences; () is none."""
+    """The result of `check_privacy`.  Findings are sentences; () is none."""
 
     algorithm: str
     releases: tuple  # of Released, that reach what the client sends
@@ -75,8 +75,8 @@ class Report(NamedTuple):
 
     @property
     def status(self) -> str:
-        """ "proved" if there is no finding against what is declared, "conditional" if there is one,
-        or "no noise"."""
+        """Return "proved", "conditional" if a finding stands against what is declared, or "no
+        noise"."""
         if not (self.declared or self.noisy):
             return "no noise"
         against = self.refused or self.declared and self.example or self.noisy and self.client
@@ -195,11 +195,12 @@ def personal_findings(plan: Plan) -> tuple:
 def _judge_other_parts(plan) -> Findings:
     """Return findings about stages, samplers and losses."""
     hidden = Findings((), ())
-    traces = [("the loss", "example", trace) for trace in _traced_losses(plan)]
+    own_losses = [g.loss for g in gradients_in(plan.algorithm.client)]
+    traces = [("the loss", "example", trace) for trace in _trace_losses(plan, own_losses)]
     traces += [(f"the stage {name!r}", unit, trace) for name, unit, trace in _traced_stages(plan)]
     for words, unit, trace in traces:
         found = tuple(f"what {name} in {words} does" for name in trace.opaque)
-        # What a function for examples hides may be the rows of other clients.
+        # A function for examples may hide the rows of other clients as well.
         hidden += Findings(found if unit == "example" else (), found)
     found = judge_records(plan) + hidden
     return Findings(*(tuple(dict.fromkeys(part)) for part in found))
@@ -261,38 +262,37 @@ def _arrays_by_place(plan) -> list[tuple[str, list]]:
     """Return the arrays that a plan holds, in its records and in the closures of its functions."""
     task, algorithm = plan.task, plan.algorithm
     held = _arrays_in_records(plan)
-    held += [(LOSS, trace.consts) for trace in _traced_losses(plan, task.loss)]
-    if task.evaluation is not None and user_objects_in(task.evaluation):
-        held.append((UNLISTED, _loss_trace(task.evaluation, plan).consts))
-    look = lambda place, f, *operands: held.append((place, _trace(place, f, *operands).consts))
-    if user_objects_in(task.init):
-        look(INIT, task.init, key_shape())
-    if isinstance(plan.weights, Fn) and user_objects_in(plan.weights):
-        look(WEIGHTS, plan.weights, jax.ShapeDtypeStruct((), jnp.int32))
+    own_losses = [task.loss, *(g.loss for g in gradients_in(algorithm.client))]
+    held += [(LOSS, trace.consts) for trace in _trace_losses(plan, own_losses)]
+    held += [(UNLISTED, trace.consts) for trace in _trace_losses(plan, [task.evaluation])]
     held += [(place, trace.consts) for place, _, trace in _traced_stages(plan)]
+    functions: list[tuple] = [
+        (INIT, task.init, key_shape()),
+        (WEIGHTS, plan.weights, jax.ShapeDtypeStruct((), jnp.int32)),
+    ]
     skip = judged_apart(algorithm.client)
-    is_users = lambda f: bool(user_objects_in(f, skip))
     parts = (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
-    if not any(map(is_users, parts)):
-        return held
-    verdict = judge_client(plan)
-    held.append(("client", verdict.consts))
-    if verdict.shapes is None:
-        return held
-    server, payload = verdict.shapes
-    if is_users(algorithm.init):
-        look("algorithm.init", algorithm.init, params_shapes(plan))
-    if is_users(algorithm.server):
-        num_clients = plan.sampler.clients
-        serve = lambda f, context, server, payload: f(
-            Context(*context[:4], num_clients, context[4]), server, payload
-        )
-        parts = abstract(algorithm.server), context_shapes(), server, payload
-        name = ("server", num_clients, avals((algorithm.server, server, payload)))
-        held.append(("server", cached(name, lambda: _look_into(serve, *parts)).consts))
-    if is_users(algorithm.params):
-        look("algorithm.params", algorithm.params, server)
+    if user_objects_in(parts, skip):
+        verdict = judge_client(plan)
+        held.append(("client", verdict.consts))
+        if verdict.shapes is not None:
+            server, payload = verdict.shapes
+            functions += [
+                ("algorithm.init", algorithm.init, params_shapes(plan)),
+                ("server", algorithm.server, context_shapes(), server, payload),
+                ("algorithm.params", algorithm.params, server),
+            ]
+    num_clients = plan.sampler.clients
+    serve = lambda f, shapes, *rest: f(Context(*shapes[:4], num_clients, shapes[4]), *rest)
+    for place, function, *operands in functions:
+        if user_objects_in(function, skip):
+            call = serve if place == "server" else _call
+            held.append((place, _trace((place, num_clients), call, function, *operands).consts))
     return held
+
+
+def _call(function, *operands):
+    return function(*operands)
 
 
 def _arrays_in_records(plan) -> list[tuple[str, list]]:
@@ -391,15 +391,14 @@ def _look_into(function, *operands) -> Trace:
     return Trace(arrays, tuple(sorted(names & set(OPAQUE))))
 
 
-def _trace(kind, function, *operands) -> Trace:
-    name = (kind, avals(function), avals(operands))
-    call = lambda f, *operands: f(*operands)
-    return cached(name, lambda: _look_into(call, abstract(function), *operands))
+def _trace(kind, call, *operands) -> Trace:
+    """Trace `call`, once for all operands of the same structure and shapes."""
+    name = (kind, avals(operands))
+    return cached(name, lambda: _look_into(call, *abstract(operands)))
 
 
-def _traced_losses(plan, *more) -> list:
-    """Return the Trace of each loss of a user."""
-    losses_ = [*more, *(g.loss for g in gradients_in(plan.algorithm.client))]
+def _trace_losses(plan, losses_) -> list:
+    """Return the Trace of each loss that is a user's."""
     return [_loss_trace(loss, plan) for loss in losses_ if user_objects_in(loss)]
 
 
@@ -442,7 +441,8 @@ def _traced_chain(unit, chain, *contributions) -> list:
         numbers = [*s.apply.data.values()] if s.apply is not None else []
         for schedule in (*numbers, s.noise):
             if isinstance(schedule, Fn) and user_objects_in(schedule):
-                trace = _trace("schedule", schedule, jax.ShapeDtypeStruct((), jnp.int32))
+                round_ = jax.ShapeDtypeStruct((), jnp.int32)
+                trace = _trace("schedule", _call, schedule, round_)
                 found.append((s.name, unit, trace))
     chain = mech.at_round(chain, jnp.int32(0))
     if not any(map(_is_users_stage, chain.stages)):
@@ -477,9 +477,8 @@ def _trace_stages(chain, value) -> list:
         if s.role not in ("row", "post") or s.apply is None:
             continue
         operands = (state, value) if s.role == "row" else (value, After(number, number, shape))
-        call = lambda f, *operands: f(*operands)
         if _is_users_stage(s):
-            found.append((s.name, _look_into(call, abstract(s.apply), *operands)))
+            found.append((s.name, _look_into(_call, abstract(s.apply), *operands)))
         if s.is_map or s.role == "post":  # a clip does not change shapes
-            value = jax.eval_shape(call, s.apply, *operands)[0]
+            value = jax.eval_shape(_call, s.apply, *operands)[0]
     return found

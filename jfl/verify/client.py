@@ -5,8 +5,6 @@ compares what it found with the releases that the algorithm declares.
 """
 
 import collections
-import functools
-import inspect
 import math
 import os
 from typing import Any, NamedTuple
@@ -201,31 +199,25 @@ class Judge:
     def follow(self, closed, operands, classes, structures):
         """Interpret the client, whose inputs are the sources."""
         leaves, context, keys, server, state, rows = operands
-        # With add_remove, neighbouring data sets differ in the number of rows.
-        is_secret = any(r.mechanism.adjacency == "add_remove" for r in self.declared)
-        named = {
-            **dict(zip(("round", "client", "size", "weight", "cohort"), context)),
-            **dict(zip(("keys.batch", "keys.noise"), keys)),
-            **dict(zip(("rows.x", "rows.y", "rows.index"), rows)),
-        }
-        sources = {name: [("rows", name)] for name in ("rows.x", "rows.y", "rows.index")}
-        sources |= {
-            "size": [("size", "rows.size")] * is_secret,
-            "keys.batch": [("draw", "keys.batch")],
-            "keys.noise": [("key", "keys.noise")],
-        }
-        values = {n: self.flow.input(n, aval, *sources.get(n, ())) for n, aval in named.items()}
-        self.at = {name: value.symbol for name, value in values.items()}
-        # Numbers that are equal in the plan are one input.
-        inputs = [self.flow.input(("leaf", c), a) for c, a in zip(classes, leaves)]
-        given = list(values.values())
-        inputs += given[:7]
-        inputs += [self.flow.input(("server", i), a) for i, a in enumerate(jax.tree.leaves(server))]
-        inputs += [
-            self.flow.input(("own", i), a, ("own", i), ("kept", i))
-            for i, a in enumerate(jax.tree.leaves(state))
+        of_rows = ("rows.x", "rows.y", "rows.index")
+        inputs = [
+            *((("leaf", c), a) for c, a in zip(classes, leaves)),
+            *zip(("round", "client", "size", "weight", "cohort"), context),
+            *zip(("keys.batch", "keys.noise"), keys),
+            *((("server", i), a) for i, a in enumerate(jax.tree.leaves(server))),
+            *((("own", i), a) for i, a in enumerate(jax.tree.leaves(state))),
+            *zip(of_rows, rows),
         ]
-        outputs = self.flow.run(closed, inputs + given[7:], Place())
+        tokens = {name: [("rows", name)] for name in of_rows}
+        tokens |= {name: [name, ("kept", name[1])] for name, _ in inputs if name[0] == "own"}
+        tokens["keys.batch"] = [("draw", "keys.batch")]
+        tokens["keys.noise"] = [("key", "keys.noise")]
+        # With add_remove, neighbouring data sets differ in the number of rows.
+        if any(r.mechanism.adjacency == "add_remove" for r in self.declared):
+            tokens["size"] = [("size", "rows.size")]
+        values = [self.flow.input(name, aval, *tokens.get(name, ())) for name, aval in inputs]
+        self.at = {name: value.symbol for (name, _), value in zip(inputs, values)}
+        outputs = self.flow.run(closed, values, Place())
         self.outputs, numbers = outputs[: len(self.names)], iter(outputs[len(self.names) :])
         self.sent, self.kept = self.outputs[: self.num_sent], self.outputs[self.num_sent :]
         # The mechanism and the batches of each declared release, with symbols for numbers.
@@ -329,7 +321,7 @@ class Judge:
         return tuple(rows)
 
     def judge_counts(self, counted):
-        """Check that there are no more releases than declared, of each kind that is declared."""
+        """Check that each declared release occurs at most as often as declared."""
         for charged, times in counted.items():
             same = [r for r, c in zip(self.declared, self.classes()) if c == charged]
             declared = sum(r.count for r in same)
@@ -381,7 +373,7 @@ class Judge:
         if self.mechanism(bounded) != self.mechanism(mark):
             note("the sum is bounded by another chain than its noise is of")
         if bounded.params["batch"] or mark.params["batch"]:
-            note("under a vmap of the client's own, where it is not followed")
+            note("under a vmap of the client, which is not followed")
         is_single = bounded.params["kind"] == "single"
         used = self.batches_of_client(bounded, note) if is_single else self.batch_of(bounded, note)
         read = [self.read_batch(batch) for batch in used or ()]
@@ -545,14 +537,13 @@ class Judge:
     def judge_keys(self):
         """Check that each release has a separate key, and that nothing else draws from it."""
         root, note = self.at["keys.noise"], self.example.append
-        pairs = [
+        released = [
             (mark.site, key)
             for marks in self.sites.values()
             for mark in marks
             for key in self.keys_of(mark)
             if key[0] == root
         ]
-        released = [pair for pair in pairs if pair[0] in self.reached]
         overlap = first_overlap([key for _, key in released])
         if overlap is not None:
             (site, one), (other_site, other) = (released[i] for i in overlap)
@@ -561,30 +552,25 @@ class Judge:
             else:
                 words = f"{self.said(one)} and {self.said(other)}"
                 note(f"two releases share one noise key: {words}")
-        # A release that is not sent may share its key with another one that is not sent.
-        unsent = list(dict.fromkeys(key for site, key in pairs if site not in self.reached))
-        for key in unsent:
-            for _, other in released:
-                if len(key) == len(other) and may_be_equal(key, other):
-                    words = f"{self.said(other)} and {self.said(key)}"
-                    note(f"two releases share one noise key: {words}")
-                    break
+        sent = [key for site, key in released if site in self.reached]
         for operand, equation in self.flow.draws.values():
             if ("key", "keys.noise") not in operand.tokens:
                 continue
             line = _user_line(equation)
             for key in (self.flow.keys[i] for i in np.unique(operand.known)):
-                if any(self.may_be_above(key, other) for _, other in released):
+                if any(self.may_be_above(key, other) for other in sent):
                     note(
                         f"{equation.primitive.name} reads the noise key of a release, "
                         f"{self.said(key)}" + (f" ({line})" if line else "")
                     )
 
     def may_be_above(self, key, other) -> bool:
-        """Return whether a key may be another key or one from which the other descends."""
-        if key[0] != self.at["keys.noise"]:
-            return True
-        return len(key) <= len(other) and may_be_equal(key, other)
+        """Return whether a key may be another key or one from which the other descends.
+
+        A key of unknown origin, such as one that data chose, may be any key.
+        """
+        is_unknown = key[0] != self.at["keys.noise"]
+        return is_unknown or len(key) <= len(other) and may_be_equal(key, other)
 
     # --- words
 
@@ -616,7 +602,7 @@ class Judge:
 
     def said(self, key) -> str:
         """Return a key as a user would write it."""
-        names = {symbol: name for name, symbol in self.at.items()}
+        names = {symbol: name for name, symbol in self.at.items() if isinstance(name, str)}
         text = names.get(key[0], "a key that is not the client's")
         for step in key[1:]:
             text = f"fold_in({text}, {step if isinstance(step, int) else 'a number'})"
@@ -632,12 +618,13 @@ def _is_one(value) -> bool:
     return value.known is not None and bool(np.all(value.known == 1.0))
 
 
-@functools.cache
-def _library_folders():
-    packages = [os.path.dirname(os.path.dirname(str(m.__file__))) for m in (jax, np)]
-    modules = [os.path.dirname(str(m.__file__)) for m in (inspect, normals)]
-    jfl = os.path.dirname(os.path.dirname(__file__))
-    return tuple(map(os.path.abspath, (*packages, *modules, jfl))) + ("<frozen",)
+# The folders of code that is not the user's: Python, kernels, jfl and libraries.
+_FILES = (
+    os.__file__,
+    normals.__file__,
+    *(os.path.dirname(str(m.__file__)) for m in (checks, jax, np)),
+)
+NOT_USERS = ("<frozen", *(os.path.dirname(os.path.abspath(str(name))) for name in _FILES))
 
 
 def _user_line(equation) -> str:
@@ -647,7 +634,7 @@ def _user_line(equation) -> str:
     for frame in trace.frames if trace is not None else ():
         if frame.file_name == __file__:  # the frames after it are of whoever asked
             return ""
-        if not frame.file_name.startswith(_library_folders()):
+        if not frame.file_name.startswith(NOT_USERS):
             function = frame.function_name.rsplit(".", 1)[-1]
             return f"{function}, {os.path.basename(frame.file_name)}:{frame.line_num}"
     return ""

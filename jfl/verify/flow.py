@@ -102,7 +102,7 @@ class Flow:
         return symbol
 
     def value(self, aval, tokens, *content, known=None) -> Value:
-        """Return a value with this content.  A key of unknown origin is a root of its own."""
+        """Return a value with this content.  A key of unknown origin is a new root."""
         shape = getattr(aval, "shape", ())
         symbol = self.node(*content, shape=shape)
         if known is not None and np.shape(known) != shape:
@@ -171,7 +171,7 @@ class Flow:
             for v, operand in zip(equation.invars, operands):
                 if is_key(v.aval):
                     self.draws[here.site, here.passes] = (operand, equation)
-                    # The draw itself is judged, so what was drawn is no longer followed.
+                    # The draw itself is judged, which ends the path of the key.
                     tokens.pop(("key", "keys.noise"), None)
         content = ("op", name, self.text(equation), *(o.symbol for o in operands))
         if name in OPAQUE or self.contains(equation, MARKS + OPAQUE):

@@ -1,12 +1,11 @@
-"""Marks that a program carries for `jfl.check_privacy`: what a mechanism did, as steps of a jaxpr
-that compute nothing.
+"""Marks in a traced program: equations that compute nothing and say what a mechanism did.
 
-A mark hands its first `n` operands through and lowers to nothing, so a compiled program is the same
-with and without. Its other operands say what it is of (the key, the numbers of the mechanism), so
-that the check sees where they come from.  Derivatives pass by a mark: a tangent of a release has no
-noise of its own.
+A mark returns its first `n` operands and lowers to nothing, so that the compiled program is the
+same with and without it.  Its other operands are what the mark is about, such as the key and the
+numbers of the mechanism, so that the check sees where they come from.  Derivatives skip a mark: the
+tangent of a release has no noise.
 
-Only jfl sets marks.  One that is set by hand says what it says, and the check believes it.
+Only jfl sets marks.  The check trusts every mark, also one that is set by hand.
 """
 
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from ..core.records import Batch, Batches, Mechanism, Rows
 
 
 def _define(name: str) -> Primitive:
+    """Define a mark.  Its parameter `batch` has, for each vmap, the size and the mapped axes."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(lambda *operands, n, **_: list(operands[:n]))
@@ -43,9 +43,7 @@ def _define(name: str) -> Primitive:
     ) -> tuple[list[Any], list[Any]]:
         (size,) = {x.shape[d] for x, d in zip(operands, dims) if d is not None}
         batch = batch + ((size, tuple(-1 if d is None else d for d in dims)),)
-        return primitive.bind(*operands, n=n, batch=batch, **params), list(
-            dims[:n]
-        )  # nothing is moved
+        return primitive.bind(*operands, n=n, batch=batch, **params), list(dims[:n])
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batched
@@ -55,11 +53,11 @@ def _define(name: str) -> Primitive:
     return primitive
 
 
-release_p = _define("jfl_release")  # a sum that was made noisy
-bounded_p = _define("jfl_bounded")  # a sum whose contributions a row stage bounded
-example_p = _define("jfl_example")  # a batch, whose rows go on one by one
-batch_p = _define("jfl_batch")  # the rows in some slots of the client's own
-slots_p = _define("jfl_slots")  # slots as a batch sampler drew them
+release_p = _define("jfl_release")  # a noisy sum
+bounded_p = _define("jfl_bounded")  # a sum of contributions that a row stage bounded
+example_p = _define("jfl_example")  # a batch of which each row is used separately
+batch_p = _define("jfl_batch")  # rows that were read from a client's rows
+slots_p = _define("jfl_slots")  # the slots that a batch sampler drew
 key_p = _define("jfl_noise_key")  # the key that a mechanism draws its noise from
 
 
@@ -71,6 +69,7 @@ def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
 
 
 def noise_key(key: Key) -> Key:
+    """Mark the key of the noise of a release, which the check judges at the release."""
     return _bind(key_p, key)
 
 
@@ -83,7 +82,7 @@ def release(
     max_weight: ArrayLike,
     client: Array | None,
 ) -> Tree:
-    """`noisy` is `summed` with the noise of `mechanism`, drawn from `key`."""
+    """Mark `noisy` as the sum `summed` with the noise of a mechanism, drawn from a key."""
     leaves, structure = jax.tree.flatten(mechanism)
     each = any(s.role == "noise" and jnp.ndim(s.noise) > 0 for s in mechanism.stages)
     return _bind(
@@ -100,29 +99,31 @@ def release(
 
 
 def bounded(value: Tree, mechanism: Mechanism, reference: Array, kind: str) -> Tree:
-    """`value` is a sum of contributions that the row stages of `mechanism` bounded.
+    """Mark a sum of contributions that the row stages of a mechanism bounded.
 
     Args:
         value: the sum.
-        mechanism: whose row stages bounded it.
-        reference: what `kind` says: the mask of a batch, Bool[B], or a weight.
-        kind: "examples", one contribution of each row of the batch whose mask `reference` is;
-            "single", one of weight `reference`, of whatever it was made.
+        mechanism: the chain with the row stages.
+        reference: Bool[B], the mask of a batch, for kind "examples"; Float[1], the weight of the
+            contribution, for kind "single".
+        kind: "examples" if each row of the batch contributes separately, or "single" if there is
+            one contribution of the whole client.
     """
     leaves, structure = jax.tree.flatten(mechanism)
     return _bind(bounded_p, value, reference, *leaves, structure=structure, kind=kind)
 
 
 def example(batch: Batch) -> Batch:
+    """Mark a batch whose rows are used separately from here on."""
     return Batch(*_bind(example_p, tuple(batch)))
 
 
 def batch(found: Batch, rows: Rows, slots: Array, mask: Array) -> Batch:
-    """`found` holds the rows in `slots` of a client."""
+    """Mark a batch as the rows in some slots of a client."""
     return Batch(*_bind(batch_p, tuple(found), rows.x, rows.y, rows.index, rows.size, slots, mask))
 
 
 def slots(found: Tree, batches: Batches, key: Key, step: ArrayLike, size: ArrayLike) -> Tree:
-    """`found`, slots and mask, are what `batches` drew."""
+    """Mark slots and their mask as drawn by a batch sampler."""
     leaves, structure = jax.tree.flatten(batches)
     return _bind(slots_p, found, key, step, size, *leaves, structure=structure)

@@ -1,4 +1,4 @@
-"""What can be trusted without a trace: jfl's own functions, and records as jfl built them.
+"""The parts of a plan that need no trace: functions of jfl, and records as jfl built them.
 
 The functions of jfl and of the libraries below are covered by their own tests.  A record, such as a
 stage or a sampler, states facts that an accountant relies on.  They hold if its functions are
@@ -64,7 +64,7 @@ SCHEMES = {
 
 
 class Findings(NamedTuple):
-    """What stands against a proof, as sentences."""
+    """Findings that stand against a proof, as sentences."""
 
     example: tuple  # against guarantees for examples
     client: tuple  # against guarantees for clients
