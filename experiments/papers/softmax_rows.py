@@ -1,5 +1,7 @@
-"""Softmax regression on the rows of clients in float64 NumPy, apart from the library's gradients:
-what a bound takes as known is measured with it along a run."""
+"""Softmax regression on the rows of clients in float64 NumPy, without the library's gradients.
+
+Bounds treat some quantities as known; this module measures them along a run.
+"""
 
 from typing import NamedTuple
 
@@ -23,8 +25,7 @@ class Rows(NamedTuple):
 
 
 def federation(dataset: str, deal: str, clients: int, rows: int):
-    """Rows of norm 1, `rows` a client: "alike", the same at all of them, or a share of DEALS iid
-    and the rest of one class."""
+    """Return rows of norm 1, `rows` per client, dealt as "alike" or as one of DEALS says."""
     data = jfl.transforms.unit_norm(jfl.transforms.flatten(getattr(jfl.datasets, dataset)()))
     test = data.x_test[:10], data.y_test[:10]  # accuracies are not looked at
     if deal != "alike":
@@ -35,7 +36,7 @@ def federation(dataset: str, deal: str, clients: int, rows: int):
 
 
 def rows_of(fed, l2: float) -> Rows:
-    """The rows of a federation."""
+    """Return the rows of a federation."""
     index = np.asarray(fed.index)
     x = np.asarray(fed.x, np.float64)[index]
     x = np.concatenate([x, np.ones((*x.shape[:2], 1))], 2)
@@ -43,27 +44,29 @@ def rows_of(fed, l2: float) -> Rows:
 
 
 def matrix(params) -> np.ndarray:
-    """Weights and biases of `models.logistic` as one Float64[..., f, k]."""
+    """Return weights and biases of `models.logistic` as one Float64[..., f, k]."""
     (dense,) = params.values()
     kernel, bias = (np.asarray(dense[n], np.float64) for n in ("kernel", "bias"))
     return np.concatenate([kernel, bias[..., None, :]], -2)
 
 
 def losses(rows: Rows, w) -> np.ndarray:
-    """The objective of each client [C], at one w [f, k] or one for each client [C, f, k]."""
+    """Return the objective of each client [C], at one w [f, k] or one per client [C, f, k]."""
     rest = rows.l2 / 2 * (w**2).sum((-2, -1))
     return -(rows.y * log_softmax(rows.x @ w, -1)).sum(-1).mean(-1) + rest
 
 
 def gradients(rows: Rows, w) -> np.ndarray:
-    """The gradients of `losses`, [C, f, k]."""
+    """Return the gradients of `losses`, [C, f, k]."""
     wrong = softmax(rows.x @ w, -1) - rows.y
     return rows.x.transpose(0, 2, 1) @ wrong / rows.x.shape[1] + rows.l2 * w
 
 
 def moments(rows: Rows, w) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Losses [C], gradients [C, f, k], and the mean squared norm of the gradients of single rows
-    without l2, [C]."""
+    """Return losses [C], gradients [C, f, k], and mean squared norms of rows' gradients [C].
+
+    The last are without l2.
+    """
     logs = log_softmax(rows.x @ w, -1)
     wrong, rest = np.exp(logs) - rows.y, rows.l2 / 2 * (w**2).sum((-2, -1))
     return (
@@ -74,7 +77,7 @@ def moments(rows: Rows, w) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def best(fed, l2: float, weights) -> tuple[np.ndarray, float]:
-    """Minimiser and least value of the weighted objective."""
+    """Return the minimiser and the least value of the weighted objective."""
     found = jfl.heterogeneity.optimum(jfl.models.logistic(fed), fed, l2, weights=weights)
     return matrix(found.params), found.value
 
@@ -87,14 +90,14 @@ def along(plan, seeds: int, rounds: int) -> np.ndarray:
 
 
 def spread(values) -> str:
-    """A mean over seeds with its standard error."""
+    """Return a mean over seeds with its standard error, in words."""
     if len(values) == 1:
         return f"{values[0]:.4g}"
     return f"{values.mean():.4g} ({values.std(ddof=1) / len(values) ** 0.5:.1g})"
 
 
 def as_lists(lines: dict) -> dict:
-    """What was measured of each line, without arrays."""
+    """Return measured values of each line without arrays."""
     return {
         line: {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in found.items()}
         for line, found in lines.items()

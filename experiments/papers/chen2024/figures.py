@@ -1,8 +1,8 @@
-"""DPNFL and AdDPNFL (Chen, Ding, Bao, Zhou, Jin, IEEE TKDE 2024): its figures and Table II.
+"""Define the experiments of Chen, Ding, Bao, Zhou, Jin, IEEE TKDE 2024 (DPNFL and AdDPNFL).
 
-Not given in the paper, and chosen here: 100 rounds, clip norm 1, law of the sizes (power law of
-exponent 1, nobody below ten batches where the data allow it), settings on Synthetic (those of
-MNIST), epsilons of Figure 6.
+The paper does not give the following, which are ours: 100 rounds, clip norm 1, the distribution of
+the sizes (a power law with exponent 1, at least ten batches if the data allow it), settings on
+Synthetic (those of MNIST), and the epsilons of Figure 6.
 """
 
 import dataclasses
@@ -33,18 +33,20 @@ from .plans import RUNS
 
 
 def changes(before, after, sign):
-    """A check that accuracy rises (sign 1) or falls (-1) from one line to another."""
+    """Return a check that accuracy rises (sign 1) or falls (-1) from one line to another."""
     return within(after, before, 0.0) if sign > 0 else within(before, after, 0.0)
 
 
 def keeps(before, after):
-    """A check that accuracy falls by no more than POINTS from one line to another."""
+    """Return a check that accuracy falls by at most POINTS from one line to another."""
     return no_lower((after, before))
 
 
 def lead(ours, others, small, large):
-    """A check that one line leads all others at one setting, and the best of them by more than at
-    another."""
+    """Return a check that one line leads all others at `small`.
+
+    It must also lead the best of them by more than at `large`.
+    """
 
     def check(results):
         at = {e: [f"{n} {e}" for n in (ours, *others)] for e in (small, large)}
@@ -64,13 +66,15 @@ def lead(ours, others, small, large):
 
 
 def flat(*names):
-    """A check that lines end at most POINTS apart."""
+    """Return a check that lines end at most POINTS apart."""
     return all_of([close(a, b) for i, a in enumerate(names) for b in names[i + 1 :]])
 
 
 def rougher(rough, smooth):
-    """A check that one curve moves more between evaluations than another, on average over its
-    second half."""
+    """Return a check that one curve moves more between evaluations than another.
+
+    The average over the second half counts.
+    """
 
     def moves(line):
         curve = line.trace["curve"]
@@ -113,13 +117,13 @@ UNEQUAL = dict(
 LINEAR_SERVER_LR = 0.01  # of AdDPNFL on softmax regression
 PRINTED = dict(epsilon=0.3, delta=1e-2, mode="as_printed")
 SOUND = dict(PRINTED, mode="sound")
-OPEN = "rounds, clip norm and law of the sizes are ours: the paper gives none"
+OPEN = "rounds, clip norm and distribution of the sizes are ours: the paper gives none"
 QUICK = dict(rounds=3, steps=5, evaluate_every=1)
 PRIVATE = ("DPFedAvg", "DPSCAFFOLD", "DPNFL", "AdDPNFL")
 
 
 def algorithm(name, deep=False, **noise):
-    """Fields of one of the five algorithms."""
+    """Return the fields of one of the five algorithms."""
     server = dict(server_lr=0.005 if deep else LINEAR_SERVER_LR)
     noise = noise or PRINTED
     return {
@@ -132,7 +136,7 @@ def algorithm(name, deep=False, **noise):
 
 
 def five(prefix, fields, deep=False):
-    """The lines of the five algorithms on one data set."""
+    """Return the lines of the five algorithms on one dataset."""
     return {f"{prefix} {name}": dict(fields, **algorithm(name, deep)) for name in theory.ALGORITHMS}
 
 
@@ -225,7 +229,7 @@ def _settings(settings, base, deep=False):
 
 
 def _across(settings, signs):
-    """From the first to the last of these settings."""
+    """Return claims on the change from the first to the last of these settings."""
     first, *_, last = settings
     word = {1: "rises", -1: "falls"}
     return tuple(
@@ -251,7 +255,7 @@ TRENDS = dict(AdDPNFL=1, DPNFL=1, DPFedAvg=-1)
 
 
 def _stated(*claims):
-    """Claims of a figure that a table repeats: one statement each."""
+    """Return claims of a figure that a table repeats, as one statement each."""
     return tuple(dataclasses.replace(c, statement=c.text) for c in claims)
 
 
@@ -394,14 +398,16 @@ def _figure2():
 
 
 def _baselines(lines):
-    """Lines without privacy -> all private ones of the same setting."""
+    """Return lines without privacy -> all private ones of the same setting."""
     free = {n: n.removesuffix("NonPrivate") for n in lines if n.endswith("NonPrivate")}
     return {n: tuple(m for m in lines if m.startswith(p) and m != n) for n, p in free.items()}
 
 
 def _tuned():
-    """Synthetic, of which the paper gives no settings: each line, with privacy or without, at the
-    best of one grid."""
+    """Define Synthetic, for which the paper gives no settings, with tuned lines.
+
+    Each line, with privacy or without, is at the best of one grid.
+    """
     grid = dict(lr=RATES, clip_norm=(0.5, 1.0, 2.0))
     server = dict(server_lr=tuple(LINEAR_SERVER_LR * times for times in SERVER_FACTORS))
     words = ", each line at the best of one grid"
@@ -422,7 +428,7 @@ def _tuned():
 
 
 def _adaptive(line):
-    """Whether its server has a rate of its own."""
+    """Return whether the server of a line has a separate rate."""
     return line.endswith(("AdDPNFL", "NonPrivate"))
 
 
@@ -487,16 +493,16 @@ EXPERIMENTS = dict(
     fig7a=_adaptivities("MNIST"),
     fig7b=_adaptivities("SVHN"),
     dirichlet_mnist=Experiment(
-        "in place of fig4: MNIST, Dirichlet, softmax regression",
+        "instead of fig4: MNIST, Dirichlet, softmax regression",
         {},
         _settings(PSI, dict(LINEAR, dataset="mnist", partition="dirichlet")),
         tuple(
-            dataclasses.replace(c, statement=f"MNIST in place of CIFAR-10: {c.text}")
+            dataclasses.replace(c, statement=f"MNIST instead of CIFAR-10: {c.text}")
             for c in FIGURE4
         ),
         QUICK,
         runs=RUNS,
-        differs=f"MNIST and softmax regression in place of CIFAR-10 and a network; {OPEN}",
+        differs=f"MNIST and softmax regression instead of CIFAR-10 and a network; {OPEN}",
         quick_lines=tuple(_DEEP)[:5],
     ),
     accountants=Experiment(
@@ -518,5 +524,5 @@ EXPERIMENTS = {
     for n, e in EXPERIMENTS.items()
 }
 
-PRINTED_RATES = EXPERIMENTS  # before baselines without privacy had rates of their own
+PRINTED_RATES = EXPERIMENTS  # before any rates were chosen
 EXPERIMENTS = with_chosen("chen2024", PRINTED_RATES)

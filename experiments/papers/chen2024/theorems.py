@@ -1,12 +1,12 @@
-"""Theorems 2, 3 and 4 of Chen et al. (2024) beside measured runs, on the problem of Theorem 1.
+"""Compare Theorems 2, 3 and 4 of Chen et al. (2024) with runs on the problem of Theorem 1.
 
-The rule, which was set before the runs.
+The rule was fixed before the runs.
 
-    hypotheses      those that a theorem states, at the constants of the run; a number of rounds
-                    where one fails is shown, and is not judged
-    above           what is measured, over the bound, has a mean below 1 over the seeds, with its
-                    interval, at each number of rounds and noise
-    below the start  the bound is below what is measured at w_0
+    hypotheses       those that a theorem states, at the constants of the run; a number of rounds at
+                     which one fails is shown, and is not judged
+    above            the measured value over the bound has a mean below 1 over the seeds, with its
+                     interval, at each number of rounds and noise
+    below the start  the bound is below the measured value at w_0
 
 Measured is the mean of |grad F(w_t)|^2 over t = 0, ..., T - 1 for Theorem 2 (DPNFL) and Theorem 4
 (AdDPNFL), and F(w_T) - F* for Theorem 3 (AdDPNFL).  Rates are fixed.  DPNFL has 0.99 of the largest
@@ -14,9 +14,9 @@ that Theorem 2 allows.  AdDPNFL has the server of the paper, with 0.99 of the la
 that Theorem 4 then allows; and usual rates, which Theorems 3 and 4 do not allow.  Each runs with
 the noise of the paper's epsilon and without noise.
 
-The hypotheses of Theorem 3 never all hold: it cannot be checked.  Theorem 4 is an order
-(`harness.theorems`).  Its proof takes each coordinate of a gradient to be at most G / sqrt(d),
-which is false here.
+The hypotheses of Theorem 3 never all hold, so it cannot be checked.  Theorem 4 holds up to a
+constant (`harness.theorems`).  Its proof assumes that each coordinate of a gradient is at most
+G / sqrt(d), which is false here.
 """
 
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class Line(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A theorem beside a run after T rounds."""
+    """A theorem and a run after T rounds."""
 
     theorem: str
     run: str
@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What `bounds` tells of these theorems."""
+    """The results of `beyond` on these theorems."""
 
     claims: list
     rows: list  # plain
@@ -76,12 +76,12 @@ class Found(NamedTuple):
 
 
 def allowed2(known):
-    """The largest local learning rate of Theorem 2, less a little."""
+    """Return slightly less than the largest local learning rate of Theorem 2."""
     return BELOW / (200 * known.steps * known.smoothness)
 
 
 def allowed4(known):
-    """The largest local learning rate of Theorem 4, less a little, with the server of the paper."""
+    """Return slightly less than the largest local learning rate of Theorem 4, with SERVER."""
     reach = known.gradient_bound + SERVER["server_lr"] * known.smoothness
     most = min(1 / known.smoothness, SERVER["adaptivity"] / (10 * known.ratio * reach))
     return BELOW * most / (8 * known.steps)
@@ -91,14 +91,14 @@ def allowed4(known):
 
 
 def beside(case, line, level, multipliers, seeds, counts):
-    """The Rows of one Line, and its constants.
+    """Return the Rows of one Line, and its constants.
 
     Args:
         case: the Problem.
-        line: what is run.
+        line: what runs.
         level: a name of its noise.
-        multipliers: of its noise; None: it has none.
-        seeds: how many.
+        multipliers: noise multipliers; None: no noise.
+        seeds: number of seeds.
         counts: the numbers of rounds.
     """
     known = case.known if multipliers is not None else case.known._replace(noise_2=0.0)
@@ -124,7 +124,7 @@ def beside(case, line, level, multipliers, seeds, counts):
 
 
 def bound(theorem, known, rounds, lr, gap, away):
-    """The number that a theorem says, and the hypotheses that fail."""
+    """Return the bound of a theorem, and the hypotheses that fail."""
     if theorem == TWO_OURS:
         return float(theory.theorem2_ours(known, rounds, gap, lr)), ()
     if theorem == TWO:
@@ -143,17 +143,17 @@ def bound(theorem, known, rounds, lr, gap, away):
 
 
 def orders(rows):
-    """How far bounds are above what is measured, in words."""
+    """Return in words how far bounds are above the measured values."""
     far = [np.log10(r.bound / r.values.mean()) for r in rows]
     return f"10^{min(far):.1f} to 10^{max(far):.1f} times what is measured"
 
 
 def is_above(rows, note="", order=False):
-    """A check that what is measured is below the bound, at all of these Rows that may be judged.
+    """Return a check that the measured value is below the bound, at all Rows that may be judged.
 
     Args:
         rows: of one theorem.
-        note: more of what is seen.
+        note: a remark.
         order: whether the theorem holds up to a constant.
     """
     held = [r for r in rows if not r.failed]
@@ -174,12 +174,12 @@ def missed(rows):
 
 
 def unknown(rows, why):
-    """A check of what nothing can be said of, beside the numbers."""
+    """Return a check that cannot be decided, with the numbers."""
     return lambda results: Evidence(missing=f"{why}; it says {orders(rows)}")
 
 
 def below_start(name, rows, note=""):
-    """The claim that a bound says more than the start."""
+    """Return the claim that a bound is informative."""
     count = sum(r.bound < r.start for r in rows)
     least = min(r.bound for r in rows)
     words = f"at {count} of {len(rows)} T; at w_0 {rows[0].start:.3g}, the least bound {least:.3g}"
@@ -188,7 +188,7 @@ def below_start(name, rows, note=""):
 
 
 def intervals(known):
-    """The intervals of Theorem 3 for both learning rates, in words."""
+    """Return the intervals of Theorem 3 for both learning rates, in words."""
     local, server = theory.theorem3_intervals(known, SERVER["beta2"], SERVER["adaptivity"])
     shown = lambda least, most: f"[{least:.3g}, {most:.3g}]"
     need, have = 3 * known.dim**1.5 * known.steps**2, SERVER["beta2"] ** 1.5
@@ -199,10 +199,10 @@ def intervals(known):
 
 
 def claims_of(rows, known):
-    """The claims on Theorems 2, 3 and 4.
+    """Return the claims on Theorems 2, 3 and 4.
 
     Args:
-        rows: of all runs.
+        rows: all runs.
         known: the constants of the run of Theorem 3.
     """
     of = lambda theorem: [r for r in rows if r.theorem == theorem]
@@ -234,7 +234,7 @@ def claims_of(rows, known):
 
 
 def beyond(case, seeds, counts, quick=False) -> Found:
-    """Theorems 2, 3 and 4: their runs and claims."""
+    """Run Theorems 2, 3 and 4, and return their claims."""
     before = worst_before(case)
     lines = (
         Line(DPNFL, allowed2(before), (TWO, TWO_OURS)),
@@ -267,8 +267,10 @@ def beyond(case, seeds, counts, quick=False) -> Found:
 
 
 def worst_before(case):
-    """The constants with which learning rates are chosen: G is that of a model as far from 0 as the
-    optimum is."""
+    """Return the constants with which learning rates are chosen.
+
+    G is that of a model as far from 0 as the optimum is.
+    """
     square = sum(float(np.sum(np.square(v))) for v in jax.tree.leaves(case.best.params))
     more = case.known.strong_convexity * square**0.5
     return case.known._replace(gradient_bound=case.known.gradient_bound + more)

@@ -451,5 +451,5 @@ EXPERIMENTS["bounds"] = Experiment(
     special=bounds,
 )
 
-PRINTED_RATES = EXPERIMENTS  # before baselines without privacy had rates of their own
+PRINTED_RATES = EXPERIMENTS  # before any rates were chosen
 EXPERIMENTS = with_chosen("li2025", PRINTED_RATES)

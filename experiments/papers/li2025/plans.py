@@ -1,7 +1,7 @@
-"""Plans of Li, Wang, Wu, 2025, on the paper's clock, and what their noise is worth.
+"""Build plans of Li, Wang, Wu, 2025, on the paper's clock, and account for their noise.
 
 Learning rates fall with the local steps and the server only averages; the schedules of a config
-count rounds and move the server's rate too.  `epsilon` of a config is of one round here.
+count rounds and change the server's rate too.  `epsilon` of a config applies to one round here.
 """
 
 import dataclasses
@@ -36,16 +36,17 @@ READINGS = ("gradient", "model")  # where equation (13) puts the noise
 
 
 def build(config, clock="step", lr=None, reading="gradient"):
-    """The plan of a config: not as `jfl.runs.build.build` where epsilon and learning rates are
-    concerned.
+    """Return the plan of a config.
+
+    It differs from `jfl.runs.build.build` in epsilon and learning rates.
 
     Args:
-        config: `epsilon` is of one round in both modes; algorithm fedavg (nothing is clipped) or
-            output_perturbation.
-        clock: lr / sqrt(1 + t) for t local steps ("step") or rounds ("round").  lr: another
-            schedule of steps.
-        reading: of a config as printed.  "gradient": the last step is w - lr (g + noise), as the
-            paper's proof has it; "model": it is w - lr g + noise, as its sensitivity has it.
+        config: `epsilon` applies to one round in both modes; algorithm fedavg (nothing is clipped)
+            or output_perturbation.
+        clock: lr / sqrt(1 + t) for t local steps ("step") or rounds ("round").
+        lr: another schedule of steps.
+        reading: for a config as printed.  "gradient": the last step is w - lr (g + noise), as in
+            the paper's proof; "model": it is w - lr g + noise, as for its sensitivity.
     """
     fed = assemble.federation(config)
     task, batch = models.logistic(fed), getattr(batches, config.batch_sampler)(config.batch)
@@ -82,7 +83,7 @@ def build(config, clock="step", lr=None, reading="gradient"):
 
 @named("li2025.std_in_model")
 def _std_in_model(round_, *, constant, work_lr, steps):
-    """As `as_printed.printed_std`, of noise that no learning rate shrinks."""
+    """Return `as_printed.printed_std` for noise that no learning rate shrinks."""
     last = training.rates(work_lr, round_ * steps + steps - 1, 1)
     return as_printed.printed_std(round_, constant=constant, work_lr=work_lr, steps=steps) / last
 
@@ -92,13 +93,12 @@ def rate_of(config, fed):
 
 
 def multiplier(config, fed):
-    """Noise over sensitivity of a round that makes it private at the config's epsilon, for the
-    smallest client."""
+    """Return noise over sensitivity that makes a round private for the smallest client."""
     return float(li2025.noise_multiplier(config.epsilon, config.delta, rate_of(config, fed)))
 
 
 def privacy(plan, config):
-    """What the server is proved to learn, and what the paper claims of a run as printed."""
+    """Return the proved guarantee for the server, and the paper's claim for a run as printed."""
     found = [record.row(guarantees.guarantee(plan, config.rounds, config.delta, view="server"))]
     if config.mode == "as_printed":
         found.append(record.row(as_printed.claimed(plan, config.rounds, config.delta)))
@@ -106,7 +106,7 @@ def privacy(plan, config):
 
 
 def privacy_in_model(plan, config):
-    """As `privacy`; the paper's formula claims the same in both readings."""
+    """Return `privacy`; the paper's formula claims the same in both readings."""
     found = privacy(plan, config)
     if config.mode == "as_printed":
         found[-1] = privacy(build(config), config)[-1]
@@ -114,7 +114,7 @@ def privacy_in_model(plan, config):
 
 
 def made(config, clock="step", reading="gradient"):
-    """Each seed has a split of its own."""
+    """Build a plan with a separate split for each seed."""
     own = dataclasses.replace(config, partition_seed=config.seed)
     return build(own, clock, reading=reading), config
 
@@ -131,14 +131,14 @@ def runs(clock="step", reading="gradient"):
 
 
 def median_norm(config, seed=0, evaluations=10, batches_of_each=20):
-    """The median norm of minibatch gradients over a run without privacy, as the paper chooses G.
+    """Return the median norm of minibatch gradients, by which the paper chooses G.
 
-    It reads the rows, and no guarantee covers that.
+    It reads the rows of a run without privacy, and no guarantee covers that.
 
     Args:
-        config: of a line; its noise is left out.
-        seed: of the run and of the minibatches.
-        evaluations: after how many rounds of the run, evenly apart, the norms are taken.
+        config: of a line, whose noise is left out.
+        seed: of the run and the minibatches.
+        evaluations: number of times during the run at which norms are taken.
         batches_of_each: minibatches of each client, each time.
     """
     made = build(dataclasses.replace(config, algorithm="fedavg", epsilon=None))
@@ -165,12 +165,11 @@ def median_norm(config, seed=0, evaluations=10, batches_of_each=20):
 
 
 def budgets(config, clock="step", reading="gradient"):
-    """What a line's noise is worth, beside what is claimed; None where nothing is proved or
-    claimed.
+    """Return epsilons of a line's noise, and the claimed one; None if there is none.
 
-    "one round" and "counted" are proved, the second for a client's participations but for a chance
-    of FAILURE; "if clipped" is what the printed noise would give in the first round if all steps
-    were clipped; "Theorem 2" is the paper's total with c_0 = 1.
+    "one round" and "counted" are proved. The second counts a client's participations except for a
+    probability of FAILURE. "if clipped" is what the printed noise would give in the first round if
+    all steps were clipped. "Theorem 2" is the paper's total with c_0 = 1.
     """
     names = ("ε one round", "ε if clipped", "ε counted", "ε Theorem 2")
     if config.epsilon is None:

@@ -1,20 +1,20 @@
-"""Noble et al. 2022: Theorems C.1 and C.2 beside measured runs.
+"""Compare Theorems C.1 and C.2 of Noble et al. 2022 with measured runs.
 
-The rule.  The theorems hold up to a constant (`harness.theorems`).
+The theorems hold up to a constant (`harness.theorems`).
 
-    preconditions   server_lr >= 1; B >= 1; clipping that does not act, by the length of the rows;
-                    strongly convex: mu > 0, and rounds enough
-    above           what is measured, over the bound, has a mean below 1 over the seeds, with its
-                    interval, at each number of rounds that meets the preconditions
-    below the start  the bound is below what is measured at x^0
+    preconditions    server_lr >= 1; B >= 1; clipping that does not act, by the length of the rows;
+                     strongly convex: mu > 0, and enough rounds
+    above            the measured value over the bound has a mean below 1 over the seeds, with its
+                     interval, at each number of rounds that meets the preconditions
+    below the start  the bound is below the measured value at x^0
 
-Convex, F - F* of the mean of x^0, ..., x^(T-1) is measured; strongly convex that of their weighted
-mean, with the weights (1 - mu e / 2)^-t by which the descents of Lemma C.7 sum up, e = K eta_l
-eta_g; non-convex, the mean of |grad F|^2 over these models.  All hold at the step size that a
-theorem names.  Its proof takes a smaller one where T is large, by which the theorem is an upper
-limit of step sizes.  So the paper's claim is judged at the step sizes of the proofs, and ours at
-those that are named.  This was turned round after the runs, for all cases alike: at first the named
-ones were taken for the paper's.
+Convex: we measure F - F* of the mean of x^0, ..., x^(T-1). Strongly convex: F - F* of their
+weighted mean, with the weights (1 - mu e / 2)^-t by which the descents of Lemma C.7 add up, where e
+= K eta_l eta_g. Non-convex: the mean of |grad F|^2 over these models. All hold at the step size
+that a theorem names. Its proof takes a smaller one if T is large, so the theorem gives an upper
+limit of step sizes. The paper's claim is judged at the step sizes of the proofs, and ours at the
+named ones. This was decided after the runs, for all cases alike; before, the paper was judged at
+the named ones.
 """
 
 import dataclasses
@@ -93,8 +93,10 @@ class Setting(NamedTuple):
 
 
 def squared_sigmoids(fed):
-    """A bounded non-convex loss of a linear model that starts at 0: half the squared distance of
-    its sigmoids to a one-hot label."""
+    """Return the task of a bounded non-convex loss of a linear model that starts at 0.
+
+    The loss is half the squared distance of its sigmoids to a one-hot label.
+    """
     features, classes = math.prod(fed.x.shape[1:]), fed.classes
 
     def loss(w, x, y):
@@ -106,7 +108,7 @@ def squared_sigmoids(fed):
 
 
 def setting(case, config, fed, almost=ALMOST):
-    """The problem of a case, on the rows of a config."""
+    """Return the problem of a case, on the rows of a config."""
     rows = np.asarray(fed.x, np.float64).reshape(len(fed.x), -1)
     longest = math.sqrt(1 + np.square(rows).sum(1).max())  # with the column of the bias
     if case == NONCONVEX:
@@ -131,7 +133,7 @@ def setting(case, config, fed, almost=ALMOST):
 
 
 def plan_of(setting, config, fed, lr):
-    """The plan of a line on a problem, with this local step size."""
+    """Return the plan of a line on a problem, with this local step size."""
     chain = jfl.chain(
         jfl.clip_l2(setting.clip),
         jfl.total(),
@@ -156,12 +158,12 @@ def plan_of(setting, config, fed, lr):
 
 @jax.jit
 def along(keys, plan, segments, l2, warm, keep):
-    """What the theorems speak of, after each of these numbers of rounds more behind the warm ones.
+    """Return the quantities of the theorems after numbers of rounds.
 
     Args:
-        keys: one for each seed.
+        keys: one per seed.
         plan: what runs.
-        segments: Int[segments].
+        segments: Int[segments], additional rounds, after the warm ones.
         l2: of the objective.
         warm: the warm rounds.
         keep: the weight of a model over that of the next one.
@@ -200,7 +202,7 @@ def along(keys, plan, segments, l2, warm, keep):
 
 
 def measured(case, setting, plan, config, lr, seeds, stops):
-    """[seeds, stops] of what is measured in a case, and models of the first seed along its run."""
+    """Return [seeds, stops] of the measured value of a case, and models of the first seed."""
     keys = jnp.stack([jax.random.key(s) for s in seeds])
     segments = jnp.asarray(np.diff(stops, prepend=0), jnp.int32)
     warm = int(config.warm_rounds or 0)
@@ -218,8 +220,10 @@ def measured(case, setting, plan, config, lr, seeds, stops):
 
 
 def _largest(plan, points, batch):
-    """Over points and clients: the variance of a row's gradient, that of a batch's mean, and that
-    between clients."""
+    """Return maxima over models and clients of three variances.
+
+    They are the variance of a row's gradient, of the mean of a batch, and between clients.
+    """
 
     def at(w):
         rows = heterogeneity.gradient_variance
@@ -233,8 +237,11 @@ def _largest(plan, points, batch):
 
 
 def constants(setting, plan, config, points, gap):
-    """(as printed, exact): the problem with the noise and the variance of the paper, and with those
-    that the run has.  Maxima over these models stand for maxima over all."""
+    """Return (as printed, exact) constants of the problem.
+
+    The first have the noise and variance of the paper, the second those of the run.  Maxima over
+    these models replace maxima over all.
+    """
     variance, drawn, differ = _largest(plan, points, config.batch)
     dim = pytrees.size(points[0])
     noise = functools.partial(
@@ -248,7 +255,7 @@ def constants(setting, plan, config, points, gap):
 
 
 def _known(setting, config, gap):
-    """What is known of a problem before a run."""
+    """Return what is known of a problem before a run."""
     return theory.Problem(
         setting.smoothness,
         config.cohort / config.clients,
@@ -264,7 +271,7 @@ def _known(setting, config, gap):
 
 
 def rate(problem, algorithm, case, rounds, printed=False):
-    """The bound of a theorem after so many rounds."""
+    """Return the bound of a theorem after a number of rounds."""
     function = theory.scaffold_rate if algorithm == "scaffold" else theory.fedavg_rate
     return function(
         problem._replace(rounds=rounds),
@@ -275,18 +282,18 @@ def rate(problem, algorithm, case, rounds, printed=False):
 
 
 def named_lr(problem, algorithm, case):
-    """The local step size that a theorem names."""
+    """Return the local step size that a theorem names."""
     if algorithm == "scaffold":
         return float(theory.scaffold_local_lr(problem, KIND[case]))
     return float(theory.fedavg_local_lr(problem))
 
 
 def proofs_lr(problem, algorithm, case, rounds):
-    """The local step size from which a theorem follows after so many rounds, but for constants.
+    """Return the local step size with which the proof of a theorem ends, up to constants.
 
     With e = K eta_l eta_g the proof arrives at r / (e T) + a e + b e^2, and takes the least of the
-    named e, sqrt(r / (a T)) and (r / (b T))^(1/3).  Non-convex r is F_0, else |x^0 - x*|^2.
-    Strongly convex the first term is mu r exp(-mu e T / 2), and it takes the least of the named e
+    named e, sqrt(r / (a T)) and (r / (b T))^(1/3).  Non-convex, r is F_0, else |x^0 - x*|^2.
+    Strongly convex, the first term is mu r exp(-mu e T / 2), and it takes the least of the named e
     and 2 log(max(2, mu^2 r T / a)) / (mu T).
     """
     p, cohort = problem, problem.user_ratio * problem.users
@@ -320,8 +327,7 @@ class Row(NamedTuple):
 
 
 def against(case, s, config, fed, seeds, stops):
-    """One line of one case, on the problem s -> its Rows, what is measured at x^0, and its
-    constants."""
+    """Return the Rows of one line of one case, the measured value at x^0, and its constants."""
     x0 = s.task.init(jax.random.key(0))
     start = float(objective(s.task, x0, fed, s.l2)) - s.least
     lr = named_lr(_known(s, config, start), config.algorithm, case)
@@ -359,12 +365,12 @@ def against(case, s, config, fed, seeds, stops):
 
 
 def is_above(rows, bound, start):
-    """A check that what is measured is below a bound at all these Rows.
+    """Return a check that the measured value is below a bound at all these Rows.
 
     Args:
-        rows: of one step size.
+        rows: with one step size.
         bound: "printed", "repaired" or "exact".
-        start: what is measured at x^0.
+        start: the measured value at x^0.
     """
     held = [r for r in rows if not r.failed]
     if not held:
@@ -381,7 +387,7 @@ def is_above(rows, bound, start):
 
 
 def judged(algorithm, case, rows, start):
-    """The claims of one line of one case."""
+    """Return the claims of one line of one case."""
     theorem, above = THEOREMS[algorithm], f"is above {MEASURED[case]}"
     name = f"{theorem}, {case}, at a constant of 1"
     at = {step: [r for r in rows if r.step == step] for step in (NAMED, PROOFS)}
@@ -415,7 +421,7 @@ def judged(algorithm, case, rows, start):
 
 
 def shown(algorithm, case, row):
-    """A row of the table."""
+    """Return a row of the table."""
     mean = row.values.mean()
     return [
         algorithm,
@@ -432,7 +438,7 @@ def shown(algorithm, case, row):
 
 
 def bounds(name, experiment, out, quick):
-    """Theorems C.1 and C.2 beside what they bound, with constants measured on the runs."""
+    """Compare Theorems C.1 and C.2 with what they bound, with constants measured on the runs."""
     base = Config(**{**experiment.base, **(experiment.quick if quick else {})})
     fed, seeds = build.federation(base), experiment.seeds[: 2 if quick else None]
     stops = [int(t) for t in np.geomspace(10, base.rounds, 3 if quick else 6)]

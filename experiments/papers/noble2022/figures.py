@@ -1,10 +1,10 @@
-"""DP-SCAFFOLD (Noble, Bellet, Dieuleveut, AISTATS 2022): its figures and tables, what their epsilon
-is worth, and rates.
+"""Define the experiments of Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD).
 
-Step sizes are those that the authors published, eta_l = eta_0 / max(1, K s), where they did.  The
-clip norm is 1: the paper clips at medians of private norms, which nothing accounts for.  Lines of
-the figures run the paper's noise and show the epsilon that it claims for a third party beside the
-proved one.  Accuracy is at the end, on the central test rows.
+These are its figures and tables, the epsilon that its noise gives, and tuned variants.  Step sizes
+are the published ones if there are any: eta_l = eta_0 / max(1, K s).  The clip norm is 1: the paper
+clips at medians of private norms, which no accountant covers.  Lines of the figures run the paper's
+noise and show the epsilon that it claims for a third party next to the proved one.  Accuracy is
+measured at the end, on the central test rows.
 """
 
 import dataclasses
@@ -115,7 +115,7 @@ SOUND_ROUNDS = (
 
 
 def noisy(data, **changes):
-    """The noise of a figure, and whose epsilon it is."""
+    """Return the noise of a figure, with delta and view."""
     run = RUNS[data]
     return (
         dict(noise_multiplier=run.sigma_g, delta=run.delta, mode="as_printed", view="third_party")
@@ -124,8 +124,15 @@ def noisy(data, **changes):
 
 
 def method(name, data, steps, ratio=0.2, part=0.2):
-    """One of METHODS with K = steps on a share `ratio` of the rows, and a share `part` of the
-    clients."""
+    """Return the fields of one of METHODS.
+
+    Args:
+        name: of METHODS, or COLD.
+        data: of DATA.
+        steps: K, local steps.
+        ratio: fraction of a client's rows in a step.
+        part: fraction of the clients in a round.
+    """
     steps = round(1 / ratio) if "FedSGD" in name else steps
     kind = dict(algorithm="scaffold") if "SCAFFOLD" in name else {}
     if "warm" in name:
@@ -140,7 +147,7 @@ def spread(alpha, beta):
 
 
 def grid(data, updates, columns):
-    """{line: fields} of METHODS, for each K and column; columns: name -> fields."""
+    """Return {line: fields} of METHODS, for each K and column; columns: name -> fields."""
     return {
         f"{m}, K={k}, {c}": method(m, data, k) | fields
         for k in updates
@@ -150,7 +157,7 @@ def grid(data, updates, columns):
 
 
 def baselines(lines):
-    """Lines without privacy -> the private ones of the same setting."""
+    """Return lines without privacy -> the private ones of the same setting."""
     setting = lambda line: line.split(", ", 1)[1]
     return {
         n: tuple(p for p in lines if p.startswith("DP-") and setting(p) == setting(n))
@@ -160,7 +167,7 @@ def baselines(lines):
 
 
 def against(columns, updates, *others, first=METHODS[0]):
-    """Pairs of lines: `first` against each of the others, in all columns."""
+    """Return pairs of lines: `first` against each of the others, in all columns."""
     return [
         (f"{first}, K={k}, {c}", f"{o}, K={k}, {c}")
         for k in updates
@@ -174,19 +181,19 @@ SHARED = {f"{g}%": dict(share=g / 100) for g in GAMMAS}
 ALPHAS = {f"alpha={a}": spread(a, 0) for a in (0, 1, 5)}
 BETAS = {f"beta={b}": spread(0, b) for b in (0, 1, 5)}
 # the authors' code has no l2, and a minimiser needs a little
-CODE = dict(preprocess="noble2022_code,unit_norm")  # of their code: not what the paper says
+CODE = dict(preprocess="noble2022_code,unit_norm")  # as in their code, not as in the paper
 BARE = {
     f"{m}, K=50, ({a},{b}), no l2": method(m, "synthetic", 50) | spread(a, b) | dict(l2=1e-4)
     for a, b in PAIRS
     for m in METHODS[:3]
 }
 KS = (50, 100)
-DIFFERS = "the clip norm is 1, where the paper clips at medians of private norms"
+DIFFERS = "the clip norm is 1, while the paper clips at medians of private norms"
 ALPHA_IS_A_SCALE = (
     "proved: the entries of W and b are u + N(0, 1) with one u ~ N(0, alpha) for each, so they are "
     "independent N(0, 1 + alpha), which is sqrt(1 + alpha) times what they are at alpha = 0. All "
     "logits x W + b grow by one factor, which their argmax does not see, and x knows no alpha: the "
-    "rows and labels have the same law at every alpha"
+    "rows and labels have the same distribution at every alpha"
 )
 
 
@@ -194,8 +201,10 @@ ALPHA_IS_A_SCALE = (
 
 
 def same_law(lines):
-    """Lines of Figure 1 that have the law of those with alpha or beta alone: alpha changes nothing
-    (ALPHA_IS_A_SCALE)."""
+    """Return lines of Figure 1 with the same distribution as those with only alpha or beta.
+
+    Alpha changes nothing (ALPHA_IS_A_SCALE).
+    """
     beta = {c: round(f["synthetic_beta"]) for c, f in (ALPHAS | BETAS).items()}
     split = {line: line.rpartition(", ") for line in lines}
     return {
@@ -227,8 +236,10 @@ def first_is_best(columns, key, updates=KS):
 
 
 def at_every_alpha(claim):
-    """A claim on lines of alpha = 0, which holds of all others if it does of these: their rows and
-    labels have one law."""
+    """Extend a claim on lines with alpha = 0 to all others.
+
+    Their rows and labels have one distribution.
+    """
 
     def check(results):
         found = claim.check(results)
@@ -239,7 +250,7 @@ def at_every_alpha(claim):
 
 
 def with_heterogeneity(key):
-    """Claims of a figure with PAIRED columns and both numbers of local steps."""
+    """Return the claims of a figure with PAIRED columns and both numbers of local steps."""
     return (
         first_is_best(PAIRED, key),
         *(
@@ -260,15 +271,17 @@ def with_heterogeneity(key):
 
 
 def by_ratio(claims):
-    """The same claims by RATIO, the other measure of the paper's text: no figure plots it."""
+    """Return the same claims by RATIO, which the paper's text uses but no figure plots."""
     return tuple(
         dataclasses.replace(c, text=f"{c.text}; by the log-ratio", whose="ours") for c in claims
     )
 
 
 def tuned():
-    """The private methods of Figures 1, 3 and 4, each at the rate of one grid that is most accurate
-    at (1,1)."""
+    """Define the private methods of Figures 1, 3 and 4 at tuned rates.
+
+    Each method has the rate of one grid that is most accurate at (1,1).
+    """
     every = grid("synthetic", KS, PAIRED)
     lines = {n: f for n, f in every.items() if n.startswith("DP-")}
     free = {f"FedAvg, K={k}, (5,5)": every[f"FedAvg, K={k}, (5,5)"] for k in KS}
@@ -307,13 +320,15 @@ def tuned():
 
 
 def near_first(lines):
-    """The grid of a line: from a decade below its first rate to one above."""
+    """Return the grid of a line: from a decade below its first rate to one above."""
     return lambda line: dict(lr=around(lines[line]["lr"]))
 
 
 def each_tuned(experiment):
-    """A figure of private methods on Synthetic data, each at the rate of one grid that is most
-    accurate at (1,1), for each ratio."""
+    """Tune a figure of private methods on Synthetic data, for each ratio.
+
+    Each method has the rate of one grid that is most accurate at (1,1).
+    """
     words = ", each at the rate of one grid"
     claims = (dataclasses.replace(c, text=c.text + words) for c in ours(experiment.claims))
     return dataclasses.replace(
@@ -326,8 +341,11 @@ def each_tuned(experiment):
 
 
 def published_curves(whose="ours"):
-    """Their code has no l2, another preprocessing (CODE), and seeds all clients of a round alike:
-    so the claim is the paper's where all of it is as there."""
+    """Return the claim that we reproduce the published curves.
+
+    The published code has no l2, prepares features in another way (CODE), and seeds all clients of
+    a round alike. So the claim is the paper's only if all of that is the same.
+    """
     drawn = (c for curves in CURVES.values() for c in curves)
     return Claim(
         "the published curves, to 0.15",
@@ -338,7 +356,7 @@ def published_curves(whose="ours"):
 
 
 def as_coded(features, shared_noise):
-    """In words, what of the published code an experiment has."""
+    """Return in words which parts of the published code an experiment has."""
     words = ["features as its published code has them"] * features
     words += ["noise that all clients of a round share, as its published code draws it"] * (
         shared_noise
@@ -347,7 +365,7 @@ def as_coded(features, shared_noise):
 
 
 def ours(claims):
-    """Claims of the paper at other settings than its own: they are no statements of their own."""
+    """Return claims of the paper at other settings: they are not separate statements of it."""
     as_ours = dict(whose="ours", statement="")
     return tuple(dataclasses.replace(c, **as_ours) for c in claims)
 
@@ -357,7 +375,7 @@ def on_synthetic(title, claims, more=None):
 
 
 def on_classes(title, data, updates):
-    """Figures of accuracy at three shares of iid rows."""
+    """Define a figure of accuracy at three fractions of iid rows."""
     claims = [
         Claim(
             "DP-SCAFFOLD-warm is more accurate than DP-FedAvg and DP-FedSGD where clients differ",
@@ -400,8 +418,10 @@ def on_classes(title, data, updates):
 
 
 def of_ratios(title, table, which):
-    """Figures 9 and 10: rounds up to the paper's epsilon, for several shares of clients (l) or rows
-    (s)."""
+    """Define Figures 9 and 10: rounds up to the paper's epsilon.
+
+    The fraction of clients (l) or rows (s) varies.
+    """
     out = {}
     base: dict[str, Any]
     for data, (stated, runs) in table.items():
@@ -483,7 +503,7 @@ def cell(sigma_g, steps, rounds, **changes):
 
 
 def table(name, title, alpha, beta, published, alike, **changes):
-    """Table 1 or 4; `alike`: all clients of a round draw the same noise."""
+    """Define Table 1 or 4; `alike`: all clients of a round draw the same noise."""
     lines, paper, accuracy = {}, {}, {}
     for sigma_g, row, rounds in zip(
         privacy.TABLE_SIGMAS, published, privacy.TABLE1_ROUNDS, strict=True
@@ -538,8 +558,10 @@ def table(name, title, alpha, beta, published, alike, **changes):
 
 
 def table_sound():
-    """Table 1 by the proved accountant: less noise in its rounds, or more rounds at its least
-    noise."""
+    """Define Table 1 by the proved accountant.
+
+    Either there is less noise for the same rounds, or there are more rounds at its least noise.
+    """
     epsilon, lines = privacy.TABLE_EPSILON, {}
     for steps, t, most in zip(
         privacy.TABLE_UPDATES, privacy.TABLE1_ROUNDS[0], SOUND_ROUNDS, strict=True
@@ -575,7 +597,7 @@ def table_sound():
 
 
 def recalibrated(data, stated, fields):
-    """The noise that a stated epsilon takes, by the paper's bound and by proof."""
+    """Define runs with the noise that a stated epsilon needs, by the paper's bound and by proof."""
     line = method(METHODS[0], data, 50) | fields
     by = lambda **changes: line | dict(noise_multiplier=None, epsilon=stated) | changes
     return Experiment(
@@ -721,7 +743,7 @@ EXPERIMENTS = dict(
         draws=True,
     ),
     clip=Experiment(
-        "Fixed clip norms in place of a median, Synthetic(5,5)",
+        "Fixed clip norms instead of a median, Synthetic(5,5)",
         TABLE | spread(5, 5),
         {f"C={c}": ONE | dict(clip_norm=c) for c in (0.25, 0.5, 1.0, 2.0)},
         (),
@@ -749,7 +771,7 @@ EXPERIMENTS = dict(
         differs=DIFFERS,
         draws=True,
     ),
-    worth=Experiment("What the epsilon of the experiments is worth", {}, {}, special=worth),
+    worth=Experiment("Claimed and proved epsilon of the experiments", {}, {}, special=worth),
     bounds=Experiment(
         "Theorems C.1 and C.2: Synthetic(1,1), softmax regression with l2 = 0.5 and without, and "
         "squared sigmoids",
@@ -775,5 +797,5 @@ EXPERIMENTS = dict(
     ),
 )
 
-PRINTED_RATES = EXPERIMENTS  # before baselines without privacy had rates of their own
+PRINTED_RATES = EXPERIMENTS  # before any rates were chosen
 EXPERIMENTS = with_chosen("noble2022", PRINTED_RATES)

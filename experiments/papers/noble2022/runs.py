@@ -1,5 +1,4 @@
-"""What the experiments on Noble et al. 2022 need beyond `harness.runner`: watched runs, checks,
-tables without lines."""
+"""Run what the experiments on Noble et al. 2022 need beyond `harness.runner`."""
 
 import dataclasses
 import functools
@@ -45,14 +44,15 @@ def _optimum(config):
 
 
 def optimum(config):
-    """The minimiser of the objective of a config of a convex model."""
+    """Return the minimiser of the objective of a config with a convex model."""
     return _optimum(Config(**{n: getattr(config, n) for n in (*build.DATA, "model", "l2")}))
 
 
 @in_full()
 @jax.jit
 def objective(task, params, fed, l2):
-    """F of the server's model: the mean over clients of their mean loss, and the penalty."""
+    """Return F at the server's model: the mean over clients of their mean loss, plus the
+    penalty."""
 
     def client(rows):
         index, size = rows
@@ -68,18 +68,18 @@ DRAWN = Plans(drawn, seeded=True, trace=TRACE)
 
 
 def alike(context, keys, server, client_state, rows, *, client, seed):
-    """A client that draws its batches and noise as all others of the round do."""
+    """Run a client that draws the same batches and noise as all others of the round."""
     key = jax.random.fold_in(jax.random.key(ALIKE), seed)
     batch, noise = jax.random.split(jax.random.fold_in(key, context.round))
     return client(context, Keys(batch, noise), server, client_state, rows)
 
 
 def drawn_alike(config):
-    """As `drawn`; all clients of a round draw the same batches and the same noise.
+    """Build a plan like `drawn`, in which all clients of a round draw the same batches and noise.
 
     The published code seeds all clients of a round alike.  The mean of their models then has the
-    noise of one of them, where that of n clients has 1 / sqrt(n) of it.  What is proved takes noise
-    to be independent, so of these plans nothing is: their guarantees are conditional, and say why.
+    noise of one of them, instead of 1 / sqrt(n) of it for n clients.  Proofs assume independent
+    noise, so the guarantees of these plans are conditional, and say why.
     """
     plan, config = drawn(config)
     client = Fn(alike, dict(client=plan.algorithm.client, seed=jnp.int32(config.seed)))
@@ -93,20 +93,20 @@ DRAWN_ALIKE = Plans(
 
 
 def watched(config, axes, out):
-    """As `watch`; noise is each client's own."""
+    """Run like `watch`, with independent noise of each client."""
     return watch(config, axes, out, drawn)
 
 
 def watched_alike(config, axes, out):
-    """As `watch`; all clients of a round draw the same noise."""
+    """Run like `watch`, with the same noise for all clients of a round."""
     return watch(config, axes, out, drawn_alike)
 
 
 def watch(config, axes, out, build_plan):
-    """Run as `jfl.runs.sweep.sweep` over seeds, each with a draw of the data of its own, and keep
-    GAP, DIFFERENCE and RATIO of the server's model at each evaluation, as a "trace".
+    """Run like `jfl.runs.sweep.sweep` over seeds, and trace the server's model.
 
-    All seeds are one program: the steps of one are so small that a GPU mostly waits for them.
+    Each seed has a separate draw of the data.  The trace holds GAP, DIFFERENCE and RATIO at each
+    evaluation.  All seeds are one program: the steps of a single one are too small for a GPU.
     """
     out = directory.checked(out, resume=False)
     seeds = axes["seed"]
@@ -154,7 +154,7 @@ def watch(config, axes, out, build_plan):
 
 
 def _stop_if_unhealthy(seed: int, trained: Trained):
-    """Raise HealthError, which names the seed."""
+    """Raise HealthError, which names the seed, if a run is unhealthy."""
     try:
         callbacks.stop_if_unhealthy(trained.state)
     except HealthError as error:
@@ -162,7 +162,7 @@ def _stop_if_unhealthy(seed: int, trained: Trained):
 
 
 def _watched(plan, trained: Trained, l2: float, best: float) -> dict:
-    """What a trace has of one evaluation of a run."""
+    """Return what a trace holds of one evaluation of a run."""
     dissimilarity = heterogeneity.gradient_dissimilarity(
         plan.task, trained.params, plan.fed, "uniform", l2=l2
     )
@@ -230,8 +230,10 @@ def as_drawn(curves, within=0.15):
 
 
 def proved_of(run: noble2022.Setting) -> dict:
-    """view -> the epsilon that is proved of a run, as of every line of a figure: rows do not
-    matter, so synthetic ones stand for those that are not at hand."""
+    """Return view -> the proved epsilon of a run.
+
+    It does not depend on the rows, so synthetic rows replace those that are not available.
+    """
     rows = round(1 / run.users / run.delta)  # that a user trains on: delta is 1 / (M R)
     config = Config(
         algorithm="fedavg",
@@ -260,8 +262,7 @@ def proved_of(run: noble2022.Setting) -> dict:
 
 
 def worth(name, experiment, out, quick):
-    """What the paper states, what is proved of the same run, and the noise that its epsilon
-    takes."""
+    """Tabulate the stated epsilon, the proved one, and the noise that the stated one needs."""
     rows = []
     for place, (run, stated) in list(noble2022.STATED.items())[: 1 if quick else None]:
         proved = proved_of(run)

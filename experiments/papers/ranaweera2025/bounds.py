@@ -1,19 +1,20 @@
-"""Theorem 3 of Ranaweera et al., 2025, and our bounds beside runs of local SGD with noise in each
-step, on a strongly convex problem whose constants are measured.
+"""Compare Theorem 3 of Ranaweera et al., 2025, and our bounds with runs of local SGD.
 
-The rule, before any run: the paper's Theorem 3 cannot be checked, as its constants are lost in
-our copy.  `theorem3`, with those of the literature, is our reconstruction; `dp_pl_step` and
-`dp_pl_rate`, of one local step a round, are ours as well.
-Clients have one number of rows, lots are Poisson's, a cohort is drawn with replacement as the
-theorem has it, and the clip norm is above every gradient, so that no clip acts.  Constants: mu is
-l2, L the largest of the clients, C1 is 0; lambda and sigma_s^2 are the largest that the models of
-the run met: smaller ones do not hold there.  lambda has no finite bound everywhere, unless one
-local step follows each synchronisation and clients are alike: elsewhere it is of the run.  Where
-lambda L lr > 1 the theorem says nothing, and its claims cannot be checked.  Near an optimum that is
-not that of every client this must come, at any learning rate.  "Early" lines stop before; they were
-added when the hypothesis had failed on the long ones, which stay.  For several local steps, what
-clients do between two synchronisations is done again in NumPy from the server's models, by all
-clients and with draws of its own.
+The runs have noise in each step, on a strongly convex problem with measured constants.  The rule
+was fixed before any run: Theorem 3 cannot be checked, as its constants are lost in our copy.
+`theorem3` is our reconstruction with constants of the literature; `dp_pl_step` and `dp_pl_rate`,
+for one local step per round, are ours as well.
+
+All clients have the same number of rows, batches are Poisson, a cohort is drawn with replacement as
+in the theorem, and the clip norm exceeds every gradient, so that no clip acts.  Constants: mu is
+l2, L is the largest of the clients, C1 is 0; lambda and sigma_s^2 are the largest that the models
+of the run met, since smaller ones do not hold there.  Lambda has a finite bound for all models only
+if one local step follows each synchronisation and clients have the same rows; otherwise it is that
+of the run.  If lambda L lr > 1 the theorem says nothing, and its claims cannot be checked.  Near an
+optimum that is not that of every client this must happen, at any learning rate.  "Early" lines stop
+before; they were added when the hypothesis had failed on the long ones, which stay.  For several
+local steps, the steps of clients between two synchronisations are repeated in NumPy from the
+server's models, by all clients and with separate draws.
 """
 
 import dataclasses
@@ -115,7 +116,7 @@ def _data(dataset, deal, clients, rows, l2):
 
 
 def energy(setting: Setting, dim: int) -> float:
-    """E|noise|^2 of a client's step."""
+    """Return E|noise|^2 of a client's step."""
     if setting.noise is None:
         return 0.0
     variant, calibration = NOISES[setting.noise]
@@ -126,7 +127,7 @@ def energy(setting: Setting, dim: int) -> float:
 
 
 def problem(setting: Setting) -> Problem:
-    """The plan of a line: noise of the paper in every local step, under its reading R1."""
+    """Return the plan of a line: noise of the paper in every local step, under its reading R1."""
     fed, smooth, least = _data(
         setting.dataset, setting.deal, setting.clients, setting.rows, setting.l2
     )
@@ -169,8 +170,11 @@ def problem(setting: Setting) -> Problem:
 
 
 class Seen(NamedTuple):
-    """What is measured from one server's model on: the gap there, and for each local step of a
-    round the squared mean gradient, lambda and the largest mean square of rows' gradients."""
+    """Measured values from one server's model on.
+
+    They are the gap there, and for each local step of a round the squared mean gradient, lambda and
+    the largest mean square of rows' gradients.
+    """
 
     gap: float
     squares: np.ndarray  # [steps]
@@ -179,7 +183,7 @@ class Seen(NamedTuple):
 
 
 def measure(made: Problem, setting: Setting, w, rng) -> Seen:
-    """All of Seen from one model [f, k] on: every client takes the steps of a round."""
+    """Return Seen for one model [f, k]; every client takes the steps of a round."""
     own, found, gaps = np.repeat(w[None], setting.clients, 0), [], []
     for step in range(setting.steps):
         losses, grads, rows = softmax_rows.moments(made.rows, own)
@@ -192,7 +196,7 @@ def measure(made: Problem, setting: Setting, w, rng) -> Seen:
 
 
 def _noisy(made, setting, own, rng):
-    """Gradients of Poisson lots with isotropic noise of the line's energy, [C, f, k]."""
+    """Return gradients of Poisson batches with isotropic noise of the line's energy, [C, f, k]."""
     rows, batch = made.rows, setting.batch
     there = rng.random(rows.y.shape[:2]) < batch / setting.rows
     wrong = (softmax(rows.x @ own, -1) - rows.y) * there[..., None]
@@ -202,8 +206,7 @@ def _noisy(made, setting, own, rng):
 
 
 def chained(c: theory.Constants, gap, lr: float, squares):
-    """`theorem3` step after step through one round, from the gap at its start: [..., steps] -> the
-    bound at its end."""
+    """Apply `theorem3` step after step through one round, and return the bound at its end."""
     lrs = np.full(squares.shape[-1], lr)
     for s in range(len(lrs)):
         gap = np.asarray(
@@ -213,7 +216,7 @@ def chained(c: theory.Constants, gap, lr: float, squares):
 
 
 def against(setting: Setting, seeds: int) -> dict:
-    """One line beside its bounds."""
+    """Compare one line with its bounds."""
     begun, made = time.perf_counter(), problem(setting)
     models = softmax_rows.along(made.plan, seeds, setting.rounds)
     found = [
@@ -266,7 +269,7 @@ LOST = Claim(
 
 
 def claims_of(line: str, c: dict) -> list[Claim]:
-    """What is said of one line; fixed before it runs."""
+    """Return the claims on one line, which were fixed before it ran."""
     unmet = "; ".join(c["failed"])
     bounds = [
         ("Theorem 3 from the start of a round is at least the gap after it", "round_theorem3"),
@@ -291,7 +294,7 @@ def claims_of(line: str, c: dict) -> list[Claim]:
 
 
 def below_the_start(cells: dict) -> list[Claim]:
-    """Whether a bound on the last gap says something somewhere."""
+    """Return claims that a bound on the last gap is informative somewhere."""
     return [
         theorems.is_below_the_start(
             name,
@@ -307,7 +310,7 @@ def below_the_start(cells: dict) -> list[Claim]:
 
 
 def bounds(name, experiment, out, quick):
-    """Theorem 3 and our replacements beside measured runs."""
+    """Compare Theorem 3 and our replacements with measured runs."""
     reduced: dict[str, Any] = QUICK if quick else {}
     cells, claims = {}, [LOST]
     seeds = experiment.seeds[: 3 if quick else None]

@@ -95,7 +95,7 @@ GRIDS = dict(
 )
 OPEN = "batch sizes, learning rates, filters and delta are ours: our copy of the paper lacks them"
 BETWEEN = f"5 local epochs, 60 rounds, and 10 clients at sample level; {OPEN}"
-REDUCED = f"softmax regression in place of a CNN, fewer rounds and local steps; {OPEN}"
+REDUCED = f"softmax regression instead of a CNN, fewer rounds and local steps; {OPEN}"
 MODES = ("R1 plain", "R1 lemma2", "R2 plain", "R2 lemma2")
 LEVELS = ("R4 plain", "R6 plain")  # clips of each level: that of section 4.3, and the sound one
 
@@ -115,8 +115,10 @@ def published(mode, sigma):
 
 
 def entries(base):
-    """m, the padded length of the longest layer: what Lemma 2 and the power of the noise hang
-    on."""
+    """Return m, the padded length of the longest layer.
+
+    Lemma 2 and the power of the noise depend on it.
+    """
     pixels, side = (3072, 8) if base["dataset"] == "cifar10" else (784, 7)
     return (
         2 ** ((side * side * 32 * 128 if base["model"] == "cnn" else pixels * 10) - 1).bit_length()
@@ -124,7 +126,7 @@ def entries(base):
 
 
 def modes(base, sigma, bands_="per_layer"):
-    """{line: fields} at one nominal sigma."""
+    """Return {line: fields} at one nominal sigma."""
     less = lambda calibration: float(
         sigma * theory.noise_power_ratio(entries(base), calibration) ** 0.5
     )
@@ -144,7 +146,7 @@ def modes(base, sigma, bands_="per_layer"):
 
 
 def figure(name, size):
-    """Figures 7 to 12, in one of SIZES."""
+    """Define Figures 7 to 12, in one of SIZES."""
     level, data = name.split("_")
     reported = theory.REPORTED[name]
     unit = "example" if level == "sample" else "client"
@@ -238,7 +240,7 @@ def figure(name, size):
 
 
 def table3(full):
-    """Adam and AdaGrad on private gradients."""
+    """Define Adam and AdaGrad on private gradients."""
     lines, paper, claims, methods = {}, {}, [], {}
     base = dict(SAMPLE, steps=10, lr=0.02)
     base = base | FULL | dict(steps=1000, lr=1e-3) if full else base
@@ -282,7 +284,7 @@ def table3(full):
 
 
 def table2(name, experiment, out, quick):
-    """The worked example of the transform."""
+    """Check the worked example of the transform."""
     a = np.array([4.0, 8, 1, 9, 8, 4, 5, 3])
     h = np.asarray(haar.analysis(jnp.asarray(a)) / jnp.sqrt(haar.leaves(8)))
     weights, printed = haar.leaves(8), [5.25, -2, -4, 2, 1, 0.5, 1, 0.25]
@@ -310,8 +312,7 @@ def table2(name, experiment, out, quick):
 
 
 def fig4(name, experiment, out, quick):
-    """Standard deviation of the noise of an entry, over that of isotropic noise, and its
-    density."""
+    """Measure the standard deviation of the noise of an entry, over that of isotropic noise."""
     rows, claims, drawn = [], [], {}
     for m in (8, 64, 1024) if quick else (8, 64, 1024, 8192, 2**15):
         like = jnp.zeros(m)
@@ -373,8 +374,10 @@ def _densities(out, drawn):
 
 
 def audit(name, experiment, out, quick):
-    """A vector with all entries alike, present or absent: what an observer of the sum of the
-    release can tell."""
+    """Audit a vector with equal entries, present or absent.
+
+    The observer sees the sum of the release.
+    """
     m, sigma, runs, delta = 1024, 3.0, 200 if quick else 1000, 1e-5
     nominal = float(privacy.nominal_epsilon(1.0, sigma, 1, delta))
     rows, claims = [], []
@@ -419,7 +422,7 @@ def audit(name, experiment, out, quick):
 
 
 def accounting(name, experiment, out, quick):
-    """What the stated multipliers are worth: one release, and runs of the paper's length."""
+    """Tabulate epsilons of the stated multipliers: one release, and runs of the paper's length."""
     delta, rows = 1e-5, []
     for sigma in theory.SIGMAS:
         for m in (8, 1024, 2**15, 2**18):
@@ -477,8 +480,7 @@ def accounting(name, experiment, out, quick):
 
 
 def hours(name, experiment, out, quick):
-    """Hours that the figures of larger sizes take here, from the seconds of a client's local step
-    with the CNN."""
+    """Predict the hours of the larger sizes here, from the seconds of a local step with the CNN."""
     rows, few = [], len(EXPERIMENTS["sample_mnist"].quick_lines or ())
     for figure_ in list(theory.REPORTED)[: 1 if quick else None]:
         seconds = step_seconds(EXPERIMENTS[f"{figure_}-middle"].base, figure_.split("_")[0])
@@ -537,5 +539,5 @@ EXPERIMENTS["bounds"] = Experiment(
 )
 
 
-PRINTED_RATES = EXPERIMENTS  # before baselines without privacy had rates of their own
+PRINTED_RATES = EXPERIMENTS  # before any rates were chosen
 EXPERIMENTS = with_chosen("ranaweera2025", PRINTED_RATES)

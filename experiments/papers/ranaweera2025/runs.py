@@ -1,5 +1,4 @@
-"""What the experiments on Ranaweera et al., 2025, need beyond `harness.runner`: runs whose epsilon
-is huge, checks, tables."""
+"""Define what the experiments on Ranaweera et al., 2025, need beyond `harness.runner`."""
 
 import time
 
@@ -19,11 +18,11 @@ TRUE = "ε as if no batch overflowed"  # heading of a column
 
 
 def true_epsilon(config) -> dict:
-    """What the noise of a line is worth, as if no batch overflowed and normals had no end; None
-    for a line without noise.
+    """Return the epsilon of a line as if no batch overflowed and normals were unbounded.
 
-    Where noise is so small that this epsilon is large, the tiny chance that a Poisson batch finds
-    no slot (below 1e-12 in a run) takes all of delta, and nothing is proved.
+    It is None for a line without noise.  If the noise is so small that this epsilon is large, the
+    tiny probability that a Poisson batch overflows (below 1e-12 in a run) takes all of delta, and
+    nothing is proved.
     """
     if (unit := the_unit(config)) is None:
         return {TRUE: None}
@@ -38,7 +37,7 @@ def true_epsilon(config) -> dict:
 
 
 def epsilons(plan, config, rounds):
-    """None, as where nothing is proved, if all of delta is taken."""
+    """Return None, as if nothing were proved, if overflow takes all of delta."""
     try:
         return train.epsilons(plan, config, rounds)
     except Overflow:
@@ -55,10 +54,10 @@ RUNS = Plans(
 
 
 def step_seconds(base: dict, level: str, steps: int = 4) -> float:
-    """Seconds of one local step of one client, of a figure with the CNN, on this machine.
+    """Return the seconds of one local step of one client with the CNN, on this machine.
 
-    Rows are drawn, as time does not hang on them: two clients take a few steps, twice, and the
-    second time is taken.  At sample level each step has wavelet noise, as most lines have.
+    Rows are random, as time does not depend on them: two clients take a few steps, twice, and the
+    second time counts.  At sample level each step has wavelet noise, like most lines.
     """
     shape = (32, 32, 3) if base["dataset"] == "cifar10" else (28, 28)
     draw = np.random.default_rng(0)
@@ -86,8 +85,10 @@ def step_seconds(base: dict, level: str, steps: int = 4) -> float:
 
 
 def reproduces(triples, share=0.5):
-    """A check that of each (published, matched, vanilla) the second has more than `share` of the
-    first's gain."""
+    """Return a check that matched noise has more than `share` of the published gain.
+
+    The triples are (published, matched, vanilla).
+    """
 
     def check(results):
         run = [t for t in triples if not known(results, *t)]
@@ -109,8 +110,10 @@ def reproduces(triples, share=0.5):
 
 
 def understated(names):
-    """A check that what is proved of each line is above what is claimed, or nothing is proved at
-    all."""
+    """Return a check that more is proved than claimed for each line.
+
+    It also holds if nothing is proved.
+    """
 
     def check(results):
         run = [results[n] for n in names if n in results and results[n].claimed is not None]

@@ -117,8 +117,10 @@ class Problem(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is measured at the server's models: one number, and of all [seeds, rounds + 1]; the
-    objective is that of the factors with which the round goes on."""
+    """Measured values at the server's models, [seeds, rounds + 1].
+
+    The objective has the factors of the next round.
+    """
 
     loss: Any
     before: Any  # the same with the factors of the round before
@@ -135,7 +137,7 @@ class Seen(NamedTuple):
 
 
 def clip_norm(setting, classes: int) -> float:
-    """Of a model: none whose objective is below that of 0, log k, is longer."""
+    """Return a norm that no model exceeds whose objective is below that of 0, log k."""
     return float((2 * np.log(classes) / setting.l2) ** 0.5)
 
 
@@ -146,7 +148,7 @@ def _data(dataset, deal, clients, rows, l2):
 
 
 def problem(setting: Setting) -> Problem:
-    """The plan of a line: local gradient steps of 1 / (L + mu) from the broadcast model."""
+    """Return the plan of a line: local gradient steps of 1 / (L + mu) from the broadcast model."""
     fed, smooth = _data(setting.dataset, setting.deal, setting.clients, setting.rows, setting.l2)
     task = jfl.models.logistic(fed)
     factors, bound = setting.factors(), clip_norm(setting, fed.classes)
@@ -179,7 +181,7 @@ def problem(setting: Setting) -> Problem:
 
 
 def _stds(setting, factors, bound):
-    """The printed noise of an upload, of the server, and of what is broadcast."""
+    """Return the printed noise of an upload, of the server, and of the broadcast."""
     if setting.epsilon is None:
         return 0.0, 0.0, 0.0
     known = setting.rows, setting.epsilon
@@ -200,7 +202,7 @@ def _stds(setting, factors, bound):
 
 
 def measure(made: Problem, setting: Setting, models, round_: int) -> Seen:
-    """All of Seen at the model before round `round_`, of the models [rounds + 1, f, k] of a run."""
+    """Return Seen at the model before a round, for the models [rounds + 1, f, k] of a run."""
     w, after = models[round_], models[round_ + 1] if round_ < setting.rounds else None
     rows, mu = made.rows, setting.mu
     p, old = (made.factors[setting.stage(t)] for t in (round_, max(round_ - 1, 0)))
@@ -230,7 +232,7 @@ def measure(made: Problem, setting: Setting, models, round_: int) -> Seen:
 
 
 def against(setting: Setting, seeds: int) -> dict:
-    """One line beside its bounds."""
+    """Compare one line with its bounds."""
     begun, made = time.perf_counter(), problem(setting)
     fixed, rounds = len(made.factors) == 1, setting.rounds
     models = softmax_rows.along(made.plan, seeds if setting.epsilon else 1, rounds)
@@ -311,8 +313,10 @@ def against(setting: Setting, seeds: int) -> dict:
 
 
 def lemma3(lambdas, seen: Seen, swap: int, std: float, dim: int) -> np.ndarray:
-    """What Lemma 3 says, as printed, of the round with new factors: the objective by these after
-    it, less that by the old ones before it, is at most this, [seeds]."""
+    """Return the printed bound of Lemma 3 for the round with new factors, [seeds].
+
+    It bounds the objective by the new factors after the round minus that by the old ones before it.
+    """
     length, slope = float(theory.noise_norm_mean(dim, std)), seen.gradient_before[:, swap]
     noise = lambdas.cross * length * slope + lambdas.noise * dim * std**2
     return lambdas.square * slope**2 + noise + seen.extra_printed[:, swap]
@@ -335,7 +339,7 @@ OF_DIMENSION = "Theorem 2 with the model's dimension in its place is at least th
 
 
 def claims_of(line: str, c: dict) -> list[Claim]:
-    """What is said of one line; fixed before it runs."""
+    """Return the claims on one line, which were fixed before it ran."""
     acts = "no clip acts" if c["clip_acts"] else ""
     rises = "" if c["lambdas"]["square"] < 0 else "lambda_2 < 0"
     unmet = "; ".join(filter(None, (acts, rises)))
@@ -376,7 +380,7 @@ def claims_of(line: str, c: dict) -> list[Claim]:
 
 
 def below_the_start(cells: dict) -> list[Claim]:
-    """Whether bounds say something somewhere."""
+    """Return claims that bounds are informative somewhere."""
     cells = {n: c for n, c in cells.items() if not c["clip_acts"]}
     fixed = {n: c for n, c in cells.items() if c["change"] is None}
     changing = {n: c for n, c in cells.items() if c["change"] is not None}
@@ -397,7 +401,7 @@ def below_the_start(cells: dict) -> list[Claim]:
 
 
 def bounds(name, experiment, out, quick):
-    """Theorems 2 and 3, Lemma 3 and our replacements beside measured runs."""
+    """Compare Theorems 2 and 3, Lemma 3 and our replacements with measured runs."""
     reduced: dict[str, Any] = QUICK if quick else {}
     cells, claims = {}, []
     seeds = experiment.seeds[: 3 if quick else None]

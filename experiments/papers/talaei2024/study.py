@@ -1,11 +1,10 @@
-"""What impact factors are worth: loss and accuracy of equal and of unequal ones at the same proved
-epsilon.
+"""Compare equal and unequal impact factors at the same proved epsilon.
 
-Softmax regression on MNIST in the clients of scenarios 1 and 3, two classes a client.  Uploads are
-differences of models with a small clip norm; noise is calibrated to what the server sees, or to
-what a third party sees of the models alone.  Clip norm and learning rate are chosen on other
-splits, by loss.  Beside it: without noise, and as printed (clipped models, noise for the
-sensitivity that is false) with the epsilon that this noise proves.
+Softmax regression on MNIST runs on the clients of scenarios 1 and 3, two classes per client.
+Uploads are differences of models with a small clip norm; noise is calibrated to the view of the
+server, or of a third party that sees only the models.  Clip norm and learning rate are chosen by
+loss on other splits.  For comparison, there are runs without noise, and as printed (clipped models,
+noise for the sensitivity that is false) with the epsilon that this noise proves.
 """
 
 import time
@@ -44,8 +43,8 @@ SETTINGS = {
         for e in EPSILONS
     },
 }
-SOFTMAX = "softmax regression in place of a network; splits, clip norms and densities are ours"
-IMPACT = {1: "0-1-2", 3: "1-3-5"}  # beside "equal" in all settings of a scenario
+SOFTMAX = "softmax regression instead of a network; splits, clip norms and densities are ours"
+IMPACT = {1: "0-1-2", 3: "1-3-5"}  # compared with "equal" in all settings of a scenario
 # factors between the two where noise matters most, and in scenario 3 only what the first one leaves
 # open
 CELLS = {
@@ -66,7 +65,7 @@ QUICK = dict(dataset="digits", rounds=3)
 
 
 def settings(number, assignment, setting, quick=False):
-    """The config of a cell, without what the grid varies."""
+    """Return the config of a cell, without what the grid varies."""
     fields = {
         **COMMON,
         **SPLITS["labels"],
@@ -75,18 +74,21 @@ def settings(number, assignment, setting, quick=False):
         **impact(number, assignment),
         **SETTINGS[setting],
     }
-    if quick:  # a client of each group in place of five
+    if quick:  # a fifth of the clients of each group
         rows = tuple(max(r // 5, 10) for r in fields["group_rows"])
         fields |= QUICK | dict(groups=(4, 4, 4), clients=12, group_rows=rows)
     return fields
 
 
 def block(number, seed, choices, every, quick=False):
-    """Runs of one split: all assignments and settings of `choices` together, as one program for
-    each kind of plan.
+    """Run one split: all assignments and settings of `choices`, in one program per kind of plan.
 
     Args:
+        number: of the scenario.
+        seed: of the split.
         choices: (assignment, setting, {clip_norm, lr}) of each run.
+        every: rounds between evaluations.
+        quick: whether to use few clients.
 
     Returns:
         a dict for each run.
@@ -129,8 +131,10 @@ def block(number, seed, choices, every, quick=False):
 
 
 def study(name, experiment, out, quick):
-    """Choose on OTHERS, run SEEDS, one JSON line for each run in out/cells.jsonl; a study that
-    stopped goes on."""
+    """Choose on OTHERS, then run SEEDS; each run is a row of out/cells.jsonl.
+
+    A study that was stopped resumes.
+    """
     out.mkdir(parents=True, exist_ok=True)
     store, mine = stored(out / "cells.jsonl"), {}  # mine: of what is kept, what this study asks for
 
@@ -181,8 +185,7 @@ def study(name, experiment, out, quick):
 
 
 def stored(path) -> ResultStore:
-    """The runs in a file, by their scenario, split, assignment, setting, point of the grid, and
-    what made them."""
+    """Return the runs in a file, by scenario, split, assignment, setting, grid point and source."""
     return ResultStore(
         path,
         key=lambda r: (
@@ -198,8 +201,10 @@ def stored(path) -> ResultStore:
 
 
 def grid(number, setting) -> list:
-    """Clip norms and learning rates to choose from; the wider clips are tried at the highest rate
-    only."""
+    """Return clip norms and learning rates to choose from.
+
+    The wider clips are tried only at the highest rate.
+    """
     rates = [dict(lr=r) for r in RATES[number]]
     if setting == "no noise":
         return rates
@@ -209,7 +214,7 @@ def grid(number, setting) -> list:
 
 
 def chosen(cells, number, assignment, setting) -> dict:
-    """The point of the grid with the smallest mean loss on the splits of OTHERS."""
+    """Return the point of the grid with the smallest mean loss on the splits of OTHERS."""
     points = grid(number, setting)
     loss = [
         np.mean(
@@ -235,13 +240,15 @@ def chosen(cells, number, assignment, setting) -> dict:
 
 
 def interval(values):
-    """Mean and half width of its 95 % t-interval; of one value, None."""
+    """Return the mean and half of its 95 % t-interval; None for one value."""
     return dict(zip(("mean", "half"), tables.interval(values)))
 
 
 def summary(cells) -> list:
-    """A dict for each scenario, setting and assignment that ran on SEEDS, with what it gains over
-    equal factors."""
+    """Return a dict for each scenario, setting and assignment that ran on SEEDS.
+
+    It has the difference to equal factors.
+    """
     groups = {}
     for c in cells:
         choice = chosen(cells, c["scenario"], c["assignment"], c["setting"])
@@ -278,7 +285,7 @@ def summary(cells) -> list:
 
 
 def claims(cells) -> list:
-    """The verdicts on the paper's statements that these cells speak of, by their losses."""
+    """Return the verdicts on the paper's statements about these cells, by their losses."""
     ends = {}
     for c in cells:
         if c["seed"] not in OTHERS:
@@ -306,19 +313,19 @@ def claims(cells) -> list:
 
 
 def label(run, mode=None) -> str:
-    """The name of a run's line, but for its split."""
+    """Return the name of a run's line, without its split."""
     return run.assignment if run.epsilon is None else f"{mode} {run.assignment} ε={run.epsilon:g}"
 
 
 def compared(one: dict, other: dict):
-    """A check that losses by seed are smaller than others."""
+    """Return a check that losses by seed are smaller than others."""
     pairs = (Quantity.of(list(v.values()), tuple(v)) for v in (other, one))
     more, less = pairs
     return lambda results: Evidence((Comparison(more - less, low=0.0),))
 
 
 def collect(out, cells, quick):
-    """results.json and study.png in `out`, of the cells that there are."""
+    """Write results.json and study.png in `out` for the existing cells."""
     rows = summary(cells)
     shown = lambda v: f"{v['mean']:.3f}" + ("" if v["half"] is None else f" ± {v['half']:.3f}")
     console.table(
@@ -389,7 +396,7 @@ def collect(out, cells, quick):
 
 
 def scenarios(rows) -> dict:
-    """The rows of `summary` as an experiment for each scenario."""
+    """Return the rows of `summary` as an experiment for each scenario."""
     found = {}
     for row in rows:
         name = f"study, scenario {row['scenario']}"
@@ -413,8 +420,7 @@ def scenarios(rows) -> dict:
 
 
 def tick(row) -> str:
-    """A setting in a few words; of noise as printed, what it says and what the models alone
-    prove."""
+    """Return a short name of a setting, with the epsilons of printed noise."""
     kind, _, rest = row["setting"].partition(" ε=")
     if kind == "printed":
         return f"printed\nsays {rest}\nis {row['epsilon_proved_third_party']:.0f}"
@@ -426,8 +432,7 @@ def tick(row) -> str:
 
 
 def picture(path, rows):
-    """Accuracy of each assignment, and below it the loss that impact factors cost or save, by
-    setting."""
+    """Draw accuracy by assignment and setting, and the loss minus that of equal factors."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -484,7 +489,7 @@ def picture(path, rows):
     axes[0, 0].set_ylabel("test accuracy after 30 rounds")
     axes[1, 0].set_ylabel("loss less that of equal factors\n(below 0: impact factors win)")
     figure.suptitle(
-        "What impact factors are worth: MNIST, 60 clients of two classes each, 30 rounds, δ = "
+        "The effect of impact factors: MNIST, 60 clients of two classes each, 30 rounds, δ = "
         "0.01.  Left "
         "of the line: the paper's rate and noise.\nRight: noise that is enough for who sees only "
         "the "
