@@ -1,23 +1,25 @@
-"""What a round costs: jfl's own variants, a sweep, DP-SCAFFOLD and scaling, and peers on the same
-workloads.
+"""Time a round: jfl's variants, a sweep, DP-SCAFFOLD and scaling, and peers on the same workloads.
 
     JFL_DATA_DIR=... python -m experiments.bench.round [--only W1 W2 ...] [--peers --python
     fedjax=PATH torch=PATH jax=PATH]
 
-W1  record-level DP-FedAvg, softmax regression, cohort 10, 5 steps, batch 10 (real MNIST, 100
-clients of 600 rows) W2  the same with MLP 784-200-10, cohort 20, 50 steps, batch 20
-W3  client-level DP-FedAvg, CNN of 206,922 parameters, cohort 50, one epoch of 12 steps, batch 50
-W4  a sweep: W1 at 8 noise multipliers and 8 seeds, 20 rounds, against 64 runs one after another
-W5  the shape of pfl-research's CIFAR-10 benchmark (random pixels): 1,000 clients of 50, cohort 50,
-5 steps of 10 W6  DP-SCAFFOLD on the synthetic problem of Noble et al.: 100 clients of 4,000 rows,
-cohort 20, 50 steps, batch 800 scaling  W1 with random rows: cohort, clients, parameters and local
-steps, one at a time
+W1       record-level DP-FedAvg, softmax regression, cohort 10, 5 steps, batch 10 (real MNIST, 100
+         clients with 600 rows)
+W2       the same with MLP 784-200-10, cohort 20, 50 steps, batch 20
+W3       client-level DP-FedAvg, CNN of 206,922 parameters, cohort 50, one epoch of 12 steps, batch
+         50
+W4       a sweep: W1 at 8 noise multipliers and 8 seeds, 20 rounds, against 64 sequential runs
+W5       the shape of pfl-research's CIFAR-10 benchmark (random pixels): 1,000 clients with 50 rows,
+         cohort 50, 5 steps of 10
+W6       DP-SCAFFOLD on the synthetic problem of Noble et al.: 100 clients with 4,000 rows, cohort
+         20, 50 steps, batch 800
+scaling  W1 with random rows: cohort, clients, parameters and local steps, one at a time
 
-Variants of a workload take turns in one process, so that a busy machine slows all alike; `ratio` is
-to "private". Every variant and every peer also has a process of its own, for its peak memory (from
-the warm-up on) and `first`, its first round with compilation or start-up.  A tool's rows are
-medians.  Peers without their packages are named and skipped; see peers/README.md.  A row in
---out is replaced when it is timed again.
+Variants of a workload run alternately in one process, so that a busy machine slows all equally;
+`ratio` is to "private". Every variant and every peer also has a separate process, for its peak
+memory (from the warm-up on) and `first`, its first round with compilation or start-up. Rows are
+medians. Peers without their packages are named and skipped; see peers/README.md. A row in --out is
+replaced when it is timed again.
 """
 
 import argparse
@@ -51,12 +53,12 @@ TOOLS = (
     ("flower_peer", "torch", dict(record=("hooks", "ghost"), client=("client",))),
     ("optax_peer", "jax", dict(record=("optax", "jax_privacy"), client=())),
 )
-# CPU seconds a round of the code published with Noble et al., timed on a machine like ours
+# CPU seconds per round of the code published with Noble et al., on a similar machine.
 PUBLISHED_W6 = 39.0
 
 
 def data(workload, folder) -> pathlib.Path:
-    """The .npz that every tool reads."""
+    """Return the .npz that every tool reads."""
     path = folder / ("random.npz" if workload == "W5" else "mnist.npz")
     if not path.exists() and workload == "W5":
         rng = np.random.default_rng(0)
@@ -80,7 +82,7 @@ def data(workload, folder) -> pathlib.Path:
 
 
 def turns(runs, repeats):
-    """Seconds and CPU seconds of every function, called in turn."""
+    """Return the seconds and CPU seconds of every function, called alternately."""
     times = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
@@ -91,8 +93,7 @@ def turns(runs, repeats):
 
 
 def machine():
-    """FLOP/s of a large matrix product and bytes/s of a large copy, read and written, on this
-    device."""
+    """Return FLOP/s of a large matrix product and bytes/s of a large copy on this device."""
     import jax
     import jax.numpy as jnp
 
@@ -112,11 +113,10 @@ def machine():
 
 
 def floor(spec, flops, bandwidth):
-    """Least seconds of a round on a device: its products, and every client's model and rows once a
-    step.
+    """Return the least seconds of a round on a device.
 
-    A step reads a model and writes it; noise, gradients and activations are counted as if they
-    never left the chip.
+    They cover its products, and one read and write of every client's model and rows per step.
+    Noise, gradients and activations are counted as if they never left the chip.
     """
     examples = spec.cohort * spec.steps * spec.batch
     features = np.prod(getattr(spec, "image", 784))
@@ -125,7 +125,7 @@ def floor(spec, flops, bandwidth):
 
 
 def variants(workload, path, repeats):
-    """jfl's variants of a workload in this process."""
+    """Time jfl's variants of a workload in this process."""
     import jfl_peer
 
     spec = SimpleNamespace(**workloads.WORKLOADS[workload])
@@ -159,7 +159,7 @@ def variants(workload, path, repeats):
 
 
 def alone(workload, script, python, mode, path, repeats):
-    """One tool in a process of its own."""
+    """Time one tool in a separate process."""
     rounds = ROUNDS.get(workload, 1)
     command = [
         python,
@@ -197,7 +197,7 @@ def alone(workload, script, python, mode, path, repeats):
 
 
 def sweep(path, repeats):
-    """W4 over 64 times W1."""
+    """Time W4 and 64 times W1."""
     import jax
     import jfl_peer
 
@@ -238,7 +238,7 @@ def sweep(path, repeats):
 
 
 def scaffold(repeats):
-    """W6, against the CPU seconds of the published code."""
+    """Time W6, and compare with the CPU seconds of the published code."""
     import jax
     import jfl_peer
 
@@ -279,7 +279,7 @@ SCALES = dict(
 
 
 def scaled(axis, value, repeats):
-    """W1 with one number changed; rows are random, 20 a client."""
+    """Time W1 with one number changed; rows are random, 20 per client."""
     import jax
     import jfl_peer
 
@@ -320,7 +320,7 @@ def scaled(axis, value, repeats):
 
 
 def child(words, path, repeats):
-    """The part of the work that this process is for, a JSON line a row."""
+    """Do the part of the work of this process, and print one row of JSON per result."""
     kind, *rest = words
     rows = dict(
         variants=lambda w: variants(w, path, repeats),
@@ -333,7 +333,7 @@ def child(words, path, repeats):
 
 
 def apart(words, path, repeats):
-    """`child` in a process of its own."""
+    """Run `child` in a separate process."""
     done = subprocess.run(
         [
             sys.executable,
@@ -361,7 +361,7 @@ def apart(words, path, repeats):
 
 
 def jobs(args, folder):
-    """Every row, as it comes."""
+    """Yield every row as it arrives."""
     for workload in args.only:
         few = args.repeats if workload in ("W1", "W4", "W6") else max(3, args.repeats // 2)
         if workload == "scaling":
@@ -427,8 +427,7 @@ def main():
 
 
 def save(out, row):
-    """Add a row, or put it in the place of an older one; what was timed stays if the rest is
-    stopped."""
+    """Add a row, or replace an older one; finished rows are kept if the rest is stopped."""
     import jax
 
     from jfl.runs.checkpoint import environment

@@ -1,20 +1,18 @@
-"""Plans that no config names, of the study of promises: what would make those of the papers true,
-in a mechanism that holds.
+"""Build plans that no config describes, for the study of promises.
 
-What each recipe changes of a paper's algorithm:
+Each recipe changes a paper's algorithm so that its promise becomes true:
 
-- `uploads`: noise once on each upload (Noble et al., Theorem 4.1: what sums of M uploads show is
-  protected by the noise of all M, root M times what one upload has).
-- `impact`: the same, where a client scales its upload by its impact factor before the clip: a clip
-  of each client, as 1 over its factor (Talaei and Izadi).
-- `of_each`: noise as a client of its size needs; `by_variance`: clients then count as 1 over the
-  variance of their noise; `known_noise`: AdDPNFL's server also subtracts what it knows of it (Chen
+- `uploads`: noise once on each upload (Noble et al., Theorem 4.1: sums of M uploads are protected
+  by the noise of all M, sqrt(M) times that of one upload).
+- `impact`: the same, but a client scales its upload by its impact factor before the clip, which
+  clips each client as 1 over its factor (Talaei and Izadi).
+- `of_each`: noise as a client of its size needs; `by_variance`: clients are then weighted by 1 over
+  the variance of their noise; `known_noise`: AdDPNFL's server also subtracts the known noise (Chen
   et al.).
-- `contracting`: noise on the model, for what one row moves where losses are convex: conditional (Li
+- `contracting`: noise on the model, for what one row changes if losses are convex: conditional (Li
   et al., with the sensitivity of Wu et al., 2017).
-- `measured`: wavelet noise in the shape of band energies that were measured with noise of their own
-  (Ranaweera et al.); `by_level`: the same, where each level is clipped on its own, to what its
-  energy says.
+- `measured`: wavelet noise in the shape of band energies that were measured with separate noise
+  (Ranaweera et al.); `by_level`: the same, but each level has a separate clip by its energy.
 """
 
 import dataclasses
@@ -37,10 +35,10 @@ from jfl.runs.config import FIELDS, Config, the_unit, the_view
 
 from ..papers.talaei2024 import claims as talaei2024
 
-SHARE = 0.1  # of epsilon, which the energies alone spend
-# of softmax regression with rows (x, 1), ||x|| <= 1
-STEEPNESS = 2.0  # root 2 of the slopes times root 2 of a row
-SMOOTHNESS = 1.0  # 1/2 of the slopes times 2 of a row
+SHARE = 0.1  # fraction of epsilon that measuring the energies spends
+# Constants of softmax regression with rows (x, 1), ||x|| <= 1.
+STEEPNESS = 2.0  # sqrt(2) for the slopes times sqrt(2) for a row
+SMOOTHNESS = 1.0  # 1/2 for the slopes times 2 for a row
 TYPICAL_SMOOTHNESS = 0.25  # on real rows, for the rate of a solve; no guarantee rests on it
 LEAST_ENERGY = 1e-3  # of the mean: a level without any is clipped to more than nothing
 INEXACTNESS = 1e-5  # of a proximal problem's solve; a run stops where one leaves more
@@ -77,7 +75,7 @@ def _refuse(config: Made, fields) -> None:
 
 
 def _without_noise(config: Made, **changes: Any):
-    """The plan of the config's fields alone, without noise."""
+    """Return the plan of the config's fields, without noise."""
     _refuse(config, UNREAD)
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
     quiet: dict[str, Any] = dict(
@@ -94,7 +92,7 @@ def _with_uploads(config, plan, algorithm=None, **options):
 
 
 def uploads(config: Made):
-    """Noise on each upload; what is seen is their sum."""
+    """Return a plan with noise on each upload, of which only the sum is seen."""
     return _with_uploads(config, _without_noise(config), secure_aggregation=True)
 
 
@@ -130,7 +128,7 @@ def of_each(config: Made, inverse: bool = False, known: bool = False):
 
     Args:
         inverse: clients count as 1 over the variance of their noise; else by the config's weights.
-        known: AdDPNFL is told the noise of their mean.
+        known: whether AdDPNFL knows the noise of their mean.
     """
     plan, noisy, clients = _without_noise(config), variances(config), config.clients
     by_size = np.asarray(plan.fed.size, float) if config.weights == "size" else np.ones(clients)
@@ -265,7 +263,7 @@ def measured(config: Made, by_level: bool = False):
     """Noise of an ellipsoid, in the shape of energies that were measured.
 
     Args:
-        config: of the plan.
+        config: the config of the plan.
         by_level: each level is clipped on its own, in proportion to the root of its energy; the
             squares of these norms add up to that of the clip norm.  Else all together.
     """
@@ -329,7 +327,7 @@ def noise_of(config: Made) -> tuple:
 
 
 def worth(config: Made):
-    """What is proved of a run of a config with its noise, and of all that is run before it."""
+    """Return the proved guarantee of a run of a config, and of everything that runs before it."""
     recipe, plan = RECIPES[config.recipe], plan_of(config)
     return _with(recipe.before(config) if recipe.before else None, plan, config)
 

@@ -60,7 +60,7 @@ STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")  # alike in how 
 
 
 def key(kind: str, config: Config, more=()) -> str:
-    """What is asked for, of a config: with its rows, jfl, this file and where it runs."""
+    """Return a hash of a config, its rows, jfl, this file and the machine."""
     return hashed(
         kind, record.plain(dataclasses.asdict(config)), list(more), SOURCE, *about(config.dataset)
     )
@@ -83,7 +83,7 @@ ABOUT = (
 
 
 def config_of(fields: dict) -> Config:
-    """A config; one with a recipe names its plan by that."""
+    """Return a config; a recipe in it names its plan."""
     return Made(**fields) if "recipe" in fields else Config(**fields)
 
 
@@ -92,7 +92,7 @@ def plan_of(config: Config):
 
 
 def proved(config: Config, plan):
-    """The guarantee of a config's whole run, and of its plan."""
+    """Return the guarantee of a config's whole run, and of its plan."""
     if isinstance(config, Made):
         return recipes.worth(config)
     return guarantees.guarantee(
@@ -167,7 +167,7 @@ def _worst(config, splits):
 
 
 def claims_of(config: Config) -> dict:
-    """What a paper claims of a plan as printed, and what is proved of it in the same view."""
+    """Return what a paper claims for a plan as printed, and what is proved in the same view."""
     plan, found = build.build(config)
     view: Any = config.view
     told = as_printed.claimed(plan, config.rounds, config.delta, config.paper, view)
@@ -200,7 +200,7 @@ def nothing_proved(config: Config, unit: str | None, why: str) -> dict:
 
 
 def audit_of(config: Config, trials: int, unit: str | None = None, claim: bool = False) -> dict:
-    """What an attack measures of the plan, beside what is proved and, with `claim`, claimed."""
+    """Return what an attack measures, what is proved and, with `claim`, what is claimed."""
     plan, _ = build.build(config)
     unit = unit or config.unit
     report = auditing.audit(plan, config.rounds, trials, config.delta, unit=unit, view=config.view)
@@ -254,13 +254,13 @@ def measure(store: ResultStore, wanted: list[Config], note=lambda text: None):
 
 
 def accuracy(store, config):
-    """Of a run that is stored; None if it failed."""
+    """Return the accuracy of a stored run; None if it failed."""
     run = store[key("run", config)]
     return None if run["failed"] else run["accuracy"]
 
 
 def trained(store: ResultStore, cells, study, note) -> list[dict]:
-    """A row for each cell: noise, the choice from its grid, and the runs that are reported."""
+    """Return a row per cell: noise, the choice from its grid, and the reported runs."""
     splits = (*study.seeds, *study.tune)
     seeded = lambda config, seed, more: dataclasses.replace(
         config, seed=seed, partition_seed=seed, **more
@@ -350,7 +350,7 @@ def _promise(worth):
 
 
 def accounted(store: ResultStore, cells, study, note) -> list[dict]:
-    """A row for each cell of a study without training: what is claimed, and what is proved."""
+    """Return a row per cell of a study without training: claimed and proved epsilon."""
     rows = []
     for cell in cells:
         config = Config(**cell.fields)
@@ -376,7 +376,7 @@ def accounted(store: ResultStore, cells, study, note) -> list[dict]:
 
 
 def audited(store: ResultStore, cells, study, note) -> list[dict]:
-    """A row for each cell of a study of audits: what is claimed, measured and proved."""
+    """Return a row per cell of a study of audits: claimed, measured and proved epsilon."""
     rows = []
     for cell in cells:
         config, asked = Config(**cell.fields), dict(trials=study.trials) | cell.asked
@@ -412,7 +412,7 @@ ROWS = dict(accuracy=trained, epsilon=accounted, audit=audited)  # by what a stu
 
 @contextlib.contextmanager
 def cheap_code(quick):
-    """Of a quick run, which mostly compiles: compile with few optimisations."""
+    """Compile a quick run with few optimisations, since it mostly compiles."""
     before = jax.config.read(FAST)
     jax.config.update(FAST, quick or before)
     try:

@@ -20,7 +20,7 @@ from experiments.papers.ranaweera2025 import runs, theory
 from experiments.papers.ranaweera2025 import study as ranaweera2025_study
 from jfl import wavelet
 from jfl.core.records import Batch
-from jfl.data import datasets
+from jfl.data import image_files
 from jfl.gradients import per_example
 from jfl.privacy.accountants import rdp
 from jfl.privacy.entry_guarantees import Overflow
@@ -197,7 +197,7 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(
 def test_data_that_are_not_there_leave_all_claims_open(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("JFL_DATA_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(datasets, "DEBIAN", tmp_path)
+    monkeypatch.setattr(image_files, "DEBIAN", tmp_path)
     for name in ("sample_fmnist", "client_cifar10", "table3"):
         experiment = ranaweera2025.EXPERIMENTS[name]
         found = runner.run(name, experiment, tmp_path, quick=True)

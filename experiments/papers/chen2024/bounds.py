@@ -1,5 +1,4 @@
-"""Chen et al. (2024) in numbers: what five accountants make of its budget, and its theorems beside
-a measured run."""
+"""Compare five accountants on the budget of Chen et al. (2024), and its theorems with runs."""
 
 from typing import Any
 
@@ -28,8 +27,10 @@ PARTICIPATIONS = "ten participations of a client, of 100 rounds that the paper d
 
 
 def accountants(name, experiment, out, quick=False) -> dict:
-    """For the balanced client of each data set, ten participations: epsilons at one noise, and
-    Theorem 5's pair."""
+    """Tabulate epsilons at one noise, and Theorem 5's pair.
+
+    They are for the balanced client of each dataset with ten participations.
+    """
     rows, pairs, beaten = {}, {}, []
     for data, client in list(CLIENTS.items())[: 1 if quick else None]:
         sigma = float(paper.calibrate_sigma(0.3, 1e-2, *client).value)
@@ -88,8 +89,10 @@ def accountants(name, experiment, out, quick=False) -> dict:
 
 
 def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
-    """Theorem 1, as printed and ours, beside the measured mean of F(w_T) - F* along one run, on
-    real rows; and Theorems 2 to 4, each beside a run of its own (`chen2024_theorems`)."""
+    """Compare Theorem 1, as printed and ours, with the measured mean of F(w_T) - F*.
+
+    The run has real rows.  Theorems 2 to 4 have separate runs (`theorems`).
+    """
     seeds, counts = (2, [1, 5, 20]) if quick else (5, [1, 10, 50, 100, 200])
     options: dict[str, Any] = dict(rounds=counts[-1]) | problem_options
     case = problem(**options)

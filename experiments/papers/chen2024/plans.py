@@ -1,13 +1,14 @@
-"""Plans of the experiments of Chen et al. (2024), which are beyond the fields of a Config, and
-lines that run them.
+"""Build plans of Chen et al. (2024), which need more than the fields of a Config.
 
 rates      of clients fall as 1 / sqrt(round); of the server only for AdDPNFL (Algorithm 1 has none)
-sampling   with_replacement draws clients by their rows (the paper's MD), and counts each of its
-draws alike Synthetic  60 features, one mean a client, no label noise, log-normal sizes;
-partition="iid" is Synthetic-IID Dirichlet  clients of equal size, class shares ~ Dir(alpha *
-classes * share of the class) noise      as_printed reaches epsilon by the paper's tCDP and the
-           expected participations, for every algorithm alike; sound reaches it for each client by
-           the proved accountant, which charges every round.  Unit: one record
+sampling   with_replacement draws clients by their rows (the paper's MD), and each draw counts
+equally Synthetic  60 features, one mean per client, no label noise, log-normal sizes;
+partition="iid" is
+           Synthetic-IID
+Dirichlet  clients of equal size, class shares ~ Dir(alpha * classes * share of the class)
+noise      as_printed reaches epsilon by the paper's tCDP and the expected participations, for every
+           algorithm; sound reaches it for each client by the proved accountant, which charges every
+           round.  Unit: one record
 """
 
 import dataclasses
@@ -59,7 +60,11 @@ def _dirichlet(config: Config):
 
 
 def federation(config: Config):
-    """Rows and owners of a line; ValueError where its data are not on this machine."""
+    """Return rows and owners of a line.
+
+    Raises:
+        ValueError: if its data are not on this machine.
+    """
     data = Config(**{name: getattr(config, name) for name in assemble.DATA})
     if config.dataset == "synthetic":
         return _synthetic(data)
@@ -67,7 +72,7 @@ def federation(config: Config):
 
 
 def build(config: Config):
-    """-> the plan of a line, with its noise."""
+    """Return the plan of a line, with its noise."""
     fed = federation(config)
     task = jfl.models.mlp(fed, config.hidden) if config.model == "mlp" else jfl.models.logistic(fed)
     private, adaptive = config.epsilon is not None, config.algorithm == "addpnfl"
@@ -113,8 +118,7 @@ _proved = {}
 
 
 def privacy(plan, config: Config) -> list[dict]:
-    """What the server is proved to learn of a record, and what the paper's formula says of that
-    plan."""
+    """Return the proved guarantee of a record for the server, and the paper's claim."""
     if config.epsilon is None:
         return []
     noise = next(
@@ -143,14 +147,14 @@ def privacy(plan, config: Config) -> list[dict]:
 
 
 def _short(plan, config):
-    """The Renyi bound, of a run so short that nobody waits for a smaller one."""
+    """Return the Renyi bound of a run, which is too short for a tighter one to matter."""
     rounds: Any = [config.rounds]
     value = float(jfl.epsilons(plan, rounds, config.delta, "example", "server")[0])
     return jfl.Guarantee(value, config.delta, "example", "replace_one", "server", "rdp")
 
 
 def made(config):
-    """Each seed has a split, or a draw of the data, of its own."""
+    """Build a plan with a separate split or draw of the data for each seed."""
     return build(dataclasses.replace(config, partition_seed=config.seed)), config
 
 

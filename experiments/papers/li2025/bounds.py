@@ -1,5 +1,7 @@
-"""The bounds of Li, Wang, Wu, 2025, beside runs of a strongly convex problem whose constants are
-measured."""
+"""Compare the bounds of Li, Wang, Wu, 2025, with runs of a strongly convex problem.
+
+The constants of the problem are measured.
+"""
 
 import dataclasses
 import functools
@@ -24,8 +26,7 @@ from .plans import build, multiplier
 
 @functools.lru_cache(maxsize=4)
 def constants(config):
-    """What the theorems speak of, for the problem of a config, from its rows: outside every
-    guarantee."""
+    """Return the constants of the theorems, from private rows; no guarantee covers them."""
     fed = assemble.federation(config)
     task = models.logistic(fed)
     gap = het.objective_gap(task, fed, config.l2, weights="uniform")
@@ -55,8 +56,10 @@ def constants(config):
 
 
 def theorem(config, found, run):
-    """A + B + H as printed, and ours, for a run without noise, as printed or sound; None: nothing
-    is known of it."""
+    """Return A + B + H as printed, and ours; None if nothing is known.
+
+    The run is without noise, as printed or sound.
+    """
     fed, clients = assemble.federation(config), config.clients
     shares, cohort = np.full(clients, 1 / clients), config.cohort or clients
     sampling_ = "full" if cohort == clients else config.sampler or "without_replacement"
@@ -90,8 +93,10 @@ def theorem(config, found, run):
 
 
 def against(config, run, seeds):
-    """One run beside its bounds: at each evaluation steps, the mean gap with its error, and both
-    bounds."""
+    """Compare one run with its bounds.
+
+    At each evaluation there are the steps, the mean gap with its error, and both bounds.
+    """
     found = constants(_problem(config))
     plain = (
         dict(epsilon=None)
@@ -128,13 +133,15 @@ def against(config, run, seeds):
 
 
 def _problem(config):
-    """What of a config its constants hang on."""
+    """Return the part of a config on which its constants depend."""
     return Config(l2=config.l2, **{f: getattr(config, f) for f in assemble.DATA})
 
 
 def rounds_needed(config, found, target, run):
-    """Rounds after which our bound is at most `target`, for each number of local steps that a
-    client has rows for."""
+    """Return rounds after which our bound is at most `target`, by number of local steps.
+
+    A client must have rows for that number.
+    """
     rest = target, found["distance"], found["mu"], found["smoothness"]
     terms = lambda q: theorem(dataclasses.replace(config, steps=q), found, run)[1]
     most = int(np.asarray(assemble.federation(config).size).min()) // config.batch
@@ -146,8 +153,10 @@ def rounds_needed(config, found, target, run):
 
 
 def bounds(name, experiment, out, quick):
-    """Measured F(w_t) - F* beside the theorems, and how the rounds that a bound asks for hang on
-    local steps."""
+    """Compare the measured F(w_t) - F* with the theorems.
+
+    Also show how the rounds that a bound needs depend on the number of local steps.
+    """
     settings, rows, cells, claims = (
         {**experiment.base, **(experiment.quick if quick else {})},
         [],
@@ -241,7 +250,7 @@ def bounds(name, experiment, out, quick):
 
 
 def _above(bound, gap):
-    """The last value of a bound, and by how much it is above the gap if it always is."""
+    """Return the last value of a bound, and how far it is above the gap if it always is."""
     if bound is None:
         return "", ""
     return f"{bound[-1]:.3g}", f"{np.log10(bound[-1] / gap[-1]):.1f} orders" if (
@@ -250,6 +259,6 @@ def _above(bound, gap):
 
 
 def _clips(config, seen):
-    """Whether a gradient at a released model can be longer than the clip norm."""
+    """Return whether a gradient at a released model can be longer than the clip norm."""
     longest = constants(_problem(config))["reach"] + config.l2 * seen["norm"]
     return "no" if longest <= config.clip_norm else f"can, up to {longest:.2g}"

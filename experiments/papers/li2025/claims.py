@@ -51,7 +51,7 @@ def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
     equation (20) uses it.
 
     Raises:
-        ValueError: with strict, for epsilon > 1, where the noise may be too small.
+        ValueError: with strict, for epsilon > 1, since the noise may then be too small.
 
     Example:
         >>> round(float(sigma(1.0, 0.5, 1e-5).value), 6)
@@ -95,7 +95,7 @@ def amplify_simple(epsilon, delta, rate, strict: bool = True) -> Checked:
 @claim(
     "Remark 1",
     "rigorous",
-    "the chance of being used amplifies noise that is added once a round, and no other",
+    "the probability of being used amplifies only noise that is added once per round",
 )
 def round_rates(batch: int, steps: int, rows):
     """The rates of a round, largest first: all rows distinct, batches independent, all draws
@@ -126,10 +126,10 @@ def sensitivity_paper(
         lr: the learning rate after the round's last step.
         first: the learning rate of the round's first step.  None: a constant one.
         clipped: every step is clipped.  False: Algorithm 1 as printed.
-        strict: raise where the proof fails.
+        strict: raise if the proof fails.
 
     Raises:
-        ValueError: with strict, where the proof fails; `sensitivity_sound` needs no such condition.
+        ValueError: with strict, if the proof fails; `sensitivity_sound` needs no such condition.
     """
     where = "li2025.sensitivity_paper"
     checks.require_integer(where, steps=steps)
@@ -192,7 +192,7 @@ def sensitivity_convex_contractive(
     It is steps * batch times below the others.  Amplify it with the rate of "wor_round" only.
 
     Args:
-        lipschitz: of the loss of one example.
+        lipschitz: Lipschitz constant of the loss of one example.
         lrs: [..., steps], the learning rates of a round.
         batch: rows of a step.
         smoothness: L of the loss of one example.
@@ -232,12 +232,12 @@ def sensitivity_convex_contractive(
 @claim(
     "Lemma 3",
     "conditional",
-    "its own settings miss epsilon <= 2 rate: 3.0 and 1.6 in place of 1 at epsilon = 0.5",
+    "the paper's settings miss epsilon <= 2 rate: 3.0 and 1.6 instead of 1 at epsilon = 0.5",
 )
 def budget_split(epsilon, delta, rate, strict: bool = True) -> Checked:
-    """(epsilon / (2 rate), delta / rate): what the release on a round's sample may spend.
+    """Return (epsilon / (2 rate), delta / rate), which the release on a round's sample may spend.
 
-    It holds for rate > 1/2 too, where the round then spends less than epsilon.
+    It also holds for rate > 1/2; the round then spends less than epsilon.
 
     Raises:
         ValueError: if delta >= rate; with strict, unless both lemmas that it rests on have epsilon
@@ -315,7 +315,7 @@ def round_epsilon(multiplier, delta, rate):
         return approximate_dp.amplify(rdp.gaussian_epsilon(1 / z, d / q), d, q)[0]
 
 
-@claim("Lemmas 1 to 3", "ours", "what a round is worth whose noise is as printed")
+@claim("Lemmas 1 to 3", "ours", "epsilon of a round with the printed noise")
 def delivered_epsilon(epsilon, delta, rate, lr=None):
     """The epsilon that a round really has at `delta` with the noise that is printed for a claimed
     `epsilon`.
@@ -349,7 +349,7 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
     """constant rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
 
     Args:
-        epsilon: of one round.
+        epsilon: epsilon of one round.
         rate: the probability that a round uses an example.
         probability: that the client takes part in a round.
         rounds: how many rounds are run.
@@ -358,7 +358,7 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
     Example:
         >>> round(
         ...     float(total_epsilon_heuristic(0.5, 1 / 12, 0.1, 100).epsilon), 7
-        ... )  # less than one round alone
+        ... )  # less than for one round
         0.1376205
     """
     where = "li2025.total_epsilon_heuristic"
@@ -413,14 +413,14 @@ def total_epsilon(multiplier, rate, participations: int, delta, method: str = "m
 @claim(
     "Theorem 2",
     "ours",
-    "in place of the expected number: state `failure` beside delta, it is not part of it",
+    "instead of the expected number: state `failure` with delta, which does not include it",
 )
 def participation_quantile(rounds: int, probability, failure, clients: int = 1) -> int:
-    """What the participations of any of `clients` exceed with probability at most `failure`.
+    """Return a number that no client's participations exceed, except with probability `failure`.
 
     Args:
         rounds: how many rounds are run.
-        probability: of taking part in a round, 1 - (1 - p_k)^cohort for draws with replacement.
+        probability: participation in a round, 1 - (1 - p_k)^cohort for draws with replacement.
         failure: the probability that is allowed.
         clients: how many clients there are.
     """

@@ -1,9 +1,9 @@
-"""DP-FedAvg (Li, Wang, Wu, Mathematics 13(3):497, 2025): its figures, and its bounds on a strongly
-convex problem.
+"""Define the experiments of Li, Wang, Wu, Mathematics 13(3):497, 2025 (DP-FedAvg).
 
 The paper prints curves and no numbers; grids, numbers of rounds, seeds and features are ours.
-Lines "printed" run Algorithm 1 with its own noise, which proves nothing; lines "sound" clip every
-step, and add to the model the noise that makes one round private at the same epsilon.
+Lines "printed" run Algorithm 1 with its noise, which proves nothing; lines "sound" clip every step,
+and add to the model the noise that makes one round private at the same epsilon.  The bounds are on
+a strongly convex problem.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ MODES = dict(printed=dict(mode="as_printed"), sound={})
 
 
 def above_floor(floor, names):
-    """A check that each of these lines ends above `floor`."""
+    """Return a check that each of these lines ends above `floor`."""
 
     def check(results):
         run = [n for n in names if n in results]
@@ -85,18 +85,20 @@ def above_floor(floor, names):
 
 
 def at_one_rate(results, line):
-    """A line without privacy at the rate of the private ones: what noise costs is a difference at
-    one rate, and a line whose rate was chosen since has its own as well."""
+    """Return the line without privacy at the rate of the private ones.
+
+    The cost of noise is a difference at one rate, and a line whose rate was chosen has another one.
+    """
     return line + FIRST if line + FIRST in results else line
 
 
 def costs_little(private, free):
-    """A check that noise costs no more than POINTS."""
+    """Return a check that noise costs at most POINTS."""
     return lambda results: no_lower((private, at_one_rate(results, free)))(results)
 
 
 def drop_is_larger(split, mode):
-    """A check, of both data sets together, that Adult loses more to noise than MNIST does."""
+    """Return a check, on both datasets, that Adult loses more to noise than MNIST does."""
 
     def check(results):
         free = {d: at_one_rate(results, f"{d} {split} no privacy") for d in DATA}
@@ -115,12 +117,12 @@ def drop_is_larger(split, mode):
 
 
 def best_differs(split, mode):
-    """A check, of both data sets together, that each has a best number of steps that is not the
-    other's.
+    """Return a check that the datasets differ in their best number of steps.
 
-    Among the numbers that both have: the largest is what a client has rows for, which differs
-    anyway.  Where both have the same best one, what speaks against the claim is that it is better
-    than each other one on both.
+    Only numbers that both have count: the largest is limited by a client's rows and differs anyway.
+         If
+    both have the same best number, the claim is contradicted if it is better than each other one on
+    both.
     """
     shared = [q for q in STEPS["mnist"] if q in STEPS["adult"]]
     name = lambda d, q: f"{d} {split} {mode} Q={q}"
@@ -143,7 +145,7 @@ def best_differs(split, mode):
 
 
 def stated(figure, text, split, mode, check):
-    """The claim of a figure on one split and in one mode; splits are checks of one statement."""
+    """Return the claim of a figure on one split in one mode; splits are checks of one statement."""
     where = f", {split}" if split else ""
     # the proof of the paper puts the noise in the gradient: the other reading is not its claim
     whose = "ours" if mode in ("sound", "noise in the model") else "paper"
@@ -155,13 +157,13 @@ def stated(figure, text, split, mode, check):
 
 
 def fig2(data, modes=MODES, splits=SPLITS, what="", **more):
-    """Accuracy against epsilon.
+    """Define accuracy against epsilon.
 
     Args:
-        data: of DATA.
-        modes: name -> fields, of the private lines.
+        data: a key of DATA.
+        modes: name -> fields of the private lines.
         splits: name -> fields.
-        what: of the title, how it differs.
+        what: how the title differs.
         more: for `figure`.
     """
     lines = {
@@ -269,7 +271,7 @@ def fig3(data):
 
 
 def small_harm(*names):
-    """A check that the last line ends at most POINTS below each other one."""
+    """Return a check that the last line ends at most POINTS below each other one."""
     return no_lower(*((names[-1], n) for n in names[:-1]))
 
 
@@ -309,7 +311,7 @@ def figure(title, data, lines, claims, few, clock="step", reading="gradient"):
 
 
 def of_both():
-    """The lines at ε = 0.5 a round on both data sets, and without privacy."""
+    """Return the lines at ε = 0.5 per round on both datasets, and without privacy."""
     return {
         f"{d} {s} {m}": {**DATA[d], **SPLITS[s], **changes}
         for d in DATA
@@ -330,7 +332,7 @@ def by_round():
     ]
     few = tuple(n for n in lines if "noniid" not in n)
     return figure(
-        "as figure 2 with learning rates that fall once a round",
+        "as figure 2 with learning rates that fall once per round",
         None,
         lines,
         claims,
@@ -340,12 +342,13 @@ def by_round():
 
 
 def tuned():
-    """Lines as printed at ε = 0.5, and those without privacy, each at the best of one grid of
-    rates.
+    """Define printed lines at ε = 0.5, and those without privacy, with tuned rates.
 
-    G stays 1.  It was in the grid at first, and the smallest of any grid was best: the noise is
-    proportional to G, but only the last step of a round is clipped, so a small G takes the noise
-    away.
+    Each line is at the best of one grid.  G stays 1.  It was in the grid at first, and the smallest
+    of
+    any grid was best: the noise is proportional to G, but only the last step of a round is clipped,
+        so
+    a small G removes the noise.
     """
     lines = {n: f for n, f in of_both().items() if "sound" not in n}
     claims = [
@@ -368,7 +371,7 @@ def tuned():
 
 
 def across(name, experiment, out, quick):
-    """Claims about both data sets, on what fig2 and fig3 left beside this directory."""
+    """Judge claims about both datasets, on the results of fig2 and fig3 in the same directory."""
     results, missing = {}, []
     for figure in ("fig2", "fig3"):
         for data in DATA:
@@ -423,7 +426,7 @@ for d in DATA:
         what=", clipped at the median norm of gradients, which nothing accounts for",
     )
 EXPERIMENTS["bounds"] = Experiment(
-    "softmax regression with l2 on Adult, one class a client",
+    "softmax regression with l2 on Adult, one class per client",
     {
         **COMMON,
         **DATA["adult"],

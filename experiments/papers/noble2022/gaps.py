@@ -1,8 +1,7 @@
-"""Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD): where its argument for privacy breaks, and
-by how much.
+"""Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD): how far its argument for privacy fails.
 
 Two counterexamples to what Theorem 4.1 composes, what remains of it for DP-SCAFFOLD with one local
-step, and clipping at a median.  `noble2022.proved_rdp` holds in all these cases but the last.
+step, and clipping at a median.  `noble2022.proved_rdp` holds in all these cases except the last.
 """
 
 import functools

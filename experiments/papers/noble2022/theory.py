@@ -20,7 +20,7 @@ CASES = ("strongly_convex", "convex", "nonconvex")
 
 
 class Problem(NamedTuple):
-    """What the rates depend on.
+    """The constants on which the rates depend.
 
     Attributes:
         smoothness: nu.
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
         users: M.
         local_updates: K, local steps of a round.
         rounds: T.
-        variance: of a batch gradient, varsigma^2 / batch.
+        variance: variance of a batch gradient, varsigma^2 / batch.
         noise: `noise_scale`.
         distance: ||x^0 - x*||.
         gap: F(x^0) - F*.
@@ -73,7 +73,7 @@ class Moments(NamedTuple):
         lag: of ||a_(i,k) - x^(t-1)||^2, with a_(i,k) the point of the k-th gradient in the user's
             state.
         lag_after: as lag, after round t and from x^t.
-        gap: of F(x^(t-1)) - F*.
+        gap: F(x^(t-1)) - F*.
         distance: of ||x^(t-1) - x*||^2.
         distance_after: of ||x^t - x*||^2.
     """

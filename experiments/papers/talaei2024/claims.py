@@ -7,8 +7,8 @@ replace_one.  `rounds` (T) broadcasts are seen, and `exposures` (R) uploads of a
 honest-but-curious server sees an upload in every round.
 
 As printed, noise is made for a sensitivity of 2 clip_norm / rows, which is false
-(`argmin_counterexample`): the clip alone gives 2 clip_norm.  Impact factors that depend on data
-would be one more release, which nothing here counts.
+(`argmin_counterexample`): the clip only gives 2 clip_norm.  Impact factors that depend on data
+would be an additional release, which nothing here counts.
 
 Plain arithmetic: numbers and NumPy arrays are float64, tracers go through.  Arguments broadcast;
 impact factors are [..., clients].  `rows` is the smallest number of any client (`min_rows`), and
@@ -196,9 +196,9 @@ def client_sensitivity(
             every step, prox term included, is clipped to `grad_clip`.
         clip_norm: bound on the client's model.
         rows: records of the client itself.
-        lipschitz: of the loss of a record.
+        lipschitz: Lipschitz constant of the loss of a record.
         mu_bar: strong convexity of the proximal objective.
-        inexactness: of the solve, 0 for an exact one.
+        inexactness: 0 for an exact solve.
         lrs: [..., steps], the learning rates of a round.
         grad_clip: bound on a step.
         enforced: that all this is so.  Clipped gradients do not make a loss Lipschitz.
@@ -281,10 +281,10 @@ def required_std_printed(
         factor: c of `gaussian_factor`.
         impact: p [..., clients].
         rows: the smallest number of rows of a client.
-        epsilon: of the whole run.
-        source: of the impact factors, "public" or "as_paper_data_dependent", for which nothing is
-            claimed.
-        strict: raise where a precondition fails.
+        epsilon: for the whole run.
+        source: where impact factors come from, "public" or "as_paper_data_dependent", for which
+            nothing is claimed.
+        strict: raise if a precondition fails.
     """
     where = "talaei2024.required_std_printed"
     checks.require_one_of(where, ("public", "as_paper_data_dependent"), source=source)
@@ -319,7 +319,7 @@ def server_noise_threshold(exposures, impact):
     return exposures * aggregated_client_std(1.0, impact) / _wide(impact).max(axis=-1)
 
 
-@claim("eq. (13), Theorem 1", "unsound", "eqs. (8) and (10) are; and it speaks of each round alone")
+@claim("eq. (13), Theorem 1", "unsound", "eqs. (8) and (10) are; and it covers only one round")
 def server_noise_std_printed(
     clip_norm,
     exposures,
@@ -372,22 +372,21 @@ def client_noise_std_sound(sensitivity, exposures, mu):
 @claim(
     "eq. (13), replaced",
     "ours",
-    "for who sees broadcasts alone; `joint_epsilon` is for who sees uploads too",
+    "if only broadcasts are seen; `joint_epsilon` covers uploads too",
 )
 def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
-    """What is missing in the average for each broadcast to have noise max(p sensitivity) sqrt(T) /
-    mu.
+    """Return the noise that the average lacks for max(p sensitivity) sqrt(T) / mu per broadcast.
 
     Args:
-        sensitivity: of a client's upload, [] or [clients].
+        sensitivity: sensitivity of a client's upload, [] or [clients].
         impact: p [clients]; or [T, clients], public, a row for each round.
         client_std: noise of a client's upload, [] or [clients].
         rounds: T, broadcasts that are seen.
         mu: of `gaussian_mu`.
 
     Returns:
-        The std [] that the server adds; with a row for each round [T], where the maximum is over
-        all rounds.
+        The std [] that the server adds; [T] with one row per round, whose maximum is over all
+        rounds.
     """
     average = aggregated_client_std(client_std, impact)
     return _missing(
@@ -395,7 +394,7 @@ def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
     )
 
 
-@claim("Theorem 1, all rounds", "ours", "what any noise is worth over R uploads, or T broadcasts")
+@claim("Theorem 1, all rounds", "ours", "epsilon of any noise over R uploads, or T broadcasts")
 def composed_epsilon(kind: str, releases, sensitivity, std, delta):
     """epsilon at `delta` of Gaussian releases: "gaussian_exact", or "basic", each of them at delta
     / releases.
@@ -431,15 +430,15 @@ def hidden_std(client_std, impact, server_std, known):
 @claim(
     "Theorem 1, both channels",
     "ours",
-    "exact if all else in a broadcast depends on the client by the past alone",
+    "exact if all else in a broadcast depends on the client only through the past",
 )
 def joint_epsilon(
     sensitivity, client_std, impact, broadcast_std, rounds, exposures, delta, form: str = "exact"
 ):
-    """epsilon of a client against who sees all T broadcasts and, in R of these rounds, its upload.
+    """Return epsilon if all T broadcasts and, in R of these rounds, the upload are seen.
 
     Args:
-        sensitivity: of the client's upload.
+        sensitivity: sensitivity of the client's upload.
         client_std: noise of the client's upload.
         impact: p of this client.
         broadcast_std: `hidden_std` in the rounds whose upload is not seen.

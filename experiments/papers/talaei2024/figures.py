@@ -35,7 +35,7 @@ QUICK = dict(rounds=10, hidden=(16,))
 
 
 def lower(one, other):
-    """A check that `one` ends with a smaller loss."""
+    """Return a check that `one` ends with a smaller loss."""
     return beats([(one, other)], "loss")
 
 
@@ -86,10 +86,9 @@ def figure(name) -> Experiment:
 def stds(
     number, assignment, epsilon, clip_norm=1.0, rounds=theory.ROUNDS, delta=theory.DELTA
 ) -> dict:
-    """The noise of a scenario as printed, the noise that is enough, and what the printed one is
-    worth.
+    """Return printed noise, sufficient noise and proved epsilons of a scenario.
 
-    "enough" is for a server that sees all uploads, and in "one upload" for a third party that sees
+    "enough" is for a server that sees all uploads, and "one_upload" for a third party that sees
     one of a client.
     """
     groups = theory.SCENARIOS[number].groups
@@ -134,8 +133,7 @@ def stds(
 
 
 def noise(name, experiment, out, quick):
-    """Noise for a clip norm of 1, printed and sound, and epsilon of all uploads and of all models
-    as printed."""
+    """Tabulate printed and sound noise for a clip norm of 1, and what the printed noise proves."""
     found = [
         dict(scenario=n, assignment=a, epsilon=e) | stds(n, a, e)
         for n, s in theory.SCENARIOS.items()
@@ -173,8 +171,10 @@ def noise(name, experiment, out, quick):
 
 
 def argmin(name, experiment, out, quick):
-    """One record of many moves the minimiser by almost 2 clip_norm: the figures against eqs. (6)
-    and (7)."""
+    """Check eqs. (6) and (7) against counterexamples.
+
+    One record of many moves the minimiser by almost 2 clip_norm.
+    """
     identity = dict(
         zip(("of the mean", "mean of"), map(float, paper.argmins([1, 1, 1, 100], [0, 0, 0, 1])))
     )

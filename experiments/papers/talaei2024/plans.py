@@ -1,8 +1,8 @@
-"""Plans of Talaei, Izadi, 2024: the scenarios as configs, clients that swap their quality, and what
-noise is worth.
+"""Build plans of Talaei, Izadi, 2024, and account for their noise.
 
-A config whose `impact` and `group_noise` hold the groups twice is of scenario 4: the second half
-counts from round SWAP on.  Every seed has a split of its own, as well as a start and noise.
+The scenarios are configs. A config whose `impact` and `group_noise` hold the groups twice is of
+scenario 4, in which clients swap their quality: the second half counts from round SWAP.  Every seed
+has a separate split, start and noise.
 """
 
 import dataclasses
@@ -45,13 +45,15 @@ COMMON = dict(
 
 
 def clip_of(hidden: int) -> float:
-    """A public bound on the weights of 784-hidden-10: 1.5 times the norm that they are expected to
-    start with."""
+    """Return a public bound on the weights of 784-hidden-10.
+
+    It is 1.5 times the norm with which they are expected to start.
+    """
     return round(1.5 * (hidden + 10) ** 0.5, 1)
 
 
 def scenario(number: int) -> dict:
-    """Config fields of a scenario's groups."""
+    """Return the config fields of a scenario's groups."""
     found = paper.SCENARIOS[number]
     stages = (0,) if found.swap_round is None else (0, found.swap_round)
     noise = [paper.DENSITY[q] for t in stages for q in paper.qualities_at(found, t)]
@@ -65,7 +67,7 @@ def scenario(number: int) -> dict:
 
 
 def impact(number: int, assignment: str) -> dict:
-    """Config fields of an assignment of impact factors."""
+    """Return the config fields of an assignment of impact factors."""
     found = paper.SCENARIOS[number]
     stages = (0,) if found.swap_round is None else (0, found.swap_round)
     return dict(
@@ -74,8 +76,7 @@ def impact(number: int, assignment: str) -> dict:
 
 
 def stages(config) -> list:
-    """(config, rounds) of each stage of a run.  Noise is made for all rounds of the run, in each of
-    them."""
+    """Return (config, rounds) of each stage; noise is computed for all rounds of the run."""
     groups = len(config.groups)
     if len(config.impact) <= groups and len(config.group_noise) <= groups:
         return [(config, config.rounds)]
@@ -95,8 +96,7 @@ def stages(config) -> list:
 
 @functools.lru_cache(maxsize=32)
 def _owned(config):
-    """The federation of a config without rows that nobody owns: the program reads all that there
-    are."""
+    """Return a federation without rows that nobody owns, since the program reads all rows."""
     fed = assemble.federation(config)
     index, size = np.asarray(fed.index), np.asarray(fed.size)
     held = np.arange(index.shape[1]) < size[:, None]
@@ -112,7 +112,7 @@ def _owned(config):
 
 
 def build(config):
-    """The plan of one stage, as `jfl.runs.build.build` has it, on the rows that have an owner."""
+    """Return the plan of one stage, as `jfl.runs.build.build` makes it, on the owned rows."""
     plan, _ = assemble.build(config)
     return dataclasses.replace(
         plan, fed=_owned(Config(**{n: getattr(config, n) for n in assemble.DATA}))
@@ -135,7 +135,7 @@ def proved(plans, view: str, delta: float, **options) -> Guarantee:
 
 
 def privacy(plans, config) -> list:
-    """What is proved for both views, and what the paper claims of a run as printed."""
+    """Return what is proved for both views, and the paper's claim for a run as printed."""
     found = [record.row(proved(plans, view, config.delta)) for view in VIEWS]
     if config.mode == "as_printed":
         found += [
@@ -145,12 +145,12 @@ def privacy(plans, config) -> list:
 
 
 def of_seed(config):
-    """Each seed has its own split."""
+    """Build a plan with a separate split for each seed."""
     return build(dataclasses.replace(config, partition_seed=config.seed)), config
 
 
 def swapped(config, axes, out):
-    """Run as `jfl.runs.sweep.sweep` over seeds, each with its own split, in two stages."""
+    """Run like `jfl.runs.sweep.sweep` over seeds with separate splits, in two stages."""
     stopwatch, parts = record.Stopwatch(), stages(config)
     plans = {
         seed: [(of_seed(dataclasses.replace(part, seed=seed))[0], rounds) for part, rounds in parts]
@@ -195,7 +195,7 @@ RUNS = Plans(
 
 
 def one_by_one(key, plans, evaluate_every):
-    """The metrics of plans that go on where the one before stopped, as lists."""
+    """Return the metrics of plans that each continue the one before, as lists."""
     run, found = None, {}
     for plan, rounds in plans:
         out = simulate(key, plan, rounds, evaluate_every=evaluate_every, start=run)
@@ -206,7 +206,7 @@ def one_by_one(key, plans, evaluate_every):
 
 
 def budgets(config) -> dict:
-    """What a line's noise is worth in both views."""
+    """Return the proved epsilons of a line's noise in both views."""
     names = ("ε server", "ε third party")
     if config.epsilon is None:
         return dict.fromkeys(names)

@@ -1,4 +1,4 @@
-"""What would make the papers' promises true, beside plain FedAvg."""
+"""Compare plain FedAvg with changes that would make the papers' promises true."""
 
 from ...harness.runner import Claim
 from ...papers.talaei2024 import theory as talaei2024
