@@ -58,8 +58,8 @@ from .gradients.per_example import grad as grad
 from .gradients.per_example import private_grad as private_grad
 from .local import optimizers as optimizers
 from .models.tasks import task as task
-from .privacy.at_scale import at_scale as at_scale
 from .privacy.calibration import calibrate as calibrate
+from .privacy.guarantees import at_scale as at_scale
 from .privacy.guarantees import epsilons as epsilons
 from .privacy.guarantees import guarantee as guarantee
 from .privacy.guarantees import guarantees as guarantees

@@ -16,7 +16,7 @@ from jfl.core.records import Fn, Guarantee, Plan, named
 from jfl.local.training import rates
 from jfl.privacy.accountants.rdp_events import check_delta
 from jfl.privacy.accountants.tightest import smallest
-from jfl.privacy.entry_guarantees import overflowing
+from jfl.privacy.guarantees import quick_epsilons
 from jfl.privacy.ledger import entries
 from jfl.privacy.ledger.entry import with_noise
 from jfl.privacy.ledger.facts import levels
@@ -404,7 +404,7 @@ def _ranaweera_epsilon(entry, z, rounds, delta):
     # sampling as it is, and an accountant of Renyi bounds, as the paper has it, which knows neither
     # an overflow nor that noise ends
     ideal = with_noise(entry, z)._replace(overflow=0.0, normals=0.0)
-    return float(overflowing(ideal, np.array([rounds]), delta)[0][0])
+    return float(quick_epsilons(ideal, np.array([rounds]), delta)[0][0])
 
 
 def _ranaweera(plan, rounds, delta, view):

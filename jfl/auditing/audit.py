@@ -21,7 +21,7 @@ from ..engine.sweep import FULL, device_memory
 from ..gradients.per_example import Grad
 from ..privacy import guarantees
 from ..privacy.accountants import rdp
-from ..privacy.entry_guarantees import choices, choose, entries_of
+from ..privacy.guarantees import choose, entries_of
 from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.entry import Entry
 from . import canaries as worst_case
@@ -445,8 +445,7 @@ def attacked_entry(
     Raises:
         NotAnalysable: For a plan without noise.
     """
-    choices(unit, view, adjacency)
-    entries = entries_of(plan, rounds, delta)
+    entries = entries_of(plan, rounds, delta, unit, view, adjacency)
     if not entries:
         checks.fail(
             where,

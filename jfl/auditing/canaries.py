@@ -42,7 +42,7 @@ from ..core.records import (
 )
 from ..gradients.per_example import Grad
 from ..privacy.ledger.entry import Entry, effective
-from ..privacy.ledger.facts import share_of
+from ..privacy.ledger.facts import attendance
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands as bands
 from ..privacy.mechanisms.stages import total
@@ -166,7 +166,7 @@ def _shares(sampler):
     """Float64[C], the probability that one draw takes a client; of latencies, how often in 1,000
     cohorts."""
     if sampler.scheme != "first_responders":
-        return np.array(np.broadcast_to(share_of(sampler), (sampler.clients,)), np.float64)
+        return np.array(np.broadcast_to(attendance(sampler).share, (sampler.clients,)), np.float64)
     drawn = jax.vmap(sampler.draw)(jax.random.split(jax.random.key(0), 1000))
     ids = np.asarray(drawn.ids)[np.asarray(drawn.times_drawn) > 0]
     return np.bincount(ids, minlength=sampler.clients)[: sampler.clients] / 1000

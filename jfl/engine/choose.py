@@ -14,8 +14,8 @@ from ..core.records import Caveat, Guarantee, Plan
 from ..privacy import guarantees
 from ..privacy.accountants import choosing, truncation
 from ..privacy.accountants.tightest import Release
-from ..privacy.entry_guarantees import choose as choose_entry
-from ..privacy.entry_guarantees import entries_of, release_of
+from ..privacy.guarantees import choose as choose_entry
+from ..privacy.guarantees import entries_of, release_of
 from ..privacy.ledger.entries import STOPS
 from ..privacy.mechanisms.correlated import strategy_of
 from .metrics import has_accuracy

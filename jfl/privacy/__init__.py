@@ -1,8 +1,8 @@
-"""What protects whom, and by how much.
+"""Differential privacy of a plan: mechanisms, accounting and guarantees.
 
-`mechanisms` add the noise; `ledger` says what a plan releases, and to whom; `accountants` bound
-what that tells about one person; `guarantees` and `calibration` turn the bounds into epsilon or
-into a noise multiplier.
+`mechanisms` clip contributions and add noise.  `ledger` lists what a plan releases, and to whom.
+`accountants` bound what these releases reveal about one person.  `guarantees` and `calibration`
+turn the bounds into an epsilon or a noise multiplier.
 """
 
 from ..core.lazy import submodules as _submodules

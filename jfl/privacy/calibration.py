@@ -11,12 +11,11 @@ from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Plan
 from ..verify import check as verify
-from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined
-from .entry_guarantees import Overflow, choices, choose, entries_of, overflowing, tight_of
+from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined, tightest
+from .guarantees import Overflow, choose, entries_of, for_each_client, quick_epsilons, release_of
 from .ledger.entry import with_noise
-from .ledger.facts import changing, cohort_overflow
+from .ledger.facts import attendance, changing
 from .mechanisms.chain import noisy
-from .per_client import for_each_client
 
 NEAR = 0.01  # relative distance to a target that counts as reaching it
 
@@ -32,25 +31,25 @@ def calibrate(
     adjacency: str | None = None,
     over: str = "noise_multiplier",
 ) -> float | int | np.ndarray:
-    """The noise multiplier, or the number of rounds, with which a plan's `guarantee` is at most
-    `epsilon`.
+    """Return the noise multiplier, or the number of rounds, with which a plan's `guarantee` is at
+    most `epsilon`.
 
-    The plan gives everything but the multiplier: put any in its chain, and the result in its place.
-    Where noise on uploads and on the release both prove the guarantee, the better one is found, the
-    other as it is.  Where an algorithm releases several times, all releases get it.  Where the
-    noise changes from round to round, it is that of the first round, and the others keep their
-    ratio to it.
+    The plan provides everything except the multiplier: put any multiplier into its chain and
+    replace it by the result.  If noise on uploads and noise on the release both prove the
+    guarantee, the better of them is calibrated and the other stays unchanged.  All releases of an
+    algorithm get the same multiplier.  If noise changes over rounds, the result is that of the
+    first round, and the others keep their ratio to it.
 
     Args:
         plan: a Plan with a noise stage.
         epsilon: the target, > 0; a number, or an array [...].
         delta: in (0, 1).
-        rounds: how many rounds are run; None where they are looked for.
+        rounds: the number of rounds; None with over="rounds".
         unit: as in `jfl.guarantee`.
         view: as in `jfl.guarantee`; None: the view that it names.
         adjacency: as in `jfl.guarantee`.
-        over: "noise_multiplier"; or "rounds", the largest number of rounds of the plan as it is, 0
-            where even one is too many.
+        over: "noise_multiplier"; or "rounds", the largest number of rounds of the unchanged plan, 0
+            if even one is too many.
 
     Returns:
         In the shape of `epsilon`, a Python number for one.  A multiplier is std / sensitivity, a
@@ -68,8 +67,8 @@ def calibrate(
             "rounds, unless over='rounds' finds them",
             f"rounds={rounds!r}, over={over!r}",
         )
-    entries = entries_of(plan, 1 if rounds is None else rounds, delta)
-    choices(unit, view, adjacency)
+    first = 1 if rounds is None else rounds
+    entries = entries_of(plan, first, delta, unit, view, adjacency)
     if not entries:
         checks.fail(
             "jfl.calibrate",
@@ -93,8 +92,8 @@ def calibrate(
         if any(part.joint for part in entry.parts):
             checks.fail(
                 "jfl.calibrate",
-                "rounds that stand alone for over='rounds'",
-                "noise that is correlated over rounds, or clients that take turns",
+                "independent rounds for over='rounds'",
+                "noise that is correlated over rounds, or clients in rotation",
                 "Look along jfl.epsilons(plan, range(...)).",
                 error=NotAnalysable,
             )
@@ -112,10 +111,10 @@ def calibrate_per_client(
     cap: int | None = None,
     quantile: float | None = None,
 ) -> np.ndarray:
-    """The noise multiplier with which the examples of each client reach `epsilon`: little rows,
-    much noise.
+    """Return the noise multiplier with which the examples of each client reach `epsilon`: clients
+    with few rows need more noise.
 
-    Put any multiplier into the chain of `private_grad`, and `gaussian(result)` in its place.
+    Put any multiplier into the chain of `private_grad` and replace it by `gaussian(result)`.
 
     Args:
         plan: a Plan whose noise is for examples.
@@ -132,13 +131,12 @@ def calibrate_per_client(
 
     Privacy:
         unit "example".  The largest of `epsilons_per_client` is then at most `epsilon`.  More than
-        64 different clients are calibrated by Renyi bounds, which ask for a little more noise.
+        64 different clients are calibrated by Renyi bounds, which need a little more noise.
 
     Raises:
         ValueError: as `calibrate`.
     """
-    listed = entries_of(plan, rounds, delta)
-    choices(None, view, None)
+    listed = entries_of(plan, rounds, delta, view=view)
     entry = (
         choose("jfl.calibrate_per_client", plan, listed, "example", view, None) if listed else None
     )
@@ -183,7 +181,7 @@ def _noise(plan, entry_of_z, target, rounds, delta, tightly=True):
             found[z] = math.inf
         return found[z]
 
-    quick = lambda e: overflowing(e, np.array([rounds]), delta)[0][0]
+    quick = lambda e: quick_epsilons(e, np.array([rounds]), delta)[0][0]
     try:
         z = smallest("jfl.calibrate", lambda z: reached(z, quick), target)
     except ArgumentError:
@@ -193,11 +191,11 @@ def _noise(plan, entry_of_z, target, rounds, delta, tightly=True):
     if tightly:
         z = smallest_refined(
             "jfl.calibrate",
-            lambda z, sizes: reached(z, lambda e: tight_of(e, rounds, delta, sizes)[0]),
+            lambda z, sizes: reached(z, lambda e: tightest(release_of(e, rounds), delta, sizes)[0]),
             target,
             z,
         )
-    # less noise is stopped by the overflow alone, not by the target
+    # only the overflow, not the target, excludes less noise
     if z > LEAST and max(overflown) > z * (1 - NEAR) and found[z] < target * (1 - NEAR):
         _fail_for_capacity(plan, target, found[z], rounds, delta)
     return z
@@ -208,7 +206,7 @@ def _rounds(plan, entry, target, delta):
 
     def after(times):
         try:
-            return overflowing(entry, times, delta)[0]
+            return quick_epsilons(entry, times, delta)[0]
         except Overflow:  # of all of them, the latest fails first
             return (
                 np.array([math.inf])
@@ -218,7 +216,7 @@ def _rounds(plan, entry, target, delta):
 
     def tightly(times, sizes):
         try:
-            return tight_of(entry, times, delta, sizes)[0]
+            return tightest(release_of(entry, times), delta, sizes)[0]
         except Overflow:
             overflown.append(times)
             return math.inf
@@ -236,11 +234,11 @@ def _fail_for_capacity(plan, target, reached, rounds, delta):
     probability of delta."""
     remedies, affordable = [], delta / 100 / rounds * math.exp(-min(target, 600.0)) / 2
     sampler = plan.sampler
-    if cohort_overflow(sampler) > 0:
+    if attendance(sampler).overflow > 0:
         low, high = sampler.capacity, getattr(sampler, "at_once", sampler.clients)
         while low < high:
             middle = (low + high) // 2
-            lost = cohort_overflow(dataclasses.replace(sampler, capacity=middle))
+            lost = attendance(dataclasses.replace(sampler, capacity=middle)).overflow
             low, high = (low, middle) if lost <= affordable else (middle + 1, high)
         remedies.append(f"the sampler capacity={low}")
     if any(r.batches.scheme == "poisson" for r in plan.algorithm.releases):

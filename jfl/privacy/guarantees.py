@@ -4,29 +4,51 @@ Everything here runs on the host, on concrete numbers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks
-from ..core.errors import NotAnalysable
+from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Caveat, Guarantee, Plan, code_of
 from ..verify import check as verify
-from .accountants.rdp_events import check_delta
+from ..verify.check import PUBLIC_CONSTANTS
+from .accountants import events, truncation
+from .accountants.rdp_events import EXACT, Overflow, bounds, check_delta
 from .accountants.rdp_events import curve as curve
+from .accountants.tightest import Release, tightest
 from .accountants.tightest import delta as delta
 from .accountants.tightest import epsilon as epsilon
 from .accountants.tightest import solve_noise as solve_noise
 from .accountants.tightest import solve_rate as solve_rate
 from .accountants.tightest import solve_rounds as solve_rounds
-from .entry_guarantees import MOST, choices, choose, entries_of, guarantee_of, overflowing
 from .ledger import entries as ledger
 from .ledger import segments
-from .per_client import counted, participations
-from .per_client import epsilons_per_client as epsilons_per_client
+from .ledger.entry import (
+    Entry,
+    effective,
+    events_of,
+    events_of_round,
+    levels_of,
+    lost_of,
+    of_client,
+    shifts_of,
+)
+from .ledger.facts import attendance
+from .ledger.participation import counted, participations
+from .mechanisms.chain import ADJACENCIES, noisy, remembers
 
 BARE = Caveat("No privacy: no mechanism of this plan adds noise.", "no-noise")
+MAX_ROUNDS = 10**12
+MAX_LISTED_LEVELS = 16  # of noise; more of them are listed round by round
+MAX_KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed
+AT_SCALE = (
+    "Does not describe this run, whose epsilon is {:.4g} or more. Assumes a deployment in which "
+    "{:,} of {:,} clients form a cohort and their mean has the noise of this run."
+)
+SAMPLED = {"poisson": "poisson", "without_replacement": "without_replacement", "full": "none"}
 
 
 def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee, ...]:
@@ -107,21 +129,22 @@ def guarantee(
     """
     where, options = "jfl.guarantee", dict(cap=cap, quantile=quantile, realised=realised)
     as_planned = all(v is None for v in options.values())
-    checks.require_integer(where, min_value=0, max_value=MOST, uplinks=uplinks)
+    checks.require_integer(where, min_value=0, max_value=MAX_ROUNDS, uplinks=uplinks)
     if not isinstance(plan, Plan):
         if uplinks or rounds is not None or not as_planned:
             checks.fail(
                 where,
-                "a Plan and rounds, or a list of (plan, rounds) alone",
-                f"rounds={rounds!r} or other options beside segments",
+                "a Plan and rounds, or only a list of (plan, rounds)",
+                f"rounds={rounds!r} or other options together with segments",
                 "Participation options and uplinks are for one plan.",
             )
         return _of_segments(plan, delta, unit, view, adjacency, seeds)
     if seeds is not None:
-        checks.fail(where, "a list of segments beside seeds", "one plan", "One run has one seed.")
-    entries = entries_of(plan, rounds, delta)
+        checks.fail(
+            where, "a list of segments if seeds is given", "one plan", "One run has one seed."
+        )
+    entries = entries_of(plan, rounds, delta, unit, view, adjacency)
     assert rounds is not None  # `entries_of` checks it
-    choices(unit, view, adjacency)
     if not entries:
         return _bare(delta, unit, adjacency, view)
     if uplinks:
@@ -168,14 +191,355 @@ def epsilons(
     """
     times = checks.as_array("jfl.epsilons", "rounds", rounds)
     if times.ndim != 1 or times.dtype.kind not in "iu" or (times < 0).any():
-        checks.fail("jfl.epsilons", "rounds: whole numbers >= 0, Int[m]", f"{rounds!r}")
-    entries = entries_of(plan, max(int(times.max(initial=1)), 1), delta)
-    choices(unit, view, adjacency)
+        checks.fail("jfl.epsilons", "rounds: integers >= 0, Int[m]", f"{rounds!r}")
+    last = max(int(times.max(initial=1)), 1)
+    entries = entries_of(plan, last, delta, unit, view, adjacency)
     if not entries or not times.size:
         return np.where(times > 0, math.inf, 0.0)
     entry = choose("jfl.epsilons", plan, entries, unit, view, adjacency)
     verify.warn_if_conditional("jfl.epsilons", entry)
-    return overflowing(entry, times, delta)[0]
+    return quick_epsilons(entry, times, delta)[0]
+
+
+def epsilons_per_client(
+    plan: Plan,
+    rounds: int,
+    delta: float = 1e-5,
+    view: str | None = None,
+    *,
+    cap: int | None = None,
+    quantile: float | None = None,
+    realised=None,
+) -> np.ndarray:
+    """Return the epsilon of the examples of each client, which depends on its rows, participation
+    and noise.
+
+    Args:
+        plan: a Plan.
+        rounds: how many rounds are run.
+        delta: in (0, 1).
+        view: "server" or "third_party"; None: the view that
+            jfl.guarantee(plan, rounds, delta, "example") names.
+        cap: as in `jfl.guarantee`.
+        quantile: as in `jfl.guarantee`.
+        realised: Int[C], as in `jfl.guarantee`.
+
+    Returns:
+        Float64[C]; 0 for a client without rows or rounds, inf without noise.
+
+    Privacy:
+        unit "example", for the adjacency of the plan; sizes and rates are public.  The largest is
+        `guarantee`'s, or a little below it; of more than 64 different clients, Renyi bounds only,
+        which may be above it.
+
+    Raises:
+        ValueError: as `jfl.guarantee`.
+    """
+    sizes = np.asarray(plan.fed.size).reshape(-1)
+    listed = entries_of(plan, rounds, delta, view=view)
+    if not listed:
+        return np.where(sizes > 0, math.inf, 0.0)
+    entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None)
+    verify.warn_if_conditional("jfl.epsilons_per_client", entry)
+    if entry.noise_of == "server":  # it protects all clients equally
+        return np.where(sizes > 0, guarantee_of(entry, rounds, delta).epsilon, 0.0)
+
+    def value(entry, left, tightly):
+        if tightly:
+            return guarantee_of(entry, 1, left).epsilon
+        return quick_epsilons(entry, np.ones(1), left)[0][0]
+
+    levels = [np.broadcast_to(z, (len(z), len(sizes))) for z in map(effective, entry.parts)]
+    options = dict(cap=cap, quantile=quantile, realised=realised)
+    return for_each_client(plan, entry, rounds, delta, options, levels, value)
+
+
+def for_each_client(
+    plan: Plan, entry: Entry, rounds, delta, options: dict, differ: list, value: Callable
+) -> np.ndarray:
+    """Return a value for each client, Float64[C]: computed once for identical clients, 0 for a
+    client without rows or rounds.
+
+    Args:
+        plan: a Plan.
+        entry: its entry, for noise that the client adds.
+        rounds: the number of rounds.
+        delta: the delta of the guarantee.
+        options: cap, quantile and realised.
+        differ: arrays [n, C] in which clients differ, apart from their rows and participation.
+        value: the function of the entry of a client's whole run, the remaining delta, and whether
+            there are few kinds of clients.
+    """
+    sizes = np.asarray(plan.fed.size).reshape(-1)
+    often = participations(plan, entry, rounds, delta, options)
+    extent, left = often.most, delta - often.beta
+    if entry.view == "server":
+        whole = counted(plan, entry, rounds, extent)
+    else:
+        extent = np.broadcast_to(attendance(plan.sampler).share, sizes.shape)
+        whole = entry._replace(rounds=rounds)
+    lost: Any = entry.overflow * rounds
+    if entry.row_overflow is not None:
+        lost = entry.row_overflow * (extent if entry.view == "server" else entry.turns * rounds)
+    lost = np.broadcast_to(lost, sizes.shape)
+    _, first, which = np.unique(
+        np.vstack([sizes, extent, *differ]), axis=1, return_index=True, return_inverse=True
+    )
+    each = np.zeros(len(first))
+    for i, client in enumerate(first):
+        if sizes[client] and extent[client]:
+            alone = of_client(whole, client)._replace(overflow=float(lost[client]))
+            each[i] = value(alone, left, len(first) <= MAX_KINDS)
+    return each[which.reshape(-1)]
+
+
+def at_scale(
+    plan: Plan, rounds: int, delta: float = 1e-5, *, cohort: int, clients: int
+) -> Guarantee:
+    """Return the guarantee of a larger deployment, whose mean has the noise of this plan's mean.
+
+    A model cannot be trained with a cohort of 100 and the noise that hides a client among 100.  So
+    studies give its mean the noise of a mean of 10,000: a noise multiplier z of the deployment is
+    z * 100 / 10,000 here.  The model then trains about as well as in the deployment.  The epsilon
+    is that of the deployment, never of this run.
+
+    Args:
+        plan: a Plan with noise on the release.
+        rounds: the number of rounds.
+        delta: the delta of the guarantee, in (0, 1).
+        cohort: the clients of a round in the deployment (their expected number for Poisson
+            cohorts).
+        clients: all clients of the deployment.
+
+    Returns:
+        A guarantee with status "conditional"; its first caveat names the epsilon of this run.
+
+    Privacy:
+        of one client against a third party, with the clip norms and weights of this plan.
+
+    Raises:
+        ValueError: without noise on the release; unless cohort <= clients and both are at least
+            those of the plan; for other samplers or noise.
+
+    References:
+        pfl-research (Granqvist et al., 2024) calls it noise_cohort_size.
+
+    Example:
+        >>> import jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(100))
+        >>> task = jfl.models.logistic(fed)
+        >>> small = jfl.gaussian(1.0 * 10 / 10_000)  # z = 1 where 10,000 come
+        >>> noise = jfl.chain(jfl.clip_l2(0.5), jfl.total(), small, jfl.divide(10))
+        >>> fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=1, batch=jfl.batches.full())
+        >>> sampler = jfl.sampling.poisson(100, 0.1)
+        >>> plan = jfl.plan(fed, task, fedavg, sampler, release=noise)
+        >>> found = jfl.at_scale(plan, 1000, 1e-6, cohort=10_000, clients=1_000_000)
+        >>> 1.9 < found.epsilon < 2.2, found.status
+        (True, 'conditional')
+    """
+    where = "jfl.at_scale"
+    checks.require_integer(where, cohort=cohort, clients=clients)
+    sampler, expected = plan.sampler, float(plan.sampler.expected)
+    if not (expected <= cohort <= clients and sampler.clients <= clients):
+        checks.fail(
+            where,
+            f"{expected:g} <= cohort <= clients, and clients >= {sampler.clients}",
+            f"cohort={cohort}, clients={clients}",
+            "A deployment is at least as large as its simulation.",
+        )
+    if sampler.scheme not in SAMPLED or sampler.scheme == "full" and cohort < clients:
+        checks.fail(
+            where,
+            "sampling.poisson, sampling.without_replacement, or sampling.full with all clients",
+            f"sampling.{sampler.scheme}, {cohort} of {clients}",
+            error=NotAnalysable,
+        )
+    if remembers(plan.release):
+        checks.fail(
+            where,
+            "a fixed clip norm",
+            f"{plan.release!r}, whose clip depends on the noise of this cohort",
+            error=NotAnalysable,
+        )
+    entry = choose(where, plan, entries_of(plan, rounds, delta), "client", "third_party", None)
+    if entry.noise_of != "server" or entry.parts[0].summed is not None:
+        checks.fail(
+            where,
+            "noise on the release only",
+            "noise of the clients",
+            "It would not scale with the cohort in this way.",
+            error=NotAnalysable,
+        )
+    try:  # or more, of small cohorts
+        here = guarantee_of(entry._replace(overflow=0.0), rounds, delta).epsilon
+    except NotAnalysable:  # noise for a large cohort proves hardly anything in a small one
+        here = math.inf
+    part = entry.parts[0]
+    if part.sampling not in (SAMPLED[sampler.scheme], "none"):
+        checks.fail(
+            where,
+            "stateless clients: client state shows who participated together",
+            f"{plan.algorithm.name}",
+            error=NotAnalysable,
+        )
+    sizes = {
+        "none": (np.ones(1), np.ones(1)),
+        "poisson": (np.array([cohort / clients]), np.ones(1)),
+        "without_replacement": (np.array([float(cohort)]), np.array([float(clients)])),
+    }[part.sampling]
+    multiplier = part.multiplier * (cohort / expected)
+    part = part._replace(multiplier=multiplier, sample=sizes[0], population=sizes[1])
+    caveat = Caveat(AT_SCALE.format(here, cohort, clients), "at-scale")
+    larger = entry._replace(parts=(part,), overflow=0.0, caveats=(caveat, *entry.caveats))
+    found = guarantee_of(larger, rounds, delta)
+    return found._replace(status="conditional").about(found.release)
+
+
+# --- entries and their epsilons
+
+
+def entries_of(
+    plan: Plan,
+    rounds: int | None,
+    delta: float,
+    unit: str | None = None,
+    view: str | None = None,
+    adjacency: str | None = None,
+) -> list[Entry]:
+    """Return the ledger of a plan, after checking what a guarantee is asked for."""
+    checks.require_type("jfl.guarantee", Plan, "jfl.plan", plan=plan)
+    checks.require_integer("jfl.guarantee", max_value=MAX_ROUNDS, rounds=rounds)
+    check_delta(delta)
+    require_choices(unit, view, adjacency)
+    return ledger.entries(plan, int(rounds or 0))
+
+
+def require_choices(unit, view, adjacency) -> None:
+    """Reject other names of units, views and adjacencies."""
+    checks.require_one_of("jfl.guarantee", (None, "example", "client"), unit=unit)
+    checks.require_one_of("jfl.guarantee", (None, *ledger.VIEWS, "personal"), view=view)
+    checks.require_one_of("jfl.guarantee", (None, *ADJACENCIES), adjacency=adjacency)
+
+
+def choose(where, plan, entries, unit, view, adjacency) -> Entry:
+    """Return the one entry that answers; without a view, of the first view that has one.
+
+    Raises:
+        NotAnalysable: with the refusal of the entry that was asked for; if no entry has an answer.
+        ArgumentError: with the choices there are, where none or several entries fit.
+    """
+    fits = {}
+    for one in (view,) if view else ledger.VIEWS:
+        fit = [
+            e
+            for e in entries
+            if e.view == one and unit in (None, e.unit) and adjacency in (None, e.adjacency)
+        ]
+        if len(fit) > 1:
+            fit = [e for e in fit if not e.implied] or fit
+            good = [e for e in fit if not e.refusal]
+            if good and len({(e.unit, e.adjacency) for e in fit}) == 1:
+                fit = good if len(good) == 1 else [_better(good)]
+        fits[one] = fit
+    single = [fit[0] for fit in fits.values() if len(fit) == 1]
+    answers = [entry for entry in single if not entry.refusal]
+    if answers:
+        return answers[0]
+    if single:
+        raise NotAnalysable(single[0].refusal)
+    asked = dict(unit=unit, view=view, adjacency=adjacency)
+    names = [f"{name}={value!r}" for name, value in asked.items() if value]
+    count = [
+        f"{len(fit)} of them" + f" for view={one!r}" * (view is None) for one, fit in fits.items()
+    ]
+    options = "; ".join(
+        dict.fromkeys(
+            f"unit={e.unit!r}, view={e.view!r}, adjacency={e.adjacency!r}"
+            for e in entries
+            if not (e.refusal or e.implied)
+        )
+    )
+    because = ""
+    only_release = noisy(plan.release) and not noisy(plan.upload)
+    if view == "server" and not fits[view] and only_release:
+        because = "The server sees every upload before the noise of the release is added. "
+    if view == "aggregate" and not plan.secure_aggregation:
+        because = "Say jfl.plan(..., secure_aggregation=True), if that is how uploads are summed. "
+    checks.fail(
+        where,
+        "one guarantee that this plan's noise can prove",
+        f"{', '.join(names) or 'neither unit nor view'}, which fits {' and '.join(count)}",
+        f"{because}Choices: {options or 'none'}.",
+        error=ArgumentError if options else NotAnalysable,
+    )
+
+
+def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
+    """Return the guarantee of `rounds` rounds of an entry."""
+    release = release_of(entry, rounds)
+    value, method = tightest(release, delta)
+    if entry.method:
+        method = f"{entry.method}, {method}"
+    if entry.mixture and method != EXACT:
+        method += ", participation mixture"
+    caveats = tuple(dict.fromkeys(entry.caveats))
+    about_constants = tuple(c for c in caveats if code_of(c) == PUBLIC_CONSTANTS)
+    caveats = tuple(c for c in caveats if c not in about_constants) + about_constants
+    return Guarantee(
+        value,
+        float(delta),
+        entry.unit,
+        entry.adjacency,
+        entry.view,
+        method,
+        entry.status if math.isfinite(value) else "none",
+        caveats,
+        entry.implied,
+    ).about(release)
+
+
+def release_of(entry: Entry, rounds) -> Release:
+    """Return what `rounds` rounds of an entry release."""
+    listed = events_of(entry, rounds)
+    if not listed:  # nobody takes part
+        return Release(listed)
+    return Release(listed, entry.overflow * rounds, shifts=shifts_of(entry, rounds))
+
+
+def quick_epsilons(entry: Entry, times, delta):
+    """Return quick bounds after each of several numbers of rounds, and whether the exact Gaussian
+    gave each."""
+    listed, happened = events_of_round(entry), times
+    if not listed:
+        return np.zeros(times.shape), np.ones(times.shape, bool)
+    if entry.changes:  # how often each round's noise was added
+        most = int(np.max(times, initial=1))
+        levels, which = levels_of(listed, most)
+        happened = np.arange(most) < times[:, None]
+        count = which.max(initial=0) + 1
+        if count <= MAX_LISTED_LEVELS:
+            listed, most = levels, count
+            happened = happened.astype(float) @ (which[:, None] == np.arange(count))
+        listed = tuple(events.series(e, np.ones(most)) for e in listed)
+    lost = lost_of(entry, times, float(delta))
+    truncation.refuse_if_beyond("jfl.guarantee", lost, delta, Overflow)
+    return bounds(listed, happened, float(delta) - lost, entry.overflow * times)
+
+
+def _better(entries: list[Entry]) -> Entry:
+    """Return the entry that proves more, of noise on uploads and on the release, which may both
+    prove the same."""
+    rounds = max((len(effective(p)) for e in entries if e.changes for p in e.parts), default=1)
+    found = []
+    for entry in entries:
+        try:
+            found.append(quick_epsilons(entry, np.array([rounds]), 1e-5)[0][0])
+        except Overflow:
+            found.append(math.inf)
+    return entries[int(np.argmin(found))]
+
+
+# --- other questions
 
 
 def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned):
@@ -189,8 +553,8 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned):
     if view != "third_party" or not as_planned or uplinks > rounds:
         checks.fail(
             "jfl.guarantee",
-            "view='third_party' and at most `rounds` beside uplinks, and no cap, quantile or "
-            "realised",
+            "view='third_party', at most `rounds` uplinks, and no cap, quantile or realised if "
+            "uplinks is given",
             f"view={view!r}, uplinks={uplinks}, rounds={rounds}",
             "The server sees all uploads.",
         )
@@ -217,6 +581,22 @@ def _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned):
     return guarantee_of(joined._replace(view=view, caveats=caveats), 1, delta)
 
 
+def _of_segments(given, delta, unit, view, adjacency, seeds):
+    given = list(given) if isinstance(given, (list, tuple)) else []
+    is_segment = lambda s: isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan)
+    if not given or not all(map(is_segment, given)):
+        checks.fail(
+            "jfl.guarantee", "a Plan and rounds, or only a list of (plan, rounds)", f"{given!r}"
+        )
+    check_delta(delta)
+    require_choices(unit, view, adjacency)
+    if not all(ledger.entries(plan) for plan, *_ in given):
+        return _bare(delta, unit, adjacency, view)  # one segment without noise
+    entries = segments.concatenate(given, seeds)
+    entry = choose("jfl.guarantee", given[0][0], entries, unit, view, adjacency)
+    return guarantee_of(entry, 1, delta)
+
+
 def _bare(delta, unit, adjacency, view):
     return Guarantee(
         math.inf,
@@ -228,19 +608,3 @@ def _bare(delta, unit, adjacency, view):
         "none",
         caveats=(BARE,),
     )
-
-
-def _of_segments(given, delta, unit, view, adjacency, seeds):
-    given = list(given) if isinstance(given, (list, tuple)) else []
-    is_segment = lambda s: isinstance(s, tuple) and len(s) in (2, 3) and isinstance(s[0], Plan)
-    if not given or not all(map(is_segment, given)):
-        checks.fail(
-            "jfl.guarantee", "a Plan and rounds, or a list of (plan, rounds) alone", f"{given!r}"
-        )
-    check_delta(delta)
-    choices(unit, view, adjacency)
-    if not all(ledger.entries(plan) for plan, *_ in given):
-        return _bare(delta, unit, adjacency, view)  # one segment without noise
-    entries = segments.concatenate(given, seeds)
-    entry = choose("jfl.guarantee", given[0][0], entries, unit, view, adjacency)
-    return guarantee_of(entry, 1, delta)

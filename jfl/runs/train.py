@@ -18,7 +18,7 @@ from ..engine import devices as meshes
 from ..engine import sharding
 from ..engine.round import init
 from ..engine.simulate import rounds_before_evaluations, scan, simulate
-from ..privacy.entry_guarantees import Overflow
+from ..privacy.guarantees import Overflow
 from . import build, logs, unused_options
 from . import config as configs
 from . import record as report

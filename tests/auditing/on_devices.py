@@ -15,7 +15,7 @@ import jfl
 from jfl.auditing import canaries, trials
 from jfl.auditing.distribution import noise_test
 from jfl.engine import devices
-from jfl.privacy.entry_guarantees import choose, entries_of
+from jfl.privacy.guarantees import choose, entries_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script of its own: tests/ is not on the path
 

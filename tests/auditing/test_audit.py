@@ -20,7 +20,7 @@ from jfl.core import pytrees
 from jfl.core.errors import NotAnalysable, ResumeRefused
 from jfl.core.records import Fn
 from jfl.local import server_step
-from jfl.privacy.entry_guarantees import choose, entries_of
+from jfl.privacy.guarantees import choose, entries_of
 from jfl.privacy.mechanisms import chain as mech
 
 FEW = 20_000

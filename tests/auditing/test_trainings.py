@@ -15,7 +15,7 @@ import jfl
 from jfl.auditing import one_run_scores, trainings, trials
 from jfl.core import pytrees
 from jfl.engine.simulate import scan
-from jfl.privacy.entry_guarantees import choose, entries_of
+from jfl.privacy.guarantees import choose, entries_of
 
 ROWS, CLIENTS = 12, 6
 TASK = jfl.task(start_params(), squared)

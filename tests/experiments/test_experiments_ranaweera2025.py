@@ -23,7 +23,7 @@ from jfl.core.records import Batch
 from jfl.data import image_files
 from jfl.gradients import per_example
 from jfl.privacy.accountants import rdp
-from jfl.privacy.entry_guarantees import Overflow
+from jfl.privacy.guarantees import Overflow
 from jfl.privacy.mechanisms.stages import gaussian
 from jfl.runs import blocks, unused_options
 from jfl.runs.config import Config

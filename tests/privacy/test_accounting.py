@@ -32,7 +32,7 @@ from jfl.privacy import guarantees
 from jfl.privacy.accountants import events, rdp, rdp_events
 from jfl.privacy.accountants import tightest as tight
 from jfl.privacy.ledger import entries, facts
-from jfl.privacy.ledger.entry import frontier
+from jfl.privacy.ledger.entry import worst_columns
 from jfl.privacy.mechanisms.chain import chain
 from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
 from jfl.sampling import batches
@@ -623,7 +623,8 @@ def test_worst_client_when_sizes_and_shares_differ(few_orders):
         for n, w in zip(sizes[:3], weights[:3])
     ]
     close(got, max(each), 1e-5)
-    flat = frontier(np.arange(100), np.linspace(0.1, 0.9, 100))
+    rows, shares = np.arange(100), np.linspace(0.1, 0.9, 100)
+    flat = [(rows[a], shares[b]) for a, b in worst_columns(rows, shares, [], rows)]
     assert len(flat) == 16 and all(
         any(n <= m and s >= t - 1e-9 for n, s in flat)
         for m, t in zip(range(100), np.linspace(0.1, 0.9, 100))
@@ -1100,7 +1101,7 @@ KINDS = {
 def test_a_cap_at_what_is_planned_changes_nothing(kind, few_orders):
     """And fewer participations never cost more."""
     plan, rounds = KINDS[kind](), 9
-    turns = facts.turns(plan.sampler)
+    turns = facts.attendance(plan.sampler).turns
     planned = guarantees.guarantee(plan, rounds, view="server").epsilon
     caps = (1, 2, 3, 6, rounds, rounds * turns)
     found = [guarantees.guarantee(plan, rounds, view="server", cap=k).epsilon for k in caps]

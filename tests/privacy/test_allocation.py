@@ -11,7 +11,7 @@ from helpers.problems import make_federation, squared, start_params
 import jfl
 from jfl.core.errors import NotAnalysable
 from jfl.privacy.accountants import events, rdp, rdp_events, tightest
-from jfl.privacy.ledger.facts import cohort_overflow
+from jfl.privacy.ledger.facts import attendance
 
 C, DELTA = 12, 1e-5
 FED = make_federation(sizes=(3,) * C)
@@ -125,8 +125,9 @@ def test_rounds_are_uniform_and_clients_independent(make):
 
 def test_an_overflow_is_charged():
     few = jfl.sampling.random_allocation(C, 3, capacity=4)
-    assert cohort_overflow(few) == pytest.approx(0.368, abs=0.001)  # P(Bin(12, 1/3) > 4)
-    assert cohort_overflow(jfl.sampling.balls_in_bins(C, 3, capacity=4)) == cohort_overflow(few)
+    assert attendance(few).overflow == pytest.approx(0.368, abs=0.001)  # P(Bin(12, 1/3) > 4)
+    bins = jfl.sampling.balls_in_bins(C, 3, capacity=4)
+    assert attendance(bins).overflow == attendance(few).overflow
     assert jfl.sampling.random_allocation(10_000, 100).capacity < 250
 
 

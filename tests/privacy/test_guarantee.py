@@ -12,7 +12,7 @@ from helpers.ledger_plans import CLIENTS, DELTA, NOISY, close, fixed, make, pois
 import jfl
 from jfl import sampling
 from jfl.core import records
-from jfl.privacy import calibration, guarantees, per_client
+from jfl.privacy import calibration, guarantees
 from jfl.privacy.accountants import events, pld, rdp_events, tightest
 from jfl.sampling import batches
 
@@ -439,9 +439,9 @@ def test_each_client_has_its_noise(renyi):
     z = np.where(np.arange(CLIENTS) < 10, 4.0, 0.8).astype(np.float32)
     plan = make(chain(0.5, jfl.gaussian(z)), sizes=sizes)
     each = [eps_of(fixed(10 / n, float(v), 150, int(n))) for n, v in zip(sizes, z)]
-    close(per_client.epsilons_per_client(plan, 50), each, 1e-9)
+    close(guarantees.epsilons_per_client(plan, 50), each, 1e-9)
     close(guarantees.guarantee(plan, 50).epsilon, max(each), 1e-9)
-    third = per_client.epsilons_per_client(plan, 50, view="third_party")
+    third = guarantees.epsilons_per_client(plan, 50, view="third_party")
     close(guarantees.guarantee(plan, 50, view="third_party").epsilon, third.max(), 1e-9)
     assert len(set(third)) == 2 and (third < each).all()
     capped = guarantees.guarantee(plan, 50, cap=5).epsilon
@@ -469,7 +469,7 @@ def test_calibrated_clients_reach_the_same_epsilon(renyi):
         and z[0] > z[-1]
     )
     plan = make(chain(0.5, jfl.gaussian(z)), sizes=sizes)
-    found = per_client.epsilons_per_client(plan, 30)
+    found = guarantees.epsilons_per_client(plan, 30)
     assert ((found <= 2.0) & (found > 2.0 * (1 - 1e-4)))[sizes > 0].all() and found[5] == 0
     assert guarantees.guarantee(plan, 30).epsilon == found.max()
 
@@ -478,7 +478,7 @@ def test_calibrated_clients_reach_the_same_epsilon(renyi):
 def test_many_clients_that_reach_one_epsilon_reach_it_together(monkeypatch):
     """All are the worst one: a search that stops at some of them may not say more than the bound of
     all."""
-    monkeypatch.setattr(per_client, "KINDS", 3)
+    monkeypatch.setattr(guarantees, "MAX_KINDS", 3)
     sizes = np.arange(20, 44)
     z = calibration.calibrate_per_client(make(NOISY(), sizes=sizes), epsilon=1.0, rounds=3)
     plan = make(NOISY(z), sizes=sizes)
@@ -491,11 +491,11 @@ def test_many_kinds_of_clients_are_quick(monkeypatch):
     """Beyond some number, Renyi bounds: sound, a little above."""
     sizes = 50 + np.arange(CLIENTS) // 4
     few, many = make(NOISY(), sizes=np.minimum(sizes, 52)), make(NOISY(), sizes=sizes)
-    monkeypatch.setattr(per_client, "KINDS", 3)
+    monkeypatch.setattr(guarantees, "MAX_KINDS", 3)
     monkeypatch.setattr(pld, "epsilon", lambda event, delta, sizes: (0.1, 0.0))
-    assert per_client.epsilons_per_client(few, 9).max() == 0.1
+    assert guarantees.epsilons_per_client(few, 9).max() == 0.1
     close(
-        per_client.epsilons_per_client(many, 9),
+        guarantees.epsilons_per_client(many, 9),
         [eps_of(fixed(10 / n, 1.0, 27, int(n))) for n in sizes],
         1e-9,
     )

@@ -16,10 +16,9 @@ from jfl.core.errors import NotAnalysable
 from jfl.core.records import Caveat, code_of
 from jfl.privacy import guarantees
 from jfl.privacy.accountants import events, pld, tightest
-from jfl.privacy.entry_guarantees import guarantee_of
+from jfl.privacy.guarantees import epsilons_per_client, guarantee_of
 from jfl.privacy.ledger import entries, facts
-from jfl.privacy.ledger.entry import events_of, of_client, with_noise
-from jfl.privacy.per_client import epsilons_per_client
+from jfl.privacy.ledger.entry import events_of_round, of_client, with_noise
 from jfl.report import plots
 from jfl.runs import record
 
@@ -157,7 +156,7 @@ def test_entries_hold_nothing_but_data(name):
         assert not odd, odd
     again = pickle.loads(pickle.dumps(listed))
     assert again.rounds == 3 and str(again) == str(listed)
-    pairs = zip((events_of(e) for e in listed), (events_of(e) for e in again))
+    pairs = zip((events_of_round(e) for e in listed), (events_of_round(e) for e in again))
     assert all(repr(one) == repr(other) for one, other in pairs)
 
 
@@ -200,7 +199,7 @@ def test_the_ledger_prints():
 def test_refused_entries_have_no_events():
     (entry, _) = entries.entries(make(NOISY(), sizes=np.full(CLIENTS, 5)), 3)
     with pytest.raises(NotAnalysable, match="at least batch=10 rows"):
-        events_of(entry)
+        events_of_round(entry)
 
 
 def test_releases_on_one_sample_count_as_seen_in_segments_too():

@@ -17,7 +17,7 @@ from scipy import stats
 
 import jfl
 from jfl import sampling
-from jfl.privacy.ledger.facts import cohort_overflow, share_of
+from jfl.privacy.ledger.facts import attendance
 from jfl.sampling import batches, rotation, uniform
 from jfl.sampling import clients as cohorts
 
@@ -345,7 +345,7 @@ def test_shares_are_those_that_are_drawn(clients, weights, monkeypatch):
         clients, 2, weights=np.linspace(1, 2, clients) if weights is None else weights
     )
     edges = np.r_[0, np.asarray(sampler.draw.data["edges"], np.int64), 2**32]
-    drawn, charged = np.diff(edges) / 2.0**32, share_of(sampler)
+    drawn, charged = np.diff(edges) / 2.0**32, attendance(sampler).share
     assert drawn.min() > 0 and drawn.sum() == 1 and len(drawn) == clients
     assert (drawn <= charged).all() and np.allclose(charged, drawn, rtol=2e-7)
     wanted = np.linspace(1, 2, clients) if weights is None else np.asarray(weights)
@@ -816,9 +816,9 @@ def test_overflow_of_a_cyclic_cohort_is_counted_and_charged():
     few = sampling.cyclic_poisson(8, 0.9, 2, capacity=1)
     lost = [int(cohorts.draw_cohort(few, KEY, r).overflow) for r in range(20)]
     assert max(lost) > 0
-    assert cohort_overflow(few) > 0.5
+    assert attendance(few).overflow > 0.5
     enough = sampling.cyclic_poisson(1000, 0.5, 5)
-    assert cohort_overflow(enough) < 1e-17 and enough.capacity < 250
+    assert attendance(enough).overflow < 1e-17 and enough.capacity < 250
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,7 @@ def participation_bound(
     checks.require_fraction(where, share=chance, **ratio)
     chance = np.asarray(per_round / clients) if draw == "uniform" else 1 - (1 - chance) ** per_round
     one = lambda p: bisect.bisect_left(
-        range(rounds), True, key=lambda k: samples.tail(k, rounds, p) <= beta / clients
+        range(rounds), True, key=lambda k: samples.binomial_tail(k, rounds, p) <= beta / clients
     )
     return _plain(np.vectorize(one, otypes=[int])(chance))
 

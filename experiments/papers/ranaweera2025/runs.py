@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 import jfl
-from jfl.privacy.entry_guarantees import Overflow, tight_of
+from jfl.privacy.accountants.tightest import tightest
+from jfl.privacy.guarantees import Overflow, release_of
 from jfl.privacy.ledger import entries
 from jfl.runs import train
 from jfl.runs.config import the_unit, the_view
@@ -33,7 +34,7 @@ def true_epsilon(config) -> dict:
     if entry is None:
         return {TRUE: None}
     entry = entry._replace(overflow=0.0, normals=0.0)
-    return {TRUE: tight_of(entry, config.rounds, config.delta)[0]}
+    return {TRUE: tightest(release_of(entry, config.rounds), config.delta)[0]}
 
 
 def epsilons(plan, config, rounds):

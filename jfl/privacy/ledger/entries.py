@@ -9,11 +9,10 @@ import numpy as np
 from ...core import checks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan
-from ...kernels.normals import MOST as MOST_NORMALS
+from ...kernels.normals import MOST as MAX_NORMALS
 from ...verify import check as verify
 from ...verify.client import params_shapes
 from ..mechanisms.chain import check_schedules, noisy
-from . import facts as facts_of
 from . import rules
 from .entry import Clients, Entry, effective, with_reach, worst_columns
 from .facts import Facts, Site, read
@@ -115,17 +114,17 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
         listed += [_implied(facts, e) for e in clients]
     if not listed:
         return []
-    draws, normals = plan.sampler.clients, _normals(plan)
-    return verify.judge_entries(
-        plan,
-        [
-            with_reach(
-                e._replace(caveats=e.caveats + _travelling(plan, e)),
-                normals * (draws if e.unit == "client" or e.implied else 1),
-            )
-            for e in listed
-        ],
-    )
+    try:  # how many normals one release of one client is computed from, at most
+        normals = min(
+            NORMALS_OF_A_PARAMETER * pytrees.size(params_shapes(plan)), MAX_NORMALS
+        )
+    except Exception:  # a task that cannot be traced here: what one key can draw at most
+        normals = MAX_NORMALS
+    for k, entry in enumerate(listed):
+        releases = plan.sampler.clients if entry.unit == "client" or entry.implied else 1
+        entry = entry._replace(caveats=entry.caveats + _caveats_of_plan(plan, entry))
+        listed[k] = with_reach(entry, float(normals) * releases)
+    return verify.judge_entries(plan, listed)
 
 
 def entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Entry:
@@ -143,27 +142,27 @@ def entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Ent
         found = [rules.find(facts, site, unit, view) for site in sites]
     except NotAnalysable as error:
         return Entry(unit, view, adjacencies[0], refusal=str(error))
-    sampler, count = facts.sampler, len(facts.rows)
+    attendance, count = facts.attendance, len(facts.rows)
     parts = tuple(rule.part(facts, site) for rule, site in zip(found, sites))
     is_local, of_round = unit == "example", found[0].of_round
     gains = view == "third_party" and facts.scheme.absence and not of_round
     share = np.zeros(count)
     if view == "third_party" and not of_round:
-        share = np.broadcast_to(facts_of.share_of(sampler), (count,))
-    chance = np.broadcast_to(facts_of.chance_of(sampler) if gains else 1.0, (count,))
-    turns = 1 if of_round else facts_of.turns(sampler)
+        share = np.broadcast_to(attendance.share, (count,))
+    chance = np.broadcast_to(attendance.chance if gains else 1.0, (count,))
+    turns = 1 if of_round else attendance.turns
     row_overflow: Any = None
-    overflow = facts_of.cohort_overflow(sampler)
+    overflow = attendance.overflow
     if is_local:
         lost = [rules.row_overflow(facts, site) for site in sites]
         overflow, row_overflow = turns * sum(float(each.max()) for each in lost), sum(lost)
     elif sites[0].place == "upload" and parts[0].joint:
         overflow = 0.0
-    give = lambda texts, site: sum(
-        ((t,) if isinstance(t, Caveat) else t(facts, site) for t in texts), ()
-    )
-    assumed = sum((give(r.assumes, s) for r, s in zip(found, sites)), ())
-    remarks = sum((give(r.remarks, s) for r, s in zip(found, sites)), ())
+    assumed, remarks = [], []
+    for rule, site in zip(found, sites):
+        for texts, out in ((rule.assumes, assumed), (rule.remarks, remarks)):
+            for text in texts:
+                out.extend([text] if isinstance(text, Caveat) else text(facts, site))
     rows = facts.rows if is_local else np.ones(count, int)
     counted = np.flatnonzero(facts.rows > 0) if is_local else np.arange(count)
     return Entry(
@@ -180,12 +179,12 @@ def entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Ent
         mixture=gains or parts[0].sampling == "participation",
         noise_of="server" if sites[0].place == "release" else "client",
         status="conditional" if assumed else "proved",
-        caveats=(*_attendance(facts, sites[0], view), *dict.fromkeys(assumed + remarks)),
+        caveats=(*_caveats_of_attendance(facts, sites[0], view), *dict.fromkeys(assumed + remarks)),
         method=found[0].method,
     )
 
 
-def _attendance(facts: Facts, site: Site, view: str) -> tuple:
+def _caveats_of_attendance(facts: Facts, site: Site, view: str) -> tuple:
     """Return the caveats about who takes part."""
     sampler, scheme = facts.sampler, facts.scheme
     if site.place == "release" and sampler.epoch > 1:
@@ -217,16 +216,16 @@ def _implied(facts: Facts, entry: Entry) -> Entry:
     plain = part._replace(sampling="none", moves=2.0, summed=None)
     if part.renyi is not None:
         plain = rules.integers(facts.upload, part.renyi[2], moves=2.0)
-    # rounds that do not stand alone: who is absent from one is in the noise of others
+    # rounds that are not independent: a client absent from one is in the noise of others
     alone = not plain.joint
     gains = alone and entry.view == "third_party" and facts.scheme.absence
-    chance = np.max(facts_of.chance_of(facts.sampler)) if gains else 1.0
+    chance = np.max(facts.attendance.chance) if gains else 1.0
     rows = np.ones(facts.rows.shape, int)
     return entry._replace(
         parts=(plain,),
         clients=Clients(rows, np.full(rows.shape, chance), present),
         chance=np.full(rows.shape, chance) if alone else None,
-        turns=facts_of.turns(facts.sampler) if alone else 1,
+        turns=facts.attendance.turns if alone else 1,
         worst=worst_columns(rows, 0.0 * rows, [effective(plain)], np.arange(len(rows))),
         overflow=0.0,
         mixture=gains,
@@ -234,7 +233,7 @@ def _implied(facts: Facts, entry: Entry) -> Entry:
     )
 
 
-def _travelling(plan: Plan, entry: Entry) -> tuple:
+def _caveats_of_plan(plan: Plan, entry: Entry) -> tuple:
     """Return the caveats of everything that the plan releases."""
     uneven = entry.unit == "client" and (
         callable(plan.weights) or np.ptp(np.asarray(plan.weights)) > 0
@@ -254,15 +253,6 @@ def _travelling(plan: Plan, entry: Entry) -> tuple:
         *personal,
         *(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ())),
     )
-
-
-def _normals(plan: Plan) -> float:
-    """Return how many normals one release of one client is computed from, at most."""
-    try:
-        drawn = NORMALS_OF_A_PARAMETER * pytrees.size(params_shapes(plan))
-    except Exception:  # a task that cannot be traced here: what one key can draw at most
-        drawn = MOST_NORMALS
-    return float(min(drawn, MOST_NORMALS))
 
 
 # --- uploads and personal models together
@@ -291,7 +281,7 @@ def personal(plan: Plan, rounds: int) -> Entry:
         algorithm.personal is not None and algorithm.personal_releases is not None,
         "personal models whose releases are known",
         f"{algorithm.name}, which "
-        + ("has none" if algorithm.personal is None else "does not say what they are of"),
+        + ("has none" if algorithm.personal is None else "does not name their releases"),
         "Ask for view='server'.",
     )
     need(

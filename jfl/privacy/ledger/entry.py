@@ -1,8 +1,8 @@
-"""What one plan releases about one unit to one view, as data, and the events that an accountant
-makes of it.
+"""Entries of the ledger: what one plan releases about one unit to one view, as data, and as the
+events of an accountant.
 
 An entry has a part for each noisy release.  Arrays have a column for each client [C], or one column
-where all clients are alike, and a row for each round, or one row where all rounds are alike.
+if all clients are identical, and a row for each round, or one row if all rounds are identical.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from ...core.errors import NotAnalysable
 from ...kernels.normals import MISSING
 from ..accountants import events
 from ..accountants.truncation import Shift, left_of
-from .facts import Sample, laplace, on_sample
+from .facts import EVENTS, Sample, laplace
 
 GROUPS = 16  # of clients, in the search for the worst one
 ABSENT = 1e12  # a noise multiplier where a unit does not come
@@ -23,7 +23,7 @@ ONE = np.ones((1, 1))
 
 
 class WeightedSum(NamedTuple):
-    """What a third party sees of noisy uploads: their weighted sum, with the noise of all."""
+    """The weighted sum of noisy uploads, with the noise of all: what a third party sees of them."""
 
     weights: np.ndarray  # [rounds or 1, C]
     others: bool  # whether the noise of the other clients counts
@@ -60,11 +60,6 @@ class Part(NamedTuple):
         sample = 1.0 if self.sampling == "with_replacement" else self.sample
         return sample / self.population
 
-    @property
-    def has_one_shift(self) -> bool:
-        """Whether noise is Gaussian, and one contribution of a unit at most shifts a release."""
-        return self.law == "gaussian" and self.sampling != "with_replacement"
-
 
 class Clients(NamedTuple):
     """For whom the columns of an entry stand."""
@@ -77,8 +72,8 @@ class Clients(NamedTuple):
 class Entry(NamedTuple):
     """One thing to guarantee: what is released about a unit to a view, in each round.
 
-    With `rounds`, what a whole run of so many rounds releases; with `stretches`, what several
-    stretches of rounds do together.
+    With `rounds`, an entry says what a whole run of that many rounds releases; with `stretches`,
+    what several stretches of rounds release together.
     """
 
     unit: str  # example | client
@@ -97,11 +92,11 @@ class Entry(NamedTuple):
     rounds: int | None = None  # None: an entry of each round
     participations: np.ndarray | None = None  # Int[C] in all those rounds, instead of a chance
     stretches: tuple = ()  # of Stretch
-    refusal: str = ""  # why there is no epsilon
+    refusal: str = ""  # the reason if there is no epsilon
     status: str = "proved"  # proved | conditional
     caveats: tuple = ()
-    method: str = ""  # the name of a mechanism whose rounds do not stand alone
-    normals: float = 1.0  # drawn for one release, at most; 0: noise without an end
+    method: str = ""  # the name of a mechanism whose rounds are not independent
+    normals: float = 1.0  # drawn for one release, at most; 0: ideal noise
 
     @property
     def changes(self) -> bool:
@@ -136,8 +131,8 @@ def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry
     clients.
 
     Args:
-        entry: what is changed.
-        multiplier: of the first round; later rounds keep their ratio to it.
+        entry: the entry to change.
+        multiplier: the multiplier of the first round; later rounds keep their ratio to it.
         constant: whether all rounds get the multiplier itself.
     """
     if any(p.renyi is not None for p in entry.parts):
@@ -155,23 +150,11 @@ def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry
 
 
 def of_client(entry: Entry, client: int) -> Entry:
-    """Return the entry of one client alone."""
+    """Return the entry of a single client."""
     return entry._replace(worst=((client, client),))
 
 
 # --- which clients may be the worst off
-
-
-def frontier(sizes: np.ndarray, share: np.ndarray) -> list[tuple]:
-    """Return pairs (rows, share) such that every client has at least the rows and at most the share
-    of one of them."""
-    pairs, most = [], -1.0
-    for rows, s in sorted(set(zip(sizes.tolist(), share.tolist())), key=lambda p: (p[0], -p[1])):
-        if s > most:
-            pairs.append((rows, s))
-            most = s
-    cuts = np.array_split(np.arange(len(pairs)), min(GROUPS, len(pairs)))
-    return [(pairs[c[0]][0], pairs[c[-1]][1]) for c in cuts]
 
 
 def worst_columns(rows, amount, noise, counted) -> tuple:
@@ -188,51 +171,73 @@ def worst_columns(rows, amount, noise, counted) -> tuple:
     if not counted.size:
         return ()
     rows, amount = np.asarray(rows)[counted], np.asarray(amount)[counted]
-    if all(z.shape[1] == 1 for z in noise):
-        first = lambda values: dict(zip(values[::-1].tolist(), counted[::-1].tolist()))
-        of_rows, of_amount = first(rows), first(amount)
-        return tuple((of_rows[r], of_amount[a]) for r, a in frontier(rows, amount))
-    columns = [z[:, counted] for z in noise if z.shape[1] > 1]
-    apart = np.unique(np.vstack([rows, amount, *columns]), axis=1, return_index=True)[1]
-    return tuple((c, c) for c in counted[apart].tolist())
+    if any(z.shape[1] > 1 for z in noise):
+        columns = [z[:, counted] for z in noise if z.shape[1] > 1]
+        distinct = np.unique(np.vstack([rows, amount, *columns]), axis=1, return_index=True)[1]
+        return tuple((c, c) for c in counted[distinct].tolist())
+    # by ascending rows, the clients with more participation than all that have fewer rows
+    order = np.lexsort((-amount, rows))
+    before = np.maximum.accumulate(np.append(-1.0, amount[order]))[:-1]
+    clients = order[amount[order] > before]
+    # neighbours share a pair: the fewest rows of one, the largest amount of another
+    groups = np.array_split(clients, min(GROUPS, len(clients)))
+    return tuple((int(counted[group[0]]), int(counted[group[-1]])) for group in groups)
 
 
 # --- events
 
 
-def run(entry: Entry, rounds: int) -> tuple:
-    """Return the events of `rounds` times what the entry stands for."""
+def events_of(entry: Entry, rounds: int) -> tuple:
+    """Return the events of `rounds` repetitions of an entry, one for each client that may
+    be the worst off."""
+    listed = events_of_round(entry)
     if entry.changes:
-        return tuple(of_rounds(e, rounds) for e in events_of(entry))
-    return tuple(events.repeat(e, rounds) for e in events_of(entry))
+        return tuple(of_rounds(event, rounds) for event in listed)
+    return tuple(events.repeat(event, rounds) for event in listed)
 
 
-def events_of(entry: Entry) -> tuple:
-    """Return the events of a round, or of a whole run: one for each client that may be the worst.
-    The noise of a round that depends on its number is an array."""
+def events_of_round(entry: Entry) -> tuple:
+    """Return the events of a round, or of a whole run: one for each client that may be the worst
+    off.  If the noise of a round depends on its number, it is an array."""
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
     if not entry.stretches:
-        return tuple(_of_columns(entry, *columns) for columns in entry.worst)
-    one = lambda stretch, columns: run(stretch.entry._replace(worst=(columns,)), stretch.rounds)[0]
-    return tuple(_composed(map(one, entry.stretches, columns)) for columns in entry.worst)
+        return tuple(_event_of_client(entry, *columns) for columns in entry.worst)
+    out = []
+    for columns in entry.worst:  # a column for each stretch
+        each = zip(entry.stretches, columns)
+        ran = [events_of(s.entry._replace(worst=(c,)), s.rounds)[0] for s, c in each]
+        out.append(ran[0] if len(ran) == 1 else events.compose(*ran))
+    return tuple(out)
 
 
-def _of_columns(entry: Entry, first: int, other: int):
+def _event_of_client(entry: Entry, first: int, other: int):
     """Return the event for a client with the parts of one column and the participation of
     another."""
     times, releases, changes = entry.rounds, [], False
     if entry.participations is not None:
         times = int(entry.participations[other])
     for part in entry.parts:
-        noise = _at(effective(part), first)
+        numbers = part.sample, part.population, part.capacity, part.count, effective(part)
+        *numbers, noise = (v[..., first if v.shape[-1] > 1 else 0] for v in numbers)
+        drawn, population, capacity, count = map(float, numbers)
         if entry.participations is not None and len(noise) > 1:
             # the client may have come in the rounds with the least noise
             noise = np.sort(np.repeat(noise, entry.turns))[:times]
         noise, changes = (noise, True) if len(noise) > 1 else (float(noise[0]), changes)
-        release = _of_part(part, entry.adjacency, first, noise)
-        releases.append(events.repeat(release, float(_at(part.count, first))))
-    event = _composed(releases)
+        sample = Sample(drawn, population, capacity, drawn / population)
+        if part.renyi is not None:
+            release = events.renyi_bound(*part.renyi[:2])
+        elif part.law == "laplace":
+            release = laplace(part.sampling, entry.adjacency, sample, noise, part.seen)
+        else:
+            release = events.gaussian(noise)
+            everybody = part.sampling in ("without_replacement", "touched") and sample.rate >= 1
+            if not everybody:
+                release = EVENTS[part.sampling][entry.adjacency](sample, release)
+            release = events.seen(release) if part.seen else release
+        releases.append(events.repeat(release, count))
+    event = releases[0] if len(releases) == 1 else events.compose(*releases)
     if entry.participations is None and entry.chance is not None:
         chance = float(entry.chance[other])
         event = events.participation(chance, event) if chance < 1 else event
@@ -240,26 +245,6 @@ def _of_columns(entry: Entry, first: int, other: int):
     if times is None:
         return event
     return events.series(event, np.ones(times)) if changes else events.repeat(event, times)
-
-
-def _of_part(part: Part, adjacency: str, client: int, noise):
-    """Return the event of one release about a client."""
-    if part.renyi is not None:
-        return events.renyi_bound(*part.renyi[:2])
-    sample = Sample(*(float(_at(v, client)) for v in (part.sample, part.population, part.capacity)))
-    if part.law == "laplace":
-        return laplace(part.sampling, adjacency, sample, noise, part.seen)
-    event = on_sample(part.sampling, adjacency, sample, events.gaussian(noise))
-    return events.seen(event) if part.seen else event
-
-
-def _at(values: np.ndarray, column: int):
-    return values[..., column if values.shape[-1] > 1 else 0]
-
-
-def _composed(parts):
-    parts = tuple(parts)
-    return parts[0] if len(parts) == 1 else events.compose(*parts)
 
 
 def of_rounds(event, rounds: int):
@@ -298,7 +283,11 @@ def with_reach(entry: Entry, normals: float) -> Entry:
     the shifts are not: for Laplace noise, of which a number is made of two pairs of normals, and
     for samples that may hold a unit several times.
     """
-    often = sum(float(np.max(p.count)) for p in entry.parts if not p.has_one_shift)
+    often = sum(
+        float(np.max(p.count))
+        for p in entry.parts
+        if p.law != "gaussian" or p.sampling == "with_replacement"
+    )
     missed = 2 * MISSING * normals * often
     rows = None if entry.row_overflow is None else entry.row_overflow + missed
     return entry._replace(
@@ -322,10 +311,10 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
     cost.
 
     Args:
-        entry: of the ledger.
-        rounds: of the run; or how often an entry of a whole run is repeated.
+        entry: an entry of the ledger.
+        rounds: the number of rounds; or how often an entry of a whole run is repeated.
     """
-    if not entry.normals:  # of noise without an end, as papers take it
+    if not entry.normals:  # ideal noise, as papers assume it
         return ()
     if entry.stretches:
         return tuple(
@@ -333,29 +322,31 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
             for stretch in entry.stretches
             for shift in shifts_of(stretch.entry, 1)
         )
-    # integers have a table of their own, which says what it leaves out
-    parts = (p for p in entry.parts if p.renyi is None and p.has_one_shift)
-    return tuple(shift for part in parts for shift in _of_release(entry, part, rounds))
-
-
-def _of_release(entry, part: Part, rounds) -> list[Shift]:
-    lengths = 1 / effective(part).min(axis=1)  # [rounds or 1], of the client that shifts it most
-    often = float(np.max(part.count)) * entry.turns
-    absent = entry.chance is not None and bool(np.min(entry.chance) < 1)
-    if entry.adjacency == "replace_one" and (absent or part.sampling != "none"):
-        often = 2 * often
-    run, repeats = (rounds, 1) if entry.rounds is None else (entry.rounds, rounds)
-    if entry.participations is not None:  # a client may come in the rounds with the least noise
-        run, repeats = int(np.max(entry.participations)), rounds
-        lengths = np.sort(lengths)[::-1]
-    if not run:
-        return []
-    values, counts = lengths, np.array([float(run)])
-    if len(lengths) > 1:
-        values, counts = np.unique(lengths[:run], return_counts=True)
-    if part.joint:
-        whole = float(np.sqrt(np.sum(counts * np.square(values))))
-        return [Shift(whole, entry.normals * run, MISSING, often * repeats)]
-    return [
-        Shift(float(v), entry.normals, MISSING, n * often * repeats) for v, n in zip(values, counts)
-    ]
+    found = []
+    for part in entry.parts:
+        # integers have a separate table, which says what it leaves out
+        if part.renyi is not None or part.law != "gaussian" or part.sampling == "with_replacement":
+            continue
+        lengths = 1 / effective(part).min(axis=1)  # [rounds or 1], of the client that shifts most
+        often = float(np.max(part.count)) * entry.turns
+        absent = entry.chance is not None and bool(np.min(entry.chance) < 1)
+        if entry.adjacency == "replace_one" and (absent or part.sampling != "none"):
+            often = 2 * often
+        run, repeats = (rounds, 1) if entry.rounds is None else (entry.rounds, rounds)
+        if entry.participations is not None:  # in the rounds with the least noise, at worst
+            run, repeats = int(np.max(entry.participations)), rounds
+            lengths = np.sort(lengths)[::-1]
+        if not run:
+            continue
+        values, counts = lengths, np.array([float(run)])
+        if len(lengths) > 1:
+            values, counts = np.unique(lengths[:run], return_counts=True)
+        if part.joint:
+            whole = float(np.sqrt(np.sum(counts * np.square(values))))
+            found.append(Shift(whole, entry.normals * run, MISSING, often * repeats))
+            continue
+        found += [
+            Shift(float(v), entry.normals, MISSING, n * often * repeats)
+            for v, n in zip(values, counts)
+        ]
+    return tuple(found)

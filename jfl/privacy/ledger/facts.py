@@ -12,15 +12,14 @@ from ...core.records import Fn, Plan, Sampler
 from ...sampling import batches, clients
 from ..accountants import events
 from ..mechanisms import chain
-from ..mechanisms.correlated import strategy_of
-from ..mechanisms.distributed import encoding_of
+from ..mechanisms.stages import DECLARED
 
 FIXED = ("zero_out", "replace_one")
 ALL = ("add_remove", *FIXED)
 
 
 class Scheme(NamedTuple):
-    """What an accountant may use of a scheme of jfl.batches or jfl.sampling."""
+    """The properties of a scheme of jfl.batches or jfl.sampling that an accountant uses."""
 
     kind: str  # of sample, as in EVENTS
     adjacencies: tuple[str, ...]
@@ -53,33 +52,25 @@ class Site(NamedTuple):
     scheme: str  # of the sampler inside which the noise is added: of batches, or of cohorts
     adjacency: str
     mechanism: Any
+    law: str = "gaussian"  # distribution of the noise of one round, or "laplace"
+    strategy: Any = None  # of correlated noise
+    encoding: Any = None  # of integers
+    is_isotropic: bool = True
+    declared: frozenset = frozenset()  # what the stages declare their bound to rest on
     multiplier: np.ndarray = np.ones((1, 1))  # std / sensitivity, [rounds or 1, C or 1]
     refusal: str = ""  # why the multiplier is not known
     batches: Any = None  # of a place inside the client
     count: int = 1  # releases in a participation
     steps: int = 0  # that one release of local training covers
 
-    @property
-    def law(self) -> str:
-        """The distribution of the noise of one round."""
-        return "laplace" if self.noise == "laplace" else "gaussian"
 
-    @property
-    def strategy(self) -> Any:
-        return strategy_of(self.mechanism)
+class Attendance(NamedTuple):
+    """How a sampler draws clients."""
 
-    @property
-    def encoding(self) -> Any:
-        return encoding_of(self.mechanism)
-
-    @property
-    def is_isotropic(self) -> bool:
-        return chain.shape(self.mechanism) is None
-
-    @property
-    def declared(self) -> set:
-        """What the stages declare their bound to rest on."""
-        return {s.declared for s in self.mechanism.stages}
+    share: Any  # probability that one draw takes a client: a number, or [C]
+    chance: Any  # probability that a client participates, each time that it may: a number, or [C]
+    turns: int  # how often a client may participate in one round, each time with its chance
+    overflow: float  # probability that a cohort has more clients than slots
 
 
 class Facts(NamedTuple):
@@ -96,22 +87,10 @@ class Facts(NamedTuple):
     is_secure: bool  # the server is assumed to see only sums of uploads
     is_plain_sum: bool  # uploads are summed as their noise left them
     others: bool  # noise of other clients counts for a third party
-    are_apart: bool  # the local places draw their batches independently
-
-    @property
-    def several(self) -> bool:
-        """Whether local places may draw one sample: their batches follow from one key."""
-        sampled = [site for site in self.local if site.scheme != "full"]
-        return len(sampled) > 1 and not self.are_apart
-
-    @property
-    def scheme(self) -> Scheme:
-        return SCHEMES.get(self.sampler.scheme, OTHER)
-
-    @property
-    def period(self) -> int:
-        """Rounds in which a client takes part once, in one that is known or not."""
-        return max(self.sampler.separation, self.sampler.epoch)
+    share_sample: bool  # local places may draw one sample, since their batches use one key
+    scheme: Scheme  # of the sampler
+    attendance: Attendance
+    period: int  # rounds in which a client participates once, in a round that is known or not
 
 
 def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> Facts:
@@ -126,7 +105,11 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
     count, sampler, releases = plan.sampler.clients, plan.sampler, plan.algorithm.releases
     local, upload, release = (), None, None
     if releases and all(chain.noisy(r.mechanism) for r in releases):
-        local = tuple(_local(r, rounds, count) for r in releases)
+        for r in releases:
+            neighbours = "replace_one" if r.steps else batches.adjacency(r.batches)
+            place = "local training" if r.steps else "local step"
+            site = _site(place, r.batches.scheme, r.mechanism, neighbours, rounds, count)
+            local += (site._replace(batches=r.batches, count=r.count, steps=r.steps),)
     if chain.noisy(plan.upload):
         upload = _site("upload", sampler.scheme, plan.upload, "replace_one", rounds, count)
     is_fixed = chain.noisy(plan.release) and not chain.multiplier_follows(plan.release)
@@ -141,7 +124,7 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
         if is_fixed:  # its std does not follow the weights
             largest = weights.max(1, keepdims=True)
             release = release._replace(multiplier=release.multiplier / largest)
-    straight = all(s.role != "row" or s.declared == "upload" for s in plan.release.stages)
+    straight = all(s.role != "row" or DECLARED.get(s.name) == "upload" for s in plan.release.stages)
     divided = upload is None or all(
         s.role != "post" or s.divisor == "number" for s in upload.mechanism.stages
     )
@@ -157,26 +140,32 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
         plan.secure_aggregation,
         straight and divided,
         others,
-        apart,
+        sum(site.scheme != "full" for site in local) > 1 and not apart,
+        SCHEMES.get(sampler.scheme, OTHER),
+        attendance(sampler),
+        max(sampler.separation, sampler.epoch),
     )
 
 
-def _local(release, rounds, count) -> Site:
-    place = "local training" if release.steps else "local step"
-    scheme, neighbours = release.batches.scheme, batches.adjacency(release.batches)
-    if release.steps:
-        neighbours = "replace_one"
-    site = _site(place, scheme, release.mechanism, neighbours, rounds, count)
-    return site._replace(batches=release.batches, count=release.count, steps=release.steps)
-
-
 def _site(place, scheme, mechanism, neighbours, rounds, count) -> Site:
-    noise = chain.law_of(mechanism)
-    if strategy_of(mechanism) is not None:
+    (stage,) = (s for s in mechanism.stages if s.role == "noise")
+    noise = stage.law
+    if stage.strategy is not None:
         noise = "correlated"
-    elif encoding_of(mechanism) is not None:
+    elif stage.encoding is not None:
         noise = "integers"
-    site = Site(place, noise, scheme, mechanism.adjacency or neighbours, mechanism)
+    site = Site(
+        place,
+        noise,
+        scheme,
+        mechanism.adjacency or neighbours,
+        mechanism,
+        "laplace" if stage.law == "laplace" else "gaussian",
+        stage.strategy,
+        stage.encoding,
+        stage.shape is None,
+        frozenset(DECLARED.get(s.name, "") for s in mechanism.stages),
+    )
     try:
         return site._replace(multiplier=levels(mechanism, rounds, count))
     except NotAnalysable as error:
@@ -228,10 +217,7 @@ class Sample(NamedTuple):
     drawn: float  # elements drawn; or the probability of one, of a population of 1
     population: float
     capacity: float
-
-    @property
-    def rate(self) -> float:
-        return self.drawn / self.population
+    rate: float  # drawn / population
 
 
 # kind of sample -> adjacency -> the event of a release on the sample.  What has no entry has no
@@ -269,12 +255,6 @@ EVENTS = {
 PURE = {("poisson", a) for a in ALL} | {("without_replacement", "replace_one")}
 
 
-def on_sample(kind: str, adjacency: str, sample: Sample, release):
-    """Return the event of a release on a sample."""
-    whole = kind in ("without_replacement", "touched") and sample.rate >= 1
-    return release if whole else EVENTS[kind][adjacency](sample, release)
-
-
 def laplace(kind: str, adjacency: str, sample: Sample, multiplier: ArrayLike, seen: bool):
     """Return the event of a release with Laplace noise on a sample."""
     if kind == "with_replacement":  # an element may be all of a sample
@@ -290,55 +270,43 @@ def laplace(kind: str, adjacency: str, sample: Sample, multiplier: ArrayLike, se
 # --- how clients are drawn
 
 
-def share_of(sampler: Sampler):
-    """Return the probability that one draw takes a client: a number, or one for each client."""
-    scheme = sampler.scheme
-    if scheme == "with_replacement" and sampler.share is not None:  # not below what is drawn
-        share = np.nextafter(np.asarray(sampler.share), np.float32(1))
-        return np.minimum(share, 1).astype(np.float64)
-    if scheme == "with_replacement":
-        return 1 / sampler.clients
+def attendance(sampler: Sampler) -> Attendance:
+    """Return how a sampler draws clients."""
+    scheme, share = sampler.scheme, 1.0
     kind = SCHEMES.get(scheme, OTHER).kind
-    if kind == "allocation":
-        return 1 / sampler.epoch
-    if kind in ("poisson", "truncated_poisson"):  # in rounds of its own, if clients take turns
+    if scheme == "with_replacement" and sampler.share is not None:
+        # not smaller than the share that is drawn
+        rounded = np.nextafter(np.asarray(sampler.share), np.float32(1))
+        share = np.minimum(rounded, 1).astype(np.float64)
+    elif scheme == "with_replacement":
+        share = 1 / sampler.clients
+    elif kind == "allocation":
+        share = 1 / sampler.epoch
+    elif kind in ("poisson", "truncated_poisson"):  # in the rounds of its group, if there are some
         rate: Any = sampler.rate
-        return float(drawn(rate))
-    return sampler.capacity / sampler.clients if scheme == "without_replacement" else 1.0
+        share = float(drawn_rate(rate))
+    elif scheme == "without_replacement":
+        share = sampler.capacity / sampler.clients
+    chance: Any = share
+    if scheme == "with_replacement" and not sampler.independent:
+        with np.errstate(divide="ignore"):
+            chance = -np.expm1(sampler.capacity * np.log1p(-np.asarray(share)))
+    overflow = 0.0
+    if kind in ("poisson", "allocation"):
+        groups = 1 if sampler.epoch > 1 else sampler.separation
+        candidates = getattr(sampler, "at_once", sampler.clients)  # from whom a round may draw
+        overflow = float(binomial_tail(sampler.capacity, candidates, share / groups))
+    return Attendance(share, chance, sampler.capacity if sampler.independent else 1, overflow)
 
 
-def chance_of(sampler: Sampler):
-    """Return the probability that a client takes part, each time that it may: in a round, or in one
-    of the independent draws of a round."""
-    share = share_of(sampler)
-    if sampler.scheme != "with_replacement" or sampler.independent:
-        return share
-    with np.errstate(divide="ignore"):
-        return -np.expm1(sampler.capacity * np.log1p(-np.asarray(share)))
-
-
-def turns(sampler: Sampler) -> int:
-    """Return how often a client may run in one round."""
-    return sampler.capacity if sampler.independent else 1
-
-
-def drawn(rate: ArrayLike) -> np.ndarray:
+def drawn_rate(rate: ArrayLike) -> np.ndarray:
     """Return the probability that a uniform float32, a multiple of 2^-23, lies below the float32
     that `rate` is."""
     return np.ceil(np.asarray(rate, np.float32).astype(np.float64) * 2**23) / 2**23
 
 
-def tail(capacity: float, trials: ArrayLike, rate: ArrayLike):
+def binomial_tail(capacity: float, trials: ArrayLike, rate: ArrayLike):
     """Return the probability that a binomial number exceeds `capacity`."""
     from scipy import stats  # half a second: not at import
 
     return np.where(capacity >= np.asarray(trials), 0.0, stats.binom.sf(capacity, trials, rate))
-
-
-def cohort_overflow(sampler: Sampler) -> float:
-    """Return the probability that a cohort has more clients than slots."""
-    if SCHEMES.get(sampler.scheme, OTHER).kind not in ("poisson", "allocation"):
-        return 0.0
-    in_turns = 1 if sampler.epoch > 1 else sampler.separation
-    trials = getattr(sampler, "at_once", sampler.clients)  # clients that a round may draw from
-    return float(tail(sampler.capacity, trials, share_of(sampler) / in_turns))

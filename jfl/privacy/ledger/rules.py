@@ -1,5 +1,5 @@
-"""What can be proved, as one table: (unit, place of the noise, noise, view, scheme of the sampler,
-adjacency) -> rules, best first.
+"""The rules of the ledger, as one table: (unit, place of the noise, noise, view, scheme of the
+sampler, adjacency) -> rules, best first.
 
 The first rule whose needs are met answers; what has no row, or no rule whose needs are met, is
 refused.  `python -m experiments.harness.matrix` writes the table into docs/matrix.md.
@@ -18,7 +18,7 @@ from ...core.errors import NotAnalysable
 from ...core.records import Caveat
 from ..mechanisms.chain import bound, limit
 from .entry import ABSENT, ONE, Part, WeightedSum
-from .facts import EVENTS, FIXED, OTHER, SCHEMES, Facts, Site, drawn, share_of, tail
+from .facts import EVENTS, FIXED, OTHER, SCHEMES, Facts, Site, binomial_tail, drawn_rate
 
 MANY = 10**6  # rounds, of which no table is made
 FIELDS = ("unit", "place", "noise", "view", "scheme", "adjacency")
@@ -40,12 +40,12 @@ class Rule:
     name: str  # as docs/matrix.md calls it
     part: Callable[[Facts, Site], Part]
     needs: tuple[Need, ...] = ()
-    # whether the part is of a round, whoever takes part; otherwise of each client that takes part
+    # whether the part describes a round, whoever participates; otherwise each participating client
     of_round: bool = False
     # caveats, or functions of the facts and the site that give some
     remarks: tuple = ()
     assumes: tuple = ()  # caveats in the same form, with which nothing is proved unconditionally
-    method: str = ""  # the name of a mechanism whose rounds do not stand alone
+    method: str = ""  # the name of a mechanism whose rounds are not independent
 
 
 def find(facts: Facts, site: Site, unit: str, view: str) -> Rule:
@@ -97,47 +97,48 @@ def add_rows(rule: Rule, place: str, noise, view, scheme, adjacency) -> None:
 def local_step(f: Facts, s: Site) -> Part:
     """Return one noisy step on a batch."""
     rows, batches = np.maximum(f.rows, 1), s.batches
+    kind, sample, population, capacity = SCHEMES[s.scheme].kind, ONE[0], ONE[0], 0.0
+    if kind == "without_replacement":
+        sample, population = np.minimum(batches.batch, rows), rows
+    elif kind == "with_replacement":
+        sample, population = np.full(rows.shape, batches.batch), rows
+    elif kind == "poisson":
+        sample = row_rate(batches, rows)
+    elif kind == "truncated_poisson":
+        sample, population, capacity = row_rate(batches, rows) * rows, rows, batches.batch
     count = np.full(rows.shape, s.count)
-    kind = SCHEMES[s.scheme].kind
-    numbers = {
-        "none": lambda: (ONE[0], ONE[0]),
-        "without_replacement": lambda: (np.minimum(batches.batch, rows), rows),
-        "with_replacement": lambda: (np.full(rows.shape, batches.batch), rows),
-        "poisson": lambda: (row_rate(batches, rows), ONE[0]),
-        "truncated_poisson": lambda: (row_rate(batches, rows) * rows, rows, batches.batch * ONE[0]),
-    }[kind]()
     if s.scheme == "epochs":  # a row is in one batch of each epoch
         count = np.ceil(s.count / np.ceil(rows / batches.batch))
-    return _local(f, s, kind, *numbers)._replace(count=count)
+    numbers = (np.asarray(v, np.float64) for v in (sample, population, capacity * ONE[0]))
+    part = Part(s.place, s.multiplier, kind, *numbers, count)
+    return part._replace(law=s.law, seen=f.share_sample)
 
 
 def local_training(f: Facts, s: Site) -> Part:
     """Return one noisy release of several steps, whose noise covers all that a row does in them:
     only the absence of the row from all batches is a gain."""
-    rows, batch = np.maximum(f.rows, 1), s.batches.batch
-    missed = {
-        "full": lambda: np.zeros(rows.shape),
-        "poisson": lambda: (1 - row_rate(s.batches, rows)) ** s.steps,
-        "truncated_poisson": lambda: (1 - row_rate(s.batches, rows)) ** s.steps,
-        "without_replacement": lambda: (1 - np.minimum(batch / rows, 1)) ** s.steps,
-        "with_replacement": lambda: (1 - 1 / rows) ** (s.steps * batch),
-        "epochs": lambda: np.maximum(0.0, 1 - s.steps * batch / rows),
-    }[s.scheme]()
-    return _local(f, s, "touched", 1 - missed, ONE[0])._replace(count=np.array([s.count]))
-
-
-def _local(f, s, kind, *numbers):
-    part = Part(s.place, s.multiplier, kind, law=s.law, seen=f.several)
-    names = ("sample", "population", "capacity")
-    return part._replace(**{n: np.asarray(v, np.float64) for n, v in zip(names, numbers)})
+    rows, batch, steps = np.maximum(f.rows, 1), s.batches.batch, s.steps
+    if s.scheme == "full":
+        missed = np.zeros(rows.shape)
+    elif s.scheme in ("poisson", "truncated_poisson"):
+        missed = (1 - row_rate(s.batches, rows)) ** steps
+    elif s.scheme == "without_replacement":
+        missed = (1 - np.minimum(batch / rows, 1)) ** steps
+    elif s.scheme == "with_replacement":
+        missed = (1 - 1 / rows) ** (steps * batch)
+    else:  # epochs
+        missed = np.maximum(0.0, 1 - steps * batch / rows)
+    part = Part(s.place, s.multiplier, "touched", 1 - missed, count=np.array([s.count]))
+    return part._replace(law=s.law, seen=f.share_sample)
 
 
 def row_rate(batches, rows: np.ndarray) -> np.ndarray:
-    """Return the probability that a Poisson batch takes a row of a client with so many rows."""
+    """Return the probability that a Poisson batch takes a row of a client, given the number of its
+    rows."""
     if batches.rate is not None:
-        return np.broadcast_to(drawn(batches.rate), rows.shape)
+        return np.broadcast_to(drawn_rate(batches.rate), rows.shape)
     expected = np.asarray(batches.expected, np.float32)
-    return drawn(np.minimum(np.float32(1), expected / rows.astype(np.float32)))
+    return drawn_rate(np.minimum(np.float32(1), expected / rows.astype(np.float32)))
 
 
 def row_overflow(f: Facts, s: Site) -> np.ndarray:
@@ -146,32 +147,27 @@ def row_overflow(f: Facts, s: Site) -> np.ndarray:
     if batches.scheme != "poisson" or batches.batch is None:
         return np.zeros(f.rows.shape)
     sizes, which = np.unique(np.maximum(f.rows, 1), return_inverse=True)
-    lost = steps * tail(batches.batch, sizes, row_rate(batches, sizes))
+    lost = steps * binomial_tail(batches.batch, sizes, row_rate(batches, sizes))
     return np.where(f.rows > 0, lost[which.reshape(-1)], 0.0)
 
 
-def moved(f: Facts, s: Site) -> tuple:
-    """Return what noise for the solution of a client assumes of its losses."""
-    if "prox_erm" not in s.declared:
-        return ()
-    moves = 2 * float(bound(s.mechanism))  # replace_one doubles the bound
-    text = (
-        "Assumes convex, Lipschitz losses, solved accurately enough that replacing one row moves a "
-        f"client's solution by at most {moves:g}."
-    )
-    return (Caveat(text, "convex"),)
-
-
-def steepness(f: Facts, s: Site) -> tuple:
-    """Return what noise for steps that contract assumes of the losses."""
-    if "contraction" not in s.declared:
-        return ()
-    steepest = float(bound(s.mechanism)) * s.steps * s.batches.batch
-    text = (
-        f"Assumes that losses are convex, (2 / lr)-smooth and {steepest:g}-Lipschitz for every row "
-        "and all parameters, and have finite gradients."
-    )
-    return (Caveat(text, "convex"),)
+def convexity(f: Facts, s: Site) -> tuple:
+    """Return what noise for the solution of a client, or for steps that contract, assumes of the
+    losses."""
+    texts = []
+    if "prox_erm" in s.declared:
+        moves = 2 * float(bound(s.mechanism))  # replace_one doubles the bound
+        texts.append(
+            "Assumes convex, Lipschitz losses, solved accurately enough that replacing one row "
+            f"moves a client's solution by at most {moves:g}."
+        )
+    if "contraction" in s.declared:
+        steepest = float(bound(s.mechanism)) * s.steps * s.batches.batch
+        texts.append(
+            f"Assumes that losses are convex, (2 / lr)-smooth and {steepest:g}-Lipschitz for every "
+            "row and all parameters, and have finite gradients."
+        )
+    return tuple(Caveat(text, "convex") for text in texts)
 
 
 def one_sample(f: Facts, s: Site) -> tuple:
@@ -180,7 +176,7 @@ def one_sample(f: Facts, s: Site) -> tuple:
         "The releases of this algorithm may share a sample, so no privacy amplification by "
         "sampling is counted."
     )
-    return (Caveat(text, "one-sample"),) * f.several
+    return (Caveat(text, "one-sample"),) * f.share_sample
 
 
 FULL_BATCHES = Need(
@@ -213,7 +209,7 @@ BATCHES = (
 for name, view in itertools.product(BATCHES, ("server", "third_party", "personal")):
     sampled = "every batch" if SCHEMES[name].kind == "none" else "sampled batches"
     absence = ", absence" * (view == "third_party")
-    common: dict[str, Any] = dict(remarks=(one_sample,), assumes=(moved, steepness))
+    common: dict[str, Any] = dict(remarks=(one_sample,), assumes=(convexity,))
     step = Rule(sampled + absence, local_step, (SOME_ROWS, FULL_BATCHES), **common)
     work = Rule("touched rows" + absence, local_training, (SOME_ROWS, ROWS_ONCE), **common)
     add_rows(step, "local step", ("gaussian", "laplace"), view, name, SCHEMES[name].adjacencies)
@@ -259,7 +255,7 @@ def secure_sum(f: Facts, s: Site) -> Part:
     own, others = np.square(f.weights), f.sampler.capacity - 1
     theirs = np.zeros(own.shape)
     if others:
-        least = np.sort(own, axis=1)  # so many others with the least noise, without the client
+        least = np.sort(own, axis=1)  # the others with the least noise, without the client
         sums = np.cumsum(least, axis=1)
         is_among = own <= least[:, [others - 1]]
         theirs = np.where(is_among, sums[:, [others]] - own, sums[:, [others - 1]])
@@ -277,14 +273,14 @@ def of_strategy(f: Facts, s: Site) -> np.ndarray:
 
 
 def correlated_upload(f: Facts, s: Site) -> Part:
-    """Return all uploads of a client as one release: its noise goes on through rounds in which it
-    does not come, in which it adds nothing."""
+    """Return all uploads of a client as one release: its noise continues through rounds in which it
+    does not participate and adds nothing."""
     return Part("upload", s.multiplier, factor=of_strategy(f, s), joint=True)
 
 
 def integers(s: Site, clients: int, moves: float = 1.0) -> Part:
-    """Return an integer release of the sum of so many clients, about one that moves it by `moves`
-    uploads."""
+    """Return an integer release of the sum of several clients, about a client that moves it by
+    `moves` uploads."""
     code = s.encoding
     std = code.share * clients**0.5 * code.scale
     level = std / (code.sensitivity / code.clip_norm * code.longest)
@@ -307,18 +303,18 @@ APART = Need(
     "Use sampling.min_separation or sampling.cyclic_poisson, or a strategy for separation=1.",
 )
 SHARES = Need(
-    "cohorts of always {s.encoding.cohort} clients, as jfl.distributed was told",
+    "cohorts of always {s.encoding.cohort} clients, as given to jfl.distributed",
     lambda f, s: f.sampler.capacity == s.encoding.cohort,
-    "Each client adds its share of the noise of so many.",
+    "Each client adds its share of the noise of the cohort.",
 )
 ASSUMED = Need("jfl.plan(..., secure_aggregation=True)", lambda f, s: f.is_secure)
 PLAIN = Need(
-    "isotropic noise of uploads that are summed as they are",
+    "isotropic noise of uploads that are summed unchanged",
     lambda f, s: f.is_plain_sum and s.is_isotropic,
     "Clip in upload, and divide by a number.",
 )
 EQUAL = Need("uploads with noise of one level", lambda f, s: s.multiplier.shape[1] == 1)
-# cohorts that are always as large, of clients that come once
+# cohorts of a fixed size, in which a client participates once
 EQUAL_SIZES = ("full", "without_replacement", "first_responders", "min_separation")
 COHORTS = [scheme for scheme in SCHEMES if scheme != "epochs"]
 
@@ -355,7 +351,7 @@ add_rows(hidden, "upload", "gaussian", "aggregate", EQUAL_SIZES, FIXED)
 def model(f: Facts, s: Site, kind: str | None = None) -> Part:
     """Return the release of a round, on its cohort: as a sample of this kind, of the sampler's own
     without one."""
-    sampler, share = f.sampler, np.max(share_of(f.sampler))
+    sampler, share = f.sampler, np.max(f.attendance.share)
     kind = kind or (f.scheme.kind if s.adjacency in EVENTS[f.scheme.kind] else "none")
     kind = "none" if kind == "without_replacement" and takes_all(f, s) else kind
     numbers = {
@@ -378,7 +374,7 @@ def takes_all(f: Facts, s: Site) -> bool:
 
 
 def only_absence(f: Facts, s: Site) -> Part:
-    """Return the release of clients that keep state, which shows who came with them."""
+    """Return the release of stateful clients, whose state shows who participated with them."""
     return model(f, s, "participation")
 
 
@@ -431,20 +427,20 @@ def uploads_and_model(f: Facts, s: Site) -> Part:
 
 
 STEADY = Need(
-    "the same noise in every round of clients that take turns",
+    "the same noise in every round of clients in rotation",
     lambda f, s: len(s.multiplier) == 1 and f.rounds <= MANY,
 )
-TURNS = Need("clients that take turns", lambda f, s: f.period > 1)
+TURNS = Need("clients in rotation", lambda f, s: f.period > 1)
 NARROW = Need(
     "at most as many bands as rounds from one turn to the next",
     lambda f, s: s.strategy.width <= f.sampler.separation,
 )
 STATEFUL = Need(
-    "clients that keep state, and a cohort that is drawn",
+    "stateful clients, and a cohort that is drawn",
     lambda f, s: f.is_stateful and not takes_all(f, s),
 )
 HIDDEN = Need(
-    "clients without state, which would show who came with them",
+    "stateless clients: client state would show who participated with them",
     lambda f, s: not f.is_stateful or f.scheme.kind in ("none", "poisson") or takes_all(f, s),
     "Use sampling.without_replacement or sampling.poisson.",
 )
@@ -453,7 +449,7 @@ NOISY_UPLOADS = Need(
     lambda f, s: f.upload is not None and f.upload.noise == "gaussian" and not f.upload.refusal,
 )
 ISOTROPIC = Need(
-    "isotropic noise, of uploads that are summed as they are",
+    "isotropic noise, of uploads that are summed unchanged",
     lambda f, s: s.is_isotropic and f.is_plain_sum and f.upload.is_isotropic,
 )
 

@@ -1,4 +1,5 @@
-"""What a run that goes on under other plans, and runs of different seeds, release together.
+"""Segments: what a run that continues under other plans, and runs of different seeds, release
+together.
 
 Runs of one seed draw the same cohorts and batches in the rounds that they share, so they are not
 independent there: such rounds are refused.  All others compose.
@@ -110,7 +111,7 @@ def sharing(plans, seeds) -> tuple:
 
 
 def joined(parts: Sequence[Entry], rounds: Sequence[int]) -> Entry:
-    """Return entries one after another, each for its number of rounds, as one.
+    """Return consecutive entries, each for its number of rounds, as one entry.
 
     Each client may be the worst in each of them: all combinations are at least as bad as any
     client.
@@ -141,7 +142,7 @@ def joined(parts: Sequence[Entry], rounds: Sequence[int]) -> Entry:
 
 
 def _placed(segments, seeds):
-    """The segments with their first rounds, checked."""
+    """Return the segments with their first rounds, after checking them."""
     seeds = _seeds(seeds, len(segments))
     placed, ends = [], {}
     for (plan, rounds, *first), seed in zip(segments, seeds):
@@ -182,8 +183,8 @@ def _seeds(seeds, count):
 
 
 def _refuse_part_of_a_series(segment, placed):
-    """Refuse a part of a run with correlated noise: what a client added in earlier rounds of it
-    goes on in the noise of later ones.  After another plan, a plan begins with new noise."""
+    """Refuse a part of a run with correlated noise: what a client added in its earlier
+    rounds is in the noise of later ones.  After another plan, a plan begins with new noise."""
     plan = segment.plan
     if not segment.first or all(strategy_of(m) is None for m in (plan.upload, plan.release)):
         return
@@ -195,15 +196,15 @@ def _refuse_part_of_a_series(segment, placed):
             "a run with correlated noise from its round 0 on",
             f"a part that begins with round {segment.first}"
             + " and shares its noise with other plans" * plan.paired_noise,
-            "Give the rounds of one plan as one segment, (plan, rounds, 0); where it went on "
-            "from other plans, without paired_noise, name those before it, as in "
+            "Give the rounds of one plan as one segment, (plan, rounds, 0); if it continued "
+            "other plans, without paired_noise, name those before it, as in "
             "[(other, 10), (plan, 10)].",
             error=NotAnalysable,
         )
 
 
 def _begun(plan, first):
-    """What the accountant reads of a plan, from round `first` on."""
+    """Return the plan that the accountant reads, from round `first` on."""
     if not first:
         return plan
     sampler, epoch = plan.sampler, plan.sampler.epoch

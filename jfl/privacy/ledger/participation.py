@@ -1,0 +1,147 @@
+"""How often clients participate: the planned worst case, or what the user of a guarantee says."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...core import checks
+from ...core.records import Caveat, Plan
+from ..mechanisms.correlated import strategy_of
+from .entries import EVERY_ROUND
+from .entry import Entry, effective, worst_columns
+from .facts import OTHER, SCHEMES, attendance
+
+ASSERTED = "Assumes, without enforcing it, that no client participates more than {} times."
+LIKELY = (
+    "Assumes honest sampling that is independent of the data. Delta includes the probability {:g} "
+    "that a client participates more often than assumed."
+)
+SEEN = Caveat(
+    "Describes this run, with the participations that occurred; it is not a guarantee.", "realised"
+)
+
+
+class Participations(NamedTuple):
+    """The maximum number of participations of each client, and what it rests on."""
+
+    most: np.ndarray  # Int[C]
+    beta: float = 0.0  # probability that a client exceeds it, a part of delta
+    status: str = "proved"
+    caveats: tuple = ()
+
+
+def participations(
+    plan: Plan, entry: Entry, rounds: int, delta: float, options: dict
+) -> Participations:
+    """Return how often each client takes part in `rounds` rounds: the planned worst case, or as an
+    option says.
+
+    Args:
+        plan: a Plan.
+        entry: an entry of its ledger.
+        rounds: the number of rounds.
+        delta: the delta of the guarantee.
+        options: cap, participations that no client exceeds, which the engine does not enforce;
+            quantile, the probability with which a client may exceed the number that counts for it;
+            realised, Int[C], the participations as they happened; at most one of them is not None.
+
+    Raises:
+        ValueError: unless at most one is given, and in range, for what the server sees.
+    """
+    sampler, where = plan.sampler, "jfl.guarantee"
+    given = [name for name, v in options.items() if v is not None]
+    drawn, clients = attendance(sampler), np.size(plan.fed.size)
+    trials = rounds * drawn.turns
+    planned = Participations(
+        np.full(clients, trials), caveats=(EVERY_ROUND,) * (sampler.scheme != "full")
+    )
+    if not given:
+        return planned
+    if entry.view != "server":
+        checks.fail(
+            where,
+            "view='server' with cap, quantile or realised",
+            f"view={entry.view!r}",
+            "A third party does not see who participates: its guarantee counts the probability of "
+            "participation already.",
+        )
+    if len(given) > 1:
+        checks.fail(where, "one of cap, quantile and realised", " and ".join(given))
+    cap, quantile, realised = (options[name] for name in ("cap", "quantile", "realised"))
+    if cap is not None:
+        checks.require_integer(where, cap=cap)
+        caveat = Caveat(ASSERTED.format(cap), "cap")
+        return Participations(np.minimum(planned.most, cap), 0.0, "conditional", (caveat,))
+    if realised is not None:
+        seen = checks.as_array(where, "realised", realised)
+        most = -(-rounds // sampler.separation) * drawn.turns
+        whole = seen.shape == (clients,) and seen.dtype.kind in "iu"
+        if not (whole and ((seen >= 0) & (seen <= most)).all()):
+            words = f"realised: whole numbers in 0..{most}, Int[{clients}]"
+            checks.fail(where, words, f"{realised!r}")
+        return Participations(seen, 0.0, "descriptive", (SEEN,))
+    checks.require_fraction(where, single=True, quantile=quantile)
+    if not quantile < delta:
+        checks.fail(
+            where,
+            "quantile < delta",
+            f"quantile={quantile:g}, delta={delta:g}",
+            "It is a part of delta; a tenth of delta is usual.",
+        )
+    if not SCHEMES.get(sampler.scheme, OTHER).absence:
+        return planned
+    from scipy import stats  # half a second: not at import
+
+    chance = np.broadcast_to(drawn.chance, clients)
+    most = stats.binom.isf(float(quantile), trials, chance).astype(int)
+    caveat = Caveat(LIKELY.format(quantile), "quantile")
+    return Participations(np.minimum(most, trials), float(quantile), "proved", (caveat,))
+
+
+def counted(plan: Plan, entry: Entry, rounds: int, often: np.ndarray) -> Entry:
+    """Return the entry of a whole run, given how `often` each client participates, Int[C]."""
+    if entry.noise_of == "server":
+        checks.fail(
+            "jfl.guarantee",
+            "noise that clients add, with cap, quantile or realised",
+            "noise of the release",
+        )
+    if any(part.joint for part in entry.parts):
+        # all participations are one release, because a client's noise is correlated over them
+        levels, which = np.unique(often, return_inverse=True)
+        moved = np.array([_sensitivity(plan, rounds, int(n)) for n in levels])
+        with np.errstate(divide="ignore"):
+            factor = 1 / moved[which.reshape(-1)][None]
+        entry = entry._replace(parts=tuple(p._replace(factor=factor) for p in entry.parts))
+        often = np.minimum(often, 1)
+    rows, by_rows = entry.clients.rows, entry.row_overflow is not None
+    active = np.intersect1d(np.flatnonzero(often > 0), entry.clients.counted)
+    # more rows overflow more often: the one who loses most is not the one who gains least
+    by_row: Any = entry.row_overflow
+    lost = (by_row[active] * often[active]).max(initial=0.0) if by_rows else None
+    return entry._replace(
+        rounds=rounds,
+        participations=often,
+        worst=worst_columns(
+            rows if by_rows else np.zeros(len(rows), int),
+            often,
+            [effective(p) for p in entry.parts],
+            active,
+        ),
+        # the noise on an upload is not drawn by rows: what may overflow is the cohort, every round
+        overflow=entry.overflow * rounds if lost is None else float(lost),
+    )
+
+
+def _sensitivity(plan: Plan, rounds: int, participations: int) -> float:
+    """Return the sensitivity of the first `rounds` rounds of correlated upload noise to a client
+    that takes part at most `participations` times, in units of one round's."""
+    strategy: Any = strategy_of(plan.upload)
+    separation = plan.sampler.separation
+    planned = float(np.sqrt(strategy.squared_sensitivities(rounds, separation)[-1]))
+    if participations >= -(-rounds // separation):
+        return planned
+    if participations == 0:
+        return 0.0
+    # the strategy may cover more rounds than are run
+    return min(planned, strategy.sensitivity(participations, separation, epochs=True))
