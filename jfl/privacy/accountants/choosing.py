@@ -1,19 +1,19 @@
-"""The price of choosing: run a random number of times, release the best run and nothing else.
+"""The privacy cost of choosing the best of a random number of runs and releasing only that run.
 
-A fixed number of runs composes, whichever is shown: choosing the best of m can cost as much as
-showing all m.  A number that is random, and secret, costs two to four times as much as one run,
-whatever its mean, if its law has the right tail (Papernot and Steinke, arXiv:2110.03620).  What is
-needed:
+A fixed number of runs composes, whichever run is shown: choosing the best of m can cost as much as
+showing all m.  A random, secret number of runs costs two to four times as much as one run, whatever
+its mean, if its distribution has the right tail (Papernot and Steinke, arXiv:2110.03620).  This
+requires:
 
-- The number of runs is drawn by `draw`, before the first of them, and is never told: no times, no
-  logs, no count of runs.
-- Each run draws its setting (learning rate, clip norm, ...) independently from one law that does
-  not depend on the data, and has cohorts, batches and noise of its own: a seed of its own.
-- The score by which the best is chosen is part of what the run releases: computed from public rows,
-  or privately, at a price that is in the run's own guarantee.
+- `draw` draws the number of runs before the first run, and nobody reveals it: no times, no logs, no
+  count of runs.
+- Each run draws its setting (learning rate, clip norm, ...) independently, from one distribution
+  that does not depend on the data.  It has independent cohorts, batches and noise: a separate seed.
+- The score by which the best run is chosen is part of what the run releases.  It is computed from
+  public rows, or privately at a cost that the guarantee of the run includes.
 
-The best of several runs may go on as one run of a larger choice, and so on: a tournament.  Its
-guarantee is the same theorem, applied at each rung to all that was done before it.
+The best of several runs may continue as one run of a larger choice, and so on: a tournament.  The
+same theorem, applied at each rung to everything before it, gives the guarantee.
 """
 
 import math
@@ -34,17 +34,16 @@ from .tightest import Release
 LAWS = ("poisson", "truncated_negative_binomial")
 MOST_RUNS = 1e4  # on average
 ORDERS = 1 + np.geomspace(1e-2, 1e4, 64 * rdp_events.BLOCK)
-FEW_ORDERS = 1 + np.geomspace(
-    1e-2, 1e4, 8 * rdp_events.BLOCK
-)  # where each round has noise of its own
-POINTS = 4096  # of a curve
+# used if the noise changes over rounds
+FEW_ORDERS = 1 + np.geomspace(1e-2, 1e4, 8 * rdp_events.BLOCK)
+POINTS = 4096  # on a curve
 LEAST_DELTA = 1e-18  # at the end of a curve
 TAIL = 40.0  # -log of the probability of more runs than `draw` knows
 HALVINGS = 200
 
 
 class Runs(NamedTuple):
-    """The law of the number of runs; `poisson`, `geometric`, `logarithmic` and
+    """The distribution of the number of runs; `poisson`, `geometric`, `logarithmic` and
     `truncated_negative_binomial` make it."""
 
     law: str  # of LAWS
@@ -54,7 +53,7 @@ class Runs(NamedTuple):
 
 
 def poisson(mean: float) -> Runs:
-    """A Poisson number of runs: well concentrated, and the dearest for many runs.
+    """Return a Poisson number of runs: well concentrated, and the most expensive for many runs.
 
     It may be 0: then nothing is released.
 
@@ -71,9 +70,9 @@ def poisson(mean: float) -> Runs:
 
 
 def truncated_negative_binomial(mean: float, shape: float) -> Runs:
-    """A number of runs of at least 1, P(k) ~ Gamma(k + shape) / k! (1 - gamma)^k.
+    """Return a number of runs of at least 1, P(k) ~ Gamma(k + shape) / k! (1 - gamma)^k.
 
-    The smaller the shape, the less it costs, and the more often there is one run only.
+    The smaller the shape, the less it costs, and the more often there is only one run.
 
     Args:
         mean: in [1, 10000]; 1: always one run, which costs nothing.
@@ -96,17 +95,17 @@ def truncated_negative_binomial(mean: float, shape: float) -> Runs:
 
 
 def geometric(mean: float) -> Runs:
-    """`truncated_negative_binomial` of shape 1: after each run, stop with probability 1 / mean."""
+    """Return the distribution of shape 1: after each run, stop with probability 1 / mean."""
     return truncated_negative_binomial(mean, 1.0)
 
 
 def logarithmic(mean: float) -> Runs:
-    """`truncated_negative_binomial` of shape 0: the cheapest of these."""
+    """Return `truncated_negative_binomial` of shape 0: the cheapest of these."""
     return truncated_negative_binomial(mean, 0.0)
 
 
 def curve_of_choice(orders: ArrayLike, curve: ArrayLike, runs: Runs) -> np.ndarray:
-    """The Renyi curve of the whole choice, from that of one run.
+    """Return the Renyi curve of the whole choice, given that of one run.
 
     Shapes:
         orders [n] > 1, ascending, curve [n] -> Float64[n].
@@ -132,7 +131,7 @@ def curve_of_choice(orders: ArrayLike, curve: ArrayLike, runs: Runs) -> np.ndarr
         return curve
     log_mean = math.log(runs.mean) / (orders - 1)
     if runs.law == LAWS[0]:
-        # as a sum over all runs: each is the best with an odd where its own loss is above epsilon
+        # a sum over all runs, each of which may be the best
         tails = rdp_events.deltas_of_curve(orders, curve, np.log1p(1 / (orders - 1)))
         chosen = curve + runs.mean * tails + log_mean
     else:
@@ -145,28 +144,29 @@ def curve_of_choice(orders: ArrayLike, curve: ArrayLike, runs: Runs) -> np.ndarr
 def curve_of_tournament(
     orders: ArrayLike, curves: Sequence[ArrayLike], laws: Sequence[Runs]
 ) -> np.ndarray:
-    """The Renyi curve of a choice in several rungs.
+    """Return the Renyi curve of a choice in several rungs.
 
-    A run of the first rung is its own rounds alone.  A run of each other rung is the best of a
-    random number of runs of the rung before, and then rounds of its own.  The best of a random
-    number of runs of the last rung is released.
+    A run of the first rung consists only of rounds.  A run of each other rung begins with the best
+    of a random number of runs of the previous rung and continues with further rounds.  The best of
+    a random number of runs of the last rung is released.
 
     Args:
         orders: > 1, ascending.
-        curves: of the rounds of each rung alone, for the setting that is worst at each order.
-        laws: of the number of runs that each rung chooses from; all numbers are independent.
+        curves: the curve of the rounds of each rung, for the worst setting at each order.
+        laws: the distribution of the number of runs from which each rung chooses; all numbers are
+            independent.
 
     Shapes:
         orders [n], curves [L, n] -> Float64[n].
 
     Privacy:
-        of the unit and adjacency of the curves, for the released run with its scores, where the
-        curve of a rung bounds its rounds whatever came before them.  Then a run's curve is that of
-        the choice before it plus that of its own rounds (adaptive composition at each order), and
-        the choice among such runs is `curve_of_choice` of it.
+        of the unit and adjacency of the curves, for the released run with its scores, if the curve
+        of a rung bounds its rounds whatever came before them.  Then the curve of a run is that of
+        the choice before it plus that of its rounds (adaptive composition at each order), and the
+        choice among such runs is its `curve_of_choice`.
 
     Raises:
-        ValueError: as `curve_of_choice`; unless each rung has a curve and a law.
+        ValueError: as `curve_of_choice`; unless each rung has a curve and a distribution.
 
     References:
         arXiv:2110.03620, Theorems 2 and 6, once for each rung.
@@ -181,8 +181,8 @@ def curve_of_tournament(
     if not laws or len(curves) != len(laws):
         checks.fail(
             where,
-            "a curve and a law for each rung, and a rung",
-            f"{len(curves)} curves and {len(laws)} laws",
+            "a curve and a distribution for each rung, and a rung",
+            f"{len(curves)} curves and {len(laws)} distributions",
         )
     chosen: Any = 0.0
     for curve, runs in zip(curves, laws):
@@ -192,19 +192,19 @@ def curve_of_tournament(
 
 
 def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
-    """The epsilon of choosing the best of a random number of runs.
+    """Return the epsilon of choosing the best of a random number of runs.
 
     Args:
         one: what one run releases: its `Guarantee` of jfl.guarantee, or an event.
-        runs: the law of their number.
-        delta: of the choice, in (0, 1).
+        runs: the distribution of their number.
+        delta: the delta of the whole choice, in (0, 1).
 
     Privacy:
-        of the unit, adjacency and view of one run, by Renyi bounds, which is more than the loss
-        distribution of one run may say.
+        of the unit, adjacency and view of one run, by Renyi bounds, which may be larger than the
+        loss distribution of one run.
 
     Raises:
-        NotAnalysable: of a guarantee that does not know its releases.
+        NotAnalysable: for a guarantee that does not know its releases.
         ValueError: unless delta is in (0, 1).
 
     Example:
@@ -219,22 +219,21 @@ def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
 
 
 def epsilon_of_tournament(rungs: Sequence, laws: Sequence[Runs], delta: float) -> float:
-    """The epsilon of a choice in several rungs; see `curve_of_tournament`.
+    """Return the epsilon of a choice in several rungs; see `curve_of_tournament`.
 
     Args:
         rungs: what the rounds of each rung release, without those of the rungs before: its
             `Guarantee` of jfl.guarantee, or an event.
-        laws: of the number of runs that each rung chooses from.
-        delta: of the choice, in (0, 1).
+        laws: the distribution of the number of runs from which each rung chooses.
+        delta: the delta of the whole choice, in (0, 1).
 
     Privacy:
-        as `epsilon_of_choice`, for rounds that stand alone: their guarantee holds whatever came
-        before them.  That is so for independent rounds with noise of their own; not for noise that
-        is correlated over rounds, or clients that take turns.
+        as `epsilon_of_choice`, for independent rounds, whose guarantee holds whatever came before
+        them.  It does not cover noise that is correlated over rounds, or clients in rotation.
 
     Raises:
-        NotAnalysable: of a guarantee that does not know its releases.
-        ValueError: unless each rung has a law, and delta is in (0, 1).
+        NotAnalysable: for a guarantee that does not know its releases.
+        ValueError: unless each rung has a distribution, and delta is in (0, 1).
 
     Example:
         >>> from jfl.privacy.accountants import events
@@ -250,15 +249,15 @@ def epsilon_of_tournament(rungs: Sequence, laws: Sequence[Runs], delta: float) -
     if not laws or len(rungs) != len(laws):
         checks.fail(
             where,
-            "a release and a law for each rung, and a rung",
-            f"{len(rungs)} releases and {len(laws)} laws",
+            "a release and a distribution for each rung, and a rung",
+            f"{len(rungs)} releases and {len(laws)} distributions",
         )
     releases = tuple(_release(where, one, runs) for one, runs in zip(rungs, laws))
     return _epsilon(releases, laws, delta)
 
 
 def choice(one: Any, runs: Runs) -> Curve:
-    """Pairs of epsilon and delta of choosing the best of a random number of runs; see
+    """Return pairs of epsilon and delta of choosing the best of a random number of runs; see
     `epsilon_of_choice`.
 
     Example:
@@ -270,11 +269,12 @@ def choice(one: Any, runs: Runs) -> Curve:
 
 
 def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndarray:
-    """A number of runs by its law: equal for equal keys, on any machine.
+    """Draw a number of runs; equal keys give equal numbers, on any machine.
 
     Args:
-        key: of jax.random; whoever knows it knows the number, so it is secret and of no other use.
-        runs: the law.
+        key: a key of jax.random.  Anyone who knows it knows the number, so keep it secret and use
+            it only once.
+        runs: the distribution.
         number: how many numbers; None: one, as an int.
 
     Returns:
@@ -297,8 +297,8 @@ def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndar
 
 
 def probabilities(runs: Runs) -> np.ndarray:
-    """P(K = k) of k = 0, 1, ... for a Poisson law, of k = 1, 2, ... for the others, until what is
-    left is below e^-40.
+    """Return P(K = k) for k = 0, 1, ... (Poisson) or k = 1, 2, ... (the others), until the rest is
+    below e^-40.
 
     Example:
         >>> probabilities(geometric(2.0))[:3].tolist()
@@ -311,7 +311,7 @@ def probabilities(runs: Runs) -> np.ndarray:
         return np.exp(k * math.log(runs.mean) - runs.mean - gammaln(k + 1))
     eta, gamma = runs.shape, runs.gamma
     stays = math.log1p(-gamma)
-    # the power of k grows as long as it can; from there the tail is that of a geometric law
+    # the power of k grows at most to here; from there the tail is that of a geometric distribution
     longest = TAIL + eta * math.log1p(eta + TAIL) + eta * math.log(1 / gamma)
     k = np.arange(1, 2 + math.ceil(longest / -stays))
     if eta == 1:
@@ -323,7 +323,7 @@ def probabilities(runs: Runs) -> np.ndarray:
 
 
 def _checked(where, orders, curve) -> tuple[np.ndarray, np.ndarray]:
-    """Orders and a curve as Float64[n]."""
+    """Return orders and a curve as Float64[n]."""
     orders = checks.as_array(where, "orders", orders).astype(np.float64)
     curve = checks.as_array(where, "curve", curve).astype(np.float64)
     if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
@@ -343,7 +343,7 @@ def _mean(where, mean) -> float:
 
 
 def _gamma(mean, shape) -> float:
-    """The gamma of a mean, which falls with it: the smaller end, which costs more."""
+    """Return the gamma of a mean, which decreases with it: the smaller end, which costs more."""
     if mean == 1:
         return 1.0
     if shape == 1:
@@ -373,8 +373,8 @@ def _release(where, one, runs) -> Release:
         where,
         "an event, or a guarantee that knows its releases",
         checks.short_repr(one),
-        "Take the result of jfl.guarantee: one of a group, of a file or of a paper has no curve of "
-        "Renyi divergences.",
+        "Use the result of jfl.guarantee: a guarantee of a group, from a file or of a paper has no "
+        "curve of Renyi divergences.",
         error=NotAnalysable,
     )
 
@@ -390,7 +390,7 @@ def _epsilon(releases, laws, delta) -> float:
 
 
 def _beyond(releases, laws) -> float:
-    """What the reach of the noise costs in all the runs that are started."""
+    """Return the cost of the finite reach of the noise in all runs that are started."""
     lost, started = 0.0, 1.0
     for release, runs in zip(reversed(releases), reversed(laws)):
         started *= runs.mean
@@ -399,8 +399,8 @@ def _beyond(releases, laws) -> float:
 
 
 def _chosen(releases, laws) -> list:
-    """(orders, curve of the choice), of the worst event of each rung at each order: a run may have
-    any setting, and which is the worst hangs on the order."""
+    """Return the orders and the curve of the choice, for the worst event of each rung at each
+    order: a run may have any setting."""
     kinds = [events.event_types(e) for release in releases for e in release.alternatives]
     if not kinds:
         return []
@@ -423,8 +423,8 @@ def _curve(releases, laws) -> Curve:
     delta = np.zeros(POINTS)
     for orders, curve in chosen:
         delta = np.maximum(delta, rdp_events.deltas_of_curve(orders, curve, epsilon))
-    # what goes wrong in the rounds of one run may go wrong in those of each that is started: of
-    # each rung as many as all laws from it on multiply to, on average
+    # What goes wrong in the rounds of one run may go wrong in every run that is started.  The mean
+    # number of those of a rung is the product of the means from this rung on.
     wrong, started = 0.0, 1.0
     for release, runs in zip(reversed(releases), reversed(laws)):
         started *= runs.mean

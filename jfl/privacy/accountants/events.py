@@ -1,10 +1,10 @@
-"""What a run releases about one unit, as a small tree: nothing here computes an epsilon.
+"""Events: what a run releases about one unit, as a small tree.  Nothing here computes an epsilon.
 
 A noise multiplier is std / sensitivity *under the adjacency in use*: the sensitivity of replace_one
 is twice the clip norm, so an event means the same whatever the adjacency.  Numbers become float64
 when an event is built, whatever they were (an accountant that treats np.float32(2) unlike 2.0 is
 wrong without a word).  Every event is a pytree whose leaves are its numbers, so a new multiplier or
-number of rounds compiles nothing anew.
+number of rounds compiles nothing again.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class WithoutReplacement:
 
 @_event
 class Allocation:
-    """`event` in one of so many rounds, which is drawn uniformly and not seen; for add_remove."""
+    """`event` in one of `slots` rounds, which is drawn uniformly and not seen; for add_remove."""
 
     slots: Any
     event: Any
@@ -87,8 +87,11 @@ class Allocation:
 
 @_event
 class Replaced:
-    """`event` on a Poisson sample that holds so many, for replace_one: the others fill it with
-    probability `full`, and the unit is then one of a uniform subset with `rate_when_full`."""
+    """`event` on a Poisson sample of limited capacity, for replace_one.
+
+    The other elements fill it with probability `full`.  Then the sample is a uniform subset, which
+    holds the unit with probability `rate_when_full`.
+    """
 
     rate: Any
     full: Any
@@ -108,7 +111,7 @@ class ZeroedOut:
 
 @_event
 class WithReplacement:
-    """`event` on `draws` independent draws of one unit of `population`: it may come twice."""
+    """`event` on `draws` independent draws of one unit of `population`: it may be drawn twice."""
 
     draws: Any
     population: Any
@@ -117,7 +120,8 @@ class WithReplacement:
 
 @_event
 class Multiplicity:
-    """What bounds make of WithReplacement: an element counts k times with probability law[k]."""
+    """The form of WithReplacement that bounds use: an element counts k times with probability
+    law[k]."""
 
     law: Any
     most: Any
@@ -135,7 +139,7 @@ class RenyiBound:
 
 @_event
 class Repeat:
-    """`event`, so many `times`, with fresh randomness each time."""
+    """`event`, repeated `times` times with fresh randomness."""
 
     event: Any
     times: Any
@@ -143,14 +147,14 @@ class Repeat:
 
 @_event
 class Compose:
-    """All `events`, one after another."""
+    """All `events`, sequentially."""
 
     events: tuple
 
 
 @_event
 class Series:
-    """Releases with noise of their own: multipliers [n] in the Gaussians of `event`, each times[n]
+    """Releases with different noise: multipliers [n] in the Gaussians of `event`, each times[n]
     times."""
 
     event: Any
@@ -187,7 +191,7 @@ def laplace(noise_multiplier: ArrayLike) -> Laplace:
     """One release of a sum plus Laplace noise of scale noise_multiplier * sensitivity, that of the
     sum of absolute values.
 
-    Several coordinates are no worse than one: the Renyi divergence is convex in the shift of a
+    Several coordinates are at most as bad as one: the Renyi divergence is convex in the shift of a
     coordinate and 0 without one, so shifts that add up to the sensitivity cost most in one place.
 
     Units:
@@ -334,7 +338,7 @@ def truncated_poisson(
     Args:
         rate: in (0, 1].
         population: elements that may join, a public number.
-        capacity: of the sample.
+        capacity: the maximum size of the sample.
         event: a Gaussian, or several.
         adjacency: "zero_out" or "replace_one".
 
@@ -355,8 +359,8 @@ def truncated_poisson(
 
 
 def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> WithReplacement:
-    """`event` on `draws` independent draws from `population`, an element as often as it is drawn;
-    for replace_one.
+    """`event` on `draws` independent draws from `population`, an element each time that it is
+    drawn; for replace_one.
 
     The noise multiplier is that of an element drawn once.
 
@@ -384,7 +388,7 @@ def repeat(event: Any, times: ArrayLike) -> Repeat:
 
 
 def compose(*events: Any) -> Compose:
-    """All of `events`, one after another; later ones may depend on what earlier ones released."""
+    """All of `events`, sequentially; later ones may depend on what earlier ones released."""
     return Compose(tuple(_known("events.compose", e) for e in events))
 
 
@@ -392,8 +396,8 @@ def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
     """`event`, which an element reaches with probability `rate` and then as often as it may; for
     replace_one.
 
-    The noise multiplier covers all that the element can do; noise added once a round (output
-    perturbation) is so.
+    The noise multiplier covers all that the element can do; noise added once per round (output
+    perturbation) is of this kind.
 
     Units:
         rate in (0, 1].
@@ -408,7 +412,7 @@ def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
 
 
 def series(event: Any, times: ArrayLike) -> Series:
-    """`event` with each of its noise multipliers Float[n] in turn, times Float[n] >= 0 each, one
+    """`event` with each of its noise multipliers Float[n], times Float[n] >= 0 each, one
     after another.
 
     >>> import jfl.privacy.accountants.rdp_events as bounds
@@ -533,7 +537,7 @@ def precision(event: Any) -> Any:
 
 
 def weighted_precision(counts: np.ndarray, each: np.ndarray) -> np.ndarray:
-    """Return counts @ each, where an event that never happens adds nothing, however precise."""
+    """Return counts @ each, in which an event that never happens adds nothing, however precise."""
     is_known = np.isfinite(each)
     total = counts @ np.where(is_known, each, 0.0)
     return np.where((counts > 0) @ ~is_known, np.inf, total)

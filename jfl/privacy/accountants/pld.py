@@ -30,8 +30,8 @@ RELATIVE_WIDTH, ABSOLUTE_WIDTH = 1e-3, 1e-4  # a width that is small
 NOISE_RANGE, MIN_RATE = (0.02, 1e6), 1e-9  # noise multipliers and sampling rates with a grid
 LOWER_BOUND_DELTA_FRACTION = 1e-6  # of delta, that a lower end gives up
 TAIL_DELTA_FRACTION = 1e-6  # of delta, that pays for more copies than are counted
-MIN_TAIL_DELTA = 1e-20  # the same, where delta is sought
-TARGET_DELTAS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-14)  # where the grids of a curve are sharp
+MIN_TAIL_DELTA = 1e-20  # the same, if delta is sought
+TARGET_DELTAS = (0.3, 1e-2, 1e-4, 1e-7, 1e-10, 1e-14)  # at which the grids of a curve are sharp
 MAX_PARTS_ON_LARGE_GRIDS = 4  # events with more parts get a curve on coarser grids
 ROUNDING = 1e-9  # relative, of an accumulated sum
 MAX_COPIES = 128  # of an element in a sample
@@ -271,7 +271,7 @@ def _read(losses, mass, extra, epsilon):
     Between two losses it is a straight line in e^epsilon.
     """
     interval = losses[1] - losses[0]
-    # sum of mass * e^(loss_j - loss) beyond each loss j: what delta falls by, but for a factor
+    # sum of mass * e^(loss_j - loss) beyond each loss j: what delta falls by, except for a factor
     with np.errstate(divide="ignore"):
         weighted = np.log(mass) - interval * np.arange(len(mass))
     beyond = np.logaddexp.accumulate(weighted[::-1])[::-1]

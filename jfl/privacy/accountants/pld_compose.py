@@ -8,9 +8,9 @@ spectrum, in which repetition is a power, composition a product and participatio
 Three things make `compose_upper` a proof whatever grid was chosen.  Steps are put on the grid
 pessimistically (`pld_step`).  The FFT works modulo the window, so losses from outside come back
 inside: that only adds mass there, and the mass above the window counts in full, by Chernoff's
-bound.  Masses are tilted by exp(tilt * loss) before the FFT, so its rounding is small beside the
-mass near epsilon, and an allowance for that rounding is added to every mass. `compose_lower` bounds
-the same distribution from below, so the difference of both is what the grid costs.
+bound.  Masses are tilted by exp(tilt * loss) before the FFT, so its rounding is small compared with
+the mass near epsilon, and an allowance for that rounding is added to every mass. `compose_lower`
+bounds the same distribution from below, so the difference of both is what the grid costs.
 
 All is traceable.  `groups` is a tuple of (event whose numbers are [m], how often each, [m]), one
 for every shape of event: `pld` makes them.
@@ -298,10 +298,10 @@ def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Compose
 def compose_lower(
     groups: Any, direction: str, grid: Grid, size: int, few: ArrayLike
 ) -> tuple[Composed, jax.Array]:
-    """The same, optimistic, and by how much its losses may still be too large, but for a
+    """The same, optimistic, and by how much its losses may still be too large, except with
     probability `few`.
 
-    Steps sit beside the grid by an offset each; Chernoff's bound says how far their sum reaches.
+    Each step is off the grid by an offset; Chernoff's bound says how far their sum reaches.
     """
     scales = jnp.asarray(np.geomspace(1e-4, 1e4, 24))
 

@@ -92,7 +92,7 @@ def optimistic(
     offset [size].
 
     All outcomes with losses within half an interval of a grid point become one, which is
-    post-processing; `offset` is where their common loss lies beside the grid point.  What lies
+    post-processing; `offset` is where their common loss lies next to the grid point.  What lies
     outside the grid is dropped.
     """
     edges = interval * (start - 0.5 + jnp.arange(size + 1))
@@ -129,9 +129,9 @@ def _with_room(step, direction, rate, z, *grid):
     Args:
         step: `pessimistic` or `_outcomes`.
         direction: of `SHARED`.
-        rate: a number, 1, where there is no sample; [3] the numbers of an event.
+        rate: the number 1 without a sample; [3] the numbers of an event.
         z: std / sensitivity.
-        grid: of the step.
+        grid: the arguments of the step that describe the grid.
     """
     if not jnp.ndim(rate):
         return step("add" if direction == "restored" else "remove", rate, z, *grid)
@@ -147,7 +147,7 @@ def _rates(direction, rate):
 
 
 def _halves(direction):
-    """What knows the masses of losses above 0, and of those below, mirrored."""
+    """Return what computes the masses of losses above 0, and of those below, mirrored."""
     if direction == "replace":
         return with_replacement, with_replacement
     return tuple(shared_sample.Half(*places) for places in shared_sample.PLACES[direction])
@@ -241,7 +241,7 @@ def reached(function: Callable, composed: Any, level: ArrayLike) -> tuple[jax.Ar
 def _split(losses, interval, rate, z, of_law: Any = with_replacement, floor=None):
     """Masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and above.
 
-    `of_law` knows the masses where `rate` is a law, of a number of copies or of units.
+    `of_law` computes the masses if `rate` is a distribution, of a number of copies or of units.
     """
     first, last = losses[:-1], losses[1:]
     near = last < FAR

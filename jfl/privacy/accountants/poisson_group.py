@@ -1,7 +1,7 @@
 """Losses of one noisy step on a Poisson sample where several units differ at once, for add_remove.
 
-Each of k units joins the sample on its own, so the number that do has the law w = Binomial(k,
-rate), and moves the sum by at most as many sensitivities.  The pair
+Each of k units joins the sample on its own, so the number that do has the distribution
+w = Binomial(k, rate), and moves the sum by at most as many sensitivities.  The pair
 
     P = sum over j of w_j N(j, z^2),     Q = N(0, z^2)
 
@@ -56,7 +56,7 @@ def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
     """The point s of each loss; far below all for losses that P never has.
 
     log(sum over j >= 1 of w_j e^(j s / z - j^2 / (2 z^2))) = log(e^loss - w_0) is convex in s with
-    slopes of 1 / z and more.  Its largest term alone gives a point on the right, and from there
+    slopes of 1 / z and more.  Its largest term gives a point on the right, and from there
     Newton's method only ever comes closer.
     """
     number = jnp.arange(1.0, len(law))

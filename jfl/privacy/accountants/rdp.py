@@ -48,7 +48,7 @@ POINTS_AT_ONCE = 64
 
 
 class Library(NamedTuple):
-    """Where a formula finds its functions."""
+    """The libraries in which a formula finds its functions."""
 
     numpy: ModuleType
     special: ModuleType
@@ -273,8 +273,8 @@ def with_replacement(library: Library, orders: Any, law: Any, z: Any) -> Any:
     other, so that divergence is at most the mean over k >= 1 of the Gaussian profile at k / z.
     Both directions are identical, and moments of the mirrored profile give the curve, as in
     `without_replacement`, to which it is equal for one draw.  (The module `with_replacement` has a
-    smaller profile.)  The law may be any that does not depend on data, also one conditional on few
-    copies.
+    smaller profile.)  The distribution may be any that does not depend on data, also one
+    conditional on few copies.
 
     Shapes:
         law [m + 1].

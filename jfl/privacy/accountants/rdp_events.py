@@ -31,7 +31,7 @@ MANY_ORDERS = 1 + np.geomspace(1e-4, 1e5, 8 * BLOCK)  # for epsilons of all size
 MIN_REPEAT_LOSS = 1e-18  # delta that repeated draws may take where delta is sought
 SAMPLED, EXACT = "rdp", "gaussian_exact"
 MIN_LOG_DELTA = -300 * math.log(10)
-MAX_ON_HOST = 16  # curves of one shape that NumPy computes; more of them are worth compiling
+MAX_ON_HOST = 16  # curves of one shape that NumPy computes; more of them are compiled
 
 
 class Overflow(NotAnalysable):
@@ -429,7 +429,7 @@ def _law(event, loss):
             WHERE,
             "concrete draws and population",
             "traced ones",
-            "The law has draws + 1 values.",
+            "The distribution has draws + 1 values.",
         )
     draws, chance = int(event.draws), 1 / float(event.population)
     most = draws if loss <= 0 else min(draws, max(1, int(stats.binom.isf(loss, draws, chance))))
@@ -440,7 +440,7 @@ def _law(event, loss):
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a delta that is no number in (0, 1)."""
+    """Reject a delta outside (0, 1)."""
     value = checks.as_array("jfl.guarantee", "delta", delta)
     if value.ndim or value.dtype.kind not in "iuf" or not 0 < value < 1:
         checks.fail(

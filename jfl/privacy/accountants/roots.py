@@ -1,4 +1,4 @@
-"""Where a monotone function crosses a level, and where a function with one minimum is least.
+"""Search for the crossing of a monotone function, or the minimum of a function that has one.
 
 `bisect`, `illinois` and `golden_section` are traced: they go under jit and vmap, and take no
 derivatives (callers use the implicit function theorem).  `smallest_fitting` runs on the host.
@@ -57,7 +57,8 @@ class Bracket(NamedTuple):
     last_side: Any = 0
 
     def secant(self, margin: float = 0.0):
-        """Where the line through both ends is zero, `margin` of the interval away from both."""
+        """Return the zero of the line through both ends, `margin` of the interval away from
+        both."""
         fall = jnp.maximum(self.low_value - self.high_value, 1e-300)
         share = jnp.clip(self.low_value / fall, margin, 1 - margin)
         return self.low + (self.high - self.low) * share
@@ -207,6 +208,6 @@ def smallest_fitting(
         return min(value, LARGEST) if value > 0 else LARGEST
 
     if finite_sign(low) > 0:
-        solve: Any = optimize.toms748  # whose type knows its own default of `rtol` alone
+        solve: Any = optimize.toms748  # whose type knows only its own default of `rtol`
         solve(finite_sign, low, high, xtol=tolerance, rtol=1e-15, maxiter=200)
     return float(smallest)

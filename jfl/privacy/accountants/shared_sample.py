@@ -26,8 +26,8 @@ Lengths are in sensitivities under the adjacency in use, z = std / sensitivity:
   e = 1.
 - "restored": the same, from the neighbour in which the unit adds nothing: d = 1, e = 1.
 
-A Poisson sample that holds only so many is one of fixed size where the others fill it, and a
-Poisson sample where they leave room: one of two steps, and all may know which.
+A Poisson sample of limited capacity is one of fixed size if the others fill it, and a Poisson
+sample if they leave room: one of two steps, and anybody may know which.
 """
 
 from typing import NamedTuple

@@ -257,7 +257,7 @@ def presence(event: Any) -> float:
 
 
 def takes(event: Any, times: float = 1) -> bool:
-    """True if a privacy-loss distribution of the event is worth a try: sampled, and not too many
+    """True if a privacy-loss distribution of the event is tried: sampled, and not too many
     different parts."""
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))

@@ -1,4 +1,4 @@
-"""What delta pays because computed noise does not reach as far as the noise that is accounted for.
+"""The cost in delta of computed noise, which does not reach as far as the noise in the accounting.
 
 A computed normal is at most R standard deviations from 0.  Where a contribution shifts a
 release, a few outputs lie within the reach of the noise on one side and beyond it on the other, so
@@ -27,7 +27,7 @@ and the rest costs at most twice that of one shift.
 
 A sum of noise, or noise that a matrix correlates, is computed from independent normals, and the
 shift can be spread over them with the same length s.  So the bound holds for it too, with all the
-normals that are behind the release.
+normals from which the release is computed.
 """
 
 import math
@@ -39,10 +39,10 @@ from jax.typing import ArrayLike
 
 
 class Shift(NamedTuple):
-    """By how much a unit shifts releases that are alike."""
+    """By how much a unit shifts several identical releases."""
 
     length: float  # in standard deviations of the noise, 1 / noise multiplier
-    normals: float  # independent normals behind one release, at most
+    normals: float  # maximum number of independent normals that enter one release
     missing: float  # mass of the two normals of a pair that is beyond their reach
     times: float = 1.0
 
@@ -57,7 +57,7 @@ def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
 
     Args:
         length: the sensitivity in standard deviations of the noise.
-        normals: independent normals behind the release, at most.
+        normals: maximum number of independent normals that enter the release.
         missing: mass of the two normals of a pair that is beyond their reach.
 
     Returns:

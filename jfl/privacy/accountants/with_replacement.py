@@ -1,21 +1,21 @@
 """Losses of one noisy step on draws with replacement, for replace_one: an element counts as often
 as it is drawn.
 
-The law w of the number of copies m, Binomial(draws, 1 / population), is the same whatever the data.
-Lengths are in units of the sensitivity S, the largest distance between two contributions, and z =
-std / S.
+The distribution w of the number of copies m, Binomial(draws, 1 / population), is the same whatever
+the data.  Lengths are in units of the sensitivity S, the largest distance between two
+contributions, and z = std / S.
 
-What dominates.  Draw first, from the other elements, the contributions g_1, g_2, ... of all places;
-then m, and let the element take the first m places (a sum does not care which).  Given the g, which
-both neighbours share, the sums are mixtures over m with weights w_m of Gaussians around
+The dominating pair.  Draw first, from the other elements, the contributions g_1, g_2, ... of all
+places; then m, and let the element take the first m places (a sum does not care which).  Given the
+g, which both neighbours share, the sums are mixtures over m with weights w_m of Gaussians around
 
     v_m = sum over j <= m of (a - g_j)          and          v'_m = sum over j <= m of (a' - g_j)
 
 for the element's contribution a in one neighbour and a' in the other (each copy may have its own:
-clients that run anew for each draw).  The means obey |v_m - v'_k| <= max(m, k), and v_0 = v'_0 = 0.
-By joint convexity the hockey-stick divergence H_x of the release is at most that of the worst such
-mixtures (Balle, Barthe, Gaboardi, NeurIPS 2018, condition on the shared draws in the same way).
-Let P_m and Q_k be these Gaussians, D_m(x) = H_x(N(m, z^2), N(0, z^2)) and x >= 1.
+clients that run again for each draw).  The means obey |v_m - v'_k| <= max(m, k), and v_0 = v'_0 =
+0.  By joint convexity the hockey-stick divergence H_x of the release is at most that of the worst
+such mixtures (Balle, Barthe, Gaboardi, NeurIPS 2018, condition on the shared draws in the same
+way).  Let P_m and Q_k be these Gaussians, D_m(x) = H_x(N(m, z^2), N(0, z^2)) and x >= 1.
 
 Share each Q_k out: P_m gets the amounts f_mk >= 0 for k <= m, with sum over m of f_mk at most x
 w_k.  Since the positive part of a sum is at most the sum of positive parts, and H_x is convex in
@@ -53,9 +53,9 @@ the profile.
 
 How good it is.  With all x_m = 1 + (x - 1) / (1 - w_0) the bound is Theorem 10 of Balle, Barthe,
 Gaboardi for draws with replacement, which `rdp.with_replacement` uses: this one is never above it.
-Where the last j is the number of draws (x not near 1) all t_m are t, and the bound is attained by a
+If the last j is the number of draws (x not near 1) all t_m are t, and the bound is attained by a
 data set: the pair of sum w_m N(m, z^2) and N(0, z^2), all other elements at one end of the range
-and the changed one at either.  That pair alone does not dominate: for x near 1, and for x < 1,
+and the changed one at either.  That single pair does not dominate: for x near 1, and for x < 1,
 others are worse.  With one draw it is the profile of a sample without replacement of size one, in
 `pld_step`.
 """
@@ -127,7 +127,7 @@ def place(losses: jax.Array, law: jax.Array, z: jax.Array) -> jax.Array:
     copies, mass = _copies(law)
     rest = law[0] * -jnp.expm1(-losses)
 
-    def nearest(start, each):  # so many copies alone meet the condition
+    def nearest(start, each):  # these copies suffice for the condition
         k, probability, enough = each
         guess = (
             losses + jnp.log((enough + rest) / jnp.where(probability > 0, probability, 1.0))
@@ -180,7 +180,7 @@ def _nodes(law, z, number):
     The loss at t is the largest over j of log((w_0 + w_1 r_1(t) + ... + w_j r_j(t)) / W_j).
     """
     copies, mass = _copies(law)
-    # the least of m / 2 with a mass has loss 0, as far as its own copies alone tell
+    # the least of m / 2 with a mass has loss 0, as far as its own copies show
     low = jnp.min(jnp.where(mass > 0, copies, jnp.inf)) / (2 * z)
     high = jnp.max(jnp.where(mass > 0, copies, 1.0)) / z + 14
     t = low + (high - low) * jnp.arange(number + 1) / number

@@ -1,4 +1,4 @@
-"""What makes a sum private: clipping, noise, noise of a given shape."""
+"""Mechanisms that make a sum private: clipping, noise and post-processing."""
 
 from ...core.lazy import submodules as _submodules
 

@@ -1,12 +1,11 @@
-"""Many masked contributions in, one release out: `chain` checks the order of its stages,
-sensitivity flows through.
+"""Chains of stages, from many masked contributions to one release.
 
 The user gives the noise multiplier z; the chain computes sigma = z * sensitivity, so that noise for
 a sum cannot be added to a mean.  Sensitivity of the sum is the bound of one contribution
 (add_remove, zero_out) or twice that (replace_one).
 
-A mechanism works in two halves, so that a cohort can be summed chunk by chunk: `contribute` (rows
-and sum) and `finish` (noise and post).  `release` is both at once.
+A mechanism works in two halves, so that a cohort can be summed chunk by chunk: `clip_and_sum` (rows
+and sum) and `release_sum` (noise and post-processing).  `release` does both.
 """
 
 import dataclasses
@@ -34,12 +33,12 @@ ROLES = ("row", "sum", "noise", "post")
 # one unit more or less; another in its place; or, with all that is drawn as it is, nothing of it
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 LAWS = ("gaussian", "laplace", "discrete_gaussian", "skellam")
-WHOLE = ("discrete_gaussian", "skellam")  # laws of integers
+WHOLE = ("discrete_gaussian", "skellam")  # distributions of integers
 
 
 @record
 class PartialSum:
-    """A sum under way."""
+    """The sum of some of the contributions."""
 
     value: (
         Any  # the masked, weighted sum: float32 or wider, also of contributions in half precision
@@ -81,7 +80,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
             "chain",
             "stages in the order row -> sum -> noise -> post with exactly one sum",
             got,
-            "Noise before the sum is added once a row, and a clip after it protects nobody.",
+            "Noise before the sum is added once per row, and a clip after it protects nobody.",
         )
     if order.count(2) > 1:
         checks.fail(
@@ -91,7 +90,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     if laws:
         checks.fail(
             "chain",
-            f"noise of a law out of {', '.join(LAWS)}, such as gaussian(1.1)",
+            f"noise with one of the distributions {', '.join(LAWS)}, such as gaussian(1.1)",
             f"a noise stage {laws[0]!r}",
             "No other noise is drawn and accounted, whatever a stage is called.",
         )
@@ -111,7 +110,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     ):
         checks.fail(
             "chain",
-            "a clip behind the last map",
+            "a clip after the last map",
             got,
             "Put clip_l2(...) between the map and total(): what a map makes of a bounded "
             "contribution has no bound.",
@@ -129,7 +128,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     if sum(s.state is not None for s in stages) > 1 or (
         sum(not s.is_map for s in rows) > 1 and any(s.state is not None for s in stages)
     ):
-        checks.fail("chain", "an adaptive clip alone among the clips", got)
+        checks.fail("chain", "an adaptive clip as the only clip", got)
     if adjacency is not None:
         checks.require_one_of("chain", ADJACENCIES, adjacency=adjacency)
     return Mechanism(tuple(stages), adjacency)
@@ -158,7 +157,7 @@ def plain_laplace(stage: Stage) -> bool:
 
 
 def law_of(mechanism: Mechanism) -> str:
-    """The distribution of the noise; "" without noise."""
+    """Return the name of the distribution of the noise; "" without noise."""
     return next((s.law for s in _of(mechanism, "noise")), "")
 
 
@@ -167,12 +166,12 @@ def has_clip(mechanism: Mechanism | None) -> bool:
 
 
 def adaptive(mechanism: Mechanism) -> bool:
-    """True if the clip norm changes from release to release."""
+    """Return whether the clip norm changes from release to release."""
     return any(s.state is not None and s.name == "clip_adaptive" for s in mechanism.stages)
 
 
 def remembers(mechanism: Mechanism) -> bool:
-    """True if a stage reads earlier releases."""
+    """Return whether a stage reads earlier releases."""
     return any(s.state is not None for s in mechanism.stages)
 
 
@@ -199,8 +198,8 @@ def bind(
     required: bool = False,
     also: Sequence[str] = ("zero_out",),
 ) -> Mechanism | None:
-    """The mechanism under `adjacency`; `required` if another one given in the chain would be
-    wrong, but for those in `also`, which the sample allows too."""
+    """Return the mechanism under `adjacency`; `required` if another one given in the chain would be
+    wrong, except for those in `also`, which the sample allows too."""
     if mechanism is None:
         return None
     if mechanism.adjacency is None:
@@ -217,33 +216,34 @@ def bind(
 
 
 def initial_state(mechanism: Mechanism) -> Any:
-    """The state of the first release."""
+    """Return the state of the first release."""
     states = [s.state for s in mechanism.stages if s.state is not None]
     wide = lambda x: jnp.asarray(x, jnp.float32)
     return jax.tree.map(wide, states[0]) if states else ()
 
 
 def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
-    """Bound of one contribution of weight 1, in the units of the sum: Euclidean, or in the norm of
-    a shape."""
+    """Return the bound of one contribution of weight 1, in the units of the sum: Euclidean, or in
+    the norm of a shape."""
     state = initial_state(mechanism) if state is None else state
     rows = _of(mechanism, "row")
     return rows[-1].bound(state, shape) if rows and not rows[-1].is_map else math.inf
 
 
 def limit(mechanism: Mechanism) -> float:
-    """The bound of one contribution after public divisors: what an upload may add to a release."""
+    """Return the bound of one contribution after public divisors, as an upload adds it to a
+    release."""
     return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
 
 
 def shape(mechanism: Any) -> Any:
-    """The shape of the noise; None if it is isotropic, or none."""
+    """Return the shape of the noise; None if it is isotropic, or if there is none."""
     return next((s.shape for s in _of(mechanism, "noise")), None)
 
 
 def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) -> Any:
-    """How far one neighbour moves the sum, in the norm of the noise: bound * max_weight, twice that
-    under replace_one."""
+    """Return how far one neighbour moves the sum, in the norm of the noise: bound * max_weight, or
+    twice that under replace_one."""
     if mechanism.adjacency is None:
         checks.fail(
             "chain",
@@ -269,8 +269,8 @@ def _now(value: Any, round_: Array) -> Any:
 
 
 def at_round(mechanism: Mechanism, round_: Any) -> Mechanism:
-    """The mechanism of one round: clip norms and noise that change from round to round get their
-    value."""
+    """Return the mechanism of one round, with the values of clip norms and noise that change over
+    rounds."""
 
     def resolve(stage: Stage) -> Stage:
         parts = {}
@@ -293,7 +293,7 @@ def _shifted(round_: Array, *, of: Fn, first: int) -> Any:
 
 
 def later(value: Any, first: int) -> Any:
-    """A mechanism, or a function of the round, that begins at round `first`."""
+    """Return a mechanism, or a function of the round, that begins at round `first`."""
     if isinstance(value, Fn):
         return Fn(_shifted, dict(of=value), dict(first=first))
     if value is None:
@@ -319,7 +319,7 @@ def later(value: Any, first: int) -> Any:
 
 
 def scheduled(mechanism: Mechanism | None) -> bool:
-    """True if a clip norm or the noise is a function of the round."""
+    """Return whether a clip norm or the noise is a function of the round."""
     of_the_round = [
         v
         for s in (mechanism.stages if mechanism else ())
@@ -334,8 +334,8 @@ def scheduled(mechanism: Mechanism | None) -> bool:
 
 
 def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
-    """The true noise multiplier, std over sensitivity, as the float32 that runs; None without
-    noise.
+    """Return the true noise multiplier, std over sensitivity, as the float32 that runs; None
+    without noise.
 
     A Python number, or Float64[C] where each client has its own.  Of a mechanism `at` one round.
     """
@@ -357,22 +357,22 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
 
 
 def claimed(mechanism: Mechanism | None) -> Any:
-    """The multiplier that a paper states for the noise; None if none does."""
+    """Return the multiplier that a paper states for the noise; None if there is none."""
     return (
         next((s.claimed for s in _of(mechanism, "noise")), None) if mechanism is not None else None
     )
 
 
 def multiplier_follows(mechanism: Mechanism) -> bool:
-    """True if the noise is stated in units of the sensitivity, whatever that is."""
+    """Return whether the noise is stated in units of the sensitivity, whatever that is."""
     return not any(s.absolute for s in _of(mechanism, "noise"))
 
 
 def multipliers(
     mechanism: Mechanism | None, rounds: int, max_weight: Any = lambda round_: 1.0
 ) -> np.ndarray | None:
-    """`multiplier` of each of the first `rounds` rounds: Float64[rounds], or one number where all
-    are alike."""
+    """Return `multiplier` for each of the first `rounds` rounds: Float64[rounds], or one number
+    where all are alike."""
     if not multiplier_changes(mechanism):
         return multiplier(mechanism, max_weight(0))
     values = [multiplier(at_round(mechanism, jnp.int32(r)), max_weight(r)) for r in range(rounds)]
@@ -380,8 +380,8 @@ def multipliers(
 
 
 def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
-    """True if the noise multiplier is a function of the round.  It is not where only clips and maps
-    are, and the noise follows the clip."""
+    """Return whether the noise multiplier is a function of the round.  It is not where only clips
+    and maps are, and the noise follows the clip."""
     if not noisy(mechanism):
         return False
     clips_change = any(
@@ -393,21 +393,21 @@ def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
 
 
 def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> PartialSum:
-    """Row stages, weights and the sum.
+    """Apply the row stages and return the weighted sum.
 
     A contribution that is not finite after the row stages counts as zero; without a row stage it
     stays as it is.
 
     Args:
         mechanism: the chain.
-        state: what it remembers, of `initial` or of the release before.
+        state: its state, from `initial_state` or the previous release.
         rows: leaves [n, ...].  Those in half precision are widened first: clipped, weighted and
             summed in float32.
         weight: Float[n], 0 for a slot that holds nothing.
 
     Privacy:
         A sum in half precision would be rounded before the noise, and one row can turn the rounding
-        of every coordinate.  A contribution that is not finite would tell itself apart in any
+        of every coordinate.  A contribution that is not finite would be visible through any
         noise.
     """
     form, rows = pytrees.dtypes_of(rows), pytrees.wide(rows)
@@ -454,15 +454,15 @@ def release_sum(
     dtypes: Any = None,
     series: Any = None,
 ) -> tuple[Any, ...]:
-    """Noise and post-processing of a finished sum.
+    """Add noise to a finished sum and post-process it.
 
     Args:
         mechanism: the chain.
-        key: of the noise.
-        state: what the chain remembers, as in `contribute`.
+        key: the key of the noise.
+        state: the state of the chain, as in `clip_and_sum`.
         value: the sum.
         max_weight: the largest weight that a contribution can have.
-        realised: what a divisor that is not a number stands for: the client's rows, or the cohort's
+        realised: the value of a divisor that is not a number: the client's rows, or the cohort's
             weight.
         client: whose noise it is, where each client has its own level.
         dtypes: `pytrees.dtypes_of` of a contribution: the release is rounded to its types, after
@@ -538,14 +538,14 @@ def _lasts(std: Array) -> Array:
 def release(
     mechanism: Mechanism, key: Key, state: Any, rows: Any, weight: Any, **options: Any
 ) -> tuple[Any, ...]:
-    """`contribute` and `finish` at once -> release, new state."""
+    """Return `release_sum` of `clip_and_sum`: the release, and the new state."""
     part = clip_and_sum(mechanism, state, rows, weight)
     return release_sum(mechanism, key, state, part.value, dtypes=part.dtypes, **options)
 
 
 def release_one(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tuple[Any, ...]:
-    """The release of one contribution, in float32 at least -> release; 1 if it counted as zero,
-    since it was not finite.
+    """Return the release of one contribution, in float32 at least; and 1 if it counted as zero
+    because it was not finite.
 
     Not rounded to the contribution's type: what is summed next must not be.
     """
@@ -554,7 +554,7 @@ def release_one(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tup
 
 
 def denominator(mechanism: Mechanism) -> float | None:
-    """The product of the public divisors, or None if there are none or they are not known now."""
+    """Return the product of the public divisors; None if there are none or they are traced."""
     values = [s.apply.data["n"] for s in _of(mechanism, "post") if s.divisor == "number"]
     if not values or not checks.is_concrete(values):
         return None
@@ -565,8 +565,8 @@ def denominator(mechanism: Mechanism) -> float | None:
 
 
 def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
-    """Refuse a plan in which a function of the round falls below the floor of clip norms and noise,
-    or whose correlated noise ends before its rounds do.
+    """Reject a plan in which a function of the round falls below the smallest clip norm or noise,
+    or whose correlated noise covers fewer rounds.
 
     Constants are checked when a stage is made.  Below the floor squares of norms underflow: a clip
     would bound nothing, though the noise follows it down.  Traced functions pass: the program makes

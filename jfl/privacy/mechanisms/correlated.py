@@ -1,4 +1,4 @@
-"""Noise that is correlated over rounds: what a round adds, later rounds take back in part.
+"""Noise that is correlated over rounds: later rounds partly cancel the noise of earlier ones.
 
 A strategy, a lower-triangular matrix C, says how.  With z_t the fresh normals of round t, round t
 releases its sum plus std * (C^-1 z)_t.  Sums over rounds, which are what training adds up, then
@@ -30,8 +30,8 @@ from .strategies import Strategy, after
 
 @record
 class Buffers:
-    """What a strategy keeps of earlier rounds: leaves [memory, ...] like a release, in units of the
-    standard deviation of fresh noise."""
+    """The buffers of a strategy: leaves [memory, ...] like a release, in units of the standard
+    deviation of fresh noise."""
 
     held: Any
 
@@ -39,7 +39,7 @@ class Buffers:
 def correlated(
     noise_multiplier: ArrayLike, strategy: Strategy, *, generator: str = "philox"
 ) -> Stage:
-    """Add noise to the sums of all rounds that is correlated over them: in `release`, in place of
+    """Add noise to the sums of all rounds that is correlated over rounds: in `release`, instead of
     `gaussian`.
 
     Args:
@@ -47,21 +47,21 @@ def correlated(
             one round's sum, > 0; with strategies.identity this is gaussian(noise_multiplier).
             Where a paper divides by the sensitivity of the whole run, it is that multiplier times
             strategy.sensitivity(participations, separation).
-        strategy: of jfl.strategies, for at least as many rounds as will run.
+        strategy: a strategy of jfl.strategies, for at least as many rounds as will run.
         generator: as in `gaussian`.
 
     Privacy:
         One Gaussian release of all rounds together, for any data that depends on earlier releases,
         with noise multiplier noise_multiplier / strategy.sensitivity(...): how often a client takes
         part, and how far apart, is read off the sampler.  In `release` for a third party only:
-        whoever sees the uploads of a round sees no noise.  In `upload` each client has a series of
-        its own, for whoever sees its uploads.  A run that goes on under another plan begins a new
-        factorisation.
+        whoever sees the uploads of a round sees no noise.  In `upload` each client has an
+        independent series, against anybody who sees its uploads.  A run that continues under
+        another plan begins a new factorisation.
 
     Raises:
         ValueError: unless noise_multiplier is one number > 0; elsewhere than in `release` and, for
-            strategies without buffers, `upload`; beside clip norms or weights that change from
-            round to round.
+            strategies without buffers, `upload`; with clip norms or weights that change over
+            rounds.
 
     References:
         Kairouz et al., ICML 2021; Denisov et al., NeurIPS 2022; Choquette-Choo et al., ICML 2023.
@@ -79,7 +79,7 @@ def correlated(
             where,
             "one noise multiplier for all rounds",
             checks.short_repr(noise_multiplier),
-            "A strategy says how the noise of rounds belongs together: it cannot change.",
+            "A strategy correlates the noise of all rounds, so the multiplier cannot change.",
         )
     checks.require_positive(where, single=True, noise_multiplier=noise_multiplier)
     stage = gaussian(noise_multiplier, generator=generator)
@@ -95,28 +95,29 @@ def correlated(
 
 
 def strategy_of(mechanism: Mechanism | None) -> Strategy | None:
-    """By what the noise of a mechanism is correlated; None where rounds have noise of their own."""
+    """Return the strategy of the noise of a mechanism; None if the noise of rounds is
+    independent."""
     stages = mechanism.stages if mechanism is not None else ()
     return next((s.strategy for s in stages if s.strategy is not None), None)
 
 
 def refuse_memory(where: str, upload: Mechanism | None) -> None:
-    """In uploads each client has noise of its own, which it must be able to draw again."""
+    """Reject a strategy with buffers in uploads, where each client regenerates its noise."""
     strategy = strategy_of(upload)
     if strategy is None:
         return
     if strategy.memory:
         checks.fail(
             where,
-            "a strategy that draws earlier noise again for uploads",
-            f"{strategy!r}, of which each client would hold {strategy.memory} buffers",
+            "a strategy that regenerates earlier noise for uploads",
+            f"{strategy!r}, of which each client would store {strategy.memory} buffers",
             "Use inverse_banded, tree, restarted, square_root or dense.",
         )
     refuse_changing(where, upload, None)
 
 
 def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
-    """Correlated noise has a place only where every round adds to one series of sums."""
+    """Reject correlated noise where rounds do not add to one series of sums."""
     if strategy_of(mechanism) is not None:
         checks.fail(
             where,
@@ -127,7 +128,7 @@ def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
 
 
 def refuse_changing(where: str, release: Mechanism | None, weights: Any) -> None:
-    """One scale for all rounds: the noise of a round is also part of others."""
+    """Reject noise whose scale changes over rounds: the noise of a round is also part of others."""
     if release is None or strategy_of(release) is None:
         return
     changing = isinstance(weights, Fn) or any(
@@ -140,15 +141,14 @@ def refuse_changing(where: str, release: Mechanism | None, weights: Any) -> None
     if changing or any(s.state is not None for s in release.stages):
         checks.fail(
             where,
-            "a clip norm, weights and maps that are the same in every round beside correlated "
-            "noise",
-            "such as change from round to round",
+            "a clip norm, weights and maps that are the same in every round, with correlated noise",
+            "some that change over rounds",
             "Use gaussian, or fixed ones; a map with each_round=False.",
         )
 
 
 def initial_buffers(mechanism: Mechanism, like: Any) -> Any:
-    """What a mechanism keeps before its first round; () where it keeps nothing.
+    """Return the buffers of a mechanism before its first round; () without buffers.
 
     Args:
         mechanism: with correlated noise or without.
@@ -162,16 +162,15 @@ def initial_buffers(mechanism: Mechanism, like: Any) -> Any:
 
 
 def reset_buffers_if(state: Any, other: Any) -> Any:
-    """The state of a mechanism that goes on; without memory where `other` says that another plan
-    has begun."""
+    """Return the state of a mechanism, with empty buffers if `other`: if another plan begins."""
     if not isinstance(state, Buffers) or (checks.is_concrete(other) and not np.any(other)):
         return state
     return pytrees.map(lambda x: jnp.where(other, jnp.zeros((), x.dtype), x), state)
 
 
 def begun_anew(state: Any, fresh: Any) -> Any:
-    """The state of a run that goes on under a plan whose own would be `fresh`, shapes: empty where
-    they hold unlike buffers or one of them none, since noise begins anew with another plan."""
+    """Return the state of a run that continues under another plan, whose first state would have the
+    shapes `fresh`: empty if their buffers differ, since another plan begins with new noise."""
     ours = all(isinstance(one, Buffers) or jax.tree.leaves(one) == [] for one in (state, fresh))
     shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), one) for one in (state, fresh)]
     if not ours or shapes[0] == shapes[1]:
@@ -180,7 +179,7 @@ def begun_anew(state: Any, fresh: Any) -> Any:
 
 
 def noise(stage: Stage, series: tuple[Any, ...], state: Any, like: Any) -> tuple[Any, ...]:
-    """The noise of a round in units of the fresh noise's standard deviation.
+    """Return the noise of a round, in units of the standard deviation of fresh noise.
 
     Args:
         stage: of `correlated`.
@@ -221,7 +220,7 @@ def noise(stage: Stage, series: tuple[Any, ...], state: Any, like: Any) -> tuple
 
 
 def covers(where: str, mechanism: Mechanism | None, rounds: int) -> None:
-    """Refuse more rounds than the strategy of a mechanism is for."""
+    """Reject more rounds than the strategy of a mechanism covers."""
     strategy = strategy_of(mechanism)
     if strategy is not None and rounds > strategy.rounds:
         checks.fail(
@@ -229,15 +228,15 @@ def covers(where: str, mechanism: Mechanism | None, rounds: int) -> None:
             f"at most the {strategy.rounds} rounds of the strategy of correlated noise, "
             f"{strategy.describe()}",
             f"{rounds}",
-            "Make the strategy for as many rounds as will run: later ones would have no noise that "
-            "anything proves.",
+            "Make the strategy for as many rounds as will run: later ones would have no proved "
+            "noise.",
             error=NotAnalysable,
         )
 
 
 def later(mechanism: Mechanism, first: int) -> Mechanism:
-    """What the accountant reads of a plan that went on from another in round `first`: noise that
-    begins there."""
+    """Return the mechanism that the accountant reads if a plan continues another one in round
+    `first`: its noise begins there."""
     if strategy_of(mechanism) is None:
         return mechanism
     move = lambda strategy: strategy and after(strategy, first)

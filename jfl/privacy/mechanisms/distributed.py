@@ -44,7 +44,7 @@ class Distributed(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """How uploads become integers with noise: all that the epsilon follows from."""
+    """How uploads become integers with noise: all that determines the epsilon."""
 
     law: str
     noise_multiplier: float
@@ -57,7 +57,7 @@ class Encoding(NamedTuple):
 
     @property
     def sensitivity(self) -> float:
-        """By how much one client moves the sum, before it is scaled."""
+        """How far one client moves the sum, before it is scaled."""
         return self.clip_norm * (2 if self.adjacency == "replace_one" else 1)
 
     @property
@@ -67,8 +67,8 @@ class Encoding(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What uploads are multiplied by: as much as lets a sum's coordinate of so many deviations
-        fit into the bits."""
+        """The factor of uploads, for which a sum's coordinate of `deviations` standard deviations
+        fits into the bits."""
         k, n, d = self.deviations, self.cohort, self.dimensions
         room = 2.0 ** (2 * self.bits) - n * k**2
         if room <= 0:
@@ -106,7 +106,7 @@ class Encoding(NamedTuple):
         twice = 2 if self.adjacency == "replace_one" else 1
         d, one = self.dimensions, self.scale * self.share
         l2 = moves * twice * self.longest * (1 + ROUNDING)
-        l1 = l2 * min(math.sqrt(d), l2)  # of whole numbers the squares are no smaller
+        l1 = l2 * min(math.sqrt(d), l2)  # of whole numbers the squares are at least as large
         std = one * math.sqrt(clients)
         if self.law == "skellam":
             plain = l2**2 / (2 * std**2)
@@ -161,17 +161,19 @@ def distributed(
     deviations: float = 4.0,
     adjacency: str = "zero_out",
 ) -> Distributed:
-    """Noise of which each client of a cohort adds a share: nobody adds it all, and under secure
-    aggregation nobody sees an upload that has less.
+    """Return the mechanisms of noise of which each client of a cohort adds a share.
+
+    Under secure aggregation nobody sees an upload, which has only a share of the noise.
 
     Args:
-        noise_multiplier: of the sum of a cohort: its noise over the sensitivity, > 0.
-        clip_norm: of an upload, > 0, in its units.
-        cohort: clients of a round, always as many: each adds 1 / cohort of the variance.
+        noise_multiplier: the noise of the sum of a cohort over the sensitivity, > 0.
+        clip_norm: the clip norm of an upload, > 0, in its units.
+        cohort: the number of clients of every round; each adds 1 / cohort of the variance.
         law: "gaussian", on real numbers; "discrete_gaussian" or "skellam", on integers modulo
             2^bits, as a deployed aggregation sums them.
         like: a Task, or what is uploaded (arrays or their shapes); for
-        bits: of a coordinate, for integers; cohort * 2^bits <= 2^25.  None: as many as this noise
+        bits: the bits of a coordinate, for integers; cohort * 2^bits <= 2^25.  None: as many as
+        this noise
             and cohort allow, at most 16.
         deviations: how many standard deviations of a sum's coordinate fit into the bits.
         adjacency: "zero_out" or "replace_one".
@@ -216,9 +218,9 @@ def distributed(
     if like is None:
         checks.fail(
             where,
-            f"like=task, or what a client uploads, beside law={law!r}",
+            f"like=task, or what a client uploads, with law={law!r}",
             "like=None",
-            "What rounding adds hangs on the size of an upload.",
+            "The effect of rounding depends on the size of an upload.",
         )
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(stages.shapes_like(like)))
     numbers = float(noise_multiplier), float(clip_norm), int(cohort), int(size), MAX_BITS
@@ -276,21 +278,20 @@ def _bits_that_fit(encoding: Encoding, bits: int | None) -> int:
 
 
 def encoding_of(mechanism: Mechanism | None) -> Encoding | None:
-    """How the uploads of a mechanism become integers; None where they do not."""
+    """Return how the uploads of a mechanism become integers; None if they do not."""
     found = (s.encoding for s in (mechanism.stages if mechanism else ()) if s.encoding is not None)
     return next(found, None)
 
 
 def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
-    """Integers with a share of noise are for uploads."""
+    """Reject integers with a share of noise outside of uploads."""
     encoding = encoding_of(mechanism)
     if encoding is not None:
         checks.fail(where, f"{encoding.law} noise in upload only", f"it in {site}")
 
 
 def refuse_unlike(where: str, upload: Mechanism | None, release: Mechanism, weights: Any) -> None:
-    """A sum of integers is undone by the release that was made with it, of clients that weigh the
-    same."""
+    """Reject uploads of integers without the release that decodes them, or with unequal weights."""
     encoding = encoding_of(upload)
     decoding = [s.apply.static["encoding"] for s in release.stages if s.name == "modular_sum"]
     if encoding is None and not decoding:
@@ -312,7 +313,7 @@ def refuse_unlike(where: str, upload: Mechanism | None, release: Mechanism, weig
     ):
         checks.fail(
             where,
-            'weights="uniform" beside integers, whose sum is taken modulo 2^bits',
+            'weights="uniform" with integers, whose sum is taken modulo 2^bits',
             "other weights",
         )
 
@@ -352,8 +353,8 @@ def _rounded(x: Array, longest: float, key: Key) -> Array:
 
 
 def _noise(encoding: Encoding, key: Key) -> Array:
-    """Float32[d], whole numbers with the law of one client's noise, by inversion from words of 63
-    bits."""
+    """Return integers with the distribution of one client's noise, Float32[d], by inversion from
+    words of 63 bits."""
     known = table(encoding.law, encoding.scale * encoding.share)
     words = jax.random.bits(key, (2, encoding.dimensions), jnp.uint32)
     sign = 1.0 - 2.0 * (words[1] & 1).astype(jnp.float32)

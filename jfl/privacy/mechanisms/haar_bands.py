@@ -1,4 +1,4 @@
-"""Where the bands of a contribution lie: Haar transforms of its leaves, without any data.
+"""Bands of a contribution: Haar transforms of its leaves, without any data.
 
 A contribution is cut into blocks, each block is transformed, and the coefficients of one level are
 a band. The transform is orthonormal: energies of bands add up to the squared norm, and equal noise
@@ -61,7 +61,7 @@ def flat(like: Any) -> Bands:
 
 
 def per_layer(like: Any) -> Bands:
-    """Each leaf as a vector of its own; leaves of one entry are plain bands."""
+    """Return bands of each leaf as a separate vector; leaves of one entry are plain bands."""
     shapes = _shapes("bands.per_layer", like)
     return Bands(tuple(Block((i,), (math.prod(s),)) for i, s in enumerate(shapes)), shapes)
 
@@ -230,9 +230,9 @@ def _joined(block: Block, values: Sequence[Any]) -> Array:
 def _held(parts: Any) -> Any:
     """These arrays, which a CPU's compiler now holds in memory.
 
-    It would make each entry anew wherever it is read, and no barrier stops it.  It does not look
-    through a loop of a number of turns that hangs on the entries: none, or two that undo each other
-    where the first entry is NaN.
+    It would compute each entry again wherever it is read, and no barrier stops it.  It does not
+    look through a loop whose length depends on the entries: none, or two iterations that undo each
+    other if the first entry is NaN.
     """
     if jax.default_backend() != "cpu":
         return parts
@@ -313,7 +313,7 @@ def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
     """Each band of the tree shrunk to a norm of at most its bound.
 
     The coefficients that are measured are the very ones that are shrunk.  `energies` rounds in
-    other places: of a row that is far longer than a band's bound, the difference alone would pass
+    other places: of a row that is far longer than a band's bound, the difference would exceed
     that bound many times.
 
     Shapes:
@@ -321,7 +321,7 @@ def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
         that the bands had.
     """
     like, treedef = _checked("bands.shrink", bands, tree)
-    # a compiler that made them anew where they are shrunk could round them otherwise there
+    # a compiler that computed them again where they are shrunk could round them differently
     pieces = lax.optimization_barrier(_held(_split(bands, like)))
     found = [_by_band(mine, _axes(block)) for block, mine in zip(bands.blocks, pieces)]
     norms = jnp.sqrt(jnp.concatenate(found))
@@ -347,7 +347,7 @@ def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
     """Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32
     tree.
 
-    Coefficients that reach padding alone are not drawn: they would be dropped.
+    Coefficients that only reach padding are not drawn: they would be dropped.
 
     Shapes:
         stds Float[n].
@@ -373,7 +373,7 @@ def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
     one.
 
     2^(l * exponent) on a line and 4^(l * exponent) on a pyramid, the base as the root; exponent 1
-    on a pyramid is the 1 / f^2 law of natural images.  A plain band has the mean over all
+    on a pyramid is the 1 / f^2 spectrum of natural images.  A plain band has the mean over all
     transformed coefficients: nothing is known of it, so as much is expected of each of its entries
     as of an entry of the transformed leaves.
 

@@ -1,6 +1,6 @@
-"""Linear maps of contributions before the clip, whose sum is mapped back behind the noise.
+"""Linear maps of contributions before the clip; the noisy sum is mapped back.
 
-What is released then has fewer coordinates, or others.  A map is two stages around a mechanism:
+The release then has fewer coordinates, or others.  A map is two stages around a mechanism:
 
     there, back = jfl.linear_maps.projection(task, 500)
     jfl.chain(there, jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), back, jfl.divide(50))
@@ -45,14 +45,14 @@ def linear_map(
     seed: int = 0,
     each_round: bool = True,
 ) -> LinearMap:
-    """A map of your own, as two stages of a chain.
+    """Return a map of your own, as two stages of a chain.
 
     Args:
         forward: (key, contribution) -> what is clipped and summed, a pytree of floats.
         backward: (key, noisy sum) -> a release, in the shapes of a contribution.  For an unbiased
             release it is linear, and backward(forward(v)) is v on average over keys.
-        seed: of the key, which is public.
-        each_round: whether every round has a key of its own; else all rounds have the same.
+        seed: the seed of the key, which is public.
+        each_round: whether every round has a separate key; otherwise all rounds share one.
 
     Privacy:
         That of the chain without it.  `forward` sees one contribution, and `backward` the noisy
@@ -89,7 +89,7 @@ def rotation(like: Task | Any, *, seed: int = 0, each_round: bool = True) -> Lin
 
     Args:
         like: a Task, or what is contributed (arrays or their shapes).
-        seed: of the signs, which are public.
+        seed: the seed of the signs, which are public.
         each_round: as in `linear_map`.
 
     Privacy:
@@ -112,7 +112,7 @@ def projection(like: Task | Any, size: int, *, seed: int = 0, each_round: bool =
     Args:
         like: a Task, or what is contributed (arrays or their shapes).
         size: coordinates that are left.
-        seed: of signs and coordinates, which are public.
+        seed: the seed of signs and coordinates, which are public.
         each_round: as in `linear_map`.
 
     Privacy:
@@ -143,8 +143,8 @@ def sparsification(
     Args:
         like: a Task, or what is contributed (arrays or their shapes).
         size: coordinates that are kept.
-        seed: of the coordinates, which are public.
-        each_round: as in `linear_map`; False trains these coordinates alone.
+        seed: the seed of the coordinates, which are public.
+        each_round: as in `linear_map`; False trains only these coordinates.
 
     Privacy:
         that of the chain without it.  Coordinates that are chosen by their size would be data.
@@ -166,17 +166,17 @@ def sparsification(
 
 
 def refuse_unpaired(where: str, *chains: Mechanism | None) -> None:
-    """Each map is undone, by the stage that was made with it.
+    """Reject a map that is not undone by the stage that was made with it.
 
     Args:
         where: who asks, for the message.
-        chains: that a contribution passes one after another.
+        chains: the chains that a contribution passes, in this order.
     """
     stages = [s for chain in chains if chain is not None for s in chain.stages]
     there = [s for s in stages if s.is_map]
     back = [s for s in stages if s.name == "map_back"]
     words = " -> ".join(s.name for s in stages)
-    undo = "Put both stages of a map into the chain: there before the clip, back behind the noise."
+    undo = "Put both stages of a map into the chain: there before the clip, back after the noise."
     if len(there) != len(back):
         checks.fail(where, "a way back for each linear map", words, undo)
     for one, other in zip(there, reversed(back)):
@@ -228,14 +228,14 @@ def _count(round_: Array) -> Array:
 
 
 def _drawn_by(where: str, seed: int, each_round: bool) -> dict[str, Any]:
-    """What a map takes its key from: the seed, and the number of the round, from 1 on."""
+    """Return what determines the key of a map: the seed, and the number of the round, from 1 on."""
     checks.require_seed(where, seed=seed)
     checks.require_one_of(where, (False, True), each_round=each_round)
     return dict(seed=np.uint32(seed), count=Fn(_count) if each_round else np.float32(0))
 
 
 def _key(seed: Array, count: Array) -> Key:
-    """A public key, which no run has: cohorts and noise are never drawn from it."""
+    """Return a public key, from which no run draws cohorts or noise."""
     key = jax.random.fold_in(as_kernel_key(jax.random.key(0)), PUBLIC)
     key = jax.random.fold_in(key, seed)
     return jax.random.fold_in(key, jnp.asarray(count).astype(jnp.uint32))
@@ -302,7 +302,7 @@ def _expand(
 
 
 def _changed(after: After | None) -> Any:
-    """Noise that was mapped is not isotropic any more."""
+    """Return the state after a map: noise that was mapped is not isotropic any more."""
     return after if after is None else after._replace(std=None)
 
 
@@ -322,7 +322,7 @@ def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
 
     Args:
         flat: Float[n].
-        key: of the signs.
+        key: the key of the signs.
         back: whether the rotation is undone.
 
     Example:

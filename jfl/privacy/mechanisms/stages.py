@@ -1,4 +1,4 @@
-"""What a chain is made of: stages that clip, sum, add noise and post-process.
+"""Stages of a chain: they clip, sum, add noise and post-process.
 
 Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; everything after the
 sum sees only sums.
@@ -58,7 +58,8 @@ class Stage:
 
     @property
     def divisor(self) -> str:
-        """By what the stage divides: "number", "size" or "weight"; "" for one that does not."""
+        """The kind of divisor: "number", "size" or "weight"; "" for a stage that does not
+        divide."""
         return DIVISORS.get(self.name, "")
 
 
@@ -81,9 +82,9 @@ class Shape:
 
 
 class After(NamedTuple):
-    """What post-processing may know of a sum: public numbers, and the noise in it."""
+    """The knowledge of post-processing about a sum: public numbers, and the noise in it."""
 
-    # what a divisor that is not a number stands for: the client's rows, or the cohort's weight
+    # the value of a divisor that is not a number: the client's rows, or the cohort's weight
     realised: Any = None
     std: Any = None  # of the noise, in the norm of the shape; None without noise
     shape: Any = None
@@ -95,7 +96,7 @@ FLOOR = np.float32(
 
 
 def level_leaf(where: str, do: str = "", **given: ArrayLike | Callable[..., Any]) -> Any:
-    """A positive number as a leaf, or a function of the round."""
+    """Return a positive number as a leaf, or a function of the round."""
     ((name, value),) = given.items()
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
@@ -105,7 +106,7 @@ def level_leaf(where: str, do: str = "", **given: ArrayLike | Callable[..., Any]
 
 
 def refuse_tiny(where: str, **given: ArrayLike) -> None:
-    """Squares of norms must not underflow: a sensitivity of 0 would be no noise."""
+    """Reject values whose squares underflow: a sensitivity of 0 would give no noise."""
     for name, value in given.items():
         if checks.is_concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
             checks.fail(
@@ -120,8 +121,8 @@ def refuse_tiny(where: str, **given: ArrayLike) -> None:
 
 
 def shapes_like(like: Any) -> Any:
-    """What a client contributes, as shapes: of a Task its parameters; else what is given, arrays or
-    their shapes."""
+    """Return the shapes of a contribution: the parameters of a Task, or the given arrays or
+    shapes."""
     if isinstance(like, Task):
         like = jax.eval_shape(like.init, jax.random.key(0))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.float32), like)
@@ -153,7 +154,8 @@ def _clip_l2(state: Any, row: Tree, *, bound: Array) -> tuple[Tree, Array]:
 
 
 def _stretch(shape: Shape | None) -> Array | float:
-    """How much longer than its Euclidean norm a contribution may be in the norm of `shape`."""
+    """Return how much longer than its Euclidean norm a contribution may be in the norm of
+    `shape`."""
     return 1.0 if shape is None else jnp.max(shape.scales)
 
 
@@ -374,7 +376,7 @@ def clip_adaptive(
     Args:
         initial: C of the first release, > 0, in the units of a contribution.
         count: the expected number of contributions, which is public.
-        quantile: of the norms that C follows, in (0, 1].
+        quantile: the quantile of the norms that C follows, in (0, 1].
         lr: how fast C moves.
         indicator: weight of the bit: larger for a less noisy C and a little more noise.
         floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a millionth of
@@ -437,8 +439,8 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
 
     Args:
         value: the bound, > 0, in the units of the contribution.
-        reason: "upload": in `release`, where the upload's own clip sees to it (`jfl.plan` checks
-            that it does).  "prox_erm": in a client, by strong convexity of its problem;
+        reason: "upload": in `release`, if the clip of the upload ensures it (`jfl.plan` checks
+            this).  "prox_erm": in a client, by strong convexity of its problem;
             "contraction": in a client, since steps on convex losses do not drive models apart.  A
             guarantee that rests on either is "conditional".
     """
@@ -454,7 +456,7 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
 
 
 class Squares(NamedTuple):
-    """What `clip_scaled` remembers."""
+    """The state of `clip_scaled`."""
 
     mean: Any  # like a contribution: of the squared coordinates of earlier mean contributions
 
@@ -479,14 +481,14 @@ def clip_scaled(
         count: the expected number of contributions, or sum of their weights, which is public.
         like: a Task, or what a client contributes (arrays or their shapes).
         decay: how much of the running mean stays at each release, in [0, 1).
-        least: of a size, > 0, in the units of a coordinate; None: a tenth of what a coordinate has
-            where `bound` is spread over all of them.
+        least: added to each size, > 0, in the units of a coordinate; None: a tenth of a coordinate
+            if `bound` is spread over all of them.
 
     Privacy:
-        that of clip_l2(bound): sizes follow from earlier releases alone.
+        that of clip_l2(bound): sizes follow only from earlier releases.
 
     Raises:
-        ValueError: outside those ranges; in `private_grad` and in uploads, where a client keeps no
+        ValueError: outside those ranges; in `private_grad` and in uploads, since clients keep no
             sizes.
 
     References:
@@ -524,7 +526,7 @@ def clip_scaled(
 
 
 def _sizes(state: Squares, least: Array) -> Tree:
-    """Of each coordinate, with a mean square of 1."""
+    """Return the size of each coordinate, with a mean square of 1."""
     sizes = pytrees.map(lambda x: jnp.sqrt(x) + least, state.mean)
     leaves = jax.tree.leaves(sizes)
     mean = sum(jnp.sum(jnp.square(x)) for x in leaves) / sum(x.size for x in leaves)
@@ -594,7 +596,7 @@ def gaussian(
 
     Args:
         noise_multiplier: sigma over the sensitivity, dimensionless, > 0.
-        std: sigma itself, in the units of the sum, > 0; in place of `noise_multiplier`.
+        std: sigma itself, in the units of the sum, > 0; instead of `noise_multiplier`.
         shape: of `jfl.wavelet`, whose noise is added; the sensitivity is then measured in its norm.
         generator: "philox", counters to normals in one pass; "key", random words from the key of
             the run (threefry unless you chose another), several times slower.  Noise of a shape is
@@ -691,7 +693,7 @@ def divide(n: ArrayLike | str) -> Stage:
     Privacy:
         post-processing.  A realised count would not be: it is data.  "size" is sound where sizes
         are public, under replace_one of an example.  "weight", the sum of the weights of those who
-        came, is for a release that adds no noise of its own (the usual normalised FedAvg).  Both
+        came, is for a release that adds no noise (the usual normalised FedAvg).  Both
         are refused elsewhere.
 
     Raises:
@@ -742,8 +744,8 @@ def _clip_values(value: Tree, after: After, *, most: Array) -> tuple[Tree, After
 def clip_values(most: float) -> Stage:
     """Cut every coordinate of a release to [-most, most].
 
-    Of a sum of clipped contributions no coordinate is larger than the clip norm times the number of
-    contributions: what is beyond is noise.
+    In a sum of clipped contributions, no coordinate is larger than the clip norm times the number
+    of contributions: larger values are noise.
 
     Args:
         most: in the units of the release at this place of the chain, > 0.

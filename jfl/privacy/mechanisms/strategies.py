@@ -237,7 +237,7 @@ def banded_toeplitz(
     independent.  A run stores the noise of bands - 1 rounds.
 
     Args:
-        bands: of C; 1 is `identity`.
+        bands: the number of bands of C; 1 is `identity`.
 
     Other Parameters:
         rounds: that it covers.
@@ -275,7 +275,7 @@ def inverse_banded(
     and a run stores nothing.
 
     Args:
-        bands: of C^-1; 1 is `identity`.
+        bands: the number of bands of C^-1; 1 is `identity`.
 
     Other Parameters:
         rounds: that it covers.
@@ -348,7 +348,7 @@ def momentum(rounds: int, beta: float, learning_rates: ArrayLike | None = None) 
 
     Args:
         rounds: that it covers.
-        beta: of the momentum, in [0, 1).
+        beta: the momentum, in [0, 1).
         learning_rates: Float[rounds]; None: the same in every round.
 
     Returns:

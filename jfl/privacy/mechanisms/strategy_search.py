@@ -139,7 +139,7 @@ def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
     """Return decays and weights of the best C whose column is 1, then sum_j weight_j decay_j^(t -
     1).
 
-    C^-1 is of the same kind, with decays that lie between those of C: 1 > a_1 > b_1 > a_2 > ... >
+    C^-1 has the same form, with decays that lie between those of C: 1 > a_1 > b_1 > a_2 > ... >
     0.  The search is over the logarithms of the steps between their logarithms, which have no
     constraint.
     """

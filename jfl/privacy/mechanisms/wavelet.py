@@ -2,8 +2,8 @@
 al., 2025, and better).
 
 A shape is a norm ||scales * Haar coefficients||.  Gaussian noise that is isotropic in that norm,
-after a clip in that norm, is the Gaussian mechanism and costs what isotropic noise costs; where the
-scales follow the energies of the contributions it disturbs less.  After any other clip the chain
+after a clip in that norm, is the Gaussian mechanism and costs what isotropic noise costs; if the
+scales follow the energies of the contributions, it disturbs less.  After any other clip the chain
 measures the true sensitivity in the norm of the noise, so a noise multiplier is the true one
 whatever is combined.
 
@@ -214,7 +214,7 @@ def _one(state: Any, shape: Shape | None, *, bands: Bands) -> float:
             "wavelet.shares",
             "isotropic noise",
             "noise of a shape",
-            "Shares have no bands of their own.",
+            "Shares have no bands.",
         )
     return 1.0
 
@@ -253,7 +253,7 @@ def published(
         bands: of `jfl.bands`.
         calibration: "plain", or "lemma2", with less noise by sqrt(2 / (2 + log2 m)), m the largest
             block.
-        max_weight: of a client, for a release with weights.
+        max_weight: the largest weight of a client, for a release with weights.
         unsound: R1 to R4 and lemma2 do not have the privacy that the paper states: say that you
             know.
 
@@ -299,7 +299,7 @@ def published(
 
 
 def lemma2(bands: Bands, calibration: str = "lemma2") -> float:
-    """What Lemma 2 multiplies the noise with."""
+    """Return the factor by which Lemma 2 multiplies the noise."""
     return (
         1.0
         if calibration == "plain"
