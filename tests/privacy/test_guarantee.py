@@ -492,7 +492,7 @@ def test_many_kinds_of_clients_are_quick(monkeypatch):
     sizes = 50 + np.arange(CLIENTS) // 4
     few, many = make(NOISY(), sizes=np.minimum(sizes, 52)), make(NOISY(), sizes=sizes)
     monkeypatch.setattr(guarantees, "MAX_KINDS", 3)
-    monkeypatch.setattr(pld, "epsilon", lambda event, delta, sizes: (0.1, 0.0))
+    monkeypatch.setattr(pld, "epsilon", lambda *args, **options: (0.1, 0.0))
     assert guarantees.epsilons_per_client(few, 9).max() == 0.1
     close(
         guarantees.epsilons_per_client(many, 9),

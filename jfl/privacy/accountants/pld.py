@@ -166,7 +166,11 @@ def _lowest(composed, reach, tilt, delta):
 
 
 def epsilon(
-    event: Any, delta: ArrayLike, times: ArrayLike = 1, sizes: Sequence[int] = SIZES
+    event: Any,
+    delta: ArrayLike,
+    times: ArrayLike = 1,
+    sizes: Sequence[int] = SIZES,
+    with_width: bool = True,
 ) -> tuple[Any, Any]:
     """Return an epsilon that is proved for `event`, `times` times, at `delta`, and its width: it is
     too large by at most this.
@@ -174,6 +178,8 @@ def epsilon(
     The width is against the same pairs of distributions on an infinitely fine grid.  For samples of
     fixed size, with or without replacement, those pairs may be worse than any data set.  Refinement
     stops at a width of 1e-3 of epsilon + 1e-4, or at the last of `sizes`, the points of the grids.
+    There the width takes half of the time: with_width=False leaves it out, and returns a larger
+    one.
 
     Shapes:
         times and delta may be arrays, which broadcast: then so is the result.
@@ -200,7 +206,7 @@ def epsilon(
     groups, adjacency, tail = _groups(event, TAIL_DELTA_FRACTION * np.min(delta) / np.max(times))
     found = np.array(
         [
-            _refine(groups, adjacency, t, d - tail * t, sizes)
+            _refine(groups, adjacency, t, d - tail * t, sizes, with_width)
             for t, d in zip(times.ravel(), delta.ravel())
         ]
     ).reshape(*times.shape, 2)
@@ -285,7 +291,7 @@ def _read(losses, mass, extra, epsilon):
     return np.where((epsilon >= losses[0]) & (found < 1), found, 1.0)
 
 
-def _refine(groups, adjacency, times, delta, sizes=SIZES):
+def _refine(groups, adjacency, times, delta, sizes=SIZES, with_width=True):
     groups = tuple((part, n * times) for part, n in groups)
     precision = sum(np.sum(events.precision(event) * n) for event, n in groups)
     best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
@@ -296,6 +302,8 @@ def _refine(groups, adjacency, times, delta, sizes=SIZES):
             grids[way], composed = _above(groups, way, size, delta=delta)
             ends[way] = float(_program(_highest)(composed=composed, delta=delta))
         best = min(best, max(ends.values()))
+        if size == sizes[-1] and not with_width:  # it would decide about no further grid
+            break
         # the direction with more epsilon first: once the width is small, the other's lower end
         # decides nothing
         for way in sorted(ends, key=ends.__getitem__, reverse=True):

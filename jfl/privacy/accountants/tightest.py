@@ -223,7 +223,9 @@ def _distribution_epsilon(event, delta, sizes):
     if delta < MIN_PLD_DELTA or not takes(event):
         return math.inf, LOSS_DISTRIBUTION
     try:
-        return pld.epsilon(spread(event), delta, sizes=sizes)[0], LOSS_DISTRIBUTION
+        return pld.epsilon(spread(event), delta, sizes=sizes, with_width=False)[
+            0
+        ], LOSS_DISTRIBUTION
     except NotAnalysable:  # numbers outside its range
         return math.inf, LOSS_DISTRIBUTION
 
