@@ -45,8 +45,8 @@ MAX_ROUNDS = 10**12
 MAX_LISTED_LEVELS = 16  # of noise; more of them are listed round by round
 MAX_KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed
 AT_SCALE = (
-    "Does not describe this run, whose epsilon is {:.4g} or more. Assumes a deployment in which "
-    "{:,} of {:,} clients form a cohort and their mean has the noise of this run."
+    "Applies to a deployment with {:,} of {:,} clients per round and the same noise in the mean; "
+    "this run has epsilon >= {:.4g}."
 )
 SAMPLED = {"poisson": "poisson", "without_replacement": "without_replacement", "full": "none"}
 
@@ -389,7 +389,7 @@ def at_scale(
     }[part.sampling]
     multiplier = part.multiplier * (cohort / expected)
     part = part._replace(multiplier=multiplier, sample=sizes[0], population=sizes[1])
-    caveat = Caveat(AT_SCALE.format(here, cohort, clients), "at-scale")
+    caveat = Caveat(AT_SCALE.format(cohort, clients, here), "at-scale")
     larger = entry._replace(parts=(part,), overflow=0.0, caveats=(caveat, *entry.caveats))
     found = guarantee_of(larger, rounds, delta)
     return found._replace(status="conditional").about(found.release)

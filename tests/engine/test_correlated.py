@@ -296,14 +296,14 @@ def test_a_population_on_the_host_and_algorithms_that_send_more_than_a_model():
 @pytest.mark.parametrize(
     "change, words",
     [
-        (dict(upload=True), "a strategy that draws earlier noise again for uploads"),
+        (dict(upload=True), "a strategy that regenerates earlier noise for uploads"),
         (
             dict(private=True),
             "correlated noise in release or upload only, but got it in private_grad",
         ),
-        (dict(adaptive=True), "the same in every round beside correlated noise"),
-        (dict(scheduled=True), "the same in every round beside correlated noise"),
-        (dict(weights=True), "the same in every round beside correlated noise"),
+        (dict(adaptive=True), "the same in every round, with correlated noise"),
+        (dict(scheduled=True), "the same in every round, with correlated noise"),
+        (dict(weights=True), "the same in every round, with correlated noise"),
     ],
 )
 def test_noise_that_would_lie_is_refused(change, words):

@@ -867,7 +867,7 @@ def test_many_rounds_at_once(renyi_alone):
             [guarantees.guarantee(plan, int(r), **options).epsilon for r in rounds[1:]],
             1e-5,
         )
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="integers >= 0"):
         guarantees.epsilons(plan, [1.5])
 
 

@@ -387,13 +387,15 @@ def test_guarantees_and_series():
         (lambda: choosing.epsilon_of_choice(RUN, 3, 1e-5), "expected runs of choosing.geometric"),
         (
             lambda: choosing.epsilon_of_tournament([RUN, RUN], [choosing.poisson(2)], 1e-5),
-            "a release and a law for each rung, and a rung, but got 2 releases and 1 laws",
+            "a release and a distribution for each rung, and a rung, but got 2 releases and 1 "
+            "distributions",
         ),
         (lambda: choosing.epsilon_of_tournament([], [], 1e-5), "for each rung, and a rung"),
         (lambda: choosing.epsilon_of_tournament([RUN], [3], 1e-5), "runs of choosing.geometric"),
         (
             lambda: choosing.curve_of_tournament([2.0], [[1.0]], []),
-            "a curve and a law for each rung, and a rung, but got 1 curves and 0 laws",
+            "a curve and a distribution for each rung, and a rung, but got 1 curves and 0 "
+            "distributions",
         ),
         (
             lambda: choosing.curve_of_tournament(

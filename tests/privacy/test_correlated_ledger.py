@@ -334,7 +334,7 @@ def test_nobody_takes_part_more_often_than_the_sampler_lets_it():
 
 def test_what_uploads_cannot_have():
     for made in (banded_toeplitz(12, 3), blt(12, 2)):
-        with pytest.raises(ValueError, match="draws earlier noise again"):
+        with pytest.raises(ValueError, match="regenerates earlier noise"):
             upload_plan(jfl.correlated(1.0, made))
     noise = jfl.correlated(4.0, tree(12))
     one = upload_plan(noise, jfl.sampling.with_replacement(C, 4))
@@ -470,7 +470,7 @@ def test_neither_the_server_nor_a_cap_is_answered():
     made = plan(jfl.correlated(2.0, square_root(8)))
     with pytest.raises(ValueError, match="The server sees every upload"):
         jfl.guarantee(made, 8, view="server")
-    with pytest.raises(ValueError, match="view='server' beside cap"):
+    with pytest.raises(ValueError, match="view='server' with cap"):
         jfl.guarantee(made, 8, unit="client", view="third_party", cap=3)
 
 

@@ -1,4 +1,4 @@
-"""Maps before a clip and back behind the noise: what they do, and that no epsilon rests on them."""
+"""Maps before a clip and back after the noise: what they do, and that no epsilon rests on them."""
 
 import functools
 
@@ -356,7 +356,7 @@ def test_bad_arguments():
         (pair.there, jfl.total(), jfl.gaussian(1.0)),
         (jfl.clip_l2(1.0), pair.there, jfl.total()),
     ):
-        with pytest.raises(ValueError, match="a clip behind the last map"):
+        with pytest.raises(ValueError, match="a clip after the last map"):
             jfl.chain(*stages)
     other = jfl.linear_maps.projection(TASK, 3, seed=1)
     for stages in ((pair.there, other.back), (pair.there,), (pair.there, pair.back, pair.back)):

@@ -155,8 +155,8 @@ def test_other_questions_about_personal_models_are_refused(fed):
     plan = ditto(fed)
     for asked, match in (
         (dict(unit="client"), "fits 0 of them"),
-        (dict(cap=2), "view='server' beside cap"),
-        (dict(realised=np.ones(CLIENTS, int)), "view='server' beside cap"),
+        (dict(cap=2), "view='server' with cap"),
+        (dict(realised=np.ones(CLIENTS, int)), "view='server' with cap"),
         (dict(uplinks=1), "view='third_party'"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -168,7 +168,7 @@ def test_other_questions_about_personal_models_are_refused(fed):
 def test_an_algorithm_that_does_not_say_what_personal_models_are_of_is_refused(fed):
     plan = ditto(fed)
     silent = dataclasses.replace(plan.algorithm, personal_releases=None)
-    with pytest.raises(jfl.errors.NotAnalysable, match="does not say what they are of"):
+    with pytest.raises(jfl.errors.NotAnalysable, match="does not name their releases"):
         jfl.guarantee(dataclasses.replace(plan, algorithm=silent), 10, 1e-5, view="personal")
 
 

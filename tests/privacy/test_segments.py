@@ -83,7 +83,7 @@ def test_runs_of_different_seeds():
     for bad in ("same", [0, 1], [0, 1, 2, -1], 3, [0.5] * 4):
         with pytest.raises(ValueError, match="seeds"):
             found(*pairs, seeds=bad)
-    with pytest.raises(ValueError, match="a list of segments beside seeds"):
+    with pytest.raises(ValueError, match="a list of segments if seeds is given"):
         guarantees.guarantee(one, 5, seeds="different")
     twice = found((one, 10, 0), (one, 10, 0), seeds="different")
     close(twice.epsilon, guarantees.guarantee(one, 20).epsilon, 1e-9)
@@ -277,7 +277,7 @@ def test_the_view_with_an_answer(renyi_alone):
         guarantees.guarantee(make(NOISY(), upload=NOISY()), 5)
     with pytest.raises(ValueError, match="sees every upload before"):
         guarantees.guarantee(released, 5, view="server")
-    with pytest.raises(ValueError, match="view='server' beside cap"):
+    with pytest.raises(ValueError, match="view='server' with cap"):
         guarantees.guarantee(released, 5, cap=2)
 
 
