@@ -170,7 +170,7 @@ class Participation:
 
 
 def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
-    """One release of a sum plus N(0, (noise_multiplier * sensitivity)^2).
+    """Return one release of a sum plus N(0, (noise_multiplier * sensitivity)^2).
 
     Units:
         noise_multiplier: dimensionless, > 0.
@@ -188,8 +188,8 @@ def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
 
 
 def laplace(noise_multiplier: ArrayLike) -> Laplace:
-    """One release of a sum plus Laplace noise of scale noise_multiplier * sensitivity, that of the
-    sum of absolute values.
+    """Return one release of a sum plus Laplace noise of scale noise_multiplier * sensitivity, in
+    the norm of the sum of absolute values.
 
     Several coordinates are at most as bad as one: the Renyi divergence is convex in the shift of a
     coordinate and 0 without one, so shifts that add up to the sensitivity cost most in one place.
@@ -206,7 +206,7 @@ def laplace(noise_multiplier: ArrayLike) -> Laplace:
 
 
 def pure(epsilon: ArrayLike) -> Pure:
-    """One release that is epsilon-private at delta = 0.
+    """Return one release that is epsilon-private at delta = 0.
 
     Raises:
         ValueError: unless epsilon is finite and >= 0.
@@ -215,7 +215,7 @@ def pure(epsilon: ArrayLike) -> Pure:
 
 
 def poisson(rate: ArrayLike, event: Any) -> Poisson:
-    """`event` on a sample that each element joins on its own with probability `rate`; for
+    """Return `event` on a sample that each element joins independently with probability `rate`; for
     add_remove.
 
     Units:
@@ -231,8 +231,8 @@ def poisson(rate: ArrayLike, event: Any) -> Poisson:
 
 
 def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
-    """`event` on a sample that each of `size` units joins on its own with probability `rate`; for
-    add_remove of all of them.
+    """Return `event` on a sample that each of `size` units joins independently with probability
+    `rate`; for add_remove of all of them.
 
     The noise multiplier is that of one unit.
 
@@ -255,7 +255,7 @@ def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
 
 
 def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) -> WithoutReplacement:
-    """`event` on `sample` distinct elements of `population`, all subsets alike; for replace_one.
+    """Return `event` on a uniform subset of `sample` of the `population` elements; for replace_one.
 
     Raises:
         ValueError: unless both are whole and 1 <= sample <= population.
@@ -268,7 +268,7 @@ def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) ->
 
 
 def allocation(slots: int, event: Any) -> Allocation:
-    """`slots` releases of `event`, in one of which a unit takes part, drawn uniformly; for
+    """Return `slots` releases of `event`, in one of which a unit participates, drawn uniformly; for
     add_remove.
 
     Raises:
@@ -278,7 +278,8 @@ def allocation(slots: int, event: Any) -> Allocation:
 
 
 def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
-    """A release whose Renyi divergence of order a is at most each slopes[i] * a + constants[i].
+    """Return a release whose Renyi divergence of order a is at most each slopes[i] * a +
+    constants[i].
 
     Raises:
         ValueError: unless all are >= 0 where it matters, for a >= 1.
@@ -300,7 +301,7 @@ def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
 
 
 def replaced(rate: ArrayLike, event: Any) -> Replaced:
-    """`event` on a sample that each element joins on its own with probability `rate`; for
+    """Return `event` on a sample that each element joins independently with probability `rate`; for
     replace_one.
 
     Units:
@@ -315,7 +316,7 @@ def replaced(rate: ArrayLike, event: Any) -> Replaced:
 
 
 def zeroed_out(sample: ArrayLike, population: ArrayLike, event: Any) -> ZeroedOut:
-    """`event` on `sample` distinct elements of `population`, all subsets alike; for zero_out.
+    """Return `event` on a uniform subset of `sample` of the `population` elements; for zero_out.
 
     Raises:
         ValueError: unless both are whole and 1 <= sample <= population.
@@ -332,8 +333,8 @@ def zeroed_out(sample: ArrayLike, population: ArrayLike, event: Any) -> ZeroedOu
 def truncated_poisson(
     rate: float, population: int, capacity: int, event: Any, adjacency: str = "zero_out"
 ) -> Replaced | ZeroedOut:
-    """`event` on a Poisson sample of `population` elements at `rate` that holds at most `capacity`:
-    of more, a uniform subset.
+    """Return `event` on a Poisson sample of `population` elements at `rate`, of which a uniform
+    subset is kept if there are more than `capacity`.
 
     Args:
         rate: in (0, 1].
@@ -359,8 +360,8 @@ def truncated_poisson(
 
 
 def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> WithReplacement:
-    """`event` on `draws` independent draws from `population`, an element each time that it is
-    drawn; for replace_one.
+    """Return `event` on `draws` independent draws from `population`, which count an element each
+    time that it is drawn; for replace_one.
 
     The noise multiplier is that of an element drawn once.
 
@@ -382,19 +383,19 @@ def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> Wit
 
 
 def repeat(event: Any, times: ArrayLike) -> Repeat:
-    """`event`, `times` times with fresh randomness; later ones may depend on what earlier ones
-    released."""
+    """Return `event`, repeated `times` times with fresh randomness; later ones may depend on
+    earlier releases."""
     return Repeat(_known("events.repeat", event), _whole("events.repeat", times=times))
 
 
 def compose(*events: Any) -> Compose:
-    """All of `events`, sequentially; later ones may depend on what earlier ones released."""
+    """Return all of `events`, sequentially; later ones may depend on earlier releases."""
     return Compose(tuple(_known("events.compose", e) for e in events))
 
 
 def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
-    """`event`, which an element reaches with probability `rate` and then as often as it may; for
-    replace_one.
+    """Return `event`, which an element reaches with probability `rate`, and then any number of
+    times; for replace_one.
 
     The noise multiplier covers all that the element can do; noise added once per round (output
     perturbation) is of this kind.
@@ -412,8 +413,8 @@ def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
 
 
 def series(event: Any, times: ArrayLike) -> Series:
-    """`event` with each of its noise multipliers Float[n], times Float[n] >= 0 each, one
-    after another.
+    """Return `event` for each of its noise multipliers Float[n], times Float[n] >= 0 each,
+    sequentially.
 
     >>> import jfl.privacy.accountants.rdp_events as bounds
     >>> one = bounds.epsilon(series(gaussian(np.array([1.0, 2.0])), np.array([1, 4])), 1e-5)
@@ -427,7 +428,7 @@ def series(event: Any, times: ArrayLike) -> Series:
 
 
 def participation(probability: ArrayLike, event: Any) -> Participation:
-    """`event` of one record, if the client that holds it takes part, which may be visible.
+    """Return `event` of one record if the client that holds it participates, which may be visible.
 
     The gain is `probability`, not its square: a client differs from the others by more than any
     noise hides, so only its absence protects the record.
@@ -445,7 +446,7 @@ def participation(probability: ArrayLike, event: Any) -> Participation:
 
 
 def seen(event: Any) -> Any:
-    """One release whose sample is known: a Gaussian, without a gain.
+    """Return one release whose sample is known: a Gaussian, without amplification.
 
     Args:
         event: a Gaussian, or a sample of one; drawn with replacement, an element may be all of it.
@@ -464,7 +465,7 @@ def seen(event: Any) -> Any:
 
 
 def of_group(event: Any, size: int) -> Any:
-    """`event` where `size` units differ at once; None where no such event is known here.
+    """Return `event` for `size` units that differ at once; None if no such event is known.
 
     Units move a sum by at most `size` sensitivities, wherever they are.
     """

@@ -69,7 +69,7 @@ class Composed(NamedTuple):
 
 
 def _power(part, n):
-    """n independent copies."""
+    """Return n independent copies of a part."""
     return Part(
         n * part.moments,
         _raised(part.spectrum, n),
@@ -95,7 +95,8 @@ def _product(a, b):
 
 
 def _mixture(part, p):
-    """With probability p the part, visibly; else nothing, which is loss 0."""
+    """Return the mixture of the part, with probability p and visibly, with "nothing happened",
+    which has loss 0."""
     log_absent, log_present = jnp.log1p(-p), jnp.log(p)
     moments = jnp.logaddexp(log_absent, log_present + part.moments)
     spectrum = (
@@ -125,8 +126,8 @@ def _fold(event, leaf):
 
 
 def _total(groups, leaf):
-    """All of `groups`: (an event whose numbers are [m], how often each [m]) for every shape of
-    event."""
+    """Return the composition of all `groups`: (an event whose numbers are [m], how often each [m])
+    for every shape of event."""
 
     def follow(group):
         one = lambda item: _power(_fold(item[0], leaf), item[1])
@@ -141,7 +142,7 @@ def _total(groups, leaf):
 
 
 def _steps(groups):
-    """Number of noisy steps if everybody always takes part: scales what may be lost, and
+    """Return the number of noisy steps if everybody always participates: it scales lost mass and
     rounding."""
 
     def count(event):
@@ -155,7 +156,7 @@ def _steps(groups):
 
 
 def total_precision(groups: Any) -> jax.Array:
-    """The sum of `events.precision` over groups of (event, times)."""
+    """Return the sum of `events.precision` over groups of (event, times)."""
     found: Any = sum(jnp.sum(events.precision(event) * times) for event, times in groups)
     return found
 
@@ -170,8 +171,8 @@ def plan(
     delta: ArrayLike | None = None,
     epsilon: ArrayLike | None = None,
 ) -> Grid:
-    """A grid of `size` points around the losses that decide about epsilon at `delta`, or delta at
-    `epsilon`.
+    """Return a grid of `size` points around the losses that decide about epsilon at `delta`, or
+    delta at `epsilon`.
 
     No grid is wrong: a bad one only gives a large upper bound.
     """
@@ -197,8 +198,8 @@ def plan(
     given: Any = delta  # where epsilon is not
 
     def proved(tilts):
-        """Epsilon that a Renyi bound of each order would prove at delta; or log delta, at
-        epsilon."""
+        """Return the epsilon that a Renyi bound of each order would prove at delta; or log delta,
+        at epsilon."""
         k = moments(tilts).moments
         if epsilon is None:
             return (k - jnp.log(given) - jnp.log1p(tilts)) / tilts - jnp.log1p(1 / tilts)
@@ -240,8 +241,8 @@ def plan(
 
 
 def _leaf(direction, grid, size, build, exponents):
-    """Part of one step on the grid; spectra of all steps number losses modulo the window, so they
-    multiply."""
+    """Return the function that puts one step on the grid as a Part; spectra of all steps number
+    losses modulo the window, so they multiply."""
     number = grid.start + jnp.arange(size)
     losses = grid.interval * number
 
@@ -277,12 +278,12 @@ def _compose(groups, grid, size, leaf, sign):
 
 
 def _inside(groups, grid):
-    """One step on its own grid: nothing can lie outside the window."""
+    """Return whether this is one step on its own grid: then nothing can lie outside the window."""
     return (_steps(groups) == 1) & (grid.window == grid.start)
 
 
 def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Composed:
-    """Losses of everything together, pessimistic."""
+    """Return the composed losses, pessimistic."""
 
     def build(*args):
         return *pld_step.pessimistic(*args), 0.0
@@ -298,8 +299,8 @@ def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Compose
 def compose_lower(
     groups: Any, direction: str, grid: Grid, size: int, few: ArrayLike
 ) -> tuple[Composed, jax.Array]:
-    """The same, optimistic, and by how much its losses may still be too large, except with
-    probability `few`.
+    """Return the composed losses, optimistic, and by how much they may still be too large, except
+    with probability `few`.
 
     Each step is off the grid by an offset; Chernoff's bound says how far their sum reaches.
     """

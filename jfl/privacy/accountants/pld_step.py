@@ -55,8 +55,8 @@ CROSSINGS = 60
 def pessimistic(
     direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """A step that is never better than the true one: mass [size] at losses interval * (start + j),
-    and lost mass.
+    """Return a step that is never better than the true one: mass [size] at losses interval * (start
+    + j), and lost mass.
 
     The probabilities that P and Q give to a cell between two grid points are split over its ends so
     that both are kept ("connect the dots").  By convexity of (p - e^eps q)_+ such a spread never
@@ -88,8 +88,8 @@ def pessimistic(
 def optimistic(
     direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """A step that is never worse than the true one: mass [size], at losses interval * (start + j) +
-    offset [size].
+    """Return a step that is never worse than the true one: mass [size], at losses interval * (start
+    + j) + offset [size].
 
     All outcomes with losses within half an interval of a grid point become one, which is
     post-processing; `offset` is where their common loss lies next to the grid point.  What lies
@@ -104,7 +104,7 @@ def optimistic(
 
 
 def _outcomes(direction, rate, z, edges, start, size):
-    """P [size] and Q [size] of the losses between edges [size + 1]."""
+    """Return P [size] and Q [size] of the losses between edges [size + 1]."""
     if direction in SHARED and jnp.shape(rate) != (1,):
         return _with_room(_outcomes, direction, rate, z, edges, start, size)
     if direction == "remove":
@@ -124,7 +124,8 @@ def _outcomes(direction, rate, z, edges, start, size):
 
 
 def _with_room(step, direction, rate, z, *grid):
-    """A step on a sample that both neighbours share: of two, each in its share.
+    """Return a step on a sample that both neighbours share, as a mixture of two: the others leave
+    room, or fill it.
 
     Args:
         step: `pessimistic` or `_outcomes`.
@@ -141,7 +142,7 @@ def _with_room(step, direction, rate, z, *grid):
 
 
 def _rates(direction, rate):
-    """(direction, rate) where the others leave room, and where they fill the sample."""
+    """Return (direction, rate) if the others leave room, and if they fill the sample."""
     room, full = SHARED[direction]
     return (room, rate[:1] if room in shared_sample.PLACES else rate[0]), (full, rate[2:])
 
@@ -154,8 +155,8 @@ def _halves(direction):
 
 
 def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid,
-    never to prove."""
+    """Return losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a
+    grid, never to prove."""
     if direction in SHARED and jnp.shape(rate) != (1,):
         if not jnp.ndim(rate):
             return rough("add" if direction == "restored" else "remove", rate, z)
@@ -199,7 +200,7 @@ def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def hockey_stick(composed: Any, epsilon: ArrayLike) -> jax.Array:
-    """delta at `epsilon` of composed losses: the mass beyond, weighted by 1 - exp(epsilon -
+    """Return delta at `epsilon` of composed losses: the mass beyond, weighted by 1 - exp(epsilon -
     loss)."""
     return composed.extra + jnp.sum(
         composed.mass * -jnp.expm1(jnp.minimum(epsilon - composed.losses, 0.0))
@@ -209,8 +210,8 @@ def hockey_stick(composed: Any, epsilon: ArrayLike) -> jax.Array:
 def crossing(
     function: Callable, low: ArrayLike, high: ArrayLike, target: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
-    """Ends of where a decreasing function reaches `target`: function(high) <= target <
-    function(low), if at all.
+    """Return the ends of a bracket in which a decreasing function reaches `target`: function(high)
+    <= target < function(low), if at all.
 
     By the logarithm of the function, which is almost straight here.
     """
@@ -239,7 +240,8 @@ def reached(function: Callable, composed: Any, level: ArrayLike) -> tuple[jax.Ar
 
 
 def _split(losses, interval, rate, z, of_law: Any = with_replacement, floor=None):
-    """Masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and above.
+    """Return masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and
+    above.
 
     `of_law` computes the masses if `rate` is a distribution, of a number of copies or of units.
     """
@@ -262,8 +264,8 @@ def _split(losses, interval, rate, z, of_law: Any = with_replacement, floor=None
 
 
 def _masses(losses, rate, z, of_law: Any = with_replacement, floor=None):
-    """P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first, and
-    above the last."""
+    """Return P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first,
+    and above the last."""
     if jnp.ndim(rate):
         return of_law.masses(losses, rate, z)[:4]
     q, moved = _cells(losses, rate, z, 0.0), _cells(losses, rate, z, 1 / z)
@@ -285,7 +287,8 @@ def _cells(losses, rate, z, shift):
 
 
 def _place(loss, rate, z):
-    """x / z where the pair "remove" has this loss; far below all for losses that it never has."""
+    """Return x / z at which the pair "remove" has this loss; a point far below all for losses that
+    it never has."""
     small = jnp.expm1(jnp.minimum(loss, 30.0)) / rate
     reached = small > -1
     near = jnp.where(reached, jnp.log1p(jnp.where(reached, small, 0.0)), NEVER)
@@ -294,7 +297,7 @@ def _place(loss, rate, z):
 
 
 def _even(direction, rate, z):
-    """Probability of loss 0: what the two halves leave of 1."""
+    """Return the probability of loss 0, which the two halves leave."""
     if direction in shared_sample.PLACES:
         return shared_sample.even(rate, z, direction)
     if jnp.ndim(rate):

@@ -27,7 +27,7 @@ FAR = 600.0  # exponents beyond are not taken
 
 
 def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
-    """Probabilities that P and Q give to the cells between losses [n], ascending.
+    """Return the probabilities that P and Q give to the cells between losses [n], ascending.
 
     Returns:
         P [n-1], Q [n-1]; (P, Q) of losses below the first, and above the last; and P - e^first Q of
@@ -53,7 +53,7 @@ def masses(losses: jax.Array, law: jax.Array, z: ArrayLike) -> tuple:
 
 
 def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
-    """The point s of each loss; far below all for losses that P never has.
+    """Return the point s of each loss; a point far below all for losses that P never has.
 
     log(sum over j >= 1 of w_j e^(j s / z - j^2 / (2 z^2))) = log(e^loss - w_0) is convex in s with
     slopes of 1 / z and more.  Its largest term gives a point on the right, and from there
@@ -84,8 +84,8 @@ def place(losses: jax.Array, law: jax.Array, z: ArrayLike) -> jax.Array:
 
 
 def rough(direction: str, law: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a grid,
-    never to prove."""
+    """Return losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a
+    grid, never to prove."""
     number = jnp.arange(0.0, len(law))
     most = len(law) - 1
     step = (28 + 2 * most / z) / NODES

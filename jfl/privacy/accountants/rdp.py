@@ -475,7 +475,7 @@ def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
 
 
 def _crossing(library, mu, delta):
-    """Newton's method on log(delta(epsilon)), from above.
+    """Return the crossing, by Newton's method on log(delta(epsilon)), from above.
 
     delta(epsilon) is an expectation of a log-concave function of a normal variable, so its
     logarithm is concave: tangents lie above it, and each point is on the safe side of the

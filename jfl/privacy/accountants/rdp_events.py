@@ -39,7 +39,8 @@ class Overflow(NotAnalysable):
 
 
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
-    """The smaller epsilon of the two, and the method that proved it: "rdp" or "gaussian_exact".
+    """Return the smaller epsilon of the two, and the method that proved it: "rdp" or
+    "gaussian_exact".
 
     Units:
         delta in (0, 1).
@@ -79,8 +80,8 @@ def curve(event: Any, orders: ArrayLike) -> Any:
 
 
 def delta(event: Any, epsilon: float) -> float:
-    """The smallest delta at which the event is proved to be `epsilon`-private, to one part in a
-    million, from above.
+    """Return the smallest delta at which the event is proved to be `epsilon`-private, to one part
+    in a million, from above.
 
     Units:
         epsilon >= 0.  The result is 1 where nothing smaller was found, and at least 1e-300.
@@ -103,7 +104,7 @@ def delta(event: Any, epsilon: float) -> float:
 
 
 def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
-    """Deltas that are proved at many epsilons at once, for `event`, `times` times.
+    """Return deltas that are proved at many epsilons at once, for `event`, `times` times.
 
     Shapes:
         epsilon [n] >= 0 -> Float64[n] in [0, 1].
@@ -140,7 +141,7 @@ def gaussian_mu(event: Any) -> float:
 
 
 def deltas_of_curve(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The smallest deltas that a curve proves at many epsilons: `convert`, solved for delta.
+    """Return the smallest deltas that a curve proves at many epsilons: `convert`, solved for delta.
 
     Shapes:
         orders [n] > 1, values [n], epsilon [m] >= 0 -> Float64[m].

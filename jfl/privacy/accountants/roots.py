@@ -18,7 +18,7 @@ LARGEST = 1e9  # values of a search on the host are cut off here: interpolation 
 
 
 def bisect(is_below: Callable, low: ArrayLike, high: ArrayLike, halvings: int) -> tuple[Any, Any]:
-    """Ends of the crossing after `halvings` halvings of [low, high].
+    """Return the ends of a crossing after `halvings` halvings of [low, high].
 
     Where is_below(low) and not is_below(high), this stays true of the returned ends.  An end that
     never moved was not tested.
@@ -64,7 +64,7 @@ class Bracket(NamedTuple):
         return self.low + (self.high - self.low) * share
 
     def replace_end(self, x, value) -> "Bracket":
-        """The narrower bracket that the function's `value` at `x` proves.
+        """Return the narrower bracket that the function's `value` at `x` proves.
 
         The end that stays for the second time has its value halved (the Illinois rule): without
         this, the other end would stop short of the crossing.
@@ -89,7 +89,7 @@ def illinois(
     rtol: float = 1e-7,
     atol: float = 1e-9,
 ) -> Bracket:
-    """A narrow bracket of where a falling function is zero, for functions that are almost straight.
+    """Return a narrow bracket of the zero of a decreasing function that is almost straight.
 
     Every fourth step halves the interval, so `steps` steps narrow it at least 2^(steps / 4) times.
     Both ends were tested.  Without a crossing in [low, high], `low` and `high` come back equal
@@ -129,7 +129,8 @@ def illinois(
 def golden_section(
     function: Callable, low: jax.Array, high: jax.Array, steps: int
 ) -> tuple[Any, Any]:
-    """The least of the points tried by a golden section of [low, high], and the function there.
+    """Return the smallest of the points that a golden section of [low, high] tries, and the
+    function there.
 
     The value was computed at the point that is returned, so a search that stops early, or a
     function with several minima, costs tightness only.
@@ -172,7 +173,7 @@ def golden_section(
 def smallest_fitting(
     excess: Callable[[float], float], low: float, high: float, tolerance: float
 ) -> float:
-    """The smallest x in [low, high], to `tolerance`, with excess(x) <= 0; on the host.
+    """Return the smallest x in [low, high], to `tolerance`, with excess(x) <= 0; on the host.
 
     What is returned was tested.  Unless it is `low`, a point at most `tolerance` below it was
     tested too and does not fit.
@@ -199,7 +200,8 @@ def smallest_fitting(
     smallest = high
 
     def finite_sign(x):
-        """The excess, finite and never zero: the search would stop at the first zero it meets."""
+        """Return the excess, finite and never zero: the search would stop at the first zero it
+        meets."""
         nonlocal smallest
         value = float(excess(x))
         if value <= 0:

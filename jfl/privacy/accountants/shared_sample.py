@@ -58,7 +58,8 @@ class Half(NamedTuple):
     near: float
 
     def masses(self, losses: jax.Array, rate: jax.Array, z: ArrayLike) -> tuple:
-        """Probabilities that P and Q give to the cells between losses [n] >= 0, ascending.
+        """Return the probabilities that P and Q give to the cells between losses [n] >= 0,
+        ascending.
 
         Args:
             losses: [n].
@@ -82,7 +83,7 @@ class Half(NamedTuple):
 
 
 def place(losses: jax.Array, rate: ArrayLike, z: ArrayLike, far: float, near: float) -> jax.Array:
-    """The point x / z of each loss >= 0: above the middle of B and B' the loss rises.
+    """Return the point x / z of each loss >= 0: above the middle of B and B' the loss increases.
 
     Between two nodes of a table, or above all of them, by Newton's method that stays in a bracket.
     """
@@ -111,14 +112,14 @@ def place(losses: jax.Array, rate: ArrayLike, z: ArrayLike, far: float, near: fl
 
 
 def even(rate: jax.Array, z: ArrayLike, direction: str) -> jax.Array:
-    """The probability of loss 0: what the two halves leave of 1.  `rate` is [1]."""
+    """Return the probability of loss 0, which the two halves leave.  `rate` is [1]."""
     above, below = (tail((far + near) / (2 * z)) for far, near in PLACES[direction])
     return (1 - rate[0]) * jnp.maximum(1 - above - below, 0.0)
 
 
 def rough(direction: str, rate: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Losses [n], ascending, and log masses [n] of a step, each cell at its middle: to choose a
-    grid, never to prove.  `direction` is of `PLACES`, `rate` is [1]."""
+    """Return losses [n], ascending, and log masses [n] of a step, each cell at its middle: to
+    choose a grid, never to prove.  `direction` is of `PLACES`, `rate` is [1]."""
     (upper, p), (lower, q) = (
         _nodes(rate[0], z, *places, of_p) for places, of_p in zip(PLACES[direction], (True, False))
     )
@@ -136,7 +137,7 @@ def _nodes(rate, z, far, near, of_p):
 
 
 def _loss(s, rate, z, far, near):
-    """The loss at points x / z, and its slope there."""
+    """Return the loss at points x / z, and its slope there."""
     odds = jnp.log(rate) - jnp.log1p(-rate)
     u, v = (odds + shift / z * s - (shift / z) ** 2 / 2 for shift in (far, near))
     slope = (far * jax.nn.sigmoid(u) - near * jax.nn.sigmoid(v)) / z
@@ -144,8 +145,8 @@ def _loss(s, rate, z, far, near):
 
 
 def binomial_tails(rate: float, population: int, capacity: int) -> tuple[float, float]:
-    """How likely the others fill a Poisson sample that holds at most `capacity`, and how likely a
-    unit is in it then, where of more a uniform subset is taken.
+    """Return the probability that the others fill a Poisson sample of at most `capacity` elements,
+    and the probability that a unit is then in it, as one of a uniform subset.
 
     Example:
         >>> binomial_tails(1.0, 10, 4)

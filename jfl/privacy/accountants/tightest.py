@@ -259,8 +259,8 @@ def presence(event: Any) -> float:
 
 
 def takes(event: Any, times: float = 1) -> bool:
-    """True if a privacy-loss distribution of the event is tried: sampled, and not too many
-    different parts."""
+    """Return whether a privacy-loss distribution of the event is tried: it is sampled and does not
+    have too many different parts."""
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
     kinds = events.event_types(event)
@@ -303,7 +303,7 @@ def _parts(event):
 
 
 def solve_noise(event_of_z: Callable, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier z whose epsilon is at most `epsilon`.
+    """Return the smallest noise multiplier z whose epsilon is at most `epsilon`.
 
     The result is a float32, the number that a simulation runs, and was itself tested: it is never
     on the wrong side.  It is at most a few parts in a million above the smallest that passes the
@@ -334,8 +334,8 @@ def solve_noise(event_of_z: Callable, epsilon: float, delta: float) -> float:
 
 
 def solve_rounds(event: Any, epsilon: float, delta: float) -> int:
-    """The largest number of repeats with epsilon(repeat(event, number)) <= epsilon; 0 where even
-    one is too many.
+    """Return the largest number of repeats with epsilon(repeat(event, number)) <= epsilon; 0 if
+    even one is too many.
 
     Raises:
         ValueError: if epsilon is not > 0 and finite; beyond 10^12 repeats it stops there.
@@ -357,8 +357,8 @@ def solve_rounds(event: Any, epsilon: float, delta: float) -> int:
 
 
 def solve_rate(event_of_rate: Callable, epsilon: float, delta: float) -> float:
-    """The largest sampling rate in (0, 1] with epsilon(event_of_rate(rate)) <= epsilon: a float32,
-    itself tested.
+    """Return the largest sampling rate in (0, 1] with epsilon(event_of_rate(rate)) <= epsilon: a
+    float32 that was tested.
 
     Raises:
         ValueError: if epsilon is not > 0 and finite, or out of reach of any rate down to 1e-9.
@@ -415,8 +415,8 @@ def smallest(
     tolerance: float = 1e-6,
     step: float = 1.25,
 ) -> float:
-    """The smallest float32 z with reached(z) <= target, as far as a bracket of this relative width
-    tells.
+    """Return the smallest float32 z with reached(z) <= target, within a bracket of this relative
+    width.
 
     log(epsilon) is almost straight in log(z), so each step goes where the line through both ends
     meets the target; an end that stays twice counts half (Illinois), and what is returned has been
@@ -458,7 +458,7 @@ def smallest(
 
 
 def _narrowed(height, low, f_low, high, f_high, tolerance):
-    """The upper end of a bracket of a zero of `height`, made as narrow as the tolerance."""
+    """Return the upper end of a bracket of a zero of `height`, made as narrow as the tolerance."""
     side, ends = 0, (f_low, f_high)  # heights without Illinois's halving
     for i in range(80):
         jumping = ends[0] - ends[1] > math.log(JUMP) and high / low <= JUMP_BRACKET
@@ -482,7 +482,7 @@ def _narrowed(height, low, f_low, high, f_high, tolerance):
 
 
 def largest(where: str, many: Callable, one: Callable, target: float) -> int:
-    """The largest whole number, of at most 10^12, whose epsilon is <= target; 0 if there is none.
+    """Return the largest integer, of at most 10^12, whose epsilon is <= target; 0 if there is none.
 
     Args:
         where: who asks, for errors.
@@ -511,7 +511,7 @@ def largest(where: str, many: Callable, one: Callable, target: float) -> int:
 
 
 def _more(low, fits, tolerance=0.0):
-    """The largest whole number from `low` on that fits, to a relative tolerance."""
+    """Return the largest integer from `low` on that fits, to a relative tolerance."""
     if low >= 10**12 or not fits(low + 1):
         return low
     low, step = low + 1, max(low // 4, 1)

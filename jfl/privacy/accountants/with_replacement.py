@@ -72,7 +72,7 @@ STEPS = 60  # of Newton's method, at most
 
 
 def masses(losses: jax.Array, law: jax.Array, z: jax.Array) -> tuple:
-    """Probabilities that P and Q give to the cells between losses [n] >= 0, ascending.
+    """Return the probabilities that P and Q give to the cells between losses [n] >= 0, ascending.
 
     Returns:
         P [n-1], Q [n-1]; (P, Q) of losses between 0 and the first, and above the last; and P -
@@ -103,13 +103,13 @@ def masses(losses: jax.Array, law: jax.Array, z: jax.Array) -> tuple:
 
 
 def even(law: jax.Array, z: jax.Array) -> jax.Array:
-    """The probability of loss 0: what the two halves leave of 1."""
+    """Return the probability of loss 0, which the two halves leave."""
     return law[0] * erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))
 
 
 def rough(law: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Losses [n], ascending, and log masses [n] of a step, each cell at its middle: to choose a
-    grid, never to prove."""
+    """Return losses [n], ascending, and log masses [n] of a step, each cell at its middle: to
+    choose a grid, never to prove."""
     loss = _nodes(law, z, 2 * ROUGH)[1]
     p, q = masses(loss[::2], law, z)[:2]
     log_masses = jnp.log(jnp.concatenate([q[::-1], even(law, z)[None], p]))
@@ -119,7 +119,7 @@ def rough(law: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def place(losses: jax.Array, law: jax.Array, z: jax.Array) -> jax.Array:
-    """The point t of each loss >= 0.
+    """Return the point t of each loss >= 0.
 
     The condition is convex in t, and so is the loss as a function of t: tangents of the latter lie
     on the right of the point, and from there Newton's method for the former only ever comes closer.
@@ -174,8 +174,8 @@ def place(losses: jax.Array, law: jax.Array, z: jax.Array) -> jax.Array:
 
 
 def _nodes(law, z, number):
-    """Points t [number + 1] from where the loss is 0 to where P ends; their losses, and the slopes
-    of these.
+    """Return points t [number + 1] from where the loss is 0 to where P ends; their losses, and the
+    slopes of these.
 
     The loss at t is the largest over j of log((w_0 + w_1 r_1(t) + ... + w_j r_j(t)) / W_j).
     """
@@ -213,13 +213,13 @@ def _nodes(law, z, number):
 
 
 def _place_of_one(t, losses, mu):
-    """t_m of the copies with this mu."""
+    """Return t_m of the copies with this mu."""
     return jnp.where(mu < t, t, jnp.maximum(t, losses / mu + mu / 2))
 
 
 def cells(s: jax.Array, losses: jax.Array) -> jax.Array:
-    """Normal probability between points, each from the tail where it is not a difference from 1; 0
-    without a loss between them."""
+    """Return the normal probabilities between points, each from the tail in which it is not a
+    difference from 1; 0 without a loss between them."""
     beyond, right = tail(jnp.abs(s)), s >= 0
     a, b, u, v = beyond[:-1], beyond[1:], right[:-1], right[1:]
     between = jnp.where(u, a - b, jnp.where(v, 1 - a - b, b - a))
@@ -227,7 +227,7 @@ def cells(s: jax.Array, losses: jax.Array) -> jax.Array:
 
 
 def tail(s: ArrayLike) -> jax.Array:
-    """The probability of a normal variable above s."""
+    """Return the probability of a normal variable above s."""
     return erfc(s / math.sqrt(2)) / 2
 
 

@@ -238,7 +238,7 @@ def _ways(fit):
 
 
 def _draws(plan):
-    """True if cohorts or batches are drawn."""
+    """Return whether cohorts or batches are drawn."""
     sampler = plan.sampler
     everyone = sampler.scheme == "full" or (
         sampler.scheme == "without_replacement" and sampler.capacity >= sampler.clients

@@ -147,7 +147,8 @@ def noisy(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
 
 
 def plain_laplace(stage: Stage) -> bool:
-    """True for Laplace noise of one level in units of the sensitivity, the same in all rounds."""
+    """Return whether this is Laplace noise of one level in units of the sensitivity, the same in
+    all rounds."""
     return (
         not isinstance(stage.noise, Fn)
         and np.ndim(stage.noise) == 0

@@ -89,7 +89,8 @@ class Encoding(NamedTuple):
         return min(length + root, math.sqrt(length**2 + self.dimensions / 4 + chance))
 
     def bounds(self, clients: int, moves: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """Renyi divergence of the noisy sum of `clients` clients, which share the noise.
+        """Return bounds on the Renyi divergence of the noisy sum of `clients` clients, which share
+        the noise.
 
         Args:
             clients: whose noise is in the sum.
@@ -323,7 +324,7 @@ def refuse_unlike(where: str, upload: Mechanism | None, release: Mechanism, weig
 
 @named("distributed.decode")
 def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple[Any, ...]:
-    """The sum of a cohort's integers, undone; a stage after the sum."""
+    """Undo scale and rotation of the sum of a cohort's integers; a stage after the sum."""
     leaves, treedef = jax.tree.flatten(value)
     flat = jnp.concatenate([jnp.ravel(x) for x in leaves])
     flat = rotated(_wrapped(flat, encoding.bits) / encoding.scale, _signs_key(), back=True)
@@ -333,14 +334,14 @@ def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple[Any, ...]:
 
 
 def _wrapped(whole: Array, bits: int) -> Array:
-    """Whole numbers modulo 2^bits, in -2^(bits - 1) .. 2^(bits - 1) - 1; exact."""
+    """Return integers modulo 2^bits, in -2^(bits - 1) .. 2^(bits - 1) - 1; exact."""
     turn = 2.0**bits
     return whole - turn * jnp.floor((whole + turn / 2) / turn)
 
 
 def _rounded(x: Array, longest: float, key: Key) -> Array:
-    """Each coordinate up or down, right on average: the last of a few draws that is not too long,
-    else towards 0."""
+    """Round each coordinate up or down, without bias: the last of a few draws that is not too long,
+    otherwise towards 0."""
     low = jnp.floor(x)
 
     def again(number: Array, kept: Array) -> Array:
@@ -371,7 +372,8 @@ def _noise(encoding: Encoding, key: Key) -> Array:
 
 
 def _bucket(high: Array, low: Array) -> Array:
-    """By the first bit that is set of two words and the four after it: where a search begins."""
+    """Return the bucket in which a search begins, by the first bit that is set in two words and the
+    four after it."""
     zeros = jax.lax.clz(high).astype(jnp.uint32)
     # a shift by all bits of a word is not defined
     above = (high << (zeros & 31)) | jnp.where(zeros > 0, (low >> 1) >> (31 - (zeros & 31)), 0)
@@ -396,13 +398,13 @@ def _reach(std: float) -> int:
 
 
 def has_table(std: float) -> bool:
-    """True if one client's noise of this standard deviation has a table."""
+    """Return whether one client's noise of this standard deviation has a table."""
     return _reach(std) < TABLE
 
 
 @functools.lru_cache(64)
 def table(law: str, std: float) -> Table:
-    """The noise of one client.
+    """Return the table of the noise of one client.
 
     Raises:
         ValueError: for noise that needs too long a table.
@@ -447,5 +449,5 @@ def table(law: str, std: float) -> Table:
 
 
 def _signs_key() -> Key:
-    """The key of the rotation's signs, which is public and always the same."""
+    """Return the key of the rotation's signs, which is public and always the same."""
     return as_kernel_key(jax.random.key(0))

@@ -49,7 +49,7 @@ class Bands:
 
 
 def flat(like: Any) -> Bands:
-    """All leaves as one vector in tree order: its base and each of its levels.
+    """Return the bands of all leaves as one vector in tree order: its base and each of its levels.
 
     `like` is, here and below, a contribution or its shapes.
 
@@ -67,14 +67,14 @@ def per_layer(like: Any) -> Bands:
 
 
 def plain(like: Any) -> Bands:
-    """One band of all entries: isotropic."""
+    """Return one band of all entries: isotropic."""
     shapes = _shapes("bands.plain", like)
     return Bands((Block(tuple(range(len(shapes))), (1,), (sum(map(math.prod, shapes)),)),), shapes)
 
 
 def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None) -> Bands:
-    """The levels of an image, on the leading axis of the leaves that have an entry there for each
-    pixel.
+    """Return the levels of an image, on the leading axis of the leaves that have an entry there for
+    each pixel.
 
     That is the weight of a dense layer on images, [h * w, n] or [h * w * c, n]; its columns share
     the levels. Every other leaf is one plain band.
@@ -126,7 +126,7 @@ def _shapes(where: str, like: Tree) -> tuple[tuple[int, ...], ...]:
 
 
 def _table(bands: Bands) -> np.ndarray:
-    """Float64[4, n]: block, level, leaves and size of each band."""
+    """Return block, level, leaves and size of each band, Float64[4, n]."""
     checks.require_type("bands", Bands, "jfl.bands", bands=bands)
     rows = []
     for i, block in enumerate(bands.blocks):
@@ -144,28 +144,29 @@ def _table(bands: Bands) -> np.ndarray:
 
 
 def count(bands: Bands) -> int:
-    """How many bands there are."""
+    """Return the number of bands."""
     return _table(bands).shape[1]
 
 
 def blocks(bands: Bands) -> np.ndarray:
-    """Int[n]: the block of each band."""
+    """Return the block of each band, Int[n]."""
     return _table(bands)[0].astype(int)
 
 
 def levels(bands: Bands) -> np.ndarray:
-    """Int[n]: 1 (finest) to L (root); the base has 0, a plain band -1."""
+    """Return the level of each band, Int[n]: 1 (finest) to L (root); 0 for the base, -1 for a plain
+    band."""
     return _table(bands)[1].astype(int)
 
 
 def leaves(bands: Bands) -> np.ndarray:
-    """Float64[n]: entries that a coefficient is made of: 2^l or 4^l, the base as the root; plain
-    bands 1."""
+    """Return the number of entries of which a coefficient is made, Float64[n]: 2^l or 4^l, that of
+    the root for the base, 1 for plain bands."""
     return _table(bands)[2]
 
 
 def sizes(bands: Bands) -> np.ndarray:
-    """Float64[n]: coefficients of each band, with those of padding.
+    """Return the number of coefficients of each band, with those of padding, Float64[n].
 
     >>> sizes(pixels({"b": jnp.zeros(10), "w": jnp.zeros((784, 10))}, (28, 28))).tolist()
     [10.0, 10.0, 7680.0, 1920.0, 480.0, 120.0, 30.0]
@@ -174,7 +175,8 @@ def sizes(bands: Bands) -> np.ndarray:
 
 
 def ids(bands: Bands) -> tuple[Any, ...]:
-    """The band of each coefficient, NumPy Int arrays that broadcast against those of `analyse`."""
+    """Return the band of each coefficient, NumPy Int arrays that broadcast against those of
+    `analyse`."""
     full = [[math.prod(f) for _, _, f in haar.layout(*block.grid)] for block in bands.blocks]
     return tuple(
         np.repeat(home, f).reshape((-1,) + (1,) * len(block.columns))
@@ -210,7 +212,7 @@ def _axes(block: Block) -> tuple[int, ...]:
 
 
 def _split(bands: Bands, values: Sequence[Any]) -> list[Any]:
-    """For each block its pieces, float32, each inside one band."""
+    """Return the pieces of each block, float32, each inside one band."""
     out = []
     for block in bands.blocks:
         x = _joined(block, values)
@@ -220,7 +222,7 @@ def _split(bands: Bands, values: Sequence[Any]) -> list[Any]:
 
 
 def _joined(block: Block, values: Sequence[Any]) -> Array:
-    """The leaves of a block as one array, float32."""
+    """Return the leaves of a block as one array, float32."""
     mine = [jnp.asarray(values[i]).astype(jnp.float32).reshape(-1) for i in block.leaves]
     x = mine[0] if len(mine) == 1 else jnp.concatenate(mine)
     return x.reshape(block.grid + block.columns)
@@ -228,7 +230,7 @@ def _joined(block: Block, values: Sequence[Any]) -> Array:
 
 @jax.custom_jvp
 def _held(parts: Any) -> Any:
-    """These arrays, which a CPU's compiler now holds in memory.
+    """Return these arrays, which the compiler of a CPU now stores in memory.
 
     It would compute each entry again wherever it is read, and no barrier stops it.  It does not
     look through a loop whose length depends on the entries: none, or two iterations that undo each
@@ -245,7 +247,7 @@ _held.defjvp(lambda primals, tangents: (_held(*primals), *tangents))
 
 
 def _merge(bands: Bands, pieces: Sequence[Any], like: Sequence[Any], treedef: Any) -> Tree:
-    """The tree of these pieces, with the dtypes of `like`."""
+    """Return the tree of these pieces, with the dtypes of `like`."""
     out = [None] * len(like)
     for block, mine in zip(bands.blocks, pieces):
         x, start = haar.merge(mine, block.grid, _axes(block)).reshape(-1), 0
@@ -256,7 +258,7 @@ def _merge(bands: Bands, pieces: Sequence[Any], like: Sequence[Any], treedef: An
 
 
 def _homes(bands: Bands) -> list[list[int]]:
-    """For each block the bands of its pieces."""
+    """Return the bands of the pieces of each block."""
     out, start = [], 0
     for block in bands.blocks:
         out.append([start + level for level, _, _ in haar.layout(*block.grid)])
@@ -272,8 +274,8 @@ def _times(bands: Bands, values: Array, pieces: Sequence[Any]) -> list[list[Arra
 
 
 def analyse(bands: Bands, tree: Any) -> tuple[Any, ...]:
-    """Orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a pyramid, by
-    columns."""
+    """Return orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a
+    pyramid, by columns."""
     pieces = _split(bands, _checked("bands.analyse", bands, tree)[0])
     return tuple(
         haar.join(mine, block.grid, _axes(block)) for block, mine in zip(bands.blocks, pieces)
@@ -281,14 +283,15 @@ def analyse(bands: Bands, tree: Any) -> tuple[Any, ...]:
 
 
 def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
-    """The inverse of `analyse`: a tree with the shapes and dtypes of `like`."""
+    """Return the inverse of `analyse`: a tree with the shapes and dtypes of `like`."""
     values, treedef = _checked("bands.synthesise", bands, like)
     pieces = [haar.cut(c, block.grid, 0) for block, c in zip(bands.blocks, coefficients)]
     return _merge(bands, pieces, values, treedef)
 
 
 def energies(bands: Bands, tree: Any) -> jax.Array:
-    """Float32[n]: the squared norm of each band's coefficients; their sum is that of the tree.
+    """Return the squared norm of each band's coefficients, Float32[n]; their sum is that of the
+    tree.
 
     They are right to about 1e-7 of that sum, not each of itself.
     """
@@ -302,7 +305,7 @@ def energies(bands: Bands, tree: Any) -> jax.Array:
 
 
 def _by_band(pieces: Sequence[Any], axes: Sequence[int]) -> Array:
-    """The squared norms of a block's bands, of its pieces."""
+    """Return the squared norms of a block's bands, given its pieces."""
     base, *details = [jnp.square(piece).sum() for piece in pieces]
     kinds = 2 ** len(axes) - 1  # of details, in each level
     by_level = [sum(details[i : i + kinds]) for i in range(0, len(details), kinds)]
@@ -310,7 +313,7 @@ def _by_band(pieces: Sequence[Any], axes: Sequence[int]) -> Array:
 
 
 def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
-    """Each band of the tree shrunk to a norm of at most its bound.
+    """Shrink each band of the tree to a norm of at most its bound.
 
     The coefficients that are measured are the very ones that are shrunk.  `energies` rounds in
     other places: of a row that is far longer than a band's bound, the difference would exceed
@@ -333,7 +336,7 @@ def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
 
 
 def scale(bands: Bands, values: Any, tree: Any) -> Any:
-    """Each band of the tree times its value: Q^T diag(values) Q tree.
+    """Return each band of the tree times its value: Q^T diag(values) Q tree.
 
     Shapes:
         values Float[n]; the result has the shapes and dtypes of `tree`.
@@ -344,7 +347,7 @@ def scale(bands: Bands, values: Any, tree: Any) -> Any:
 
 
 def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
-    """Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32
+    """Draw Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32
     tree.
 
     Coefficients that only reach padding are not drawn: they would be dropped.
@@ -369,8 +372,8 @@ def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
 
 
 def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
-    """Float32[n]: expected energy of one coefficient, from no data, in units of that of a finest
-    one.
+    """Return the expected energy of one coefficient, without any data, relative to that of a finest
+    one, Float32[n].
 
     2^(l * exponent) on a line and 4^(l * exponent) on a pyramid, the base as the root; exponent 1
     on a pyramid is the 1 / f^2 spectrum of natural images.  A plain band has the mean over all
@@ -390,7 +393,8 @@ def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
 def optimal(
     bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0, floor: float = 1e-3
 ) -> jax.Array:
-    """The relative noise stds of the least total of utility * variance, at equal privacy.
+    """Return the relative noise stds with the smallest total of utility * variance, at equal
+    privacy.
 
     They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b
     n_b).
@@ -416,7 +420,7 @@ def optimal(
 
 
 def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e-3) -> jax.Array:
-    """The relative noise stds (C_b^2 / n_b)^(beta / 2).
+    """Return the relative noise stds (C_b^2 / n_b)^(beta / 2).
 
     Args:
         bands: n bands, of n_b coefficients each.
@@ -434,8 +438,8 @@ def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e
 
 
 def _variances(where: str, bands: Bands, energies: ArrayLike, floor: float) -> Array:
-    """Energy of a coefficient in each band, relative to the largest; without any energy all
-    alike."""
+    """Return the energy of a coefficient in each band, relative to the largest; equal for all if
+    there is no energy."""
     checks.require_nonnegative(where, energies=energies)
     each = _one_each(where, bands, energies) / sizes(bands).astype(np.float32)
     top = jnp.max(each)

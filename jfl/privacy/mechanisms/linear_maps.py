@@ -307,7 +307,7 @@ def _changed(after: After | None) -> Any:
 
 
 def _places(key: Key, numbers: int, size: int) -> jax.Array:
-    """`size` of the places 0 .. numbers - 1: those with the largest of random words."""
+    """Return `size` of the places 0 .. numbers - 1: those with the largest random words."""
     return jax.lax.top_k(jax.random.bits(key, (numbers,), jnp.uint32), size)[1]
 
 
@@ -318,7 +318,8 @@ OWN = (_forward, _shrink)  # what may stand before a clip
 
 
 def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
-    """A vector, rotated: its length stays, and it is spread over the coordinates of each block.
+    """Return a rotated vector: its length stays, and it is spread over the coordinates of each
+    block.
 
     Args:
         flat: Float[n].
@@ -343,8 +344,8 @@ def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
 
 
 def _transform(block: jax.Array, exponent: int) -> jax.Array:
-    """Orthonormal, and its own inverse: a matrix on each side, of which the transform is a
-    Kronecker product."""
+    """Return the orthonormal transform of a block, which is its own inverse: a Kronecker product,
+    by a matrix on each side."""
     times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     if exponent > 2 * LARGEST_FACTOR:  # a large matrix costs more than one factor more
         parts = block.reshape(-1, 2**LARGEST_FACTOR)
@@ -357,7 +358,8 @@ def _transform(block: jax.Array, exponent: int) -> jax.Array:
 
 
 def _matrix(size: int) -> np.ndarray:
-    """Sylvester's, Float32[size, size] of -1 and 1: the sign is the parity of common bits."""
+    """Return Sylvester's matrix, Float32[size, size] of -1 and 1: the sign is the parity of common
+    bits."""
     both = np.arange(size)[:, None] & np.arange(size)
     parity = np.zeros(both.shape, np.int64)
     for bit in range(size.bit_length()):

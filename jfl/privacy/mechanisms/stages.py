@@ -549,7 +549,7 @@ def _clip_scaled(
 
 
 def _differ(one: Tree, other: Tree) -> bool:
-    """True for another structure or other shapes."""
+    """Return whether two trees have different structures or shapes."""
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (one, other)]
     return jax.tree.structure(one) != jax.tree.structure(other) or shapes[0] != shapes[1]
 

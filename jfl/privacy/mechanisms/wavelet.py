@@ -37,7 +37,8 @@ CALIBRATIONS = ("plain", "lemma2")
 
 
 def shape(bands: Bands, std: ArrayLike) -> Shape:
-    """Noise with these relative standard deviations of a coefficient in each band.
+    """Return the shape of noise with these relative standard deviations of a coefficient in each
+    band.
 
     They are scaled so that, at one clip norm and noise multiplier, the noise has the power of
     isotropic noise: what a shape changes is how much of a contribution its clip lets through.
@@ -52,8 +53,8 @@ def shape(bands: Bands, std: ArrayLike) -> Shape:
 
 
 def _kept(bands: Bands) -> np.ndarray:
-    """Float64[bands]: coefficients of each band, less what padding takes: of white noise, its mean
-    energy there."""
+    """Return the number of coefficients of each band, without the share of padding: of white noise,
+    its mean energy there, Float64[bands]."""
     sizes, block_of = np.asarray(haar.sizes(bands)), np.asarray(haar.blocks(bands))
     entries = np.array(
         [sum(math.prod(bands.shapes[i]) for i in block.leaves) for block in bands.blocks]
@@ -62,7 +63,8 @@ def _kept(bands: Bands) -> np.ndarray:
 
 
 def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | None = None) -> Shape:
-    """Noise variance of a coefficient as the `exponent`-th power of its expected energy.
+    """Return the shape whose noise variance of a coefficient is the `exponent`-th power of its
+    expected energy.
 
     Args:
         bands: of `jfl.bands`.
@@ -98,8 +100,8 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
 
 
 def optimal(bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0) -> Shape:
-    """The shape of least weighted noise, sum of utility * variance, for contributions of these band
-    energies.
+    """Return the shape of the smallest weighted noise, the sum of utility * variance, for
+    contributions of these band energies.
 
     Args:
         bands: of `jfl.bands`.
@@ -111,8 +113,8 @@ def optimal(bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0) -> Shap
 
 
 def weighted(bands: Bands) -> Shape:
-    """The weights of the paper: its norm is ||W h|| of the un-normalised coefficients h, W their
-    numbers of leaves."""
+    """Return the shape of the paper: its norm is ||W h|| of the un-normalised coefficients h, where
+    W are their numbers of leaves."""
     return Shape(bands, jnp.sqrt(jnp.asarray(haar.leaves(bands), jnp.float32)))
 
 
@@ -239,7 +241,7 @@ def published(
     max_weight: ArrayLike = 1.0,
     unsound: bool = False,
 ) -> tuple[Stage, Stage]:
-    """The paper's mechanism under one reading of its text.
+    """Return the paper's mechanism under one reading of its text.
 
     Noise of std noise_multiplier * bound / W_j is added to the un-normalised coefficient j.  The
     readings differ in what is clipped to `bound`: R1 the contribution, R2 its coefficients, R3 each
