@@ -17,7 +17,7 @@ import numpy as np
 from jfl.core.records import Guarantee
 from jfl.engine.simulate import simulate
 from jfl.privacy import guarantees
-from jfl.privacy.entry_guarantees import Overflow
+from jfl.privacy.guarantees import Overflow
 from jfl.runs import build as assemble
 from jfl.runs import record
 from jfl.runs.config import Config
