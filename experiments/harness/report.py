@@ -141,7 +141,7 @@ def assemble(sources: list[Source]) -> Document:
     known = sections.manifests(labelled) + [facts for s in sources for facts in _versions(s)]
     lines = [line for source in sources for line in _commands(source)]
     more = ""
-    if any(line.startswith("python -m experiments.papers.MODULE") for line in lines):
+    if any(line.startswith("python -m experiments.papers MODULE") for line in lines):
         more = "; MODULE is the paper's module, such as noble2022, which the results do not name"
     found += [
         Section("Versions and devices", sections.versions(known)),
@@ -645,7 +645,7 @@ def _experiment_commands(source: Source) -> list[str]:
 
 def _module(name: str) -> str:
     """Return the module of `experiments` that runs what results call `name`."""
-    return name if name == "studies" else f"papers.{shlex.quote(name)}"
+    return name if name == "studies" else f"papers {shlex.quote(name)}"
 
 
 def _commands(source: Source) -> list[str]:

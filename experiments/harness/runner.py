@@ -1,7 +1,7 @@
 """Run named experiments: lines of a figure or table as configs, in few programs, with claims.
 
-    python -m experiments.papers.noble2022 --list
-    python -m experiments.papers.noble2022 fig2b --quick --out runs/fig2b
+    python -m experiments.papers noble2022 --list
+    python -m experiments.papers noble2022 fig2b --quick --out runs/fig2b
 
 Every line is a directory as `jfl sweep` writes it, lines with one program run together
 (`programs`), and nothing runs twice (`kept_runs`).  Claims are judged on the results by one rule
@@ -535,5 +535,5 @@ def main(module: str, experiments: dict, argv=None) -> int:
         run(name, experiments[name], folder, quick, [*lines] or None, module, shared)
         return 0
 
-    where = module if module == "studies" else f"papers.{module}"
+    where = module if module == "studies" else f"papers {module}"
     return command_line.called(command, f"python -m experiments.{where}", argv)

@@ -13,7 +13,7 @@ from helpers import pretended
 from experiments.harness import programs, runner
 from experiments.harness.runner import Line
 from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNKNOWN, Claim, judge
-from experiments.papers.ranaweera2025 import __main__ as command_line
+from experiments.papers import __main__ as command_line
 from experiments.papers.ranaweera2025 import figures as ranaweera2025
 from experiments.papers.ranaweera2025 import plans as ranaweera2025_plans
 from experiments.papers.ranaweera2025 import runs, theory
@@ -92,7 +92,7 @@ def test_every_line_is_a_config_that_uses_all_its_fields():
 
 
 def test_the_list_names_all_of_the_paper(capsys):
-    assert command_line.main(["--list"]) == 0
+    assert command_line.main(["ranaweera2025", "--list"]) == 0
     out = capsys.readouterr().out
     for name in (
         *theory.REPORTED,

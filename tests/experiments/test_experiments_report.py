@@ -101,7 +101,7 @@ def test_an_experiment_has_its_verdicts(experiment):
     )
     assert (
         "A quick run" in parsed.words
-        and "python -m experiments.papers.MODULE fig --quick --out NEW" in parsed.words
+        and "python -m experiments.papers MODULE fig --quick --out NEW" in parsed.words
     )
     assert [r["setting"] for r in records(parsed, HEAD)] == ["DP, K=5", "bare"]
 
@@ -111,14 +111,14 @@ def test_the_line_that_runs_an_experiment_again(experiment):
         edit("results.json", lambda r: r | more)(experiment)
         return shown(experiment).words
 
-    assert "python -m experiments.papers.noble2022 fig --quick --out NEW" in (
+    assert "python -m experiments.papers noble2022 fig --quick --out NEW" in (
         words := again(module="noble2022")
     )
     assert "MODULE" not in words
-    assert "python -m experiments.papers.noble2022 fig --lines 'DP, K=5' bare --out NEW" in again(
+    assert "python -m experiments.papers noble2022 fig --lines 'DP, K=5' bare --out NEW" in again(
         quick=False, only=["DP, K=5", "bare"]
     )
-    assert "python -m experiments.papers.'x; rm' fig --lines" in again(
+    assert "python -m experiments.papers 'x; rm' fig --lines" in again(
         module="x; rm"
     )  # words of a file are one word
 
@@ -279,10 +279,10 @@ def test_the_five_papers_stand_on_one_page():
     assert apart["chen2024: fig6a"]["minutes"] == f"{took / 60:.3g}"
     assert apart["noble2022: table1_small"]["minutes"] == ""
     assert (
-        "python -m experiments.papers.chen2024 fig6a --out NEW" in parsed.words
+        "python -m experiments.papers chen2024 fig6a --out NEW" in parsed.words
         and "MODULE" not in parsed.words
     )
-    assert "python -m experiments.papers.li2025 fig2-mnist --out NEW" in parsed.words
+    assert "python -m experiments.papers li2025 fig2-mnist --out NEW" in parsed.words
     made_by = [*records(parsed, "The same everywhere"), *records(parsed, "What differs")]
     assert "7a797fea70a850b8" in str(made_by) and "seeds" in str(made_by)
 

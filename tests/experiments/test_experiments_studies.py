@@ -444,7 +444,7 @@ def test_results_say_which_command_made_them(tmp_path, capsys):
         assert kept["format"] == results.FORMAT and kept["title"] == experiments[args[0]].title
         words = str(report._commands(report.read_source(out)))
         assert (
-            f"python -m experiments.papers.some2025 {line} --out NEW" in words
+            f"python -m experiments.papers some2025 {line} --out NEW" in words
             and "MODULE" not in words
         )
     for name, wanted, told in (

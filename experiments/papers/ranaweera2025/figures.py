@@ -1,8 +1,8 @@
 """Wavelet noise (Ranaweera et al., arXiv 2503.21154): its figures and tables, what its noise is
 worth, and a study.
 
-    python -m experiments.papers.ranaweera2025 sample_mnist --quick
-    python -m experiments.papers.ranaweera2025 study --collect
+    python -m experiments.papers ranaweera2025 sample_mnist --quick
+    python -m experiments.papers.ranaweera2025.study --collect
 
 The paper prints gains over its baselines; batch sizes, learning rates, filters and delta are lost.
 Lines "WAV" are the mechanism as published, under two of six readings of its clip and with or

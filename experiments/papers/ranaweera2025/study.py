@@ -1,15 +1,14 @@
-"""The study at equal proved privacy: which wavelet shapes beat isotropic noise, for which models,
-by how much.
+"""Study at equal proved privacy which wavelet shapes beat isotropic noise, and by how much.
 
-    # one program; a line of JSON for each cell
-    python -m experiments.papers.ranaweera2025 study --lines linear,pixels
-    # all that ran, as a table and a picture
-    python -m experiments.papers.ranaweera2025 study --collect
+    # one program; one row of JSON per cell
+    python -m experiments.papers.ranaweera2025.study linear,pixels
+    # table and picture of all that ran
+    python -m experiments.papers.ranaweera2025.study --collect
 
-Every variant gets the same effort: a clip of `CLIP` times the median of public gradients in its own
+Every variant gets the same effort: a clip of `CLIP` times the median of public gradients in its
 norm, and a learning rate from one grid, by the accuracy on rows that are neither trained on nor
-reported, with a seed that is not reported.  Differences to isotropic noise are of equal seeds,
-which draw equal batches.
+reported, with a seed that is not reported.  Differences to isotropic noise are paired by seed,
+which gives equal batches.
 """
 
 import dataclasses
@@ -520,7 +519,7 @@ def main(argv=None):
         *,
         cells: str = "runs/ranaweera2025/study/cells.jsonl",
         collect: bool = False,
-        results: Path = Path(__file__).parent / "results",
+        results: Path = Path(__file__).parents[2] / "results",
     ) -> int:
         """Run groups of cells, and make tables of what ran.
 
@@ -537,4 +536,8 @@ def main(argv=None):
             print(tables(cells, results)["finding"])
         return 0
 
-    return command_line.called(command, "python -m experiments.papers.ranaweera2025 study", argv)
+    return command_line.called(command, "python -m experiments.papers.ranaweera2025.study", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
