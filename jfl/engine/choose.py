@@ -1,4 +1,4 @@
-"""The best of several runs, or of a tournament of runs, with the epsilon of the whole choice."""
+"""Choose the best of many runs, with an epsilon that covers the choice."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -22,30 +22,42 @@ from .metrics import has_accuracy
 from .sweep import Trained, points_of, train
 
 SCORED = Caveat(
-    "asserted, not checked: the score by which a run was chosen reads public rows only", "score"
+    "Assumes, without checking, that the score for choosing a run uses public data only.", "score"
 )
 SECRET = Caveat(
-    "how many runs there were is secret: no log, no clock and no file may tell it", "secret-runs"
+    "Assumes that the number of runs stays secret: logs, timings and files must not reveal it.",
+    "secret-runs",
 )
 SEEDS = 2**31
 WHERE = "jfl.choose"
 
 
 class Rung(NamedTuple):
-    """A choice, and what the runs that it chooses from train before it."""
+    """A rung of a tournament: training followed by a choice.
 
-    rounds: int  # behind those of the rungs before
-    runs: choosing.Runs  # the law of how many runs there are
+    Attributes:
+        rounds: rounds that each run trains in this rung.
+        runs: distribution of the number of runs that each group chooses from.
+    """
+
+    rounds: int
+    runs: choosing.Runs
 
 
 class Choice(NamedTuple):
-    """What is released of many runs: one model and how it was made.  What is not here is secret:
-    the other runs, and how many they were."""
+    """The released result of many runs.  The other runs and their number stay secret.
 
-    params: Any  # of the best run; None if no run was drawn, or all of them failed
-    setting: dict[str, Any] | None  # the arguments of make_plan
+    Attributes:
+        params: parameters of the best run; None if no run was drawn or all runs failed.
+        setting: arguments of make_plan for the best run, or None.
+        score: score of the best run, or None.
+        guarantee: guarantee of the whole choice.
+    """
+
+    params: Any
+    setting: dict[str, Any] | None
     score: float | None
-    guarantee: Guarantee  # of the choice
+    guarantee: Guarantee
 
 
 def choose(
@@ -61,52 +73,55 @@ def choose(
     adjacency: str | None = None,
     **axes: Any,
 ) -> Choice:
-    """Train a random number of times with random settings, and release the best run alone.
+    """Train a random number of runs with random settings, and release only the best one.
 
-    A sweep that shows its best point has looked at all of them: no epsilon of one run covers that.
-    Here the number of runs is drawn from a law with the right tail and never told, each run draws
-    its setting from the grid and has a seed of its own, and one run is released: that costs two to
-    four times the epsilon of one, however many there are on average.
+    Showing the best point of a sweep reveals something about all of its points, and the epsilon of
+    a single run does not cover that.  Here the number of runs is drawn from a distribution with a
+    suitable tail and never revealed, and each run draws its setting from the grid and has its own
+    seed.  Releasing the best run then costs two to four times the epsilon of one run, however many
+    runs there are on average.
 
-    With several numbers of rounds and as many laws it is a tournament (successive halving).  Short
-    runs are drawn in groups, the best of each group goes on to the next number of rounds, and so on
-    up to the last group, whose best is released.  With rounds=(10, 30, 90) and means 4, 3 and 2 it
-    trains 24 runs to round 10, 6 of them on to round 30 and 2 to round 90, on average.  Each rung's
-    choice is paid for all rounds before it, so that early rounds cost several times what late ones
-    do.
+    Several numbers of rounds with one distribution each make a tournament (successive halving).
+    Short runs are drawn in groups, the best run of each group continues to the next number of
+    rounds, and so on up to the last group, whose best run is released.  With rounds=(10, 30, 90)
+    and means 4, 3 and 2, on average 24 runs train to round 10, 6 of them continue to round 30 and 2
+    to round 90.  The choice of each rung is charged for all rounds before it, so early rounds cost
+    several times as much as late ones.
 
     Args:
-        make_plan: as in `jfl.sweep`: settings -> Plan.
-        rounds: of each run; of a tournament, up to the choice of each rung, ascending.
-        runs: the law of their number, such as `choosing.logarithmic(10)` of
-            jfl.privacy.accountants: ten on average.  Of a tournament, the law of each rung.
-        seed: all of it follows from it: keep it secret.
-        delta: of the guarantee.
-        score: parameters -> a number, larger is better, on public rows, which nobody can check:
-            the guarantee is then conditional; None: the accuracy on the federation's test rows,
-            which then count as public.
+        make_plan: maps settings to a Plan, as in `jfl.sweep`.
+        rounds: the number of rounds of each run.  In a tournament, the rounds after which each rung
+            chooses, in ascending order.
+        runs: distribution of the number of runs, for example `choosing.logarithmic(10)` of
+            jfl.privacy.accountants, which draws ten on average.  In a tournament, one per rung.
+        seed: determines all random draws.  Keep it secret.
+        delta: delta of the guarantee.
+        score: maps parameters to a number, where larger is better.  It must use public data only,
+            which nobody can check, so the guarantee is then conditional.  None means the accuracy
+            on the federation's test rows, which are then assumed to be public.
         unit: as in `jfl.guarantee`.
         view: as in `jfl.guarantee`.
         adjacency: as in `jfl.guarantee`.
-        **axes: values of each argument of make_plan: a grid, of which each point is as likely;
-            none: the best of several seeds.
+        **axes: values of each argument of make_plan.  They form a grid whose points are equally
+            likely.  Without axes, the choice is the best of several seeds.
 
     Returns:
-        Choice.  Without params where no run was drawn, or all of them failed; a tournament also
-        ends so where nothing is left in any group.  A run fails where its model or its score is not
-        finite; nothing else that a run counts stops it or decides the choice.
+        A Choice.  Its params are None if no run was drawn or if all runs failed; a tournament also
+        ends this way if no group has a run left.  A run fails if its parameters or its score are
+        not finite; nothing else stops a run or affects the choice.
 
     Privacy:
-        of the parameters, the setting and the score together, by Renyi bounds, for the setting that
-        is worst at each order.  Whoever learns how many runs there were (from the time they took,
-        say) learns what no epsilon here covers.  A tournament asks for rounds that stand alone and
-        are alike, since it charges each rung for the rounds behind the rung before it.
+        The guarantee covers the parameters, the setting and the score together.  It is a Renyi
+        bound for the worst setting at each order.  It does not cover an observer who learns the
+        number of runs, for example from the total time.  A tournament charges each rung only for
+        its own rounds, so it requires rounds that are independent and identical.
 
     Raises:
-        NotAnalysable: of settings without noise; of a tournament, where noise changes from round
-            to round or is correlated over rounds, or cohorts of several rounds are drawn together.
-        ValueError: as `jfl.guarantee` and `jfl.sweep`; if settings differ in unit, adjacency or
-            view; if rounds do not ascend, or rungs have no law each.
+        NotAnalysable: if a setting has no noise; in a tournament also if the noise changes over
+            rounds or is correlated across rounds, or if cohorts of several rounds are drawn
+            together.
+        ValueError: as in `jfl.guarantee` and `jfl.sweep`; if settings differ in unit, adjacency or
+            view; if rounds do not ascend, or if there is not one distribution per rung.
 
     References:
         Papernot and Steinke, ICLR 2022, "Hyperparameter tuning with Renyi differential privacy".
@@ -118,9 +133,9 @@ def choose(
         ...     make_plan, rounds=50, runs=choosing.logarithmic(10), lr=[0.1, 0.3, 1.0], seed=7
         ... )
         >>> best.setting, best.guarantee.epsilon  # doctest: +SKIP
-        >>> laws = [choosing.logarithmic(mean) for mean in (4, 3, 2)]
+        >>> runs = [choosing.logarithmic(mean) for mean in (4, 3, 2)]
         >>> best = jfl.choose(  # doctest: +SKIP
-        ...     make_plan, rounds=(10, 30, 90), runs=laws, lr=[0.1, 0.3, 1.0], seed=7
+        ...     make_plan, rounds=(10, 30, 90), runs=runs, lr=[0.1, 0.3, 1.0], seed=7
         ... )
     """
     rungs = _rungs(rounds, runs)
@@ -128,73 +143,89 @@ def choose(
     if score is not None and not callable(score):
         checks.fail(
             WHERE,
-            "score: a function of parameters that gives a number",
+            "score: a function that maps parameters to a number",
             f"score={checks.short_repr(score)}",
         )
     grid = points_of(axes)
     plans = functools.cache(lambda i: make_plan(**grid[i]))
     ask = dict(unit=unit, view=view, adjacency=adjacency)
-    told = _guarantee([plans(i) for i in range(len(grid))], rungs, delta, ask)
+    guarantee = _guarantee([plans(i) for i in range(len(grid))], rungs, delta, ask)
     for i in range(len(grid)):
         _refuse_untrained(plans(i), score)
-    if score is not None:  # what it reads cannot be seen
-        told = told._replace(status="conditional")  # pyright: ignore[reportPrivateUsage]  # of a named tuple
-    groups, settings, seeds = _drawn(seed, [rung.runs for rung in rungs], len(grid))
-    best = _winner([plans(int(i)) for i in settings], seeds, rungs, groups, score)
+    if score is not None:  # jfl cannot see which data the score uses
+        guarantee = guarantee._replace(status="conditional")  # pyright: ignore[reportPrivateUsage]  # of a named tuple
+    groups, settings, seeds = _draw_runs(seed, [rung.runs for rung in rungs], len(grid))
+    best = _run_tournament([plans(int(i)) for i in settings], seeds, rungs, groups, score)
     if best is None:
-        return Choice(None, None, None, told)
-    return Choice(best.trained.params, grid[settings[best.number]], best.score, told)
+        return Choice(None, None, None, guarantee)
+    return Choice(best.trained.params, grid[settings[best.number]], best.score, guarantee)
 
 
 def _rungs(rounds: Any, runs: Any) -> list[Rung]:
-    """The rungs of a tournament; one number of rounds with one law is one rung."""
+    """Check the arguments of a tournament and return its rungs.
+
+    One number of rounds with one distribution is a single rung.
+    """
     if isinstance(runs, choosing.Runs) or not isinstance(runs, (list, tuple)):
         checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", runs=runs)
-        checks.require_integer(WHERE, "Of a tournament give runs a law for each.", rounds=rounds)
+        checks.require_integer(
+            WHERE, "For a tournament, pass one distribution of runs per rung.", rounds=rounds
+        )
         return [Rung(int(rounds), runs)]
     until = checks.as_tuple(WHERE, rounds=rounds)
     if not runs or len(until) != len(runs):
         checks.fail(
             WHERE,
-            "rounds and a law of runs for each rung, and a rung",
-            f"{len(until)} of rounds and {len(runs)} of runs",
+            "at least one rung, each with a number of rounds and a distribution of runs",
+            f"{len(until)} numbers of rounds and {len(runs)} distributions",
         )
-    for i, (last, law) in enumerate(zip(until, runs)):
+    for i, (last, distribution) in enumerate(zip(until, runs)):
         checks.require_integer(WHERE, **{f"rounds[{i}]": last})
-        checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", **{f"runs[{i}]": law})
+        checks.require_type(
+            WHERE, choosing.Runs, "choosing.logarithmic", **{f"runs[{i}]": distribution}
+        )
     own = np.diff([int(last) for last in until], prepend=0)
     if (own <= 0).any():
         checks.fail(
             WHERE,
-            "rounds that ascend: each rung goes on from the one before",
+            "rounds in ascending order, because each rung continues the one before",
             f"rounds={checks.short_repr(until)}",
         )
-    if (mean := np.prod([law.mean for law in runs])) > choosing.MOST_RUNS:
+    if (mean := np.prod([number.mean for number in runs])) > choosing.MOST_RUNS:
         checks.fail(
             WHERE,
-            f"at most {choosing.MOST_RUNS:g} runs on average, the product of the means of all laws",
+            f"at most {choosing.MOST_RUNS:g} runs on average, which is the product of all means",
             f"{mean:g}",
         )
-    return [Rung(int(n), law) for n, law in zip(own, runs)]
+    return [Rung(int(n), number) for n, number in zip(own, runs)]
 
 
 def _refuse_untrained(plan: Plan, score: Callable[..., Any] | None) -> None:
+    """Refuse a plan that cannot be trained and scored here."""
     checks.require_device_rows(WHERE, plan.fed)
     if score is None and not has_accuracy(plan.task):
-        checks.fail(WHERE, "score: a function of parameters", "a task without an accuracy")
+        checks.fail(WHERE, "score=, as the task has no accuracy", "no score")
 
 
-# --- who wins
+# --- the tournament
 
 
-def _drawn(seed: int, laws: Sequence[choosing.Runs], settings: int) -> tuple[list[Any], Any, Any]:
-    """How many runs each group of each rung chooses from, Int[groups] for each rung; and the
-    setting and the seed of each run of the first rung."""
+def _draw_runs(
+    seed: int, distributions: Sequence[choosing.Runs], settings: int
+) -> tuple[list[Any], Any, Any]:
+    """Draw the runs of a tournament.
+
+    Returns:
+        The number of runs of each group, Int[groups] per rung; the setting of each run of the first
+        rung; and the seed of each.
+    """
     number_key, setting_key, seed_key = jax.random.split(jax.random.key(seed), 3)
-    keys = [number_key] if len(laws) == 1 else list(jax.random.split(number_key, len(laws)))
-    groups, number = [], 1  # from the last rung, which is one group; each of its runs is a group
-    for key, law in zip(reversed(keys), reversed(laws)):
-        groups.insert(0, choosing.draw(key, law, number) if number else np.zeros(0, int))
+    count = len(distributions)
+    keys = [number_key] if count == 1 else list(jax.random.split(number_key, count))
+    # The last rung is a single group, and each of its runs is the winner of a group before it.
+    groups, number = [], 1
+    for key, runs in zip(reversed(keys), reversed(distributions)):
+        groups.insert(0, choosing.draw(key, runs, number) if number else np.zeros(0, int))
         number = int(groups[0].sum())
     if not number:
         return groups, (), ()
@@ -204,28 +235,34 @@ def _drawn(seed: int, laws: Sequence[choosing.Runs], settings: int) -> tuple[lis
 
 
 class _Runner(NamedTuple):
-    """A run in the tournament, after the rounds of a rung."""
+    """A run of the tournament.
 
-    number: int  # among the runs of the first rung
-    trained: Any = None  # Trained; None before its first rung
-    score: float = -np.inf  # of a run that failed, too
+    Attributes:
+        number: its index among the runs of the first rung.
+        trained: its state after the last rung, a Trained; None before the first rung.
+        score: its score after the last rung; -inf if it failed.
+    """
+
+    number: int
+    trained: Any = None
+    score: float = -np.inf
 
 
-def _winner(
+def _run_tournament(
     plans: Sequence[Plan],
     seeds: Sequence[int],
     rungs: Sequence[Rung],
     groups: Sequence[Any],
     score: Callable[..., Any] | None,
 ) -> _Runner | None:
-    """The run that is released, None if there is none.
+    """Train all runs and return the one to release, or None if there is none.
 
-    All that a run has released counts as seen by the next rung, and what clients remember is used
-    by them alone: to go on from its state is what a longer run does.
+    A run continues from its own state, exactly as a longer run would.  The accounting treats all of
+    its earlier releases as known in the next rung, and only the clients use their client states.
     """
     field = [_Runner(i) for i in range(len(plans))]
     for rung, sizes in zip(rungs, groups):
-        # one program goes on with all of them from where they are
+        # All remaining runs continue as one program.
         alive = [runner for runner in field if runner is not None]
         if not alive:
             return None
@@ -239,52 +276,53 @@ def _winner(
         done = iter(zip(trained, _scores(trained, score)))
         field = [runner and _Runner(runner.number, *next(done)) for runner in field]
         ends = np.cumsum(sizes)
-        field = [_best(field[end - size : end]) for size, end in zip(sizes, ends)]
+        field = [_best_of(field[end - size : end]) for size, end in zip(sizes, ends)]
     return field[0]
 
 
-def _best(group: Sequence[_Runner | None]) -> _Runner | None:
-    """The first of those with the highest score; None of a group in which nobody has any."""
+def _best_of(group: Sequence[_Runner | None]) -> _Runner | None:
+    """Return the first run with the highest score, or None if all runs of the group failed."""
     there = [runner for runner in group if runner is not None and runner.score > -np.inf]
     return max(there, key=lambda runner: runner.score, default=None)
 
 
 def _scores(trained: Sequence[Trained], score: Callable[..., Any] | None) -> list[float]:
-    """Of each run; -inf of one that failed, which its released model alone decides.
+    """Return the score of each run; -inf for a run that failed.
 
-    What a run counts on the way (empty cohorts, rows that are not finite or found no slot, what
-    clients keep) hangs on who is there in ways that no epsilon covers.
+    Only the released parameters and the score decide whether a run failed.  Its health counts
+    (empty cohorts, rows that are not finite or found no slot) depend on the data in ways that the
+    epsilon does not cover.
     """
-    scores = [_accuracy(t) if score is None else _scored(WHERE, score(t.params)) for t in trained]
-    finite = [np.isfinite(s) and _finite(t.params) for s, t in zip(scores, trained)]
+    scores = [_accuracy(t) if score is None else _as_score(score(t.params)) for t in trained]
+    finite = [np.isfinite(s) and _is_finite(t.params) for s, t in zip(scores, trained)]
     return [s if good else -np.inf for s, good in zip(scores, finite)]
 
 
 def _accuracy(run: Trained) -> float:
-    measured: Any = run.metrics.accuracy  # a task without one was refused
+    measured: Any = run.metrics.accuracy  # `_refuse_untrained` ensures that there is one
     return float(measured[-1])
 
 
-def _finite(params: Any) -> bool:
+def _is_finite(params: Any) -> bool:
     return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params))
 
 
-def _scored(where: str, value: Any) -> float:
-    found = checks.as_array(where, "what score returns", value)
+def _as_score(value: Any) -> float:
+    found = checks.as_array(WHERE, "the result of score", value)
     if found.size != 1 or found.dtype.kind not in "biuf":
         checks.fail(
-            where, "one number from score, larger for a better model", checks.short_repr(value)
+            WHERE, "one number from score, larger for a better model", checks.short_repr(value)
         )
     return float(found.item())
 
 
-# --- what it costs
+# --- privacy of the choice
 
 
 def _guarantee(
     plans: Sequence[Plan], rungs: Sequence[Rung], delta: float, ask: dict[str, Any]
 ) -> Guarantee:
-    """Of the choice: that of one run with any setting, made dearer."""
+    """Return the guarantee of the choice, from the releases of each setting and each rung."""
     rounds = sum(rung.rounds for rung in rungs)
     each = [guarantees.guarantee(plan, rounds, delta, **ask) for plan in plans]
     kinds = {(g.unit, g.adjacency, g.view) for g in each}
@@ -293,40 +331,46 @@ def _guarantee(
             WHERE,
             "settings with one unit, adjacency and view",
             "; ".join(", ".join(kind) for kind in sorted(kinds)),
-            "Give unit=, adjacency= and view=.",
+            "Pass unit=, adjacency= and view=.",
         )
     releases = [getattr(g, "release", None) for g in each]
     if any(release is None for release in releases):
         checks.fail(
             WHERE,
             "noise in every setting",
-            "one whose guarantee has no noise behind it",
+            "a setting whose guarantee is not based on noise",
             error=NotAnalysable,
         )
-    # of each setting what each rung releases
-    parts = [releases] if len(rungs) == 1 else _of_rungs(plans, rungs, delta, *next(iter(kinds)))
-    # no run stops here
+    # The releases of each rung, with each setting.
+    parts = (
+        [releases]
+        if len(rungs) == 1
+        else _releases_of_rungs(plans, rungs, delta, *next(iter(kinds)))
+    )
+    # The reason why a run stopped is not a release here, because no run stops early.
     caveats = dict.fromkeys(c for g in each for c in g.caveats if c != STOPS)
     status = "conditional" if any(g.status != "proved" for g in each) else "proved"
     unit, adjacency, view = kinds.pop()
-    laws = [rung.runs for rung in rungs]
+    distributions = [rung.runs for rung in rungs]
     name = "repeat_and_select" if len(rungs) == 1 else f"tournament of {len(rungs)}"
     return Guarantee(
-        choosing.epsilon_of_tournament([_of_any(part) for part in parts], laws, delta),
+        choosing.epsilon_of_tournament(
+            [_combine_settings(part) for part in parts], distributions, delta
+        ),
         float(delta),
         unit,
         adjacency,
         view,
-        f"{name}, {', '.join(dict.fromkeys(law.law for law in laws))}, rdp",
+        f"{name}, {', '.join(dict.fromkeys(d.law for d in distributions))}, rdp",
         status,
         (*caveats, SCORED, SECRET),
     )
 
 
-def _of_any(releases: Sequence[Release | None]) -> Release:
-    """What rounds with any setting release, out of what they release with each."""
-    # settings that differ in what no accounting reads are one
-    held: Any = releases  # none of them is None
+def _combine_settings(releases: Sequence[Release | None]) -> Release:
+    """Return a release that bounds those of all settings."""
+    # Settings whose releases are equal for the accountant count once.
+    held: Any = releases  # the caller has checked that none is None
     alternatives = {
         str([np.asarray(x).tolist() for x in jax.tree.leaves(e)]) + str(jax.tree.structure(e)): e
         for release in held
@@ -340,13 +384,13 @@ def _of_any(releases: Sequence[Release | None]) -> Release:
     )
 
 
-def _of_rungs(
+def _releases_of_rungs(
     plans: Sequence[Plan], rungs: Sequence[Rung], delta: float, unit: str, adjacency: str, view: str
 ) -> list[list[Release]]:
-    """For each rung what its own rounds release, with each setting.
+    """Return, per rung, the releases of its own rounds with each setting.
 
-    So many rounds of a run have one guarantee, whichever they are and whatever came before them.
-    Plans of which that is not true are refused.
+    A number of rounds must have the same guarantee whichever rounds they are and whatever came
+    before.  Plans for which that is not true are refused.
     """
     rounds = sum(rung.rounds for rung in rungs)
     entries = []
@@ -355,7 +399,7 @@ def _of_rungs(
         listed = entries_of(plan, rounds, delta)
         entry = choose_entry(WHERE, plan, listed, unit, view, adjacency)
         if entry.changes or entry.method:
-            _refuse_rounds("noise that changes from round to round, against what it hides")
+            _refuse_rounds("noise that changes relative to the sensitivity over rounds")
         entries.append(entry)
     return [[release_of(entry, rung.rounds) for entry in entries] for rung in rungs]
 
@@ -363,17 +407,19 @@ def _of_rungs(
 def _refuse_rounds_drawn_together(plan: Plan) -> None:
     chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
     if any(map(strategy_of, chains)):
-        _refuse_rounds("noise that is correlated over rounds")
+        _refuse_rounds("noise that is correlated across rounds")
     if plan.sampler.over_rounds:
-        _refuse_rounds(f"sampling.{plan.sampler.scheme}, which draws cohorts by the round")
+        _refuse_rounds(
+            f"sampling.{plan.sampler.scheme}, which draws the cohorts of several rounds together"
+        )
 
 
 def _refuse_rounds(got: str) -> NoReturn:
     checks.fail(
         WHERE,
-        "a plan whose rounds stand alone and are alike, for several numbers of rounds",
+        "a plan whose rounds are independent and identical, for a tournament",
         got,
-        "Give one number of rounds and one law; or take cohorts that are drawn anew in every "
-        "round, and the same noise.",
+        "Use one number of rounds and one distribution of runs; or draw an independent cohort in "
+        "every round and keep the noise constant.",
         error=NotAnalysable,
     )

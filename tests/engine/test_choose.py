@@ -95,7 +95,7 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
     """With a score that tells the setting, the best setting of those that were drawn."""
     law, rates = choosing.geometric(4.0), [0.1, 0.2, 0.3]
     for seed in (1, 2):
-        ((number,),), drawn, seeds = choosing_runs._drawn(seed, [law], len(rates))
+        ((number,),), drawn, seeds = choosing_runs._draw_runs(seed, [law], len(rates))
         scored = []
 
         def score(params, scored=scored):
@@ -115,13 +115,13 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
         assert found.guarantee.status == "conditional"  # nobody saw what the score reads
         assert found._fields == ("params", "setting", "score", "guarantee")
     assert capsys.readouterr() == ("", "")
-    numbers = [choosing_runs._drawn(seed, [law], 3)[0][0] for seed in range(4)]
+    numbers = [choosing_runs._draw_runs(seed, [law], 3)[0][0] for seed in range(4)]
     assert len({number for (number,) in numbers}) > 2  # random
 
 
 def test_no_run_at_all_is_an_answer():
     law = choosing.poisson(1.0)
-    seed = next(s for s in range(50) if choosing_runs._drawn(s, [law], 1)[0][0] == 0)
+    seed = next(s for s in range(50) if choosing_runs._draw_runs(s, [law], 1)[0][0] == 0)
     found = jfl.choose(make_plan, rounds=2, runs=law, seed=seed, lr=[0.1])
     assert found[:3] == (None, None, None) and np.isfinite(found.guarantee.epsilon)
 
@@ -140,7 +140,7 @@ def test_runs_that_fail_are_not_released():
 def test_settings_are_uniform():
     counts = np.zeros(4)
     for seed in range(400):
-        _, drawn, _ = choosing_runs._drawn(seed, [choosing.geometric(1.0)], 4)
+        _, drawn, _ = choosing_runs._draw_runs(seed, [choosing.geometric(1.0)], 4)
         counts[drawn[0]] += 1
     # chi-square of 3 degrees of freedom: beyond 31 once in 1e6
     assert ((counts - 100) ** 2 / 100).sum() < 31
@@ -156,7 +156,7 @@ def test_the_draws_of_one_choice_are_those_they_were():
         (choosing.logarithmic(5.0), 7): (10, [0, 2, 2, 1, 1, 2, 2, 1, 2, 2], 884754664),
     }
     for (law, seed), (number, settings, first) in recorded.items():
-        groups, drawn, seeds = choosing_runs._drawn(seed, [law], 3)
+        groups, drawn, seeds = choosing_runs._draw_runs(seed, [law], 3)
         assert [g.tolist() for g in groups] == [[number]] and drawn.tolist() == settings
         assert seeds.tolist() == [first + i for i in range(number)]
     law = choosing.logarithmic(5.0)
@@ -227,7 +227,7 @@ def winner(monkeypatch, groups, scores, failing=()):
     number = int(np.sum(groups[0], dtype=int))
     monkeypatch.setattr(choosing_runs, "train", runner(scores, log, failing))
     groups = [np.array(g, int) for g in groups]
-    best = choosing_runs._winner(
+    best = choosing_runs._run_tournament(
         [None] * number, list(range(number)), rungs, groups, lambda params: params
     )
     return best and (best.number, best.score), log
@@ -271,7 +271,7 @@ def test_groups_follow_their_laws():
     laws = [choosing.geometric(3.0), choosing.poisson(2.0)]
     sizes, runs, nobody = [], [], 0
     for seed in range(150):
-        groups, settings, seeds = choosing_runs._drawn(seed, laws, 4)
+        groups, settings, seeds = choosing_runs._draw_runs(seed, laws, 4)
         assert [len(g) for g in groups] == [groups[1].sum(), 1]
         assert groups[0].sum() == len(settings) == len(set(np.asarray(seeds).tolist()))
         sizes += groups[0].tolist()
@@ -291,10 +291,10 @@ def test_the_winner_of_a_tournament_is_a_straight_run():
     seed = next(
         s
         for s in range(50)
-        if 6 <= len(choosing_runs._drawn(s, LAWS, 3)[1]) <= 10
-        and choosing_runs._drawn(s, LAWS, 3)[0][2][0] > 1
+        if 6 <= len(choosing_runs._draw_runs(s, LAWS, 3)[1]) <= 10
+        and choosing_runs._draw_runs(s, LAWS, 3)[0][2][0] > 1
     )
-    groups, settings, seeds = choosing_runs._drawn(seed, LAWS, 3)
+    groups, settings, seeds = choosing_runs._draw_runs(seed, LAWS, 3)
     found = jfl.choose(
         make_plan, rounds=UNTIL, runs=LAWS, seed=seed, score=weight_of, kind="scaffold", lr=rates
     )
@@ -384,7 +384,7 @@ def test_rows_of_a_client_that_find_no_slot_decide_no_choice():
             lambda: make_plan(
                 noise=jfl.gaussian(jfl.schedules.inverse_sqrt(2.0)), sampler=jfl.sampling.full(C)
             ),
-            "noise that changes from round to",
+            "noise that changes relative to the sensitivity",
         ),
         (
             lambda: make_plan(
@@ -392,25 +392,25 @@ def test_rows_of_a_client_that_find_no_slot_decide_no_choice():
                 noise=jfl.gaussian(std=1.0),
                 sampler=jfl.sampling.full(C),
             ),
-            "noise that changes from round to",
+            "noise that changes relative to the sensitivity",
         ),
         (
             lambda: make_plan(noise=jfl.correlated(1.0, jfl.strategies.banded_toeplitz(6, 2))),
-            "noise that is correlated over rounds",
+            "noise that is correlated across rounds",
         ),
         (
             lambda: make_plan(sampler=jfl.sampling.cyclic_poisson(C, 0.5, 2, capacity=C)),
-            "sampling.cyclic_poisson, which draws cohorts by the round",
+            "sampling.cyclic_poisson, which draws the cohorts of several rounds",
         ),
         (
             lambda: make_plan(sampler=jfl.sampling.random_allocation(C, 3)),
-            "sampling.random_allocation, which draws cohorts by the round",
+            "sampling.random_allocation, which draws the cohorts of several rounds",
         ),
         (
             lambda: make_plan(
                 sampler=jfl.sampling.available_poisson(C, 0.9, period=2, awake=0.5, capacity=C)
             ),
-            "sampling.available_poisson, which draws cohorts by the round",
+            "sampling.available_poisson, which draws the cohorts of several rounds",
         ),
     ],
 )
@@ -420,7 +420,8 @@ def test_a_tournament_asks_for_rounds_that_are_alike(make, message):
     one = choosing_runs._guarantee([plan], choosing_runs._rungs(6, law), DELTA, ask)
     assert 0 < one.epsilon < np.inf  # of one rung it is as it was
     with pytest.raises(
-        NotAnalysable, match=f"jfl.choose: expected .* alike, for several .*, but got .*{message}"
+        NotAnalysable,
+        match=f"jfl.choose: expected .* identical, for a tournament, but got .*{message}",
     ):
         jfl.choose(lambda: plan, rounds=(2, 6), runs=(law, law))
 
@@ -428,18 +429,18 @@ def test_a_tournament_asks_for_rounds_that_are_alike(make, message):
 @pytest.mark.parametrize(
     "rounds, runs, message",
     [
-        ((2, 2), 2, "rounds that ascend"),
-        ((3, 2), 2, "rounds that ascend"),
+        ((2, 2), 2, "rounds in ascending order"),
+        ((3, 2), 2, "rounds in ascending order"),
         ((0, 2), 2, r"an integer rounds\[0\] >= 1"),
         ((1, 2.5), 2, r"an integer rounds\[1\] >= 1"),
         (
             (1, 2, 3),
             2,
-            "rounds and a law of runs for each rung, and a rung, but got 3 of rounds and 2 of runs",
+            "at least one rung, .*, but got 3 numbers of rounds and 2 distributions",
         ),
-        ((), 0, "rounds and a law of runs for each rung, and a rung, but got 0"),
+        ((), 0, "at least one rung, .*, but got 0"),
         (4, 1, "rounds, a list"),
-        ((1, 2), None, "an integer rounds .*give runs a law for each"),
+        ((1, 2), None, "an integer rounds .*pass one distribution of runs per rung"),
     ],
 )
 def test_what_is_no_tournament_is_refused(rounds, runs, message):
@@ -471,7 +472,7 @@ def test_a_tournament_on_digits():
 
     laws = [choosing.geometric(mean) for mean in (4, 3, 2)]
     rates, until, seed = [0.001, 0.1, 0.5], (5, 15, 45), 4
-    groups, settings, seeds = choosing_runs._drawn(seed, laws, 3)
+    groups, settings, seeds = choosing_runs._draw_runs(seed, laws, 3)
     assert groups[0].sum() > 5
     found = jfl.choose(made, rounds=until, runs=laws, seed=seed, lr=rates)
     assert found.setting["lr"] > 0.001 and found.score > 0.7
