@@ -1,12 +1,12 @@
-"""Convolutions and pooling of one example, under vmap over clients with weights of their own.
+"""Convolutions and pooling of one example, for use under vmap over clients with separate weights.
 
-Which way a convolution is computed is chosen here, when a program is traced for a backend:
+This module chooses how to compute a convolution when a program is traced for a backend:
 
-- On a CPU and a GPU it is shifted slices and one matrix product.  XLA's convolution with weights
-  for each client, a grouped one, takes 2 to 4 times as long on a CPU, where its backward pass is
-  slower still inside a scan, and about twice as long on an H200.
-- On a TPU it is XLA's own.  Patches of 3 x 3 are nine times the activations, and are written,
-  copied and reshaped.
+- A CPU and a GPU use shifted slices (patches) and one matrix product.  XLA's convolution with
+  separate weights per client is a grouped convolution.  It takes 2 to 4 times as long on a CPU,
+  where its backward pass is even slower inside a scan, and about twice as long on an H200.
+- A TPU uses XLA's convolution.  Patches of 3 x 3 need nine times the memory of the activations, and
+  a TPU would write, copy and reshape them.
 """
 
 import jax
@@ -17,23 +17,27 @@ NAMES = ("NHWC", "HWIO", "NHWC")
 
 
 def multiplies_patches() -> bool:
-    """Whether a convolution is a matrix product of patches where this is traced for."""
+    """Whether the current backend computes a convolution as a matrix product of patches."""
     if jax.default_backend() == "gpu":
-        # the compiler of earlier versions refuses some of these products
+        # Compilers of earlier versions reject some of these products.
         return jax.__version_info__ >= (0, 11)
     return jax.default_backend() == "cpu"
 
 
 def conv_same(x, kernel):
-    """x [H, W, C], kernel [kh, kw, C, O] with odd kh, kw -> [H, W, O]; zero padding, stride 1."""
+    """Convolve one example with zero padding and stride 1.
+
+    Shapes:
+        x [H, W, C], kernel [kh, kw, C, O] with odd kh and kw -> [H, W, O].
+    """
     kh, kw = kernel.shape[:2]
     around = ((kh // 2, kh // 2), (kw // 2, kw // 2))
     if multiplies_patches():
-        return _of_patches(x, kernel, around)
+        return _multiply_patches(x, kernel, around)
     return lax.conv_general_dilated(x[None], kernel, (1, 1), around, dimension_numbers=NAMES)[0]
 
 
-def _of_patches(x, kernel, around):
+def _multiply_patches(x, kernel, around):
     kh, kw, c, out = kernel.shape
     h, w = x.shape[:2]
     padded = jnp.pad(x, (*around, (0, 0)))
@@ -45,46 +49,47 @@ def _of_patches(x, kernel, around):
 
 
 def is_kept_apart(groups: int, channels: int, out: int, examples: float) -> bool:
-    """Whether `apart` serves a convolution; any other has to multiply patches.
+    """Whether `apart` can compute a convolution; any other convolution must multiply patches.
 
     Args:
-        groups: of the convolution itself.
-        channels: of a group.
-        out: channels that come out of a group.
-        examples: that its gradient by the kernel adds up.
+        groups: the number of groups of the convolution itself.
+        channels: the number of input channels per group.
+        out: the number of output channels per group.
+        examples: the number of examples over which its kernel gradient sums.
     """
     return examples > 1 and (groups == 1 or min(channels, out) > 1)
 
 
 def apart(x, kernel, params):
-    """XLA's own convolution, in which no client's numbers meet another's once it is mapped.
+    """Compute XLA's convolution so that vmap keeps the numbers of clients separate.
 
-    Mapped over kernels it becomes a grouped one.  Of groups with a single channel to add up a TPU's
-    compiler makes one dense convolution with zeros between the groups, and 0 * nan is nan: a client
-    that is not finite would take the others along.  So a channel that is alone gets zeros beside
-    it: of x, and of what comes out, which the gradient by x adds up.
+    Mapped over kernels, it becomes a grouped convolution.  If a group sums over a single channel, a
+    TPU's compiler builds one dense convolution with zeros between the groups.  Since 0 * nan is
+    nan, a client with non-finite values would then affect the others.  Therefore a single input
+    channel is padded with a channel of zeros.  So is a single output channel, because the gradient
+    with respect to x sums over it.
 
     Args:
-        params: of the equation, which `is_kept_apart`.
+        params: parameters of an equation for which `is_kept_apart` is true.
     """
     (_, into, *_), (made, taken, *_), (_, axis, *_) = params["dimension_numbers"]
     out = kernel.shape[made]
     if kernel.shape[taken] == 1:
-        x, kernel = _beside_zeros(x, into), _beside_zeros(kernel, taken)
+        x, kernel = _append_zeros(x, into), _append_zeros(kernel, taken)
     if out == 1:
-        kernel = _beside_zeros(kernel, made)
+        kernel = _append_zeros(kernel, made)
     return lax.slice_in_dim(lax.conv_general_dilated(x, kernel, **params), 0, out, axis=axis)
 
 
-def _beside_zeros(x, axis):
+def _append_zeros(x, axis):
     return jnp.pad(x, [(0, int(at == axis)) for at in range(x.ndim)])
 
 
 def relu_pool(x, bias):
-    """x [H, W, C], bias [C] -> max_pool2(relu(x + bias)).
+    """Return max_pool2(relu(x + bias)) of x [H, W, C] and bias [C].
 
-    The largest number of a window stays the largest when a bias is added and when ReLU is taken, so
-    both may come last, on a quarter of the numbers.  Behind a product of patches that is slower.
+    Adding a bias and applying ReLU do not change which number of a window is the largest, so both
+    can come last, on a quarter of the numbers.  After a product of patches that order is slower.
     """
     bias = bias[None, None]
     if multiplies_patches():
@@ -93,11 +98,11 @@ def relu_pool(x, bias):
 
 
 def max_pool2(x):
-    """x [H, W, C] -> [H // 2, W // 2, C], a maximum over 2 x 2 windows; an odd last row or column
-    is dropped.
+    """Return the maximum over 2 x 2 windows, x [H, W, C] -> [H // 2, W // 2, C].
 
-    Of equal numbers in a window a TPU gives the gradient to the first, others to all in equal
-    parts: there windows cost less than copies to another shape.
+    An odd last row or column is dropped.  If several numbers of a window are equally large, a TPU
+    passes the gradient to the first of them, and other backends split it equally.  A TPU uses
+    `reduce_window`, which is cheaper there than copies to another shape.
     """
     if jax.default_backend() == "tpu":
         return lax.reduce_window(x, -jnp.inf, lax.max, (2, 2, 1), (2, 2, 1), "VALID")

@@ -1,15 +1,14 @@
-"""Norms and clipped sums of per-example gradients from activations and backprops, without the
-gradients.
+"""Norms and clipped sums of per-example gradients, computed without the gradients.
 
-A linear layer's gradient on one example is a sum of outer products, a^T b: `a` [P, I] came in, `b`
-[P, O] is the derivative by what went out, at P positions.  Its norm and a weighted sum over
-examples follow from a and b alone (Goodfellow, 2015; Bu et al., ICML 2023, who keep book of both
-instead of a second backward pass).
+The gradient of a linear layer on one example is a sum of outer products, a^T b, over P positions:
+`a` [P, I] is the input of the layer, and `b` [P, O] is the derivative with respect to its output.
+The norm of the gradient and a weighted sum over examples can be computed from a and b (Goodfellow,
+2015; Bu et al., ICML 2023, who store both instead of running a second backward pass).
 
-Each kind of leaf has two functions: `squares()`, Float[N], and `total(factor)`, the sum of
-factor[n] times gradient n.  A factor of exactly 0 removes an example, whatever it holds.
-Everything is at least float32 and at full matmul precision, also where a device would rather use
-less: a clip norm is a promise.
+Each kind of leaf has two functions: `squares()` returns the squared norms, Float[N], and
+`total(factor)` returns the sum of factor[n] times gradient n.  A factor of exactly 0 removes an
+example, whatever its values.  All computations use at least float32 and full matmul precision, also
+on devices that use less by default, because the privacy guarantee relies on the clip norm.
 """
 
 import math
@@ -26,7 +25,7 @@ def _wide(x):
 
 
 def _held(factor, x):
-    """Rows of `x` whose factor is not 0; `where`, since 0 * nan is nan."""
+    """Replace the rows of `x` whose factor is 0 by zeros, even if they contain nan."""
     return jnp.where(
         factor.reshape(factor.shape + (1,) * (x.ndim - 1)) != 0, x, jnp.zeros((), x.dtype)
     )
@@ -37,13 +36,13 @@ def _scaled(factor, x):
 
 
 def shrink(norm, bound):
-    """What a gradient of this norm is multiplied with; 0 if the norm is not finite."""
+    """Return the factor that clips a gradient of this norm; 0 if the norm is not finite."""
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
     return jnp.where(jnp.isfinite(norm), factor, 0.0)
 
 
 class Formed(NamedTuple):
-    """Gradients that are small enough to be held: g [N, ...]."""
+    """Gradients that are small enough to be stored: g [N, ...]."""
 
     g: jax.Array
 
@@ -55,22 +54,21 @@ class Formed(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Gradients a^T b, for each of E blocks (groups of a convolution): a [N, E, P, I], b [N, E, P,
-    O]."""
+    """Gradients a^T b of E blocks (groups of a convolution): a [N, E, P, I], b [N, E, P, O]."""
 
     a: jax.Array
     b: jax.Array
 
     def squares(self):
-        """For P positions, <a a^T, b b^T>, and a little more.
+        """Return an upper bound of <a a^T, b b^T>, which is the squared norm for P positions.
 
-        Outer products may cancel: then rounding makes that difference of large numbers too small,
-        and the row would be clipped too late.  With a bound of the rounding added it is clipped too
-        early at worst.
+        If outer products cancel, rounding can make this difference of large numbers too small, and
+        the row would not be clipped enough.  A bound of the rounding error is added, so that a row
+        is at worst clipped too much.
         """
         a, b = _wide(self.a), _wide(self.b)
-        # A square that underflows is at most `tiny`.  With that added, a row of tiny activations
-        # and huge backprops is not taken for one that is short.
+        # A square that underflows is at most `tiny`.  Adding it prevents a row of tiny activations
+        # and huge backprops from appearing shorter than it is.
         tiny = float(jnp.finfo(a.dtype).tiny)
         squares_a = jnp.square(a).sum(3) + a.shape[3] * tiny
         squares_b = jnp.square(b).sum(3) + b.shape[3] * tiny
@@ -85,15 +83,14 @@ class Product(NamedTuple):
 
     def total(self, factor):
         a, b = _held(factor, _wide(self.a)), _scaled(factor, _wide(self.b))
-        if a.shape[1] == 1:  # a plain matrix product: a third faster on a CPU
+        if a.shape[1] == 1:  # a plain matrix product is a third faster on a CPU
             a, b = (x.reshape(-1, x.shape[-1]) for x in (a, b))
             return jnp.dot(b.T, a, precision=FULL).T[None]
         return jnp.einsum("nepi,nepo->eio", a, b, precision=FULL)
 
 
 def product(a, b):
-    """`Product`, or `Formed` where the gradients cost less than the Gram matrices of their
-    positions."""
+    """Return a Product, or Formed if gradients cost less than Gram matrices of their positions."""
     p, i, o = a.shape[2], a.shape[3], b.shape[3]
     if p == 1 or 2 * p * p < i * o:
         return Product(a, b)
@@ -101,15 +98,20 @@ def product(a, b):
 
 
 class Lookup(NamedTuple):
-    """Rows taken from a table: at Int[N, P], in range or equal to `size`, which is no row; b [N, P,
-    D]."""
+    """Gradients of rows looked up in a table.
+
+    Attributes:
+        at: Int[N, P], the index of each row; `size` stands for no row.
+        b: [N, P, D], the derivative with respect to each looked-up row.
+        size: the number of rows of the table.
+    """
 
     at: jax.Array
     b: jax.Array
     size: int
 
     def squares(self):
-        """Positions of one row add up before they are squared."""
+        """Return the squared norms, after adding up the positions that look up the same row."""
         b = jnp.where(self.at[..., None] < self.size, _wide(self.b), 0)
         p = self.at.shape[1]
         if p == 1:
@@ -126,14 +128,18 @@ class Lookup(NamedTuple):
 
 
 def patches(x, window, strides, padding, x_dilation, dilation):
-    """What a convolution multiplies its kernel with, as slices.
+    """Return the patches that a convolution multiplies by its kernel.
 
     Shapes:
         x [N, *space, C] -> [N, *places, prod(window) * C].
 
     Args:
-        padding: (low, high) of each spatial axis; x_dilation, dilation: of the input and of the
-            kernel.
+        x: the input.
+        window: the spatial shape of the kernel.
+        strides: the stride of each spatial axis.
+        padding: (low, high) of each spatial axis.
+        x_dilation: the dilation of the input.
+        dilation: the dilation of the kernel.
     """
     around = [(*p, d - 1) for p, d in zip(padding, x_dilation)]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *around, (0, 0, 0)])

@@ -2,13 +2,13 @@
 vmap and scan.
 
 A key is four words: the cipher's key (k0, k1) and the upper half (h0, h1) of its 128-bit counter.
-What is drawn from a key encrypts the counters (index, use, h0, h1), and `use` tells words, normals,
-split and fold_in apart, so no two uses of a key see the same block.  Children of a key are whole
-blocks, of which a cipher has no two alike: split(key)[i] and fold_in(key, i) differ for any two i
-by construction, and children of different keys collide like random 128-bit numbers.
+A draw from a key encrypts the counters (index, use, h0, h1).  The word `use` differs between words,
+normals, split and fold_in, so no two uses of a key share a block.  The children of a key are whole
+blocks, which a cipher never repeats: split(key)[i] and fold_in(key, i) differ for any two i by
+construction, and children of different keys collide like random 128-bit numbers.
 
-jax has a type "philox4x32" of its own: two words, one of a block's four words used, and
-fold_in(key, i) the same key as split(key)[i].
+The type "philox4x32" of jax is different: it has two words, uses one of a block's four words, and
+its fold_in(key, i) equals split(key)[i].
 
 Philox4x32 passes BigCrush from 7 rounds on; 10 is the paper's safe choice and the only one here.
 It is a generator for simulation, not a cipher for secrets.
@@ -29,17 +29,17 @@ from jax import lax
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
-WORDS, NORMALS, SPLIT, FOLD = range(4)  # the uses of a key: never renumber
+# The uses of a key. Never renumber them, because that changes every draw.
+WORDS, NORMALS, SPLIT, FOLD = range(4)
 
 
 def by_64_bits(a, b):
-    """The upper 32 bits of a product of two UInt32, by way of 64 bits.
+    """Return the upper 32 bits of the product of two UInt32, computed in 64 bits.
 
-    CPUs multiply 32 x 32 -> 64 in one instruction, and of all that stands here LLVM makes one
-    mul.hi.u32 on a GPU.  lax.mulhi is no faster there, and a program for several GPUs cannot hold
-    it.
+    A CPU multiplies 32 x 32 -> 64 bits in one instruction, and on a GPU LLVM turns this function
+    into one mul.hi.u32.  lax.mulhi is not faster there, and it fails in programs for several GPUs.
     """
-    with jax.enable_x64(True):  # here alone: 64 bits go no further
+    with jax.enable_x64(True):  # no 64-bit value leaves this block
         product = lax.convert_element_type(a, np.uint64) * lax.convert_element_type(b, np.uint64)
         return lax.convert_element_type(
             lax.shift_right_logical(product, lax.full_like(product, 32)), np.uint32
@@ -47,19 +47,20 @@ def by_64_bits(a, b):
 
 
 def by_16_bits(a, b):
-    """As `by_64_bits`: four products of halves, none of which leaves 32 bits."""
+    """Same as `by_64_bits`, computed by four products of halves that each fit into 32 bits."""
     half, lower = np.uint32(16), np.uint32(0xFFFF)
     high_a, low_a, high_b, low_b = a >> half, a & lower, b >> half, b & lower
     middle = high_a * low_b + (low_a * low_b >> half)
     return high_a * high_b + (middle >> half) + (low_a * high_b + (middle & lower) >> half)
 
 
-# A TPU has no 64 bits: a product would be 11 to 40 operations.  jax has mulhi from 0.10.2 on.
+# A TPU has no 64-bit integers, so a product would take 11 to 40 operations.  jax has mulhi from
+# version 0.10.2.
 ON_TPU = getattr(lax, "mulhi", by_16_bits)
 
 
 def traced_for():
-    """How upper halves are made on the backend that a program is traced for."""
+    """Return the function for upper halves on the backend that a program is traced for."""
     return ON_TPU if jax.default_backend() == "tpu" else by_64_bits
 
 
@@ -72,11 +73,14 @@ _round_once = jax.jit(_round, static_argnums=0)  # a shape is traced once
 
 
 def block(key, counter, rounds: int = ROUNDS, upper=None):
-    """Four words of `counter` under `key`: Philox4x32.
+    """Encrypt a counter by Philox4x32.
 
     Args:
-        upper: how upper halves of products are made, such as `by_64_bits`; None: as the backend
-            likes it.  All ways give the same bits.
+        key: the words k0 and k1.
+        counter: four words.
+        rounds: the number of rounds of the cipher.
+        upper: the function for upper halves of products, such as `by_64_bits`.  None means the best
+            one for the backend.  All of them return the same bits.
 
     Shapes:
         key: two, counter: four UInt32[...] that broadcast -> four UInt32[...].
@@ -96,10 +100,11 @@ def block(key, counter, rounds: int = ROUNDS, upper=None):
 
 
 def draw(data, index, use: int, upper=None):
-    """The blocks of a key's words `data` at `index` -> four UInt32[...], one block an index.
+    """Return the block of a key's words `data` at each index, as four UInt32[...].
 
-    The index is mixed with k0: that keeps indices apart, and keeps XLA from moving the first
-    products, which would depend on the index alone, out of a loop over keys into memory.
+    The index is combined with k0 by exclusive or, under which indices stay distinct.  Without it
+    the first products would depend only on the index, and XLA would move them out of a loop over
+    keys into memory.
     """
     return block(
         (data[0], data[1]), (index ^ data[0], jnp.uint32(use), data[2], data[3]), upper=upper
@@ -107,7 +112,7 @@ def draw(data, index, use: int, upper=None):
 
 
 def _seed(seed):
-    """A seed's 64 bits are the cipher's key; of a seed of 32 bits, k1 is 0."""
+    """Return the key of a seed: its 64 bits are k0 and k1; k1 is 0 for a seed of 32 bits."""
     high = lax.shift_right_logical(seed, lax.convert_element_type(32, seed.dtype))
     return jnp.stack(
         [
@@ -128,11 +133,11 @@ def _fold_in(data, number):
 
 
 def _random_bits(data, width: int, shape):
-    """Word j of a key is word j % 4 of its block j // 4, so a longer draw begins with the shorter
-    one.
+    """Return random bits.
 
-    Numbers of 8 and 16 bits take a word each and keep its lowest bits; numbers of 64 bits take two,
-    the lower first.
+    Word j of a key is word j % 4 of its block j // 4, so a longer draw begins with the shorter one.
+    Numbers of 8 and 16 bits use the lowest bits of one word each; numbers of 64 bits use two words,
+    the lower one first.
     """
     size = int(np.prod(shape, dtype=np.int64))
     count = size * (2 if width == 64 else 1)

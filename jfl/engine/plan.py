@@ -1,4 +1,4 @@
-"""The objects of one experiment, checked against each other and bound together."""
+"""Plans: the parts of one experiment, checked against each other and bound together."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,7 +25,8 @@ from ..sampling import clients as sampling
 from ..verify import check as verify
 from .slots import CPU_CHUNKS_PER_COHORT
 
-MEMORY = 2**31  # bytes for what a round computes at once
+# Bytes for what a round computes at the same time.
+MEMORY = 2**31
 
 
 def plan(
@@ -80,16 +81,16 @@ def plan(
     Raises:
         ValueError: If the parts do not fit together, with the reason and what to change.
     """
-    config: Any = jax.config  # whose type does not name its options
+    config: Any = jax.config  # its type does not declare the options
     if not config.jax_threefry_partitionable:
         checks.fail(
             "plan",
             "jax_threefry_partitionable=True",
             "False",
-            "Without it a draw depends on how many slots are "
-            "reserved, and two runs could share noise on different cohorts.",
+            "Otherwise draws depend on the number of reserved slots, and two runs could share "
+            "noise on different cohorts.",
         )
-    _fits(fed, task, algorithm, sampler)
+    _check_parts(fed, task, algorithm, sampler)
     _check_functions(fed, task, algorithm)
     identity.as_made(fed)
     memory = checks.as_bytes("plan", memory)
@@ -113,7 +114,7 @@ def plan(
         if m is not None and not isinstance(m, Mechanism):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
             checks.fail("plan", f"{site} to be a chain of stages", f"{m!r}")
         if m is not None:
-            _divisor(m, site)
+            _refuse_secret_divisor(m, site)
     release = bind(
         release,
         implied,
@@ -126,7 +127,7 @@ def plan(
             "plan",
             "a fixed clip in upload",
             f"{upload!r}",
-            "A client keeps nothing of earlier releases: use clip_adaptive or clip_scaled in "
+            "A client does not keep state of earlier releases. Use clip_adaptive or clip_scaled in "
             "release.",
         )
     correlated.refuse_memory("plan", upload)
@@ -136,13 +137,13 @@ def plan(
         linear_maps.refuse_unpaired("private_grad", declared.mechanism)
         correlated.refuse("plan", declared.mechanism, "private_grad")
         distributed.refuse("plan", declared.mechanism, "private_grad")
-    # whether a client uploads is seen: only what it uploads can be hidden
+    # The server sees which clients upload, so noise can only hide the content of an upload.
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
-    algorithm = _bind_rows(algorithm)
-    _declared(algorithm, sampler, upload, release)
-    _alone(algorithm)
-    _contracts(fed, task, algorithm)
-    _levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.all_releases))
+    algorithm = _bind_example_chains(algorithm)
+    _check_declared_bounds(algorithm, sampler, upload, release)
+    _check_declared_bound_is_alone(algorithm)
+    _check_contraction(fed, task, algorithm)
+    _check_levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.all_releases))
     result = Plan(
         fed,
         task,
@@ -158,21 +159,22 @@ def plan(
     correlated.refuse_changing("plan", release, result.weights)
     distributed.refuse_unlike("plan", upload, release, result.weights)
     each = client_bytes(result)
-    mech.check_schedules("plan", result, 1)  # the others when it is known how many rounds there are
+    # Only the first round is checked here, because the number of rounds is not known yet.
+    mech.check_schedules("plan", result, 1)
     verify.require_no_held_rows("plan", result)
     if chunk is not None:
         checks.require_integer("plan", chunk=chunk)
         return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))
     fits = int(max(1, memory // each))
-    return dataclasses.replace(result, chunk=min(sampler.capacity, fits, _at_once(sampler)))
+    return dataclasses.replace(result, chunk=min(sampler.capacity, fits, _default_chunk(sampler)))
 
 
-def _at_once(sampler: Sampler) -> int:
-    """Slots of a chunk, where memory does not decide.
+def _default_chunk(sampler: Sampler) -> int:
+    """Return the number of slots of a chunk if memory does not limit it.
 
-    Chunks without a client do not run.  A CPU is as fast in small ones, so the fewer slots the
-    last one leaves empty the better.  Elsewhere each has the launches of a whole cohort, so nearly
-    all cohorts should fit into one.
+    Chunks without a client do not run.  A CPU is as fast with small chunks, which leave fewer slots
+    of the last chunk empty.  On an accelerator each chunk launches as many kernels as a whole
+    cohort, so nearly every cohort should fit into one chunk.
     """
     if sampling.fills_every_slot(sampler):
         return sampler.capacity
@@ -185,21 +187,21 @@ def _at_once(sampler: Sampler) -> int:
     return sampler.capacity
 
 
-def _alone(algorithm: Algorithm) -> None:
-    """A declared bound is of what comes out of a client's steps."""
+def _check_declared_bound_is_alone(algorithm: Algorithm) -> None:
+    """Refuse a declared bound next to other row stages of a client's chain."""
     for r in algorithm.all_releases:
         rows = [s for s in r.mechanism.stages if s.role == "row"] if r.mechanism else []
         if len(rows) > 1 and any(s.declared for s in rows):
             checks.fail(
                 "plan",
-                "the declared bound alone among the row stages of a client's chain",
+                "the declared bound as the only row stage of a client's chain",
                 [s.name for s in rows],
-                "It is of what comes out of the client's steps, and of nothing that is made of it.",
+                "The declared bound applies to the raw update, not to anything computed from it.",
             )
 
 
-def _contracts(fed: Federation, task: Task, algorithm: Algorithm) -> None:
-    """Steps that are said not to drive models apart do not, as far as a plan shows."""
+def _check_contraction(fed: Federation, task: Task, algorithm: Algorithm) -> None:
+    """Refuse plans in which local steps that are declared to contract visibly do not."""
     if not algorithm.contracts:
         return
     params = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
@@ -208,23 +210,23 @@ def _contracts(fed: Federation, task: Task, algorithm: Algorithm) -> None:
             "plan",
             "parameters in float32 for steps that contract",
             ", ".join(sorted(coarse)),
-            "Rounding a model after each step drives models apart.",
+            "Rounding a model after each step can increase the distance between two models.",
         )
     for r in algorithm.all_releases if checks.is_concrete(fed.size) else ():
-        most, sizes = r.steps * (r.batches.batch or 1), np.asarray(fed.size)
-        few = np.flatnonzero((sizes > 0) & (sizes < most))
+        needed, sizes = r.steps * (r.batches.batch or 1), np.asarray(fed.size)
+        few = np.flatnonzero((sizes > 0) & (sizes < needed))
         if few.size:
             checks.fail(
                 "plan",
-                f"at least {most} rows in every client, for steps={r.steps} of "
+                f"at least {needed} rows in every client, for steps={r.steps} of "
                 f"batch={r.batches.batch} that use a row at most once",
                 f"{len(few)} clients with fewer, first client {few[0]} with {sizes[few[0]]}",
-                "A row that two steps use moves the model twice: take fewer steps or smaller "
+                "A row that two steps use changes the model twice. Use fewer steps or smaller "
                 "batches.",
             )
 
 
-def _fits(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -> None:
+def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -> None:
     for value, kind, make in (
         (fed, Federation, "jfl.federate"),
         (task, Task, "jfl.models or jfl.task"),
@@ -236,21 +238,21 @@ def _fits(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -
     if fed.index.shape[0] != sampler.clients:
         checks.fail(
             "plan",
-            "one number of clients",
+            "the same number of clients in fed and sampler",
             f"federation {fed.index.shape[0]}, sampler {sampler.clients}",
         )
     if algorithm.uploads == "model" and sampler.scheme != "full":
         checks.fail(
             "plan",
-            f'sampling.full for {algorithm.name}(upload="model"): a mean of models needs weights '
-            "that add up to 1",
+            f'sampling.full for {algorithm.name}(upload="model"), because the weights of a mean of '
+            "models must add up to 1",
             f"sampling.{sampler.scheme}",
             'Use upload="difference".',
         )
     if sampler.independent and algorithm.stateful:
         checks.fail(
             "plan",
-            "a sampler that runs a client once a round, for an algorithm whose clients remember",
+            "a sampler that runs a client at most once per round, because clients keep state",
             "with_replacement(independent=True)",
             "Use independent=False.",
         )
@@ -268,7 +270,7 @@ def _fits(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -
                     "plan",
                     f"at least batch={b.batch} rows in every client",
                     f"{len(few)} clients with fewer, first client {few[0]} with {sizes[few[0]]}",
-                    "Raise min_rows of the partition, lower "
+                    "Raise min_rows of the partition, reduce "
                     'batch, or use batches.without_replacement(batch, short="all").',
                 )
 
@@ -296,13 +298,13 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
 def _traced(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: Any) -> Any:
     """Return the shape of what a function of one example returns."""
     kinds = " and ".join(f"{v.dtype}{list(v.shape)}" for v in (x, *y))
-    # the function is an argument, since a model of nnx changes the counters that it holds
+    # The function is an argument because an nnx model changes the counters that it holds.
     call = lambda function, *given: function(*given)
     try:
         return jax.eval_shape(call, function, params, x, *y)
     except ArgumentError:
         raise
-    except Exception as error:  # of somebody's function
+    except Exception as error:  # raised by the user's function
         context = f"{'x and y are' if y else 'x is'} {kinds}"
         frameworks.explain(name, error, context)
         if not isinstance(error, (TypeError, ValueError, IndexError, AssertionError)):
@@ -310,8 +312,8 @@ def _traced(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: A
         raise ArgumentError(
             f"plan: expected {name} to take one example ({context}), but got "
             f"{checks.describe_error(error)}. The "
-            f"model gets one example of shape {x.shape}, without a batch axis: one that is "
-            "written for a batch takes x[None], and [0] of its output."
+            f"model gets one example of shape {x.shape}, without a batch axis. Call a model that "
+            "is written for batches with x[None] and take [0] of its output."
         ) from error
 
 
@@ -321,7 +323,7 @@ def _check_scalar(name: str, value: Any) -> None:
             "plan",
             f"{name} to return one number for one example",
             ", ".join(f"{v.dtype}{list(v.shape)}" for v in jax.tree.leaves(value)) or "nothing",
-            "Take .mean() or .sum() of it.",
+            "Return its .mean() or .sum().",
         )
 
 
@@ -330,62 +332,62 @@ def _check_output(output: Any, target: str, classes: int, y: Any) -> None:
     if TARGETS[target].hits is None or not classes:
         return
     wanted, got = TARGETS[target].shape(classes, tuple(y.shape)), getattr(output, "shape", None)
-    # more logits than classes are those of a model that knows other classes too
+    # A model may have more logits than the data has classes.
     if got is None or got[:-1] != wanted[:-1] or len(got) != len(wanted) or got[-1] < wanted[-1]:
         checks.fail(
             "plan",
             f"predict to return {list(wanted)} for one example, for {TARGETS[target].words}",
             checks.short_repr(output) if got is None else str(list(got)),
-            "Return a logit for each class, without a batch axis, or say what y is: "
+            "Return one logit per class, without a batch axis, or declare the kind of y by "
             "jfl.task(..., target=...).",
         )
 
 
-def _divisor(mechanism: Mechanism, site: str) -> None:
-    """Realised numbers are data: no divisor for a sum that noise protects."""
+def _refuse_secret_divisor(mechanism: Mechanism, site: str) -> None:
+    """Refuse a realised number as the divisor of a private sum, because it depends on the data."""
     divisors = {s.divisor for s in mechanism.stages}
     if "size" in divisors:
         checks.fail(
             "plan",
             f"a public divisor in {site}",
             'divide("size")',
-            "Divide by the expected cohort.",
+            "Divide by the expected cohort size.",
         )
     if "weight" in divisors and (site == "upload" or mech.noisy(mechanism)):
         checks.fail(
             "plan",
             f"a public divisor in {site}",
             'divide("weight")',
-            "Who came is data: where the release adds noise, divide by the expected cohort.",
+            "Who participates is private. Divide a noisy sum by the expected cohort size.",
         )
 
 
-def _declared(
+def _check_declared_bounds(
     algorithm: Algorithm, sampler: Sampler, upload: Mechanism | None, release: Mechanism
 ) -> None:
-    """A bound that is declared instead of clipped holds where it is said to."""
+    """Refuse declared bounds in places where nothing ensures that they hold."""
     declared = lambda m: [s.declared for s in m.stages] if m is not None else []
     if "upload" in declared(upload) or any(
         "upload" in declared(r.mechanism) for r in algorithm.all_releases
     ):
         checks.fail(
             "plan",
-            'bounded(..., "upload") in release only',
+            'bounded(..., "upload") only in release',
             "it in a client's own chain",
-            "Clip there.",
+            "Clip in the client's chain instead.",
         )
     for reason, holds, where, why in (
         (
             "prox_erm",
             algorithm.checks_its_solve,
             "padpfl(mechanism=...)",
-            "Its bound rests on solves whose inexactness is checked.",
+            "The bound requires solves whose error is checked.",
         ),
         (
             "contraction",
             algorithm.contracts,
             "output_perturbation(smoothness=...)",
-            "Its bound rests on what a client's steps are.",
+            "The bound requires the local steps of that algorithm.",
         ),
     ):
         if reason in declared(upload) + declared(release) or any(
@@ -393,32 +395,32 @@ def _declared(
             for r in algorithm.all_releases
         ):
             checks.fail(
-                "plan", f'bounded(..., "{reason}") in algorithms.{where} only', "it elsewhere", why
+                "plan", f'bounded(..., "{reason}") only in algorithms.{where}', "it elsewhere", why
             )
     if "upload" not in declared(release):
         return
     if upload is None or not mech.has_clip(upload):
         checks.fail(
-            "plan", 'an upload with a clip beside bounded(..., "upload")', f"upload={upload!r}"
+            "plan", 'an upload with a clip for bounded(..., "upload")', f"upload={upload!r}"
         )
     if any(s.role == "post" and s.divisor != "number" for s in upload.stages):
         checks.fail(
             "plan",
-            'an upload that only divides after its noise beside bounded(..., "upload")',
+            'an upload that only divides after its noise for bounded(..., "upload")',
             [s.name for s in upload.stages],
         )
     if mech.noisy(upload) and (sampler.scheme != "full" or release.adjacency == "add_remove"):
-        # who takes part would show in the variance
+        # The variance of the sum would reveal who participates.
         checks.fail(
             "plan",
-            'sampling.full and replace_one beside noisy uploads and bounded(..., "upload")',
+            'sampling.full and replace_one for noisy uploads with bounded(..., "upload")',
             f"sampling.{sampler.scheme}, {release.adjacency}",
             "Clip in release instead.",
         )
     if release.stages[0].declared != "upload" or release.stages[1].role != "sum":
         checks.fail(
             "plan",
-            'bounded(..., "upload") alone among the row stages of release',
+            'bounded(..., "upload") as the only row stage of release',
             [s.name for s in release.stages],
         )
     fixed = not any(
@@ -428,21 +430,23 @@ def _declared(
         for v in s.bound.data.values()
     )
     if checks.is_concrete((upload, release)) and fixed:
-        most, said = mech.limit(upload), float(mech.bound(release))
-        if most > said * (1 + 1e-6):
+        norm, declared_norm = mech.limit(upload), float(mech.bound(release))
+        if norm > declared_norm * (1 + 1e-6):
             checks.fail(
-                "plan", "a bound in release of at least the upload's", f"{said:g} for {most:g}"
+                "plan",
+                f"a bound in release of at least the upload's norm {norm:g}",
+                f"{declared_norm:g}",
             )
     elif not fixed:
         checks.fail(
             "plan",
-            'a fixed clip norm in upload beside bounded(..., "upload")',
+            'a fixed clip norm in upload for bounded(..., "upload")',
             "a function of the round",
         )
 
 
-def _levels(clients: int, release: Mechanism, *own: Mechanism | None) -> None:
-    """Noise and clip norms have the shapes that the engine can use."""
+def _check_levels(clients: int, release: Mechanism, *own: Mechanism | None) -> None:
+    """Refuse noise and clip norms with shapes that the engine cannot use."""
     for site, m in (("release", release), *(("a client's chain", m) for m in own if m is not None)):
         for s in m.stages:
             held = [
@@ -455,17 +459,22 @@ def _levels(clients: int, release: Mechanism, *own: Mechanism | None) -> None:
             for name, shape in [(name, _shape(v, name)) for name, v in held]:
                 if shape != ():
                     checks.fail(
-                        "plan", f"one number a round from the function in {name}", f"shape {shape}"
+                        "plan",
+                        f"one number per round from the function in {name}",
+                        f"shape {shape}",
                     )
             shape = _shape(s.noise, "gaussian") if isinstance(s.noise, Fn) else np.shape(s.noise)
             if m is release and shape != ():
                 checks.fail(
-                    "plan", "one noise level in release", f"shape {shape}", "The sum has one noise."
+                    "plan",
+                    "one noise level in release",
+                    f"shape {shape}",
+                    "The sum has a single noise level.",
                 )
             if shape not in ((), (clients,)):
                 checks.fail(
                     "plan",
-                    f"one noise level, or one for each of {clients} clients, in {site}",
+                    f"one noise level, or one per client for {clients} clients, in {site}",
                     f"shape {shape}",
                 )
 
@@ -478,13 +487,12 @@ def _shape(function: Callable[..., Any], name: str) -> tuple[int, ...]:
             "plan",
             f"a traceable function of the round in {name}, such as jfl.schedules.exponential",
             f"{function!r}: {str(error).splitlines()[0]}",
-            "Use jnp.where in place of if.",
+            "Use jnp.where instead of if.",
         )
 
 
-def _bind_rows(algorithm: Algorithm) -> Algorithm:
-    """Every chain inside the algorithm speaks of examples: its batch sampler implies the
-    adjacency."""
+def _bind_example_chains(algorithm: Algorithm) -> Algorithm:
+    """Bind the chains inside an algorithm to the adjacency that its batch sampler implies."""
     kinds = {
         "replace_one" if r.steps else batches.adjacency(r.batches)
         for r in algorithm.all_releases
@@ -493,11 +501,11 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
     if not kinds:
         return algorithm
     if len(kinds) > 1:
-        checks.fail("plan", "batch samplers of one adjacency in an algorithm", f"{sorted(kinds)}")
+        checks.fail("plan", "batch samplers that imply one adjacency", f"{sorted(kinds)}")
     (kind,) = kinds
     free = all(r.batches.scheme == "full" and not r.steps for r in algorithm.all_releases)
 
-    def one(node: Any) -> Any:
+    def bind_chain(node: Any) -> Any:
         if not isinstance(node, Mechanism):
             return node
         also = ("zero_out", "replace_one") if kind != "replace_one" else ("zero_out",)
@@ -514,11 +522,11 @@ def _bind_rows(algorithm: Algorithm) -> Algorithm:
                 "plan",
                 "a public divisor under add_remove",
                 'divide("size")',
-                "Divide by the expected batch.",
+                "Divide by the expected batch size.",
             )
         return bound
 
-    return jax.tree.map(one, algorithm, is_leaf=lambda n: isinstance(n, Mechanism))
+    return jax.tree.map(bind_chain, algorithm, is_leaf=lambda n: isinstance(n, Mechanism))
 
 
 def _weights(
@@ -532,7 +540,7 @@ def _weights(
         if _shape(weights, "weights") != (clients,):
             checks.fail(
                 "plan",
-                f"one weight for each of {clients} clients from a function of the round",
+                f"one weight per client ({clients}) from a function of the round",
                 f"shape {_shape(weights, 'weights')}",
             )
         return Fn(_scaled, dict(of=weights, share=jnp.asarray(share)))
@@ -542,52 +550,56 @@ def _weights(
     if checks.ndim("plan", "weights", weights) != 1 or np.shape(weights) != (clients,):
         checks.fail(
             "plan",
-            f'weights "uniform", "size", one number for each of {clients} clients, or a function '
-            f"of the "
+            f'weights "uniform", "size", one number per client ({clients}), or a function of the '
             "round",
             f"shape {np.shape(weights)}",
         )
     checks.require_nonnegative("plan", weights=weights)
     if checks.is_concrete(weights) and not np.asarray(weights).sum() > 0:
         checks.fail("plan", "weights with a positive sum", f"{weights!r}")
-    if checks.is_concrete((weights, share)) and _whole(np.asarray(weights)):
+    if checks.is_concrete((weights, share)) and _sums_exactly(np.asarray(weights)):
         values = np.asarray(weights, np.float32)
         return pytrees.on_device(values / values.sum() / np.asarray(share))
     return _scaled(None, of=jnp.asarray(weights), share=jnp.asarray(share))
 
 
-def _whole(weights: np.ndarray) -> bool:
-    """True of whole numbers, not negative, whose float32 sum is exact in any order: the host's is
-    the device's."""
+def _sums_exactly(weights: np.ndarray) -> bool:
+    """Whether the weights are nonnegative integers whose float32 sum is exact in any order.
+
+    Host and device then compute the same sum.
+    """
     values = weights.astype(np.float64)
     return bool((values >= 0).all() and (values == np.floor(values)).all() and values.sum() < 2**24)
 
 
 @named("plan.weights")
 def _scaled(round_: Array | None, *, of: Any, share: Array) -> Array:
-    """p / q, with p the weights' distribution over clients and q the clients' share of draws: mean
-    1 for uniform q."""
+    """Return p / q, where p are the normalised weights and q the clients' shares of draws.
+
+    Its mean is 1 for uniform q.
+    """
     values = jnp.asarray(of(round_) if isinstance(of, Fn) else of, jnp.float32)
-    values = jnp.where(
-        values >= 0, values, jnp.nan
-    )  # noise is scaled to the largest: Health stops a negative one
+    # Noise is scaled to the largest weight. A negative weight becomes NaN, which Health reports.
+    values = jnp.where(values >= 0, values, jnp.nan)
     return values / values.sum() / share
 
 
 def _initial(task: Task) -> Tree:
-    """Shapes of the parameters; refuses what an init function makes that cannot be trained."""
+    """Return the shapes of the parameters, and refuse parameters that cannot be trained."""
     try:
         return jax.eval_shape(
             lambda key: frameworks.parameters("task", task.init(key)), jax.random.key(0)
         )
-    except Exception as error:  # of somebody's function
+    except Exception as error:  # raised by the user's function
         frameworks.explain("task", error)
         raise
 
 
 def client_bytes(plan: Plan) -> float:
-    """An estimate of what one client of a round holds: models, optimizer state, per-example
-    gradients."""
+    """Estimate the bytes that one client of a round holds.
+
+    They are for models, optimizer state and per-example gradients.
+    """
     params = pytrees.size(_initial(plan.task))
     rows, slots = 0, plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
     for r in plan.algorithm.releases:

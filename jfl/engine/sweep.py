@@ -1,4 +1,4 @@
-"""A sweep: many plans as few programs, one for each static group."""
+"""Run many plans as few programs: one vmapped program per static structure."""
 
 import dataclasses
 import inspect
@@ -26,41 +26,60 @@ from .plan import client_bytes
 from .round import init_run
 from .simulate import rounds_before_evaluations, scan_from, signs_of_divergence, tolerated_health
 
-MEMORY = 2**32  # bytes for the points computed at once, where a device does not say what it has
-SHARE = 0.25  # of an accelerator's memory for what `client_bytes` estimates
-FULL = 0.9  # of an accelerator's memory for what a compiled program is known to take
-COMPILATIONS = 3  # of a program, at most, to find how many points fit
-# what a program has of a leaf of its plans: one, one for each row (points of one key), or one for
-# each point
+# Bytes for the points that run at the same time, if a device does not report its memory.
+MEMORY = 2**32
+# Share of an accelerator's free memory for the estimate of `client_bytes`.
+SHARE = 0.25
+# Share of an accelerator's free memory for a compiled program, whose size is known.
+FULL = 0.9
+# Maximum number of times that a program is compiled to find how many points fit.
+COMPILATIONS = 3
+# A leaf of the plans of a program is shared by all points, by the points of a row (which have one
+# key), or by none.
 SHARED, BY_ROW, BY_POINT = 0, 1, 2
 
 
 class Sweep(NamedTuple):
-    """One entry per point, in the order given."""
+    """The results of a sweep of S points, in the order of the points.
 
-    points: list[Any]  # of dict: the arguments of make_plan, and the seed
-    plans: list[Any]  # of Plan
-    metrics: Metrics  # leaves [S, evaluations]
-    health: Health  # Int[S]
-    failed: np.ndarray  # Bool[S]
-    params: Any  # list of params
-    groups: int  # programs compiled
-    seconds: np.ndarray  # Float[S]: a point's share of its group's time, compilation included
-    caveats: tuple[Any, ...] = ()  # sentences that belong beside the guarantees of several points
-    # Float[S]: what a point takes of a device's memory, beside what its program's points share and
-    # if as many run at once as did; NaN where that is unknown
+    Attributes:
+        points: the arguments of make_plan and the seed of each point.
+        plans: the Plan of each point.
+        metrics: Metrics with leaves [S, evaluations].
+        health: Health with counts Int[S].
+        failed: Bool[S].
+        params: the parameters of each point.
+        groups: the number of programs that were compiled.
+        seconds: Float[S], each point's share of the time of its program, compilation included.
+        caveats: sentences to state next to the guarantees of several points.
+        point_bytes: Float[S], the device memory of a point beyond the arrays that the points of its
+            program share; NaN if it is unknown.
+    """
+
+    points: list[Any]
+    plans: list[Any]
+    metrics: Metrics
+    health: Health
+    failed: np.ndarray
+    params: Any
+    groups: int
+    seconds: np.ndarray
+    caveats: tuple[Any, ...] = ()
     point_bytes: Any = None
     __repr__ = printing.sweep
     frame = lazy.later("jfl.runs.tables.frame")
 
 
 def points_of(axes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cartesian product of the axes, the last one fastest; a scalar is an axis of one."""
-    several = lambda v: (
+    """Return the cartesian product of the axes; the last axis varies fastest.
+
+    A scalar is an axis with one value.
+    """
+    is_axis = lambda v: (
         isinstance(v, (list, tuple, range))
         or (isinstance(v, (np.ndarray, jax.Array)) and v.ndim > 0)
     )
-    lists = {k: list(v) if several(v) else [v] for k, v in axes.items()}
+    lists = {k: list(v) if is_axis(v) else [v] for k, v in axes.items()}
     for k, v in lists.items():
         if not v:
             checks.fail("sweep", f"at least one value of {k}", "an empty list")
@@ -85,12 +104,12 @@ def _checked_points(points: Any, axes: dict[str, Any]) -> list[dict[str, Any]]:
 def _plans_of(
     make_plan: Callable[..., Any], points: Sequence[dict[str, Any]], rounds: int
 ) -> list[Plan]:
-    """The plan of each point; points that differ in their seed alone have one plan between them."""
+    """Return the plan of each point; points that differ only in their seed share one plan."""
     try:
         signature = inspect.signature(make_plan)
     except (TypeError, ValueError):
         checks.fail(
-            "sweep", "make_plan, a function that gives a plan", checks.short_repr(make_plan)
+            "sweep", "make_plan, a function that returns a plan", checks.short_repr(make_plan)
         )
     takes = signature.parameters
     wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
@@ -109,7 +128,7 @@ def _plans_of(
                 f"make_plan{signature} to take {sorted(arguments)}",
                 checks.describe_error(error),
             )
-        if identical not in plan_of:  # so that what its seeds share stays shared
+        if identical not in plan_of:  # so that its seeds share the arrays of one plan
             plan_of[identical] = make_plan(**arguments)
         plans.append(plan_of[identical])
     for plan in plans:
@@ -174,15 +193,17 @@ def sweep(
     checks.require_one_of("sweep", (False, True), strict=strict)
     tolerate = tolerated_health("sweep", tolerate)
     if watch is not None and not callable(watch):
-        checks.fail("sweep", "watch, a function of a line, such as print", checks.short_repr(watch))
+        checks.fail(
+            "sweep", "watch, a function of a string, such as print", checks.short_repr(watch)
+        )
     counts = rounds_before_evaluations(rounds, evaluate_every)
-    meshes.devices(mesh, len(points))  # refuses what is none
+    meshes.devices(mesh, len(points))  # refuses an invalid mesh
     points = [dict(seed=0) | p for p in points]
     seeds = [_key(p["seed"]) for p in points]
     plans = _plans_of(make_plan, points, rounds)
     plans = widened(plans, widths(plans))
     groups, words = static_groups(plans), identity.plan_identities(plans)
-    _apart(points, plans, seeds, words, groups)
+    _refuse_equal_noise_in_two_programs(points, plans, seeds, words, groups)
     if meshes.spans_all_processes(meshes.devices(mesh, len(points))):
         with meshes.explain_lost_process():
             meshes.require_agreement(
@@ -238,12 +259,19 @@ def sweep(
 
 
 class Trained(NamedTuple):
-    """A point of `train`."""
+    """The result of one point of `train`.
+
+    Attributes:
+        health: its Health counts.
+        metrics: Metrics at its end, with leaves [1].
+        params: its parameters.
+        state: a Run without its key, from which `train` can continue; None if it was not kept.
+    """
 
     health: Health
-    metrics: Metrics  # leaves [1]: at its end
+    metrics: Metrics
     params: Any
-    state: Any  # to go on from: a Run without its key; None where none was kept
+    state: Any
 
 
 def train(
@@ -253,17 +281,18 @@ def train(
     states: Sequence[Any] | None = None,
     keeps: bool = False,
 ) -> list[Trained]:
-    """Train plans for so many rounds, as few programs, each from its state or from the start.
+    """Train plans for a number of rounds as few programs, from their start or from a state.
 
     Args:
-        plans: one for each point.
-        seeds: of the points, each its own.
-        rounds: of each point, behind those of its state.
-        states: of each point, that its own plan and seed came to; None: all begin.
-        keeps: whether the states at the end are kept.
+        plans: the plan of each point.
+        seeds: the seed of each point, all different.
+        rounds: the number of rounds to train each point now.
+        states: the state of each point, reached by its own plan and seed; None starts all points.
+        keeps: whether to return the states at the end.
 
     Returns:
-        The points in their order.  One that went on equals one that ran all its rounds at once.
+        A Trained per point.  A point that continues from a state equals one that ran all of its
+        rounds at once.
     """
     plans = widened(plans, widths(plans))
     words = identity.plan_identities(plans)
@@ -292,8 +321,7 @@ def _key(seed: Any) -> Key:
 
 
 def _stack_metrics(all_metrics: Sequence[Metrics]) -> Metrics:
-    """Metrics of groups may differ in what is defined; a field that is None anywhere is NaN
-    there."""
+    """Stack the metrics of all points; a field that only some points define is NaN for the rest."""
     names = [f for f in Metrics.__dataclass_fields__ if f != "custom"]
     out: dict[str, Any] = {f: _stacked([getattr(m, f) for m in all_metrics]) for f in names}
     customs = [m.custom or {} for m in all_metrics]
@@ -311,21 +339,23 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def widths(plans: list[Plan]) -> dict[str, Any]:
-    """The widest tables of rows: with those, points that differ in who owns which row share a
-    program."""
+    """Return the largest widths of the tables of rows.
+
+    With tables of equal widths, points whose clients own different rows share a program.
+    """
     return {
         name: max(getattr(p.fed, name).shape[-1] for p in plans) for name in ("index", "test_index")
     }
 
 
 def widened(plans: list[Plan], to: dict[str, Any]) -> list[Plan]:
-    """The plans with tables of rows of these widths; a draw does not depend on them."""
+    """Return the plans with tables of rows of these widths, on which no draw depends."""
     tables, feds = {}, {}
 
     def wide(table: Array, width: int) -> Array:
         if table.shape[-1] == width:
             return table
-        if id(table) not in tables:  # what plans share stays shared
+        if id(table) not in tables:  # plans that share a table still do
             tables[id(table)] = jnp.pad(table, ((0, 0), (0, width - table.shape[-1])))
         return tables[id(table)]
 
@@ -338,8 +368,11 @@ def widened(plans: list[Plan], to: dict[str, Any]) -> list[Plan]:
 
 
 def static_groups(plans: list[Plan]) -> list[list[int]]:
-    """Where the plans stand that share a program: of one structure, with arrays of one shape and
-    type.  They need not have one chunk: `largest_chunk` is for all of them."""
+    """Return the indices of the plans of each program.
+
+    Plans share a program if they have one structure and arrays of the same shapes and types.
+    Their chunks may differ, because the program uses `largest_chunk`.
+    """
     groups: dict[Any, list[int]] = {}
     for i, plan in enumerate(plans):
         shapes = tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(plan))
@@ -349,22 +382,24 @@ def static_groups(plans: list[Plan]) -> list[list[int]]:
 
 
 def largest_chunk(plans: list[Plan]) -> int:
-    """Clients computed at once where the plans are one program; cohorts of different rates are
-    planned with different chunks."""
+    """Return the number of clients that a program of these plans computes at the same time.
+
+    Plans whose cohorts have different rates have different chunks.
+    """
     return max(p.chunk or p.sampler.capacity for p in plans)
 
 
-def _apart(
+def _refuse_equal_noise_in_two_programs(
     points: Sequence[dict[str, Any]],
     plans: Sequence[Plan],
     seeds: Sequence[Key],
     words: Sequence[Any],
     groups: Sequence[Sequence[int]],
 ) -> None:
-    """Refuse points with one seed and one identity that would be compiled apart.
+    """Refuse points with equal noise that would run in different programs.
 
-    They have the same noise, and two programs may add in another order: their difference would be
-    free of it.
+    Points with the same seed and identity have the same noise.  Two programs may add numbers in a
+    different order, so the difference of their results could be free of noise.
     """
     seen = {}
     for number, members in enumerate(groups):
@@ -376,30 +411,31 @@ def _apart(
             if known[0] != number:
                 checks.fail(
                     "sweep",
-                    "points that differ in what they compute, or in their seed",
+                    "points with different computations or different seeds",
                     f"{checks.short_repr(points[known[1]])} and "
                     f"{checks.short_repr(points[i])}, which differ "
-                    "in how it is computed alone (a capacity, a gradient path, a function that is "
-                    "made anew for each point)",
-                    "Give them different seeds, or run one of them.",
+                    "only in how they are computed (a capacity, a gradient path, a function that "
+                    "is created again for each point)",
+                    "Use different seeds, or run only one of them.",
                 )
 
 
 def device_memory(share: float) -> float | None:
-    """So much of the memory that is free on an accelerator of this process; None where it does not
-    say."""
+    """Return a share of the free memory of this process's accelerator, in bytes.
+
+    None means that the device does not report its memory.
+    """
     stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit")
     return share * (limit - stats.get("bytes_in_use", 0)) if limit else None
 
 
 class _Program:
-    """Plans of one structure as one vmapped program, that runs a block of points at a time; from
-    `states` that such a program kept, or from the start.
+    """Plans of one structure as one vmapped program, which runs a block of points at a time.
 
-    Points of one key have the same cohorts and batches.  Where all keys of a program have equally
-    many points, these stand in rows of one key, and what a row has in common is drawn and gathered
-    once (without a mesh): bench/one_seed.py measures what that is worth.
+    Points with the same key have the same cohorts and batches.  If every key has the same number of
+    points and there is no mesh, the points form rows with one key each, and the program draws and
+    gathers once per row (bench/one_seed.py measures the gain).
     """
 
     def __init__(
@@ -418,44 +454,49 @@ class _Program:
         self.plans, self.keys, self.leaves, self.mesh = plans, keys, leaves, mesh
         self.states, self.keeps = states, keeps
         self.rows = _rows(keys) if mesh is None else [[i] for i in range(len(plans))]
-        self.in_rows = len(self.rows[0]) > 1  # else the points are one axis of the program
+        self.in_rows = len(self.rows[0]) > 1  # otherwise the points are one axis of the program
         self.mapped = tuple(_varies(column, self.rows) for column in zip(*leaves))
         shared = tuple(x for x, m in zip(leaves[0], self.mapped) if m == SHARED)
         self.rest = meshes.replicate((shared, jnp.asarray(counts)), mesh)
         begun = identity.plan_identities(plans, identity.Reader.start)
         zero = np.zeros(identity.hashing.WORDS, np.uint32)
         known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
-        # [points, 3, 4]
+        # Words of each point's noise, [points, 3, 4].
         self.noise = np.stack([np.stack([w, h, noise_seed_words(w, h, 0)]) for w, h in known])
-        # that share the points, equally many each
+        # Devices that share the points equally.
         self.devices = 1 if mesh is None else mesh.shape.get("points", 1)
         self.point_bytes = math.nan
-        self.first = None  # arguments of the first block: it is compiled for them
-        self._at_most(len(plans))
+        self.first = None  # arguments of the first block, for which the program is compiled
+        self._choose_block(len(plans))
 
     def fit(self, memory: float | None) -> None:
-        """Choose how many points run at once on a device, by what its compiler says they take.
+        """Choose how many points run at the same time, from the memory that the compiler reports.
 
-        A guess comes first.  Where it was too high the program is compiled again, twice at most:
-        what a block takes is near to a part that it always takes and one for each point.
+        The first number is an estimate.  If the compiled program needs too much memory, it is
+        compiled again for fewer points, at most twice.  The memory of a block is assumed to be a
+        constant plus a part proportional to its points.
         """
-        has = lambda share: memory if memory is not None else device_memory(share) or MEMORY
-        guess, most = (meshes.min_over_processes(has(share), self.mesh) for share in (SHARE, FULL))
-        self._at_most(guess / (client_bytes(self.plans[0]) * largest_chunk(self.plans)))
-        tried = []  # points on a device, bytes
+        limit = lambda share: memory if memory is not None else device_memory(share) or MEMORY
+        estimated, available = (
+            meshes.min_over_processes(limit(share), self.mesh) for share in (SHARE, FULL)
+        )
+        self._choose_block(estimated / (client_bytes(self.plans[0]) * largest_chunk(self.plans)))
+        tried = []  # (points on a device, bytes)
         while True:
             points, needed = self.block // self.devices, self._compiled_bytes()
             tried.append((points, needed))
-            if needed <= most or points == 1 or len(tried) == COMPILATIONS:
+            if needed <= available or points == 1 or len(tried) == COMPILATIONS:
                 return
             (a, first), (b, last) = tried[0], tried[-1]
             each = last / b if a == b else (first - last) / (a - b)
-            fewer = (last - most) / each if each > 0 else 1
-            self._at_most(points - max(1, fewer))
+            fewer = (last - available) / each if each > 0 else 1
+            self._choose_block(points - max(1, fewer))
 
-    def _at_most(self, points: float) -> None:
-        """Blocks of no more points on a device, and as equal as can be: of whole rows, or of parts
-        of one."""
+    def _choose_block(self, points: float) -> None:
+        """Choose blocks of at most `points` points per device, as equal as possible.
+
+        A block consists of whole rows or of a part of one row.
+        """
         points = max(1, int(min(points, len(self.plans))))
         count, width = len(self.rows), len(self.rows[0])
         width = -(-width // -(-width // points))
@@ -464,12 +505,14 @@ class _Program:
 
     @property
     def block(self) -> int:
-        """Points that run at once."""
+        """The number of points that run at the same time."""
         return math.prod(self.shape)
 
     def _blocks(self) -> list[np.ndarray]:
-        """The points of each block, [rows, points of each]; the last ones repeat their last row or
-        point."""
+        """Return the points of each block, Int[rows, points per row].
+
+        The last blocks repeat their last row or point to reach the size of the program.
+        """
         height, width = self.shape
         numbers = lambda first, size, many: [min(first + i, many - 1) for i in range(size)]
         rows, count, points = np.array(self.rows), len(self.rows), len(self.rows[0])
@@ -480,10 +523,13 @@ class _Program:
         ]
 
     def _compiled_bytes(self) -> float:
-        """What a block takes of a device, beside what all points share; 0 where that is unknown."""
+        """Return the device memory of a block beyond the arrays that all points share, in bytes.
+
+        0 means that the compiler does not report it.
+        """
         self.first = arguments = self._arguments(self._blocks()[0])
         lowered = _points.lower(*arguments, **self._static())
-        found = lowered.compile().memory_analysis()  # the call that follows takes the same program
+        found = lowered.compile().memory_analysis()  # the next call reuses this program
         if found is None:
             return 0.0
         mine = sum(x.nbytes for x in jax.tree.leaves(arguments[:4])) / self.devices
@@ -494,17 +540,17 @@ class _Program:
 
     def __str__(self) -> str:
         each = "" if math.isnan(self.point_bytes) else f", {printing.in_bytes(self.point_bytes)}"
-        each = each and f"{each} of a device's memory each"
+        each = each and f"{each} of device memory per point"
         there = f" on each of {self.devices} devices" if self.devices > 1 else ""
         points = f"{len(self.plans)} points" if len(self.plans) > 1 else "1 point"
-        return f"{points} as one program, {self.block // self.devices} at once{there}{each}"
+        return f"{points} as one program, {self.block // self.devices} at a time{there}{each}"
 
     def _static(self) -> dict[str, Any]:
         treedef = jax.tree.structure(self.plans[0])
         return dict(treedef=treedef, mapped=self.mapped, keeps=self.keeps, in_rows=self.in_rows)
 
     def _arguments(self, block: np.ndarray) -> tuple[Any, ...]:
-        """Of a block of points; without rows of several points they are one axis."""
+        """Return the arguments of the program for a block of points."""
         each = block.tolist() if self.in_rows else block[:, 0].tolist()
         varied = tuple(
             jnp.stack([jnp.asarray(self.leaves[row[0]][c]) for row in block])
@@ -522,7 +568,7 @@ class _Program:
         ), *self.rest
 
     def run(self) -> list[tuple[Any, ...]]:
-        """-> health, metrics, parameters and, where it is kept, the state of each point."""
+        """Return health, metrics, parameters and the state (or None) of each point."""
         out: dict[int, tuple[Any, ...]] = {}
         for block in self._blocks():
             arguments, self.first = self.first or self._arguments(block), None
@@ -538,7 +584,7 @@ class _Program:
 
 
 def _varies(column: Sequence[Any], rows: list[list[int]]) -> int:
-    """What a leaf of the plans varies by."""
+    """Return whether a leaf of the plans is SHARED or varies BY_ROW or BY_POINT."""
     differ = lambda members: any(not _same(column[members[0]], column[i]) for i in members[1:])
     if any(differ(row) for row in rows):
         return BY_POINT
@@ -548,7 +594,7 @@ def _varies(column: Sequence[Any], rows: list[list[int]]) -> int:
 
 
 def _rows(keys: Key) -> list[list[int]]:
-    """The points of each key, where all keys have equally many; else each by itself."""
+    """Return rows of points with one key each, or a row per point if rows had different lengths."""
     of: dict[bytes, list[int]] = {}
     for i, words in enumerate(np.asarray(jax.random.key_data(keys))):
         of.setdefault(words.tobytes(), []).append(i)
@@ -559,13 +605,13 @@ def _rows(keys: Key) -> list[list[int]]:
 
 
 def _stacked_by(of: Callable[[int], Tree], each: list[Any]) -> Tree:
-    """Trees of points, stacked as a list of points, or of lists of them, has these."""
+    """Stack the trees of points in the nesting of a list of points or of lists of points."""
     trees = [_stacked_by(of, i) if isinstance(i, list) else of(i) for i in each]
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two leaves are equal; keys, which an algorithm of a user may hold, by their words."""
+    """Whether two leaves are equal; a user's algorithm may hold keys, which compare by words."""
     if a is b:
         return True
     a, b = (jax.random.key_data(x) if _is_key(x) else x for x in (a, b))
@@ -600,7 +646,7 @@ def _points_impl(
             else dataclasses.replace(state, key=key)
         )
         run, metrics = scan_from(run, plan, counts, derive_noise_key(key, words[2]))
-        # a key is no array of NumPy's, and known
+        # The caller knows the key, which cannot become a NumPy array.
         kept = dataclasses.replace(run, key=()) if keeps else None
         return run.health, metrics, plan.algorithm.params(run.server), kept
 
@@ -609,7 +655,7 @@ def _points_impl(
         tuple(x for x, m in zip(varied, varying) if m == by) for by in (BY_ROW, BY_POINT)
     )
     arguments = keys, words, of_row, of_point, states
-    if in_rows:  # what depends on the key alone is computed once for a row
+    if in_rows:  # whatever depends only on the key is computed once per row
         return jax.vmap(jax.vmap(point, (None, 0, None, 0, 0)))(*arguments)
     if (mesh := treedef.unflatten(mapped).mesh) is None:
         return jax.vmap(point)(*arguments)

@@ -422,7 +422,7 @@ def test_what_comes_out_of_the_steps_is_not_changed(first):
     """A map, or a clip in another norm, might drive apart what steps did not."""
     bound = jfl.bounded(STEEP / (TURNS * BATCH), "contraction")
     chain = jfl.chain(first, bound, jfl.total(), jfl.gaussian(1.0))
-    with pytest.raises(ValueError, match="alone among the row stages"):
+    with pytest.raises(ValueError, match="as the only row stage"):
         plan_of(contracting(chain=chain))
 
 

@@ -442,7 +442,7 @@ DECLARED = jfl.bounded(0.5, "upload")
 @pytest.mark.parametrize(
     "upload, release, match",
     [
-        ((DECLARED, SUM, NOISE), None, "in release only"),
+        ((DECLARED, SUM, NOISE), None, "only in release"),
         ((jfl.bounded(0.5, "prox_erm"), SUM, NOISE), None, r"padpfl\(mechanism"),
         ((CLIP, SUM), (jfl.bounded(0.5, "prox_erm"), SUM, NOISE), r"padpfl\(mechanism"),
         (None, (DECLARED, SUM, NOISE), "an upload with a clip"),
@@ -451,7 +451,7 @@ DECLARED = jfl.bounded(0.5, "upload")
         (
             (CLIP, SUM, NOISE),
             (DECLARED, jfl.clip_l2(0.3), SUM, NOISE),
-            "alone among the row stages",
+            "as the only row stage",
         ),
         (
             (jfl.clip_l2(schedules.inverse(0.5)), SUM, NOISE),
@@ -475,7 +475,7 @@ def test_a_bound_by_convexity_is_of_what_was_solved():
     )
     chain = jfl.chain(there, jfl.bounded(0.05, "prox_erm"), SUM, NOISE, back)
     algorithm = jfl.algorithms.padpfl(jfl.grad(squared), mechanism=chain, inexactness=0.9)
-    with pytest.raises(ValueError, match="alone among the row stages"):
+    with pytest.raises(ValueError, match="as the only row stage"):
         jfl.plan(
             make_federation(),
             jfl.task(start_params(), squared),

@@ -621,8 +621,8 @@ def test_points_that_run_at_once_fit_into_memory(fed, task):
     go = lambda **more: jfl.sweep(lambda lr: plans[lr], **options, **more)
     whole = go()
     assert np.isfinite(whole.point_bytes).all() and whole.point_bytes[0] > 1000
-    each = f"{in_bytes(whole.point_bytes[0])} of a device's memory each"
-    assert lines == [f"5 points as one program, 5 at once, {each}"]
+    each = f"{in_bytes(whole.point_bytes[0])} of device memory per point"
+    assert lines == [f"5 points as one program, 5 at a time, {each}"]
     memory = 5 * client_bytes(plans[0.1]) * plans[0.1].chunk
     assert memory < whole.point_bytes.sum()  # the guess is 5, and too high
     listen = lambda event, seconds, **_: compiled.append(event)
@@ -635,11 +635,11 @@ def test_points_that_run_at_once_fit_into_memory(fed, task):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert lines[1] == lines[2]
-    at_once = int(re.search("(\\d+) at once", lines[1])[1])
+    at_once = int(re.search("(\\d+) at a time", lines[1])[1])
     assert at_once < 5 and (at_once == 1 or at_once * small.point_bytes[0] <= memory)
     assert same_bits(again.params, small.params)
     close(small.params, whole.params)
-    with pytest.raises(ValueError, match="watch, a function of a line"):
+    with pytest.raises(ValueError, match="watch, a function of a string"):
         jfl.sweep(lambda lr: plans[lr], rounds=1, lr=0.1, watch=True)
 
 
@@ -695,7 +695,7 @@ def test_rates_times_seeds_are_runs_of_their_own(task, monkeypatch, memory, at_o
     )
     options = dict(lr=[0.1, 0.2, 0.3], seed=[0, 1], memory=memory, watch=lines.append)
     out = jfl.sweep(make, rounds=2, evaluate_every=2, **options)
-    assert f"{at_once} at once" in lines[0]
+    assert f"{at_once} at a time" in lines[0]
     for point, params, accuracy in zip(out.points, out.params, out.metrics.loss):
         alone = jfl.simulate(jax.random.key(point["seed"]), make(**point), 2, evaluate_every=2)
         close(params, alone.params)

@@ -816,7 +816,7 @@ def test_points_that_would_be_compiled_apart_are_refused(fed, task):
         sampler=jfl.sampling.poisson(CLIENTS, 0.4, capacity=capacity),
     )
     with pytest.raises(
-        ValueError, match="sweep: expected points that differ in what they compute.*different seeds"
+        ValueError, match="sweep: expected points with different computations.*different seeds"
     ):
         jfl.sweep(make, rounds=1, points=[dict(capacity=6), dict(capacity=7)])
     with pytest.raises(ValueError, match="expected points"):

@@ -82,7 +82,7 @@ def test_processes_with_unequal_memory_run_one_sweep():
 
     (row,) = together(2, "sweep")
     lines, values = on_hosts.grid()
-    assert "12 at once" in lines[0] and "1 at once on each of 2 devices" in row["name"][0]
+    assert "12 at a time" in lines[0] and "1 at a time on each of 2 devices" in row["name"][0]
     np.testing.assert_allclose(row["values"], values, rtol=2e-5, atol=2e-5)
 
 

@@ -510,7 +510,7 @@ def test_levels_are_checked(fed, task):
     alg = jfl.algorithms.fedavg(
         jfl.private_grad(squared, wrong), batch=batches.without_replacement(3)
     )
-    with pytest.raises(ValueError, match="one for each of 7 clients"):
+    with pytest.raises(ValueError, match="one per client for 7 clients"):
         jfl.plan(fed, task, alg, sampling.full(7))
     plain = jfl.algorithms.fedavg(jfl.grad(squared), batch=batches.without_replacement(3))
     with pytest.raises(ValueError, match="one noise level in release"):
@@ -635,7 +635,7 @@ def test_a_bound_that_is_none_is_not_reached():
     [
         (
             lambda: (jfl.clip_l2(lambda r: np.ones(7)), jfl.gaussian(1.0)),
-            "one number a round from the function in clip_l2",
+            "one number per round from the function in clip_l2",
         ),
         (
             lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: jax.numpy.ones((7, 2)))),
@@ -666,7 +666,7 @@ def test_weights_of_the_round_have_a_shape(fed, task):
 
     alg = jfl.algorithms.fedavg(jfl.grad(squared), batch=batches.without_replacement(3))
     for bad in (lambda r: jax.numpy.ones(3), lambda r: 1.0):
-        with pytest.raises(ValueError, match="one weight for each of 7 clients|traceable"):
+        with pytest.raises(ValueError, match="one weight per client|traceable"):
             jfl.plan(fed, task, alg, sampling.full(7), weights=bad)
 
 

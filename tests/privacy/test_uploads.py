@@ -147,7 +147,7 @@ def test_uplinks_cost_what_they_show(weights, p):
 @pytest.mark.parametrize(
     "options, need",
     [
-        (dict(adjacency="add_remove"), "replace_one beside noisy uploads"),
+        (dict(adjacency="add_remove"), "replace_one for noisy uploads"),
         (
             dict(sampler=jfl.sampling.without_replacement(C, 2), upload="difference"),
             "sampling.full and replace_one",
