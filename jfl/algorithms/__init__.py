@@ -1,4 +1,6 @@
-"""One algorithm a file.  What is listed here inherits the contract tests and the command line."""
+"""Federated algorithms, one per file. The contract tests and the command line cover all names in
+`__all__`.
+"""
 
 from ..core.lazy import submodules as _submodules
 from .adaptive_servers import fedadagrad as fedadagrad

@@ -1,5 +1,9 @@
-"""FedAvg with the server optimizers of Hsu et al. (2019) and Reddi et al. (ICLR 2021), with their
-settings."""
+"""FedAvg with adaptive server optimizers, at the settings of their papers.
+
+References:
+    Hsu et al., "Measuring the effects of non-identical data distribution for federated visual
+    classification", arXiv:1909.06335. Reddi et al., "Adaptive federated optimization", ICLR 2021.
+"""
 
 import dataclasses
 import functools
@@ -14,8 +18,8 @@ from .fedavg import fedavg
 
 
 def _preset(name, grad, optimizer, server_lr, fedavg_options) -> Algorithm:
-    made = fedavg(grad, server_lr=server_lr, server_optimizer=optimizer, **fedavg_options)
-    return dataclasses.replace(made, name=name)
+    base = fedavg(grad, server_lr=server_lr, server_optimizer=optimizer, **fedavg_options)
+    return dataclasses.replace(base, name=name)
 
 
 @extends(fedavg, without=["server_optimizer"])
@@ -27,16 +31,20 @@ def fedavgm(
     nesterov: bool = False,
     **fedavg_options,
 ) -> Algorithm:
-    """FedAvg with momentum on the server (Hsu et al., arXiv:1909.06335).
+    """Return FedAvg with momentum on the server.
 
-    With nesterov=True, clip_l2 and correlated noise in `release` it is what Google's keyboard
-    deploys (Xu et al., ACL 2023): momentum 0.9 on the server, plain SGD on the clients.
+    With nesterov=True, and clip_l2 and correlated noise in `release`, this is the algorithm that
+    Google's keyboard deploys (Xu et al., ACL 2023): momentum 0.9 on the server, plain SGD on the
+    clients.
 
     Args:
         grad: as in `fedavg`.
         server_lr: learning rate of the server.
-        momentum: of the server, in [0, 1).
-        nesterov: whether the momentum is Nesterov's.
+        momentum: momentum of the server, in [0, 1).
+        nesterov: whether to use Nesterov momentum.
+
+    References:
+        Hsu et al., arXiv:1909.06335.
     """
     optimizer = functools.partial(optax.sgd, momentum=momentum, nesterov=nesterov)
     return _preset("fedavgm", grad, optimizer, server_lr, fedavg_options)
@@ -44,14 +52,14 @@ def fedavgm(
 
 @extends(fedavg, without=["server_optimizer"])
 def fedadam(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorithm:
-    """FedAvg with Adam on the server: b1 = 0.9, b2 = 0.99, eps = 0.001.
+    """Return FedAvg with Adam on the server: b1 = 0.9, b2 = 0.99, eps = 0.001.
 
     Args:
         grad: as in `fedavg`.
         server_lr: learning rate of the server.
 
     References:
-        Reddi et al., ICLR 2021; its Adam has no correction of the first steps, optax's has.
+        Reddi et al., ICLR 2021. Their Adam has no bias correction; optax's has.
     """
     optimizer = functools.partial(optax.adam, b1=0.9, b2=0.99, eps=1e-3)
     return _preset("fedadam", grad, optimizer, server_lr, fedavg_options)
@@ -59,7 +67,7 @@ def fedadam(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorith
 
 @extends(fedavg, without=["server_optimizer"])
 def fedyogi(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorithm:
-    """FedAvg with Yogi on the server: b1 = 0.9, b2 = 0.99, eps = 0.001.
+    """Return FedAvg with Yogi on the server: b1 = 0.9, b2 = 0.99, eps = 0.001.
 
     Args:
         grad: as in `fedavg`.
@@ -74,7 +82,7 @@ def fedyogi(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorith
 
 @extends(fedavg, without=["server_optimizer"])
 def fedadagrad(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorithm:
-    """FedAvg with Adagrad on the server, eps = 0.001.
+    """Return FedAvg with Adagrad on the server, eps = 0.001.
 
     Args:
         grad: as in `fedavg`.

@@ -1,4 +1,9 @@
-"""AdDPNFL (Chen et al., IEEE TKDE 2024, Algorithm 2): DPNFL's clients and an adaptive server."""
+"""AdDPNFL: clients as in DPNFL, and an adaptive server.
+
+References:
+    Chen et al., IEEE TKDE 2024, Algorithm 2.
+    Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2.
+"""
 
 import dataclasses
 from typing import Annotated, Any, NamedTuple
@@ -15,153 +20,6 @@ from .base import Number, Rate
 from .dpnfl import dpnfl
 
 
-class Moments(NamedTuple):
-    first: Any  # mu
-    second: Any  # nu, of each coordinate
-
-
-class NoisyMoments(NamedTuple):
-    first: Any
-    second: Any
-    noise: Any  # what the known noise has added to nu so far
-
-
-@named("addpnfl.adaptive")
-def adaptive(
-    learning_rate: Number,
-    b1: Number = 0.9,
-    b2: Number = 0.99,
-    adaptivity: Number = 1e-3,
-    second_moment_of: str = "diff",
-    initial: Number | None = None,
-) -> optax.GradientTransformation:
-    """FedAdam's server as an optax transformation: Adam without bias correction, `adaptivity`
-    outside the root.
-
-    mu = b1 mu + (1 - b1) g,  nu = b2 nu + (1 - b2) g^2,  step = -learning_rate mu / (sqrt(nu) +
-    adaptivity)
-
-    As a server optimizer, g is minus the released difference: fedavg(...,
-    server_optimizer=functools.partial(adaptive, b1=0.5)).
-
-    Args:
-        learning_rate: factor of the step.
-        b1: decay of the first moment mu, in [0, 1).
-        b2: decay of the second moment nu, in [0, 1).
-        adaptivity: what is added to the root of nu, > 0, in units of g.
-        second_moment_of: "diff", g^2 as above; or "momentum", mu^2, as the text of the paper prints
-            it.
-        initial: nu before the first step, in units of g^2; None: adaptivity^2, the least that the
-            paper's theorems allow.
-
-    Privacy:
-        post-processing of what was released.
-
-    Raises:
-        ValueError: outside those ranges.
-
-    References:
-        Reddi et al., ICLR 2021, Algorithm 2; Chen et al., 2024, Algorithm 2.
-
-    Example:
-        >>> server = adaptive(0.01)
-        >>> step, state = server.update(jnp.array([-0.1, 0.2]), server.init(jnp.zeros(2)))
-        >>> np.asarray(step, float).round(6).tolist()
-        [0.00905, -0.009513]
-    """
-    _check("adaptive", second_moment_of, adaptivity, initial, b1=b1, b2=b2)
-
-    def init(params):
-        return Moments(*_moments(params, adaptivity, initial))
-
-    def update(gradient, state, params=None):
-        first = _decayed(b1, state.first, gradient)
-        squared = first if second_moment_of == "momentum" else gradient
-        second = _decayed(b2, state.second, pytrees.map(jnp.square, squared))
-        return _step(learning_rate, first, second, adaptivity), Moments(first, second)
-
-    rule: Any = update  # of optax, whose types know no states but its own
-    return optax.GradientTransformation(init, rule)
-
-
-@named("addpnfl.adaptive_without_noise_bias")
-def adaptive_without_noise_bias(
-    learning_rate: Number,
-    noise_std: Number,
-    b1: Number = 0.9,
-    b2: Number = 0.99,
-    adaptivity: Number = 1e-3,
-    initial: Number | None = None,
-) -> optax.GradientTransformation:
-    """`adaptive`, with a second moment that is freed of what noise adds to it.
-
-    Noise in g adds to nu, and would shorten every step.  What it is expected to have added so far
-    is subtracted, down to 0, where nu divides; nu itself goes on with what was seen.  Of Adam the
-    same is `jfl.optimizers.adam_without_noise_bias`.
-
-    Args:
-        learning_rate: factor of the step.
-        noise_std: of the noise in each coordinate of g, in units of g; public where the noise is
-            (`jfl.optimizers.noise_std`).
-        b1, b2, adaptivity, initial: as of `adaptive`.
-
-    Privacy:
-        post-processing of what was released, and of public numbers.
-
-    Raises:
-        ValueError: as `adaptive`; for a negative noise_std.
-
-    Example:
-        >>> server = adaptive_without_noise_bias(0.01, noise_std=0.1)
-        >>> step, state = server.update(jnp.array([-0.1, 0.2]), server.init(jnp.zeros(2)))
-        >>> np.asarray(step, float).round(6).tolist()
-        [0.050126, -0.0109]
-    """
-    where = "adaptive_without_noise_bias"
-    _check(where, "diff", adaptivity, initial, b1=b1, b2=b2)
-    checks.require_nonnegative(where, single=True, noise_std=noise_std)
-
-    def init(params):
-        return NoisyMoments(*_moments(params, adaptivity, initial), jnp.zeros(()))
-
-    def update(gradient, state, params=None):
-        first = _decayed(b1, state.first, gradient)
-        second = _decayed(b2, state.second, pytrees.map(jnp.square, gradient))
-        noise = _decayed(b2, state.noise, jnp.square(jnp.asarray(noise_std, jnp.float32)))
-        signal = pytrees.map(lambda v: jnp.maximum(v - noise, 0).astype(v.dtype), second)
-        return (
-            _step(learning_rate, first, signal, adaptivity),
-            NoisyMoments(first, second, noise),
-        )
-
-    rule: Any = update
-    return optax.GradientTransformation(init, rule)
-
-
-def _moments(params, adaptivity, initial):
-    first = adaptivity * adaptivity if initial is None else initial
-    return pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, first), params)
-
-
-def _step(learning_rate, first, second, adaptivity):
-    return pytrees.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
-
-
-def _decayed(decay, old, new):
-    return pytrees.map(lambda o, n: (decay * o + (1 - decay) * n).astype(o.dtype), old, new)
-
-
-def _check(where, second_moment_of, adaptivity, initial, **decays):
-    checks.require_one_of(where, ("diff", "momentum"), second_moment_of=second_moment_of)
-    checks.require_positive(where, single=True, adaptivity=adaptivity)
-    checks.require_nonnegative(
-        where, single=True, **decays, **({} if initial is None else dict(initial=initial))
-    )
-    for name, value in decays.items():
-        if checks.is_concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
-            checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")
-
-
 @extends(dpnfl, without=["server_optimizer"])
 def addpnfl(
     grad: Grad,
@@ -175,28 +33,28 @@ def addpnfl(
     noise_std: Annotated[Number | None, PYTHON_ONLY] = None,
     **dpnfl_options,
 ) -> Algorithm:
-    """DPNFL with an adaptive server: momentum, divided in each coordinate by the root of a second
-    moment.
+    """Return AdDPNFL: DPNFL with momentum on the server, divided by the root of a second moment.
 
-    All other parameters are those of `fedavg`, but for server_optimizer, which is `adaptive`.  How
-    to aggregate is said in the plan: see `dpnfl`.  In the paper's experiments both learning rates
-    are schedules: schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr, every=steps).
+    All other parameters are those of `fedavg`, except for server_optimizer, which is `adaptive`.
+    The plan determines the aggregation, as in `dpnfl`. In the paper's experiments both learning
+    rates are schedules: schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
+    every=steps).
 
-    It releases what `dpnfl` does: the server's work is post-processing.
+    It releases the same as `dpnfl`, since the server's work is post-processing.
 
     Args:
-        grad: gradients of a client, as in `dpnfl`.
+        grad: gradient of a client, as in `dpnfl`.
         server_lr: a number, or a schedule of the round.
         beta1: decay of the first moment, b1 of `adaptive`.
         beta2: decay of the second moment, b2 of `adaptive`.
-        adaptivity: what is added to the root of the second moment.
-        second_moment_of: diff | momentum, as of `adaptive`.
-        initial: as of `adaptive`.
-        noise_std: as of `adaptive_without_noise_bias`, of the released mean of the uploads; None:
-            the server is `adaptive`, as in the paper.
+        adaptivity: number added to the root of the second moment.
+        second_moment_of: "diff" or "momentum", as in `adaptive`.
+        initial: as in `adaptive`.
+        noise_std: as in `adaptive_without_noise_bias`, for the released mean of the uploads. None
+            uses `adaptive`, as in the paper.
 
     Raises:
-        ValueError: as `adaptive`; for a server_optimizer.
+        ValueError: as in `adaptive`, and for a server_optimizer.
     """
     _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
     if noise_std is not None:
@@ -204,16 +62,16 @@ def addpnfl(
         if second_moment_of == "momentum":
             checks.fail(
                 "addpnfl",
-                "second_moment_of='diff' beside noise_std",
+                "second_moment_of='diff' when noise_std is given",
                 "second_moment_of='momentum'",
-                "The noise in a momentum has another variance.",
+                "noise_std is not the standard deviation of the noise in a momentum.",
             )
-    if "server_optimizer" in dpnfl_options:  # it would replace what makes this algorithm
+    if "server_optimizer" in dpnfl_options:
         checks.fail(
             "addpnfl",
-            "no server_optimizer beside its own",
+            "no server_optimizer, since AdDPNFL has its own",
             f"{dpnfl_options['server_optimizer']!r}",
-            "For another optax server use dpnfl(server_optimizer=...).",
+            "Use dpnfl(server_optimizer=...) for another optax optimizer.",
         )
     optional = dict(initial=initial, noise_std=noise_std)
     data = dict(b1=beta1, b2=beta2, adaptivity=adaptivity)
@@ -225,3 +83,153 @@ def addpnfl(
     )
     base = dpnfl(grad, server_lr=server_lr, server_optimizer=server, **dpnfl_options)
     return dataclasses.replace(base, name="addpnfl")
+
+
+class Moments(NamedTuple):
+    """The state of `adaptive`."""
+
+    first: Any  # mu
+    second: Any  # nu
+
+
+class NoisyMoments(NamedTuple):
+    """The state of `adaptive_without_noise_bias`."""
+
+    first: Any
+    second: Any
+    noise: Any  # the amount that the known noise has added to nu so far
+
+
+@named("addpnfl.adaptive")
+def adaptive(
+    learning_rate: Number,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    adaptivity: Number = 1e-3,
+    second_moment_of: str = "diff",
+    initial: Number | None = None,
+) -> optax.GradientTransformation:
+    """Return FedAdam's server as an optax transformation: Adam without bias correction.
+
+    mu = b1 mu + (1 - b1) g, nu = b2 nu + (1 - b2) g^2, step = -learning_rate mu / (sqrt(nu) +
+    adaptivity)
+
+    In a server optimizer, g is minus the released difference: fedavg(...,
+    server_optimizer=functools.partial(adaptive, b1=0.5)).
+
+    Args:
+        learning_rate: factor of the step.
+        b1: decay of the first moment mu, in [0, 1).
+        b2: decay of the second moment nu, in [0, 1).
+        adaptivity: number added to the root of nu, > 0, in units of g.
+        second_moment_of: "diff" uses g^2 as above; "momentum" uses mu^2, as printed in the text of
+            the paper.
+        initial: nu before the first step, in units of g^2. None means adaptivity^2, the minimum
+            that the paper's theorems allow.
+
+    Privacy:
+        Post-processing of a release.
+
+    Raises:
+        ValueError: for arguments outside these ranges.
+
+    References:
+        Reddi et al., ICLR 2021, Algorithm 2; Chen et al., 2024, Algorithm 2.
+
+    Example:
+        >>> server = adaptive(0.01)
+        >>> step, state = server.update(jnp.array([-0.1, 0.2]), server.init(jnp.zeros(2)))
+        >>> np.asarray(step, float).round(6).tolist()
+        [0.00905, -0.009513]
+    """
+    _check("adaptive", second_moment_of, adaptivity, initial, b1=b1, b2=b2)
+
+    def init(params):
+        return Moments(*_initial_moments(params, adaptivity, initial))
+
+    def update(gradient, state, params=None):
+        first = _decay(b1, state.first, gradient)
+        squared = first if second_moment_of == "momentum" else gradient
+        second = _decay(b2, state.second, pytrees.map(jnp.square, squared))
+        return _step(learning_rate, first, second, adaptivity), Moments(first, second)
+
+    rule: Any = update  # optax types its states more narrowly
+    return optax.GradientTransformation(init, rule)
+
+
+@named("addpnfl.adaptive_without_noise_bias")
+def adaptive_without_noise_bias(
+    learning_rate: Number,
+    noise_std: Number,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    adaptivity: Number = 1e-3,
+    initial: Number | None = None,
+) -> optax.GradientTransformation:
+    """Return `adaptive` with the expected contribution of noise subtracted from the second moment.
+
+    Noise in g adds to nu and would shorten every step. The amount that it is expected to have added
+    so far is subtracted from nu where nu divides, down to 0; the state keeps the full nu.
+    `jfl.optimizers.adam_without_noise_bias` does the same for Adam.
+
+    Args:
+        learning_rate: factor of the step.
+        noise_std: standard deviation of the noise in each coordinate of g, in units of g. It is
+            public if the noise level is (`jfl.optimizers.noise_std`).
+        b1, b2, adaptivity, initial: as in `adaptive`.
+
+    Privacy:
+        Post-processing of a release, using public numbers.
+
+    Raises:
+        ValueError: as in `adaptive`, and for a negative noise_std.
+
+    Example:
+        >>> server = adaptive_without_noise_bias(0.01, noise_std=0.1)
+        >>> step, state = server.update(jnp.array([-0.1, 0.2]), server.init(jnp.zeros(2)))
+        >>> np.asarray(step, float).round(6).tolist()
+        [0.050126, -0.0109]
+    """
+    where = "adaptive_without_noise_bias"
+    _check(where, "diff", adaptivity, initial, b1=b1, b2=b2)
+    checks.require_nonnegative(where, single=True, noise_std=noise_std)
+
+    def init(params):
+        return NoisyMoments(*_initial_moments(params, adaptivity, initial), jnp.zeros(()))
+
+    def update(gradient, state, params=None):
+        first = _decay(b1, state.first, gradient)
+        second = _decay(b2, state.second, pytrees.map(jnp.square, gradient))
+        noise = _decay(b2, state.noise, jnp.square(jnp.asarray(noise_std, jnp.float32)))
+        signal = pytrees.map(lambda v: jnp.maximum(v - noise, 0).astype(v.dtype), second)
+        return (
+            _step(learning_rate, first, signal, adaptivity),
+            NoisyMoments(first, second, noise),
+        )
+
+    rule: Any = update
+    return optax.GradientTransformation(init, rule)
+
+
+def _initial_moments(params, adaptivity, initial):
+    second = adaptivity * adaptivity if initial is None else initial
+    return pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, second), params)
+
+
+def _step(learning_rate, first, second, adaptivity):
+    return pytrees.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
+
+
+def _decay(decay, old, new):
+    return pytrees.map(lambda o, n: (decay * o + (1 - decay) * n).astype(o.dtype), old, new)
+
+
+def _check(where, second_moment_of, adaptivity, initial, **decays):
+    checks.require_one_of(where, ("diff", "momentum"), second_moment_of=second_moment_of)
+    checks.require_positive(where, single=True, adaptivity=adaptivity)
+    checks.require_nonnegative(
+        where, single=True, **decays, **({} if initial is None else dict(initial=initial))
+    )
+    for name, value in decays.items():
+        if checks.is_concrete(value) and not np.all(np.asarray(value, np.float32) < 1):
+            checks.fail(where, f"{name} in [0, 1)", f"{name}={value!r}")

@@ -1,5 +1,7 @@
-"""A private look at which bands hold the energy of per-example gradients, to choose the shape of
-the noise by."""
+"""A private estimate of how the energy of per-example gradients is distributed over bands.
+
+It helps to choose the shape of noise with `wavelet.ellipsoid`.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,8 +24,10 @@ from .base import Number, Rate, algorithm
 
 @record
 class State:
-    params: Any  # as they were: nothing is trained
-    energies: Any  # Float[bands], the mean share of each band, of the rounds so far
+    """The server's state."""
+
+    params: Any  # never change, since nothing is trained
+    energies: Any  # Float[bands], mean fraction of energy in each band over the rounds so far
 
 
 @named("band_energies.init")
@@ -43,8 +47,8 @@ def _client(context, keys, server, client_state, rows, *, grad, batch):
 
 @named("band_energies.server")
 def _server(context, server, shares):
-    done = context.round.astype(jnp.float32)
-    return State(server.params, (done * server.energies + shares) / (done + 1))
+    num_rounds = context.round.astype(jnp.float32)
+    return State(server.params, (num_rounds * server.energies + shares) / (num_rounds + 1))
 
 
 def band_energies(
@@ -55,23 +59,24 @@ def band_energies(
     batch: Batches = full(),
     divisor: Number | str | None = None,
 ) -> Algorithm:
-    """One round estimates the mean share of each band in an example's gradient energy, with noise.
+    """Estimate the mean fraction of an example's gradient energy in each band, with noise.
 
-    An example contributes its shares, which are >= 0 and add up to 1, so their length is at most 1
-    whatever the gradient.  Nothing is trained.  `out.run.server.energies` may be a little negative;
-    for `wavelet.ellipsoid` take jnp.maximum(energies, 0).
+    An example contributes its fractions, which are nonnegative and sum to 1, so the contribution
+    has a norm of at most 1 for any gradient. Nothing is trained. Noise may make entries of
+    `out.run.server.energies` slightly negative; for `wavelet.ellipsoid` use jnp.maximum(energies,
+    0).
 
     Args:
-        loss: any pure (params, x, y) -> scalar for one example.
-        bands: of `jfl.bands`, for the parameters.
-        noise_multiplier: standard deviation of the noise over the sensitivity of the sum of shares.
-        batch: which rows a client looks at.
-        divisor: what the sum of shares is divided by: a public number, or "size", the client's own
-            rows.  None: the rows of a batch; "size" where a batch is all rows.
+        loss: any pure function (params, x, y) -> scalar of one example.
+        bands: the bands of the parameters, from `jfl.bands`.
+        noise_multiplier: standard deviation of the noise over the sensitivity of the sum.
+        batch: the sampler of the rows that a client uses.
+        divisor: the divisor of the sum: a public number, or "size" for the number of the client's
+            rows. None means the number of rows of a batch, or "size" if a batch is all rows.
 
     Privacy:
-        one release an example and round.  It is a plan of its own, and a run of its own with a seed
-        of its own: both together have jfl.guarantee([(estimate, 1), (training, rounds)],
+        One release per example and round. The estimate is a separate plan, run with a separate
+        seed. The guarantee for both is jfl.guarantee([(estimate, 1), (training, rounds)],
         delta=..., seeds="different").
     """
     if not isinstance(bands, Bands):

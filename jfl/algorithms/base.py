@@ -1,4 +1,4 @@
-"""How an algorithm is put together, and what the builder of a run must know of it."""
+"""The parts of an algorithm, and the traits that the builder of a run reads."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,21 +10,23 @@ from ..core import checks
 from ..core.options import readable
 from ..core.records import Algorithm, Fn, Release, named
 
-Number = float | jax.Array  # a hyperparameter: traced data, so that a sweep over it is a vmap
-Rate = Number | Callable  # or a schedule: of round * steps + step for a client, else of the round
-Optimizer = Callable | optax.GradientTransformation  # an optax factory, or what it gives
+# A hyperparameter. It is traced data, so a sweep over it is a vmap.
+Number = float | jax.Array
+# A learning rate, or a schedule: of round * steps + step for a client, of the round for a server.
+Rate = Number | Callable
+Optimizer = Callable | optax.GradientTransformation  # an optax factory, or what it returns
 
 
 class Traits(NamedTuple):
-    """What the builder of a run must know of an algorithm beside its signature.
+    """Properties of an algorithm that its signature does not show, for the builder of a run.
 
     Attributes:
-        example_noise: where noise for examples goes: "gradient", in each local step; "mechanism",
-            the argument of that name; None: nowhere.
-        client_noise: where noise for clients goes: "release", on the aggregate; "upload", on what
-            each client sends; None: nowhere.
-        payload_models: how many models a client's upload is as large as.
-        as_printed: arguments with which it is the algorithm as its paper prints it.
+        example_noise: where noise for example-level privacy goes: "gradient" (each local step),
+            "mechanism" (the argument of that name), or None (nowhere).
+        client_noise: where noise for client-level privacy goes: "release" (the aggregate), "upload"
+            (each client's upload), or None (nowhere).
+        payload_models: size of an upload, in models.
+        as_printed: arguments that make it the algorithm as printed in its paper.
     """
 
     example_noise: str | None = "gradient"
@@ -34,12 +36,12 @@ class Traits(NamedTuple):
 
     @property
     def printed_unit(self) -> str:
-        """The unit that the formula of its paper protects."""
+        """The privacy unit of the formula in the paper."""
         return "client" if self.client_noise == "upload" else "example"
 
 
 def traits(**values) -> Callable:
-    """Decorate the factory of an algorithm with its `Traits`, where they are not the usual ones."""
+    """Set the `Traits` of an algorithm's factory, if they are not the usual ones."""
 
     def decorate(factory):
         factory.traits = Traits(**values)
@@ -49,7 +51,7 @@ def traits(**values) -> Callable:
 
 
 def traits_of(factory: Callable) -> Traits:
-    """What `traits` said of a factory, or the usual ones."""
+    """Return the traits of a factory."""
     return getattr(factory, "traits", Traits())
 
 

@@ -1,5 +1,10 @@
-"""DiceSGD (Zhang et al., ICLR 2024) with clients in the place of examples: what clipping cuts off
-is sent later, so that clipping has no bias."""
+"""DiceSGD with clients instead of examples: clipped-off parts are uploaded later, which removes the
+bias of clipping.
+
+References:
+    Zhang et al., "Differentially private SGD without clipping bias: an error-feedback approach",
+    ICLR 2024.
+"""
 
 import jax.numpy as jnp
 
@@ -26,7 +31,7 @@ def _client(context, keys, server, client_state, rows, *, work, upload_norm, fee
         scale_to_bound(upload_norm, diff)[0], scale_to_bound(feedback_norm, client_state)[0]
     )
     kept = pytrees.sub(pytrees.add(client_state, diff), sent)
-    # a difference that is not finite counts as zero, and is not kept either
+    # A difference that is not finite counts as zero and is not kept.
     is_finite = pytrees.all_finite(kept)
     kept = pytrees.map(lambda new, old: jnp.where(is_finite, new, old), kept, client_state)
     return sent, kept, diagnostics
@@ -36,28 +41,29 @@ def _client(context, keys, server, client_state, rows, *, work, upload_norm, fee
 def dicesgd(
     grad: Grad, *, upload_norm: Number = 1.0, feedback_norm: Number = 1.0, **fedavg_options
 ) -> Algorithm:
-    """FedAvg whose clients clip their difference, keep what was cut off, and send a clipped part of
-    all that they kept beside the next difference.
+    """Return FedAvg with error feedback: clients keep what clipping cuts off and upload it later.
 
-    Where the cut-off parts stay bounded, the mean of what is sent is in the long run that of the
-    differences.  A clip alone ends elsewhere, where clients differ.
+    A client clips its difference, adds the clipped-off part to its state, and uploads a clipped
+    part of that state together with the next difference. If the states stay bounded, the mean of
+    all uploads converges to that of the differences. With clipping only, the limit is biased if
+    clients differ.
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
-        upload_norm: C1, to which a client clips its difference.
-        feedback_norm: C2, to which it clips what it kept; at least C1, or what is kept grows.
+        grad: gradient of the loss, as in `fedavg`.
+        upload_norm: C1, the clip norm of the difference.
+        feedback_norm: C2, the clip norm of the client state. With less than C1 the state grows.
 
     Privacy:
-        client level: an upload is no longer than upload_norm + feedback_norm.  Put
-        clip_l2(upload_norm + feedback_norm) on the release: it then cuts nothing off, and bounds
-        the upload whatever the client does.  What a client keeps follows from its own rows and
-        leaves it only in uploads.  Record level: what is kept follows from noisy gradients, and
-        costs nothing.
+        Client level: the norm of an upload is at most upload_norm + feedback_norm. Put
+            clip_l2(upload_norm + feedback_norm) on the release: it changes nothing, and bounds the
+            upload for any client. The client state is computed from the client's rows and leaves it
+            only in uploads. Example level: the client state is computed from noisy gradients, so it
+            is post-processing.
 
     References:
-        Zhang et al., ICLR 2024, Algorithm 1, where the server keeps one error for all examples: a
-        sum over all rows that no release covers, to which this has no counterpart.  Errors of
-        clients: Seide et al., 2014; with clipping, Khirirat et al., 2023 (Clip21).
+        Zhang et al., ICLR 2024, Algorithm 1. Their server keeps one error for all examples, a sum
+        over all rows that no release covers; this version has no such sum. Client errors: Seide et
+        al., 2014; with clipping, Khirirat et al., 2023 (Clip21).
 
     Example:
         >>> import jfl

@@ -1,5 +1,9 @@
-"""Ditto (Li et al., ICML 2021, Algorithm 1): beside the shared model each client trains one of its
-own, which is pulled to the shared one."""
+"""Ditto: each client trains a personal model that is pulled to the shared one.
+
+References:
+    Li et al., "Ditto: Fair and robust federated learning through personalization", ICML 2021,
+    Algorithm 1.
+"""
 
 import dataclasses
 from typing import Annotated
@@ -22,14 +26,18 @@ def _init(params, *, step):
 @named("ditto.client")
 def _client(context, keys, server, client_state, rows, *, work, personal, mu):
     trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows)
-    pull = lambda g, v, s: pytrees.axpy(mu, pytrees.sub(v, server.params), g)
-    own, _, _, _ = local.train(personal, context, keys, client_state, rows, pull, first=work.steps)
-    return pytrees.sub(trained, server.params), own, diagnostics
+    pull = lambda gradient, params, step: pytrees.axpy(
+        mu, pytrees.sub(params, server.params), gradient
+    )
+    personal_model, _, _, _ = local.train(
+        personal, context, keys, client_state, rows, pull, first=work.steps
+    )
+    return pytrees.sub(trained, server.params), personal_model, diagnostics
 
 
 @named("ditto.personal")
-def _personal(server, own):
-    return own
+def _personal(server, client_state):
+    return client_state
 
 
 @extends(fedavg)
@@ -72,18 +80,18 @@ def ditto(
         personal_grad = plain_grad(work.grad.loss)
     if not isinstance(personal_grad, Grad):
         checks.fail("ditto", "personal_grad = jfl.grad(loss)", checks.short_repr(personal_grad))
-    own = dataclasses.replace(
+    personal_work = dataclasses.replace(
         work,
         grad=personal_grad,
         lr=work.lr if personal_lr is None else local.rate(personal_lr, "personal_lr"),
     )
     return algorithm(
         Fn(_init, base.server.data),
-        Fn(_client, dict(work=work, personal=own, mu=checks.as_scalar(mu))),
+        Fn(_client, dict(work=work, personal=personal_work, mu=checks.as_scalar(mu))),
         base.server,
         releases=base.releases,
         name="ditto",
         stateful=True,
         personal=_personal,
-        personal_releases=own.releases(),
+        personal_releases=personal_work.releases(),
     )

@@ -1,5 +1,8 @@
-"""DPNFL (Chen et al., IEEE TKDE 2024, Algorithm 1): FedAvg with clipping and noise in every local
-step."""
+"""DPNFL: FedAvg with clipping and noise in every local step.
+
+References:
+    Chen et al., IEEE TKDE 2024, Algorithm 1.
+"""
 
 import dataclasses
 
@@ -11,26 +14,27 @@ from .fedavg import fedavg
 
 @extends(fedavg)
 def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
-    """FedAvg with clipping and noise in every local step: `fedavg` under the paper's name, and its
-    aggregations.
+    """Return `fedavg` under the name of the paper, for clipping and noise in every local step.
 
     For noise of standard deviation sigma on the mean gradient of B rows, `grad` is
-    private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B))); a chain
-    without a clip proves nothing, though the paper prints none.  With p_i = n_i / sum n_j, n
-    clients and r of them a round, the plan says how to aggregate:
+    private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B))). The paper
+    prints no clip, but nothing can be proved without one.
 
-    - uniform: sampling.without_replacement(n, r), weights="size".  It gives w + (n / r) sum
-      p_i diff_i, unbiased.
-    - multinomial: sampling.with_replacement(n, r, weights=fed.size), weights="size".  It gives
-      w + (1 / r) sum diff_i, where a client drawn m times counts m times; unbiased.
-    - biased FedAvg: as uniform, with server_lr = r / n.  It gives w + sum p_i diff_i, the same path
+    The plan determines the aggregation. With p_i = n_i / sum n_j, n clients, and r of them per
+    round:
+
+    - uniform: sampling.without_replacement(n, r), weights="size". It gives w + (n / r) sum p_i
+      diff_i, which is unbiased.
+    - multinomial: sampling.with_replacement(n, r, weights=fed.size), weights="size". It gives w +
+      (1 / r) sum diff_i, where a client drawn m times counts m times; it is unbiased.
+    - biased FedAvg: as uniform, with server_lr = r / n. It gives w + sum p_i diff_i, the same path
       in smaller steps.
-    - normalised FedAvg: as uniform, with release=chain(total(), divide("weight")).  It gives
-      w + sum p_i diff_i / sum p_i, biased where the p_i differ.
-    - first responders: sampling.first_responders(n, r, latency), weights="size".  As uniform, but
+    - normalised FedAvg: as uniform, with release=chain(total(), divide("weight")). It gives w + sum
+      p_i diff_i / sum p_i, which is biased if the p_i differ.
+    - first responders: sampling.first_responders(n, r, latency), weights="size". As uniform, but
       biased to fast clients.
 
-    It releases `steps` noisy gradients a participation, and the difference of models that follows
+    Each participation releases `steps` noisy gradients, and the model difference that is computed
     from them.
 
     >>> import jfl

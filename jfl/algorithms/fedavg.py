@@ -1,5 +1,10 @@
-"""FedAvg (McMahan et al., AISTATS 2017, Algorithm 1), with any server optimizer (Reddi et al., ICLR
-2021)."""
+"""FedAvg: clients train locally, and the server averages their model differences.
+
+References:
+    McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+    AISTATS 2017, Algorithm 1. Reddi et al., "Adaptive federated optimization", ICLR 2021, for other
+    server optimizers.
+"""
 
 import optax
 
@@ -19,6 +24,7 @@ def _init(params, *, step):
 
 @named("fedavg.client")
 def _client(context, keys, server, client_state, rows, *, work):
+    """Take local steps and return the model difference."""
     trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows)
     return pytrees.sub(trained, server.params), client_state, diagnostics
 
@@ -39,23 +45,25 @@ def fedavg(
     server_lr: Rate = 1.0,
     server_optimizer: Optimizer = optax.sgd,
 ) -> Algorithm:
-    """Clients take `steps` local steps; the server applies the released mean of their differences.
+    """Return FedAvg: clients take local steps, and the server applies the mean of their model
+    differences.
 
-    It releases the difference of models, once a round; under record-level privacy also `steps`
-    noisy gradients before it.
+    Each round releases the mean difference. With a private gradient, each participation of a client
+    also releases `steps` noisy gradients.
 
     Args:
-        grad: what a local step follows: jfl.grad(loss), or jfl.private_grad(loss, mechanism).
+        grad: the gradient of a local step: jfl.grad(loss), or jfl.private_grad(loss, mechanism).
         lr: learning rate of the clients: a number, or a schedule of round * steps + step.
-        batch: which of its rows a client uses in a step.
-        optimizer: of the clients, any optax factory or transformation; optax.adam is DP-Adam.
+        batch: the sampler of the rows of a local step.
+        optimizer: optimizer of the clients, any optax factory or transformation. optax.adam is
+            DP-Adam.
         server_lr: learning rate of the server: a number, or a schedule of the round.
-        server_optimizer: any optax factory or transformation.  FedAvgM is
-            functools.partial(optax.sgd, momentum=0.9), FedAdam is optax.adam, FedAdagrad is
+        server_optimizer: any optax factory or transformation. FedAvgM is
+            functools.partial(optax.sgd, momentum=0.9), FedAdam is optax.adam, and FedAdagrad is
             optax.adagrad.
 
     Other Parameters:
-        steps: local steps of a client in a round.
+        steps: number of local steps of a client in a round.
 
     Example:
         >>> import jfl

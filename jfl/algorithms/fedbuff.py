@@ -1,5 +1,8 @@
-"""FedBuff (Nguyen et al., AISTATS 2022), in rounds: clients train on models that are some rounds
-old, and count less the older those are."""
+"""FedBuff, in rounds: clients train on models that are some rounds old.
+
+References:
+    Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022.
+"""
 
 from typing import Any
 
@@ -16,14 +19,16 @@ from ..gradients.per_example import Grad
 from .base import algorithm
 from .fedavg import fedavg
 
-AGES = 2022  # the seed of who is how late
+AGE_SEED = 2022
 
 
 @record
 class State:
+    """The server's state."""
+
     params: Any
     optimizer: Any
-    past: Any  # [staleness + 1, ...], the last models; the newest first
+    past: Any  # [staleness + 1, ...], the last models, newest first
 
 
 @named("fedbuff.init")
@@ -35,8 +40,8 @@ def _init(params, *, step, staleness):
 
 @named("fedbuff.client")
 def _client(context, keys, server, client_state, rows, *, work, staleness):
-    # who is how late is no draw of this run: it is the same for all seeds, rows and settings
-    key = jax.random.fold_in(as_kernel_key(key_of(AGES)), context.round)
+    # Ages do not depend on the seed of the run: they are the same for all seeds, rows and settings.
+    key = jax.random.fold_in(as_kernel_key(key_of(AGE_SEED)), context.round)
     age = jax.random.randint(jax.random.fold_in(key, context.client), (), 0, staleness + 1)
     start = pytrees.map(lambda x: x[age], server.past)
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows)
@@ -46,24 +51,26 @@ def _client(context, keys, server, client_state, rows, *, work, staleness):
 
 @named("fedbuff.server")
 def _server(context, server, diff, *, step):
-    moved = step(context, local.Server(server.params, server.optimizer), diff)
-    put = lambda new, past: jnp.concatenate([new[None], past[:-1]])
-    return State(moved.params, moved.optimizer, pytrees.map(put, moved.params, server.past))
+    new = step(context, local.Server(server.params, server.optimizer), diff)
+    push = lambda model, past: jnp.concatenate([model[None], past[:-1]])
+    return State(new.params, new.optimizer, pytrees.map(push, new.params, server.past))
 
 
 @extends(fedavg)
 def fedbuff(grad: Grad, *, staleness: int = 4, **fedavg_options) -> Algorithm:
-    """FedAvg with stale clients: each trains on the model of 0 to `staleness` rounds ago, another
-    one in each round, and its difference counts 1 / sqrt(1 + age).
+    """Return FedAvg with stale clients: each trains on a model that is 0 to `staleness` rounds old.
 
-    A round takes the place of a full buffer: its cohort are the uploads that fill one.
+    The age of a client's model changes from round to round, and its difference has weight 1 /
+    sqrt(1 + age). A round corresponds to a full buffer, and its cohort to the uploads in the
+    buffer.
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
-        staleness: the age in rounds that a model may have.  At least 0; 0 is `fedavg`.
+        grad: gradient of the loss, as in `fedavg`.
+        staleness: maximum age of a model in rounds. 0 is `fedavg`.
 
     Privacy:
-        ages follow from the numbers of the round and of the client alone: they change no guarantee.
+        Ages depend only on the numbers of the round and of the client, so they do not change
+        guarantees.
 
     References:
         Nguyen et al., AISTATS 2022, Algorithm 1, with the discount of section 5.

@@ -1,5 +1,8 @@
-"""FedDyn (Acar et al., ICLR 2021): local losses with a linear term, so that all clients agree where
-the mean of the losses is smallest."""
+"""FedDyn: a linear term in the local losses makes clients agree on the minimum of the mean loss.
+
+References:
+    Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
+"""
 
 from typing import Any
 
@@ -14,9 +17,11 @@ from .fedavg import fedavg
 
 @record
 class State:
+    """The server's state."""
+
     params: Any
     optimizer: Any
-    drift: Any  # h, minus mu times the mean over clients of all their differences so far
+    drift: Any  # h: -mu times the mean over all clients of the sum of their differences so far
 
 
 @named("feddyn.init")
@@ -28,8 +33,8 @@ def _init(params, *, step):
 
 @named("feddyn.client")
 def _client(context, keys, server, client_state, rows, *, work, mu):
-    pull = lambda g, w, s: pytrees.axpy(
-        mu, pytrees.sub(w, server.params), pytrees.sub(g, client_state)
+    pull = lambda gradient, params, step: pytrees.axpy(
+        mu, pytrees.sub(params, server.params), pytrees.sub(gradient, client_state)
     )
     trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows, pull)
     diff = pytrees.sub(trained, server.params)
@@ -40,23 +45,23 @@ def _client(context, keys, server, client_state, rows, *, work, mu):
 def _server(context, server, diff, *, step, mu):
     drift = pytrees.axpy(-mu * context.cohort / context.clients, diff, server.drift)
     direction = pytrees.axpy(-1 / mu, drift, diff)
-    moved = step(context, local.Server(server.params, server.optimizer), direction)
-    return State(moved.params, moved.optimizer, drift)
+    new = step(context, local.Server(server.params, server.optimizer), direction)
+    return State(new.params, new.optimizer, drift)
 
 
 @extends(fedavg)
 def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
-    """FedAvg whose clients solve loss - <h_i, w> + (mu / 2) ||w - w_server||^2, where h_i is the
-    gradient at which they last stopped.
+    """Return FedDyn: clients minimize loss - <h_i, w> + (mu / 2) ||w - w_server||^2.
 
-    Clients remember h_i.  It follows from what they released, so it costs no privacy.
+    The client state h_i is the gradient where the client last stopped. It is computed from released
+    differences, so it does not affect privacy.
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
-        mu: pull to the server's model.  More than 0.
+        grad: gradient of the loss, as in `fedavg`.
+        mu: weight of the proximal term, more than 0.
 
     References:
-        Acar et al., ICLR 2021, Algorithm 1, with local steps in place of an exact minimum.
+        Acar et al., ICLR 2021, Algorithm 1, with local steps instead of an exact minimum.
 
     Example:
         >>> import jfl

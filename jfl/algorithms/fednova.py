@@ -1,5 +1,9 @@
-"""FedNova (Wang et al., NeurIPS 2020): clients that take different numbers of local steps count as
-if they took the same."""
+"""FedNova: clients may take different numbers of local steps without biasing the model.
+
+References:
+    Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
+    optimization", NeurIPS 2020.
+"""
 
 import dataclasses
 from typing import Annotated
@@ -19,16 +23,15 @@ from .fedavg import fedavg
 @named("fednova.client")
 def _client(context, keys, server, client_state, rows, *, work, local_steps):
     if len(local_steps) != context.clients:
-        need = f"local_steps for each of {context.clients} clients"
-        checks.fail("fednova", need, len(local_steps))
-    own = local_steps.at[context.client].get(mode="fill", fill_value=1)
-    while_own = lambda g, w, s: pytrees.scale(jnp.where(s < own, 1.0, 0.0), g)
-    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows, while_own)
-    return (
-        pytrees.scale(1 / own, pytrees.sub(trained, server.params)),
-        client_state,
-        diagnostics,
+        expected = f"local_steps for each of {context.clients} clients"
+        checks.fail("fednova", expected, len(local_steps))
+    num_steps = local_steps.at[context.client].get(mode="fill", fill_value=1)
+    stop = lambda gradient, params, step: pytrees.scale(
+        jnp.where(step < num_steps, 1.0, 0.0), gradient
     )
+    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows, stop)
+    direction = pytrees.scale(1 / num_steps, pytrees.sub(trained, server.params))
+    return direction, client_state, diagnostics
 
 
 @named("fednova.server")
@@ -43,22 +46,22 @@ def fednova(
     local_steps: Annotated[ArrayLike | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """FedAvg of normalised differences, (w_i - w) / t_i, times the mean number of steps.
+    """Return FedAvg of normalised differences, (w_i - w) / t_i, times the mean number of steps.
 
-    Plain averaging pulls the model towards clients that take more steps; this does not.  Local
-    steps are of plain SGD.
+    Plain averaging pulls the model towards clients that take more steps t_i; normalisation does
+    not. Local steps use plain SGD.
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
-        local_steps: Int[C], how many of the `steps` each client takes, 1 to `steps`; None: all take
-            all, which is `fedavg`.
+        grad: gradient of the loss, as in `fedavg`.
+        local_steps: Int[C], the number of steps of each client, from 1 to `steps`. None means that
+            all clients take all steps, which is `fedavg`.
 
     Privacy:
-        the numbers of steps are public: the speed of a device, not the number of its rows.  All
-        `steps` noisy gradients are charged, those that are not used too.
+        The numbers of steps are public: they may depend on the speed of a device, not on the number
+            of its rows. All `steps` noisy gradients are counted, including unused ones.
 
     References:
-        Wang et al., NeurIPS 2020, equation 6, with momentum and proximal terms left out.
+        Wang et al., NeurIPS 2020, equation 6, without momentum and proximal terms.
 
     Example:
         >>> import jfl
@@ -68,9 +71,9 @@ def fednova(
     """
     base = fedavg(grad, **fedavg_options)
     work = base.client.data["work"]
-    numbers = np.full(1, work.steps) if local_steps is None else np.asarray(local_steps)
-    whole = numbers.ndim == 1 and numbers.size and numbers.dtype.kind in "iu"
-    if not whole or numbers.min() < 1 or numbers.max() > work.steps:
+    num_steps = np.full(1, work.steps) if local_steps is None else np.asarray(local_steps)
+    is_integer = num_steps.ndim == 1 and num_steps.size and num_steps.dtype.kind in "iu"
+    if not is_integer or num_steps.min() < 1 or num_steps.max() > work.steps:
         checks.fail(
             "fednova",
             f"local_steps Int[C], each from 1 to steps={work.steps}",
@@ -78,10 +81,10 @@ def fednova(
         )
     if local_steps is None:
         return dataclasses.replace(base, name="fednova")
-    own = jnp.asarray(numbers, jnp.float32)
+    bound_steps = dict(local_steps=jnp.asarray(num_steps, jnp.float32))
     return dataclasses.replace(
         base,
-        client=Fn(_client, dict(work=work, local_steps=own)),
-        server=Fn(_server, dict(base.server.data, local_steps=own)),
+        client=Fn(_client, dict(work=work, **bound_steps)),
+        server=Fn(_server, dict(base.server.data, **bound_steps)),
         name="fednova",
     )

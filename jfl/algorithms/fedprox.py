@@ -1,4 +1,8 @@
-"""FedProx (Li et al., MLSys 2020, Algorithm 2): FedAvg with a pull to the server's model."""
+"""FedProx: FedAvg with a proximal term in the local steps.
+
+References:
+    Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2.
+"""
 
 import dataclasses
 
@@ -13,21 +17,23 @@ from .fedavg import fedavg
 
 @named("fedprox.client")
 def _client(context, keys, server, client_state, rows, *, work, mu):
-    pull = lambda g, w, s: pytrees.axpy(mu, pytrees.sub(w, server.params), g)
+    pull = lambda gradient, params, step: pytrees.axpy(
+        mu, pytrees.sub(params, server.params), gradient
+    )
     trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows, pull)
     return pytrees.sub(trained, server.params), client_state, diagnostics
 
 
 @extends(fedavg)
 def fedprox(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
-    """FedAvg whose local steps follow gradient + mu * (w - w_server).
+    """Return FedProx: FedAvg whose local steps follow gradient + mu * (w - w_server).
 
-    The pull reads no example: it comes after clipping and noise and costs no privacy.
-    All else is as in `fedavg`.
+    The proximal term does not read examples. It is added after clipping and noise, so it does not
+    affect privacy. Everything else is as in `fedavg`.
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
-        mu: pull to the server's model.  At least 0.
+        grad: gradient of the loss, as in `fedavg`.
+        mu: weight of the proximal term, at least 0.
     """
     checks.require_nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)

@@ -1,5 +1,9 @@
-"""FedRep (Collins et al., ICML 2021) and FedPer (Arivazhagan et al., 2019): a part of the model is
-shared, the rest stays with each client."""
+"""FedPer and FedRep: one part of the model is shared, and the other stays with each client.
+
+References:
+    Arivazhagan et al., "Federated learning with personalization layers", arXiv:1912.00818. Collins
+    et al., "Exploiting shared representations for personalized federated learning", ICML 2021.
+"""
 
 import fnmatch
 from collections.abc import Callable, Sequence
@@ -17,7 +21,7 @@ from .fedavg import fedavg
 
 
 class Shared:
-    """Which paths of a model are shared: patterns as of the shell, or a function."""
+    """The paths of a model that are shared: shell patterns, or a function."""
 
     def __init__(self, which):
         self.which = which if callable(which) or isinstance(which, str) else tuple(which)
@@ -35,56 +39,56 @@ class Shared:
         return hash(self.which)
 
 
-def _parts(params, shared):
-    """Shared and personal leaves, by path."""
+def _split(params, shared):
+    """Return the shared and the personal arrays, each as a dict by path."""
     leaves = pytrees.by_path(params)
-    if all(map(shared, leaves)) or not any(map(shared, leaves)):
+    shared_leaves = {path: leaf for path, leaf in leaves.items() if shared(path)}
+    if not 0 < len(shared_leaves) < len(leaves):
         checks.fail(
             "fedrep",
             "a shared and a personal part",
-            f"shared={shared.which!r}, which fits "
-            f"{'all' if any(map(shared, leaves)) else 'none'} of {', '.join(list(leaves)[:12])}",
+            f"shared={shared.which!r}, which matches "
+            f"{'all' if shared_leaves else 'none'} of {', '.join(list(leaves)[:12])}",
         )
-    pick = lambda own: {path: leaf for path, leaf in leaves.items() if shared(path) != own}
-    return pick(False), pick(True)
+    return shared_leaves, {path: leaf for path, leaf in leaves.items() if path not in shared_leaves}
 
 
-def _with(params, leaves):
-    """`params` with these leaves in their places."""
+def _replace(params, leaves):
+    """Return `params` with some of its arrays replaced."""
     return pytrees.map_by_path(lambda path, leaf: leaves.get(path, leaf), params)
 
 
 @named("fedrep.init")
 def _init(params, *, step, shared):
-    return step.init(params), _parts(params, shared)[1]
+    return step.init(params), _split(params, shared)[1]
 
 
 @named("fedrep.client")
 def _client(context, keys, server, client_state, rows, *, work, shared, personal_steps):
-    start = _with(server.params, client_state)
+    start = _replace(server.params, client_state)
 
-    def turns(g, w, s):
-        """First the personal part alone, then the shared one."""
+    def mask(gradient, params, step):
+        # First only the personal part moves, then only the shared part.
         if personal_steps is None:
-            return g
-        of_own = s < personal_steps
-        kept = lambda path, x: jnp.where(of_own != shared(path), x, jnp.zeros((), x.dtype))
-        return pytrees.map_by_path(kept, g)
+            return gradient
+        is_personal = step < personal_steps
+        keep = lambda path, g: jnp.where(is_personal != shared(path), g, jnp.zeros((), g.dtype))
+        return pytrees.map_by_path(keep, gradient)
 
-    trained, _, _, diagnostics = local.train(work, context, keys, start, rows, turns)
-    moved, own = _parts(trained, shared)
-    before, _ = _parts(start, shared)
-    return pytrees.sub(moved, before), own, diagnostics
+    trained, _, _, diagnostics = local.train(work, context, keys, start, rows, mask)
+    new_shared, new_personal = _split(trained, shared)
+    old_shared, _ = _split(start, shared)
+    return pytrees.sub(new_shared, old_shared), new_personal, diagnostics
 
 
 @named("fedrep.server")
 def _server(context, server, diff, *, step):
-    return step(context, server, _with(pytrees.zeros_like(server.params), diff))
+    return step(context, server, _replace(pytrees.zeros_like(server.params), diff))
 
 
 @named("fedrep.personal")
-def _personal(server, own):
-    return _with(server.params, own)
+def _personal(server, client_state):
+    return _replace(server.params, client_state)
 
 
 @extends(fedavg, without=["optimizer"])
@@ -94,21 +98,22 @@ def fedper(
     shared: Annotated[str | Sequence[str] | Callable, PYTHON_ONLY] = "*kernel",
     **fedavg_options,
 ) -> Algorithm:
-    """FedAvg of a part of the model: the other part, a head say, stays with each client.
+    """Return FedAvg of a part of the model; the other part, such as the last layer, stays with each
+    client.
 
-    Clients are judged by the shared part and their own (`metrics.client_accuracy`);
-    `run.client_states` has the personal parts, by path.  The model of `out.params` has the personal
+    Clients are evaluated with the shared part and their personal part (`metrics.client_accuracy`).
+    `run.client_states` holds the personal parts by path. The model in `out.params` has the personal
     part that every client started from.
 
     Args:
-        grad: gradients of the loss of the whole model, as in `fedavg`.
-        shared: patterns of paths to the shared part, such as `"body/*"` or `("Dense_0/*",
-            "*/bias")`, as of the shell; or a function path -> bool.  By default kernels are shared,
-            and what else there is (biases, scales) is personal.
+        grad: gradient of the loss of the whole model, as in `fedavg`.
+        shared: shell patterns of paths to the shared part, such as `"body/*"` or `("Dense_0/*",
+            "*/bias")`; or a function path -> bool. By default kernels are shared, and everything
+            else (biases, scales) is personal.
 
     Privacy:
-        both parts follow the same noisy gradients, so a personal part that is handed on is covered
-        by the guarantee for examples.
+        Both parts are trained with the same noisy gradients, so the guarantee for examples also
+        covers a published personal part.
 
     References:
         Arivazhagan et al., arXiv:1912.00818.
@@ -118,7 +123,7 @@ def fedper(
         >>> fedper(jfl.grad(lambda w, x, y: (x @ w["body"] - y) ** 2), shared="body").name
         'fedper'
     """
-    return _made("fedper", grad, shared, None, fedavg_options)
+    return _with_personal_part("fedper", grad, shared, None, fedavg_options)
 
 
 @extends(fedavg, without=["optimizer"])
@@ -129,15 +134,16 @@ def fedrep(
     personal_steps: Annotated[int | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """As `fedper`, but local steps move first the personal part alone, then the shared one.
+    """Return FedRep: as `fedper`, but local steps first train only the personal part, then only the
+    shared part.
 
     Args:
         grad: as in `fedper`.
         shared: as in `fedper`.
-        personal_steps: of the `steps`, the first ones, which move the personal part; None: half.
+        personal_steps: number of the first steps, which train the personal part. None means half.
 
     Privacy:
-        as in `fedper`; all `steps` noisy gradients are charged.
+        As in `fedper`; all `steps` noisy gradients are counted.
 
     References:
         Collins et al., ICML 2021, Algorithm 1.
@@ -152,10 +158,10 @@ def fedrep(
     if personal_steps is None:
         personal_steps = (steps + 1) // 2
     checks.require_integer("fedrep", min_value=0, max_value=steps, personal_steps=personal_steps)
-    return _made("fedrep", grad, shared, personal_steps, fedavg_options)
+    return _with_personal_part("fedrep", grad, shared, personal_steps, fedavg_options)
 
 
-def _made(name, grad, shared, personal_steps, fedavg_options) -> Algorithm:
+def _with_personal_part(name, grad, shared, personal_steps, fedavg_options) -> Algorithm:
     if not (callable(shared) or isinstance(shared, str | list | tuple)):
         checks.fail(name, "shared, patterns of paths or a function", checks.short_repr(shared))
     base = fedavg(grad, **fedavg_options)

@@ -1,5 +1,9 @@
-"""DP-FedSAM (Shi et al., CVPR 2023): local steps towards flat minima, by sharpness-aware
-minimisation."""
+"""DP-FedSAM: sharpness-aware local steps, towards flat minima.
+
+References:
+    Shi et al., "Make landscape flatter in differentially private federated learning", CVPR 2023.
+    Foret et al., "Sharpness-aware minimization", ICLR 2021.
+"""
 
 import dataclasses
 
@@ -18,41 +22,39 @@ from .fedavg import fedavg
 @always_traced
 @named("fedsam.client")
 def _client(context, keys, server, client_state, rows, *, work, rho):
-    one = dataclasses.replace(work, steps=1)
-    clock = context.round * work.steps
+    one_step = dataclasses.replace(work, steps=1)
 
-    def look(w, number):
-        """The gradient at w, of the batch with this number."""
-        _, g, _, seen = local.train(one, context, keys, w, rows, moving=0.0, first=number)
-        return g, seen
+    def gradient_at(params, batch_number):
+        _, gradient, _, diagnostics = local.train(
+            one_step, context, keys, params, rows, moving=0.0, first=batch_number
+        )
+        return gradient, diagnostics
 
-    def step(w, s):
-        uphill, first = look(w, work.steps + s)
-        length = jnp.maximum(pytrees.norm(uphill), jnp.finfo(jnp.float32).tiny)
-        g, second = look(pytrees.axpy(rho / length, uphill, w), s)
-        lr = local.rates(work.lr, clock + s, 1)
-        return pytrees.axpy(-lr, g, w), local.both(first, second)
+    def step(params, number):
+        ascent, first = gradient_at(params, work.steps + number)
+        length = jnp.maximum(pytrees.norm(ascent), jnp.finfo(jnp.float32).tiny)
+        gradient, second = gradient_at(pytrees.axpy(rho / length, ascent, params), number)
+        lr = local.rates(work.lr, context.round * work.steps + number, 1)
+        return pytrees.axpy(-lr, gradient, params), local.both(first, second)
 
     with jax.named_scope("local_steps"):  # as in `local.train`
-        trained, seen = jax.lax.scan(step, server.params, jnp.arange(work.steps))
-    each = seen._replace(loss=seen.loss.mean(), clipped=seen.clipped.mean())
-    diagnostics = each._replace(overflow=seen.overflow.sum(), nonfinite=seen.nonfinite.sum())
-    return pytrees.sub(trained, server.params), client_state, diagnostics
+        trained, diagnostics = jax.lax.scan(step, server.params, jnp.arange(work.steps))
+    return pytrees.sub(trained, server.params), client_state, local.over_steps(diagnostics)
 
 
 @extends(fedavg, without=["optimizer"])
 def fedsam(grad: Grad, *, rho: Number = 0.05, **fedavg_options) -> Algorithm:
-    """FedAvg whose local steps follow the gradient at w + rho * g / ||g||, where g is the gradient
-    at w.
+    """Return FedSAM: local steps follow the gradient at w + rho * g / ||g||, where g is the
+    gradient at w.
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
-        rho: how far uphill the gradient is taken.  At least 0.
+        grad: gradient of the loss, as in `fedavg`.
+        rho: distance between w and the point of the gradient, at least 0.
 
     Privacy:
-        a step has two gradients, of two batches: it releases 2 * `steps` of them a participation
-        where they are noisy.  Under client-level privacy, which the paper has, it costs what
-        `fedavg` costs.
+        A step uses two gradients of two batches, so each participation releases 2 * `steps`
+        gradients if they are noisy. With client-level privacy, as in the paper, it costs the same
+        as `fedavg`.
 
     References:
         Shi et al., CVPR 2023, Algorithm 1; Foret et al., ICLR 2021.

@@ -1,4 +1,9 @@
-"""FedSGD (McMahan et al., AISTATS 2017): one gradient a client, one step on the server."""
+"""FedSGD: one gradient per client and round, and one step on the server.
+
+References:
+    McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+    AISTATS 2017.
+"""
 
 import optax
 
@@ -35,10 +40,10 @@ def fedsgd(
     batch: Batches = full(),
     server_optimizer: Optimizer = optax.sgd,
 ) -> Algorithm:
-    """Each client sends the gradient of one batch (default: all its rows); the server takes a step
-    of size `lr`.
+    """Return FedSGD: each client uploads the gradient of one batch, and the server takes a step of
+    size `lr`.
 
-    It releases the (noisy) gradient, once a round.
+    A batch is all rows of the client by default. Each round releases the (noisy) gradient.
     """
     work = local.work(grad, batch, lr=1.0, steps=1)
     step = dict(step=local.server_step(lr, server_optimizer, default_lr=0.1, name="lr"))

@@ -1,5 +1,4 @@
-"""Iterate averaging (Polyak, Ruppert): the model that counts is the mean of the models of the
-rounds so far."""
+"""Iterate averaging (Polyak, Ruppert): evaluate the mean of the models of several rounds."""
 
 import dataclasses
 from typing import Any
@@ -13,10 +12,10 @@ from .base import Number
 
 @record
 class State:
-    """What the server remembers."""
+    """The server's state."""
 
-    inner: Any  # what the algorithm itself remembers on the server
-    mean: Any  # of the models after the rounds that count
+    inner: Any  # the server's state of the averaged algorithm
+    mean: Any  # the mean model
 
 
 @named("averaged.init")
@@ -32,11 +31,11 @@ def _client(context, keys, server, client_state, rows, *, inner):
 
 @named("averaged.server")
 def _server(context, server, release, *, inner, params, first):
-    moved = inner(context, server.inner, release)
-    # up to the first round that counts the mean is the model itself
-    share = 1 / jnp.maximum(context.round - first + 1, 1)
-    step_to = lambda mean, model: mean + share.astype(mean.dtype) * (model - mean)
-    return State(moved, pytrees.map(step_to, server.mean, params(moved)))
+    new = inner(context, server.inner, release)
+    # Up to round `first`, the weight is 1 and the mean is the last model.
+    weight = 1 / jnp.maximum(context.round - first + 1, 1)
+    update = lambda mean, model: mean + weight.astype(mean.dtype) * (model - mean)
+    return State(new, pytrees.map(update, server.mean, params(new)))
 
 
 @named("averaged.params")
@@ -45,14 +44,14 @@ def _mean(server):
 
 
 def averaged(algorithm: Algorithm, first: Number = 0) -> Algorithm:
-    """The same algorithm, judged by the mean of its models from round `first` on.
+    """Return an algorithm whose model is the mean of the models since round `first`.
 
-    Clients go on from the last model, not from the mean.  Post-processing of releases: it costs no
-    privacy, and takes away much of the noise that the last rounds left in the model.
+    Clients continue from the last model, not from the mean. This is post-processing, so it does not
+    affect privacy, and it removes much of the noise that the last rounds left in the model.
 
     Args:
         algorithm: any algorithm.
-        first: a round, >= 0; before it the last model counts.
+        first: a round, >= 0. Before it, the model is the last one.
     """
     if not isinstance(algorithm, Algorithm):
         checks.fail("averaged", "an algorithm of jfl.algorithms", f"{algorithm!r}")

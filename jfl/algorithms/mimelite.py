@@ -1,5 +1,9 @@
-"""MimeLite (Karimireddy et al., NeurIPS 2021, Algorithm 2): local steps with the momentum of the
-server."""
+"""MimeLite: local steps with the momentum of the server.
+
+References:
+    Karimireddy et al., "Breaking the centralized barrier for cross-device federated learning",
+    NeurIPS 2021, Algorithm 2.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -11,20 +15,24 @@ from ..core.records import Algorithm, Fn, always_traced, named, record
 from ..gradients.per_example import Grad
 from .base import Number, algorithm, traits
 from .fedavg import fedavg
-from .scaffold import _rates
+from .scaffold import _rate_sum
 
 
 @record
 class State:
+    """The server's state."""
+
     params: Any
     optimizer: Any
     momentum: Any
 
 
 class Payload(NamedTuple):
+    """What a client uploads."""
+
     diff: Any
-    # the gradient at the server's model times the sum of learning rates: so it shares the
-    # difference's units, and a clip
+    # The gradient at the server's model times the sum of learning rates. Scaled like this, both
+    # fields have the units of a model difference, and one clip norm suits both.
     gradient: Any
 
 
@@ -37,43 +45,44 @@ def _init(params, *, step):
 @always_traced
 @named("mimelite.client")
 def _client(context, keys, server, client_state, rows, *, work, momentum):
-    mix = lambda g, w, s: pytrees.axpy(momentum, server.momentum, pytrees.scale(1 - momentum, g))
-    trained, _, rates, diagnostics = local.train(work, context, keys, server.params, rows, mix)
-    look = dataclasses.replace(work, steps=1)
-    _, gradient, _, seen = local.train(
-        look, context, keys, server.params, rows, moving=0.0, first=work.steps
+    mix = lambda gradient, params, step: pytrees.axpy(
+        momentum, server.momentum, pytrees.scale(1 - momentum, gradient)
     )
-    payload = Payload(pytrees.sub(trained, server.params), pytrees.scale(rates, gradient))
-    return payload, client_state, local.both(diagnostics, seen)
+    trained, _, rate_sum, of_steps = local.train(work, context, keys, server.params, rows, mix)
+    one_step = dataclasses.replace(work, steps=1)
+    _, gradient, _, of_gradient = local.train(
+        one_step, context, keys, server.params, rows, moving=0.0, first=work.steps
+    )
+    payload = Payload(pytrees.sub(trained, server.params), pytrees.scale(rate_sum, gradient))
+    return payload, client_state, local.both(of_steps, of_gradient)
 
 
 @named("mimelite.server")
 def _server(context, server, release, *, step, momentum, scale):
-    moved = step(context, local.Server(server.params, server.optimizer), release.diff)
+    new = step(context, local.Server(server.params, server.optimizer), release.diff)
     gradient = pytrees.scale(1 / scale(context.round), release.gradient)
     mixed = pytrees.axpy(momentum, server.momentum, pytrees.scale(1 - momentum, gradient))
-    return State(moved.params, moved.optimizer, mixed)
+    return State(new.params, new.optimizer, mixed)
 
 
 @traits(payload_models=2)  # a difference and a gradient
 @extends(fedavg, without=["optimizer"])
 def mimelite(grad: Grad, *, momentum: Number = 0.9, **fedavg_options) -> Algorithm:
-    """FedAvg whose local steps follow (1 - momentum) gradient + momentum * m, where m is the
-    server's and stays as it is during a round.
+    """Return MimeLite: local steps follow (1 - momentum) * gradient + momentum * m.
 
-    The server's m is moved by the mean of the clients' gradients at its own model, of one more
-    batch each.
+    m belongs to the server and does not change during a round. After the round it is updated with
+    the mean of the clients' gradients at the server's model, computed on one more batch each.
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
+        grad: gradient of the loss, as in `fedavg`.
         momentum: in [0, 1); 0 is `fedavg`.
 
     Privacy:
-        it releases `steps` + 1 noisy gradients a participation.
+        Each participation releases `steps` + 1 noisy gradients.
 
     References:
-        Karimireddy et al., NeurIPS 2021, Algorithm 2 (MimeLite with SGD and momentum).  A batch
-        takes the place of all rows in the statistics.
+        Karimireddy et al., NeurIPS 2021, Algorithm 2 (MimeLite with SGD and momentum), with a batch
+        instead of all rows for the gradient at the server's model.
 
     Example:
         >>> import jfl
@@ -84,13 +93,13 @@ def mimelite(grad: Grad, *, momentum: Number = 0.9, **fedavg_options) -> Algorit
     if checks.is_concrete(momentum) and momentum >= 1:
         checks.fail("mimelite", "momentum in [0, 1)", f"{momentum!r}")
     base = fedavg(grad, **fedavg_options)
-    work, share = base.client.data["work"], checks.as_scalar(momentum)
+    work, momentum = base.client.data["work"], checks.as_scalar(momentum)
     (release,) = base.releases
-    rates = Fn(_rates, dict(lr=work.lr), dict(steps=work.steps))
+    scale = Fn(_rate_sum, dict(lr=work.lr), dict(steps=work.steps))
     return algorithm(
         Fn(_init, base.server.data),
-        Fn(_client, dict(work=work, momentum=share)),
-        Fn(_server, dict(base.server.data, momentum=share, scale=rates)),
+        Fn(_client, dict(work=work, momentum=momentum)),
+        Fn(_server, dict(base.server.data, momentum=momentum, scale=scale)),
         releases=(dataclasses.replace(release, count=release.count + 1),),
         name="mimelite",
     )

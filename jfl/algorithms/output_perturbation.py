@@ -1,5 +1,9 @@
-"""FedAvg with noise once a round, on the client's model (DP-FedAvg of Li, Wang, Wu, Mathematics
-13(3), 2025)."""
+"""Output perturbation: FedAvg with noise once per round, added to the client's model.
+
+References:
+    Li, Wang, Wu, Mathematics 13(3), 2025 (their DP-FedAvg). Wu et al., "Bolt-on differential
+    privacy for scalable stochastic gradient descent-based analytics", SIGMOD 2017.
+"""
 
 import dataclasses
 from typing import Annotated
@@ -25,52 +29,57 @@ def _init(params, *, step):
 @named("output_perturbation.client")
 def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, clip_steps):
     chain = mech.at_round(mechanism, context.round)
-    limit = mech.bound(chain)
+    clip_norm = mech.bound(chain)
 
-    def clip(g, w, s):
-        factor = jnp.minimum(1.0, limit / jnp.maximum(pytrees.norm(g), jnp.finfo(jnp.float32).tiny))
-        g = pytrees.scale(
-            factor if clip_steps == "all" else jnp.where(s == work.steps - 1, factor, 1.0), g
-        )
-        return g if mu is None else pytrees.axpy(mu, pytrees.sub(w, server.params), g)
+    def clip(gradient, params, step):
+        norm = jnp.maximum(pytrees.norm(gradient), jnp.finfo(jnp.float32).tiny)
+        factor = jnp.minimum(1.0, clip_norm / norm)
+        if clip_steps == "last":
+            factor = jnp.where(step == work.steps - 1, factor, 1.0)
+        gradient = pytrees.scale(factor, gradient)
+        if mu is None:
+            return gradient
+        return pytrees.axpy(mu, pytrees.sub(params, server.params), gradient)
 
-    trained, _, rates, diagnostics = local.train(
+    trained, _, rate_sum, diagnostics = local.train(
         work, context, keys, server.params, rows, clip, drop=True
     )
-    # minus the mean of clipped gradients, weighted by learning rates: at most `limit` long,
-    # whatever the rows (with a pull of lr * mu > 1 it may be longer, and the chain's clip sees to
-    # it)
-    mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
+    # This is minus the mean of clipped gradients, weighted by learning rates. Its norm is at most
+    # the clip norm, whatever the rows are. (With lr * mu > 1 it may be larger; then the clip of
+    # the chain takes effect.)
+    mean = pytrees.scale(1 / rate_sum, pytrees.sub(trained, server.params))
     if clip_steps == "all":
-        return _released(chain, context, keys, mean, rates, client_state, diagnostics)
+        return _release(chain, context, keys, mean, rate_sum, client_state, diagnostics)
     mean, _ = mech.release_sum(
         chain, keys.noise, (), mean, realised=context.size, client=context.client
     )
-    return pytrees.scale(rates, mean), client_state, diagnostics
+    return pytrees.scale(rate_sum, mean), client_state, diagnostics
 
 
 @named("output_perturbation.contracting")
 def _contracting(context, keys, server, client_state, rows, *, work, mechanism):
-    """No step is clipped, since a step that is clipped does not contract: two means that differ in
-    a row are at most twice the declared bound apart."""
+    """Train without clipping, since a clipped step does not contract.
+
+    Mean gradients of two neighbouring datasets differ by at most twice the declared bound.
+    """
     chain = mech.at_round(mechanism, context.round)
-    trained, _, rates, diagnostics = local.train(
+    trained, _, rate_sum, diagnostics = local.train(
         work, context, keys, server.params, rows, drop=True
     )
-    mean = pytrees.scale(1 / rates, pytrees.sub(trained, server.params))
-    return _released(chain, context, keys, mean, rates, client_state, diagnostics)
+    mean = pytrees.scale(1 / rate_sum, pytrees.sub(trained, server.params))
+    return _release(chain, context, keys, mean, rate_sum, client_state, diagnostics)
 
 
-def _released(chain, context, keys, mean, rates, client_state, diagnostics):
-    """The mean with noise, in units of the model."""
-    form = pytrees.dtypes_of(mean)
-    mean, lost = mech.release_one(
+def _release(chain, context, keys, mean, rate_sum, client_state, diagnostics):
+    """Add noise to the mean gradient and return it as a model difference."""
+    dtypes = pytrees.dtypes_of(mean)
+    mean, num_nonfinite = mech.release_one(
         chain, keys.noise, mean, realised=context.size, client=context.client
     )
     return (
-        pytrees.cast(pytrees.scale(rates, mean), form),
+        pytrees.cast(pytrees.scale(rate_sum, mean), dtypes),
         client_state,
-        diagnostics._replace(nonfinite=diagnostics.nonfinite + lost),
+        diagnostics._replace(nonfinite=diagnostics.nonfinite + num_nonfinite),
     )
 
 
@@ -94,41 +103,41 @@ def output_perturbation(
     mu: Annotated[Number | None, PYTHON_ONLY] = None,
     smoothness: Annotated[float | None, PYTHON_ONLY] = None,
 ) -> Algorithm:
-    """FedAvg whose clients clip every minibatch gradient and add noise once, to the model they
-    upload.
+    """Return FedAvg whose clients clip each minibatch gradient and add noise once, to the uploaded
+    model.
 
     Args:
-        grad: jfl.grad(loss), or a private_grad without noise for gradients clipped example by
+        grad: jfl.grad(loss), or a private_grad without noise, which clips the gradient of each
             example.
-        mechanism: chain(clip_l2(G), total(), gaussian(z)), for the mean gradient of a round.  Its
-            clip norm also clips each step.  A change of one row may change all gradients of the
-            round, by 2 G each; so noise of z * 2 G * (sum of learning rates) in the model covers
-            every such change.
-        clip_steps: "all"; "last" is the algorithm as printed, which clips the last step only and
-            proves nothing.
-        mu: pull to the server's model, as in FedProx; it reads no row, and with lr * mu <= 1 it
-            only shortens.
-        smoothness: where the loss of every example is convex, at most this smooth (the largest
-            eigenvalue of its Hessian) and at most L steep (the length of its gradient), noise for a
-            far smaller change: steps with lr <= 2 / smoothness do not drive models apart, so a row
-            that one batch of a round uses moves the model by 2 L lr / batch.  No step is clipped.
-            It takes mechanism = chain(bounded(L / (steps * batch), "contraction"), total(),
-            gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a grad without l2, a loss
-            and parameters in float32, and in each client steps * batch rows.  jfl cannot see
-            whether L and smoothness hold, so the guarantee is "conditional".  None: every step is
-            clipped, which holds for any loss.
+        mechanism: chain(clip_l2(G), total(), gaussian(z)), for the mean gradient of a round. Its
+            clip norm also clips each step. Changing one row may change all gradients of the round,
+            each by up to 2 G, so the noise in the model has standard deviation z * 2 G * (sum of
+            learning rates).
+        clip_steps: "all", or "last" for the algorithm as printed, which clips only the last step
+            and proves nothing.
+        mu: weight of a proximal term, as in FedProx. It does not read rows, and for lr * mu <= 1 it
+            only shortens the difference.
+        smoothness: an upper bound of the smoothness (largest eigenvalue of the Hessian) of the loss
+            of every example, if all these losses are convex and have gradients of norm at most L.
+            Then much less noise suffices: steps with lr <= 2 / smoothness do not move models apart,
+            so a row that is used by one batch of a round moves the model by at most 2 L lr / batch.
+            No step is clipped. It requires mechanism = chain(bounded(L / (steps * batch),
+            "contraction"), total(), gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a
+            grad without l2, loss and parameters in float32, and steps * batch rows per client. jfl
+            cannot verify L and smoothness, so the guarantee is "conditional". None clips every
+            step, which is valid for any loss.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     Privacy:
-        one release a participation, of an example under replace_one; a row that no batch of the
-        round drew is not in it, which is the only gain from sampling.
+        Each participation is one release, for examples under replace_one. A row that no batch of
+        the round draws is not part of it, which is the only gain from sampling.
 
     References:
-        Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step.
-        Wu et al., SIGMOD 2017, Algorithm 1, and Hardt, Recht, Singer, ICML 2016, Lemma 3.7, for
-        `smoothness`.
+        Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step. For
+        `smoothness`: Wu et al., SIGMOD 2017, Algorithm 1, and Hardt, Recht, Singer, ICML 2016,
+        Lemma 3.7.
     """
     if (
         not isinstance(mechanism, Mechanism)
@@ -145,7 +154,7 @@ def output_perturbation(
             "output_perturbation",
             "a grad without noise",
             "a noisy private_grad",
-            "Noise is added once a round, by `mechanism`.",
+            "Noise is added once per round, by `mechanism`.",
         )
     if any(s.declared == "prox_erm" for s in mechanism.stages):
         checks.fail(
@@ -161,7 +170,9 @@ def output_perturbation(
     work = local.work(grad, batch, lr=lr, steps=steps)
     contracts = _contracts(grad, mechanism, lr, batch, mu, smoothness)
     if contracts and clip_steps != "all":
-        checks.fail("output_perturbation", "no clip_steps beside smoothness", f"{clip_steps!r}")
+        checks.fail(
+            "output_perturbation", "clip_steps='all' when smoothness is given", f"{clip_steps!r}"
+        )
     step = dict(step=local.server_step(server_lr, server_optimizer))
     if contracts:
         client = Fn(_contracting, dict(work=work, mechanism=mechanism))
@@ -172,14 +183,14 @@ def output_perturbation(
             dict(clip_steps=clip_steps),
         )
     released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
-    made = algorithm(
+    base = algorithm(
         Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation"
     )
-    return dataclasses.replace(made, contracts=contracts)
+    return dataclasses.replace(base, contracts=contracts)
 
 
 def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
-    """Whether the noise is for steps that contract; if so, they are such as do on convex losses."""
+    """Return whether the noise relies on contracting steps; if so, check what contraction needs."""
     declared = any(s.declared == "contraction" for s in mechanism.stages)
     if declared != (smoothness is not None):
         checks.fail(
@@ -192,38 +203,38 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
     if callable(lr) or not checks.is_concrete((lr, smoothness)):
         checks.fail(
             "output_perturbation",
-            "a learning rate and a smoothness that are numbers, and known now",
+            "lr and smoothness to be concrete numbers",
             f"lr={checks.short_repr(lr)}, smoothness={checks.short_repr(smoothness)}",
-            "Whether steps contract is checked where the algorithm is made.",
+            "Build the algorithm outside jit and vmap: contraction is checked at that point.",
         )
     checks.require_positive("output_perturbation", single=True, smoothness=smoothness, lr=lr)
     if not float(lr) <= 2 / float(smoothness):
         checks.fail(
             "output_perturbation",
-            f"a learning rate of at most 2 / smoothness, {2 / float(smoothness):g}",
+            f"lr <= 2 / smoothness = {2 / float(smoothness):g}",
             f"lr={lr!r}",
-            "Larger steps drive models apart.",
+            "Lower lr: larger steps do not contract.",
         )
     if batch.scheme != "epochs":
         checks.fail(
             "output_perturbation",
-            "batch = jfl.batches.epochs(...) beside smoothness",
+            "batch = jfl.batches.epochs(...) when smoothness is given",
             batch.scheme,
-            "A row may be in one batch of a round at most.",
+            "A row may be in at most one batch of a round.",
         )
     if (kind := computed_in(grad)) != "float32":
         checks.fail(
             "output_perturbation",
-            "a loss that is computed in float32 beside smoothness",
+            "a loss computed in float32 when smoothness is given",
             kind,
-            "One that is rounded is not smooth.",
+            f"Rounding to {kind} makes the loss non-smooth.",
         )
     changed = {"l2": getattr(grad, "l2", None), "mechanism": getattr(grad, "mechanism", None)}
     if given := [name for name, value in (changed | {"mu": mu}).items() if value is not None]:
         checks.fail(
             "output_perturbation",
-            "the gradient of the loss alone beside smoothness",
+            "a plain gradient when smoothness is given",
             f"one with {' and '.join(given)}",
-            "Put l2 or a pull into the loss, and what it adds into smoothness and the bound.",
+            "Add these terms to the loss, and include them in smoothness and the bound.",
         )
     return True

@@ -1,5 +1,9 @@
-"""PADPFL (Talaei, Izadi, 2024): FedProx solves, clipped models, impact factors; NbAFL (Wei et al.,
-2020) with equal ones."""
+"""PADPFL: FedProx with clipped models and impact factors. With equal factors it is NbAFL.
+
+References:
+    Talaei, Izadi, 2024 (PADPFL). Wei et al., "Federated learning with differential privacy:
+    algorithms and performance analysis", 2020 (NbAFL).
+"""
 
 from typing import Annotated
 
@@ -25,39 +29,42 @@ def _init(params, *, step):
 @named("padpfl.client")
 def _client(context, keys, server, client_state, rows, *, work, mu, mechanism, most, upload):
     start = server.params
-    pull = lambda g, w, s: pytrees.axpy(mu, pytrees.sub(w, start), g)
+    pull = lambda gradient, params, step: pytrees.axpy(mu, pytrees.sub(params, start), gradient)
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows, pull)
     inexact = _inexactness(work.grad, context, start, trained, rows, mu)
-    if most is not None:  # a solve that stops too early voids what rests on it
-        # but for one that is not finite: it counts as zero, and nothing rests on it
+    if most is not None:
+        # The sensitivity assumes a solve of this accuracy. A model that is not finite counts as
+        # zero, so nothing depends on its accuracy.
         too_short = pytrees.all_finite(trained) & ~(inexact <= most)
         overflow = diagnostics.overflow + too_short.astype(jnp.int32)
         diagnostics = diagnostics._replace(overflow=overflow)
     payload = trained if upload == "model" else pytrees.sub(trained, start)
     if mechanism is not None:
-        form = pytrees.dtypes_of(payload)
-        payload, lost = mech.release_one(
+        dtypes = pytrees.dtypes_of(payload)
+        payload, num_nonfinite = mech.release_one(
             mech.at_round(mechanism, context.round),
             keys.noise,
             payload,
             realised=context.size,
             client=context.client,
         )
-        payload = pytrees.cast(payload, form)
-        diagnostics = diagnostics._replace(nonfinite=diagnostics.nonfinite + lost)
+        payload = pytrees.cast(payload, dtypes)
+        diagnostics = diagnostics._replace(nonfinite=diagnostics.nonfinite + num_nonfinite)
     client_state = jnp.where(jnp.isfinite(inexact), inexact, jnp.finfo(jnp.float32).max)
     return payload, client_state, diagnostics
 
 
 def _inexactness(grad, context, start, trained, rows, mu):
-    """||gradient of the proximal problem|| where the client stopped, over that where it started;
-    over all its rows."""
+    """Return the norm of the proximal problem's gradient at the end, relative to the start.
+
+    Gradients are over all rows of the client.
+    """
     slots = jnp.arange(rows.index.shape[0])
-    everything = gather(rows, slots, slots < rows.size)
-    whole = Grad(per_example.exact(grad.loss), None, grad.l2)
-    gradient = lambda w: whole(None, w, everything, context)[0]
-    left = pytrees.norm(pytrees.axpy(mu, pytrees.sub(trained, start), gradient(trained)))
-    return left / jnp.maximum(pytrees.norm(gradient(start)), jnp.finfo(jnp.float32).tiny)
+    all_rows = gather(rows, slots, slots < rows.size)
+    exact_grad = Grad(per_example.exact(grad.loss), None, grad.l2)
+    gradient = lambda params: exact_grad(None, params, all_rows, context)[0]
+    at_end = pytrees.norm(pytrees.axpy(mu, pytrees.sub(trained, start), gradient(trained)))
+    return at_end / jnp.maximum(pytrees.norm(gradient(start)), jnp.finfo(jnp.float32).tiny)
 
 
 @named("padpfl.server")
@@ -82,37 +89,38 @@ def padpfl(
     server_lr: Rate = 1.0,
     server_optimizer: Optimizer = optax.sgd,
 ) -> Algorithm:
-    """Clients solve loss + (mu / 2) ||w - w_server||^2 inexactly; the server takes the weighted
-    mean of their models.
+    """Return PADPFL: clients approximately minimize loss + (mu / 2) ||w - w_server||^2.
 
-    The impact factors are `jfl.plan(weights=...)`: fixed, of `jfl.sampling.weights.impact`, or a
-    function of the round.  All clients take part (`sampling.full`).  Noise of the paper's kind, on
-    a clipped upload and on what is broadcast:
+    The server takes the weighted mean of their models. The impact factors are the `weights` of
+    `jfl.plan`: fixed, from `jfl.sampling.weights.impact`, or a function of the round. All clients
+    participate (`sampling.full`). Noise as in the paper, on a clipped upload and on the broadcast
+    model, is
 
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
-    What the solves of each client's last round reached is in `run.client_states`, [C]: a
-    measurement, outside any guarantee.  Sensitivity from clipped steps is
-    `output_perturbation(..., mu=mu)`.
+    `run.client_states`, [C], holds the inexactness of each client's last solve: a measurement,
+    which no guarantee covers. `output_perturbation(..., mu=mu)` derives the sensitivity from
+    clipped steps instead.
 
     Args:
-        grad: gradients of the loss, without the pull, as in `fedavg`.
-        mu: pull to the server's model.
-        upload: model | difference, what a client clips and uploads.  "model" is as printed; the
-            clip norm of a "difference" may be far smaller: usable noise.
+        grad: gradient of the loss without the proximal term, as in `fedavg`.
+        mu: weight of the proximal term.
+        upload: "model" or "difference", the quantity that a client clips and uploads. The paper
+            prints "model"; a "difference" permits a much smaller clip norm, and so useful noise.
         mechanism: instead of a noisy upload, a chain inside the client, for its examples:
-            chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), s from
-            `experiments.papers.talaei2024.claims.client_sensitivity`, which is of an exchange, and
-            replace_one doubles a bound; conditional on convex Lipschitz losses.
-        inexactness: what a solve must reach, in (0, 1]; one that does not counts as an overflow in
-            Health, which stops the run: give more steps or a larger lr.
+            chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), with s from
+            `experiments.papers.talaei2024.claims.client_sensitivity`. s is the effect of replacing
+            a row, and replace_one doubles a bound. The guarantee is conditional on convex Lipschitz
+            losses.
+        inexactness: the required accuracy of a solve, in (0, 1]. A less accurate solve counts as an
+            overflow in Health, which stops the run; then use more steps or a larger lr.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     References:
-        Talaei, Izadi, 2024, Algorithm 1; the clip on a model bounds a client by 2 B, not by 2 B /
+        Talaei, Izadi, 2024, Algorithm 1. The clip on a model bounds a client by 2 B, not by 2 B /
         rows.
     """
     checks.require_nonnegative("padpfl", single=True, mu=mu)
@@ -130,20 +138,20 @@ def padpfl(
                 'mechanism = chain(bounded(..., "prox_erm"), total(), gaussian(z))',
                 f"{mechanism!r}",
             )
-        rests_on_solves = any(s.declared == "prox_erm" for s in mechanism.stages)
-        if rests_on_solves and getattr(grad, "l2", None) is not None:
+        assumes_solve = any(s.declared == "prox_erm" for s in mechanism.stages)
+        if assumes_solve and getattr(grad, "l2", None) is not None:
             checks.fail(
-                "padpfl", "a grad without l2 beside a prox_erm bound", "l2", "Put it into the loss."
+                "padpfl", "a grad without l2 for a prox_erm bound", "l2", "Add it to the loss."
             )
-        if rests_on_solves and inexactness is None:
-            checks.fail("padpfl", "inexactness beside a prox_erm bound, which rests on it", "none")
+        if assumes_solve and inexactness is None:
+            checks.fail("padpfl", "inexactness, which a prox_erm bound relies on", "none")
         mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True, also=())
     work = local.work(grad, batch, lr=lr, steps=steps)
     step = dict(step=local.server_step(server_lr, server_optimizer))
-    most = None if inexactness is None else checks.as_scalar(inexactness)
+    max_inexactness = None if inexactness is None else checks.as_scalar(inexactness)
     client = Fn(
         _client,
-        dict(work=work, mu=checks.as_scalar(mu), mechanism=mechanism, most=most),
+        dict(work=work, mu=checks.as_scalar(mu), mechanism=mechanism, most=max_inexactness),
         dict(upload=upload),
     )
     released = work.releases() if mechanism is None else (Release(mechanism, batch, 1, steps),)

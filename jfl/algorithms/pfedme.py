@@ -1,4 +1,9 @@
-"""pFedMe (Dinh et al., NeurIPS 2020, Algorithm 1): personal models by Moreau envelopes."""
+"""pFedMe: personal models by Moreau envelopes.
+
+References:
+    Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020,
+    Algorithm 1.
+"""
 
 import dataclasses
 from typing import Annotated
@@ -23,25 +28,25 @@ def _init(params, *, step):
 @always_traced
 @named("pfedme.client")
 def _client(context, keys, server, client_state, rows, *, work, pull, outer_lr, outer_steps):
-    def outer(carry, number):
-        w, _ = carry
-        to_shared = lambda g, v, s: pytrees.axpy(pull, pytrees.sub(v, w), g)
-        personal, _, _, seen = local.train(
-            work, context, keys, w, rows, to_shared, first=number * work.steps
+    def outer_step(carry, number):
+        shared, _ = carry
+        to_shared = lambda gradient, params, step: pytrees.axpy(
+            pull, pytrees.sub(params, shared), gradient
         )
-        moved = pytrees.axpy(-outer_lr * pull, pytrees.sub(w, personal), w)
-        return (moved, personal), seen
+        personal, _, _, diagnostics = local.train(
+            work, context, keys, shared, rows, to_shared, first=number * work.steps
+        )
+        shared = pytrees.axpy(-outer_lr * pull, pytrees.sub(shared, personal), shared)
+        return (shared, personal), diagnostics
 
     start = (server.params, server.params)
-    (trained, personal), seen = jax.lax.scan(outer, start, jnp.arange(outer_steps))
-    each = seen._replace(loss=seen.loss.mean(), clipped=seen.clipped.mean())
-    diagnostics = each._replace(overflow=seen.overflow.sum(), nonfinite=seen.nonfinite.sum())
-    return pytrees.sub(trained, server.params), personal, diagnostics
+    (trained, personal), diagnostics = jax.lax.scan(outer_step, start, jnp.arange(outer_steps))
+    return pytrees.sub(trained, server.params), personal, local.over_steps(diagnostics)
 
 
 @named("pfedme.personal")
-def _personal(server, own):
-    return own
+def _personal(server, client_state):
+    return client_state
 
 
 @extends(fedavg)
@@ -54,24 +59,26 @@ def pfedme(
     steps: int = 10,
     **fedavg_options,
 ) -> Algorithm:
-    """Clients alternate between a personal model, the minimum of loss + (pull / 2) ||v - w||^2, and
-    a step of their copy w of the shared one towards it.
+    """Return pFedMe: clients alternate between a personal model v and their copy w of the shared
+    model.
 
-    Clients are judged by their personal models; `run.client_states` has them, [C, ...].
+    The personal model approximately minimizes loss + (pull / 2) ||v - w||^2, and then w takes a
+    step towards it. Clients are evaluated with their personal models, which are in
+    `run.client_states`, [C, ...].
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
-        pull: lambda, the pull of a personal model to the shared one.
-        outer_lr: eta, the learning rate of the copy of the shared model.
-        inner_steps: K, steps of `lr` towards the personal model in each of the `steps`.
-        steps: R, steps of the copy of the shared model.
+        grad: gradient of the loss, as in `fedavg`.
+        pull: lambda, the weight of the distance between v and w.
+        outer_lr: eta, the learning rate of w.
+        inner_steps: K, the number of steps of v, with learning rate `lr`, per step of w.
+        steps: R, the number of steps of w.
 
     Other Parameters:
         fedavg_options: as in `fedavg`; server_lr is the beta of the paper.
 
     Privacy:
-        it releases steps * inner_steps noisy gradients a participation: each inner step draws a
-        batch of its own.
+        Each participation releases steps * inner_steps noisy gradients, since each inner step draws
+        a separate batch.
 
     References:
         Dinh, Tran, Nguyen, NeurIPS 2020, Algorithm 1.

@@ -1,4 +1,8 @@
-"""q-FedAvg (Li et al., ICLR 2020, Algorithm 2): clients with a larger loss count more."""
+"""q-FedAvg: clients with a larger loss have more weight.
+
+References:
+    Li et al., "Fair resource allocation in federated learning", ICLR 2020, Algorithm 2.
+"""
 
 import dataclasses
 from typing import Annotated, Any, NamedTuple
@@ -14,51 +18,50 @@ from ..gradients.per_example import grad as plain_grad
 from .base import Number, algorithm, traits
 from .fedavg import fedavg
 
-LEAST = 1e-3  # of what h would be for a loss of 1: below it, noise has made h useless
+# The server divides by the released weight, or by this if noise made it smaller.
+MIN_WEIGHT = 1e-3
 
 
 class Payload(NamedTuple):
-    direction: Any  # F^q times the difference
-    weight: Any  # h / L: F^q + q F^(q - 1) L ||difference||^2
+    """What a client uploads."""
+
+    direction: Any  # F^q times the model difference, for the client's loss F
+    weight: Any  # h / L = F^q + q F^(q - 1) L ||difference||^2
 
 
 @named("qfedavg.times")
 def _times(factor, x, y, *, loss, params):
-    """A loss whose gradient by `factor` is the loss of `params`."""
+    """Return a loss whose derivative with respect to `factor` is the loss of `params`."""
     return factor * loss(params, x, y)
 
 
 @always_traced
 @named("qfedavg.client")
 def _client(context, keys, server, client_state, rows, *, work, measure, q):
-    trained, _, rates, diagnostics = local.train(work, context, keys, server.params, rows)
-    of_model = dataclasses.replace(
-        measure, loss=Fn(_times, dict(loss=measure.loss, params=server.params))
+    trained, _, rate_sum, of_steps = local.train(work, context, keys, server.params, rows)
+    # A mechanism for gradients releases the loss, as the derivative of a scaled loss.
+    scaled_loss = Fn(_times, dict(loss=measure.loss, params=server.params))
+    one_step = dataclasses.replace(
+        work, grad=dataclasses.replace(measure, loss=scaled_loss), steps=1
     )
-    look = dataclasses.replace(work, grad=of_model, steps=1)
-    _, loss, _, seen = local.train(
-        look, context, keys, jnp.ones(()), rows, moving=0.0, first=work.steps
+    _, loss, _, of_loss = local.train(
+        one_step, context, keys, jnp.ones(()), rows, moving=0.0, first=work.steps
     )
     loss = jnp.maximum(loss, 1e-6)
     diff = pytrees.sub(trained, server.params)
-    lipschitz = work.steps / rates
-    squares = jnp.square(pytrees.norm(diff))
-    weight = loss**q + q * loss ** (q - 1) * lipschitz * squares
-    return (
-        Payload(pytrees.scale(loss**q, diff), weight),
-        client_state,
-        local.both(diagnostics, seen),
-    )
+    lipschitz = work.steps / rate_sum
+    weight = loss**q + q * loss ** (q - 1) * lipschitz * jnp.square(pytrees.norm(diff))
+    payload = Payload(pytrees.scale(loss**q, diff), weight)
+    return payload, client_state, local.both(of_steps, of_loss)
 
 
 @named("qfedavg.server")
 def _server(context, server, release, *, step):
-    return step(
-        context, server, pytrees.scale(1 / jnp.maximum(release.weight, LEAST), release.direction)
-    )
+    weight = jnp.maximum(release.weight, MIN_WEIGHT)
+    return step(context, server, pytrees.scale(1 / weight, release.direction))
 
 
-@traits(example_noise=None)  # a config cannot say how the loss is released
+@traits(example_noise=None)  # a config has no loss_mechanism
 @extends(fedavg, without=["optimizer"])
 def qfedavg(
     grad: Grad,
@@ -67,20 +70,21 @@ def qfedavg(
     loss_mechanism: Annotated[Mechanism | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """FedAvg for sum F_i^(q + 1) / (q + 1): the larger q, the more alike the clients' losses.
+    """Return q-FedAvg, which minimizes sum F_i^(q + 1) / (q + 1): a larger q makes client losses
+    more equal.
 
-    A client's weight follows from its loss on one more batch, at the model that it was sent.
+    The weight of a client depends on its loss on one more batch, at the server's model.
 
     Args:
-        grad: gradients of the loss, as in `fedavg`.
-        q: fairness.  At least 0; 0 is `fedavg`.
-        loss_mechanism: a chain by which a client's mean loss is released, chain(clip_l2(most),
-            total(), gaussian(z), divide(batch)), where a loss above `most` counts as `most`.
-            Needed beside a private `grad`.
+        grad: gradient of the loss, as in `fedavg`.
+        q: fairness, at least 0; 0 is `fedavg`.
+        loss_mechanism: a chain that releases a client's mean loss, chain(clip_l2(max_loss),
+            total(), gaussian(z), divide(batch)); a larger loss counts as max_loss. Required if
+            `grad` is private.
 
     Privacy:
-        it releases `steps` noisy gradients and one noisy loss a participation.  Under client-level
-        privacy both parts of an upload share the clip of `release`.
+        Each participation releases `steps` noisy gradients and one noisy loss. With client-level
+        privacy, both parts of an upload share the clip of `release`.
 
     References:
         Li et al., ICLR 2020, Algorithm 2, with 1 / L the mean learning rate.
@@ -100,9 +104,9 @@ def qfedavg(
     if work.grad.mechanism is not None and loss_mechanism is None:
         checks.fail(
             "qfedavg",
-            "loss_mechanism beside a private grad",
+            "loss_mechanism for a private gradient",
             "none",
-            "A client's weight follows from its loss, so that is released too.",
+            "The weight of a client reveals its loss, so the loss needs noise as well.",
         )
     loss = work.grad.loss
     measure = plain_grad(loss) if loss_mechanism is None else private_grad(loss, loss_mechanism)

@@ -1,5 +1,11 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II; DP-SCAFFOLD(-warm): Noble et
-al., AISTATS 2022)."""
+"""SCAFFOLD: federated averaging with control variates, also with differential privacy.
+
+References:
+    Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning",
+        ICML 2020, Algorithm 1, option II.
+    Noble et al., "Differentially private federated learning on heterogeneous data", AISTATS 2022
+        (DP-SCAFFOLD and DP-SCAFFOLD-warm).
+"""
 
 from typing import Any, NamedTuple
 
@@ -17,68 +23,74 @@ from .base import Number, Optimizer, Rate, algorithm, traits
 
 @record
 class State:
+    """The server's state."""
+
     params: Any
     optimizer: Any
     control: Any  # c, the mean of the clients' control variates
 
 
 class Payload(NamedTuple):
+    """What a client uploads."""
+
     diff: Any
-    # change of c_i times the sum of learning rates: the two halves then share units and a clip
+    # (new c_i - old c_i) times the sum of the learning rates. Scaled like this, both fields have
+    # the units of a model difference, and one clip norm suits both.
     control: Any
 
 
 @named("scaffold.init")
 def _init(params, *, step, scale, warm):
+    """Return the server's state and the state c_i = 0 of one client."""
     server = step.init(params)
-    return State(server.params, server.optimizer, pytrees.zeros_like(params)), pytrees.zeros_like(
-        params
-    )
+    zeros = pytrees.zeros_like(params)
+    return State(server.params, server.optimizer, zeros), zeros
 
 
 @named("scaffold.client")
 def _client(context, keys, server, client_state, rows, *, work, warm):
+    """Take local steps along gradient + c - c_i. Return the payload, the new c_i and diagnostics.
+
+    client_state is c_i, a pytree like the parameters.
+    """
     drift = pytrees.sub(server.control, client_state)
-    # warm rounds look at the gradients of the first model, and neither the clients nor the server
-    # move
+    correct = lambda gradient, params, step: pytrees.add(gradient, drift)
+    # In a warm round, clients compute gradients at the initial model and do not move.
     moving = 1.0 if warm is None else jnp.where(context.round < warm, 0.0, 1.0)
-    trained, mean, rates, diagnostics = local.train(
-        work, context, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift), moving
+    trained, mean_gradient, rate_sum, diagnostics = local.train(
+        work, context, keys, server.params, rows, correct, moving
     )
-    # option II's c_i - c + (x - y) / (K lr) is the mean gradient of plain SGD; this form holds for
-    # any optimizer
-    return (
-        Payload(
-            pytrees.sub(trained, server.params),
-            pytrees.scale(rates, pytrees.sub(mean, client_state)),
-        ),
-        mean,
-        diagnostics,
+    # Option II sets c_i to c_i - c + (x - y) / (K lr). For plain SGD that is the mean gradient,
+    # which is also defined for other optimizers.
+    new_control = mean_gradient
+    payload = Payload(
+        diff=pytrees.sub(trained, server.params),
+        control=pytrees.scale(rate_sum, pytrees.sub(new_control, client_state)),
     )
+    return payload, new_control, diagnostics
 
 
 @named("scaffold.server")
 def _server(context, server, release, *, step, scale, warm):
-    moved = step(context, local.Server(server.params, server.optimizer), release.diff)
-    if warm is not None:
-        still = local.Server(server.params, server.optimizer)
-        moved = pytrees.map(
-            lambda old, new: jnp.where(context.round < warm, old, new), still, moved
-        )
-    rates = scale(context.round)
-    return State(
-        moved.params,
-        moved.optimizer,
-        pytrees.axpy(context.cohort / context.clients / rates, release.control, server.control),
-    )
+    """Apply the mean difference to the model, and the mean change of control variates to c."""
+    old = local.Server(server.params, server.optimizer)
+    new = step(context, old, release.diff)
+    if warm is not None:  # the model does not move in a warm round
+        new = pytrees.map(lambda o, n: jnp.where(context.round < warm, o, n), old, new)
+    # The release is a mean over the cohort, but c is a mean over all clients.
+    rate_sum = scale(context.round)
+    factor = context.cohort / context.clients / rate_sum
+    control = pytrees.axpy(factor, release.control, server.control)
+    return State(new.params, new.optimizer, control)
 
 
 @named("scaffold.rates")
-def _rates(round_, *, lr, steps):
+def _rate_sum(round_, *, lr, steps):
+    """Return the sum of the learning rates of a round's local steps."""
     return local.rates(lr, round_ * steps, steps)
 
 
-@traits(payload_models=2)  # a difference and a change of control variate
+@traits(payload_models=2)  # an upload is as large as two models
 @readable
 def scaffold(
     grad: Grad,
@@ -91,47 +103,56 @@ def scaffold(
     server_optimizer: Optimizer = optax.sgd,
     warm_rounds: Number | None = None,
 ) -> Algorithm:
-    """FedAvg with control variates: local steps follow gradient + c - c_i.
+    """Return SCAFFOLD: local steps follow gradient + c - c_i.
 
-    The drift is added after clipping and noise.  A client's c_i becomes the mean of its (noisy)
-    gradients; with uniform weights, a cohort without repeats and an unclipped, noiseless release, c
-    stays the mean of all c_i.
+    Control variates c_i (of client i) and c (their mean) correct local steps for the differences
+    between clients. They are added after clipping and noise, so a private gradient keeps its
+    guarantee. After a round, a client's c_i is the mean of its (noisy) gradients. With uniform
+    weights, no repeated clients in a cohort, and no clip or noise on the release, c remains the
+    mean of all c_i.
 
-    It releases the pair (difference, K lr * change of c_i), with K local steps: a client-level clip
-    covers both together.
+    A client uploads its model difference and its change of c_i times K lr, for K local steps. A
+    client-level clip covers both together.
 
-    The noise of a client-level release stays in c, and no later round corrects it.  Clients move
-    along the sum of all noise, until it fills their clip norm; FedAvg suits that level better.  The
-    noise of local steps leaves c with the next c_i.
+    SCAFFOLD suits noise in local steps, which leaves c when c_i is next replaced. Client-level
+    noise is added to c and never removed: it accumulates, and local steps follow it until the clip
+    norm limits them. FedAvg works better at that level.
 
     Args:
-        warm_rounds: first rounds that only find control variates, at the initial model
-            (DP-SCAFFOLD-warm: about 4 / (share of clients in a cohort)).  They release as much as
-            any other round, and are accounted so.
+        warm_rounds: number of initial rounds that only compute control variates, at the initial
+            model (DP-SCAFFOLD-warm). Noble et al. use about 4 / l, where l is the fraction of
+            clients in a cohort. A warm round costs as much privacy as any other.
 
     Other Parameters:
         grad, lr, steps, batch, optimizer, server_lr, server_optimizer: as in `fedavg`.
+
+    Example:
+        >>> import jfl
+        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.dirichlet(20, alpha=0.3))
+        >>> task = jfl.models.logistic(fed)
+        >>> algorithm = scaffold(jfl.grad(task.loss), lr=0.5, steps=5)
+        >>> plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(clients=20))
     """
+    if warm_rounds is not None:
+        checks.require_nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
+    warm = None if warm_rounds is None else checks.as_scalar(warm_rounds)
     work = local.work(
         grad,
         batch,
         lr=lr,
         steps=steps,
         optimizer=optimizer,
-        default_lr=None,  # the control variates are divided by it
+        default_lr=None,  # a ready transformation would hide the learning rate from _rate_sum
     )
-    if warm_rounds is not None:
-        checks.require_nonnegative("scaffold", single=True, warm_rounds=warm_rounds)
-    warm = None if warm_rounds is None else checks.as_scalar(warm_rounds)
-    both = dict(
+    server_side = dict(
         step=local.server_step(server_lr, server_optimizer),
         warm=warm,
-        scale=Fn(_rates, dict(lr=work.lr), dict(steps=steps)),
+        scale=Fn(_rate_sum, dict(lr=work.lr), dict(steps=steps)),
     )
     return algorithm(
-        Fn(_init, both),
+        Fn(_init, server_side),
         Fn(_client, dict(work=work, warm=warm)),
-        Fn(_server, both),
+        Fn(_server, server_side),
         releases=work.releases(),
         name="scaffold",
         stateful=True,

@@ -245,6 +245,16 @@ def both(one: Diagnostics, other: Diagnostics) -> Diagnostics:
     )
 
 
+def over_steps(diagnostics: Diagnostics) -> Diagnostics:
+    """Combine diagnostics stacked over steps: means of losses and clipped fractions, and counts."""
+    return Diagnostics(
+        diagnostics.loss.mean(),
+        diagnostics.clipped.mean(),
+        diagnostics.overflow.sum(),
+        diagnostics.nonfinite.sum(),
+    )
+
+
 @record
 class Server:
     """What most servers remember."""

@@ -432,7 +432,7 @@ def test_personal_models_do_better_where_clients_disagree():
         (lambda g: jfl.algorithms.dicesgd(g, upload_norm=0.0), "upload_norm"),
         (lambda g: jfl.algorithms.dicesgd(g, feedback_norm=-1.0), "feedback_norm"),
         (lambda g: jfl.algorithms.qfedavg(g, q=-1.0), "q"),
-        (lambda g: jfl.algorithms.qfedavg(noisy_grad()), "loss_mechanism beside a private grad"),
+        (lambda g: jfl.algorithms.qfedavg(noisy_grad()), "loss_mechanism for a private gradient"),
         (lambda g: jfl.algorithms.ditto(g, personal_grad=squared), "personal_grad"),
         (lambda g: jfl.algorithms.fedrep(g, steps=2, personal_steps=3), "personal_steps"),
         (lambda g: jfl.algorithms.fedper(g, shared=3), "shared"),

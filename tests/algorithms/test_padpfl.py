@@ -494,7 +494,7 @@ def test_bad_arguments_are_refused():
         (dict(inexactness=1.5), "inexact"),
         (dict(mechanism="noise"), "mechanism"),
         (dict(mechanism=jfl.chain(SUM)), "mechanism"),
-        (dict(mechanism=rests), "inexactness beside"),
+        (dict(mechanism=rests), "inexactness, which a prox_erm bound relies on"),
         (dict(mechanism=jfl.chain(jfl.clip_adaptive(0.5, 7), SUM, NOISE)), "mechanism"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -328,7 +328,7 @@ MUTANTS = (
     ),
     Mutant(  # a control variate that leaks without noise
         "jfl/algorithms/scaffold.py",
-        "    return (\n        Payload(\n",
+        "    payload = Payload(\n",
         "    bare = work.grad.mechanism\n"
         "    bare = type(bare)(\n"
         "        tuple(s for s in bare.stages if s.role != 'noise'), bare.adjacency\n"
@@ -336,10 +336,10 @@ MUTANTS = (
         "    import dataclasses\n"
         "    bare = dataclasses.replace(work.grad, mechanism=bare)\n"
         "    bare = dataclasses.replace(work, grad=bare)\n"
-        "    mean = local.train(\n"
+        "    new_control = local.train(\n"
         "        bare, context, keys, server.params, rows, lambda g, w, s: pytrees.add(g, drift)\n"
         "    )[1]\n"
-        "    return (\n        Payload(\n",
+        "    payload = Payload(\n",
         f"{AUDIT}::test_scaffold_sends_nothing_beside_its_noise",
         slow=True,
     ),

@@ -24,14 +24,14 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/algorithms/scaffold.py",
-        "context.cohort / context.clients / rates",
+        "context.cohort / context.clients / rate_sum",
         "context.cohort / context.clients",
         f"{LOOPS}[scaffold_warm_all]",
     ),
     Mutant(
         "jfl/algorithms/fedprox.py",
-        "pytrees.sub(w, server.params)",
-        "pytrees.sub(server.params, w)",
+        "pytrees.sub(params, server.params)",
+        "pytrees.sub(server.params, params)",
         f"{LOOPS}[fedprox_private_and_release]",
     ),
     Mutant(
@@ -54,8 +54,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/algorithms/output_perturbation.py",
-        "pytrees.cast(pytrees.scale(rates, mean), form)",
-        "pytrees.cast(mean, form)",
+        "pytrees.cast(pytrees.scale(rate_sum, mean), dtypes)",
+        "pytrees.cast(mean, dtypes)",
         "tests/algorithms/test_output_perturbation.py::test_equals_numpy[levels-all]",
     ),
     # --- rounds
