@@ -18,7 +18,7 @@ from ..privacy.mechanisms import wavelet
 from ..privacy.mechanisms.chain import chain
 from ..privacy.mechanisms.haar_bands import Bands, count
 from ..privacy.mechanisms.stages import divide, gaussian, total
-from ..sampling.batches import drawn, full, gather
+from ..sampling.batches import draw_slots, full, gather
 from .base import Number, Rate, algorithm
 
 
@@ -37,7 +37,9 @@ def _init(params, *, bands):
 
 @named("band_energies.client")
 def _client(context, keys, server, client_state, rows, *, grad, batch):
-    slots, mask, overflow = drawn(batch, keys.batch, jnp.int32(0), rows.size, rows.index.shape[0])
+    slots, mask, overflow = draw_slots(
+        batch, keys.batch, jnp.int32(0), rows.size, rows.index.shape[0]
+    )
     grad = dataclasses.replace(grad, mechanism=mech.at_round(grad.mechanism, context.round))
     shares, diagnostics = grad.watched(
         keys.noise, server.params, gather(rows, slots, mask), context

@@ -180,7 +180,7 @@ def _default_chunk(sampler: Sampler) -> int:
         return sampler.capacity
     if jax.default_backend() == "cpu":
         return -(-sampler.capacity // CPU_CHUNKS_PER_COHORT)
-    if sampler.scheme in sampling.BY_RATE and checks.is_concrete(sampler.expected):
+    if sampler.scheme in sampling.VARIABLE_SIZE_SCHEMES and checks.is_concrete(sampler.expected):
         mean = float(sampler.expected)
         deviation = (mean * (1 - min(1, mean / sampler.clients))) ** 0.5
         return int(np.ceil(mean + 2 * deviation))

@@ -1,4 +1,4 @@
-"""Local training on one client."""
+"""Local training on a client."""
 
 from ..core.lazy import submodules as _submodules
 

@@ -1,5 +1,6 @@
-"""Optimizers for noisy gradients, as optax transformations; post-processing, which costs no
-privacy."""
+"""Optimizers for noisy gradients, as optax transformations. They are post-processing, so they do
+not affect privacy.
+"""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ __all__ = ["adam_without_noise_bias", "noise_std"]
 
 
 class Moments(NamedTuple):
-    """What Adam remembers."""
+    """The state of `adam_without_noise_bias`."""
 
     count: jax.Array
     mean: optax.Updates
@@ -25,14 +26,15 @@ class Moments(NamedTuple):
 
 
 def noise_std(mechanism: Mechanism) -> float:
-    """The standard deviation of the noise in each coordinate of what a chain releases, after its
-    public divisors.
+    """Return the standard deviation of the noise in each coordinate of a chain's release.
+
+    Public divisors of the chain are included.
 
     Args:
-        mechanism: with isotropic noise of one level, and divisors that are numbers.
+        mechanism: a chain with isotropic noise of one level, and divisors that are numbers.
 
     Raises:
-        ValueError: for noise that changes with the round, differs among clients, or has a shape.
+        ValueError: for noise that changes with the round, differs between clients, or has a shape.
 
     Example:
         >>> import jfl
@@ -71,21 +73,22 @@ def adam_without_noise_bias(
     b2: float = 0.999,
     least: ArrayLike = 1e-8,
 ) -> optax.GradientTransformation:
-    """Adam whose second moment is freed of what noise adds to it (DP-Adam-BC).
+    """Return Adam with the noise variance subtracted from its second moment (DP-Adam-BC).
 
-    Noise of standard deviation s adds s^2 to the mean square of every gradient.  Where gradients
-    are small beside it, Adam then divides all coordinates by nearly the same number, and is a slow
-    gradient descent; without the bias it is Adam again.
+    Noise of standard deviation s adds s^2 to the mean square of every gradient. If gradients are
+    small in comparison, Adam divides all coordinates by nearly the same number, and becomes slow
+    gradient descent. Subtracting s^2 restores Adam.
 
     Args:
         learning_rate: > 0.
-        noise_std: of the noise in each coordinate of a gradient, `noise_std(chain)`; 0 is Adam.
-        b1: how much of the mean stays, in [0, 1).
-        b2: how much of the mean square stays, in [0, 1).
-        least: of the mean square, after the bias is taken from it; > 0.
+        noise_std: standard deviation of the noise in each coordinate of a gradient, from
+            `noise_std(chain)`; 0 gives Adam.
+        b1: decay of the mean, in [0, 1).
+        b2: decay of the mean square, in [0, 1).
+        least: minimum of the mean square after subtraction, > 0.
 
     Privacy:
-        of what the gradients have: nothing here reads a row.
+        Post-processing: no row is read.
 
     References:
         Tang, Shpilevskiy, Lécuyer, "DP-AdamBC", AAAI 2024.
@@ -110,19 +113,19 @@ def adam_without_noise_bias(
 
     def update(gradient, state, params=None):
         count = state.count + 1
-        keep = lambda old, new, share: jax.tree.map(
-            lambda a, b: share * a + (1 - share) * b, old, new
+        decay = lambda rate, old, new: jax.tree.map(
+            lambda a, b: rate * a + (1 - rate) * b, old, new
         )
-        mean = keep(state.mean, gradient, b1)
-        square = keep(state.square, jax.tree.map(jnp.square, gradient), b2)
-        first, second = (1 - jnp.float32(b) ** count for b in (b1, b2))
+        mean = decay(b1, state.mean, gradient)
+        square = decay(b2, state.square, jax.tree.map(jnp.square, gradient))
+        correction1, correction2 = (1 - jnp.float32(b) ** count for b in (b1, b2))
 
         def step(m, v):
-            signal = jnp.maximum(v / second - jnp.square(noise_std), least)
+            signal = jnp.maximum(v / correction2 - jnp.square(noise_std), least)
             rate: Any = learning_rate
-            return -rate * (m / first) / jnp.sqrt(signal)
+            return -rate * (m / correction1) / jnp.sqrt(signal)
 
         return jax.tree.map(step, mean, square), Moments(count, mean, square)
 
-    rule: Any = update  # of optax, whose types know no states but its own
+    rule: Any = update  # optax types its states more narrowly
     return optax.GradientTransformation(init, rule)

@@ -1,5 +1,4 @@
-"""Everything on one client: local steps, and the optimizers that take them, on clients and
-server."""
+"""Local steps on a client, and the optimizers of clients and server."""
 
 import dataclasses
 import functools
@@ -13,23 +12,22 @@ from ..core import checks, pytrees
 from ..core.records import Batches, Diagnostics, Fn, Release, named, record, static
 from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
-from ..sampling.batches import drawn as draw
-from ..sampling.batches import gather
-from ..sampling.uniform import FLOYD
+from ..sampling.batches import draw_slots, gather
+from ..sampling.uniform import MAX_FLOYD_SIZE
 
-AHEAD = (
-    2**10
-)  # rows of a client up to which all steps' batches are drawn at once: one call of the generator
+# Batches of all steps are drawn at once if they have at most this many rows in all: one call of
+# the generator is faster.
+MAX_ROWS_DRAWN_AT_ONCE = 2**10
 
 
 # --- optimizers
 
 
 def optimizer(factory) -> Fn:
-    """Any optax transformation, as learning rate -> transformation.
+    """Convert an optax transformation to a function from learning rate to transformation.
 
     `factory` is an optax factory whose first argument is the learning rate (optax.sgd, optax.adam,
-    or a functools.partial of one), or a ready transformation, which keeps its own learning rate.
+    or a functools.partial of one), or a transformation, which keeps its own learning rate.
     """
     if isinstance(factory, Fn):
         return factory
@@ -53,7 +51,7 @@ def optimizer(factory) -> Fn:
 
 
 class _Held:
-    """Keeps a ready transformation (a tuple of functions) whole among static arguments."""
+    """A transformation (a tuple of functions) as one static argument."""
 
     def __init__(self, transformation):
         self.transformation = transformation
@@ -65,16 +63,16 @@ class _Held:
         return hash(self.transformation)
 
 
-def _refuse_unused_rate(name, lr, default, factory):
-    """Reject a learning rate that a ready transformation would ignore."""
+def _reject_unused_rate(name, lr, default, factory):
+    """Reject a learning rate that a transformation would ignore."""
     if default is None or not isinstance(factory, optax.GradientTransformation):
         return
     if callable(lr) or lr != default:
         checks.fail(
             "algorithm",
-            "either a learning rate or a ready optax transformation, which has its own",
+            "either a learning rate or an optax transformation, which has its own",
             f"{name}={lr!r} and a transformation",
-            f"Leave {name} out, or pass the factory itself, such as optax.adam; "
+            f"Leave {name} out, or pass a factory such as optax.adam; "
             "functools.partial(optax.adam, b1=0.8) sets its other arguments.",
         )
 
@@ -85,7 +83,7 @@ def _ready(lr, *, transformation):
 
 
 def rate(lr, name="lr"):
-    """A learning rate: a number (traced data), or a schedule of round * T + step."""
+    """Check a learning rate: a number (traced data), or a schedule of round * steps + step."""
     if callable(lr):
         return lr if isinstance(lr, Fn) else Fn(lr)
     checks.require_positive("algorithm", single=True, **{name: lr})
@@ -97,13 +95,15 @@ def _at(lr, step):
 
 
 def rates(lr, first, steps: int):
-    """The sum of the learning rates of `steps` steps from `first` on."""
+    """Return the sum of the learning rates of `steps` steps, beginning with step `first`."""
     return jax.vmap(lambda s: _at(lr, s))(first + jnp.arange(steps)).sum()
 
 
 def _set_clock(state, step):
-    """Schedules inside a ready transformation see round * T + step, though moments start anew each
-    round."""
+    """Set the step count of schedules inside a transformation to round * steps + step.
+
+    Moments start again in each round, but schedules continue.
+    """
     scheduled = optax.ScaleByScheduleState
     return jax.tree.map(
         lambda s: (
@@ -130,7 +130,7 @@ class Work:
     steps: int = static()
 
     def releases(self) -> tuple:
-        """What this work releases about a client's examples in one participation."""
+        """Return what one participation releases about a client's examples."""
         return (Release(self.grad.mechanism, self.batches, self.steps),)
 
 
@@ -140,8 +140,9 @@ def work(
     """Check and collect the parts of local training.
 
     Args:
-        default_lr: the algorithm's default of `lr`; any other is rejected beside a ready
-            transformation, which has a learning rate.  None: the algorithm reads `lr` itself.
+        default_lr: the algorithm's default of `lr`. Another value is rejected if the optimizer is a
+            transformation with its own learning rate. None means that the algorithm itself reads
+            `lr`, so nothing is rejected.
     """
     if not isinstance(grad, Grad):
         checks.fail(
@@ -154,92 +155,94 @@ def work(
             f"{batches!r}",
         )
     checks.require_integer("algorithm", steps=steps)
-    _refuse_unused_rate("lr", lr, default_lr, optimizer)
+    _reject_unused_rate("lr", lr, default_lr, optimizer)
     return Work(grad, batches, rate(lr), globals()["optimizer"](optimizer), steps)
 
 
 def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=False, first=0):
-    """Local steps from `params` -> (trained params, mean gradient, sum of learning rates,
-    Diagnostics).
+    """Take local steps from `params`.
 
     Args:
         work: the steps to take.
-        ctx: of the round.
-        keys: of batches and of noise.
-        params: where the client starts.
-        rows: what it can read.
-        correct: (gradient, params, step) -> gradient, after the mechanism (a drift, a proximal
-            pull): post-processing of a release, as long as it reads no example.  The mean gradient
-            is taken before it.
-        moving: scales the updates, but not what is returned of gradients and rates: 0 only looks.
-        first: the number of the first step, by which its batch and its noise are drawn: work after
-            other work of the same round begins where that ended.
-        drop: whether a step whose gradient is not finite has a zero gradient, and is counted among
-            the rows that did.
+        ctx: the context of the round.
+        keys: the client's keys for batches and noise.
+        params: the initial model.
+        rows: the client's rows.
+        correct: a function (gradient, params, step) -> gradient, applied after the mechanism, such
+            as a proximal term. It is post-processing if it reads no example. The returned mean
+            gradient does not include it.
+        moving: a factor of the updates that does not affect the returned gradient and rates. 0
+            computes the mean gradient at `params`.
+        drop: whether a step with a non-finite gradient uses a zero gradient, and is counted among
+            the non-finite rows.
+        first: number of the first step, from which batches and noise are derived. Further work in
+            the same round continues the numbers of the work before.
+
+    Returns:
+        The trained params, the mean gradient, the sum of learning rates, and Diagnostics.
     """
     clock = ctx.round * work.steps
-    slots = rows.index.shape[0]
-    gradient = work.grad
-    if gradient.mechanism is not None:  # once a round, not once a step
-        gradient = dataclasses.replace(
-            gradient, mechanism=mech.at_round(gradient.mechanism, ctx.round)
-        )
+    num_slots = rows.index.shape[0]
+    grad = work.grad
+    if grad.mechanism is not None:  # once per round, not in every step
+        grad = dataclasses.replace(grad, mechanism=mech.at_round(grad.mechanism, ctx.round))
     state = _set_clock(work.optimizer(_at(work.lr, clock)).init(params), clock)
 
-    def drawn(s):
-        return draw(work.batches, keys.batch, s, rows.size, slots), jax.random.fold_in(
-            keys.noise, s
-        )
+    def draw(number):
+        slots = draw_slots(work.batches, keys.batch, number, rows.size, num_slots)
+        return slots, jax.random.fold_in(keys.noise, number)
 
-    # only what costs its batch and not all of the client's rows, for every client of a round
+    # Other schemes draw a number for each row of the client, so all steps at once take too much
+    # memory.
     batch: Any = work.batches.batch
-    ahead = (
+    draws_at_once = (
         work.batches.scheme in ("without_replacement", "with_replacement")
-        and batch <= FLOYD
-        and work.steps * batch <= AHEAD
+        and batch <= MAX_FLOYD_SIZE
+        and work.steps * batch <= MAX_ROWS_DRAWN_AT_ONCE
     )
 
-    def step(carry, at_step):
-        s, draws = at_step
-        w, state, mean, seen = carry
-        (at, mask, overflow), key = draws if ahead else drawn(first + s)
-        g, look = gradient.watched(key, w, gather(rows, at, mask), ctx)
-        pytrees.refuse_other_shapes("local step", g, w)
+    def step(carry, inputs):
+        s, drawn = inputs
+        params, state, mean, total = carry
+        (slots, mask, overflow), key = drawn if draws_at_once else draw(first + s)
+        gradient, stats = grad.watched(key, params, gather(rows, slots, mask), ctx)
+        pytrees.refuse_other_shapes("local step", gradient, params)
         if drop:
-            lost = ~pytrees.all_finite(g)
-            g = pytrees.map(lambda x: jnp.where(lost, jnp.zeros((), x.dtype), x), g)
-            look = look._replace(nonfinite=look.nonfinite + lost)
-        mean = pytrees.axpy(1.0 / work.steps, g, mean)
-        lr = _at(work.lr, clock + s)
-        updates, state = work.optimizer(lr).update(
-            g if correct is None else correct(g, w, s), state, w
+            is_lost = ~pytrees.all_finite(gradient)
+            gradient = pytrees.map(
+                lambda x: jnp.where(is_lost, jnp.zeros((), x.dtype), x), gradient
+            )
+            stats = stats._replace(nonfinite=stats.nonfinite + is_lost)
+        mean = pytrees.axpy(1.0 / work.steps, gradient, mean)
+        total = Diagnostics(
+            total.loss + stats.loss / work.steps,
+            total.clipped + stats.clipped / work.steps,
+            total.overflow + overflow,
+            total.nonfinite + stats.nonfinite,
         )
-        seen = Diagnostics(
-            seen.loss + look.loss / work.steps,
-            seen.clipped + look.clipped / work.steps,
-            seen.overflow + overflow,
-            seen.nonfinite + look.nonfinite,
-        )
-        updates = (
-            updates
-            if isinstance(moving, float) and moving == 1.0
-            else pytrees.scale(moving, updates)
-        )
-        return (optax.apply_updates(w, updates), state, mean, seen), lr
 
-    nothing = Diagnostics(
-        *(jnp.zeros((), kind) for kind in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))
+        lr = _at(work.lr, clock + s)
+        if correct is not None:
+            gradient = correct(gradient, params, s)
+        updates, state = work.optimizer(lr).update(gradient, state, params)
+        if not (isinstance(moving, float) and moving == 1.0):
+            updates = pytrees.scale(moving, updates)
+        return (optax.apply_updates(params, updates), state, mean, total), lr
+
+    zeros = Diagnostics(
+        *(jnp.zeros((), dtype) for dtype in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))
     )
-    start, every = (params, state, pytrees.zeros_like(params), nothing), jnp.arange(work.steps)
-    draws = jax.vmap(drawn)(first + every) if ahead else None
+    numbers = jnp.arange(work.steps)
+    drawn = jax.vmap(draw)(first + numbers) if draws_at_once else None
     with jax.named_scope("local_steps"):
-        (w, _, mean, seen), rates = jax.lax.scan(step, start, (every, draws))
-    return w, mean, rates.sum(), seen
+        (trained, _, mean, total), rates = jax.lax.scan(
+            step, (params, state, pytrees.zeros_like(params), zeros), (numbers, drawn)
+        )
+    return trained, mean, rates.sum(), total
 
 
 def both(one: Diagnostics, other: Diagnostics) -> Diagnostics:
-    """What was seen in two pieces of work: loss and clipped fraction of the first, counts of
-    both."""
+    """Combine two diagnostics: loss and clipped fraction of the first, and counts of both."""
     return one._replace(
         overflow=one.overflow + other.overflow, nonfinite=one.nonfinite + other.nonfinite
     )
@@ -257,7 +260,7 @@ def over_steps(diagnostics: Diagnostics) -> Diagnostics:
 
 @record
 class Server:
-    """What most servers remember."""
+    """The state of most servers."""
 
     params: Any
     optimizer: Any
@@ -265,13 +268,13 @@ class Server:
 
 @record
 class ServerStep:
-    """Applies a released model difference as a pseudo-gradient."""
+    """A server optimizer that uses a released model difference as minus the gradient."""
 
     lr: Any
     optimizer: Fn
 
     def init(self, params) -> Server:
-        """The server's state before the first round."""
+        """Return the server's state before the first round."""
         return Server(params, self.optimizer(_at(self.lr, 0)).init(params))
 
     def __call__(self, ctx, server: Server, diff) -> Server:
@@ -284,6 +287,6 @@ class ServerStep:
 
 
 def server_step(lr, optimizer_=optax.sgd, default_lr=1.0, name="server_lr") -> ServerStep:
-    """The server optimizer: optax.sgd at 1.0 is plain averaging, optax.adam is FedAdam."""
-    _refuse_unused_rate(name, lr, default_lr, optimizer_)
+    """Return the server's step: optax.sgd at rate 1.0 is plain averaging, optax.adam is FedAdam."""
+    _reject_unused_rate(name, lr, default_lr, optimizer_)
     return ServerStep(rate(lr, "server_lr"), optimizer(optimizer_))

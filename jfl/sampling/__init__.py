@@ -1,4 +1,4 @@
-"""Who takes part in a round, and which rows a local step reads."""
+"""Samplers: which clients participate in a round, and which rows a local step uses."""
 
 from ..core.lazy import submodules as _submodules
 

@@ -1,4 +1,4 @@
-"""Clients that can be reached at some hours and not at others."""
+"""A sampler for clients that are available in some rounds only, such as at certain hours."""
 
 from typing import Annotated, Any
 
@@ -18,14 +18,14 @@ __all__ = ["available_poisson"]
 
 @record
 class Available(Sampler):
-    """What a cohort hangs on beside its rate: who can be reached when."""
+    """A sampler that also holds which clients are available when."""
 
-    available: Array | None = None  # Bool[P, C]: in rounds t with t mod P = p
-    at_once: int = static(default=0)  # clients that can be reached in one round, at most
+    available: Array | None = None  # Bool[P, C], row p for rounds t with t mod P = p
+    at_once: int = static(default=0)  # maximum number of reachable clients in a round
 
     @property
     def over_rounds(self) -> bool:
-        """`draw` takes the key of the run and the round."""
+        """True: `draw` takes the key of the run and the round."""
         return True
 
 
@@ -38,8 +38,10 @@ def _draw_available(key, round_, *, rate, available, clients, capacity):
 
 
 def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
-    """Bool[period, C]: each client can be reached in a run of round(awake * period) rounds of a
-    day, and the days of the clients, in their order, begin evenly over it.
+    """Return Bool[period, C]: each client is available in round(awake * period) consecutive rounds.
+
+    The times at which clients become available are spread evenly over the period, in the order of
+    clients.
 
     Example:
         >>> around_the_clock(4, 4, 0.5).astype(int).tolist()
@@ -59,38 +61,37 @@ def available_poisson(
     awake: Annotated[float, Setting(default=1 / 3)] = 1 / 3,
     capacity: int | None = None,
 ) -> Sampler:
-    """Of the clients that can be reached in a round each joins independently with probability
-    `rate`.
+    """Include each available client independently with probability `rate`.
 
-    When a client can be reached is public and does not hang on data.  Without `available` each is
-    awake for a part of a day of `period` rounds, and clients are spread over the time zones in
-    their order.  So where clients of one kind stand in a row, rounds see one kind after the other
-    (semi-cyclic data).
+    When a client is available is public and must not depend on data. Without `available`, each
+    client is available for a fraction of a day of `period` rounds, and clients are spread over the
+    time zones in their order. So if similar clients have consecutive numbers, rounds see one kind
+    after the other (semi-cyclic data).
 
     Args:
-        period: rounds of a day.
-        awake: the part of a day in which a client can be reached, in (0, 1].
+        period: number of rounds in a day.
+        awake: fraction of a day in which a client is available, in (0, 1].
 
     Other Parameters:
         clients: number of clients.
-        rate: in (0, 1], the probability of a client that can be reached.
-        available: Bool[P, C]: who can be reached in the rounds t with t mod P = p, instead of
-            `period` and `awake`.  Who can be reached longer takes part more often, and counts for
-            more: weights do not make up for it.
-        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
-            draw hardly ever exceeds them.
+        rate: probability of an available client, in (0, 1].
+        available: Bool[P, C], which clients are available in the rounds t with t mod P = p, instead
+            of `period` and `awake`. Clients that are available longer participate more often and
+            have more influence; weights do not correct for this.
+        capacity: number of slots of a cohort. None chooses it such that an overflow is very
+            unlikely.
 
     Privacy:
-        add_remove of one client, as `poisson(clients, rate)`: each round counts as if the client
-        could be reached, which is an upper bound.  A cohort of a given size needs a larger rate
-        where few can be reached, so it costs more than the same cohort out of all clients.
+        add_remove of a client, as `poisson(clients, rate)`: each round counts as if the client were
+        available, which is an upper bound. If few clients are available, a cohort of a given size
+        needs a larger rate, so it costs more than the same cohort out of all clients.
 
     Raises:
-        ValueError: outside those ranges; for a client that can never be reached.
+        ValueError: for arguments out of range, and for a client that is never available.
 
     References:
-        Eichner et al., ICML 2019 (semi-cyclic SGD); Balle et al., NeurIPS 2020 ("random
-        check-ins"), on why availability is no randomness of the sampler.
+        Eichner et al., ICML 2019 (semi-cyclic SGD). Balle et al., NeurIPS 2020 ("random
+        check-ins"), on why availability must not count as randomness of the sampler.
 
     Example:
         >>> sampler = available_poisson(4, 1.0, [[1, 1, 0, 0], [0, 0, 1, 1]], capacity=4)
@@ -139,8 +140,8 @@ def _checked(where, available, clients) -> np.ndarray:
     if len(never):
         checks.fail(
             where,
-            "clients that can be reached in one round at least",
-            f"{len(never)} that never can, the first of them client {never[0]}",
+            "clients that are available in at least one round",
+            f"{len(never)} that never are, the first of them client {never[0]}",
             "Leave them out of the federation.",
         )
     return found

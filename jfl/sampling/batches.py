@@ -1,8 +1,8 @@
-"""Which of its rows a client uses in a step: `draw(key, step, size, N) -> slots Int[B], mask
-Bool[B], overflow Int[]`.
+"""Batch samplers: which rows of a client a local step uses.
 
-`key` belongs to one client and one round.  A draw depends on (key, step, size) and never on N, the
-padding.
+A sampler's `draw(key, step, size, N)` returns slots Int[B], mask Bool[B] and overflow Int[]. `key`
+belongs to one client and one round. A draw depends on key, step and size, but not on N, the padded
+number of rows.
 """
 
 from typing import Any
@@ -29,15 +29,17 @@ __all__ = [
 
 
 def adjacency(batches: Batches) -> str:
-    """The neighbours the scheme's amplification speaks of."""
+    """Return the adjacency under which the scheme amplifies privacy."""
     return {"poisson": "add_remove", "truncated_poisson": "zero_out"}.get(
         batches.scheme, "replace_one"
     )
 
 
 def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
-    """The rows in `slots`, one by one; zeros where a slot is masked out: 0 * nan would reach a
-    gradient."""
+    """Return the rows in `slots`.
+
+    Masked slots hold zeros, because 0 * nan would reach a gradient.
+    """
     index = rows.index[jnp.where(mask, slots, 0)]
     zero_masked = lambda x: jnp.where(
         mask.reshape(mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype)
@@ -46,9 +48,12 @@ def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
     return marks.batch(batch, rows, slots, mask)
 
 
-def drawn(batches: Batches, key: Key, step: ArrayLike, size: ArrayLike, n: int) -> tuple:
-    """`batches.draw`, marked as such: an algorithm that draws by this and reads by `gather` can be
-    checked."""
+def draw_slots(batches: Batches, key: Key, step: ArrayLike, size: ArrayLike, n: int) -> tuple:
+    """Draw a batch, marked for the privacy check.
+
+    An algorithm that draws with this function and reads rows with `gather` can be checked by
+    `jfl.check_privacy`.
+    """
     slots, mask, overflow = batches.draw(key, step, size, n)
     return *marks.slots((slots, mask), batches, key, step, size), overflow
 
@@ -64,10 +69,10 @@ def _draw_full(key, step, size, n):
 
 
 def full() -> Batches:
-    """All rows of the client in every step.
+    """Use all rows of the client in every step.
 
     Privacy:
-        no amplification; either adjacency.
+        No amplification; any adjacency.
     """
     return Batches(Fn(_draw_full), "full", None)
 
@@ -80,18 +85,19 @@ def _draw_without(key, step, size, n, *, batch):
 
 
 def without_replacement(batch: int, short: str = "error") -> Batches:
-    """A uniform batch of exactly `batch` rows, fresh each step.
+    """Draw a new uniform batch of exactly `batch` rows in each step.
 
     Other Parameters:
-        batch: rows of a batch.
-        short: what happens to a client with fewer rows: "error" refuses the plan, "all" takes the
-            whole client.
+        batch: number of rows of a batch.
+        short: treatment of clients with fewer rows: "error" rejects the plan, and "all" uses all
+            their rows.
 
     Privacy:
-        replace_one of one example at rate batch / rows; none for a client that is taken whole.
+        Amplification under replace_one of an example at rate batch / rows; none for a client whose
+        rows are all used.
 
     Raises:
-        ValueError: if batch < 1; the plan is refused where a client is short and short="error".
+        ValueError: if batch < 1. With short="error", `jfl.plan` rejects clients with fewer rows.
     """
     checks.require_integer("batches.without_replacement", batch=batch)
     checks.require_one_of("batches.without_replacement", ("error", "all"), short=short)
@@ -105,10 +111,11 @@ def _draw_with(key, step, size, n, *, batch):
 
 
 def with_replacement(batch: int) -> Batches:
-    """`batch` independent uniform draws; a row may come several times.
+    """Draw `batch` independent uniform rows; a row may occur several times.
 
     Privacy:
-        replace_one of one example; a row drawn m times moves the sum m times, and is charged so.
+        Amplification under replace_one of an example. A row that is drawn m times changes the sum m
+        times, which the accountant counts.
     """
     checks.require_integer("batches.with_replacement", batch=batch)
     return Batches(Fn(_draw_with, static=dict(batch=batch)), "with_replacement", batch)
@@ -125,34 +132,33 @@ def _draw_poisson(key, step, size, n, *, rate, expected, batch):
 
 
 def _chernoff(expected: float) -> int:
-    """Slots that a sum of independent indicators with this mean exceeds with probability below
-    OVERFLOW / HORIZON^2.
+    """Return a number of slots that a batch exceeds with probability below OVERFLOW / HORIZON^2.
 
-    Chernoff: P(X >= c) <= exp(c - m - c log(c / m)), for any number of rows.
+    By Chernoff's bound, P(X >= c) <= exp(c - m - c log(c / m)) for a sum of independent indicators
+    with mean m.
     """
     from scipy import optimize  # half a second: not at import
 
     log_target = np.log(OVERFLOW) - 2 * np.log(HORIZON)
     excess = lambda c: c - expected - c * np.log(c / expected) - log_target
-    found: Any = optimize.brentq(excess, expected * (1 + 1e-9), 100 * (expected + 10))
-    return int(np.ceil(found))
+    root: Any = optimize.brentq(excess, expected * (1 + 1e-9), 100 * (expected + 10))
+    return int(np.ceil(root))
 
 
 def poisson(
     batch: float | None = None, *, rate: ArrayLike | None = None, capacity: int | None = None
 ) -> Batches:
-    """Each row joins independently: with probability batch / rows (an expected `batch`), or with a
-    given `rate`.
+    """Include each row independently with probability batch / rows, or with a given `rate`.
 
     Other Parameters:
-        batch: expected rows of a batch, > 0.
-        rate: in (0, 1], the probability of a row, in place of `batch`.
-        capacity: slots that are reserved; required for `rate`, and chosen by a Chernoff bound for
-            `batch`.
+        batch: expected number of rows of a batch, > 0.
+        rate: probability of a row, in (0, 1], instead of `batch`.
+        capacity: number of slots; required with `rate`, and by default chosen by a Chernoff bound
+            for `batch`.
 
     Privacy:
-        add_remove of one example, Poisson subsampling; the rows of a client are a public, nominal
-        number.  The accountant adds the probability of an overflow to delta.
+        Poisson subsampling under add_remove of an example; the number of rows of a client is a
+        public, nominal number. The accountant adds the probability of an overflow to delta.
 
     Raises:
         ValueError: unless exactly one of batch and rate is given.
@@ -172,12 +178,9 @@ def poisson(
         if capacity is None:
             checks.fail(
                 "batches.poisson",
-                "capacity beside rate",
+                "capacity together with rate",
                 "capacity=None",
-                (
-                    "Reserve about rate * rows + 8 * sqrt(rate * rows) + 30 slots, or give batch "
-                    "instead."
-                ),
+                "Reserve about rate * rows + 8 * sqrt(rate * rows) + 30 slots, or pass batch.",
             )
     checks.require_integer("batches.poisson", capacity=capacity)
     rate, expected = (None if v is None else checks.as_scalar(v) for v in (rate, batch))
@@ -196,7 +199,7 @@ def _draw_truncated(key, step, size, n, *, expected, batch):
     words = jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32)
     rate = jnp.minimum(expected / jnp.maximum(size, 1), 1.0)
     chosen = uniform.below(words, rate) & (jnp.arange(n) < size)
-    # words of those who join are uniform below the rate: who has the smallest is a uniform subset
+    # The words of rows that join are uniform, so the rows with the smallest are a uniform subset.
     words = jnp.pad(jnp.where(chosen, ~words | jnp.uint32(1), 0), (0, max(batch - n, 0)))
     slots = jnp.sort(
         jnp.where(words > 0, jnp.arange(len(words)), n)[jax.lax.top_k(words, batch)[1]]
@@ -205,23 +208,23 @@ def _draw_truncated(key, step, size, n, *, expected, batch):
 
 
 def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
-    """Each row joins independently with probability batch / rows; of more than `capacity`, a
-    uniform subset.
+    """Include each row independently with probability batch / rows, and at most `capacity` rows.
 
-    Where `poisson` reserves slots for as many as hardly ever come, here a batch has few empty slots
-    and nothing can overflow.
+    If more rows join, a uniform subset of them is used. Compared to `poisson`, a batch has few
+    empty slots and nothing can overflow.
 
     Other Parameters:
-        batch: expected rows before the cut, > 0.
-        capacity: slots of a batch; None: the mean and five deviations, with which it costs as much
-            epsilon as `poisson`.  With two, it costs about twice.
+        batch: expected number of rows before truncation, > 0.
+        capacity: number of slots. None means the mean plus five standard deviations, which costs
+            the same epsilon as `poisson`. The mean plus two standard deviations costs about twice
+            as much.
 
     Privacy:
-        zero_out (or replace_one) of one example: whether the others fill the batch hangs on how
-        many rows a client has, so not add_remove.
+        zero_out (or replace_one) of an example. add_remove is not possible, because whether the
+        other rows fill the batch depends on the number of rows.
 
     Raises:
-        ValueError: unless batch > 0 and capacity is whole.
+        ValueError: unless batch > 0 and capacity is an integer.
 
     References:
         Ganesh, arXiv:2508.15089 (2025).
@@ -244,18 +247,21 @@ def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
 def _draw_epochs(key, step, size, n, *, batch):
     per_epoch = jnp.maximum(-(-size // batch), 1)
     score = jax.random.uniform(jax.random.fold_in(key, step // per_epoch), (n,))
-    # the client's rows first, shuffled
+    # The client's rows come first, in random order.
     order = jnp.argsort(jnp.where(jnp.arange(n) < size, score, 2.0))
-    place = (step % per_epoch) * batch + jnp.arange(batch)
-    return order[jnp.minimum(place, n - 1)].astype(jnp.int32), place < size, _none()
+    position = (step % per_epoch) * batch + jnp.arange(batch)
+    return order[jnp.minimum(position, n - 1)].astype(jnp.int32), position < size, _none()
 
 
 def epochs(batch: int) -> Batches:
-    """Slices of one shuffle of the client's rows; a new shuffle when all have been used.  The last
-    slice may be short.
+    """Use consecutive parts of a random order of the client's rows, with a new order for each
+    epoch.
+
+    The last batch of an epoch may be smaller.
 
     Privacy:
-        each row is in one batch an epoch: no amplification, one release an epoch; replace_one.
+        Each row is in one batch per epoch, so an epoch is one release under replace_one, without
+        amplification.
     """
     checks.require_integer("batches.epochs", batch=batch)
     return Batches(Fn(_draw_epochs, static=dict(batch=batch)), "epochs", batch)

@@ -1,10 +1,12 @@
-"""Who takes part in a round: `draw(key) -> Cohort`, and what an accountant may assume about it.
+"""Client samplers: which clients participate in a round, and what an accountant may assume about
+it.
 
-Groups of clients that take turns are in rotation.py.
+A sampler's `draw(key)` returns a Cohort. Samplers whose groups of clients participate in rotation
+are in rotation.py.
 
-A capacity is what a program reserves; a draw that does not fit is counted in Health.overflow and
-voids the claim. Capacities are chosen so that this has probability below OVERFLOW in any run of
-HORIZON draws.
+A capacity is the number of slots that a program reserves. A draw that does not fit is counted in
+Health.overflow and voids the guarantee. Capacities are chosen such that an overflow in HORIZON
+draws has probability below OVERFLOW.
 """
 
 import math
@@ -23,9 +25,10 @@ from . import uniform
 
 OVERFLOW = 1e-12
 HORIZON = 1_000_000
-TRIES = 8  # words for a draw with replacement, of which the first that favours nobody counts
-# from so many clients on a draw costs what its cohort costs, not what the population does
-MANY = 2**15
+# Words per draw with replacement; the first one below a multiple of the number of clients counts.
+NUM_TRIES = 8
+# From this number of clients on, the cost of a draw depends on the cohort, not on the population.
+MIN_SPARSE_CLIENTS = 2**15
 __all__ = [
     "full",
     "without_replacement",
@@ -34,25 +37,26 @@ __all__ = [
     "truncated_poisson",
     "first_responders",
 ]
-# schemes in which each client joins on its own, so that one more changes nothing for the others
-ON_THEIR_OWN = (
+# Schemes in which clients join independently, so adding a client changes nothing for the others.
+INDEPENDENT_SCHEMES = (
     "poisson",
     "available_poisson",
     "cyclic_poisson",
     "random_allocation",
     "balls_in_bins",
 )
-BY_RATE = (*ON_THEIR_OWN, "truncated_poisson")
+# Schemes whose cohorts vary in size.
+VARIABLE_SIZE_SCHEMES = (*INDEPENDENT_SCHEMES, "truncated_poisson")
 
 
 def adjacency(sampler: Sampler) -> str:
-    """The neighbours the scheme's amplification speaks of, where nobody says."""
+    """Return the default adjacency of a sampler."""
     return adjacencies(sampler)[0]
 
 
 def adjacencies(sampler: Sampler) -> tuple[str, ...]:
-    """All neighbours that the scheme can speak of."""
-    if sampler.scheme in ON_THEIR_OWN:
+    """Return all adjacencies that can be analysed for a sampler."""
+    if sampler.scheme in INDEPENDENT_SCHEMES:
         return "add_remove", "zero_out", "replace_one"
     if sampler.scheme == "truncated_poisson":
         return "zero_out", "replace_one"
@@ -60,13 +64,13 @@ def adjacencies(sampler: Sampler) -> tuple[str, ...]:
 
 
 def draw_cohort(sampler: Sampler, key: Key, round_: ArrayLike, own: Key | None = None) -> Cohort:
-    """The cohort of a round.
+    """Draw the cohort of a round.
 
     Args:
-        sampler: of jfl.sampling.
-        key: of cohorts and batches of the run.
-        round_: Int[], its number.
-        own: stream(key, Stream.COHORT, round_), where it is known.
+        sampler: a sampler of jfl.sampling.
+        key: the sampling key of the run.
+        round_: Int[], the number of the round.
+        own: stream_key(key, Stream.COHORT, round_), if it is already computed.
     """
     if sampler.over_rounds:
         return sampler.draw(jax.random.fold_in(key, Stream.COHORT), round_)
@@ -74,19 +78,19 @@ def draw_cohort(sampler: Sampler, key: Key, round_: ArrayLike, own: Key | None =
 
 
 def fills_every_slot(sampler: Sampler) -> bool:
-    """Whether every slot of every cohort holds a client."""
+    """Return whether every slot of every cohort holds a client."""
     if sampler.scheme == "with_replacement":
         return sampler.independent
-    return sampler.scheme not in BY_RATE
+    return sampler.scheme not in VARIABLE_SIZE_SCHEMES
 
 
 def is_full_participation(sampler: Sampler) -> bool:
-    """Whether slot i of every cohort holds client i."""
+    """Return whether slot i of every cohort holds client i."""
     return sampler.draw.function is _draw_full
 
 
 def as_cohort(ids: Array, clients: int, overflow: ArrayLike = 0) -> Cohort:
-    """Distinct clients, each once; an id of `clients` is an empty slot."""
+    """Return a cohort of distinct clients; the id `clients` is an empty slot."""
     return Cohort(
         ids,
         (ids < clients).astype(jnp.int32),
@@ -101,10 +105,10 @@ def _draw_full(key, *, clients):
 
 
 def full(clients: int) -> Sampler:
-    """Every client, every round.
+    """Select all clients in every round.
 
     Privacy:
-        no amplification; either adjacency.
+        No amplification; any adjacency.
     """
     checks.require_integer("sampling.full", clients=clients)
     return Sampler(
@@ -141,13 +145,10 @@ def _draw_without(key, *, clients, cohort):
 
 
 def without_replacement(clients: int, cohort: int) -> Sampler:
-    """A uniform cohort of exactly `cohort` clients.
-
-    Shapes:
-        K = cohort.
+    """Select a uniform cohort of exactly `cohort` clients.
 
     Privacy:
-        replace_one of one client at rate cohort / clients.
+        Amplification under replace_one of a client at rate cohort / clients.
 
     Raises:
         ValueError: if cohort is not in 1..clients.
@@ -157,7 +158,7 @@ def without_replacement(clients: int, cohort: int) -> Sampler:
         [0, 1, 2, 3, 4]
     """
     _fits("sampling.without_replacement", clients, cohort)
-    draw = _draw_few if _few(clients, cohort) else _draw_without
+    draw = _draw_few if _is_sparse(clients, cohort) else _draw_without
     return Sampler(
         Fn(draw, static=dict(clients=clients, cohort=cohort)),
         checks.as_scalar(cohort),
@@ -167,20 +168,21 @@ def without_replacement(clients: int, cohort: int) -> Sampler:
     )
 
 
-def _few(clients, cohort):
-    return clients >= MANY and 2 * cohort <= clients
+def _is_sparse(clients, cohort):
+    return clients >= MIN_SPARSE_CLIENTS and 2 * cohort <= clients
 
 
 @named("sampling.with_replacement")
 def _draw_with(key, *, edges, clients, cohort, independent):
     if edges is not None:
         drawn = jnp.searchsorted(edges, jax.random.bits(key, (cohort,), jnp.uint32), side="right")
-    elif clients < MANY:
+    elif clients < MIN_SPARSE_CLIENTS:
         drawn = jax.random.randint(key, (cohort,), 0, clients)
-    else:  # randint of many is a remainder of 32 bits
-        words, whole = jax.random.bits(key, (TRIES, cohort), jnp.uint32), 2**32 // clients * clients
-        good = jnp.argmax(words <= np.uint32(whole - 1), 0)
-        drawn = words[good, jnp.arange(cohort)] % np.uint32(clients)
+    else:  # for many clients, the remainders that randint uses are not uniform enough
+        words = jax.random.bits(key, (NUM_TRIES, cohort), jnp.uint32)
+        multiple = 2**32 // clients * clients
+        accepted = jnp.argmax(words <= np.uint32(multiple - 1), 0)
+        drawn = words[accepted, jnp.arange(cohort)] % np.uint32(clients)
     drawn = jnp.sort(drawn.astype(jnp.int32))
     first = jnp.searchsorted(drawn, drawn, side="left").astype(jnp.int32)
     turn = jnp.arange(cohort, dtype=jnp.int32) - first
@@ -196,20 +198,21 @@ def _draw_with(key, *, edges, clients, cohort, independent):
 def with_replacement(
     clients: int, cohort: int, weights: ArrayLike | None = None, independent: bool = False
 ) -> Sampler:
-    """`cohort` independent draws, uniform or with probabilities proportional to `weights`.
+    """Draw `cohort` clients independently, uniformly or with probabilities proportional to
+    `weights`.
 
-    A client drawn m times runs once and counts m times; with `independent` it runs m times, on m
-    draws of batches and noise (and releases m times as much about its examples).
+    A client that is drawn m times runs once and counts m times. With `independent` it runs m times,
+    with separate batches and noise, and releases m times as much about its examples.
 
     Other Parameters:
         clients: number of clients.
-        cohort: draws of a round, the slots K of a cohort.
-        weights: Float[C] > 0, not traced; None: uniform.
+        cohort: number of draws per round, which is the number of slots.
+        weights: Float[C] > 0, not traced. None means uniform.
         independent: whether a client that is drawn m times runs m times.
 
     Privacy:
-        replace_one of one client that remembers nothing; a client drawn m times is charged for it.
-        Probabilities are multiples of 2^-32, at least one, as drawn and as charged.
+        replace_one of a stateless client; the accountant counts repeated draws. Probabilities are
+        multiples of 2^-32 and at least 2^-32, both in draws and in the accountant.
 
     Raises:
         ValueError: unless weights are C finite numbers > 0.
@@ -225,7 +228,7 @@ def with_replacement(
                 f"one weight, not traced, for each of {clients} clients",
                 checks.short_repr(weights),
             )
-        share, edges = _shares(np.asarray(weights, np.float64))
+        share, edges = _probabilities(np.asarray(weights, np.float64))
     return Sampler(
         Fn(
             _draw_with,
@@ -242,27 +245,30 @@ def with_replacement(
 
 
 def shares_of(edges: Array) -> Array:
-    """Float32[C]: the part of all words that lies between `edges`."""
+    """Return Float32[C], the fraction of all words between consecutive `edges`."""
     ends = np.append(np.asarray(edges).astype(np.int64), 2**32)
     return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32)
 
 
-def _shares(weights):
-    """-> Float32[C], and the UInt32[C - 1] between which a word belongs to a client: exactly that
-    share of all words."""
+def _probabilities(weights):
+    """Return the probabilities Float32[C] and the UInt32[C - 1] edges between the words of clients.
+
+    A probability is exactly the fraction of all words that belong to the client.
+    """
     clients, sums = len(weights), np.cumsum(weights)
-    ends = np.round(sums / sums[-1] * (2**32 - clients)).astype(np.int64) + np.arange(
-        1, clients + 1
-    )  # one word at least
-    return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32), jnp.asarray(
-        ends[:-1].astype(np.uint32)
-    )
+    # Each client has at least one word.
+    ends = np.round(sums / sums[-1] * (2**32 - clients)).astype(np.int64)
+    ends += np.arange(1, clients + 1)
+    edges = jnp.asarray(ends[:-1].astype(np.uint32))
+    return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32), edges
 
 
 def tail_capacity(trials: int, rate: Any, where: str) -> int:
-    """A capacity that Binomial(trials, rate) exceeds with probability below OVERFLOW / HORIZON.
+    """Return a capacity that Binomial(trials, rate) exceeds with probability below OVERFLOW /
+    HORIZON.
 
-    The smallest, if it is at most half of `trials`; otherwise all, which nothing exceeds.
+    This is the smallest one if it is at most half of `trials`, and otherwise `trials`, which
+    nothing exceeds.
     """
     if not checks.is_concrete(rate):
         checks.fail(
@@ -273,12 +279,14 @@ def tail_capacity(trials: int, rate: Any, where: str) -> int:
         )
     from scipy import stats  # half a second: not at import
 
-    # widened by one part in 1e6: the rate that runs is the nearest float32; by halving, since isf
-    # is lost below 1e-16
-    law, low, high = stats.binom(trials, min(1.0, float(rate) * (1 + 1e-6))), 0, trials
+    # The program uses the nearest float32, so widen the rate by one part in 1e6. Bisect, because
+    # `isf` has no accuracy below 1e-16.
+    distribution = stats.binom(trials, min(1.0, float(rate) * (1 + 1e-6)))
+    low, high = 0, trials
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if law.sf(middle) < OVERFLOW / HORIZON else (middle + 1, high)
+        is_enough = distribution.sf(middle) < OVERFLOW / HORIZON
+        low, high = (low, middle) if is_enough else (middle + 1, high)
     return low if 2 * low <= trials else trials
 
 
@@ -291,27 +299,30 @@ def _draw_poisson(key, *, rate, clients, capacity):
 
 @named("sampling.poisson_few")
 def _draw_poisson_few(key, *, rate, steps, clients, capacity):
-    """The number of clients from its law, then who: no word for each client."""
-    many, who = jax.random.split(key)
-    high, low = jax.random.bits(many, (2,), jnp.uint32)
+    """Draw the number of clients, and then a subset of that size: no word per client."""
+    count_key, subset_key = jax.random.split(key)
+    high, low = jax.random.bits(count_key, (2,), jnp.uint32)
     count = ((steps[0] < high) | ((steps[0] == high) & (steps[1] <= low))).sum(dtype=jnp.int32)
     taken = jnp.minimum(count, capacity)
-    chosen = uniform.sparse_subset(who, clients, capacity, taken)
+    chosen = uniform.sparse_subset(subset_key, clients, capacity, taken)
     ids = jnp.where(jnp.arange(capacity) < taken, chosen, clients)
     return as_cohort(ids, clients, count - taken)
 
 
 def binomial_steps(clients: int, rate: ArrayLike, capacity: int) -> jax.Array:
-    """UInt32[2, capacity + 1]: P(at most k clients) for k = 0..capacity, in 2^-64."""
+    """Return UInt32[2, capacity + 1]: the probability of at most k clients, for k = 0..capacity, in
+    2^-64.
+    """
     from scipy import stats
 
-    law = stats.binom(clients, np.float64(np.asarray(rate, np.float32)))
-    chance = law.cdf(np.arange(capacity + 1))
-    # what float64 calls certain is exceeded by one word of 2^64, not by the last 2,048: an overflow
-    # is rarer than 1e-18
+    distribution = stats.binom(clients, np.float64(np.asarray(rate, np.float32)))
+    probability = distribution.cdf(np.arange(capacity + 1))
+    # A probability that float64 rounds to 1 becomes 1 - 2^-64, not 1 - 2^-53, so an overflow is
+    # rarer than 1e-18.
+    is_below_one = probability < 1
     scaled = np.where(
-        chance < 1,
-        np.floor(np.where(chance < 1, chance, 0) * 2.0**64).astype(np.uint64),
+        is_below_one,
+        np.floor(np.where(is_below_one, probability, 0) * 2.0**64).astype(np.uint64),
         np.uint64(2**64 - 1),
     )
     return jnp.asarray(
@@ -320,18 +331,18 @@ def binomial_steps(clients: int, rate: ArrayLike, capacity: int) -> jax.Array:
 
 
 def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampler:
-    """Each client joins independently with probability `rate`.
+    """Include each client independently with probability `rate`.
 
     Other Parameters:
         clients: number of clients.
-        rate: in (0, 1], the probability of a client in a round.
-        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
-            draw hardly ever exceeds them.
+        rate: probability of a client in a round, in (0, 1].
+        capacity: number of slots of a cohort. None chooses it such that an overflow is very
+            unlikely.
 
     Privacy:
-        add_remove of one client: Poisson subsampling at `rate` (in float32; of 2^15 clients or more
-        the number that join is drawn from its law in float64, within 1e-12); the accountant adds
-        the probability of an overflow to delta.
+        Poisson subsampling under add_remove of a client, at `rate` in float32. From 2^15 clients
+        on, the number of clients that join is drawn from its distribution in float64, within 1e-12.
+        The accountant adds the probability of an overflow to delta.
 
     Raises:
         ValueError: if rate is outside (0, 1] or capacity is not in 1..clients.
@@ -359,7 +370,7 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
         )
     rate = checks.as_scalar(rate)
     draw, data = _draw_poisson, dict(rate=rate)
-    if _few(clients, capacity) and checks.is_concrete(rate):
+    if _is_sparse(clients, capacity) and checks.is_concrete(rate):
         draw, data = _draw_poisson_few, data | dict(steps=binomial_steps(clients, rate, capacity))
     return Sampler(
         Fn(draw, data, dict(clients=clients, capacity=capacity)),
@@ -372,7 +383,7 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
 
 
 def room_for(mean: float) -> int:
-    """A capacity of the mean and five deviations of a Poisson sample.
+    """Return the mean plus five standard deviations of a Poisson sample, rounded up.
 
     >>> room_for(100.0)
     150
@@ -384,29 +395,27 @@ def room_for(mean: float) -> int:
 def _draw_truncated(key, *, rate, clients, capacity):
     words = jax.random.bits(key, (clients,), jnp.uint32)
     chosen = uniform.below(words, rate)
-    # words of those who join are uniform below the rate: who has the smallest is a uniform subset
+    # The words of clients that join are uniform, so those with the smallest are a uniform subset.
     first = jax.lax.top_k(jnp.where(chosen, ~words | jnp.uint32(1), 0), capacity)[1]
     ids = jnp.sort(jnp.where(chosen[first], first, clients).astype(jnp.int32))
     return as_cohort(ids, clients)
 
 
 def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampler:
-    """Each client joins independently with probability `rate`; of more than `capacity`, a uniform
-    subset takes part.
+    """Include each client independently with probability `rate`, and at most `capacity` clients.
 
-    Where `poisson` reserves slots for as many as hardly ever come, here a cohort has few empty
-    slots and nothing can overflow.  With room for the mean and five deviations it costs as much
-    epsilon as `poisson`; with two, about twice.
+    If more clients join, a uniform subset of them participates. Compared to `poisson`, a cohort has
+    few empty slots and nothing can overflow. With the default capacity it costs the same epsilon as
+    `poisson`; with the mean plus two standard deviations, about twice as much.
 
     Other Parameters:
         clients: number of clients, which is public.
-        rate: in (0, 1], the probability of a client in a round.
-        capacity: clients that a round has room for, the slots K of a cohort; None: the mean and
-            five deviations.
+        rate: probability of a client in a round, in (0, 1].
+        capacity: number of slots of a cohort. None means the mean plus five standard deviations.
 
     Privacy:
-        zero_out (or replace_one) of one client: whether the others fill the cohort hangs on how
-        many clients there are, so not add_remove.
+        zero_out (or replace_one) of a client. add_remove is not possible, because whether the
+        others fill the cohort depends on the number of clients.
 
     Raises:
         ValueError: if rate is outside (0, 1] or capacity is not in 1..clients.
@@ -442,8 +451,7 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
 
 @record
 class Responders(Sampler):
-    """What a cohort hangs on beside its size: data of the sampler, so that other latencies get
-    other noise."""
+    """A sampler with latencies as data, so that plans with other latencies get other noise."""
 
     latency: Array | None = None  # [C]
     jitter: Array | None = None
@@ -451,8 +459,8 @@ class Responders(Sampler):
 
 @named("sampling.first_responders")
 def _draw_responders(key, *, latency, jitter, clients, cohort):
-    # a small number is a fast answer; taken from the end where float32 is fine, or the fastest of
-    # many would tie
+    # Small numbers are fast answers. They are taken from the end where float32 has more digits;
+    # otherwise the fastest of many clients would tie.
     late = jnp.invert(jax.random.bits(key, (clients,), jnp.uint32))
     wait = latency * (1 - jitter - jitter * jnp.log1p(-(late.astype(jnp.float32) + 0.5) * 2.0**-32))
     ids = jnp.arange(clients, dtype=jnp.int32)
@@ -467,35 +475,35 @@ def first_responders(
     jitter: ArrayLike = 1.0,
     latency_spread: Annotated[float | None, Setting(default=3.0)] = None,
 ) -> Sampler:
-    """The `cohort` clients that answer first, in each round anew.
+    """Select the `cohort` clients that answer first, in each round again.
 
-    A client answers after latency * (1 - jitter + jitter * E), E ~ Exp(1) independent of all else:
-    a part that is always the same and a random one, with mean `latency`.  Without `latency` all
-    clients are alike, their order is a uniform permutation whatever the law, and this is
-    `without_replacement`.
+    A client answers after latency * (1 - jitter + jitter * E), where E ~ Exp(1) is independent of
+    everything else: a constant part and a random part, with mean `latency`. Without `latency` all
+    clients are identical, their order is a uniform permutation for any distribution of E, and this
+    is `without_replacement`.
 
-    Equal latencies draw the same cohorts as that; unequal ones take fast clients more often, in the
-    limit of a small jitter always the same ones.  Weights are not corrected for it: the release is
-    biased to fast clients.
+    Equal latencies also draw the same cohorts as `without_replacement`. With unequal ones, fast
+    clients participate more often; for small jitter always the same clients participate. Weights do
+    not correct for this, so the release is biased to fast clients.
 
     Args:
-        latency: Float[C] > 0, mean time to an answer of each client, in any unit of time; None: all
-            clients are alike, or `latency_spread`.
-        jitter: the random part of a client's time, in (0, 1].
-        latency_spread: mean latency of the slowest client over that of the fastest, instead of
-            `latency`.
+        latency: Float[C] > 0, mean time to an answer of each client, in any unit. None means that
+            all clients are identical, unless `latency_spread` is given.
+        jitter: the random fraction of a client's time, in (0, 1].
+        latency_spread: mean latency of the slowest client divided by that of the fastest, instead
+            of `latency`.
 
     Other Parameters:
         clients: number of clients.
-        cohort: clients of a round, the slots K of a cohort.
+        cohort: number of clients per round, which is the number of slots.
 
     Privacy:
-        without `latency` as without_replacement.  With it nothing is gained by who is absent: a
-        client's chance is not another's and may be 1, so every round counts for every client;
-        replace_one.  Latencies are public constants.
+        Without `latency`, as without_replacement. With it there is no amplification: probabilities
+        differ between clients and may be 1, so every round counts for every client, under
+        replace_one. Latencies are assumed public.
 
     Raises:
-        ValueError: if cohort is not in 1..clients, or outside those ranges.
+        ValueError: if cohort is not in 1..clients, or another argument is out of range.
 
     References:
         Chen et al., IEEE TKDE 2024, Algorithm 1 ("the first r clients that respond"); shifted
@@ -532,7 +540,7 @@ def first_responders(
 
 
 def participation(sampler: Sampler) -> np.ndarray:
-    """Float[C]: the probability that a client takes part in a round."""
+    """Return Float[C], the probability that a client participates in a round."""
     clients, cohort = sampler.clients, float(sampler.expected)
     if sampler.scheme == "first_responders":
         checks.fail(

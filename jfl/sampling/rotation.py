@@ -1,8 +1,9 @@
-"""Groups of clients that take turns, so that a client that took part is absent for a while:
-`draw(key, round) -> Cohort`, with the key of the run's cohorts.
+"""Samplers in which groups of clients participate in rotation, so that a client's participations
+are several rounds apart.
 
-Correlated noise needs it: what a client adds in one round meets the noise of other rounds, and the
-further apart its participations are, the less they add up to.  Groups follow from the seed alone.
+A sampler's `draw(key, round)` returns a Cohort, where the key is the cohort key of the run.
+Correlated noise needs such samplers: the more rounds lie between the participations of a client,
+the less they add up to. Groups depend only on the seed.
 """
 
 from typing import Annotated, Any
@@ -20,58 +21,60 @@ from .clients import as_cohort, tail_capacity
 __all__ = ["min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins"]
 Separation = Annotated[int, Setting(default=2)]
 Epoch = Annotated[int, Setting(default=2)]
-GROUPS = 2**32 - 1  # in place of a round: the key from which groups follow
+# The groups are drawn with this number instead of a round's.
+GROUP_KEY = 2**32 - 1
 
 
 def group_of(key: jax.Array, clients: int, separation: int) -> Array:
-    """Int32[C]: in which of `separation` groups each client is, all of one size but for one client.
+    """Return Int32[C], the group of each client, out of `separation` groups that differ in size by
+    at most one.
 
-    Of `separation` clients in a row each is in another group, so that clients that were sorted by
-    something are spread over the groups.
+    Any `separation` consecutive clients are in different groups, so that clients in a sorted order
+    are spread over the groups.
     """
     client = jnp.arange(clients, dtype=jnp.int32)
-    return (client % separation + _turned(key, clients, separation)[client // separation]) % (
-        separation
-    )
+    shift = _block_shifts(key, clients, separation)[client // separation]
+    return (client % separation + shift) % separation
 
 
-def _turned(key, clients, separation):
-    """Int32[blocks]: by how much the groups of each block of clients in a row are turned."""
+def _block_shifts(key, clients, separation):
+    """Return Int32[blocks], a random shift of the groups of each block of consecutive clients."""
     blocks = -(-clients // separation)
-    return jax.random.randint(jax.random.fold_in(key, GROUPS), (blocks,), 0, separation)
+    return jax.random.randint(jax.random.fold_in(key, GROUP_KEY), (blocks,), 0, separation)
 
 
 @named("sampling.min_separation")
 def _draw_separated(key: jax.Array, round_: ArrayLike, *, clients, cohort, separation) -> Cohort:
     blocks = -(-clients // separation)
-    turned = _turned(key, clients, separation)
-    place = (round_ % separation - turned) % separation
-    member = jnp.arange(blocks, dtype=jnp.int32) * separation + place
-    # a block may be cut off by the last client: who is not there is drawn last
+    position = (round_ % separation - _block_shifts(key, clients, separation)) % separation
+    member = jnp.arange(blocks, dtype=jnp.int32) * separation + position
+    # The last block may be shorter; positions without a client are drawn last.
     words = jax.random.bits(jax.random.fold_in(key, round_), (blocks,), jnp.uint32)
     words = jnp.where(member < clients, words | jnp.uint32(1), 0)
     return as_cohort(member[jax.lax.top_k(words, cohort)[1]], clients)
 
 
 def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler:
-    """A cohort of fixed size whose clients then stay away for `separation` - 1 rounds.
+    """Select cohorts of fixed size, in which a client is absent for at least `separation` - 1
+    rounds after participating.
 
-    Clients are dealt to `separation` groups, at random and once for a run; round t draws from group
-    t mod `separation`, uniformly and without replacement.  With cohort = clients / separation it is
-    a cyclic order in which every client comes once in `separation` rounds.
+    Clients are assigned to `separation` groups at random, once per run. Round t draws from group t
+    mod `separation`, uniformly and without replacement. With cohort = clients / separation this is
+    a cyclic order in which every client participates once in `separation` rounds.
 
     Args:
-        separation: rounds from one participation of a client to its next, at least.  Where it does
-            not divide the number of clients, groups differ by one client, and so a little do the
-            chances of clients.
+        separation: minimum number of rounds from one participation of a client to its next. If it
+            does not divide the number of clients, the sizes of groups differ by one, and so the
+            probabilities of clients differ slightly.
 
     Other Parameters:
         clients: number of clients.
-        cohort: clients of a round, the slots K of a cohort; at most clients // separation.
+        cohort: number of clients per round, which is the number of slots; at most clients //
+            separation.
 
     Privacy:
-        replace_one or zero_out of one client, without amplification: nothing is gained by chance,
-        but a client takes part in at most one of `separation` rounds, whatever is drawn.
+        replace_one or zero_out of a client, without amplification. But a client participates in at
+        most one of `separation` rounds, whatever is drawn.
 
     Raises:
         ValueError: unless separation >= 2 and cohort is in 1..clients // separation.
@@ -87,13 +90,13 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
     """
     where = "sampling.min_separation"
     checks.require_integer(where, clients=clients, cohort=cohort)
-    _groups(where, clients, separation=separation)
+    _check_groups(where, clients, separation=separation)
     if cohort > clients // separation:
         checks.fail(
             where,
             f"cohort <= clients // separation = {clients // separation}",
             f"cohort={cohort}",
-            "A group has no more clients: lower the separation or the cohort.",
+            "A group has no more clients: lower separation or cohort.",
         )
     fixed = dict(clients=int(clients), cohort=int(cohort), separation=int(separation))
     return Sampler(
@@ -108,7 +111,7 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
 
 @named("sampling.cyclic_poisson")
 def _draw_cyclic(key, round_, *, rate, clients, capacity, separation):
-    groups = jax.random.bits(jax.random.fold_in(key, GROUPS), (clients,), jnp.uint32)
+    groups = jax.random.bits(jax.random.fold_in(key, GROUP_KEY), (clients,), jnp.uint32)
     words = jax.random.bits(jax.random.fold_in(key, round_), (clients,), jnp.uint32)
     own = groups % jnp.uint32(separation) == round_ % separation
     chosen = own & uniform.below(words, rate)
@@ -119,24 +122,26 @@ def _draw_cyclic(key, round_, *, rate, clients, capacity, separation):
 def cyclic_poisson(
     clients: int, rate: ArrayLike, separation: Separation, capacity: int | None = None
 ) -> Sampler:
-    """Each client belongs to one of `separation` groups, on its own and once for a run; in round t
-    each client of group t mod `separation` joins independently with probability `rate`.
+    """Include each client of one group independently with probability `rate`; groups are used in
+    rotation.
 
-    The expected cohort is rate * clients / separation, as of `poisson(clients, rate / separation)`.
+    Each client is assigned to one of `separation` groups, independently and once per run; round t
+    uses group t mod `separation`. The expected cohort is rate * clients / separation, as for
+    `poisson(clients, rate / separation)`.
 
     Args:
-        separation: rounds from one chance of a client to its next.
+        separation: number of rounds from one possible participation of a client to its next.
 
     Other Parameters:
         clients: number of clients.
-        rate: in (0, 1], the probability of a client in a round of its group.
-        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
-            draw hardly ever exceeds them.
+        rate: probability of a client in a round of its group, in (0, 1].
+        capacity: number of slots of a cohort. None chooses it such that an overflow is very
+            unlikely.
 
     Privacy:
-        add_remove of one client: Poisson subsampling at `rate` in one of `separation` rounds, also
-        where the noise is correlated over at most `separation` rounds; the accountant adds the
-        probability of an overflow to delta.
+        Under add_remove of a client: Poisson subsampling at `rate` in one of `separation` rounds,
+            also if the noise is correlated over at most `separation` rounds. The accountant adds
+            the probability of an overflow to delta.
 
     Raises:
         ValueError: unless rate is in (0, 1], separation >= 2 and capacity in 1..clients.
@@ -152,7 +157,7 @@ def cyclic_poisson(
     """
     where = "sampling.cyclic_poisson"
     checks.require_integer(where, clients=clients)
-    _groups(where, clients, separation=separation)
+    _check_groups(where, clients, separation=separation)
     clients, separation = int(clients), int(separation)
     checks.require_fraction(where, single=True, rate=rate)
     if capacity is None:
@@ -178,7 +183,7 @@ def cyclic_poisson(
 
 @named("sampling.random_allocation")
 def _draw_allocated(key, round_, *, clients, capacity, epoch):
-    number = jax.random.fold_in(jax.random.fold_in(key, GROUPS), round_ // epoch)
+    number = jax.random.fold_in(jax.random.fold_in(key, GROUP_KEY), round_ // epoch)
     return _in_bin(jax.random.bits(number, (clients,), jnp.uint32), round_, capacity, epoch)
 
 
@@ -190,26 +195,27 @@ def _in_bin(words, round_, capacity, epoch):
 
 
 def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
-    """Each client takes part once in every `epoch` rounds, in a round that it draws uniformly, on
-    its own and anew for each epoch.
+    """Let each client participate once in every `epoch` rounds, in a uniformly drawn round.
 
-    Nobody is left out and nobody comes twice, as in a shuffle, with a gain like that of Poisson
-    sampling at rate 1 / epoch.  For k participations in t rounds take epochs of t // k rounds,
-    whose proved cost is the same.
+    Clients draw independently, and again for each epoch. As with a shuffle, every client
+    participates exactly once per epoch, with an amplification similar to Poisson sampling at rate 1
+    / epoch. For k participations in t rounds use epochs of t // k rounds, whose proved cost is the
+    same.
 
     Args:
-        epoch: rounds in which each client takes part once.
+        epoch: number of rounds in which each client participates once.
 
     Other Parameters:
         clients: number of clients.
-        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
-            draw hardly ever exceeds them.
+        capacity: number of slots of a cohort. None chooses it such that an overflow is very
+            unlikely.
 
     Privacy:
-        add_remove or zero_out of one client.  The releases of an epoch are one: a client moves one
-        of them, unseen.  Since a client comes once in it, what it adds may hang on all that was
-        released, and is turned to one direction; so the bound is that of numbers.  An epoch that is
-        cut off counts whole.  The accountant adds the probability of an overflow to delta.
+        add_remove or zero_out of a client. The rounds of an epoch are one release, in which a
+        client changes one hidden round. Since a client participates once per epoch, its
+        contribution may depend on all earlier releases and still be rotated to one direction, so
+        the bound is that for scalars. An incomplete epoch counts as a whole one. The accountant
+        adds the probability of an overflow to delta.
 
     Raises:
         ValueError: unless epoch is in 2..clients and capacity in 1..clients.
@@ -227,26 +233,28 @@ def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -
 
 @named("sampling.balls_in_bins")
 def _draw_bins(key, round_, *, clients, capacity, epoch, separation):
-    words = jax.random.bits(jax.random.fold_in(key, GROUPS), (clients,), jnp.uint32)
+    words = jax.random.bits(jax.random.fold_in(key, GROUP_KEY), (clients,), jnp.uint32)
     return _in_bin(words, round_, capacity, epoch)
 
 
 def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
-    """Each client draws a bin, once for a run, and takes part in round t if t mod `epoch` is its
-    bin: always the same clients together, `epoch` rounds apart.
+    """Let each client draw one of `epoch` bins, once per run, and participate when t mod `epoch` is
+    its bin.
+
+    The same clients always participate together, `epoch` rounds apart.
 
     Args:
-        epoch: bins, and rounds from one participation of a client to its next.
+        epoch: number of bins, and of rounds from one participation of a client to its next.
 
     Other Parameters:
         clients: number of clients.
-        capacity: clients that a round has room for, the slots K of a cohort; None: so many that a
-            draw hardly ever exceeds them.
+        capacity: number of slots of a cohort. None chooses it such that an overflow is very
+            unlikely.
 
     Privacy:
-        add_remove or zero_out of one client: all its rounds are one release in a bin that nobody
-        knows, which is a gain in a few epochs.  Over many, `random_allocation` gains more.  With
-        correlated noise it keeps participations apart, without a gain.
+        add_remove or zero_out of a client: all its rounds are one release in a secret bin, which
+            amplifies privacy for a few epochs. Over many epochs, `random_allocation` amplifies
+            more. With correlated noise it separates participations, without amplification.
 
     Raises:
         ValueError: unless epoch is in 2..clients and capacity in 1..clients.
@@ -266,7 +274,7 @@ def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sa
 def _allocated(scheme, draw, clients, epoch, capacity, **more):
     where = f"sampling.{scheme}"
     checks.require_integer(where, clients=clients)
-    _groups(where, clients, epoch=epoch)
+    _check_groups(where, clients, epoch=epoch)
     if capacity is None:
         capacity = tail_capacity(clients, 1 / epoch, where)
     checks.require_integer(where, capacity=capacity)
@@ -280,9 +288,9 @@ def _allocated(scheme, draw, clients, epoch, capacity, **more):
     )
 
 
-def _groups(where, clients, **given):
-    ((name, value),) = given.items()
-    checks.require_integer(where, **given)
+def _check_groups(where, clients, **argument):
+    ((name, value),) = argument.items()
+    checks.require_integer(where, **argument)
     if not 2 <= value <= clients:
         other = "sampling.poisson" if where.endswith("poisson") else "sampling.without_replacement"
         other = "sampling.full" if name == "epoch" else other

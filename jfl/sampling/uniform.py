@@ -1,6 +1,7 @@
 """Exact draws: uniform subsets of a range, and events of a given probability.
 
-They are traced, and cost O(subset) draws where `jax.random.permutation` costs the whole range.
+The functions can be traced. A subset needs a number of draws proportional to its size, while
+`jax.random.permutation` needs one per element of the range.
 """
 
 import math
@@ -10,48 +11,52 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-WORD = 32  # bits
-FLOYD = 64  # up to this size Floyd's walk is faster than marking what was drawn
-SPARE = 10  # standard deviations of how many draws bring so many new numbers
+WORD_BITS = 32
+MAX_FLOYD_SIZE = 64  # up to this size Floyd's algorithm is faster than marking drawn numbers
+# Draws that are made beyond the mean, in standard deviations of the number that is needed.
+NUM_SPARE_DEVIATIONS = 10
 
 
 def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
-    """Where UInt32 words, as numbers in [0, 1), lie below a rate: with its probability, less at
-    most 2^-32."""
+    """Return whether UInt32 words, as numbers in [0, 1), are below a rate.
+
+    A uniform word is below with probability `rate`, minus at most 2^-32.
+    """
     high = jnp.floor(rate * 2.0**16)  # exact: a float32 is split, not rounded
     low = jnp.floor((rate * 2.0**16 - high) * 2.0**16)
     high, low, top = high.astype(jnp.uint32), low.astype(jnp.uint32), words >> 16
     return (top < high) | ((top == high) & (words & 0xFFFF < low))
 
 
-def subset(key: jax.Array, size: jax.Array | int, count: int, most: int) -> jax.Array:
-    """A uniform subset of `count` of range(size): Int32[count], in any order.
+def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> jax.Array:
+    """Return a uniform subset of `count` numbers of range(size): Int32[count], in any order.
 
     Args:
-        key: of jax.random.key.
-        size: Int[], traced; at most `most`.  Where size <= count the result means nothing.
+        key: a key of jax.random.key.
+        size: Int[], may be traced; at most `max_size`. If size <= count, the result has no meaning.
         count: size of the subset.
-        most: the largest that `size` can be.
+        max_size: maximum of `size`.
     """
-    if count <= FLOYD:
+    if count <= MAX_FLOYD_SIZE:
         return floyd_subset(key, size, count)
-    return first_distinct(key, size, count, most)
+    return first_distinct(key, size, count, max_size)
 
 
 def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
-    """A uniform subset of `count` of range(size), by Floyd's walk: count draws, whatever the size.
+    """Return a uniform subset of `count` numbers of range(size) by Floyd's algorithm, with `count`
+    draws.
 
     References:
         Bentley and Floyd, Communications of the ACM 30(9), 1987.
     """
     top = size - count + jnp.arange(count)  # the i-th draw is from 0..top[i]
     draws = jax.random.randint(key, (count,), 0, jnp.maximum(top, 0) + 1)
-    walk = _walk if jax.default_backend() == "cpu" else _walk_at_once
-    return walk(draws, top)
+    resolve = _resolve_in_loop if jax.default_backend() == "cpu" else _resolve_at_once
+    return resolve(draws, top)
 
 
-def _walk(draws, top):
-    """Floyd's walk, one draw after another: what is taken already gives way to top[i]."""
+def _resolve_in_loop(draws, top):
+    """Replace each draw that is already in the subset by top[i], one draw at a time."""
     count = len(draws)
 
     def put(i, chosen):
@@ -61,55 +66,58 @@ def _walk(draws, top):
     return jax.lax.fori_loop(0, count, put, jnp.zeros(count, jnp.int32))
 
 
-def _walk_at_once(draws, top):
-    """The same numbers without a loop, which an accelerator would start anew for every draw.
+def _resolve_at_once(draws, top):
+    """Compute the result of `_resolve_in_loop` without a loop, which is slow on an accelerator.
 
-    Draw i is taken if it was drawn before, or if it is top[k] of an earlier k whose own draw was
-    taken.  What was drawn before is seen in all pairs at once; one k at most has that top.  Who was
-    taken is then a few bits that are worked out one after another in registers.
+    Draw i is replaced if an equal number was drawn before, or if it is top[k] for an earlier k
+    whose draw was replaced. Comparing all pairs finds the first case; at most one k has that top.
+    Which draws are replaced is then computed from a few bits, sequentially.
     """
     count, place, none = len(draws), jnp.arange(len(draws)), np.uint32(0)
-    bit = jnp.uint32(1) << (place % WORD).astype(jnp.uint32)
+    bit = jnp.uint32(1) << (place % WORD_BITS).astype(jnp.uint32)
     again = (place[:, None] > place[None]) & (draws[:, None] == draws[None])
     taken = []  # a bit for each draw, in words
-    for start in range(0, count, WORD):
-        part = slice(start, start + WORD)
+    for start in range(0, count, WORD_BITS):
+        part = slice(start, start + WORD_BITS)
         bits = jnp.where(again[part], bit[part, None], none)
         taken.append(jax.lax.reduce_or(bits, axes=(0, 1)))
-    before = (draws - top[0]).astype(jnp.uint32)  # the k whose top it is; large where there is none
+    before = (draws - top[0]).astype(
+        jnp.uint32
+    )  # the k with top[k] == draw, large if there is none
     for i in range(1, count):
-        k, mine, held = before[i], i // WORD, taken[0]
+        k, mine, held = before[i], i // WORD_BITS, taken[0]
         for other in range(1, mine + 1):
-            held = jnp.where(k >= WORD * other, taken[other], held)
-        is_taken = (k < i) & ((held >> (k % WORD)) & 1 == 1)
-        taken[mine] = taken[mine] | jnp.where(is_taken, np.uint32(1 << i % WORD), none)
-    each = jnp.concatenate([jnp.broadcast_to(word, (WORD,)) for word in taken])[:count]
+            held = jnp.where(k >= WORD_BITS * other, taken[other], held)
+        is_taken = (k < i) & ((held >> (k % WORD_BITS)) & 1 == 1)
+        taken[mine] = taken[mine] | jnp.where(is_taken, np.uint32(1 << i % WORD_BITS), none)
+    each = jnp.concatenate([jnp.broadcast_to(word, (WORD_BITS,)) for word in taken])[:count]
     return jnp.where(each & bit != 0, top, draws).astype(jnp.int32)
 
 
 def draws_for(count: int) -> int:
-    """Uniform draws that hold `count` distinct numbers of 2 * count or more.
+    """Return a number of uniform draws that contain `count` distinct numbers of a range of at least
+    2 * count.
 
-    It takes 1.39 * count on average, with a deviation of 0.78 * sqrt(count).  With a margin of 12
-    deviations and 20 draws the probability of fewer is below 1e-20 for any count above 64, and much
-    less than the draws' own grain of 2^-32.
+    The mean is 1.39 * count, and the standard deviation is 0.78 * sqrt(count). With a margin of 12
+    standard deviations and 20 draws, the probability of fewer distinct numbers is below 1e-20 for
+    any count above 64, much less than the resolution 2^-32 of the draws.
     """
     return math.ceil(2 * math.log(2) * count + 9.4 * math.sqrt(count) + 20)
 
 
-def first_distinct(key: jax.Array, size: jax.Array | int, count: int, most: int) -> jax.Array:
-    """A uniform subset of `count` of range(size): the first distinct ones of uniform draws; size >
-    count.
+def first_distinct(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> jax.Array:
+    """Return a uniform subset of `count` numbers of range(size), for size > count: the first
+    distinct ones of uniform draws.
 
-    Those left out are drawn instead where they are fewer, so that the draws are O(count) and not
-    size log(size).
+    If fewer numbers are left out than chosen, those are drawn instead, so the number of draws is
+    O(count), not size log(size).
     """
     tries, numbers = draws_for(count), jnp.arange(2 * count)
     draw_excluded, position = size < 2 * count, jnp.arange(tries)
     draws = jax.random.randint(key, (tries,), 0, jnp.maximum(size, 1), jnp.int32)
-    first = jnp.full(max(most, 2 * count), tries).at[draws].min(position)  # draw of each number
+    first = jnp.full(max(max_size, 2 * count), tries).at[draws].min(position)  # draw of each number
     is_new = first[draws] == position
-    # the draw that completes the set
+    # This draw completes the set.
     last = jnp.searchsorted(jnp.cumsum(is_new), jnp.where(draw_excluded, size - count, count))
     not_drawn = (first[: 2 * count] > last) & (numbers < size)
     pad = lambda x: jnp.pad(x, (0, max(tries, 2 * count) - len(x)))
@@ -123,23 +131,25 @@ def first_distinct(key: jax.Array, size: jax.Array | int, count: int, most: int)
     )
 
 
-def sparse_subset(key: jax.Array, size: int, most: int, count: ArrayLike) -> jax.Array:
-    """`count` <= most different numbers of range(size), uniform, then anything: Int32[most].
+def sparse_subset(key: jax.Array, size: int, length: int, count: ArrayLike) -> jax.Array:
+    """Return `count` <= `length` distinct uniform numbers of range(size), followed by arbitrary
+    ones: Int32[length].
 
-    The first that are new among independent draws.  Should they be too few, which has a chance
-    below 1e-9, all are drawn again: a choice that treats all numbers alike.
+    These are the first distinct ones of independent draws. If there are too few, which has
+    probability below 1e-9, all are drawn again; this rule treats all numbers equally.
 
     Args:
-        key: of jax.random.key.
-        size: of the range.
-        most: length of the result, at most size / 2.
-        count: Int[], may be traced; how many of the result are meant.
+        key: a key of jax.random.key.
+        size: the size of the range.
+        length: length of the result, at most size / 2.
+        count: Int[], may be traced; the number of valid entries of the result.
     """
-    # words from here on would make some numbers likelier
+    # Larger words are not used, because they would make some numbers more likely.
     usable = 2**32 // size * size
-    # draws until so many are new, on average
-    mean_draws = -size * np.log1p(-most / size) * 2.0**32 / usable
-    tries = int(np.ceil(mean_draws + SPARE * np.sqrt(mean_draws) + SPARE))
+    # Mean number of draws until `length` of them are distinct.
+    mean_draws = -size * np.log1p(-length / size) * 2.0**32 / usable
+    spare = NUM_SPARE_DEVIATIONS
+    tries = int(np.ceil(mean_draws + spare * np.sqrt(mean_draws) + spare))
     place = jnp.arange(tries, dtype=jnp.int32)
 
     def draw(attempt):
@@ -159,4 +169,4 @@ def sparse_subset(key: jax.Array, size: int, most: int, count: ArrayLike) -> jax
     first = jnp.int32(0), *draw(0)
     with jax.named_scope("draw_again"):
         _, numbers, is_new = jax.lax.while_loop(too_few, draw_again, first)
-    return numbers[jnp.nonzero(is_new, size=most, fill_value=0)[0]]
+    return numbers[jnp.nonzero(is_new, size=length, fill_value=0)[0]]

@@ -1,4 +1,4 @@
-"""Weights of clients: how much each counts in what the server takes."""
+"""Weights of clients in the aggregate."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,25 +11,27 @@ __all__ = ["impact"]
 
 
 def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
-    """Weights of clients that come in groups: p_g = ratio_g / sum_h ratio_h size_h for every member
-    of group g.
+    """Return weights for groups of clients: p_g = ratio_g / sum_h ratio_h size_h for each member of
+    group g.
 
     Args:
-        ratios: [G], how much a client of each group counts, relative to the others.
-        groups: [G], how many clients each group has.
+        ratios: [G], the weight of a client of each group, relative to the others.
+        groups: [G], the number of clients of each group.
 
     Returns:
-        Float64[C], C clients in the order of the groups; the sum is 1.
+        Float64[C], for C clients in the order of the groups; the sum is 1.
 
     Privacy:
-        `plan(weights=...)` takes them as public: ratios must not be computed from the data of
+        `plan(weights=...)` assumes that weights are public: do not compute ratios from the data of
         clients.
 
     Raises:
-        ValueError: unless ratios are >= 0 with a positive sum and groups are whole, at least 1.
+        ValueError: unless ratios are >= 0 with a positive sum and groups are integers of at least
+            1.
 
     References:
-        Talaei and Izadi, 2024: what gives the impact factors they quote, 0-1-2 -> 0, 1/60, 1/30.
+        Talaei and Izadi, 2024: this rule gives the impact factors that they quote, 0-1-2 -> 0,
+            1/60, 1/30.
 
     Example:
         >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()
@@ -44,5 +46,10 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
         checks.require_integer(where, **named)
     shares, sizes = np.asarray(ratios, np.float64), np.asarray(groups)
     if not shares.sum() > 0:
-        checks.fail(where, "ratios with a positive sum", f"{shares!r}", "Somebody must count.")
+        checks.fail(
+            where,
+            "ratios with a positive sum",
+            f"{shares!r}",
+            "At least one group needs a positive ratio.",
+        )
     return np.repeat(shares / (shares @ sizes), sizes)

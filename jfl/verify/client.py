@@ -276,7 +276,7 @@ class Judge:
             if mark.kind == "jfl_batch" and not self.read_batch(mark)[0]:
                 self.client.append(
                     "rows are read that may be another client's: gather needs rows as the client "
-                    "got them, with slots of batches.drawn or a mask of slots < rows.size"
+                    "got them, with slots of batches.draw_slots or a mask of slots < rows.size"
                 )
         reads_state = any(t[0] == "own" for value in self.sent for t in value.tokens)
         if reads_state and not self.plan.algorithm.stateful:

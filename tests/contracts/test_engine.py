@@ -529,7 +529,7 @@ def test_batches_drawn_ahead_are_those_of_the_loop(fed, task, monkeypatch):
         lambda key, plan: jfl.scan(jfl.init(key, plan), plan, [2])[0].server.params
     )(KEY, noisy_plan("fedavg", fed, task, batch=jfl.batches.without_replacement(2, short="all")))
     ahead = run()
-    monkeypatch.setattr(local, "AHEAD", 0)
+    monkeypatch.setattr(local, "MAX_ROWS_DRAWN_AT_ONCE", 0)
     close(ahead, run(), rtol=1e-6, atol=1e-7)
 
 

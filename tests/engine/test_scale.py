@@ -37,7 +37,7 @@ from jfl.data import checksum, host_rows
 from jfl.engine.round import draw_cohort, run_sampling_key
 from jfl.sampling import uniform
 
-MANY = sampling.MANY
+MANY = sampling.MIN_SPARSE_CLIENTS
 
 
 _draw = jax.jit(lambda draw_cohort, key: draw_cohort(key))
@@ -85,7 +85,7 @@ def test_every_client_is_as_likely_wherever_it_stands():
 
 def test_too_few_new_clients_are_drawn_again(monkeypatch):
     """With no draw to spare about every second attempt fails, and the cohort is still whole."""
-    monkeypatch.setattr(uniform, "SPARE", 0)
+    monkeypatch.setattr(uniform, "NUM_SPARE_DEVIATIONS", 0)
     whole = jax.jit(jax.vmap(lambda key: uniform.sparse_subset(key, 512, 200, 200)))
     for ids in np.asarray(whole(jax.random.split(jax.random.key(0), 12))):
         assert len(set(ids.tolist())) == 200

@@ -42,8 +42,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/local/training.py",
-        "return draw(work.batches, keys.batch, s, rows.size, slots), jax.random.fold_in(",
-        "return draw(work.batches, keys.batch, 0, rows.size, slots), jax.random.fold_in(",
+        "slots = draw_slots(work.batches, keys.batch, number, rows.size, num_slots)",
+        "slots = draw_slots(work.batches, keys.batch, 0, rows.size, num_slots)",
         "tests/verify/test_verify.py::test_what_users_write_passes",
     ),
     # --- clipped sums

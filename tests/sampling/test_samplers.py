@@ -45,7 +45,7 @@ PROGRAMS = {}  # of schemes that tests share
 def draw_rows(scheme, n, size, width=9, step=0, key=KEY):
     """One program for all steps and sizes of a scheme."""
     known = PROGRAMS.setdefault(
-        (id(scheme), width, uniform.FLOYD),
+        (id(scheme), width, uniform.MAX_FLOYD_SIZE),
         (scheme, jax.jit(jax.vmap(functools.partial(_draw, scheme, width), (0, None, None)))),
     )
     slots, mask, overflow = known[1](jax.random.split(key, n), np.int32(step), np.int32(size))
@@ -428,7 +428,7 @@ def test_cohorts_depend_on_the_key_and_only_on_it(sampler):
 @pytest.mark.parametrize("branch", ["floyd", "distinct"])
 def test_batches_without_replacement_are_uniform_over_subsets(branch, size, monkeypatch):
     if branch == "distinct":
-        monkeypatch.setattr(uniform, "FLOYD", 0)
+        monkeypatch.setattr(uniform, "MAX_FLOYD_SIZE", 0)
     n, many = 60_000, math.comb(size, 3)
     slots, mask, overflow = draw_rows(batches.without_replacement(3), n, size=size)
     assert mask.all() and (overflow == 0).all() and slots.min() >= 0 and slots.max() < size
@@ -450,7 +450,7 @@ def _floyd(draws, top):
     return chosen
 
 
-WALKS = dict(cpu=uniform._walk, elsewhere=uniform._walk_at_once)
+WALKS = dict(cpu=uniform._resolve_in_loop, elsewhere=uniform._resolve_at_once)
 
 
 @functools.cache

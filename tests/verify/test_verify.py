@@ -266,7 +266,9 @@ def split_client(ctx, keys, server, own, rows, *, work):
 
 def by_hand_client(ctx, keys, server, own, rows, *, work):
     """One private gradient without `local.train`."""
-    at, mask, overflow = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    at, mask, overflow = batches.draw_slots(
+        work.batches, keys.batch, 0, rows.size, rows.index.shape[0]
+    )
     g, (loss, clipped) = work.grad(keys.noise, server.params, batches.gather(rows, at, mask), ctx)
     return g, own, Diagnostics(loss, clipped, overflow)
 
@@ -276,7 +278,9 @@ def loop_client(ctx, keys, server, own, rows, *, work):
 
     @jax.jit
     def step(s, w):
-        at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
+        at, mask, _ = batches.draw_slots(
+            work.batches, keys.batch, s, rows.size, rows.index.shape[0]
+        )
         g, _ = work.grad(
             jax.random.fold_in(keys.noise, 3 + s), w, batches.gather(rows, at, mask), ctx
         )
@@ -435,7 +439,9 @@ def constant_key(ctx, keys, server, own, rows, *, work):
 
 def same_in_every_step(ctx, keys, server, own, rows, *, work):
     def step(w, s):
-        at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
+        at, mask, _ = batches.draw_slots(
+            work.batches, keys.batch, s, rows.size, rows.index.shape[0]
+        )
         g, _ = work.grad(keys.noise, w, batches.gather(rows, at, mask), ctx)
         return pytrees.axpy(-0.1, g, w), None
 
@@ -444,7 +450,7 @@ def same_in_every_step(ctx, keys, server, own, rows, *, work):
 
 
 def unclipped(ctx, keys, server, own, rows, *, work):
-    at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    at, mask, _ = batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
     g, _ = jfl.grad(squared)(None, server.params, batches.gather(rows, at, mask), ctx)
     return mech.release_sum(work.grad.mechanism, keys.noise, (), g)[0], own, NOTHING
 
@@ -595,7 +601,7 @@ def its_own_noise_away(ctx, keys, server, own, rows, *, work):
     """Draws the noise once more, with the same key, and takes it away."""
     from jfl.kernels.normals import normals
 
-    at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    at, mask, _ = batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
     g, _ = work.grad(keys.noise, server.params, batches.gather(rows, at, mask), ctx)
     return pytrees.sub(g, pytrees.scale(1.1 * 2 * 0.8 / 3, normals(keys.noise, g))), own, NOTHING
 
@@ -638,7 +644,9 @@ def one_row_often(ctx, keys, server, own, rows, *, work):
     """The same row in all slots."""
 
     def step(w, s):
-        at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
+        at, mask, _ = batches.draw_slots(
+            work.batches, keys.batch, s, rows.size, rows.index.shape[0]
+        )
         g, _ = work.grad(
             jax.random.fold_in(keys.noise, s), w, batches.gather(rows, 0 * at, mask), ctx
         )
@@ -653,7 +661,7 @@ def one_row_often(ctx, keys, server, own, rows, *, work):
 
 def who_was_drawn(ctx, keys, server, own, rows, *, work):
     moved, seen = diff_of(work, ctx, keys, server, rows)
-    at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    at, mask, _ = batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
     return dict(moved, b=moved["b"] + at.sum()), own, seen
 
 
@@ -671,7 +679,9 @@ def until_it_fits(ctx, keys, server, own, rows, *, work):
 
     def again(carry):
         s, g = carry
-        at, mask, _ = batches.drawn(work.batches, keys.batch, s, rows.size, rows.index.shape[0])
+        at, mask, _ = batches.draw_slots(
+            work.batches, keys.batch, s, rows.size, rows.index.shape[0]
+        )
         return s + 1, work.grad(
             jax.random.fold_in(keys.noise, s), server.params, batches.gather(rows, at, mask), ctx
         )[0]
@@ -689,7 +699,7 @@ def until_it_fits(ctx, keys, server, own, rows, *, work):
 
 def of_a_tangent(ctx, keys, server, own, rows, *, work):
     """The derivative of a release has no noise."""
-    at, mask, _ = batches.drawn(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
+    at, mask, _ = batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
     batch = batches.gather(rows, at, mask)
     _, slope = jax.jvp(
         lambda w: work.grad(keys.noise, w, batch, ctx)[0],
