@@ -1,7 +1,7 @@
-"""Errors for models of flax and equinox: what came, and what to do in place of it.
+"""Recognise modules of flax and equinox where jfl expects parameters or functions.
 
-equinox and flax.nnx are looked up among the modules that are already imported: who has an object of
-theirs has imported them.
+equinox and flax.nnx are looked up among the modules that are already imported: who has an object
+of theirs has imported them.
 """
 
 import sys
@@ -15,10 +15,9 @@ from flax import errors, linen
 from ..core import checks
 
 BATCH_NORM = (
-    "BatchNorm mixes the examples of a batch: an example has no gradient of its own, so clipping "
-    "it would "
-    "bound nothing. Use GroupNorm or LayerNorm. Statistics that stay fixed (of public data, with "
-    'use_running_average=True) belong into the loss: module.apply({"params": params, '
+    "BatchNorm mixes the examples of a batch, so an example has no separate gradient that could be "
+    "clipped. Use GroupNorm or LayerNorm. Fixed statistics (of public data, with "
+    'use_running_average=True) belong in the loss: module.apply({"params": params, '
     '"batch_stats": fixed}, x).'
 )
 DROPOUT = (
@@ -27,34 +26,122 @@ DROPOUT = (
     '(params, x, y, key) and pass rngs={"dropout": key}; or use deterministic=True.'
 )
 ONE_EXAMPLE = (
-    "The loss gets one example, without a batch axis, and params of module.init on such an x. A "
-    "module that is written for a batch takes x[None], and [0] of its output."
+    "The loss gets one example without a batch axis, and params of module.init on such an x. For a "
+    "module that is written for a batch, pass x[None] and take [0] of its output."
 )
-SPLIT_NNX = (
-    "Take jfl.models.nnx(fed, model). Or split it: "
-    "graphdef, params, rest = nnx.split(model, nnx.Param, ...). Pass params, and call "
-    "nnx.merge(graphdef, params, rest)(x[None])[0] in the loss."
-)
-SPLIT_EQUINOX = (
-    "An equinox module is a pytree, and what is no array in it cannot be trained. "
-    "Take jfl.models.equinox(fed, model). Or split it: "
-    "params, static = "
-    "eqx.partition(model, eqx.is_inexact_array). Pass params, and call eqx.combine(params, "
-    "static)(x) in "
-    "the loss."
-)
-LINEN = (
-    'Pass params = module.init(key, x[None])["params"] of one example x, and call '
-    'module.apply({"params": params}, x[None])[0] in the loss; or take '
-    "jfl.models.flax(fed, module)."
-)
-WRITE_A_LOSS = (
-    "Write a function: def loss(params, x, y), which calls the module with params on one example."
-)
+# What to pass instead of a module as parameters.
+SPLIT = {
+    "flax.linen": (
+        'Pass params = module.init(key, x[None])["params"] of one example x, and call '
+        'module.apply({"params": params}, x[None])[0] in the loss; or use '
+        "jfl.models.flax(fed, module)."
+    ),
+    "flax.nnx": (
+        "Use jfl.models.nnx(fed, model). Or split it: graphdef, params, rest = "
+        "nnx.split(model, nnx.Param, ...). Pass params, and call "
+        "nnx.merge(graphdef, params, rest)(x[None])[0] in the loss."
+    ),
+    "equinox": (
+        "Use jfl.models.equinox(fed, model). Or split it: params, static = "
+        "eqx.partition(model, eqx.is_inexact_array). Pass params, and call "
+        "eqx.combine(params, static)(x) in the loss."
+    ),
+}
+
+
+def parameters(where: str, value: Any) -> Any:
+    """Check that `value` can be trained, and convert its numbers to JAX arrays.
+
+    Args:
+        where: the function that was called, for the message.
+        value: a pytree. An equinox module is one if all its leaves are arrays of floats.
+
+    Raises:
+        ValueError: for other modules of flax and equinox, leaves that are not floating-point
+            numbers, and statistics of BatchNorm.
+    """
+    for node in jax.tree.leaves(value, is_leaf=lambda node: library(node) is not None):
+        name = library(node)
+        if name and not (name == "equinox" and all(map(_is_float, jax.tree.leaves(node)))):
+            got = f"the {_describe(node)}"
+            checks.fail(where, "params, a pytree of arrays of floats", got, SPLIT[name])
+    if isinstance(value, Mapping) and "batch_stats" in value:
+        keys = ", ".join(map(str, value))
+        checks.fail(where, "params without batch_stats", f"a dict of {keys}", BATCH_NORM)
+    value = checks.as_arrays(where, "params", value)
+    others = [
+        f"{leaf.dtype} at params{jax.tree_util.keystr(path)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+        if not _is_float(leaf)
+    ]
+    if others:
+        checks.fail(
+            where,
+            "params, a pytree of floating-point numbers",
+            ", ".join(others[:6]),
+            "Numbers that are not trained belong in the loss.",
+        )
+    return value
+
+
+def function(where: str, name: str, value: Any, form: str) -> None:
+    """Reject a module, or a method of one, as a pure function of `params`.
+
+    Args:
+        where: the function that was called, for the message.
+        name: name of the argument.
+        value: the argument.
+        form: how the function is called, such as "(params, x, y) -> scalar".
+    """
+    for module in (value, getattr(value, "__self__", None)):
+        holds_params = {
+            "flax.linen": module is value,  # a bound linen method holds no parameters
+            "flax.nnx": True,
+            "equinox": any(map(_is_float, jax.tree.leaves(module))),
+        }
+        if holds_params.get(library(module) or "", False):
+            checks.fail(
+                where,
+                f"{name}, a pure function {form}",
+                f"the {_describe(module)}",
+                "Write a function: def loss(params, x, y), which calls the module with params on "
+                "one example.",
+            )
+
+
+def explain(where: str, error: Exception, context: str = "") -> None:
+    """Raise a flax error again, with what it means for a function of one example.
+
+    Other errors are not raised again: the function returns.
+
+    Args:
+        where: what was traced, such as "the loss".
+        error: the error.
+        context: the shapes of the arguments.
+    """
+    text = str(error)
+    is_unset = (
+        isinstance(error, ValueError)
+        and "must be passed to the constructor or at call time" in text
+    )
+    if not is_unset and not isinstance(error, errors.FlaxError):
+        return
+    if "batch_stats" in text or "use_running_average" in text:
+        expected, hint = "a module without BatchNorm", BATCH_NORM
+    elif '"deterministic"' in text or "dropout" in text.lower():
+        expected, hint = "a module without randomness, such as Dropout's", DROPOUT
+    elif isinstance(error, errors.InvalidRngError):
+        expected = "a module that needs no random key"
+        hint = "A loss of (params, x, y) has no key: write one of (params, x, y, key)."
+    else:
+        expected, hint = "a flax module that fits its parameters and one example", ONE_EXAMPLE
+    got = f"{type(error).__name__}: {text.split(' (https:')[0].splitlines()[0][:200]}"
+    checks.fail(where, expected, got + (f" ({context})" if context else ""), hint)
 
 
 def library(value: Any) -> str | None:
-    """Whose module `value` is: "flax.linen", "flax.nnx" or "equinox"; None for anything else."""
+    """Return the library of a module: "flax.linen", "flax.nnx" or "equinox"; None for other
+    values."""
     if isinstance(value, linen.Module):
         return "flax.linen"
     for name in ("flax.nnx", "equinox"):
@@ -64,135 +151,13 @@ def library(value: Any) -> str | None:
     return None
 
 
-def _named(value) -> str:
-    return f"{library(value)} module {type(value).__name__}"
+def _describe(module) -> str:
+    return f"{library(module)} module {type(module).__name__}"
 
 
-def parameters(where: str, value: Any) -> Any:
-    """Refuse what cannot be trained.
-
-    Args:
-        where: the function that was called, for the message.
-        value: a pytree, as given or as an init function made it.
-
-    Returns:
-        `value`, with its numbers as arrays of JAX.  An equinox module whose leaves are all arrays
-        of floats passes.
-
-    Raises:
-        ValueError: for modules of flax, for leaves that are no floating-point numbers, and for
-            statistics of BatchNorm among the parameters.
-    """
-    for node in jax.tree.leaves(value, is_leaf=lambda node: library(node) is not None):
-        if library(node) == "flax.nnx":
-            checks.fail(where, "params, a pytree of arrays", f"the {_named(node)}", SPLIT_NNX)
-        if library(node) == "flax.linen":
-            checks.fail(
-                where, "params, a pytree of arrays", f"the {_named(node)}, which holds none", LINEN
-            )
-        if library(node) == "equinox":
-            wrong = [
-                jax.tree_util.keystr(path)
-                for path, leaf in jax.tree_util.tree_leaves_with_path(node)
-                if not _float(leaf)
-            ]
-            if wrong:
-                checks.fail(
-                    where,
-                    "params, a pytree of arrays of floats",
-                    f"the {_named(node)} with {', '.join(wrong[:6])}{', ...' * (len(wrong) > 6)}",
-                    SPLIT_EQUINOX,
-                )
-    if isinstance(value, Mapping) and "batch_stats" in value:
-        checks.fail(
-            where,
-            "params without batch_stats",
-            f"a dict of {', '.join(map(str, value))}",
-            BATCH_NORM,
-        )
-    value = checks.as_arrays(where, "params", value)
-    kinds = {
-        jax.tree_util.keystr(path): leaf.dtype
-        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
-        if not jnp.issubdtype(leaf.dtype, jnp.floating)
-    }
-    if kinds:
-        checks.fail(
-            where,
-            "params, a pytree of floating-point numbers",
-            ", ".join(f"{kind} at params{path}" for path, kind in list(kinds.items())[:6]),
-            "Numbers that are not trained belong into the loss.",
-        )
-    return value
-
-
-def _float(leaf) -> bool:
+def _is_float(leaf) -> bool:
     return (
         hasattr(leaf, "shape")
         and hasattr(leaf, "dtype")
         and jnp.issubdtype(leaf.dtype, jnp.floating)
-    )
-
-
-def function(where: str, name: str, value: Any, form: str) -> None:
-    """Refuse a module, or a method of one, in the place of a pure function of `params`.
-
-    Args:
-        where: the function that was called, for the message.
-        name: of the argument.
-        value: what was given for it.
-        form: how the function is called: "(params, x, y) -> scalar".
-
-    Raises:
-        ValueError: where `value` holds parameters of its own.
-    """
-    owner = getattr(value, "__self__", None)
-    holds = lambda node: (
-        library(node) == "flax.nnx"
-        or (library(node) == "equinox" and any(map(_float, jax.tree.leaves(node))))
-    )
-    if library(value) == "flax.linen" or holds(value) or holds(owner):
-        checks.fail(
-            where,
-            f"{name}, a pure function {form}",
-            f"the {_named(owner if holds(owner) else value)}",
-            WRITE_A_LOSS,
-        )
-
-
-def explain(where: str, error: Exception, context: str = "") -> None:
-    """Raise what flax's error means for a loss of one example; return where it is none of flax's.
-
-    Args:
-        where: what was traced: "the loss", "predict", "models".
-        error: what came.
-        context: the shapes it was traced with.
-
-    Raises:
-        ValueError: with the remedy; the error of flax stays in its message.
-    """
-    text = str(error)
-    unset = (
-        isinstance(error, ValueError)
-        and "must be passed to the constructor or at call time" in text
-    )
-    if not unset and not isinstance(error, errors.FlaxError):
-        return
-    got = (
-        f"{type(error).__name__}: {text.split(' (https:')[0].splitlines()[0][:200]}"
-        + f" ({context})" * bool(context)
-    )
-    if "batch_stats" in text or "use_running_average" in text:
-        checks.fail(where, "a module without BatchNorm", got, BATCH_NORM)
-    if '"deterministic"' in text or "dropout" in text.lower():
-        checks.fail(where, "a module without randomness, such as Dropout's", got, DROPOUT)
-    if isinstance(error, errors.InvalidRngError):
-        checks.fail(
-            where,
-            "a module that needs no random key",
-            got,
-            "A loss of (params, x, y) has none: write one of (params, x, y, key).",
-        )
-    checks.fail(
-        where, "a module of flax that fits its parameters and one example", got, ONE_EXAMPLE
     )

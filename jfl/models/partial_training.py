@@ -1,4 +1,4 @@
-"""Training a part of a model: frozen backbones, LoRA, pretrained weights from a file."""
+"""Partial training: frozen backbones, LoRA, and pretrained weights from a file."""
 
 import fnmatch
 import io
@@ -14,7 +14,7 @@ from flax.serialization import msgpack_restore
 from ..core import checks, files, losses, pytrees
 from ..core.records import Fn, Metric, Task, named
 
-CONSTANT = ("models.fixed", "models.held_params")  # what makes the same parameters of every key
+CONSTANT = ("models.fixed", "models.held_params")  # init functions that ignore the key
 
 __all__ = ["merged", "read_params", "trainable", "write_params"]
 
@@ -26,30 +26,30 @@ def trainable(
     *,
     where: str = "models.trainable",
 ) -> Task:
-    """A task of which a part is trained: LoRA, the last layers, all but the embedding.
+    """Return a task that trains a part of a model, such as LoRA layers or the last layers.
 
-    The frozen part is one copy that all clients read, however many there are; no client, mechanism
-    or server ever holds another one.  Only what is trained is uploaded, clipped and made noisy.
+    The frozen part is one copy that all clients read; no client, mechanism or server holds another
+    one. Only the trained part is uploaded, clipped and made noisy.
 
     Args:
         task: any task.
-        which: patterns of paths to what is trained, such as "*lora*" or ("head/*", "*/bias"), as of
-            the shell; or a function path -> bool.  None: everything.
-        params: pretrained parameters, all or some: a pytree like the task's, or a dict of paths;
-            what is not there is drawn as the task does, which for a frozen part is refused unless
-            the task always starts from the same.
+        which: shell patterns of paths to the trained part, such as "*lora*" or ("head/*",
+            "*/bias"); or a function path -> bool. None means everything.
+        params: pretrained parameters, all or some: a pytree like the task's, or a dict of paths.
+            The others are drawn by the task, which is rejected for a frozen part unless the task
+            always starts from the same parameters.
         where: the function that is named in errors.
 
     Returns:
-        A task whose parameters are a dict: the path of each trained array -> the array.
-        `merged(task, out.params)` puts the whole model together.
+        A task whose parameters are a dict from the path of each trained array to the array.
+        `merged(task, out.params)` returns the whole model.
 
     Privacy:
-        whatever `params` were made from lies outside every guarantee: pretrain on public data.
+        No guarantee covers the data that `params` were computed from: pretrain on public data.
 
     Raises:
-        ValueError: for patterns that nothing fits, shapes or paths that are not the task's, frozen
-            parts that would be drawn.
+        ValueError: for patterns that match nothing, shapes or paths that are not the task's, and
+            frozen parts that would be drawn.
 
     References:
         Yu et al., ICLR 2022 (differentially private fine-tuning); Hu et al., ICLR 2022 (LoRA).
@@ -74,9 +74,9 @@ def trainable(
         checks.fail(
             where,
             "a part to train",
-            f"{which!r}, which fits none of {', '.join(list(shapes)[:12])}",
+            f"{which!r}, which matches none of {', '.join(list(shapes)[:12])}",
         )
-    # a task that always starts from the same has all of it
+    # A task that always starts from the same parameters has those of the frozen part.
     constant = getattr(task.init.function, "_registered_name", "") in CONSTANT
     held = pytrees.by_path(task.init.data["params"]) if constant else {}
     frozen = {n: given.get(n, held.get(n)) for n in shapes if n not in names}
@@ -84,9 +84,9 @@ def trainable(
     if missing:
         checks.fail(
             where,
-            "params for all that is frozen",
+            "pretrained parameters for every frozen layer",
             f"none for {', '.join(missing[:6])}{', ...' * (len(missing) > 6)}",
-            "A backbone that is drawn anew is worth nothing: give pretrained params.",
+            "A frozen layer with random parameters is not useful: pass params.",
         )
     started = _started(task, {n: v for n, v in given.items() if n in names})
     held = dict(frozen=frozen, init=task.init)
@@ -109,14 +109,14 @@ def trainable(
 
 
 def merged(task: Task, params: Mapping[str, Any]) -> Any:
-    """The whole model of a task that `trainable` made.
+    """Return the whole model of a task made by `trainable`.
 
     Args:
-        task: of `trainable`.
-        params: what was trained, such as `out.params`.
+        task: a task of `trainable`.
+        params: the trained part, such as `out.params`.
 
     Returns:
-        A pytree like that of the task before.
+        A pytree like that of the original task.
 
     Raises:
         ValueError: for another task.
@@ -127,7 +127,7 @@ def merged(task: Task, params: Mapping[str, Any]) -> Any:
 
 
 def _given(where, shapes, params) -> dict:
-    """Pretrained arrays by path, in the types of the task."""
+    """Return pretrained arrays by path, in the types of the task."""
     if params is None:
         return {}
     found = pytrees.by_path(params)
@@ -154,7 +154,7 @@ def _is_tree(value) -> bool:
 
 
 def _started(task, given) -> Task:
-    """The task, with these arrays in the place of what it draws."""
+    """Return the task with these arrays instead of those that it draws."""
     if not given:
         return task
     init = Fn(_replaced, dict(init=task.init, given=given))
@@ -173,7 +173,7 @@ def _part(key, *, init, names):
 
 
 def _whole(part, frozen, init):
-    """The model of its trained and its frozen part, in the type of the trained one."""
+    """Combine the trained and the frozen part, in the type of the trained one."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     kind = jnp.result_type(*jax.tree.leaves(part))
     half = jnp.finfo(kind).bits < 32
@@ -199,18 +199,11 @@ def _output_of_part(part, x, *, of, frozen, init):
 
 
 def write_params(path: str | Path, params: Any) -> None:
-    """Keep a model in a file .npz, arrays by path; `read_params` reads it.
+    """Write a model to a file .npz, as arrays by path; `read_params` reads it.
 
     Args:
         path: the file, whose name ends in .npz.
         params: a pytree, such as `out.params`.
-
-    Example:
-        >>> import tempfile
-        >>> path = tempfile.mkdtemp() + "/model.npz"
-        >>> write_params(path, {"dense": {"kernel": np.zeros((3, 2))}})
-        >>> list(read_params(path))
-        ['dense/kernel']
     """
     path = Path(path)
     if path.suffix != ".npz":
@@ -222,18 +215,18 @@ def write_params(path: str | Path, params: Any) -> None:
 
 
 def read_params(path: str | Path) -> dict:
-    """Pretrained parameters from a file: arrays by path, for `params=` of an adapter.
+    """Read pretrained parameters from a file, as arrays by path, for `params=` of an adapter.
 
     Args:
-        path: a file .npz, .safetensors (with the package safetensors) or .msgpack (of
-            flax.serialization).  Paths in it may be written with "/" or ".".
+        path: a file .npz, .safetensors (which needs the package safetensors) or .msgpack (of
+            flax.serialization). Paths in it may be written with "/" or ".".
 
     Returns:
-        A dict of paths such as "Dense_0/kernel" and arrays of NumPy.
+        A dict from paths such as "Dense_0/kernel" to NumPy arrays.
 
     Raises:
         ValueError: for a file of another kind.
-        FileNotFoundError: without the file.
+        FileNotFoundError: if there is no such file.
 
     Example:
         >>> import io, tempfile

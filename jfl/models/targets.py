@@ -1,7 +1,6 @@
-"""What a label can be, and what follows from it: the loss of a model's output, which of its parts
-are right, what else is worth watching.
+"""Kinds of labels, and what they determine: the loss of an output, its accuracy, and other metrics.
 
-To add a kind of target, write its functions and its line in `TARGETS`.
+To add a kind of label, write its functions and its entry in `TARGETS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +18,12 @@ class Target(NamedTuple):
     """A kind of label.
 
     Attributes:
-        words: what it is, for errors.
+        words: description, for errors.
         loss: (output, y) -> scalar, of one example.
-        shape: (classes, shape of y) -> the shape that an output needs.
-        hits: (output, y) -> how many parts are right, or a pair of that and how many parts there
-            are; None: there is no accuracy.
-        metrics: name -> function as `hits`, and what is done to the mean in the end.
+        shape: (classes, shape of y) -> the shape that an output must have.
+        hits: (output, y) -> the number of correct parts, or a pair of that and the number of parts.
+            None means that there is no accuracy.
+        metrics: name -> a function like `hits`, and a function that is applied to the mean.
     """
 
     words: str
@@ -35,7 +34,7 @@ class Target(NamedTuple):
 
 
 def cross_entropy(logits: jax.Array, label: ArrayLike) -> jax.Array:
-    """Minus the log-probability of a label, of one example.
+    """Return minus the log-probability of a label, for one example.
 
     Shapes:
         logits: Float[classes]; label: Int[], in range(classes).
@@ -50,8 +49,9 @@ def _looked_up(logits, label):
 
 
 def _compared(logits, label):
-    """The same without a lookup, which costs an accelerator a launch, and its derivative another: a
-    scatter."""
+    """Return the same without a lookup, which is slow on an accelerator, as is its derivative, a
+    scatter.
+    """
     classes = logits.shape[0]
     is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)
     found = jnp.where(is_label, logits, 0).sum()
@@ -67,7 +67,7 @@ def _class_hit(logits, label):
 
 
 def _token_losses(logits, tokens):
-    """The sum over the tokens that are not masked, and how many these are."""
+    """Return the sum of losses over tokens that are not masked, and their number."""
     counted = tokens >= 0
     each = jax.vmap(cross_entropy)(logits, jnp.maximum(tokens, 0))
     return jnp.where(counted, each, 0.0).sum(), counted.sum()
@@ -133,10 +133,10 @@ def loss_of(output, y, target: str):
 
 
 def target_of(where: str, fed: Federation, target: str | None) -> str:
-    """The name of what the labels of a federation are, as they show or as `target` says.
+    """Return the kind of labels of a federation, as given by `target` or by the labels themselves.
 
     Raises:
-        ValueError: where the labels are not such.
+        ValueError: if the labels are not of this kind.
     """
     shape, whole = tuple(fed.y.shape[1:]), jnp.issubdtype(fed.y.dtype, jnp.integer)
     if target is None:

@@ -1,4 +1,4 @@
-"""What is learned: ready-made flax models, or any pure loss of one example."""
+"""Tasks: ready-made flax models, or any pure loss of one example."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from ..core import checks, losses
 from ..core.records import Federation, Fn, Metric, Metrics, Task, named
 from ..kernels.conv import conv_same, relu_pool
 from . import frameworks
-from .adapters import flax
+from .flax_adapters import flax
 from .targets import TARGETS
 
 __all__ = ["logistic", "mlp", "cnn", "lstm", "gpt", "resnet18"]
@@ -32,26 +32,28 @@ def task(
     metrics: Mapping[str, Callable | Metric] | None = None,
     target: str = "class",
 ) -> Task:
-    """A user's own problem.
+    """Return a task with your own parameters and loss.
 
     Args:
-        params: the starting point, a pytree of floats; or a pure function key -> params.  An
-            equinox module whose leaves are all arrays of floats is such a pytree; of others, and of
-            flax.nnx, see `jfl.models`.
-        loss: pure (params, x, y) -> scalar, for one example; or (params, x, y, key), which draws.
-            The key of a row follows from the seed, the round, the client and the step.
-        predict: pure (params, x) -> output of one example; without it no accuracy is computed.
-        evaluation: the loss of test rows, where it is another one: without dropout, say.  None:
-            `loss`; if that draws, each test row has one key in all evaluations.
-        metrics: what else is watched on the test rows, by name: pure (params, x, y) -> a number, or
-            a pair, a sum and how many it is of; or a jfl.Metric, which also says what is done to
-            the mean.  They are in `out.metrics.custom`.
-        target: what y is, which says what is right about an output: "class" (the largest logit),
-            "tokens" (each of a sequence, but for negative ones), "labels" (each of several logits
-            by its sign) or "numbers" (no accuracy).
+        params: the initial parameters, a pytree of floats; or a pure function key -> params. An
+            equinox module whose leaves are all arrays of floats is such a pytree; for others, and
+            for flax.nnx, see `jfl.models`.
+        loss: a pure function (params, x, y) -> scalar of one example; or (params, x, y, key), which
+            may draw random numbers. The key of a row is derived from the seed, the round, the
+            client and the step.
+        predict: a pure function (params, x) -> output of one example; without it no accuracy is
+            computed.
+        evaluation: the loss of test rows, if it differs, such as without dropout. None uses `loss`;
+            if that takes a key, each test row has the same key in all evaluations.
+        metrics: further metrics of the test rows, by name: a pure function (params, x, y) -> a
+            number, or a pair of a sum and the number of its terms; or a jfl.Metric, which also
+            transforms the mean. They are in `out.metrics.custom`.
+        target: the kind of y, which determines when an output is correct: "class" (the largest
+            logit), "tokens" (each token of a sequence, except for negative ones), "labels" (the
+            sign of each of several logits) or "numbers" (no accuracy).
 
     Raises:
-        ValueError: for what cannot be trained (modules, leaves that are no floats, statistics of
+        ValueError: for what cannot be trained (modules, leaves that are not floats, statistics of
             BatchNorm).
 
     Example:
@@ -85,7 +87,7 @@ def _fn(function: Any) -> Any:
 
 
 def watched(where: str, metrics: Mapping[str, Callable | Metric] | None) -> dict | None:
-    """Custom metrics as records, by name."""
+    """Check custom metrics and return them as records, by name."""
     if not metrics:
         return None
     if not isinstance(metrics, Mapping):
@@ -95,9 +97,9 @@ def watched(where: str, metrics: Mapping[str, Callable | Metric] | None) -> dict
         if not isinstance(name, str) or not name or name in taken:
             checks.fail(
                 where,
-                "metrics by names of their own",
+                "a metric name that jfl does not use",
                 repr(name),
-                f"jfl measures {', '.join(sorted(taken))} itself.",
+                f"Reserved names: {', '.join(sorted(taken))}.",
             )
         if not callable(metric) and not isinstance(metric, Metric):
             checks.fail(
@@ -154,7 +156,9 @@ class _Cnn(nn.Module):
 
 
 class _LstmLayer(nn.Module):
-    """LSTM cells over time, of x [T, features]: all inputs at once, and the states one by one."""
+    """LSTM cells over time, for x [T, features]: one product for all inputs, and a scan over
+    states.
+    """
 
     width: int
 
@@ -180,7 +184,7 @@ class _Lstm(nn.Module):
     embedding: int
     hidden: tuple
     classes: int
-    every: bool  # logits at every position, or at the last alone
+    every: bool  # logits at every position, or only at the last
 
     @nn.compact
     def __call__(self, x):
@@ -215,12 +219,12 @@ class _Gpt(nn.Module):
 
 
 def _group_norm(features):
-    """GroupNorm of one image [H, W, C]: without axes, flax takes axis 0 for the batch."""
+    """Return GroupNorm for one image [H, W, C]; without axes, flax takes axis 0 for the batch."""
     return nn.GroupNorm(num_groups=min(32, features // 2), reduction_axes=(-3, -2, -1))
 
 
 class _Residual(nn.Module):
-    """Two convolutions beside a way that leaves them out, with GroupNorm."""
+    """Two convolutions with GroupNorm, and a skip connection."""
 
     features: int
     stride: int
@@ -255,17 +259,19 @@ class _ResNet(nn.Module):
 
 
 def logistic(fed: Federation) -> Task:
-    """Softmax regression, started at zero.  For L2 regularisation give l2 to `grad` or
-    `private_grad`."""
+    """Return softmax regression, initialised at zero.
+
+    For L2 regularisation, pass l2 to `grad` or `private_grad`.
+    """
     checks.require_type("models.logistic", Federation, "jfl.federate", fed=fed)
     return flax(fed, _Mlp((), fed.classes), target="class", batched=False)
 
 
 def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
-    """Dense layers with ReLU.
+    """Return dense layers with ReLU.
 
     Args:
-        fed: gives the shape of a row and the number of classes.
+        fed: the federation, which determines the shape of a row and the number of classes.
         hidden: widths of the hidden layers.
     """
     checks.require_type("models.mlp", Federation, "jfl.federate", fed=fed)
@@ -276,18 +282,19 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
 
 
 def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256)) -> Task:
-    """The token that comes next: an embedding, layers of LSTM cells, and a dense layer.
+    """Return a next-token model: an embedding, layers of LSTM cells, and a dense layer.
 
-    Of one label a row it is given the last state, of a label for each token (y Int[T]) all of them.
-    The defaults are those of the reference, for the plays of `datasets.shakespeare`.
+    If a row has one label, the dense layer gets the last state; if each token has a label (y
+    Int[T]), it gets all states. The defaults are those of the reference, for the plays of
+    `datasets.shakespeare`.
 
     Args:
-        embedding: numbers for a token.
-        cells: how many there are in each layer.
+        embedding: size of the embedding of a token.
+        cells: number of cells of each layer.
 
     Other Parameters:
         fed: rows of tokens, Int[T], each in [0, classes), and the label that follows them, or one
-            for each token.
+            label per token.
 
     References:
         McMahan et al., AISTATS 2017.
@@ -298,28 +305,28 @@ def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256
     numbers: dict[str, Any] = {f"cells[{i}]": n for i, n in enumerate(cells)}
     checks.require_integer(where, embedding=embedding, **numbers)
     if not cells:
-        checks.fail(where, "a layer at least", "cells=()")
+        checks.fail(where, "at least one layer", "cells=()")
     return flax(fed, _Lstm(embedding, cells, fed.classes, every), batched=False)
 
 
 def gpt(
     fed: Federation, width: int = 64, layers: int = 2, heads: int = 4, dropout: float = 0.0
 ) -> Task:
-    """A small transformer that looks back: learned positions, LayerNorm before attention and before
-    two dense layers with GELU.
+    """Return a small causal transformer: learned positions, and LayerNorm before attention and
+    dense layers.
 
     Args:
-        width: numbers for a token; a multiple of `heads`.
-        layers: of attention and dense layers.
-        heads: of attention.
-        dropout: in [0, 1), in training; each row of each step has its own.
+        width: size of the embedding of a token; a multiple of `heads`.
+        layers: number of attention and dense layers.
+        heads: number of attention heads.
+        dropout: dropout rate in training, in [0, 1); each row of each step has a separate mask.
 
     Other Parameters:
         fed: as in `lstm`.
 
     References:
-        Radford et al., 2019 (GPT-2), without tied embeddings: a table that is used twice has no
-        book-kept gradient.
+        Radford et al., 2019 (GPT-2). Embeddings are not tied, because a table that is used twice
+        has no book-keeping rule for its gradient.
     """
     where = "models.gpt"
     every = _of_tokens(where, fed)
@@ -333,7 +340,7 @@ def gpt(
 
 
 def _of_tokens(where, fed) -> bool:
-    """Whether the labels are of every token; refuses rows that hold none."""
+    """Require rows of tokens, and return whether every token has a label."""
     checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if fed.x.ndim != 2 or fed.x.dtype.kind != "i":
         checks.fail(
@@ -346,12 +353,11 @@ def _of_tokens(where, fed) -> bool:
 
 
 def resnet18(fed: Federation, width: int = 64) -> Task:
-    """ResNet-18 for small images, with GroupNorm in the place of BatchNorm; images [H, W] or
-    [H, W, C].
+    """Return ResNet-18 for small images [H, W] or [H, W, C], with GroupNorm instead of BatchNorm.
 
     Other Parameters:
-        fed: gives the shape of an image and the number of classes.
-        width: channels of the first stage, even; 64 has 11 million parameters.
+        fed: the federation, which determines the shape of an image and the number of classes.
+        width: number of channels of the first stage, even; 64 has 11 million parameters.
 
     References:
         He et al., CVPR 2016, with the 3 x 3 stem for 32 x 32 pixels; Wu and He, ECCV 2018.
@@ -367,8 +373,11 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
 
 
 def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:
-    """3 x 3 convolutions, each with ReLU and 2 x 2 max pooling, then one dense layer; images [H, W]
-    or [H, W, C]."""
+    """Return a CNN for images [H, W] or [H, W, C].
+
+    Each 3 x 3 convolution is followed by ReLU and 2 x 2 max pooling; one hidden dense layer
+    follows.
+    """
     checks.require_type("models.cnn", Federation, "jfl.federate", fed=fed)
     channels = checks.as_tuple("models.cnn", channels=channels)
     if len(fed.x.shape) not in (3, 4):

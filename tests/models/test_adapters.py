@@ -335,7 +335,7 @@ def test_targets_that_were_meant_otherwise(y, classes, words):
 def test_a_partition_by_class_needs_one_label_a_row():
     x, y = np.zeros((90, 6), int), np.zeros((90, 6), int)
     data = jfl.datasets.arrays(x, y, x, y, classes=2)
-    with pytest.raises(ValueError, match="partition.dirichlet: expected one label a row"):
+    with pytest.raises(ValueError, match="partition.dirichlet: expected one label per row"):
         jfl.federate(data, jfl.partition.dirichlet(4, 0.5))
 
 
@@ -487,8 +487,12 @@ def test_parts_that_do_not_fit(fed):
     task = jfl.models.flax(fed, Backbone())
     params = task.init(KEY)
     for which, given, words in (
-        ("*lora*", params, "fits none of body/bias"),
-        ("head/*", None, "expected params for all that is frozen, but got none for body/bias"),
+        ("*lora*", params, "matches none of body/bias"),
+        (
+            "head/*",
+            None,
+            "expected pretrained parameters for every frozen layer, but got none for body/bias",
+        ),
         (
             "head/*",
             {"body/kernel": np.zeros((2, 2))},

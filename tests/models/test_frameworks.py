@@ -246,11 +246,9 @@ def test_equinox_modules_with_other_leaves_are_refused(fed, eqx):
     net = lambda key: eqx.nn.MLP(3, 3, 4, 1, key=key)
     loss = lambda model, x, y: entropy(model(x), y)
     for bad in (net(KEY), {"net": net(KEY)}):
-        with pytest.raises(
-            ValueError, match=r"equinox module MLP with .*activation.*eqx\.partition"
-        ):
+        with pytest.raises(ValueError, match=r"equinox module MLP.*eqx\.partition"):
             jfl.task(bad, loss)
-    with pytest.raises(ValueError, match=r"equinox module Dropout with \.p.*eqx\.partition"):
+    with pytest.raises(ValueError, match=r"equinox module Dropout.*eqx\.partition"):
         jfl.task(eqx.nn.Dropout(0.5), loss)
     with pytest.raises(ValueError, match=r"loss, a pure function.*equinox module MLP.*def loss"):
         jfl.task(jnp.zeros(3), net(KEY))

@@ -1,0 +1,131 @@
+"""The adapter of equinox modules. equinox is imported only when it is used."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..core import checks
+from ..core.losses import key_of
+from ..core.records import Federation, Fn, Task, named
+from . import frameworks
+from .adapters import Model, build_task, held_params
+
+__all__ = ["equinox"]
+
+
+def equinox(
+    fed: Federation,
+    model: Any,
+    *,
+    target: str | None = None,
+    trainable: str | Sequence[str] | Callable | None = None,
+    params: Any = None,
+) -> Task:
+    """Return a task from an equinox model.
+
+    The model is called on one example. If its `__call__` takes `key`, local steps pass one;
+    evaluations call it in inference mode. All arrays of floats are trained, and everything else
+    stays.
+
+    Args:
+        model: an equinox module, whose arrays every run starts from; or a function key -> module,
+            which draws them from the seed of a run.
+        fed, target, trainable, params: as in `jfl.models.flax`. Paths are such as
+            "layers/0/weight".
+
+    Returns:
+        A task whose parameters are the module with None instead of everything that is not trained:
+            `eqx.combine(out.params, model)` is the trained model.
+
+    Raises:
+        ValueError: as in `jfl.models.flax`, and if equinox is not installed.
+    """
+    where = "models.equinox"
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
+    try:
+        import equinox as eqx
+    except ImportError:
+        checks.fail(where, "equinox", "no such package", "pip install equinox")
+    fixed = isinstance(model, eqx.Module)
+    if not fixed and not callable(model):
+        checks.fail(
+            where, "an equinox module, or a function key -> module", checks.short_repr(model)
+        )
+    made = model if fixed else model(jax.random.key(0))
+    if not isinstance(made, eqx.Module):
+        checks.fail(
+            where, "an equinox module, or a function key -> module", checks.short_repr(made)
+        )
+    if any(isinstance(n, eqx.nn.BatchNorm) for n in _modules(made, eqx)):
+        checks.fail(
+            where, "a model without BatchNorm", "equinox.nn.BatchNorm", frameworks.BATCH_NORM
+        )
+    key = inspect.signature(type(made).__call__).parameters.get("key")
+    trained, evaluated = (_divided(m, eqx) for m in (made, eqx.nn.inference_mode(made)))
+    weights = trained[0]
+    init = (
+        Fn(held_params, dict(params=weights)) if fixed else Fn(_eqx_init, static=dict(make=model))
+    )
+    needs_key = key is not None and key.default is inspect.Parameter.empty
+    apply = Fn(_eqx, dict(arrays=evaluated[1]), dict(rest=_Same(evaluated[2]), needs_key=needs_key))
+    training = None
+    if key is not None:
+        training = Fn(_eqx_drawing, dict(arrays=trained[1]), dict(rest=_Same(trained[2])))
+    made = Model(init, apply, training, draws=key is not None)
+    return build_task(where, fed, made, target, trainable, params)
+
+
+def _modules(model, eqx) -> list:
+    """Return all modules in a module."""
+    found, todo = [], [model]
+    while todo:
+        node = todo.pop()
+        is_inner = lambda n, node=node: n is not node and isinstance(n, eqx.Module)
+        found.append(node)
+        todo += [n for n in jax.tree.leaves(node, is_leaf=is_inner) if isinstance(n, eqx.Module)]
+    return found
+
+
+def _divided(model, eqx) -> tuple:
+    """Split a module into trained arrays, other arrays, and everything else."""
+    weights, rest = eqx.partition(model, eqx.is_inexact_array)
+    return weights, *eqx.partition(rest, eqx.is_array)
+
+
+class _Same:
+    """A pytree without arrays as a static argument; equal if leaves and structure are."""
+
+    def __init__(self, value):
+        self.value = value
+        leaves, structure = jax.tree.flatten(value)
+        self._parts = tuple(leaves), structure
+
+    def __eq__(self, other):
+        return isinstance(other, _Same) and self._parts == other._parts
+
+    def __hash__(self):
+        return hash(self._parts)
+
+
+@named("models.equinox_init")
+def _eqx_init(key, *, make):
+    import equinox as eqx
+
+    return eqx.partition(make(key), eqx.is_inexact_array)[0]
+
+
+@named("models.equinox")
+def _eqx(params, x, *, arrays, rest, needs_key):
+    import equinox as eqx
+
+    extra = dict(key=key_of(0)) if needs_key else {}
+    return eqx.combine(params, arrays, rest.value)(x, **extra)
+
+
+@named("models.equinox_drawing")
+def _eqx_drawing(params, x, key, *, arrays, rest):
+    import equinox as eqx
+
+    return eqx.combine(params, arrays, rest.value)(x, key=key)
