@@ -1,13 +1,13 @@
-"""Which parameters of a loss have a rule for clipped gradient sums, and the numbers the rules need.
+"""Book-keeping for clipped gradient sums: which parameters of a loss have a rule, and the numbers
+that the rules need.
 
-The loss of one example is traced to a jaxpr, so that every use of every parameter is seen, in
-whatever library it was written.  A leaf that meets the data once, in a matrix product, a
-convolution or a table lookup, gets a tap: a zero added to what comes out, whose gradient is the
-backprop there.  A leaf that enters elementwise (a bias, a scale) has gradients no larger than the
-activations, and they are formed.  So with a leaf that a loop over time (a scan) reads once in each
-turn, as recurrent layers do: the tap then has an axis of turns.  Every other leaf (used twice,
-under a function that is not linear) has no rule: its gradients are formed as well, as vmap(grad)
-would.
+The loss of one example is traced to a jaxpr, which shows every use of every parameter, in any
+library. A leaf that meets the data once, in a matrix product, a convolution or a table lookup, gets
+a tap: a zero that is added to the result, whose gradient is the backprop there. A leaf that enters
+elementwise (a bias, a scale) has gradients no larger than the activations, so they are formed. The
+same holds for a leaf that a loop over time (a scan) reads once per iteration, as recurrent layers
+do; the tap then has an axis of iterations. Every other leaf (used twice, or under a nonlinear
+function) has no rule: its gradients are formed too, as vmap(grad) does.
 """
 
 import functools
@@ -48,7 +48,7 @@ class Rule(NamedTuple):
 
 
 class Book(NamedTuple):
-    """A loss, read."""
+    """A traced loss with its rules."""
 
     jaxpr: Any  # (leaves of the parameters, of the loss, of x, of y) -> loss; no inner jit
     rules: dict  # (index of an equation, of one in its loop or None) -> Rule
@@ -60,7 +60,7 @@ def read(loss, params, x, y) -> Book:
     """Find the rule of every leaf.
 
     Args:
-        loss: (params, x, y) -> scalar, a pytree, such as Fn.
+        loss: (params, x, y) -> scalar, as a pytree, such as Fn.
         params: a pytree of floats.
         x: one example, as arrays or jax.ShapeDtypeStruct.
         y: its label, likewise.
@@ -93,14 +93,14 @@ def read(loss, params, x, y) -> Book:
 
 
 def _ends(jaxpr, leaves, data, loops) -> list:
-    """For each of `leaves`, where it meets the data and how: a Rule, or why there is none ("" for
+    """Return, for each of `leaves`, its place and its Rule, or the reason why it has none ("" for
     an elementwise use).
 
     Args:
-        jaxpr: of the loss, or of one turn of a loop.
-        leaves: its input variables that are parameters.
-        data: its input variables that are data, or follow from them.
-        loops: index of a scan -> the jaxpr of its turn; none in a turn itself.
+        jaxpr: the jaxpr of the loss, or of one iteration of a loop.
+        leaves: input variables that are parameters.
+        data: input variables that are data, or depend on data.
+        loops: index of a scan -> the jaxpr of its iteration; empty for an iteration.
     """
     equations, uses = jaxpr.eqns, {}
     for at, equation in enumerate(equations):
@@ -128,7 +128,7 @@ def _ends(jaxpr, leaves, data, loops) -> list:
 
 
 def _in_loop(equation, at, side, views, aval, turn):
-    """As an entry of `_ends`, for a leaf that a loop over time reads in each turn."""
+    """Return the entry of `_ends` for a leaf that a loop over time reads in each iteration."""
     (constants, _), length = of_scan(equation.params), equation.params["length"]
     ((place, end),) = _ends(turn, [turn.invars[side]], turn.invars[constants:], {})
     if not isinstance(end, Rule):
@@ -145,12 +145,12 @@ def _in_loop(equation, at, side, views, aval, turn):
 
 
 def _unfolded(closed):
-    """A jaxpr without inner jits."""
+    """Return a jaxpr without inner jits."""
     return jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
 
 
 def _flat(loss, params, x, y):
-    """The jaxpr (leaves of params, of loss, of x, of y) -> loss, inner jits unfolded."""
+    """Return the jaxpr (leaves of params, of loss, of x, of y) -> loss, without inner jits."""
     try:
         closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
     except Exception as error:  # whose rows a user may have thought of another shape
@@ -162,7 +162,7 @@ def _flat(loss, params, x, y):
 
 
 def _reached(equations, start) -> set:
-    """The variables that depend on those in `start`."""
+    """Return the variables that depend on those in `start`."""
     found = set(start)
     for equation in equations:
         if any(v in found for v in equation.invars if not isinstance(v, Literal)):
@@ -171,8 +171,11 @@ def _reached(equations, start) -> set:
 
 
 def _follow(equations, uses, v):
-    """From a leaf through views to its one use -> views, (equation, operand) or why there is
-    none."""
+    """Follow a leaf through views to its only use.
+
+    Returns:
+        The views, and (equation, operand), or the reason why there is none.
+    """
     views = []
     while True:
         found = uses.get(v, [])
@@ -193,8 +196,9 @@ def _follow(equations, uses, v):
 
 
 def _rule(equation, side, views, aval):
-    """The Rule of a leaf that `equation` uses as operand `side`; "" for an elementwise use, or why
-    none fits."""
+    """Return the Rule of a leaf that `equation` uses as operand `side`; "" for an elementwise use,
+    or the reason why there is none.
+    """
     if equation.primitive in ELEMENTWISE:
         return ""
     operands, out = [v.aval for v in equation.invars], equation.outvars[0].aval
@@ -211,8 +215,10 @@ def _rule(equation, side, views, aval):
 
 
 def _through(views, aval, total):
-    """Back through the views of a leaf, whose types do not matter here: rounding comes last, after
-    the noise."""
+    """Apply the transposed views of a leaf to a sum.
+
+    Conversions of type are skipped, because rounding comes last, after the noise.
+    """
     view = lambda w: functools.reduce(
         lambda x, e: (
             x if e.primitive is p.convert_element_type_p else e.primitive.bind(x, **e.params)
@@ -236,8 +242,11 @@ def _bind(equation, operands):
 
 
 def _run(closed, args, hooks=None):
-    """The values of a jaxpr, inner jits unfolded; `hooks`: index of an equation -> what runs in its
-    place, and gives all that comes out."""
+    """Evaluate a jaxpr without inner jits.
+
+    Args:
+        hooks: index of an equation -> a function that runs instead and returns all its outputs.
+    """
     env = dict(zip([*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args]))
     value = lambda v: v.val if isinstance(v, Literal) else env[v]
     for at, equation in enumerate(closed.jaxpr.eqns):
@@ -253,14 +262,13 @@ def _run(closed, args, hooks=None):
 
 
 def convolved(loss, params, x, y, examples: int):
-    """`loss` with its convolutions the way of kernels.conv, or itself where it has none.
+    """Return `loss` with its convolutions computed as in kernels.conv, or `loss` if it has none.
 
-    A user's own are among them: under vmap over clients a convolution becomes a grouped one, and
-    inside a loop its backward pass is slow on a CPU, for a small CNN seven times slower than this.
-    The values are the same up to rounding.
+    Under vmap over clients a convolution becomes a grouped one, whose backward pass inside a loop
+    is slow on a CPU: for a small CNN seven times slower than this. Values are equal up to rounding.
 
     Args:
-        examples: whose gradients are added up.
+        examples: number of examples whose gradients are added.
     """
     flat, hooks = _flat(loss, params, x, y), {}
     for at, equation in enumerate(flat.jaxpr.eqns):
@@ -274,17 +282,18 @@ def convolved(loss, params, x, y, examples: int):
 
 
 def rows(book: Book, loss, params, x, y):
-    """One forward and one backward pass.
+    """Run one forward and one backward pass.
 
     Args:
-        book: of `read`, for this loss.
-        loss: of one example, as `read` took it.
+        book: the result of `read` for this loss.
+        loss: the loss of one example, as passed to `read`.
         params: a pytree of floats.
         x: leaves [N, ...], the rows.
         y: leaves [N, ...], their labels.
 
     Returns:
-        The losses [N]; and for each leaf its gradients, and the way of their sum back to it.
+        The losses [N]; and for each leaf its gradients, and a function that maps their sum back to
+        the leaf's shape.
     """
     leaves = jax.tree.leaves(params)
     ruled = {rule.leaf: at for at, rule in book.rules.items()}
@@ -313,7 +322,7 @@ def rows(book: Book, loss, params, x, y):
 
 
 def _tapped(rule, tap, records, key):
-    """What runs in the place of an equation: it records, and adds the tap."""
+    """Return a function that runs instead of an equation, records the factors and adds the tap."""
 
     def run(*operands):
         made, records[key] = rule.apply(*operands)
@@ -323,7 +332,7 @@ def _tapped(rule, tap, records, key):
 
 
 def _hooks(book, taps, records) -> dict:
-    """What runs in the place of the equations of the loss that have rules."""
+    """Return the functions that run instead of the equations of the loss that have rules."""
     hooks, loops = {}, {}
     for (at, inner), tap in taps.items():
         if inner is None:
@@ -336,8 +345,11 @@ def _hooks(book, taps, records) -> dict:
 
 
 def _loop(book, at, taps, records, *operands):
-    """A loop over time with taps and records in its turns; taps: index of an equation -> [turns,
-    ...]."""
+    """Run a loop over time with taps and records in its iterations.
+
+    Args:
+        taps: index of an equation -> taps [iterations, ...].
+    """
     params, turn = book.jaxpr.jaxpr.eqns[at].params, book.loops[at]
     constants, carried = of_scan(params)
     fixed, begin = operands[:constants], operands[constants : constants + carried]
@@ -365,24 +377,24 @@ def _loop(book, at, taps, records, *operands):
 
 
 def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
-    """The sum of clipped gradients.
+    """Return the sum of clipped gradients.
 
     A gradient whose norm is not finite in float32 adds exactly nothing: its activations and
-    backprops are masked out.
+    backprops are masked.
 
     Args:
-        book: of `read`, for this loss.
-        loss: of one example, as `read` took it.
+        book: the result of `read` for this loss.
+        loss: the loss of one example, as passed to `read`.
         params: a pytree of floats.
         x: leaves [N, ...], the rows.
         y: leaves [N, ...], their labels.
         weight: Float[N], 0 for a row that does not count.
-        bounds: a list of clip norms, in the units of the gradient: one, or one for each leaf.
-        together: whether a bound is for all leaves together, or for each leaf by itself.
+        bounds: a list of clip norms, in the units of the gradient: one, or one per leaf.
+        together: whether a bound is for all leaves together or for each leaf.
 
     Returns:
-        The sum, a tree like params, in float32 at least, also of parameters in half precision; two
-        of Bool[N], which gradients were clipped, and which were finite; the losses [N].
+        The sum, a tree like params, at least in float32; two Bool[N], which gradients were clipped
+        and which were finite; and the losses [N].
     """
     losses, parts = rows(book, loss, params, x, y)
     squares = [part.squares() for part, _ in parts]
@@ -398,5 +410,5 @@ def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
 
 
 def words(book: Book) -> str:
-    """What a manifest says of a book."""
+    """Return the description of a book in a manifest."""
     return "bookkeeping" + (f" (vmap for {', '.join(book.why_not)})" if book.why_not else "")

@@ -1,14 +1,13 @@
-"""How a parameter meets the data: matrix products, convolutions and table lookups, one function for
-each primitive.
+"""Rules for matrix products, convolutions and table lookups, one function per primitive.
 
-A rule takes (params of the equation, which operand the parameter is, shapes of the operands,
-output) and returns `Parts`, or None where it does not fit.
+A rule takes the params of the equation, which operand the parameter is, the shapes of the operands
+and the output. It returns `Parts`, or None if it does not apply.
 
-- apply: (bind, leaf, other operand) -> output, what to record; `bind` runs the equation itself.
+- apply: (bind, leaf, other operand) -> output, and what to record; `bind` runs the equation itself.
 - gather: (records, backprops), both [N, ...] -> Formed, Product or Lookup.
-- back: a sum in the rule's shape -> in the parameter's.
-- factors: (records, backprops) -> the two factors of a Product, [N, E, P, ...] each; None where the
-  gradient is no product.  It is what a rule inside a loop needs.
+- back: a sum in the rule's shape -> a sum in the parameter's shape.
+- factors: (records, backprops) -> the two factors of a Product, [N, E, P, ...] each; None if the
+  gradient is not a product. A rule inside a loop needs it.
 """
 
 import math
@@ -31,7 +30,7 @@ MODES = (
 
 
 class Parts(NamedTuple):
-    """How one kind of equation meets a parameter, as the docstring of this module says."""
+    """How one kind of equation uses a parameter; see the module docstring."""
 
     apply: Callable
     gather: Callable
@@ -148,10 +147,11 @@ RULES = {p.dot_general_p: matmul, p.conv_general_dilated_p: convolution, p.gathe
 
 
 def over_time(parts: Parts, length: int) -> Parts:
-    """The rule of an equation that runs in each turn of a loop: positions of all turns together.
+    """Return the rule of an equation that runs in each iteration of a loop: positions of all
+    iterations together.
 
     Shapes:
-        records and backprops have an axis of turns behind that of the examples.
+        Records and backprops have an axis of iterations after that of examples.
     """
 
     factors: Any = parts.factors

@@ -1,5 +1,7 @@
-"""Gradients of a batch, private or not: the one place where per-example gradients are formed, or
-avoided."""
+"""Gradients of a batch, private or not.
+
+This is the only module in which per-example gradients are formed, or avoided.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +22,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @record
 class Grad:
-    """(key, params, batch, ctx) -> gradient, (loss, clipped fraction)."""
+    """A gradient: (key, params, batch, ctx) -> gradient, (loss, clipped fraction)."""
 
     loss: Fn  # (params, x, y) -> scalar, one example; x is a pair in one that draws: core.losses
     mechanism: Mechanism | None  # None: the mean gradient, not private
@@ -33,14 +35,15 @@ class Grad:
         return g, (seen.loss, seen.clipped)
 
     def watched(self, key, params, batch: Batch, ctx) -> tuple:
-        """-> gradient, Diagnostics: with the number of rows that counted as zero, since they were
-        not finite."""
+        """Return the gradient and Diagnostics, which count the rows that were not finite and
+        counted as zero.
+        """
         g, seen = (_mean if self.mechanism is None else _private)(self, key, params, batch, ctx)
         return (g if self.l2 is None else pytrees.axpy(self.l2, params, g)), seen
 
 
 def _clip(mechanism):
-    """The row stage that book-keeping serves, or None where the rows meet others."""
+    """Return the row stage that book-keeping can apply, or None if there is none."""
     rows = [s for s in mechanism.stages if s.role == "row"]
     return rows[0] if len(rows) == 1 and rows[0].name in ("clip_l2", "clip_per_layer") else None
 
@@ -59,28 +62,31 @@ def _computed(loss, dtype, where) -> Fn:
 
 @named("gradients.computed_in")
 def _coarse(params, x, y, *, loss, dtype):
-    """The loss of one example in another type.  Casts are inside, so derivatives by `params` come
-    out as they went in."""
+    """Compute the loss of one example in another type.
+
+    Casts are inside, so derivatives by `params` have the type of `params`.
+    """
     cast = lambda v: v.astype(dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v
     return loss(jax.tree.map(cast, params), jax.tree.map(cast, x), y).astype(jnp.float32)
 
 
 def computed_in(grad: Grad) -> str:
-    """The type that the loss of a gradient is computed in."""
+    """Return the type in which the loss of a gradient is computed."""
     return grad.loss.static["dtype"] if grad.loss.function is _coarse else "float32"
 
 
 def exact(loss: Fn) -> Fn:
-    """The loss in float32, whatever the steps compute in, and at one key if it draws."""
+    """Return the loss in float32, whatever type the steps use, and with a fixed key if it draws."""
     return losses.of_three(loss.data["loss"] if loss.function is _coarse else loss)
 
 
 def grad(loss: Callable, *, l2: ArrayLike | None = None, compute: str = "float32") -> Grad:
-    """The mean gradient of `loss` over the rows of a batch: no privacy.
+    """Return the mean gradient of `loss` over the rows of a batch, without privacy.
 
     Args:
-        loss: any pure (params, x, y) -> scalar for one example, or (params, x, y, key) for one that
-            draws, such as dropout: each row of each step has a key of its own.
+        loss: any pure function (params, x, y) -> scalar of one example, or (params, x, y, key),
+            which may draw random numbers, as dropout does: each row of each step has a separate
+            key.
         l2: adds l2 * params, the gradient of (l2 / 2) ||params||^2.
         compute: the type in which the loss is computed, as in `private_grad`.
     """
@@ -100,37 +106,38 @@ def private_grad(
     path: str = "auto",
     compute: str = "float32",
 ) -> Grad:
-    """Per-example gradients of `loss` through `mechanism`.
+    """Return the release of per-example gradients of `loss` by `mechanism`.
 
     Args:
-        loss: any pure (params, x, y) -> scalar for one example, or (params, x, y, key) for one that
-            draws, as in `grad`.
+        loss: any pure function (params, x, y) -> scalar of one example, or (params, x, y, key), as
+            in `grad`.
         mechanism: a chain over the examples of a batch, such as chain(clip_l2(1.0), total(),
             gaussian(1.1), divide(16)).
-        l2: adds l2 * params after clipping and noise: it depends on no example, so it is not
+        l2: adds l2 * params after clipping and noise. It does not depend on examples, so it is not
             clipped.
-        microbatch: examples whose gradients are held at once; None: the batch.
-        path: "bookkeeping" has the clipped sum from activations and backprops, at the cost of a
-            plain gradient, for a chain with one clip_l2 or clip_per_layer and parameters with a
-            rule (see `jfl.gradients.ghost`); "vmap" forms every example's gradient; "auto" forms
-            only those of the parameters without a rule.
+        microbatch: number of examples whose gradients are held at once. None means the batch.
+        path: "bookkeeping" computes the clipped sum from activations and backprops, at the cost of
+            a plain gradient, for a chain with one clip_l2 or clip_per_layer and parameters with a
+            rule (see `jfl.gradients.ghost`). "vmap" forms the gradient of every example. "auto"
+            forms only those of parameters without a rule.
         compute: the type in which the loss is computed forward and backward, "bfloat16" or
-            "float16" for speed on an accelerator; parameters, clip norms, sums and noise stay
+            "float16" for speed on an accelerator. Parameters, clip norms, sums and noise stay
             float32.
 
     Privacy:
-        a clip norm is measured in float32 on the very gradient that is added, so a coarse `compute`
-        changes the gradient, never its bound: epsilon is the same.  Of parameters in half precision
-        too, gradients are clipped, summed and made noisy in float32; the result is rounded to their
-        type.  What a loss draws is independent of the rows and of the noise, and clipping comes
-        after it: epsilon is the same.  A row whose gradient is not finite counts as zero:
-        Health.nonfinite_rows counts it and stops the run.  Noise is drawn anew for every (round,
-        client, step).  What an epsilon is worth depends on how batches and clients are drawn: see
-        `jfl.guarantee`.
+        Clip norms are measured in float32 on the gradient that is added, so a less precise
+        `compute` changes the gradient but not its bound, and epsilon stays the same. Gradients of
+        parameters in half precision are clipped, summed and made noisy in float32; the result is
+        rounded to their type. Random numbers in the loss are independent of rows and noise, and
+        clipping comes after them, so epsilon stays the same. A row whose gradient is not finite
+        counts as zero; Health.nonfinite_rows counts it and stops the run. Each (round, client,
+        step) has independent noise. What epsilon a plan has also depends on how batches and clients
+        are drawn: see `jfl.guarantee`.
 
     Raises:
-        ValueError: for an adaptive clip: one clip norm must serve all clients of a round; with
-            path="bookkeeping", for another chain, or (when it runs) a parameter without a rule.
+        ValueError: for an adaptive clip, because all clients of a round must have the same clip
+            norm. With path="bookkeeping", also for another chain, or (when it runs) a parameter
+            without a rule.
 
     References:
         Abadi et al., CCS 2016, Algorithm 1.
@@ -172,7 +179,7 @@ def private_grad(
 
 
 def _keyed(self, key, batch):
-    """The batch, with the words of a key for each row where the loss draws."""
+    """Return the batch, with the words of a key for each row if the loss draws."""
     if not losses.draws(self.loss):
         return batch
     return batch._replace(x=losses.with_words(batch.x, key, len(batch.mask)))
@@ -195,12 +202,12 @@ def _seen(loss, clipped, nonfinite):
 
 
 def _example(batch):
-    """Shapes of the x and y of one example."""
+    """Return the shapes of the x and y of one example."""
     return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), (batch.x, batch.y))
 
 
 def _example_of(loss, plan):
-    """Likewise, as a loss of this plan takes them."""
+    """Return the shapes of the x and y of one example of a plan, as its loss takes them."""
     x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (plan.fed.x, plan.fed.y))
     return ((x, losses.words_shape()) if losses.draws(loss) else x), y
 
@@ -218,8 +225,7 @@ def _private(self, key, params, batch, ctx):
 
 
 def _book(self: Grad, params, x, y):
-    """The loss read for book-keeping; None where every gradient must be formed.  x, y: one
-    example."""
+    """Read the loss for book-keeping; return None if every gradient must be formed."""
     stage = _clip(self.mechanism)
     if self.path == "vmap" or stage is None:
         return None
@@ -233,14 +239,15 @@ def _book(self: Grad, params, x, y):
             "private_grad",
             'a rule for every parameter, for path="bookkeeping"',
             "; ".join(f"{name}: {why}" for name, why in book.why_not.items()),
-            'Use path="auto", which forms per-example gradients for these alone.',
+            'Use path="auto", which forms per-example gradients for these only.',
         )
     return book if book.rules else None
 
 
 def gradient_path(plan) -> str:
-    """How a plan has its private gradients: "bookkeeping" (then which leaves have no rule), "vmap",
-    or "none"."""
+    """Return how a plan computes its private gradients: "bookkeeping" (and which leaves have no
+    rule), "vmap", or "none".
+    """
     private = lambda node: isinstance(node, Grad) and node.mechanism is not None
     grads = [g for g in jax.tree.leaves(plan.algorithm, is_leaf=private) if private(g)]
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
@@ -255,8 +262,7 @@ def _type(grad: Grad) -> str:
 
 
 def clipped_sum(self: Grad, params, batch: Batch, weight):
-    """Clipped gradients of a batch, summed -> Partial, sum of losses.  The one place where a faster
-    path plugs in."""
+    """Return the sum of clipped gradients of a batch, as a PartialSum, and the sum of losses."""
     example = _example(batch)
     book = _book(self, params, *example)
     mechanism: Any = self.mechanism
