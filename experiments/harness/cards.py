@@ -161,7 +161,7 @@ def card(name: str) -> str:
     remembers = "yes" if example(name, private=False).stateful else "no"
     rows = [
         ("equation", by_hand["equation"]),
-        ("paper", flat(inspect.cleandoc(module.__doc__ or ""))),
+        ("paper", flat(sections(inspect.cleandoc(module.__doc__ or ""))["References"])),
         ("noisy releases a participation", f"{releases}" + steps),
         ("ε of the [common plan](index.md)", epsilon),
         ("clients remember something", remembers),
