@@ -99,7 +99,7 @@ def test_a_run_in_parts_and_a_config_that_names_it():
             "available: Bool\\[rounds, 7\\], but got shape \\(2, 3\\)",
         ),
         (dict(available=np.full((2, C), 0.5)), "true or false"),
-        (dict(available=np.eye(C)[:3]), "4 that never can, the first of them client 3"),
+        (dict(available=np.eye(C)[:3]), "4 that never are, the first of them client 3"),
         (dict(period=0), "period"),
         (dict(awake=1.5), "awake"),
         (dict(rate=0.0), "rate"),
