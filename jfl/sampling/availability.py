@@ -11,7 +11,7 @@ from ..core import checks
 from ..core.options import Setting
 from ..core.records import Array, Fn, Sampler, named, record, static
 from . import uniform
-from .clients import as_cohort, tail_capacity
+from .clients import as_cohort, check_capacity, tail_capacity
 
 __all__ = ["available_poisson"]
 
@@ -108,12 +108,8 @@ def available_poisson(
     available = _checked(where, available, clients)
     at_once = int(available.sum(1).max())
     if capacity is None:
-        if not checks.is_concrete(rate):
-            checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
         capacity = tail_capacity(at_once, rate, where)
-    checks.require_integer(where, capacity=capacity)
-    if capacity > clients:
-        checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
+    check_capacity(where, capacity, clients)
     rate, shown = checks.as_scalar(rate), jnp.asarray(available)
     fixed: dict[str, Any] = dict(clients=int(clients), capacity=int(capacity))
     return Available(

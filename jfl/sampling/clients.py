@@ -263,6 +263,18 @@ def _probabilities(weights):
     return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32), edges
 
 
+def check_capacity(where: str, capacity: int, clients: int) -> None:
+    """Require a capacity in 1..clients."""
+    checks.require_integer(where, capacity=capacity)
+    if capacity > clients:
+        checks.fail(
+            where,
+            f"capacity <= clients={clients}",
+            f"capacity={capacity}",
+            "Leave capacity out: it is then chosen from the rate.",
+        )
+
+
 def tail_capacity(trials: int, rate: Any, where: str) -> int:
     """Return a capacity that Binomial(trials, rate) exceeds with probability below OVERFLOW /
     HORIZON.
@@ -360,14 +372,7 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
     checks.require_fraction("sampling.poisson", single=True, rate=rate)
     if capacity is None:
         capacity = tail_capacity(clients, rate, "sampling.poisson")
-    checks.require_integer("sampling.poisson", capacity=capacity)
-    if capacity > clients:
-        checks.fail(
-            "sampling.poisson",
-            f"capacity <= clients={clients}",
-            f"capacity={capacity}",
-            "Leave capacity out: it is then chosen from the rate.",
-        )
+    check_capacity("sampling.poisson", capacity, clients)
     rate = checks.as_scalar(rate)
     draw, data = _draw_poisson, dict(rate=rate)
     if _is_sparse(clients, capacity) and checks.is_concrete(rate):
@@ -435,9 +440,7 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
         if not checks.is_concrete(rate):
             checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
         capacity = min(clients, room_for(clients * float(np.asarray(rate))))
-    checks.require_integer(where, capacity=capacity)
-    if capacity > clients:
-        checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
+    check_capacity(where, capacity, clients)
     clients, capacity, rate = int(clients), int(capacity), checks.as_scalar(rate)
     return Sampler(
         Fn(_draw_truncated, dict(rate=rate), dict(clients=clients, capacity=capacity)),

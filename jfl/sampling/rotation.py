@@ -16,7 +16,7 @@ from ..core import checks
 from ..core.options import Setting
 from ..core.records import Array, Cohort, Fn, Sampler, named
 from . import uniform
-from .clients import as_cohort, tail_capacity
+from .clients import as_cohort, check_capacity, tail_capacity
 
 __all__ = ["min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins"]
 Separation = Annotated[int, Setting(default=2)]
@@ -161,13 +161,9 @@ def cyclic_poisson(
     clients, separation = int(clients), int(separation)
     checks.require_fraction(where, single=True, rate=rate)
     if capacity is None:
-        if not checks.is_concrete(rate):
-            checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
         number: Any = rate
         capacity = tail_capacity(clients, number / separation, where)
-    checks.require_integer(where, capacity=capacity)
-    if capacity > clients:
-        checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
+    check_capacity(where, capacity, clients)
     rate = checks.as_scalar(rate)
     fixed = dict(clients=clients, capacity=int(capacity), separation=separation)
     return Sampler(
@@ -277,9 +273,7 @@ def _allocated(scheme, draw, clients, epoch, capacity, **more):
     _check_groups(where, clients, epoch=epoch)
     if capacity is None:
         capacity = tail_capacity(clients, 1 / epoch, where)
-    checks.require_integer(where, capacity=capacity)
-    if capacity > clients:
-        checks.fail(where, f"capacity <= clients={clients}", f"capacity={capacity}")
+    check_capacity(where, capacity, clients)
     numbers: dict[str, Any] = dict(
         clients=int(clients), capacity=int(capacity), epoch=int(epoch), **more
     )
