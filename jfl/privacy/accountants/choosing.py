@@ -405,15 +405,12 @@ def _chosen(releases, laws) -> list:
     if not kinds:
         return []
     orders = FEW_ORDERS if any(events.Series in kind for kind in kinds) else ORDERS
-    curves = [_worst(release.alternatives, orders) for release in releases]
+    curves = []
+    for release in releases:
+        nobody = np.zeros(len(orders))
+        each = (rdp_events.curve(event, orders) for event in release.alternatives)
+        curves.append(np.max([nobody, *each], axis=0))
     return [(orders, curve_of_tournament(orders, curves, laws))]
-
-
-def _worst(alternatives, orders) -> np.ndarray:
-    curves = [np.zeros(len(orders))]  # nobody takes part
-    for event in alternatives:
-        curves.append(rdp_events.curve(event, orders))
-    return np.max(curves, axis=0)
 
 
 def _curve(releases, laws) -> Curve:

@@ -115,9 +115,7 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     if not listed:
         return []
     try:  # how many normals one release of one client is computed from, at most
-        normals = min(
-            NORMALS_OF_A_PARAMETER * pytrees.size(params_shapes(plan)), MAX_NORMALS
-        )
+        normals = min(NORMALS_OF_A_PARAMETER * pytrees.size(params_shapes(plan)), MAX_NORMALS)
     except Exception:  # a task that cannot be traced here: what one key can draw at most
         normals = MAX_NORMALS
     for k, entry in enumerate(listed):

@@ -86,7 +86,12 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
         checks.fail(
             "chain", "at most one noise stage", got, "Two Gaussians are one: add their variances."
         )
-    laws = [s.name for s in stages if s.role == "noise" and not _known_law(s)]
+    laws = [
+        s.name
+        for s in stages
+        if s.role == "noise"
+        and not (s.law in LAWS and (s.law in WHOLE) == (s.encoding is not None))
+    ]
     if laws:
         checks.fail(
             "chain",
@@ -132,10 +137,6 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     if adjacency is not None:
         checks.require_one_of("chain", ADJACENCIES, adjacency=adjacency)
     return Mechanism(tuple(stages), adjacency)
-
-
-def _known_law(stage: Stage) -> bool:
-    return stage.law in LAWS and (stage.law in WHOLE) == (stage.encoding is not None)
 
 
 def _of(mechanism: Mechanism, role: str) -> list[Any]:

@@ -538,20 +538,15 @@ def _clip_scaled(
     state: Squares, row: Tree, *, bound: Array, count: Array, decay: Array, least: Array
 ) -> tuple[Tree, Array]:
     sizes = _sizes(state, least)
-    if _differ(row, sizes):
+    given, wanted = (jax.tree.map(jnp.shape, tree) for tree in (row, sizes))
+    if jax.tree.structure(row) != jax.tree.structure(sizes) or given != wanted:
         checks.fail(
             "clip_scaled",
-            f"contributions like like=..., {jax.tree.map(jnp.shape, sizes)}",
-            f"{jax.tree.map(jnp.shape, row)}",
+            f"contributions like like=..., {wanted}",
+            f"{given}",
             "Give what a client contributes as like=...",
         )
     return scale_to_bound(bound, pytrees.map(lambda x, size: x / size, row, sizes))
-
-
-def _differ(one: Tree, other: Tree) -> bool:
-    """Return whether two trees have different structures or shapes."""
-    shapes = [jax.tree.map(jnp.shape, tree) for tree in (one, other)]
-    return jax.tree.structure(one) != jax.tree.structure(other) or shapes[0] != shapes[1]
 
 
 @named("scaled_clip.bound")
