@@ -1,4 +1,4 @@
-"""Pure functions from events to epsilon or delta; no plan in sight."""
+"""Accountants: pure functions from events to epsilon or delta, which know no plan."""
 
 from ...core.lazy import submodules as _submodules
 

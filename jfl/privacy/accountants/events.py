@@ -53,7 +53,7 @@ class Pure:
 
 @_event
 class Poisson:
-    """`event` on a sample that each unit joins with probability `rate`, by itself."""
+    """`event` on a sample that each unit joins independently with probability `rate`."""
 
     rate: Any
     event: Any
@@ -101,7 +101,7 @@ class Replaced:
 
 @_event
 class ZeroedOut:
-    """As Replaced, for zero_out; a sample of fixed size is always full."""
+    """Same as Replaced, for zero_out; a sample of fixed size is always full."""
 
     rate: Any
     full: Any
@@ -130,8 +130,8 @@ class Multiplicity:
 
 @_event
 class RenyiBound:
-    """A release of which only this is known: for every order a > 1 its Renyi divergence is at most
-    the least of slopes * a + constants."""
+    """A release of which only Renyi bounds are known: for every order a > 1 its divergence is at
+    most the minimum of slopes * a + constants."""
 
     slopes: Any
     constants: Any
@@ -163,7 +163,7 @@ class Series:
 
 @_event
 class Participation:
-    """`event` with this `probability`, else nothing; which of them is not seen."""
+    """`event` with this `probability`, otherwise nothing; the observer does not see which."""
 
     probability: Any
     event: Any

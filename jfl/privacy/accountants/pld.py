@@ -1,5 +1,5 @@
-"""Epsilon by privacy-loss distributions (FFT): the tightest here, with the width of what its grid
-leaves open.
+"""Epsilon by privacy-loss distributions (FFT): the tightest bound here, with the width that its
+grid leaves open.
 
 `poisson` and `without_replacement` are traceable and serve many runs in one call; `upper` and
 `lower` are traceable, for events whose numbers are arrays.  `epsilon`, `delta` and `deltas` run on

@@ -37,7 +37,7 @@ ROUNDING = 2e-15  # of the largest mass, for each composed step
 
 
 class Grid(NamedTuple):
-    """Where losses are kept: a window of equal intervals, and how mass outside of it is bounded."""
+    """A window of equal intervals for losses, and the tilts that bound the mass outside of it."""
 
     interval: jax.Array
     start: jax.Array  # of steps, in intervals

@@ -1,4 +1,4 @@
-"""Losses of one noisy step on a Poisson sample where several units differ at once, for add_remove.
+"""Losses of one noisy step on a Poisson sample if several units differ at once, for add_remove.
 
 Each of k units joins the sample on its own, so the number that do has the distribution
 w = Binomial(k, rate), and moves the sum by at most as many sensitivities.  The pair

@@ -44,7 +44,7 @@ def bisect(is_below: Callable, low: ArrayLike, high: ArrayLike, halvings: int) -
 
 
 class Bracket(NamedTuple):
-    """Two ends of the crossing of a falling function with zero, and the function there.
+    """Two ends of the crossing of a decreasing function with zero, and the function there.
 
     `low_value` > 0 >= `high_value`, up to the halving of the Illinois rule, which keeps signs.
     `last_side` is 1 where the last point replaced `low`, -1 where it replaced `high`, else 0.

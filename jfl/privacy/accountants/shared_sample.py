@@ -51,8 +51,8 @@ FAR = 600.0  # exponents beyond are not taken
 
 
 class Half(NamedTuple):
-    """Losses above 0 of a pair: P is a mixture of N(0, z^2) and N(far, z^2); Q has `near` in the
-    place of `far`."""
+    """Losses above 0 of a pair: P is a mixture of N(0, z^2) and N(far, z^2); Q has `near` instead
+    of `far`."""
 
     far: float
     near: float

@@ -1,4 +1,4 @@
-"""From a plan to what it releases, and to whom."""
+"""The ledger of a plan: what it releases, and to whom."""
 
 from ...core.lazy import submodules as _submodules
 

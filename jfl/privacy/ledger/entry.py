@@ -33,7 +33,7 @@ class WeightedSum(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One noisy release: of what, on which sample, with how much noise, how often."""
+    """One noisy release: what is released, on which sample, with how much noise, how often."""
 
     release: str  # local step | local training | upload | sum of uploads | model
     multiplier: np.ndarray  # [rounds or 1, C or 1], std over sensitivity: what the chain states
@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
 
 class Clients(NamedTuple):
-    """For whom the columns of an entry stand."""
+    """The clients whose columns an entry has."""
 
     rows: np.ndarray  # Int[C]; ones where rows do not matter
     share: np.ndarray  # [C] of a draw of the cohort; 0 where every round counts
@@ -105,7 +105,7 @@ class Entry(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Rounds of an entry, among those of others."""
+    """A number of rounds of an entry, one of several stretches."""
 
     rounds: int
     entry: Entry

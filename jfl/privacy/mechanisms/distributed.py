@@ -384,7 +384,7 @@ def _bucket(high: Array, low: Array) -> Array:
     return (place * PARTS + ((bits >> 27) & (PARTS - 1))).astype(jnp.int32)
 
 
-class Table(NamedTuple):
+class NoiseTable(NamedTuple):
     """P(|noise| >= k) for k = 1, 2, ... in 2^-63 as two words, and where a search in it begins."""
 
     high: np.ndarray  # UInt32[n], the first 32 bits
@@ -403,7 +403,7 @@ def has_table(std: float) -> bool:
 
 
 @functools.lru_cache(64)
-def table(law: str, std: float) -> Table:
+def table(law: str, std: float) -> NoiseTable:
     """Return the table of the noise of one client.
 
     Raises:
@@ -440,7 +440,7 @@ def table(law: str, std: float) -> Table:
     most = len(words) - np.searchsorted(ascending, ends[0], "right")
     room = 2 ** math.ceil(math.log2(np.max(most - fewest) + 1))
     words = np.append(words, np.zeros(room + 1, np.uint64))
-    return Table(
+    return NoiseTable(
         (words >> np.uint64(31)).astype(np.uint32),
         (words & np.uint64(2**31 - 1)).astype(np.uint32),
         fewest.astype(np.int32),

@@ -23,7 +23,7 @@ MAX_DENSE_STEPS, DENSE_TOLERANCE, DENSE_MEMORY = 5000, 1e-7, 20
 
 
 class Aim(NamedTuple):
-    """For what a strategy is to be the best."""
+    """The use for which a strategy is optimised."""
 
     rounds: int
     participations: int
