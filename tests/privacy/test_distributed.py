@@ -433,6 +433,6 @@ def test_bad_input_says_what_to_do(fed):
     wrong = jfl.distributed(1.0, 0.5, 4, law="skellam", like=np.zeros(5), bits=12)
     with pytest.raises(ArgumentError, match="uploads of 5 numbers"):
         jfl.simulate(KEY, jfl.plan(*parts, upload=wrong.upload, release=wrong.release), rounds=1)
-    with pytest.raises(ArgumentError, match="noise of a law"):
+    with pytest.raises(ArgumentError, match="noise with one of the distributions"):
         stage = dataclasses.replace(jfl.gaussian(1.0), law="skellam")
         jfl.chain(jfl.clip_l2(1.0), jfl.total(), stage)

@@ -189,7 +189,7 @@ def test_where_it_cannot_stand():
         plan(jfl.clip_l2(1.0), upload=noisy)
     strategy = jfl.strategies.identity(4)
     release = jfl.chain(clip, jfl.total(), jfl.correlated(1.0, strategy), jfl.divide(4))
-    with pytest.raises(ValueError, match="beside correlated noise"):
+    with pytest.raises(ValueError, match="with correlated noise"):
         dataclasses.replace(plan(), release=release) and jfl.plan(
             make_federation(), plan().task, plan().algorithm, jfl.sampling.full(C), release=release
         )
