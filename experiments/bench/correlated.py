@@ -8,8 +8,6 @@ What was aimed at: the noise of 4 inverse bands at most 1.3 x 4 times that of in
 round with a BLT of 3 buffers at most 1.2 times a round, 16 bands for 2,000 rounds found within 5 s.
 """
 
-import argparse
-import pathlib
 import statistics
 import time
 
@@ -99,12 +97,7 @@ def found_in(repeats: int) -> list[dict]:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
-    args = parser.parse_args()
+    args = timing.arguments(__doc__, RESULTS, repeats=15)
     fed = jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(100))
     plans = {name: make_plan(fed, strategy) for name, strategy in strategies().items()}
     rows = []

@@ -3,10 +3,9 @@ and by an index of all rows, as from a data source, in turns in one process.
 
     python -m experiments.bench.feed            # 2 CPU cores, half a minute, 0.5 GB of disk
 
-Rows are written to a temporary folder and mapped from there; a median of TURNS cohorts a row.
+Rows are written to a temporary folder and mapped from there; each row is a median over cohorts.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -21,7 +20,7 @@ from jfl.data import host_rows
 from . import timing
 
 RESULTS = timing.RESULTS / "feed.json"
-CLIENTS, COHORT, TURNS = 4000, 1000, 15
+CLIENTS, COHORT = 4000, 1000
 # rows of the largest client, numbers a row, their type, clients of different size, rows shuffled
 CASES = (
     ("rows of 32 numbers", 20, 32, "float32", False, False),
@@ -49,10 +48,10 @@ def population(folder: Path, most, features, kind, ragged, shuffled):
     return jfl.population((x, y), sizes, order=order, test=test, prepare_row=prepare_row)
 
 
-def measured(fed) -> dict:
+def measured(fed, repeats: int) -> dict:
     """Seconds of both ways, a cohort each in turn."""
     rng, host, seconds = np.random.default_rng(1), fed.host, {True: [], False: []}
-    for _ in range(TURNS):
+    for _ in range(repeats):
         ids = rng.choice(CLIENTS, COHORT, replace=False)
         for direct in (True, False):
             host.direct = direct
@@ -71,22 +70,18 @@ def measured(fed) -> dict:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    args = timing.arguments(__doc__, RESULTS, repeats=15)
     rows = []
     for name, *case in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(dict(case=name, **measured(population(Path(folder), *case))))
+            rows.append(dict(case=name, **measured(population(Path(folder), *case), args.repeats)))
         row = rows[-1]
         print(
             f"{name:42} {row['bytes'] / 1e6:6.1f} MB {row['bytes_a_second'] / 1e9:6.2f} GB/s, "
             f"{row['ratio']:.1f} times as fast as by an index",
             flush=True,
         )
-    about = dict(clients=CLIENTS, cohort=COHORT, turns=TURNS, readers=host_rows.READERS)
+    about = dict(clients=CLIENTS, cohort=COHORT, turns=args.repeats, readers=host_rows.READERS)
     timing.save(args.out, rows, **about)
 
 

@@ -7,9 +7,6 @@ clipped gradients by book-keeping, and by forming each example's gradient; `rati
 of the same turn.
 """
 
-import argparse
-import pathlib
-
 import numpy as np
 
 import jfl
@@ -55,12 +52,7 @@ def plans(kind, make) -> dict:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
-    args = parser.parse_args()
+    args = timing.arguments(__doc__, RESULTS, repeats=7)
     rows = []
     for model, (kind, make) in MODELS.items():
         made = plans(kind, make)

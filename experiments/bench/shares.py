@@ -6,9 +6,6 @@ The shape of W2 (MLP 784-200-10, cohort 20 of 100, 50 steps of 20 rows), client 
 take turns in one process; `ratio` is to the first of the same turn.
 """
 
-import argparse
-import pathlib
-
 import jfl
 
 from . import timing
@@ -60,12 +57,7 @@ def of_cohorts(fed) -> dict:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
-    args = parser.parse_args()
+    args = timing.arguments(__doc__, RESULTS, repeats=9)
     fed = jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(CLIENTS))
     rows = []
     for what, plans in (("noise", of_noise(fed)), ("cohort", of_cohorts(fed))):

@@ -1,5 +1,6 @@
 """Helpers that the benchmarks share: variants timed alternately, and files of results."""
 
+import argparse
 import json
 import os
 import statistics
@@ -17,11 +18,28 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 
 
+def arguments(about: str | None, out: Path, repeats: int) -> argparse.Namespace:
+    """Parse the command line of a benchmark: --repeats and --out.
+
+    Args:
+        about: its help.
+        out: the default file of results.
+        repeats: the default number of timed turns.
+    """
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--out", type=Path, default=out)
+    return parser.parse_args()
+
+
 def alternate(runs: dict, repeats: int) -> dict:
     """Time functions alternately, so that a busy machine slows all of them equally.
 
     Args:
         runs: name -> a function without arguments; each is called once before the clock starts.
+        repeats: number of turns.
 
     Returns:
         Name -> the median of its seconds, and of its ratio to the first function in a turn.
