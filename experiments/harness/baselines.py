@@ -48,7 +48,7 @@ from jfl.runs.config import Config
 
 from . import command_line, kept_runs
 from . import results as results_file
-from .programs import Plans, drawn
+from .programs import CURVE, Plans, drawn
 from .results import PAPERS
 from .runner import FIRST, stored_line, without_failures
 from .shared_runs import alike
@@ -290,7 +290,7 @@ def _plans(experiment) -> Plans:
     return experiment.runs if isinstance(experiment.runs, Plans) else OWN_DRAWS
 
 
-OWN_DRAWS = Plans(drawn, seeded=True, trace=(("curve", "accuracy"), ("round", "round")))
+OWN_DRAWS = Plans(drawn, seeded=True, trace=CURVE)
 
 
 def main(argv=None) -> int:

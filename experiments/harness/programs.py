@@ -19,6 +19,8 @@ from jfl.runs.config import Config
 from jfl.runs.record import RunRecord
 from jfl.runs.sweep import SELECTION, trace_once
 
+# A figure shows accuracy against rounds under these names.
+CURVE = (("curve", "accuracy"), ("round", "round"))
 MAX_BLOCK_POINTS = 64  # at most this number is lost if a run is stopped
 
 

@@ -1,9 +1,8 @@
-"""What a paper claims for a plan, and the noise that its formula would choose: the mode
-"as_printed".
+"""Compute the epsilon that a paper claims for a plan, and the noise that its formula chooses.
 
-A claim is not a guarantee.  `claimed` is the number that the paper would print beside a run of the
-plan, with its status and what is wrong with it; `jfl.guarantee` is what the noise that ran is
-worth.
+This is the mode "as_printed".  A claim is not a guarantee.  `claimed` is the number that the paper
+would print for a run of the plan, with its status and what is wrong with it; `jfl.guarantee` is
+what is proved for the noise that ran.
 """
 
 from typing import Any
@@ -45,22 +44,23 @@ UPLINKS = 1  # uploads of a client that an eavesdropper sees: talaei2024 gives n
 def claimed(
     plan: Plan, rounds: int, delta: float = 1e-5, paper: str | None = None, view: str = "server"
 ) -> Guarantee:
-    """What a paper's formula says of `rounds` rounds: status "claimed", the worst client.
+    """Return what a paper's formula claims for `rounds` rounds, for the worst client.
 
     Args:
         plan: what runs.
-        rounds: how many rounds are run.
+        rounds: number of rounds.
         delta: in (0, 1).
-        paper: "noble2022" (either view), "chen2024" or "li2025" (what the server sees; its epsilon
-            is of one round, and of the whole run by its Theorem 2 with c_0 = 1): unit example,
+        paper: "noble2022" (either view), "chen2024" or "li2025" (the server's view; its epsilon is
+            for one round, and by its Theorem 2 with c_0 = 1 for the whole run): unit example,
             replace_one.  "ranaweera2025": the multiplier that `wavelet.published` states, through
             an accountant.  "talaei2024": each broadcast for the view third_party, one upload for
             the view server.  None: the paper of the algorithm or of the noise.
         view: "server" or "third_party".
 
     Raises:
-        ValueError: where the formula is not for such a plan; for the first three, noise in local
-            steps of clipped examples, batches of a fixed size, one multiplier for noble2022.
+        ValueError: if the formula does not cover the plan.  For the first three papers, it needs
+            noise in local steps of clipped examples, batches of a fixed size, and for noble2022
+            one multiplier.
 
     Example:
         >>> PAPERS["scaffold"]
@@ -91,27 +91,25 @@ def calibrate(
     paper: str | None = None,
     view: str = "server",
 ):
-    """The noise multiplier that a paper's formula asks for: a number, or Float32[C] where it is one
-    for each client.
+    """Return the noise multiplier that a paper's formula chooses.
 
-    The plan gives everything but the noise; put the result into its chain.  `guarantee` says what
-    it is worth.
+    The plan gives everything except the noise; put the result into its chain.  `guarantee` computes
+    what is proved for it.
 
     Args:
         plan: what runs.
         epsilon: the target, > 0.
-        rounds: how many rounds are run.
+        rounds: number of rounds.
         delta: in (0, 1).
         paper: as in `claimed`.
         view: "server" or "third_party".
 
     Returns:
-        A noise multiplier.  For talaei2024 a std: of an upload for the view server, else of the
-        release, 0 where uploads have enough.
+        A number, or Float32[C] if it differs between clients.  For talaei2024 a std: of an upload
+        for the view server, else of the release, which is 0 if uploads have enough noise.
 
     Raises:
-        ValueError: as `claimed`; for noble2022 also where its bound cannot reach epsilon, whatever
-            the noise.
+        ValueError: as `claimed`; for noble2022 also if its bound cannot reach epsilon.
     """
     paper = _asked(plan, rounds, delta, paper, view)
     checks.require_positive(WHERE, single=True, epsilon=epsilon)
@@ -121,12 +119,12 @@ def calibrate(
 def claims(
     plan: Plan, rounds: int, delta: float, paper: str | None = None
 ) -> tuple[Guarantee, ...]:
-    """`claimed`, for each view of which the paper speaks."""
+    """Return `claimed` for each view that the paper covers."""
     return tuple(claimed(plan, rounds, delta, paper, view) for view in views(plan, paper))
 
 
 def views(plan: Plan, paper: str | None = None) -> tuple:
-    """The views of which a paper speaks."""
+    """Return the views that a paper covers."""
     paper = _paper(plan, paper)
     if paper == "ranaweera2025":
         return ("third_party",) if mechanism.claimed(plan.release) is not None else ("server",)
@@ -202,7 +200,7 @@ def _paper(plan, paper) -> Any:
 
 
 def _client_data(plan):
-    """Hyperparameters of the client, also under algorithms.averaged."""
+    """Return the hyperparameters of the client, also under algorithms.averaged."""
     data = plan.algorithm.client.data
     while "inner" in data:
         data = data["inner"].data
@@ -215,7 +213,7 @@ def _rows(plan):
 
 
 def _own(plan, rounds):
-    """Noise multipliers [rounds or 1, clients or 1] of the client's own noise."""
+    """Return noise multipliers [rounds or 1, clients or 1] of the client's noise."""
     alg = plan.algorithm
     mechanism = (
         _client_data(plan)["mechanism"] if alg.releases[0].steps else alg.releases[0].mechanism
@@ -321,8 +319,10 @@ def _chen_noise(plan, epsilon, rounds, delta, view):
 
 
 def _li_run(plan, rounds):
-    """steps, sampling rate of a round for each client, and the last and summed learning rates
-    [rounds]."""
+    """Return steps, sampling rates, and the last and summed learning rates.
+
+    The sampling rate of a round is per client, the learning rates are [rounds].
+    """
     release = plan.algorithm.releases[0]
     work = _client_data(plan)["work"]
     used = release.steps * release.batches.batch
@@ -360,8 +360,10 @@ def _li(plan, rounds, delta, view):
 
 @named("printed.std")
 def printed_std(round_, *, constant, work_lr, steps):
-    """The std of Algorithm 1 as printed, in units of the mean gradient of a round: lr^2 constant /
-    (sum of lr)."""
+    """Return the std of Algorithm 1 as printed, in units of the mean gradient of a round.
+
+    It is lr^2 constant / (sum of lr).
+    """
     last = rates(work_lr, round_ * steps + steps - 1, 1)
     return constant * last**2 / rates(work_lr, round_ * steps, steps)
 
@@ -431,8 +433,7 @@ def _ranaweera_noise(plan, epsilon, rounds, delta, view):
 
 
 def _talaei_run(plan, rounds, delta):
-    """clip norm of an upload, impact factors [rounds or 1, C], rows of the smallest client, the
-    Gaussian's factor."""
+    """Return clip norm, impact factors [rounds or 1, C], smallest rows, and the Gaussian factor."""
     weights = (
         [plan.weights]
         if not isinstance(plan.weights, Fn)
@@ -449,7 +450,7 @@ def _talaei_run(plan, rounds, delta):
 
 
 def _talaei_std(plan):
-    """What is added to an upload, and to the average of all."""
+    """Return the noise of an upload, and of the average of all."""
     server = 0.0
     if noisy(plan.release):
         most = float(

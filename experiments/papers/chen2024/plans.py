@@ -25,7 +25,7 @@ from jfl.runs import build as assemble
 from jfl.runs import record
 from jfl.runs.config import Config
 
-from ...harness.programs import Plans
+from ...harness.programs import CURVE, Plans
 from .. import as_printed
 
 MAKE = dict(addpnfl=addpnfl, dpnfl=dpnfl, fedavg=fedavg, scaffold=scaffold)
@@ -164,5 +164,5 @@ RUNS = Plans(
     privacy=privacy,
     epsilons=None,
     partition=None,
-    trace=(("curve", "accuracy"), ("round", "round")),
+    trace=CURVE,
 )

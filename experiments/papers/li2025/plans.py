@@ -25,7 +25,7 @@ from jfl.runs import build as assemble
 from jfl.runs import record
 from jfl.sampling import batches
 
-from ...harness.programs import Plans
+from ...harness.programs import CURVE, Plans
 from .. import as_printed
 from . import claims as li2025
 
@@ -126,7 +126,7 @@ def runs(clock="step", reading="gradient"):
         seeded=True,
         privacy=privacy if reading == "gradient" else privacy_in_model,
         epsilons=None,
-        trace=(("curve", "accuracy"), ("round", "round")),
+        trace=CURVE,
     )
 
 

@@ -63,8 +63,7 @@ def objective(task, params, fed, l2):
     return jax.lax.map(client, (fed.index, fed.size)).mean() + l2 / 2 * penalty
 
 
-TRACE = (("curve", "accuracy"), ("round", "round"))
-DRAWN = Plans(drawn, seeded=True, trace=TRACE)
+DRAWN = Plans(drawn, seeded=True, trace=programs.CURVE)
 
 
 def alike(context, keys, server, client_state, rows, *, client, seed):
@@ -88,7 +87,7 @@ def drawn_alike(config):
 
 
 DRAWN_ALIKE = Plans(
-    drawn_alike, seeded=True, privacy=programs.guarantees, epsilons=None, trace=TRACE
+    drawn_alike, seeded=True, privacy=programs.guarantees, epsilons=None, trace=programs.CURVE
 )
 
 

@@ -12,7 +12,7 @@ from jfl.privacy.ledger import entries
 from jfl.runs import train
 from jfl.runs.config import the_unit, the_view
 
-from ...harness.programs import Plans, drawn, guarantees
+from ...harness.programs import CURVE, Plans, drawn, guarantees
 from ...harness.verdicts import NOT_RUN, Comparison, Evidence, difference, known
 
 TRUE = "ε as if no batch overflowed"  # heading of a column
@@ -50,7 +50,7 @@ RUNS = Plans(
     seeded=True,
     privacy=guarantees,
     epsilons=epsilons,
-    trace=(("curve", "accuracy"), ("round", "round")),
+    trace=CURVE,
 )
 
 

@@ -33,7 +33,6 @@ class Study(NamedTuple):
     claims: tuple = ()
     seeds: tuple = ()  # of runs and of their splits
     tune: tuple = ()  # the same, of the runs that choose from the grids
-    logx: bool = True
     y: str = "accuracy"  # or "epsilon": nothing is trained; or "audit"
     together: bool = False  # choosing and reporting in one program: less to compile, more to run
     trials: int = 0  # of an audit: runs of each side
