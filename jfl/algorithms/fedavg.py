@@ -24,7 +24,6 @@ def _init(params, *, step):
 
 @named("fedavg.client")
 def _client(context, keys, server, client_state, rows, *, work):
-    """Take local steps and return the model difference."""
     trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows)
     return pytrees.sub(trained, server.params), client_state, diagnostics
 

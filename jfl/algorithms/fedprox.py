@@ -33,7 +33,7 @@ def fedprox(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        mu: weight of the proximal term, at least 0.
+        mu: weight of the proximal term.
     """
     checks.require_nonnegative("fedprox", single=True, mu=mu)
     base = fedavg(grad, **fedavg_options)

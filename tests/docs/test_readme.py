@@ -37,7 +37,7 @@ def test_the_ten_lines_are_the_same_everywhere():
 
 def test_the_algorithm_shown_is_the_one_that_runs():
     source = (ROOT / "jfl" / "algorithms" / "fedavg.py").read_text()
-    without_docstring = re.sub(r'    """Clients take.*?"""\n', "", source, flags=re.S)
+    without_docstring = re.sub(r'    """Return FedAvg: .*?"""\n', "", source, flags=re.S)
     without_docstring = re.sub(
         r"^@(named\(.*\)|readable)\n", "", without_docstring, flags=re.M
     )  # jfl's own names and signatures; a user needs none

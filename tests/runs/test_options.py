@@ -172,7 +172,7 @@ def test_fields_of_recorded_runs_keep_their_names_and_defaults():
 def test_every_field_says_what_it_is():
     for name, field in config.FIELDS.items():
         assert len(field.metadata["help"]) > 5, name
-    assert "fedprox and padpfl: pull to the server's model" in config.FIELDS["mu"].metadata["help"]
+    assert "fedprox and padpfl: weight of the proximal term" in config.FIELDS["mu"].metadata["help"]
 
 
 @pytest.mark.parametrize("name", sorted(config.OPTIONS))
