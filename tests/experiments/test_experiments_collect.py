@@ -187,7 +187,7 @@ def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch,
         whose="paper",
         statement="",
     )
-    assert found["verdicts"][1]["seen"] == "+0.000 (one seed)"
+    assert found["verdicts"][1]["seen"] == "here minus here: +0.000 (one seed)"
     assert found["unread"]["svhn"] == "datasets.svhn: data that are not on this machine"
     assert str(tmp_path) not in (tmp_path / "out" / "results.json").read_text()
     assert (
