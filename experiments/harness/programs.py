@@ -13,7 +13,7 @@ import numpy as np
 
 from jfl.core.records import Plan
 from jfl.engine.sweep import widened, widths
-from jfl.runs import blocks, record, train, unused_options
+from jfl.runs import blocks, guarantee_rows, record, train, unused_options
 from jfl.runs import build as assembly
 from jfl.runs.config import Config
 from jfl.runs.record import RunRecord
@@ -44,7 +44,8 @@ def proved(plan: Plan, config: Config) -> list[dict]:
 def guarantees(plan: Plan, config: Config) -> list[dict]:
     """Return guarantees like `proved`, with an entry that says so if nothing is proved."""
     return [
-        record.with_caveats(g, (SELECTION,)) for g in train.privacy(plan, config, config.rounds)
+        guarantee_rows.add_caveats(g, (SELECTION,))
+        for g in train.privacy(plan, config, config.rounds)
     ]
 
 

@@ -20,7 +20,7 @@ from jfl.report.document import Card, Document, Fold, Items, Picture, Section, T
 from jfl.report.headline import PROMISE as COMPARED
 from jfl.report.headline import Candidate
 from jfl.report.sections import OUTSIDE, number_columns, text_columns
-from jfl.runs.record import PLUS_MINUS, plus_minus
+from jfl.runs.statistics import PLUS_MINUS, plus_minus
 
 from . import pictures, results
 from .results import Experiment

@@ -22,7 +22,7 @@ from scipy import stats
 from jfl.cli import console
 from jfl.core import checks as check
 from jfl.core.errors import DataUnavailable, HealthError
-from jfl.runs import record
+from jfl.runs import record, statistics
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
@@ -335,7 +335,7 @@ def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: d
     rows = [
         (
             line,
-            f"{record.plus_minus(*record.interval(r.accuracy))}{_missing(r)}",
+            f"{statistics.plus_minus(*statistics.interval(r.accuracy))}{_missing(r)}",
             str(experiment.paper.get(line, "")),
             _shown(r.claimed),
             _shown(r.proved),
@@ -350,7 +350,7 @@ def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: d
         experiment.title + (" (quick)" if quick else ""),
         [("line", False), *((heading, True) for heading in headings)],
         rows,
-        f"{record.PLUS_MINUS}  In the paper's values it means what the paper says.  "
+        f"{statistics.PLUS_MINUS}  In the paper's values it means what the paper says.  "
         "Accuracies lie outside every guarantee.",
     )
     if verdicts:

@@ -5,7 +5,7 @@ import sys
 from experiments.harness import pictures, results
 from jfl.cli import console
 from jfl.report import plots
-from jfl.runs import record
+from jfl.runs import record, statistics
 
 
 def shown(mean, half, digits=3):
@@ -109,7 +109,7 @@ def _points(plan, rows, quick):
             ("chosen", False),
         ],
         cells,
-        f"{record.PLUS_MINUS}  Accuracies lie outside every guarantee, and so does the "
+        f"{statistics.PLUS_MINUS}  Accuracies lie outside every guarantee, and so does the "
         "choice of rates, made on other seeds."
         if plan.y == "accuracy"
         else "Nothing was trained.",

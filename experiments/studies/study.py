@@ -27,10 +27,11 @@ from jfl.core.errors import DataUnavailable, HealthError, NotAnalysable
 from jfl.core.result_store import ResultStore
 from jfl.engine.sweep import sweep as run_points
 from jfl.privacy import guarantees
-from jfl.runs import build, record
+from jfl.runs import build, guarantee_rows, record
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import FIELDS, Config, the_unit, the_view
-from jfl.runs.tables import interval
+from jfl.runs.statistics import interval
+from jfl.runs.stopwatch import Stopwatch
 
 from ..bench.timing import commit
 from ..harness.kept_runs import about, hashed
@@ -162,7 +163,7 @@ def _worst(config, splits):
         plan = plan_of(split)
         sizes = tuple(np.sort(np.asarray(plan.fed.size))) if the_unit(config) == "example" else ()
         if sizes not in found:
-            found[sizes] = record.row(proved(split, plan))
+            found[sizes] = guarantee_rows.as_row(proved(split, plan))
     return max(found.values(), key=lambda g: math.inf if g["epsilon"] is None else g["epsilon"])
 
 
@@ -172,18 +173,18 @@ def claims_of(config: Config) -> dict:
     view: Any = config.view
     told = as_printed.claimed(plan, config.rounds, config.delta, config.paper, view)
     try:
-        worth = record.row(
+        worth = guarantee_rows.as_row(
             guarantees.guarantee(plan, config.rounds, config.delta, config.unit, config.view)
         )
     except NotAnalysable as error:  # it proves nothing
         worth = nothing_proved(config, config.unit, str(error))
-    return record.with_caveats(worth, told.caveats) | dict(
+    return guarantee_rows.add_caveats(worth, told.caveats) | dict(
         claimed=told.epsilon, claimed_method=told.method
     )
 
 
 def nothing_proved(config: Config, unit: str | None, why: str) -> dict:
-    """A guarantee as `record.row` has it, of a plan that has none."""
+    """A guarantee as `guarantee_rows.as_row` has it, of a plan that has none."""
     return dict(
         unit=unit,
         adjacency="replace_one",
@@ -207,7 +208,7 @@ def audit_of(config: Config, trials: int, unit: str | None = None, claim: bool =
     if report.proved is None:
         worth = nothing_proved(config, unit, report.why_not_proved)
     else:
-        worth = record.row(report.proved)
+        worth = guarantee_rows.as_row(report.proved)
     found = dict(
         claimed=report.claimed if claim else None,
         audited=report.epsilon,
@@ -229,7 +230,7 @@ def measure(store: ResultStore, wanted: list[Config], note=lambda text: None):
     for c in missing:
         groups.setdefault((c.rounds, jax.tree.structure(plans[c])), []).append(c)
     for (rounds, _), group in groups.items():
-        stopwatch = record.Stopwatch()
+        stopwatch = Stopwatch()
         try:
             result = run_points(
                 lambda run, group=group: plans[group[run]],

@@ -18,7 +18,7 @@ from ..privacy.accountants import events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
 from ..runs import config as configs
-from ..runs import record
+from ..runs import guarantee_rows
 from ..runs.build import build
 from ..runs.config import Config
 
@@ -215,7 +215,7 @@ def noise_warning(guarantee: Guarantee, noise_multiplier: float) -> str:
     1 / epsilon and 0.1 / delta of them have almost no effect.
     """
     if guarantee.epsilon >= SMALL_EPSILON:
-        return record.weak_guarantee(guarantee.epsilon, guarantee.delta)
+        return guarantee_rows.weak_guarantee(guarantee.epsilon, guarantee.delta)
     units = "rows" if guarantee.unit == "example" else "clients"
     hidden = min(1 / max(guarantee.epsilon, 1e-300), 0.1 / guarantee.delta)
     return (
@@ -317,17 +317,16 @@ def guarantees_of_plan(
 ) -> tuple[list[dict], Curve | None]:
     """Return all guarantees and claims of a plan, and the curve of the guarantee that represents
     them; None without a guarantee."""
-    found = record.privacy(plan, rounds, delta, claims)
-    best = record.best(found)
+    found = guarantee_rows.all_rows(plan, rounds, delta, claims)
+    best = guarantee_rows.best(found)
     if best["epsilon"] is None:
         return found, None
     whose = [best[name] for name in ("unit", "view", "adjacency")]
     points = _curve_rounds(rounds)
-    epsilons = record.epsilons(plan, points, delta, *whose, last=best["epsilon"])
+    epsilons = guarantee_rows.epsilons(plan, points, delta, *whose, last=best["epsilon"])
     fields: dict[str, Any] = {name: best[name] for name in Guarantee._fields}
-    return found, Curve(
-        points, epsilons, Guarantee(**fields | dict(caveats=tuple(best["caveats"])))
-    )
+    fields["caveats"] = tuple(best["caveats"])
+    return found, Curve(points, epsilons, Guarantee(**fields))
 
 
 def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, Plan]:
@@ -372,5 +371,12 @@ def solve_config(config: Config, over: str, target: float | None) -> tuple[Confi
 
 def _curve_rounds(rounds: int) -> np.ndarray:
     """Return the numbers of rounds of a curve: the milestones of a table, and points between."""
-    points = np.append(np.geomspace(1, rounds, NUM_CURVE_POINTS), record.milestones(rounds))
+    points = np.append(np.geomspace(1, rounds, NUM_CURVE_POINTS), milestones(rounds))
     return np.unique(points.round().astype(np.int64))
+
+
+def milestones(rounds: int) -> np.ndarray:
+    """Return the numbers of rounds that a table of epsilons shows."""
+    return np.unique(
+        np.maximum(np.array([1, rounds // 100, rounds // 10, rounds // 4, rounds // 2, rounds]), 1)
+    )

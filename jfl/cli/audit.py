@@ -16,7 +16,7 @@ from ..core.files import write
 from ..core.options import field
 from ..core.records import Guarantee
 from ..report import read
-from ..runs import build, directory, printed, record, unused_options
+from ..runs import build, directory, guarantee_rows, printed, record, unused_options
 from ..runs import config as configs
 from ..runs.config import Config
 from . import console
@@ -272,10 +272,10 @@ def entry(report: AuditReport, rounds: int, seed: int, config: dict, manifest: d
         (LOWER_BOUND,),
         rounds=rounds,
     )
-    proved = None if report.proved is None else record.row(report.proved)
+    proved = None if report.proved is None else guarantee_rows.as_row(report.proved)
     return record.as_json(
         {name: value for name, value in report._asdict().items() if name not in ONE_RUN}
-        | record.row(bound)
+        | guarantee_rows.as_row(bound)
         | dict(proved=proved, seed=seed, config=config, manifest=manifest)
     )
 

@@ -4,9 +4,10 @@ import sys
 
 from ..core import options
 from ..privacy import plain_numbers
-from ..runs import record
+from ..runs import guarantee_rows, statistics
 from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
 from ..runs.presets import PRESETS
+from .accounting import milestones
 
 PERIOD = 3600.0  # seconds of a run by which the time that is left is told: evaluations are rare
 
@@ -113,7 +114,7 @@ def results(entries, out):
 
     def over(values):
         values = [v for v in values if v is not None]
-        return record.plus_minus(*record.interval(values)) if values else ""
+        return statistics.plus_minus(*statistics.interval(values)) if values else ""
 
     printed = any(g["status"] == "claimed" for e in entries for g in e["privacy"])
     for name, group in groups.items():
@@ -126,7 +127,7 @@ def results(entries, out):
                 f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
                 over(e["loss"] for e in good),
                 *([claimed(group[0]["privacy"])] if printed else []),
-                *privacy(record.best(group[0]["privacy"])),
+                *privacy(guarantee_rows.best(group[0]["privacy"])),
                 f"{sum(e['seconds']['total'] for e in group):.1f}",
             )
         )
@@ -145,7 +146,7 @@ def results(entries, out):
         rows,
         _meaning(rows)
         + caveats(
-            [record.best(e["privacy"]) for e in entries]
+            [guarantee_rows.best(e["privacy"]) for e in entries]
             + [g for e in entries for g in e["privacy"] if g["status"] == "claimed"]
         ),
     )
@@ -157,7 +158,10 @@ def demo(title, lines, notes):
     rows, private = [], []
     for line in lines:
         shown = [g for g in line["guarantees"] if not g["implied"]] or line["guarantees"]
-        first = (line["name"], record.plus_minus(*record.interval(line["accuracy"]), digits=3))
+        first = (
+            line["name"],
+            statistics.plus_minus(*statistics.interval(line["accuracy"]), digits=3),
+        )
         for i, g in enumerate(shown):
             rows.append(
                 (*(("", "") if i else first), *privacy(g), "" if i else f"{line['seconds']:.1f}")
@@ -173,7 +177,11 @@ def demo(title, lines, notes):
 
 def _meaning(rows) -> str:
     """What ± stands for, where a table has one."""
-    return f"{record.PLUS_MINUS}\n" if any("±" in str(cell) for row in rows for cell in row) else ""
+    return (
+        f"{statistics.PLUS_MINUS}\n"
+        if any("±" in str(cell) for row in rows for cell in row)
+        else ""
+    )
 
 
 def warn(command, text):
@@ -217,7 +225,7 @@ def _shown(value) -> str:
 
 def curve(c):
     """Print epsilon after a few numbers of rounds."""
-    shown = record.milestones(int(c.rounds[-1]))
+    shown = milestones(int(c.rounds[-1]))
     rows = [(n, f"{value:.4g}") for n, value in zip(c.rounds, c.epsilons) if n in shown]
     g = c.guarantee
     print(f"ε against rounds ({g.unit}, {g.adjacency}, {g.view}, δ = {g.delta:g})")
@@ -226,7 +234,7 @@ def curve(c):
 
 def show(guarantee, z):
     """One guarantee of bare numbers."""
-    found = record.row(guarantee)
+    found = guarantee_rows.as_row(guarantee)
     table(
         None,
         [("noise multiplier", True), *PRIVACY],

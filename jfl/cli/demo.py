@@ -19,8 +19,9 @@ from ..models import tasks
 from ..privacy.calibration import calibrate
 from ..privacy.mechanisms.chain import chain
 from ..privacy.mechanisms.stages import clip_l2, divide, gaussian, total
-from ..runs import record
-from ..runs.record import RunRecord, Stopwatch
+from ..runs import guarantee_rows, pictures, record
+from ..runs.record import RunRecord
+from ..runs.stopwatch import Stopwatch
 from ..sampling import batches, clients
 
 CLIENTS, DELTA, BUDGETS = 50, 1e-5, (2.0, 8.0)
@@ -106,7 +107,7 @@ def run(part: Part, rounds: int | None = None, seeds: int = 3):
     budget, and the sweep."""
     rounds, noise = rounds or part.rounds, [0.0]
     if part.private:
-        view = record.best(record.privacy(part.make_plan(1.0), rounds, DELTA))
+        view = guarantee_rows.best(guarantee_rows.all_rows(part.make_plan(1.0), rounds, DELTA))
         noise = [
             calibrate(
                 part.make_plan(1.0),
@@ -141,12 +142,12 @@ def main(
         took, compiled = (seconds / len(result.points) for seconds in clock.read())
         length = int(result.metrics.round[0, -1])
         for z, made, points in found:
-            guarantees = record.privacy(made, length, DELTA)
-            best = record.best(guarantees)
+            guarantees = guarantee_rows.all_rows(made, length, DELTA)
+            best = guarantee_rows.best(guarantees)
             name = part.name + (f", ε = {best['epsilon']:.3g}" if part.private else "")
             evaluated = record.lists(result.metrics, points[0])["round"]
             eps = (
-                record.epsilons(
+                guarantee_rows.epsilons(
                     made,
                     evaluated,
                     DELTA,
@@ -174,7 +175,7 @@ def main(
             accuracy = np.asarray(result.metrics.accuracy)[points]
             groups.append(
                 dict(
-                    label=f"{part.name}, {record.label([best])}",
+                    label=f"{part.name}, {guarantee_rows.label([best])}",
                     round=history["round"],
                     accuracy=accuracy,
                     epsilon=best["epsilon"],
@@ -202,5 +203,5 @@ def main(
             seeds=list(range(seeds)),
         ),
     )
-    record.picture(out / "demo.png", groups, TITLE)
+    pictures.draw_accuracy(out / "demo.png", groups, TITLE)
     return lines

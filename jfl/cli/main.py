@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..core import checks
 from ..engine.compiling import keep_compiled_programs
 from ..report import page
-from ..runs import directory, record, train
+from ..runs import directory, guarantee_rows, pictures, train
 from ..runs.build import build
 from . import accounting, audit, console, demo, exits, new, predict, runs
 from .exits import INTERRUPTED as INTERRUPTED
@@ -86,7 +86,7 @@ def _command_of_config(kind, arguments, program):
     if axes:
         checks.fail(program, "a config without [sweep]", "one")
     if command.plot is not None:
-        record.picture_file(command.plot)
+        pictures.require_picture_path(command.plot)
     return command
 
 
@@ -98,7 +98,9 @@ def _show_curve(curve, plot, setting, target=None):
         return
     if curve is None:
         checks.fail("--plot", "a guarantee to draw", "none")
-    record.epsilon_curve(plot, *curve, setting, target)
+    pictures.draw_epsilon_curve(
+        plot, curve.rounds, curve.epsilons, curve.guarantee, setting, target
+    )
     print(f"Picture: {plot}")
 
 
@@ -124,7 +126,7 @@ def _show_plan(name, plan, config, plot, target=None):
         [console.privacy(g) for g in guarantees],
         console.caveats(guarantees),
     )
-    noise = record.noise(plan, config.rounds)
+    noise = guarantee_rows.noise_levels(plan, config.rounds)
     shown = " to ".join(dict.fromkeys(f"{z:.4g}" for z in noise[0])) if noise else "none"
     _show_curve(
         curve,
@@ -136,7 +138,7 @@ def _show_plan(name, plan, config, plot, target=None):
 
 def _show_numbers(name, numbers, noise_multiplier, target=None):
     if numbers.plot is not None:
-        record.picture_file(numbers.plot)
+        pictures.require_picture_path(numbers.plot)
     guarantee = accounting.guarantee_of_numbers(numbers, noise_multiplier)
     if text := accounting.noise_warning(guarantee, noise_multiplier):
         console.warn(name, text)
@@ -155,7 +157,7 @@ def _calibrate(arguments):
         return
     command = parse(accounting.Calibrate, arguments, "jfl calibrate")
     if command.plot is not None:
-        record.picture_file(command.plot)
+        pictures.require_picture_path(command.plot)
     solved, noise_multiplier = accounting.solve(command)
     for name in accounting.FOUND_FIELDS:
         if getattr(solved, name) != getattr(command, name):
@@ -173,7 +175,7 @@ def _calibrate_config(arguments):
     value = getattr(solved, command.over)
     if value is not None:
         print(f"{command.over} = {value:.6g}")
-    elif noise := record.noise(plan, solved.rounds):  # one for each client or round
+    elif noise := guarantee_rows.noise_levels(plan, solved.rounds):  # one for each client or round
         print(f"noise_multiplier = {noise[0][0]:.6g} to {noise[0][1]:.6g}")
     else:
         print("noise_multiplier of no known privacy")

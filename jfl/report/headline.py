@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..runs import tables
-from ..runs.record import plus_minus
+from ..runs.statistics import plus_minus
 from .document import Card, Text
 from .read import Group
 

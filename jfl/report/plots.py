@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runs import record
+from ..runs import guarantee_rows, pictures
 from ..runs.build import DATA
 from ..runs.tables import interval
 
 INK = "#1f2328"  # words, axes and the first line: on a page, the colour of its words
 STYLES = ("-", "--", ":", "-.")
-COLOURS = (INK, *record.PALETTE[1:])
+COLOURS = (INK, *pictures.PALETTE[1:])
 SHOWN = len(STYLES) * len(COLOURS)
 TITLES = dict(
     accuracy="test accuracy",
@@ -223,7 +223,7 @@ def _frontier_panel(ax, settings, promise, handles):
             ax.errorbar(epsilon, mean, half, capsize=4, **look)
             if status == "proved" or i not in handles:
                 handles[i] = Line2D([], [], **look)
-    record.epsilon_axis(ax, [e for of_setting in epsilons for e in of_setting.values()])
+    pictures.epsilon_axis(ax, [e for of_setting in epsilons for e in of_setting.values()])
     ax.set(xlabel=f"ε at δ = {promise[-1]:.3g}", title=promise_words(promise))
     style(ax)
 
@@ -232,7 +232,9 @@ def promise_words(promise: tuple) -> str:
     """A promise as the title of its panel."""
     unit, adjacency, view, _ = promise
     viewer = (
-        f"the {record.VIEWS[view]}" if view == "server" else f"a {record.VIEWS.get(view, view)}"
+        f"the {guarantee_rows.VIEWS[view]}"
+        if view == "server"
+        else f"a {guarantee_rows.VIEWS.get(view, view)}"
     )
     return f"{unit}, {adjacency.replace('_', ' ')}, seen by {viewer}"
 

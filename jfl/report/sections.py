@@ -7,7 +7,7 @@ import json
 import shlex
 
 from ..runs import tables
-from ..runs.record import PLUS_MINUS, plus_minus
+from ..runs.statistics import PLUS_MINUS, plus_minus
 from . import document, headline, plots, read
 from .document import Code, Document, Fold, Items, Picture, Section, Table, Text
 from .read import Group, Source

@@ -24,6 +24,7 @@ from ..engine.sweep import FULL, MEMORY, SHARE, device_memory, largest_chunk, st
 from ..engine.sweep import sweep as run_sweep
 from . import checkpoint, record
 from .config import Config
+from .stopwatch import Stopwatch
 
 AT_ONCE = 8  # points of a block on a CPU: 32 at once take longer there than 8 after 8
 
@@ -117,7 +118,7 @@ def compute(
     Returns:
         What is kept of each point (`record.measurement`), with its share of the seconds.
     """
-    stopwatch, count = record.Stopwatch(), len(block.plans)
+    stopwatch, count = Stopwatch(), len(block.plans)
     first, seeds = block.configs[0], [config.seed for config in block.configs]
     result = run_sweep(
         lambda i: block.plans[i],

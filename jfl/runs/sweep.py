@@ -20,13 +20,14 @@ from ..engine.round import init
 from ..engine.simulate import scan
 from ..engine.sweep import points_of, widened, widths
 from ..privacy.ledger import segments
-from . import blocks, build, checkpoint, record, unused_options
+from . import blocks, build, checkpoint, guarantee_rows, pictures, record, unused_options
 from . import config as configs
 from .blocks import Block, Local
 from .checkpoint import refuse_resume
 from .config import Config
 from .directory import LOCK, checked, locked
-from .record import RunRecord, Stopwatch
+from .record import RunRecord
+from .stopwatch import Stopwatch
 from .train import epsilons, noise_warning, paper_claims, privacy, shown_epsilon, shown_label
 
 SELECTION = Caveat("choosing among the points of the sweep is not counted", "selection")
@@ -314,7 +315,7 @@ def _run_and_report(config, axes, points: Points, store, machine, strict, watch)
         ),
     )
     if groups:
-        record.picture(
+        pictures.draw_accuracy(
             out / "sweep.png",
             groups[:PICTURED],
             f"sweep over {', '.join(axes)} on {config.dataset}",
@@ -376,7 +377,7 @@ def _results(config, axes, points: Points, lines: list[dict]):
     """The records of the points, rows of metrics.csv, and the groups that a picture shows."""
     caveats = [SELECTION, *segments.sharing(points.plans, [p["seed"] for p in points.grid])]
     settings = len({_setting(point) for point in points.grid})
-    most = min(record.TIGHT, max(1, TIGHT // settings))
+    most = min(guarantee_rows.TIGHT, max(1, TIGHT // settings))
 
     @functools.cache
     def proved(name: Hashable, i: int):
@@ -386,7 +387,7 @@ def _results(config, axes, points: Points, lines: list[dict]):
         last = shown_epsilon(guarantees, calibrated)
         evaluated = lines[i]["history"]["round"]
         values = epsilons(plan, calibrated, evaluated, last, most)
-        return [record.with_caveats(g, caveats) for g in guarantees], values
+        return [guarantee_rows.add_caveats(g, caveats) for g in guarantees], values
 
     records, table, groups, first = [], [], {}, {}
     for i, (point, calibrated, line) in enumerate(zip(points.grid, points.configs, lines)):

@@ -20,8 +20,8 @@ import numpy as np
 from ..core import checks
 from ..core.files import write as write_text
 from ..core.records import Plan
-from . import record
-from .record import interval as interval
+from . import guarantee_rows, record
+from .statistics import interval as interval
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 KEYS = ("name", "seed")
@@ -158,12 +158,12 @@ def _epsilons(plan, history, delta):
     promise."""
     if delta is None:
         return None, {}
-    best = proved(record.privacy(plan, history["round"][-1], delta))
+    best = proved(guarantee_rows.all_rows(plan, history["round"][-1], delta))
     promise = {k: best[k] for k in PROMISE}
     if best["epsilon"] is None:
         return None, promise | dict(unit=None, adjacency=None, view=None)
     rounds = np.asarray(history["round"])
-    return record.epsilons(
+    return guarantee_rows.epsilons(
         plan, rounds, delta, best["unit"], best["view"], best["adjacency"], last=best["epsilon"]
     ), promise
 
@@ -180,9 +180,9 @@ def proved(guarantees: list[dict]) -> dict:
     """
     ours = [g for g in guarantees if g["status"] != "claimed"]
     if good := [g for g in ours if g["status"] == "proved"]:
-        return record.best(good)
+        return guarantee_rows.best(good)
     if ours:
-        return dict(record.best(ours), epsilon=None)
+        return dict(guarantee_rows.best(ours), epsilon=None)
     return dict(guarantees[0], epsilon=None, method="none", status="no guarantee", caveats=[])
 
 

@@ -19,7 +19,7 @@ from ..engine import sharding
 from ..engine.round import init
 from ..engine.simulate import rounds_before_evaluations, scan, simulate
 from ..privacy.guarantees import Overflow
-from . import build, logs, unused_options
+from . import build, guarantee_rows, logs, pictures, unused_options
 from . import config as configs
 from . import record as report
 from .checkpoint import Checkpoints, code, environment, refuse_resume
@@ -27,11 +27,12 @@ from .config import Config
 from .directory import checked, disk_errors_explained, has_files, locked
 from .journal import Journal
 from .printed import formulas
-from .record import RunRecord, Stopwatch
+from .record import RunRecord
+from .stopwatch import Stopwatch
 
 
-def epsilons(plan, config, rounds, last=None, most=report.TIGHT):
-    """Epsilon after each number of rounds for the chosen unit and view, as `record.epsilons`.
+def epsilons(plan, config, rounds, last=None, most=guarantee_rows.TIGHT):
+    """Epsilon after each number of rounds for the chosen unit and view, as `guarantee_rows.epsilons`.
 
     Args:
         plan: what runs.
@@ -46,7 +47,7 @@ def epsilons(plan, config, rounds, last=None, most=report.TIGHT):
     if (unit := configs.the_unit(config)) is None:
         return None
     try:
-        values = report.epsilons(
+        values = guarantee_rows.epsilons(
             plan,
             np.asarray(rounds),
             config.delta,
@@ -75,7 +76,7 @@ def noise_warning(plan, config) -> str:
     if (unit := configs.the_unit(config)) is None:
         return ""
     try:
-        epsilon = report.epsilons(
+        epsilon = guarantee_rows.epsilons(
             plan,
             [config.rounds],
             config.delta,
@@ -86,12 +87,12 @@ def noise_warning(plan, config) -> str:
         )[0]
     except ArgumentError:  # nothing is proved: the noise is large or small all the same
         epsilon = None
-    return report.noise_warning(plan, config.rounds, unit, epsilon, config.delta)
+    return guarantee_rows.noise_warning(plan, config.rounds, unit, epsilon, config.delta)
 
 
 def privacy(plan: Plan, config: Config, rounds: int) -> list[dict]:
     """What is proved and, in the mode "as_printed", what the paper claims."""
-    return report.privacy(plan, rounds, config.delta, paper_claims(plan, config, rounds))
+    return guarantee_rows.all_rows(plan, rounds, config.delta, paper_claims(plan, config, rounds))
 
 
 def paper_claims(plan: Plan, config: Config, rounds: int) -> tuple:
@@ -384,7 +385,7 @@ def _train(session: Session, position: Position) -> dict:
         ),
     )
     if history.get("accuracy"):
-        report.picture(
+        pictures.draw_accuracy(
             out / "accuracy.png",
             [
                 dict(
@@ -541,4 +542,4 @@ def shown_epsilon(guarantees: list[dict], config: Config) -> float | None:
 def shown_label(guarantees: list[dict], config: Config) -> str:
     """The words for it in a legend."""
     guarantee = _shown(guarantees, config)
-    return report.label([guarantee] if guarantee else [])
+    return guarantee_rows.label([guarantee] if guarantee else [])

@@ -18,7 +18,7 @@ from jfl.cli import audit as command
 from jfl.cli import main
 from jfl.core.records import Guarantee
 from jfl.privacy import guarantees
-from jfl.runs import build, config, directory, record, train
+from jfl.runs import build, config, directory, guarantee_rows, pictures, record, train
 
 RUN = dict(clients=6, min_rows=8, model="logistic", noise_multiplier=1.0, rounds=3)
 FULL = dict(sampler="full", batch_sampler="full", steps=1)  # noise with a closed form
@@ -66,7 +66,7 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("audits") / "run"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(train, "simulate", pretended.simulate)
-        patched.setattr(record, "picture", lambda path, *_: path.write_bytes(b"\x89PNG"))
+        patched.setattr(pictures, "draw_accuracy", lambda path, *_: path.write_bytes(b"\x89PNG"))
         assert jfl("train", *flags(**RUN, **FULL), "--out", out) == 0
     return out
 
@@ -185,7 +185,9 @@ def test_a_config_is_built_as_train_builds_it(asked, tmp_path):
     for audit in kept(out):
         assert audit["config"] == record.as_json(dataclasses.asdict(wanted))
     for call in asked:
-        assert record.noise(call.plan, 3) == [[pytest.approx(wanted.noise_multiplier)] * 2]
+        assert guarantee_rows.noise_levels(call.plan, 3) == [
+            [pytest.approx(wanted.noise_multiplier)] * 2
+        ]
 
 
 def test_flags_alone_describe_the_run_too(asked, tmp_path):

@@ -20,7 +20,7 @@ from jfl.cli import runs as commands
 from jfl.privacy import guarantees
 from jfl.privacy.plain_numbers import epsilon as privacy_epsilon
 from jfl.report import document
-from jfl.runs import blocks, build, config, record, train
+from jfl.runs import blocks, build, config, guarantee_rows, pictures, record, statistics, train
 
 TINY = [
     "--clients",
@@ -84,13 +84,13 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-PICTURE, BLANK = record.picture, b"\x89PNG, and nothing on it"
+PICTURE, BLANK = pictures.draw_accuracy, b"\x89PNG, and nothing on it"
 
 
 @pytest.fixture(autouse=True)
 def blank(monkeypatch):
     """Drawing takes longer than these runs: `trained` and the sweep over flags have pictures."""
-    monkeypatch.setattr(record, "picture", lambda path, *_: path.write_bytes(BLANK))
+    monkeypatch.setattr(pictures, "draw_accuracy", lambda path, *_: path.write_bytes(BLANK))
 
 
 @pytest.fixture
@@ -435,18 +435,21 @@ def test_epsilons_of_many_evaluations_never_fall_and_end_in_the_guarantee():
         )
     )
     after, client = np.arange(1, 301), ("client", "third_party")
-    found = record.epsilons(plan, after, 1e-5, *client)
+    found = guarantee_rows.epsilons(plan, after, 1e-5, *client)
     quick = guarantees.epsilons(plan, after, 1e-5, *client)
     assert found[-1] == guarantees.guarantee(plan, 300, 1e-5, *client).epsilon < quick[-1]
     assert (np.diff(found) >= 0).all() and (
         found <= quick[np.minimum(np.arange(300) + 16, 299)]
     ).all()
     assert len(set(found)) >= 28 and found[0] < 0.2 * found[-1]
-    assert record.epsilons(plan, [3, 5], 1e-5, *client, last=0.5).tolist()[-1] == 0.5
-    assert record.epsilons(plan, after[:3], 1e-5, *client, most=0).tolist() == quick[:3].tolist()
+    assert guarantee_rows.epsilons(plan, [3, 5], 1e-5, *client, last=0.5).tolist()[-1] == 0.5
+    assert (
+        guarantee_rows.epsilons(plan, after[:3], 1e-5, *client, most=0).tolist()
+        == quick[:3].tolist()
+    )
     for count in (1, 2, 31, 32, 33, 1000):
         for most in (0, 1, 2, 3, 32):
-            places = record._spread(count, most)
+            places = guarantee_rows._spread(count, most)
             assert len(places) <= max(most, 0) or count <= most
             assert most == 0 or places[-1] == count - 1 and (np.diff(places) > 0).all()
 
@@ -457,14 +460,14 @@ def test_plus_minus_means_one_thing(tmp_path, capsys, no_programs):
     nothing."""
     assert jfl("sweep", *TINY, "--sweep", "seed=0,1,2", "--out", tmp_path / "three") == 0
     shown = capsys.readouterr().out
-    words = record.plus_minus(
-        *record.interval([r["accuracy"]["final"] for r in summary(tmp_path / "three")])
+    words = statistics.plus_minus(
+        *statistics.interval([r["accuracy"]["final"] for r in summary(tmp_path / "three")])
     )
-    assert words.count("±") == 1 and words in shown and record.PLUS_MINUS in shown
+    assert words.count("±") == 1 and words in shown and statistics.PLUS_MINUS in shown
     assert jfl("report", tmp_path / "three", "--out", tmp_path / "page.html") == 0
     assert (
         words in (tmp_path / "page.md").read_text()
-        and record.PLUS_MINUS in (tmp_path / "page.md").read_text()
+        and statistics.PLUS_MINUS in (tmp_path / "page.md").read_text()
     )
     capsys.readouterr()
     assert jfl("train", *TINY, "--out", tmp_path / "one") == 0
@@ -477,7 +480,7 @@ def test_plus_minus_means_one_thing(tmp_path, capsys, no_programs):
     )
     console.demo("demo", [line], [])
     shown = capsys.readouterr().out
-    assert "0.900 ± 0.248" in shown and record.PLUS_MINUS in shown
+    assert "0.900 ± 0.248" in shown and statistics.PLUS_MINUS in shown
     console.demo("demo", [line | dict(accuracy=np.array([0.8]))], [])
     shown = capsys.readouterr().out
     assert "0.800" in shown and "±" not in shown
@@ -537,22 +540,26 @@ def test_the_signal_is_all_contributions_of_a_run_in_one_direction():
     z, rounds = 50.0, 9
     # 9 rounds with 3 clients; each noise has std z times what one client moves
     client = made(unit="client", noise_multiplier=z)
-    assert record.signal_to_noise(client, rounds) == pytest.approx(rounds * 3 / (z * rounds**0.5))
+    assert guarantee_rows.signal_to_noise(client, rounds) == pytest.approx(
+        rounds * 3 / (z * rounds**0.5)
+    )
     # 9 rounds with 3 clients with 2 steps with 4 rows
     example = made(noise_multiplier=z)
-    assert record.signal_to_noise(example, rounds) == pytest.approx(
+    assert guarantee_rows.signal_to_noise(example, rounds) == pytest.approx(
         rounds * 3 * 2 * 4 / (z * (rounds * 3 * 2) ** 0.5)
     )
-    assert record.signal_to_noise(made(), rounds) is None
+    assert guarantee_rows.signal_to_noise(made(), rounds) is None
     least = 3 * 3
     for factor, warns in ((0.99, False), (1.01, True)):
         plan = made(unit="client", noise_multiplier=factor * least)
-        assert bool(record.noise_warning(plan, rounds, "client", 1.0, 1e-5)) == warns
+        assert bool(guarantee_rows.noise_warning(plan, rounds, "client", 1.0, 1e-5)) == warns
     few = made(
         noise_multiplier=5.0
     )  # a signal there may be, but so few rows cannot show at such an epsilon
-    assert "all 1438 rows together" in record.noise_warning(few, rounds, "example", 1e-4, 1e-5)
-    assert not record.noise_warning(few, rounds, "example", 1.0, 1e-5)
+    assert "all 1438 rows together" in guarantee_rows.noise_warning(
+        few, rounds, "example", 1e-4, 1e-5
+    )
+    assert not guarantee_rows.noise_warning(few, rounds, "example", 1.0, 1e-5)
 
 
 # --- interrupted
@@ -851,7 +858,7 @@ def test_every_name_builds_a_plan(fields):
 def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch):
     (tmp_path / "c.toml").write_text("lr = 0.3\nnoise_multiplier = 1.0\n[sweep]\nseed = [0, 1]\n")
     out = tmp_path / "run"
-    monkeypatch.setattr(record, "picture", PICTURE)
+    monkeypatch.setattr(pictures, "draw_accuracy", PICTURE)
     assert (
         jfl(
             "sweep",
@@ -882,7 +889,7 @@ def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch):
     assert len(table(out)) == 16
     assert json.loads((out / "manifest.json").read_text())["groups"] == 1
     assert (out / "sweep.png").stat().st_size > 5000
-    monkeypatch.setattr(record, "picture", lambda *_: None)
+    monkeypatch.setattr(pictures, "draw_accuracy", lambda *_: None)
     assert jfl("sweep", "--config", out / "config.toml", "--out", tmp_path / "again") == 0
     assert table(tmp_path / "again") == table(out)
     # what is done is kept: a sweep that lost its last point goes on, if asked to
@@ -915,7 +922,7 @@ def test_a_small_demo(tmp_path, capsys):
     assert len(runs) == 2 * 5 and {r["seed"] for r in runs} == {0, 1}
     kinds = {(g["unit"], g["view"]) for r in runs for g in r["privacy"] if g["epsilon"] is not None}
     assert {("example", "server"), ("client", "third_party")} <= kinds
-    worth = {r["name"]: record.best(r["privacy"])["epsilon"] for r in runs}
+    worth = {r["name"]: guarantee_rows.best(r["privacy"])["epsilon"] for r in runs}
     assert {
         r["name"]: float(r["epsilon"]) if r["epsilon"] else None
         for r in table(out)
@@ -1417,7 +1424,6 @@ def test_pictures_of_curves_at_extremes(tmp_path):
     import numpy as np
 
     from jfl.core.records import Guarantee
-    from jfl.runs import record
 
     one = lambda e: Guarantee(e, 1e-5, "client", "replace_one", "third_party", "pld")
     with warnings.catch_warnings():
@@ -1431,7 +1437,7 @@ def test_pictures_of_curves_at_extremes(tmp_path):
         ):
             values = np.array(epsilons)
             guarantee = one(values[-1])
-            record.epsilon_curve(
+            pictures.draw_epsilon_curve(
                 tmp_path / f"{i}.png", np.array(rounds), values, guarantee, "a setting"
             )
             assert (tmp_path / f"{i}.png").stat().st_size > 5000

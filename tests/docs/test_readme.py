@@ -16,7 +16,7 @@ from scipy import optimize, stats
 import jfl
 from experiments.harness import results
 from jfl.cli import main
-from jfl.runs import record
+from jfl.runs import statistics
 
 README = (ROOT / "README.md").read_text()
 
@@ -59,7 +59,7 @@ def test_the_tables_show_the_committed_numbers():
     runs = json.loads((results / "demo.json").read_text())["runs"]
     for name in {r["name"] for r in runs}:
         final = [r["accuracy"]["final"] for r in runs if r["name"] == name]
-        assert f"| {record.plus_minus(*record.interval(final), digits=3)} |" in RESULTS
+        assert f"| {statistics.plus_minus(*statistics.interval(final), digits=3)} |" in RESULTS
 
 
 def test_the_page_of_the_papers_is_of_the_committed_results():

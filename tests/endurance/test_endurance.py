@@ -41,7 +41,7 @@ os.environ.setdefault(
 from jfl.cli import main
 from jfl.core.files import temporary
 from jfl.privacy.guarantees import guarantee
-from jfl.runs import build, config, record, train
+from jfl.runs import build, config, pictures, record, train
 from jfl.runs.checkpoint import Checkpoints, environment
 from jfl.runs.journal import Journal
 
@@ -65,7 +65,7 @@ PARTS = dict(
     compute=(train, "simulate"),
     checkpoint=(Checkpoints, "save"),
     report=(record, "save"),
-    picture=(record, "picture"),
+    picture=(pictures, "draw_accuracy"),
 )
 NAMES = ("start", *PARTS, "between", "end")
 DONE = "none: it had ended"

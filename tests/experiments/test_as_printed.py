@@ -14,7 +14,7 @@ from jfl import sampling
 from jfl.core import pytrees, records
 from jfl.local import training
 from jfl.privacy.accountants import events, tightest
-from jfl.runs import build, record, unused_options
+from jfl.runs import build, guarantee_rows, unused_options
 from jfl.runs import config as configs
 from jfl.sampling import batches
 from jfl.schedules import inverse_sqrt
@@ -191,9 +191,11 @@ def test_a_config_as_printed(monkeypatch):
     config = dataclasses.replace(BASE, algorithm="scaffold", mode="as_printed", epsilon=20.0)
     plan, found = build.build(config)
     assert found.epsilon is None and found.noise_multiplier > 0
-    rows = record.privacy(plan, 6, 1e-5, (as_printed.claimed(plan, 6),))
+    rows = guarantee_rows.all_rows(plan, 6, 1e-5, (as_printed.claimed(plan, 6),))
     assert [r["status"] for r in rows] == ["proved", "proved", "claimed"]
-    assert record.best(rows)["status"] == "proved" and rows[-1]["epsilon"] <= 20 * (1 + 1e-6)
+    assert guarantee_rows.best(rows)["status"] == "proved" and rows[-1]["epsilon"] <= 20 * (
+        1 + 1e-6
+    )
     plan, found = build.build(dataclasses.replace(config, algorithm="addpnfl"))
     assert found.epsilon == 20.0 and np.shape(
         plan.algorithm.releases[0].mechanism.stages[2].noise
@@ -335,5 +337,5 @@ def test_the_noise_that_ran_is_written_down(monkeypatch):
     plan, _ = build.build(
         dataclasses.replace(BASE, noise_multiplier=2.0, noise_decay=0.25, rounds=3)
     )
-    ((low, high),) = record.noise(plan, 3)
+    ((low, high),) = guarantee_rows.noise_levels(plan, 3)
     assert high == 2.0 and low == pytest.approx(2.0 * 0.25 ** (2 / 3))

@@ -20,7 +20,7 @@ from jfl.core import checks
 from jfl.core.errors import DataUnavailable
 from jfl.report import read
 from jfl.runs import blocks as points
-from jfl.runs import build, record, sweep, train
+from jfl.runs import build, pictures, record, sweep, train
 from jfl.runs.config import Config
 
 TINY = dict(
@@ -32,7 +32,7 @@ TINY = dict(
 def bookkeeping(request, monkeypatch):
     """What runs are kept, shared and told is the same whatever computes them; tests that take
     `programs` have real ones."""
-    monkeypatch.setattr(record, "picture", lambda path, *_: path.write_bytes(b""))
+    monkeypatch.setattr(pictures, "draw_accuracy", lambda path, *_: path.write_bytes(b""))
     if "programs" not in request.fixturenames and not request.node.get_closest_marker("slow"):
         monkeypatch.setattr(points, "compute", pretended.compute)
         for module in (sweep, harness_programs):

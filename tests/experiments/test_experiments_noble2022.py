@@ -21,7 +21,7 @@ from experiments.papers.noble2022 import figures as paper
 from experiments.papers.noble2022 import runs, theory
 from jfl.analysis import heterogeneity
 from jfl.engine.simulate import simulate
-from jfl.runs import build, record, unused_options
+from jfl.runs import build, guarantee_rows, unused_options
 from jfl.runs.config import Config
 
 TINY = dict(clients=6, cohort=3, rows_per_client=20, batch=4, steps=2, rounds=4, evaluate_every=2)
@@ -202,7 +202,11 @@ def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
         return (
             []
             if config.noise_multiplier is None
-            else [record.row(as_printed.claimed(plan, rounds, config.delta, view=config.view))]
+            else [
+                guarantee_rows.as_row(
+                    as_printed.claimed(plan, rounds, config.delta, view=config.view)
+                )
+            ]
         )
 
     monkeypatch.setattr(runs, "privacy", claims)

@@ -20,7 +20,7 @@ from jfl.privacy.guarantees import epsilons_per_client, guarantee_of
 from jfl.privacy.ledger import entries, facts
 from jfl.privacy.ledger.entry import events_of_round, of_client, with_noise
 from jfl.report import plots
-from jfl.runs import record
+from jfl.runs import guarantee_rows
 
 WORDS = "implied by nothing, one round of hand-picked rows"
 
@@ -43,15 +43,15 @@ def said(plan):
 
 def test_words_of_a_caveat_change_nothing():
     plan = said(make(NOISY(), upload=NOISY(0.5)))
-    rows = record.privacy(plan, 20, DELTA)
+    rows = guarantee_rows.all_rows(plan, 20, DELTA)
     assert len(rows) == 4 and all(WORDS in g["caveats"] for g in rows)
     assert not any(g["implied"] for g in rows) and all(g["rounds"] is None for g in rows)
-    plain = record.privacy(make(NOISY(), upload=NOISY(0.5)), 20, DELTA)
+    plain = guarantee_rows.all_rows(make(NOISY(), upload=NOISY(0.5)), 20, DELTA)
     assert [g["epsilon"] for g in rows] == [g["epsilon"] for g in plain]
-    best = record.best(rows)
+    best = guarantee_rows.best(rows)
     assert (best["unit"], best["view"]) == ("example", "server") and plots.drawable(best)
     assert accounting.guarantees_of_plan(plan, 20, DELTA)[1] is not None
-    assert record.best([g | dict(implied=True) for g in rows[:1]] + rows[2:3]) == rows[2]
+    assert guarantee_rows.best([g | dict(implied=True) for g in rows[:1]] + rows[2:3]) == rows[2]
     assert "one round" not in console.claimed([rows[0] | dict(status="claimed")])
 
 
@@ -60,18 +60,18 @@ def test_what_is_implied_is_a_field():
     own = guarantees.guarantee(plan, 20, DELTA, unit="client")
     implied = guarantees.guarantee(plan, 20, DELTA, unit="example", view="third_party")
     assert not own.implied and implied.implied
-    rows = record.privacy(plan, 20, DELTA)
+    rows = guarantee_rows.all_rows(plan, 20, DELTA)
     assert [(g["unit"], g["implied"]) for g in rows] == [("client", False), ("example", True)]
-    assert record.best(rows)["unit"] == "client"
+    assert guarantee_rows.best(rows)["unit"] == "client"
     assert [plots.drawable(g) for g in rows] == [True, False]
 
 
 def test_caveats_have_codes():
     g = guarantees.guarantee(said(make(NOISY())), 20, DELTA)
     assert [code_of(c) for c in g.caveats] == ["every-round", "simulation", "stops", "data"]
-    row = json.loads(json.dumps(record.row(g)))
+    row = json.loads(json.dumps(guarantee_rows.as_row(g)))
     assert row["codes"] == [c.code for c in g.caveats] and row["caveats"] == list(g.caveats)
-    more = record.with_caveats(row, [Caveat("of a sweep", "selection"), "a sentence"])
+    more = guarantee_rows.add_caveats(row, [Caveat("of a sweep", "selection"), "a sentence"])
     assert more["codes"][-2:] == ["selection", ""] and more["caveats"][-1] == "a sentence"
     assert len(row["codes"]) == len(row["caveats"]) == 4
     again = pickle.loads(pickle.dumps(g.caveats[0]))
@@ -98,7 +98,7 @@ def test_a_bug_is_no_refusal(module, name, plan, monkeypatch):
         jfl.guarantees(plan(), 20, DELTA)
     assert not isinstance(raised.value, NotAnalysable)
     with pytest.raises(ValueError, match="broadcast"):
-        record.privacy(plan(), 20, DELTA)
+        guarantee_rows.all_rows(plan(), 20, DELTA)
 
 
 def test_a_bug_of_a_bound_is_no_refusal(distributions, monkeypatch):
@@ -118,7 +118,7 @@ def test_what_no_theorem_covers_is_told_apart():
     assert jfl.guarantees(short, 20, DELTA) == ()
     with pytest.raises(NotAnalysable, match="at least batch=10 rows"):
         jfl.guarantee(short, 20, DELTA)
-    (row,) = record.privacy(short, 20, DELTA)
+    (row,) = guarantee_rows.all_rows(short, 20, DELTA)
     assert row["epsilon"] is None and row["codes"] == ["not-analysable"]
     with pytest.raises(ValueError, match="Choices: unit='example'") as raised:
         jfl.guarantee(make(NOISY()), 20, DELTA, unit="client")

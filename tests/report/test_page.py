@@ -28,7 +28,7 @@ import jfl
 from jfl.cli import main
 from jfl.report import document as markup
 from jfl.report import page, plots, read, sections
-from jfl.runs import blocks, record, tables
+from jfl.runs import blocks, guarantee_rows, pictures, record, tables
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_the_page_of_a_real_sweep(swept, reported, capsys):
     for i, row in enumerate(rows):
         pair = np.array([r["accuracy"]["final"] for r in runs[2 * i : 2 * i + 2]])
         half = 12.7062047 * abs(pair[0] - pair[1]) / 2  # t of one degree of freedom; std / sqrt(2)
-        best = record.best(runs[2 * i]["privacy"])
+        best = guarantee_rows.best(runs[2 * i]["privacy"])
         assert row["setting"] == runs[2 * i]["name"] and row["seeds"] == "2"
         assert row["final accuracy"] == f"{pair.mean():.4f} ± {half:.4f}"
         assert (row["proved ε"], row["status"]) == (f"{best['epsilon']:.4g}", "proved")
@@ -617,7 +617,7 @@ def test_an_epsilon_of_nothing_has_a_place(epsilons, tmp_path):
     shown = {t.get_text() for t in ax.get_xticklabels()}
     assert ("0" in shown) == (epsilons[0] == 0) and len(shown) > 1 - (max(epsilons) == 0)
     groups = [dict(label="a", round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=e) for e in epsilons]
-    record.picture(tmp_path / "p.png", groups, "")
+    pictures.draw_accuracy(tmp_path / "p.png", groups, "")
     assert (tmp_path / "p.png").stat().st_size > 5000
 
 
@@ -630,7 +630,7 @@ def test_curves_have_bands_over_seeds():
     (band,) = ax.collections
     points = band.get_paths()[0].vertices
     assert (points[:, 1].min(), points[:, 1].max()) == pytest.approx((0.2, 0.9))
-    assert ax.lines[0].get_color() == plots.INK and ax.lines[1].get_color() == record.PALETTE[1]
+    assert ax.lines[0].get_color() == plots.INK and ax.lines[1].get_color() == pictures.PALETTE[1]
     svg = plots.svg(figure)
     assert "$x^$" in svg and plots.INK not in svg and svg == plots.svg(figure)
     assert plots.panels_of_runs([setting("one", [0.5], [])], ("clip_fraction",)) == []
@@ -749,7 +749,7 @@ def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monk
     tables.write(tmp_path / "rows.csv", both)
     back = tables.read(tmp_path / "rows.csv")
     assert back[2]["failed"] is True and back[2]["point_point_delta"] == "True"
-    monkeypatch.setattr(record, "privacy", lambda *_: [guarantee(3.0, "conditional")])
+    monkeypatch.setattr(guarantee_rows, "all_rows", lambda *_: [guarantee(3.0, "conditional")])
     assert {(r["epsilon"], r["unit"], r["status"]) for r in tables.tidy(swept, delta=1e-5)} == {
         (None, None, "conditional")
     }

@@ -979,7 +979,7 @@ def test_every_answer_says_so():
         *jfl.guarantees(plan, 3),
     ):
         assert found.status == "conditional" and any("payload['w']" in c for c in found.caveats)
-    written = importlib.import_module("jfl.runs.record").privacy(plan, 3, 1e-5)
+    written = importlib.import_module("jfl.runs.guarantee_rows").all_rows(plan, 3, 1e-5)
     assert (
         all(g["status"] == "conditional" and check.DECLARED in g["caveats"] for g in written)
         and written

@@ -22,7 +22,7 @@ from jfl import schedules
 from jfl.algorithms import addpnfl, dpnfl, fedavg, scaffold
 from jfl.privacy.calibration import calibrate_per_client
 from jfl.runs import build as assemble
-from jfl.runs import record
+from jfl.runs import guarantee_rows
 from jfl.runs.config import Config
 
 from ...harness.programs import CURVE, Plans
@@ -143,7 +143,7 @@ def privacy(plan, config: Config) -> list[dict]:
         if config.mode == "as_printed"
         else ()
     )
-    return [record.row(g) for g in (_proved[key], *told)]
+    return [guarantee_rows.as_row(g) for g in (_proved[key], *told)]
 
 
 def _short(plan, config):

@@ -22,7 +22,7 @@ from jfl.privacy import guarantees
 from jfl.privacy.mechanisms.chain import chain
 from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
 from jfl.runs import build as assemble
-from jfl.runs import record
+from jfl.runs import guarantee_rows
 from jfl.sampling import batches
 
 from ...harness.programs import CURVE, Plans
@@ -99,9 +99,13 @@ def multiplier(config, fed):
 
 def privacy(plan, config):
     """Return the proved guarantee for the server, and the paper's claim for a run as printed."""
-    found = [record.row(guarantees.guarantee(plan, config.rounds, config.delta, view="server"))]
+    found = [
+        guarantee_rows.as_row(
+            guarantees.guarantee(plan, config.rounds, config.delta, view="server")
+        )
+    ]
     if config.mode == "as_printed":
-        found.append(record.row(as_printed.claimed(plan, config.rounds, config.delta)))
+        found.append(guarantee_rows.as_row(as_printed.claimed(plan, config.rounds, config.delta)))
     return found
 
 

@@ -29,9 +29,9 @@ from jfl.core.result_store import ResultStore
 from jfl.engine.sweep import sweep
 from jfl.privacy import guarantees
 from jfl.report import plots
-from jfl.runs import record
+from jfl.runs import pictures
 from jfl.runs.checkpoint import environment
-from jfl.runs.tables import interval
+from jfl.runs.statistics import interval
 
 from ...harness import command_line
 from ...harness.kept_runs import about, hashed
@@ -377,7 +377,7 @@ def picture(rows, out):
                 ]
             )
             gains = np.array([r["gain"] for r in some])
-            colour = record.PALETTE[(1, 3, 5)[i]]
+            colour = pictures.PALETTE[(1, 3, 5)[i]]
             inside = gains >= -limit
             ax.errorbar(
                 gains[inside],

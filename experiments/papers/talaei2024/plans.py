@@ -19,8 +19,9 @@ from jfl.engine.simulate import simulate
 from jfl.privacy import guarantees
 from jfl.privacy.guarantees import Overflow
 from jfl.runs import build as assemble
-from jfl.runs import record
+from jfl.runs import guarantee_rows, record
 from jfl.runs.config import Config
+from jfl.runs.stopwatch import Stopwatch
 
 from ...harness.programs import Plans
 from .. import as_printed
@@ -136,10 +137,11 @@ def proved(plans, view: str, delta: float, **options) -> Guarantee:
 
 def privacy(plans, config) -> list:
     """Return what is proved for both views, and the paper's claim for a run as printed."""
-    found = [record.row(proved(plans, view, config.delta)) for view in VIEWS]
+    found = [guarantee_rows.as_row(proved(plans, view, config.delta)) for view in VIEWS]
     if config.mode == "as_printed":
         found += [
-            record.row(g) for g in as_printed.claims(plans[0][0], config.rounds, config.delta)
+            guarantee_rows.as_row(g)
+            for g in as_printed.claims(plans[0][0], config.rounds, config.delta)
         ]
     return found
 
@@ -151,7 +153,7 @@ def of_seed(config):
 
 def swapped(config, axes, out):
     """Run like `jfl.runs.sweep.sweep` over seeds with separate splits, in two stages."""
-    stopwatch, parts = record.Stopwatch(), stages(config)
+    stopwatch, parts = Stopwatch(), stages(config)
     plans = {
         seed: [(of_seed(dataclasses.replace(part, seed=seed))[0], rounds) for part, rounds in parts]
         for seed in axes["seed"]

@@ -16,8 +16,8 @@ from jfl.cli import console
 from jfl.core.result_store import ResultStore
 from jfl.engine.sweep import sweep as run_points
 from jfl.report import plots
+from jfl.runs import pictures, tables
 from jfl.runs import record as report
-from jfl.runs import tables
 from jfl.runs.config import Config
 
 from ...harness.kept_runs import key as made_by
@@ -450,7 +450,7 @@ def picture(path, rows):
             a for a in ("equal", "0-1-1", IMPACT[number]) if any(r["assignment"] == a for r in mine)
         ]
         for k, name in enumerate(names):
-            colour = report.PALETTE[dict(equal=0).get(name, 4 if name != IMPACT[number] else 1)]
+            colour = pictures.PALETTE[dict(equal=0).get(name, 4 if name != IMPACT[number] else 1)]
             for row in (r for r in mine if r["assignment"] == name):
                 x = places[row["setting"]] + (k - (len(names) - 1) / 2) * 0.18
                 for ax, key in zip(column, ("accuracy", "loss_less_equal")):

@@ -3,7 +3,7 @@
 Differences are of equal seeds and splits, intervals of 95 %.
 """
 
-from jfl.runs.tables import interval
+from jfl.runs.statistics import interval
 
 from ...harness.runner import CONFIRMED, NOT, UNKNOWN
 
