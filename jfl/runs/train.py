@@ -32,7 +32,7 @@ from .stopwatch import Stopwatch
 
 
 def epsilons(plan, config, rounds, last=None, most=guarantee_rows.TIGHT):
-    """Epsilon after each number of rounds for the chosen unit and view, as `guarantee_rows.epsilons`.
+    """Return epsilon after each number of rounds for the chosen unit and view.
 
     Args:
         plan: what runs.
