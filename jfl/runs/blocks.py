@@ -1,8 +1,8 @@
-"""The points of a sweep in blocks, each of which is one program.
+"""Blocks of a sweep's points, each of which runs as one program.
 
-What a block computes leaves its program at its end, and is in the sweep's file before anybody is
-shown it.  So a block that is lost has released nothing, and is computed again as it was: the same
-points, in the same program.
+The results of a block leave its program at its end, and are stored in the sweep's file before
+anybody is shown them.  So a lost block has released nothing, and is computed again: the same points
+in the same program.
 """
 
 import collections
@@ -26,26 +26,28 @@ from . import checkpoint, record
 from .config import Config
 from .stopwatch import Stopwatch
 
-AT_ONCE = 8  # points of a block on a CPU: 32 at once take longer there than 8 after 8
+# Points of a block on a CPU, where 32 points at once take longer than four times 8 points.
+CPU_BLOCK_SIZE = 8
 
 
 class Block(NamedTuple):
     """Points that run as one program."""
 
-    indices: list  # of int: where they stand in the sweep
-    configs: list  # of Config: with the noise multiplier that was found, and the seed
-    data: list  # of str: checksums
-    plans: list
-    size: int  # of the program, which all blocks of a group share: a smaller one is filled up
+    indices: list[int]  # positions in the sweep
+    configs: list[Config]  # with the calibrated noise multiplier and the seed
+    data: list[str]  # checksums
+    plans: list[Plan]
+    # points of the program, which all blocks of a group share; a smaller block is padded
+    size: int
 
 
 def key(config: Config, data: str, plan: str) -> str:
-    """The key of a point: of its config, its data, its plan, and jfl's own source.
+    """Return the key of a point: a digest of its config, its data, its plan and jfl's source.
 
     Args:
-        config: with the noise multiplier that was found.
-        data: the checksum of its rows.
-        plan: the signature of its plan's description.
+        config: the config with the calibrated noise multiplier.
+        data: the checksum of the rows.
+        plan: the signature of the plan's description.
     """
     text = json.dumps(
         [record.as_json(dataclasses.asdict(config)), data, plan, checkpoint.code()["source"]],
@@ -58,18 +60,18 @@ def key(config: Config, data: str, plan: str) -> str:
 
 
 def memory() -> float:
-    """Bytes for the points that this process computes at once."""
+    """Return the bytes available for the points that this process computes at once."""
     return device_memory(SHARE) or MEMORY
 
 
 def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list[list[list[int]]]:
-    """Divide points into blocks; points of one seed, which draw alike, stand together.
+    """Divide points into blocks, and keep points of one seed together, since they share draws.
 
     Args:
-        plans: of the points, of equal widths.
-        seeds: of the points.
+        plans: the plans of the points, of equal widths.
+        seeds: the seeds of the points.
         memory: bytes for the points of a block.
-        most: how many points a block may have at all.
+        most: the maximum number of points of a block.
 
     Returns:
         For each static group its blocks, the largest first; a block is the indices of its points.
@@ -83,8 +85,8 @@ def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list
 
 
 def _divided(members: list[int], seeds: list, most: float) -> list[list[int]]:
-    """Blocks of a group, the largest first: where all seeds have equally many points, several of
-    them or parts of one."""
+    """Return the blocks of a group, the largest first.  If all seeds have the same number of
+    points, a block holds several seeds, or a part of one."""
     of_seed = {}
     for i, seed in zip(members, seeds):
         of_seed.setdefault(seed, []).append(i)
@@ -99,8 +101,8 @@ def _divided(members: list[int], seeds: list, most: float) -> list[list[int]]:
 
 
 def _spread(several: list, blocks: int) -> list[list]:
-    """Every so-many-th into one block: what varies in the group varies in each, so that they share
-    a program."""
+    """Deal the entries to the blocks in rotation.  Then the fields that vary in the group also vary
+    in each block, so that the blocks share a program."""
     return [several[i::blocks] for i in range(blocks)]
 
 
@@ -110,13 +112,13 @@ def compute(
     """Run a block.
 
     Args:
-        block: its points.
+        block: the points to run.
         memory: bytes for the points that run at once.
-        mesh: as of jfl.sweep.
-        watch: as of jfl.sweep.
+        mesh: as in jfl.sweep.
+        watch: as in jfl.sweep.
 
     Returns:
-        What is kept of each point (`record.measurement`), with its share of the seconds.
+        The `record.measurement` of each point, with its share of the seconds.
     """
     stopwatch, count = Stopwatch(), len(block.plans)
     first, seeds = block.configs[0], [config.seed for config in block.configs]
@@ -138,11 +140,11 @@ def compute(
 
 
 def filled(seeds: list[int], size: int) -> list[tuple[int, int]]:
-    """(point, seed) of a block that is filled up to the size of its program.
+    """Return the (point, seed) pairs of a block, padded to the size of its program.
 
-    What is more is the last points again, and their results are dropped.  They run under seeds that
-    no point has: one point more of a seed would be another program (`jfl.engine.sweep`).  A part
-    of the points of one seed repeats its last point.
+    The padding repeats the last points, and its results are dropped.  It uses seeds that no point
+    has, because one more point of a seed would be another program (`jfl.engine.sweep`).  A block
+    with a part of one seed's points repeats its last point.
     """
     count, numbers = len(seeds), collections.Counter(seeds)
     each = len(seeds) // len(numbers) if len(set(numbers.values())) == 1 else 1
@@ -154,7 +156,7 @@ def filled(seeds: list[int], size: int) -> list[tuple[int, int]]:
 
 
 def _unused(seeds: list[int], number: int) -> int:
-    """One of the seeds that are none of these."""
+    """Return the seed at position `number` among those that are not in `seeds`."""
     free = (seed for seed in itertools.count() if seed not in seeds)
     return next(itertools.islice(free, number, None))
 
@@ -163,12 +165,12 @@ def _unused(seeds: list[int], number: int) -> int:
 
 
 class Local:
-    """An engine: computes blocks in this process, one after another, on `mesh` as of jfl.sweep."""
+    """An engine that computes blocks sequentially in this process, on a `mesh` as in jfl.sweep."""
 
     name, nodes = "local", 1
 
     def __init__(self, mesh=None):
-        devices = meshes.devices(mesh, 2**30)  # refuses what is none
+        devices = meshes.devices(mesh, 2**30)  # rejects an invalid mesh
         self.mesh, self.devices = mesh, 1 if devices is None else devices.size
 
     @contextlib.contextmanager
@@ -177,11 +179,11 @@ class Local:
         yield self
 
     def most(self, count: int) -> float:
-        """Points of a block, of so many points in all."""
-        return AT_ONCE * self.devices if jax.default_backend() == "cpu" else count
+        """Return the maximum number of points of a block, for `count` points in total."""
+        return CPU_BLOCK_SIZE * self.devices if jax.default_backend() == "cpu" else count
 
     def run(self, blocks: list[Block], widths: dict):
-        """-> (block, records) of each, as it is done."""
+        """Yield each block with its records as soon as it is finished."""
         who = dict(
             worker="local", device=f"{jax.default_backend()} {checkpoint.environment()['device']}"
         )

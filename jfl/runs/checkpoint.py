@@ -1,8 +1,8 @@
-"""Checkpoints of a run directory: one file each, complete and undamaged or refused.
+"""Checkpoints of a run directory, one file each; an incomplete or damaged file is rejected.
 
 A checkpoint is a line that names the format, a line of JSON, and the bytes of the arrays.  The
-first line has the digest of the second, which has that of the arrays, so a file that was cut or in
-which a bit fell is noticed.
+first line contains the digest of the second, which contains that of the arrays, so a truncated file
+and a flipped bit are detected.
 """
 
 import functools
@@ -25,7 +25,7 @@ from ..core.records import Run
 
 MAGIC, FORMAT = "jfl-checkpoint", 3  # format 1 was a folder; 2 had no identity of a plan
 KEPT = 2
-# what else than XLA_FLAGS makes another program of the same code
+# Settings that, like XLA_FLAGS, compile the same code to another program.
 SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -44,8 +44,7 @@ VARIABLES = ("NPROC", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS"
 
 
 def environment() -> dict:
-    """The environment record: the program and machine on which the same rounds give the same
-    bits."""
+    """Describe the program and machine on which the same rounds give the same bits."""
     version = importlib.metadata.version
     settings = {
         k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS
@@ -75,7 +74,7 @@ def environment() -> dict:
 
 
 def code() -> dict:
-    """What processes must share to compute parts of one run or sweep."""
+    """Return the part of `environment` that processes must share to compute one run or sweep."""
     return {
         k: v
         for k, v in environment().items()
@@ -84,7 +83,7 @@ def code() -> dict:
 
 
 def _flags() -> str:
-    """XLA_FLAGS, which may be the name of a file."""
+    """Return XLA_FLAGS, or the content of the file that it names."""
     flags = os.environ.get("XLA_FLAGS", "")
     return (
         flags
@@ -94,8 +93,8 @@ def _flags() -> str:
 
 
 def _cores() -> int:
-    """CPU cores this process may use: sums are divided among them, so their last bits follow the
-    number."""
+    """Return how many CPU cores this process may use.  Sums are divided among them, so the last
+    bits of a sum depend on this number."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -103,8 +102,7 @@ def _cores() -> int:
 
 @functools.cache
 def _processor() -> tuple[str, str]:
-    """The model of the CPU and a digest of its features, of which a virtual machine may hide
-    some."""
+    """Return the model of the CPU and a digest of its features; a virtual machine may hide some."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -117,7 +115,7 @@ def _processor() -> tuple[str, str]:
 
 
 def pack(run: Run) -> dict:
-    """The leaves of a run by number, keys as their data."""
+    """Return the leaves of a run by number, with keys as their data."""
     plain = [
         jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
         for x in jax.tree.leaves(run)
@@ -126,7 +124,7 @@ def pack(run: Run) -> dict:
 
 
 def unpack(leaves: dict, like: Run) -> Run:
-    """The run that `pack` took apart; `like` gives the structure."""
+    """Rebuild a run from the leaves of `pack`, with the structure of `like`."""
     wanted, treedef = jax.tree.flatten(like)
     out = []
     for i, x in enumerate(wanted):
@@ -138,7 +136,7 @@ def unpack(leaves: dict, like: Run) -> Run:
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds; `digest` is that of its state."""
+    """The content of a checkpoint; `digest` is the digest of its state."""
 
     meta: dict
     leaves: dict
@@ -146,14 +144,14 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run directory: the last two."""
+    """The last two checkpoints of a run directory."""
 
     def __init__(self, directory):
         self.directory = Path(directory).absolute()
         self.folder = self.directory / "checkpoints"
 
     def rounds(self) -> list[int]:
-        """The rounds of the complete checkpoints, the last one first."""
+        """Return the rounds of the complete checkpoints, the latest first."""
         files = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((int(p.name) for p in files if p.name.isdecimal()), reverse=True)
 
@@ -161,8 +159,8 @@ class Checkpoints:
         return next(iter(self.rounds()), None)
 
     def save(self, run: Run, meta: dict):
-        """Save a run and a JSON-able record beside it; it is on the disk when this returns.  Older
-        ones go then."""
+        """Save a run together with JSON metadata, then remove older checkpoints.  The file is on
+        the disk when this returns."""
         leaves = pack(run)
         payload = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves.values()]
         head = (
@@ -185,10 +183,10 @@ class Checkpoints:
             (self.folder / str(old)).unlink()
 
     def load(self) -> Saved:
-        """The last checkpoint.
+        """Read the latest checkpoint.
 
         Raises:
-            ResumeRefused: if it is of another format, was cut or has other bytes than were written.
+            ResumeRefused: If it has another format, is incomplete or was modified.
         """
         path = self.folder / str(self.latest())
         where = f"checkpoint {path}"
@@ -214,10 +212,10 @@ class Checkpoints:
         return Saved(record["meta"], leaves, record["digest"])
 
     def restore(self, like: Run, saved: Saved | None = None) -> Run:
-        """The last complete run, or that of `saved`; `like` is one of the same plan.
+        """Return the run of `saved`, or of the latest checkpoint; `like` is a run of the same plan.
 
         Raises:
-            ResumeRefused: if its arrays are not those of `like`.
+            ResumeRefused: If its arrays differ from those of `like` in shape or type.
         """
         leaves = (self.load() if saved is None else saved).leaves
         needed, stored = _arrays(pack(like)), _arrays(leaves)
@@ -236,9 +234,9 @@ class Checkpoints:
         return unpack(leaves, like)
 
 
-def refuse_resume(where: str, need: str, got: object, do: str = "") -> NoReturn:
-    """Refuse to go on with what a directory holds: `checks.fail` with ResumeRefused."""
-    checks.fail(where, need, got, do, error=ResumeRefused)
+def refuse_resume(where: str, expected: str, actual: object, hint: str = "") -> NoReturn:
+    """Raise ResumeRefused with the message of `checks.fail`."""
+    checks.fail(where, expected, actual, hint, error=ResumeRefused)
 
 
 def _arrays(leaves: dict) -> dict:
@@ -267,5 +265,5 @@ def _damaged(path, got):
         f"checkpoint {path}",
         "the file as it was written",
         f"{got}, so it was cut or damaged",
-        "Remove that file to go on from the one before: rounds since are computed again.",
+        "Remove that file to resume from the previous one; later rounds are computed again.",
     )

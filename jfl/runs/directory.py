@@ -1,4 +1,4 @@
-"""The directory of a run or a sweep: checked before it is used, held by one process at a time."""
+"""The directory of a run or a sweep, checked before use and locked by one process at a time."""
 
 import contextlib
 import os
@@ -14,24 +14,22 @@ LOCK = ".lock"
 
 
 def checked(out, resume: bool) -> Path:
-    """The directory `out`, checked but not made: a run that is refused leaves nothing behind.
+    """Check the directory `out` and return its path.  It is not created, so that a rejected run
+    leaves nothing behind.
 
     Args:
         out: the name of a directory.
-        resume: whether files in it are the beginning of this run.
-
-    Returns:
-        Its path.
+        resume: whether the directory may contain files, which are the beginning of this run.
 
     Raises:
-        ArgumentError: where it cannot be written, or holds files and `resume` is False.
+        ArgumentError: If it is not writable, or contains files and `resume` is False.
     """
     if not str(out):
         checks.fail(
             "--out",
             "the name of a directory",
             "an empty one",
-            "For the current directory give a dot.",
+            "Use a dot for the current directory.",
         )
     out = Path(out)
     if out.exists() and not out.is_dir():
@@ -41,44 +39,46 @@ def checked(out, resume: bool) -> Path:
             "--out",
             "an empty or new directory",
             f"{out} with files in it",
-            "Use --resume to go on with that run, or another --out: nothing is overwritten.",
+            "Use --resume to continue that run, or another --out: nothing is overwritten.",
         )
     existing = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        checks.fail("--out", "a place that can be written", f"{existing}, which cannot")
+        checks.fail("--out", "a writable directory", f"{existing}, which is not writable")
     return out
 
 
 def has_files(out: Path) -> bool:
-    """Whether a directory holds more than a lock and what an interrupted write left."""
+    """Return whether a directory contains files other than a lock and leftovers of an interrupted
+    write."""
     return out.is_dir() and any(p.name != LOCK and not temporary(p) for p in out.iterdir())
 
 
 @contextlib.contextmanager
 def locked(out: Path):
-    """Hold a run directory: two processes in one would release twice what is accounted once.
+    """Lock a run directory.  Two processes in one directory would release twice what is accounted
+    for once.
 
-    The kernel lets go of the lock when the process ends, also after a kill.
+    The kernel releases the lock when the process ends, even if it is killed.
 
     Raises:
-        ArgumentError: where the directory cannot be written, another process holds it, or its file
-            system has no locks.
+        ArgumentError: If the directory is not writable, is locked by another process, or is on a
+            file system without locks.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         open(out / LOCK, "a").close()
     except OSError as error:
-        checks.fail("--out", "a place that can be written", f"{error.filename}: {error.strerror}")
-    # a lock of another kind, where the file system has none, would survive a kill
+        checks.fail("--out", "a writable directory", f"{error.filename}: {error.strerror}")
+    # A soft lock, the fallback on file systems without locks, would survive a kill.
     lock = FileLock(out / LOCK, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
         checks.fail(
             "--out",
-            "a directory that no other process runs in",
+            "a directory that no other process uses",
             f"{out}",
-            "Wait for it, or use another.",
+            "Wait for that process, or use another directory.",
         )
     except (OSError, NotImplementedError) as error:
         checks.fail(
@@ -95,7 +95,7 @@ def locked(out: Path):
 
 @contextlib.contextmanager
 def disk_errors_explained(out: Path, checkpoints: Checkpoints):
-    """Say of a disk that is full or cannot be written what is kept, and how to go on."""
+    """Explain a full or read-only disk: name the last checkpoint and how to resume."""
     try:
         yield
     except ConnectionError:  # of the terminal, or of another process
@@ -104,8 +104,7 @@ def disk_errors_explained(out: Path, checkpoints: Checkpoints):
         last = checkpoints.latest()
         kept = f"round {last} in {out}" if last else "none"
         raise OSError(
-            f"run {out}: expected a disk that can be written, but got "
-            f"{error.strerror or error}, for "
-            f"{error.filename or 'a file'}. Last good checkpoint: {kept}. Make room, then --resume "
-            f"goes on."
+            f"run {out}: expected a writable disk, but got {error.strerror or error}, for "
+            f"{error.filename or 'a file'}. Last good checkpoint: {kept}. Free some space and use "
+            f"--resume."
         ) from None

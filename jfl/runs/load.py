@@ -1,4 +1,4 @@
-"""A finished or interrupted run of `jfl train`, read back from its directory."""
+"""Reading a run of `jfl train` from its directory, and predicting with it."""
 
 import csv
 import io
@@ -20,11 +20,11 @@ from .config import Config
 
 
 class LoadedRun(NamedTuple):
-    """A run as its last checkpoint has it.
+    """The state of a run in its last checkpoint.
 
     Attributes:
-        config: its config, with the noise multiplier that was found.
-        plan: what ran.
+        config: its config, with the calibrated noise multiplier.
+        plan: the plan that ran.
         run: its state, for `jfl.simulate(..., start=run)`.
         history: its metrics, as lists over evaluations.
     """
@@ -36,28 +36,28 @@ class LoadedRun(NamedTuple):
 
     @property
     def params(self) -> Any:
-        """The model."""
+        """The parameters of the model."""
         return self.plan.algorithm.params(self.run.server)
 
     def predict(self, x: Any) -> np.ndarray:
-        """The model's outputs for rows x [n, ...]: Float[n, ...]."""
+        """Return the model's outputs for rows x [n, ...], Float[n, ...]."""
         return predict(self.plan.task, self.params, x)
 
 
 def load(directory: str | Path) -> LoadedRun:
     """Read a run of `jfl train`.
 
-    The data are read again, since the plan holds them.
+    The data are read again, because they are part of the plan.
 
     Args:
-        directory: the run's, its --out.
+        directory: the directory of the run (its --out).
 
     Returns:
         The run: `.params`, `.predict(x)`, `.plan`, `.history`.
 
     Raises:
-        DataUnavailable: without a run there, or without its data.
-        ResumeRefused: for a damaged checkpoint, or one of another plan.
+        DataUnavailable: If the directory contains no run, or the data are missing.
+        ResumeRefused: For a damaged checkpoint, or one of another plan.
 
     Example:
         >>> jfl.load("runs/first").predict(images).argmax(-1)  # doctest: +SKIP
@@ -83,14 +83,14 @@ def load(directory: str | Path) -> LoadedRun:
 
 
 def read_rows(path: str | Path, like: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Rows to predict from a file: .npy, .npz (its array x, or its only one) or .csv of numbers.
+    """Read rows from a file: .npy, .npz (its array x, or its only array) or .csv of numbers.
 
     Args:
-        path: the file; of a .csv a first line that holds no numbers is a header.
-        like: shape and type of one row.
+        path: the file.  A first line of a .csv that is not numeric is a header.
+        like: the shape and type of one row.
 
     Raises:
-        ArgumentError: for a file that cannot be read so, or rows of another shape.
+        ArgumentError: If the file cannot be read, or its rows have another shape.
     """
     path, where = Path(path), "--data"
     try:
@@ -115,7 +115,7 @@ def read_rows(path: str | Path, like: jax.ShapeDtypeStruct) -> np.ndarray:
         checks.fail(where, "rows of numbers", f"{path}: {error}")
     x = np.asarray(x, like.dtype)
     flat = int(np.prod(like.shape))
-    if x.ndim == 2 and x.shape[1] == flat:  # one line a row, whatever its shape
+    if x.ndim == 2 and x.shape[1] == flat:  # each line is a flattened row
         x = x.reshape(-1, *like.shape)
     if x.shape[1:] != like.shape:
         checks.fail(where, f"rows of shape {list(like.shape)}", f"{list(x.shape[1:])} in {path}")
@@ -131,7 +131,7 @@ def _is_number(text: str) -> bool:
 
 
 def predictions(loaded: LoadedRun, x: np.ndarray) -> list[dict]:
-    """A line for each row: its class with the probability of each, or its numbers."""
+    """Return a dict per row: its class and the probabilities of all classes, or its outputs."""
     outputs = loaded.predict(x).reshape(len(x), -1)
     if loaded.plan.task.target != "class":
         return [{f"output_{j}": v for j, v in enumerate(row)} for row in outputs.tolist()]
@@ -143,7 +143,7 @@ def predictions(loaded: LoadedRun, x: np.ndarray) -> list[dict]:
 
 
 def write_predictions(path: Path | None, lines: list[dict]) -> str:
-    """Predictions as CSV: to a file, or as text where there is none."""
+    """Return predictions as the text of a CSV file, and write it to `path` unless it is None."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(lines[0]) if lines else ["label"], lineterminator="\n")
     writer.writeheader()

@@ -1,9 +1,9 @@
-"""A sweep over the machines of a Ray cluster (extra `ray`): the driver checks and writes, workers
-compute blocks.
+"""Sweeps over the machines of a Ray cluster (extra `ray`): the driver checks and writes, and the
+workers compute blocks.
 
-A task is a block of points of one static group.  It goes to a worker as plain values of configs;
-the worker loads the data itself.  Its jfl, its versions, its data and its noise must be the
-driver's, otherwise it refuses.
+A task is a block of points of one static group.  A worker receives the values of its configs and
+loads the data itself.  It refuses the task unless its code, library versions, data and noise are
+those of the driver.
 """
 
 import contextlib
@@ -21,28 +21,28 @@ from ..core.errors import ArgumentError
 from ..data.federation import checksum
 from ..engine.sweep import FULL, MEMORY, device_memory, widened
 from . import blocks, build, checkpoint
-from .blocks import AT_ONCE, Block
+from .blocks import CPU_BLOCK_SIZE, Block
 from .config import Config
 
-CONFIG: Any = jax.config  # whose type does not name its options
-RETRIES = 5  # of a block whose worker or machine was lost
-WAIT = 10.0  # seconds without a worker after which it is said what is waited for
-KEPT = "Points that are done are kept: --resume goes on with the others"
+CONFIG: Any = jax.config  # its type does not declare the options
+MAX_RETRIES = 5  # of a block whose worker or machine was lost
+WAIT_SECONDS = 10.0  # without a worker, before a message says what the sweep is waiting for
+KEPT = "Finished points are kept: --resume computes the others"
 
 
 @dataclasses.dataclass(frozen=True)
 class Ray:
-    """An engine for `jfl.runs.sweep.sweep`: a running cluster, or one of this machine that ends
-    with the sweep.
+    """An engine for `jfl.runs.sweep.sweep`: a running cluster, or a local one that ends with the
+    sweep.
 
     Args:
-        address: as of ray.init; None: $RAY_ADDRESS, or else a cluster of this machine.
-        cpus, gpus: of a task, less than one to share it; gpus None: 1 where the cluster has some,
-            else 0.
+        address: as in ray.init; None means $RAY_ADDRESS, or else a cluster on this machine.
+        cpus, gpus: resources of a task; less than one shares a device.  None for gpus means 1 if
+            the cluster has GPUs, else 0.
 
     Raises:
-        ValueError: without ray, without the cluster, and for workers of another jfl or with other
-            data.
+        ValueError: If Ray or the cluster is missing, or a worker has another version of jfl or
+            other data.
     """
 
     address: str | None = None
@@ -51,7 +51,7 @@ class Ray:
 
     @contextlib.contextmanager
     def open(self, watch):
-        """A Cluster; one of another user of this process stays open."""
+        """Connect to the cluster, and disconnect at the end unless it was connected before."""
         checks.require_positive("--engine ray", cpus_per_task=self.cpus)
         checks.require_nonnegative("--engine ray", gpus_per_task=self.gpus or 0.0)
         ray, local = _ray(), False
@@ -67,8 +67,7 @@ class Ray:
 
 
 class Cluster:
-    """A cluster that runs blocks: what a task needs, how many run at once, and what memory each
-    has."""
+    """A cluster that runs blocks, with the number of tasks at once and the memory of each."""
 
     name = "ray"
 
@@ -86,43 +85,43 @@ class Cluster:
                 "Lower --cpus-per-task or --gpus-per-task.",
             )
         self.nodes, self.places = len([p for p in places if p]), max(1, sum(places))
-        # of a machine's memory each task has its part; of an accelerator it has what its process
-        # gets
+        # Tasks share the memory of a machine equally; on an accelerator, a task has what its
+        # process gets.
         self.memory = min(
             [MEMORY, *(n["memory"] / p for n, p in zip(nodes, places) if p and "memory" in n)]
         )
         env = {}
-        if total.get("GPU") and not gpus:  # a task without a GPU sees those of its machine
+        if total.get("GPU") and not gpus:  # otherwise the task would use a GPU of its machine
             env = dict(runtime_env=dict(env_vars={"JAX_PLATFORMS": "cpu"}))
-        if 0 < gpus < 1:  # JAX takes most of a device unless told
+        if 0 < gpus < 1:  # by default JAX allocates most of a device
             env = dict(
                 runtime_env=dict(env_vars={"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 * gpus:.3f}"})
             )
         self.remote = ray.remote(
             num_cpus=options.cpus,
             num_gpus=gpus,
-            max_retries=RETRIES,
+            max_retries=MAX_RETRIES,
             scheduling_strategy="SPREAD",
             **env,
         )
-        # one worker says who it is, so that one of another jfl refuses before anything is written
+        # Ask one worker now, so that another version of jfl is reported before anything is written.
         ref = self.remote(look).remote(checkpoint.code())
-        if not ray.wait([ref], timeout=WAIT)[0]:
+        if not ray.wait([ref], timeout=WAIT_SECONDS)[0]:
             watch(note=f"waiting for a worker with {_words(need)}")
         self.accelerator = self._get(ref)
         self.memory = self.accelerator or self.memory
 
     def most(self, count: int) -> float:
-        """Points of a block: two tasks for each place, so that all are busy and a lost one is a
-        small part."""
+        """Return the maximum number of points of a block: two tasks per place, so that all places
+        are busy and little is lost with a task."""
         share = math.ceil(count / (2 * self.places))
-        return share if self.accelerator else min(AT_ONCE, share)
+        return share if self.accelerator else min(CPU_BLOCK_SIZE, share)
 
     def run(self, work_blocks: list[Block], widths: dict):
-        """-> (block, records) of each, in the order in which they are done; a block that is lost is
+        """Yield each block with its records in the order in which they finish; a lost block is
         tried again."""
-        # on a CPU, compiled code is for one processor; with a GPU, Ray takes a new process for each
-        # task
+        # Compiled CPU code is for one processor only, so other machines do not share it.  With a
+        # GPU, Ray starts a new process for each task.
         cache = CONFIG.jax_compilation_cache_dir if self.local or self.accelerator else None
         remote, code, pending = self.remote(work), checkpoint.code(), {}
         try:
@@ -141,21 +140,21 @@ class Cluster:
                 self.ray.cancel(ref)
 
     def _get(self, ref):
-        """The result of a task; a text is its refusal, which is raised."""
+        """Return the result of a task; raise its refusal if the result is a text."""
         errors = self.ray.exceptions
         try:
             result = self.ray.get(ref)
         except errors.RayTaskError as error:
             checks.fail(
                 "--engine ray",
-                "a task that runs on its worker",
+                "a task without an error",
                 _first(error.cause or error),
-                f"{KEPT}, perhaps with a smaller --block.",
+                f"{KEPT}; perhaps use a smaller --block.",
             )
         except errors.RayError as error:
             checks.fail(
                 "--engine ray",
-                f"a worker that lives; {RETRIES + 1} tries of a block were lost",
+                f"a worker that survives; {MAX_RETRIES + 1} tries of a block were lost",
                 _first(error),
                 f"{KEPT}.",
             )
@@ -168,8 +167,8 @@ class Cluster:
 
 
 def look(code: dict):
-    """-> bytes for the points of a block on this worker's accelerator, None for a CPU; a text if it
-    must refuse."""
+    """Return the bytes for the points of a block on this worker's accelerator, or None on a CPU; or
+    a text if the worker must refuse."""
     return _refusal("the driver's code", code, checkpoint.code()) or (
         None if jax.default_backend() == "cpu" else blocks.memory()
     )
@@ -179,24 +178,23 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
     """Compute a block on a worker.
 
     Args:
-        sent: of each point the values of its config, the checksum of its data, the signature of its
-            plan's description.
-        size: points of the block's program, which fewer points are repeated to fill.
-        widths: of the tables of rows, which all points of the sweep share.
-        code: what `checkpoint.code` says on the driver.
-        memory: bytes for the points computed at once.
-        cache: the driver's folder of compiled programs; None: no such folder.
+        sent: for each point the values of its config, the checksum of its data, and the signature
+            of its plan's description.
+        size: the number of points of the block's program; a smaller block is padded.
+        widths: the widths of the tables of rows, which all points of the sweep share.
+        code: the result of `checkpoint.code` on the driver.
+        memory: bytes for the points that are computed at once.
+        cache: the driver's directory of compiled programs, or None.
 
     Returns:
-        The records of the points; or a text that says why not: what is refused once is not tried
-        again.
+        The records of the points, or a text with the reason of a refusal, which is not retried.
     """
     import ray
 
     if refusal := _refusal("the driver's code", code, checkpoint.code()):
         return refusal
     if cache and CONFIG.jax_compilation_cache_dir is None:
-        with contextlib.suppress(OSError):  # a folder of the driver's machine: perhaps none here
+        with contextlib.suppress(OSError):  # this machine may not have the driver's directory
             os.makedirs(cache, exist_ok=True)
         if os.access(cache, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", cache)
@@ -259,19 +257,19 @@ def _ray():
 
 
 def _start(ray, address: str) -> bool:
-    """Connect -> whether the cluster is one of this machine, started now."""
+    """Connect, and return whether the cluster is a new one on this machine."""
     local = address == "local"
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if port.isdecimal():  # Ray itself asks for minutes where nobody answers
-            socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT).close()
+        if port.isdecimal():  # Ray itself would retry for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS).close()
         with (
             _environment(RAY_USAGE_STATS_ENABLED="0"),
             warnings.catch_warnings(),
-        ):  # what we start reports to nobody
+        ):  # no usage statistics
             warnings.filterwarnings(
                 "ignore", r"os\.fork\(\) was called", RuntimeWarning
-            )  # Ray's children exec at once
+            )  # harmless: the children of Ray exec at once
             ray.init(
                 address=address,
                 log_to_driver=False,
@@ -281,9 +279,9 @@ def _start(ray, address: str) -> bool:
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         checks.fail(
             "--address",
-            "a Ray cluster that can be reached",
+            "a reachable Ray cluster",
             f"{address!r} ({_first(error)})",
-            "Start one with `ray start --head`, or leave --address out for one of this machine.",
+            "Start one with `ray start --head`, or leave out --address for a local cluster.",
         )
     return local
 
@@ -299,7 +297,7 @@ def _words(resources: dict) -> str:
 
 @contextlib.contextmanager
 def _environment(**values):
-    """Environment variables for a while, where they are not set."""
+    """Set environment variables that are not set, and remove them at the end."""
     new = {k: v for k, v in values.items() if k not in os.environ}
     os.environ.update(new)
     try:

@@ -1,4 +1,4 @@
-"""Settings that are known to work, by name: a config to begin with, `--preset NAME`."""
+"""Named configs with measured accuracies to start from: `--preset NAME`."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,11 @@ from ..core import checks
 
 
 class Preset(NamedTuple):
-    """Fields of a config, and what came of them."""
+    """The fields of a config, and the accuracy that they reached."""
 
     fields: dict
-    accuracy: str  # measured: the mean of seeds 0, 1 and 2 (each with its own split), and the range
+    # mean and range over seeds 0, 1 and 2, each with its own split
+    accuracy: str
 
 
 _MNIST = dict(dataset="mnist", partition="iid", clients=100, model="logistic")
@@ -41,10 +42,10 @@ PRESETS = {
 
 
 def fields(name: str) -> dict:
-    """The fields of a preset.
+    """Return the fields of a preset.
 
     Raises:
-        ArgumentError: for a name that is none.
+        ArgumentError: If there is no such preset.
 
     Example:
         >>> fields("mnist-client-eps8")["rounds"]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: summary.json, metrics.csv, manifest.json and pictures."""
+"""The records of runs, and their files: summary.json, metrics.csv and manifest.json."""
 
 import contextlib
 import csv
@@ -23,7 +23,7 @@ from .checkpoint import environment
 from .config import Config
 from .guarantee_rows import noise_levels
 
-FORMAT = 1  # of summary.json and results.json: who reads them refuses another
+FORMAT = 1  # of summary.json and results.json; readers reject other formats
 COLUMNS = (
     "name",
     "seed",
@@ -39,7 +39,7 @@ COLUMNS = (
     "epsilon",
 )
 SERIES = [c for c in COLUMNS if c in Metrics.__dataclass_fields__ and c != "round"]
-# how the pages of `jfl report` begin, as jfl.report.document says, which stands above this module
+# the beginnings of the pages of `jfl report`, which jfl.report.document uses
 PAGES = {
     ".md": b"<!-- jfl report -->\n",
     ".html": b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -49,19 +49,19 @@ PAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """One run: what was asked for, what came of it, what it cost, and what it is worth.
+    """The config, metrics, duration and guarantees of one run.
 
     Attributes:
-        name: what tables and pictures call it.
-        config: the values of its config, with the noise multiplier that was found.
-        seed: of its randomness.
+        name: its name in tables and pictures.
+        config: the values of its config, with the calibrated noise multiplier.
+        seed: the seed of its randomness.
         history: its metrics, as lists over evaluations (`lists`).
-        seconds: it took, compilation included; of a sweep, its share.
-        compile_seconds: of those, the seconds of compilation.
-        guarantees: what is proved and claimed of it, as `row` makes them.
-        health: counts of what should not happen, by the names of `Health`.
-        tolerated: the names of counts that do not make it a failed run.
-        trace: more lists over evaluations, which a figure shows.
+        seconds: its duration with compilation; for a point of a sweep, its share.
+        compile_seconds: the part of `seconds` that was compilation.
+        guarantees: rows of `guarantee_rows`, proved and claimed.
+        health: the counts of `Health` by name.
+        tolerated: the names of counts with which a run does not count as failed.
+        trace: further lists over evaluations, for a figure.
     """
 
     name: str
@@ -77,7 +77,7 @@ class RunRecord:
 
     @classmethod
     def of_config(cls, config: Config, measured: dict, name: str | None = None, **facts):
-        """The record of a run of `config`, from what `measurement` keeps of it."""
+        """Make the record of a run of `config` from its `measurement`."""
         return cls(
             name=config.algorithm if name is None else name,
             config=dataclasses.asdict(config),
@@ -92,12 +92,12 @@ class RunRecord:
 
     @property
     def failed(self) -> dict:
-        """All counts, if one that is not tolerated is above zero; else nothing."""
+        """All counts if one that is not tolerated is positive; otherwise an empty dict."""
         bad = any(count for name, count in self.health.items() if name not in self.tolerated)
         return self.health if bad else {}
 
     def timing(self) -> dict:
-        """Seconds of compilation, of the whole run, and of a round without compilation."""
+        """Return the seconds of compilation, of the run, and per round without compilation."""
         rounds = self.history["round"][-1]
         return dict(
             compile=self.compile_seconds,
@@ -106,7 +106,7 @@ class RunRecord:
         )
 
     def entry(self) -> dict:
-        """The run as summary.json holds it."""
+        """Return the entry of the run in summary.json."""
         accuracy = [a for a in self.history.get("accuracy") or [] if a is not None]
         return plain(
             dict(
@@ -129,21 +129,22 @@ class RunRecord:
         )
 
     def rows(self, epsilon=None) -> list[dict]:
-        """The run as metrics.csv holds it: one row an evaluation, with its epsilon if given."""
+        """Return the rows of the run in metrics.csv, one per evaluation, with its epsilon if
+        given."""
         return rows(self.name, self.seed, self.history, epsilon)
 
 
 def measurement(
     metrics: Metrics, health: Health, seconds: float, compile_seconds: float, point=None
 ) -> dict:
-    """What is kept of a run that is done, as a line of a store holds it.
+    """Return the results of a finished run, as a JSON object of a store.
 
     Args:
-        metrics: of `jfl.simulate`, or with `point` of `jfl.sweep`.
-        health: as `metrics`.
-        seconds: the run took, compilation included.
-        compile_seconds: of those, the seconds of compilation.
-        point: which point of the sweep; None: `metrics` is of one run.
+        metrics: the metrics of `jfl.simulate`, or with `point` those of `jfl.sweep`.
+        health: the health counts from the same call.
+        seconds: the duration of the run with compilation.
+        compile_seconds: the part of `seconds` that was compilation.
+        point: the index of the point of a sweep; None for a single run.
     """
     count = lambda value: int(value if point is None else value[point])
     return dict(
@@ -155,7 +156,7 @@ def measurement(
 
 
 def rows(name: str, seed: int | str, metrics: dict, epsilon=None) -> list[dict]:
-    """Rows of metrics.csv, one an evaluation."""
+    """Return rows of metrics.csv, one per evaluation."""
     return [
         dict(name=name, seed=seed, round=r, epsilon=None if epsilon is None else plain(epsilon[i]))
         | {k: None if metrics.get(k) is None else plain(metrics[k][i]) for k in SERIES}
@@ -164,8 +165,8 @@ def rows(name: str, seed: int | str, metrics: dict, epsilon=None) -> list[dict]:
 
 
 def lists(metrics: Metrics, point: int | None = None) -> dict:
-    """Metrics as plain lists over evaluations, custom ones too; of one point of a sweep if
-    given."""
+    """Return metrics, including custom ones, as lists over evaluations; for a sweep, those of the
+    given point."""
     values = {k: getattr(metrics, k) for k in Metrics.__dataclass_fields__ if k != "custom"}
     values |= metrics.custom or {}
     return {
@@ -187,7 +188,7 @@ def save(directory, runs: list[dict], table: list[dict], manifest: dict):
 
 
 def save_summary(directory, entries: list[dict]):
-    """Write summary.json alone, of runs without a table."""
+    """Write only summary.json, for runs without a table."""
     write(
         directory / "summary.json",
         json.dumps(dict(format=FORMAT, runs=plain(entries)), indent=1, allow_nan=False),
@@ -195,8 +196,8 @@ def save_summary(directory, entries: list[dict]):
 
 
 def void(directory):
-    """Remove what states an epsilon of other rounds: summary.json, and pages that `jfl report`
-    wrote beside it."""
+    """Remove files with the epsilon of another number of rounds: summary.json, and pages that
+    `jfl report` wrote next to it."""
     (directory / "summary.json").unlink(missing_ok=True)
     is_page = lambda path: (
         path.suffix in PAGES and path.is_file() and path.read_bytes().startswith(PAGES[path.suffix])
@@ -212,7 +213,7 @@ def void(directory):
 
 
 def _generators(plan: Plan) -> str:
-    """Where the noise comes from: of each noisy chain, once."""
+    """Name the random generators of the noisy chains, each once."""
     words = dict(philox="philox4x32-10, fused", key="the key's own")
     chains = [r.mechanism for r in plan.algorithm.releases] + [plan.upload, plan.release]
     used = [
@@ -222,7 +223,7 @@ def _generators(plan: Plan) -> str:
 
 
 def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict:
-    """What it takes to get the same numbers again; the noise that ran, of the first plan."""
+    """Return what is needed to reproduce the results, and the noise of the first plan."""
     import flax
     import optax
 

@@ -1,4 +1,4 @@
-"""A sweep in a directory: every point checked before the first one runs, then run, saved,
+"""A sweep in a directory: all points are checked before the first one runs, then run, saved and
 reported."""
 
 import contextlib
@@ -30,34 +30,34 @@ from .record import RunRecord
 from .stopwatch import Stopwatch
 from .train import epsilons, noise_warning, paper_claims, privacy, shown_epsilon, shown_label
 
-SELECTION = Caveat("choosing among the points of the sweep is not counted", "selection")
+SELECTION = Caveat("Does not cover choosing among the points of the sweep.", "selection")
 FILE = "points.jsonl"
 HEAD = ("config", "axes", "code", "plan", "programs")
 LINE = ("key", "worker", "device", "seconds", "compile", "health", "history")
-# evaluations of all settings together whose epsilon is proved as tightly as that of a whole run
-TIGHT = 256
-PICTURED = 16  # settings that a picture has room for
+# the number of evaluations, over all settings, with an epsilon as tight as that of a whole run
+MAX_TIGHT_EPSILONS = 256
+MAX_DRAWN_SETTINGS = 16
 
 
 class Points(NamedTuple):
-    """The points of a sweep, each checked: entry i of every list is of point i."""
+    """The checked points of a sweep; entry i of every list belongs to point i."""
 
     grid: list[dict]
-    configs: list[Config]  # with the noise multiplier that was found, and the seed
+    configs: list[Config]  # with the calibrated noise multiplier and the seed
     data: list[str]  # checksums
     plans: list[Plan]  # of equal widths
-    keys: list[str]  # what their results are kept under
+    keys: list[str]  # the keys of their results in the store
 
 
 def points_store(out) -> ResultStore:
-    """The finished points of the sweep in directory `out`."""
+    """Open the file of the finished points of the sweep in directory `out`."""
     return ResultStore(
         out / FILE,
         fields=LINE,
         head=HEAD,
         signed=True,
-        line="a line as a sweep wrote it",
-        remedy="Start in another directory with another seed.",
+        line="a line that a sweep wrote",
+        remedy="Start in a new directory with a new seed.",
     )
 
 
@@ -73,39 +73,40 @@ def sweep(
     watch=lambda **progress: None,
     warn=lambda text: None,
 ) -> list[dict]:
-    """Run the cartesian product of `axes` over config fields in directory `out`.
+    """Run the Cartesian product of `axes` over config fields in directory `out`.
 
-    Points that share their static part are one program, in blocks.  A point that fails is marked;
-    the others go on.  What is done is in OUT/points.jsonl: a sweep that was stopped goes on with
-    `resume`.
+    Points that share their static part run as one program, in blocks.  A point that fails is
+    marked, and the others continue.  Finished points are in OUT/points.jsonl, and an interrupted
+    sweep continues with `resume`.
 
     Args:
-        config: what all points share.
-        axes: field -> its values.
+        config: the values that all points share.
+        axes: a list of values for each field that varies.
         out: a new or empty directory, or with `resume` that of this sweep.
         strict: raise HealthError if any point failed.
-        resume: go on with what is there.
-        engine: blocks.Local(), in this process, or on_ray.Ray(...), over machines.
-        block: points of a block at most; default what memory holds, and a size that suits the
+        resume: continue the sweep in `out`.
+        engine: blocks.Local() for this process, or on_ray.Ray(...) for several machines.
+        block: the maximum number of points of a block; by default it depends on the memory and the
             engine.
-        watch: called with some of completed=, total=, note=, accuracy= as points are done.
-        warn: called with a text, once before the first point, where some points have so much noise
-            that nothing can be learned.
+        watch: called with some of completed=, total=, note=, accuracy= whenever points are done.
+        warn: called with a text before the first point, if some points have so much noise that
+            nothing can be learned.
 
     Returns:
         The entries of summary.json.
 
     Raises:
-        ArgumentError: before anything is written.
-        ResumeRefused: where `out` holds another sweep.
-        HealthError: if all points failed, with `strict` if any did.
+        ArgumentError: For a wrong argument, before anything is written.
+        ResumeRefused: If `out` holds another sweep.
+        HealthError: If all points failed, or with `strict` if any point failed.
     """
     out = checked(out, resume)
     grid = _grid(config, axes, block)
     facts = record.as_json(
         dict(config=dataclasses.asdict(config), axes=axes, code=checkpoint.code())
     )
-    begun = _stored(out, facts, resume).head is not None  # refuses before plans are built
+    # a mismatch is reported here, before plans are built
+    begun = _stored(out, facts, resume).head is not None
     points = _checked_points(config, grid, trace=not begun, warn=warn)
     with (engine or Local()).open(watch) as machine, locked(out):
         checked(out, resume)  # again, now that nobody else can write
@@ -119,7 +120,7 @@ def sweep(
 
 
 def _grid(config: Config, axes: dict, block: int | None) -> list[dict]:
-    """The points as the values of axes, and their seed; refuses axes that cannot be swept."""
+    """Return each point as its values of the axes and its seed; reject axes that cannot vary."""
     for name, values in axes.items():
         for value in values:
             configs.coerce(name, value, "sweep")
@@ -130,7 +131,7 @@ def _grid(config: Config, axes: dict, block: int | None) -> list[dict]:
             "sweep",
             "one number of rounds and evaluations for all points",
             "an axis of them",
-            "Run one sweep for each.",
+            "Run a sweep for each value.",
         )
     if block is not None:
         checks.require_integer("sweep", block=block)
@@ -142,19 +143,19 @@ def _grid(config: Config, axes: dict, block: int | None) -> list[dict]:
 
 
 def _setting(point: dict) -> tuple:
-    """What a point is but for its seed."""
+    """Return the values of a point without its seed."""
     return tuple((k, v) for k, v in point.items() if k != "seed")
 
 
 def _checked_points(config: Config, grid: list[dict], trace: bool, warn: Callable) -> Points:
-    """Build, calibrate and check every plan, once for all its seeds, before the first one runs."""
+    """Build, calibrate and check each plan once for all its seeds, before the first one runs."""
     built, warnings, traced = {}, {}, set()
     for point in grid:
         setting = _setting(point)
         if setting in built:
             continue
         plan, calibrated = built[setting] = build.build(dataclasses.replace(config, **point))
-        # refuse now what would be refused at the end
+        # Report now what would otherwise be reported at the end.
         epsilons(plan, calibrated, [config.rounds], most=0)
         paper_claims(plan, calibrated, config.rounds)
         if text := noise_warning(plan, calibrated):
@@ -170,12 +171,12 @@ def _checked_points(config: Config, grid: list[dict], trace: bool, warn: Callabl
 
 
 def trace_once(plan: Plan, traced: set):
-    """Trace a round of a plan, unless one with as many and as large arrays was; shapes that do not
-    fit are refused.
+    """Trace a round of a plan to find mismatched shapes, unless a plan of the same structure and
+    shapes was traced before.
 
     Args:
-        plan: what would run.
-        traced: the shapes of plans before it, to which this one's is added.
+        plan: the plan that would run.
+        traced: the structures and shapes of earlier plans; this plan's is added.
     """
     shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
     if shape not in traced:
@@ -184,7 +185,7 @@ def trace_once(plan: Plan, traced: set):
 
 
 def _points(grid: list[dict], built: dict) -> Points:
-    """The points, with plans of equal widths."""
+    """Combine the points with their plans, padded to equal widths."""
     pairs = [built[_setting(point)] for point in grid]
     federations = {id(plan.fed): plan.fed for plan, _ in pairs}
     sums = {name: checksum(fed) for name, fed in federations.items()}
@@ -207,7 +208,7 @@ def _points(grid: list[dict], built: dict) -> Points:
 
 
 def _stored(out, facts: dict, resume: bool) -> ResultStore:
-    """What is there of this very sweep."""
+    """Open the store of this sweep; with `resume`, reject that of another one."""
     store = points_store(out)
     if not resume:
         return store
@@ -216,7 +217,7 @@ def _stored(out, facts: dict, resume: bool) -> ResultStore:
             "--resume",
             f"a sweep with its {FILE} in {out}",
             "a directory without one",
-            "Start in another directory.",
+            "Start in a new directory.",
         )
     if store.head is not None:
         old, new = (
@@ -233,14 +234,14 @@ def _stored(out, facts: dict, resume: bool) -> ResultStore:
                 f"sweep {out}",
                 "the config, the axes and the program that made it",
                 "; ".join(differ),
-                f"jfl sweep --config {out}/config.toml --resume --out {out} has the same values; a "
-                "sweep by another program starts in another directory.",
+                f"jfl sweep --config {out}/config.toml --resume --out {out} has the same values; "
+                "for another program, start in a new directory.",
             )
     return store
 
 
 def _begin(store, config, axes, facts, first, points: Points, machine, block):
-    """Write what the sweep is: the head of its file, and its config."""
+    """Write the head of the sweep's file, and its config."""
     most = block or machine.most(len(points.grid))
     seeds = [config.seed for config in points.configs]
     programs = [
@@ -259,7 +260,7 @@ def _begin(store, config, axes, facts, first, points: Points, machine, block):
 
 
 def _refuse_other_points(store: ResultStore, first: dict, points: Points):
-    """Refuse to go on with points of other data or plans."""
+    """Refuse to resume with points of other data or plans."""
     kept = {k for group in store.head["programs"] for members in group for k in members}
     if kept != set(points.keys):
         lines = identity.differences(store.head["plan"], first)
@@ -267,7 +268,7 @@ def _refuse_other_points(store: ResultStore, first: dict, points: Points):
             f"sweep {store.path.parent}",
             "the data and plans that it was made from",
             "; ".join(lines[:5]) or "others",
-            "Resume with the same data, or start in another directory.",
+            "Resume with the same data, or start in a new directory.",
         )
 
 
@@ -277,14 +278,13 @@ def _disk_errors_explained(store: ResultStore):
         yield
     except OSError as error:
         raise OSError(
-            f"sweep {store.path.parent}: expected a disk that can be written, but got "
-            f"{error.strerror}. "
-            f"The points in {store.path.name} are kept: make room, then --resume goes on."
+            f"sweep {store.path.parent}: expected a writable disk, but got {error.strerror}. "
+            f"The points in {store.path.name} are kept: free some space and use --resume."
         ) from None
 
 
 def _run_and_report(config, axes, points: Points, store, machine, strict, watch) -> list[dict]:
-    """Run what is not there yet, and write the results of all."""
+    """Run the missing points, and write the results of all points."""
     stopwatch = Stopwatch()
     resumed = sum(key in store for key in points.keys)
     _run_missing(points, store, machine, watch)
@@ -298,7 +298,7 @@ def _run_and_report(config, axes, points: Points, store, machine, strict, watch)
     )
     records, table, groups = _results(config, axes, points, lines)
     entries, out = [r.entry() for r in records], store.path.parent
-    # the manifest shows the first point's data
+    # The manifest describes the data of the first point.
     partition = build.the_partition(dataclasses.replace(config, **points.grid[0]))
     record.save(
         out,
@@ -317,7 +317,7 @@ def _run_and_report(config, axes, points: Points, store, machine, strict, watch)
     if groups:
         pictures.draw_accuracy(
             out / "sweep.png",
-            groups[:PICTURED],
+            groups[:MAX_DRAWN_SETTINGS],
             f"sweep over {', '.join(axes)} on {config.dataset}",
         )
     failed = sum(bool(r.failed) for r in records)
@@ -333,7 +333,7 @@ def _run_and_report(config, axes, points: Points, store, machine, strict, watch)
 
 
 def _run_missing(points: Points, store: ResultStore, machine, watch):
-    """Run the blocks of which a point is missing; every point is in the store when it is done."""
+    """Run the blocks with missing points, and store each block when it is finished."""
     index = {key: i for i, key in enumerate(points.keys)}
     missing = []
     for group in store.head["programs"]:
@@ -355,7 +355,7 @@ def _run_missing(points: Points, store: ResultStore, machine, watch):
         lines = [
             dict(key=points.keys[i], point=points.grid[i]) | line
             for i, line in zip(block.indices, measured)
-            if points.keys[i] not in store  # of a block that was computed again
+            if points.keys[i] not in store  # a repeated block contains known points
         ]
         with _disk_errors_explained(store):
             store.put(lines)
@@ -364,7 +364,7 @@ def _run_missing(points: Points, store: ResultStore, machine, watch):
 
 
 def _accuracy(lines: list[dict]) -> str:
-    """The last accuracies of points that are done, in a few words."""
+    """Summarise the final accuracies of finished points."""
     last = [line["history"]["accuracy"][-1] for line in lines if line["history"].get("accuracy")]
     last = [value for value in last if value is not None]
     if not last:
@@ -374,14 +374,14 @@ def _accuracy(lines: list[dict]) -> str:
 
 
 def _results(config, axes, points: Points, lines: list[dict]):
-    """The records of the points, rows of metrics.csv, and the groups that a picture shows."""
+    """Return the records of the points, the rows of metrics.csv, and the groups of the picture."""
     caveats = [SELECTION, *segments.sharing(points.plans, [p["seed"] for p in points.grid])]
     settings = len({_setting(point) for point in points.grid})
-    most = min(guarantee_rows.TIGHT, max(1, TIGHT // settings))
+    most = min(guarantee_rows.TIGHT, max(1, MAX_TIGHT_EPSILONS // settings))
 
     @functools.cache
     def proved(name: Hashable, i: int):
-        """Guarantees and epsilons of a setting, of its first point."""
+        """Return the guarantees and epsilons of a setting, from its first point `i`."""
         plan, calibrated = points.plans[i], points.configs[i]
         guarantees = privacy(plan, calibrated, config.rounds)
         last = shown_epsilon(guarantees, calibrated)

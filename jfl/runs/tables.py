@@ -25,37 +25,31 @@ from .statistics import interval as interval
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 KEYS = ("name", "seed")
-PROMISE = (
-    "unit",
-    "adjacency",
-    "view",
-    "delta",
-    "status",
-)  # of an epsilon: what it is that it promises
-WHOLE = 100  # signs of a value that a name has as it is
-STEM = 150  # bytes of a name in that of a folder, which may have 255
+# the columns that say what an epsilon promises
+PROMISE = ("unit", "adjacency", "view", "delta", "status")
+MAX_VALUE_CHARACTERS = 100  # longer values are replaced by a digest
+MAX_STEM_BYTES = 150  # of the name of a directory, which may have 255 bytes in all
 
 
 def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> list[dict]:
-    """Metrics of `jfl.simulate` or `jfl.sweep` as rows, one a point, seed and round;
-    `frame` gives them as a data frame of pandas or polars.
+    """Return the metrics of `jfl.simulate` or `jfl.sweep` as rows, one per point, seed and round.
 
     Args:
         result: an Output or a Sweep.
-        plan: what made an Output, for its name and epsilon; a Sweep knows its plans.
-        delta: with it `epsilon` is filled in, after so many rounds, for the guarantee that `proved`
-            shows, and columns unit, adjacency, view, delta and status say which: epsilons compare
-            only where those are the same.  What is not proved is None, and status says what it is:
-            "conditional", "no guarantee".
+        plan: the plan of an Output, for its name and epsilon; a Sweep knows its plans.
+        delta: if given, the column `epsilon` holds the epsilon after the rounds of a row, for the
+            guarantee that `proved` returns.  The columns unit, adjacency, view, delta and status
+            describe it; only epsilons with equal values there are comparable.  An epsilon that is
+            not proved is None, with status "conditional" or "no guarantee".
 
     Returns:
-        dicts with the columns of record.COLUMNS, None where nothing is defined; of a Sweep,
-        `failed` (leave those rows out of a mean) and a point's numbers and names as columns of
-        their own, point_NAME where there is a column NAME.  `seed` is the number of
-        jax.random.key(seed), or a key's words.
+        dicts with the columns of record.COLUMNS, None if undefined.  For a Sweep also `failed`
+        (leave those rows out of a mean) and a column per parameter of the points, named point_NAME
+        if there is another column NAME.  `seed` is the number of jax.random.key(seed), or the words
+        of a key.
 
     Privacy:
-        all but `round`, `epsilon` and what it promises lie outside every guarantee.
+        A guarantee covers none of the columns except `round`, `epsilon` and its description.
 
     Raises:
         ValueError: for what is neither, for several runs in one Output, and for a delta without a
@@ -208,7 +202,7 @@ def _value(value):
         threshold=sys.maxsize, linewidth=sys.maxsize, floatmode="unique"
     ):  # every number of an array
         words = str(value)
-    if len(words) <= WHOLE:
+    if len(words) <= MAX_VALUE_CHARACTERS:
         return words
     kind = f"{value.dtype}{[*value.shape]}" if hasattr(value, "dtype") else type(value).__name__
     return f"{kind} {_digest(words)}"
@@ -282,10 +276,10 @@ def write(path, rows: list[dict]):
 
 
 def read(path) -> list[dict]:
-    """The rows of a metrics.csv: numbers, None for empty cells.
+    """Return the rows of a metrics.csv, with numbers, and None for empty cells.
 
     Raises:
-        ValueError: for a file that no run wrote, or wrote by half.
+        ValueError: If the file is not the complete table of a run.
     """
     path, need = Path(path), "the table that a run wrote"
     try:
@@ -334,20 +328,21 @@ def _row(path, line, cells):
 
 
 def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[Path]:
-    """Rows as TensorBoard event files, a folder for each name and seed; the step is the round.
+    """Write rows as TensorBoard event files, in a directory per name and seed; the step is the
+    round.
 
     Args:
-        logdir: the folder that gets those folders.
-        rows: of `tidy` or `read`; those that `failed` have it in the name of their folder.
-        hparams: (name, seed) -> dict of settings, shown as text beside the curves.
+        logdir: the directory for those directories.
+        rows: rows of `tidy` or `read`; the names of directories say which runs failed.
+        hparams: (name, seed) -> dict of settings, shown as text next to the curves.
 
     Returns:
-        The folders.
+        The directories.
 
     Raises:
-        ValueError: without the package tensorboardX (pip install -e ".[tensorboard]"), without
-            rows, for a folder with files in it: TensorBoard would show old and new points as one
-            curve.
+        ValueError: If the package tensorboardX is missing (pip install -e ".[tensorboard]"), if
+            there are no rows, or if `logdir` has files in it: TensorBoard would show old and new
+            points as one curve.
     """
     try:
         from tensorboardX import SummaryWriter
@@ -377,8 +372,8 @@ def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[P
             "".join(c if c.isalnum() or c in "=.,-+ " else "_" for c in str(name)).strip(" .")
             or "run"
         )
-        if len(whole := stem.encode()) > STEM:
-            stem = f"{whole[:STEM].decode(errors='ignore')} {_digest(str(name))}"
+        if len(whole := stem.encode()) > MAX_STEM_BYTES:
+            stem = f"{whole[:MAX_STEM_BYTES].decode(errors='ignore')} {_digest(str(name))}"
         end = f" seed={seed}" + " failed" * bool(group[0].get("failed"))
         folder = logdir / (stem + end)
         if folder in folders:  # two names that differ in a sign that folders do without

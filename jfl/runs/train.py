@@ -1,4 +1,4 @@
-"""A run in a directory: computed in segments, saved, resumed, reported."""
+"""A run in a directory: computed in segments, saved, resumed and reported."""
 
 import dataclasses
 import json
@@ -35,14 +35,14 @@ def epsilons(plan, config, rounds, last=None, most=guarantee_rows.TIGHT):
     """Return epsilon after each number of rounds for the chosen unit and view.
 
     Args:
-        plan: what runs.
-        config: which epsilon is asked for.
+        plan: the plan that runs.
+        config: its config, with the unit, view and adjacency of the epsilon.
         rounds: Int[m], ascending.
-        last: what `shown_epsilon` gives for the last of them, where it is known.
-        most: 0 only refuses what would be refused at the end, by quick bounds.
+        last: `shown_epsilon` after the last of them, if it is known.
+        most: as in `guarantee_rows.epsilons`; 0 only checks the plan, by quick bounds.
 
     Returns:
-        Float64[m]; None where nothing is proved.
+        Float64[m]; None if nothing is proved.
     """
     if (unit := configs.the_unit(config)) is None:
         return None
@@ -57,22 +57,22 @@ def epsilons(plan, config, rounds, last=None, most=guarantee_rows.TIGHT):
             last=last,
             most=most,
         )
-    except Overflow:  # so little noise that no delta is left for a full batch
+    except Overflow:  # too little noise: no delta is left for the sampling overflow
         values = np.full(np.shape(rounds), np.inf)
         if config.mode == "sound":
             raise
     if not np.isfinite(values).all() and config.mode == "sound":
         checks.fail(
             "config",
-            "noise that proves something",
+            "enough noise for a finite epsilon",
             f"epsilon={values.max()} at delta={config.delta:g}",
-            "Raise the noise.",
+            "Raise noise_multiplier.",
         )
     return values
 
 
 def noise_warning(plan, config) -> str:
-    """A sentence for a run that trains on noise; "" for others."""
+    """Return a warning for a run with too much or too little noise; "" for others."""
     if (unit := configs.the_unit(config)) is None:
         return ""
     try:
@@ -85,25 +85,25 @@ def noise_warning(plan, config) -> str:
             config.adjacency,
             most=0,
         )[0]
-    except ArgumentError:  # nothing is proved: the noise is large or small all the same
+    except ArgumentError:  # nothing is proved, but the noise may still be too large
         epsilon = None
     return guarantee_rows.noise_warning(plan, config.rounds, unit, epsilon, config.delta)
 
 
 def privacy(plan: Plan, config: Config, rounds: int) -> list[dict]:
-    """What is proved and, in the mode "as_printed", what the paper claims."""
+    """Return the rows of all guarantees and, in the mode "as_printed", of the paper's claims."""
     return guarantee_rows.all_rows(plan, rounds, config.delta, paper_claims(plan, config, rounds))
 
 
 def paper_claims(plan: Plan, config: Config, rounds: int) -> tuple:
-    """What the paper of a config claims; nothing in the mode "sound"."""
+    """Return the claims of a config's paper; none in the mode "sound"."""
     if config.mode == "sound":
         return ()
     return formulas().claims(plan, rounds, config.delta, config.paper)
 
 
 class Position(NamedTuple):
-    """Where a run begins or resumes.
+    """The point at which a run begins or resumes.
 
     Attributes:
         run: the state.
@@ -123,14 +123,14 @@ class Session(NamedTuple):
 
     Attributes:
         asked: the config as it was given.
-        config: with the noise multiplier that was found.
-        plan: what runs.
-        facts: what a resumed run must have in common with this one.
+        config: the config with the calibrated noise multiplier.
+        plan: the plan that runs.
+        facts: the values that a resumed run must have in common with this one.
         evaluations: Int[E], the rounds after which the model is evaluated.
         save_every: rounds between checkpoints.
         out: the run directory.
-        checkpoints: of the run directory.
-        journal: of the run directory.
+        checkpoints: the checkpoints in the run directory.
+        journal: the journal in the run directory.
         mesh: the devices that share a cohort, None for one.
         watch: called after each evaluation.
         log: names of the loggers, from `logs.parse_names`.
@@ -161,33 +161,32 @@ def train(
 ) -> dict | None:
     """Train one plan in a directory.
 
-    Rounds run in segments that end at evaluations; a checkpoint is complete before the next segment
-    begins.  Of several processes (jfl.engine.devices.connect) the first one reads and writes, the
-    others compute.
+    Rounds run in segments that end at evaluations, and a checkpoint is complete before the next
+    segment begins.  With several processes (jfl.engine.devices.connect), the first one reads and
+    writes files, and the others only compute.
 
     Args:
-        config: what to train.
+        config: the config of the run.
         out: a new or empty directory, or with `resume` that of this run.
-        resume: go on with what is there.
+        resume: continue the run in `out`.
         watch: called with round, accuracy, loss and epsilon after each evaluation.
-        mesh: as of simulate.
-        warn: called with a text, before the first round, where the noise is so large that nothing
-            can be learned.
-        log: where metrics go while the run goes on, beside the files that every run leaves:
-            "csv", "tensorboard" or "csv,tensorboard".
+        mesh: as in jfl.simulate.
+        warn: called with a text before the first round, if the noise is so large that nothing can
+            be learned.
+        log: loggers that receive the metrics during the run: "csv", "tensorboard" or
+            "csv,tensorboard".
 
     Returns:
-        The entry of summary.json; None in other processes than the first.
+        The entry of summary.json; None in all processes except the first.
 
     Raises:
-        ArgumentError: before anything is written.
-        ResumeRefused: where `out` holds another run.
-        HealthError: or OSError of a disk or of a process that is gone, with the last good
-            checkpoint kept.
+        ArgumentError: For a wrong argument, before anything is written.
+        ResumeRefused: If `out` holds another run.
+        HealthError: If a round fails; the last good checkpoint is kept.
+        OSError: If the disk or another process fails; the last good checkpoint is kept.
 
     Privacy:
-        what is logged, as all metrics, lies outside every guarantee: only the parameters are
-        covered.
+        A guarantee covers the parameters only, not the metrics in files and logs.
     """
     with meshes.fail_together("jfl train") as ready:
         mesh = meshes.devices(mesh)
@@ -198,12 +197,12 @@ def train(
 
 
 def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
-    """The part of the process that reads and writes."""
+    """Train in the process that reads and writes files."""
     out, loggers = checked(out, resume), logs.parse_names(log)
     journaled = None
-    if resume and has_files(out):  # a directory of something else gets no lock
+    if resume and has_files(out):  # a directory of something else is not locked
         journaled = _journaled(Journal(out), out)
-        # before data are read and anything is computed
+        # Compare before data are read and anything is computed.
         _same_config(journaled["config"], asked, out)
         _require_rounds(asked, journaled["until"])
     unused_options.refuse_unused(asked)
@@ -212,14 +211,14 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
     if journaled is not None:
         _same(journaled, facts, out)
     save_every, evaluations = _cadence(config)
-    # refuse now what would be refused at the end, and shapes that do not fit
+    # Report now what would otherwise be reported at the end, and mismatched shapes.
     epsilons(plan, config, [config.rounds], most=0)
     paper_claims(plan, config, config.rounds)
     jax.eval_shape(lambda key: scan(init(key, plan), plan, [1]), jax.random.key(0))
     if text := noise_warning(plan, config):
         warn(text)
-    with locked(out):  # also for reading: what another process writes would not fit together
-        checked(out, resume)  # again, now that nobody else can write
+    with locked(out):  # also for reading, so that the files belong together
+        checked(out, resume)  # again, now that no other process can write
         key = jax.random.key_data(jax.random.key(config.seed)).tolist()
         session = Session(
             asked=asked,
@@ -240,13 +239,13 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
         with disk_errors_explained(out, session.checkpoints):
             _remove_temporaries(session)
             if session.journal.read() is None:
-                # before any other file: a directory with files and no journal is refused
+                # The journal is the first file: a directory with other files only is rejected.
                 session.journal.announce(0, position.since, **facts)
             return _train(session, position._replace(run=meshes.broadcast_from_lead(position.run)))
 
 
 def _remove_temporaries(session: Session):
-    """Remove what an earlier process was killed over writing."""
+    """Remove files that a killed process left incomplete."""
     for folder in (session.out, session.checkpoints.folder):
         if folder.is_dir():
             for path in [p for p in folder.iterdir() if temporary(p)]:
@@ -254,8 +253,7 @@ def _remove_temporaries(session: Session):
 
 
 def _follow(config, mesh, ready):
-    """The part of a process that is not the first: it computes the same rounds, and touches no
-    file."""
+    """Compute the same rounds in a process that is not the first, without using files."""
     plan, config = build.build(config)
     key, evaluations = jax.random.key(config.seed), _evaluations(config)[1]
     ready(f"{_facts(plan, config)} {code()}")
@@ -270,7 +268,7 @@ def _follow(config, mesh, ready):
 
 
 def _facts(plan, config) -> dict:
-    """What is run: stored beside it, and compared before it goes on."""
+    """Return the values that are stored with a run and compared before it is resumed."""
     return dict(
         config=report.as_json(dataclasses.asdict(config)),
         data=checksum(plan.fed),
@@ -279,18 +277,18 @@ def _facts(plan, config) -> dict:
 
 
 def _evaluations(config) -> tuple[int, np.ndarray]:
-    """Rounds between evaluations, and after which rounds they are."""
+    """Return the number of rounds between evaluations, and the rounds after which they happen."""
     every = (
         int(rounds_before_evaluations(config.rounds, None)[0])
         if config.evaluate_every is None
         else config.evaluate_every
     )
-    rounds_before_evaluations(config.rounds, every)  # refuses what is no cadence
+    rounds_before_evaluations(config.rounds, every)  # rejects an invalid interval
     return every, np.unique(np.append(np.arange(every, config.rounds, every), config.rounds))
 
 
 def _cadence(config) -> tuple[int, np.ndarray]:
-    """Rounds between checkpoints, and after which rounds the model is evaluated."""
+    """Return the number of rounds between checkpoints, and the rounds with an evaluation."""
     every, evaluations = _evaluations(config)
     save_every = every if config.checkpoint_every is None else config.checkpoint_every
     checks.require_integer("config", checkpoint_every=save_every)
@@ -299,13 +297,13 @@ def _cadence(config) -> tuple[int, np.ndarray]:
             "config",
             f"checkpoint_every to be a multiple of evaluate_every={every}",
             f"checkpoint_every={save_every}",
-            "A checkpoint is written behind an evaluation.",
+            "A checkpoint is written after an evaluation.",
         )
     return save_every, evaluations
 
 
 def _segment(evaluations, done: int) -> int:
-    """Rounds from `done` to the next evaluation."""
+    """Return the number of rounds from `done` to the next evaluation."""
     return int(evaluations[np.searchsorted(evaluations, done, side="right")]) - done
 
 
@@ -316,7 +314,7 @@ def _journaled(journal, out) -> dict:
             "--resume",
             f"a run with its journal in {out}",
             "a directory without one",
-            "Which rounds were seen is not known: start in another directory with another --seed.",
+            "It is unknown which rounds were seen: start in a new directory with a new --seed.",
         )
     return record
 
@@ -401,14 +399,14 @@ def _train(session: Session, position: Position) -> dict:
 
 
 def _with_epsilon(seen: dict, eps: dict) -> dict:
-    """Metrics as lists over evaluations, with the epsilon after each of them."""
+    """Add the epsilon after each evaluation to metrics, which are lists over evaluations."""
     return seen | dict(epsilon=[eps.get(r) for r in seen["round"]]) if seen else seen
 
 
 def _segments(
     session: Session, position: Position, eps: dict, stopwatch: Stopwatch, write_log: Callable
 ):
-    """Run segment by segment; announce each in the journal, then save and report it.
+    """Run the segments; announce each in the journal before it is saved and reported.
 
     Returns:
         The run at its end, and the metrics of all rounds.
@@ -416,10 +414,10 @@ def _segments(
     config, out, mesh = session.config, session.out, session.mesh
     run, history = position.run, position.history
     key, saved = jax.random.key(config.seed), int(run.round)
-    placed = sharding.place(session.plan, mesh)  # once for all segments
+    placed = sharding.place(session.plan, mesh)
     while (done := int(run.round)) < config.rounds:
         n = _segment(session.evaluations, done)
-        report.void(out)  # of a shorter run: its epsilon does not hold from here on
+        report.void(out)  # the epsilon of a shorter run no longer holds
         (out / "accuracy.png").unlink(missing_ok=True)
         try:
             result = simulate(
@@ -452,23 +450,23 @@ def _segments(
 
 
 def _same_config(old: dict, asked: Config, out):
-    """As `_same`, of what was asked for: what follows from an epsilon is found, and compared,
-    later."""
+    """Compare the config of a stored run with the given one.  Noise that is calibrated from an
+    epsilon is compared later."""
     new = report.as_json(dataclasses.asdict(asked))
     later = ("noise_multiplier", "epsilon") if asked.epsilon is not None else ()
     _refuse_changes(old, new, later, out)
 
 
 def _require_rounds(config, released: int):
-    """Refuse to end a run before rounds that may have been seen."""
+    """Reject a number of rounds below those that may have been seen."""
     if released > config.rounds:
         checks.fail("--rounds", f">= {released}, the rounds already released", config.rounds)
 
 
 def _refuse_changes(old: dict, new: dict, later: tuple, out):
-    """Refuse the fields that differ, with both values, but for those that are compared `later`.
+    """Refuse to resume if fields differ, except those that are compared `later`.
 
-    A run that began before a field existed ran as with its default.
+    A field that is missing in the stored run had its default.
     """
     old = report.as_json(dataclasses.asdict(Config())) | old
     compared = [k for k in new if k not in (*configs.RUN_ONLY, *later)]
@@ -476,9 +474,9 @@ def _refuse_changes(old: dict, new: dict, later: tuple, out):
         do = f"jfl train --config {out}/config.toml --resume --out {out} has the same values."
         if differ == ["noise_multiplier"]:
             do += (
-                " A noise multiplier that was calibrated holds for the rounds it was calibrated "
-                "for: to run more, give "
-                f"--noise-multiplier {old['noise_multiplier']!r} instead of --epsilon."
+                " A calibrated noise multiplier holds for the number of rounds of its calibration: "
+                f"to run more, give --noise-multiplier {old['noise_multiplier']!r} instead of "
+                "--epsilon."
             )
         refuse_resume(
             f"checkpoint {out}",
@@ -489,37 +487,38 @@ def _refuse_changes(old: dict, new: dict, later: tuple, out):
 
 
 def _same(stored: dict, facts: dict, out):
-    """A run goes on if all but its length and cadence is the same."""
+    """Refuse to resume unless everything except the length of the run and the intervals of
+    evaluations and checkpoints is the same."""
     old, new = stored["config"], facts["config"]
     _refuse_changes(old, new, (), out)
-    # noise of each client or round is found anew from epsilon and rounds, and what ran was the old
-    # one
+    # Noise that is calibrated or that changes by round depends on the number of rounds.
     follows = new["clip_decay"] != 1 or new["noise_decay"] != 1 or new["epsilon"] is not None
     if follows and old["rounds"] != new["rounds"]:
         refuse_resume(
             "--rounds",
-            f"{old['rounds']}, for which the noise was made",
+            f"{old['rounds']}, for which the noise was computed",
             new["rounds"],
-            "Noise and clip norms that follow the number of rounds cannot go on beyond it.",
+            "The noise and clip norms of this run depend on its number of rounds.",
         )
     if stored["data"] != facts["data"]:
         refuse_resume(
             f"checkpoint {out}",
             f"the data it was made from, {stored['data']}",
             facts["data"],
-            "Resume with the same data, or start in another directory.",
+            "Resume with the same data, or start in a new directory.",
         )
     if lines := identity.differences(stored["plan"], facts["plan"]):
         refuse_resume(
             f"checkpoint {out}",
             "the plan that made it",
             "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" * (len(lines) > 5)),
-            "Another plan has other noise: start in another directory.",
+            "Another plan has other noise: start in a new directory.",
         )
 
 
 def _shown(guarantees: list[dict], config: Config) -> dict | None:
-    """The guarantee that tables and pictures show: the smallest epsilon of what was asked for."""
+    """Return the guarantee for tables and pictures: the smallest epsilon for the unit and view of
+    the config."""
     unit, view = configs.the_unit(config), configs.the_view(config)
     fit = [
         g
@@ -534,12 +533,12 @@ def _shown(guarantees: list[dict], config: Config) -> dict | None:
 
 
 def shown_epsilon(guarantees: list[dict], config: Config) -> float | None:
-    """The epsilon that tables and pictures show; None without one."""
+    """Return the epsilon for tables and pictures; None without a guarantee."""
     guarantee = _shown(guarantees, config)
     return None if guarantee is None else guarantee["epsilon"]
 
 
 def shown_label(guarantees: list[dict], config: Config) -> str:
-    """The words for it in a legend."""
+    """Describe the guarantee in a legend."""
     guarantee = _shown(guarantees, config)
     return guarantee_rows.label([guarantee] if guarantee else [])

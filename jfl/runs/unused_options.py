@@ -1,4 +1,4 @@
-"""Options that were set and change nothing: one that is ignored looks like a result."""
+"""The check for options that were set but have no effect, which would look like a result."""
 
 from ..core import checks, options
 from ..data import partition
@@ -6,10 +6,10 @@ from .config import FIELDS, OPTIONS, Config, factory, sampler_of
 
 
 def refuse_unused(*configs: Config) -> None:
-    """Refuse an option that was set and has no effect in any of these configs.
+    """Reject an option that was set but has no effect in any of these configs.
 
     Raises:
-        ArgumentError: with what the option needs for an effect.
+        ArgumentError: If there is such an option; the message says what it requires.
     """
     unused = [unused_options(config) for config in configs]
     for name, need in unused[0].items():
@@ -23,7 +23,8 @@ def refuse_unused(*configs: Config) -> None:
 
 
 def unused_options(config: Config) -> dict[str, str]:
-    """Options that are not their default and have no effect -> what they need for one."""
+    """Return the options that differ from their defaults but have no effect, with what each
+    requires."""
     changed = [n for n, field in FIELDS.items() if getattr(config, n) != field.default]
     unused = {}
     for name in changed:
@@ -36,7 +37,7 @@ def unused_options(config: Config) -> dict[str, str]:
 
 
 def _takers(name) -> str:
-    """The functions that take an option, in words."""
+    """Describe the functions that take an option."""
     takers = OPTIONS[name].takers
     each = [
         f"{kind}={several[0]!r}"
@@ -48,14 +49,14 @@ def _takers(name) -> str:
 
 
 def _taken(config, name) -> bool:
-    """Whether a function that this config names takes the option."""
+    """Return whether a function that this config names takes the option."""
     return any(
         name in {option.name for option in options.of(chosen)} for chosen in factories(config)
     )
 
 
 def factories(config: Config) -> list:
-    """The functions that a config names, but for a partition that group_rows replaces."""
+    """Return the functions that a config names, except a partition that group_rows replaces."""
     kinds = {kind: getattr(config, kind) for kind in ("algorithm", "dataset", "model")}
     kinds |= dict(batch_sampler=config.batch_sampler, sampler=sampler_of(config))
     if config.strategy is not None:

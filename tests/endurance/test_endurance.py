@@ -364,12 +364,12 @@ def read_only(folder: Path):
         again = judged(
             dict(check="resume on a read-only disk"),
             *Try(*args).wait(),
-            "a place that can be written",
+            "a writable directory",
         )
         fresh = judged(
             dict(check="a new run on a read-only disk"),
             *Try(*command(folder, disk / "new", ROUNDS)).wait(),
-            "a place that can be written",
+            "a writable directory",
         )
         again["good"], fresh["good"] = contents(out) == before, not (disk / "new").exists()
         flip("rw")
@@ -393,7 +393,7 @@ def forbidden_directories(folder: Path):
         os.chmod(out, 0o555)
         tried = Try(*command(folder, out, ROUNDS, "--resume"), rights=False).wait()
         row = judged(
-            dict(check="a directory nobody may write"), *tried, "a place that can be written"
+            dict(check="a directory nobody may write"), *tried, "a writable directory"
         )
         row["good"] = contents(out) == before
         os.chmod(out, 0o777)

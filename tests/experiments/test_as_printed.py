@@ -269,7 +269,7 @@ def test_noise_that_follows_the_rounds_does_not_go_on(tmp_path, monkeypatch):
     ).items():
         config = dataclasses.replace(small, **changes)
         train.train(config, tmp_path / name)
-        with pytest.raises(ValueError, match="for which the noise was made"):
+        with pytest.raises(ValueError, match="for which the noise was computed"):
             train.train(dataclasses.replace(config, rounds=4), tmp_path / name, resume=True)
         train.train(config, tmp_path / name, resume=True)  # the same again is fine
 

@@ -108,7 +108,7 @@ def test_a_changed_field_runs_its_line_alone(tmp_path, ran):
 @pytest.fixture
 def small(monkeypatch):
     """Blocks of two points."""
-    monkeypatch.setattr(points, "AT_ONCE", 2)
+    monkeypatch.setattr(points, "CPU_BLOCK_SIZE", 2)
 
 
 def stopped_after(monkeypatch, blocks):
@@ -383,7 +383,7 @@ def test_who_only_reads_waits_for_nobody(tmp_path):
         for home in (tmp_path / runner.KEPT).iterdir():
             held.enter_context(kept_runs.locked(home))
         runner.run("tiny", figure(), tmp_path)
-        with pytest.raises(ValueError, match="a directory that no other process runs in"):
+        with pytest.raises(ValueError, match="a directory that no other process uses"):
             runner.run("tiny", figure((5,)), tmp_path)
 
 

@@ -217,8 +217,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/runs/train.py",
-        "report.void(out)  # of",
-        "pass  # of",
+        "report.void(out)  # the epsilon",
+        "pass  # the epsilon",
         f"{CLI}::test_what_states_an_epsilon_of_fewer_rounds_goes",
         slow=True,
     ),

@@ -124,7 +124,7 @@ def test_the_page_of_a_real_sweep(swept, reported, capsys):
     assert len(rows) == 1 and "claimed ε" not in rows[0]
     text = first["report.md"].decode()
     assert f"| {rows[0]['final accuracy']} |" in text and "jfl sweep --config" in text
-    assert "Choosing among the points of the sweep is not counted." in text
+    assert "Does not cover choosing among the points of the sweep." in text
     assert re.findall(r"<(report_files/[^>]+)>", text) == [
         f"report_files/picture-{i}.png" for i in (1, 2, 3)
     ]

@@ -531,7 +531,7 @@ def test_a_lock_that_cannot_be_opened_is_a_place_that_cannot_be_written(tmp_path
     (tmp_path / ".lock").mkdir()
     with (
         pytest.raises(
-            ValueError, match="--out: expected a place that can be written, but got .*lock"
+            ValueError, match="--out: expected a writable directory, but got .*lock"
         ),
         directory.locked(tmp_path),
     ):
@@ -555,7 +555,7 @@ def test_a_disk_that_fails_keeps_the_last_checkpoint_and_says_so(straight, half)
         train.train(STATEFUL, half, resume=True)
     message = str(error.value)
     assert message.startswith(
-        f"run {half}: expected a disk that can be written, but got File too large, for "
+        f"run {half}: expected a writable disk, but got File too large, for "
         f"{half}/checkpoints/6."
     )
     assert f"Last good checkpoint: round 4 in {half}." in message and "--resume" in message

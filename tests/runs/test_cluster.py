@@ -193,7 +193,7 @@ def test_a_line_that_is_not_as_it_was_written_is_named(straight, tmp_path):
         (1, text[1]),
     ):
         (out / sweep.FILE).write_text("\n".join([*text[: number - 1], bad, *text[number:]]) + "\n")
-        with pytest.raises(ValueError, match=f"line {number}: expected a line as a sweep wrote it"):
+        with pytest.raises(ValueError, match=f"line {number}: expected a line that a sweep wrote"):
             run(out, resume=True)
     (out / sweep.FILE).write_text(
         "\n".join([text[0], text[1], json.dumps(json.loads(text[2])), *text[3:]]) + "\n"
@@ -344,14 +344,14 @@ def test_over_a_cluster_the_numbers_are_the_same(straight, tmp_path, pretended, 
         and not pretended.is_initialized()
     )
     assert pretended.options[-1] == dict(
-        num_cpus=1.0, num_gpus=0.0, max_retries=on_ray.RETRIES, scheduling_strategy="SPREAD"
+        num_cpus=1.0, num_gpus=0.0, max_retries=on_ray.MAX_RETRIES, scheduling_strategy="SPREAD"
     )
 
 
 def test_a_cluster_sets_the_size_of_blocks(pretended):
     with Ray(cpus=2).open(lambda **what: None) as at:
         assert (at.nodes, at.places, at.memory) == (2, 4, 1e9)
-        assert [at.most(n) for n in (1, 16, 1000)] == [1, 2, points.AT_ONCE]
+        assert [at.most(n) for n in (1, 16, 1000)] == [1, 2, points.CPU_BLOCK_SIZE]
     with Ray("auto", gpus=0.5).open(
         lambda **what: None
     ) as at:  # none has a GPU now: it may get one
