@@ -1,4 +1,4 @@
-"""`jfl audit`: what an attack measures of the run that a config describes, kept in audit.json."""
+"""`jfl audit`: attack the run that a config describes, and store the report in audit.json."""
 
 import dataclasses
 import json
@@ -24,21 +24,22 @@ from .exits import Failed
 from .options import config_of, has_config, parse_with_config, split_config_files
 
 OUT = Path("runs/audit")
-TRIALS = "audit.trials.jsonl"  # the runs of an audit under way
-OWN = ("delta", "rounds", "unit", "view", "adjacency", "seed")  # of the audit, not of the run
-SHARED = ("rounds", "unit", "view", "adjacency")  # without a config they describe the run, too
-CADENCE = ("evaluate_every", "checkpoint_every")  # two configs that differ in it are one run
-# audits that agree in all of these are one
+TRIALS = "audit.trials.jsonl"  # the finished runs of an unfinished audit
+# fields that describe the audit, and those that also describe the run if there is no config
+OWN = ("delta", "rounds", "unit", "view", "adjacency", "seed")
+SHARED = ("rounds", "unit", "view", "adjacency")
+CADENCE = ("evaluate_every", "checkpoint_every")  # fields that do not distinguish runs
+# an audit replaces an earlier one with the same values of all of these
 SETTINGS = ("config", "rounds", "trials", "delta", "unit", "view", "adjacency", "confidence")
 SETTINGS += ("claimed", "seed", "canary", "adversary")
 ONE_RUN = AuditReport._fields[AuditReport._fields.index("canaries") :]  # of jfl.audit_one_run
-LOWER_BOUND = "a lower bound at its confidence: it refutes a smaller epsilon, and proves none"
+LOWER_BOUND = "Describes an attack: a lower bound at its confidence, which proves no epsilon."
 
 
 @dataclasses.dataclass(frozen=True)
 class Audit(Config):
-    """Attack a run with a canary: a lower bound of its epsilon, beside what is proved
-    and claimed of it.
+    """Attack a run with a canary, for a lower bound of its epsilon next to the proved and claimed
+    ones.
 
     example: jfl audit --config run.toml --rounds 1
 
@@ -52,18 +53,17 @@ class Audit(Config):
     """
 
     trials: int = field(
-        100_000, "runs with the canary, and as many without: more of them show a larger epsilon"
+        100_000, "runs with the canary, and the same number without; more show a larger epsilon"
     )
     delta: float = field(
         1e-2,
-        "delta of the audited epsilon, not that of the config: at a small delta the test that "
-        "shows most is rare, so 1e-2 shows more with 1e5 trials than 1e-5 does",
+        "delta of the audited epsilon, not that of the config; with 1e5 trials, 1e-2 shows more "
+        "than 1e-5",
     )
     rounds: int | None = field(
         None,
-        "rounds of each audited run; default the config's.  A few rounds show a wrong noise level "
-        "at less than the cost of all, but epsilon grows with the rounds, what is proved and what "
-        "is audited.  Without a config: of the run, too",
+        "rounds of each audited run; default the config's.  A few rounds are enough to detect a "
+        "wrong noise level.  Without a config, also the rounds of the run",
     )
     unit: str | None = field(
         None, "example | client: whose data is attacked; default the config's unit"
@@ -76,33 +76,32 @@ class Audit(Config):
     )
     canary: str = field(
         WORST,
-        "worst case | mislabelled | blank | direction: the last three are in a training on the "
-        "run's own rows, and show less",
+        "worst case | mislabelled | blank | direction; the last three are part of a training on "
+        "the run's rows, and show less",
         choices=lambda: (WORST, *trainings.CANARIES),
     )
     sees: str = field(
         "releases",
-        "releases | models | final model: what the attack sees of such a training",
+        "releases | models | final model: what the attack observes of such a training",
         choices=lambda: trainings.SEES,
     )
-    confidence: float = field(0.95, "with which the audited epsilon holds, in (0, 1)")
+    confidence: float = field(0.95, "confidence of the audited epsilon, in (0, 1)")
     claimed: float | None = field(
-        None,
-        "an epsilon at --delta that is to be refuted; default what the paper of the run claims",
+        None, "an epsilon at --delta to refute; default the claim of the run's paper"
     )
     seed: int = field(0, "seed of the audited runs; data and partition follow the config's seed")
     out: Path | None = field(
         None, f"directory for audit.json; default the run's own, or {OUT.as_posix()}"
     )
-    mesh: str = field("1", "how many devices of this machine share the runs, or auto for all")
+    mesh: str = field("1", "the number of devices of this machine that share the runs, or auto")
 
 
 def audit(arguments: list[str]) -> None:
-    """`jfl audit`: run the audit, print it, and add it to audit.json.
+    """Run `jfl audit`: run the audit, print its report, and add it to audit.json.
 
     Raises:
-        ArgumentError: for what names no audit; nothing is written.
-        Failed: where the audited epsilon is above the proved one; it is written all the same.
+        ArgumentError: For wrong arguments; nothing is written.
+        Failed: If the audited epsilon is above the proved one; the report is written nevertheless.
     """
     command, asked, out = _parsed(arguments)
     mesh = _devices(command.mesh)
@@ -118,7 +117,7 @@ def audit(arguments: list[str]) -> None:
 
         def watch(done, total):
             nonlocal note, resumed
-            if resumed:  # the first call says what was there
+            if resumed:  # the first call counts the stored runs
                 note, resumed = f"resumed at {done} of {total}", False
             bar.update(task, completed=done, total=total, note=note)
 
@@ -162,7 +161,7 @@ def audit(arguments: list[str]) -> None:
 
 
 def _parsed(arguments) -> tuple[Audit, Config, Path]:
-    """The command, the config of the run that is audited, and where audit.json goes."""
+    """Return the command, the config of the audited run, and the directory of audit.json."""
     program, folder = "jfl audit", None
     if arguments and not arguments[0].startswith("-"):
         folder, *arguments = arguments
@@ -197,10 +196,10 @@ def _devices(words: str) -> str | int | None:
 
 
 def _whose(command: Audit, config: Config) -> dict:
-    """Unit, view and adjacency: those that are given, else those of the config's guarantee."""
+    """Return the unit, view and adjacency of the command, or else of the config's guarantee."""
     unit = configs.the_unit(config)
     view = config.view if unit is None else configs.the_view(config)
-    if command.unit not in (None, unit):  # view and adjacency of the config are of its own unit
+    if command.unit not in (None, unit):  # the config's view and adjacency belong to its unit
         return dict(unit=command.unit, view=command.view, adjacency=command.adjacency)
     return dict(
         unit=unit, view=command.view or view, adjacency=command.adjacency or config.adjacency
@@ -226,12 +225,12 @@ def _claimed(command: Audit, plan, config: Config, rounds: int) -> float | None:
 
 
 def _check_place(out: Path, config: Config) -> None:
-    """Refuse, before anything is computed, a directory that cannot take an audit of this run."""
+    """Reject a directory that cannot take an audit of this run, before anything is computed."""
     directory.checked(out, resume=True)
     if (out / directory.LOCK).exists():
-        with directory.locked(out):  # no other process is at work in it
+        with directory.locked(out):  # fails if another process uses it
             pass
-    read.audits(out)  # a damaged file is refused, not replaced
+    read.audits(out)  # a damaged file is reported, not replaced
     if not (out / "config.toml").exists():
         if (out / "summary.json").exists():
             checks.fail("--out", "a new directory, or that of one run", f"{out}, which is neither")
@@ -252,14 +251,15 @@ def _check_place(out: Path, config: Config) -> None:
 
 
 def entry(report: AuditReport, rounds: int, seed: int, config: dict, manifest: dict) -> dict:
-    """An audit as audit.json holds it: all fields of the report, and what it takes to get it again.
+    """Return the entry of an audit in audit.json: the fields of the report, and what is needed to
+    reproduce it.
 
     Args:
-        report: what was measured.
-        rounds: of each audited run.
-        seed: of the audited runs.
-        config: of the run that was audited, as resolved.
-        manifest: versions, data and plan, of `record.manifest`.
+        report: the report of the audit.
+        rounds: the number of rounds of each audited run.
+        seed: the seed of the audited runs.
+        config: the resolved config of the run.
+        manifest: the versions, data and plan from `record.manifest`.
     """
     bound = Guarantee(
         report.epsilon,
@@ -281,7 +281,7 @@ def entry(report: AuditReport, rounds: int, seed: int, config: dict, manifest: d
 
 
 def keep(out: Path, found: dict) -> None:
-    """Add an audit to audit.json, the newest last; one with the same settings is replaced."""
+    """Add an audit to audit.json as the last one; it replaces one with the same settings."""
     with directory.locked(out):
         others = [
             other for other in read.audits(out) if any(other.get(k) != found[k] for k in SETTINGS)

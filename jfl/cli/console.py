@@ -1,4 +1,4 @@
-"""What the commands print: a progress bar, tables, and the caveats that travel with an epsilon."""
+"""The output of commands: progress bars, tables, and the caveats of guarantees."""
 
 import sys
 
@@ -9,15 +9,15 @@ from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
 from ..runs.presets import PRESETS
 from .accounting import milestones
 
-PERIOD = 3600.0  # seconds of a run by which the time that is left is told: evaluations are rare
+# Evaluations are rare, so the remaining time is estimated from this many seconds of a run.
+SPEED_PERIOD_SECONDS = 3600.0
 
 
 def progress(shown: bool = True, of: str = ""):
-    """A progress bar on stderr, with a field `note`; nothing at all unless `shown`.
+    """Return a progress bar on stderr with a field `note`; it is disabled unless `shown`.
 
-    That is decided here: a bar that is hidden once it was begun is never ended.  With `of`, what
-    is counted, it has a field `accuracy` too; on a terminal it shows that, and the time that is
-    left.
+    With `of`, the name of what is counted, it also has a field `accuracy`, which a terminal shows
+    together with the remaining time.
     """
     from rich import progress as bars
     from rich.console import Console
@@ -37,7 +37,7 @@ def progress(shown: bool = True, of: str = ""):
         *(live if of and console.is_terminal else ()),
         note,
         console=console,
-        speed_estimate_period=PERIOD,
+        speed_estimate_period=SPEED_PERIOD_SECONDS,
         disable=not shown,
     )
 
@@ -59,8 +59,8 @@ def table(title, columns, rows, caption=None):
     for name, right in columns:
         shown.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(str(v)) for v in row))  # as it is: [n, 28] is no markup
-    # a table in a file or a pipe is not cut to some terminal's width
+        shown.add_row(*(Text(str(v)) for v in row))  # brackets as in [n, 28] are not markup
+    # Without a terminal, the table is wide enough for all columns.
     console = Console() if sys.stdout.isatty() else Console(width=150)
     console.print(shown)
 
@@ -76,7 +76,7 @@ PRIVACY = [
 
 
 def privacy(g: dict) -> tuple:
-    """The cells under PRIVACY."""
+    """Return the cells of a guarantee for the columns PRIVACY."""
     if g["epsilon"] is None:
         return ("none", "", "", "", "", g["method"])
     method = f"claimed: {g['method']}" if g["status"] == "claimed" else g["method"]
@@ -97,7 +97,7 @@ def caveats(guarantees) -> str:
 
 
 def claimed(guarantees) -> str:
-    """What the paper says, for each view."""
+    """Format the epsilons that a paper claims, with their views."""
     once = lambda g: ", one round" if g["rounds"] == 1 else ""
     return ", ".join(
         f"{g['epsilon']:.4g} ({g['view'].replace('_', ' ')}{once(g)})"
@@ -107,7 +107,7 @@ def claimed(guarantees) -> str:
 
 
 def results(entries, out):
-    """The runs of a summary: a row for each setting, over its seeds."""
+    """Print the runs of a summary, with a row per setting over its seeds."""
     groups, rows = {}, []
     for e in entries:
         groups.setdefault(e["name"], []).append(e)
@@ -154,7 +154,7 @@ def results(entries, out):
 
 
 def demo(title, lines, notes):
-    """The lines of the demo, a row for each of their guarantees."""
+    """Print the lines of the demo, with a row per guarantee."""
     rows, private = [], []
     for line in lines:
         shown = [g for g in line["guarantees"] if not g["implied"]] or line["guarantees"]
@@ -176,7 +176,7 @@ def demo(title, lines, notes):
 
 
 def _meaning(rows) -> str:
-    """What ± stands for, where a table has one."""
+    """Return the meaning of ± if the table has one."""
     return (
         f"{statistics.PLUS_MINUS}\n"
         if any("±" in str(cell) for row in rows for cell in row)
@@ -185,12 +185,13 @@ def _meaning(rows) -> str:
 
 
 def warn(command, text):
-    """A warning on stderr, above a progress bar if there is one."""
+    """Print a warning to stderr, above a progress bar if there is one."""
     print(f"jfl {command}: warning: {text}", file=sys.stderr, flush=True)
 
 
 def names():
-    """Everything that a config can name, with the first sentence of its docstring and options."""
+    """Print everything that a config can name, with the first sentence of its docstring and its
+    options."""
     rows = []
     for kind, factories in FACTORIES.items():
         for name, factory in factories.items():
@@ -211,7 +212,7 @@ def names():
 
 
 def _options(factory) -> str:
-    """Its options with their defaults."""
+    """Return the options of a function with their defaults."""
     return " ".join(
         option.name if option.default is None else f"{option.name}={_shown(option.default)}"
         for option in options.of(factory)
@@ -233,7 +234,7 @@ def curve(c):
 
 
 def show(guarantee, z):
-    """One guarantee of bare numbers."""
+    """Print the guarantee of plain numbers."""
     found = guarantee_rows.as_row(guarantee)
     table(
         None,

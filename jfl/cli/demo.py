@@ -1,5 +1,5 @@
-"""The demo: what privacy costs on real handwritten digits held by fifty clients.  `settings` is
-written to be copied."""
+"""The demo: the cost of privacy on handwritten digits of fifty clients.  Copy `settings` to start
+your own experiment."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,16 +27,15 @@ from ..sampling import batches, clients
 CLIENTS, DELTA, BUDGETS = 50, 1e-5, (2.0, 8.0)
 TITLE = "1,797 handwritten digits, 50 clients, Dirichlet(0.3)"
 NOTES = (
-    "A client is one of fifty: hiding all its rows takes a large share of what is learned, so "
-    "client-level "
-    "epsilons are large, or accuracies low.",
-    "The settings were chosen on these digits; that choice is not in any epsilon.",
+    "With only fifty clients, hiding all rows of one of them removes much of the signal, so "
+    "client-level epsilons are large or accuracies low.",
+    "The settings were chosen on these digits; no epsilon covers that choice.",
 )
 
 
 @dataclasses.dataclass
 class Demo:
-    """What privacy costs: real handwritten digits held by fifty clients, without privacy, at record
+    """Show the cost of privacy on handwritten digits of fifty clients: without privacy, at record
     level and at client level.
 
     example: jfl demo --out runs/demo
@@ -44,10 +43,10 @@ class Demo:
 
     out: Path = field(
         Path("runs/demo"),
-        "directory for summary.json, metrics.csv, manifest.json and the picture; an earlier demo "
-        "there is replaced",
+        "directory for summary.json, metrics.csv, manifest.json and the picture; it replaces an "
+        "earlier demo",
     )
-    rounds: int | None = field(None, "fewer rounds than the demo's own, to try it")
+    rounds: int | None = field(None, "fewer rounds than usual, for a quick try")
     seeds: int = field(3, "runs of each setting")
 
 
@@ -61,7 +60,7 @@ class Part(NamedTuple):
 
 
 def settings():
-    """-> the partition of the digits, and the parts of the demo."""
+    """Return the partition of the digits, and the parts of the demo."""
     split = partition.dirichlet(clients=CLIENTS, alpha=0.3, min_rows=16)
     fed = federate(datasets.digits(), split)
     network, linear = (
@@ -77,8 +76,8 @@ def settings():
         return plan(fed, network, alg, clients.without_replacement(CLIENTS, 20))
 
     def record_level(noise_multiplier):
-        """Noise in every local step: protects one example, also against the server."""
-        rows = fed.size.sum() / CLIENTS  # a public constant, not a client's own
+        """Add noise in each local step, which protects one example, also from the server."""
+        rows = fed.size.sum() / CLIENTS  # a public constant, not the number of a client's rows
         mechanism = chain(
             clip_l2(1.0), total(), gaussian(noise_multiplier), divide(rows), adjacency="add_remove"
         )
@@ -88,7 +87,7 @@ def settings():
         return plan(fed, linear, alg, everyone)
 
     def client_level(noise_multiplier):
-        """Noise on the aggregate: protects a whole client, against those who see models only."""
+        """Add noise to the aggregate, which protects a client from observers of the models."""
         release = chain(clip_l2(1.0), total(), gaussian(noise_multiplier), divide(CLIENTS))
         alg = algorithms.fedavg(
             grad(linear.loss), lr=1.0, steps=10, batch=batches.without_replacement(16)
@@ -103,7 +102,7 @@ def settings():
 
 
 def run(part: Part, rounds: int | None = None, seeds: int = 3):
-    """All budgets and seeds of a part as one vmapped sweep -> (budget, plan, points) of each
+    """Run all budgets and seeds of a part as one sweep; return (noise multiplier, plan, points) per
     budget, and the sweep."""
     rounds, noise = rounds or part.rounds, [0.0]
     if part.private:
@@ -130,8 +129,8 @@ def run(part: Part, rounds: int | None = None, seeds: int = 3):
 def main(
     out: Path, rounds: int | None = None, seeds: int = 3, advance=lambda note: None
 ) -> list[dict]:
-    """Run the demo, write summary.json, metrics.csv, manifest.json and demo.png -> lines of its
-    table."""
+    """Run the demo, write summary.json, metrics.csv, manifest.json and demo.png, and return the
+    lines of its table."""
     stopwatch = Stopwatch()
     split, parts = settings()
     entries, table, groups, lines = [], [], [], []
@@ -191,7 +190,7 @@ def main(
             )
     advance("writing")
     out.mkdir(parents=True, exist_ok=True)
-    record.void(out)  # of another demo, with another number of rounds
+    record.void(out)  # an earlier demo may have another number of rounds
     record.save(
         out,
         entries,

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one line for what went wrong."""
+"""Exit codes of commands, and one line about an error."""
 
 import os
 import sys
@@ -13,27 +13,28 @@ OK, FAILED, USAGE, UNHEALTHY, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class Failed(Exception):
-    """A command did its work, and what it checked does not hold; the message says what."""
+    """A command finished, but what it checked does not hold; the message says why."""
 
 
 def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
-    """Do the work of a command.
+    """Run a command and return its exit code.
 
-    What jfl refuses, and what the system refuses (`OSError`), is one line on stderr.  Any other
-    error is a mistake in jfl, and passes with its traceback.
+    An error of jfl or of the system (`OSError`) becomes one line on stderr.  Any other error is a
+    bug in jfl and is raised with its traceback.
 
     Args:
-        program: who speaks in the line.
-        work: what to do.
-        debug: also show the traceback of what was refused; so does a JFL_DEBUG in the environment.
+        program: the name of the program at the start of the line.
+        work: the command.
+        debug: also print the traceback; JFL_DEBUG in the environment does the same.
 
     Returns:
-        0 done, 1 a check that failed, 2 bad usage or config, 3 stopped by Health, 130 interrupted.
+        0 for success, 1 for a failed check, 2 for wrong usage or a wrong config, 3 for a run
+        stopped by Health, 130 for an interruption.
     """
     try:
         work()
         return OK
-    except SystemExit as stop:  # of the argument parser
+    except SystemExit as stop:  # raised by the argument parser
         return USAGE if stop.code else OK
     except Failed as error:
         _say(f"{program}: {error}", debug)
@@ -44,10 +45,10 @@ def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
     except (ArgumentError, OSError) as error:
         words = str(error).removeprefix("jfl: ").removeprefix(f"{program}: ")
         _say(f"{program}: {words}", debug)
-        if jax.distributed.is_initialized():  # without waiting for processes that are gone
+        if jax.distributed.is_initialized():  # do not wait for processes that are gone
             os._exit(USAGE)
         return USAGE
-    except KeyboardInterrupt as stop:  # with words of what is kept, where something may be
+    except KeyboardInterrupt as stop:  # its message says what was kept
         _say(f"{program}: interrupted. {stop}".rstrip(), debug)
         return INTERRUPTED
 

@@ -24,11 +24,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: the words behind `jfl`; None: those of this process.
+        argv: the arguments after `jfl`; None means `sys.argv[1:]`.
 
     Returns:
-        The exit code: 0 done, 1 an audit above what is proved, 2 bad usage or config, 3 stopped by
-        Health, 130 interrupted.
+        The exit code: 0 for success, 1 for an audit above the proved epsilon, 2 for wrong usage or
+        a wrong config, 3 for a run stopped by Health, 130 for an interruption.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 def _help():
     print("usage: jfl COMMAND [--help] ...\n\nDifferentially private federated learning in JAX.\n")
     print("\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items()))
-    print("\n--debug, or JFL_DEBUG=1 in the environment, shows where an error comes from.")
+    print("\n--debug, or JFL_DEBUG=1 in the environment, shows the traceback of an error.")
     print("\nexample: jfl train --preset digits-client-eps8 --out runs/first")
 
 
@@ -81,7 +81,7 @@ def _demo(arguments):
 
 
 def _command_of_config(kind, arguments, program):
-    """epsilon or calibrate of a config, with the flags of their own that `kind` adds."""
+    """Parse a command of type `kind` whose flags include those of a config."""
     command, axes = parse_with_config(kind, arguments, program)
     if axes:
         checks.fail(program, "a config without [sweep]", "one")
@@ -91,7 +91,7 @@ def _command_of_config(kind, arguments, program):
 
 
 def _show_curve(curve, plot, setting, target=None):
-    """The table of a curve, and its picture if one is asked for."""
+    """Print the table of a curve, and draw it if `plot` is a path."""
     if curve is not None:
         console.curve(curve)
     if plot is None:
@@ -175,10 +175,10 @@ def _calibrate_config(arguments):
     value = getattr(solved, command.over)
     if value is not None:
         print(f"{command.over} = {value:.6g}")
-    elif noise := guarantee_rows.noise_levels(plan, solved.rounds):  # one for each client or round
+    elif noise := guarantee_rows.noise_levels(plan, solved.rounds):  # differs by client or round
         print(f"noise_multiplier = {noise[0][0]:.6g} to {noise[0][1]:.6g}")
     else:
-        print("noise_multiplier of no known privacy")
+        print("noise_multiplier without a known guarantee")
     _show_plan("calibrate", plan, solved, command.plot, config.epsilon)
 
 
@@ -192,7 +192,7 @@ def _report(arguments):
 
 @dataclasses.dataclass(frozen=True)
 class List:
-    """Everything that a config can name.
+    """List everything that a config can name.
 
     example: jfl list
     """
@@ -204,38 +204,37 @@ def _list(arguments):
 
 
 class Command(NamedTuple):
-    """A word behind `jfl`."""
+    """A command of `jfl`."""
 
     help: str
-    run: Callable[[list[str]], object]  # of the words that follow
+    run: Callable[[list[str]], object]  # takes the arguments after the name of the command
 
 
 COMMANDS = dict(
     demo=Command(
-        "real digits, fifty clients, three levels of privacy: a table and a picture in a minute",
+        "train on digits with three kinds of privacy: a table and a picture in a minute",
         _demo,
     ),
-    train=Command("one run in a directory, with checkpoints and --resume", runs.train),
-    sweep=Command("many runs as few programs: any field may take several values", runs.sweep),
-    predict=Command("what the model of a run says of rows in a file", predict.predict),
+    train=Command("train one model in a directory, with checkpoints and --resume", runs.train),
+    sweep=Command("run many settings as few programs: any field may vary", runs.sweep),
+    predict=Command("predict rows of a file with the model of a run", predict.predict),
     audit=Command(
-        "attack a run with a worst-case canary: a lower bound of its epsilon, beside what is "
-        "proved and claimed",
+        "attack a run with a worst-case canary: a lower bound of its epsilon, next to the proved "
+        "and claimed ones",
         audit.audit,
     ),
     report=Command(
-        "one page of runs, sweeps and experiments, in HTML and Markdown: tables, pictures, "
-        "guarantees, settings",
+        "write a page about runs and sweeps, in HTML and Markdown: tables, pictures, guarantees, "
+        "settings",
         _report,
     ),
-    epsilon=Command(
-        "what a run is worth: epsilon of numbers on the command line, or of a config", _epsilon
-    ),
+    epsilon=Command("compute epsilon, from numbers on the command line or from a config", _epsilon),
     calibrate=Command(
-        "the noise multiplier, the rounds or the sampling rate for an epsilon", _calibrate
+        "find the noise multiplier, the rounds or the sampling rate for an epsilon", _calibrate
     ),
-    new=Command("an algorithm of one's own: a file, its test and its card", new.new),
+    new=Command("write a new algorithm: a file, its test and its card", new.new),
     list=Command(
-        "algorithms, datasets, partitions, samplers, models, optimizers, and their options", _list
+        "list algorithms, datasets, partitions, samplers, models, optimizers and their options",
+        _list,
     ),
 )

@@ -1,6 +1,6 @@
-"""Flags: a dataclass whose fields say what they mean becomes a command's arguments.
+"""Command lines from dataclasses: each field becomes a flag, with its help text.
 
-The commands of `jfl` and the scripts of experiments parse with the one function `parse`.
+The commands of `jfl` and the scripts of experiments use the same function, `parse`.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ def parse(
     """Read a command line into a dataclass.
 
     Args:
-        kind: a dataclass with a flag for each field.  `field(default, help)` of this module gives
-            the flag its text; the docstring of the class is the text of `--help`.
-        arguments: the words behind the program's name; None: those of this process.
-        program: how errors and `--help` call the program.
-        default: what the flags that are not given fall back to; None: the defaults of the fields.
+        kind: a dataclass with a flag for each field.  `field(default, help)` of this module sets
+            the help of a flag; the docstring of the class is the text of `--help`.
+        arguments: command-line arguments; None means `sys.argv[1:]`.
+        program: the name of the program in errors and in `--help`.
+        default: an object with the values of missing flags; None means the defaults of the fields.
 
     Returns:
         An object of `kind`.
 
     Raises:
-        ArgumentError: for a flag with an empty value.
-        SystemExit: after `--help`, with code 0; after a message on what is no such command, with 2.
+        ArgumentError: For a flag with an empty value.
+        SystemExit: With code 0 after `--help`, and with code 2 after a message about a wrong flag.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
@@ -61,12 +61,12 @@ def parse(
 
 
 def _flags(kind, default):
-    """The dataclass as the parser reads it: the help of each field beside its type."""
+    """Return the dataclass with the help of each field next to its type, as the parser needs it."""
     import tyro
 
     hints, flags = typing.get_type_hints(kind, include_extras=True), []
     if not any("help" in f.metadata for f in dataclasses.fields(kind)):
-        return kind  # its texts stand below its fields
+        return kind  # the docstrings of the fields are their help
     for f in dataclasses.fields(kind):
         hint = hints[f.name]
         if f.metadata.get("repeated"):
@@ -81,15 +81,15 @@ def _flags(kind, default):
 
 
 def has_config(arguments: Sequence[str]) -> bool:
-    """Whether a config is named: by file or as a preset."""
+    """Return whether the arguments name a config file or a preset."""
     return any(word.split("=")[0] in ("--config", "--preset") for word in arguments)
 
 
 def split_config_files(arguments: Sequence[str]) -> tuple[dict, list[str]]:
-    """Read the files of `--config FILE`, and the settings of `--preset NAME`.
+    """Read the files of `--config FILE` and the presets of `--preset NAME`.
 
     Returns:
-        Their values, of which later ones replace earlier ones; and the other arguments.
+        Their values, where later ones replace earlier ones; and the other arguments.
     """
     values, rest, words = {}, [], iter(arguments)
     read = {"--config": ("a TOML file", configs.load), "--preset": ("a name", presets.fields)}
@@ -109,22 +109,21 @@ def split_config_files(arguments: Sequence[str]) -> tuple[dict, list[str]]:
 def parse_with_config(
     kind: type[Command], arguments: Sequence[str], program: str, own: Sequence[str] = ()
 ) -> tuple[Command, dict]:
-    """Read a command whose flags are the fields of `Config` and a few of its own.
-
-    Flags win over files.
+    """Read a command whose flags are the fields of `Config` and a few more.  Flags take precedence
+    over files.
 
     Args:
-        kind: of the command.
-        arguments: the words behind the program's name.
-        program: how errors and `--help` call the program.
-        own: fields of `Config` that mean something else to this command: no file fills them.
+        kind: the dataclass of the command.
+        arguments: command-line arguments.
+        program: the name of the program in errors and in `--help`.
+        own: fields of `Config` with another meaning for this command, which files do not set.
 
     Returns:
-        The command, and the axes of a sweep that a file names.
+        The command, and the axes of a sweep from a file.
     """
     values, rest = split_config_files(arguments)
     axes = values.pop("sweep", {})
-    # noise given as a flag replaces noise given in the file, in either form
+    # Noise that is given by a flag replaces noise in the file, in either form.
     flags = {word.split("=")[0].replace("_", "-") for word in rest}
     for one, other in (("noise-multiplier", "epsilon"), ("epsilon", "noise-multiplier")):
         if f"--{one}" in flags and f"--{other}" not in flags:
@@ -134,5 +133,5 @@ def parse_with_config(
 
 
 def config_of(command) -> Config:
-    """The config among a command's flags."""
+    """Return the config among a command's flags."""
     return Config(**{name: getattr(command, name) for name in configs.FIELDS})

@@ -1,4 +1,4 @@
-"""`jfl predict`."""
+"""`jfl predict`: predict rows of a file with the model of a run."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from .options import parse
 
 @dataclasses.dataclass(frozen=True)
 class Predict:
-    """What the model of a run says of rows.
+    """Predict rows of a file with the model of a run.
 
     example: jfl predict runs/first --data rows.npz --out predictions.csv
     """
@@ -23,7 +23,7 @@ class Predict:
 
 
 def predict(arguments: list[str]) -> None:
-    """`jfl predict RUN --data FILE`: the model of a run on rows of a file."""
+    """Run `jfl predict RUN --data FILE`."""
     runs = [word for word in arguments[:1] if not word.startswith("-")]
     command = parse(Predict, arguments[len(runs) :], "jfl predict RUN")
     if not runs:

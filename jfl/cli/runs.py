@@ -34,21 +34,19 @@ class Train(Config):
     example: jfl train --algorithm fedavg --dataset digits --partition iid --unit client --epsilon 8
       --rounds 20 --steps 10 --batch 8 --lr 0.3 --out runs/client
 
-    --config FILE.toml sets fields, --preset NAME those that are known to work (`jfl list`);
-    flags win over them.
+    --config FILE.toml and --preset NAME (see `jfl list`) set fields; flags take precedence.
     """
 
     out: Path = field(Path("runs/train"), "run directory: new or empty, unless --resume")
-    resume: bool = field(False, "go on from the last checkpoint in --out")
-    no_progress: bool = field(False, "show no line with the rounds done and the time that is left")
+    resume: bool = field(False, "continue from the last checkpoint in --out")
+    no_progress: bool = field(False, "hide the line with finished rounds and remaining time")
     devices: str = field("1", "how many devices of this machine share each cohort, or auto for all")
     coordinator: str | None = field(
         None,
-        "of a run over several processes: HOST:PORT of process 0, or auto where SLURM, Kubernetes "
-        "or a TPU pod says it",
+        "for several processes: HOST:PORT of process 0, or auto on SLURM, Kubernetes or a TPU pod",
     )
-    processes: int | None = field(None, "how many processes there are, one on each host")
-    process: int | None = field(None, "which one this is, from 0; process 0 writes --out")
+    processes: int | None = field(None, "the number of processes, one per host")
+    process: int | None = field(None, "the number of this process, from 0; process 0 writes --out")
     log: str = field(
         "",
         "log metrics in --out during the run: csv, tensorboard, or both with a comma",
@@ -56,7 +54,7 @@ class Train(Config):
 
 
 def train(arguments: list[str]) -> None:
-    """`jfl train`: one run in a directory."""
+    """Run `jfl train`."""
     command, axes = parse_with_config(Train, arguments, "jfl train")
     if axes:
         checks.fail("jfl train", "a config without [sweep]", "one", "Use jfl sweep --config.")
@@ -98,10 +96,10 @@ def train(arguments: list[str]) -> None:
 
 
 def _mesh(command):
-    """The argument `mesh` that the flags name; joins the other processes if there are some."""
+    """Return the argument `mesh` of the flags, after joining other processes if there are any."""
     if command.coordinator is None:
         if command.processes is not None or command.process is not None:
-            checks.fail("jfl train", "--coordinator beside --processes and --process", "none")
+            checks.fail("jfl train", "--coordinator with --processes and --process", "none")
         return _count(command.devices)
     if command.devices != "1":
         checks.fail(
@@ -133,42 +131,41 @@ class Sweep(Config):
     example: jfl sweep --rounds 20 --unit client --sweep lr=0.1,0.3 --sweep epsilon=2,8 --sweep
       seed=0,1,2
 
-    --config FILE.toml sets fields, and its table [sweep] lists of values; flags win over it.
+    --config FILE.toml sets fields, and its table [sweep] lists of values; flags take precedence.
     """
 
     out: Path = field(Path("runs/sweep"), "run directory: new or empty, unless --resume")
     sweep: tuple[str, ...] = field(
         (),
-        "NAME=VALUE,VALUE,...; once for each field that varies; none, true and false are values "
-        "too",
+        "NAME=VALUE,VALUE,...; once per field that varies; none, true and false are values",
         repeated=True,
     )
     strict: bool = field(False, "exit with 3 if any point fails, not only if all do")
-    resume: bool = field(False, "go on with the points that are missing in --out")
-    no_progress: bool = field(False, "show no line with the points done and the time that is left")
+    resume: bool = field(False, "compute the missing points of the sweep in --out")
+    no_progress: bool = field(False, "hide the line with finished points and remaining time")
     block: int | None = field(
         None,
-        "points of one program at a time, at most; default what memory holds, and on a CPU 8",
+        "maximum number of points in a program; default what fits into memory, and 8 on a CPU",
     )
     devices: str = field(
         "1", "local: how many devices of this machine share the points, or auto for all"
     )
     engine: str = field(
-        "local", 'local | ray: over the machines of a Ray cluster, pip install -e ".[ray]"'
+        "local", 'local | ray: on the machines of a Ray cluster, pip install -e ".[ray]"'
     )
     address: str | None = field(
         None,
-        "ray: of a running cluster; default $RAY_ADDRESS, or else a cluster of this machine, for "
-        "the time of the sweep",
+        "ray: address of a running cluster; default $RAY_ADDRESS, or else a temporary cluster on "
+        "this machine",
     )
-    cpus_per_task: float = field(1.0, "ray: CPUs that a block of points takes")
+    cpus_per_task: float = field(1.0, "ray: CPUs for a block of points")
     gpus_per_task: float | None = field(
-        None, "ray: GPUs that a block of points takes; default 1 where the cluster has some"
+        None, "ray: GPUs for a block of points; default 1 if the cluster has GPUs"
     )
 
 
 def sweep(arguments: list[str]) -> None:
-    """`jfl sweep`: many runs in a directory, as few programs."""
+    """Run `jfl sweep`."""
     command, axes = parse_with_config(Sweep, arguments, "jfl sweep")
     axes |= _axes(command.sweep)
     if not axes:
@@ -198,7 +195,7 @@ def sweep(arguments: list[str]) -> None:
 
 
 def _axes(flags) -> dict[str, list]:
-    """What the flags `--sweep NAME=VALUE,VALUE` name."""
+    """Parse the flags `--sweep NAME=VALUE,VALUE`."""
     axes = {}
     for text in flags:
         name, _, values = text.partition("=")
@@ -222,9 +219,9 @@ def _engine(command):
         if command.devices != "1":
             checks.fail(
                 "jfl sweep",
-                "--engine local beside --devices",
+                "--engine local with --devices",
                 "--engine ray",
-                "There a task takes --gpus-per-task.",
+                "For ray, use --gpus-per-task.",
             )
         return on_ray.Ray(command.address, command.cpus_per_task, command.gpus_per_task)
     given = [
@@ -234,14 +231,14 @@ def _engine(command):
     ]
     if given:
         checks.fail(
-            "jfl sweep", f"--engine ray beside {' and '.join(given)}", f"--engine {command.engine}"
+            "jfl sweep", f"--engine ray with {' and '.join(given)}", f"--engine {command.engine}"
         )
     return blocks.Local(_count(command.devices))
 
 
 @contextlib.contextmanager
 def _kept(command, name):
-    """Of a run that is interrupted say what is kept, and which command goes on with it."""
+    """Explain an interruption: say what is kept, and which command continues."""
     try:
         yield
     except KeyboardInterrupt:
@@ -249,16 +246,11 @@ def _kept(command, name):
 
 
 def interrupted(command, name: str) -> str:
-    """What is kept in --out of a run or a sweep that was interrupted, and the command that goes
-    on."""
+    """Describe what --out keeps of an interrupted run or sweep, and the command that continues."""
     out = Path(command.out)
     if name == "train":
         done, begun = checkpoint.Checkpoints(out).latest(), (out / "journal.json").exists()
-        kept = (
-            f"the checkpoint of round {done}"
-            if done
-            else "what was asked for, but no checkpoint yet"
-        )
+        kept = f"the checkpoint of round {done}" if done else "the config, but no checkpoint yet"
     else:
         done, begun = 0, (out / sweeps.FILE).exists()
         if begun:
@@ -266,11 +258,11 @@ def interrupted(command, name: str) -> str:
         kept = f"{done} points" if done != 1 else "1 point"
     if not begun:
         return (
-            f"Nothing was computed yet, and nothing is kept in {out}: give the same command again."
+            f"Nothing was computed yet, and nothing is kept in {out}: run the same command again."
         )
     if not (out / "config.toml").exists():
-        return f"Kept in {out}: {kept}. Go on with the same command and --resume."
-    # what config.toml does not hold
+        return f"Kept in {out}: {kept}. Continue with the same command and --resume."
+    # flags that are not in config.toml
     more = [
         word
         for field in dataclasses.fields(command)
@@ -281,7 +273,7 @@ def interrupted(command, name: str) -> str:
     again = shlex.join(
         ["jfl", name, "--config", str(out / "config.toml"), "--resume", "--out", str(out), *more]
     )
-    return f"Kept in {out}: {kept}. Go on with: {again}"
+    return f"Kept in {out}: {kept}. Continue with: {again}"
 
 
 def _value(text):

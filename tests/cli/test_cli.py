@@ -567,7 +567,7 @@ def test_the_signal_is_all_contributions_of_a_run_in_one_direction():
 
 def again(said):
     """The command that a message names."""
-    return shlex.split(said.split("Go on with: ")[1].splitlines()[0])[1:]
+    return shlex.split(said.split("Continue with: ")[1].splitlines()[0])[1:]
 
 
 @pytest.mark.parametrize("at, kept", [(2, "the checkpoint of round 2"), (1, "no checkpoint yet")])
