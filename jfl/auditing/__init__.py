@@ -1,4 +1,4 @@
-"""What an attack measures beside what is proved: audits of privacy."""
+"""Audits of privacy: attacks that bound epsilon from below."""
 
 from ..core.lazy import submodules as _submodules
 

@@ -1,14 +1,14 @@
-"""A plan with a worst-case canary in it, and the same plan with its neighbour.
+"""Pairs of plans: one with a worst-case canary, and one with its neighbour.
 
-A canary is what moves a release as far as the noise is meant to hide.  It goes through the plan's
-own chains, samplers, weights and server; what is replaced is the data, and what is learned from
-it, so that nothing else moves the release:
+A canary moves a release as far as the noise is meant to hide.  It goes through the plan's chains,
+samplers, weights and server.  Only the data, and what is learned from them, are replaced, so that
+nothing else moves the release:
 
-- of a record: the loss is linear in the parameters, with a slope given by the row, so a row's
-  gradient is the same whatever the parameters are, and the chain clips it.
-- of a client: its upload is replaced, before the plan's own chain clips it.
-- of a record under the noise of its client: such a row goes through the client's own training, and
-  turns the upload that the chain clips.
+- A record: the loss is linear in the parameters, with a slope given by the row, so the gradient of
+  a row does not depend on the parameters, and the chain clips it.
+- A client: its upload is replaced before the plan's chain clips it.
+- A record under client-level noise: such a row goes through the client's training, and turns the
+  upload that the chain clips.
 
 Neighbours: under "replace_one" the canary points the other way, and where elements are drawn the
 others point there too (else most of the distance is lost); under "add_remove" it is zero.
@@ -55,15 +55,15 @@ FAR = 1e4  # times its bound: how long a canary is before it is clipped
 
 
 class Experiment(NamedTuple):
-    """Two plans that one unit tells apart, and what is known of it.
+    """Two plans that differ in one unit.
 
     Attributes:
-        inside: with the canary.
-        outside: with its neighbour, a plan of the same structure.
-        law: Float64[m], how probable it is that the canary counts 0, 1, ... times in what is seen
-            of a round; None where that is not known.
-        canary: what was put in, in words.
-        adversary: what is seen, in words.
+        inside: the plan with the canary.
+        outside: the plan with its neighbour, of the same structure.
+        law: Float64[m], the probabilities that the canary counts 0, 1, ... times in the
+            observations of a round; None if they are unknown.
+        canary: a description of the canary.
+        adversary: a description of the observations.
     """
 
     inside: Plan
@@ -74,19 +74,19 @@ class Experiment(NamedTuple):
 
 
 def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
-    """The canary that costs `entry` most, in a plan of its kind.
+    """Return the pair of plans with the worst canary for `entry`.
 
-    The server knows who takes part and sees each upload, so for its view the plan runs with the
-    canary's client only, in every round, and the release is that client's upload.  The same holds
+    The server knows who participates and sees each upload, so for its view the plan runs only with
+    the canary's client, in every round, and the release is that client's upload.  The same holds
     for the view "personal", whose observer also sees the client's personal model after every round.
 
     Args:
-        plan: what is audited.
-        entry: of its ledger: whose privacy, and against whom.
-        rounds: how many are seen.
+        plan: the audited plan.
+        entry: the ledger entry: whose privacy, against which observer.
+        rounds: the number of observed rounds.
 
     Raises:
-        NotAnalysable: for releases that no canary here reaches.
+        NotAnalysable: For releases that no canary here reaches.
     """
     refuse_implied(entry)
     client, payload = weakest_client(plan, entry), None
@@ -111,7 +111,7 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
 
 
 def refuse_implied(entry: Entry) -> None:
-    """Refuse rows that are added or removed where the noise is for clients."""
+    """Reject added or removed rows if the noise is for clients."""
     if entry.implied and entry.adjacency != "replace_one":
         raise NotAnalysable(
             f"jfl.audit: expected the unit that the noise is for, but got unit={entry.unit!r} and "
@@ -121,8 +121,8 @@ def refuse_implied(entry: Entry) -> None:
 
 
 def weakest_client(plan: Plan, entry: Entry) -> int:
-    """The client that has least noise, then comes most often, then has fewest rows or most
-    weight."""
+    """Return the client with the least noise; of several, the one that participates most often,
+    then the one with the fewest rows or the largest weight."""
     rows = np.asarray(plan.fed.size).reshape(-1)
     count = len(rows)
     least = np.full(count, np.inf)
@@ -158,13 +158,13 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
 
 
 def votes(plan: Plan, entry: Entry) -> bool:
-    """True if the absence of a client shows in the clip norm too."""
+    """Return whether the absence of a client also affects the clip norm."""
     return entry.adjacency != "replace_one" and mech.adaptive(plan.release)
 
 
 def _shares(sampler):
-    """Float64[C], the probability that one draw takes a client; of latencies, how often in 1,000
-    cohorts."""
+    """Return the probability that one draw takes each client, Float64[C]; for latencies, the
+    frequency in 1,000 cohorts."""
     if sampler.scheme != "first_responders":
         return np.array(np.broadcast_to(attendance(sampler).share, (sampler.clients,)), np.float64)
     drawn = jax.vmap(sampler.draw)(jax.random.split(jax.random.key(0), 1000))
@@ -173,8 +173,8 @@ def _shares(sampler):
 
 
 def alone(plan: Plan, client: int) -> tuple[Plan, int]:
-    """The plan of one client alone, and its number there; of the whole federation where noise
-    changes from round to round for each client."""
+    """Return the plan with only one client, and the client's number in it; if noise differs by
+    client, the plan of the whole federation in which only that client has weight."""
     count = plan.sampler.clients
     levels = [
         jnp.shape(s.noise(0)) if isinstance(s.noise, Fn) else jnp.shape(s.noise)
@@ -201,7 +201,7 @@ def alone(plan: Plan, client: int) -> tuple[Plan, int]:
 
 
 def _only(fed, client):
-    """A federation of one of its clients; where its rows are on the host, of as many zeros."""
+    """Return the federation of one client; for rows on the host, with zeros instead of them."""
     if fed.host is not None:
         rows = int(np.asarray(fed.size).reshape(-1)[client])
         return federation(np.zeros(rows, np.float32), [np.arange(rows)])

@@ -1,10 +1,10 @@
-"""One number for each run, from what is seen of it: learned on runs that judge nothing.
+"""Scores: one number per run, computed from its observations and learned on other runs.
 
-Any function of what is seen gives a valid audit, if it was chosen without a look at the runs that
-are judged.  Three are tried: the sum over rounds, each read alike; the best sum of all that is
-seen (Fisher's discriminant), which nothing beats where both sides are normal with one covariance,
-but which has to learn a number for each; and the sum over rounds of log-likelihood
-ratios, where it depends on a draw whether the canary is in a round.
+Any function of the observations gives a valid audit if it was chosen without the judged runs.
+Three are tried: the sum over rounds with the same weights in each; the best weighted sum of all
+observations (Fisher's discriminant), which is optimal if both sides are normal with the same
+covariance, but has a weight per observation to learn; and, if the canary participates at random,
+the sum over rounds of log-likelihood ratios.
 """
 
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-RIDGE = 1e-9  # of the mean variance, so that what never changes does no harm
+RIDGE = 1e-9  # fraction of the mean variance that is added, for observations that never change
 
 
 class Score(NamedTuple):
-    """A function of what is seen, Float[n, R, k] -> Float[n], and its name."""
+    """A function of the observations, Float[n, R, k] -> Float[n], and its name."""
 
     of: Callable[[np.ndarray], np.ndarray]
     name: str
 
 
 def learn(inside: np.ndarray, outside: np.ndarray, law: np.ndarray | None) -> list[Score]:
-    """Scores, higher where the canary is in, from runs of both sides.
+    """Learn scores that are higher with the canary, from runs of both sides.
 
     Args:
-        inside: Float[n, R, k], seen with the canary.
-        outside: Float[n, R, k], without it.
-        law: Float64[m], how probable it is that it counts 0, 1, ... times in a round; None or
-            certain: only the sum.
+        inside: Float[n, R, k], observations with the canary.
+        outside: Float[n, R, k], observations without it.
+        law: Float64[m], the probabilities that the canary counts 0, 1, ... times in a round.  Only
+            sums are learned if it is None or deterministic.
     """
     found = [_sum_over_rounds(inside, outside), _sum(inside, outside)]
     if law is not None and np.max(law) < 1 - 1e-12:
@@ -39,16 +39,19 @@ def learn(inside: np.ndarray, outside: np.ndarray, law: np.ndarray | None) -> li
 
 
 def direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """Float64[d] along which the means of two samples [n, d] are furthest apart, in deviations.
+    """Return the direction, Float64[d], along which the means of two samples [n, d] differ by the
+    most standard deviations.
 
-    The covariance is that of `outside`, where no draw of the canary adds to it.
+    The covariance is that of `outside`, which does not vary with draws of the canary.
     """
     apart = inside.mean(0) - outside.mean(0)
     covariance = np.atleast_2d(np.cov(outside, rowvar=False))
     scale = np.trace(covariance) / len(apart)
     if not scale > 0:
         return apart
-    alive = np.diag(covariance) > RIDGE * scale  # a coordinate without noise tells all, or nothing
+    alive = (
+        np.diag(covariance) > RIDGE * scale
+    )  # a coordinate without noise decides exactly, or is useless
     exact = ~alive & (np.abs(apart) > 1e-6 * (1 + np.abs(outside.mean(0))))
     if exact.any():
         return np.where(exact, apart, 0.0) / np.sqrt(RIDGE * scale)
@@ -68,17 +71,17 @@ def _sum(inside, outside):
 
 
 def _sum_over_rounds(inside, outside):
-    """All rounds alike: few numbers are learned, however many rounds there are."""
+    """Learn one set of weights for all rounds, so that few numbers are learned."""
     each = lambda seen: np.asarray(seen, np.float64).reshape(-1, seen.shape[-1])
     weights = direction(each(inside), each(outside))
     return Score(lambda seen: (np.asarray(seen, np.float64) @ weights).sum(1), "sum over rounds")
 
 
 def _ratios(inside, outside, law):
-    """Of each round: log of sum over m of law[m] exp(m d s - (m d)^2 / 2), where s is standard
-    normal without the canary and d is what one copy adds.
+    """Learn the sum over rounds of log(sum over m of law[m] exp(m d s - (m d)^2 / 2)), where s is
+    standard normal without the canary and d is the shift of one copy.
 
-    The distance d is learned too, from the means: m copies add m d.
+    The shift d is also learned, from the means: m copies add m d.
     """
     times = np.arange(len(law))
     expected = float(law @ times)

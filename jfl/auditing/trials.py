@@ -1,4 +1,4 @@
-"""Many runs of one plan as one program: what an adversary sees of each."""
+"""Many runs of one plan as one program, and what an adversary observes of each."""
 
 import functools
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ BLOCK = 4096  # trials at once on a device: more are no faster
 
 
 def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
-    """One run of a watched plan.
+    """Run a watched plan once.
 
     Returns:
-        Float[R, ...], what is seen of each round, followed by what is seen of personal models and
-        by the logarithm of an adaptive clip norm; and whether a number was not finite.
+        Float[R, ...], the observations of each round, followed by those of personal models and by
+        the logarithm of an adaptive clip norm; and whether a value was not finite.
     """
     run, metrics = scan(init(key, plan), plan, jnp.ones(rounds, jnp.int32))
     seen: Any = run.server.seen
-    if isinstance(run.client_states, WatchedClient):  # of a client that runs alone
+    if isinstance(run.client_states, WatchedClient):  # the only client of the plan
         seen = jnp.concatenate([seen, run.client_states.seen[0]], axis=-1)
     if metrics.clip_norm is not None:
         shape = (rounds, *[1] * (seen.ndim - 1))
@@ -39,14 +39,14 @@ def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array
 
 
 def observe(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
-    """As `watch`, with all that is seen of a round in one row: Float[R, k]."""
+    """Same as `watch`, with the observations of a round in one row, Float[R, k]."""
     seen, bad = watch(key, plan, rounds)
     return seen.reshape(rounds, -1), bad
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _block(keys, plan, rounds, mesh=None):
-    """Devices of a mesh run equal parts and send no messages."""
+    """Run a block; the devices of a mesh run equal parts and do not communicate."""
     runs = lambda keys, plan: jax.vmap(lambda key: observe(key, plan, rounds))(keys)
     if mesh is None:
         return runs(keys, plan)
@@ -58,9 +58,12 @@ def _block(keys, plan, rounds, mesh=None):
 
 
 def block_size(plan: Plan, rounds: int, trials: int, memory: float, devices: int = 1) -> int:
-    """How many trials run at once, a multiple of `devices`: as many as help, and as fit into
-    `memory` bytes of each device by what the compiled program says; in blocks as equal as can be,
-    since the last one is filled with runs that are dropped."""
+    """Return how many trials run at once, a multiple of `devices`.
+
+    A block has at most BLOCK trials per device, and fits into `memory` bytes of each device
+    according to the compiled program.  Blocks are as equal as possible, since the last one is
+    padded with runs that are dropped.
+    """
     size = min(BLOCK, -(-trials // devices))
     while True:
         keys = jax.eval_shape(lambda size=size: jax.random.split(jax.random.key(0), size))
@@ -72,7 +75,7 @@ def block_size(plan: Plan, rounds: int, trials: int, memory: float, devices: int
 
 
 def _even(trials, most, devices):
-    """The smallest multiple of `devices` that needs no more blocks than `most` does."""
+    """Return the smallest multiple of `devices` that needs no more blocks than `most` does."""
     each = -(-trials // -(-trials // most))
     return -(-each // devices) * devices
 
@@ -80,13 +83,13 @@ def _even(trials, most, devices):
 def run_blocks(
     keys: jax.Array, plan: Plan, rounds: int, block: int, mesh: Any = None, first: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yield what is seen in each block of runs, Float32[n, R, k].
+    """Yield the observations of each block of runs, Float32[n, R, k].
 
     Args:
         keys: [trials], one per run.
-        plan: a watched plan, of `canaries.experiment`.
-        rounds: of each run.
-        block: runs at once.  The last block is filled up with runs that are dropped.
+        plan: a watched plan from `canaries.experiment`.
+        rounds: the number of rounds of each run.
+        block: the number of runs at once.  The last block is padded with runs that are dropped.
         mesh: devices that share a block: None, a number, "auto".
         first: the number of runs to skip, which are known.
 
@@ -107,7 +110,7 @@ def run_blocks(
 
 
 def refuse_not_finite(bad: int, runs: int) -> None:
-    """Raise what runs that did not stay finite mean for an audit."""
+    """Raise HealthError for runs with non-finite values."""
     raise HealthError(
         "jfl.audit: expected runs that stay finite, but got a number that is not finite in "
         f"{bad} of {runs} runs, so that its canary counts as zero. Lower the clip "

@@ -1,4 +1,4 @@
-"""An algorithm that also keeps what an adversary sees of its run."""
+"""Algorithms that also record what an adversary observes of their run."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from ..core import checks
 from ..core.errors import NotAnalysable
 from ..core.records import Algorithm, Fn, Tree, named
 
-COPIES = 4  # of the parameters in what is released; more are not looked at
+COPIES = 4  # copies of the parameters in a release that are observed; further ones are ignored
 
 
 class Watched(NamedTuple):
-    """A server that also remembers what the adversary saw."""
+    """A server state together with the adversary's observations."""
 
     state: Any
     first: Tree  # the parameters before the first round, which are public
@@ -22,14 +22,14 @@ class Watched(NamedTuple):
 
 
 class WatchedClient(NamedTuple):
-    """A client state together with what the adversary saw of the client's personal model."""
+    """A client state together with the adversary's observations of the personal model."""
 
     state: Any
     seen: jax.Array  # Float[R, COPIES]
 
 
 class Moment(NamedTuple):
-    """What an adversary may know of one round."""
+    """The values of one round that an adversary may know."""
 
     round: jax.Array
     first: Tree  # parameters before the first round
@@ -39,13 +39,13 @@ class Moment(NamedTuple):
 
 
 def watched(algorithm: Algorithm, seen: Any, see: Fn, client: Fn | None = None) -> Algorithm:
-    """The algorithm, with what is seen of each round kept in `run.server.seen`.
+    """Return the algorithm with the observations of each round in `run.server.seen`.
 
     Args:
-        algorithm: what runs.
-        seen: zeros of what is kept, a pytree.
-        see: (moment, seen) -> seen, once a round.
-        client: in the place of the algorithm's; None: its own.
+        algorithm: the algorithm that runs.
+        seen: zeros in the shape of the observations, a pytree.
+        see: (moment, seen) -> seen, called in each round.
+        client: a client function that replaces the algorithm's; None keeps it.
     """
     of = algorithm
     return dataclasses.replace(
@@ -58,12 +58,12 @@ def watched(algorithm: Algorithm, seen: Any, see: Fn, client: Fn | None = None) 
 
 
 def watched_personal(algorithm: Algorithm, weight: Tree, rounds: int) -> Algorithm:
-    """Return the algorithm with its clients' personal models kept in `run.client_states.seen`.
+    """Return the algorithm with projections of its personal models in `run.client_states.seen`.
 
     Args:
-        algorithm: has personal models.
-        weight: a projection; what is kept of each round is the personal model along it.
-        rounds: of each run.
+        algorithm: an algorithm with personal models.
+        weight: the direction of the projection.
+        rounds: the number of rounds of each run.
     """
     of = algorithm
     leaves = tuple(jax.tree.leaves(weight))
@@ -112,10 +112,10 @@ def _params(server, *, of):
 
 
 def copies(release: Tree, like: list) -> list[list]:
-    """The leaves of each copy of the parameters in what was released.
+    """Return the leaves of each copy of the parameters in a release.
 
     Raises:
-        NotAnalysable: for a release that is not made of copies.
+        NotAnalysable: If the release does not consist of such copies.
     """
     leaves, size = jax.tree.leaves(release), len(like)
     alike = len(leaves) % size == 0 and all(
@@ -132,7 +132,8 @@ def copies(release: Tree, like: list) -> list[list]:
 
 
 def projections(release: Tree, weight: list) -> jax.Array:
-    """Float[COPIES]: of each copy of the parameters, along `weight`; zeros beyond."""
+    """Return the projection of each copy of the parameters onto `weight`, Float[COPIES], padded
+    with zeros."""
     dot = lambda part: sum(jnp.vdot(w, x.astype(jnp.float32)) for w, x in zip(weight, part))
     found = [dot(part) for part in copies(release, weight)[:COPIES]]
     return jnp.stack([*found, *[jnp.zeros(())] * (COPIES - len(found))])

@@ -45,9 +45,9 @@ class Audit(Config):
 
     example: jfl audit runs/first --trials 20000
 
-    The first word may be the directory of a run; audit.json is then kept in it.  --config FILE.toml
-    describes a run, too, and so do flags; flags win over both.  An audit that was stopped goes on
-    when the same command is given again: its runs are in audit.trials.jsonl until then.
+    The first argument may be the directory of a run, which then also gets audit.json.  Otherwise
+    --config FILE.toml or flags describe the run; flags take precedence.  The same command continues
+    an interrupted audit, whose runs are in audit.trials.jsonl until it is done.
 
     Exit code 1: the audited epsilon is above the proved one, which is a bug.
     """

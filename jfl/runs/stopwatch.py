@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 _compilations: list[float] = []  # seconds of each since the first call of `compile_seconds`
 
 
@@ -12,8 +14,6 @@ def compile_seconds() -> float:
     """Return the seconds that this process has spent on tracing and compilation since the first
     call; only differences are meaningful."""
     if not _compilations:
-        import jax
-
         _compilations.append(0.0)
 
         def listen(event: str, seconds: float, **_: Any) -> None:
