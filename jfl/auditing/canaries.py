@@ -233,7 +233,7 @@ def federation(x: np.ndarray, index: list, width: int | None = None) -> Federati
 
 
 def rows_of(fed: Federation) -> tuple[list, int, int | None]:
-    """Which rows each client has, and how many slots a client has."""
+    """Return the rows of each client, the number of rows, and the number of slots of a client."""
     sizes = np.asarray(fed.size).reshape(-1)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     width = None if fed.host is not None else fed.index.shape[1]
@@ -288,7 +288,7 @@ def _of_a_record(plan, entry, client, rounds):
 
 
 def _on_slopes(plan, fed, slope, algorithm):
-    """The plan on rows that are slopes of a loss, x times `slope`, in place of its own loss."""
+    """Return the plan on rows that are numbers x, with a loss whose gradient is x times `slope`."""
     loss = Fn(_linear, dict(slope=slope))
     grads = lambda node: isinstance(node, Grad)
     path = lambda g: "auto" if g.path == "bookkeeping" else g.path
@@ -299,8 +299,8 @@ def _on_slopes(plan, fed, slope, algorithm):
 
 
 def _of_a_trained_record(plan, client, rounds, payload):
-    """A row that turns the upload of its client, however many others there are: nothing bounds what
-    it does to the client's own training, but the clip of what comes out."""
+    """Return a row that turns the upload of its client, however many other rows there are: only the
+    clip of the upload bounds its effect on the client's training."""
     row, weight, words = worst(chain_of(plan), payload, rounds)
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
     shapes = [v.shape for v in jax.tree.leaves(params)]
@@ -395,12 +395,12 @@ def nothing(params, x, y):
 
 
 def chain_of(plan: Plan) -> Mechanism:
-    """The chain that bounds an upload."""
+    """Return the chain that bounds an upload."""
     return plan.upload if plan.upload is not None and mech.has_clip(plan.upload) else plan.release
 
 
 def upload_shapes(plan: Plan) -> Tree:
-    """Shapes of what a client sends."""
+    """Return the shapes of an upload."""
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
     server, own = jax.eval_shape(plan.algorithm.init, params)
     run = lambda server, own, fed: _one_client(plan, server, own, fed)
@@ -408,7 +408,7 @@ def upload_shapes(plan: Plan) -> Tree:
 
 
 def _standing(plan):
-    """Shapes of a federation whose rows stay on the host."""
+    """Return the shapes of a federation whose rows stay on the host."""
     x, y = (jax.eval_shape(lambda v=v: jnp.asarray(v)) for v in plan.fed.host.fetch(np.array([0])))
     index = jax.ShapeDtypeStruct((plan.sampler.clients, 1), jnp.int32)
     return plan.fed, x, y, index
@@ -429,15 +429,15 @@ def _one_client(plan, server, own, fed):
 
 
 def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]:
-    """The contribution that moves the release furthest in the norm of its noise.
+    """Return the contribution that moves the release furthest in the norm of its noise.
 
     Args:
         mechanism: the chain that it goes through.
         like: the shapes of a contribution.
-        rounds: how many are run, for bounds that change.
+        rounds: the number of rounds, for bounds that change.
 
     Returns:
-        Its value before the chain clips it, the weights of a projection that finds it, and words.
+        Its value before the clip, the weights of a projection that detects it, and a description.
     """
     length = _length(mechanism, like, rounds)
     mechanism = mech.at_round(mechanism, jnp.int32(0))
@@ -446,7 +446,7 @@ def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]
     farthest = -1.0
     for words, direction in _directions(mech.shape(mechanism), like):
         norm = float(pytrees.norm(direction))
-        if not norm > 0:  # it lies in what is only padding
+        if not norm > 0:  # the direction lies in the padding
             continue
         row = pytrees.scale(length / norm, direction)
         weight, distance = _found_by(mechanism, row)
@@ -457,13 +457,13 @@ def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]
 
 
 def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tuple:
-    """Contributions along random directions, as long as those of `worst`.
+    """Return contributions along random directions, with the norm of those of `worst`.
 
-    Where there is room for it they are orthogonal, so that none is seen in the place of another.
+    They are orthogonal if there are enough coordinates, so that none is mistaken for another.
 
     Returns:
-        Their values [count, ...] before the chain clips them, and for each the weights of a
-        projection that finds it [count, ...].
+        Their values before the clip, and the weights of a projection that detects each; both
+        [count, ...].
     """
     length = _length(mechanism, like, rounds)
     mechanism = mech.at_round(mechanism, jnp.int32(0))
@@ -488,12 +488,12 @@ def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tu
 
 
 def _length(mechanism, like, rounds):
-    """How long a contribution is before its chain clips it."""
+    """Return the norm of a contribution before its chain clips it."""
     if mechanism is None or not mech.has_clip(mechanism):
         raise NotAnalysable(
             "jfl.audit: expected a chain that bounds one contribution, but got "
             f"{'none' if mechanism is None else [s.name for s in mechanism.stages]}. Without a "
-            "bound there is no worst canary: clip first."
+            "bound, no canary is the worst: clip first."
         )
     largest = min(float(jnp.finfo(v.dtype).max) for v in jax.tree.leaves(like))
     every = range(rounds if mech.scheduled(mechanism) else 1)
@@ -504,7 +504,7 @@ def _length(mechanism, like, rounds):
 
 
 def _found_by(mechanism, row):
-    """The weights of the projection that finds a contribution, and how far it moves there."""
+    """Return the weights of the projection that detects a contribution, and its shift there."""
     moved = clipped(mechanism, row)
     weight = against_noise(mechanism, moved)
     distance = jnp.sqrt(_dot(weight, moved))
@@ -512,15 +512,17 @@ def _found_by(mechanism, row):
 
 
 def clipped(mechanism: Mechanism, row: Tree) -> Tree:
-    """What a contribution adds to the sum, in float32."""
+    """Return what a contribution adds to the sum, in float32."""
     stacked = jax.tree.map(lambda v: v[None], row)
     moved = mech.clip_and_sum(mechanism, mech.initial_state(mechanism), stacked, jnp.ones(1)).value
-    return moved[0] if mech.adaptive(mechanism) else moved  # beside the vote on its clip norm
+    return (
+        moved[0] if mech.adaptive(mechanism) else moved
+    )  # the other part is the vote on the clip norm
 
 
 def against_noise(mechanism: Mechanism, moved: Tree) -> Tree:
-    """The weights of the projection in which a change of the sum stands out most: of noise alike
-    everywhere the change itself."""
+    """Return the weights of the projection that best detects a change of the sum; if the noise is
+    equal in all coordinates, these are the change itself."""
     shape = mech.shape(mechanism)
     if shape is None:
         return moved
@@ -562,7 +564,8 @@ def _directions(shape, like):
 
 
 def along(weight: Tree, rounds: int, of: Algorithm) -> tuple:
-    """What is kept of releases, and how: each round's projection on `weight`, for `watched`."""
+    """Return zeros and the function that records each round's projection on `weight`, for
+    `watched`."""
     leaves = tuple(jax.tree.leaves(weight))
     see = Fn(_see_projection, dict(weight=leaves), dict(model=of.uploads == "model"))
     return jnp.zeros((rounds, watching.COPIES), jnp.float32), see
@@ -580,7 +583,7 @@ def _see_projection(moment, seen, *, weight, model):
 
 
 def law_of(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
-    """Probabilities of 0, 1, ... copies of the canary in what is seen of a round."""
+    """Return the probabilities of 0, 1, ... copies of the canary in the observations of a round."""
     if entry.unit == "client":
         return _cohort_law(plan.sampler, client)
     if entry.implied:
@@ -616,7 +619,7 @@ def _batch_law(batches, rows):
 
 
 def _epochs_law(batches, rows, steps):
-    """Of all steps of a round: each whole epoch takes every row once."""
+    """Return the probabilities for all steps of a round; an epoch uses every row once."""
     whole, rest = divmod(steps, -(-rows // batches.batch))
     law = np.zeros(whole + 2)
     law[whole + 1] = min(1.0, rest * batches.batch / rows)

@@ -1,10 +1,10 @@
-"""A plan that trains on its own rows, with canaries among them.
+"""Canaries in a training: plans that train on their own rows, some of which are canaries.
 
-What `canaries` puts in is the worst case: nothing else moves the release.  Here everyone else
-trains, so that an audit says what an attack finds in a training as it is.  It shows less.
+The canary of `canaries` is the worst case, because nothing else moves the release.  Here everyone
+else trains, so an audit shows what an attack finds in an ordinary training, which is less.
 
-A canary is in or out by a coin.  Out means the row, or the client's rows, as they were under
-"replace_one", and nothing at all under "add_remove".
+A coin flip decides whether a canary is included.  Without it, the row or the client's rows remain
+unchanged under "replace_one", and are absent under "add_remove".
 """
 
 import dataclasses
@@ -32,21 +32,22 @@ SHOWN = 64  # rows of a client whose loss is read
 
 
 class Training(NamedTuple):
-    """A plan that waits for coins.
+    """A plan with canaries, before the coins are flipped.
 
     Attributes:
-        plan: of which canaries take the place of some rows.
-        unit: "example" or "client", whose canaries they are.
-        replaced: that a canary which is out leaves its row, or its client's rows, as they were.
-        rows: Int[m, s], those of each canary.
-        clients: Int[m], whose they are.
+        plan: the plan in which canaries replace some rows.
+        unit: "example" or "client": what a canary is.
+        replaced: whether an excluded canary leaves its row, or its client's rows, unchanged.
+        rows: Int[m, s], the rows of each canary.
+        clients: Int[m], the client of each canary.
         kind: one of CANARIES.
         sees: one of SEES.
-        sent: [m, ...], the gradient or upload of each canary before it is clipped; None: its own.
-        weights: [m, ...], the projection that finds it; None: its loss is read.
-        chain: what a row's gradient goes through before it is added; None: no chain bounds it.
-        words: what is put in, and against what.
-        adversary: what is seen.
+        sent: [m, ...], the gradient or upload of each canary before the clip; None means that of
+            its rows.
+        weights: [m, ...], the projection that detects a canary; None means that its loss does.
+        chain: the chain that clips the gradient of a row; None if no chain bounds it.
+        words: a description of the canary and its alternative.
+        adversary: a description of the observations.
     """
 
     plan: Plan
@@ -66,28 +67,28 @@ class Training(NamedTuple):
 def training(
     plan: Plan, entry: Entry, rounds: int, kind: str, sees: str, count: int = 1
 ) -> tuple[Training, np.ndarray | None]:
-    """Canaries for a plan, and how probable it is that one counts 0, 1, ... times in a round.
+    """Return canaries for a plan, and the probabilities that one counts 0, 1, ... times in a round.
 
     Args:
-        plan: what is audited; its rows are on the device.
-        entry: of its ledger: whose privacy, and against whom.
-        rounds: of each run.
+        plan: the audited plan, with rows on the device.
+        entry: the ledger entry: whose privacy, against which observer.
+        rounds: the number of rounds of each run.
         kind: "mislabelled" (a row, or all rows of a client, with the next label), "blank" (rows of
             zeros), "direction" (a gradient, or an upload, far along a random direction).
         sees: "releases" (white box, each round), "models" (the canary's loss under the model of
             each round), "final model" (black box: its loss under the last one).
-        count: how many canaries.
+        count: the number of canaries.
 
     Raises:
-        NotAnalysable: for plans in which no such canary can be put.
-        ArgumentError: for more canaries than there are rows or clients.
+        NotAnalysable: For plans in which no such canary can be placed.
+        ArgumentError: For more canaries than there are rows or clients.
     """
     canaries.refuse_implied(entry)
     if entry.view == "personal":
         raise NotAnalysable(
             "jfl.audit: expected canary='worst case' for view='personal', but got "
             f"canary={kind!r}. "
-            "In a training, personal models are not looked at."
+            "In a training, personal models are not observed."
         )
     if entry.adjacency == "zero_out":
         raise NotAnalysable(
@@ -145,7 +146,7 @@ def training(
 
 
 def experiment(plan: Plan, entry: Entry, rounds: int, kind: str, sees: str) -> canaries.Experiment:
-    """One canary in a training, and its neighbour: arguments as `training`."""
+    """Return a plan with one canary and its neighbour; the arguments are those of `training`."""
     made, law = training(plan, entry, rounds, kind, sees)
     sides = [with_coins(made, rounds, np.array([inside])) for inside in (True, False)]
     if entry.unit == "client" and canaries.votes(plan, entry):
@@ -207,8 +208,8 @@ def _fits(count, like):
 
 
 def _places(plan, unit, client, count, alone):
-    """Rows [m, s] and clients [m] of the canaries: the first is the client with least noise, the
-    others follow it; one that is alone has them all."""
+    """Return the rows [m, s] and clients [m] of the canaries.  The first is at `client`, the one
+    with the least noise, and the others follow; with `alone`, all are at that client."""
     sizes, index = np.asarray(plan.fed.size), np.asarray(plan.fed.index)
     have = int((sizes > 0).sum())
     if unit == "example":
@@ -269,10 +270,10 @@ def _adversary(rounds, sees, alone):
 
 
 def with_coins(made: Training, rounds: int, coins: np.ndarray) -> Plan:
-    """The plan with those canaries in whose coin is True; coins Bool[m].
+    """Return the plan that includes the canaries whose coin is True; coins are Bool[m].
 
-    Its runs keep what the adversary sees, Float[R, m, k] in `run.server.seen`: of other coins it is
-    the same program.
+    Its runs keep the observations, Float[R, m, k], in `run.server.seen`.  Other coins give the same
+    program.
     """
     fed, inside = made.plan.fed, np.asarray(coins, bool)
     if made.unit == "example":
@@ -300,7 +301,7 @@ def with_coins(made: Training, rounds: int, coins: np.ndarray) -> Plan:
 
 
 def _changed(fed, rows, inside, kind):
-    """The rows and labels of all, with a canary in the place of those `rows` that are inside."""
+    """Return all rows and labels, with a canary instead of each of `rows` that is inside."""
     x, y, rows = fed.x, fed.y, rows[inside]
     if kind == "mislabelled":
         y = y.at[rows].set((y[rows] + 1) % fed.classes)
@@ -310,7 +311,7 @@ def _changed(fed, rows, inside, kind):
 
 
 def _on_rows(plan: Plan, x, y) -> Plan:
-    """The plan on other rows, without test rows: they would be looked at in every round."""
+    """Return the plan on other rows, without test rows, which would be evaluated in each round."""
     clients, one = plan.sampler.clients, jnp.zeros((1,), jnp.float32)
     fed = dataclasses.replace(
         plan.fed,
@@ -326,11 +327,11 @@ def _on_rows(plan: Plan, x, y) -> Plan:
 
 
 def _on_numbers(plan: Plan, rows: dict, replaced: bool) -> Plan:
-    """The plan on numbers in place of rows, which its losses look up: a row may count as absent, or
-    have a gradient of its own.
+    """Return the plan on row numbers, with losses that look up the rows, so that a row can be
+    absent or have a prescribed gradient.
 
     Raises:
-        NotAnalysable: where a client reads rows beside the gradients that jfl knows.
+        NotAnalysable: If a client reads rows in other ways than by gradients of jfl.
     """
     facts, found = dict(replaced=replaced), []
 
@@ -339,7 +340,7 @@ def _on_numbers(plan: Plan, rows: dict, replaced: bool) -> Plan:
             return node
         found.append(node)
         loss = Fn(_row_loss, dict(of=node.loss, **rows), facts)
-        # a slope uses parameters in a way of its own
+        # a prescribed gradient uses the parameters differently from the layers of the model
         auto = rows["slopes"] is not None and node.path == "bookkeeping"
         return dataclasses.replace(node, loss=loss, path="auto" if auto else node.path)
 
@@ -364,16 +365,16 @@ def _on_numbers(plan: Plan, rows: dict, replaced: bool) -> Plan:
 
 @named("audit.row_loss")
 def _row_loss(params, number, _, *, of, x, y, replaced, which, inside, slopes):
-    """The loss of the row with this number; the label in the federation is not used.
+    """Return the loss of the row with this number; the label in the federation is not used.
 
     Args:
-        params, number: as a loss is given them; with the words of a key for one that draws.
+        params, number: the arguments of a loss; with the words of a key for a random one.
         of: the loss of the plan.
         x, y: all rows.
-        replaced: that a canary which is out leaves its row as it was; else it has no loss.
-        which: Int[n], the canary in the place of each row; m for none.
+        replaced: whether an excluded canary leaves its row unchanged; otherwise it has no loss.
+        which: Int[n], the canary that replaces each row; m for none.
         inside: Bool[m].
-        slopes: [m, ...], the gradients of canaries that are in; None: their own.
+        slopes: [m, ...], prescribed gradients of included canaries, or None.
     """
     number, *words = number if isinstance(number, tuple) else (number,)
     value = of(params, (x[number], *words) if words else x[number], y[number])
@@ -390,7 +391,7 @@ def _row_loss(params, number, _, *, of, x, y, replaced, which, inside, slopes):
 
 @named("audit.send")
 def _send(context, keys, server, own, rows, *, of, which, uploads, inside, replaced):
-    """What a client sends: its own upload, a canary's, or nothing."""
+    """Run the client, and replace its upload by that of a canary, or by zeros."""
     payload, own, watched = of(context, keys, server, own, rows)
     canary = which.at[context.client].get(mode="fill", fill_value=len(inside))
     here = canary < len(inside)
@@ -411,7 +412,8 @@ def _chosen(condition, one, other):
 
 
 def _seen(made, rounds):
-    """What is kept of each round, [R, m, k], and how: for `watching.watched`."""
+    """Return zeros in the shape of the observations, [R, m, k], and the function that records
+    them, for `watching.watched`."""
     plan, count = made.plan, len(made.rows)
     of, loss = plan.algorithm, for_evaluation(plan.task)
     model = dict(model=of.uploads == "model")
@@ -434,7 +436,7 @@ def _seen(made, rounds):
 
 
 def _release(moment, model):
-    """What was released; of models, how far from the one that was broadcast, which is known."""
+    """Return the release; for models, the difference from the broadcast model, which is known."""
     return pytrees.sub(moment.release, moment.before) if model else moment.release
 
 
@@ -446,16 +448,16 @@ def _see_projections(moment, seen, *, weights, model):
 
 @named("audit.see_gradients")
 def _see_gradients(moment, seen, *, loss, shown, rows, chain, model, unit):
-    """Each copy of the parameters in a release, along what each canary adds to it, less what the
-    rows in its place would add: by their gradients at the broadcast.
+    """Project each copy of the parameters in a release onto what each canary adds to it, minus what
+    the rows without the canary add, computed from gradients at the broadcast parameters.
 
     Args:
-        moment, seen: of `watching.watched`.
-        loss: of one row.
+        moment, seen: see `watching.watched`.
+        loss: the loss of one row.
         shown: x, y of each canary's rows.
-        rows: x, y of the rows in their place; None: none are.
-        chain: clips a row's gradient; None: a client's upload, or what a row moves in it.
-        model: that a release is a model.
+        rows: x, y of the rows without the canary, or None.
+        chain: the chain that clips the gradient of a row, or None.
+        model: whether a release is a model.
         unit: "example" or "client".
     """
     release, tiny = _release(moment, model), jnp.finfo(jnp.float32).tiny
@@ -465,7 +467,7 @@ def _see_gradients(moment, seen, *, loss, shown, rows, chain, model, unit):
         gradient = jax.grad(lambda params: _mean_loss(loss, params, x, y))(moment.before)
         if now is not None:
             return canaries.clipped(now, gradient)
-        if unit == "client":  # how long an upload is, no gradient says
+        if unit == "client":  # the gradient does not determine the norm of an upload
             return pytrees.scale(1 / jnp.maximum(pytrees.norm(gradient), tiny), gradient)
         return gradient
 
@@ -482,7 +484,7 @@ def _see_gradients(moment, seen, *, loss, shown, rows, chain, model, unit):
 
 @named("audit.see_models")
 def _see_models(moment, seen, *, loss, shown, weights, last, final):
-    """What the parameters say of each canary, now and before the first round, which is public."""
+    """Record losses or projections of the canaries, now and before the first round."""
 
     def read(params):
         if weights is None:
