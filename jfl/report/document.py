@@ -72,7 +72,7 @@ class Items(NamedTuple):
 
 
 class Table(NamedTuple):
-    """`columns` of (name, right-aligned); the first cell of a row is its heading."""
+    """A table: `columns` are (name, right-aligned), and the first cell of a row is its heading."""
 
     caption: str
     columns: list
@@ -80,7 +80,7 @@ class Table(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """`alt` says what is to be seen to those who cannot; without svg the page shows the png."""
+    """A picture: `alt` describes it for screen readers; without svg the page shows the png."""
 
     alt: str
     caption: str
@@ -89,23 +89,23 @@ class Picture(NamedTuple):
 
 
 class Code(NamedTuple):
-    """`commands`: each line by itself, to be copied; one that begins with # is a comment."""
+    """A text; with `commands`, each line is a command to copy, or a comment that begins with #."""
 
     text: str
     commands: bool = False
 
 
 class Fold(NamedTuple):
-    """Blocks that are shown when asked for."""
+    """Blocks that are hidden until a reader opens them."""
 
     summary: str
     blocks: list
 
 
 class Card(NamedTuple):
-    """One thing to see first: `value` in large letters, `facts` of (name, value) below it.
+    """A card at the top of the page: `value` in large letters, and `facts` of (name, value).
 
-    `parts` of (words, count) are drawn as one bar; with `alarm` the card stands out.
+    `parts` of (words, count) are drawn as one bar, and `alarm` highlights the card.
     """
 
     heading: str
@@ -122,7 +122,7 @@ class Section(NamedTuple):
 
 
 class Document(NamedTuple):
-    """`cards` stand above all sections, with `beside` as the words below them."""
+    """A document: `cards` are above all sections, followed by the texts of `beside`."""
 
     title: str
     lead: str
@@ -135,8 +135,8 @@ def page(document: Document, marks: dict = MARKS) -> str:
     """Return the document as one HTML file.
 
     Args:
-        document: what to show.
-        marks: words of tables that stand out -> the class of their colour.
+        document: the document.
+        marks: highlighted words of tables, with the class of their colour.
 
     >>> "<b>" in page(Document("<b>", "", [Section("a", [Text("<b>")])]))
     False
@@ -156,7 +156,7 @@ def page(document: Document, marks: dict = MARKS) -> str:
 
 
 def markdown(document: Document, folder: str) -> tuple[str, dict]:
-    """The document as Markdown -> the text, and its pictures: name in `folder` -> PNG.
+    """Return the document as Markdown, and its pictures: name in `folder` -> PNG.
 
     >>> print(
     ...     markdown(
@@ -207,12 +207,12 @@ def _templates(autoescape: bool):
 
 
 def _digest(script: str) -> str:
-    """A script as a Content-Security-Policy names it."""
+    """Return the digest by which a Content-Security-Policy names a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _term(heading: str) -> str:
-    """The term of the glossary that a heading is; "" if it is none."""
+    """Return the term of the glossary for a heading, or ""."""
     term = HEADINGS.get(heading, heading)
     return term if term in GLOSSARY else ""
 
@@ -222,7 +222,7 @@ def _anchor(heading: str) -> str:
 
 
 def _inline(svg: str, alt: str, prefix: str):
-    """An SVG file as part of a page: names of its own, and a description."""
+    """Return an SVG file as part of a page, with unique names and a description."""
     from markupsafe import Markup
 
     svg = svg[svg.index("<svg") :]
@@ -233,7 +233,7 @@ def _inline(svg: str, alt: str, prefix: str):
 
 
 def _pictures(blocks) -> list[Picture]:
-    """All pictures among some blocks, in their order."""
+    """Return all pictures among blocks, in their order."""
     found = []
     for block in blocks:
         if isinstance(block, Picture):
@@ -244,7 +244,7 @@ def _pictures(blocks) -> list[Picture]:
 
 
 def _card(card: Card) -> str:
-    """A card as one sentence of words."""
+    """Return a card as one sentence."""
     facts = "; ".join(f"{name} {value}" for name, value in card.facts)
     words = f"{card.heading}: {card.value}" + (f" ({facts})" if facts else "") + "."
     return " ".join([words, *card.notes])

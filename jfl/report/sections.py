@@ -1,4 +1,4 @@
-"""What a report says: the sections of its document, from what lies in folders and files.
+"""The sections of a report's document, from the files of runs.
 
 Nothing is computed again: an epsilon is the one that was proved when the run was made.
 """
@@ -75,7 +75,7 @@ def assemble(sources: list[Source]) -> Document:
     """Return the document of some runs.
 
     Args:
-        sources: from `read.read`, in the order of the page.
+        sources: the results of `read.read`, in the order of the page.
 
     Returns:
         Its title, a line that says what it is made from, and its sections.
@@ -118,17 +118,17 @@ def origin(source: Source) -> str:
 
 
 def text_columns(*names: str) -> list[tuple]:
-    """Columns of words."""
+    """Return columns of text, aligned to the left."""
     return [(name, False) for name in names]
 
 
 def number_columns(*names: str) -> list[tuple]:
-    """Columns of numbers, aligned to the right."""
+    """Return columns of numbers, aligned to the right."""
     return [(name, True) for name in names]
 
 
 def cell(value) -> str:
-    """Return what a table shows of a value."""
+    """Return the text of a value in a table."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (dict, list)):
@@ -143,12 +143,12 @@ def _fact(value) -> str:
 
 
 def _accuracy(values) -> str:
-    """Mean and half of its 95 % interval."""
+    """Format the mean and half of its 95 % interval."""
     return plus_minus(*tables.interval(values)) if values else ""
 
 
 def without_empty_columns(caption, columns, rows, keep=()) -> Table:
-    """A table without the columns that are empty in all rows, but for those to keep."""
+    """Return the table without columns that are empty in all rows, except those to keep."""
     shown = [
         i
         for i, (name, _) in enumerate(columns)
@@ -158,7 +158,7 @@ def without_empty_columns(caption, columns, rows, keep=()) -> Table:
 
 
 def merge_rows(rows) -> list[tuple]:
-    """Rows that differ in their first cell alone as one."""
+    """Merge rows that differ only in their first cell."""
     names: dict = {}
     for first, *rest in rows:
         names.setdefault(tuple(rest), []).append(first)
@@ -169,7 +169,7 @@ def merge_rows(rows) -> list[tuple]:
 
 
 def number_caveats(caveats, numbers: dict) -> str:
-    """Caveats by their numbers; new ones get the next."""
+    """Return the numbers of caveats; new ones get the next numbers."""
     return ", ".join(
         map(str, sorted(numbers.setdefault(str(c), len(numbers) + 1) for c in caveats))
     )
@@ -226,7 +226,7 @@ def _claimed(guarantee) -> str:
 
 
 def run_pictures(groups: list[Group]) -> list:
-    """Curves, and privacy against utility."""
+    """Return the blocks with curves, and with privacy against utility."""
     settings = [g.setting for g in groups]
     finals = "; ".join(f"{s.label}: {_accuracy(s.final) or 'none'}" for s in settings[:8])
     finals += "; and more" if len(settings) > 8 else ""
@@ -302,7 +302,8 @@ def guarantees(groups: list[Group]) -> list:
 
 
 def _audits(groups: list[Group]) -> list:
-    """A row for each audit, beside what is proved and claimed at its delta and of its rounds."""
+    """Return a table with a row per audit: its epsilon next to the proved and claimed ones at the
+    same delta and rounds."""
     columns = [
         *text_columns("setting"),
         *number_columns(
@@ -380,13 +381,13 @@ def manifests(labelled: list[tuple[str, Source]]) -> list[tuple[str, dict]]:
 
 
 def versions(known: list[tuple[str, dict]]) -> list:
-    """Return what made the results: what is the same everywhere, and what differs.
+    """Return the versions behind the results: the common ones, and those that differ.
 
     Args:
         known: (name, facts with `versions`).
     """
     if not known:
-        return [Text("These results do not say what made them.")]
+        return [Text("These results do not record their versions.")]
     flat = [m["versions"] | {k: m[k] for k in MANIFEST if k in m} for _, m in known]
     keys = list(dict.fromkeys(k for facts in flat for k in facts))
     same = [k for k in keys if len({_fact(facts.get(k)) for facts in flat}) == 1]
@@ -411,23 +412,23 @@ def versions(known: list[tuple[str, dict]]) -> list:
 
 
 def commands(lines: list[str], more: str = "") -> list:
-    """Return the commands that give the same numbers again, after a sentence about them."""
+    """Return a sentence about reproducing the results, and the commands."""
     words = (
-        "On the versions and devices above the same commands give the same numbers. NEW is a new "
-        f"directory{more}."
+        "With the versions and devices above, the same commands give the same numbers. NEW is a "
+        f"new directory{more}."
     )
     return [Text(words), Code("\n".join(lines), commands=True)]
 
 
 def one_line(words: str) -> str:
-    """Return words without line breaks."""
+    """Return the text without line breaks."""
     return " ".join(words.split())
 
 
 def run_commands(source: Source) -> list[str]:
-    """Return the commands that make a source again."""
+    """Return the commands that reproduce a source."""
     if source.kind == "demo":
-        # its parts have rounds of their own, unless one number was asked for
+        # its parts have different numbers of rounds unless --rounds was given
         rounds = {run["rounds"] for run in source.runs}
         asked = f" --rounds {rounds.pop()}" if len(rounds) == 1 else ""
         seeds = len(source.manifest.get("seeds") or [0])
