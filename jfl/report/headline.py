@@ -27,9 +27,9 @@ class Candidate(NamedTuple):
     """A setting with a finite epsilon.
 
     Attributes:
-        kind: what it is called in words.
-        seeds: how many did not fail.
-        failed: how many did.
+        kind: a word for settings of this kind.
+        seeds: the number of seeds that did not fail.
+        failed: the number of seeds that failed.
     """
 
     label: str
@@ -47,7 +47,7 @@ def of(groups: list[Group], others: Sequence[Candidate] = ()) -> tuple[list[Card
 
     Args:
         groups: the settings of the runs.
-        others: what else may be the best.
+        others: further candidates for the best setting.
 
     Returns:
         Both; empty if there is neither a run nor another candidate.
@@ -60,7 +60,7 @@ def of(groups: list[Group], others: Sequence[Candidate] = ()) -> tuple[list[Card
 
 
 def best(candidates: list[Candidate]) -> Candidate | None:
-    """The most accurate of those that are proved; of the conditional ones if none is.
+    """Return the most accurate proved candidate, or else the most accurate conditional one.
 
     >>> one = Candidate("a", "settings", 0.9, None, 1, 0, dict(status="conditional"))
     >>> best([one, one._replace(label="b", mean=0.5, guarantee=dict(status="proved"))]).label
@@ -132,7 +132,7 @@ def _how_many(groups, others) -> str:
 
 
 def _settings(groups: list[Group]) -> list[Candidate]:
-    """The settings that have an accuracy and a finite epsilon, with the one that tables show."""
+    """Return the settings with an accuracy and a finite epsilon, with the guarantee in tables."""
     found = []
     for group in groups:
         guarantee = tables.proved(group.guarantees)
@@ -161,7 +161,7 @@ def _conditional(guarantees) -> dict | None:
 
 
 def _unprotected(groups: list[Group], chosen: Candidate | None) -> list[Card]:
-    """The most accurate setting without any epsilon, on the data of the chosen one."""
+    """Return the most accurate setting without any epsilon, on the data of the chosen one."""
     others = [
         (*tables.interval(g.setting.final), g)
         for g in groups

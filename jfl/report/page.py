@@ -93,12 +93,12 @@ class Page(NamedTuple):
 
 
 def render(assembled: document.Document, out: Path, marks: dict = document.MARKS) -> Page:
-    """Return the page of a document, which nothing has been written of.
+    """Return the page of a document without writing it.
 
     Args:
         assembled: the document.
         out: FILE.html, a new file or an earlier report.
-        marks: words of tables that stand out -> the class of their colour.
+        marks: highlighted words of tables, with the class of their colour.
     """
     markdown_file, folder = _places(out)
     try:
@@ -108,15 +108,15 @@ def render(assembled: document.Document, out: Path, marks: dict = document.MARKS
     except UnicodeEncodeError as error:  # a folder's name may be any bytes
         checks.fail(
             "jfl report",
-            "names and words that UTF-8 can hold",
+            "names and texts that UTF-8 can encode",
             ascii(error.object[: error.end].splitlines()[-1][-60:]),
-            "Rename the folder, or mend the file that says so.",
+            "Rename the folder, or correct the file that contains it.",
         )
     return Page(out, html, markdown_file, text, folder, pictures)
 
 
 def default_out(path) -> Path:
-    """Return where the page of one folder or file is written."""
+    """Return the default path of the page of one folder or file."""
     path = Path(path)
     return path / "report.html" if path.is_dir() else path.with_suffix(".html")
 
@@ -131,8 +131,8 @@ def labels(directories) -> list[str]:
             checks.fail(
                 "jfl report",
                 "each directory or file once",
-                f"{paths[resolved.index(place)]} and {paths[i]}, which are one",
-                "Give it once: its seeds would count twice.",
+                f"{paths[resolved.index(place)]} and {paths[i]}, which are the same",
+                "Pass it once; otherwise its seeds count twice.",
             )
     return [n if names.count(n) == 1 and n not in paths else p for n, p in zip(names, paths)]
 

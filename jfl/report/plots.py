@@ -1,8 +1,7 @@
-"""The pictures of runs in one style, as SVG in the colours of the page.
+"""The pictures of runs in a common style, as SVG in the colours of the page.
 
-The noise is not drawn beside the signal. metrics.csv has the norm of what the server applied,
-noise included; the norm of the noise alone also takes the sensitivity, the divisor and the number
-of parameters, which no file holds.
+The norm of the noise is not drawn next to that of the update: it depends on the sensitivity, the
+divisor and the number of parameters, which no file contains.
 """
 
 import io
@@ -38,13 +37,13 @@ WIDTH = 10.5  # inches
 
 
 class Setting(NamedTuple):
-    """One setting over its seeds, failed ones left out.
+    """One setting over its seeds, without failed ones.
 
     Attributes:
         curves: metric -> (rounds [evaluations], values [seeds, evaluations]).
-        final: accuracy of each seed at the end.
+        final: the final accuracy of each seed.
         guarantees: as in summary.json.
-        data: equal where the data are.
+        data: a value that is equal for settings with the same data.
     """
 
     label: str
@@ -55,7 +54,7 @@ class Setting(NamedTuple):
 
 
 def data_of(runs: list[dict]) -> frozenset:
-    """The data of the runs of a setting, from summary.json: equal where the data are the same."""
+    """Return a value that is equal for runs with the same data, from summary.json."""
     return frozenset(
         json.dumps([run["dataset"], *(run["config"].get(k) for k in DATA)]) for run in runs
     )
@@ -65,11 +64,11 @@ def data_of(runs: list[dict]) -> frozenset:
 
 
 class Panel(NamedTuple):
-    """Curves against rounds that share their axes.
+    """Curves against rounds with common axes.
 
     Attributes:
-        title: above it.
-        metric: what is drawn.
+        title: the title of the panel.
+        metric: the metric of the curves.
         curves: place in the legend -> (rounds [evaluations], values [seeds, evaluations]).
     """
 
@@ -79,12 +78,12 @@ class Panel(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Of the axis of its values."""
+        """The label of the axis of values."""
         return TITLES.get(self.metric, self.metric)
 
 
 def panels_of_runs(settings: list[Setting], metrics: tuple[str, ...]) -> list[Panel]:
-    """A panel for each metric that some of the settings shown has."""
+    """Return a panel for each metric of the shown settings."""
     found = {
         m: {i: s.curves[m] for i, s in enumerate(settings[:SHOWN]) if m in s.curves}
         for m in metrics
@@ -93,11 +92,11 @@ def panels_of_runs(settings: list[Setting], metrics: tuple[str, ...]) -> list[Pa
 
 
 def curves(names: list[str], panels: list[Panel]):
-    """Panels of curves: the mean over seeds, and a band from the least to the largest.
+    """Draw panels of curves: the mean over seeds, and a band from the smallest to the largest.
 
     Args:
-        names: of the legend.
-        panels: what is drawn.
+        names: the names in the legend.
+        panels: the panels to draw.
 
     Returns:
         The figure; None without panels.
@@ -119,7 +118,7 @@ def curves(names: list[str], panels: list[Panel]):
 
 
 def on_logarithmic_axis(metric: str, values: list[np.ndarray]) -> bool:
-    """Whether some curve, such as one that diverges, would flatten all others."""
+    """Return whether some curve, such as a diverging one, would flatten all others."""
     flat = np.concatenate([np.ravel(v) for v in values])
     low, high = np.nanmin(flat), np.nanmax(flat)
     return bool(metric in SCALED and low > 0 and high > 30 * low)
@@ -135,12 +134,12 @@ def _curve(ax, index, rounds, values):
 
 
 def look_of(index: int) -> tuple[str, str]:
-    """The colour and the dashes of a setting, by its place."""
+    """Return the colour and the dashes of a setting by its index."""
     return COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
 
 
 def promises(settings: list[Setting]) -> list[tuple]:
-    """The promises that some finite epsilon is given for, the most frequent first."""
+    """Return the promises with a finite epsilon, the most frequent first."""
     counts: dict = {}
     for setting in settings:
         for promise in {_promise(g) for g in setting.guarantees if drawable(g)}:
@@ -153,7 +152,7 @@ def _promise(guarantee) -> tuple:
 
 
 def drawable(guarantee) -> bool:
-    """A whole run's epsilon that stands on its own, not one that follows from another unit's."""
+    """Return whether a guarantee is of a whole run and not implied by that of another unit."""
     return (
         guarantee["epsilon"] is not None
         and guarantee["status"] in MARKS
@@ -163,7 +162,7 @@ def drawable(guarantee) -> bool:
 
 
 def of_promise(setting, promise) -> dict:
-    """status -> the least epsilon that a setting has for a promise."""
+    """Return the smallest epsilon of a setting for a promise, by status."""
     epsilons: dict = {}
     for g in setting.guarantees:
         if drawable(g) and _promise(g) == promise:
@@ -172,13 +171,13 @@ def of_promise(setting, promise) -> dict:
 
 
 def frontier(settings: list[Setting]):
-    """Final accuracy against epsilon, a panel for each promise.
+    """Draw final accuracy against epsilon, with a panel per promise.
 
-    Settings of the same data without any epsilon are dashed lines; what a paper claims and what is
-    proved of one setting are joined.
+    Settings of the same data without any epsilon are dashed lines.  The claimed and the proved
+    epsilon of a setting are connected.
 
     Returns:
-        The figure; None where no epsilon is finite.
+        The figure; None if no epsilon is finite.
     """
     from matplotlib.lines import Line2D
 
@@ -205,7 +204,7 @@ def frontier(settings: list[Setting]):
 
 
 def _frontier_panel(ax, settings, promise, handles):
-    """Draw the settings that have a promise; a handle of each goes into `handles`, by its place."""
+    """Draw the settings with a promise, and add a handle of each to `handles` by its index."""
     from matplotlib.lines import Line2D
 
     epsilons = [of_promise(s, promise) for s in settings]

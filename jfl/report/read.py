@@ -1,7 +1,7 @@
-"""The folder of a run, a sweep or the demo, read again and checked.
+"""Reading and checking the directory of a run, a sweep or the demo.
 
-A folder that is half-written, or that another version wrote, is refused: a report of part of it
-would look whole.
+An incomplete directory, or one of another version, is rejected, because a report on a part of it
+would look complete.
 """
 
 import json
@@ -51,7 +51,7 @@ class Promise(msgspec.Struct):
 
 
 class Run(msgspec.Struct):
-    """One run of summary.json, of which a page needs these fields."""
+    """The fields of a run in summary.json that a page uses."""
 
     name: str
     algorithm: str
@@ -78,7 +78,7 @@ class Summary(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Audit(msgspec.Struct):
-    """One audit of audit.json, of which a page needs these fields; without `proved` nothing is."""
+    """The fields of an audit in audit.json that a page uses; `proved` is None if nothing is."""
 
     epsilon: Positive
     delta: Number
@@ -110,14 +110,14 @@ class Manifest(msgspec.Struct):
 
 
 class Source(NamedTuple):
-    """What one folder holds.
+    """The content of one directory.
 
     Attributes:
         kind: "train", "sweep" or "demo".
-        runs: of summary.json.
-        rows: of metrics.csv.
+        runs: the runs in summary.json.
+        rows: the rows of metrics.csv.
         config: the text of config.toml.
-        audits: of audit.json, the newest last.
+        audits: the audits in audit.json, the newest last.
     """
 
     label: str
@@ -146,11 +146,10 @@ def read(path, label: str | None = None) -> Source:
 
     Args:
         path: the folder.
-        label: its name on the page; None: the name of the folder.
+        label: its name on the page; None means the name of the folder.
 
     Raises:
-        ValueError: naming the file that no run wrote, that is half-written, or that has another
-            form.
+        ValueError: If a file is missing, incomplete or not written by a run; it names the file.
     """
     path = Path(path)
     label = label or default_label(path)
@@ -178,8 +177,8 @@ def read_run(path: Path, label: str, kind: str, complete: bool = True) -> Source
     Args:
         path: the folder.
         label: its name on the page.
-        kind: of `Source`.
-        complete: metrics.csv and manifest.json are there too, as every command writes them.
+        kind: the kind of the `Source`.
+        complete: whether metrics.csv and manifest.json are required, as every command writes them.
     """
     summary = load(path / "summary.json")
     checked(path / "summary.json", summary, Summary)
@@ -196,10 +195,10 @@ def read_run(path: Path, label: str, kind: str, complete: bool = True) -> Source
 
 
 def audits(folder) -> list[dict]:
-    """The audits that `jfl audit` left in a folder, the newest last.
+    """Return the audits that `jfl audit` stored in a folder, the newest last.
 
     Raises:
-        ValueError: naming the file for what no audit wrote.
+        ValueError: If no audit wrote the file; it names the file.
     """
     path = Path(folder) / AUDITS
     if not path.exists():
@@ -253,7 +252,7 @@ def groups_of(source: Source, prefix: str = "") -> list[Group]:
 def _group(source: Source, name: str, label: str) -> Group:
     runs = [run for run in source.runs if run["name"] == name]
     finished = [run for run in runs if not run.get("failed")]
-    # seeds with data of their own differ in what is proved: the weakest stands for all
+    # Seeds with different data have different guarantees: show the weakest.
     weakest = max(finished or runs, key=_proved_epsilon)
     seeds = {run["seed"] for run in finished}
     rounds: dict = {}  # seed -> round -> row
@@ -273,7 +272,8 @@ def _proved_epsilon(run) -> float:
 
 
 def _curves(seeds: Iterable[dict]) -> dict:
-    """metric -> rounds [evaluations] that every seed has, and values [seeds, evaluations]."""
+    """Return for each metric the rounds [evaluations] that all seeds have, and the values
+    [seeds, evaluations]."""
     seeds = list(seeds)
     if not seeds:
         return {}
@@ -290,15 +290,15 @@ def _curves(seeds: Iterable[dict]) -> dict:
 
 
 def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSION) -> dict:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Args:
-        path: of the file.
-        formats: its `format` may be one of these; None: it may have none.
-        remedy: what to do with one of another format.
+        path: the file.
+        formats: the valid values of its `format`; None among them means a file without one.
+        remedy: what to do about a file of another format.
 
     Raises:
-        ValueError: naming the file for what is no such JSON, or of another format.
+        ValueError: If the file is not such JSON, or has another format; it names the file.
     """
     try:
         value = json.loads(
@@ -328,18 +328,18 @@ def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSI
 
 
 def _number(text) -> float | int:
-    """A number of a size that tables and pictures can show."""
+    """Parse a number, and reject one that is too large for tables and pictures."""
     value, whole = float(text), text.lstrip("-").isdigit()
     if not abs(value) <= (2**62 if whole else 1e100):  # nor nan
-        raise ValueError(f"{text[:40]} is no number that a run writes")
+        raise ValueError(f"{text[:40]} is not a number that a run writes")
     return int(text) if whole else value
 
 
 def checked(path, value, schema):
-    """The value as the schema has it.
+    """Convert a value to a schema.
 
     Raises:
-        ValueError: naming the file, the place in it, and what is needed there.
+        ValueError: If it does not match; it names the file, the place in it, and the expected type.
     """
     try:
         return msgspec.convert(value, schema)

@@ -250,7 +250,7 @@ def test_two_of_one_name_are_told_apart_and_one_stands_once(tmp_path, monkeypatc
     for again in ("run/", "link"):
         assert main.main(["report", "run", again, "--out", "out.html"]) == 2
         assert (
-            f"expected each directory or file once, but got run and {Path(again)}, which are one"
+            f"expected each directory or file once, but got run and {Path(again)}, which are the same"
             in capsys.readouterr().err
         )
     assert not (tmp_path / "out.html").exists()
@@ -262,7 +262,7 @@ def test_a_name_that_utf8_cannot_hold_is_refused(tmp_path, capsys, monkeypatch):
     for more in ([], ["--out", str(tmp_path / "out.html")]):
         assert main.main(["report", str(folder), *more]) == 2
         assert (
-            "expected names and words that UTF-8 can hold, but got '# jfl report: lat\\udce9'"
+            "expected names and texts that UTF-8 can encode, but got '# jfl report: lat\\udce9'"
             in capsys.readouterr().err
         )
     assert [p.name for p in tmp_path.iterdir()] == [folder.name]
