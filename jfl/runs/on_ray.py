@@ -279,7 +279,7 @@ def _start(ray, address: str) -> bool:
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         checks.fail(
             "--address",
-            "a reachable Ray cluster",
+            "a Ray cluster that answers",
             f"{address!r} ({_first(error)})",
             "Start one with `ray start --head`, or leave out --address for a local cluster.",
         )
