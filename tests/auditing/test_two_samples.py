@@ -499,7 +499,7 @@ GOOD = np.arange(40.0)
         ("Bonferroni", lambda: two_samples.lower_bound(GOOD, GOOD, delta=0.0, thresholds=0.5)),
         ("Bonferroni", lambda: two_samples.lower_bound(GOOD, GOOD, delta=0.0, thresholds=Split)),
         ("more runs", lambda: two_samples.lower_bound(GOOD[:4], GOOD[:4], delta=0.0)),
-        ("2 scores a side", lambda: thresholds.Split().judge(GOOD[:1], GOOD, 0.05, keep([]))),
+        ("2 scores per side", lambda: thresholds.Split().judge(GOOD[:1], GOOD, 0.05, keep([]))),
         ("min_count", lambda: two_samples.raw_counts(GOOD, GOOD)),
         ("fpr in", lambda: two_samples.tpr_at_fpr(GOOD, GOOD, [0.5, -0.1])),
         ("prevalence", lambda: two_samples.max_accuracy(GOOD, GOOD, 1.5)),

@@ -1,12 +1,12 @@
-"""Which thresholds an audit tries, and what that does to its confidence.
+"""The thresholds that an audit tries, and their effect on its confidence.
 
-A test says "inside" where a score is >= a threshold.  Its rates of errors are bounded by counts of
-them, and the audit takes the best of what its thresholds show.  That is a lower bound only if all
-the bounds it chooses from hold at once, with probability 1 - alpha.  Each class here says why its
-bounds do, or that they do not.
+A test says "inside" if a score is >= a threshold.  Counts of its errors bound its error rates, and
+the audit reports the largest epsilon over its thresholds.  That is a lower bound only if all bounds
+hold simultaneously with probability 1 - alpha.  Each class here explains why its bounds do, or says
+that they do not.
 
-All assume scores that are independent, and of one law on each side: one score of each of many
-runs.  Scores of many canaries of one run are neither.
+All assume independent scores with one distribution per side: one score from each of many runs.
+Scores of many canaries of one run are neither.
 
 Axes: T thresholds.
 """
@@ -38,7 +38,7 @@ class Rates(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What an audit shows, and by which test."""
+    """The epsilon that an audit shows, and the test that shows it."""
 
     epsilon: float
     threshold: float
@@ -81,7 +81,7 @@ class Explicit:
             checks.fail("Explicit", need, f"threshold={checks.short_repr(self.threshold)}")
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """What `read` finds at these thresholds; scores [n] and [m], each sorted."""
+        """Apply `read` at these thresholds to scores [n] and [m], each sorted."""
         thresholds = np.atleast_1d(np.asarray(self.threshold, float))
         rates = _rates(inside, outside, thresholds, alpha / (2 * len(thresholds)))
         return _shown(rates, read)
@@ -89,13 +89,13 @@ class Explicit:
 
 @dataclass(frozen=True)
 class Bonferroni:
-    """Thresholds at ranks of the outside scores, which their number alone fixes.
+    """Thresholds at ranks of the outside scores, which only depend on their number.
 
-    Guarantee: false alarms at a rate of at most alpha, whatever the laws of the scores.  Take the
-    threshold just above the outside score of rank k + 1 from the top.  (1) The rate of false
-    positives there is that order statistic's tail, which has the law Beta(k + 1, m - k) or is
-    smaller (ties), so Clopper-Pearson at k errors holds although the threshold was read off the
-    same scores.  (2) Given the outside scores the threshold is a constant for the inside ones, so
+    Guarantee: false alarms at a rate of at most alpha, for any distributions of the scores.  Take
+    the threshold just above the outside score of rank k + 1 from the top.  (1) The false positive
+    rate there is the tail of that order statistic, which has the distribution Beta(k + 1, m - k) or
+    is smaller (ties), so Clopper-Pearson at k errors holds although the threshold depends on the
+    same scores.  (2) Given the outside scores, the threshold is a constant for the inside ones, so
     Clopper-Pearson holds for the false negatives.  All bounds are at alpha / (2 T), and hold at
     once by the union bound.
 
@@ -126,7 +126,7 @@ class Bonferroni:
         checks.require_integer("Bonferroni", tried=self.tried)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """What `read` finds at these ranks; scores [n] and [m], each sorted."""
+        """Apply `read` at these ranks to scores [n] and [m], each sorted."""
         rank = _ranks(len(outside), self.tried)
         thresholds = np.nextafter(outside[len(outside) - 1 - rank], np.inf)
         return _shown(_rates(inside, outside, thresholds, alpha / (2 * len(rank)), rank), read)
@@ -136,13 +136,13 @@ class Bonferroni:
 class Split:
     """A threshold chosen on one part of the scores, and judged on the other.
 
-    Guarantee: false alarms at a rate of at most alpha.  Given the first part the threshold is a
-    constant for the second, as in `Explicit`; the parts are drawn without a look at the scores.
-    The price is the first part, which shows nothing.
+    Guarantee: false alarms at a rate of at most alpha.  Given the first part, the threshold is a
+    constant for the second, as in `Explicit`; the parts are drawn independently of the scores.
+    The first part is not judged, which costs some power.
 
     Attributes:
-        fraction: of the scores of each side, that choose.
-        seed: of the division.  To try several seeds and keep the best is no audit.
+        fraction: the fraction of the scores of each side that choose.
+        seed: the seed of the division.  Trying several seeds and keeping the best is not an audit.
 
     Example:
         >>> inside, outside = np.arange(100) + 50.0, np.arange(100) - 50.0
@@ -160,7 +160,7 @@ class Split:
         checks.require_seed("Split", seed=self.seed)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """What `read` finds on the second part; scores [n] and [m], each sorted."""
+        """Apply `read` to the second part of scores [n] and [m], each sorted."""
         generator = np.random.default_rng(self.seed)
         parts = [_divided(generator, side, self.fraction) for side in (inside, outside)]
         (choosing_in, inside), (choosing_out, outside) = parts
@@ -171,7 +171,7 @@ class Split:
 
 @dataclass(frozen=True)
 class MultiSplit:
-    """The median of what many splits show, each at alpha / 2: `Split` without the luck of a seed.
+    """The median over many splits, each at alpha / 2: `Split` without the luck of a seed.
 
     Guarantee: false alarms at a rate of at most alpha.  Each split is wrong with probability at
     most alpha / 2, so the expected share of wrong splits is at most alpha / 2, and by Markov's
@@ -179,9 +179,9 @@ class MultiSplit:
     on each other does not matter.
 
     Attributes:
-        splits: how many.
-        fraction: of the scores of each side, that choose.
-        seed: of the divisions.
+        splits: the number of splits.
+        fraction: the fraction of the scores of each side that choose.
+        seed: the seed of the divisions.
 
     References:
         Meinshausen, Meier, Buhlmann, JASA 2009.
@@ -204,7 +204,7 @@ class MultiSplit:
         checks.require_seed("MultiSplit", seed=self.seed)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """The split in the middle; scores [n] and [m], each sorted."""
+        """Return the median split of scores [n] and [m], each sorted."""
         seeds = np.random.SeedSequence(self.seed).generate_state(self.splits).tolist()
         shown = [Split(self.fraction, s).judge(inside, outside, alpha / 2, read) for s in seeds]
         # at least half of the splits show as much
@@ -213,13 +213,13 @@ class MultiSplit:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Every threshold on the concave frontier of the same scores: an estimate, no lower bound.
+    """Every threshold on the concave frontier of the same scores: an estimate, not a lower bound.
 
-    The thresholds were chosen by the scores they are judged on, so nothing is guaranteed.
-    Undivided, the best of them is in part the luckiest: at confidence 1/2 and 800 scores a side it
+    The thresholds are chosen by the scores on which they are judged, so nothing is guaranteed.
+    Undivided, the best of them is partly the luckiest: at confidence 1/2 and 800 scores per side it
     exceeds the truth in clearly more than half of all audits.  Divided by their number, as in
-    jax_privacy's class Bonferroni, it erred on the safe side where it was tried (Gaussians, 12 to
-    200 scores a side), without a proof.
+    jax_privacy's class Bonferroni, it erred on the safe side in experiments (Gaussians, 12 to 200
+    scores per side), without a proof.
 
     Attributes:
         divided: alpha is divided by the number of thresholds on the frontier; without, this is the
@@ -236,8 +236,8 @@ class Frontier:
     kind: ClassVar[str] = ESTIMATE
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """What `read` finds on the frontier; scores [n] and [m], each sorted."""
-        # between two inside scores the higher threshold has fewer false positives
+        """Apply `read` on the frontier of scores [n] and [m], each sorted."""
+        # Between two inside scores, a higher threshold has fewer false positives.
         thresholds = np.concatenate(([-np.inf], np.unique(inside), [np.inf]))
         missed = np.searchsorted(inside, thresholds)
         refused = np.searchsorted(outside, thresholds)
@@ -254,9 +254,9 @@ def _open_fraction(where, **values):
 
 
 def _divided(generator, side, fraction):
-    """Two parts of sorted scores, each sorted, none of them empty."""
+    """Divide sorted scores into two non-empty parts, each sorted."""
     if len(side) < 2:
-        checks.fail("Split", "at least 2 scores a side", f"{len(side)}")
+        checks.fail("Split", "at least 2 scores per side", f"{len(side)}")
     first = min(max(int(len(side) * fraction), 1), len(side) - 1)
     chooses = np.zeros(len(side), bool)
     chooses[generator.permutation(len(side))[:first]] = True
@@ -264,7 +264,7 @@ def _divided(generator, side, fraction):
 
 
 def _concave(x, y):
-    """Indices of the upper hull of points sorted by x, then y."""
+    """Return the indices of the upper hull of points sorted by x, then y."""
     kept: list[int] = []
     for i in range(len(x)):
         while len(kept) > 1:
@@ -277,14 +277,14 @@ def _concave(x, y):
 
 
 def _ranks(trials, tried):
-    """Numbers of errors, at most `tried`, whose shares are even in their logit."""
+    """Return at most `tried` numbers of errors whose fractions are evenly spaced in their logit."""
     reach = math.log(2 * trials - 1)
     share = 1 / (1 + np.exp(np.linspace(reach, -reach, tried) if tried > 1 else np.zeros(1)))
     return np.unique(np.minimum((trials * share).astype(int), trials - 1))
 
 
 def _between(inside, outside, tried):
-    """Thresholds halfway from outside scores to the next score above: none is close to a score."""
+    """Return thresholds halfway between outside scores and the next score above."""
     below = outside[len(outside) - 1 - _ranks(len(outside), tried)]
     above = np.full(len(below), np.inf)
     for side in (inside, outside):
@@ -294,8 +294,8 @@ def _between(inside, outside, tried):
 
 
 def _rates(inside, outside, thresholds, alpha, rank: Any = None):
-    """Errors at `thresholds`, with bounds at `alpha` each; `rank` is what bounds false positives
-    where the thresholds were read off the outside scores."""
+    """Count errors at `thresholds`, with bounds at `alpha` each; `rank` bounds the false positives
+    if the thresholds depend on the outside scores."""
     n, m = len(inside), len(outside)
     if alpha ** (1 / n) + alpha ** (1 / m) <= 1:  # even without an error a coin is not excluded
         least = math.floor(math.log2(1 / alpha)) + 1

@@ -366,7 +366,7 @@ def bootstrap(
         confidence: in (0, 1), of the interval.
         samples: how often is drawn.
         bias_corrected: shifts the quantiles by how far the value is from the median of the draws.
-        seed: of the draws.
+        seed: the seed of the draws.
 
     Raises:
         ArgumentError: for scores that are not finite, and arguments out of range.
