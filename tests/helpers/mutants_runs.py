@@ -144,7 +144,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/sweep.py",
-        "if needed <= most or points == 1",
+        "if needed <= available or points == 1",
         "if needed <= 2**60 or points == 1",
         f"{ENGINE}::test_points_that_run_at_once_fit_into_memory",
     ),
