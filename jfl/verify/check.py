@@ -21,11 +21,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 from ..core import checks, losses
-from ..core.jaxprs import within
-from ..core.records import Caveat, Context, Fn, Mechanism, Plan, code_of
+from ..core.records import Caveat, Fn, Mechanism, Plan, code_of
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms.stages import After
 from .client import (
@@ -38,10 +36,11 @@ from .client import (
     context_shapes,
     judge_client,
     key_shape,
+    make_context,
     params_shapes,
     row_shapes,
 )
-from .flow import OPAQUE
+from .flow import OPAQUE, contents
 from .trust import (
     Findings,
     declared_releases,
@@ -83,7 +82,7 @@ class Report(NamedTuple):
         return "conditional" if against else "proved"
 
     def __str__(self):
-        many = lambda r: f"  {'?' if r.times is None else r.times} x {r.mechanism}; {r.reads}"
+        many = lambda r: f"  {r.times} x {r.mechanism}; {r.reads}"
         parts = [
             f"{self.algorithm}: {self.status}",
             "releases of examples in a participation, as traced:",
@@ -283,7 +282,7 @@ def _arrays_by_place(plan) -> list[tuple[str, list]]:
                 ("algorithm.params", algorithm.params, server),
             ]
     num_clients = plan.sampler.clients
-    serve = lambda f, shapes, *rest: f(Context(*shapes[:4], num_clients, shapes[4]), *rest)
+    serve = lambda f, numbers, *rest: f(make_context(numbers, num_clients), *rest)
     for place, function, *operands in functions:
         if user_objects_in(function, skip):
             call = serve if place == "server" else _call
@@ -303,7 +302,7 @@ def _arrays_in_records(plan) -> list[tuple[str, list]]:
     for chain in nodes((algorithm, plan.upload, plan.release), Mechanism):
         for s in chain.stages:
             parts.append((UNLISTED, s.strategy))
-            parts.append((s.name, (s.apply, s.bound, s.noise, s.state, s.update, s.shape)))
+            parts.append((s.name, dataclasses.replace(s, strategy=None)))
     parts.append(("algorithm", plain))
     parts.append((UNLISTED if _weights_follow_sizes(plan) else WEIGHTS, plan.weights))
     parts.append((UNLISTED, (task.predict, task.evaluation, task.metrics)))
@@ -379,14 +378,7 @@ def _look_into(function, *operands) -> Trace:
         closed = jax.make_jaxpr(function)(*operands)
     except Exception:  # the function is the user's, and running it will explain the error
         return Trace([], ())
-    consts, names, todo = [], set(), [(closed.jaxpr.eqns, closed.consts)]
-    while todo:
-        equations, held = todo.pop()
-        consts += held
-        for equation in equations:
-            names.add(equation.primitive.name)
-            consts += [v.val for v in equation.invars if isinstance(v, Literal)]
-            todo += within(equation.params)
+    consts, names = contents([(closed.jaxpr.eqns, closed.consts)])
     arrays = [c for c in consts if np.size(c) > 1 and not isinstance(c, jax.core.Tracer)]
     return Trace(arrays, tuple(sorted(names & set(OPAQUE))))
 

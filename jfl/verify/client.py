@@ -42,7 +42,7 @@ class Released(NamedTuple):
     """A place in a client at which it releases something."""
 
     mechanism: str  # the names of its stages
-    times: int | None  # per participation; None if they cannot be counted
+    times: int  # per participation
     key: str  # the keys of its noise
     reads: Any  # which rows
 
@@ -114,6 +114,11 @@ def context_shapes() -> list:
     return [jax.ShapeDtypeStruct((), t) for t in (jnp.int32,) * 3 + (jnp.float32,) * 2]
 
 
+def make_context(numbers, num_clients) -> Context:
+    round_, id_, size, weight, cohort = numbers
+    return Context(round_, id_, size, weight, num_clients, cohort)
+
+
 # --- the verdict
 
 
@@ -151,8 +156,8 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
 
     def program(leaves, context, keys, server, client_state, rows):
         client, releases = structure.unflatten(leaves)
-        context = Context(*context[:4], plan.sampler.clients, context[4])
-        rows = Rows(*rows, context.size)
+        context, (x, y, index) = make_context(context, plan.sampler.clients), rows
+        rows = Rows(x, y, index, context.size)
         payload, kept, _ = client(context, Keys(*keys), server, client_state, rows)
         if keeps:
             payload = payload, kept, plan.algorithm.personal(server, kept)
@@ -307,13 +312,9 @@ class Judge:
                 repeats = [size for size, _ in mark.params["batch"]]
                 reads, charged = self.judge_release(mark)
                 words.add((self.chain_of(mark), reads))
-                if mark.counted:
-                    counted[charged] += math.prod(repeats)
-                    times += math.prod(repeats)
+                counted[charged] += math.prod(repeats)
+                times += math.prod(repeats)
             ((name, reads), *_) = sorted(words)
-            if not all(mark.counted for mark in self.sites[site]):
-                times = None
-                self.example.append(f"{name}: releases in a loop without a fixed number of passes")
             rows.append(Released(name, times, self.key_words(site), reads))
         self.judge_counts(counted)
         self.judge_keys()
@@ -365,9 +366,10 @@ class Judge:
         name = self.flow.bounded_sum(mark)
         if name is None:
             words = "noise on a sum that no row stage of its chain bounds"
-            found = self.data_in(mark.operands[n : 2 * n])
-            way = f": {self.way(*found[0], 'release')}" if found else ""
-            self.example.append(words + way)
+            found = [
+                self.way(t, path, "release") for t, path in self.data_in(mark.operands[n : 2 * n])
+            ]
+            self.example.append(": ".join([words, *found[:1]]))
             return "rows", None
         bounded = self.flow.marks[name]
         if self.mechanism(bounded) != self.mechanism(mark):
@@ -376,26 +378,25 @@ class Judge:
             note("under a vmap of the client, which is not followed")
         is_single = bounded.params["kind"] == "single"
         used = self.batches_of_client(bounded, note) if is_single else self.batch_of(bounded, note)
-        read = [self.read_batch(batch) for batch in used or ()]
+        if used is None:
+            return "rows", None
+        read = [self.read_batch(batch) for batch in used]
         if not all(is_own for is_own, _, _ in read):
             note("rows that are not seen to be the client's own")
             return "rows", None
-        for i, release in enumerate(self.declared if used is not None else ()):
+        for i, release in enumerate(self.declared):
             (chain, batches), scheme = self.charged[i], release.batches.scheme
             may_be_it = (
                 release.mechanism.adjacency == "replace_one" if is_single else not release.steps
             )
-            is_sampled = (
-                all(b.counted for b in used)
-                and len(used) <= max(release.steps, 1)
-                and all(drawn == batches for _, drawn, _ in read)
+            is_sampled = len(used) <= max(release.steps, 1) and all(
+                drawn == batches for _, drawn, _ in read
             )
             is_full = scheme == "full" and (is_single or read[0][1] == "full")
             if chain == self.mechanism(bounded) and may_be_it and (is_sampled or is_full):
                 self.drawn_batches += [(address, scheme) for _, _, address in read]
                 return batch_words(release.batches, release.steps), self.classes()[i]
-        if used is not None:
-            note("declared neither with this chain and adjacency, nor with such batches")
+        note("declared neither with this chain and adjacency, nor with such batches")
         return "rows", None
 
     def data_in(self, operands) -> list:
@@ -472,11 +473,9 @@ class Judge:
             key, step, size = draw.operands[2:5]
             if size.symbol != self.at["size"]:
                 return no
-            at = lambda operand, dim: (
-                None if operand.known is None else operand.known[i] if dim == 0 else operand.known
-            )
-            step = int(at(step, dims[3])) if step.known is not None else f"#{step.symbol}"
-            address = (*flow.keys[int(at(key, dims[2]))], step)
+            at = lambda known, dim: int(known[i] if dim == 0 else known)
+            step = f"#{step.symbol}" if step.known is None else at(step.known, dims[3])
+            address = (*flow.keys[at(key.known, dims[2])], step)
             batches = draw.params["structure"], tuple(o.symbol for o in draw.operands[5:])
             return True, batches, address
         test = flow.nodes[mask]  # slots below the client's size may be any slots

@@ -8,15 +8,16 @@ Every value of the program is interpreted as a `Value` with three parts:
   a result are the union of the tokens of its operands: a result may depend on all of them,
 * what is known exactly: small constants, counters of loops, and keys as paths from their root.
 
-Loops that hold marks or keys are unrolled, so that each pass has its own counters and keys.  In all
-other loops the tokens are joined until they no longer change.  `RULES` at the end of this module
-says which primitive is interpreted by which rule; a primitive without a rule may pass on everything
-that it reads.  The marks (see `marks`) are collected here and judged in `client`.
+Loops of a fixed length that hold marks or keys are unrolled, so that each pass has its own counters
+and keys.  `RULES` at the end of this module says which primitive is interpreted by which rule.  Of
+all others, other loops among them, each result may depend on each operand.  The marks (see `marks`)
+are collected here and judged in `client`.
 """
 
 import hashlib
+import itertools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -47,7 +48,6 @@ KEY_DERIVATIONS = ("random_fold_in", "random_split", "stack")
 MAX_KNOWN = 2**12  # elements of an array whose values are followed
 MAX_HASHED = 2**20  # elements of a constant that is compared by value; others by identity
 MAX_PASSES = 10_000  # of all unrolled loops together
-MAX_JOINS = 60  # passes over a loop that is not unrolled
 
 
 class Value(NamedTuple):
@@ -60,12 +60,11 @@ class Place(NamedTuple):
     """The position of an equation in an execution of the program."""
 
     site: tuple = ()  # the equations around it, outermost first
-    passes: tuple = ()  # the pass of each unrolled loop around it
-    counted: bool = True  # False inside a loop with an unknown number of passes
+    passes: tuple = ()  # the pass of each unrolled loop around it, and each branch
 
     def enter(self, equation, index=None):
         passes = self.passes if index is None else (*self.passes, index)
-        return Place((*self.site, id(equation)), passes, self.counted)
+        return Place((*self.site, id(equation)), passes)
 
 
 class Mark(NamedTuple):
@@ -75,8 +74,6 @@ class Mark(NamedTuple):
     site: int  # the same for all passes of a loop
     params: dict
     operands: list[Value]
-    counted: bool
-    equation: Any
 
 
 class Flow:
@@ -89,7 +86,7 @@ class Flow:
         self.draws = {}  # (equation, passes) -> (key, equation) of everything that reads a key
         self.consts = {}  # id -> array that the program holds
         self.keys = []  # each key as (symbol of its root, number of a child, ...)
-        self._symbols, self._key_index, self._texts, self._contains = {}, {}, {}, {}
+        self._symbols, self._key_index, self._texts, self._names = {}, {}, {}, {}
         self._passes = 0
 
     def node(self, *content, shape=None) -> int:
@@ -187,16 +184,11 @@ class Flow:
 
         The constants of these programs are kept with all others.
         """
-        if (id(equation), names) not in self._contains:
-            found = False
-            for equations, constants in within(equation.params):
-                literals = [v for e in equations for v in e.invars if isinstance(v, Literal)]
-                for value in (*constants, *(v.val for v in literals)):
-                    self.constant(value)
-                for inner in equations:
-                    found |= inner.primitive.name in names or self.contains(inner, names)
-            self._contains[id(equation), names] = found
-        return self._contains[id(equation), names]
+        if id(equation) not in self._names:
+            held, self._names[id(equation)] = contents(within(equation.params))
+            for value in held:
+                self.constant(value)
+        return not self._names[id(equation)].isdisjoint(names)
 
     def text(self, equation) -> str:
         """Return a text that is equal for equations with equal parameters."""
@@ -213,7 +205,7 @@ class Flow:
         kind, here = equation.primitive.name, place.enter(equation)
         site = self.node("site", here.site)
         name = self.node("mark at", here.site, here.passes)
-        mark = Mark(kind, site, equation.params, operands, here.counted, equation)
+        mark = Mark(kind, site, equation.params, operands)
         self.marks[name] = mark
         if kind == "jfl_noise_key":  # what is drawn from here on is the noise of a release
             tokens = {}
@@ -258,13 +250,7 @@ class Flow:
         )
         has_key = any(is_key(v.aval) for v in equation.invars)
         if not has_key and not self.contains(equation, MARKS):
-            inner = Place(place.site, place.passes, counted=False)
-            body = lambda carry: self.run(
-                params["jaxpr"],
-                [*fixed, *carry, *(self.element(x, None) for x in xs)],
-                inner.enter(equation),
-            )
-            return self.join_passes(equation, carry, body, place)
+            return self.primitive(equation, operands, place)
         self._passes += length
         if self._passes > MAX_PASSES:
             raise ValueError(f"its loops have more than {MAX_PASSES:,} passes")
@@ -281,12 +267,10 @@ class Flow:
         return [*carry, *(self.stack(column, v.aval) for column, v in stacks)]
 
     def element(self, x, i) -> Value:
-        """Return row i of a value; of a row that is not known if i is None."""
-        content, known = self.nodes[x.symbol], None
-        if i is not None and content[0] == "stack":
-            return Value(content[1 + i], x.tokens, None if x.known is None else x.known[i])
-        if i is not None and x.known is not None:
-            known = x.known[i]
+        """Return row i of a value."""
+        content, known = self.nodes[x.symbol], None if x.known is None else x.known[i]
+        if content[0] == "stack":
+            return Value(content[1 + i], x.tokens, known)
         symbol = self.node("element", x.symbol, i, shape=self.shapes[x.symbol][1:])
         return Value(symbol, x.tokens, known)
 
@@ -296,38 +280,6 @@ class Flow:
         is_known = bool(rows) and math.prod(aval.shape) <= MAX_KNOWN
         known = np.stack(values) if is_known and all(v is not None for v in values) else None
         return self.value(aval, tokens, "stack", *(row.symbol for row in rows), known=known)
-
-    def while_(self, equation, operands, place):
-        params = equation.params
-        a, b = params["cond_nconsts"], params["body_nconsts"]
-        place = Place(place.site, place.passes, counted=False).enter(equation)
-
-        def body(carry):
-            (test,) = self.run(params["cond_jaxpr"], [*operands[:a], *carry], place.enter(params))
-            results = self.run(params["body_jaxpr"], [*operands[a : a + b], *carry], place)
-            # Every result reveals how often the loop ran.
-            often = joined(equation, [test])
-            return [r._replace(tokens=often | r.tokens) for r in results]
-
-        return self.join_passes(equation, operands[a + b :], body, place)
-
-    def join_passes(self, equation, start, body, place):
-        """Interpret a loop for all of its passes at once, until the tokens no longer change."""
-        carried = range(len(start))
-        tokens = [s.tokens for s in start]
-        fresh = lambda j, kind: self.value(
-            equation.outvars[j].aval, tokens[j], kind, id(equation), place, j
-        )
-        for _ in range(MAX_JOINS):
-            results = body([fresh(j, "carry") for j in carried])
-            more = [results[j].tokens | tokens[j] for j in carried]
-            if all(len(m) == len(t) for m, t in zip(more, tokens)):
-                break
-            tokens = more
-        else:
-            raise ValueError(f"a loop still changes after {MAX_JOINS} passes")
-        tokens += [r.tokens for r in results[len(start) :]]
-        return [fresh(j, "after") for j in range(len(tokens))]
 
     def cond(self, equation, operands, place):
         which, *rest = operands
@@ -387,6 +339,23 @@ class Flow:
         return np.vectorize(child, otypes=[int])(parents, numbers)
 
 
+def contents(programs) -> tuple[list, set]:
+    """Return the constants of programs, and the names of their primitives, however deep.
+
+    Args:
+        programs: each as its equations and its constants.
+    """
+    constants, names, todo = [], set(), [*programs]
+    while todo:
+        equations, held = todo.pop()
+        constants += held
+        for equation in equations:
+            names.add(equation.primitive.name)
+            constants += [v.val for v in equation.invars if isinstance(v, Literal)]
+            todo += within(equation.params)
+    return constants, names
+
+
 def joined(equation, operands) -> dict:
     """Return the tokens of all operands, whose paths now lead through the equation."""
     tokens = {}
@@ -402,7 +371,8 @@ def _tokens(operands, kinds) -> dict:
 
 
 def is_key(aval) -> bool:
-    return "key<" in str(getattr(aval, "dtype", ""))
+    dtype = getattr(aval, "dtype", None)
+    return not isinstance(dtype, np.dtype) and "key<" in str(dtype)
 
 
 def first_overlap(paths):
@@ -411,18 +381,9 @@ def first_overlap(paths):
     Two keys from one root differ if their depths differ or if one of their steps is known to
     differ.  A step that is not known may be any number.
     """
-    groups = {}
-    for i, path in enumerate(paths):
-        groups.setdefault((path[0], len(path)), []).append(i)
-    for group in groups.values():
-        known = {}
-        for i in group:
-            if any(isinstance(step, str) for step in paths[i][1:]):
-                others = [j for j in group if j != i and may_be_equal(paths[i], paths[j])]
-                if others:
-                    return min(i, others[0]), max(i, others[0])
-            elif known.setdefault(paths[i], i) != i:
-                return known[paths[i]], i
+    for (i, one), (j, other) in itertools.combinations(enumerate(paths), 2):
+        if one[0] == other[0] and len(one) == len(other) and may_be_equal(one, other):
+            return i, j
     return None
 
 
@@ -496,7 +457,6 @@ MOVES = {
 }
 RULES = {
     "scan": Flow.scan,
-    "while": Flow.while_,
     "cond": Flow.cond,
     **dict.fromkeys(MARKS, Flow.mark),
 }

@@ -22,6 +22,7 @@ from helpers.problems import (
     start_params,
 )
 from jax.experimental import buffer_callback
+from jfl.kernels.normals import normals
 
 import jfl
 from jfl.core import pytrees
@@ -76,6 +77,12 @@ def build(
         name="mine",
     )
     return jfl.plan(make_federation(), task or jfl.task(start_params(), squared), algorithm, FULL)
+
+
+def private_plan(fed, task, loss=squared, mechanism=None, **options):
+    """A plan of FedAvg with private gradients of a loss; options are of the algorithm."""
+    grad = jfl.private_grad(loss, mechanism or chained())
+    return jfl.plan(fed, task, make_algorithm("fedavg", grad, **options), FULL)
 
 
 def diff_of(work, ctx, keys, server, rows):
@@ -296,16 +303,6 @@ def loop_client(ctx, keys, server, own, rows, *, work):
     )
 
 
-def clipped_whole_client(ctx, keys, server, own, rows, *, work):
-    """Output perturbation of one's own: a whole contribution, clipped and noisy, of whatever was
-    done to its batches."""
-    plain = dataclasses.replace(work, grad=jfl.grad(squared))
-    moved, seen = diff_of(plain, ctx, keys, server, rows)
-    alone = pytrees.map(lambda x: x[None], moved)
-    out, _ = mech.release(work.grad.mechanism, keys.noise, (), alone, jnp.ones(1))
-    return out, own, seen
-
-
 def remembering_client(ctx, keys, server, own, rows, *, work):
     """What is kept may be data, as long as it stays."""
     moved, seen = diff_of(work, ctx, keys, server, rows)
@@ -344,7 +341,7 @@ FINE = dict(
     more_declared=lambda: build(fedavg_client, 2),
     by_hand=lambda: build(by_hand_client, steps=1),
     own_loop=lambda: build(loop_client),
-    whole=lambda: whole(clipped_whole_client),
+    whole=lambda: whole(release_with(1.0)),
     remembers=lambda: build(
         remembering_client,
         own=dict(noisy=pytrees.zeros_like(start_params()), kept=jnp.zeros(())),
@@ -380,143 +377,13 @@ def test_a_users_flax_module_and_loss():
     net = Net()
     loss = lambda params, x, y: (net.apply(params, x) - y) ** 2
     task = jfl.task(lambda key: net.init(key, jnp.zeros(3)), loss)
-    for client in (None, fedavg_client):
-        if client is None:
-            algorithm = jfl.algorithms.fedavg(
-                jfl.private_grad(loss, chained()), batch=batches.without_replacement(3)
-            )
-            plan = jfl.plan(make_federation(), task, algorithm, FULL)
-            assert trust.is_trusted(plan)  # an ordinary user pays no trace of the client
-        else:
-            plan = build(client, loss=loss, task=task)
-        assert verdict(plan)[0].status == "proved"
+    own = build(fedavg_client, loss=loss, task=task)
+    jfls = private_plan(make_federation(), task, loss, batch=batches.without_replacement(3))
+    assert trust.is_trusted(jfls)  # an ordinary user pays no trace of the client
+    assert all(verdict(plan)[0].status == "proved" for plan in (own, jfls))
 
 
 # --- what leaks
-
-
-def raw_rows(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    mine = rows.x[rows.index].mean(0)
-    return dict(moved, w=moved["w"] + 1e-6 * mine), own, seen
-
-
-def raw_labels(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    every = jnp.arange(rows.index.shape[0])
-    mine = batches.gather(rows, every, every < rows.size)
-    return dict(moved, b=moved["b"] + mine.y.sum() / rows.size), own, seen
-
-
-def one_key(ctx, keys, server, own, rows, *, work):
-    """The noise of both trainings is the same, and the difference has none."""
-    first, seen = diff_of(work, ctx, keys, server, rows)
-    second, _ = diff_of(dataclasses.replace(work, lr=0.2 * jnp.ones(())), ctx, keys, server, rows)
-    return pytrees.sub(first, second), own, seen
-
-
-def one_draw(ctx, keys, server, own, rows, *, work):
-    first, seen = diff_of(
-        work, ctx, Keys(keys.batch, jax.random.fold_in(keys.noise, 0)), server, rows
-    )
-    second, _ = diff_of(
-        work, ctx, Keys(keys.batch, jax.random.fold_in(keys.noise, 1)), server, rows
-    )
-    return pytrees.add(first, second), own, seen
-
-
-def split_alike(ctx, keys, server, own, rows, *, work):
-    """For the usual generator child i of a split is fold_in of i."""
-    apart = lambda noise, i: Keys(jax.random.fold_in(keys.batch, i), noise)
-    first, seen = diff_of(work, ctx, apart(jax.random.split(keys.noise, 3)[1], 0), server, rows)
-    second, _ = diff_of(work, ctx, apart(jax.random.fold_in(keys.noise, 1), 1), server, rows)
-    return pytrees.sub(first, second), own, seen
-
-
-def constant_key(ctx, keys, server, own, rows, *, work):
-    return *diff_of(work, ctx, Keys(keys.batch, jax.random.key(0)), server, rows)[:1], own, NOTHING
-
-
-def same_in_every_step(ctx, keys, server, own, rows, *, work):
-    def step(w, s):
-        at, mask, _ = batches.draw_slots(
-            work.batches, keys.batch, s, rows.size, rows.index.shape[0]
-        )
-        g, _ = work.grad(keys.noise, w, batches.gather(rows, at, mask), ctx)
-        return pytrees.axpy(-0.1, g, w), None
-
-    w, _ = jax.lax.scan(step, server.params, jnp.arange(STEPS))
-    return pytrees.sub(w, server.params), own, NOTHING
-
-
-def unclipped(ctx, keys, server, own, rows, *, work):
-    at, mask, _ = batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
-    g, _ = jfl.grad(squared)(None, server.params, batches.gather(rows, at, mask), ctx)
-    return mech.release_sum(work.grad.mechanism, keys.noise, (), g)[0], own, NOTHING
-
-
-def twice_as_much(ctx, keys, server, own, rows, *, work):
-    """A sum of two bounded sums is no bounded sum."""
-    moved, seen = diff_of(
-        dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows
-    )
-    part = mech.clip_and_sum(
-        work.grad.mechanism, (), pytrees.map(lambda x: x[None], moved), jnp.ones(1)
-    ).value
-    return (
-        mech.release_sum(work.grad.mechanism, keys.noise, (), pytrees.add(part, part))[0],
-        own,
-        seen,
-    )
-
-
-def heavier(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(
-        dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows
-    )
-    out, _ = mech.release(
-        work.grad.mechanism,
-        keys.noise,
-        (),
-        pytrees.map(lambda x: x[None], moved),
-        7.0 * jnp.ones(1),
-    )
-    return out, own, seen
-
-
-def quieter(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(
-        dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows
-    )
-    out, _ = mech.release(
-        work.grad.mechanism,
-        keys.noise,
-        (),
-        pytrees.map(lambda x: x[None], moved),
-        jnp.ones(1),
-        max_weight=1e-3,
-    )
-    return out, own, seen
-
-
-def other_chain(ctx, keys, server, own, rows, *, work):
-    """Declared with one noise, run with less of it."""
-    chain = work.grad.mechanism
-    less = tuple(
-        dataclasses.replace(s, noise=s.noise * 0.1) if s.role == "noise" else s
-        for s in chain.stages
-    )
-    quiet = dataclasses.replace(
-        work, grad=dataclasses.replace(work.grad, mechanism=dataclasses.replace(chain, stages=less))
-    )
-    return *diff_of(quiet, ctx, keys, server, rows)[:1], own, NOTHING
-
-
-def through_memory(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    every = jnp.arange(rows.index.shape[0])
-    mine = batches.gather(rows, every, every < rows.size)
-    return dict(moved, w=moved["w"] + own["held"]), dict(held=mine.x.sum(0)), seen
 
 
 def _mine(rows):
@@ -524,154 +391,210 @@ def _mine(rows):
     return batches.gather(rows, every, every < rows.size)
 
 
-def by_cond(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    leak = jax.lax.cond(_mine(rows).y.sum() > 0, lambda: 1.0, lambda: 0.0)
-    return dict(moved, b=moved["b"] + leak), own, seen
+def sends(leak):
+    """A client that trains in private and adds `leak` to what it sends."""
+
+    def client(ctx, keys, server, own, rows, *, work):
+        moved, seen = diff_of(work, ctx, keys, server, rows)
+        more = leak(ctx=ctx, keys=keys, own=own, rows=rows, work=work, moved=moved, server=server)
+        more = more if isinstance(more, dict) else dict(b=more)
+        return {k: v + more[k] if k in more else v for k, v in moved.items()}, own, seen
+
+    return client
 
 
-def by_carry(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
+def trains(change):
+    """A client that trains in private, but with another work, keys, model or rows."""
 
-    def step(carry, _):
-        held, shown = carry
-        return (held * 0.9, held), None
+    def client(ctx, keys, server, own, rows, *, work):
+        given = dict(work=work, ctx=ctx, keys=keys, server=server, rows=rows)
+        moved, seen = diff_of(**{**given, **change(**given)})
+        return moved, own, seen
 
-    (_, leak), _ = jax.lax.scan(step, (_mine(rows).y.sum(), jnp.zeros(())), length=4)
-    return dict(moved, b=moved["b"] + leak), own, seen
+    return client
 
 
-def by_while(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    largest = jnp.abs(_mine(rows).y).max()
-    count, _ = jax.lax.while_loop(
-        lambda c: c[1] < largest, lambda c: (c[0] + 1, c[1] + 0.1), (0, jnp.zeros(()))
+def steps_of(noise_key=lambda key, s: jax.random.fold_in(key, s), batch_of=None):
+    """A client with private steps written by hand."""
+
+    def client(ctx, keys, server, own, rows, *, work):
+        def step(w, s):
+            at, mask, _ = batches.draw_slots(
+                work.batches, keys.batch, s, rows.size, len(rows.index)
+            )
+            batch = (batch_of or batches.gather)(rows, at, mask)
+            return pytrees.axpy(-0.1, work.grad(noise_key(keys.noise, s), w, batch, ctx)[0], w), ()
+
+        w, _ = jax.lax.scan(step, server.params, jnp.arange(STEPS))
+        return pytrees.sub(w, server.params), own, NOTHING
+
+    return client
+
+
+def twice(keys_of, other=lambda work: work):
+    """A client that sends the difference of two trainings with these keys."""
+
+    def client(ctx, keys, server, own, rows, *, work):
+        first, seen = diff_of(work, ctx, keys_of(keys, 0), server, rows)
+        second, _ = diff_of(other(work), ctx, keys_of(keys, 1), server, rows)
+        return pytrees.sub(first, second), own, seen
+
+    return client
+
+
+def first_gradient(release):
+    """A client that sends one release, of the batch of its first step."""
+
+    def client(ctx, keys, server, own, rows, *, work):
+        at, mask, _ = batches.draw_slots(
+            work.batches, keys.batch, 0, rows.size, rows.index.shape[0]
+        )
+        return release(work, ctx, keys, server.params, batches.gather(rows, at, mask)), own, NOTHING
+
+    return client
+
+
+def contributes(release):
+    """A client that sends one release of its whole update, trained without noise."""
+
+    def client(ctx, keys, server, own, rows, *, work):
+        moved, seen = diff_of(bare(work), ctx, keys, server, rows)
+        alone = pytrees.map(lambda x: x[None], moved)
+        return release(work.grad.mechanism, keys.noise, alone), own, seen
+
+    return client
+
+
+def bare(work):
+    return dataclasses.replace(work, grad=jfl.grad(squared))
+
+
+def split_alike(keys, i):
+    """For the usual generator child i of a split is fold_in of i."""
+    noise = jax.random.fold_in(keys.noise, 1) if i else jax.random.split(keys.noise, 3)[1]
+    return Keys(jax.random.fold_in(keys.batch, i), noise)
+
+
+def other_chain(work, **_):
+    """Declared with one noise, run with less of it."""
+    chain = work.grad.mechanism
+    less = [
+        dataclasses.replace(s, noise=s.noise * 0.1) if s.role == "noise" else s
+        for s in chain.stages
+    ]
+    chain = dataclasses.replace(chain, stages=tuple(less))
+    return dict(
+        work=dataclasses.replace(work, grad=dataclasses.replace(work.grad, mechanism=chain))
     )
-    return dict(moved, b=moved["b"] + count), own, seen
 
 
-def by_index(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    return dict(moved, w=moved["w"] + jnp.eye(3)[jnp.argmax(_mine(rows).x.sum(0))]), own, seen
-
-
-def by_callback(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    more = jax.pure_callback(
-        lambda r: np.float32(0), jax.ShapeDtypeStruct((), jnp.float32), ctx.round
-    )
-    return dict(moved, b=moved["b"] + more), own, seen
-
-
-SOME = np.arange(3, dtype=np.float32)
-
-
-def by_callback_beside_an_array(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    shape = jax.ShapeDtypeStruct((), jnp.float32)
-    within = jax.jit(lambda r: jax.pure_callback(lambda _: np.float32(0), shape, r) * SOME.sum())
-    beside = jax.jit(lambda r: within(r) * jnp.asarray(SOME).sum())
-    return dict(moved, b=moved["b"] + beside(ctx.round)), own, seen
-
-
-def by_buffer_callback(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    shape = jax.ShapeDtypeStruct((), jnp.float32)
-    more = buffer_callback.buffer_callback(lambda _, out, *inputs: None, shape)(ctx.round)
-    return dict(moved, b=moved["b"] + more), own, seen
-
-
-def by_callback_in_a_solve(ctx, keys, server, own, rows, *, work):
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    shape = jax.ShapeDtypeStruct((), jnp.float32)
-    solve = lambda _, right: jax.pure_callback(lambda v: np.float32(v), shape, right)
-    right = ctx.round.astype(jnp.float32)
-    more = jax.lax.custom_linear_solve(lambda v: 2 * v, right, solve, symmetric=True)
-    return dict(moved, b=moved["b"] + more), own, seen
-
-
-def after_the_noise(ctx, keys, server, own, rows, *, work):
-    """payload = release + raw - release."""
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    raw, _ = diff_of(dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server, rows)
-    return pytrees.sub(pytrees.add(moved, raw), moved), own, seen
-
-
-def its_own_noise_away(ctx, keys, server, own, rows, *, work):
-    """Draws the noise once more, with the same key, and takes it away."""
-    from jfl.kernels.normals import normals
-
-    at, mask, _ = batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
-    g, _ = work.grad(keys.noise, server.params, batches.gather(rows, at, mask), ctx)
-    return pytrees.sub(g, pytrees.scale(1.1 * 2 * 0.8 / 3, normals(keys.noise, g))), own, NOTHING
-
-
-def of_the_whole_batch(ctx, keys, server, own, rows, *, work):
+def of_the_whole_batch(work, rows, **_):
     """A loss of one example that knows the mean of all of them."""
     mean = _mine(rows).x.mean(0)
-    centred = jfl.private_grad(lambda w, x, y: squared(w, x - mean, y), work.grad.mechanism)
-    return (
-        *diff_of(dataclasses.replace(work, grad=centred), ctx, keys, server, rows)[:1],
-        own,
-        NOTHING,
-    )
+    loss = lambda w, x, y: squared(w, x - mean, y)
+    grad = jfl.private_grad(loss, work.grad.mechanism)
+    return dict(work=dataclasses.replace(work, grad=grad))
 
 
-def from_a_bare_start(ctx, keys, server, own, rows, *, work):
-    """Private gradients at a model that was trained on the rows."""
-    bare, _, _, _ = training.train(
-        dataclasses.replace(work, grad=jfl.grad(squared)), ctx, keys, server.params, rows
-    )
-    trained, _, _, seen = training.train(work, ctx, keys, bare, rows)
-    return pytrees.sub(trained, bare), own, seen
+def after_the_last_loss(ctx, keys, server, own, rows, *, work):
+    """Gradients at a model that holds the loss of the batch before, which has no noise."""
 
-
-def other_batches(ctx, keys, server, own, rows, *, work):
-    """Declared as three rows, computed on all."""
-
-    def step(w, s):
-        g, _ = work.grad(jax.random.fold_in(keys.noise, s), w, _mine(rows), ctx)
-        return pytrees.axpy(-0.1, g, w), None
-
-    return (
-        pytrees.sub(jax.lax.scan(step, server.params, jnp.arange(STEPS))[0], server.params),
-        own,
-        NOTHING,
-    )
-
-
-def one_row_often(ctx, keys, server, own, rows, *, work):
-    """The same row in all slots."""
-
-    def step(w, s):
+    def step(carry, s):
+        w, total = carry
         at, mask, _ = batches.draw_slots(
             work.batches, keys.batch, s, rows.size, rows.index.shape[0]
         )
-        g, _ = work.grad(
-            jax.random.fold_in(keys.noise, s), w, batches.gather(rows, 0 * at, mask), ctx
-        )
-        return pytrees.axpy(-0.1, g, w), None
+        batch = batches.gather(rows, at, mask)
+        g, (loss, _) = work.grad(jax.random.fold_in(keys.noise, s), w, batch, ctx)
+        return (pytrees.map(lambda x: x + loss, w), pytrees.add(total, g)), None
 
-    return (
-        pytrees.sub(jax.lax.scan(step, server.params, jnp.arange(STEPS))[0], server.params),
-        own,
-        NOTHING,
-    )
+    start = server.params, pytrees.zeros_like(server.params)
+    return jax.lax.scan(step, start, jnp.arange(STEPS))[0][1], own, NOTHING
 
 
-def who_was_drawn(ctx, keys, server, own, rows, *, work):
+def of_a_bare_start(ctx, keys, server, rows, work):
+    """Private gradients at a model that was trained on the rows."""
+    trained = training.train(bare(work), ctx, keys, server.params, rows)[0]
+    return dict(server=dataclasses.replace(server, params=trained))
+
+
+def by_carry(rows, **_):
+    step = lambda carry, _: ((carry[0] * 0.9, carry[0]), None)
+    return jax.lax.scan(step, (_mine(rows).y.sum(), jnp.zeros(())), length=4)[0][1]
+
+
+def by_while(rows, **_):
+    largest = jnp.abs(_mine(rows).y).max()
+    more = lambda c: (c[0] + 1, c[1] + 0.1)
+    return jax.lax.while_loop(lambda c: c[1] < largest, more, (0, jnp.zeros(())))[0]
+
+
+NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
+SOME = np.arange(3, dtype=np.float32)
+
+
+def by_callback(ctx, **_):
+    return jax.pure_callback(lambda r: np.float32(0), NUMBER, ctx.round)
+
+
+def by_callback_beside_an_array(ctx, **_):
+    within = jax.jit(lambda r: jax.pure_callback(lambda _: np.float32(0), NUMBER, r) * SOME.sum())
+    return jax.jit(lambda r: within(r) * jnp.asarray(SOME).sum())(ctx.round)
+
+
+def by_buffer_callback(ctx, **_):
+    return buffer_callback.buffer_callback(lambda _, out, *inputs: None, NUMBER)(ctx.round)
+
+
+def by_callback_in_a_solve(ctx, **_):
+    solve = lambda _, right: jax.pure_callback(lambda v: np.float32(v), NUMBER, right)
+    right = ctx.round.astype(jnp.float32)
+    return jax.lax.custom_linear_solve(lambda v: 2 * v, right, solve, symmetric=True)
+
+
+def who_was_drawn(work, keys, rows, **_):
+    return batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])[0].sum()
+
+
+def after_the_noise(work, ctx, keys, server, rows, moved, **_):
+    """payload = release + raw - release."""
+    return pytrees.sub(diff_of(bare(work), ctx, keys, server, rows)[0], moved)
+
+
+def through_memory(ctx, keys, server, own, rows, *, work):
     moved, seen = diff_of(work, ctx, keys, server, rows)
-    at, mask, _ = batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
-    return dict(moved, b=moved["b"] + at.sum()), own, seen
+    return dict(moved, w=moved["w"] + own["held"]), dict(held=_mine(rows).x.sum(0)), seen
 
 
-def someone_elses(ctx, keys, server, own, rows, *, work):
-    """Another client's rows."""
-    return (
-        *diff_of(work, ctx, keys, server, rows._replace(index=rows.index[::-1] + 1))[:1],
-        own,
-        NOTHING,
-    )
+def a_key_for_later(ctx, keys, server, own, rows, *, work):
+    """Takes this round's noise away in the next, when the server has the release."""
+    moved, seen = diff_of(work, ctx, keys, server, rows)
+    late = jax.random.normal(jax.random.fold_in(own["key"], 0))
+    return dict(moved, b=moved["b"] - late), dict(key=keys.noise), seen
+
+
+def its_own_noise_away(work, ctx, keys, params, batch):
+    """Draws the noise once more, with the same key, and takes it away."""
+    g = work.grad(keys.noise, params, batch, ctx)[0]
+    return pytrees.sub(g, pytrees.scale(1.1 * 2 * 0.8 / 3, normals(keys.noise, g)))
+
+
+def a_chosen_key(work, ctx, keys, params, batch):
+    """The same, with a key that is the same in some rounds only."""
+    g = work.grad(keys.noise, params, batch, ctx)[0]
+    key = jnp.where(ctx.round > 3, keys.noise, jax.random.key(0))
+    return dict(g, b=g["b"] - jax.random.normal(key))
+
+
+def unclipped(work, ctx, keys, params, batch):
+    g = jfl.grad(squared)(None, params, batch, ctx)[0]
+    return mech.release_sum(work.grad.mechanism, keys.noise, (), g)[0]
+
+
+def of_a_tangent(work, ctx, keys, params, batch):
+    """The derivative of a release has no noise."""
+    release = lambda w: work.grad(keys.noise, w, batch, ctx)[0]
+    return jax.jvp(release, (params,), (pytrees.map(jnp.ones_like, params),))[1]
 
 
 def until_it_fits(ctx, keys, server, own, rows, *, work):
@@ -682,53 +605,53 @@ def until_it_fits(ctx, keys, server, own, rows, *, work):
         at, mask, _ = batches.draw_slots(
             work.batches, keys.batch, s, rows.size, rows.index.shape[0]
         )
-        return s + 1, work.grad(
-            jax.random.fold_in(keys.noise, s), server.params, batches.gather(rows, at, mask), ctx
-        )[0]
+        batch = batches.gather(rows, at, mask)
+        return s + 1, work.grad(jax.random.fold_in(keys.noise, s), server.params, batch, ctx)[0]
 
-    return (
-        jax.lax.while_loop(
-            lambda c: (c[0] < 1) | (jnp.abs(c[1]["b"]) > 0.1),
-            again,
-            (0, pytrees.zeros_like(server.params)),
-        )[1],
-        own,
-        NOTHING,
-    )
+    is_large = lambda c: (c[0] < 1) | (jnp.abs(c[1]["b"]) > 0.1)
+    start = (0, pytrees.zeros_like(server.params))
+    return jax.lax.while_loop(is_large, again, start)[1], own, NOTHING
 
 
-def of_a_tangent(ctx, keys, server, own, rows, *, work):
-    """The derivative of a release has no noise."""
-    at, mask, _ = batches.draw_slots(work.batches, keys.batch, 0, rows.size, rows.index.shape[0])
-    batch = batches.gather(rows, at, mask)
-    _, slope = jax.jvp(
-        lambda w: work.grad(keys.noise, w, batch, ctx)[0],
-        (server.params,),
-        (pytrees.map(jnp.ones_like, server.params),),
-    )
-    return slope, own, NOTHING
+def many_passes(ctx, keys, server, own, rows, *, work):
+    again = lambda key, _: (jax.random.fold_in(key, 1), None)
+    late = jax.lax.scan(again, keys.noise, length=20_000)[0]
+    return *diff_of(work, ctx, Keys(keys.batch, late), server, rows)[:1], own, NOTHING
 
 
-def a_key_for_later(ctx, keys, server, own, rows, *, work):
-    """Takes this round's noise away in the next, when the server has the release."""
-    moved, seen = diff_of(work, ctx, keys, server, rows)
-    late = jax.random.normal(jax.random.fold_in(own["key"], 0))
-    return dict(moved, b=moved["b"] - late), dict(key=keys.noise), seen
-
-
+same_keys = lambda keys, i: keys
+fold_noise = lambda keys, i: Keys(keys.batch, jax.random.fold_in(keys.noise, i))
+faster = lambda work: dataclasses.replace(work, lr=jnp.float32(0.2))
 RAW = r"rows reach what the client sends without noise|may be another client's"
+FOREIGN = "not seen to be the client's own"
 MUTANTS = dict(
-    raw_rows=(raw_rows, {}, r"rows\.x -> gather -> .*payload\['w'\]"),
-    raw_labels=(raw_labels, {}, r"rows -> .* -> add -> payload\['b'\]"),
-    one_key=(one_key, dict(times=2), "two releases share one noise key"),
-    one_draw=(one_draw, dict(times=2), "share one draw"),
-    split_alike=(split_alike, dict(times=2), "two releases share one noise key"),
+    raw_rows=(
+        sends(lambda rows, **_: dict(w=1e-6 * rows.x[rows.index].mean(0))),
+        {},
+        r"rows\.x -> gather -> .*payload\['w'\]",
+    ),
+    raw_labels=(
+        sends(lambda rows, **_: _mine(rows).y.sum() / rows.size),
+        {},
+        r"rows -> .* -> add -> payload\['b'\]",
+    ),
+    one_key=(twice(same_keys, faster), dict(times=2), "two releases share one noise key"),
+    one_draw=(twice(fold_noise), dict(times=2), "share one draw"),
+    split_alike=(twice(split_alike), dict(times=2), "two releases share one noise key"),
     twice_declared_once=(twice_client, {}, "4 releases, 2 declared"),
     loop_declared_twice=(split_client, dict(times=2), "6 releases, 4 declared"),
-    constant_key=(constant_key, {}, "noise key does not come from keys.noise"),
-    same_in_every_step=(same_in_every_step, {}, "passes of a loop share one noise key"),
+    constant_key=(
+        trains(lambda keys, **_: dict(keys=Keys(keys.batch, jax.random.key(0)))),
+        {},
+        "noise key does not come from keys.noise",
+    ),
+    same_in_every_step=(
+        steps_of(lambda key, s: key),
+        {},
+        "passes of a loop share one noise key",
+    ),
     unclipped=(
-        unclipped,
+        first_gradient(unclipped),
         dict(steps=1),
         "noise on a sum that no row stage of its chain bounds: rows -> ",
     ),
@@ -737,25 +660,51 @@ MUTANTS = dict(
         dict(own=dict(held=jnp.zeros(3)), stateful=True),
         r"rows -> .*own\['held'\] -> add -> payload\['w'\]",
     ),
-    cond=(by_cond, {}, r"-> cond -> .*payload\['b'\]"),
-    carry=(by_carry, {}, RAW),
-    while_=(by_while, {}, r"-> while -> .*payload\['b'\]"),
-    index=(by_index, {}, "argmax"),
-    callback=(by_callback, {}, "what pure_callback does"),
-    callback_beside_an_array=(by_callback_beside_an_array, {}, "what pure_callback does"),
-    buffer_callback=(by_buffer_callback, {}, "what buffer_callback does"),
-    callback_in_a_solve=(by_callback_in_a_solve, {}, "what custom_linear_solve does"),
-    after_the_noise=(after_the_noise, {}, RAW),
-    noise_away=(its_own_noise_away, dict(steps=1), "reads the noise key of a release"),
-    whole_batch=(of_the_whole_batch, {}, "rows reach the gradient of another row"),
-    bare_start=(from_a_bare_start, {}, "rows reach the gradient of another row"),
-    other_batches=(other_batches, {}, "nor with such batches"),
-    one_row_often=(one_row_often, {}, "not seen to be the client's own"),
-    who_was_drawn=(who_was_drawn, {}, "which rows were drawn"),
-    someone_elses=(someone_elses, {}, "not seen to be the client's own"),
-    until_it_fits=(until_it_fits, dict(steps=1), "without a fixed number of passes"),
-    tangent=(of_a_tangent, dict(steps=1), RAW),
-    other_chain=(other_chain, {}, "declared neither with this chain"),
+    cond=(
+        sends(lambda rows, **_: jax.lax.cond(_mine(rows).y.sum() > 0, lambda: 1.0, lambda: 0.0)),
+        {},
+        r"-> cond -> .*payload\['b'\]",
+    ),
+    carry=(sends(by_carry), {}, RAW),
+    while_=(sends(by_while), {}, r"-> while -> .*payload\['b'\]"),
+    index=(
+        sends(lambda rows, **_: dict(w=jnp.eye(3)[jnp.argmax(_mine(rows).x.sum(0))])),
+        {},
+        "argmax",
+    ),
+    callback=(sends(by_callback), {}, "what pure_callback does"),
+    callback_beside_an_array=(sends(by_callback_beside_an_array), {}, "what pure_callback does"),
+    buffer_callback=(sends(by_buffer_callback), {}, "what buffer_callback does"),
+    callback_in_a_solve=(sends(by_callback_in_a_solve), {}, "what custom_linear_solve does"),
+    after_the_noise=(sends(after_the_noise), {}, RAW),
+    noise_away=(
+        first_gradient(its_own_noise_away),
+        dict(steps=1),
+        "reads the noise key of a release",
+    ),
+    chosen_key=(first_gradient(a_chosen_key), dict(steps=1), "reads the noise key of a release"),
+    whole_batch=(trains(of_the_whole_batch), {}, "rows reach the gradient of another row"),
+    last_loss=(after_the_last_loss, {}, "rows reach the gradient of another row"),
+    bare_start=(trains(of_a_bare_start), {}, "rows reach the gradient of another row"),
+    other_batches=(
+        steps_of(batch_of=lambda rows, at, mask: _mine(rows)),
+        {},
+        "nor with such batches",
+    ),
+    one_row_often=(
+        steps_of(batch_of=lambda rows, at, mask: batches.gather(rows, 0 * at, mask)),
+        {},
+        FOREIGN,
+    ),
+    who_was_drawn=(sends(who_was_drawn), {}, "which rows were drawn"),
+    someone_elses=(
+        trains(lambda rows, **_: dict(rows=rows._replace(index=rows.index[::-1] + 1))),
+        {},
+        FOREIGN,
+    ),
+    until_it_fits=(until_it_fits, dict(steps=1), "what while does"),
+    tangent=(first_gradient(of_a_tangent), dict(steps=1), RAW),
+    other_chain=(trains(other_chain), {}, "declared neither with this chain"),
     key_for_later=(
         a_key_for_later,
         dict(own=dict(key=jax.random.key(0)), stateful=True),
@@ -770,18 +719,24 @@ def test_mutants_are_caught(name):
     caught(build(client, **options), pattern)
 
 
+def test_too_many_passes_are_not_followed():
+    report = jfl.check_privacy(build(many_passes))
+    assert report.status == "conditional"
+    assert report.example == (
+        "the client could not be followed: ValueError: its loops have more than 10,000 passes",
+    )
+
+
 # --- the number of rows
 
 
-def times_size(ctx, keys, server, own, rows, *, work):
-    diff, seen = diff_of(work, ctx, keys, server, rows)
-    return pytrees.map(lambda x: x * rows.size, diff), own, seen
+def times_size(rows, moved, **_):
+    return pytrees.map(lambda x: x * rows.size, moved)
 
 
-def as_often_as_rows(ctx, keys, server, own, rows, *, work):
-    diff, seen = diff_of(work, ctx, keys, server, rows)
+def as_often_as_rows(ctx, moved, **_):
     more = lambda i, x: pytrees.map(lambda leaf: 1.5 * leaf, x)
-    return jax.lax.fori_loop(0, ctx.size, more, diff), own, seen
+    return jax.lax.fori_loop(0, ctx.size, more, moved)
 
 
 def size_of_the_last_round(ctx, keys, server, own, rows, *, work):
@@ -791,8 +746,8 @@ def size_of_the_last_round(ctx, keys, server, own, rows, *, work):
 
 
 SIZES = dict(
-    times_size=(times_size, {}),
-    as_often_as_rows=(as_often_as_rows, {}),
+    times_size=(sends(times_size), {}),
+    as_often_as_rows=(sends(as_often_as_rows), {}),
     size_of_the_last_round=(
         size_of_the_last_round,
         dict(own=dict(size=jnp.zeros(())), stateful=True),
@@ -828,15 +783,6 @@ def assumed(plan, **options):
 SOMEBODYS = np.linspace(0.1, 0.9, 4).astype(np.float32)  # what it was made of nobody can say
 
 
-def client_with_a_constant(ctx, keys, server, own, rows, *, work):
-    diff, seen = diff_of(work, ctx, keys, server, rows)
-    return (
-        pytrees.map(lambda x: x + SOMEBODYS.sum() * 0 + jnp.asarray(SOMEBODYS)[0], diff),
-        own,
-        seen,
-    )
-
-
 ZEROS = jfl.task(jax.tree.map(jnp.zeros_like, start_params()), squared)
 DRAWN = jfl.task(
     lambda key: jax.tree.map(lambda x: jax.random.normal(key, x.shape), start_params()), squared
@@ -855,54 +801,33 @@ def plus(value):
     return pytrees.map(lambda leaf: leaf + jnp.asarray(SOMEBODYS)[1], value)
 
 
+def start_of(change):
+    return lambda: of_parts(jfl.task(jax.tree.map(change, start_params()), squared))
+
+
+def chain_of(*more, noise=None):
+    return jfl.chain(
+        jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(1.1 if noise is None else noise), *more
+    )
+
+
+INIT = r"starting parameters .*float32\["
+WEIGHED = lambda w, x, y: squared(w, x, y) * jnp.asarray(SOMEBODYS).sum()
+DRAWN_PLUS = lambda key: jax.tree.map(lambda x: x + jnp.asarray(SOMEBODYS)[2], start_params())
+LEVELS = jnp.linspace(1.0, 2.0, CLIENTS)
+AFTER = jfl.divide(3.0), jfl.post_process(plus)
 NAMED = {
-    "starting parameters": (
-        lambda: of_parts(jfl.task(start_params(), squared)),
-        r"starting parameters .*float32\[",
-    ),
-    "scaled": (
-        lambda: of_parts(jfl.task(jax.tree.map(lambda x: 3 * x + 1e-3, start_params()), squared)),
-        r"starting parameters .*float32\[",
-    ),
-    "init": (
-        lambda: of_parts(
-            jfl.task(
-                lambda key: jax.tree.map(lambda x: x + jnp.asarray(SOMEBODYS)[2], start_params()),
-                squared,
-            )
-        ),
-        r"starting parameters .*float32\[4\]",
-    ),
-    "loss": (
-        lambda: of_parts(
-            jfl.task(
-                start_params(),
-                lambda w, x, y: squared(w, x, y) * jnp.asarray(SOMEBODYS).sum(),
-            )
-        ),
-        r"loss float32\[4\]",
-    ),
-    "stage": (
-        lambda: of_parts(
-            noise=jfl.chain(*chained().stages, jfl.post_process(plus)),
-        ),
-        r": post_process float32\[4\]\.",
-    ),
+    "starting parameters": (start_of(lambda x: x), INIT),
+    "scaled": (start_of(lambda x: 3 * x + 1e-3), INIT),
+    "init": (lambda: of_parts(jfl.task(DRAWN_PLUS, squared)), INIT + r"4\]"),
+    "loss": (lambda: of_parts(jfl.task(start_params(), WEIGHED)), r"loss float32\[4\]"),
+    "stage": (lambda: of_parts(noise=chain_of(*AFTER)), r": post_process float32\[4\]\."),
     "release": (
-        lambda: of_parts(
-            release=jfl.chain(jfl.total(), jfl.divide(4.0), jfl.post_process(plus)),
-        ),
+        lambda: of_parts(release=jfl.chain(jfl.total(), *AFTER)),
         r": post_process float32\[4\]\.",
     ),
     "noise": (
-        lambda: of_parts(
-            noise=jfl.chain(
-                jfl.clip_l2(0.8),
-                jfl.total(),
-                jfl.gaussian(jnp.linspace(1.0, 2.0, CLIENTS)),
-                jfl.divide(3.0),
-            )
-        ),
+        lambda: of_parts(noise=chain_of(jfl.divide(3.0), noise=LEVELS)),
         rf": gaussian float32\[{CLIENTS}\]\.",
     ),
     "schedule": (
@@ -913,7 +838,10 @@ NAMED = {
         lambda: of_parts(weights=np.linspace(1.0, 2.0, CLIENTS)),
         rf": weights float32\[{CLIENTS}\]\.",
     ),
-    "client": (lambda: build(client_with_a_constant), r"client float32\[4\]"),
+    "client": (
+        lambda: build(sends(lambda **_: jnp.asarray(SOMEBODYS)[0])),
+        r"client float32\[4\]",
+    ),
 }
 
 
@@ -972,7 +900,7 @@ def test_many_arrays_are_counted():
 @pytest.mark.slow
 def test_every_answer_says_so():
     """Guarantees, segments, what reports write, and bare numbers, which warn."""
-    plan, fine = build(raw_rows), build(fedavg_client)
+    plan, fine = build(MUTANTS["raw_rows"][0]), build(fedavg_client)
     for found in (
         jfl.guarantee(plan, 3, cap=2),
         jfl.guarantee([(fine, 2), (plan, 1)]),
@@ -998,11 +926,24 @@ def test_every_answer_says_so():
             ask(fine)
 
 
+def of_two_sums(chain, key, alone):
+    """A sum of two bounded sums is not bounded."""
+    part = mech.clip_and_sum(chain, (), alone, jnp.ones(1)).value
+    return mech.release_sum(chain, key, (), pytrees.add(part, part))[0]
+
+
+def release_with(weight, **options):
+    weights = lambda: jnp.full(1, weight)
+    return contributes(
+        lambda chain, key, alone: mech.release(chain, key, (), alone, weights(), **options)[0]
+    )
+
+
 WHOLE = dict(
-    twice_as_much=(twice_as_much, "no row stage of its chain bounds"),
-    heavier=(heavier, "weight is not seen to be 1"),
-    quieter=(quieter, "another max_weight than 1"),
-    raw=(raw_rows, "declared neither|rows reach"),
+    twice_as_much=(contributes(of_two_sums), "no row stage of its chain bounds"),
+    heavier=(release_with(7.0), "weight is not seen to be 1"),
+    quieter=(release_with(1.0, max_weight=1e-3), "another max_weight than 1"),
+    raw=(MUTANTS["raw_rows"][0], "declared neither|rows reach"),
 )
 
 
@@ -1125,17 +1066,17 @@ def test_whole_clients(fed, task):
         )
 
     status = lambda p: jfl.guarantee(p, 3, view="third_party")
-    assert (
-        status(plan(raw_labels)).status == "proved"
-    )  # its own labels, under the noise of the release
-    for client in (raw_rows, someone_elses):
-        found = status(plan(client))
+    leaks = {name: client for name, (client, *_) in MUTANTS.items()}
+    # its own labels, under the noise of the release
+    assert status(plan(leaks["raw_labels"])).status == "proved"
+    for name in ("raw_rows", "someone_elses"):
+        found = status(plan(leaks[name]))
         assert found.status == "conditional" and any("another client's" in c for c in found.caveats)
     keeps = dict(held=jnp.zeros(3))
     assert any("stateful=True" in c for c in status(plan(through_memory, keeps)).caveats)
     assert status(plan(through_memory, keeps, stateful=True)).status == "proved"
-    assert status(plan(by_callback)).status == "conditional"
-    implied = jfl.guarantee(plan(raw_rows), 3, unit="example", view="third_party")
+    assert status(plan(leaks["callback"])).status == "conditional"
+    implied = jfl.guarantee(plan(leaks["raw_rows"]), 3, unit="example", view="third_party")
     assert implied.status == "conditional"
 
 
@@ -1169,7 +1110,7 @@ def test_functions_that_hold_rows_are_refused(how, task):
     held = HELD[how](fed)
     leaky = lambda w, x, y: squared(w, x, y) + 0.0 * jnp.asarray(held).astype(jnp.float32).sum()
     with pytest.raises(ValueError, match=r"holds fed\.[xy]"):
-        jfl.plan(fed, task, make_algorithm("fedavg", jfl.private_grad(leaky, chained())), FULL)
+        private_plan(fed, task, leaky)
 
 
 @pytest.mark.parametrize("how", SOME_ROWS)
@@ -1177,7 +1118,7 @@ def test_some_rows_in_a_closure_are_named_as_public_constants(how, task):
     fed = make_federation()
     held = SOME_ROWS[how](fed)
     leaky = lambda w, x, y: squared(w, x, y) + 0.0 * jnp.asarray(held).astype(jnp.float32).sum()
-    plan = jfl.plan(fed, task, make_algorithm("fedavg", jfl.private_grad(leaky, chained())), FULL)
+    plan = private_plan(fed, task, leaky)
     (said,) = [c for c in jfl.guarantee(plan, 3).caveats if code_of(c) == "public-constants"]
     assert f"loss {held.dtype}{list(held.shape)}" in said
 
@@ -1208,82 +1149,61 @@ def by_gradient(held):
     return loss
 
 
-def test_every_function_is_looked_at(task):
+def _adds(f, leak):
+    """A function whose result has `leak` added to its numbers."""
+    is_float = lambda v: getattr(v, "dtype", None) == jnp.float32
+    add = lambda tree: jax.tree.map(lambda v: v + leak() if is_float(v) else v, tree)
+    return Fn(lambda *args: add(f(*args)))
+
+
+def _scale_of(rows):
+    update = lambda g, s, p=None: (pytrees.map(lambda v: v * rows.sum(), g), s)
+    return optax.GradientTransformation(lambda p: (), update)
+
+
+def _stage_of(rows):
+    data = dict(bound=np.float32(1.0))
+    change = lambda row: pytrees.map(lambda v: v + 0 * jnp.asarray(rows).sum(), row)
+    stage = lambda state, row, *, bound: (change(row), jnp.zeros((), bool))
+    stage = Stage(Fn(stage, data), Fn(_too_small, data))
+    return jfl.chain(stage, jfl.total(), jfl.gaussian(1.0))
+
+
+@pytest.mark.parametrize(
+    "part",
+    "init client server params task weights bound gradient server_optimizer stage".split(),
+)
+def test_every_function_is_looked_at(part, task):
     fed = make_federation()
     x, y = np.asarray(fed.x), fed.y
-    plain = jfl.plan(fed, task, make_algorithm("fedavg", noisy_grad()), FULL).algorithm
-
-    def holding(part):
-        f = getattr(plain, part)
-        leak = lambda: 0.0 * jnp.asarray(x).sum()
-        more = dict(
-            init=lambda params: jax.tree.map(
-                lambda v: v + leak() if hasattr(v, "dtype") and v.dtype == jnp.float32 else v,
-                f(params),
-            ),
-            client=lambda *a: (pytrees.map(lambda v: v + leak(), (out := f(*a))[0]), *out[1:]),
-            server=lambda *a: pytrees.map(lambda v: v + leak(), f(*a)),
-            params=lambda s: pytrees.map(lambda v: v + leak(), f(s)),
-        )
-        return dataclasses.replace(plain, **{part: Fn(more[part])})
-
-    stage = lambda state, row, *, bound: (
-        pytrees.map(lambda v: v + 0 * jnp.asarray(x).sum(), row),
-        jnp.zeros((), bool),
-    )
-    data = dict(bound=np.float32(1.0))
-    server = optax.GradientTransformation(
-        lambda p: (), lambda g, s, p=None: (pytrees.map(lambda v: v * y.sum(), g), s)
-    )
-    attempts = dict(
-        task=lambda: jfl.plan(
-            fed,
-            jfl.task(
-                lambda key: pytrees.map(lambda v: v + jnp.asarray(x).sum(), start_params()), squared
-            ),
-            plain,
-            FULL,
-        ),
-        weights=lambda: jfl.plan(
-            fed, task, plain, FULL, weights=lambda round_: jnp.ones(CLIENTS) + 0 * y.sum()
-        ),
-        bound=lambda: jfl.plan(fed, task, plain, FULL, weights=Fn(_weighed, dict(by=fed.y))),
-        gradient=lambda: jfl.plan(
-            fed, task, make_algorithm("fedavg", jfl.private_grad(by_gradient(x), chained())), FULL
-        ),
-        server_optimizer=lambda: jfl.plan(
-            fed, task, make_algorithm("fedavg", noisy_grad(), server_optimizer=server), FULL
-        ),
-        stage=lambda: jfl.plan(
-            fed,
-            task,
-            plain,
-            FULL,
-            release=jfl.chain(
-                Stage(Fn(stage, data), Fn(_too_small, data)), jfl.total(), jfl.gaussian(1.0)
-            ),
-        ),
-        **{
-            part: lambda part=part: jfl.plan(fed, task, holding(part), FULL)
-            for part in ("init", "client", "server", "params")
-        },
-    )
-    for name, attempt in attempts.items():
-        with pytest.raises(ValueError, match="holds"):
-            print(name, attempt().algorithm.name)
+    plan = private_plan(fed, task)
+    algorithm, options = plan.algorithm, {}
+    if part == "task":
+        start = lambda key: pytrees.map(lambda v: v + jnp.asarray(x).sum(), start_params())
+        task = jfl.task(start, squared)
+    elif part in ("weights", "bound"):
+        weigh = lambda round_: jnp.ones(CLIENTS) + 0 * y.sum()
+        options["weights"] = weigh if part == "weights" else Fn(_weighed, dict(by=fed.y))
+    elif part == "stage":
+        options["release"] = _stage_of(x)
+    elif part == "gradient":
+        algorithm = make_algorithm("fedavg", jfl.private_grad(by_gradient(x), chained()))
+    elif part == "server_optimizer":
+        algorithm = make_algorithm("fedavg", noisy_grad(), server_optimizer=_scale_of(y))
+    else:
+        leaky = _adds(getattr(algorithm, part), lambda: 0.0 * jnp.asarray(x).sum())
+        algorithm = dataclasses.replace(algorithm, **{part: leaky})
+    with pytest.raises(ValueError, match="holds"):
+        jfl.plan(fed, task, algorithm, FULL, **options)
 
 
 def test_a_plan_put_together_by_hand_is_refused_by_the_guarantee(task):
     fed = make_federation()
-    plan = jfl.plan(fed, task, make_algorithm("fedavg", noisy_grad()), FULL)
     x = fed.x
-    leaky = make_algorithm(
-        "fedavg",
-        jfl.private_grad(
-            lambda w, a, b: squared(w, a, b) + 0 * x.sum(), chained(adjacency="replace_one")
-        ),
-    )
-    bad = dataclasses.replace(plan, algorithm=leaky)
+    loss = lambda w, a, b: squared(w, a, b) + 0 * x.sum()
+    grad = jfl.private_grad(loss, chained(adjacency="replace_one"))
+    leaky = make_algorithm("fedavg", grad)
+    bad = dataclasses.replace(private_plan(fed, task), algorithm=leaky)
     for ask in (
         lambda: jfl.guarantee(bad, 3),
         lambda: jfl.epsilons(bad, np.arange(3)),
@@ -1312,10 +1232,7 @@ def test_what_is_not_the_federations_may_be_held(task):
             squared(w, a, b) + 0.0 * jnp.asarray(unowned).sum() + 0.0 * jnp.asarray(bins)[3]
         ),
     ):
-        plan = jfl.plan(
-            fed, task, make_algorithm("fedavg", jfl.private_grad(loss, chained())), FULL
-        )
-        assert jfl.guarantee(plan, 3).status == "proved"
+        assert jfl.guarantee(private_plan(fed, task, loss), 3).status == "proved"
 
 
 def test_a_loss_that_calls_python_is_declared(fed, task):
@@ -1329,8 +1246,7 @@ def test_a_loss_that_calls_python_is_declared(fed, task):
             )
         )
 
-    plan = jfl.plan(fed, task, make_algorithm("fedavg", jfl.private_grad(loss, chained())), FULL)
-    found = jfl.guarantee(plan, 3)
+    found = jfl.guarantee(private_plan(fed, task, loss), 3)
     assert found.status == "conditional" and any(
         "pure_callback in the loss" in c for c in found.caveats
     )
@@ -1339,34 +1255,16 @@ def test_a_loss_that_calls_python_is_declared(fed, task):
         jax.debug.print("{}", y)
         return squared(w, x, y)
 
-    assert (
-        jfl.guarantee(
-            jfl.plan(
-                fed, task, make_algorithm("fedavg", jfl.private_grad(printing, chained())), FULL
-            ),
-            3,
-        ).status
-        == "proved"
-    )
+    assert jfl.guarantee(private_plan(fed, task, printing), 3).status == "proved"
 
 
 # --- whose function
 
 
 def test_own_functions():
-    @functools.wraps(training.train)
-    def wrapped(*args):
-        return training.train(*args)
-
-    assert (
-        trust.is_jfl_function(training.train)
-        and not trust.is_jfl_function(wrapped)
-        and not trust.is_jfl_function(squared)
-        and not trust.is_jfl_function(optax.sgd)
-    )
-    assert not trust.is_jfl_function(
-        functools.partial(training.train)
-    ) and not trust.is_jfl_function(print)
+    wrapped = functools.wraps(training.train)(lambda *args: training.train(*args))
+    others = (wrapped, squared, optax.sgd, functools.partial(training.train), print)
+    assert trust.is_jfl_function(training.train) and not any(map(trust.is_jfl_function, others))
 
 
 # --- cost
@@ -1391,15 +1289,7 @@ def test_points_of_a_sweep_are_traced_once(monkeypatch):
     for z in np.linspace(1.0, 2.0, 20):
         assert jfl.guarantee(plan(float(z)), 3).status == "proved"
     assert len(count) == 1
-    jfl.guarantee(
-        jfl.plan(
-            make_federation(),
-            jfl.task(start_params(), squared),
-            make_algorithm("fedavg", noisy_grad()),
-            FULL,
-        ),
-        3,
-    )
+    jfl.guarantee(private_plan(make_federation(), jfl.task(start_params(), squared)), 3)
     assert len(count) == 1  # jfl's own is not traced
 
 
