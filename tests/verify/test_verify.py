@@ -1015,6 +1015,8 @@ def test_every_row_stage_of_jfl_is_known():
         jfl.wavelet.published(r, 1.0, 1.0, haar, unsound=True)[0] for r in jfl.wavelet.READINGS
     ]
     assert all(map(trust.is_own_row_stage, made))
+    other_bound = Fn(stages._layers_bound, made[0].bound.data, made[0].bound.static)
+    assert not trust.is_own_row_stage(dataclasses.replace(made[0], bound=other_bound))
     assert {s.apply.function for s in made} == {*trust.ROW_STAGES, stages._as_it_is}
 
 
