@@ -63,7 +63,7 @@ def files(out):
 def quick(monkeypatch):
     """Pictures, and programs that are traced to be refused, are of test_cli.py; here they would be
     most of the time."""
-    monkeypatch.setattr(train.report, "picture", lambda *_: None)
+    monkeypatch.setattr(train.pictures, "draw_accuracy", lambda *_: None)
     monkeypatch.setattr(train, "scan", lambda run, plan, rounds: run)
 
 

@@ -66,7 +66,7 @@ def quick():
     most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "scan", lambda run, plan, rounds: run)
-        patch.setattr(sweep.record, "picture", lambda *args: None)
+        patch.setattr(sweep.pictures, "draw_accuracy", lambda *args: None)
         yield
 
 
