@@ -271,7 +271,7 @@ def test_fewer_rounds_than_done_are_refused(half):
 def test_a_checkpoint_without_its_journal_is_refused(half):
     """Nobody knows then which rounds were seen."""
     (half / "journal.json").unlink()
-    with pytest.raises(ValueError, match="journal.*another --seed"):
+    with pytest.raises(ValueError, match="journal.*new --seed"):
         train.train(STATEFUL, half, resume=True)
 
 
