@@ -1,35 +1,40 @@
-"""The identity of a plan: what it computes, read once, as a description for people and as 128 bits
-for the noise.
+"""The identity of a plan: a description of what it computes, and 128 bits from which its noise is
+derived.
 
-All noise of a run follows from its seed and from the identity of the plan that runs, so two plans
-that compute different things never share noise (their difference would be free of it), and one plan
-has the same noise in every process.  The identity is a hash of a *static description* (registered
-names of jfl's own functions, the source of a user's, static arguments, shapes, types) with the bits
-of every numeric leaf in the type that runs.
+All noise of a run is derived from its seed and from the identity of its plan.  Two plans that
+compute different things therefore never share noise (subtracting their results would remove it),
+and one plan has the same noise in every process.  The identity is a hash of a static description
+together with the bits of every number, in the type that runs.  The description contains
 
-What it cannot see: a value that a function reads from a file, a clock or the state of an object in
-C; attributes that a function looks up by a computed name; a state of a run that is changed by hand.
+- functions and classes of jfl, and whatever `jfl.named` has named, by their registered names;
+- functions and classes of installed libraries by their qualified names;
+- a user's function by its qualified name and source, its closure, defaults and attributes, and
+  the globals that it mentions;
+- a user's class by its members, and an object by its class and its fields.
+
+Whatever cannot be distinguished in this way is rejected.  Three things remain invisible: values
+that a function reads from a file or a clock, attributes that it looks up by a computed name, and a
+state of a run that is changed by hand.
 """
 
-import contextlib
-import copyreg
+import __future__
+
+import ast
+import collections
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
 import inspect
-import io
 import json
 import linecache
 import logging
 import os
 import sys
 import sysconfig
-import tokenize
 import types
-from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -83,6 +88,9 @@ COMPILED = (
     types.MethodWrapperType,
     types.ClassMethodDescriptorType,
 )
+# Builtin types: of an object of a subclass, the content counts beside its fields.
+CONTAINERS = (dict, list, tuple, set, frozenset, str, bytes, int, float)
+IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: no class that is written in Python has it
 # What a class has that says nothing of what its objects compute.
 SILENT = frozenset(
     """__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__
@@ -144,22 +152,8 @@ def initial_history(plan: Plan) -> Words:
 
 def _words(plan: Plan, read: Callable[["Reader", Plan], Any]) -> Words:
     reader = Reader()
-    with _readable():
-        text = reader.text(read(reader, plan))
+    text = reader.text(read(reader, plan))
     return hashing.combine(hashing.of_text(text), hashing.of_arrays(reader.leaves))
-
-
-@contextlib.contextmanager
-def _readable() -> Generator[None]:
-    try:
-        yield
-    except RecursionError:
-        checks.fail(
-            "jfl.describe",
-            "functions and objects that hold each other a few hundred deep at most",
-            "deeper ones, or a container that holds itself",
-            'Give the function that holds them a name: jfl.named("...")(function).',
-        )
 
 
 def as_made(fed: Federation) -> None:
@@ -202,8 +196,7 @@ def plan_identities(
         kinds = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
         if (shape, kinds) not in known:
             reader = Reader()
-            with _readable():
-                tree = read(reader, shape.unflatten(map(_Place, range(len(leaves)))))
+            tree = read(reader, shape.unflatten(map(_Place, range(len(leaves)))))
             places = reader.leaves  # of a number: where it is among the leaves of the pytree
             reader.leaves = [
                 _in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places
@@ -255,8 +248,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         )
     as_made(plan.fed)
     reader = Reader()
-    with _readable():
-        found: Any = reader.shown(reader.plan(plan))
+    found: Any = reader.shown(reader.plan(plan))
     shapes, _ = jax.tree_util.tree_flatten_with_path(
         jax.eval_shape(plan.task.init, jax.random.key(0))
     )
@@ -387,9 +379,10 @@ class Reader:
 
     def __init__(self) -> None:
         self.leaves: list[Any] = []
-        self.known: dict[
-            int, Any
-        ] = {}  # id -> value, what stands for it; the value is held, so its id stays
+        # (id, inside_named) -> (value, its description); holding a value keeps its id from reuse
+        self.known: dict[tuple[int, bool], Any] = {}
+        # inside a function that the user has named, an unreadable value counts by its type only
+        self.inside_named = False
 
     # --- results
 
@@ -556,16 +549,15 @@ class Reader:
         return {"array": list(value.shape), "type": str(value.dtype), "checksum": _checksum(value)}
 
     def _once(self, value: Any) -> dict[str, Any]:
-        """Functions, classes, objects and modules: each is read once, and then stands as a number,
-        also inside a circle."""
-        if id(value) in self.known:
-            return self.known[id(value)][1]
-        self.known[id(value)] = value, {"same as": len(self.known)}
+        """Describe a function, class, object or module once; afterwards, also inside a circle, a
+        number refers to it."""
+        place = id(value), self.inside_named
+        if place in self.known:
+            return self.known[place][1]
+        self.known[place] = value, {"same as": len(self.known)}
         found = self._read(value)
-        if all(
-            isinstance(v, (str, bool)) for v in found.values()
-        ):  # a name says it as shortly as a number
-            self.known[id(value)] = value, found
+        if all(isinstance(v, (str, bool)) for v in found.values()):  # as short as a number
+            self.known[place] = value, found
         return found
 
     def _read(self, value: Any) -> dict[str, Any]:
@@ -577,7 +569,7 @@ class Reader:
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.ModuleType):
-            return self._whole_module(value)
+            return self._module(value, None)
         if isinstance(value, types.MethodType):
             return {"method": self.static(value.__func__), "of": self.static(value.__self__)}
         if type(value) is functools.partial:
@@ -586,8 +578,6 @@ class Reader:
                 "args": self.static(value.args),
                 "keywords": self.static(value.keywords),
             }
-        if isinstance(value, (staticmethod, classmethod)):
-            return {"function": self.static(value.__func__)}
         if type(value) is property:
             return {"property": [self.static(f) for f in (value.fget, value.fset, value.fdel)]}
         if _library(_top(type(value))) and hasattr(value, "__wrapped__"):
@@ -596,6 +586,9 @@ class Reader:
             return self._compiled(value)
         if isinstance(value, logging.Logger):
             return {"logger": value.name}
+        if isinstance(value, jax.tree_util.PyTreeDef):
+            node, children = value.node_data(), value.children()
+            return {"treedef": self.static(node), "children": self.static(children)}
         return self._object(value)
 
     def _wrapped(self, value: Any) -> dict[str, Any]:
@@ -631,105 +624,102 @@ class Reader:
         elif _library(_top(value)):
             found = _by_name(value)
         else:
-            return self._users(value)
+            return self._users_function(value)
         return found | self._bound(value)
 
     def _bound(self, value: types.FunctionType) -> dict[str, Any]:
-        """What a function was given when it was made: defaults, and what it closes over."""
+        """Describe the defaults, the attributes and the closure of a function."""
         found = {}
+        is_users = not is_ours(value) and not _library(_top(value))
+        outside = self.inside_named
+        self.inside_named |= is_users and registered(value) is not None
         if value.__defaults__ or value.__kwdefaults__:
             found["defaults"] = self.static([value.__defaults__, value.__kwdefaults__])
-        closed = {
-            k: v
-            for k, v in zip(value.__code__.co_freevars, value.__closure__ or ())
-            if k not in ("dispatch_cache", "cache_token")
-        }
-        if (
-            not is_ours(value)
-            and not _library(_top(value))
-            and (more := {k: v for k, v in vars(value).items() if k not in SILENT})
-        ):
+        if is_users and (more := {k: v for k, v in vars(value).items() if k not in SILENT}):
             found["attributes"] = self.static(more)
-        if closed:
-            found["holds"] = {k: self._cell(v, k, value) for k, v in sorted(closed.items())}
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or ()))
+        if cells:
+            names = _names_in(value.__code__)
+            found["holds"] = {k: self._cell(v, names) for k, v in sorted(cells.items())}
+        self.inside_named = outside
         return found
 
-    def _cell(self, cell: types.CellType, name: str, function: types.FunctionType) -> Any:
+    def _cell(self, cell: types.CellType, names: frozenset[str]) -> Any:
         try:
             content = cell.cell_contents
         except ValueError:
             return "empty"
-        if isinstance(content, types.ModuleType):
-            return self._module_as_used(content, _uses(function.__code__).get(name, {()}))
-        return self.static(content)
+        is_module = isinstance(content, types.ModuleType)
+        return self._module(content, names) if is_module else self.static(content)
 
-    def _users(self, value: types.FunctionType) -> dict[str, Any]:
-        """A function of a user's own: its name, its source, and all values that it names."""
-        source = _source(value)
-        found = {"function": value.__qualname__}
-        if source is None:
-            found |= {
-                "code": _code(value.__code__),
-                "holds for": "Python {}.{}".format(*sys.version_info[:2]),
-            }
+    def _users_function(self, value: types.FunctionType) -> dict[str, Any]:
+        """Describe a user's function by its name, its source and every value that it mentions."""
+        found: dict[str, Any] = {"function": value.__qualname__}
+        names, written = _names_in(value.__code__), _source(value)
+        if written is None:
+            self._unreadable(
+                f"the source of the function {value.__qualname__}",
+                "none, or one that was edited since the function was made",
+            )
         else:
-            found["source"] = source
-        named = {}
-        for name, chains in sorted(_uses(value.__code__).items()):
-            if name in value.__code__.co_freevars:
-                continue
-            if name.startswith("import "):
-                named[name] = self._imported(
-                    name.removeprefix("import "), value.__globals__.get("__package__") or ""
-                )
-            elif name in value.__globals__:
-                content = value.__globals__[name]
-                module = isinstance(content, types.ModuleType)
-                named[name] = (
-                    self._module_as_used(content, chains) if module else self.static(content)
-                )
-        return found | self._bound(value) | ({"globals": named} if named else {})
-
-    def _imported(self, name: str, package: str) -> Any:
-        """A module that a function imports: of a user's, everything."""
-        bare = name.lstrip(".")
-        full = (
-            f"{package.rsplit('.', len(name) - len(bare) - 1)[0]}.{bare}".strip(".")
-            if name != bare
-            else bare
-        )
-        module = sys.modules.get(full)
-        return self.static(module) if module is not None else {"module": full}
-
-    def _module_as_used(self, module: types.ModuleType, chains: set[tuple[str, ...]]) -> Any:
-        """A module by what a function takes from it: `chains` are the attributes it names."""
-        top = module.__name__.split(".")[0]
-        if top == "jfl" or _library(top):
-            return {"module": module.__name__}
-        if () in chains:  # passed on whole
-            return self.static(module)
-        found = {}
-        for chain in sorted(chains):
-            content, at = module, 0
-            while (
-                at < len(chain)
-                and isinstance(content, types.ModuleType)
-                and hasattr(content, chain[at])
-            ):
-                content, at = getattr(content, chain[at]), at + 1
-            found[".".join(chain[:at])] = self.static(content)
-        return {"module": module.__name__, "uses": found}
-
-    def _whole_module(self, module: types.ModuleType) -> dict[str, Any]:
-        top = module.__name__.split(".")[0]
-        if top == "jfl" or _library(top):
-            return {"module": module.__name__}
-        return {
-            "module": module.__name__,
-            "values": {
-                k: self.static(v) for k, v in sorted(vars(module).items()) if not k.startswith("__")
-            },
+            found["source"] = _hash(written.text)
+            self._reject_imports(value, written.imports)
+            # `co_names` mixes globals and attributes; mangled names are not in the source
+            names = {n for n in names if n in written.names or "__" in n}
+        mentioned = {n: value.__globals__[n] for n in sorted(names) if n in value.__globals__}
+        described = {
+            n: self._module(v, _names_in(value.__code__))
+            if isinstance(v, types.ModuleType)
+            else self.static(v)
+            for n, v in mentioned.items()
         }
+        return found | self._bound(value) | ({"globals": described} if described else {})
+
+    def _reject_imports(self, value: types.FunctionType, imports: Iterable[str]) -> None:
+        """Reject a function that imports a user's module when it is called."""
+        for name in imports:
+            top = name.split(".")[0]
+            if top != "jfl" and (not top or not _library(top)):
+                self._unreadable(
+                    "modules that are imported at the top of a file",
+                    f"import of {name} inside the function {value.__qualname__}",
+                )
+
+    def _unreadable(self, expected: str, actual: str) -> None:
+        """Reject a plan, unless the user has named the function that holds the value."""
+        if not self.inside_named:
+            checks.fail(
+                "jfl.describe",
+                expected,
+                actual,
+                'Give the function that holds it a name: jfl.named("...")(function).',
+            )
+
+    def _module(self, module: types.ModuleType, names: frozenset[str] | None) -> Any:
+        """Describe a library's module by its name, and a user's by its contents.
+
+        Args:
+            module: a module that a function holds or mentions.
+            names: what this function mentions; it can take nothing else from the module, unless it
+                passes the module on.  None: everything counts.
+        """
+        found: dict[str, Any] = {}
+        waiting = [module]
+        for one in waiting:
+            top = one.__name__.split(".")[0]
+            if one.__name__ in found:
+                continue
+            found[one.__name__] = "library"
+            if top != "jfl" and not _library(top):
+                public = {k: v for k, v in sorted(vars(one).items()) if not k.startswith("__")}
+                members = {k: v for k, v in public.items() if names and k in names} or public
+                inner = {k: v for k, v in members.items() if isinstance(v, types.ModuleType)}
+                waiting += inner.values()
+                found[one.__name__] = {
+                    k: v.__name__ if k in inner else self.static(v) for k, v in members.items()
+                }
+        only = found[module.__name__] == "library"
+        return {"module": module.__name__} | ({} if only else {"contents": found})
 
     def type(self, cls: Any) -> Any:
         return self.static(cls) if isinstance(cls, type) else str(cls)
@@ -784,41 +774,26 @@ class Reader:
             "object": self.static(cls),
             **({"fields": fields} if fields else {}),
         }
-        for kind in (
-            dict,
-            list,
-            tuple,
-            set,
-            frozenset,
-            str,
-            bytes,
-            int,
-            float,
-        ):  # a subclass, with its content
+        for kind in CONTAINERS:  # of a subclass, its content
             if isinstance(value, kind):
                 inner: Any = kind
                 found["content"] = self.static(inner(value))
         if isinstance(value, np.ndarray):
             found["content"] = self._held(np.asarray(value))
-        if not fields and "content" not in found and not is_ours(cls) and _is_theirs(cls):
-            found["state"] = self._pickled(value)
+        if not is_ours(cls) and _hides_state(cls):
+            self._unreadable("objects with fields", checks.short_repr(value))
         return found
 
-    def _pickled(self, value: Any) -> Any:
-        """What a library's object would write of itself; nothing where it cannot."""
-        try:
-            reduce: Any = copyreg.dispatch_table.get(type(value), lambda v: v.__reduce_ex__(4))
-            state = reduce(value)
-        except Exception:  # locks, files, generators: whatever their class says
-            return "none"
-        if not isinstance(state, tuple):
-            return str(state)
-        items: list[Any] = [list(v) if hasattr(v, "__next__") else v for v in state[1:]]
-        return [
-            self.static(v)
-            for v in items
-            if not (isinstance(v, tuple) and value in [x for x in v if x is value])
-        ]
+
+def _hides_state(cls: type) -> bool:
+    """True for a class whose objects keep state in C, outside of fields that Python can list."""
+    readable = (object, types.SimpleNamespace, collections.OrderedDict, np.ndarray, *CONTAINERS)
+    for base in cls.__mro__:
+        methods_in_c = any(isinstance(v, types.MethodDescriptorType) for v in vars(base).values())
+        if base not in readable and (methods_in_c or base.__flags__ & IMMUTABLE_TYPE):
+            return True
+    has_fields = any(name in vars(c) for c in cls.__mro__ for name in ("__dict__", "__slots__"))
+    return cls is not object and not has_fields
 
 
 def _is_pytree(value: Any) -> bool:
@@ -876,7 +851,81 @@ def _shown(x: Any) -> Any:
     return {"array": list(x.shape), "type": str(x.dtype), "checksum": _checksum(x)}
 
 
-# --- functions of a user's own
+# --- the source of a user's function
+
+
+class Written(NamedTuple):
+    """The source of a function."""
+
+    text: str
+    names: frozenset[str]  # variables, without attributes
+    imports: frozenset[str]  # modules that it imports when it is called
+
+
+def _source(function: types.FunctionType) -> Written | None:
+    """Return the source of a function; None if there is none that compiles to its code.
+
+    A file that was edited after its import contains the source of another program.  Several
+    lambdas of one line are distinguished by the position of their code.
+    """
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    flags = code.co_flags & __future__.annotations.compiler_flag
+    place = code.co_firstlineno, code.co_name
+    codes, nodes = (found.get(place, []) for found in _functions_in(text, flags))
+    if code not in codes:
+        return None
+    inner = [node for outer in nodes for node in ast.walk(outer)]
+    segments = [ast.get_source_segment(text, node) for node in nodes]
+    return Written(
+        json.dumps([segments, codes.index(code)]),
+        frozenset(node.id for node in inner if isinstance(node, ast.Name)),
+        frozenset(name for node in inner for name in _imports_of(node)),
+    )
+
+
+def _imports_of(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return ["." * node.level + (node.module or "")]
+    return []
+
+
+@functools.lru_cache(maxsize=64)
+def _functions_in(text: str, flags: int) -> tuple[dict[Any, list[Any]], dict[Any, list[Any]]]:
+    """Return the code and the syntax tree of each function in a file, by first line and name."""
+    codes: dict[Any, list[Any]] = {}
+    nodes: dict[Any, list[Any]] = {}
+    try:
+        tree = ast.parse(text)
+        compiled = compile(text, "<source>", "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return codes, nodes
+    for code in _codes_in(compiled):
+        codes.setdefault((code.co_firstlineno, code.co_name), []).append(code)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            decorators = getattr(node, "decorator_list", [])
+            line = min(part.lineno for part in [node, *decorators])
+            nodes.setdefault((line, getattr(node, "name", "<lambda>")), []).append(node)
+    return codes, nodes
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes_in(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes that a function mentions, and those inside it."""
+    names = (name for inner in _codes_in(code) for name in (*inner.co_names, *inner.co_freevars))
+    return frozenset(names)
 
 
 def _generated(member: Any, cls: type) -> bool:
@@ -893,182 +942,4 @@ def _generated(member: Any, cls: type) -> bool:
         and member.__name__ in WRITTEN
         and member.__code__.co_filename.startswith("<string>")
         and ("__dataclass_fields__" in vars(cls) or issubclass(cls, tuple))
-    )
-
-
-_LOADS = {
-    "LOAD_GLOBAL",
-    "LOAD_NAME",
-    "LOAD_DEREF",
-    "LOAD_CLASSDEREF",
-    "LOAD_FROM_DICT_OR_DEREF",
-    "LOAD_FROM_DICT_OR_GLOBALS",
-}
-
-
-@functools.lru_cache(maxsize=4096)
-def _uses(code: types.CodeType) -> dict[str, set[tuple[str, ...]]]:
-    """The names that a function and the functions inside it look up, each with the chains of
-    attributes it takes.
-
-    >>> import jax.numpy as jnp
-    >>> sorted(_uses((lambda x: jnp.linalg.norm(x) + len(x)).__code__).items())
-    [('jnp', {('linalg', 'norm')}), ('len', {()})]
-    """
-    found: dict[str, set[tuple[str, ...]]] = {}
-    name, chain, before = None, (), []
-    for step in [*dis.get_instructions(code), None]:
-        before = [
-            *before[-2:],
-            getattr(step, "argval", None),
-        ]  # the level and the names of an import stand before it
-        if name is not None and step is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain += (step.argval,)
-            continue
-        if name is not None and not (
-            step is not None and step.opname in ("PUSH_NULL", "CACHE", "EXTENDED_ARG")
-        ):
-            found.setdefault(name, set()).add(chain)
-            name, chain = None, ()
-        if step is not None and step.opname in _LOADS:
-            name, chain = step.argval, ()
-        elif step is not None and step.opname == "IMPORT_NAME":
-            found.setdefault(
-                "import " + "." * (before[0] if isinstance(before[0], int) else 0) + step.argval,
-                set(),
-            ).add(())
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            for k, v in _uses(inner).items():
-                if k not in inner.co_freevars or k in code.co_freevars:
-                    found.setdefault(k, set()).update(v)
-    return found
-
-
-def _code(code: types.CodeType) -> str:
-    """A hash of a function's code and of the functions inside it."""
-    consts = [_code(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
-    return _hash(repr((code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars)))
-
-
-def _constant(value: Any) -> str:
-    return f"frozenset{sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
-
-
-def _same(a: types.CodeType, b: types.CodeType) -> bool:
-    return (
-        (a.co_code, a.co_names, a.co_name) == (b.co_code, b.co_names, b.co_name)
-        and len(a.co_consts) == len(b.co_consts)
-        and all(
-            _same(u, v)
-            if isinstance(u, types.CodeType) and isinstance(v, types.CodeType)
-            else _constant(u) == _constant(v)
-            for u, v in zip(a.co_consts, b.co_consts)
-        )
-    )
-
-
-def _source(function: types.FunctionType) -> str | None:
-    """A hash of a function's source, comments and white space apart; None where Python has none
-    that fits its code."""
-    code = function.__code__
-    linecache.checkcache(code.co_filename)
-    lines = linecache.getlines(code.co_filename, function.__globals__)
-    if not lines or code.co_firstlineno > len(lines):
-        return None
-    text = "".join(lines)
-    # a file that was edited since it was imported has the source of another program
-    if not any(
-        _same(code, written)
-        for written in _compiled(text).get((code.co_firstlineno, code.co_name), ())
-    ):
-        return None
-    try:
-        if code.co_name == "<lambda>":
-            part = _plain(f"({_body(code, lines)})")
-            arguments = code.co_varnames[
-                : code.co_argcount
-                + code.co_kwonlyargcount
-                + bool(code.co_flags & 4)
-                + bool(code.co_flags & 8)
-            ]
-            kinds = (
-                code.co_argcount,
-                code.co_posonlyargcount,
-                code.co_kwonlyargcount,
-                code.co_flags & 12,
-            )
-            return _hash(f"lambda {kinds} {arguments}: {part}")
-        return _hash(_plain("".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))))
-    except (tokenize.TokenError, IndentationError, SyntaxError, ValueError):
-        return None
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(text: str) -> dict[tuple[int, str], list[types.CodeType]]:
-    """The functions of a file, by their first line and name."""
-    found: dict[tuple[int, str], list[types.CodeType]] = {}
-    try:
-        waiting = [compile(text, "<source>", "exec", dont_inherit=True)]
-    except (SyntaxError, ValueError):
-        return found
-    while waiting:
-        code = waiting.pop()
-        found.setdefault((code.co_firstlineno, code.co_name), []).append(code)
-        waiting += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return found
-
-
-def _body(code: types.CodeType, lines: list[str]) -> str:
-    """The text of a lambda's body, from where its instructions come from."""
-    spans: list[Any] = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]
-    if not spans:
-        raise ValueError("no columns")
-    begin, end = min((p[0], p[2]) for p in spans), max((p[1], p[3]) for p in spans)
-    part = [line.encode() for line in lines[begin[0] - 1 : end[0]]]  # columns count bytes
-    part[-1] = part[-1][: end[1]]
-    part[0] = part[0][begin[1] :]
-    return b"".join(part).decode()
-
-
-def _plain(text: str) -> str:
-    """Source without comments and white space, the same for every version of Python."""
-    begin: Any
-    out, lines, depth, begin = [], text.splitlines(keepends=True), 0, None
-    start, middle_end = (
-        getattr(tokenize, "FSTRING_START", None),
-        getattr(tokenize, "FSTRING_END", None),
-    )
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == start:  # from 3.12 on a formatted string is several tokens: take its text
-            begin, depth = (begin or token.start) if depth else token.start, depth + 1
-        elif token.type == middle_end:
-            depth -= 1
-            if not depth:
-                out.append(_between(lines, begin, token.end))
-        elif depth or token.type in (
-            tokenize.COMMENT,
-            tokenize.NL,
-            tokenize.ENCODING,
-            tokenize.ENDMARKER,
-        ):
-            continue
-        elif token.type in (tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE):
-            out.append(
-                {tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: ";"}[token.type]
-            )
-        else:
-            out.append(token.string)
-    return "\0".join(out)
-
-
-def _between(lines: list[str], begin: tuple[int, int], end: tuple[int, int]) -> str:
-    if begin[0] == end[0]:
-        return lines[begin[0] - 1][begin[1] : end[1]]
-    return "".join(
-        [
-            lines[begin[0] - 1][begin[1] :],
-            *lines[begin[0] : end[0] - 1],
-            lines[end[0] - 1][: end[1]],
-        ]
     )

@@ -45,13 +45,12 @@ NAMED: dict[str, str] = {}  # registered names -> where their function or class 
 
 
 def named(name: str) -> Callable[[Named], Named]:
-    """Give a function or class the name by which the identity of a plan knows it, in place of its
-    source.
+    """Give a function or class a name that replaces its source in the identity of a plan.
 
-    The noise of a run follows from the identity of its plan (`jfl.describe`).  A function of your
-    own is known there by its name and its source, so that an edit gives other noise.  A named one
-    is known by `name` alone, beside the values that it closes over: choose another name when it
-    computes something else.
+    The noise of a run is derived from the identity of its plan (`jfl.describe`).  A function of
+    your own is identified there by its name and its source, so an edit gives other noise.  A named
+    one is identified by `name` and the values that it closes over, of which those that cannot be
+    read count by their type only.  Choose another name when it computes something else.
 
     Args:
         name: a name that nothing else in your plans has.

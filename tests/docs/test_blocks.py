@@ -12,7 +12,7 @@ from helpers import pages
 from helpers.pages import PAGES, README
 
 RUN = """
-import contextlib, io, json, sys, traceback
+import contextlib, io, json, linecache, sys, traceback
 import jax
 programs = []
 def listen(event, duration, **about):
@@ -24,10 +24,12 @@ for page, blocks in json.load(open(sys.argv[1])):
     # a page goes on after the README, and knows no other page
     namespace = shared if page == "README.md" else dict(shared)
     for number, text in enumerate(blocks):
-        printed = io.StringIO()
+        printed, name = io.StringIO(), f"<{page}, block {number + 1}>"
+        # as in a notebook: the functions of a block have a source
+        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
         try:
             with contextlib.redirect_stdout(printed):
-                exec(compile(text, f"{page}, block {number + 1}", "exec"), namespace)
+                exec(compile(text, name, "exec"), namespace)
         except BaseException:
             report["errors"][page] = traceback.format_exc()[-1500:]
             break

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from helpers.executing import execute
 from helpers.paths import ROOT
 from nbclient import NotebookClient
 
@@ -254,9 +255,9 @@ def test_the_quickstart_runs(monkeypatch):
 
     monkeypatch.setitem(matplotlib.rcParams, "backend", "agg")
     with contextlib.redirect_stdout(out):
-        for cell in notebook.cells:
+        for number, cell in enumerate(notebook.cells):
             if cell.cell_type == "code":
-                exec(compile(cell.source, path.name, "exec"), namespace)
+                execute(cell.source, f"{path.name}, cell {number}", namespace)
     namespace["plt"].close("all")
     quickstart(out.getvalue(), whole=False)
 
