@@ -237,7 +237,7 @@ def test_epochs_are_refused_beside_private_personal_models(fed):
 @pytest.mark.parametrize(
     "stages, says",
     [
-        ((jfl.bounded(1.0, "upload"), jfl.total(), jfl.gaussian(2.0)), "in release only"),
+        ((jfl.bounded(1.0, "upload"), jfl.total(), jfl.gaussian(2.0)), "only in release"),
         (
             (
                 jfl.clip_l2(1.0),
