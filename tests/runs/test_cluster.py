@@ -206,7 +206,7 @@ def test_a_file_that_became_shorter_is_not_made_longer(straight, tmp_path):
     store = sweep.points_store(out)
     (out / sweep.FILE).write_bytes((out / sweep.FILE).read_bytes()[:40])
     with pytest.raises(
-        ValueError, match="points.jsonl: expected the .* bytes .* got 40: another hand"
+        ValueError, match="points.jsonl: expected the .* bytes .* got 40: another process"
     ):
         store.put([dict.fromkeys(sweep.LINE, "new")])
     assert len((out / sweep.FILE).read_bytes()) == 40
