@@ -436,9 +436,9 @@ def _traced_chain(unit, chain, *contributions) -> list:
                 round_ = jax.ShapeDtypeStruct((), jnp.int32)
                 trace = _trace("schedule", _call, schedule, round_)
                 found.append((s.name, unit, trace))
-    chain = mech.at_round(chain, jnp.int32(0))
     if not any(map(_is_users_stage, chain.stages)):
         return found
+    chain = mech.at_round(chain, jnp.int32(0))
     errors = []
     for contribution in contributions:
         try:
