@@ -32,6 +32,7 @@ import logging
 import os
 import sys
 import sysconfig
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ from . import checks, hashing
 from .aliases import Words
 from .records import Federation, Fn, Plan
 
+IMPORTED_AT = time.time()  # when this process imported jfl
 # How a plan is stored and computed, not what: these are no part of its identity.  Neither are the
 # number of rounds, the cadence of evaluations and the padding of a federation, which no plan holds.
 NOT_PART = {
@@ -863,10 +865,11 @@ class Written(NamedTuple):
 
 
 def _source(function: types.FunctionType) -> Written | None:
-    """Return the source of a function; None if there is none that compiles to its code.
+    """Return the source of a function, or None if it has no source or was edited since its import.
 
-    A file that was edited after its import contains the source of another program.  Several
-    lambdas of one line are distinguished by the position of their code.
+    Several lambdas of one line are distinguished by the position of their code.  Import hooks, such
+    as pytest's for `assert`, compile a file to other code.  Such a function is accepted if the file
+    is older than this process and has no other function at its place.
     """
     code = function.__code__
     linecache.checkcache(code.co_filename)
@@ -874,15 +877,26 @@ def _source(function: types.FunctionType) -> Written | None:
     flags = code.co_flags & __future__.annotations.compiler_flag
     place = code.co_firstlineno, code.co_name
     codes, nodes = (found.get(place, []) for found in _functions_in(text, flags))
-    if code not in codes:
+    if code in codes:
+        position = codes.index(code)
+    elif len(nodes) == 1 and _is_older_than_this_process(code.co_filename):
+        position = 0
+    else:
         return None
     inner = [node for outer in nodes for node in ast.walk(outer)]
     segments = [ast.get_source_segment(text, node) for node in nodes]
     return Written(
-        json.dumps([segments, codes.index(code)]),
+        json.dumps([segments, position]),
         frozenset(node.id for node in inner if isinstance(node, ast.Name)),
         frozenset(name for node in inner for name in _imports_of(node)),
     )
+
+
+def _is_older_than_this_process(path: str) -> bool:
+    try:
+        return os.stat(path).st_mtime < IMPORTED_AT
+    except OSError:
+        return False
 
 
 def _imports_of(node: ast.AST) -> list[str]:

@@ -446,6 +446,20 @@ def test_a_function_without_its_source_is_rejected(tmp_path):
     assert before != said(again.loss)
 
 
+def with_an_assert(params, x, y):
+    assert x.ndim == 1
+    return params @ x - y
+
+
+def test_code_that_an_import_hook_rewrote_is_accepted(tmp_path, monkeypatch):
+    """Pytest compiles the asserts of this file to other code; a file that may have been edited
+    since is still rejected."""
+    assert said(with_an_assert)
+    monkeypatch.setattr(identity, "IMPORTED_AT", 0.0)
+    with pytest.raises(ValueError, match=REJECTED):
+        said(with_an_assert)
+
+
 def test_lambdas_of_one_line_are_distinguished(tmp_path):
     one, other = (lambda x: x + 1), (lambda x: x + 2)
     assert said(one) != said(other)
