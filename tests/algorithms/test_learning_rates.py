@@ -25,7 +25,9 @@ GRAD = jfl.grad(squared)
 )
 @pytest.mark.parametrize("rate", [5.0, lambda clock: 0.1])
 def test_a_rate_beside_a_ready_transformation_is_refused(make, name, rate):
-    with pytest.raises(ValueError, match=f"either a learning rate or a ready.*Leave {name} out"):
+    with pytest.raises(
+        ValueError, match=f"either a learning rate or an optax transformation.*Leave {name} out"
+    ):
         make(**{name: rate})
     make()
 

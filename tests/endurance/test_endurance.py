@@ -392,9 +392,7 @@ def forbidden_directories(folder: Path):
         before = contents(out)
         os.chmod(out, 0o555)
         tried = Try(*command(folder, out, ROUNDS, "--resume"), rights=False).wait()
-        row = judged(
-            dict(check="a directory nobody may write"), *tried, "a writable directory"
-        )
+        row = judged(dict(check="a directory nobody may write"), *tried, "a writable directory")
         row["good"] = contents(out) == before
         os.chmod(out, 0o777)
         os.chmod(out / "checkpoints", 0o555)

@@ -727,8 +727,8 @@ BROKEN = dict(
             words,
         )
         for name, text, words in (
-            ("infinite", '{"lines": {"a": {"accuracy": [1e999]}}}', "1e999 is no number"),
-            ("nan", '{"lines": {"a": {"accuracy": [NaN]}}}', "NaN is no number"),
+            ("infinite", '{"lines": {"a": {"accuracy": [1e999]}}}', "1e999 is not a number"),
+            ("nan", '{"lines": {"a": {"accuracy": [NaN]}}}', "NaN is not a number"),
             ("deep", '{"lines": ' + 100_000 * "[", "RecursionError"),
             (
                 "negative",

@@ -251,8 +251,7 @@ def test_two_of_one_name_are_told_apart_and_one_stands_once(tmp_path, monkeypatc
         assert main.main(["report", "run", again, "--out", "out.html"]) == 2
         assert (
             "expected each directory or file once, but got run and "
-            f"{Path(again)}, which are the same"
-            in capsys.readouterr().err
+            f"{Path(again)}, which are the same" in capsys.readouterr().err
         )
     assert not (tmp_path / "out.html").exists()
 

@@ -530,9 +530,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(half, monk
 def test_a_lock_that_cannot_be_opened_is_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / ".lock").mkdir()
     with (
-        pytest.raises(
-            ValueError, match="--out: expected a writable directory, but got .*lock"
-        ),
+        pytest.raises(ValueError, match="--out: expected a writable directory, but got .*lock"),
         directory.locked(tmp_path),
     ):
         pass
@@ -555,8 +553,7 @@ def test_a_disk_that_fails_keeps_the_last_checkpoint_and_says_so(straight, half)
         train.train(STATEFUL, half, resume=True)
     message = str(error.value)
     assert message.startswith(
-        f"run {half}: expected a writable disk, but got File too large, for "
-        f"{half}/checkpoints/6."
+        f"run {half}: expected a writable disk, but got File too large, for {half}/checkpoints/6."
     )
     assert f"Last good checkpoint: round 4 in {half}." in message and "--resume" in message
     assert (half / "checkpoints" / "4").read_bytes() == kept and Checkpoints(half).rounds() == [
