@@ -159,7 +159,7 @@ def one_run():
     for unit, plan, count in (("client", clients, 100), ("record", rows, 100)):
         for canary in ("direction", "mislabelled"):
             found = jfl.audit_one_run(plan, 5, count, 1e-5, canary=canary)
-            runs = 1 + found.learning_runs
+            runs = 1 + (found.learning_runs or 0)
             yield dict(case=unit, runs=runs, canaries=count, estimate=found.estimate), found
 
 

@@ -81,7 +81,7 @@ def main():
             f"{row['ratio']:.1f} times as fast as by an index",
             flush=True,
         )
-    about = dict(clients=CLIENTS, cohort=COHORT, turns=args.repeats, readers=host_rows.READERS)
+    about = dict(clients=CLIENTS, cohort=COHORT, turns=args.repeats, readers=host_rows.NUM_THREADS)
     timing.save(args.out, rows, **about)
 
 

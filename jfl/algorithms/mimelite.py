@@ -93,13 +93,14 @@ def mimelite(grad: Grad, *, momentum: Number = 0.9, **fedavg_options) -> Algorit
     if checks.is_concrete(momentum) and momentum >= 1:
         checks.fail("mimelite", "momentum in [0, 1)", f"{momentum!r}")
     base = fedavg(grad, **fedavg_options)
-    work, momentum = base.client.data["work"], checks.as_scalar(momentum)
+    work: Any = base.client.data["work"]
+    decay = checks.as_scalar(momentum)
     (release,) = base.releases
     scale = Fn(_rate_sum, dict(lr=work.lr), dict(steps=work.steps))
     return algorithm(
         Fn(_init, base.server.data),
-        Fn(_client, dict(work=work, momentum=momentum)),
-        Fn(_server, dict(base.server.data, momentum=momentum, scale=scale)),
+        Fn(_client, dict(work=work, momentum=decay)),
+        Fn(_server, dict(base.server.data, momentum=decay, scale=scale)),
         releases=(dataclasses.replace(release, count=release.count + 1),),
         name="mimelite",
     )

@@ -591,7 +591,8 @@ def _stored_runs(store: ResultStore | None) -> tuple[list, list]:
     """Return what a file holds of the runs of either side, in blocks."""
     seen: tuple[list, list] = ([], [])
     if store is not None:
-        for (side, _), record in sorted(store.records.items()):
+        records: Any = store.records  # by (side, first)
+        for (side, _), record in sorted(records.items()):
             block = np.frombuffer(base64.b64decode(record["seen"]), "<f4")
             seen[side].append(block.reshape(record["shape"]))
         store.records.clear()

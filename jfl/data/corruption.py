@@ -95,7 +95,7 @@ def salt_and_pepper(
             "two finite numbers low <= high",
             f"low={checks.short_repr(low)}, high={checks.short_repr(high)}",
         )
-    low, high = (end.astype(x.dtype) for end in ends)
+    lowest, highest = (end.astype(x.dtype) for end in ends)
     rng, shape = np.random.default_rng([seed, PIXEL_STREAM]), x.shape[1:]
     step = max(1, MAX_DRAWS // max(x[:1].size, 1))
     for first in range(0, len(x), step):  # draws for every row, in order
@@ -104,8 +104,8 @@ def salt_and_pepper(
             levels[first : first + step].reshape(-1, *[1] * len(shape)) / 2,
         )
         u = rng.random(part.shape)
-        part[u < half] = low
-        part[u >= 1 - half] = high
+        part[u < half] = lowest
+        part[u >= 1 - half] = highest
     return dataclasses.replace(fed, x=own(jnp.array(x)))
 
 

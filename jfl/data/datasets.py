@@ -176,7 +176,8 @@ def prepared(
         if not isinstance(values, tuple) or len(values) not in (2, 3) or len(values) != num_values:
             checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.short_repr(values))
     (x, y, *owners), (x_test, y_test, *_) = zip(*train), zip(*test)
-    data = make_dataset(where, list(x), list(y), list(x_test), list(y_test), classes, name)
+    rows: Any = [list(values) for values in (x, y, x_test, y_test)]
+    data = make_dataset(where, rows[0], rows[1], rows[2], rows[3], classes, name)
     if not owners:
         return data
     names = [o.decode() if isinstance(o, bytes) else str(o) for o in owners[0]]
@@ -616,8 +617,9 @@ def make_dataset(
     checksum: str | None = None,
 ) -> Dataset:
     """Check arrays and return them as a Dataset; without `checksum` its rows are hashed."""
-    arrays: tuple[Any, ...] = checked_arrays(where, x, y, x_test, y_test, classes)
-    return Dataset(*arrays, name, checksum or digest(*arrays[:4]))
+    arrays: Any = checked_arrays(where, x, y, x_test, y_test, classes)
+    checksum = checksum or digest(*arrays[:4])
+    return Dataset(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], name, checksum)
 
 
 def checked_arrays(

@@ -251,7 +251,8 @@ def _assign_rows(dataset, partition, y):
             )
         partition = natural(owners, partition.seed)
     try:
-        owned = list(partition(y))
+        split: Any = partition
+        owned = list(split(y))
     except TypeError as error:  # raised by a user's function, or by what it returns
         checks.fail(
             "federate",

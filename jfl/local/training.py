@@ -254,7 +254,7 @@ def over_steps(diagnostics: Diagnostics) -> Diagnostics:
         diagnostics.loss.mean(),
         diagnostics.clipped.mean(),
         diagnostics.overflow.sum(),
-        diagnostics.nonfinite.sum(),
+        jnp.sum(jnp.asarray(diagnostics.nonfinite)),
     )
 
 

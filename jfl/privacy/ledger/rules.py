@@ -109,8 +109,10 @@ def local_step(f: Facts, s: Site) -> Part:
     count = np.full(rows.shape, s.count)
     if s.scheme == "epochs":  # a row is in one batch of each epoch
         count = np.ceil(s.count / np.ceil(rows / batches.batch))
-    numbers = (np.asarray(v, np.float64) for v in (sample, population, capacity * ONE[0]))
-    part = Part(s.place, s.multiplier, kind, *numbers, count)
+    sample, population, capacity = (
+        np.asarray(v, np.float64) for v in (sample, population, capacity * ONE[0])
+    )
+    part = Part(s.place, s.multiplier, kind, sample, population, capacity, count)
     return part._replace(law=s.law, seen=f.share_sample)
 
 
