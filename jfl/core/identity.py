@@ -32,7 +32,6 @@ import logging
 import os
 import sys
 import sysconfig
-import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -47,7 +46,6 @@ from . import checks, hashing
 from .aliases import Words
 from .records import Federation, Fn, Plan
 
-IMPORTED_AT = time.time()  # when this process imported jfl
 # How a plan is stored and computed, not what: these are no part of its identity.  Neither are the
 # number of rounds, the cadence of evaluations and the padding of a federation, which no plan holds.
 NOT_PART = {
@@ -571,7 +569,7 @@ class Reader:
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.ModuleType):
-            return self._module(value, None)
+            return self._module(value)
         if isinstance(value, types.MethodType):
             return {"method": self.static(value.__func__), "of": self.static(value.__self__)}
         if type(value) is functools.partial:
@@ -641,18 +639,25 @@ class Reader:
             found["attributes"] = self.static(more)
         cells = dict(zip(value.__code__.co_freevars, value.__closure__ or ()))
         if cells:
-            names = _names_in(value.__code__)
-            found["holds"] = {k: self._cell(v, names) for k, v in sorted(cells.items())}
+            found["holds"] = {k: self._cell(k, v, value) for k, v in sorted(cells.items())}
         self.inside_named = outside
         return found
 
-    def _cell(self, cell: types.CellType, names: frozenset[str]) -> Any:
+    def _cell(self, name: str, cell: types.CellType, function: types.FunctionType) -> Any:
         try:
             content = cell.cell_contents
         except ValueError:
             return "empty"
-        is_module = isinstance(content, types.ModuleType)
-        return self._module(content, names) if is_module else self.static(content)
+        return self._under_name(name, content, function)
+
+    def _under_name(self, name: str, value: Any, function: types.FunctionType) -> Any:
+        """Describe a value that a function finds under a name."""
+        if not isinstance(value, types.ModuleType):
+            return self.static(value)
+        written = _source(function)
+        if written is None or name in written.passed_on:
+            return self._module(value)
+        return self._module(value, _names_in(function.__code__), written.passed_on)
 
     def _users_function(self, value: types.FunctionType) -> dict[str, Any]:
         """Describe a user's function by its name, its source and every value that it mentions."""
@@ -661,7 +666,8 @@ class Reader:
         if written is None:
             self._unreadable(
                 f"the source of the function {value.__qualname__}",
-                "none, or one that was edited since the function was made",
+                "none, or one that compiles to other code (the file was edited since its import, "
+                "or an import hook rewrote it, as pytest does with assert)",
             )
         else:
             found["source"] = _hash(written.text)
@@ -669,12 +675,7 @@ class Reader:
             # `co_names` mixes globals and attributes; mangled names are not in the source
             names = {n for n in names if n in written.names or "__" in n}
         mentioned = {n: value.__globals__[n] for n in sorted(names) if n in value.__globals__}
-        described = {
-            n: self._module(v, _names_in(value.__code__))
-            if isinstance(v, types.ModuleType)
-            else self.static(v)
-            for n, v in mentioned.items()
-        }
+        described = {n: self._under_name(n, v, value) for n, v in mentioned.items()}
         return found | self._bound(value) | ({"globals": described} if described else {})
 
     def _reject_imports(self, value: types.FunctionType, imports: Iterable[str]) -> None:
@@ -697,17 +698,23 @@ class Reader:
                 'Give the function that holds it a name: jfl.named("...")(function).',
             )
 
-    def _module(self, module: types.ModuleType, names: frozenset[str] | None) -> Any:
+    def _module(
+        self,
+        module: types.ModuleType,
+        names: frozenset[str] | None = None,
+        passed_on: frozenset[str] = frozenset(),
+    ) -> Any:
         """Describe a library's module by its name, and a user's by its contents.
 
         Args:
             module: a module that a function holds or mentions.
-            names: what this function mentions; it can take nothing else from the module, unless it
-                passes the module on.  None: everything counts.
+            names: what this function mentions, and can take from the module.  None if it passes the
+                module on, so that everything in the module counts.
+            passed_on: what this function mentions without taking an attribute of it.
         """
         found: dict[str, Any] = {}
-        waiting = [module]
-        for one in waiting:
+        waiting = [(module, names)]
+        for one, names in waiting:
             top = one.__name__.split(".")[0]
             if one.__name__ in found:
                 continue
@@ -716,7 +723,7 @@ class Reader:
                 public = {k: v for k, v in sorted(vars(one).items()) if not k.startswith("__")}
                 members = {k: v for k, v in public.items() if names and k in names} or public
                 inner = {k: v for k, v in members.items() if isinstance(v, types.ModuleType)}
-                waiting += inner.values()
+                waiting += [(v, None if k in passed_on else names) for k, v in inner.items()]
                 found[one.__name__] = {
                     k: v.__name__ if k in inner else self.static(v) for k, v in members.items()
                 }
@@ -861,15 +868,16 @@ class Written(NamedTuple):
 
     text: str
     names: frozenset[str]  # variables, without attributes
+    passed_on: frozenset[str]  # variables and attributes of which no attribute is taken
     imports: frozenset[str]  # modules that it imports when it is called
 
 
 def _source(function: types.FunctionType) -> Written | None:
-    """Return the source of a function, or None if it has no source or was edited since its import.
+    """Return the source of a function; None if there is none that compiles to its code.
 
-    Several lambdas of one line are distinguished by the position of their code.  Import hooks, such
-    as pytest's for `assert`, compile a file to other code.  Such a function is accepted if the file
-    is older than this process and has no other function at its place.
+    A file that was edited after its import contains the source of another program, and so does one
+    that an import hook compiles differently.  Several lambdas of one line are distinguished by the
+    position of their code.
     """
     code = function.__code__
     linecache.checkcache(code.co_filename)
@@ -877,26 +885,24 @@ def _source(function: types.FunctionType) -> Written | None:
     flags = code.co_flags & __future__.annotations.compiler_flag
     place = code.co_firstlineno, code.co_name
     codes, nodes = (found.get(place, []) for found in _functions_in(text, flags))
-    if code in codes:
-        position = codes.index(code)
-    elif len(nodes) == 1 and _is_older_than_this_process(code.co_filename):
-        position = 0
-    else:
+    if code not in codes:
         return None
     inner = [node for outer in nodes for node in ast.walk(outer)]
     segments = [ast.get_source_segment(text, node) for node in nodes]
     return Written(
-        json.dumps([segments, position]),
+        json.dumps([segments, codes.index(code)]),
         frozenset(node.id for node in inner if isinstance(node, ast.Name)),
+        frozenset(_passed_on(inner)),
         frozenset(name for node in inner for name in _imports_of(node)),
     )
 
 
-def _is_older_than_this_process(path: str) -> bool:
-    try:
-        return os.stat(path).st_mtime < IMPORTED_AT
-    except OSError:
-        return False
+def _passed_on(nodes: list[ast.AST]) -> Iterator[str]:
+    """Yield each name that ends a chain of attributes: `a` and `d` of `f(a, b.c.d)`."""
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        if id(node) not in owners and isinstance(node, (ast.Name, ast.Attribute)):
+            yield node.id if isinstance(node, ast.Name) else node.attr
 
 
 def _imports_of(node: ast.AST) -> list[str]:

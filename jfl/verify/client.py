@@ -471,18 +471,23 @@ class Judge:
             draw = flow.marks[name]
             dims = draw.params["batch"][0][1] if draw.params["batch"] else [-1] * 5
             key, step, size = draw.operands[2:5]
-            if size.symbol != self.at["size"]:
+            if size.symbol != self.at["size"] or from_data(key) or from_data(step):
                 return no
             at = lambda known, dim: int(known[i] if dim == 0 else known)
             step = f"#{step.symbol}" if step.known is None else at(step.known, dims[3])
             address = (*flow.keys[at(key.known, dims[2])], step)
             batches = draw.params["structure"], tuple(o.symbol for o in draw.operands[5:])
             return True, batches, address
-        test = flow.nodes[mask]  # slots below the client's size may be any slots
-        if test[:2] == ("op", "lt") and test[3] == slots:
+        test = flow.nodes[mask]  # slots below the client's size, each once
+        if test[:2] == ("op", "lt") and test[3] == slots and self.are_distinct(mark.operands[7]):
             if self.unwrapped(test[4]) == self.at["size"]:
                 return True, "full", None
         return no
+
+    def are_distinct(self, slots) -> bool:
+        if slots.known is not None:
+            return np.unique(slots.known).size == slots.known.size
+        return self.flow.nodes[slots.symbol][:2] == ("op", "iota")
 
     def drawn(self, symbol, which):
         """Return (mark of the draw, its pass) if a symbol is result `which` of a batch sampler."""
@@ -606,6 +611,11 @@ class Judge:
         for step in key[1:]:
             text = f"fold_in({text}, {step if isinstance(step, int) else 'a number'})"
         return text
+
+
+def from_data(value) -> bool:
+    """Whether a value may depend on the client's data; its draws do not."""
+    return any(token[0] in SOURCES and token[0] != "draw" for token in value.tokens)
 
 
 def _leaf_names(tree, name) -> list:

@@ -35,6 +35,8 @@ OPAQUE = (
     "call_exported",
     "infeed",
 )
+# Primitives that hold a program and are no calls of it.
+NOT_CALLS = (*OPAQUE, "shard_map", "reduce", "reduce_window")
 MARKS = (
     "jfl_release",
     "jfl_bounded",
@@ -152,7 +154,7 @@ class Flow:
         inner = next((params[k] for k in ("jaxpr", "call_jaxpr") if k in params), None)
         if isinstance(inner, Jaxpr) and not isinstance(inner, ClosedJaxpr):
             inner = ClosedJaxpr(inner, ())
-        if isinstance(inner, ClosedJaxpr) and equation.primitive.name not in (*OPAQUE, "shard_map"):
+        if isinstance(inner, ClosedJaxpr) and equation.primitive.name not in NOT_CALLS:
             jaxpr = inner.jaxpr
             ends = len(jaxpr.constvars), len(jaxpr.invars), len(jaxpr.outvars)
             if ends == (len(inner.consts), len(operands), len(equation.outvars)):
@@ -407,6 +409,13 @@ def _dynamic_slice(params, x, *starts):
     return x[tuple(slice(b, b + m) for b, m in zip(begin, sizes))]
 
 
+def _convert(params, x):
+    """Convert integers; for floats NumPy and XLA may differ, so these are not followed."""
+    if any(getattr(dtype, "kind", "") not in "iub" for dtype in (x.dtype, params["new_dtype"])):
+        raise ValueError("not a conversion of integers")
+    return x.astype(params["new_dtype"])
+
+
 def _broadcast(params, x):
     shape = [1] * len(params["shape"])
     for axis, n in zip(params["broadcast_dimensions"], x.shape):
@@ -433,7 +442,7 @@ ARITHMETIC = {
 }
 # Primitives that move the elements of known numbers and keys without changing them.
 MOVES = {
-    "convert_element_type": lambda p, x: x.astype(p["new_dtype"]),
+    "convert_element_type": _convert,
     "copy": lambda p, x: x,
     "copy_p": lambda p, x: x,
     "reshape": lambda p, x: x.reshape(p["new_sizes"]),

@@ -451,13 +451,30 @@ def with_an_assert(params, x, y):
     return params @ x - y
 
 
-def test_code_that_an_import_hook_rewrote_is_accepted(tmp_path, monkeypatch):
-    """Pytest compiles the asserts of this file to other code; a file that may have been edited
-    since is still rejected."""
-    assert said(with_an_assert)
-    monkeypatch.setattr(identity, "IMPORTED_AT", 0.0)
-    with pytest.raises(ValueError, match=REJECTED):
+def test_code_that_differs_from_its_source_is_rejected():
+    """Pytest compiles the asserts of this file to other code; `replace` makes another function."""
+    with pytest.raises(ValueError, match="an import hook rewrote it.*jfl.named"):
         said(with_an_assert)
+    code = bare.__code__.replace(co_consts=(None, 2.0))
+    with pytest.raises(ValueError, match=REJECTED):
+        said(types.FunctionType(code, globals(), "bare"))
+    assert said(bare)
+
+
+def bare(x):
+    return x * 1.0
+
+
+def test_a_module_that_is_passed_on_counts_as_a_whole(monkeypatch):
+    helper = types.ModuleType("jfl_test_helper")
+    helper.A, helper.B = 1.0, 1.0
+    takes_b = lambda module, v: v * module.B
+    passes_on = lambda v: takes_b(helper, v) * helper.A
+    takes_a = lambda v: v * helper.A
+    before, alone = said(passes_on), said(takes_a)
+    helper.B = 2.0
+    assert said(passes_on) != before
+    assert said(takes_a) == alone
 
 
 def test_lambdas_of_one_line_are_distinguished(tmp_path):

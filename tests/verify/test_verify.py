@@ -566,6 +566,44 @@ def through_memory(ctx, keys, server, own, rows, *, work):
     return dict(moved, w=moved["w"] + own["held"]), dict(held=_mine(rows).x.sum(0)), seen
 
 
+def equal_keys_by_a_cast(ctx, keys, server, own, rows, *, work):
+    """Two gradients with one noise key: XLA converts 3e9 to the largest integer, NumPy does not."""
+    largest = jnp.asarray(np.array([3e9, 1.0], np.float32))[0].astype(jnp.int32)
+    one, other = (
+        work.grad(jax.random.fold_in(keys.noise, number), server.params, batch, ctx)[0]
+        for number, batch in zip(
+            (largest, jnp.int32(2**31 - 1)), (_batch(work, keys, rows, s) for s in (0, 1))
+        )
+    )
+    return pytrees.sub(one, other), own, NOTHING
+
+
+def _batch(work, keys, rows, step, key=None):
+    at, mask, _ = batches.draw_slots(
+        work.batches, keys.batch if key is None else key, step, rows.size, rows.index.shape[0]
+    )
+    return batches.gather(rows, at, mask)
+
+
+def step_by_data(ctx, keys, server, own, rows, *, work):
+    """The batch with the largest label: its amplification does not hold."""
+    best = jnp.argmax(jnp.array([_batch(work, keys, rows, s).y.max() for s in range(4)]))
+    batch = _batch(work, keys, rows, best)
+    return work.grad(keys.noise, server.params, batch, ctx)[0], own, NOTHING
+
+
+def key_by_data(ctx, keys, server, own, rows, *, work):
+    key = jax.random.fold_in(keys.batch, _mine(rows).y.argmax())
+    batch = _batch(work, keys, rows, 0, key)
+    return work.grad(keys.noise, server.params, batch, ctx)[0], own, NOTHING
+
+
+def one_row_in_all_slots(ctx, keys, server, own, rows, *, work):
+    at = jnp.zeros(rows.index.shape[0], jnp.int32)
+    batch = batches.gather(rows, at, at < rows.size)
+    return work.grad(keys.noise, server.params, batch, ctx)[0], own, NOTHING
+
+
 def a_key_for_later(ctx, keys, server, own, rows, *, work):
     """Takes this round's noise away in the next, when the server has the release."""
     moved, seen = diff_of(work, ctx, keys, server, rows)
@@ -703,6 +741,19 @@ MUTANTS = dict(
         FOREIGN,
     ),
     until_it_fits=(until_it_fits, dict(steps=1), "what while does"),
+    raw_by_reduce=(
+        sends(lambda rows, **_: jax.lax.reduce(_mine(rows).y, 0.0, lambda a, b: b, (0,))),
+        {},
+        RAW,
+    ),
+    step_by_data=(step_by_data, dict(steps=1), FOREIGN),
+    key_by_data=(key_by_data, dict(steps=1), FOREIGN),
+    one_row_in_all_slots=(
+        one_row_in_all_slots,
+        dict(steps=1, batch=batches.full()),
+        FOREIGN,
+    ),
+    equal_keys_by_a_cast=(equal_keys_by_a_cast, dict(times=2, steps=1), r"a number\) and fold_in"),
     tangent=(first_gradient(of_a_tangent), dict(steps=1), RAW),
     other_chain=(trains(other_chain), {}, "declared neither with this chain"),
     key_for_later=(
