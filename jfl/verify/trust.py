@@ -115,6 +115,8 @@ def _parts_of(value) -> list | None:
         return None
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
     plain = value if isinstance(value, type) else _python_function(value)
     if isinstance(plain, types.FunctionType):
         if not is_jfl_function(plain) and not _is_library(plain.__globals__.get("__name__", "")):

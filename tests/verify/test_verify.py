@@ -1166,6 +1166,25 @@ def test_functions_that_hold_rows_are_refused(how, task):
         private_plan(fed, task, leaky)
 
 
+def test_a_library_method_of_a_users_object_is_looked_into():
+    from flax import linen as nn
+
+    fed = make_federation()
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, y):
+            w = self.param("w", nn.initializers.zeros, (3,))
+            return (x @ w - y) ** 2 + 0.0 * fed.x.sum()
+
+    net = Net()
+    loss = net.apply  # flax's method, bound to a user's module
+    assert trust.user_objects_in(loss) == [net]
+    task = jfl.task(lambda key: net.init(key, jnp.zeros(3), 0.0), loss)
+    with pytest.raises(ValueError, match=r"holds fed\.x"):
+        private_plan(fed, task, loss)
+
+
 @pytest.mark.parametrize("how", SOME_ROWS)
 def test_some_rows_in_a_closure_are_named_as_public_constants(how, task):
     fed = make_federation()
