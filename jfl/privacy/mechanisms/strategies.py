@@ -191,7 +191,7 @@ def identity(rounds: int) -> Strategy:
     """Return the strategy of independent noise in each round: `jfl.gaussian`, as a strategy.
 
     Other Parameters:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
 
     Example:
         >>> identity(9).errors().mean()
@@ -208,7 +208,7 @@ def square_root(rounds: int) -> Strategy:
     Each round regenerates the noise of all rounds before it, so use it for a few hundred rounds.
 
     Other Parameters:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
 
     References:
         Fichtenberger, Henzinger, Upadhyay, ICML 2023, "Constant matters".
@@ -240,7 +240,7 @@ def banded_toeplitz(
         bands: the number of bands of C; 1 is `identity`.
 
     Other Parameters:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
         participations: the maximum number of participations of a unit, for which C is best.
         separation: the minimum number of rounds between two of them.
         workload: "prefix", sums over rounds; or Float64[rounds], how much of a round is in the
@@ -278,7 +278,7 @@ def inverse_banded(
         bands: the number of bands of C^-1; 1 is `identity`.
 
     Other Parameters:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
         participations: as in `banded_toeplitz`.
         separation: as in `banded_toeplitz`.
         workload: as in `banded_toeplitz`.
@@ -319,7 +319,7 @@ def blt(
         buffers: exponentials of BLT; two to five are enough.
 
     Other Parameters:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
         participations: as in `banded_toeplitz`.
         separation: as in `banded_toeplitz`.
         workload: as in `banded_toeplitz`.
@@ -347,7 +347,7 @@ def momentum(rounds: int, beta: float, learning_rates: ArrayLike | None = None) 
     later.
 
     Args:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
         beta: the momentum, in [0, 1).
         learning_rates: Float[rounds]; None: the same in every round.
 
@@ -516,7 +516,7 @@ def dense(
     up as if noise were independent.
 
     Other Parameters:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
         participations: the maximum number of participations of a unit: 1, or as many as fit.
         separation: the number of rounds between two of them.
         workload: as in `banded_toeplitz`.
@@ -600,7 +600,7 @@ def tree(rounds: int, *, efficient: bool = False) -> Strategy:
             twice as many nodes as there were rounds, so use it for a few hundred rounds.
 
     Other Parameters:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
 
     References:
         Dwork et al., STOC 2010; Chan et al., 2011; Honaker, 2015; Kairouz et al., ICML 2021.
@@ -736,7 +736,7 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
         strategy: one that regenerates earlier noise, such as `tree` or `inverse_banded`.
 
     Other Parameters:
-        rounds: that it covers.
+        rounds: the number of rounds that it covers.
 
     Raises:
         ValueError: for a strategy that stores buffers, or one of more rounds than these.
