@@ -1,5 +1,4 @@
-"""The identity of a plan: a description of what it computes, and 128 bits from which its noise is
-derived.
+"""The identity of a plan: a description of what it computes, and 128 bits that its noise uses.
 
 All noise of a run is derived from its seed and from the identity of its plan.  Two plans that
 compute different things therefore never share noise (subtracting their results would remove it),
@@ -109,18 +108,18 @@ __replace__""".split()
 
 
 def plan_identity(plan: Plan) -> Words:
-    """The identity of a plan.
+    """Return the identity of a plan.
 
     Args:
-        plan: a Plan; of concrete values it is read on the host, of traced ones in the program.
+        plan: a Plan.  Concrete values are read on the host, and traced ones in the program.
 
     Returns:
-        UInt32[4], the same on either way.  A traced array that a function closes over counts in the
-        program, a concrete one in the description: they give different words.
+        UInt32[4], equal for both ways.  An array in a closure is an exception: it counts in the
+        program if it is traced and in the description if it is concrete, with different words.
 
     Raises:
-        ValueError: for a federation whose rows were swapped behind it, and for functions that hold
-            what cannot be read.
+        ValueError: if the rows of the federation were exchanged, or if a function holds a value
+            that cannot be read.
 
     Example:
         >>> import jfl
@@ -141,11 +140,10 @@ def plan_identity(plan: Plan) -> Words:
 
 
 def initial_history(plan: Plan) -> Words:
-    """UInt32[4] of what the state before the first round follows from, beside its key: the history
-    of a run begins with it.
+    """Return UInt32[4] for the start of a run, with which its history begins.
 
-    So two runs of one seed that start from other parameters have noise of their own, also where
-    they run one plan.
+    The words depend on everything that determines the initial state except the key.  Two runs of
+    one plan and seed that start from different parameters therefore have independent noise.
     """
     return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)
 
@@ -157,8 +155,7 @@ def _words(plan: Plan, read: Callable[["Reader", Plan], Any]) -> Words:
 
 
 def as_made(fed: Federation) -> None:
-    """Refuse a concrete federation whose arrays were swapped behind it: it has the identity of
-    other rows."""
+    """Reject a concrete federation whose arrays were exchanged after it was made."""
     if (
         checks.is_concrete(fed)
         and np.ndim(fed.size) == 1
@@ -179,11 +176,11 @@ def as_made(fed: Federation) -> None:
 def plan_identities(
     plans: list[Plan], read: Callable[["Reader", Plan], Any] | None = None
 ) -> list[Words]:
-    """`words` of many plans of concrete values; those of one structure are read once.
+    """Return the identities of many concrete plans; plans of one structure are read only once.
 
     Args:
-        plans: of Plan.
-        read: Reader.plan, or Reader.start for of_start.
+        plans: the plans.
+        read: Reader.plan, or Reader.start for the words of `initial_history`.
 
     Returns:
         A list of UInt32[4], in the order of the plans.
@@ -209,31 +206,33 @@ def plan_identities(
 
 
 class _Place:
-    """Stands for number `at` of the leaves of a pytree."""
+    """A placeholder for leaf number `at` of a pytree."""
 
     def __init__(self, at: int):
         self.at = at
 
 
 def noise_identity(plan: Plan) -> Words:
-    """UInt32[4] from which the noise of a plan follows: its identity, or 0 where points of a sweep
-    are to share noise."""
+    """Return UInt32[4] that determines the noise of a plan together with the seed.
+
+    It is the identity of the plan, or 0 if points of a sweep share their noise.
+    """
     return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else plan_identity(plan)
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """All that the identity of a plan is made of, nested and JSON-able.
+    """Return everything that determines the identity of a plan, as nested JSON values.
 
-    It is what a run directory stores and what `--resume` and sweeps compare.  Functions of jfl
-    stand under their registered names; a function of your own under its name with a hash of its
-    source and the values it holds; arrays by shape, type and checksum.  The shapes of the model's
-    parameters stand beside them.
+    A run directory stores the description, and `--resume` and sweeps compare it.  It contains the
+    registered names of jfl's functions; the name of each function of yours, with a hash of its
+    source and the values that it holds; the shape, type and checksum of each array; and the shapes
+    of the model's parameters.
 
     Args:
         plan: a Plan of concrete values.
 
     Returns:
-        A dict; equal descriptions are equal noise for equal seeds.
+        A dict.  Plans with equal descriptions have equal noise for equal seeds.
 
     Raises:
         ValueError: for a plan that holds traced values.
@@ -260,12 +259,12 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def signature(description: dict[str, Any]) -> str:
-    """32 hexadecimal digits of a description."""
+    """Return a hash of a description, 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def differences(there: Any, here: Any, at: str = "") -> list[str]:
-    """Where two descriptions differ, one line each: the path, and both values.
+    """Return the differences of two descriptions, one line each: the path and both values.
 
     Example:
         >>> differences({"lr": 0.1, "steps": 2}, {"lr": 0.2, "steps": 2})
@@ -293,13 +292,15 @@ def _brief(value: Any) -> str:
 
 
 def is_ours(function: Any) -> bool:
-    """True for a function or class that was written in jfl."""
+    """Whether a function or class is written in jfl."""
     return _module(function).split(".")[0] == "jfl"
 
 
 def registered(function: Any) -> str | None:
-    """The name that `jfl.named` gave to this very function or class: no subclass has it, and no
-    wrapper that copied it."""
+    """Return the name that `jfl.named` gave to a function or class, or None.
+
+    Subclasses, and wrappers that copied the attribute, do not have the name.
+    """
     given = getattr(function, "__dict__", {})
     return (
         given.get("_registered_name")
@@ -309,7 +310,7 @@ def registered(function: Any) -> str | None:
 
 
 def _module(value: Any) -> str:
-    """Where a function was written: functools.wraps copies `__module__`, but not the globals."""
+    """Return the module of a function from its globals; functools.wraps copies `__module__`."""
     if isinstance(value, types.FunctionType):
         return value.__globals__.get("__name__") or ""
     return getattr(value, "__module__", None) or ""
@@ -325,8 +326,7 @@ def _ufunc_of_numpy(value: Any) -> bool:
 
 @functools.cache
 def _library(top: str) -> bool:
-    """True for a package whose functions go by their names: JAX and its kin, Python's own, and what
-    is installed."""
+    """Whether functions of a package are identified by name: Python's, JAX or an installed one."""
     if top in LIBRARIES:
         return True
     file = getattr(sys.modules.get(top), "__file__", None)
@@ -340,8 +340,7 @@ def _library(top: str) -> bool:
 
 
 def _by_name(value: Any) -> dict[str, Any]:
-    """What a library made, by its name; of a package that is not JAX's kin or Python's own, with
-    its version."""
+    """Describe an object of a library by its name, with the version of an installed package."""
     top = _top(value)
     version = (
         ""
@@ -354,8 +353,7 @@ def _by_name(value: Any) -> dict[str, Any]:
 
 
 def _is_theirs(cls: Any) -> bool:
-    """True for a class that its library holds under its name; what a library makes of a user's
-    class is the user's."""
+    """Whether a library holds a class under its name, which no class made for a user is."""
     found = sys.modules.get(_module(cls))
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -363,19 +361,19 @@ def _is_theirs(cls: Any) -> bool:
 
 
 class Leaf:
-    """Stands in a description for number `at` of the leaves."""
+    """A placeholder for leaf number `at` in a description."""
 
     def __init__(self, at: int):
         self.at = at
 
 
 def _fields_of(value: Any) -> tuple[str, ...]:
-    """The names of a named tuple's fields."""
+    """Return the names of the fields of a named tuple."""
     return value._fields
 
 
 class Reader:
-    """Reads values into a description; the numbers of a plan become its leaves."""
+    """A reader of values into a description; the numbers of a plan become its leaves."""
 
     def __init__(self) -> None:
         self.leaves: list[Any] = []
@@ -387,12 +385,12 @@ class Reader:
     # --- results
 
     def text(self, tree: Any) -> str:
-        """The static description: leaves by shape and type alone."""
+        """Return the static description, in which leaves have only a shape and a type."""
         plain = lambda leaf: f"{_type(self.leaves[leaf.at])}{list(np.shape(self.leaves[leaf.at]))}"
         return json.dumps(tree, sort_keys=True, default=plain)
 
     def shown(self, tree: Any) -> Any:
-        """The description for people: numbers as they are, arrays by shape and checksum."""
+        """Return the description for people, with plain numbers and the checksums of arrays."""
         if isinstance(tree, Leaf):
             return _shown(self.leaves[tree.at])
         if isinstance(tree, dict):
@@ -402,7 +400,7 @@ class Reader:
     # --- a plan
 
     def start(self, plan: Plan) -> dict[str, Any]:
-        """What `jfl.init` reads of a plan."""
+        """Describe everything that `jfl.init` reads of a plan."""
         return {
             "params": self.data(plan.task.init),
             "state": self.data(plan.algorithm.init),
@@ -424,7 +422,7 @@ class Reader:
         return Leaf(len(self.leaves) - 1)
 
     def data(self, value: Any) -> Any:
-        """A pytree whose numbers are leaves."""
+        """Describe a pytree whose numbers are leaves."""
         if value is None or isinstance(value, (str, bytes, enum.Enum)):
             return self.static(value)
         if isinstance(
@@ -499,8 +497,7 @@ class Reader:
     # --- everything else
 
     def static(self, value: Any) -> Any:
-        """What belongs to the structure of a program: its value counts as it is, numbers to the
-        last digit."""
+        """Describe a value of the structure of a program, with all digits of numbers."""
         if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):
@@ -539,7 +536,7 @@ class Reader:
         return self._once(value)
 
     def _held(self, value: Any) -> Any:
-        """An array that a function holds: its numbers belong to the program."""
+        """Describe an array that a function holds; its numbers belong to the program."""
         if isinstance(value, jax.core.Tracer):
             return self.leaf(value)
         if isinstance(value, jax.Array):
@@ -549,8 +546,10 @@ class Reader:
         return {"array": list(value.shape), "type": str(value.dtype), "checksum": _checksum(value)}
 
     def _once(self, value: Any) -> dict[str, Any]:
-        """Describe a function, class, object or module once; afterwards, also inside a circle, a
-        number refers to it."""
+        """Describe a function, class, object or module once; later mentions refer to it by number.
+
+        This also ends circular references.
+        """
         place = id(value), self.inside_named
         if place in self.known:
             return self.known[place][1]
@@ -592,7 +591,7 @@ class Reader:
         return self._object(value)
 
     def _wrapped(self, value: Any) -> dict[str, Any]:
-        """A function of the user's inside one of jax: jit, custom_jvp, custom_vjp."""
+        """Describe a user's function inside a transformation of jax, such as jit or custom_jvp."""
         given = getattr(value, "__dict__", {})
         parts = {
             n: self.static(given[n])
@@ -606,7 +605,7 @@ class Reader:
         }
 
     def _compiled(self, value: Any) -> dict[str, Any]:
-        """A function of C, by name; a method of an object (`[].append`) with what it belongs to."""
+        """Describe a C function by its name; a method (`[].append`) together with its object."""
         if _ufunc_of_numpy(value):
             return {"library": f"numpy.{value.__name__}"}
         name = getattr(value, "__qualname__", value.__name__)
@@ -757,8 +756,10 @@ class Reader:
         }
 
     def _object(self, value: Any) -> dict[str, Any]:
-        """An object by its class and its fields, private ones too; one of a library without fields
-        by its pickled state."""
+        """Describe an object by its class and its fields, including private ones.
+
+        An object whose state Python cannot list is rejected.
+        """
         cls = type(value)
         hidden = lambda n: (
             n.startswith("__") and not n.endswith("__")
@@ -795,7 +796,7 @@ class Reader:
 
 
 def _hides_state(cls: type) -> bool:
-    """True for a class whose objects keep state in C, outside of fields that Python can list."""
+    """Whether the objects of a class keep state in C that Python cannot list."""
     readable = (object, types.SimpleNamespace, collections.OrderedDict, np.ndarray, *CONTAINERS)
     for base in cls.__mro__:
         methods_in_c = any(isinstance(v, types.MethodDescriptorType) for v in vars(base).values())
@@ -810,7 +811,7 @@ def _is_pytree(value: Any) -> bool:
 
 
 def _in_its_type(value: Any) -> jax.Array | np.ndarray:
-    """A number in the type that runs."""
+    """Return a number in the type with which the program computes."""
     if isinstance(value, jax.Array):
         return value
     value = np.asarray(value)
@@ -818,17 +819,17 @@ def _in_its_type(value: Any) -> jax.Array | np.ndarray:
 
 
 def _number(value: float) -> float | dict[str, str]:
-    """A Python number in JSON: whole ones and finite floats as they are."""
+    """Return a Python number for JSON, which has no infinity or NaN."""
     return value if isinstance(value, int) or np.isfinite(value) else {"float": repr(value)}
 
 
 def _key(value: Any) -> str:
-    """The key of a dict in a pytree: a text as it is, another one with its type."""
+    """Return the key of a dict in a pytree as a string; other types than strings are named."""
     return value if isinstance(value, str) else f"{type(value).__name__} {value!r}"
 
 
 def _alone(value: Any) -> str:
-    """The description of a value by itself."""
+    """Return the description of a single value."""
     reader = Reader()
     return reader.text(reader.static(value))
 
@@ -949,7 +950,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _generated(member: Any, cls: type) -> bool:
-    """True for what dataclasses and named tuples write into a class: it follows from the fields."""
+    """Whether dataclasses or named tuples generated a member of a class from its fields."""
     if (
         isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
         or type(member).__name__ == "_tuplegetter"
