@@ -185,14 +185,14 @@ def plan_identities(
     Returns:
         A list of UInt32[4], in the order of the plans.
     """
-    known, out, read = {}, [], read or Reader.plan
+    known, names, out, read = {}, {}, [], read or Reader.plan
     for fed in {id(p.fed): p.fed for p in plans}.values():
         as_made(fed)
     for plan in plans:
         leaves, shape = jax.tree.flatten(plan)
         kinds = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
         if (shape, kinds) not in known:
-            reader = Reader()
+            reader = Reader(names)
             tree = read(reader, shape.unflatten(map(_Place, range(len(leaves)))))
             places = reader.leaves  # of a number: where it is among the leaves of the pytree
             reader.leaves = [
@@ -283,7 +283,8 @@ def differences(there: Any, here: Any, at: str = "") -> list[str]:
             for i, (a, b) in enumerate(zip(there, here))
             for line in differences(a, b, f"{at}[{i}]")
         ]
-    return [] if there == here else [f"{at}: {_brief(there)} there, {_brief(here)} here"]
+    same = json.dumps(there) == json.dumps(here)  # in Python True == 1 == 1.0
+    return [] if same else [f"{at}: {_brief(there)} there, {_brief(here)} here"]
 
 
 def _brief(value: Any) -> str:
@@ -375,8 +376,11 @@ def _fields_of(value: Any) -> tuple[str, ...]:
 class Reader:
     """A reader of values into a description; the numbers of a plan become its leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: dict[str, Any] | None = None) -> None:
         self.leaves: list[Any] = []
+        # registered name -> its function or class; one dict for all plans of a program
+        self.names = {} if names is None else names
+        self.around: frozenset[int] = frozenset()  # ids of the containers around a value
         # (id, inside_named) -> (value, its description); holding a value keeps its id from reuse
         self.known: dict[tuple[int, bool], Any] = {}
         # inside a function that the user has named, an unreadable value counts by its type only
@@ -447,7 +451,7 @@ class Reader:
                 **{f: self.data(getattr(value, f)) for f in _fields_of(value)},
             }
         if isinstance(value, (list, tuple)):
-            return [self.data(v) for v in value]
+            return self._items(value, self.data)
         if not _is_pytree(value):
             return self.static(value)
         if dataclasses.is_dataclass(value) and is_ours(type(value)):
@@ -508,7 +512,7 @@ class Reader:
         if type(value) in (int, float):
             return _number(value)
         if type(value) in (complex, bytes, range, type(...)):
-            return repr(value)
+            return {type(value).__name__: repr(value)}
         if isinstance(value, slice):
             return {"slice": [self.static(v) for v in (value.start, value.stop, value.step)]}
         if (
@@ -518,32 +522,55 @@ class Reader:
         ):
             return self._held(value)
         if isinstance(value, np.dtype):
-            return str(value)
+            return {"dtype": str(value)}
         if type(value) in (tuple, list):
-            return [self.static(v) for v in value]
+            return self._items(value, self.static)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return {
                 "tuple": self.type(type(value)),
                 **{f: self.static(getattr(value, f)) for f in _fields_of(value)},
             }
         if type(value) in (set, frozenset):  # their order differs from process to process
-            return {"set": sorted(_alone(v) for v in value)}
-        if isinstance(value, (dict, types.MappingProxyType)) and type(value) in (
-            dict,
-            types.MappingProxyType,
-        ):
-            return {"dict": [[self.static(k), self.static(v)] for k, v in value.items()]}
+            return {type(value).__name__: sorted(self._alone(v) for v in value)}
+        if type(value) is dict or isinstance(value, types.MappingProxyType):
+            pair = lambda item: [self.static(item[0]), self.static(item[1])]
+            return {type(value).__name__: self._contents(value, value.items(), pair)}
         return self._once(value)
+
+    def _items(self, value: list | tuple, read: Callable[[Any], Any]) -> Any:
+        """Describe a tuple as a JSON list, and a list as one that says that it is no tuple."""
+        found = self._contents(value, value, read)
+        return {"list": found} if isinstance(value, list) else found
+
+    def _contents(self, value: Any, items: Iterable[Any], read: Callable[[Any], Any]) -> Any:
+        """Describe what a container holds; one that contains itself is rejected."""
+        if id(value) in self.around:
+            kind = type(value).__name__
+            self._unreadable("values that do not contain themselves", f"a {kind} that does")
+            return {"contains itself": kind}
+        outside, self.around = self.around, self.around | {id(value)}
+        found = [read(item) for item in items]
+        self.around = outside
+        return found
+
+    def _alone(self, value: Any) -> str:
+        """Return the description of an element of a set, independent of all others."""
+        reader = Reader(self.names)
+        reader.inside_named = self.inside_named
+        return reader.text(reader.static(value))
 
     def _held(self, value: Any) -> Any:
         """Describe an array that a function holds; its numbers belong to the program."""
         if isinstance(value, jax.core.Tracer):
             return self.leaf(value)
+        weak = {"weak": True} if getattr(value, "weak_type", False) else {}
         if isinstance(value, jax.Array):
             value = hashing.on_host(value)
         if value.dtype == object:
-            return [self.static(v) for v in value.reshape(-1).tolist()]
-        return {"array": list(value.shape), "type": str(value.dtype), "checksum": _checksum(value)}
+            held = [self.static(v) for v in value.reshape(-1).tolist()]
+            return {"array": list(value.shape), "type": "object", "values": held}
+        kind = {"array": list(value.shape), "type": str(value.dtype)} | weak
+        return kind | {"checksum": _checksum(value)}
 
     def _once(self, value: Any) -> dict[str, Any]:
         """Describe a function, class, object or module once; later mentions refer to it by number.
@@ -554,7 +581,9 @@ class Reader:
         if place in self.known:
             return self.known[place][1]
         self.known[place] = value, {"same as": len(self.known)}
+        outside, self.around = self.around, frozenset()  # the line above ends a circle through it
         found = self._read(value)
+        self.around = outside
         if all(isinstance(v, (str, bool)) for v in found.values()):  # as short as a number
             self.known[place] = value, found
         return found
@@ -587,7 +616,7 @@ class Reader:
             return {"logger": value.name}
         if isinstance(value, jax.tree_util.PyTreeDef):
             node, children = value.node_data(), value.children()
-            return {"treedef": self.static(node), "children": self.static(children)}
+            return {"treedef": self.static(node), "children": [self.static(c) for c in children]}
         return self._object(value)
 
     def _wrapped(self, value: Any) -> dict[str, Any]:
@@ -617,6 +646,7 @@ class Reader:
 
     def _function(self, value: types.FunctionType) -> dict[str, Any]:
         if name := registered(value):
+            self._require_one_function(name, value)
             found = {"jfl" if is_ours(value) else "named": name}
         elif is_ours(value):
             found = {"jfl": value.__qualname__, "registered": False}
@@ -626,6 +656,17 @@ class Reader:
             return self._users_function(value)
         return found | self._bound(value)
 
+    def _require_one_function(self, name: str, value: Any) -> None:
+        """Reject two functions or classes that carry one registered name."""
+        other = self.names.setdefault(name, value)
+        if _origin(other) != _origin(value):
+            checks.fail(
+                "jfl.describe",
+                f"one function for the name {name!r}",
+                f"{_module(other)}.{other.__qualname__} and {_module(value)}.{value.__qualname__}",
+                "Give one of them another name: jfl.named makes their noise the same.",
+            )
+
     def _bound(self, value: types.FunctionType) -> dict[str, Any]:
         """Describe the defaults, the attributes and the closure of a function."""
         found = {}
@@ -633,7 +674,8 @@ class Reader:
         outside = self.inside_named
         self.inside_named |= is_users and registered(value) is not None
         if value.__defaults__ or value.__kwdefaults__:
-            found["defaults"] = self.static([value.__defaults__, value.__kwdefaults__])
+            defaults = (value.__defaults__, value.__kwdefaults__)
+            found["defaults"] = [self.static(v) for v in defaults]
         if is_users and (more := {k: v for k, v in vars(value).items() if k not in SILENT}):
             found["attributes"] = self.static(more)
         cells = dict(zip(value.__code__.co_freevars, value.__closure__ or ()))
@@ -646,7 +688,7 @@ class Reader:
         try:
             content = cell.cell_contents
         except ValueError:
-            return "empty"
+            return {"cell": "empty"}
         return self._under_name(name, content, function)
 
     def _under_name(self, name: str, value: Any, function: types.FunctionType) -> Any:
@@ -738,6 +780,7 @@ class Reader:
         if _is_theirs(cls):
             return _by_name(cls)
         if name := registered(cls):
+            self._require_one_function(name, cls)
             return {"named": name}
         if issubclass(cls, enum.Enum):
             return {
@@ -806,6 +849,11 @@ def _hides_state(cls: type) -> bool:
     return cls is not object and not has_fields
 
 
+def _origin(value: Any) -> Any:
+    """Return what two functions of one name share if one statement made both."""
+    return _module(value), getattr(value, "__code__", value.__qualname__)
+
+
 def _is_pytree(value: Any) -> bool:
     return not isinstance(value, type) and default_registry.flatten_one_level(value) is not None
 
@@ -826,12 +874,6 @@ def _number(value: float) -> float | dict[str, str]:
 def _key(value: Any) -> str:
     """Return the key of a dict in a pytree as a string; other types than strings are named."""
     return value if isinstance(value, str) else f"{type(value).__name__} {value!r}"
-
-
-def _alone(value: Any) -> str:
-    """Return the description of a single value."""
-    reader = Reader()
-    return reader.text(reader.static(value))
 
 
 def _names(slots: Iterable[str]) -> Iterable[str]:

@@ -671,6 +671,82 @@ def test_what_else_a_function_may_hold(make):
     assert one == same != other
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((0, 1), [0, 1]),
+        ({"a": (0,)}, {"a": [0]}),
+        (1j, "1j"),
+        (range(3), "range(0, 3)"),
+        (b"a", "b'a'"),
+        (..., "Ellipsis"),
+        (np.dtype("float32"), "float32"),
+        ({1}, frozenset({1})),
+        ({"a": 1}, types.MappingProxyType({"a": 1})),
+        (np.array([1, "a"], object), (1, "a")),
+        (np.array([[1, 2]], object), np.array([[1], [2]], object)),
+        (jnp.asarray(2.0), jnp.float32(2.0)),  # the first is weakly typed
+        (True, 1),
+        (1, 1.0),
+        (0.0, -0.0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_of_different_types_are_distinguished(one, other):
+    assert said(_closes_over(one)) != said(_closes_over(other))
+    assert said(one) != said(other) or isinstance(one, (int, float, jax.Array))  # leaves: by bits
+
+
+def test_an_empty_cell_is_not_a_string():
+    def make(fill):
+        if fill:
+            held = {"cell": "empty"} if fill == "dict" else "empty"
+        return lambda x: (x, held)
+
+    assert len({said(make(fill)) for fill in ("", "text", "dict")}) == 3
+
+
+def test_differences_distinguish_types():
+    assert identity.differences({"a": True, "b": 1}, {"a": 1, "b": 1.0}) == [
+        "a: true there, 1 here",
+        "b: 1 there, 1.0 here",
+    ]
+
+
+def test_a_container_that_contains_itself_is_rejected():
+    held, outer = [1], {}
+    held.append((held,))
+    outer["self"] = outer
+    for value in (held, outer):
+        with pytest.raises(ValueError, match="do not contain themselves"):
+            said(_closes_over(value))
+    assert "contains itself" in said(jfl.named("holds a circle")(_closes_over(held)))
+    # one that is reached again through an object has a description, and so has one that is shared
+    node, row = types.SimpleNamespace(), [1]
+    node.all = [node]
+    assert said(_closes_over([node])) and said(_closes_over([row, row]))
+
+
+def test_two_functions_of_one_name_are_rejected(fed):
+    one = jfl.named("twin")(lambda params, x, y: squared(params, x, y))
+    two = jfl.named("twin")(lambda params, x, y: 2 * squared(params, x, y))
+    with pytest.raises(ValueError, match="one function for the name 'twin'"):
+        said((one, _closes_over(two)))
+    classes = [jfl.named("twin")(cls) for cls in (type("A", (), {}), type("B", (), {}))]
+    with pytest.raises(ValueError, match="one function for the name 'twin'"):
+        said(classes)
+    # one statement may make several, which differ in what they close over
+    assert said([jfl.named("scaled")(_closes_over(v)) for v in (1.0, 2.0)])
+
+    def plan(loss, lr):
+        algorithm = make_algorithm("fedavg", jfl.grad(loss), lr=lr)
+        task = jfl.task(start_params(), loss)
+        return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+
+    with pytest.raises(ValueError, match="one function for the name 'twin'"):
+        identity.plan_identities([plan(one, 0.1), plan(two, 0.2)])
+
+
 class Deque(collections.deque):
     """A class of a user's whose base keeps its content in C."""
 
