@@ -13,6 +13,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+from jfl.kernels.normals import normals
 
 import jfl
 from jfl.core.random_streams import Stream
@@ -61,10 +62,11 @@ def noise_of(plan):
     def many(key, stage, state):
         key = jax.random.fold_in(key, Stream.RELEASE)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        fresh = lambda index: normals(jax.random.fold_in(key, index), zeros, stage.generator)
 
         def one(round_, carry):
             total, state = carry
-            drawn, state = correlated.noise(stage, (key, round_ + 40), state, zeros)
+            drawn, state = correlated.mix(stage.strategy, fresh, round_ + 40, state)
             return jax.tree.map(jnp.add, total, drawn), state
 
         return jax.lax.fori_loop(0, BLOCK, one, (zeros, state))

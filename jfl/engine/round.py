@@ -430,7 +430,8 @@ def _finish_round(
     """
     noise_series = None
     if correlated.strategy_of(plan.release) is not None:
-        noise_series = jax.random.fold_in(keys.run_noise, Stream.RELEASE), run.round
+        release_stream = jax.random.fold_in(keys.run_noise, Stream.RELEASE)
+        noise_series = functools.partial(jax.random.fold_in, release_stream), run.round
     released, mechanism_state = chain.release_sum(
         plan.release,
         keys.server_noise,

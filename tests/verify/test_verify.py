@@ -30,7 +30,7 @@ from jfl.core.records import Diagnostics, Fn, Keys, Release, code_of
 from jfl.local import training
 from jfl.privacy import calibration, guarantees
 from jfl.privacy.mechanisms import chain as mech
-from jfl.privacy.mechanisms import stages
+from jfl.privacy.mechanisms import correlated, stages
 from jfl.privacy.mechanisms.stages import Stage
 from jfl.sampling import batches
 from jfl.verify import check, marks, trust
@@ -624,6 +624,27 @@ def a_chosen_key(work, ctx, keys, params, batch):
     return dict(g, b=g["b"] - jax.random.normal(key))
 
 
+CORRELATED = jfl.correlated(1.1 * 2 * 0.8 / 3, jfl.strategies.identity(3))
+
+
+def its_noise_away_as_that_of_a_strategy(work, ctx, keys, params, batch):
+    """The same, mixed by the functions of correlated noise."""
+    g = work.grad(keys.noise, params, batch, ctx)[0]
+    fresh = lambda index: normals(keys.noise, g)
+    mixed, _ = correlated.mix(CORRELATED.strategy, fresh, jnp.int32(0), ())
+    return pytrees.sub(g, pytrees.scale(CORRELATED.noise, mixed))
+
+
+def its_noise_away_as_a_release(work, ctx, keys, params, batch):
+    """The same, as a release of nothing whose correlated noise has the key of the gradient."""
+    g = work.grad(keys.noise, params, batch, ctx)[0]
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), CORRELATED, adjacency="zero_out")
+    other_key, nothing = jax.random.fold_in(keys.noise, 9), pytrees.zeros_like(g)
+    series = (lambda round_: keys.noise, jnp.int32(0))
+    noise, _ = mech.release_sum(chain, other_key, (), nothing, series=series)
+    return pytrees.sub(g, noise)
+
+
 def unclipped(work, ctx, keys, params, batch):
     g = jfl.grad(squared)(None, params, batch, ctx)[0]
     return mech.release_sum(work.grad.mechanism, keys.noise, (), g)[0]
@@ -719,6 +740,16 @@ MUTANTS = dict(
         first_gradient(its_own_noise_away),
         dict(steps=1),
         "reads the noise key of a release",
+    ),
+    noise_away_as_that_of_a_strategy=(
+        first_gradient(its_noise_away_as_that_of_a_strategy),
+        dict(steps=1),
+        "reads the noise key of a release",
+    ),
+    noise_away_as_a_release=(
+        first_gradient(its_noise_away_as_a_release),
+        dict(steps=1),
+        "noise on a sum that no row stage of its chain bounds",
     ),
     chosen_key=(first_gradient(a_chosen_key), dict(steps=1), "reads the noise key of a release"),
     whole_batch=(trains(of_the_whole_batch), {}, "rows reach the gradient of another row"),

@@ -469,8 +469,8 @@ def release_sum(
         client: whose noise it is, where each client has its own level.
         dtypes: `pytrees.dtypes_of` of a contribution: the release is rounded to its types, after
             everything else.  None: of the sum.
-        series: the key of all releases of the run and the number of this one, where noise is
-            correlated over them.
+        series: a function from the number of a release of the run to its key, and the number of
+            this one, where noise is correlated over releases.
 
     Returns:
         The release, and the state for the next one.
@@ -514,7 +514,11 @@ def release_sum(
             if s.strategy is None or series is None:
                 drawn = normals(noise_key, value, s.generator)
             else:
-                drawn, state = correlated.noise(s, series, state, value)
+                key_of_round, round_ = series
+                fresh = lambda index, s=s, like=value, key_of=key_of_round: normals(
+                    marks.noise_key(key_of(index)), like, s.generator
+                )
+                drawn, state = correlated.mix(s.strategy, fresh, round_, state)
             value = pytrees.map(
                 lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, drawn
             )

@@ -10,7 +10,7 @@ earlier rounds again, and needs no memory; others keep buffers of the size of a 
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,8 +22,6 @@ from ...core import checks, pytrees
 from ...core.aliases import Array, Tree
 from ...core.errors import NotAnalysable
 from ...core.records import Fn, Mechanism, record
-from ...kernels.normals import normals
-from ...verify import marks
 from .stages import Stage, gaussian
 from .strategies import Strategy, after
 
@@ -178,27 +176,24 @@ def begun_anew(state: Any, fresh: Any) -> Any:
     return pytrees.map(lambda x: jnp.zeros(x.shape, x.dtype), fresh)
 
 
-def noise(stage: Stage, series: tuple[Any, ...], state: Any, like: Any) -> tuple[Any, ...]:
+def mix(
+    strategy: Strategy, fresh: Callable[[Array], Tree], round_: Array, state: Any
+) -> tuple[Tree, Any]:
     """Return the noise of a round, in units of the standard deviation of fresh noise.
 
+    It draws nothing itself: `fresh` is the draw of the chain that owns the noise.
+
     Args:
-        stage: of `correlated`.
-        series: the key from which the keys of all rounds follow, or a function from the number of
-            a round to its key; and the number of this one.
-        state: `empty`, or of the round before.
-        like: the sum, for its shapes.
+        strategy: the strategy.
+        fresh: a function from the number of a round to its fresh normals, float32.
+        round_: the number of this round.
+        state: of `initial_buffers`, or of the round before.
 
     Returns:
-        A pytree like `like`, float32; nan from the round on that the strategy does not cover.  And
+        A pytree like fresh normals; nan from the round on that the strategy does not cover.  And
         the state of the next round.
     """
-    (key, round_), strategy = series, stage.strategy
-    address: Any = key if callable(key) else functools.partial(jax.random.fold_in, key)
     covered = jnp.where(round_ < strategy.rounds, jnp.float32(1), jnp.nan)
-
-    def fresh(index: Array) -> Tree:
-        return normals(marks.noise_key(address(index)), like, stage.generator)
-
     if strategy.memory:
         leaves, treedef = jax.tree.flatten(fresh(round_))
         buffers = jax.tree.leaves(state.held)
