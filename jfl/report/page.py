@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from ..core import checks
 from ..core.files import write
-from ..runs import tables
+from ..engine import loggers
+from ..runs import record
 from . import document, read, sections
 
+MAX_STEM_BYTES = 150  # of the name of a folder, which may have 255 bytes in all
 PICTURE = re.compile(r"picture-\d+\.png")
 
 
@@ -174,19 +176,32 @@ def _places(out) -> tuple[Path, Path]:
 
 
 def _tensorboard(directory, sources: list[read.Source]) -> str:
-    """Write the curves -> what was written, in words."""
-    rows, settings, failed = [], {}, set()
+    """Write the curves of each run as TensorBoard event files into a folder that is named by the
+    run, its seed and whether it failed; return what was written, in words."""
+    directory = Path(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        # TensorBoard would show old and new points as one curve.
+        checks.fail("--tensorboard", "an empty or new directory", f"{directory}, which is not")
+    folders, num_failed = [], 0
     for part in sources:
         prefix = "" if len(sources) == 1 else f"{part.label} "
         for run in part.runs:
-            settings[prefix + run["name"], run["seed"]] = run["config"]
-            if run.get("failed"):
-                failed.add((prefix + run["name"], run["seed"]))
-        rows += [row | dict(name=prefix + row["name"]) for row in part.rows]
-    rows = [row | dict(failed=(row["name"], row["seed"]) in failed) for row in rows]
-    folders = tables.tensorboard(directory, rows, settings)
-    lost = len({(row["name"], row["seed"]) for row in rows if row["failed"]})
+            name = f"{prefix}{run['name']}"
+            stem = "".join(c if c.isalnum() or c in "=.,-+ " else "_" for c in name).strip(" .")
+            stem = stem.encode()[:MAX_STEM_BYTES].decode(errors="ignore")
+            failed = bool(run.get("failed"))
+            folder = f"{stem} seed={run['seed']}" + " failed" * failed
+            if folder in folders:
+                folder = f"{folder} ({len(folders)})"
+            folders.append(folder)
+            num_failed += failed
+            with loggers.TensorBoard(directory / folder) as writer:
+                writer.settings(run["config"])
+                for row in part.rows:
+                    if (row["name"], row["seed"]) == (run["name"], run["seed"]):
+                        numbers = {k: row[k] for k in (*record.SERIES, "epsilon") if k in row}
+                        writer.log(numbers, row["round"])
     words = f", and curves in {directory}"
-    if lost:
-        words += f"; {lost} of its {len(folders)} runs failed, as their names say"
+    if num_failed:
+        words += f"; {num_failed} of its {len(folders)} runs failed, as their names say"
     return words

@@ -1,15 +1,10 @@
-"""Metrics as rows: tidy ones for a data frame, in a file, or for TensorBoard.
+"""Metrics as rows, for data frames and from files.
 
-A row is one evaluation of one run, with the columns of metrics.csv.  Nothing here is called from
-inside a program: a run gives back arrays, and these are read off afterwards.
+A row is one evaluation of one run, with the columns of metrics.csv.
 """
 
 import csv
 import hashlib
-import importlib.util
-import io
-import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,17 +13,13 @@ import jax
 import numpy as np
 
 from ..core import checks
-from ..core.files import write as write_text
 from ..core.records import Plan
 from . import guarantee_rows, record
 from .statistics import interval as interval
 
-FORMATS = (".csv", ".jsonl", ".parquet")
-KEYS = ("name", "seed")
-# the columns that say what an epsilon promises
+# the columns that describe the guarantee to which an epsilon belongs
 PROMISE = ("unit", "adjacency", "view", "delta", "status")
 MAX_VALUE_CHARACTERS = 100  # longer values are replaced by a digest
-MAX_STEM_BYTES = 150  # of the name of a directory, which may have 255 bytes in all
 
 
 def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> list[dict]:
@@ -52,8 +43,7 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         A guarantee covers none of the columns except `round`, `epsilon` and its description.
 
     Raises:
-        ValueError: for what is neither, for several runs in one Output, and for a delta without a
-            plan.
+        ValueError: For another type, several runs in one Output, or a delta without a plan.
 
     Example:
         >>> from types import SimpleNamespace as Record
@@ -63,45 +53,40 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         >>> [(r["seed"], r["round"], r["loss"], r["accuracy"]) for r in rows]
         [(3, 1, 0.9, None), (3, 2, 0.7, None)]
     """
-    if not hasattr(result, "metrics") or not (hasattr(result, "points") or hasattr(result, "run")):
-        checks.fail(
-            "tables.tidy", "what jfl.simulate or jfl.sweep gives back", type(result).__name__
-        )
-    if not hasattr(result, "points"):
-        if np.ndim(result.metrics.round) != 1:
-            checks.fail(
-                "tables.tidy",
-                "one run: metrics with leaves [evaluations]",
-                f"leaves {list(np.shape(result.metrics.round))}",
-                "Take one run of them, or use jfl.sweep.",
-            )
-        if delta is not None and plan is None:
-            checks.fail("tables.tidy", "the plan of the run for its epsilon", "plan=None")
-        history = record.lists(result.metrics)
-        epsilon, promise = _epsilons(plan, history, delta)
-        name = "run" if plan is None else plan.algorithm.name
-        return [r | promise for r in record.rows(name, _seed(result.run.key), history, epsilon)]
-    out, known, taken = [], {}, {*record.COLUMNS, "failed", *(PROMISE if delta is not None else ())}
-    for i, (point, point_plan) in enumerate(zip(result.points, result.plans)):
+    where = "tables.tidy"
+    if hasattr(result, "points"):
+        points = [
+            (i, point, result.plans[i], dict(failed=bool(result.failed[i])))
+            for i, point in enumerate(result.points)
+        ]
+    elif not hasattr(result, "run"):
+        checks.fail(where, "what jfl.simulate or jfl.sweep gives back", type(result).__name__)
+    elif np.ndim(result.metrics.round) != 1:
+        shape = f"leaves {list(np.shape(result.metrics.round))}"
+        checks.fail(where, "one run: metrics with leaves [evaluations]", shape, "Take one of them.")
+    elif delta is not None and plan is None:
+        checks.fail(where, "the plan of the run for its epsilon", "plan=None")
+    else:
+        points = [(None, dict(seed=result.run.key), plan, {})]
+    rows, known = [], {}
+    taken = {*record.COLUMNS, "failed", *(PROMISE if delta is not None else ())}
+    for i, point, of_point, more in points:
         history = record.lists(result.metrics, i)
+        if id(of_point) not in known:  # seeds share a plan
+            known[id(of_point)] = _epsilons(of_point, history, delta)
+        epsilon, promise = known[id(of_point)]
         values = {k: _value(v) for k, v in point.items() if k != "seed"}
-        if id(point_plan) not in known:  # seeds share a plan
-            known[id(point_plan)] = _epsilons(point_plan, history, delta)
-        epsilon, promise = known[id(point_plan)]
-        name = " ".join([point_plan.algorithm.name, *(f"{k}={v}" for k, v in values.items())])
-        more = promise | dict(failed=bool(result.failed[i]))
-        for k, v in values.items():
-            while k in taken or k in more:
-                k = f"point_{k}"
-            more[k] = v
-        out += [r | more for r in record.rows(name, _seed(point["seed"]), history, epsilon)]
-    return out
+        more = promise | more | {f"point_{k}" if k in taken else k: v for k, v in values.items()}
+        words = ["run" if of_point is None else of_point.algorithm.name]
+        name = " ".join(words + [f"{k}={v}" for k, v in values.items()])
+        rows += [r | more for r in record.rows(name, _seed(point["seed"]), history, epsilon)]
+    return rows
 
 
 def frame(
     result: Any, plan: Plan | None = None, *, delta: float | None = None, kind: str = "pandas"
 ) -> Any:
-    """`tidy` as a data frame; also the method `frame` of what jfl.simulate and jfl.sweep give back.
+    """Return the rows of `tidy` as a data frame; the method `frame` of Output and Sweep.
 
     Args:
         result: an Output or a Sweep.
@@ -111,7 +96,7 @@ def frame(
             `round`, where each combination was run.
 
     Raises:
-        ArgumentError: without that package.
+        ArgumentError: If the package is missing.
 
     Example:
         >>> import jax, jfl
@@ -148,8 +133,8 @@ def frame(
 
 
 def _epsilons(plan, history, delta):
-    """Epsilons after so many rounds, None where none is proved, and the columns that say what they
-    promise."""
+    """Return the epsilons of a run, None if nothing is proved, and the columns that describe
+    them."""
     if delta is None:
         return None, {}
     best = proved(guarantee_rows.all_rows(plan, history["round"][-1], delta))
@@ -163,8 +148,8 @@ def _epsilons(plan, history, delta):
 
 
 def proved(guarantees: list[dict]) -> dict:
-    """The guarantee to show if there is room for one: the best that is proved, or one without
-    epsilon that says why.
+    """Return the guarantee to show if there is room for only one: the best that is proved, or one
+    without epsilon that says why.
 
     >>> common = dict(unit="client", view="server", epsilon=2.0, implied=False, caveats=[])
     >>> one = common | dict(status="conditional")
@@ -181,7 +166,7 @@ def proved(guarantees: list[dict]) -> dict:
 
 
 def _seed(seed):
-    """A seed as a number, where jax.random.key of a number made it; else the words of the key."""
+    """Return the number of a seed or of jax.random.key(number); else the words of the key."""
     if not isinstance(seed, jax.Array):
         return int(seed)
     words = np.asarray(
@@ -193,86 +178,21 @@ def _seed(seed):
 
 
 def _value(value):
-    """A hyperparameter of a point as a number or as words."""
+    """Return a hyperparameter of a point as a number or as text."""
     if isinstance(value, (str, bool, int, float, type(None))):
         return value
     if hasattr(value, "dtype") and np.ndim(value) == 0:
         return np.asarray(value).item()
-    with np.printoptions(
-        threshold=sys.maxsize, linewidth=sys.maxsize, floatmode="unique"
-    ):  # every number of an array
-        words = str(value)
-    if len(words) <= MAX_VALUE_CHARACTERS:
-        return words
+    # The text has every number, so that values that differ have other names.
+    with np.printoptions(threshold=sys.maxsize, linewidth=sys.maxsize, floatmode="unique"):
+        text = str(value)
+    if len(text) <= MAX_VALUE_CHARACTERS:
+        return text
     kind = f"{value.dtype}{[*value.shape]}" if hasattr(value, "dtype") else type(value).__name__
-    return f"{kind} {_digest(words)}"
-
-
-def _digest(words) -> str:
-    return hashlib.sha256(words.encode(errors="backslashreplace")).hexdigest()[:8]
+    return f"{kind} {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 # --- files
-
-
-def write_parquet(path: Path, rows: list[dict]) -> None:
-    """Write rows as a Parquet file, which replaces an earlier one atomically.
-
-    Raises:
-        ArgumentError: If neither pyarrow nor polars is installed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    columns = dict.fromkeys(name for row in rows for name in row)
-    rows = [{name: row.get(name) for name in columns} for row in rows]
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        if importlib.util.find_spec("pyarrow"):
-            import pyarrow.parquet
-
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), str(partial))
-        elif importlib.util.find_spec("polars"):
-            import polars
-
-            polars.DataFrame(rows, infer_schema_length=None).write_parquet(partial)
-        else:
-            checks.fail(
-                "tables.write",
-                "one of the packages pyarrow and polars",
-                "a Python without them",
-                'Install one: pip install -e ".[parquet]" in the folder of jfl.',
-            )
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write(path, rows: list[dict]):
-    """Rows as .csv (an empty cell for None), .jsonl (one JSON object a line) or .parquet; the
-    columns of all rows, in their order.
-
-    Raises:
-        ValueError: for another ending, or no rows; for .parquet without pyarrow and without polars.
-    """
-    path = Path(path)
-    if path.suffix not in FORMATS:
-        checks.fail("tables.write", f"a file that ends in {' or '.join(FORMATS)}", str(path))
-    if not rows:
-        checks.fail("tables.write", "at least one row", "none")
-    if path.suffix == ".parquet":
-        write_parquet(path, [record.plain(r) for r in rows])
-        return
-    columns = list(dict.fromkeys(k for r in rows for k in r))
-    if path.suffix == ".jsonl":
-        lines = [
-            json.dumps(record.plain({k: r.get(k) for k in columns}), allow_nan=False) for r in rows
-        ]
-        write_text(path, "\n".join(lines) + "\n")
-        return
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
 
 
 def read(path) -> list[dict]:
@@ -285,114 +205,29 @@ def read(path) -> list[dict]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            missing = [c for c in (*KEYS, "round") if c not in (reader.fieldnames or ())]
-            if missing:
-                checks.fail(
-                    str(path),
-                    f"{need}, with columns {', '.join(missing)}",
-                    f"columns {reader.fieldnames}",
-                )
-            return [_row(path, i, cells) for i, cells in enumerate(reader, 2)]
+            if missing := {"name", "seed", "round"} - set(reader.fieldnames or ()):
+                expected = f"{need}, with columns {', '.join(sorted(missing))}"
+                checks.fail(str(path), expected, f"columns {reader.fieldnames}")
+            return [_row(f"{path}, line {i}", cells) for i, cells in enumerate(reader, 2)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         checks.fail(str(path), need, f"{type(error).__name__}: {error}")
 
 
-def _row(path, line, cells):
+def _row(where: str, cells: dict) -> dict:
     if None in cells or None in cells.values():
         checks.fail(
-            f"{path}, line {line}",
-            "as many cells as columns",
-            "another number of them",
-            "It may be half-written.",
+            where, "as many cells as columns", "another number of them", "It may be half-written."
         )
-    out = dict(name=cells["name"])
+    row = dict(cells)
     for key, text in cells.items():
         if key == "name":
             continue
+        number, largest = (int, 2**62) if key in ("seed", "round") else (float, 1e100)
         try:
-            out[key] = (
-                None if text == "" else int(text) if key in ("seed", "round") else float(text)
-            )
-            if text and not abs(out[key]) < (2**62 if key in ("seed", "round") else 1e100):
-                raise ValueError  # nan too
+            row[key] = None if text == "" and number is float else number(text)
+            in_range = row[key] is None or abs(row[key]) < largest  # nan is not
         except ValueError:
-            if key in record.COLUMNS:
-                checks.fail(f"{path}, line {line}", f"a number {key}", repr(text))
-            out[key] = {"True": True, "False": False}.get(text, text) if key == "failed" else text
-    if out["seed"] is None or out["round"] is None:
-        checks.fail(f"{path}, line {line}", "a seed and a round", "an empty cell")
-    return out
-
-
-# --- TensorBoard
-
-
-def tensorboard(logdir, rows: list[dict], hparams: dict | None = None) -> list[Path]:
-    """Write rows as TensorBoard event files, in a directory per name and seed; the step is the
-    round.
-
-    Args:
-        logdir: the directory for those directories.
-        rows: rows of `tidy` or `read`; the names of directories say which runs failed.
-        hparams: (name, seed) -> dict of settings, shown as text next to the curves.
-
-    Returns:
-        The directories.
-
-    Raises:
-        ValueError: If the package tensorboardX is missing (pip install -e ".[tensorboard]"), if
-            there are no rows, or if `logdir` has files in it: TensorBoard would show old and new
-            points as one curve.
-    """
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        checks.fail(
-            "tables.tensorboard",
-            "the package tensorboardX",
-            "a Python without it",
-            'Install it: pip install -e ".[tensorboard]" in the folder of jfl.',
-        )
-    logdir = Path(logdir)
-    if not rows:
-        checks.fail("tables.tensorboard", "at least one row", "none")
-    if logdir.exists() and (not logdir.is_dir() or any(logdir.iterdir())):
-        checks.fail(
-            "tables.tensorboard",
-            "an empty or new directory",
-            f"{logdir}, which is not",
-            "Give another.",
-        )
-    runs: dict = {}
-    for r in rows:
-        runs.setdefault((r["name"], r["seed"]), []).append(r)
-    folders = []
-    for (name, seed), group in runs.items():
-        stem = (
-            "".join(c if c.isalnum() or c in "=.,-+ " else "_" for c in str(name)).strip(" .")
-            or "run"
-        )
-        if len(whole := stem.encode()) > MAX_STEM_BYTES:
-            stem = f"{whole[:MAX_STEM_BYTES].decode(errors='ignore')} {_digest(str(name))}"
-        end = f" seed={seed}" + " failed" * bool(group[0].get("failed"))
-        folder = logdir / (stem + end)
-        if folder in folders:  # two names that differ in a sign that folders do without
-            folder = logdir / f"{stem} ({len(folders)}){end}"
-        folders.append(folder)
-        with SummaryWriter(str(folder)) as writer:
-            settings = {
-                k: v for k, v in (hparams or {}).get((name, seed), {}).items() if v is not None
-            }
-            if settings:  # TensorBoard shows Markdown
-                writer.add_text(
-                    "hparams", "".join(f"    {k} = {v}\n" for k, v in settings.items()), 0
-                )
-            for r in group:
-                for key, value in r.items():
-                    if (
-                        key in record.SERIES + ["epsilon"]
-                        and value is not None
-                        and math.isfinite(value)
-                    ):
-                        writer.add_scalar(key, value, r["round"])
-    return folders
+            in_range = False
+        if not in_range:
+            checks.fail(where, f"a number {key}", repr(text))
+    return row

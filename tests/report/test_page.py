@@ -2,7 +2,6 @@
 event files."""
 
 import base64
-import csv
 import hashlib
 import importlib.resources
 import json
@@ -651,7 +650,7 @@ def make_plan(fed, task):
     return of
 
 
-def test_tidy_rows_of_a_run_and_a_sweep(fed, task, tmp_path):
+def test_tidy_rows_of_a_run_and_a_sweep(fed, task):
     of = make_plan(fed, task)
     out = jfl.simulate(jax.random.key(7), of(), 3, evaluate_every=2)
     rows = tables.tidy(out)
@@ -679,17 +678,9 @@ def test_tidy_rows_of_a_run_and_a_sweep(fed, task, tmp_path):
     assert all({k: r[k] for k in told} == told and r["failed"] is False for r in rows)
     assert {k: named[0][k] for k in told} == told and "failed" not in named[0]
 
-    tables.write(tmp_path / "rows.csv", rows)
-    tables.write(tmp_path / "rows.jsonl", rows)
-    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == rows
-    assert tables.read(tmp_path / "rows.csv") == rows
-    with (tmp_path / "rows.csv").open() as file:
-        assert next(csv.reader(file)) == [*rows[0]]
     for bad, words in (
         (lambda: tables.tidy(3), "what jfl.simulate"),
         (lambda: tables.tidy(out, delta=1e-5), "the plan"),
-        (lambda: tables.write(tmp_path / "rows.txt", rows), "ends in .csv or .jsonl"),
-        (lambda: tables.write(tmp_path / "none.csv", []), "at least one row"),
     ):
         with pytest.raises(ValueError, match=words):
             bad()
@@ -698,7 +689,7 @@ def test_tidy_rows_of_a_run_and_a_sweep(fed, task, tmp_path):
         tables.tidy(several)
 
 
-def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monkeypatch, tmp_path):
+def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monkeypatch):
     def of(grad, **more):
         algorithm = jfl.algorithms.fedavg(
             grad, lr=0.1, steps=1, batch=jfl.batches.without_replacement(2)
@@ -740,15 +731,6 @@ def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monk
         3,
         3,
     ]  # without epsilons nothing is in its way
-    for p in swept.points:
-        p |= dict(point_delta="True")
-    both = tables.tidy(swept, delta=1e-5)
-    assert [(r["point_delta"], r["point_point_delta"]) for r in both[1::2]] == [
-        (d, "True") for d in (1, 2, 3)
-    ]
-    tables.write(tmp_path / "rows.csv", both)
-    back = tables.read(tmp_path / "rows.csv")
-    assert back[2]["failed"] is True and back[2]["point_point_delta"] == "True"
     monkeypatch.setattr(guarantee_rows, "all_rows", lambda *_: [guarantee(3.0, "conditional")])
     assert {(r["epsilon"], r["unit"], r["status"]) for r in tables.tidy(swept, delta=1e-5)} == {
         (None, None, "conditional")
@@ -821,14 +803,14 @@ def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
     ]
     assert main.main(command) == 0
     found = sorted((tmp_path / "logs").iterdir())
-    assert [f.name for f in found] == ["a_b (2) seed=0", "a_b seed=0", "a_b seed=1"]
+    assert [f.name for f in found] == ["a_b seed=0", "a_b seed=0 (2)", "a_b seed=1"]
     scalars, texts = events(found[2])
     assert {tag for tag, _ in scalars} == set(FLOATS) and {step for _, step in scalars} == {1, 2}
     assert scalars["accuracy", 2] == pytest.approx(0.9) and scalars["accuracy", 1] == pytest.approx(
         0.45
     )
     ((tag, text),) = texts.items()
-    assert tag.startswith("hparams") and "lr = 0.1" in text
+    assert tag.startswith("settings") and "lr = 0.1" in text
     assert main.main(command) == 2 and "empty or new directory" in capsys.readouterr().err
 
 
@@ -849,22 +831,17 @@ def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
     for seed, run in enumerate(found):
         (text,) = events(run)[1].values()
         assert f"    seed = {seed}\n" in text
-    # folders hold 255 bytes; names that differ behind those stay apart
-    rows = [
-        r
-        for end in "ab"
-        for r in record.rows("fedavg " + 200 * "é" + end, 0, dict(round=[1], loss=[1.0]))
-    ]
-    one, other = tables.tensorboard(tmp_path / "long", rows)
-    assert one != other and all(
-        re.fullmatch("fedavg é{71} [0-9a-f]{8} seed=0", f.name) and f.exists() for f in (one, other)
-    )
+    long = made(tmp_path / "long", {200 * "é": ([0.8], [guarantee()], {})})
+    assert main.main(["report", str(long), "--tensorboard", str(tmp_path / "other")]) == 0
+    assert [f.name for f in (tmp_path / "other").iterdir()] == [75 * "é" + " seed=0"]
 
 
-def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
+def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch, capsys):
+    folder = made(tmp_path / "run", {"fedavg": ([0.8], [guarantee()], {})})
+    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
     monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
-    with pytest.raises(ValueError, match=re.escape('pip install -e ".[tensorboard]"')):
-        tables.tensorboard(tmp_path / "logs", record.rows("a", 0, dict(round=[1], loss=[1.0])))
+    assert main.main(["report", str(folder), "--tensorboard", str(tmp_path / "logs")]) == 2
+    assert 'pip install -e ".[tensorboard]"' in capsys.readouterr().err
     assert not (tmp_path / "logs").exists()
 
 

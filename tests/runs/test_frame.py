@@ -6,7 +6,6 @@ import pytest
 from helpers.problems import CLIENTS, make_federation
 
 import jfl
-from jfl.runs import tables
 from jfl.runs.tables import tidy
 
 
@@ -59,11 +58,3 @@ def test_xarray(swept):
     (row,) = [r for r in rows if r["seed"] == 1 and r["round"] == 2]
     picked = data.sel(lr=0.2, noise=1.0, seed=1, round=2)
     assert float(picked["loss"]) == row["loss"]
-
-
-def test_parquet_holds_the_rows(swept, tmp_path):
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    tables.write(tmp_path / "rows.parquet", tidy(swept[1], delta=1e-5))
-    found = pandas.read_parquet(tmp_path / "rows.parquet")
-    pandas.testing.assert_frame_equal(found, swept[1].frame(delta=1e-5), check_dtype=False)
