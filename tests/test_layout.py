@@ -157,7 +157,7 @@ def test_accountants_know_no_plan():
 
 
 def test_jfl_imports_no_experiment():
-    """The papers' claims are in experiments/papers; `runs.printed` imports them when asked."""
+    """The papers' claims are in experiments/papers; `runs.build` imports them when asked."""
     for name, target in edges():
         assert not target.startswith("experiments"), (name, target)
 

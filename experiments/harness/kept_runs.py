@@ -33,7 +33,7 @@ from jfl.runs.checkpoint import code, environment
 from jfl.runs.config import Config
 from jfl.runs.directory import locked
 
-from .programs import Plans, Point, run_points
+from .programs import Asked, Plans, run_points
 
 FILE, RUNNING, TABLES = "runs.jsonl", "running", ("metrics.csv", "manifest.json")
 MARK, EARLIER_MARK = "kept_runs.json", "cells.json"  # in the directory of a line
@@ -150,7 +150,7 @@ def _run_together(asked: dict, seeds, plans: Plans):
         }
         for home, lock in held.items():
             lock.enter_context(_held(home))
-        left = [Point(home, asked[home], s) for home in held for s in _missing(home, seeds)]
+        left = [Asked(home, asked[home], s) for home in held for s in _missing(home, seeds)]
         for runs in run_points(left, plans) if left else ():
             for home, records in runs.items():
                 stored(home).put(records)

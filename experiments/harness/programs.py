@@ -13,11 +13,13 @@ import numpy as np
 
 from jfl.core.records import Plan
 from jfl.engine.sweep import widened, widths
-from jfl.runs import blocks, guarantee_rows, record, train, unused_options
 from jfl.runs import build as assembly
-from jfl.runs.config import Config
+from jfl.runs import guarantee_rows, record, train
+from jfl.runs import sweep as sweeps
+from jfl.runs.config import Config, refuse_unused
 from jfl.runs.record import RunRecord
-from jfl.runs.sweep import SELECTION, trace_once
+from jfl.runs.sweep import SELECTION, Block, Point
+from jfl.runs.train import trace_once
 
 # A figure shows accuracy against rounds under these names.
 CURVE = (("curve", "accuracy"), ("round", "round"))
@@ -26,7 +28,7 @@ MAX_BLOCK_POINTS = 64  # at most this number is lost if a run is stopped
 
 def assembled(config: Config):
     """Build a plan as `jfl sweep` does."""
-    unused_options.refuse_unused(config)
+    refuse_unused(config)
     return assembly.build(config)
 
 
@@ -71,7 +73,7 @@ class Plans:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Asked:
     """One run: a seed of a line, which is kept in `home`."""
 
     home: Path
@@ -79,7 +81,7 @@ class Point:
     seed: int
 
 
-def run_points(asked: list[Point], plans: Plans):
+def run_points(asked: list[Asked], plans: Plans):
     """Check all points, then run them in blocks.
 
     Args:
@@ -112,8 +114,8 @@ def run_points(asked: list[Point], plans: Plans):
         trace_once(plan, traced)
     for indices, block in _blocks(groups.values(), asked, pairs):
         runs = {}
-        for i, config, measured in zip(indices, block.configs, blocks.compute(block)):
-            plan, account = pairs[i][0], accounts[i]
+        for i, point, measured in zip(indices, block.points, sweeps.compute(block)):
+            plan, account, config = pairs[i][0], accounts[i], point.config
             if plans.epsilons and account not in curves:
                 curves[account] = plans.epsilons(plan, config, measured["history"]["round"])
             trace = {name: measured["history"][metric] for name, metric in plans.trace}
@@ -122,23 +124,23 @@ def run_points(asked: list[Point], plans: Plans):
         yield {home: _lines(plans, of_line) for home, of_line in runs.items()}
 
 
-def _blocks(groups, asked: list[Point], pairs):
+def _blocks(groups, asked: list[Asked], pairs):
     """Yield blocks of points that share a program, each with the indices of its points."""
-    engine = blocks.Local()
+    engine = sweeps.Local()
     for group in groups:
         plans = [pairs[i][0] for i in group]
         plans, seeds = widened(plans, widths(plans)), [asked[i].seed for i in group]
         most = min(MAX_BLOCK_POINTS, engine.most(len(group)))
         if len({id(plan.fed.x) for plan in plans}) > 1:  # each point holds its own rows
-            most = max(1, min(most, blocks.memory() // plans[0].fed.x.nbytes))
-        for program in blocks.programs(plans, seeds, blocks.memory(), most):
+            most = max(1, min(most, sweeps.memory() // plans[0].fed.x.nbytes))
+        for program in sweeps.programs(plans, seeds, sweeps.memory(), most):
             for members in program:
                 indices = [group[m] for m in members]
-                configs = [dataclasses.replace(pairs[i][1], seed=asked[i].seed) for i in indices]
-                block = blocks.Block(
-                    indices, configs, [], [plans[m] for m in members], len(program[0])
-                )
-                yield indices, block
+                points = [
+                    Point(dataclasses.replace(pairs[group[m]][1], seed=seeds[m]), plans[m])
+                    for m in members
+                ]
+                yield indices, Block(points, len(program[0]))
 
 
 def _with_shared_rows(pairs):

@@ -30,8 +30,8 @@ from jfl.privacy import guarantees
 from jfl.runs import build, guarantee_rows, record
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import FIELDS, Config, the_unit, the_view
+from jfl.runs.record import Stopwatch
 from jfl.runs.statistics import interval
-from jfl.runs.stopwatch import Stopwatch
 
 from ..bench.timing import commit
 from ..harness.kept_runs import about, hashed

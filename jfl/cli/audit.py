@@ -16,7 +16,7 @@ from ..core.files import write
 from ..core.options import field
 from ..core.records import Guarantee
 from ..report import read
-from ..runs import build, directory, guarantee_rows, printed, record, unused_options
+from ..runs import build, directory, guarantee_rows, record
 from ..runs import config as configs
 from ..runs.config import Config
 from . import console
@@ -107,7 +107,7 @@ def audit(arguments: list[str]) -> None:
     mesh = _devices(command.mesh)
     checks.require_seed("jfl audit", seed=command.seed)
     _check_place(out, asked)
-    unused_options.refuse_unused(asked)
+    configs.refuse_unused(asked)
     plan, config = build.build(asked)
     rounds = asked.rounds if command.rounds is None else command.rounds
     begun, kept = time.perf_counter(), out / TRIALS
@@ -213,7 +213,7 @@ def _claimed(command: Audit, plan, config: Config, rounds: int) -> float | None:
     whose = _whose(command, config)
     fit = [
         claim.epsilon
-        for claim in printed.formulas().claims(plan, rounds, command.delta, config.paper)
+        for claim in build.formulas().claims(plan, rounds, command.delta, config.paper)
         if claim.rounds in (None, rounds)
         and math.isfinite(claim.epsilon)
         and all(whose[k] in (None, getattr(claim, k)) for k in whose)

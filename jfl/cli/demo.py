@@ -20,8 +20,7 @@ from ..privacy.calibration import calibrate
 from ..privacy.mechanisms.chain import chain
 from ..privacy.mechanisms.stages import clip_l2, divide, gaussian, total
 from ..runs import guarantee_rows, pictures, record
-from ..runs.record import RunRecord
-from ..runs.stopwatch import Stopwatch
+from ..runs.record import RunRecord, Stopwatch
 from ..sampling import batches, clients
 
 CLIENTS, DELTA, BUDGETS = 50, 1e-5, (2.0, 8.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..core import checks
 from ..core.options import field
 from ..engine import devices as mesh
-from ..runs import blocks, checkpoint, on_ray
+from ..runs import checkpoint, on_ray
 from ..runs import config as configs
 from ..runs import sweep as sweeps
 from ..runs import train as runs
@@ -233,7 +233,7 @@ def _engine(command):
         checks.fail(
             "jfl sweep", f"--engine ray with {' and '.join(given)}", f"--engine {command.engine}"
         )
-    return blocks.Local(_count(command.devices))
+    return sweeps.Local(_count(command.devices))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +13,7 @@ import numpy as np
 from .. import algorithms, schedules
 from ..algorithms.base import Traits, traits_of
 from ..core import checks, options
+from ..core.errors import ArgumentError
 from ..core.records import Algorithm, Federation, Mechanism, Plan, Sampler, Task
 from ..data import corruption, datasets, partition, transforms
 from ..data.federation import federate
@@ -43,8 +47,9 @@ from .config import (
     the_unit,
     the_view,
 )
-from .printed import formulas
 
+MODULE_OF_FORMULAS = "experiments.papers.as_printed"
+REPOSITORY = Path(__file__).resolve().parents[2]
 # the fields that rows and their owners follow from
 DATA = (
     "dataset",
@@ -514,3 +519,26 @@ def _published(config, fed, bound, noise, bands) -> tuple[Stage, Stage]:
         max_weight=heaviest,
         unsound=True,
     )
+
+
+def formulas() -> Any:
+    """Import and return the papers' formulas, which `mode="as_printed"` uses.
+
+    They are in the repository, in experiments/papers, and not in the installed package: no module
+    of jfl proves anything with them.
+
+    Raises:
+        ArgumentError: If the repository's experiments are not importable.
+    """
+    if (REPOSITORY / "experiments" / "papers").is_dir() and str(REPOSITORY) not in sys.path:
+        sys.path.append(str(REPOSITORY))
+    try:
+        return importlib.import_module(MODULE_OF_FORMULAS)
+    except ModuleNotFoundError as error:
+        if not MODULE_OF_FORMULAS.startswith(str(error.name)):
+            raise
+        raise ArgumentError(
+            'config: mode="as_printed" needs the papers\' formulas, which are not part of the '
+            "installed package. Run jfl from a checkout of its repository "
+            "(pip install -e .), which has them in experiments/papers."
+        ) from error

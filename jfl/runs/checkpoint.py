@@ -1,8 +1,7 @@
 """Checkpoints of a run directory, one file each; an incomplete or damaged file is rejected.
 
-A checkpoint is a line that names the format, a line of JSON, and the bytes of the arrays.  The
-first line contains the digest of the second, which contains that of the arrays, so a truncated file
-and a flipped bit are detected.
+A checkpoint is a line with the format and the digest of the rest, a line of JSON, and the bytes of
+the arrays.  The digest detects a truncated file and a flipped bit.
 """
 
 import functools
@@ -23,7 +22,7 @@ from ..core.errors import ResumeRefused
 from ..core.files import write
 from ..core.records import Run
 
-MAGIC, FORMAT = "jfl-checkpoint", 3  # format 1 was a folder; 2 had no identity of a plan
+MAGIC, FORMAT = "jfl-checkpoint", 4
 KEPT = 2
 # Settings that, like XLA_FLAGS, compile the same code to another program.
 SETTINGS = (
@@ -46,9 +45,8 @@ VARIABLES = ("NPROC", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS"
 def environment() -> dict:
     """Describe the program and machine on which the same rounds give the same bits."""
     version = importlib.metadata.version
-    settings = {
-        k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS
-    }  # some are values only
+    # Some settings are in `values` only.
+    settings = {k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS}
     settings |= {k: os.environ[k] for k in VARIABLES if k in os.environ}
     processor, features = _processor()
     return dict(
@@ -85,11 +83,7 @@ def code() -> dict:
 def _flags() -> str:
     """Return XLA_FLAGS, or the content of the file that it names."""
     flags = os.environ.get("XLA_FLAGS", "")
-    return (
-        flags
-        if flags.lstrip()[:1] in ("", "-") or not os.path.isfile(flags)
-        else Path(flags).read_text()
-    )
+    return Path(flags).read_text() if os.path.isfile(flags) else flags
 
 
 def _cores() -> int:
@@ -114,33 +108,26 @@ def _processor() -> tuple[str, str]:
     return fields.get("model name") or platform.processor(), _digest([features.encode()])[:8]
 
 
-def pack(run: Run) -> dict:
-    """Return the leaves of a run by number, with keys as their data."""
-    plain = [
-        jax.random.key_data(x) if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        for x in jax.tree.leaves(run)
+def differences(there: dict, here: dict) -> list[str]:
+    """Describe the entries in which two dicts differ: those of a stored run and those of this
+    one."""
+    return [
+        f"{k}: {there.get(k)!r} there, {here.get(k)!r} here"
+        for k in there | here
+        if there.get(k) != here.get(k)
     ]
-    return {f"{i:04d}": np.asarray(x) for i, x in enumerate(plain)}
 
 
-def unpack(leaves: dict, like: Run) -> Run:
-    """Rebuild a run from the leaves of `pack`, with the structure of `like`."""
-    wanted, treedef = jax.tree.flatten(like)
-    out = []
-    for i, x in enumerate(wanted):
-        value = leaves[f"{i:04d}"]
-        if jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-            value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(x))
-        out.append(jax.numpy.asarray(value))
-    return treedef.unflatten(out)
+def refuse_resume(where: str, expected: str, actual: object, hint: str = "") -> NoReturn:
+    """Raise ResumeRefused with the message of `checks.fail`."""
+    checks.fail(where, expected, actual, hint, error=ResumeRefused)
 
 
 class Saved(NamedTuple):
-    """The content of a checkpoint; `digest` is the digest of its state."""
+    """The content of a checkpoint: its JSON metadata and the arrays of the run."""
 
     meta: dict
-    leaves: dict
-    digest: str
+    leaves: list[np.ndarray]
 
 
 class Checkpoints:
@@ -156,29 +143,18 @@ class Checkpoints:
         return sorted((int(p.name) for p in files if p.name.isdecimal()), reverse=True)
 
     def latest(self) -> int | None:
+        """Return the round of the latest complete checkpoint."""
         return next(iter(self.rounds()), None)
 
     def save(self, run: Run, meta: dict):
         """Save a run together with JSON metadata, then remove older checkpoints.  The file is on
         the disk when this returns."""
-        leaves = pack(run)
-        payload = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves.values()]
-        head = (
-            json.dumps(
-                dict(
-                    jfl=importlib.metadata.version("jfl"),
-                    meta=meta,
-                    arrays=_arrays(leaves),
-                    digest=_digest(payload),
-                )
-            ).encode()
-            + b"\n"
-        )
+        leaves = [np.asarray(_plain(x)) for x in jax.tree.leaves(run)]
+        record = json.dumps(dict(meta=meta, arrays=_arrays(leaves))).encode() + b"\n"
+        parts = [record, *(np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves)]
         self.folder.mkdir(exist_ok=True)
-        write(
-            self.folder / str(int(run.round)),
-            [f"{MAGIC} {FORMAT} {_digest([head])}\n".encode(), head, *payload],
-        )
+        head = f"{MAGIC} {FORMAT} {_digest(parts)}\n".encode()
+        write(self.folder / str(int(run.round)), [head, *parts])
         for old in self.rounds()[KEPT:]:
             (self.folder / str(old)).unlink()
 
@@ -189,27 +165,32 @@ class Checkpoints:
             ResumeRefused: If it has another format, is incomplete or was modified.
         """
         path = self.folder / str(self.latest())
-        where = f"checkpoint {path}"
-        if path.is_dir():
-            _foreign(where, "a folder, format 1")
         with open(path, "rb") as file:
-            first, head, payload = file.readline(), file.readline(), file.read()
-        words = first.decode("ascii", "replace").split()
-        if len(words) != 3 or words[0] != MAGIC or not words[1].isdecimal():
-            _damaged(path, "another first line")
-        if int(words[1]) != FORMAT:
-            _foreign(where, f"format {words[1]}")
-        if words[2] != _digest([head]):
-            _damaged(path, "another digest of its record")
-        record = json.loads(head)
-        if record["digest"] != _digest([payload]):
-            _damaged(path, f"another digest of its {len(payload)} bytes of arrays")
-        leaves, begin = {}, 0
-        for name, (kind, shape) in record["arrays"].items():
+            head, content = file.readline(), file.read()
+        if head != f"{MAGIC} {FORMAT} {_digest([content])}\n".encode():
+            words = head.decode("ascii", "replace").split()
+            if len(words) == 3 and words[0] == MAGIC and words[1] != str(FORMAT):
+                refuse_resume(
+                    f"checkpoint {path}",
+                    f"format {FORMAT}",
+                    f"format {words[1]}",
+                    "Another version of jfl wrote it: resume with that version, or start in "
+                    "another directory with another --seed.",
+                )
+            refuse_resume(
+                f"checkpoint {path}",
+                "the file as it was written",
+                f"another digest of its {len(content)} bytes, so it was cut or damaged",
+                "Remove that file to resume from the previous one; later rounds are computed "
+                "again.",
+            )
+        line, _, payload = content.partition(b"\n")
+        record, leaves, begin = json.loads(line), [], 0
+        for kind, shape in record["arrays"]:
             kind, count = jax.numpy.dtype(kind), int(np.prod(shape, dtype=np.int64))
-            leaves[name] = np.frombuffer(payload, kind, count, begin).reshape(shape)
+            leaves.append(np.frombuffer(payload, kind, count, begin).reshape(shape))
             begin += count * kind.itemsize
-        return Saved(record["meta"], leaves, record["digest"])
+        return Saved(record["meta"], leaves)
 
     def restore(self, like: Run, saved: Saved | None = None) -> Run:
         """Return the run of `saved`, or of the latest checkpoint; `like` is a run of the same plan.
@@ -217,30 +198,35 @@ class Checkpoints:
         Raises:
             ResumeRefused: If its arrays differ from those of `like` in shape or type.
         """
-        leaves = (self.load() if saved is None else saved).leaves
-        needed, stored = _arrays(pack(like)), _arrays(leaves)
-        if needed != stored:
-            other = [
-                f"{k}: {stored.get(k)} there, {needed.get(k)} here"
-                for k in sorted(needed.keys() | stored.keys())
-                if needed.get(k) != stored.get(k)
-            ]
+        stored = (self.load() if saved is None else saved).leaves
+        leaves, structure = jax.tree.flatten(like)
+        number = lambda arrays: dict(enumerate(_arrays(arrays)))
+        if differ := differences(number(stored), number([_plain(x) for x in leaves])):
             refuse_resume(
                 f"checkpoint {self.directory}",
                 "the arrays of this plan",
-                "; ".join(other[:5]),
+                "; ".join(differ[:5]),
                 "Resume with the config that made it.",
             )
-        return unpack(leaves, like)
+        return structure.unflatten(
+            jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf))
+            if _is_key(leaf)
+            else jax.numpy.asarray(x)
+            for x, leaf in zip(stored, leaves)
+        )
 
 
-def refuse_resume(where: str, expected: str, actual: object, hint: str = "") -> NoReturn:
-    """Raise ResumeRefused with the message of `checks.fail`."""
-    checks.fail(where, expected, actual, hint, error=ResumeRefused)
+def _is_key(x) -> bool:
+    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _arrays(leaves: dict) -> dict:
-    return {k: [str(v.dtype), list(v.shape)] for k, v in leaves.items()}
+def _plain(x):
+    """Return an array unchanged, and a key as its data."""
+    return jax.random.key_data(x) if _is_key(x) else x
+
+
+def _arrays(leaves) -> list:
+    return [[str(x.dtype), list(x.shape)] for x in leaves]
 
 
 def _digest(parts) -> str:
@@ -248,22 +234,3 @@ def _digest(parts) -> str:
     for part in parts:
         sha.update(part)
     return sha.hexdigest()
-
-
-def _foreign(where, got):
-    refuse_resume(
-        where,
-        f"format {FORMAT}",
-        got,
-        "Another version of jfl wrote it: resume with that version, or start in "
-        "another directory with another --seed.",
-    )
-
-
-def _damaged(path, got):
-    refuse_resume(
-        f"checkpoint {path}",
-        "the file as it was written",
-        f"{got}, so it was cut or damaged",
-        "Remove that file to resume from the previous one; later rounds are computed again.",
-    )

@@ -25,7 +25,6 @@ from ..data import datasets, partition
 from ..models import tasks
 from ..privacy.mechanisms import strategies, wavelet
 from ..sampling import batches
-from .printed import PAPERS
 
 UNITS = ("example", "client")
 VIEWS = ("server", "third_party")
@@ -33,6 +32,7 @@ MODES = ("sound", "as_printed")
 CLIPS = ("flat", "per_layer", "adaptive")
 NOISES = ("isotropic", "ellipsoid", "weighted", "published")
 BANDS = ("flat", "per_layer", "pixels")
+PAPERS = ("noble2022", "chen2024", "li2025", "talaei2024", "ranaweera2025")
 COMPUTE = ("float32", "bfloat16", "float16")
 OPTIMIZERS = dict(
     sgd=optax.sgd,
@@ -424,6 +424,75 @@ def the_view(config: Config) -> str:
     if the_unit(config) == "client" and traits_of(_algorithm(config)).client_noise != "upload":
         return "third_party"  # the server sees what it aggregates before it adds the noise
     return "server"
+
+
+# --- options without an effect, which would look like a result
+
+
+def refuse_unused(*configs: Config) -> None:
+    """Reject an option that was set but has no effect in any of these configs.
+
+    Raises:
+        ArgumentError: If there is such an option; the message says what it requires.
+    """
+    unused = [unused_options(config) for config in configs]
+    for name, need in unused[0].items():
+        if all(name in others for others in unused):
+            checks.fail(
+                "config",
+                f"{need} for {name}",
+                f"{name}={getattr(configs[0], name)!r} without it",
+                f"Leave {name} out.",
+            )
+
+
+def unused_options(config: Config) -> dict[str, str]:
+    """Return the options that differ from their defaults but have no effect, with what each
+    requires."""
+    changed = [n for n, field in FIELDS.items() if getattr(config, n) != field.default]
+    unused = {}
+    for name in changed:
+        for need, holds in FIELDS[name].metadata["needs"].items():
+            if not holds(config):
+                unused[name] = need
+        if name in OPTIONS and not _taken(config, name):
+            unused[name] = _takers(name)
+    return unused
+
+
+def _takers(name) -> str:
+    """Describe the functions that take an option."""
+    takers = OPTIONS[name].takers
+    each = [
+        f"{kind}={several[0]!r}"
+        if len(several) == 1
+        else f"{kind} {', '.join(map(repr, several[:-1]))} or {several[-1]!r}"
+        for kind, several in takers.items()
+    ]
+    return ", or ".join(each) + (", and no group_rows" if "partition" in takers else "")
+
+
+def _taken(config, name) -> bool:
+    """Return whether a function that this config names takes the option."""
+    return any(
+        name in {option.name for option in options.of(chosen)} for chosen in factories(config)
+    )
+
+
+def factories(config: Config) -> list:
+    """Return the functions that a config names, except a partition that group_rows replaces."""
+    kinds = {kind: getattr(config, kind) for kind in ("algorithm", "dataset", "model")}
+    kinds |= dict(batch_sampler=config.batch_sampler, sampler=sampler_of(config))
+    if config.strategy is not None:
+        kinds["strategy"] = config.strategy
+    if not config.group_rows:
+        kinds["partition"] = config.partition
+    if config.lr_schedule != "constant":
+        kinds["lr_schedule"] = config.lr_schedule
+    chosen = [factory(kind, name) for kind, name in kinds.items()]
+    if config.group_rows and config.partition == "labels":
+        chosen.append(partition.sizes)
+    return chosen
 
 
 # --- files

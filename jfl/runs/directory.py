@@ -2,13 +2,13 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from ..core import checks
 from ..core.files import temporary
-from .checkpoint import Checkpoints
 
 LOCK = ".lock"
 
@@ -94,17 +94,19 @@ def locked(out: Path):
 
 
 @contextlib.contextmanager
-def disk_errors_explained(out: Path, checkpoints: Checkpoints):
-    """Explain a full or read-only disk: name the last checkpoint and how to resume."""
+def disk_errors_explained(where: str, kept: Callable[[], str]):
+    """Explain a full or read-only disk: say what is kept, and how to resume.
+
+    Args:
+        where: what was written, such as "run DIR".
+        kept: returns a sentence about what is kept.
+    """
     try:
         yield
     except ConnectionError:  # of the terminal, or of another process
         raise
     except OSError as error:
-        last = checkpoints.latest()
-        kept = f"round {last} in {out}" if last else "none"
         raise OSError(
-            f"run {out}: expected a writable disk, but got {error.strerror or error}, for "
-            f"{error.filename or 'a file'}. Last good checkpoint: {kept}. Free some space and use "
-            f"--resume."
+            f"{where}: expected a writable disk, but got {error.strerror or error}, for "
+            f"{error.filename or 'a file'}. {kept()} Free some space and use --resume."
         ) from None

@@ -20,9 +20,10 @@ from ..core import checks, identity
 from ..core.errors import ArgumentError
 from ..data.federation import checksum
 from ..engine.sweep import FULL, MEMORY, device_memory, widened
-from . import blocks, build, checkpoint
-from .blocks import CPU_BLOCK_SIZE, Block
+from . import build, checkpoint
+from . import sweep as sweeps
 from .config import Config
+from .sweep import CPU_BLOCK_SIZE, Block, Point
 
 CONFIG: Any = jax.config  # its type does not declare the options
 MAX_RETRIES = 5  # of a block whose worker or machine was lost
@@ -117,7 +118,7 @@ class Cluster:
         share = math.ceil(count / (2 * self.places))
         return share if self.accelerator else min(CPU_BLOCK_SIZE, share)
 
-    def run(self, work_blocks: list[Block], widths: dict):
+    def run(self, blocks: list[Block], widths: dict):
         """Yield each block with its records in the order in which they finish; a lost block is
         tried again."""
         # Compiled CPU code is for one processor only, so other machines do not share it.  With a
@@ -125,11 +126,8 @@ class Cluster:
         cache = CONFIG.jax_compilation_cache_dir if self.local or self.accelerator else None
         remote, code, pending = self.remote(work), checkpoint.code(), {}
         try:
-            for b in work_blocks:
-                sent = [
-                    (dataclasses.asdict(c), data, identity.signature(identity.describe(p)))
-                    for c, data, p in zip(b.configs, b.data, b.plans)
-                ]
+            for b in blocks:
+                sent = [(dataclasses.asdict(p.config), p.data, p.signature) for p in b.points]
                 pending[remote.remote(sent, b.size, widths, code, self.memory, cache)] = b
             while pending:
                 done, _ = self.ray.wait(list(pending), num_returns=1)
@@ -170,7 +168,7 @@ def look(code: dict):
     """Return the bytes for the points of a block on this worker's accelerator, or None on a CPU; or
     a text if the worker must refuse."""
     return _refusal("the driver's code", code, checkpoint.code()) or (
-        None if jax.default_backend() == "cpu" else blocks.memory()
+        None if jax.default_backend() == "cpu" else sweeps.memory()
     )
 
 
@@ -198,24 +196,21 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
             os.makedirs(cache, exist_ok=True)
         if os.access(cache, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", cache)
-    try:
-        configs = [Config(**values) for values, _, _ in sent]
-        plans, built = [], {}
-        for config, (_, data, description) in zip(configs, sent):
-            setting = dataclasses.replace(config, seed=0)  # points of all seeds share a plan
-            if setting not in built:
-                built[setting] = plan = build.build(config)[0]
-                here = identity.signature(identity.describe(plan))
-                if refusal := _refusal(
-                    "the driver's data and noise",
-                    dict(data=data, plan=description),
-                    dict(data=checksum(plan.fed), plan=here),
-                ):
-                    return refusal
-            plans.append(built[setting])
-    except ValueError as error:
-        return str(error)
-    block = Block([], configs, [], widened(plans, widths), size)
+    configs, plans = [Config(**values) for values, _, _ in sent], {}
+    of_seed_0 = [dataclasses.replace(config, seed=0) for config in configs]  # seeds share a plan
+    for setting, (_, data, signature) in zip(of_seed_0, sent):
+        if setting in plans:
+            continue
+        try:
+            plans[setting] = plan = build.build(setting)[0]
+        except ValueError as error:
+            return str(error)
+        here = dict(data=checksum(plan.fed), plan=identity.signature(identity.describe(plan)))
+        there = dict(data=data, plan=signature)
+        if refusal := _refusal("the driver's data and noise", there, here):
+            return refusal
+    padded = widened([plans[setting] for setting in of_seed_0], widths)
+    block = Block([Point(config, plan) for config, plan in zip(configs, padded)], size)
     environment, context = checkpoint.environment(), ray.get_runtime_context()
     worker = dict(
         worker=f"{context.get_node_id()[:8]}/{os.getpid()}",
@@ -223,20 +218,19 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
     )
     if jax.default_backend() != "cpu":
         memory = device_memory(FULL) or memory  # of this worker's accelerator
-    return [worker | measured for measured in blocks.compute(block, memory)]
+    return [worker | measured for measured in sweeps.compute(block, memory)]
 
 
 def _refusal(need: str, there: dict, here: dict) -> str | None:
+    """Return the reason why a worker that differs from the driver must refuse."""
     differ = [
         f"{k} {there[k]} on the driver, {here[k]} on a worker" for k in there if there[k] != here[k]
     ]
+    if not differ:
+        return None
     return (
-        f"--engine ray: expected {need} on every worker, but got {'; '.join(differ)}. "
-        "Install the same "
-        f"versions of jfl and "
-        "JAX and the same data (JFL_DATA_DIR) on all machines."
-        if differ
-        else None
+        f"--engine ray: expected {need} on every worker, but got {'; '.join(differ)}. Install the "
+        "same versions of jfl and JAX and the same data (JFL_DATA_DIR) on all machines."
     )
 
 
@@ -260,22 +254,15 @@ def _start(ray, address: str) -> bool:
     """Connect, and return whether the cluster is a new one on this machine."""
     local = address == "local"
     host, _, port = address.removeprefix("ray://").rpartition(":")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # jfl sends nobody statistics
     try:
         if port.isdecimal():  # Ray itself would retry for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS).close()
-        with (
-            _environment(RAY_USAGE_STATS_ENABLED="0"),
-            warnings.catch_warnings(),
-        ):  # no usage statistics
-            warnings.filterwarnings(
-                "ignore", r"os\.fork\(\) was called", RuntimeWarning
-            )  # harmless: the children of Ray exec at once
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **(dict(include_dashboard=False) if local else {}),
-            )
+        with warnings.catch_warnings():
+            # harmless: the children of Ray exec at once
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            options = dict(include_dashboard=False) if local else {}
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         checks.fail(
             "--address",
@@ -293,15 +280,3 @@ def _first(error) -> str:
 
 def _words(resources: dict) -> str:
     return " and ".join(f"{v:g} {k}" for k, v in resources.items())
-
-
-@contextlib.contextmanager
-def _environment(**values):
-    """Set environment variables that are not set, and remove them at the end."""
-    new = {k: v for k, v in values.items() if k not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name in new:
-            os.environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""The records of runs, and their files: summary.json, metrics.csv and manifest.json."""
+"""The records of runs, and their files: summary.json, metrics.csv, manifest.json and a picture."""
 
 import contextlib
 import csv
@@ -7,8 +7,11 @@ import io
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from ..core import identity
@@ -19,9 +22,9 @@ from ..core.result_store import plain
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
 from ..kernels.conv import multiplies_patches
+from . import guarantee_rows, pictures
 from .checkpoint import environment
 from .config import Config
-from .guarantee_rows import noise_levels
 
 FORMAT = 1  # of summary.json and results.json; readers reject other formats
 COLUMNS = (
@@ -38,6 +41,7 @@ COLUMNS = (
     "cohort",
     "epsilon",
 )
+MAX_DRAWN_SETTINGS = 16
 SERIES = [c for c in COLUMNS if c in Metrics.__dataclass_fields__ and c != "round"]
 # the beginnings of the pages of `jfl report`, which jfl.report.document uses
 PAGES = {
@@ -176,6 +180,48 @@ def lists(metrics: Metrics, point: int | None = None) -> dict:
     }
 
 
+class ShownRun(NamedTuple):
+    """A run together with what its table and its picture show of its privacy.
+
+    Attributes:
+        record: the record of the run.
+        epsilons: epsilon at each evaluation; None without a guarantee.
+        guarantee: the guarantee in the legend; None without one.
+    """
+
+    record: RunRecord
+    epsilons: Any
+    guarantee: dict | None
+
+
+def save_results(
+    out: Path, runs: list[ShownRun], manifest: dict, picture: str, title: str
+) -> list[dict]:
+    """Write summary.json, metrics.csv, manifest.json and the picture of runs.
+
+    Returns:
+        The entries of summary.json.
+    """
+    groups, table = {}, []
+    for record, epsilons, guarantee in runs:
+        table += record.rows(epsilons)
+        if not record.failed and record.history.get("accuracy"):
+            shown = [guarantee] if guarantee else []
+            group = dict(
+                label=f"{record.name}, {guarantee_rows.label(shown)}",
+                round=record.history["round"],
+                accuracy=[],
+                epsilon=guarantee and guarantee["epsilon"],
+            )
+            accuracy = groups.setdefault(record.name, group)["accuracy"]
+            accuracy.append(record.history["accuracy"])
+    entries = [run.record.entry() for run in runs]
+    save(out, entries, table, manifest)
+    if groups:
+        pictures.draw_accuracy(out / picture, list(groups.values())[:MAX_DRAWN_SETTINGS], title)
+    return entries
+
+
 def save(directory, runs: list[dict], table: list[dict], manifest: dict):
     """Write summary.json, metrics.csv and manifest.json."""
     text = io.StringIO(newline="")
@@ -234,9 +280,51 @@ def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict
             normals=_generators(plans[0]),
             convolutions="patches" if multiplies_patches() else "XLA's own; patches of a lone row",
         ),
-        noise=noise_levels(plans[0], rounds),
+        noise=guarantee_rows.noise_levels(plans[0], rounds),
         data=describe(plans[0].fed, partition),
         plan=identity.describe(plans[0]),
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **more,
     )
+
+
+# --- time
+
+_compilations: list[float] = []  # seconds of each since the first call of `compile_seconds`
+
+
+def compile_seconds() -> float:
+    """Return the seconds that this process has spent on tracing and compilation since the first
+    call; only differences are meaningful."""
+    if not _compilations:
+        _compilations.append(0.0)
+
+        def listen(event: str, seconds: float, **_: Any) -> None:
+            if "/compile/" in event:
+                _compilations.append(seconds)
+
+        monitoring: Any = jax.monitoring  # its type requires another signature of a listener
+        monitoring.register_event_duration_secs_listener(listen)
+    return sum(_compilations)
+
+
+class Stopwatch:
+    """A clock that starts when it is made and also counts the seconds of compilation."""
+
+    def __init__(self) -> None:
+        self._begun, self._compiled = time.perf_counter(), compile_seconds()
+
+    def read(self) -> tuple[float, float]:
+        """Return the seconds since the start, and how many of them were compilation."""
+        return time.perf_counter() - self._begun, compile_seconds() - self._compiled
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time spent inside."""
+        pause = Stopwatch()
+        try:
+            yield
+        finally:
+            seconds, compiled = pause.read()
+            self._begun += seconds
+            self._compiled += compiled

@@ -1,9 +1,19 @@
 """A sweep in a directory: all points are checked before the first one runs, then run, saved and
-reported."""
+reported.
 
+Points that share their static part run as one program, in blocks.  The results of a block leave its
+program at its end, and are stored in the sweep's file before anybody is shown them.  So a lost
+block has released nothing, and is computed again: the same points in the same program.
+"""
+
+import collections
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import itertools
+import json
+import math
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
@@ -16,37 +26,65 @@ from ..core.files import write
 from ..core.records import Caveat, Health, Plan
 from ..core.result_store import ResultStore
 from ..data.federation import checksum
-from ..engine.round import init
-from ..engine.simulate import scan
-from ..engine.sweep import points_of, widened, widths
+from ..engine import devices as meshes
+from ..engine.plan import client_bytes
+from ..engine.sweep import (
+    FULL,
+    MEMORY,
+    SHARE,
+    device_memory,
+    largest_chunk,
+    points_of,
+    static_groups,
+    widened,
+    widths,
+)
+from ..engine.sweep import sweep as run_sweep
 from ..privacy.ledger import segments
-from . import blocks, build, checkpoint, guarantee_rows, pictures, record, unused_options
+from . import build, checkpoint, guarantee_rows, record
 from . import config as configs
-from .blocks import Block, Local
 from .checkpoint import refuse_resume
 from .config import Config
-from .directory import LOCK, checked, locked
-from .record import RunRecord
-from .stopwatch import Stopwatch
-from .train import epsilons, noise_warning, paper_claims, privacy, shown_epsilon, shown_label
+from .directory import LOCK, checked, disk_errors_explained, locked
+from .record import RunRecord, ShownRun, Stopwatch
+from .train import check_plan, epsilons, privacy, shown_guarantee
 
 SELECTION = Caveat("Does not cover choosing among the points of the sweep.", "selection")
 FILE = "points.jsonl"
-HEAD = ("config", "axes", "code", "plan", "programs")
+HEAD = ("config", "axes", "code", "programs")
 LINE = ("key", "worker", "device", "seconds", "compile", "health", "history")
 # the number of evaluations, over all settings, with an epsilon as tight as that of a whole run
 MAX_TIGHT_EPSILONS = 256
-MAX_DRAWN_SETTINGS = 16
+# Points of a block on a CPU, where 32 points at once take longer than four times 8 points.
+CPU_BLOCK_SIZE = 8
 
 
-class Points(NamedTuple):
-    """The checked points of a sweep; entry i of every list belongs to point i."""
+class Point(NamedTuple):
+    """One point of a sweep.
 
-    grid: list[dict]
-    configs: list[Config]  # with the calibrated noise multiplier and the seed
-    data: list[str]  # checksums
-    plans: list[Plan]  # of equal widths
-    keys: list[str]  # the keys of their results in the store
+    Attributes:
+        config: its config, with the calibrated noise multiplier and the seed.
+        plan: its plan; those of all points have equal widths.
+        values: its values of the axes, and its seed.
+        data: the checksum of its rows.
+        signature: the signature of its plan's description.
+        key: a digest of its config, its data, its plan and jfl's source.
+    """
+
+    config: Config
+    plan: Plan
+    values: dict = {}
+    data: str = ""
+    signature: str = ""
+    key: str = ""
+
+
+class Block(NamedTuple):
+    """Points that run as one program, whose size all blocks of a group share: a smaller block is
+    padded."""
+
+    points: list[Point]
+    size: int
 
 
 def points_store(out) -> ResultStore:
@@ -85,7 +123,7 @@ def sweep(
         out: a new or empty directory, or with `resume` that of this sweep.
         strict: raise HealthError if any point failed.
         resume: continue the sweep in `out`.
-        engine: blocks.Local() for this process, or on_ray.Ray(...) for several machines.
+        engine: Local() for this process, or on_ray.Ray(...) for several machines.
         block: the maximum number of points of a block; by default it depends on the memory and the
             engine.
         watch: called with some of completed=, total=, note=, accuracy= whenever points are done.
@@ -105,17 +143,20 @@ def sweep(
     facts = record.as_json(
         dict(config=dataclasses.asdict(config), axes=axes, code=checkpoint.code())
     )
-    # a mismatch is reported here, before plans are built
-    begun = _stored(out, facts, resume).head is not None
-    points = _checked_points(config, grid, trace=not begun, warn=warn)
+    _stored(out, facts, resume)  # a mismatch is reported here, before plans are built
+    points = checked_points(config, grid, warn)
     with (engine or Local()).open(watch) as machine, locked(out):
         checked(out, resume)  # again, now that nobody else can write
         store = _stored(out, facts, resume)
-        first = record.as_json(identity.describe(points.plans[0]))
         if store.head is None:
-            _begin(store, config, axes, facts, first, points, machine, block)
-        else:
-            _refuse_other_points(store, first, points)
+            _begin(store, facts, config, axes, points, machine, block)
+        elif {p.key for p in points} != {k for b in _blocks(store) for k in b}:
+            refuse_resume(
+                f"sweep {out}",
+                "the data and plans that it was made from",
+                "others",
+                "Resume with the same data, or start in a new directory.",
+            )
         return _run_and_report(config, axes, points, store, machine, strict, watch)
 
 
@@ -136,7 +177,7 @@ def _grid(config: Config, axes: dict, block: int | None) -> list[dict]:
     if block is not None:
         checks.require_integer("sweep", block=block)
     grid = [dict(seed=config.seed) | point for point in points_of(axes)]
-    unused_options.refuse_unused(*(dataclasses.replace(config, **point) for point in grid))
+    configs.refuse_unused(*(dataclasses.replace(config, **point) for point in grid))
     for point in grid:
         checks.require_seed("sweep", seed=point["seed"])
     return grid
@@ -147,64 +188,49 @@ def _setting(point: dict) -> tuple:
     return tuple((k, v) for k, v in point.items() if k != "seed")
 
 
-def _checked_points(config: Config, grid: list[dict], trace: bool, warn: Callable) -> Points:
-    """Build, calibrate and check each plan once for all its seeds, before the first one runs."""
-    built, warnings, traced = {}, {}, set()
-    for point in grid:
-        setting = _setting(point)
-        if setting in built:
-            continue
-        plan, calibrated = built[setting] = build.build(dataclasses.replace(config, **point))
-        # Report now what would otherwise be reported at the end.
-        epsilons(plan, calibrated, [config.rounds], most=0)
-        paper_claims(plan, calibrated, config.rounds)
-        if text := noise_warning(plan, calibrated):
-            warnings[setting] = text
-        if trace:
-            trace_once(plan, traced)
-    if warnings:
-        setting, text = next(iter(warnings.items()))
-        values = " ".join(f"{k}={v}" for k, v in setting) or "each point"
-        first = "the first " if len(warnings) > 1 else ""
-        warn(f"{len(warnings)} of {len(built)} settings, {first}{values}: {text}")
-    return _points(grid, built)
-
-
-def trace_once(plan: Plan, traced: set):
-    """Trace a round of a plan to find mismatched shapes, unless a plan of the same structure and
-    shapes was traced before.
+def checked_points(config: Config, grid: list[dict], warn=lambda text: None) -> list[Point]:
+    """Build, calibrate and check each plan once for all its seeds, before the first one runs.
 
     Args:
-        plan: the plan that would run.
-        traced: the structures and shapes of earlier plans; this plan's is added.
+        config: the values that all points share.
+        grid: the other values of each point, with its seed.
+        warn: called with a text if some points have too much noise.
     """
-    shape = jax.tree.structure(plan), tuple(np.shape(x) for x in jax.tree.leaves(plan))
-    if shape not in traced:
-        jax.eval_shape(lambda key: scan(init(key, plan), plan, [1]), jax.random.key(0))
-        traced.add(shape)
-
-
-def _points(grid: list[dict], built: dict) -> Points:
-    """Combine the points with their plans, padded to equal widths."""
-    pairs = [built[_setting(point)] for point in grid]
-    federations = {id(plan.fed): plan.fed for plan, _ in pairs}
+    built, warnings, traced = {}, {}, set()
+    for values in grid:
+        setting = _setting(values)
+        if setting in built:
+            continue
+        plan, calibrated = built[setting] = build.build(dataclasses.replace(config, **values))
+        if text := check_plan(plan, calibrated, traced):
+            warnings[setting] = text
+    if warnings:
+        setting, text = next(iter(warnings.items()))
+        words = " ".join(f"{k}={v}" for k, v in setting) or "each point"
+        first = "the first " if len(warnings) > 1 else ""
+        warn(f"{len(warnings)} of {len(built)} settings, {first}{words}: {text}")
+    plans = {id(plan): plan for plan, _ in built.values()}
+    federations = {id(plan.fed): plan.fed for plan in plans.values()}
     sums = {name: checksum(fed) for name, fed in federations.items()}
-    distinct = {id(plan): plan for plan, _ in pairs}
-    plans = list(distinct.values())
-    distinct = dict(zip(distinct, widened(plans, widths(plans))))
-    signatures = {
-        name: identity.signature(identity.describe(plan)) for name, plan in distinct.items()
-    }
-    seeded = [
-        dataclasses.replace(calibrated, seed=point["seed"])
-        for point, (_, calibrated) in zip(grid, pairs)
-    ]
-    data = [sums[id(plan.fed)] for plan, _ in pairs]
-    keys = [
-        blocks.key(config, checksum_, signatures[id(plan)])
-        for config, checksum_, (plan, _) in zip(seeded, data, pairs)
-    ]
-    return Points(grid, seeded, data, [distinct[id(plan)] for plan, _ in pairs], keys)
+    signatures = {name: identity.signature(identity.describe(p)) for name, p in plans.items()}
+    padded = widened(list(plans.values()), widths(list(plans.values())))
+    padded, points = dict(zip(plans, padded)), []
+    for values in grid:
+        plan, calibrated = built[_setting(values)]
+        seeded = dataclasses.replace(calibrated, seed=values["seed"])
+        data, signature = sums[id(plan.fed)], signatures[id(plan)]
+        text = json.dumps(
+            [
+                record.as_json(dataclasses.asdict(seeded)),
+                data,
+                signature,
+                checkpoint.code()["source"],
+            ],
+            sort_keys=True,
+        )
+        key = hashlib.sha256(text.encode()).hexdigest()[:24]
+        points.append(Point(seeded, padded[id(plan)], values, data, signature, key))
+    return points
 
 
 def _stored(out, facts: dict, resume: bool) -> ResultStore:
@@ -220,16 +246,11 @@ def _stored(out, facts: dict, resume: bool) -> ResultStore:
             "Start in a new directory.",
         )
     if store.head is not None:
-        old, new = (
+        there, here = (
             {f"{part} {k}".removeprefix("config "): v for part in facts for k, v in x[part].items()}
             for x in (store.head, facts)
         )
-        differ = [
-            f"{k}: {old.get(k)!r} there, {new.get(k)!r} here"
-            for k in old | new
-            if old.get(k) != new.get(k)
-        ]
-        if differ:
+        if differ := checkpoint.differences(there, here):
             refuse_resume(
                 f"sweep {out}",
                 "the config, the axes and the program that made it",
@@ -240,16 +261,15 @@ def _stored(out, facts: dict, resume: bool) -> ResultStore:
     return store
 
 
-def _begin(store, config, axes, facts, first, points: Points, machine, block):
-    """Write the head of the sweep's file, and its config."""
-    most = block or machine.most(len(points.grid))
-    seeds = [config.seed for config in points.configs]
-    programs = [
-        [[points.keys[i] for i in members] for members in group]
-        for group in blocks.programs(points.plans, seeds, machine.memory, most)
-    ]
+def _begin(store: ResultStore, facts, config, axes, points: list[Point], machine, block):
+    """Divide the points into blocks, and write the head of the sweep's file, and its config."""
+    most = block or machine.most(len(points))
+    plans, seeds = [p.plan for p in points], [p.config.seed for p in points]
+    groups = programs(plans, seeds, machine.memory, most)
     with _disk_errors_explained(store):
-        store.begin(facts | dict(plan=first, programs=programs))
+        store.begin(
+            facts | dict(programs=[[[points[i].key for i in b] for b in group] for group in groups])
+        )
     write(
         store.path.with_name("config.toml"),
         configs.dump(
@@ -259,36 +279,24 @@ def _begin(store, config, axes, facts, first, points: Points, machine, block):
     )
 
 
-def _refuse_other_points(store: ResultStore, first: dict, points: Points):
-    """Refuse to resume with points of other data or plans."""
-    kept = {k for group in store.head["programs"] for members in group for k in members}
-    if kept != set(points.keys):
-        lines = identity.differences(store.head["plan"], first)
-        refuse_resume(
-            f"sweep {store.path.parent}",
-            "the data and plans that it was made from",
-            "; ".join(lines[:5]) or "others",
-            "Resume with the same data, or start in a new directory.",
-        )
+def _blocks(store: ResultStore) -> list[list[str]]:
+    """Return the blocks of a stored sweep, as the keys of their points."""
+    return [block for group in store.head["programs"] for block in group]
 
 
-@contextlib.contextmanager
 def _disk_errors_explained(store: ResultStore):
-    try:
-        yield
-    except OSError as error:
-        raise OSError(
-            f"sweep {store.path.parent}: expected a writable disk, but got {error.strerror}. "
-            f"The points in {store.path.name} are kept: free some space and use --resume."
-        ) from None
+    kept = f"The points in {store.path.name} are kept."
+    return disk_errors_explained(f"sweep {store.path.parent}", lambda: kept)
 
 
-def _run_and_report(config, axes, points: Points, store, machine, strict, watch) -> list[dict]:
+def _run_and_report(
+    config: Config, axes: dict, points: list[Point], store: ResultStore, machine, strict, watch
+) -> list[dict]:
     """Run the missing points, and write the results of all points."""
-    stopwatch = Stopwatch()
-    resumed = sum(key in store for key in points.keys)
+    stopwatch, out = Stopwatch(), store.path.parent
+    resumed = sum(point.key in store for point in points)
     _run_missing(points, store, machine, watch)
-    lines = [store[key] for key in points.keys]
+    lines = [store[point.key] for point in points]
     ran = dict(
         name=machine.name,
         nodes=machine.nodes,
@@ -296,35 +304,26 @@ def _run_and_report(config, axes, points: Points, store, machine, strict, watch)
         devices=sorted({line["device"] for line in lines}),
         resumed=resumed,
     )
-    records, table, groups = _results(config, axes, points, lines)
-    entries, out = [r.entry() for r in records], store.path.parent
+    caveats = [SELECTION]
+    caveats += segments.sharing([p.plan for p in points], [p.config.seed for p in points])
+    runs = shown_runs(points, lines, caveats)
     # The manifest describes the data of the first point.
-    partition = build.the_partition(dataclasses.replace(config, **points.grid[0]))
-    record.save(
-        out,
-        entries,
-        table,
-        record.manifest(
-            points.plans,
-            partition,
-            config.rounds,
-            groups=len(store.head["programs"]),
-            seconds=stopwatch.read()[0],
-            seeds=sorted({p["seed"] for p in points.grid}),
-            engine=ran,
-        ),
+    manifest = record.manifest(
+        [point.plan for point in points],
+        build.the_partition(points[0].config),
+        config.rounds,
+        groups=len(store.head["programs"]),
+        seconds=stopwatch.read()[0],
+        seeds=sorted({point.config.seed for point in points}),
+        engine=ran,
     )
-    if groups:
-        pictures.draw_accuracy(
-            out / "sweep.png",
-            groups[:MAX_DRAWN_SETTINGS],
-            f"sweep over {', '.join(axes)} on {config.dataset}",
-        )
-    failed = sum(bool(r.failed) for r in records)
-    if failed == len(records) or (strict and failed):
-        counts = (np.array([r.health.get(f, 0) for r in records]) for f in Health._fields)
+    title = f"sweep over {', '.join(axes)} on {config.dataset}"
+    entries = record.save_results(out, runs, manifest, "sweep.png", title)
+    failed = sum(bool(run.record.failed) for run in runs)
+    if failed == len(runs) or (strict and failed):
+        counts = (np.array([run.record.health.get(f, 0) for run in runs]) for f in Health._fields)
         raise HealthError(
-            f"sweep: expected a healthy point; {failed} of {len(records)} failed. "
+            f"sweep: expected a healthy point; {failed} of {len(runs)} failed. "
             f"Results are in {out}.",
             None,
             Health(*counts),
@@ -332,80 +331,193 @@ def _run_and_report(config, axes, points: Points, store, machine, strict, watch)
     return entries
 
 
-def _run_missing(points: Points, store: ResultStore, machine, watch):
+def _run_missing(points: list[Point], store: ResultStore, machine, watch):
     """Run the blocks with missing points, and store each block when it is finished."""
-    index = {key: i for i, key in enumerate(points.keys)}
-    missing = []
-    for group in store.head["programs"]:
-        for members in group:
-            if not all(key in store for key in members):
-                indices = [index[key] for key in members]
-                missing.append(
-                    Block(
-                        indices=indices,
-                        configs=[points.configs[i] for i in indices],
-                        data=[points.data[i] for i in indices],
-                        plans=[points.plans[i] for i in indices],
-                        size=len(group[0]),
-                    )
-                )
-    completed = lambda: sum(key in store for key in points.keys)
-    watch(completed=completed(), total=len(points.grid), note="compiling")
-    for block, measured in machine.run(missing, widths(points.plans)):
+    by_key = {point.key: point for point in points}
+    missing = [
+        Block([by_key[key] for key in keys], len(group[0]))
+        for group in store.head["programs"]
+        for keys in group
+        if not all(key in store for key in keys)
+    ]
+    count = lambda: sum(point.key in store for point in points)
+    watch(completed=count(), total=len(points), note="compiling")
+    for block, measured in machine.run(missing, widths([point.plan for point in points])):
         lines = [
-            dict(key=points.keys[i], point=points.grid[i]) | line
-            for i, line in zip(block.indices, measured)
-            if points.keys[i] not in store  # a repeated block contains known points
+            dict(key=point.key, point=point.values) | line
+            for point, line in zip(block.points, measured)
+            if point.key not in store  # a repeated block contains known points
         ]
         with _disk_errors_explained(store):
             store.put(lines)
         several = f"{machine.name}, {machine.nodes} nodes" if machine.nodes > 1 else ""
-        watch(completed=completed(), note=several, accuracy=_accuracy(lines))
+        last = [(line["history"].get("accuracy") or [None])[-1] for line in lines]
+        ends = sorted({f"{value:.3g}" for value in last if value is not None}, key=float)
+        accuracy = " to ".join(dict.fromkeys((ends[0], ends[-1]))) if ends else ""
+        watch(completed=count(), note=several, accuracy=f"accuracy {accuracy}" if ends else "")
 
 
-def _accuracy(lines: list[dict]) -> str:
-    """Summarise the final accuracies of finished points."""
-    last = [line["history"]["accuracy"][-1] for line in lines if line["history"].get("accuracy")]
-    last = [value for value in last if value is not None]
-    if not last:
-        return ""
-    low, high = (f"{value:.3g}" for value in (min(last), max(last)))
-    return f"accuracy {low}" if low == high else f"accuracy {low} to {high}"
+def shown_runs(points: list[Point], lines: list[dict], caveats=()) -> list[ShownRun]:
+    """Return the runs of points with their guarantees, which are computed once per setting.
 
-
-def _results(config, axes, points: Points, lines: list[dict]):
-    """Return the records of the points, the rows of metrics.csv, and the groups of the picture."""
-    caveats = [SELECTION, *segments.sharing(points.plans, [p["seed"] for p in points.grid])]
-    settings = len({_setting(point) for point in points.grid})
+    Args:
+        points: the points.
+        lines: the `record.measurement` of each.
+        caveats: further caveats of every guarantee.
+    """
+    settings = len({_setting(point.values) for point in points})
     most = min(guarantee_rows.TIGHT, max(1, MAX_TIGHT_EPSILONS // settings))
 
     @functools.cache
-    def proved(name: Hashable, i: int):
+    def proved(setting: Hashable, i: int):
         """Return the guarantees and epsilons of a setting, from its first point `i`."""
-        plan, calibrated = points.plans[i], points.configs[i]
-        guarantees = privacy(plan, calibrated, config.rounds)
-        last = shown_epsilon(guarantees, calibrated)
+        plan, config = points[i].plan, points[i].config
+        guarantees = privacy(plan, config, config.rounds)
+        shown = shown_guarantee(guarantees, config)
         evaluated = lines[i]["history"]["round"]
-        values = epsilons(plan, calibrated, evaluated, last, most)
-        return [guarantee_rows.add_caveats(g, caveats) for g in guarantees], values
+        values = epsilons(plan, config, evaluated, shown and shown["epsilon"], most)
+        return [guarantee_rows.add_caveats(g, caveats) for g in guarantees], values, shown
 
-    records, table, groups, first = [], [], {}, {}
-    for i, (point, calibrated, line) in enumerate(zip(points.grid, points.configs, lines)):
-        values = " ".join(f"{k}={point[k]}" for k in axes if k != "seed")
-        name = f"{calibrated.algorithm} {values}".strip()
-        guarantees, eps = proved(name, first.setdefault(name, i))
-        run = RunRecord.of_config(calibrated, line, name, guarantees=guarantees)
-        records.append(run)
-        table += run.rows(eps)
-        if not run.failed and run.history.get("accuracy"):
-            group = groups.setdefault(
-                name,
-                dict(
-                    label=f"{name}, " + shown_label(guarantees, calibrated),
-                    round=run.history["round"],
-                    accuracy=[],
-                    epsilon=shown_epsilon(guarantees, calibrated),
-                ),
+    runs, first = [], {}
+    for i, (point, line) in enumerate(zip(points, lines)):
+        setting = _setting(point.values)
+        words = [f"{k}={v}" for k, v in setting]
+        name = " ".join([point.config.algorithm, *words])
+        guarantees, values, shown = proved(setting, first.setdefault(setting, i))
+        run = RunRecord.of_config(point.config, line, name, guarantees=guarantees)
+        runs.append(ShownRun(run, values, shown))
+    return runs
+
+
+# --- blocks
+
+
+def memory() -> float:
+    """Return the bytes available for the points that this process computes at once."""
+    return device_memory(SHARE) or MEMORY
+
+
+def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list[list[list[int]]]:
+    """Divide points into blocks, and keep points of one seed together, since they share draws.
+
+    Args:
+        plans: the plans of the points, of equal widths.
+        seeds: the seeds of the points.
+        memory: bytes for the points of a block.
+        most: the maximum number of points of a block.
+
+    Returns:
+        For each static group its blocks, the largest first; a block is the indices of its points.
+    """
+    out = []
+    for members in static_groups(plans):
+        together = [plans[i] for i in members]
+        fit = memory // (client_bytes(together[0]) * largest_chunk(together))
+        out.append(_divided(members, [seeds[i] for i in members], max(1, min(fit, most))))
+    return out
+
+
+def _divided(members: list[int], seeds: list, most: float) -> list[list[int]]:
+    """Return the blocks of a group, the largest first.  If all seeds have the same number of
+    points, a block holds several seeds, or a part of one."""
+    of_seed = {}
+    for i, seed in zip(members, seeds):
+        of_seed.setdefault(seed, []).append(i)
+    rows = list(of_seed.values())
+    each, count = len(rows[0]), len(rows)
+    if each == 1 or any(len(row) != each for row in rows):
+        return _spread(members, math.ceil(len(members) / most))
+    if each > most:
+        parts = [part for row in rows for part in _spread(row, math.ceil(each / most))]
+        return sorted(parts, key=len, reverse=True)
+    return [sum(block, []) for block in _spread(rows, math.ceil(count / (most // each)))]
+
+
+def _spread(several: list, blocks: int) -> list[list]:
+    """Deal the entries to the blocks in rotation.  Then the fields that vary in the group also vary
+    in each block, so that the blocks share a program."""
+    return [several[i::blocks] for i in range(blocks)]
+
+
+def compute(
+    block: Block, memory: float = math.inf, mesh=None, watch: Callable[[str], None] | None = None
+) -> list[dict]:
+    """Run a block.
+
+    Args:
+        block: the points to run.
+        memory: bytes for the points that run at once.
+        mesh: as in jfl.sweep.
+        watch: as in jfl.sweep.
+
+    Returns:
+        The `record.measurement` of each point, with its share of the seconds.
+    """
+    stopwatch, count = Stopwatch(), len(block.points)
+    first = block.points[0].config
+    seeds = filled([point.config.seed for point in block.points], block.size)
+    result = run_sweep(
+        lambda i: block.points[i].plan,
+        points=[dict(i=i, seed=seed) for i, seed in seeds],
+        rounds=first.rounds,
+        evaluate_every=first.evaluate_every,
+        memory=memory,
+        mesh=mesh,
+        watch=watch,
+        tolerate=Health._fields,
+    )
+    seconds, compiled = stopwatch.read()
+    return [
+        record.measurement(result.metrics, result.health, seconds / count, compiled / count, i)
+        for i in range(count)
+    ]
+
+
+def filled(seeds: list[int], size: int) -> list[tuple[int, int]]:
+    """Return the (point, seed) pairs of a block, padded to the size of its program.
+
+    The padding repeats the last points, and its results are dropped.  It uses seeds that no point
+    has, because one more point of a seed would be another program (`jfl.engine.sweep`).  A block
+    with a part of one seed's points repeats its last point.
+    """
+    count, numbers = len(seeds), collections.Counter(seeds)
+    each = len(seeds) // len(numbers) if len(set(numbers.values())) == 1 else 1
+    own = list(enumerate(seeds))
+    if size % each:
+        return own + [own[-1]] * (size - count)
+    unused = (seed for seed in itertools.count() if seed not in seeds)
+    fresh = itertools.islice(unused, (size - count) // each)
+    return own + [(count - each + k, seed) for seed in fresh for k in range(each)]
+
+
+class Local:
+    """An engine that computes blocks sequentially in this process, on a `mesh` as in jfl.sweep."""
+
+    name, nodes = "local", 1
+
+    def __init__(self, mesh=None):
+        devices = meshes.devices(mesh, 2**30)  # rejects an invalid mesh
+        self.mesh, self.devices = mesh, 1 if devices is None else devices.size
+
+    @contextlib.contextmanager
+    def open(self, watch):
+        self.memory, self.watch = self.devices * memory(), watch
+        yield self
+
+    def most(self, count: int) -> float:
+        """Return the maximum number of points of a block, for `count` points in total."""
+        return CPU_BLOCK_SIZE * self.devices if jax.default_backend() == "cpu" else count
+
+    def run(self, blocks: list[Block], widths: dict):
+        """Yield each block with its records as soon as it is finished."""
+        who = dict(
+            worker="local", device=f"{jax.default_backend()} {checkpoint.environment()['device']}"
+        )
+        for block in blocks:
+            found = compute(
+                block,
+                device_memory(FULL) or math.inf,
+                self.mesh,
+                lambda line: self.watch(note=line),
             )
-            group["accuracy"].append(run.history["accuracy"])
-    return records, table, list(groups.values())
+            yield block, [who | measured for measured in found]

@@ -20,7 +20,7 @@ from jfl.cli import runs as commands
 from jfl.privacy import guarantees
 from jfl.privacy.plain_numbers import epsilon as privacy_epsilon
 from jfl.report import document
-from jfl.runs import blocks, build, config, guarantee_rows, pictures, record, statistics, train
+from jfl.runs import build, config, guarantee_rows, pictures, record, statistics, sweep, train
 
 TINY = [
     "--clients",
@@ -97,7 +97,7 @@ def blank(monkeypatch):
 def no_programs(monkeypatch):
     """Where the numbers that a run computes are not what is tested.  Plans are still traced."""
     monkeypatch.setattr(train, "simulate", pretended.simulate)
-    monkeypatch.setattr(blocks, "compute", pretended.compute)
+    monkeypatch.setattr(sweep, "compute", pretended.compute)
 
 
 def jfl(*args) -> int:
@@ -601,7 +601,7 @@ def test_an_interrupted_run_before_anything_is_kept(tmp_path, capsys, monkeypatc
 
 
 def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch, no_programs):
-    calls, compute = [], blocks.compute
+    calls, compute = [], sweep.compute
 
     def stop(*args, **options):
         calls.append(1)
@@ -609,7 +609,7 @@ def test_an_interrupted_sweep_says_how_it_goes_on(tmp_path, capsys, monkeypatch,
             raise KeyboardInterrupt
         return compute(*args, **options)
 
-    monkeypatch.setattr(blocks, "compute", stop)
+    monkeypatch.setattr(sweep, "compute", stop)
     out = tmp_path / "run"
     assert (
         jfl("sweep", *TINY, "--sweep", "seed=0,1,2", "--block", 1, "--strict", "--out", out) == 130

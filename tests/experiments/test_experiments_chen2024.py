@@ -26,7 +26,7 @@ from experiments.papers import trajectories
 from experiments.papers.chen2024 import bounds as numbers
 from experiments.papers.chen2024 import figures as paper
 from experiments.papers.chen2024 import plans, runs, theorems, theory
-from jfl.runs import blocks
+from jfl.runs import sweep
 from jfl.runs.config import Config
 
 SMALL = dict(
@@ -184,7 +184,7 @@ def test_dirichlet_is_balanced_and_synthetic_is_of_the_paper():
 @pytest.mark.parametrize("trained", [False, True], ids=["accounted", "trained"])
 def test_a_run_of_lines(trained, tmp_path, capsys, monkeypatch):
     if not trained:
-        monkeypatch.setattr(blocks, "compute", pretended.compute)
+        monkeypatch.setattr(sweep, "compute", pretended.compute)
     figure = paper.EXPERIMENTS["fig1ab"]
     name = "balanced AdDPNFL"
     lines = {name: dataclasses.asdict(small(figure, name))}

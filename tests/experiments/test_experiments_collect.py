@@ -11,7 +11,7 @@ from experiments.harness import results as results_file
 from experiments.harness.runner import Claim, Experiment, stored_line
 from experiments.harness.verdicts import close, difference
 from experiments.papers.chen2024 import figures as chen2024
-from jfl.runs import blocks
+from jfl.runs import sweep
 
 TINY = dict(
     dataset="digits", partition="iid", clients=4, rounds=1, steps=1, batch=4, evaluate_every=1
@@ -170,7 +170,7 @@ def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):
 
 
 def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(blocks, "compute", pretended.compute)
+    monkeypatch.setattr(sweep, "compute", pretended.compute)
     monkeypatch.setattr(programs, "trace_once", lambda *_: None)
     monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -19,7 +19,6 @@ from experiments.harness.verdicts import HOLDS, close
 from jfl.core import checks
 from jfl.core.errors import DataUnavailable
 from jfl.report import read
-from jfl.runs import blocks as points
 from jfl.runs import build, pictures, record, sweep, train
 from jfl.runs.config import Config
 
@@ -34,8 +33,8 @@ def bookkeeping(request, monkeypatch):
     `programs` have real ones."""
     monkeypatch.setattr(pictures, "draw_accuracy", lambda path, *_: path.write_bytes(b""))
     if "programs" not in request.fixturenames and not request.node.get_closest_marker("slow"):
-        monkeypatch.setattr(points, "compute", pretended.compute)
-        for module in (sweep, harness_programs):
+        monkeypatch.setattr(sweep, "compute", pretended.compute)
+        for module in (train, harness_programs):
             monkeypatch.setattr(module, "trace_once", lambda *_: None)
 
 
@@ -47,13 +46,13 @@ def programs():
 @pytest.fixture
 def ran(bookkeeping, monkeypatch):
     """The [(learning rate, seed)] of the programs that run."""
-    seen, real = [], points.compute
+    seen, real = [], sweep.compute
 
     def watched(block, *args, **more):
-        seen.append([(c.lr, c.seed) for c in block.configs])
+        seen.append([(p.config.lr, p.config.seed) for p in block.points])
         return real(block, *args, **more)
 
-    monkeypatch.setattr(points, "compute", watched)
+    monkeypatch.setattr(sweep, "compute", watched)
     return seen
 
 
@@ -108,12 +107,12 @@ def test_a_changed_field_runs_its_line_alone(tmp_path, ran):
 @pytest.fixture
 def small(monkeypatch):
     """Blocks of two points."""
-    monkeypatch.setattr(points, "CPU_BLOCK_SIZE", 2)
+    monkeypatch.setattr(sweep, "CPU_BLOCK_SIZE", 2)
 
 
 def stopped_after(monkeypatch, blocks):
     """Runs are stopped in the middle of the block after so many."""
-    real, left = points.compute, [blocks]
+    real, left = sweep.compute, [blocks]
 
     def compute(block):
         if not left[0]:
@@ -121,8 +120,8 @@ def stopped_after(monkeypatch, blocks):
         left[0] -= 1
         return real(block)
 
-    monkeypatch.setattr(points, "compute", compute)
-    return lambda: monkeypatch.setattr(points, "compute", real)
+    monkeypatch.setattr(sweep, "compute", compute)
+    return lambda: monkeypatch.setattr(sweep, "compute", real)
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, small, ran):

@@ -32,7 +32,7 @@ from experiments.papers.li2025 import plans as li2025_plans
 from experiments.papers.li2025 import theory
 from jfl.analysis import heterogeneity
 from jfl.local import training
-from jfl.runs import blocks, build
+from jfl.runs import build, sweep
 from jfl.runs.config import Config
 
 DIGITS = dict(
@@ -175,7 +175,7 @@ def test_budgets_of_the_three_kinds_of_lines():
 @pytest.mark.parametrize("trained", [False, True], ids=["accounted", "trained"])
 def test_a_run_shows_what_is_claimed_beside_what_is_proved(trained, tmp_path, capsys, monkeypatch):
     if not trained:
-        monkeypatch.setattr(blocks, "compute", pretended.compute)
+        monkeypatch.setattr(sweep, "compute", pretended.compute)
     lines = {m: dict(epsilon=0.5, **changes) for m, changes in li2025.MODES.items()}
     experiment = Experiment(
         "digits",

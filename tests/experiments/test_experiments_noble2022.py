@@ -21,8 +21,8 @@ from experiments.papers.noble2022 import figures as paper
 from experiments.papers.noble2022 import runs, theory
 from jfl.analysis import heterogeneity
 from jfl.engine.simulate import simulate
-from jfl.runs import build, guarantee_rows, unused_options
-from jfl.runs.config import Config
+from jfl.runs import build, guarantee_rows
+from jfl.runs.config import Config, refuse_unused
 
 TINY = dict(clients=6, cohort=3, rows_per_client=20, batch=4, steps=2, rounds=4, evaluate_every=2)
 FEW = dict(clients=20, cohort=4, rows_per_client=100, batch=16)
@@ -74,7 +74,7 @@ def test_lines_on_synthetic_make_plans(name):
         if values.get("epsilon"):
             values |= dict(epsilon=None, noise_multiplier=1.0)
         made = Config(**values)
-        unused_options.refuse_unused(made)
+        refuse_unused(made)
         same = (
             made.algorithm,
             made.steps,

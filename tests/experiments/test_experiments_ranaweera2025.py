@@ -25,8 +25,8 @@ from jfl.gradients import per_example
 from jfl.privacy.accountants import rdp
 from jfl.privacy.guarantees import Overflow
 from jfl.privacy.mechanisms.stages import gaussian
-from jfl.runs import blocks, unused_options
-from jfl.runs.config import Config
+from jfl.runs import sweep
+from jfl.runs.config import Config, refuse_unused
 
 SMALL = dict(
     dataset="digits", rows_per_client=60, clients=4, rounds=2, steps=1, adjacency="add_remove"
@@ -88,7 +88,7 @@ def test_every_line_is_a_config_that_uses_all_its_fields():
         assert set(experiment.quick_lines or ()) <= set(experiment.lines)
         assert set(experiment.paper) <= set(experiment.lines)
         for changes in experiment.lines.values():
-            unused_options.refuse_unused(Config(**{**experiment.base, **changes}))
+            refuse_unused(Config(**{**experiment.base, **changes}))
 
 
 def test_the_list_names_all_of_the_paper(capsys):
@@ -164,7 +164,7 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(
     name, trained, tmp_path, capsys, monkeypatch
 ):
     if not trained:
-        monkeypatch.setattr(blocks, "compute", pretended.compute)
+        monkeypatch.setattr(sweep, "compute", pretended.compute)
     experiment = ranaweera2025.EXPERIMENTS[name]
     # all rows or clients in every step, whose accounting is exact: a bound on sampling compiles for
     # long

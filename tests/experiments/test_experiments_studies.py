@@ -28,8 +28,7 @@ from jfl.core.result_store import ResultStore
 from jfl.privacy import guarantees
 from jfl.report import plots
 from jfl.runs import build as assemble
-from jfl.runs.config import FIELDS, Config
-from jfl.runs.unused_options import refuse_unused
+from jfl.runs.config import FIELDS, Config, refuse_unused
 
 TINY = dict(
     dataset="digits", partition="iid", clients=4, model="logistic", batch=16, steps=1, rounds=2

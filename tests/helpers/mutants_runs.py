@@ -175,8 +175,8 @@ MUTANTS = (
     # --- runs that go on
     Mutant(
         "jfl/runs/train.py",
-        "session.journal.announce(done, position.since",
-        "session.journal.announce(done - 1, position.since",
+        "session.journal.announce(done, session.since",
+        "session.journal.announce(done - 1, session.since",
         f"{CHECKPOINT}::test_nothing_is_computed_before_the_journal_knows_what_was_shown",
     ),
     Mutant(
@@ -211,7 +211,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/runs/train.py",
-        "if differ := [k for k in compared if old[k] != new[k]]:",
+        "if differ := differences(there, {k: here[k] for k in there}):",
         "if differ := []:",
         f"{CHECKPOINT}::test_another_config_is_refused_and_named",
     ),
@@ -225,20 +225,20 @@ MUTANTS = (
     # --- sweeps and the command line
     Mutant(
         "jfl/runs/sweep.py",
-        'dataclasses.replace(calibrated, seed=point["seed"])',
+        'dataclasses.replace(calibrated, seed=values["seed"])',
         "dataclasses.replace(calibrated, seed=0)",
         "tests/runs/test_cluster.py::test_a_sweep_keeps_every_point_once",
     ),
     Mutant(
         "jfl/runs/sweep.py",
-        "proved(name, first.setdefault(name, i))",
-        'proved("", 0)',
+        "proved(setting, first.setdefault(setting, i))",
+        "proved((), 0)",
         f"{CLI}::test_a_sweep_over_delta_proves_each_at_its_own",
     ),
     Mutant(
         "jfl/runs/sweep.py",
-        "if failed == len(records) or (strict and failed):",
-        "if failed == len(records):",
+        "if failed == len(runs) or (strict and failed):",
+        "if failed == len(runs):",
         f"{CLI}::test_failed_points_are_marked",
         slow=True,
     ),

@@ -30,12 +30,12 @@ def simulate(key, plan, rounds, *, start, **how):
 
 
 def compute(block, *memory, **how):
-    """What `jfl.runs.blocks.compute` gives, without a program.
+    """What `jfl.runs.sweep.compute` gives, without a program.
 
     The numbers of a run follow from its config.  It fails at a huge rate, and in one of three seeds
     where a cohort may be empty.
     """
-    return [_measured(config) for config in block.configs]
+    return [_measured(config) for config, *_ in block.points]
 
 
 def _measured(config):

@@ -14,8 +14,8 @@ import jfl
 from experiments.papers import as_printed
 from jfl.algorithms import padpfl
 from jfl.core.records import Fn
-from jfl.runs import build, train, unused_options
-from jfl.runs.config import Config
+from jfl.runs import build, train
+from jfl.runs.config import Config, refuse_unused
 from jfl.schedules import piecewise
 
 C, DELTA = 4, 1e-5
@@ -299,14 +299,14 @@ def test_configs_that_are_refused(config, need):
 )
 def test_fields_without_effect(changes, field):
     with pytest.raises(ValueError, match=f"for {field}, "):
-        unused_options.refuse_unused(dataclasses.replace(BASE, **changes))
+        refuse_unused(dataclasses.replace(BASE, **changes))
 
 
 def test_padpfl_as_printed_and_as_proved():
     config = dataclasses.replace(
         PADPFL, groups=(4, 4, 2), impact=(0.0, 1.0, 2.0), group_noise=(0.5, 0.25, 0.05)
     )
-    unused_options.refuse_unused(config)
+    refuse_unused(config)
     plan, _ = build.build(config)
     up, down = as_printed.claims(plan, 5, 0.01)
     assert (

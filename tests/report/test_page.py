@@ -27,7 +27,7 @@ import jfl
 from jfl.cli import main
 from jfl.report import document as markup
 from jfl.report import page, plots, read, sections
-from jfl.runs import blocks, guarantee_rows, pictures, record, tables
+from jfl.runs import guarantee_rows, pictures, record, sweep, tables
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def swept(tmp_path_factory):
     """The files of a sweep, but for what its program would have computed."""
     out = tmp_path_factory.mktemp("page") / "sweep"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "compute", pretended.compute)
+        patch.setattr(sweep, "compute", pretended.compute)
         assert (
             main.main(
                 [

@@ -15,9 +15,8 @@ import types
 import pytest
 
 from jfl.engine.sweep import widened, widths
-from jfl.runs import blocks as points
 from jfl.runs import build as assemble
-from jfl.runs import checkpoint, on_ray, sweep
+from jfl.runs import checkpoint, on_ray, pictures, sweep, train
 from jfl.runs.config import Config
 from jfl.runs.on_ray import Ray
 
@@ -65,8 +64,8 @@ def quick():
     """Pictures, and programs that are traced to be refused, are of test_cli.py; here they would be
     most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "scan", lambda run, plan, rounds: run)
-        patch.setattr(sweep.pictures, "draw_accuracy", lambda *args: None)
+        patch.setattr(train, "scan", lambda run, plan, rounds: run)
+        patch.setattr(pictures, "draw_accuracy", lambda *args: None)
         yield
 
 
@@ -80,9 +79,9 @@ def straight(tmp_path_factory):
 @pytest.fixture
 def computed(monkeypatch):
     """The blocks that are computed from now on."""
-    blocks, compute = [], points.compute
+    blocks, compute = [], sweep.compute
     monkeypatch.setattr(
-        points,
+        sweep,
         "compute",
         lambda block, *memory, **how: blocks.append(block) or compute(block, *memory, **how),
     )
@@ -105,7 +104,7 @@ def test_a_sweep_keeps_every_point_once(straight):
 def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
     straight, tmp_path, monkeypatch, computed
 ):
-    out, compute, seen = tmp_path / "run", points.compute, []
+    out, compute, seen = tmp_path / "run", sweep.compute, []
 
     def stopped(block, *memory, **how):
         if computed:
@@ -113,14 +112,14 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
         return compute(block, *memory, **how)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(points, "compute", stopped)
+        patch.setattr(sweep, "compute", stopped)
         run(out)
     assert len(lines(out)) == 2 and not (out / "summary.json").exists()
     with pytest.raises(ValueError, match="--resume"):
         run(out)
     computed.clear()
     run(out, resume=True, watch=lambda **what: seen.append(what.get("completed")))
-    assert [len(b.indices) for b in computed] == [2, 2] and len(lines(out)) == len(
+    assert [len(b.points) for b in computed] == [2, 2] and len(lines(out)) == len(
         {r["key"] for r in lines(out)}
     ) == 6
     assert [s for s in seen if s is not None] == [2, 4, 6]
@@ -230,15 +229,15 @@ def test_blocks_hold_every_point_once_and_fit():
     few, others = [build(partition_seed=s) for s in range(7)], [build(algorithm="scaffold")] * 3
     plans = widened(few + others, widths(few + others))
     assert len({p.fed.index.shape for p in plans}) == 1 < len({p.fed.index.shape for p in few})
-    assert points.programs(plans, range(10), 1e12, 3) == [[[0, 3, 6], [1, 4], [2, 5]], [[7, 8, 9]]]
-    one = points.client_bytes(plans[0]) * plans[0].chunk
+    assert sweep.programs(plans, range(10), 1e12, 3) == [[[0, 3, 6], [1, 4], [2, 5]], [[7, 8, 9]]]
+    one = sweep.client_bytes(plans[0]) * plans[0].chunk
     for memory, most, sizes in (
         (one * 2.5, 9, [2, 2, 2, 1]),
         (one / 2, 9, [1] * 7),
         (1e12, 9, [7]),
         (1e12, 0.1, [1] * 7),
     ):
-        found = points.programs(plans[:7], range(7), memory, most)
+        found = sweep.programs(plans[:7], range(7), memory, most)
         assert [len(b) for b in found[0]] == sizes and sorted(sum(found[0], [])) == list(range(7))
     # points of one seed, which draw alike, stand together where all seeds have equally many
     for seeds, most, found in (
@@ -248,7 +247,7 @@ def test_blocks_hold_every_point_once_and_fit():
         ([0, 1, 2] * 2, 5, [[0, 3, 2, 5], [1, 4]]),
         ([0, 0, 0, 1], 2, [[0, 2], [1, 3]]),
     ):
-        assert points.programs(few[:1] * len(seeds), seeds, 1e12, most) == [found], seeds
+        assert sweep.programs(few[:1] * len(seeds), seeds, 1e12, most) == [found], seeds
 
 
 @pytest.mark.parametrize(
@@ -262,7 +261,7 @@ def test_blocks_hold_every_point_once_and_fit():
     ],
 )
 def test_a_smaller_block_is_filled_up_so_that_its_program_is_that_of_the_others(seeds, size, more):
-    assert points.filled(seeds, size) == [*enumerate(seeds), *more]
+    assert sweep.filled(seeds, size) == [*enumerate(seeds), *more]
 
 
 # --- a cluster that is none
@@ -351,7 +350,7 @@ def test_over_a_cluster_the_numbers_are_the_same(straight, tmp_path, pretended, 
 def test_a_cluster_sets_the_size_of_blocks(pretended):
     with Ray(cpus=2).open(lambda **what: None) as at:
         assert (at.nodes, at.places, at.memory) == (2, 4, 1e9)
-        assert [at.most(n) for n in (1, 16, 1000)] == [1, 2, points.CPU_BLOCK_SIZE]
+        assert [at.most(n) for n in (1, 16, 1000)] == [1, 2, sweep.CPU_BLOCK_SIZE]
     with Ray("auto", gpus=0.5).open(
         lambda **what: None
     ) as at:  # none has a GPU now: it may get one

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from jfl.cli import main
-from jfl.runs import logs, tables
+from jfl.runs import tables, train
 
 TRAIN = """train --dataset digits --clients 5 --model logistic --algorithm fedsgd
     --batch-sampler full --clip-norm 1 --noise-multiplier 2 --evaluate-every 1
@@ -25,7 +25,7 @@ def test_a_log_is_the_table_of_the_run_also_of_a_resumed_one(tmp_path, capsys):
 
 
 def test_what_cannot_log_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(logs.importlib.util, "find_spec", lambda package: None)
+    monkeypatch.setattr(train.importlib.util, "find_spec", lambda package: None)
     words = [*TRAIN[:-1], "tensorboard", "--out", str(tmp_path / "run")]
     assert main.main(words) == 2
     error = capsys.readouterr().err
@@ -35,15 +35,15 @@ def test_what_cannot_log_is_refused_before_anything_runs(tmp_path, monkeypatch, 
     )
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="'csv', 'tensorboard'"):
-        logs.parse_names("csv, print")
-    assert logs.parse_names("csv,,csv") == ("csv",)
+        train._logger_names("csv, print")
+    assert train._logger_names("csv,,csv") == ("csv",)
 
 
 def test_every_logger_of_a_run_can_be_made(tmp_path, monkeypatch):
     """By its name, in a run directory; with a stand-in for the packages."""
     made = []
     for name in ("CSV", "TensorBoard"):
-        monkeypatch.setattr(logs.loggers, name, lambda path, name=name: made.append((name, path)))
-    for make in logs.MAKERS.values():
+        monkeypatch.setattr(train.loggers, name, lambda path, name=name: made.append((name, path)))
+    for make in train.LOGGERS.values():
         make(tmp_path)
     assert made == [("CSV", tmp_path / "log.csv"), ("TensorBoard", tmp_path / "tensorboard")]

@@ -12,7 +12,7 @@ from jfl.algorithms import base
 from jfl.core import options
 from jfl.core.errors import ArgumentError
 from jfl.core.options import PYTHON_ONLY, Setting
-from jfl.runs import build, config, unused_options
+from jfl.runs import build, config
 
 
 def first(
@@ -187,10 +187,10 @@ def test_an_option_of_a_function_that_is_not_chosen_is_refused(name):
         plain |= dict(unit="client", noise_multiplier=1.0)
     chosen = config.Config(**plain, **{name: other})
     with pytest.raises(ArgumentError, match=f" for {name}, but got {name}="):
-        unused_options.refuse_unused(chosen)
+        config.refuse_unused(chosen)
     for kind, factories in option.takers.items():
         for factory in factories:
-            unused_options.refuse_unused(dataclasses.replace(chosen, **{kind: factory}))
+            config.refuse_unused(dataclasses.replace(chosen, **{kind: factory}))
 
 
 def test_what_the_builder_knows_of_an_algorithm_stands_beside_it():

@@ -10,10 +10,9 @@ from jfl.core.errors import ArgumentError, DataUnavailable, ResumeRefused
 from jfl.core.records import Health
 from jfl.core.result_store import ResultStore
 from jfl.data import datasets
-from jfl.runs import directory, stopwatch, train
+from jfl.runs import directory, record, train
 from jfl.runs.config import Config
-from jfl.runs.record import RunRecord
-from jfl.runs.stopwatch import Stopwatch
+from jfl.runs.record import RunRecord, Stopwatch
 
 HISTORY = dict(round=[1, 4], accuracy=[0.5, 0.25], loss=[2.0, 1.0])
 
@@ -88,8 +87,8 @@ def test_counts_that_are_tolerated_do_not_make_a_failed_run():
 
 def test_a_stopwatch_leaves_out_its_pauses(monkeypatch):
     clock = iter(np.arange(100.0))
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(stopwatch, "compile_seconds", lambda: 0.0)
+    monkeypatch.setattr(record.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(record, "compile_seconds", lambda: 0.0)
     watch = Stopwatch()  # at 0
     with watch.paused():  # from 1 to 2
         pass

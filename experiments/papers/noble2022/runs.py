@@ -16,8 +16,7 @@ from jfl.engine.simulate import rounds_before_evaluations
 from jfl.engine.sweep import Trained, train
 from jfl.runs import build, directory, record
 from jfl.runs.config import Config
-from jfl.runs.record import RunRecord
-from jfl.runs.stopwatch import Stopwatch
+from jfl.runs.record import RunRecord, Stopwatch
 from jfl.runs.train import privacy
 
 from ...harness import programs

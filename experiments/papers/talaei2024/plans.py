@@ -21,7 +21,7 @@ from jfl.privacy.guarantees import Overflow
 from jfl.runs import build as assemble
 from jfl.runs import guarantee_rows, record
 from jfl.runs.config import Config
-from jfl.runs.stopwatch import Stopwatch
+from jfl.runs.record import Stopwatch
 
 from ...harness.programs import Plans
 from .. import as_printed
