@@ -39,14 +39,13 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from jfl.analysis import heterogeneity
 from jfl.core import checks
 from jfl.core.files import write
 from jfl.engine.metrics import evaluate
 from jfl.runs.checkpoint import environment
 from jfl.runs.config import Config
 
-from . import command_line, kept_runs
+from . import command_line, kept_runs, objectives
 from . import results as results_file
 from .programs import CURVE, Plans, drawn
 from .results import PAPERS
@@ -151,7 +150,7 @@ def reach(config: Config, plans: Plans, seeds) -> dict:
     for seed in seeds:
         plan, _ = plans.build(dataclasses.replace(config, seed=int(seed)))
         weights = "size" if config.weights == "size" else "uniform"
-        best = heterogeneity.optimum(
+        best = objectives.optimum(
             plan.task,
             plan.fed,
             config.l2 or LEAST_L2,

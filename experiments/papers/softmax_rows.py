@@ -11,6 +11,7 @@ from scipy.special import log_softmax, softmax
 
 import jfl
 
+from ..harness import objectives
 from . import trajectories
 
 DEALS = dict(iid=1.0, skewed=0.5, classes=0.0)  # the share of a client's rows that is iid
@@ -78,7 +79,7 @@ def moments(rows: Rows, w) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def best(fed, l2: float, weights) -> tuple[np.ndarray, float]:
     """Return the minimiser and the least value of the weighted objective."""
-    found = jfl.heterogeneity.optimum(jfl.models.logistic(fed), fed, l2, weights=weights)
+    found = objectives.optimum(jfl.models.logistic(fed), fed, l2, weights=weights)
     return matrix(found.params), found.value
 
 

@@ -40,7 +40,6 @@ from jfl import (
 )
 from jfl.analysis import heterogeneity, public_data
 from jfl.cli import main
-from jfl.privacy.mechanisms import haar_bands as haar
 from jfl.runs import config, train
 from jfl.sampling import batches
 from jfl.sampling.weights import impact
@@ -413,28 +412,6 @@ API = {
         heterogeneity.gradient_dissimilarity,
         dict(task=squared, params=PARAMS, fed=FEW_CLIENTS, weights="size", l2=0.1, chunk=None),
     ),
-    "gradient_variance": (
-        heterogeneity.gradient_variance,
-        dict(task=TASK, params=PARAMS, fed=FEW_CLIENTS, batch=2, chunk=2),
-    ),
-    "smoothness": (heterogeneity.smoothness, dict(fed=FED, loss="softmax", l2=0.1, bias=True)),
-    "optimum": (
-        heterogeneity.optimum,
-        dict(
-            task=TASK,
-            fed=FEW_CLIENTS,
-            l2=0.1,
-            client=1,
-            weights="size",
-            start=PARAMS,
-            tolerance=1e-6,
-            steps=50,
-        ),
-    ),
-    "objective_gap": (
-        heterogeneity.objective_gap,
-        dict(task=TASK, fed=FEW_CLIENTS, l2=0.1, weights="uniform", tolerance=1e-6),
-    ),
     "public_data.gradient_norms": (public_data.gradient_norms, PROXY | dict(microbatch=2)),
     "public_data.median_norm": (public_data.median_norm, PROXY | dict(quantile=0.5, microbatch=2)),
     "public_data.update_norms": (
@@ -444,10 +421,6 @@ API = {
     "public_data.band_energies": (
         public_data.band_energies,
         PROXY | dict(bands=BANDS, microbatch=2),
-    ),
-    "public_data.band_report": (
-        public_data.band_report,
-        dict(energies=np.ones(haar.count(BANDS)), bands=BANDS),
     ),
     **{
         f"as_printed claimed {p}": (
@@ -728,10 +701,6 @@ def test_arguments_that_no_fuzz_may_miss(where):
         (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], memory=0), "memory > 0"),
         (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], strict="no"), "strict to be one of"),
         (lambda: jfl.sweep(lambda lr: PLAN, rounds=2, lr=[1], tolerate=None), "tolerate, a list"),
-        (
-            lambda: heterogeneity.optimum(squared, FEW_CLIENTS, 0.1),
-            "jfl.task, or a start beside a loss",
-        ),
         (lambda: heterogeneity.client_weights(FED, ["1"] * 7), "weights >= 0 of shape [7]"),
         (
             lambda: heterogeneity.client_gradients(lambda w, x, y: y, {}, FEW_CLIENTS),
@@ -746,8 +715,7 @@ def test_found_by_the_fuzz(call, words):
 
 
 def test_what_the_checks_must_not_refuse():
-    """Params of plain numbers; rates that are fixed, of more rounds than a loop ends; old keys; a
-    loss of one dtype alone."""
+    """Params of plain numbers; fixed rates over many rounds; old keys."""
     plain = {"b": 0.2, "w": np.array([0.5, -0.3, 0.1])}
     assert public_data.median_norm(squared, plain, XP, YP) == public_data.median_norm(
         squared, PARAMS, XP, YP
@@ -759,9 +727,6 @@ def test_what_the_checks_must_not_refuse():
     begins(jfl.simulate, "jfl.engine.simulate:_scan")(
         key=jax.random.PRNGKey(0), plan=PLAN, rounds=10**9
     )
-    strict = lambda w, x, y: (jax.lax.mul(x, w["w"]).sum() - y) ** 2
-    start = {"w": np.zeros(3, int)}
-    assert heterogeneity.optimum(strict, FEW_CLIENTS, 0.1, start=start).gradient_norm < 1e-8
 
 
 ACCOUNTED = dict(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jfl
-from experiments.harness import theorems
+from experiments.harness import objectives, theorems
 from experiments.harness.runner import exact_verdicts
 from experiments.harness.verdicts import (
     CONTRADICTED,
@@ -49,7 +49,7 @@ def test_losses_and_gradients_are_those_of_the_library():
     np.testing.assert_allclose(grads, want, atol=1e-5)
     np.testing.assert_allclose(losses, softmax_rows.losses(rows, w), rtol=1e-12)
     data = want - 0.3 * w  # the mean square is that of the mean and the variance
-    variance = np.asarray(jfl.heterogeneity.gradient_variance(task, params, fed))
+    variance = np.asarray(objectives.gradient_variance(task, params, fed))
     np.testing.assert_allclose(squares, (data**2).sum((1, 2)) + variance, rtol=1e-4)
     at, least = softmax_rows.best(fed, 0.3, "uniform")
     np.testing.assert_allclose(softmax_rows.losses(rows, at).mean(), least, rtol=1e-10)

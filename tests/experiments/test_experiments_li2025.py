@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from helpers import pretended
 
+from experiments.harness import objectives, runner
 from experiments.harness import results as results_file
-from experiments.harness import runner
 from experiments.harness.runner import Experiment, Line
 from experiments.harness.verdicts import (
     HOLDS,
@@ -30,7 +30,6 @@ from experiments.papers.li2025 import claims as paper
 from experiments.papers.li2025 import figures as li2025
 from experiments.papers.li2025 import plans as li2025_plans
 from experiments.papers.li2025 import theory
-from jfl.analysis import heterogeneity
 from jfl.local import training
 from jfl.runs import build, sweep
 from jfl.runs.config import Config
@@ -349,7 +348,7 @@ def test_bounds_beside_a_tiny_run(tmp_path, capsys):
     assert set(found["runs"]) == {f"base, {r}" for r in ("no noise", "printed", "sound")}
     fed = build.federation(config)
     task = li2025_plans.models.logistic(fed)
-    start = heterogeneity.optimum(task, fed, 0.1, weights="uniform")
+    start = objectives.optimum(task, fed, 0.1, weights="uniform")
     assert (
         told["optimum"] == pytest.approx(start.value, abs=1e-10)
         and told["gap"] > 0

@@ -12,6 +12,7 @@ from jfl import schedules
 from jfl.analysis import heterogeneity
 from jfl.core import pytrees
 
+from ...harness import objectives
 from .. import as_printed
 from . import theory
 
@@ -30,7 +31,7 @@ class Problem(NamedTuple):
     plan: Callable
     noise: Any
     known: theory.Constants
-    best: heterogeneity.Optimum
+    best: objectives.Optimum
     batch: int
 
 
@@ -54,7 +55,7 @@ def problem(
     data = jfl.transforms.unit_norm(jfl.transforms.flatten(getattr(jfl.datasets, dataset)()))
     fed = jfl.federate(data, jfl.partition.dirichlet(clients, 0.3, min_rows=min_rows))
     task, clip = jfl.models.logistic(fed), 2.0
-    big = float(heterogeneity.smoothness(fed, l2=l2).max())
+    big = float(objectives.smoothness(fed, l2=l2).max())
 
     def plan(noise, algorithm="dpnfl", lr=None, **options):
         grad = jfl.grad(task.loss, l2=l2)
@@ -74,7 +75,7 @@ def problem(
     noise: Any = as_printed.calibrate(
         plan(1.0), epsilon=epsilon, delta=1e-2, rounds=rounds, paper="chen2024"
     )
-    gap = heterogeneity.objective_gap(task, fed, l2)
+    gap = objectives.objective_gap(task, fed, l2)
     p = heterogeneity.client_weights(fed)
     dim = pytrees.size(task.init(jax.random.key(0)))
     noise_2 = dim * float(p @ (noise * 2 * clip / batch) ** 2)
@@ -98,7 +99,7 @@ def worst(plan, known, params, batch):
     seen = [heterogeneity.gradient_dissimilarity(plan.task, w, plan.fed, l2=l2) for w in at]
     p = heterogeneity.client_weights(plan.fed)
     phi = [
-        p @ np.asarray(heterogeneity.gradient_variance(plan.task, w, plan.fed, batch=batch))
+        p @ np.asarray(objectives.gradient_variance(plan.task, w, plan.fed, batch=batch))
         for w in at
     ]
     square = sum(np.square(np.asarray(v)).sum(axis=tuple(range(2, v.ndim))) for v in leaves)

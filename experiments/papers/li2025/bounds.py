@@ -17,6 +17,7 @@ from jfl.cli import console
 from jfl.runs import build as assemble
 from jfl.runs.config import Config
 
+from ...harness import objectives
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, exactly
 from .. import softmax_rows, trajectories
@@ -29,19 +30,19 @@ def constants(config):
     """Return the constants of the theorems, from private rows; no guarantee covers them."""
     fed = assemble.federation(config)
     task = models.logistic(fed)
-    gap = het.objective_gap(task, fed, config.l2, weights="uniform")
+    gap = objectives.objective_gap(task, fed, config.l2, weights="uniform")
     zero, best = (
         jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), p)
         for p in (jax.tree.map(np.zeros_like, gap.pooled.params), gap.pooled.params)
     )
     variance = np.max(
-        [np.asarray(het.gradient_variance(task, p, fed)) for p in (zero, best)], axis=0
+        [np.asarray(objectives.gradient_variance(task, p, fed)) for p in (zero, best)], axis=0
     )
     rows = np.asarray(fed.x, np.float64).reshape(len(fed.x), -1)
     flat = np.concatenate([np.ravel(v) for v in jax.tree.leaves(gap.pooled.params)])
     return dict(
         mu=config.l2,
-        smoothness=float(het.smoothness(fed, l2=config.l2).max()),
+        smoothness=float(objectives.smoothness(fed, l2=config.l2).max()),
         gap=max(gap.value, 0.0),
         optimum=gap.pooled.value,
         distance=float(flat @ flat),

@@ -33,7 +33,7 @@ from jfl.engine.round import advance, init, run_noise_key
 from jfl.runs import build
 from jfl.runs.config import Config
 
-from ...harness import theorems
+from ...harness import objectives, theorems
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, Evidence, exactly
 from . import theory
@@ -113,20 +113,20 @@ def setting(case, config, fed, almost=ALMOST):
     longest = math.sqrt(1 + np.square(rows).sum(1).max())  # with the column of the bias
     if case == NONCONVEX:
         steepest = SLOPE * fed.classes**0.5 * longest
-        curved = CURVATURE / heterogeneity.CURVATURE["softmax"]
-        smooth = curved * float(heterogeneity.smoothness(fed).max())
+        curved = CURVATURE / objectives.CURVATURE["softmax"]
+        smooth = curved * float(objectives.smoothness(fed).max())
         # a hundredth more than any row has, so that rounding clips none
         return Setting(squared_sigmoids(fed), 0.0, 1.01 * steepest, steepest, smooth, 0.0)
     l2 = 0.0 if case == CONVEX else config.l2
     task = jfl.models.logistic(fed)
-    best = heterogeneity.optimum(task, fed, l2 or almost, weights="uniform")
+    best = objectives.optimum(task, fed, l2 or almost, weights="uniform")
     square = sum(float(np.sum(np.square(w))) for w in jax.tree.leaves(best.params))
     return Setting(
         task,
         l2,
         config.clip_norm,
         2**0.5 * longest,  # |softmax - one-hot| <= sqrt(2)
-        float(heterogeneity.smoothness(fed, l2=l2).max()),
+        float(objectives.smoothness(fed, l2=l2).max()),
         best.value - (0.0 if l2 else almost / 2 * square),
         square**0.5,  # the model starts at 0
     )
@@ -226,7 +226,7 @@ def _largest(plan, points, batch):
     """
 
     def at(w):
-        rows = heterogeneity.gradient_variance
+        rows = objectives.gradient_variance
         return (
             rows(plan.task, w, plan.fed).max(),
             rows(plan.task, w, plan.fed, batch=batch).max(),

@@ -19,7 +19,7 @@ from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 from jfl.runs.train import privacy
 
-from ...harness import programs
+from ...harness import objectives, programs
 from ...harness.programs import Plans, drawn
 from ...harness.runner import write_findings
 from ...harness.verdicts import NOT_RUN, Comparison, Evidence, Quantity, Ratio, near_printed
@@ -40,7 +40,7 @@ MARKS = (100, 200, 300, 400)  # that are evaluated, of those that were read off
 @functools.lru_cache(maxsize=8)
 def _optimum(config):
     plan, _ = build.build(config)
-    return heterogeneity.optimum(plan.task, plan.fed, config.l2, weights="uniform", tolerance=1e-5)
+    return objectives.optimum(plan.task, plan.fed, config.l2, weights="uniform", tolerance=1e-5)
 
 
 def optimum(config):

@@ -29,7 +29,7 @@ from scipy.special import softmax
 import jfl
 from jfl import bands, wavelet
 
-from ...harness import theorems
+from ...harness import objectives, theorems
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, Evidence
 from .. import softmax_rows
@@ -111,7 +111,7 @@ class Problem(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def _data(dataset, deal, clients, rows, l2):
     fed = softmax_rows.federation(dataset, deal, clients, rows)
-    smooth = float(jfl.heterogeneity.smoothness(fed, l2=l2).max())
+    smooth = float(objectives.smoothness(fed, l2=l2).max())
     return fed, smooth, softmax_rows.best(fed, l2, "uniform")[1]
 
 

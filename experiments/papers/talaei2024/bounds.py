@@ -25,7 +25,7 @@ import numpy as np
 
 import jfl
 
-from ...harness import theorems
+from ...harness import objectives, theorems
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, Comparison, Evidence, Quantity
 from .. import softmax_rows
@@ -144,7 +144,7 @@ def clip_norm(setting, classes: int) -> float:
 @functools.lru_cache(maxsize=4)
 def _data(dataset, deal, clients, rows, l2):
     fed = softmax_rows.federation(dataset, deal, clients, rows)
-    return fed, float(jfl.heterogeneity.smoothness(fed, l2=l2).max())
+    return fed, float(objectives.smoothness(fed, l2=l2).max())
 
 
 def problem(setting: Setting) -> Problem:
