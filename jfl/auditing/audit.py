@@ -26,7 +26,7 @@ from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.entry import Entry
 from . import canaries as worst_case
 from . import one_run_scores, scores, trainings
-from .estimators import counts, levels, one_run, thresholds, two_samples
+from .estimators import counts, one_run, thresholds, two_samples
 from .trials import block_size, refuse_not_finite, run_blocks, watch
 
 WORST = "worst case"
@@ -337,8 +337,7 @@ def audit_one_run(
             "Learning runs come in pairs with opposite coins, and each pair is measured by the "
             "others.",
         )
-    levels.check_delta(where, delta)
-    levels.check_confidence(where, confidence)
+    counts.check_levels(where, delta, confidence)
     checks.require_one_of(where, trainings.CANARIES, canary=canary)
     checks.require_one_of(where, trainings.SEES, sees=sees)
     level = dict(delta=delta, confidence=confidence)

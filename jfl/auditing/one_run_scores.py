@@ -83,7 +83,7 @@ def choose_guesses(scores, included, delta, confidence):
 
 def bounds(scores, included, guesses, center, delta, confidence):
     """Return the bounds for any mechanism, and for a Gaussian one."""
-    made = one_run.guesses_about(scores, included, guesses, center)
+    made = one_run.guesses_from_scores(scores, included, guesses, center=center)
     counts = (made.canaries, made.guesses, made.correct)
     level = dict(delta=delta, confidence=confidence)
     return one_run.one_run(*counts, **level), one_run.one_run_tradeoff(*counts, **level)

@@ -1,7 +1,4 @@
-"""What a count of errors says about their rate: one-sided upper bounds of a binomial probability.
-
-NumPy in float64; all arguments broadcast.
-"""
+"""Upper confidence bounds of an error rate from a count of errors, in float64 NumPy."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,19 +10,15 @@ __all__ = ["clopper_pearson_upper", "jeffreys_upper"]
 
 
 def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> np.ndarray:
-    """The largest probability with which so few errors are not rarer than `alpha`.
+    """Return the largest error rate that this count of errors does not reject at level `alpha`.
 
-    It is below the true probability in at most a fraction `alpha` of all experiments, whatever that
-    probability is.  It is 1 where every trial is an error.
+    The bound is below the true rate in at most a fraction `alpha` of all experiments, for every
+    true rate.  It is 1 if every trial is an error.
 
-    Shapes:
-        count, trials and alpha broadcast; the result has their common shape.
-
-    Units:
-        count: errors, 0 to trials; alpha: the false-alarm rate, in (0, 1).
-
-    Raises:
-        ArgumentError: for counts outside 0 to trials, and alpha outside (0, 1).
+    Args:
+        count: the number of errors, 0 to `trials`.
+        trials: the number of trials.
+        alpha: the level, in (0, 1).  All arguments broadcast.
 
     References:
         Clopper and Pearson, Biometrika 1934.
@@ -39,10 +32,10 @@ def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, alpha: ArrayLike)
 
 
 def jeffreys_upper(count: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> np.ndarray:
-    """The quantile 1 - alpha of Jeffreys' posterior of the probability: an approximation.
+    """Return the quantile 1 - alpha of Jeffreys' posterior of the error rate, an approximation.
 
-    Its false-alarm rate is `alpha` on average over probabilities, and more at some of them: no
-    guarantee.  Arguments and errors are those of `clopper_pearson_upper`, which is larger.
+    Its level is `alpha` on average over all rates, but larger for some rates, so it guarantees
+    nothing.  The arguments are those of `clopper_pearson_upper`, whose result is larger.
 
     References:
         Brown, Cai, DasGupta, Statistical Science 2001.
@@ -56,20 +49,31 @@ def jeffreys_upper(count: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> np.
 
 
 def _quantile(errors, others, alpha, all_are_errors):
-    # the complement keeps the digits of a small alpha
+    # The inverse of the complement keeps the digits of a small alpha.
     value = special.betainccinv(errors, np.where(all_are_errors, 1.0, others), alpha)
     return np.where(all_are_errors, 1.0, value)
 
 
 def _checked(where, count, trials, alpha):
-    count, trials, alpha = (
-        checks.as_array(where, name, value)
-        for name, value in (("count", count), ("trials", trials), ("alpha", alpha))
-    )
-    whole = all(v.dtype.kind in "iu" or np.all(v == np.floor(v)) for v in (count, trials))
+    count, trials, alpha = (np.asarray(v, float) for v in (count, trials, alpha))
+    whole = np.all((count == np.floor(count)) & (trials == np.floor(trials)))
     if not whole or not np.all((count >= 0) & (count <= trials) & (trials >= 1)):
         got = f"count={checks.short_repr(count)}, trials={checks.short_repr(trials)}"
-        checks.fail(where, "whole numbers 0 <= count <= trials and trials >= 1", got)
+        checks.fail(where, "integers 0 <= count <= trials and trials >= 1", got)
     if not np.all((alpha > 0) & (alpha < 1)):
         checks.fail(where, "alpha in (0, 1)", f"alpha={checks.short_repr(alpha)}")
-    return np.broadcast_arrays(count.astype(float), trials.astype(float), alpha.astype(float))
+    return np.broadcast_arrays(count, trials, alpha)
+
+
+def check_levels(where: str, delta: float, confidence: float, *, zero: bool = True) -> None:
+    """Reject a delta outside [0, 1), or outside (0, 1) unless `zero`, and a confidence outside
+    (0, 1)."""
+    if zero:
+        checks.require_nonnegative(where, single=True, delta=delta)
+    else:
+        checks.require_positive(where, single=True, delta=delta)
+    checks.require_positive(where, single=True, confidence=confidence)
+    if not delta < 1:
+        checks.fail(where, f"delta in {'[' if zero else '('}0, 1)", f"delta={delta!r}")
+    if not confidence < 1:
+        checks.fail(where, "confidence in (0, 1)", f"confidence={confidence!r}", "95 % is 0.95.")

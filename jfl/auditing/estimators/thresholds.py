@@ -1,34 +1,36 @@
-"""The thresholds that an audit tries, and their effect on its confidence.
+"""Rules that choose the thresholds of an audit and keep its confidence.
 
-A test says "inside" if a score is >= a threshold.  Counts of its errors bound its error rates, and
-the audit reports the largest epsilon over its thresholds.  That is a lower bound only if all bounds
-hold simultaneously with probability 1 - alpha.  Each class here explains why its bounds do, or says
-that they do not.
+A test answers "included" if a score is >= a threshold.  The counts of its errors bound its error
+rates, and the audit reports the largest epsilon over its thresholds.  This is a lower bound only if
+the bounds of all rates hold simultaneously with probability 1 - alpha.  Each class here explains
+why its bounds do.
 
-All assume independent scores with one distribution per side: one score from each of many runs.
-Scores of many canaries of one run are neither.
+All rules assume independent scores with one distribution per side, such as one score from each of
+many runs.  The scores of many canaries in one run are not independent.
 
-Axes: T thresholds.
+Each class has a method `judge(inside, outside, alpha, read)`.  Its scores are sorted, and `read`
+returns the largest epsilon that some `Rates` show, and the index of the test that shows it.
+
+T is the number of thresholds.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core import checks
 from .counts import clopper_pearson_upper
 
-__all__ = ["Bonferroni", "Explicit", "Frontier", "MultiSplit", "Rates", "Shown", "Split"]
+__all__ = ["Bonferroni", "Explicit", "MultiSplit", "Rates", "Shown", "Split"]
 
-LOWER_BOUND, ESTIMATE = "lower bound", "estimate"
-CANDIDATES = 64  # thresholds of which a split chooses one
+NUM_CANDIDATES = 64  # thresholds from which `Split` chooses one
 
 
 class Rates(NamedTuple):
-    """Errors of T tests, each [T]; the rates are upper bounds."""
+    """The errors of T tests, each [T], with upper bounds of the error rates."""
 
     thresholds: np.ndarray
     false_negatives: np.ndarray  # inside scores < threshold
@@ -38,7 +40,7 @@ class Rates(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The epsilon that an audit shows, and the test that shows it."""
+    """The largest epsilon that an audit shows, and the test that shows it."""
 
     epsilon: float
     threshold: float
@@ -46,87 +48,67 @@ class Shown(NamedTuple):
     false_positives: int
 
 
-Reading = Callable[[Rates], tuple[float, int]]  # the best epsilon, and the index of its test
+Read = Callable[[Rates], tuple[float, int]]
 
 
 @dataclass(frozen=True)
 class Explicit:
-    """Thresholds that were fixed before any of these scores was seen.
+    """Thresholds that were fixed before any of the scores was seen.
 
-    Guarantee: false alarms at a rate of at most alpha.  Each of the two rates of T thresholds has a
-    Clopper-Pearson bound at alpha / (2 T); all 2 T hold at once by the union bound.
+    Each of the two rates of T thresholds has a Clopper-Pearson bound at alpha / (2 T), and all of
+    them hold together by the union bound.
 
     Attributes:
         threshold: one threshold, or several.
-
-    Example:
-        >>> inside, outside = np.arange(100) + 50.0, np.arange(100) - 50.0
-        >>> best = lambda rates: (float(-np.log(rates.false_positive_rate[0])), 0)
-        >>> round(Explicit(50.0).judge(inside, outside, 0.05, best).epsilon, 4)
-        3.3182
     """
 
     threshold: float | Sequence[float]
-    kind: ClassVar[str] = LOWER_BOUND
 
     def __post_init__(self):
         given = checks.as_array("Explicit", "threshold", self.threshold)
-        if (
-            given.ndim > 1
-            or not given.size
-            or given.dtype.kind not in "iuf"
-            or np.isnan(given).any()
-        ):
-            need = "threshold, a number or a list of numbers"
-            checks.fail("Explicit", need, f"threshold={checks.short_repr(self.threshold)}")
+        numbers = given.dtype.kind in "iuf" and not np.isnan(given).any()
+        if given.ndim > 1 or not given.size or not numbers:
+            got = f"threshold={checks.short_repr(self.threshold)}"
+            checks.fail("Explicit", "threshold, a number or a list of numbers", got)
 
-    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """Apply `read` at these thresholds to scores [n] and [m], each sorted."""
+    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
+        """Apply `read` at these thresholds."""
         thresholds = np.atleast_1d(np.asarray(self.threshold, float))
-        rates = _rates(inside, outside, thresholds, alpha / (2 * len(thresholds)))
-        return _shown(rates, read)
+        return _shown(_rates(inside, outside, thresholds, alpha / (2 * len(thresholds))), read)
 
 
 @dataclass(frozen=True)
 class Bonferroni:
-    """Thresholds at ranks of the outside scores, which only depend on their number.
+    """Thresholds at ranks of the outside scores, which depend only on the number of scores.
 
-    Guarantee: false alarms at a rate of at most alpha, for any distributions of the scores.  Take
-    the threshold just above the outside score of rank k + 1 from the top.  (1) The false positive
-    rate there is the tail of that order statistic, which has the distribution Beta(k + 1, m - k) or
-    is smaller (ties), so Clopper-Pearson at k errors holds although the threshold depends on the
-    same scores.  (2) Given the outside scores, the threshold is a constant for the inside ones, so
-    Clopper-Pearson holds for the false negatives.  All bounds are at alpha / (2 T), and hold at
-    once by the union bound.
+    The threshold is just above the outside score of rank k + 1 from the top.  (1) The false
+    positive rate there is the tail of that order statistic, which has the distribution
+    Beta(k + 1, m - k) or is smaller in case of ties.  Clopper-Pearson at k errors therefore holds
+    although the threshold depends on the same scores.  (2) Given the outside scores, the threshold
+    is a constant for the inside scores, so Clopper-Pearson holds for the false negatives.  All
+    bounds are at alpha / (2 T), and hold together by the union bound.
 
-    What would not hold: to try every score, keep those on the concave frontier, and divide alpha by
-    their number.  That number depends on the data, and the frontier keeps the thresholds at which
-    chance was kindest.  `Frontier` does this, as an estimate.
+    Trying every score and dividing alpha by the number of those on the concave frontier would not
+    be a lower bound: that number depends on the data, and the frontier selects the thresholds with
+    the luckiest counts.
 
-    Few different scores make the bound loose (a rank counts a tie's scores as errors): of scores
-    that are 0 or 1, use `Explicit(1)`.
+    The bound is loose if few scores are different, since a rank counts all tied scores as errors.
+    For scores that are 0 or 1 use `Explicit(1)`.
 
     Attributes:
-        tried: T, at most; fewer outside scores have fewer ranks.
+        tried: the maximum number of thresholds; fewer outside scores have fewer ranks.
 
     References:
-        David and Nagaraja, Order Statistics, 2003, section 2.1 (the law of (1)).
-
-    Example:
-        >>> inside, outside = np.arange(100) + 50.0, np.arange(100) - 50.0
-        >>> best = lambda rates: (float(-np.log(rates.false_positive_rate.min())), 0)
-        >>> round(Bonferroni(8).judge(inside, outside, 0.05, best).epsilon, 4)
-        2.8815
+        David and Nagaraja, Order Statistics, 2003, section 2.1, for the distribution in (1).
     """
 
     tried: int = 16
-    kind: ClassVar[str] = LOWER_BOUND
 
     def __post_init__(self):
         checks.require_integer("Bonferroni", tried=self.tried)
 
-    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """Apply `read` at these ranks to scores [n] and [m], each sorted."""
+    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
+        """Apply `read` at these ranks."""
         rank = _ranks(len(outside), self.tried)
         thresholds = np.nextafter(outside[len(outside) - 1 - rank], np.inf)
         return _shown(_rates(inside, outside, thresholds, alpha / (2 * len(rank)), rank), read)
@@ -134,146 +116,76 @@ class Bonferroni:
 
 @dataclass(frozen=True)
 class Split:
-    """A threshold chosen on one part of the scores, and judged on the other.
+    """A threshold that is chosen on one part of the scores and judged on the other.
 
-    Guarantee: false alarms at a rate of at most alpha.  Given the first part, the threshold is a
-    constant for the second, as in `Explicit`; the parts are drawn independently of the scores.
-    The first part is not judged, which costs some power.
+    Given the first part, the threshold is a constant for the second part, as in `Explicit`.  The
+    parts are drawn independently of the scores.
 
     Attributes:
-        fraction: the fraction of the scores of each side that choose.
-        seed: the seed of the division.  Trying several seeds and keeping the best is not an audit.
-
-    Example:
-        >>> inside, outside = np.arange(100) + 50.0, np.arange(100) - 50.0
-        >>> best = lambda rates: (float(-np.log(rates.false_positive_rate.min())), 0)
-        >>> round(Split(0.2).judge(inside, outside, 0.05, best).epsilon, 4)
-        3.0997
+        fraction: the fraction of the scores of each side that choose the threshold.
+        seed: the seed of the division.  Keeping the best of several seeds is not an audit.
     """
 
     fraction: float = 0.5
     seed: int = 0
-    kind: ClassVar[str] = LOWER_BOUND
 
     def __post_init__(self):
-        _open_fraction("Split", fraction=self.fraction)
         checks.require_seed("Split", seed=self.seed)
+        checks.require_fraction("Split", single=True, fraction=self.fraction)
+        if self.fraction == 1:
+            got, hint = "fraction=1", "Leave some scores to be judged."
+            checks.fail("Split", "fraction in (0, 1)", got, hint)
 
-    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """Apply `read` to the second part of scores [n] and [m], each sorted."""
-        generator = np.random.default_rng(self.seed)
-        parts = [_divided(generator, side, self.fraction) for side in (inside, outside)]
-        (choosing_in, inside), (choosing_out, outside) = parts
-        candidates = _between(choosing_in, choosing_out, CANDIDATES)
-        threshold = _shown(_rates(choosing_in, choosing_out, candidates, alpha / 2), read).threshold
-        return _shown(_rates(inside, outside, np.array([threshold]), alpha / 2), read)
+    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
+        """Apply `read` to the second part."""
+        draw = np.random.default_rng(self.seed)
+        chooses, judged = zip(*(divide(draw, side, self.fraction) for side in (inside, outside)))
+        candidates = _thresholds_between(*chooses)
+        chosen = _shown(_rates(*chooses, candidates, alpha / 2), read)
+        return _shown(_rates(*judged, np.array([chosen.threshold]), alpha / 2), read)
 
 
 @dataclass(frozen=True)
 class MultiSplit:
-    """The median over many splits, each at alpha / 2: `Split` without the luck of a seed.
+    """The median over many splits, each at alpha / 2, which depends less on a seed than `Split`.
 
-    Guarantee: false alarms at a rate of at most alpha.  Each split is wrong with probability at
-    most alpha / 2, so the expected share of wrong splits is at most alpha / 2, and by Markov's
-    inequality half of them or more are wrong with probability at most alpha.  How splits depend
-    on each other does not matter.
+    Each split is wrong with probability at most alpha / 2, so by Markov's inequality half of the
+    splits or more are wrong with probability at most alpha, however the splits depend on each
+    other.
 
     Attributes:
         splits: the number of splits.
-        fraction: the fraction of the scores of each side that choose.
+        fraction: the fraction of the scores of each side that choose the threshold.
         seed: the seed of the divisions.
 
     References:
         Meinshausen, Meier, Buhlmann, JASA 2009.
-
-    Example:
-        >>> inside, outside = np.arange(100) + 50.0, np.arange(100) - 50.0
-        >>> best = lambda rates: (float(-np.log(rates.false_positive_rate.min())), 0)
-        >>> round(MultiSplit(9, 0.2).judge(inside, outside, 0.05, best).epsilon, 4)
-        2.9318
     """
 
     splits: int = 50
     fraction: float = 0.5
     seed: int = 0
-    kind: ClassVar[str] = LOWER_BOUND
 
     def __post_init__(self):
         checks.require_integer("MultiSplit", splits=self.splits)
-        _open_fraction("MultiSplit", fraction=self.fraction)
-        checks.require_seed("MultiSplit", seed=self.seed)
+        Split(self.fraction, self.seed)
 
-    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """Return the median split of scores [n] and [m], each sorted."""
+    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
+        """Return the median split."""
         seeds = np.random.SeedSequence(self.seed).generate_state(self.splits).tolist()
         shown = [Split(self.fraction, s).judge(inside, outside, alpha / 2, read) for s in seeds]
-        # at least half of the splits show as much
+        # At least half of the splits show this epsilon or more.
         return sorted(shown, key=lambda s: -s.epsilon)[(self.splits + 1) // 2 - 1]
 
 
-@dataclass(frozen=True)
-class Frontier:
-    """Every threshold on the concave frontier of the same scores: an estimate, not a lower bound.
-
-    The thresholds are chosen by the scores on which they are judged, so nothing is guaranteed.
-    Undivided, the best of them is partly the luckiest: at confidence 1/2 and 800 scores per side it
-    exceeds the truth in clearly more than half of all audits.  Divided by their number, as in
-    jax_privacy's class Bonferroni, it erred on the safe side in experiments (Gaussians, 12 to 200
-    scores per side), without a proof.
-
-    Attributes:
-        divided: alpha is divided by the number of thresholds on the frontier; without, this is the
-            best that any threshold shows, as if it had been known.
-
-    Example:
-        >>> inside, outside = np.arange(100) + 50.0, np.arange(100) - 50.0
-        >>> best = lambda rates: (float(-np.log(rates.false_positive_rate.min())), 0)
-        >>> round(Frontier(divided=False).judge(inside, outside, 0.05, best).epsilon, 4)
-        3.3182
-    """
-
-    divided: bool = True
-    kind: ClassVar[str] = ESTIMATE
-
-    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Reading) -> Shown:
-        """Apply `read` on the frontier of scores [n] and [m], each sorted."""
-        # Between two inside scores, a higher threshold has fewer false positives.
-        thresholds = np.concatenate(([-np.inf], np.unique(inside), [np.inf]))
-        missed = np.searchsorted(inside, thresholds)
-        refused = np.searchsorted(outside, thresholds)
-        thresholds = thresholds[_concave(missed.tolist(), refused.tolist())]
-        tried = len(thresholds) if self.divided else 1
-        return _shown(_rates(inside, outside, thresholds, alpha / (2 * tried)), read)
-
-
-def _open_fraction(where, **values):
-    checks.require_fraction(where, single=True, **values)
-    for name, value in values.items():
-        if value >= 1:
-            checks.fail(where, f"{name} in (0, 1)", f"{name}={value}", "Leave some to be judged.")
-
-
-def _divided(generator, side, fraction):
-    """Divide sorted scores into two non-empty parts, each sorted."""
-    if len(side) < 2:
-        checks.fail("Split", "at least 2 scores per side", f"{len(side)}")
-    first = min(max(int(len(side) * fraction), 1), len(side) - 1)
-    chooses = np.zeros(len(side), bool)
-    chooses[generator.permutation(len(side))[:first]] = True
-    return side[chooses], side[~chooses]
-
-
-def _concave(x, y):
-    """Return the indices of the upper hull of points sorted by x, then y."""
-    kept: list[int] = []
-    for i in range(len(x)):
-        while len(kept) > 1:
-            a, b = kept[-2:]
-            if (x[b] - x[a]) * (y[i] - y[a]) < (y[b] - y[a]) * (x[i] - x[a]):
-                break
-            kept.pop()
-        kept.append(i)
-    return kept
+def divide(draw: np.random.Generator, scores: np.ndarray, fraction: float) -> tuple:
+    """Divide sorted scores at random into two non-empty parts, each sorted."""
+    if len(scores) < 2:
+        checks.fail("Split", "at least 2 scores per side", f"{len(scores)}")
+    first = min(max(int(len(scores) * fraction), 1), len(scores) - 1)
+    chooses = np.zeros(len(scores), bool)
+    chooses[draw.permutation(len(scores))[:first]] = True
+    return scores[chooses], scores[~chooses]
 
 
 def _ranks(trials, tried):
@@ -283,35 +195,31 @@ def _ranks(trials, tried):
     return np.unique(np.minimum((trials * share).astype(int), trials - 1))
 
 
-def _between(inside, outside, tried):
+def _thresholds_between(inside, outside):
     """Return thresholds halfway between outside scores and the next score above."""
-    below = outside[len(outside) - 1 - _ranks(len(outside), tried)]
-    above = np.full(len(below), np.inf)
-    for side in (inside, outside):
-        next_one = np.searchsorted(side, below, side="right")
-        above = np.minimum(above, np.append(side, np.inf)[next_one])
+    below = outside[len(outside) - 1 - _ranks(len(outside), NUM_CANDIDATES)]
+    scores = np.append(np.sort(np.concatenate([inside, outside])), np.inf)
+    above = scores[np.searchsorted(scores, below, side="right")]
     return np.where(np.isinf(above), np.nextafter(below, np.inf), below / 2 + above / 2)
 
 
 def _rates(inside, outside, thresholds, alpha, rank: Any = None):
-    """Count errors at `thresholds`, with bounds at `alpha` each; `rank` bounds the false positives
-    if the thresholds depend on the outside scores."""
+    """Count the errors at `thresholds` and bound each rate at `alpha`; `rank` bounds the false
+    positives if the thresholds depend on the outside scores."""
     n, m = len(inside), len(outside)
-    if alpha ** (1 / n) + alpha ** (1 / m) <= 1:  # even without an error a coin is not excluded
-        least = math.floor(math.log2(1 / alpha)) + 1
+    if alpha ** (1 / n) + alpha ** (1 / m) <= 1:  # a coin flip is consistent with zero errors
         checks.fail(
             "audit",
-            f"at least {least} scores to judge on each side for bounds at {alpha:.2g} each",
+            f"at least {math.floor(math.log2(1 / alpha)) + 1} scores to judge on each side for "
+            f"bounds at {alpha:.2g} each",
             f"{n} inside and {m} outside",
-            "Score more runs, try fewer thresholds, or ask for less confidence.",
+            "Score more runs, try fewer thresholds, or lower the confidence.",
         )
     missed = np.searchsorted(inside, thresholds)
     accepted = m - np.searchsorted(outside, thresholds)
-    rates = (
-        clopper_pearson_upper(missed, n, alpha),
-        clopper_pearson_upper(accepted if rank is None else rank, m, alpha),
-    )
-    return Rates(thresholds, missed, accepted, *rates)
+    false_negative_rate = clopper_pearson_upper(missed, n, alpha)
+    false_positive_rate = clopper_pearson_upper(accepted if rank is None else rank, m, alpha)
+    return Rates(thresholds, missed, accepted, false_negative_rate, false_positive_rate)
 
 
 def _shown(rates, read):
