@@ -27,7 +27,7 @@ from jfl.core import checks
 from jfl.core.errors import HealthError
 from jfl.core.files import temporary, write
 from jfl.core.result_store import ResultStore
-from jfl.data.datasets import digest
+from jfl.data.rows import digest
 from jfl.runs import record
 from jfl.runs.checkpoint import code, environment
 from jfl.runs.config import Config

@@ -13,7 +13,6 @@ Shapes use n rows and C clients.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,9 +56,7 @@ def salt_and_pepper(
         without noise.
 
     Raises:
-        ValueError: for densities outside [0, 1] or of another length than C, tokens, or a row that
-            belongs to clients of different density, or both to the training and the held-out rows
-            of a client.
+        ValueError: for densities outside [0, 1] or of another length than C, and for tokens.
 
     References:
         Talaei and Izadi, 2024, section on experiments (clients of three qualities; their densities
@@ -85,17 +82,8 @@ def salt_and_pepper(
         )
     x = np.array(fed.x)
     low, high = float(x.min()) if low is None else low, float(x.max()) if high is None else high
-    ends = [checks.as_array(where, name, value) for name, value in dict(low=low, high=high).items()]
-    if (
-        any(end.ndim or end.dtype.kind not in "iuf" for end in ends)
-        or not -np.inf < ends[0] <= ends[1] < np.inf
-    ):
-        checks.fail(
-            where,
-            "two finite numbers low <= high",
-            f"low={checks.short_repr(low)}, high={checks.short_repr(high)}",
-        )
-    lowest, highest = (end.astype(x.dtype) for end in ends)
+    checks.require_nonnegative(where, "low <= high.", single=True, **{"high - low": high - low})
+    lowest, highest = (np.asarray(end, x.dtype) for end in (low, high))
     rng, shape = np.random.default_rng([seed, PIXEL_STREAM]), x.shape[1:]
     step = max(1, MAX_DRAWS // max(x[:1].size, 1))
     for first in range(0, len(x), step):  # draws for every row, in order
@@ -160,45 +148,18 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
     checks.require_device_rows(where, fed)
     checks.require_seed(where, seed=seed)
     checks.require_one_of(where, (False, True), held_out=held_out)
-    checks.require_nonnegative(where, "0 leaves a client's rows unchanged.", **{name: value})
+    checks.require_nonnegative(where, **{name: value})
     clients, given = len(fed.size), np.asarray(value, np.float64)
-    if given.shape not in ((), (clients,)):
-        checks.fail(
-            where, f"one {name}, or one for each of {clients} clients", f"shape {list(given.shape)}"
-        )
-    if np.any(given > 1):
+    if given.shape not in ((), (clients,)) or np.any(given > 1):
         checks.fail(
             where,
-            f"{name} in [0, 1]",
+            f"{name} in [0, 1], one number or one for each of {clients} clients",
             f"{name}={checks.short_repr(value)}",
             "0 leaves a client's rows unchanged.",
         )
-    given = np.broadcast_to(given, clients)
-    parts: list[tuple[Any, ...]] = [
-        (*_entries(fed.index, fed.size), given),
-        (*_entries(fed.test_index, fed.test_size), given * bool(held_out)),
-    ]
-    rows, owner = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
-    wanted = np.concatenate([of[clients_of] for _, clients_of, of in parts])
-    order = np.argsort(rows, kind="stable")
-    clash = np.flatnonzero((np.diff(rows[order]) == 0) & (np.diff(wanted[order]) != 0))
-    if clash.size:
-        one, two = order[clash[0]], order[clash[0] + 1]
-        checks.fail(
-            where,
-            f"one {name} for each row",
-            f"{wanted[one]:g} and {wanted[two]:g} for row {rows[one]}, of "
-            f"client {owner[one]} and client {owner[two]}"
-            if owner[one] != owner[two]
-            else f"row {rows[one]}, which client {owner[one]} trains on and holds out",
-            "Let the partition use each row once, and hold rows out with jfl.federate.",
-        )
     levels = np.zeros(len(fed.x))
-    levels[rows] = wanted
+    parts = [(fed.index, fed.size)] + [(fed.test_index, fed.test_size)] * held_out
+    for index, size in parts:
+        is_row = np.arange(index.shape[1]) < np.asarray(size)[:, None]
+        levels[np.asarray(index)[is_row]] = np.repeat(np.broadcast_to(given, clients), size)
     return levels
-
-
-def _entries(index, size):
-    """Return the rows that an index holds, and the client of each."""
-    index, size = np.asarray(index), np.asarray(size)
-    return index[np.arange(index.shape[1]) < size[:, None]], np.repeat(np.arange(len(size)), size)

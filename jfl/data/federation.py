@@ -14,8 +14,8 @@ from ..core import checks
 from ..core.hashing import own
 from ..core.pytrees import on_device
 from ..core.records import Federation
-from .datasets import Dataset, as_array, checked_arrays, digest
 from .partition import Partition, natural
+from .rows import ONE_ARRAY, Dataset, check_arrays, digest
 
 __all__ = ["checksum", "describe", "federate"]
 
@@ -71,38 +71,32 @@ def federate(
             f"holdout={holdout!r}",
             "0.2 keeps a fifth of each client.",
         )
-    joined = _join_clients(dataset, partition, holdout, test)
-    if joined is not None:
-        dataset, partition = joined
+    clients = None
+    if isinstance(dataset, Mapping):
+        clients = dict(dataset)
+    elif isinstance(dataset, list) and all(isinstance(pair, tuple) for pair in dataset):
+        clients = dict(enumerate(dataset))
+    if clients is not None:
+        dataset, partition = _join_clients(clients, partition, holdout, test)
     x, y, x_test, y_test, classes = _check_dataset(dataset, test, classes)
-    owned = _assign_rows(dataset, partition, y)
+    owned = _assign_rows(dataset, partition, y, clients, min_rows=2 if holdout else 1)
     # This generator must not continue the stream that drew the partition.
     rng = np.random.default_rng([getattr(partition, "seed", 0), 1])
     owned = [rng.permutation(rows) for rows in owned]
-    short = [client for client, rows in enumerate(owned) if holdout and len(rows) < 2]
-    if short:
-        checks.fail(
-            "federate",
-            "at least two rows of each client for a holdout",
-            f"one row for {_list_clients(short)}",
-            "Give the partition min_rows=2, or use fewer clients.",
-        )
     num_held_out = [
         min(max(round(holdout * len(rows)), 1), len(rows) - 1) if holdout else 0 for rows in owned
     ]
     index, size = _pad([rows[n:] for rows, n in zip(owned, num_held_out)])
     held_out = [rows[:n] for rows, n in zip(owned, num_held_out)]
     test_index, test_size = _pad(held_out)
-    if joined is not None and test is None:
+    if clients is not None and test is None:
         rows = np.concatenate(held_out)
         x_test, y_test = x[rows], y[rows]
+    arrays = x, y, index, size, x_test, y_test, test_index, test_size
     # `on_device` copies: jnp.asarray may share memory with the caller, who could change it later.
     return Federation(
-        *(
-            own(on_device(value))
-            for value in (x, y, index, size, x_test, y_test, test_index, test_size)
-        ),
-        classes=classes or 0,
+        *(own(on_device(value)) for value in arrays),
+        classes=classes,
         caveats=tuple(getattr(dataset, "caveats", ())),
     )
 
@@ -158,22 +152,14 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
     return facts
 
 
-def _join_clients(dataset, partition, holdout, test):
-    """Return all rows and a partition if the rows are given by client, otherwise None.
+def _join_clients(clients, partition, holdout, test):
+    """Return all rows, and a partition that gives them back to their clients.
 
     Without `test`, the first row stands for test rows until `federate` knows the held-out rows.
     """
-    if isinstance(dataset, Mapping):
-        clients = dict(dataset)
-    elif isinstance(dataset, list) and all(isinstance(pair, tuple) for pair in dataset):
-        clients = dict(enumerate(dataset))
-    else:
-        return None
-    where = "federate({client: (x, y)})"
+    where, parts = "federate({client: (x, y)})", []
     if partition is not None:
         checks.fail(where, "no partition: each client has its rows", checks.short_repr(partition))
-    if not clients:
-        checks.fail(where, "at least one client", "none")
     if test is None and not holdout:
         checks.fail(
             where,
@@ -181,58 +167,49 @@ def _join_clients(dataset, partition, holdout, test):
             "none",
             "Pass test=(x_test, y_test), or holdout=0.2 for a fifth of each client's rows.",
         )
-    parts = []
     for name, pair in clients.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             checks.fail(where, f"(x, y) for client {name!r}", checks.short_repr(pair))
-        x, y = (as_array(where, f"{key} of client {name!r}", v) for key, v in zip("xy", pair))
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        x = checks.as_array(where, f"x of client {name!r}", pair[0], ONE_ARRAY)
+        y = checks.as_array(where, f"y of client {name!r}", pair[1], ONE_ARRAY)
+        if y.ndim == 0 or x.shape[:1] != y.shape[:1]:
             shapes = f"x of shape {list(x.shape)}, y of shape {list(y.shape)}"
             checks.fail(where, f"x and y with the same number of rows for client {name!r}", shapes)
         parts.append((x, y))
-    # A client without rows would vanish, and every later client would move up by one.
-    sizes = [len(y) for _, y in parts]
-    if empty := [name for name, size in zip(clients, sizes) if size == 0]:
-        got = f"none for {_list_clients(empty)}"
-        checks.fail(where, "rows for every client", got, "Leave these clients out.")
-    if short := [name for name, size in zip(clients, sizes) if holdout and size < 2]:
-        checks.fail(
-            where,
-            "at least two rows of each client for a holdout",
-            f"one row for {_list_clients(short)}",
-            "Leave these clients out, or pass test=(x_test, y_test) without a holdout.",
-        )
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts))
+    if not any(len(y) for _, y in parts):
+        checks.fail(where, "at least one client with rows", "none")
+    x, y = (np.concatenate([part for part in arrays if len(part)]) for arrays in zip(*parts))
+    ends = np.cumsum([len(y) for _, y in parts])
     rows = (x, y, x[:1], y[:1]) if test is None else (x, y)
-    return rows, natural(np.repeat(np.arange(len(parts)), sizes))
+    return rows, lambda labels: np.split(np.arange(len(labels)), ends[:-1])
 
 
-def _check_dataset(dataset, test, classes) -> tuple[Any, Any, Any, Any, Any]:
+def _check_dataset(dataset, test, classes) -> tuple[Any, ...]:
     """Return x, y, x_test, y_test and classes of a dataset, checked."""
-    where, values = "federate", dataset
+    where, arrays = "federate", dataset
     if isinstance(dataset, Dataset):
-        where, values = f"federate({dataset.name!r})", dataset[:4]
+        where, arrays = f"federate({dataset.name!r})", dataset[:4]
         if classes not in (None, dataset.classes):
             checks.fail(where, f"the dataset's classes, {dataset.classes}", f"classes={classes}")
         classes = dataset.classes
-    if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
-        checks.fail(where, "test=(x_test, y_test)", type(test).__name__)
-    is_list = isinstance(values, tuple | list)
-    if not is_list or len(values) not in ((4,) if test is None else (2, 4)):
+    arrays = tuple(arrays) if isinstance(arrays, tuple | list) else ()
+    if test is not None:
+        arrays = (*arrays[:2], *test)
+    if len(arrays) != 4:
         checks.fail(
             where,
             "a Dataset, (x, y, x_test, y_test), or (x, y) and test=(x_test, y_test)",
-            f"{len(values)} arrays" if is_list else type(dataset).__name__,
+            f"{len(arrays)} arrays" if arrays else type(dataset).__name__,
             "See jfl.datasets.arrays.",
         )
-    x_test, y_test = values[2:] if test is None else test
-    return checked_arrays(where, values[0], values[1], x_test, y_test, classes)
+    return check_arrays(where, *arrays, classes)
 
 
-def _assign_rows(dataset, partition, y):
+def _assign_rows(dataset, partition, y, clients, min_rows):
     """Return the row numbers of each client.
 
-    A row with two owners would be counted for both, and protected for neither.
+    A row with two owners would be counted for both, and protected for neither. A client without
+    rows would vanish, and every later client would move up by one.
     """
     if not callable(partition):
         checks.fail(
@@ -250,33 +227,25 @@ def _assign_rows(dataset, partition, y):
                 "Pass partition.natural(owners), or use another partition.",
             )
         partition = natural(owners, partition.seed)
-    try:
-        split: Any = partition
-        owned = list(split(y))
-    except TypeError as error:  # raised by a user's function, or by what it returns
+    owned = [np.asarray(rows) for rows in partition(y)]
+    names = clients or range(len(owned))
+    short = [name for name, rows in zip(names, owned) if rows.size < min_rows]
+    if short or not owned:
+        more = f" and {len(short) - 10} more" if len(short) > 10 else ""
+        names = ", ".join(map(repr, short[:10]))
         checks.fail(
             "federate",
-            "a partition that returns a list of row numbers for each client",
-            checks.describe_error(error),
+            f"at least {min_rows} row(s) of each client",
+            f"fewer for client(s) {names}{more}" if short else "no clients",
+            "A holdout needs two. Raise min_rows of the partition, use fewer clients, or leave "
+            "these clients out.",
         )
-    owned = [
-        checks.as_array("federate", f"rows of client {client}", rows)
-        for client, rows in enumerate(owned)
-    ]
-    empty = [client for client, rows in enumerate(owned) if rows.size == 0]
-    if empty or not owned:
-        checks.fail(
-            "federate",
-            "rows for every client",
-            f"none for {_list_clients(empty)}" if empty else "no clients",
-            "Give the partition min_rows=1 or more, or use fewer clients.",
-        )
-    for client, rows in enumerate(owned):
+    for name, rows in zip(names, owned):
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(y):
             checks.fail(
                 "federate",
                 f"a partition that returns row numbers in [0, {len(y)})",
-                f"{rows.dtype}{list(rows.shape)} for client {client}",
+                f"{rows.dtype}{list(rows.shape)} for client {name!r}",
             )
     num_owners = np.bincount(np.concatenate(owned), minlength=len(y))
     if num_owners.max() > 1:
@@ -287,11 +256,6 @@ def _assign_rows(dataset, partition, y):
             "Let the partition use each row once.",
         )
     return owned
-
-
-def _list_clients(clients):
-    more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
-    return f"client(s) {', '.join(map(repr, clients[:10]))}{more}"
 
 
 def _pad(rows):

@@ -18,7 +18,7 @@ import numpy as np
 from ..core import checks
 from ..core.hashing import Rows, own
 from ..core.records import Federation
-from .datasets import checked_arrays
+from .rows import check_arrays
 
 NUMBERS_PER_READ = 2**22  # while all rows are checked
 NUM_THREADS = 4
@@ -121,7 +121,7 @@ def population(
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     host = Population(stored, arrays, bool(arrays) and prepare is None, offsets, order, prepare_row)
     host, classes, identity, like = _scan_rows(host, n, test, classes, where)
-    x_test, y_test = checked_arrays(where, like[0], like[1], test[0], test[1], classes)[2:4]
+    x_test, y_test = check_arrays(where, like[0], like[1], test[0], test[1], classes)[2:4]
     host.identity, host.shape, host.classes = identity, like[0].shape[1:], classes
     size = jnp.asarray(sizes.astype(np.int32))
     blank = (
@@ -377,7 +377,7 @@ def _scan_rows(host, n, test, classes, where) -> tuple[Any, Any, Any, Any]:
             else max(int(y.max(initial=0)), max_label) + 1
         )
         try:
-            x, y, *_, classes_of_block = checked_arrays(
+            x, y, *_, classes_of_block = check_arrays(
                 f"{where}, rows from {first} on", x, y, x[:1], y[:1], num_classes
             )
         except ValueError:

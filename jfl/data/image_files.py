@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.typing import ArrayLike
 
 from ..core import checks, files
 from ..core.errors import DataUnavailable
@@ -44,7 +43,6 @@ KEYS = ("x", "y", "x_test", "y_test")
 DEBIAN = Path("/usr/share/datasets")  # where Debian's package dataset-fashion-mnist puts its files
 CACHE_LAYOUT = 1  # raise it when decoding changes, so that older cache files are not read
 RECORDS_PER_READ = 1000  # three times as fast as reading records one by one
-INSTALL = 'Install the packages that read prepared data: pip install -e ".[tfds]".'
 
 
 def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
@@ -56,7 +54,7 @@ def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
         download: whether tensorflow_datasets may download and prepare missing data.
 
     Returns:
-        x and x_test, uint8 [n, height, width, channels]; y and y_test, int32 [n]; classes, int32.
+        x and x_test, uint8 [n, height, width, channels]; y and y_test, int32 [n].
 
     Raises:
         DataUnavailable: if there are no files, or files that cannot be read.
@@ -66,22 +64,15 @@ def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
     if name == "fashion_mnist" and data_dir is None:
         folders.append(DEBIAN)
     for folder in folders:
-        try:
+        with readable(where, f"readable files of {name} in {folder}"):
             images = _read_folder(name, folder)
-        except ImportError as error:
-            checks.fail(where, "packages that read the data", error, INSTALL, DataUnavailable)
-        except Exception as error:  # the libraries that read and decode have no common error
-            checks.fail(
-                where,
-                f"readable files of {name} in {folder}",
-                checks.describe_error(error),
-                "Copy or prepare the data again.",
-                DataUnavailable,
-            )
         if images:
             return images
     if download:
-        _download(where, name, folders[0])
+        with readable(where, "a download that works; preparing also needs tensorflow"):
+            import tensorflow_datasets as tfds
+
+            tfds.data_source(name, split="train", data_dir=str(folders[0]), download=True)
         return read_images(name, folders[0], False)
     debian = "apt-get install dataset-fashion-mnist, or " if name == "fashion_mnist" else ""
     checks.fail(
@@ -99,8 +90,6 @@ def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
 def data_folders(data_dir: str | Path | None) -> list[Path]:
     """Return the folders that may hold data, in the order in which they are searched."""
     if data_dir is not None:
-        if not isinstance(data_dir, str | os.PathLike):
-            checks.fail("datasets", "data_dir, a path", checks.short_repr(data_dir))
         return [Path(data_dir).expanduser(), Path(data_dir).expanduser() / "tfds"]
     variable = os.environ.get("JFL_DATA_DIR")
     folders = [Path(variable) / "tfds", Path(variable)] if variable else []
@@ -110,28 +99,30 @@ def data_folders(data_dir: str | Path | None) -> list[Path]:
 
 def read_records(where: str, name: str, data_dir: str | Path | None, split: str) -> Iterator[dict]:
     """Return an iterator over the records of any prepared dataset."""
-    versions = [_newest_version(folder / name) for folder in data_folders(data_dir)]
-    version = next(filter(None, versions), None)
+    folders = [folder / name for folder in data_folders(data_dir)]
+    version = next(filter(None, map(_newest_version, folders)), None)
     if version is None:
         checks.fail(
             where,
             f"{name} prepared by tensorflow_datasets",
-            "nothing in " + ", ".join(str(f / name) for f in data_folders(data_dir)),
+            "nothing in " + ", ".join(map(str, folders)),
             "Prepare it with --file_format=array_record, then set JFL_DATA_DIR or pass data_dir.",
             DataUnavailable,
         )
-    try:
+    with readable(where, f"a readable split {split!r} in {version}"):
         return _records(version, split)
-    except ImportError as error:
-        checks.fail(where, "packages that read the data", error, INSTALL, DataUnavailable)
-    except Exception as error:  # the libraries that read and decode have no common error
-        checks.fail(
-            where,
-            f"a readable split {split!r} in {version}",
-            checks.describe_error(error),
-            "Prepare the data again, with --file_format=array_record.",
-            DataUnavailable,
-        )
+
+
+@contextlib.contextmanager
+def readable(where: str, expected: str) -> Iterator[None]:
+    """Raise DataUnavailable instead of the errors of libraries that download, read and decode."""
+    try:
+        yield
+    except Exception as error:  # these libraries have no common error
+        hint = "Copy or prepare the data again."
+        if isinstance(error, ImportError):
+            hint = 'Install the packages that read the data: pip install -e ".[tfds]".'
+        checks.fail(where, expected, checks.describe_error(error), hint, DataUnavailable)
 
 
 def _read_folder(name: str, folder: Path) -> dict | None:
@@ -158,23 +149,15 @@ def _read_folder(name: str, folder: Path) -> dict | None:
         images = dict(zip(KEYS, (_read_idx(idx, file) for pair in parts for file in pair)))
     else:
         return None
-    return _checked(images, NUM_CLASSES[name])
-
-
-def _checked(images: dict, num_classes: int) -> dict:
-    """Return images in their final form; raise ValueError if they are not labelled uint8 images."""
-    for key in ("x", "x_test"):
-        x, y = images[key], images[key.replace("x", "y")].ravel()
-        is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and len(x) == len(y) > 0
-        if not is_image or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= num_classes:
+    for x, y in (("x", "y"), ("x_test", "y_test")):
+        if images[x].dtype != np.uint8 or images[x].ndim not in (3, 4):
             raise ValueError(
-                f"expected uint8 images [n, h, w] or [n, h, w, channels] and n labels below "
-                f"{num_classes}, but got {key} {x.dtype}{list(x.shape)} and {len(y)} labels "
-                f"{y.dtype}, the largest {y.max(initial=0)}"
+                "expected uint8 images [n, h, w] or [n, h, w, channels], but got "
+                f"{x} {images[x].dtype}{list(images[x].shape)}"
             )
-        images[key] = x[..., None] if x.ndim == 3 else x
-        images[key.replace("x", "y")] = y.astype(np.int32)
-    return images | {"classes": np.int32(num_classes)}
+        images[x] = images[x].reshape(*images[x].shape[:3], -1)
+        images[y] = images[y].ravel().astype(np.int32)
+    return images
 
 
 def _read_idx(folder: Path, name: str) -> np.ndarray:
@@ -220,17 +203,16 @@ def _read_prepared(name: str, version: Path) -> dict:
     """Return the images of a prepared version: decoded once, afterwards from a cache file.
 
     Decoding takes about 70 microseconds per row. The cache file is named after the sizes and times
-    of the prepared files. One that is damaged or whose checksum does not match is replaced.
+    of the prepared files. One that is damaged is replaced.
     """
     marks = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in version.iterdir())
     mark = hashlib.sha256(repr((CACHE_LAYOUT, marks)).encode()).hexdigest()[:12]
-    default = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
-    cache = Path(os.environ.get("JFL_CACHE_DIR") or Path(default) / "jfl").expanduser()
-    cache = cache / "datasets" / f"{name.replace('/', '-')}-{version.name}-{mark}.npz"
-    with contextlib.suppress(Exception), np.load(cache) as stored:
-        images = {key: stored[key] for key in KEYS}
-        if stored["checksum"] == digest(*images.values()):
-            return images
+    folder = os.environ.get("JFL_CACHE_DIR")
+    folder = folder or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jfl")
+    cache = Path(folder).expanduser() / "datasets"
+    cache /= f"{name.replace('/', '-')}-{version.name}-{mark}.npz"
+    with contextlib.suppress(Exception), np.load(cache) as stored:  # reading compares CRC sums
+        return {key: stored[key] for key in KEYS}
     images = {}
     for split, end in (("train", ""), ("test", "_test")):
         records = list(_records(version, split))
@@ -239,8 +221,7 @@ def _read_prepared(name: str, version: Path) -> dict:
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         content = io.BytesIO()
-        images = {key: images[key] for key in KEYS}
-        np.savez(content, **images, checksum=digest(*images.values()))
+        np.savez(content, **images)
         files.write(cache, [content.getbuffer()])
     except OSError as error:
         warnings.warn(
@@ -250,29 +231,3 @@ def _read_prepared(name: str, version: Path) -> dict:
             stacklevel=2,
         )
     return images
-
-
-def digest(*values: ArrayLike) -> str:
-    """Return the sha256 over types, shapes and bytes of arrays."""
-    sha = hashlib.sha256()
-    for value in values:
-        value = np.ascontiguousarray(value)
-        sha.update(f"{value.dtype.str}{value.shape}".encode())
-        sha.update(value.data)
-    return sha.hexdigest()
-
-
-def _download(where: str, name: str, folder: Path):
-    try:
-        import tensorflow_datasets as tfds
-
-        tfds.data_source(name, split="train", data_dir=str(folder), download=True)
-    except Exception as error:  # of the network, the host, the disk or a missing package
-        checks.fail(
-            where,
-            "a download that works",
-            checks.describe_error(error),
-            f"{INSTALL} Preparing also needs tensorflow; or prepare the data on another machine "
-            "and pass data_dir=...",
-            DataUnavailable,
-        )

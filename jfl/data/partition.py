@@ -11,9 +11,9 @@ that returns the rows of each client and a note for the manifest ("" if there is
 
 import copy
 import dataclasses
+import functools
 import heapq
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -38,7 +38,6 @@ class Partition:
     def assign(self, labels) -> tuple[list[np.ndarray], str]:
         """Return the rows of each client, and a sentence for the manifest (may be empty)."""
         where = f"partition.{self.name}"
-        labels = checks.as_array(where, "labels", labels)
         if self.split is None:
             checks.fail(
                 where,
@@ -47,15 +46,7 @@ class Partition:
                 "federate(dataset, partition.natural()) uses those of the dataset; otherwise pass "
                 "one owner per row.",
             )
-        if labels.ndim < 1:
-            checks.fail(where, "labels of shape [n] or [n, ...]", f"shape {list(labels.shape)}")
-        if len(labels) < self.clients:
-            checks.fail(
-                where,
-                "at least one row per client",
-                f"{len(labels)} rows for {self.clients} clients",
-                "Use fewer clients.",
-            )
+        labels = checks.as_array(where, "labels", labels)
         return self.split(labels, self.clients, np.random.default_rng(self.seed))
 
     def __call__(self, labels) -> list[np.ndarray]:
@@ -80,7 +71,7 @@ def iid(clients: int, seed: int = 0) -> Partition:
     >>> [len(rows) for rows in iid(3)([0, 1, 0, 1, 0, 1, 0])]
     [3, 2, 2]
     """
-    return _partition("iid", clients, seed, partial(_split_iid))
+    return _partition("iid", clients, seed, _split_iid)
 
 
 def _split_iid(labels, clients, rng):
@@ -140,17 +131,15 @@ def dirichlet(
         "dirichlet",
         clients,
         seed,
-        partial(
-            _split_dirichlet,
-            alpha=float(alpha),
-            min_rows=int(min_rows),
-            balanced=bool(balanced),
-        ),
+        _split_dirichlet,
+        alpha=float(alpha),
+        min_rows=int(min_rows),
+        balanced=bool(balanced),
     )
 
 
 def _split_dirichlet(labels, clients, rng, *, alpha, min_rows, balanced):
-    _check_enough_rows("dirichlet", len(labels), clients, min_rows)
+    _check_enough_rows("dirichlet", labels, clients, min_rows=min_rows)
     by_class = [rng.permutation(rows) for rows in _rows_by_class("dirichlet", labels)]
     if balanced:
         return _balanced_dirichlet(by_class, clients, alpha, rng), ""
@@ -188,10 +177,8 @@ def _move_rows(rows, min_rows) -> int:
 
 def _balanced_dirichlet(by_class, clients, alpha, rng):
     left = np.array([len(members) for members in by_class])
-    total, start = left.sum(), [0] * len(left)
-    prior = alpha * len(left) * left / total
-    rows = [None] * clients
-    sizes = np.full(clients, total // clients) + (np.arange(clients) < total % clients)
+    prior = alpha * len(left) * left / left.sum()
+    sizes, rows = _equal_sizes(left.sum(), clients), [None] * clients
     for client in rng.permutation(clients):
         mixture, take = rng.dirichlet(prior), np.zeros(len(left), int)
         while (missing := sizes[client] - take.sum()) > 0:
@@ -200,9 +187,9 @@ def _balanced_dirichlet(by_class, clients, alpha, rng):
                 weights = (left - take).astype(float)
             take = np.minimum(take + rng.multinomial(missing, weights / weights.sum()), left)
         rows[client] = np.concatenate(
-            [m[s : s + t] for m, s, t in zip(by_class, start, take, strict=True)]
+            [members[len(members) - n :][:k] for members, n, k in zip(by_class, left, take)]
         )
-        start, left = [s + t for s, t in zip(start, take, strict=True)], left - take
+        left = left - take
     return rows
 
 
@@ -238,15 +225,15 @@ def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partitio
         "shards",
         clients,
         seed,
-        partial(_split_shards, classes_per_client=int(classes_per_client)),
+        _split_shards,
+        classes_per_client=int(classes_per_client),
     )
 
 
 def _split_shards(labels, clients, rng, *, classes_per_client):
     by_class = [rng.permutation(rows) for rows in _rows_by_class("shards", labels)]
-    counts = _shard_counts(
-        np.array([len(members) for members in by_class]), clients, classes_per_client
-    )
+    class_sizes = np.array([len(members) for members in by_class])
+    counts = _shard_counts(class_sizes, clients, classes_per_client)
     rows, room = [[] for _ in range(clients)], np.full(clients, classes_per_client)
     for which in rng.permutation(len(by_class)):
         # Clients that miss most shards come first, ties in random order; then all clients end with
@@ -264,25 +251,12 @@ def _shard_counts(sizes, clients, per_client):
     A class has at least one shard, and at most one per client and per row.
     """
     total, max_shards = clients * per_client, np.minimum(sizes, clients)
-    if per_client > len(sizes):
+    if not len(sizes) <= total <= max_shards.sum():
         checks.fail(
             "partition.shards",
-            "classes_per_client <= number of classes",
-            f"classes_per_client={per_client} for {len(sizes)} classes",
-        )
-    if total < len(sizes):
-        checks.fail(
-            "partition.shards",
-            "a shard for every class, so that every row has an owner",
-            f"{clients} clients * {per_client} classes = {total} shards for {len(sizes)} classes",
-            "Raise clients or classes_per_client.",
-        )
-    if total > max_shards.sum():
-        checks.fail(
-            "partition.shards",
-            "enough rows of each class to cut",
-            f"{total} shards, of which {max_shards.sum()} are possible",
-            "Lower clients or classes_per_client.",
+            f"{len(sizes)} to {max_shards.sum()} shards, at least one for each class so that every "
+            "row has an owner, and at most one for each of its clients and rows",
+            f"{clients} clients * {per_client} classes = {total}",
         )
     counts = np.ones(len(sizes), int)
     queue = [(-size, which) for which, size in enumerate(sizes)]
@@ -359,30 +333,20 @@ def labels(
         "labels",
         clients,
         seed,
-        partial(
-            _split_labels,
-            classes_per_client=int(classes_per_client),
-            rows=None if rows is None else int(rows),
-            exponent=float(exponent),
-            min_rows=int(min_rows),
-        ),
+        _split_labels,
+        classes_per_client=int(classes_per_client),
+        rows=None if rows is None else int(rows),
+        exponent=float(exponent),
+        min_rows=int(min_rows),
     )
 
 
 def _split_labels(labels, clients, rng, *, classes_per_client, rows, exponent, min_rows):
     total = len(labels) if rows is None else rows * clients
-    _check_enough_rows(
-        "labels",
-        len(labels),
-        clients,
-        min_rows if rows is None else rows,
-        "min_rows" if rows is None else "rows",
-    )
+    _check_enough_rows("labels", labels, clients, rows=rows, min_rows=min_rows)
     by_class = [rng.permutation(members) for members in _rows_by_class("labels", labels)]
-    sizes = rng.permutation(
-        split_with_minimum(total, np.arange(1, clients + 1) ** -exponent, min_rows)[0]
-    )
-    return _rows_of_classes("labels", by_class, sizes, classes_per_client, rng)
+    sizes = _power_law_sizes(total, clients, exponent, min_rows)[0]
+    return _rows_of_classes("labels", by_class, rng.permutation(sizes), classes_per_client, rng)
 
 
 def sizes(
@@ -410,36 +374,16 @@ def sizes(
         >>> [len(rows) for rows in sizes([2, 3, 1])([0, 1, 0, 1, 0, 1, 0])]
         [2, 3, 1]
     """
-    if (
-        isinstance(rows, str)
-        or checks.as_array("partition.sizes", "rows", rows).ndim != 1
-        or not len(rows)
-    ):
-        checks.fail(
-            "partition.sizes",
-            "rows, an integer for each client",
-            f"rows={rows!r}",
-            "For example [150] * 60.",
-        )
+    rows = checks.as_tuple("partition.sizes", rows=rows)
     if classes_per_client is not None:
         checks.require_integer("partition.sizes", classes_per_client=classes_per_client)
         classes_per_client = int(classes_per_client)
-    for client, count in enumerate(rows):
-        checks.require_integer(
-            "partition.sizes",
-            "A client needs a row of each of its classes.",
-            min_value=classes_per_client or 1,
-            **{f"rows[{client}]": count},
-        )
+    each: dict[str, Any] = {f"rows[{client}]": count for client, count in enumerate(rows)}
+    hint = "A client needs a row of each of its classes."
+    checks.require_integer("partition.sizes", hint, min_value=classes_per_client or 1, **each)
+    rows = tuple(map(int, rows))
     return _partition(
-        "sizes",
-        len(rows),
-        seed,
-        partial(
-            _split_sizes,
-            rows=tuple(int(count) for count in rows),
-            classes_per_client=classes_per_client,
-        ),
+        "sizes", len(rows), seed, _split_sizes, rows=rows, classes_per_client=classes_per_client
     )
 
 
@@ -454,9 +398,8 @@ def _split_sizes(labels, clients, rng, *, rows, classes_per_client):
     if classes_per_client is not None:
         by_class = [rng.permutation(members) for members in _rows_by_class("sizes", labels)]
         return _rows_of_classes("sizes", by_class, np.array(rows), classes_per_client, rng)
-    return np.split(rng.permutation(len(labels)), np.cumsum(rows))[:-1], _note_on_unowned(
-        len(labels), sum(rows)
-    )
+    note = _note_on_unowned(len(labels), sum(rows))
+    return np.split(rng.permutation(len(labels)), np.cumsum(rows))[:-1], note
 
 
 def _rows_of_classes(name, by_class, sizes, per_client, rng):
@@ -480,13 +423,9 @@ def _rows_of_classes(name, by_class, sizes, per_client, rng):
             f"classes of {available.min()} to {available.max()} rows, and 20 deals that do not fit",
             "Lower rows or clients, make sizes more similar, or raise classes_per_client.",
         )
-    cuts = [
-        np.split(members, np.cumsum(part)) for members, part in zip(by_class, take.T, strict=True)
-    ]
-    return (
-        [np.concatenate([parts[client] for parts in cuts]) for client in range(clients)],
-        _note_on_unowned(available.sum(), sizes.sum()),
-    )
+    parts = [np.split(rows, np.cumsum(part)) for rows, part in zip(by_class, take.T, strict=True)]
+    rows = [np.concatenate(own) for own in list(zip(*parts))[:clients]]
+    return rows, _note_on_unowned(available.sum(), sizes.sum())
 
 
 def _draw_classes(sizes, available, per_client, rng):
@@ -522,33 +461,24 @@ def _fit_to_classes(take, available):
     Each move follows the shortest path over classes that share a client with at least two rows of
     the class, so no client changes its size or loses a class.
     """
-    take, excess = take.copy(), take.sum(0) - available
-    while (excess > 0).any():
+    while ((excess := take.sum(0) - available) > 0).any():
         source = int(excess.argmax())
-        # class -> (class before it, client)
-        reached_from: dict[int, Any] = {source: None}
+        paths = {source: []}  # class -> moves to it: (client, from class, to class)
         queue = [source]
         for label in queue:
             for client in np.flatnonzero(take[:, label] > 1):
                 for neighbour in np.flatnonzero(take[client]):
-                    if int(neighbour) not in reached_from:
-                        reached_from[int(neighbour)] = label, int(client)
-                        queue.append(int(neighbour))
-        classes_with_room = [label for label in queue if excess[label] < 0]
-        if not classes_with_room:
+                    if neighbour not in paths:
+                        paths[neighbour] = [*paths[label], (client, label, neighbour)]
+                        queue.append(neighbour)
+        target = next((label for label in queue if excess[label] < 0), None)
+        if target is None:
             return None
-        target = classes_with_room[0]
-        path, label = [], target
-        while reached_from[label] is not None:
-            before, client = reached_from[label]
-            path.append((client, before, label))
-            label = before
-        spare = [take[client, old] - 1 for client, old, _ in path]
+        spare = [take[client, old] - 1 for client, old, _ in paths[target]]
         moved = min(*spare, excess[source], -excess[target])
-        for client, old, new in path:
+        for client, old, new in paths[target]:
             take[client, old] -= moved
             take[client, new] += moved
-        excess = take.sum(0) - available
     return take
 
 
@@ -585,13 +515,15 @@ def power_law(
         "power_law",
         clients,
         seed,
-        partial(_split_power_law, exponent=float(exponent), min_rows=int(min_rows)),
+        _split_power_law,
+        exponent=float(exponent),
+        min_rows=int(min_rows),
     )
 
 
 def _split_power_law(labels, clients, rng, *, exponent, min_rows):
-    _check_enough_rows("power_law", len(labels), clients, min_rows)
-    sizes, floor = split_with_minimum(len(labels), np.arange(1, clients + 1) ** -exponent, min_rows)
+    _check_enough_rows("power_law", labels, clients, min_rows=min_rows)
+    sizes, floor = _power_law_sizes(len(labels), clients, exponent, min_rows)
     rows = np.split(rng.permutation(len(labels)), np.cumsum(rng.permutation(sizes))[:-1])
     return rows, f"{floor} of {clients} clients raised to min_rows = {min_rows}" if floor else ""
 
@@ -645,31 +577,26 @@ def similarity(
         "similarity",
         clients,
         seed,
-        partial(
-            _split_similarity,
-            share=float(share),
-            by=by,
-            rows=None if rows is None else int(rows),
-        ),
+        _split_similarity,
+        share=float(share),
+        by=by,
+        rows=None if rows is None else int(rows),
     )
 
 
 def _split_similarity(labels, clients, rng, *, share, rows, by):
-    if rows is not None:
-        _check_enough_rows("similarity", len(labels), clients, rows, "rows")
-    total = len(labels) if rows is None else rows * clients
-    sizes = total // clients + (np.arange(clients) < total % clients)
+    _check_enough_rows("similarity", labels, clients, rows=rows)
+    sizes = _equal_sizes(len(labels) if rows is None else rows * clients, clients)
     by_class = _rows_by_class("similarity", labels)
     # First draw the iid part from all rows.
     mixed_sizes = np.round(share * sizes).astype(int)
     kind_sizes = sizes - mixed_sizes
-    order = rng.permutation(len(labels))
-    mixed = np.split(order[: mixed_sizes.sum()], np.cumsum(mixed_sizes)[:-1])
-    rest = order[mixed_sizes.sum() :]
+    *mixed, rest = np.split(rng.permutation(len(labels)), np.cumsum(mixed_sizes))
     if by == "sorted":
         rest = rest[: kind_sizes.sum()]
-        pieces = np.split(rest[np.argsort(labels[rest], kind="stable")], np.cumsum(kind_sizes)[:-1])
-        return [np.concatenate(parts) for parts in zip(mixed, pieces, strict=True)], ""
+        rest = rest[np.argsort(labels[rest], kind="stable")]
+        parts = mixed, np.split(rest, np.cumsum(kind_sizes)[:-1])
+        return [np.concatenate(own) for own in zip(*parts, strict=True)], ""
     is_free = np.zeros(len(labels), bool)
     is_free[rest] = True
     of_class, remainders = [None] * clients, []
@@ -678,18 +605,16 @@ def _split_similarity(labels, clients, rng, *, share, rows, by):
         takers = np.arange(label, clients, len(by_class))
         counts = kind_sizes[takers]
         if counts.sum() > len(members):  # too few rows of this class: each gets an equal part
-            counts = len(members) // len(takers) + (
-                np.arange(len(takers)) < len(members) % len(takers)
-            )
-        for client, part in zip(takers, np.split(members, np.cumsum(counts))[:-1], strict=True):
+            counts = _equal_sizes(len(members), len(takers))
+        *parts, remainder = np.split(members, np.cumsum(counts))
+        for client, part in zip(takers, parts, strict=True):
             of_class[client] = part
-        remainders.append(members[counts.sum() :])
+        remainders.append(remainder)
     missing = kind_sizes - [len(part) for part in of_class]
-    fill = rng.permutation(np.concatenate(remainders))[: missing.sum()]
-    fill = np.split(fill, np.cumsum(missing)[:-1])
-    note = f"{missing.sum()} of {total} rows from another class, their own had run dry"
-    rows = [np.concatenate(parts) for parts in zip(mixed, of_class, fill, strict=True)]
-    return rows, note if missing.any() else ""
+    fill = rng.permutation(np.concatenate(remainders))
+    parts = mixed, of_class, np.split(fill, np.cumsum(missing))[:clients]
+    note = f"{missing.sum()} of {sizes.sum()} rows from another class, their own had run dry"
+    return [np.concatenate(own) for own in zip(*parts, strict=True)], note if missing.any() else ""
 
 
 def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Partition:
@@ -717,7 +642,7 @@ def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Parti
             f"shape {list(owners.shape)}, dtype {owners.dtype}",
         )
     names, numbers = np.unique(owners, return_inverse=True)
-    return _partition("natural", len(names), seed, partial(_split_natural, numbers))
+    return _partition("natural", len(names), seed, functools.partial(_split_natural, numbers))
 
 
 def _split_natural(owners, labels, clients, rng):
@@ -765,26 +690,19 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
 # --- shared by several partitions
 
 
-def _partition(name, clients, seed, split):
+def _partition(name, clients, seed, split, **options):
     checks.require_integer(f"partition.{name}", clients=clients)
     checks.require_seed(f"partition.{name}", seed=seed)
-    return Partition(name, int(clients), int(seed), split)
+    return Partition(name, int(clients), int(seed), functools.partial(split, **options))
 
 
 def _rows_by_class(name, labels):
     """Return the rows of each class that occurs."""
-    if labels.ndim > 1:
+    if labels.ndim > 1 or labels.dtype.kind not in "biu":
         checks.fail(
             f"partition.{name}",
-            "one label per row, since it splits by class",
-            f"labels of shape {list(labels.shape)}",
-            "Use iid, power_law or natural.",
-        )
-    if labels.dtype.kind not in "biu":
-        checks.fail(
-            f"partition.{name}",
-            "integer labels, since it splits by class",
-            f"dtype {labels.dtype}",
+            "one integer label per row, since it splits by class",
+            f"labels {labels.dtype}{list(labels.shape)}",
             "Use iid, power_law or natural.",
         )
     values, numbers = np.unique(labels, return_inverse=True)
@@ -796,14 +714,24 @@ def _rows_by_number(numbers, count):
     return np.split(order, np.cumsum(np.bincount(numbers, minlength=count))[:-1])
 
 
-def _check_enough_rows(name, num_rows, clients, rows_per_client, argument="min_rows"):
-    if rows_per_client * clients > num_rows:
-        checks.fail(
-            f"partition.{name}",
-            f"{argument} * clients <= rows",
-            f"{rows_per_client} * {clients} > {num_rows}",
-            f"Lower {argument} or clients.",
-        )
+def _check_enough_rows(name, labels, clients, **rows_per_client):
+    for argument, count in rows_per_client.items():
+        if count is not None and count * clients > len(labels):
+            checks.fail(
+                f"partition.{name}",
+                f"{argument} * clients <= rows",
+                f"{count} * {clients} > {len(labels)}",
+                f"Lower {argument} or clients.",
+            )
+
+
+def _equal_sizes(total, clients):
+    """Split `total` into integers that differ by at most one."""
+    return total // clients + (np.arange(clients) < total % clients)
+
+
+def _power_law_sizes(total, clients, exponent, min_rows):
+    return split_with_minimum(total, np.arange(1, clients + 1) ** -exponent, min_rows)
 
 
 def _note_on_unowned(rows, owned):

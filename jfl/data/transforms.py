@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from scipy import linalg
 
 from ..core import checks
-from .datasets import Dataset, make_dataset
+from .rows import Dataset, make_dataset
 
 # The transforms that a config can name.
 __all__ = ["flatten", "noble2022_code", "pca", "standardise", "unit_norm"]
@@ -63,23 +63,15 @@ def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
     mean, scatter, _ = _moments(_fitted("standardise", x, public))
     # Rounding gives a constant feature a standard deviation of about 1e-8 times its value.
     varies = scatter > (1e-6 * np.abs(mean)) ** 2
-    mean, spread = (
-        v.astype(np.float32).reshape(x.shape[1:])
-        for v in (mean, np.sqrt(np.where(varies, scatter, 1)))
-    )
+    spread = np.sqrt(np.where(varies, scatter, 1))
+    mean, spread = (v.astype(np.float32).reshape(x.shape[1:]) for v in (mean, spread))
     varies = varies.reshape(x.shape[1:])
-    values = (np.where(varies, (part - mean) / spread, np.float32(0)) for part in (x, x_test))
-    return _changed(
-        "standardise",
-        dataset,
-        *values,
-        caveat=None
-        if public is not None
-        else (
-            "Does not cover the preprocessing: features were standardised with the mean and "
-            "standard deviation of private rows, without noise."
-        ),
+    caveat = (
+        "Does not cover the preprocessing: features were standardised with the mean and standard "
+        "deviation of private rows, without noise."
     )
+    values = (np.where(varies, (part - mean) / spread, np.float32(0)) for part in (x, x_test))
+    return _changed("standardise", dataset, *values, caveat=caveat if public is None else None)
 
 
 def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> Dataset:
@@ -121,14 +113,13 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
     axes = axes * np.sign(axes[np.abs(axes).argmax(0), np.arange(components)])
     # Subtract the mean after the projection, which needs no second copy of the rows.
     axes32, offset = axes.astype(np.float32), (mean @ axes).astype(np.float32)
+    values = (_flat(part) @ axes32 - offset for part in (x, x_test))
+    caveat = (
+        f"Does not cover the preprocessing: the {components} principal components were computed "
+        "from private rows, without noise."
+    )
     return _changed(
-        f"pca({components})",
-        dataset,
-        *(_flat(part) @ axes32 - offset for part in (x, x_test)),
-        caveat=None
-        if public is not None
-        else f"Does not cover the preprocessing: the {components} principal components were "
-        "computed from private rows, without noise.",
+        f"pca({components})", dataset, *values, caveat=caveat if public is None else None
     )
 
 
@@ -158,25 +149,25 @@ def noble2022_code(dataset: Dataset) -> Dataset:
         Noble, Bellet, Dieuleveut, AISTATS 2022: data/Logistic/data_generator.py of its repository.
     """
     x, x_test = _rows("noble2022_code", dataset)
-    owners = dataset.owners
-    clients = 0 if owners is None else int(owners.max()) + 1
-    least = 0 if owners is None else np.bincount(owners).min()
-    if x.ndim != 2 or least < x.shape[1] or len(x_test) % clients:
+    num_rows = np.bincount([0] if dataset.owners is None else dataset.owners)
+    if x.ndim != 2 or num_rows.min() < x.shape[1] or len(x_test) % len(num_rows):
         checks.fail(
             "transforms.noble2022_code",
             "rows [n, d] with owners, at least d rows and as many test rows for each of them",
-            f"x {x.shape}, test rows {len(x_test)}, {clients} owners with {least} rows or more",
+            f"x {x.shape}, test rows {len(x_test)}, {len(num_rows)} owners with {num_rows.min()} "
+            "rows or more",
         )
-    held = np.repeat(np.arange(clients), len(x_test) // clients)
     new, new_test = x.astype(np.float64), x_test.astype(np.float64)
-    for client in range(clients):
-        own, own_test = np.flatnonzero(dataset.owners == client), held == client
-        rows, rows_test = new[own], new_test[own_test]
+    # A view, so that changes of a client's rows are changes of `new_test`.
+    of_client = new_test.reshape(len(num_rows), -1, x.shape[1])
+    for client, rows_test in enumerate(of_client):
+        own = dataset.owners == client
+        rows = new[own]
         for j in range(x.shape[1]):
             low, high = rows[j].min(), rows[j].max()
             rows[:, j] = (rows[:, j] - low) / (high - low)
             rows_test[:, j] = (rows_test[:, j] - low) / (high - low)
-        new[own], new_test[own_test] = rows, rows_test
+        new[own] = rows
     return _changed(
         "noble2022_code",
         dataset,
@@ -216,33 +207,21 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
         >>> proxy.x.shape, rest.x.shape
         ((100, 8, 8, 1), (1338, 8, 8, 1))
     """
-    if not isinstance(dataset, Dataset):
-        checks.fail(
-            "transforms.public", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
-        )
-    checks.require_integer("transforms.public", rows=rows)
-    checks.require_seed("transforms.public", seed=seed)
+    checks.require_type("transforms.public", Dataset, "jfl.datasets", dataset=dataset)
     n = len(dataset.x)
-    if rows >= n:
-        checks.fail("transforms.public", f"fewer than the {n} training rows", f"rows={rows}")
+    checks.require_integer("transforms.public", max_value=n - 1, rows=rows)
+    checks.require_seed("transforms.public", seed=seed)
     order = np.random.default_rng([seed, PUBLIC_STREAM]).permutation(n)
     proxy, rest = order[:rows], np.sort(order[rows:])
     owners = None if dataset.owners is None else dataset.owners[rest]
     left = dataset._replace(x=dataset.x[rest], y=dataset.y[rest], owners=owners)
-    return Public(dataset.x[proxy], dataset.y[proxy]), _changed(
-        f"public({rows})",
-        left,
-        left.x,
-        left.x_test,
-        f"Assumes that {rows} rows of the training set are public.",
-    )
+    caveat = f"Assumes that {rows} rows of the training set are public."
+    left = _changed(f"public({rows})", left, left.x, left.x_test, caveat)
+    return Public(dataset.x[proxy], dataset.y[proxy]), left
 
 
 def _rows(name, dataset):
-    if not isinstance(dataset, Dataset):
-        checks.fail(
-            f"transforms.{name}", "a Dataset", type(dataset).__name__, "See jfl.datasets.arrays."
-        )
+    checks.require_type(f"transforms.{name}", Dataset, "jfl.datasets", dataset=dataset)
     if dataset.x.dtype.kind != "f":
         checks.fail(
             f"transforms.{name}",
@@ -261,14 +240,13 @@ def _fitted(name, x, public):
     if public is None:
         return _flat(x)
     public = checks.as_array(f"transforms.{name}", "public", public)
-    if public.shape[1:] != x.shape[1:] or public.dtype.kind not in "buif" or not len(public):
+    is_like_x = public.shape[1:] == x.shape[1:] and public.dtype.kind in "buif" and len(public)
+    if not is_like_x or not np.isfinite(public).all():
         checks.fail(
             f"transforms.{name}",
-            f"public rows of numbers, shape [p, {', '.join(map(str, x.shape[1:]))}]",
+            f"public rows of finite numbers, shape [p, {', '.join(map(str, x.shape[1:]))}]",
             f"{public.dtype}{list(public.shape)}",
         )
-    if not np.isfinite(public).all():
-        checks.fail(f"transforms.{name}", "finite public rows", "nan or inf")
     return _flat(public)
 
 

@@ -65,7 +65,7 @@ def test_rows_by_client(kind):
             dict(holdout=0.5, partition=jfl.partition.iid(1)),
             "no partition: each client has its rows",
         ),
-        ({"a": rows(1), "b": rows(4)}, dict(holdout=0.5), "at least two rows of each client"),
+        ({"a": rows(1), "b": rows(4)}, dict(holdout=0.5), "at least 2 row"),
     ],
     ids=["test", "lengths", "pair", "nobody", "shapes", "partition", "one_row"],
 )
@@ -224,14 +224,12 @@ def test_data_that_tensorflow_datasets_prepared(tmp_path):
 def test_a_client_without_rows_is_refused_by_name(kind, options):
     clients = {"ann": rows(5), "bob": rows(0), "cy": rows(7), "dan": ([], [])}
     given, names = (clients, "'bob', 'dan'") if kind == "dict" else (list(clients.values()), "1, 3")
-    with pytest.raises(
-        ValueError, match=rf"rows for every client, but got none for .*{names}.*Leave"
-    ):
+    with pytest.raises(ValueError, match=rf"at least . row.*fewer for .*{names}"):
         jfl.federate(given, **options)
 
 
 def test_a_client_with_one_row_and_a_holdout_is_refused_by_name():
-    with pytest.raises(ValueError, match="one row for client.*'bob'"):
+    with pytest.raises(ValueError, match="at least 2 row.*'bob'"):
         jfl.federate({"ann": rows(5), "bob": rows(1)}, holdout=0.25)
 
 
@@ -244,26 +242,26 @@ NUMBERS, CLASSES = rows(4)
         (
             {"age": NUMBERS, "bmi": NUMBERS},
             CLASSES,
-            "x.*, one array, but got a dict of 'age', 'bmi'.*Join",
+            "one array of numbers, but got dtype object.*Join|same number of rows",
         ),
         (
             (NUMBERS, NUMBERS[:, :1]),
             CLASSES,
-            r"x.*, one array, but got a tuple.*\[4, 2\], \[4, 1\].*Join",
+            "x.* as an array.*Pad or cut",
         ),
         ([[1.0, 2.0], [1.0], [2.0], [3.0]], CLASSES, "x.* as an array.*Pad or cut"),
         (
             np.array([NUMBERS[0], NUMBERS[1, :1], *NUMBERS[2:]], object),
             CLASSES,
-            "rows of x.* of one shape, but got rows of 1, 2 entries.*Pad or cut",
+            "one array of numbers, but got dtype object.*Pad or cut",
         ),
-        (NUMBERS, np.array(["a", "b", "a", "b"]), "y.* of numbers, but got strings.*np.unique"),
+        (NUMBERS, np.array(["a", "b", "a", "b"]), "y of integers.*np.unique"),
         (
             NUMBERS,
             np.array(["a", "b", "a", "b"], object),
-            "y.* of numbers, but got strings.*np.unique",
+            "y of integers.*np.unique",
         ),
-        (NUMBERS, np.array([0, 1, np.nan, 0]), r"finite y.*nan or inf in 1 row.*Drop"),
+        (NUMBERS, np.array([0, 1, np.nan, 0]), "y of integers.*Drop"),
     ],
     ids=["dict", "tuple", "ragged", "objects", "strings", "names", "nan"],
 )
@@ -272,5 +270,5 @@ def test_rows_and_labels_that_are_no_arrays_of_numbers(x, y, words):
         lambda: jfl.federate((x, y, NUMBERS, CLASSES), jfl.partition.iid(2)),
         lambda: jfl.federate({"ann": (x, y)}, holdout=0.25),
     ):
-        with pytest.raises(ValueError, match=f"federate.*{words}"):
+        with pytest.raises(ValueError, match=f"federate.*({words})"):
             use()

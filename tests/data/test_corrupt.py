@@ -180,40 +180,15 @@ def test_label_noise():
 # --- refusals
 
 
-def shared(density, test=False):
-    """Clients 0 and 1 both own row 3; with `test`, client 0 also holds it out."""
-    fed = federate(grey(12, (2, 2)), partition.natural(np.arange(12) // 4))
-    index = (
-        fed.index.at[0, 0].set(3)
-        if test
-        else fed.index.at[0].set(jnp.array([3, 0, 1, 2])).at[1, 2].set(3)
-    )
-    held_out = dict(test_index=jnp.full((3, 1), 3), test_size=jnp.array([1, 0, 0])) if test else {}
-    return corruption.salt_and_pepper(dataclasses.replace(fed, index=index, **held_out), density)
-
-
-def test_a_row_of_two_clients():
-    with pytest.raises(
-        ValueError,
-        match="one density for each row, but got 0.1 and 0.2 for row 3, of client 0 and client 1",
-    ):
-        shared([0.1, 0.2, 0.2])
-    shared([0.1, 0.1, 0.7])
-    with pytest.raises(ValueError, match="row 3, which client 0 trains on and holds out"):
-        shared(0.1, test=True)
-    assert shared(0.0, test=True) is not None
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(density=1.1), r"density in \[0, 1\], but got density=1.1"),
+        (dict(density=1.1), r"density in \[0, 1\], .* but got density=1.1"),
         (dict(density=-0.1), "got density=-0.1"),
         (dict(density=float("nan")), "got density=nan"),
-        (dict(density=[0.1, 0.2]), "one for each of 3 clients, but got shape"),
-        (dict(density=0.1, low=1, high=0), "low <= high, but got low=1, high=0"),
-        (dict(density=0.1, low=0, high=float("inf")), "two finite numbers"),
-        (dict(density=0.1, low=[0, 0]), "two finite numbers"),
+        (dict(density=[0.1, 0.2]), "one for each of 3 clients, but got density="),
+        (dict(density=0.1, low=1, high=0), "got high - low=-1"),
+        (dict(density=0.1, low=0, high=float("inf")), "finite"),
         (dict(density=0.1, seed=-1), "got seed=-1"),
         (dict(density=0.1, held_out=2), "held_out to be one of"),
     ],
@@ -306,9 +281,9 @@ def test_sizes_use_all_rows_and_draw_classes():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: partition.sizes([]), "an integer for each client"),
-        (lambda: partition.sizes(5), "For example .150. \\* 60"),
-        (lambda: partition.sizes("12"), "an integer for each client"),
+        (lambda: partition.sizes([]), "clients >= 1"),
+        (lambda: partition.sizes(5), "rows, a list"),
+        (lambda: partition.sizes("12"), "rows, a list"),
         (lambda: partition.sizes([3, 0]), r"rows\[1\] >= 1, but got rows\[1\]=0"),
         (lambda: partition.sizes([2.0]), "got rows"),
         (
@@ -335,7 +310,7 @@ def test_sizes_use_all_rows_and_draw_classes():
         ),
         (
             lambda: partition.sizes([5], classes_per_client=1)(np.linspace(0, 1, 9)),
-            "integer labels",
+            "one integer label",
         ),
     ],
 )
@@ -391,7 +366,7 @@ def test_public_rows_are_drawn_at_random():
     "arguments, message",
     [
         ((0,), "got rows=0"),
-        ((50,), "fewer than the 50 training rows, but got rows=50"),
+        ((50,), "rows <= 49, but got rows=50"),
         ((1.0,), "got rows=1.0"),
         ((5, -1), "got seed=-1"),
     ],
@@ -399,5 +374,5 @@ def test_public_rows_are_drawn_at_random():
 def test_public_refuses(arguments, message):
     with pytest.raises(ValueError, match="transforms.public: expected .*" + message):
         transforms.public(numbered(), *arguments)
-    with pytest.raises(ValueError, match="expected a Dataset, but got int"):
+    with pytest.raises(ValueError, match="a Dataset, but got dataset=3"):
         transforms.public(3, 1)

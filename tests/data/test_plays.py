@@ -95,7 +95,7 @@ def test_errors(tmp_path, monkeypatch):
     for change, words in (
         (dict(window=0), "window"),
         (dict(stride=0), "stride"),
-        (dict(test_fraction=1.0), "test_fraction < 1"),
+        (dict(test_fraction=1.0), "a role with training rows"),
         (dict(window=500), "Use a shorter window"),
         (dict(min_rows=10**6, window=3), "Use a shorter window"),
     ):
