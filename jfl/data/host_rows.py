@@ -27,7 +27,6 @@ MAX_SINGLE_THREAD_BYTES = 2**20
 MAX_PART_BYTES = 2**24  # that a thread copies at once
 # For clients of at least this size, a loop over clients costs little compared to copying.
 LARGE_CLIENT_BYTES = 2**16
-CHANGED = "Rows must not change after jfl.population: make the population again."
 __all__ = ["population"]
 
 
@@ -87,83 +86,90 @@ def population(
         ((2, 3, 6), [1, 2, 3])
     """
     where = "population"
-    stored, n, arrays = _reader(rows, fields, prepare)
-    caveats = checks.as_tuple(where, caveats=caveats)
+    arrays = isinstance(rows, tuple | list)
+    if arrays:
+        rows = tuple(map(np.asanyarray, rows))
+        if len(rows) != 2 or rows[1].ndim == 0 or rows[0].shape[:1] != rows[1].shape[:1]:
+            shapes = ", ".join(str(list(v.shape)) for v in rows)
+            checks.fail(where, "(x, y) with the same number of rows, or a data source", shapes)
+    n = len(rows[1] if arrays else rows)
     sizes = checks.as_array(where, "sizes", sizes)
     if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iu" or sizes.min() < 1:
         checks.fail(where, "sizes Int[C], each at least 1", f"{sizes.dtype}{list(sizes.shape)}")
-    owned = int(sizes.sum(dtype=np.int64))
-    if order is None and owned > n:
-        checks.fail(where, f"sizes that add up to at most {n} rows", owned)
-    if n >= 2**31:
-        checks.fail(where, "fewer than 2^31 rows", n)
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    if order is None and offsets[-1] > n:
+        checks.fail(where, f"sizes that add up to at most {n} rows", offsets[-1])
     if order is not None:
         order = checks.as_array(where, "order", order)
-        if (
-            order.shape != (owned,)
-            or order.dtype.kind not in "iu"
-            or order.min() < 0
-            or order.max() >= n
-        ):
+        is_rows = order.shape == offsets[-1:] and order.dtype.kind in "iu"
+        if not is_rows or order.min() < 0 or order.max() >= n or np.bincount(order).max() > 1:
             checks.fail(
                 where,
-                f"order Int[{owned}] of row numbers below {n}",
+                f"order, {offsets[-1]} different row numbers below {n}",
                 f"{order.dtype}{list(order.shape)}",
+                "Each row has one owner.",
             )
-        if np.bincount(order, minlength=1).max() > 1:
-            checks.fail(
-                where,
-                "one owner per row",
-                f"row {np.bincount(order).argmax()} in order more than once",
-            )
-    if not isinstance(test, tuple | list) or len(test) != 2:
-        checks.fail(where, "test=(x_test, y_test)", type(test).__name__)
-    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    host = Population(stored, arrays, bool(arrays) and prepare is None, offsets, order, prepare_row)
-    host, classes, identity, like = _scan_rows(host, n, test, classes, where)
-    x_test, y_test = check_arrays(where, like[0], like[1], test[0], test[1], classes)[2:4]
-    host.identity, host.shape, host.classes = identity, like[0].shape[1:], classes
-    size = jnp.asarray(sizes.astype(np.int32))
-    blank = (
-        jnp.zeros((0, *like[0].shape[1:]), host.kind[0]),
+    host = Population(rows, arrays, offsets, order, fields, prepare, prepare_row)
+    x_test, y_test = _scan_rows(where, host, n, test, classes)
+    none = jnp.zeros((len(sizes), 0), jnp.int32)
+    values = (
+        jnp.zeros((0, *host.shape), host.kind[0]),
         jnp.zeros(0, host.kind[1]),
-        jnp.zeros((len(sizes), 0), jnp.int32),
+        none,
+        jnp.asarray(sizes.astype(np.int32)),
+        jnp.array(x_test),
+        jnp.array(y_test),
+        none,
+        jnp.zeros(len(sizes), jnp.int32),
     )
-    none = jnp.zeros((len(sizes), 0), jnp.int32), jnp.zeros(len(sizes), jnp.int32)
-    return Federation(
-        *(own(v) for v in (*blank, size, jnp.array(x_test), jnp.array(y_test), *none)),
-        classes=classes or 0,
-        caveats=caveats,
-        host=host,
-    )
+    caveats = checks.as_tuple(where, caveats=caveats)
+    return Federation(*map(own, values), classes=host.classes, caveats=caveats, host=host)
 
 
 class Population:
     """The rows of a population on the host. It equals only itself, so programs are compiled for it
     once.
 
-    `stored` reads rows as they are transferred, `read` as a model gets them, and `direct` says that
-    `stored` returns the rows of `arrays` unchanged. `kind` holds the types of x and y that `read`
-    returns, `shape` the shape of a row of x, and `sent` the shapes and types of both as they are
-    transferred.
+    Attributes:
+        rows: a data source, or (x, y) if `arrays`.
+        offsets: Int[C + 1], where the rows of each client begin.
+        slots: number of rows of the largest client.
+        order: Int[n] or None, as in `population`.
+        kind: the types of x and y as a model gets them.
+        shape: the shape of a row of x.
+        sent: the shapes and types of a row of x and y as they are transferred.
+        classes: number of classes.
+        identity: the words that noise is derived from.
     """
 
-    def __init__(self, stored, arrays, direct, offsets, order, prepare_row):
-        self.stored, self.arrays, self.direct = stored, arrays, direct
+    kind: Any = None
+    identity: Any = None
+    shape: Any = None
+    sent: Any = None
+    classes = 0
+
+    def __init__(self, rows, arrays, offsets, order, fields, prepare, prepare_row):
+        self.source, self.arrays = rows, rows if arrays else ()
         self.offsets, self.order, self.slots = offsets, order, int(np.diff(offsets).max())
-        self.prepare_row = prepare_row
-        self.prepared = None if prepare_row is None else _vectorise(prepare_row)
-        self.kind: Any = None
-        self.identity: Any = None
-        self.shape: Any = None
-        self.sent: Any = None
-        self.classes = 0  # of y
+        self.fields, self.prepare, self.prepare_row = fields, prepare, prepare_row
+        self.prepare_rows = None if prepare_row is None else jax.jit(jax.vmap(prepare_row))
+
+    def stored(self, positions):
+        """Return x and y of rows as they are transferred."""
+        if self.arrays:
+            x, y = (values[positions] for values in self.arrays)
+        else:
+            one_by_one = lambda positions: [self.source[i] for i in positions]
+            items = getattr(self.source, "__getitems__", one_by_one)(positions.tolist())
+            pairs = [[i[f] for f in self.fields] if isinstance(i, dict) else i for i in items]
+            x, y = map(np.stack, zip(*pairs, strict=True))
+        return (x if self.prepare is None else np.asarray(self.prepare(x))), y
 
     def read(self, positions):
         """Return x and y of rows as a model gets them."""
-        x, y = (np.asarray(v) for v in self.stored(positions))
-        if self.prepared is not None:
-            x = self.prepared(x)
+        x, y = self.stored(positions)
+        if self.prepare_rows is not None:
+            x = np.asarray(self.prepare_rows(x))
             x = x if self.kind is None else x.astype(self.kind[0], copy=False)
         return x, y
 
@@ -171,28 +177,25 @@ class Population:
         """Return row numbers of clients [m, N] and a mask Bool[m, N]; an id past the end has no
         rows.
         """
-        first, size = self._spans(ids)
+        exists = ids < len(self.offsets) - 1
+        first = self.offsets[np.where(exists, ids, 0)]
+        size = np.where(exists, self.offsets[np.where(exists, ids, 0) + 1] - first, 0)
         mask = np.arange(self.slots) < size[:, None]
         positions = np.where(mask, first[:, None] + np.arange(self.slots), 0)
         return (positions if self.order is None else np.where(mask, self.order[positions], 0)), mask
-
-    def _spans(self, ids):
-        """Return where the rows of clients begin, and how many there are."""
-        exists = ids < len(self.offsets) - 1
-        first = self.offsets[np.where(exists, ids, 0)]
-        return first, np.where(exists, self.offsets[np.where(exists, ids, 0) + 1] - first, 0)
 
     def fetch(self, ids):
         """Return x [m, N, ...] and y [m, N] of clients `ids`, as they are transferred; empty slots
         hold 0.
         """
-        ids = np.asarray(ids)
-        size = self._spans(ids)[1]
-        out = tuple(np.zeros((len(ids), self.slots, *rest), kind) for rest, kind in self.sent)
-        use_threads = self.direct and out[0].nbytes > MAX_SINGLE_THREAD_BYTES
+        positions, mask = self.rows(np.asarray(ids))
+        out = tuple(np.zeros((*mask.shape, *shape), kind) for shape, kind in self.sent)
+        use_threads = (
+            self.arrays and self.prepare is None and out[0].nbytes > MAX_SINGLE_THREAD_BYTES
+        )
         num_parts = max(NUM_THREADS, -(-out[0].nbytes // MAX_PART_BYTES)) if use_threads else 1
-        parts = _split_clients(size, num_parts)
-        fill = lambda part: self._fill(ids[part], [v[part] for v in out])
+        parts = _split_clients(mask.sum(1), num_parts)
+        fill = lambda part: self._fill(positions[part], mask[part], [v[part] for v in out])
         if len(parts) > 1:
             list(_thread_pool().map(fill, parts))
         elif parts:  # otherwise all slots are empty
@@ -200,27 +203,21 @@ class Population:
         self.release_pages()
         return out
 
-    def _fill(self, ids, out):
-        """Write the rows of clients into their slots of a cohort."""
-        positions, mask = self.rows(ids)
-        if self.direct:
-            labels = self.arrays[1][positions[mask]]
+    def _fill(self, positions, mask, out):
+        """Write rows into their slots of a cohort."""
+        if self.arrays and self.prepare is None:
+            out[1][mask] = self.arrays[1][positions[mask]]
             self._copy(positions, mask, out[0])
-        else:
-            x, labels = (np.asarray(v) for v in self.stored(positions[mask]))
-            for value, (shape, _) in zip((x, labels), self.sent):
-                if value.shape != (mask.sum(), *shape):  # NumPy might broadcast it
-                    expected = f"{mask.sum()} rows of shape {list(shape)}, as before"
-                    checks.fail("population", expected, list(value.shape), CHANGED)
-            out[0][mask] = x
-        if self.classes and not 0 <= labels.min() <= labels.max() < self.classes:
-            checks.fail(
-                "population",
-                f"labels below {self.classes}, as before",
-                f"{labels.min()} to {labels.max()}",
-                CHANGED,
-            )
-        out[1][mask] = labels
+            return
+        for value, (shape, _), slots in zip(self.stored(positions[mask]), self.sent, out):
+            if value.shape != (mask.sum(), *shape):  # NumPy might broadcast it
+                checks.fail(
+                    "population",
+                    f"{mask.sum()} rows of shape {list(shape)}, as before",
+                    list(value.shape),
+                    "Rows must not change after jfl.population: make the population again.",
+                )
+            slots[mask] = value
 
     def _copy(self, positions, mask, out):
         """Copy rows of arrays into their slots, in the fastest way for their layout."""
@@ -270,144 +267,37 @@ if hasattr(os, "register_at_fork"):  # a child process does not inherit threads
     os.register_at_fork(after_in_child=_thread_pool.cache_clear)
 
 
-def _vectorise(prepare_row):
-    """Turn a JAX function of one row into a function of many rows on the host."""
-    many: Any = jax.jit(jax.vmap(prepare_row)) if callable(prepare_row) else None
-    refuse = lambda got: checks.fail(
-        "population",
-        "prepare_row, a JAX function of the x of one row to one array",
-        got,
-        "A NumPy function of many rows is `prepare`.",
-    )
-
-    def prepared(x):
-        if x.dtype.itemsize > 4:  # devices compute in 32 bits
-            checks.fail(
-                "population",
-                "x with at most 32 bits per number when prepare_row is given",
-                x.dtype,
-                "Store x with 32 bits, or use `prepare`.",
-            )
-        try:
-            rows = many(x)
-        except Exception as error:  # raised by a user's function
-            refuse(checks.describe_error(error))
-        if not isinstance(rows, jax.Array):
-            refuse(f"one that returns {type(rows).__name__}")
-        return np.asarray(rows)
-
-    return prepared
-
-
-def _reader(rows, fields, prepare):
-    """Return a function from row numbers to (x, y), the number of rows, and the arrays that hold
-    them.
-    """
-
-    def prepared(x):
-        if prepare is None:
-            return x
-        try:
-            prepared_rows = np.asarray(prepare(x))
-        except Exception as error:  # raised by a user's function
-            checks.fail(
-                "population",
-                "prepare, a function from x [m, ...] to [m, ...]",
-                checks.describe_error(error),
-            )
-        if prepared_rows.shape[:1] != x.shape[:1]:
-            checks.fail(
-                "population",
-                "prepare, a function from x [m, ...] to [m, ...]",
-                f"{list(prepared_rows.shape)} of {list(x.shape)}",
-            )
-        return prepared_rows
-
-    if isinstance(rows, tuple | list):
-        expected = "rows = (x, y) with the same number of rows, or a data source"
-        try:
-            arrays = [v if isinstance(v, np.ndarray) else np.asarray(v) for v in rows]
-        except ValueError as error:  # rows of unequal lengths
-            checks.fail("population", expected, checks.describe_error(error))
-        shapes = [list(v.shape) for v in arrays]
-        if len(arrays) != 2 or shapes[0][:1] != shapes[1] or len(shapes[1]) != 1:
-            checks.fail("population", expected, f"{shapes}")
-        x, y = arrays
-        return lambda positions: (prepared(x[positions]), y[positions]), len(y), (x, y)
-    if (
-        not hasattr(rows, "__getitem__")
-        or not hasattr(rows, "__len__")
-        or getattr(rows, "ndim", 1) == 0
-    ):
-        checks.fail(
-            "population", "rows = (x, y), or a data source with len and [i]", type(rows).__name__
-        )
-    many = getattr(rows, "__getitems__", lambda positions: [rows[i] for i in positions])
-
-    def read(positions):
-        items = many([int(a) for a in positions])
-        try:
-            x, y = zip(
-                *(tuple(i[f] for f in fields) if isinstance(i, dict) else i for i in items),
-                strict=True,
-            )
-            return prepared(np.stack(x)), np.asarray(y)
-        except (KeyError, TypeError, ValueError) as error:
-            checks.fail(
-                "population",
-                f"items (x, y), or dicts with {' and '.join(fields)}, of one shape",
-                f"{type(error).__name__}: {str(error)[:200]} in rows from {positions[0]} on",
-            )
-
-    return read, len(rows), ()
-
-
-def _scan_rows(host, n, test, classes, where) -> tuple[Any, Any, Any, Any]:
-    """Read all rows once: check them, determine their types, and hash them as `federate` would."""
-    total, max_label, like = Rows(), -1, None
+def _scan_rows(where, host, n, test, classes):
+    """Read all rows once: check them, determine their types and classes, and hash them as
+    `federate` would. Return the test rows in these types."""
+    total, num_classes, first_row = Rows(), 0, None
     step = max(1, NUMBERS_PER_READ // max(1, np.asarray(host.read(np.arange(1))[0]).size))
     for first in range(0, n, step):
-        positions = np.arange(first, min(first + step, n))
-        x, y = (np.asarray(v) for v in host.read(positions))
-        if x.dtype.kind == "f":
-            x = x.astype(np.float32, copy=False)
-        num_classes = (
-            classes
-            if classes is not None or y.dtype.kind == "f"
-            else max(int(y.max(initial=0)), max_label) + 1
-        )
-        try:
-            x, y, *_, classes_of_block = check_arrays(
-                f"{where}, rows from {first} on", x, y, x[:1], y[:1], num_classes
-            )
-        except ValueError:
-            host.release_pages()
-            raise
-        if like is not None and (x.shape[1:], x.dtype, y.dtype) != (like[0].shape[1:], *host.kind):
-            checks.fail(
-                where,
-                f"rows of one type and shape, {like[0].dtype}{list(like[0].shape[1:])}",
-                f"{x.dtype}{list(x.shape[1:])}",
-            )
-        like, host.kind, max_label = (
-            (x[:1], y[:1]),
-            (x.dtype, y.dtype),
-            max(max_label, int(classes_of_block) - 1),
-        )
+        x, y = host.read(np.arange(first, min(first + step, n)))
+        at = f"{where}, rows from {first} on"
+        # The first row of the first block stands for test rows: all have one type and shape.
+        x, y, *_, counted = check_arrays(at, x, y, *(first_row or (x[:1], y[:1])), classes)
+        host.kind, first_row = (x.dtype, y.dtype), first_row or (x[:1], y[:1])
+        num_classes = max(num_classes, counted)
         total.add(x, y)
         host.release_pages()
-    if classes is None:
-        classes = (
-            max(max_label, int(np.max(test[1], initial=0))) + 1
-            if host.kind[1].kind == "i"
-            else None
-        )
-    stored = [np.asarray(v) for v in host.stored(np.arange(1))]
-    kinds = host.kind if host.prepared is None else (stored[0].dtype, host.kind[1])
-    host.sent = [(v.shape[1:], kind) for v, kind in zip(stored, kinds)]
-    clients = len(host.offsets) - 1
+    *_, x_test, y_test, counted = check_arrays(where, *first_row, *test, classes)
+    host.classes = max(num_classes, counted)
+    stored = host.stored(np.arange(1))
+    host.shape = first_row[0].shape[1:]
+    host.sent = [(v.shape[1:], kind) for v, kind in zip(stored, host.kind)]
+    if host.prepare_row is not None:
+        host.sent[0] = stored[0].shape[1:], stored[0].dtype
+        if stored[0].dtype.itemsize > 4:  # devices compute in 32 bits
+            checks.fail(
+                where,
+                "x with at most 32 bits per number when prepare_row is given",
+                stored[0].dtype,
+                "Store x with 32 bits, or use `prepare`.",
+            )
     step = max(1, NUMBERS_PER_READ // host.slots)
-    for first in range(0, clients, step):
-        positions, mask = host.rows(np.arange(first, min(first + step, clients)))
+    for first in range(0, len(host.offsets) - 1, step):
+        positions, mask = host.rows(np.arange(first, min(first + step, len(host.offsets) - 1)))
         total.own(positions[mask])
-    return host, classes, total.words(np.diff(host.offsets)), like
+    host.identity = total.words(np.diff(host.offsets))
+    return x_test, y_test
