@@ -1,5 +1,4 @@
-"""The vocabulary: records without behaviour.  Read this file first; of jfl it imports hashes,
-how records print, and the curves of a guarantee.
+"""The records that all rooms of jfl share, with few methods of their own.  Read this file first.
 
 Axes, named once and used everywhere:
     C clients   K cohort slots   N rows per client (padded)   B batch   T local steps   R rounds   S
@@ -10,6 +9,7 @@ is a vmap over them); fields marked `static` are structure (hashable, a new valu
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar, dataclass_transform
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from . import checks, hashing, pictures, printing, trade_off
+from . import checks, hashing, pictures, trade_off
 from .aliases import Array, Key, Number, Tree, Words
 from .pytrees import on_device
 
@@ -36,9 +36,89 @@ def static(**options: Any) -> Any:
 def record(cls: type[Class]) -> type[Class]:
     """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
     made: Any = cls
-    if made.__repr__ is object.__repr__:
-        made.__repr__ = printing.record
+    made.__repr__ = safe_repr(_call_text if made.__repr__ is object.__repr__ else made.__repr__)
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(made))
+
+
+# --- how records print: in a few lines, and no array
+
+MAX_LINE_LENGTH = 200
+MAX_ITEMS = 8  # of a list or a dict that are printed
+
+
+def safe_repr(method: Callable[[Any], str]) -> Any:
+    """Decorate a `__repr__` so that it never fails, and has lines of bounded length.
+
+    Pytrees are rebuilt with anything for their leaves, and JAX prints them in its error messages.
+    """
+
+    @functools.wraps(method)
+    def __repr__(self: Any) -> str:
+        try:
+            lines = method(self).split("\n")
+        except Exception:  # raised by a leaf of any type
+            return f"{type(self).__name__}(...)"
+        cut = lambda line: f"{line[: MAX_LINE_LENGTH - 3]}..."
+        return "\n".join(line if len(line) <= MAX_LINE_LENGTH else cut(line) for line in lines)
+
+    return __repr__
+
+
+def brief(x: Any) -> str:
+    """Describe a value in a few words: an array by its type and shape, a function by its name."""
+    if isinstance(x, str):
+        return repr(x if len(x) <= 60 else x[:57] + "...")
+    if isinstance(x, float) or hasattr(x, "shape") and hasattr(x, "dtype"):
+        return value_range(x) if np.ndim(x) == 0 else _shape_text(x)
+    if isinstance(x, (tuple, list, dict)) and len(x) > MAX_ITEMS:
+        return f"{type(x).__name__} of {len(x)}"
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{k}: {brief(v)}" for k, v in x.items()) + "}"
+    if isinstance(x, (tuple, list)):
+        inner = ", ".join(map(brief, x))
+        return f"[{inner}]" if isinstance(x, list) else f"({inner}{',' * (len(x) == 1)})"
+    text = getattr(x, "__qualname__", None) or repr(x)
+    if "\n" in text and dataclasses.is_dataclass(x):  # a flax module
+        text = _call_text(x)
+    is_short = len(text) <= 100 and "\n" not in text and " at 0x" not in text
+    return text if is_short else f"{type(x).__name__}(...)"
+
+
+def value_range(x: Any, form: str = "{:.6g}") -> str:
+    """Describe an array by its value, or by the smallest and the largest of several."""
+    try:
+        values = np.asarray(x)
+    except Exception:  # traced, donated, a key, or stored on another process
+        return _shape_text(x)
+    if values.dtype.kind not in "biuf" or not values.size:
+        return _shape_text(x)
+    form = form if values.dtype.kind == "f" else "{}"
+    low, high = (form.format(v) for v in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def _shape_text(x: Any) -> str:
+    traced = " traced" if isinstance(x, jax.core.Tracer) else ""
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]{traced}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 row", "2,000 rows"."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def size_text(tree: Tree) -> str:
+    """Return how many numbers a pytree holds."""
+    return counted(sum(int(np.prod(np.shape(x))) for x in jax.tree.leaves(tree)), "number")
+
+
+def _call_text(self: Any) -> str:
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.repr}
+    given = (f"{name}={brief(x)}" for name, x in fields.items() if x is not None)
+    return f"{type(self).__name__}({', '.join(given)})"
+
+
+# --- functions in a plan
 
 
 NAMED: dict[str, str] = {}  # registered names -> where their function or class was written
@@ -112,7 +192,11 @@ class Fn:
     def __call__(self, *args: Any) -> Any:
         return self.function(*args, **self.data, **self.static)
 
-    __repr__ = printing.function
+    @safe_repr
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", None) or type(self.function).__name__
+        bound = ", ".join(f"{k}={brief(v)}" for k, v in {**self.data, **self.static}.items())
+        return f"{name}({bound})" if bound else name
 
     def tree_flatten(self) -> tuple[tuple[dict[str, Any]], tuple[Any, ...]]:
         """For JAX: bound arguments are leaves, the function and static ones structure."""
@@ -185,7 +269,23 @@ class Federation:
             [hashing.combine(together, hashing.hash_int(i)) for i in places.reshape(-1)]
         ).reshape(places.shape + (hashing.WORDS,))
 
-    __repr__ = printing.federation
+    @safe_repr
+    def __repr__(self) -> str:
+        rows = brief(self.x)
+        if checks.is_concrete(self.size) and np.ndim(self.size) == 1:
+            sizes, held_out = np.asarray(self.size), int(np.sum(np.asarray(self.test_size)))
+            on_host = self.host is not None
+            kind, shape = self.x.dtype, self.x.shape[1:]
+            if on_host:
+                kind, shape = "host", self.host.shape
+            rows = f"{counted(int(sizes.sum()), 'row')} of {kind}[{','.join(map(str, shape))}], "
+            rows += f"{value_range(sizes)} a client{', on the host' if on_host else ''}; "
+            rows += counted(self.y_test.shape[0], "test row")
+            rows += f"; {held_out:,} held out by clients" if held_out else ""
+        rows += f"; {self.classes} classes" if self.classes else ""
+        caveats = "".join(f"\n  caveat: {c}" for c in self.caveats[:MAX_ITEMS])
+        return f"Federation: {counted(self.index.shape[0], 'client')}, {rows}{caveats}"
+
     plot = pictures.federation
 
 
@@ -248,7 +348,15 @@ class Task:
     evaluation: Fn | None = None  # as `loss`, of test rows; None: `loss`
     metrics: dict[str, Any] | None = None  # name -> Metric, beside loss and accuracy
     target: str = static(default="class")  # what y is: a name in models.targets.TARGETS
-    __repr__ = printing.task
+
+    def __repr__(self) -> str:
+        shapes = jax.tree.leaves(jax.eval_shape(self.init, jax.random.key(0)))
+        parameters = counted(sum(int(np.prod(x.shape)) for x in shapes), "parameter")
+        predict = "none" if self.predict is None else repr(self.predict)
+        return (
+            f"Task: {parameters} in {counted(len(shapes), 'array')}; "
+            f"loss {self.loss!r}, predict {predict}"
+        )
 
 
 @record
@@ -261,7 +369,17 @@ class Batches:
     short: str = static(default="error")  # a client with fewer rows than a batch: "error" | "all"
     rate: Number | None = None  # poisson: probability of a row; None: expected / size
     expected: Number | None = None  # poisson ones: expected rows of a batch
-    __repr__ = printing.batches
+
+    def __repr__(self) -> str:
+        size = self.expected if self.scheme.endswith("poisson") else self.batch
+        given = [] if size is None else [brief(size)]
+        if self.rate is not None:
+            given = [f"rate={brief(self.rate)}"]
+        if self.scheme == "truncated_poisson":
+            given.append(f"capacity={self.batch}")
+        if self.short != "error":
+            given.append(f"short={self.short!r}")
+        return f"{self.scheme}({', '.join(given)})"
 
 
 @record
@@ -273,7 +391,10 @@ class Mechanism:
     adjacency: str | None = static(
         default=None
     )  # add_remove | replace_one | zero_out | None (bound by `plan`)
-    __repr__ = printing.mechanism
+
+    def __repr__(self) -> str:
+        adjacency = [] if self.adjacency is None else [f'adjacency="{self.adjacency}"']
+        return f"chain({', '.join([*map(repr, self.stages), *adjacency])})"
 
 
 class Context(NamedTuple):
@@ -343,12 +464,31 @@ class Algorithm:
     personal: Fn | None = None
     # of Release: what personal models are made from besides `releases`; None: nobody says
     personal_releases: tuple[Any, ...] | None = None
-    __repr__ = printing.algorithm
+
+    def __repr__(self) -> str:
+        settings = _hyperparameters(self.client) | _hyperparameters(self.server)
+        return f"{self.name}({', '.join(f'{k}={brief(v)}' for k, v in settings.items())})"
 
     @property
     def all_releases(self) -> tuple[Any, ...]:
         """The releases behind uploads and those behind personal models."""
         return self.releases + (self.personal_releases or ())
+
+
+def _hyperparameters(bound: Fn) -> dict[str, Any]:
+    """Return the hyperparameters of a client or a server by name.
+
+    Records that unfold into several, such as local training, have a method `hyperparameters`.
+    """
+    found = {}
+    for name, x in {**bound.data, **bound.static}.items():
+        if name == "inner":  # the client or server of an algorithm that this one wraps
+            found |= _hyperparameters(x)
+        elif hasattr(x, "hyperparameters"):
+            found |= x.hyperparameters()
+        elif x is not None and name not in ("params", "scale") and not isinstance(x, Mechanism):
+            found[name] = x
+    return found
 
 
 class Cohort(NamedTuple):
@@ -389,7 +529,13 @@ class Sampler:
     # rounds in which each client takes part once, in one that is drawn; above 1 `draw` takes the
     # key of the run and the round, too
     epoch: int = static(default=1)
-    __repr__ = printing.sampler
+
+    def __repr__(self) -> str:
+        about = "about " if self.scheme.endswith("poisson") else ""
+        text = f"{self.scheme}: {about}{brief(self.expected)} of {self.clients:,} clients a round"
+        if self.separation > 1:
+            text += f", in {self.separation} groups that take turns"
+        return text + (f", each once in {self.epoch} rounds" if self.epoch > 1 else "")
 
     @property
     def over_rounds(self) -> bool:
@@ -417,7 +563,30 @@ class Plan:
     mesh: Any = static(
         default=None
     )  # jax.sharding.Mesh whose axis "clients" shares each cohort; None: one device
-    __repr__ = printing.plan
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Plan: {self.algorithm.name}, {counted(self.sampler.clients, 'client')}",
+            f"{self.task!r}",
+            f"{self.fed!r}".replace("\n", "\n  "),
+            f"algorithm  {self.algorithm!r}",
+            f"sampler    {self.sampler!r}",
+        ]
+        for site in self.algorithm.releases or [None]:
+            often = "" if site is None else f"; {counted(site.count, 'release')} a round"
+            mechanism = None if site is None else site.mechanism
+            lines.append(f"in clients {'none' if mechanism is None else f'{mechanism!r}{often}'}")
+        a_function = isinstance(self.weights, Fn)
+        lines += [
+            f"upload     {'none' if self.upload is None else repr(self.upload)}",
+            f"release    {self.release!r}",
+            f"weights    {'a function of the round' if a_function else value_range(self.weights)}",
+        ]
+        if self.paired_noise:
+            lines.append("noise      shared by points of a sweep: voids their joint guarantee")
+        if self.mesh is not None:
+            lines.append(f"devices    {dict(self.mesh.shape)}")
+        return "\n  ".join([*lines, "jfl.guarantee(plan, rounds, delta) gives epsilon"])
 
 
 class Health(NamedTuple):
@@ -446,7 +615,24 @@ class Run:
     client_states: Tree  # leaves [C, ...]
     mechanism: Tree  # the state of the release, such as an adaptive clip norm
     health: Health
-    __repr__ = printing.run
+
+    def __repr__(self) -> str:
+        state = [f"{size_text(self.server)} on the server"]
+        if jax.tree.leaves(self.client_states):
+            state.append(f"{size_text(self.client_states)} of client states")
+        if hasattr(self.mechanism, "shape"):  # one number is an adaptive clip norm
+            state.append(f"clip norm {brief(self.mechanism)}")
+        elif jax.tree.leaves(self.mechanism):
+            state.append("the release remembers earlier ones")
+        if checks.is_concrete(self.health):
+            counts = {k: int(np.sum(np.asarray(v))) for k, v in self.health._asdict().items()}
+            bad = [f"{k}={count}" for k, count in counts.items() if count]
+            state.append(", ".join(bad) or "healthy")
+        else:
+            state.append("health not known here")
+        return f"Run: after round {brief(self.round)}, attempt {brief(self.attempt)}; " + "; ".join(
+            state
+        )
 
 
 PERCENTILES = (10, 25, 50, 75, 90)
@@ -468,7 +654,28 @@ class Metrics:
     # percentiles over clients of what client_accuracy is the mean of, [..., len(PERCENTILES)]
     client_percentiles: Array | None = None
     custom: dict[str, Any] | None = None  # of `Task.metrics`, by name
-    __repr__ = printing.metrics
+
+    def __repr__(self) -> str:
+        def last(known: dict[str, Any]) -> str:
+            return ", ".join(
+                f"{name.replace('_', ' ')} {value_range(x[..., -1] if np.ndim(x) else x, '{:.4g}')}"
+                for name, x in known.items()
+                if x is not None
+            )
+
+        fields = vars(self)
+        pick = lambda *names: {n: fields[n] for n in names}
+        more = pick("train_loss", "clip_fraction", "update_norm", "cohort", "clip_norm")
+        *points, evaluations = np.shape(self.round) or (1,)
+        each = f"{' x '.join(map(str, points))} points, each " if points else ""
+        lines = [
+            f"Metrics: {each}{counted(evaluations, 'evaluation')}, the last after "
+            f"{last(pick('round'))}",
+            last(pick("accuracy", "client_accuracy", "loss")),
+            last(more | (self.custom or {})),
+            "all but the round lie outside every guarantee",
+        ]
+        return "\n  ".join(lines)
 
 
 class Caveat(str):

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..core import checks, identity, lazy, printing, pytrees
+from ..core import checks, identity, lazy, pytrees
 from ..core.aliases import Array, Key, Tree, Words
 from ..core.random_streams import derive_noise_key, noise_seed_words
-from ..core.records import Health, Metrics, Plan, Run
+from ..core.records import Health, Metrics, Plan, Run, brief, safe_repr, size_text
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated
 from . import devices as meshes
@@ -50,8 +50,19 @@ class Output(NamedTuple):
     run: Run
     metrics: Metrics  # leaves [evaluations]
     params: Any
-    __repr__ = printing.output
     frame = lazy.later("jfl.runs.tables.frame")
+
+    @safe_repr
+    def __repr__(self) -> str:
+        rounds = brief(self.run.round)
+        lines = [
+            f"Output: {rounds} rounds",
+            f"{self.run!r}",
+            *f"{self.metrics!r}".split("\n"),
+            f"params: {size_text(self.params)}",
+            f"jfl.guarantee(plan, rounds={rounds}, delta=1e-5) gives epsilon",
+        ]
+        return "\n  ".join(lines)
 
 
 def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, Metrics]:

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..core import checks, identity, lazy, printing
+from ..core import checks, identity, lazy
 from ..core.aliases import Array, Key, Tree
 from ..core.errors import HealthError
 from ..core.random_streams import derive_noise_key, noise_seed_words
-from ..core.records import Health, Metrics, Plan
+from ..core.records import Health, Metrics, Plan, brief, counted, safe_repr
 from ..privacy.ledger import segments
 from ..privacy.mechanisms.chain import check_schedules
 from . import devices as meshes
@@ -66,8 +66,22 @@ class Sweep(NamedTuple):
     seconds: np.ndarray
     caveats: tuple[Any, ...] = ()
     point_bytes: Any = None
-    __repr__ = printing.sweep
     frame = lazy.later("jfl.runs.tables.frame")
+
+    @safe_repr
+    def __repr__(self) -> str:
+        first = self.points[0]
+        varied = [k for k in first if len({brief(p.get(k)) for p in self.points}) > 1]
+        over = f" over {', '.join(varied)}" if varied else ""
+        lines = [
+            f"Sweep: {counted(len(self.points), 'point')}{over}; "
+            f"{counted(self.groups, 'program')}, {float(np.sum(self.seconds)):.3g} s; "
+            f"{int(np.sum(self.failed))} failed",
+            *f"{self.metrics!r}".split("\n"),
+            "jfl.guarantee(sweep.plans[i], rounds, delta) gives the epsilon of point i, "
+            "which does not cover choosing the best point",
+        ]
+        return "\n  ".join(lines)
 
 
 def points_of(axes: dict[str, Any]) -> list[dict[str, Any]]:
@@ -539,8 +553,9 @@ class _Program:
         return needed
 
     def __str__(self) -> str:
-        each = "" if math.isnan(self.point_bytes) else f", {printing.in_bytes(self.point_bytes)}"
-        each = each and f"{each} of device memory per point"
+        known = not math.isnan(self.point_bytes)
+        megabytes = f", {self.point_bytes / 1e6:.3g} MB of device memory per point"
+        each = megabytes if known else ""
         there = f" on each of {self.devices} devices" if self.devices > 1 else ""
         points = f"{len(self.plans)} points" if len(self.plans) > 1 else "1 point"
         return f"{points} as one program, {self.block // self.devices} at a time{there}{each}"

@@ -41,6 +41,10 @@ class Grad:
         g, seen = (_mean if self.mechanism is None else _private)(self, key, params, batch, ctx)
         return (g if self.l2 is None else pytrees.axpy(self.l2, params, g)), seen
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the settings of the gradient by name, as they print."""
+        return {} if self.l2 is None else {"l2": self.l2}
+
 
 def _clip(mechanism):
     """Return the row stage that book-keeping can apply, or None if there is none."""

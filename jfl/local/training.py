@@ -129,6 +129,11 @@ class Work:
     optimizer: Fn
     steps: int = static()
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the settings of local training by name, as they print."""
+        settings = dict(batch=self.batches, lr=self.lr, optimizer=self.optimizer, steps=self.steps)
+        return self.grad.hyperparameters() | settings
+
     def releases(self) -> tuple:
         """Return what one participation releases about a client's examples."""
         return (Release(self.grad.mechanism, self.batches, self.steps),)
@@ -272,6 +277,10 @@ class ServerStep:
 
     lr: Any
     optimizer: Fn
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the settings of the server by name, as they print."""
+        return dict(server_lr=self.lr, server_optimizer=self.optimizer)
 
     def init(self, params) -> Server:
         """Return the server's state before the first round."""

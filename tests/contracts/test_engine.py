@@ -32,7 +32,6 @@ from jax.extend.core import jaxprs_in_params
 
 import jfl
 from jfl.core.identity import plan_identity
-from jfl.core.printing import in_bytes
 from jfl.core.random_streams import Stream, stream_key
 from jfl.core.records import Cohort, Fn, Sampler
 from jfl.engine.plan import client_bytes
@@ -621,7 +620,7 @@ def test_points_that_run_at_once_fit_into_memory(fed, task):
     go = lambda **more: jfl.sweep(lambda lr: plans[lr], **options, **more)
     whole = go()
     assert np.isfinite(whole.point_bytes).all() and whole.point_bytes[0] > 1000
-    each = f"{in_bytes(whole.point_bytes[0])} of device memory per point"
+    each = f"{whole.point_bytes[0] / 1e6:.3g} MB of device memory per point"
     assert lines == [f"5 points as one program, 5 at a time, {each}"]
     memory = 5 * client_bytes(plans[0.1]) * plans[0.1].chunk
     assert memory < whole.point_bytes.sum()  # the guess is 5, and too high

@@ -148,7 +148,7 @@ def test_the_parts(plan, out):
     assert len(repr(training.Server(jnp.zeros((300, 300)), {"m": np.ones(400)}))) < 100
     assert (
         repr(jfl.Fn(squared, dict(lr=np.float32(0.1), w=np.zeros((5, 2))), dict(steps=3)))
-        == "Fn(squared, lr=0.1, w=float64[5,2], steps=3)"
+        == "squared(lr=0.1, w=float64[5,2], steps=3)"
     )
 
 
@@ -257,7 +257,7 @@ def test_arrays_that_were_donated(out):
     run = jax.tree.map(jnp.copy, out.run)
     for leaf in jax.tree.leaves(run):
         leaf.delete()
-    assert "Run: after round int32[]" in short(run)
+    assert short(run) == "Run(...)"
 
 
 def test_a_long_list_of_hyperparameters_is_cut(plan):

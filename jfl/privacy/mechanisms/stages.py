@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ...core import checks, printing, pytrees
+from ...core import checks, pytrees
 from ...core.aliases import Tree
-from ...core.records import Array, Fn, Task, named, record, static
+from ...core.records import Array, Fn, Task, brief, named, record, static
 from ...kernels.normals import GENERATORS
 from . import haar_bands as bands
 
@@ -43,7 +43,26 @@ class Stage:
     strategy: Any = None  # noise: by what it is correlated over rounds; None: every round its own
     # noise of integers, a share of a cohort's: a distributed.Encoding
     encoding: Any = static(default=None)
-    __repr__ = printing.stage
+
+    def __repr__(self) -> str:
+        """Return the call that makes the stage: clip_l2(1)."""
+        level = lambda x: f"{x!r} of the round" if isinstance(x, Fn) else brief(x)
+        bound: Any = self.bound or self.apply
+        if self.role == "noise":
+            arguments = ["std=" * self.absolute + level(self.noise)]
+            arguments += [] if self.shape is None else ["shape=..."]
+            arguments += [] if self.strategy is None else [repr(self.strategy)]
+        elif self.divisor in ("size", "weight"):
+            return f'divide("{self.divisor}")'
+        elif self.declared:
+            return f'bounded({level(bound.data["value"])}, "{self.declared}")'
+        elif self.name == "map_back" or self.is_map:
+            arguments = [str(bound.static.get("size", ""))]
+        elif self.state is not None and not isinstance(self.state, tuple):
+            arguments = [brief(self.state)]
+        else:
+            arguments = [] if bound is None else [level(v) for v in bound.data.values()]
+        return f"{self.name}({', '.join(arguments)})"
 
     @property
     def declared(self) -> str:
