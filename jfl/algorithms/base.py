@@ -7,7 +7,6 @@ import jax
 import optax
 
 from ..core import checks
-from ..core.options import readable
 from ..core.records import Algorithm, Fn, Release, named
 
 # A hyperparameter. It is traced data, so a sweep over it is a vmap.
@@ -60,7 +59,6 @@ def _params(server):
     return getattr(server, "params", server)
 
 
-@readable
 def algorithm(
     init: Callable,
     client: Callable,

@@ -10,7 +10,6 @@ import optax
 
 from .. import local
 from ..core import pytrees
-from ..core.options import readable
 from ..core.records import Algorithm, Batches, Fn, named
 from ..gradients.per_example import Grad
 from ..sampling.batches import without_replacement
@@ -33,7 +32,6 @@ def _server(context, server, diff, *, step):
     return step(context, server, diff)
 
 
-@readable
 def fedavg(
     grad: Grad,
     *,

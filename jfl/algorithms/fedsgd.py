@@ -9,7 +9,6 @@ import optax
 
 from .. import local
 from ..core import pytrees
-from ..core.options import readable
 from ..core.records import Algorithm, Batches, Fn, named
 from ..gradients.per_example import Grad
 from ..sampling.batches import full
@@ -32,7 +31,6 @@ def _server(context, server, descent, *, step):
     return step(context, server, descent)
 
 
-@readable
 def fedsgd(
     grad: Grad,
     *,

@@ -13,7 +13,7 @@ import optax
 
 from .. import local
 from ..core import checks, pytrees
-from ..core.options import PYTHON_ONLY, readable
+from ..core.options import PYTHON_ONLY
 from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
 from ..gradients.per_example import Grad, computed_in
 from ..privacy.mechanisms import chain as mech
@@ -88,7 +88,6 @@ def _server(context, server, diff, *, step):
     return step(context, server, diff)
 
 
-@readable
 @traits(example_noise="mechanism", client_noise=None, as_printed={"clip_steps": "last"})
 def output_perturbation(
     grad: Grad,

@@ -12,7 +12,7 @@ import optax
 
 from .. import local
 from ..core import checks, pytrees
-from ..core.options import PYTHON_ONLY, readable
+from ..core.options import PYTHON_ONLY
 from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
 from ..gradients import per_example
 from ..gradients.per_example import Grad
@@ -74,7 +74,6 @@ def _server(context, server, release, *, step, upload):
     )
 
 
-@readable
 @traits(example_noise=None, client_noise="upload")
 def padpfl(
     grad: Grad,

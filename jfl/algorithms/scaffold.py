@@ -14,7 +14,6 @@ import optax
 
 from .. import local
 from ..core import checks, pytrees
-from ..core.options import readable
 from ..core.records import Algorithm, Batches, Fn, named, record
 from ..gradients.per_example import Grad
 from ..sampling.batches import without_replacement
@@ -91,7 +90,6 @@ def _rate_sum(round_, *, lr, steps):
 
 
 @traits(payload_models=2)  # an upload is as large as two models
-@readable
 def scaffold(
     grad: Grad,
     *,

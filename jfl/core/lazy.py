@@ -10,6 +10,7 @@ from typing import Any
 
 # Packages of the extra "cli": what the command line, reports, pictures and `digits` need.
 CLI_PACKAGES = (
+    "docstring_parser",
     "filelock",
     "jinja2",
     "matplotlib",
