@@ -213,11 +213,17 @@ def _example(batch):
 def _example_of(loss, plan):
     """Return the shapes of the x and y of one example of a plan, as its loss takes them."""
     x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (plan.fed.x, plan.fed.y))
+    return _with_words(loss, x, y)
+
+
+def _with_words(loss, x, y):
+    """Return the shapes x and y, with those of the words of a key if the loss draws."""
     return ((x, losses.words_shape()) if losses.draws(loss) else x), y
 
 
 def _private(self, key, params, batch, ctx):
-    batch = _keyed(self, key, marks.example(batch))
+    batch = marks.example(batch, self.loss, params, *_with_words(self.loss, *_example(batch)))
+    batch = _keyed(self, key, batch)
     weight = batch.mask.astype(jnp.float32)
     partial, loss = clipped_sum(self, params, batch, weight)
     value = marks.bounded(partial.value, self.mechanism, batch.mask, "examples")

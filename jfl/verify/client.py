@@ -18,10 +18,12 @@ from ..core import checks
 from ..core.records import Context, Keys, Plan, Rows
 from ..kernels import normals
 from ..privacy.mechanisms import chain as mech
+from . import marks
 from .flow import Flow, Place, first_overlap, is_key, may_be_equal
 from .trust import bits_of, declared_releases
 
 # Tokens that no payload may have, the worst first.  "size" is the number of rows under add_remove.
+SIZE = "the number of rows, which adjacency add_remove changes,"
 SOURCES = ("rows", "draw", "batch", "example", "bounded", "kept", "opaque", "size")
 
 MAX_STEPS_SHOWN = 7  # of a path
@@ -169,7 +171,8 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
         server, state = jax.eval_shape(plan.algorithm.init, params_shapes(plan))
         keys, indices = [key_shape(), key_shape()], jax.ShapeDtypeStruct((slots,), jnp.int32)
         operands = (leaves, context_shapes(), keys, server, state, [x, y, indices])
-        closed, shapes = jax.make_jaxpr(program, return_shape=True)(*operands)
+        with marks.CHECKING(True):
+            closed, shapes = jax.make_jaxpr(program, return_shape=True)(*operands)
         judge = Judge(plan, declared, keeps, shapes)
         return judge.verdict(closed, operands, classes, structures)
     except Exception as error:  # the algorithm is the user's, and so is its error
@@ -256,9 +259,8 @@ class Judge:
             for token in filter(self.is_source, value.tokens):
                 detail = token[1] if token[0] in ("rows", "opaque", "draw") else ""
                 found.setdefault((token[0], detail), (token, value.tokens[token], name))
-        size = "the number of rows, which adjacency add_remove changes,"
         for kind, detail in sorted(found, key=lambda source: SOURCES.index(source[0])):
-            what = {"size": size, "draw": "which rows were drawn"}.get(kind, "rows")
+            what = {"size": SIZE, "draw": "which rows were drawn"}.get(kind, "rows")
             reach = "reaches" if kind in ("size", "draw") else "reach"
             end = "" if kind == "draw" else " without noise"
             words = f"{what} {reach} what the client {self.shows}{end}"
@@ -415,8 +417,10 @@ class Judge:
         kind, group, *_ = flow.nodes[bounded.operands[bounded.params["n"]].symbol]
         is_mark = kind == "mark" and flow.marks[group].kind == "jfl_example"
         for token, path in self.data_in(bounded.operands):
-            if token[0] != "size" and not (is_mark and token == ("example", group)):
+            if not (is_mark and token == ("example", group)):
                 words = "rows reach the gradient of another row"
+                if token[0] == "size":
+                    words = f"{SIZE} reaches the gradients of all rows"
                 self.blame(self.example, words, token, path, "clipped sum")
         if not is_mark:
             note("contributions that are not seen to be of one row each")

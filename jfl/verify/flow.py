@@ -220,6 +220,8 @@ class Flow:
             ways = [path for o in operands for t, path in o.tokens.items() if t[0] in kinds]
             tokens = {(kind.removeprefix("jfl_"), name): ways[0] if ways else None}
             tokens |= _tokens(operands, ("released", "own", "opaque"))
+            hidden = [("opaque", name) for name in equation.params.get("hides", ())]
+            tokens |= dict.fromkeys(hidden, (None, equation))
         return [self.value(v.aval, tokens, "mark", name, i) for i, v in enumerate(equation.outvars)]
 
     def bounded_sum(self, mark) -> int | None:
@@ -356,6 +358,12 @@ def contents(programs) -> tuple[list, set]:
             constants += [v.val for v in equation.invars if isinstance(v, Literal)]
             todo += within(equation.params)
     return constants, names
+
+
+def opaque_in(closed: ClosedJaxpr) -> tuple:
+    """Return the names of the primitives in a program that may hide anything."""
+    _, names = contents([(closed.jaxpr.eqns, ())])
+    return tuple(sorted(names & set(OPAQUE)))
 
 
 def joined(equation, operands) -> dict:

@@ -8,7 +8,7 @@ tangent of a release has no noise.
 Only jfl sets marks.  The check trusts every mark, also one that is set by hand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 
 from ..core.aliases import Array, Key, Tree
 from ..core.records import Batch, Batches, Mechanism, Rows
+from .flow import opaque_in
 
 
 def _define(name: str) -> Primitive:
@@ -113,9 +114,28 @@ def bounded(value: Tree, mechanism: Mechanism, reference: Array, kind: str) -> T
     return _bind(bounded_p, value, reference, *leaves, structure=structure, kind=kind)
 
 
-def example(batch: Batch) -> Batch:
-    """Mark a batch whose rows are used separately from here on."""
-    return Batch(*_bind(example_p, tuple(batch)))
+# True while `check_privacy` traces a client.  The caches of `jax.jit` know this context, so that a
+# function that was traced before is traced again.
+CHECKING = jax.make_user_context(False)
+
+
+def example(batch: Batch, loss: Callable[..., Any], params: Tree, x: Tree, y: Tree) -> Batch:
+    """Mark a batch whose rows are used separately from here on, one in each call of a loss.
+
+    A `custom_vmap` within the loss may mix rows, and a vmap leaves no trace of it.  The check
+    therefore looks into the loss of one row.
+
+    Args:
+        batch: the rows.
+        loss: (params, x, y) -> scalar.
+        params: the parameters at which the loss is called.
+        x: the shapes of one row, as the loss takes it.
+        y: the shapes of its label.
+    """
+    hides: tuple[str, ...] = ()
+    if CHECKING.value:
+        hides = opaque_in(jax.make_jaxpr(jax.value_and_grad(loss))(params, x, y))
+    return Batch(*_bind(example_p, tuple(batch), hides=hides))
 
 
 def batch(found: Batch, rows: Rows, slots: Array, mask: Array) -> Batch:

@@ -496,6 +496,35 @@ def of_the_whole_batch(work, rows, **_):
     return dict(work=dataclasses.replace(work, grad=grad))
 
 
+@jax.custom_batching.custom_vmap
+def mixed(x):
+    return x
+
+
+@mixed.def_vmap
+def _(size, batched, x):
+    return jnp.broadcast_to(x.sum(0), x.shape), True
+
+
+def loss_that_mixes_rows(w, x, y):
+    return squared(w, jax.lax.stop_gradient(mixed(x)), y)
+
+
+def by_a_loss_that_mixes_rows(work, **_):
+    """A vmap of this loss adds up the rows and leaves no trace of that in the program."""
+    grad = jfl.private_grad(loss_that_mixes_rows, work.grad.mechanism)
+    return dict(work=dataclasses.replace(work, grad=grad))
+
+
+@jax.jit
+def _mixed_gradient(chain, key, params, batch, ctx):
+    return jfl.private_grad(loss_that_mixes_rows, chain)(key, params, batch, ctx)[0]
+
+
+def by_a_mixed_loss_within_jit(work, ctx, keys, params, batch):
+    return _mixed_gradient(work.grad.mechanism, keys.noise, params, batch, ctx)
+
+
 def after_the_last_loss(ctx, keys, server, own, rows, *, work):
     """Gradients at a model that holds the loss of the batch before, which has no noise."""
 
@@ -753,6 +782,12 @@ MUTANTS = dict(
     ),
     chosen_key=(first_gradient(a_chosen_key), dict(steps=1), "reads the noise key of a release"),
     whole_batch=(trains(of_the_whole_batch), {}, "rows reach the gradient of another row"),
+    mixing_loss=(trains(by_a_loss_that_mixes_rows), {}, "what custom_vmap_call does"),
+    mixing_loss_in_jit=(
+        first_gradient(by_a_mixed_loss_within_jit),
+        dict(steps=1),
+        "what custom_vmap_call does",
+    ),
     last_loss=(after_the_last_loss, {}, "rows reach the gradient of another row"),
     bare_start=(trains(of_a_bare_start), {}, "rows reach the gradient of another row"),
     other_batches=(
@@ -821,6 +856,12 @@ def as_often_as_rows(ctx, moved, **_):
     return jax.lax.fori_loop(0, ctx.size, more, moved)
 
 
+def params_times_size(server, rows, **_):
+    """One more row changes the gradients of all rows."""
+    params = pytrees.map(lambda x: x * rows.size, server.params)
+    return dict(server=dataclasses.replace(server, params=params))
+
+
 def size_of_the_last_round(ctx, keys, server, own, rows, *, work):
     diff, seen = diff_of(work, ctx, keys, server, rows)
     sent = pytrees.map(lambda x: x * own["size"], diff)
@@ -830,6 +871,7 @@ def size_of_the_last_round(ctx, keys, server, own, rows, *, work):
 SIZES = dict(
     times_size=(sends(times_size), {}),
     as_often_as_rows=(sends(as_often_as_rows), {}),
+    params_times_size=(trains(params_times_size), {}),
     size_of_the_last_round=(
         size_of_the_last_round,
         dict(own=dict(size=jnp.zeros(())), stateful=True),
@@ -840,7 +882,10 @@ SIZES = dict(
 @pytest.mark.parametrize("name", SIZES)
 def test_the_number_of_rows_is_data_where_a_row_comes_or_goes(name):
     client, options = SIZES[name]
-    caught(build(client, batch=batches.poisson(3.0), **options), r"rows\.size -> .*payload")
+    caught(
+        build(client, batch=batches.poisson(3.0), **options),
+        r"rows\.size -> .*(payload|clipped sum)",
+    )
     found, _ = verdict(build(client, batch=batches.without_replacement(3), **options))
     assert found.status == "proved" and found.adjacency == "replace_one"
 
@@ -1359,6 +1404,32 @@ def test_a_loss_that_calls_python_is_declared(fed, task):
         return squared(w, x, y)
 
     assert jfl.guarantee(private_plan(fed, task, printing), 3).status == "proved"
+
+
+def test_a_function_that_was_jitted_and_traced_before_is_looked_into():
+    client = first_gradient(by_a_mixed_loss_within_jit)
+    plan = build(client, steps=1)
+    jfl.simulate(jax.random.key(0), plan, 1)
+    caught(plan, "what custom_vmap_call does")
+
+
+def test_a_server_that_calls_python_is_declared():
+    """What a client shows to Python, as a debug callback does, may come back in the server."""
+    seen = [np.float32(0)]
+
+    def tells(rows, **_):
+        jax.debug.callback(lambda y: seen.append(np.float32(y)), _mine(rows).y[0])
+        return {}
+
+    def asks(ctx, server, diff, *, step):
+        told = jax.pure_callback(lambda _: seen[-1], NUMBER, ctx.round)
+        return step(ctx, server, pytrees.map(lambda x: x + told, diff))
+
+    plan = build(sends(tells))
+    assert verdict(plan)[0].status == "proved"
+    server = Fn(asks, plan.algorithm.server.data)
+    algorithm = dataclasses.replace(plan.algorithm, server=server)
+    caught(dataclasses.replace(plan, algorithm=algorithm), "what pure_callback in server does")
 
 
 # --- whose function
