@@ -45,7 +45,7 @@ for name, value in dict(
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A sum of arrays of different ranks is a mistake more often than it is meant.  Accountants
-# broadcast as NumPy does, in a context of their own (`jfl.core.precision`).
+# broadcast as NumPy does, in a context of their own (`jfl.core.pytrees.in_float64`).
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

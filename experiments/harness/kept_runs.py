@@ -25,8 +25,7 @@ from pathlib import Path
 from jfl import datasets
 from jfl.core import checks
 from jfl.core.errors import HealthError
-from jfl.core.files import temporary, write
-from jfl.core.result_store import ResultStore
+from jfl.core.files import ResultStore, temporary, write
 from jfl.data.rows import digest
 from jfl.runs import record
 from jfl.runs.checkpoint import code, environment

@@ -18,7 +18,7 @@ from jax.scipy.special import gammaln, logsumexp
 from jax.typing import ArrayLike
 
 from jfl.core import checks
-from jfl.core.precision import in_float64
+from jfl.core.pytrees import in_float64
 from jfl.privacy.accountants import rdp
 
 NODES = 1024

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from jfl.core import checks
 from jfl.core.checks import Checked as Checked
-from jfl.core.precision import in_float64
+from jfl.core.pytrees import in_float64
 from jfl.privacy.accountants import rdp, roots
 
 LOG_ORDERS = (math.log(1e-6), math.log(1e9))  # of order - 1, in the search for the best one

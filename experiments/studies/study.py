@@ -24,7 +24,7 @@ import numpy as np
 
 from jfl.auditing import audit as auditing
 from jfl.core.errors import DataUnavailable, HealthError, NotAnalysable
-from jfl.core.result_store import ResultStore
+from jfl.core.files import ResultStore
 from jfl.engine.sweep import sweep as run_points
 from jfl.privacy import guarantees
 from jfl.runs import build, guarantee_rows, record

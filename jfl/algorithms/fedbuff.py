@@ -13,8 +13,8 @@ from .. import local
 from ..core import checks, pytrees
 from ..core.losses import key_of
 from ..core.options import extends
+from ..core.random_streams import as_kernel_key
 from ..core.records import Algorithm, Fn, named, record
-from ..core.threefry import as_kernel_key
 from ..gradients.per_example import Grad
 from .base import algorithm
 from .fedavg import fedavg

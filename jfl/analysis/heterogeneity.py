@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from ..core import checks, pytrees
 from ..core.losses import for_evaluation
-from ..core.precision import in_full
+from ..core.pytrees import in_full
 from ..core.records import Array, Federation, Fn, Task, Tree
 
 __all__ = ["Dissimilarity", "client_gradients", "client_weights", "gradient_dissimilarity"]

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..core import checks, files, identity
 from ..core.errors import ArgumentError, NotAnalysable, ResumeRefused
+from ..core.files import ResultStore
 from ..core.records import Guarantee, Plan
-from ..core.result_store import ResultStore
 from ..engine import devices
 from ..engine.sweep import FULL, device_memory
 from ..gradients.per_example import Grad

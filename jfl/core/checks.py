@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .aliases import Tree
 from .errors import ArgumentError
 
 INT32_MAX = 2**31 - 1
@@ -56,7 +55,7 @@ def describe_error(error: BaseException | None) -> str:
 # --- numbers
 
 
-def is_concrete(value: Tree) -> bool:
+def is_concrete(value: Any) -> bool:
     """Return whether no leaf is traced.  Traced values are judged by `Health` instead."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
@@ -188,7 +187,7 @@ def require_device_rows(where: str, fed: Any) -> None:
         )
 
 
-def require_gradient(where: str, loss: Callable[..., Any], params: Tree, *row: Any) -> None:
+def require_gradient(where: str, loss: Callable[..., Any], params: Any, *row: Any) -> None:
     """Reject a loss that has no gradient at these params and this row; it is only traced."""
     try:
         gradient = jax.eval_shape(jax.grad(loss), params, *row)
@@ -226,7 +225,7 @@ def as_key(where: str, value: Any) -> jax.Array:
     return found
 
 
-def as_arrays(where: str, name: str, tree: Tree, dtype: DTypeLike | None = None) -> Tree:
+def as_arrays(where: str, name: str, tree: Any, dtype: DTypeLike | None = None) -> Any:
     """Convert the leaves of a pytree to JAX arrays; reject leaves that are not numbers."""
     try:
         return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)

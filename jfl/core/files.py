@@ -1,23 +1,38 @@
-"""Files that are whole or not there, and the code that wrote them."""
+"""Files that survive a crash: atomic replacement, and a store of JSON records.
+
+A `ResultStore` is a file to which lines are only added.  Each line is the JSON of one record and
+ends with its digest, and it is on the disk before the record is returned to anybody.  A process
+that is killed therefore loses at most the line that it was writing, which is computed again.
+"""
 
 import contextlib
 import errno
 import functools
 import hashlib
 import importlib
+import json
+import math
 import os
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from . import checks
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 def write(path: str | Path, content: str | Iterable[Any]) -> None:
-    """Write a file, a text or parts of bytes, so that a reader, also after a crash, sees the old
-    one or the new one."""
+    """Replace a file so that a reader sees the old content or the new one, even after a crash.
+
+    Args:
+        path: the file.
+        content: a string, or parts of bytes.
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -27,32 +42,181 @@ def write(path: str | Path, content: str | Iterable[Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:  # of a write or a flush it names no file
+    except OSError as error:  # an error of write or flush names no file
         error.filename = str(path)
         raise
     finally:
-        with contextlib.suppress(OSError):  # what went wrong above is what to tell
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # the new name is on the disk too; not on Windows
+    if hasattr(os, "O_DIRECTORY"):  # write the new name to the disk too; not on Windows
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # of a file system that cannot
+            if error.errno != errno.EINVAL:  # the file system cannot
                 raise
         finally:
             os.close(folder)
 
 
 def temporary(path: str | Path) -> bool:
-    """True for a file that `write` was killed over."""
+    """Return whether a file was left behind by a process that was killed during `write`."""
     return bool(TEMPORARY.fullmatch(Path(path).name))
 
 
 @functools.cache
 def source() -> str:
-    """jfl's own code: in a working copy the version does not change with it."""
+    """Return a hash of jfl's code, which changes in a working copy while the version does not."""
     package = Path(__file__).parents[1]
     kernels = Path(str(importlib.import_module("jfl.kernels").__file__)).parent
     parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+# --- records
+
+
+def plain(value: Any) -> Any:
+    """Return the value as JSON can hold it: NaN and infinity become None."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (bool, str, type(None))):
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def as_json(value: Any) -> Any:
+    """Return the value as a JSON file gives it back."""
+    return json.loads(json.dumps(plain(value)))
+
+
+def digest_of(record: dict) -> str:
+    """Return the digest of a JSON record, independent of the order of its fields."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+class ResultStore:
+    """Records by key in a file; of two records with the same key, the later one counts.
+
+    An incomplete last line is ignored, and removed from the file before the next line is added.
+    Lines that another process added in the meantime are kept.
+
+    Args:
+        path: the file, which need not exist.
+        key: the key of a record.
+        fields: the fields that every record has; only these are kept in memory.  None keeps all.
+        head: the fields of the first line, which describes all records.  None means a file without
+            such a line.
+        signed: reject lines without a digest.
+        line: the name of a line in messages.
+        remedy: what to do about a damaged line.
+
+    Attributes:
+        records: the records by key.
+        head: the first line; None if there is none yet.
+
+    Raises:
+        ArgumentError: If a line is not a record; it names the file and the line.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        key: Callable[[dict], Hashable] = lambda record: record["key"],
+        fields: tuple[str, ...] | None = None,
+        head: tuple[str, ...] | None = None,
+        signed: bool = False,
+        line: str = "a record of a run",
+        remedy: str = "Take the line out: its run is then computed again.",
+    ):
+        self.path, self.key = Path(path), key
+        self.records: dict[Hashable, Any] = {}
+        self.head: Any = None
+        self._fields, self._head_fields, self._signed = fields, head, signed
+        self._line, self._remedy = line, remedy
+        self._size = self._count = 0  # bytes and lines of the file that were read
+        self._read(self.path.read_bytes() if self.path.exists() else b"")
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self.records
+
+    def __getitem__(self, key: Hashable) -> dict:
+        return self.records[key]
+
+    def begin(self, head: dict) -> None:
+        """Write the first line of a new file."""
+        self._add([as_json(head)])
+
+    def put(self, records: Iterable[dict]) -> None:
+        """Add records, each as a line; they are on the disk when this returns."""
+        self._add([as_json(record) for record in records])
+
+    def get(self, key: Hashable, compute: Callable[[], dict]) -> dict:
+        """Return the record of a key, and compute and store it first if it is missing."""
+        if key not in self.records:
+            self.put([compute() | dict(key=key)])
+        return self.records[key]
+
+    def _read(self, content: bytes) -> None:
+        """Read the complete lines of further content of the file."""
+        whole, end, _ = content.rpartition(b"\n")
+        for line in whole.split(b"\n") if end else ():
+            self._count += 1
+            try:
+                self._keep(self._verified(json.loads(line)))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                checks.fail(
+                    f"{self.path}, line {self._count}",
+                    self._line,
+                    f"{type(error).__name__}: {error}",
+                    self._remedy,
+                )
+        self._size += len(whole + end)
+
+    def _verified(self, record: dict) -> dict:
+        """Return the record of a line without its digest."""
+        if not isinstance(record, dict):
+            raise TypeError(f"{type(record).__name__} instead of an object")
+        digest = record.pop("digest", None)
+        if digest is None and self._signed:
+            raise ValueError("no digest")
+        if digest is not None and digest != digest_of(record):
+            raise ValueError(f"another digest than {digest}")
+        return record
+
+    def _keep(self, record: dict) -> None:
+        if self._head_fields is not None and self.head is None:
+            self.head = {k: record[k] for k in self._head_fields}
+            return
+        key = self.key(record)
+        self.records[key] = {k: record[k] for k in self._fields} if self._fields else record
+
+    def _add(self, records: list[dict]) -> None:
+        lines = "".join(
+            json.dumps(r | dict(digest=digest_of(r)), ensure_ascii=False) + "\n" for r in records
+        ).encode()
+        with open(self.path, "a+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            if end < self._size:
+                checks.fail(
+                    str(self.path),
+                    f"the {self._size} bytes that were there",
+                    f"{end}: another process modified the file",
+                    "Start in a new directory with a new seed.",
+                )
+            file.seek(self._size)
+            self._read(file.read())  # another process may have added lines
+            file.truncate(self._size)  # remove an incomplete line
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        for record in records:
+            self._keep(record)
+        self._size += len(lines)
+        self._count += len(records)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .aliases import Words
+from .pytrees import Words
 
 WORDS = 4
 SALTS = (0x2545F491, 0x1B873593, 0xC2B2AE3D, 0x27D4EB2F)

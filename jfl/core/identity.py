@@ -42,7 +42,7 @@ import numpy as np
 from jax.tree_util import default_registry
 
 from . import checks, hashing
-from .aliases import Words
+from .pytrees import Words
 from .records import Federation, Fn, Plan
 
 # How a plan is stored and computed, not what: these are no part of its identity.  Neither are the

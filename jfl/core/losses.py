@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .aliases import Array, Key, Tree
+from .pytrees import Array, Key, Tree
 from .records import Fn, Task, named
 
 IMPLEMENTATION = "threefry2x32"

@@ -1,6 +1,7 @@
-"""Pytree arithmetic."""
+"""Arithmetic on pytrees, the types of their leaves, and the precision of a computation."""
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeAlias
 
 import jax
@@ -9,18 +10,22 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from . import checks
-from .aliases import Array, Tree
+
+Array: TypeAlias = jax.Array
+Key: TypeAlias = jax.Array
+Number: TypeAlias = jax.Array | np.ndarray | float  # a leaf: traced, on the host, or plain
+Tree: TypeAlias = Any  # any pytree
+Words: TypeAlias = Any  # UInt32[...], a NumPy array on the host or a traced one
+Form: TypeAlias = tuple[Any, tuple[Any, ...]]  # the structure of a tree, the types of its leaves
 
 map = jax.tree.map
-Form: TypeAlias = tuple[Any, tuple[Any, ...]]  # the structure of a tree, the types of its leaves
 
 
 def on_device(x: Any) -> Array:
-    """A copy of NumPy's numbers on the device, which shares no memory with them; unlike
-    `jnp.array`, without a program to compile.
+    """Copy NumPy's numbers to the device; the copy shares no memory with them.
 
-    NumPy makes the copy: on a CPU jax may share the memory of what it is given, whatever
-    `may_alias` says.
+    Unlike `jnp.array`, this compiles no program.  NumPy makes the copy, since JAX on a CPU may
+    share the memory of its argument whatever `may_alias` says.
     """
     return jax.device_put(np.array(x))
 
@@ -30,8 +35,7 @@ def zeros_like(t: Tree) -> Tree:
 
 
 def refuse_other_shapes(where: str, a: Tree, b: Tree) -> None:
-    """Leaves of other shapes would broadcast without a word: one number of a release would be added
-    to a whole matrix."""
+    """Reject two trees whose leaves differ in shape, and would broadcast without a warning."""
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=False
     ):
@@ -40,7 +44,7 @@ def refuse_other_shapes(where: str, a: Tree, b: Tree) -> None:
                 where,
                 f"one shape of {path_of(path)}",
                 f"{jnp.shape(x)} and {jnp.shape(y)}",
-                "A release has the shapes of what is contributed: see `backward` of a linear map, "
+                "A release needs the shapes of the contributions: see `backward` of a linear map, "
                 "and `post_process`.",
             )
 
@@ -60,13 +64,13 @@ def scale(s: ArrayLike, t: Tree) -> Tree:
 
 
 def axpy(s: ArrayLike, a: Tree, b: Tree) -> Tree:
-    """s * a + b."""
+    """Return s * a + b."""
     refuse_other_shapes("pytrees.axpy", a, b)
     return map(lambda u, v: jnp.asarray(s, v.dtype) * u + v, a, b)
 
 
 def norm(t: Tree) -> Array:
-    """The Euclidean norm of all leaves together, in float32 or better."""
+    """Return the Euclidean norm of all leaves together, in float32 or better."""
     return jnp.sqrt(
         sum(
             jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
@@ -76,7 +80,7 @@ def norm(t: Tree) -> Array:
 
 
 def norm_l1(t: Tree) -> Array | int:
-    """The sum of absolute values of all leaves together, in float32 or better."""
+    """Return the sum of the absolute values of all leaves, in float32 or better."""
     return sum(
         jnp.sum(jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
         for x in jax.tree.leaves(t)
@@ -84,20 +88,20 @@ def norm_l1(t: Tree) -> Array | int:
 
 
 def wide(t: Tree) -> Tree:
-    """Float leaves in float32 at least: sums are not to be rounded more coarsely than that."""
+    """Convert float leaves to float32 or better, so that sums are not rounded more coarsely."""
     return map(
         lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _floating(x) else x, t
     )
 
 
 def dtypes_of(t: Tree) -> Form:
-    """The structure and the types of a tree, hashable: what `cast` brings a tree back to."""
+    """Return the structure of a tree and the types of its leaves, as `cast` needs them."""
     leaves, treedef = jax.tree.flatten(t)
     return treedef, tuple(x.dtype for x in leaves)
 
 
 def cast(t: Tree, form: Form) -> Tree:
-    """Float leaves in the types of `form`; a tree of another structure stays as it is."""
+    """Convert float leaves to the types of `form`; a tree of another structure is unchanged."""
     leaves, treedef = jax.tree.flatten(t)
     if treedef != form[0]:
         return t
@@ -118,23 +122,24 @@ def size(t: Tree) -> int:
 
 
 def all_finite(t: Tree) -> Array:
-    """Bool[]: every value of every float leaf is finite."""
+    """Return Bool[], whether every value of every float leaf is finite."""
     leaves = [x for x in jax.tree.leaves(t) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves] or [True]))
 
 
 def gather_rows(t: Tree, ids: Array) -> Tree:
-    """Rows `ids` of every leaf; an id past the end reads zeros (masked later)."""
+    """Return rows `ids` of every leaf; an id past the end gives zeros."""
     return map(lambda x: x.at[ids].get(mode="fill", fill_value=0), t)
 
 
 def scatter_rows(t: Tree, ids: Array, rows: Tree) -> Tree:
-    """Write rows back; ids past the end are dropped, so an empty slot writes nothing."""
+    """Return the tree with rows `ids` replaced; an id past the end, of an empty slot, does
+    nothing."""
     return map(lambda x, r: x.at[ids].set(r, mode="drop"), t, rows)
 
 
 def keep(mask: Array, t: Tree) -> Tree:
-    """Rows where `mask` holds, zeros elsewhere; `where`, since 0 * nan is nan."""
+    """Replace rows where `mask` is False by zeros.  A product would not do: 0 * nan is nan."""
     return map(
         lambda x: jnp.where(
             mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros((), x.dtype)
@@ -147,17 +152,41 @@ def keep(mask: Array, t: Tree) -> Tree:
 
 
 def path_of(keys: Iterable[Any]) -> str:
-    """A path of jax.tree_util as words; "params" for a tree that is one leaf."""
+    """Return a path of jax.tree_util as a string; "params" for a tree that is one leaf."""
     names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
     # a variable of flax.nnx is a node with one child, its value
     return "/".join(name for name in names if name != "value") or "params"
 
 
 def by_path(t: Tree) -> dict[str, Any]:
-    """Leaves by their paths."""
+    """Return the leaves by their paths."""
     return {path_of(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(t)}
 
 
 def map_by_path(f: Callable[[str, Any], Any], t: Tree) -> Tree:
-    """f(path, leaf) in the place of each leaf."""
+    """Replace each leaf by f(path, leaf)."""
     return jax.tree_util.tree_map_with_path(lambda keys, leaf: f(path_of(keys), leaf), t)
+
+
+# --- precision
+
+
+@contextlib.contextmanager
+def in_float64() -> Generator[None]:
+    """Compute in float64 inside the context, and broadcast as NumPy does.
+
+    The caller's configuration has no effect inside.  With `jax_numpy_rank_promotion="raise"`, for
+    example, an epsilon is the same number.
+    """
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@contextlib.contextmanager
+def in_full() -> Generator[None]:
+    """Compute products of float32 in full precision inside the context.
+
+    An accelerator would otherwise round their factors to about 10 bits.
+    """
+    with jax.default_matmul_precision("highest"):
+        yield

@@ -20,8 +20,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from . import checks, hashing, pictures, trade_off
-from .aliases import Array, Key, Number, Tree, Words
-from .pytrees import on_device
+from .pytrees import Array, Key, Number, Tree, Words, on_device
 
 Class = TypeVar("Class")
 Named = TypeVar("Named")  # a function or a class

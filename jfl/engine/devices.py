@@ -21,8 +21,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..core import checks
-from ..core.aliases import Tree
 from ..core.errors import ArgumentError
+from ..core.pytrees import Tree
 
 MESH_AXES = ("points", "clients")
 SHUTDOWN_TIMEOUT_SECONDS = 20  # seconds

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..core import pytrees
-from ..core.aliases import Array, Key, Tree, Words
+from ..core.pytrees import Array, Key, Tree, Words
 from ..core.records import FetchedCohort, Plan, Run
 from .devices import replicated
 from .round import RoundStats, advance_fetched, draw_cohort, init_run_jit, run_sampling_key

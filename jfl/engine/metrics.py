@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..core import checks, losses
-from ..core.aliases import Array, Tree
+from ..core.pytrees import Array, Tree
 from ..core.records import PERCENTILES, Federation, Fn, Task
 from ..models import frameworks
 from ..models.targets import TARGETS

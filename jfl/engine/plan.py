@@ -10,8 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks, identity, losses, pytrees
-from ..core.aliases import Array, Tree
 from ..core.errors import ArgumentError
+from ..core.pytrees import Array, Tree
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from ..gradients import per_example
 from ..models import frameworks

@@ -31,9 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks, hashing, identity, pytrees
-from ..core.aliases import Tree, Words
+from ..core.pytrees import Tree, Words
 from ..core.random_streams import (
     Stream,
+    as_kernel_key,
     derive_noise_key,
     noise_seed_words,
     stream_key,
@@ -53,7 +54,6 @@ from ..core.records import (
     Rows,
     Run,
 )
-from ..core.threefry import as_kernel_key
 from ..privacy.mechanisms import chain, correlated
 from ..sampling import clients as sampling
 from . import sharding, slots

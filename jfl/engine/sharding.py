@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..core import pytrees
-from ..core.aliases import Tree
+from ..core.pytrees import Tree
 from ..core.records import Plan, Run
 from .devices import put, replicated
 

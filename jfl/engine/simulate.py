@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks, identity, lazy, pytrees
-from ..core.aliases import Array, Key, Tree, Words
+from ..core.pytrees import Array, Key, Tree, Words
 from ..core.random_streams import derive_noise_key, noise_seed_words
 from ..core.records import Health, Metrics, Plan, Run, brief, safe_repr, size_text
 from ..privacy.mechanisms import chain as mech

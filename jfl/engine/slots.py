@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.aliases import Array
+from ..core.pytrees import Array
 from ..core.records import Cohort, Plan
 from ..sampling import clients as sampling
 from .sharding import num_devices

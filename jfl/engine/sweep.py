@@ -15,8 +15,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks, identity, lazy
-from ..core.aliases import Array, Key, Tree
 from ..core.errors import HealthError
+from ..core.pytrees import Array, Key, Tree
 from ..core.random_streams import derive_noise_key, noise_seed_words
 from ..core.records import Health, Metrics, Plan, brief, counted, safe_repr
 from ..privacy.ledger import segments

@@ -11,6 +11,7 @@ function) has no rule: its gradients are formed too, as vmap(grad) does.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,6 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 from jax.extend.core import primitives as p
 
-from ..core.jaxprs import of_scan
 from ..kernels.ghost_sums import Formed, shrink
 from ..models import frameworks
 from .ghost_rules import RULES, convolution, over_time
@@ -120,7 +120,7 @@ def _ends(jaxpr, leaves, data, loops) -> list:
         if reached.isdisjoint(equation.outvars):
             name = equation.primitive.name
             found.append((None, f"it enters {name} before it meets the data"))
-        elif at in loops and side < of_scan(equation.params)[0]:
+        elif at in loops and side < scan_counts(equation.params)[0]:
             found.append(_in_loop(equation, at, side, views, v.aval, loops[at].jaxpr))
         else:
             found.append(((at, None), _rule(equation, side, views, v.aval)))
@@ -129,7 +129,7 @@ def _ends(jaxpr, leaves, data, loops) -> list:
 
 def _in_loop(equation, at, side, views, aval, turn):
     """Return the entry of `_ends` for a leaf that a loop over time reads in each iteration."""
-    (constants, _), length = of_scan(equation.params), equation.params["length"]
+    (constants, _), length = scan_counts(equation.params), equation.params["length"]
     ((place, end),) = _ends(turn, [turn.invars[side]], turn.invars[constants:], {})
     if not isinstance(end, Rule):
         return None, end and f"in a loop {end}"
@@ -142,6 +142,14 @@ def _in_loop(equation, at, side, views, aval, turn):
         back=lambda total: _through(views, aval, end.back(total)),
     )
     return (at, place[0]), rule
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many constants a scan takes and how many values it carries, from its params."""
+    if "num_consts" in params:  # before JAX 0.11
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(list(constants)), len(list(carried))
 
 
 def _unfolded(closed):
@@ -351,7 +359,7 @@ def _loop(book, at, taps, records, *operands):
         taps: index of an equation -> taps [iterations, ...].
     """
     params, turn = book.jaxpr.jaxpr.eqns[at].params, book.loops[at]
-    constants, carried = of_scan(params)
+    constants, carried = scan_counts(params)
     fixed, begin = operands[:constants], operands[constants : constants + carried]
 
     def one(carry, step):

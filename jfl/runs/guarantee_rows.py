@@ -6,8 +6,8 @@ import math
 import numpy as np
 
 from ..core.errors import NotAnalysable
+from ..core.files import plain
 from ..core.records import Caveat, Fn, Guarantee, Plan, code_of
-from ..core.result_store import plain
 from ..privacy import guarantees as accounting
 from ..privacy.ledger import entries
 from ..privacy.mechanisms import chain as mechanism

@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from ..core import files
-from ..core.result_store import digest_of
+from ..core.files import digest_of
 from . import checkpoint
 from .checkpoint import refuse_resume
 

@@ -15,10 +15,9 @@ import jax
 import numpy as np
 
 from ..core import identity
-from ..core.files import write
+from ..core.files import as_json as as_json
+from ..core.files import plain, write
 from ..core.records import Health, Metrics, Plan
-from ..core.result_store import as_json as as_json
-from ..core.result_store import plain
 from ..data.federation import describe
 from ..gradients.per_example import gradient_path
 from ..kernels.conv import multiplies_patches

@@ -22,9 +22,8 @@ import numpy as np
 
 from ..core import checks, identity
 from ..core.errors import HealthError
-from ..core.files import write
+from ..core.files import ResultStore, write
 from ..core.records import Caveat, Health, Plan
-from ..core.result_store import ResultStore
 from ..data.federation import checksum
 from ..engine import devices as meshes
 from ..engine.plan import client_bytes

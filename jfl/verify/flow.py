@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from ..core.jaxprs import of_scan, within
+from ..gradients.ghost import scan_counts
 
 # Primitives that may hide anything: Python, foreign libraries, and batching rules that mix rows.
 OPAQUE = (
@@ -187,7 +187,7 @@ class Flow:
         The constants of these programs are kept with all others.
         """
         if id(equation) not in self._names:
-            held, self._names[id(equation)] = contents(within(equation.params))
+            held, self._names[id(equation)] = contents(_programs_in(equation.params))
             for value in held:
                 self.constant(value)
         return not self._names[id(equation)].isdisjoint(names)
@@ -246,7 +246,7 @@ class Flow:
 
     def scan(self, equation, operands, place):
         params, length = equation.params, equation.params["length"]
-        consts, carried = of_scan(params)
+        consts, carried = scan_counts(params)
         fixed, carry, xs = (
             operands[:consts],
             operands[consts : consts + carried],
@@ -356,7 +356,7 @@ def contents(programs) -> tuple[list, set]:
         for equation in equations:
             names.add(equation.primitive.name)
             constants += [v.val for v in equation.invars if isinstance(v, Literal)]
-            todo += within(equation.params)
+            todo += _programs_in(equation.params)
     return constants, names
 
 
@@ -364,6 +364,19 @@ def opaque_in(closed: ClosedJaxpr) -> tuple:
     """Return the names of the primitives in a program that may hide anything."""
     _, names = contents([(closed.jaxpr.eqns, ())])
     return tuple(sorted(names & set(OPAQUE)))
+
+
+def _programs_in(params):
+    """Yield the equations and the constants of each program that an equation holds."""
+    todo = [*params.values()]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, (tuple, list)):
+            todo += value
+        elif isinstance(value, ClosedJaxpr):
+            yield value.jaxpr.eqns, tuple(value.consts)
+        elif isinstance(value, Jaxpr):
+            yield value.eqns, ()
 
 
 def joined(equation, operands) -> dict:

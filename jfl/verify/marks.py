@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 
-from ..core.aliases import Array, Key, Tree
+from ..core.pytrees import Array, Key, Tree
 from ..core.records import Batch, Batches, Mechanism, Rows
 from .flow import opaque_in
 

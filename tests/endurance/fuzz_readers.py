@@ -302,7 +302,7 @@ def journal(folder, data):
 
 def points(folder, data):
     """points.jsonl of a sweep's folder; a mutation has the digests of what it says."""
-    from jfl.core.result_store import digest_of
+    from jfl.core.files import digest_of
     from jfl.runs.sweep import points_store
 
     lines = text_of(data, [POINTS])

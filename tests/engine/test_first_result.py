@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from jfl.core.threefry import as_kernel_key
+from jfl.core.random_streams import as_kernel_key
 from jfl.privacy.accountants import rdp
 
 

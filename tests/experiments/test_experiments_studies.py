@@ -24,7 +24,7 @@ from experiments.studies.plans.cells import NAMES, NONE, Cell, Study
 from jfl import algorithms
 from jfl.algorithms.base import traits_of
 from jfl.core.errors import DataUnavailable
-from jfl.core.result_store import ResultStore
+from jfl.core.files import ResultStore
 from jfl.privacy import guarantees
 from jfl.report import plots
 from jfl.runs import build as assemble

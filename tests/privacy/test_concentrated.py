@@ -12,7 +12,7 @@ from helpers.paths import DATA
 
 from experiments.papers import approximate_dp, local_steps, wang2019
 from experiments.papers import zcdp as cdp
-from jfl.core.precision import in_float64
+from jfl.core.pytrees import in_float64
 from jfl.privacy.accountants import rdp
 
 WHOLE = np.arange(2.0, 129)

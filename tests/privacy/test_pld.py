@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
 from experiments.papers import local_steps as rounds
-from jfl.core.precision import in_float64
+from jfl.core.pytrees import in_float64
 from jfl.privacy.accountants import events, pld, pld_compose, pld_step, rdp, rdp_events
 
 GOLDEN = DATA / "golden_accounting.json"

@@ -19,7 +19,6 @@ import pytest
 from helpers.problems import same_bits
 
 from jfl.core import files as atomic
-from jfl.core import result_store
 from jfl.core.errors import HealthError, ResumeRefused
 from jfl.engine.round import init
 from jfl.privacy.guarantees import guarantee
@@ -308,9 +307,7 @@ def stopped(half, until):
 
 def rewrite(half, **changes):
     record = Journal(half).read() | changes
-    (half / "journal.json").write_text(
-        json.dumps(dict(record, digest=result_store.digest_of(record)))
-    )
+    (half / "journal.json").write_text(json.dumps(dict(record, digest=atomic.digest_of(record))))
 
 
 REFUSED = "expected the program and device that released rounds 5 to 6, but got another "

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from jfl.core import files, result_store
+from jfl.core import files
 from jfl.core.errors import ArgumentError, DataUnavailable, ResumeRefused
+from jfl.core.files import ResultStore
 from jfl.core.records import Health
-from jfl.core.result_store import ResultStore
 from jfl.data import datasets
 from jfl.runs import directory, record, train
 from jfl.runs.config import Config
@@ -21,7 +21,7 @@ def test_every_line_has_a_digest_and_one_that_was_edited_is_refused(tmp_path):
     path = tmp_path / "runs.jsonl"
     ResultStore(path).put([dict(key="a", x=1.5), dict(key="b", x={"2": "ε"})])
     first, second = path.read_text().splitlines()
-    assert json.loads(first)["digest"] == result_store.digest_of(dict(key="a", x=1.5))
+    assert json.loads(first)["digest"] == files.digest_of(dict(key="a", x=1.5))
     path.write_text(first.replace("1.5", "1.6") + "\n" + second + "\n")
     with pytest.raises(
         ArgumentError, match="runs.jsonl, line 1: expected a record.*another digest"

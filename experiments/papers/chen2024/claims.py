@@ -18,7 +18,7 @@ import numpy as np
 
 from jfl.core import checks
 from jfl.core.checks import Checked
-from jfl.core.precision import in_float64
+from jfl.core.pytrees import in_float64
 from jfl.privacy.accountants import events, rdp, tightest
 from jfl.privacy.ledger import facts as samples
 

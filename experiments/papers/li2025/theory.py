@@ -17,7 +17,7 @@ import numpy as np
 
 from jfl.core import checks
 from jfl.core.checks import Checked as Checked
-from jfl.core.precision import in_float64
+from jfl.core.pytrees import in_float64
 
 from ..claim import claim
 

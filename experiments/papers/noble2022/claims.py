@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfl.core import checks
-from jfl.core.precision import in_float64
+from jfl.core.pytrees import in_float64
 from jfl.privacy.accountants import rdp
 
 from .. import approximate_dp, wang2019

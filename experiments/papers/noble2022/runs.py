@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jfl.analysis import heterogeneity
 from jfl.core.errors import HealthError
-from jfl.core.precision import in_full
+from jfl.core.pytrees import in_full
 from jfl.core.records import Fn, Keys
 from jfl.engine import callbacks
 from jfl.engine.simulate import rounds_before_evaluations

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jfl.core import checks
-from jfl.core.precision import in_float64
+from jfl.core.pytrees import in_float64
 
 from ..claim import claim
 

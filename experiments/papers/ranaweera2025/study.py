@@ -25,7 +25,7 @@ import tyro
 
 from experiments.harness import results as results_file
 from jfl.core import checks
-from jfl.core.result_store import ResultStore
+from jfl.core.files import ResultStore
 from jfl.engine.sweep import sweep
 from jfl.privacy import guarantees
 from jfl.report import plots

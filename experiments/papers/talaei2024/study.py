@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jfl.cli import console
-from jfl.core.result_store import ResultStore
+from jfl.core.files import ResultStore
 from jfl.engine.sweep import sweep as run_points
 from jfl.report import plots
 from jfl.runs import pictures, tables

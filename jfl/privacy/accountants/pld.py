@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from ...core.precision import in_float64
+from ...core.pytrees import in_float64
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
 SIZES = (2**14, 2**17, 2**20)  # grids that are tried until the width is small

@@ -30,7 +30,7 @@ import scipy.special
 from jax.scipy.special import log_ndtr
 from jax.typing import ArrayLike
 
-from ...core.precision import in_float64
+from ...core.pytrees import in_float64
 
 NUM_NODES = 1024  # points of an integral
 MAX_EXPONENT = 690.0  # of a likelihood ratio that is computed

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from ...core.precision import in_float64
+from ...core.pytrees import in_float64
 from . import events, rdp, roots
 from .events import NOT_GAUSSIAN, event_types
 

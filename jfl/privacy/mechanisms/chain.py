@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks, pytrees
-from ...core.aliases import Array, Tree
 from ...core.errors import NotAnalysable
+from ...core.pytrees import Array, Tree
 from ...core.records import Fn, Key, Mechanism, Plan, named, record, static
 from ...kernels.laplace import laplace
 from ...kernels.normals import normals

@@ -19,8 +19,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks, pytrees
-from ...core.aliases import Array, Tree
 from ...core.errors import NotAnalysable
+from ...core.pytrees import Array, Tree
 from ...core.records import Fn, Mechanism, record
 from .stages import Stage, gaussian
 from .strategies import Strategy, after

@@ -17,9 +17,9 @@ import numpy as np
 import scipy.special
 
 from ...core import checks
-from ...core.aliases import Array
+from ...core.pytrees import Array
+from ...core.random_streams import as_kernel_key
 from ...core.records import Fn, Key, Mechanism, Task, named
-from ...core.threefry import as_kernel_key
 from . import stages
 from .chain import chain
 from .linear_maps import rotated

@@ -22,7 +22,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from ...core import checks
-from ...core.aliases import Array, Tree
+from ...core.pytrees import Array, Tree
 from ...core.records import record, static
 from ...kernels import haar
 from ...kernels.normals import normals

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core import checks
-from ...core.aliases import Array, Key, Tree
+from ...core.pytrees import Array, Key, Tree
+from ...core.random_streams import as_kernel_key
 from ...core.records import Fn, Mechanism, Task, named
-from ...core.threefry import as_kernel_key
 from .stages import After, Stage, shapes_like
 
 __all__ = ["LinearMap", "linear_map", "projection", "rotation", "sparsification"]

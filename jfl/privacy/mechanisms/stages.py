@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks, pytrees
-from ...core.aliases import Tree
+from ...core.pytrees import Tree
 from ...core.records import Array, Fn, Task, brief, named, record, static
 from ...kernels.normals import GENERATORS
 from . import haar_bands as bands

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from ...core import checks
-from ...core.precision import in_float64
+from ...core.pytrees import in_float64
 
 MAX_STEPS = 2000  # of a search for the coefficients of a Toeplitz matrix
 MAX_DENSE_STEPS, DENSE_TOLERANCE, DENSE_MEMORY = 5000, 1e-7, 20

@@ -23,7 +23,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...core import checks
-from ...core.aliases import Array, Tree
+from ...core.pytrees import Array, Tree
 from ...core.records import Fn, named
 from . import haar_bands as haar
 from .haar_bands import Bands
