@@ -1,30 +1,28 @@
-"""Guarantees stated as (epsilon, delta) pairs: the Gaussian mechanism, composition and
-amplification by sampling.
+"""Guarantees stated as (epsilon, delta) pairs: Gaussian noise, composition, and sampling.
 
-Plain functions of numbers or arrays, float64 and traceable; concrete arguments are tested.  They
-are for reading and calibrating what papers use: composing curves (`rdp`) is smaller whenever there
-are more than a few releases. Functions that return a pair return (epsilon, delta).
+The functions are for reading and calibrating what papers use: composing Renyi curves (`rdp`) gives
+a smaller epsilon whenever there are more than a few releases.  They take numbers or arrays, which
+broadcast, and compute in float64.  Functions that return a pair return (epsilon, delta).
 """
 
-import math
-
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from jfl.core import checks
 from jfl.privacy.accountants import rdp
 
+SCHEMES = ("wor_round", "independent", "with_replacement")
 
-def gaussian_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
-    """The classical noise std: sensitivity * sqrt(2 log(1.25 / delta)) / epsilon.
 
-    Units:
-        epsilon in (0, 1]: beyond, the noise may be too small.
+def arrays(*values: ArrayLike) -> tuple[np.ndarray, ...]:
+    """Return values as arrays of float64."""
+    return tuple(np.asarray(value, np.float64) for value in values)
 
-    Raises:
-        ValueError: for epsilon > 1 or delta outside (0, 1).
+
+def gaussian_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike) -> np.ndarray:
+    """Return the classical noise std, sensitivity * sqrt(2 log(1.25 / delta)) / epsilon.
+
+    It proves its epsilon for epsilon <= 1 only: beyond, use `analytic_sigma`.
 
     References:
         Dwork and Roth, 2014, Theorem A.1.
@@ -33,25 +31,14 @@ def gaussian_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
         >>> round(float(gaussian_sigma(1.0, 1.0, 1e-5)), 4)
         4.8448
     """
-    _deltas("approximate_dp.gaussian_sigma", delta=delta)
-    checks.require_positive("approximate_dp.gaussian_sigma", sensitivity=sensitivity)
-    checks.require_fraction(
-        "approximate_dp.gaussian_sigma",
-        "The classical formula needs epsilon <= 1: use analytic_sigma.",
-        epsilon=epsilon,
-    )
-    return _classical(sensitivity, epsilon, delta)
+    s, e, d = arrays(sensitivity, epsilon, delta)
+    return s * np.sqrt(2 * np.log(1.25 / d)) / e
 
 
-def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike) -> jax.Array:
-    """The smallest noise std, to rounding and on the safe side, that makes one Gaussian (epsilon,
-    delta)-private.
+def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike) -> np.ndarray:
+    """Return the smallest noise std that makes one Gaussian (epsilon, delta)-private.
 
-    Units:
-        epsilon >= 0, delta in (0, 1).
-
-    Raises:
-        ValueError: outside.
+    It is exact to rounding, and on the safe side.
 
     References:
         Balle and Wang, ICML 2018, Theorem 8, by bisection.
@@ -60,51 +47,31 @@ def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
         >>> round(float(analytic_sigma(1.0, 1.0, 1e-5)), 4)
         3.7306
     """
-    _deltas("approximate_dp.analytic_sigma", delta=delta)
-    checks.require_positive("approximate_dp.analytic_sigma", sensitivity=sensitivity)
-    checks.require_nonnegative("approximate_dp.analytic_sigma", epsilon=epsilon)
-    return _analytic(sensitivity, epsilon, delta)
-
-
-def compose_basic(
-    epsilon: ArrayLike, delta: ArrayLike, times: ArrayLike
-) -> tuple[jax.Array, jax.Array]:
-    """`times` releases, each (epsilon, delta): everything adds up.
-
-    >>> [float(v) for v in compose_basic(0.5, 1e-6, 4)]
-    [2.0, 4e-06]
-    """
-    _pair("approximate_dp.compose_basic", epsilon, delta)
-    checks.require_nonnegative("approximate_dp.compose_basic", times=times)
-    return _product(epsilon, times), _product(delta, times)
+    return arrays(sensitivity)[0] / rdp.gaussian_mu(epsilon, delta)
 
 
 def compose_advanced(
     epsilon: ArrayLike, delta: ArrayLike, times: ArrayLike, slack: ArrayLike
-) -> tuple[jax.Array, jax.Array]:
-    """`times` adaptive releases at the price of `slack` in delta; the basic epsilon where that is
-    smaller.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `times` adaptive releases spend, at the price of `slack` in delta.
+
+    The epsilon is that of basic composition, times * epsilon, if that is smaller.
 
     References:
         Dwork, Rothblum, Vadhan, 2010: epsilon sqrt(2 times log(1 / slack)) + times epsilon
         (e^epsilon - 1).
     """
-    _pair("approximate_dp.compose_advanced", epsilon, delta)
-    checks.require_nonnegative("approximate_dp.compose_advanced", times=times)
-    _deltas("approximate_dp.compose_advanced", slack=slack)
-    return _advanced(epsilon, times, slack), _sum(_product(delta, times), slack)
+    e, d, n, more = arrays(epsilon, delta, times, slack)
+    advanced = e * np.sqrt(2 * n * np.log(1 / more)) + n * e * np.expm1(e)
+    return np.minimum(n * e, advanced), n * d + more
 
 
-def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """A release on a sample that holds an element with probability `rate`: (log(1 + rate (e^epsilon
-    - 1)), rate delta).
+def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a release on a sample spends: (log(1 + rate (e^epsilon - 1)), rate delta).
 
-    Holds for Poisson sampling under add_remove, and for samples of fixed size under replace_one,
-    where the release on the whole sample is (epsilon, delta)-private under that adjacency *of the
-    sampled element*.
-
-    Units:
-        rate in (0, 1].
+    The sample holds an element with probability `rate`.  This holds for Poisson sampling under
+    add_remove, and for samples of fixed size under replace_one, if the release on the whole sample
+    is (epsilon, delta)-private under that adjacency *of the sampled element*.
 
     References:
         Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 8 and 9.
@@ -113,38 +80,38 @@ def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[jax.
         >>> [round(float(v), 6) for v in amplify(1.0, 1e-5, 0.01)]
         [0.017037, 0.0]
     """
-    _pair("approximate_dp.amplify", epsilon, delta)
-    checks.require_fraction("approximate_dp.amplify", rate=rate)
-    return _amplified(epsilon, rate), _product(delta, rate)
+    e, d, q = arrays(epsilon, delta, rate)
+    # Above 600, e^epsilon overflows and 1 - rate is nothing beside it.
+    amplified = np.log1p(q * np.expm1(np.minimum(e, 600.0)))
+    return np.where(e < 600, amplified, e + np.log(q)), q * d
 
 
 def local_budget(
     epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike
-) -> tuple[jax.Array, jax.Array]:
-    """The inverse of `amplify`: what the release on the sample may spend.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the release on the sample may spend: the inverse of `amplify`.
 
     Raises:
-        ValueError: if delta / rate is not below 1: then no sampling helps.
+        ValueError: if delta / rate is not below 1, since then no sampling helps.
 
     Example:
         >>> [round(float(v), 9) for v in amplify(*local_budget(0.5, 1e-5, 0.1), 0.1)]
         [0.5, 1e-05]
     """
-    _pair("approximate_dp.local_budget", epsilon, delta)
-    checks.require_fraction("approximate_dp.local_budget", rate=rate)
-    if checks.is_concrete((delta, rate)) and not np.all(np.asarray(delta) < np.asarray(rate)):
+    e, d, q = arrays(epsilon, delta, rate)
+    if not np.all(d < q):
         checks.fail(
             "approximate_dp.local_budget",
             "delta < rate",
             f"delta={delta!r}, rate={rate!r}",
             "Lower delta.",
         )
-    return _unamplified(epsilon, rate), _quotient(delta, rate)
+    inner = np.log1p(np.expm1(np.minimum(e, 600.0)) / q)
+    return np.where(e < 600, inner, e - np.log(q)), d / q
 
 
 def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarray:
-    """The probability that a row is used at least once in a round of `steps` batches of size
-    `batch`.
+    """Return the probability that a row is used at least once in a round of batches.
 
     It amplifies noise that is added once a round (output perturbation), where the sensitivity
     covers a change of all the round's gradients, so that a row may be used many times.  It says
@@ -161,23 +128,18 @@ def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarr
         Float64[...], in the shape of `rows`.
 
     Raises:
-        ValueError: for an unknown scheme, or where a round needs more rows than there are.
+        ValueError: for an unknown scheme, or if a round needs more rows than there are.
 
     References:
         Li, Wang, Wu, 2025, section IV, for the first and the last.
 
     Example:
-        >>> [
-        ...     round(float(round_rate(10, 5, 600, s)), 6)
-        ...     for s in ("wor_round", "independent", "with_replacement")
-        ... ]
+        >>> [round(float(round_rate(10, 5, 600, s)), 6) for s in SCHEMES]
         [0.083333, 0.080601, 0.08002]
     """
     where = "approximate_dp.round_rate"
-    checks.require_integer(where, batch=batch, steps=steps)
-    checks.require_one_of(where, ("wor_round", "independent", "with_replacement"), scheme=scheme)
-    checks.require_positive(where, rows=rows)
-    rows = np.asarray(rows, np.float64)
+    checks.require_one_of(where, SCHEMES, scheme=scheme)
+    (rows,) = arrays(rows)
     needed = {"wor_round": batch * steps, "independent": batch, "with_replacement": 1}[scheme]
     if np.any(rows < needed):
         checks.fail(
@@ -188,82 +150,6 @@ def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarr
         )
     if scheme == "wor_round":
         return needed / rows
+    size, draws = (batch, steps) if scheme == "independent" else (1, batch * steps)
     with np.errstate(divide="ignore"):  # one batch may hold all rows
-        power = (
-            steps * np.log1p(-batch / rows)
-            if scheme == "independent"
-            else batch * steps * np.log1p(-1 / rows)
-        )
-    return -np.expm1(power)
-
-
-# --- formulas in float64
-
-
-def _pair(where, epsilon, delta):
-    checks.require_nonnegative(where, epsilon=epsilon, delta=delta)
-
-
-def _deltas(where, **deltas):
-    for name, value in deltas.items():
-        if checks.is_concrete(value) and not np.all(
-            (np.asarray(value) > 0) & (np.asarray(value) < 1)
-        ):
-            checks.fail(where, f"{name} in (0, 1)", f"{name}={value!r}")
-
-
-@rdp.float64
-def _classical(sensitivity, epsilon, delta):
-    return sensitivity * jnp.sqrt(2 * jnp.log(1.25 / delta)) / epsilon
-
-
-@rdp.float64
-def _analytic(sensitivity, epsilon, delta):
-    mu = jax.lax.stop_gradient(rdp.gaussian_mu(*jax.lax.stop_gradient((epsilon, delta))))
-    # the slope of the root by one Newton step, whose value is taken off again: d delta / d mu is a
-    # normal density
-    slope = jnp.exp(-jnp.square(epsilon / mu - mu / 2) / 2) / math.sqrt(2 * math.pi)
-    step = (delta - rdp.gaussian_delta(epsilon, mu)) / jnp.maximum(
-        jax.lax.stop_gradient(slope), 1e-300
-    )
-    return sensitivity / (mu + step - jax.lax.stop_gradient(step))
-
-
-@rdp.float64
-def _advanced(epsilon, times, slack):
-    drift = times * epsilon * jnp.expm1(epsilon)
-    return jnp.minimum(times * epsilon, epsilon * jnp.sqrt(2 * times * jnp.log(1 / slack)) + drift)
-
-
-@rdp.float64
-def _amplified(epsilon, rate):
-    # beyond, e^epsilon overflows and the one below is nothing
-    return jnp.where(
-        epsilon < 600,
-        jnp.log1p(rate * jnp.expm1(jnp.minimum(epsilon, 600.0))),
-        epsilon + jnp.log(rate),
-    )
-
-
-@rdp.float64
-def _unamplified(epsilon, rate):
-    return jnp.where(
-        epsilon < 600,
-        jnp.log1p(jnp.expm1(jnp.minimum(epsilon, 600.0)) / rate),
-        epsilon - jnp.log(rate),
-    )
-
-
-@rdp.float64
-def _product(one, other):
-    return one * other
-
-
-@rdp.float64
-def _quotient(one, other):
-    return one / other
-
-
-@rdp.float64
-def _sum(one, other):
-    return one + other
+        return -np.expm1(draws * np.log1p(-size / rows))

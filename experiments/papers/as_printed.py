@@ -288,7 +288,7 @@ def _chen(plan, rounds, delta, view):
     often, steps, clip_norm, batch, rows = _chen_run(plan, rounds)
     sigma = z[0] * 2 * clip_norm / np.minimum(batch, rows)
     # the formula whatever its preconditions; those that fail are told
-    missed = chen2024.dpnfl_tcdp(often, steps, clip_norm, batch, rows, sigma, strict=False).failed
+    missed = chen2024.dpnfl_tcdp(often, steps, clip_norm, batch, rows, sigma).failed
     rho = 26 * often * steps * (clip_norm / (rows * sigma)) ** 2
     omega = (batch * sigma / clip_norm) ** 2 * np.log(np.maximum(rows / batch, 1)) / 8
     whole = np.asarray(
@@ -307,9 +307,7 @@ def _chen(plan, rounds, delta, view):
 
 def _chen_noise(plan, epsilon, rounds, delta, view):
     often, steps, clip_norm, batch, rows = _chen_run(plan, rounds)
-    calibrated = chen2024.calibrate_sigma(
-        epsilon, delta, often, steps, clip_norm, batch, rows, strict=False
-    )
+    calibrated = chen2024.calibrate_sigma(epsilon, delta, often, steps, clip_norm, batch, rows)
     return (np.asarray(calibrated.value) * np.minimum(batch, rows) / (2 * clip_norm)).astype(
         np.float32
     )
@@ -372,14 +370,7 @@ def _li_noise(plan, epsilon, rounds, delta, view):
     release = plan.algorithm.releases[0]
     clip_norm = float(bound(_client_data(plan)["mechanism"]))
     std = li2025.noise_std_printed(
-        1.0,
-        release.steps,
-        clip_norm,
-        release.batches.batch,
-        _rows(plan),
-        epsilon,
-        delta,
-        strict=False,
+        1.0, release.steps, clip_norm, release.batches.batch, _rows(plan), epsilon, delta
     ).value
     work = _client_data(plan)["work"]
     return Fn(
@@ -489,14 +480,12 @@ def _talaei_noise(plan, epsilon, rounds, delta, view):
     clip_norm, impact, rows, factor = _talaei_run(plan, rounds, delta)
     if view == "server":
         return float(
-            talaei2024.client_noise_std_printed(
-                clip_norm, UPLINKS, factor, rows, epsilon, strict=False
-            ).value
+            talaei2024.client_noise_std_printed(clip_norm, UPLINKS, factor, rows, epsilon).value
         )
     return max(
         float(
             talaei2024.server_noise_std_printed(
-                clip_norm, UPLINKS, rounds, factor, p, rows, epsilon, strict=False
+                clip_norm, UPLINKS, rounds, factor, p, rows, epsilon
             ).value
         )
         for p in impact

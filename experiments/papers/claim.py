@@ -1,14 +1,17 @@
-"""A claim: a function, where the paper states it, and what it is worth.
+"""Claims: functions with their place in a paper and what they are worth.
 
     @claim("Theorem 5", "unsound", "delta is an output, not an input")
     def theorem5(...): ...
 
-A function with preconditions returns `checks.Checked` and takes `strict`.  `of(module)` lists a
-module's claims for reports.
+A function with preconditions returns `Checked`: its value proves nothing if a precondition fails.
+`of(module)` lists a module's claims for reports.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from jfl.core import checks
 
@@ -24,16 +27,23 @@ VERDICTS = {
 
 
 class Claim(NamedTuple):
-    """One statement of a paper, as a function, with what became of it."""
+    """A statement of a paper, as a function, with its verdict.
 
-    place: str  # in the paper: "Theorem 5", "eq. (20)"
-    verdict: str  # a key of VERDICTS
-    why: str  # what is missing or wrong, in one sentence
+    Attributes:
+        place: in the paper, such as "Theorem 5" or "eq. (20)".
+        verdict: a key of VERDICTS.
+        why: what is missing or wrong, in one sentence.
+        function: the statement.
+    """
+
+    place: str
+    verdict: str
+    why: str
     function: Callable
 
 
 def claim(place: str, verdict: str, why: str = ""):
-    """Decorator: the function keeps its behaviour and gets a `claim`."""
+    """Return a decorator that leaves a function as it is and gives it a `claim`."""
     checks.require_one_of("claim", tuple(VERDICTS), verdict=verdict)
 
     def mark(function):
@@ -44,10 +54,35 @@ def claim(place: str, verdict: str, why: str = ""):
 
 
 def of(module) -> tuple[Claim, ...]:
-    """The claims of a module, in the order of its source."""
+    """Return the claims of a module, in the order of its source."""
     matching = [
         v.claim
         for v in vars(module).values()
         if isinstance(getattr(v, "claim", None), Claim) and v.__module__ == module.__name__
     ]
     return tuple(sorted(matching, key=lambda c: c.function.__code__.co_firstlineno))
+
+
+class Checked(NamedTuple):
+    """A value, and the preconditions that it misses.
+
+    Attributes:
+        value: what the preconditions are about.
+        failed: the preconditions that fail somewhere.
+        holds: whether all hold, for each element if arguments are arrays.
+    """
+
+    value: Any
+    failed: tuple[str, ...]
+    holds: Any
+
+
+def checked(value, conditions: Mapping[str, ArrayLike]) -> Checked:
+    """Return a value with the names of those conditions that fail.
+
+    Args:
+        value: what the conditions are about.
+        conditions: name -> bool, or an array of them.
+    """
+    failed = tuple(name for name, ok in conditions.items() if not np.all(ok))
+    return Checked(value, failed, np.all(np.broadcast_arrays(*conditions.values()), axis=0))

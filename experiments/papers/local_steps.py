@@ -1,5 +1,4 @@
-"""Curves of a round in which a client takes several noisy steps, for replace_one of one of its
-examples.
+"""Renyi curves of a round in which a client takes several noisy steps, for replace_one of a row.
 
 `participates` (P1) holds for all algorithms and views and is what the ledger uses.  The other two
 are smaller and need more than a plan can show, so they are here for those who know that their
@@ -7,20 +6,19 @@ algorithm fits.  All take the curve of one noisy step, at the client's own noise
 the whole cohort.
 """
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln, logsumexp
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
+from scipy.special import gammaln, logsumexp
 
-from jfl.core import checks
 from jfl.privacy.accountants import rdp
+
+from .approximate_dp import arrays
 
 
 def participates(
     orders: ArrayLike, probability: ArrayLike, steps: int, step: ArrayLike
-) -> jax.Array:
-    """P1: the client runs `steps` steps with its own noise if it takes part, which may be seen.
+) -> np.ndarray:
+    """Return P1: a client that takes part runs its steps with its own noise, and may be seen.
 
     Args:
         orders: [n] > 1.
@@ -41,13 +39,13 @@ def participates(
         >>> float(participates(2.0, 1.0, 5, 0.1))
         0.5
     """
-    return rdp.participation(orders, probability, _times(steps, step))
+    return rdp.participation(orders, probability, steps * arrays(step)[0])
 
 
 def last_step_shared(
     orders: ArrayLike, probability: ArrayLike, steps: int, participant: ArrayLike, shared: ArrayLike
-) -> jax.Array:
-    """P1a: as `participates`, but the last step hides in the noise of the whole cohort.
+) -> np.ndarray:
+    """Return P1a: as `participates`, but the last step hides in the noise of the whole cohort.
 
     Conditions, none of which a plan states: a third party, who sees averages of uploads only;
     clients that remember nothing; a cohort of fixed size K; equal weights; the upload is the model
@@ -73,7 +71,8 @@ def last_step_shared(
         >>> float(last_step_shared(2.0, 1.0, 5, 0.1, 0.01))
         0.41000000000000003
     """
-    return rdp.participation(orders, probability, _add(_times(steps - 1, participant), shared))
+    own, last = arrays(participant, shared)
+    return rdp.participation(orders, probability, (steps - 1) * own + last)
 
 
 def nonexpansive(
@@ -83,8 +82,8 @@ def nonexpansive(
     rate: ArrayLike,
     z: ArrayLike,
     cohort: ArrayLike,
-) -> jax.Array:
-    """P2: all steps hide in the noise of the whole cohort, if the local steps are non-expansive.
+) -> np.ndarray:
+    """Return P2: all steps hide in the noise of the whole cohort, if the steps are non-expansive.
 
     Conditions, beside those of `last_step_shared`: convex losses that are L-smooth, step sizes at
     most 2 / L, and no clipping that acts, or the clipping of a generalised linear model; batches of
@@ -104,32 +103,15 @@ def nonexpansive(
     Returns:
         Float64[n], the curve of the round.
     """
-    checks.require_integer("local_steps.nonexpansive", steps=steps)
-    return _nonexpansive(orders, probability, rate, z, cohort, np.arange(steps + 1.0))
-
-
-@rdp.float64
-def _nonexpansive(orders, probability, rate, z, cohort, copies):
-    steps = len(copies) - 1
+    (order,) = arrays(orders)
+    if rate >= 1:
+        return rdp.participation(order, probability, order * steps**2 / (2 * cohort * z**2))
+    copies = np.arange(steps + 1.0)
     choose = gammaln(steps + 1.0) - gammaln(copies + 1) - gammaln(steps - copies + 1)
-    q = jnp.where(rate < 1, rate, 0.5)
-    log_law = choose + copies * jnp.log(q) + (steps - copies) * jnp.log1p(-q)
-    a = jnp.atleast_1d(orders)[:, None]
+    log_law = choose + copies * np.log(rate) + (steps - copies) * np.log1p(-rate)
+    a = np.atleast_1d(order)[:, None]
     power = a * (a - 1) * copies**2 / (2 * cohort * z**2)
-    # E[e^power] - 1 = E[expm1(power)]: nothing cancels
-    excess = jnp.log(-jnp.expm1(-power[:, 1:])) + power[:, 1:] + log_law[1:]
-    curve = jnp.logaddexp(logsumexp(excess, axis=1), 0.0) / (a[:, 0] - 1)
-    curve = jnp.where(rate < 1, curve, a[:, 0] * steps**2 / (2 * cohort * z**2)).reshape(
-        jnp.shape(orders)
-    )
-    return rdp.participation(orders, probability, curve)
-
-
-@rdp.float64
-def _times(count, curve):
-    return count * curve
-
-
-@rdp.float64
-def _add(one, other):
-    return one + other
+    # E[e^power] - 1 = E[expm1(power)]: nothing cancels.
+    excess = np.log(-np.expm1(-power[:, 1:])) + power[:, 1:] + log_law[1:]
+    curve = np.logaddexp(logsumexp(excess, axis=1), 0.0) / (a[:, 0] - 1)
+    return rdp.participation(order, probability, curve.reshape(order.shape))

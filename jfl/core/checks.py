@@ -2,8 +2,8 @@
 passed instead, and what to do."""
 
 import numbers
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
 
 import jax
 import jax.core
@@ -231,35 +231,3 @@ def as_arrays(where: str, name: str, tree: Any, dtype: DTypeLike | None = None) 
         return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
     except Exception as error:  # JAX raises no common error
         fail(where, f"{name}, a pytree of numbers", describe_error(error))
-
-
-# --- preconditions of formulas
-
-
-class Checked(NamedTuple):
-    """A value and the preconditions that it misses; under a trace, `holds` is the array to test."""
-
-    value: Any
-    failed: tuple[Any, ...] = ()
-    holds: Any = True
-
-
-def checked(
-    where: str, value: Any, conditions: Mapping[str, ArrayLike], strict: bool, hint: str = ""
-) -> Checked:
-    """Return `value` with the names of those `conditions` that fail.
-
-    Args:
-        where: the function that was called.
-        value: what the conditions are about.
-        conditions: name -> bool array.
-        strict: whether a failed condition raises.
-        hint: what to do about it.
-    """
-    holds = jnp.all(jnp.stack(jnp.broadcast_arrays(*conditions.values())), axis=0)
-    if not is_concrete(holds):
-        return Checked(value, (), holds)
-    failed = tuple(name for name, ok in conditions.items() if not np.all(np.asarray(ok)))
-    if strict and failed:
-        fail(where, " and ".join(failed), "arguments for which that fails", hint)
-    return Checked(value, failed, holds)

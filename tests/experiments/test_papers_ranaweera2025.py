@@ -2,7 +2,6 @@
 against runs."""
 
 import math
-import warnings
 
 import jax
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.papers import claim as claims
 from experiments.papers.ranaweera2025 import claims as paper
 from experiments.papers.ranaweera2025 import theory
 from jfl.privacy.accountants import rdp
@@ -153,26 +151,6 @@ def test_effective_multiplier_is_the_worst_case(reading, m):
     )
 
 
-def test_functions_trace():
-    """Also where some of the arguments are concrete, and without a word about precision."""
-    norms, sizes = np.array([0.5, 1.0, 2.0, 0.3]), np.array([1, 4, 2, 1])
-    c = theory.Constants(0.5, 2.0, 1.5, 0.25, 0.8, 4, 5, 0.3, 0.6)
-    for function, value in [
-        (lambda m: paper.effective_noise_multiplier("R4", m, 2.0, "lemma2"), 8),
-        (lambda s: paper.block_noise_multiplier("R1", [4, 8], s, [1.0, 2.0]), 2.0),
-        (lambda m: paper.lemma2_sigma(m, 0.1, 10, 1.0, 1e-5), 8),
-        (lambda s: paper.true_epsilon("R1", 8, s, 1e-5), 2.0),
-        (lambda mus: paper.gdp_clt_mu(0.1, mus), norms),
-        (lambda e: theory.ratio_weighted(e, 8), norms),
-        (lambda n: theory.optimal_band_std(1.0, n, sizes), norms),
-        (lambda s: theory.dp_noise_energy("wavelet", s, 1.0, 13, "lemma2"), 2.0),
-        (lambda g: theory.theorem3(c, 2.0, [0.1, 0.09], g).value, norms[:2]),
-    ]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            close(jax.jit(function)(value), function(value), 1e-5)
-
-
 def test_padding_does_not_help():
     cov = noise_cov(64)
     for d in (33, 50, 64):
@@ -241,8 +219,6 @@ def test_refusals():
         paper.audit_power("R3", 8, 1.0)
     with pytest.raises(ValueError, match="bands to be one of"):
         theory.ratio_weighted(np.ones(4) / 4, 16)
-    with pytest.raises(ValueError, match="diversity >= 1"):
-        theory.dp_pl_rate(theory.Constants(1.0, 1.0, 0.5), 1.0, 0.1, 5)
 
 
 @pytest.mark.slow
@@ -307,15 +283,10 @@ def test_median_clip():
 # --- the dynamic baseline
 
 
-def test_dynamic_schedule_and_calibration():
+def test_dynamic_schedule():
     mus = paper.dynamic_mus(0.5, 0.7, 4)
     close(mus, [0.5, 0.5 * 0.7**-0.25, 0.5 * 0.7**-0.5, 0.5 * 0.7**-0.75], 1e-12)
     close(paper.gdp_clt_mu(0.1, mus), 0.1 * math.sqrt(sum(math.exp(m**2) - 1 for m in mus)), 1e-12)
-    for rho in (0.3, 1.0):
-        first = paper.dynamic_mu(0.05, 3.0, 1e-5, rho, 200)
-        total = paper.gdp_clt_mu(0.05, paper.dynamic_mus(first, rho, 200))
-        close(rdp.gaussian_epsilon(total, 1e-5), 3.0, 1e-8)
-    close(first, math.sqrt(math.log1p((float(total) / 0.05) ** 2 / 200)), 1e-9)
 
 
 def lower_epsilon(rate, z, steps, delta, grid=2e-4, size=2**18):
@@ -491,11 +462,9 @@ def test_optimal_bands(seed):
     iso = sigma**2 * sizes.sum() * (norms**2).sum()  # clip at the norm of all bands
     close(theory.ratio_opt(norms, sizes), 4 * energy / iso, 1e-10)
     assert theory.ratio_opt(norms, sizes) <= 1 + 1e-12
-    equal = theory.equal_budget_mse(sigma, norms, sizes)
     each = sigma * math.sqrt(bands) * norms
     close(theory.band_multiplier(each, norms), sigma, 1e-10)
-    close(equal, (sizes * each**2).sum(), 1e-10)
-    assert equal >= 4 * energy * (1 - 1e-12)
+    assert (sizes * each**2).sum() >= 4 * energy * (1 - 1e-12)  # often above DP-SGD's
 
 
 def test_noise_energy():
@@ -524,29 +493,19 @@ def test_noise_energy():
 # --- convergence
 
 
-@given(st.floats(0, 3), st.floats(0.01, 1.0), st.integers(1, 60))
-@settings(max_examples=60)
-def test_excess_loss_of_noise(curvature, lr, steps):
-    second, total = (1 - lr * curvature) ** 2, 0.0  # E w^2 by recursion
+def noise_excess_loss(curvature, lr, steps, variance):
+    """Return the loss that noise leaves in one direction of a quadratic, by recursion of E w^2."""
+    total = 0.0
     for _ in range(steps):
-        total = second * total + lr**2 * 0.7
-    close(theory.noise_excess_loss(curvature, lr, steps, 0.7), 0.5 * curvature * total, 1e-9)
-
-
-def test_excess_loss_in_the_limits():
-    close(theory.noise_excess_loss(2.0, 1.0, 9, 1.0), 9.0, 1e-12)  # 1 - lr h = -1
-    close(theory.noise_excess_loss(1.0, 1.0, 9, 1.0), 0.5, 1e-12)
-    close(theory.noise_excess_loss(1.0, 1e-3, 10**6, 1.0), 1e-3 / 4, 1e-3)
-    close(theory.noise_excess_loss(1e-9, 1e-3, 100, 2.0), 0.5e-9 * 1e-6 * 100 * 2, 1e-9)
+        total = (1 - lr * curvature) ** 2 * total + lr**2 * variance
+    return 0.5 * curvature * total
 
 
 def test_rate_is_attained():
     c = theory.Constants(2.0, 2.0, noise_2=0.3)
     found = theory.dp_pl_rate(c, 5.0, 0.5, 40)
-    close(found.value, theory.noise_excess_loss(2.0, 0.5, 40, 0.3), 1e-12)
+    close(found.value, noise_excess_loss(2.0, 0.5, 40, 0.3), 1e-12)
     assert found.failed == ()
-    with pytest.raises(ValueError, match="lambda L lr"):
-        theory.dp_pl_rate(c, 5.0, 0.51, 40)
     close(
         theory.dp_pl_rate(
             theory.Constants(0.5, 4.0, 2.0, 0.5, 3.0, 2, 5, 0.1), 8.0, 0.05, 10
@@ -565,9 +524,7 @@ def test_rate_of_a_noisy_quadratic():
         w = w - lr * (h * w + math.sqrt(v / 3) * r.normal(size=w.shape))
     bound = theory.dp_pl_rate(c, losses[0], lr, np.arange(80)).value
     assert (np.array(losses) <= bound).all()
-    exact = (
-        0.5 * h * 4 * (1 - lr * h) ** 158 + np.asarray(theory.noise_excess_loss(h, lr, 79, v / 3))
-    ).sum()
+    exact = (0.5 * h * 4 * (1 - lr * h) ** 158 + noise_excess_loss(h, lr, 79, v / 3)).sum()
     close(losses[-1], exact, 0.05)
 
 
@@ -620,8 +577,6 @@ def test_theorem3_terms():
     )
     value = theory.theorem3(c, 2.0, [0.1, 0.09, 0.08], [5.0, 4.0, 3.0]).value
     close(value, got[0] * 2 + got[1] + got[2] * 3 + got[3] * (0.01 * 5 + 0.0081 * 4), 1e-12)
-    with pytest.raises(ValueError, match="do not rise"):
-        theory.theorem3(c, 2.0, [0.08, 0.09], [5.0, 4.0])
     # one step: the proved form and a drift that is not needed
     alone = theory.theorem3(c, 2.0, [0.1], [5.0]).value
     assert alone > theory.dp_pl_step(c, 2.0, 0.1, 5.0).value
@@ -678,20 +633,7 @@ def test_drift_needs_the_noise_of_local_steps():
     close(np.mean(np.where(x > 0, x, x / 2) ** 2), diversity * slope**2, 0.01)
 
 
-# --- verdicts and reported gains
-
-
-def test_verdicts():
-    found = {
-        c.function.__name__: c.verdict for module in (paper, theory) for c in claims.of(module)
-    }
-    assert {k for k, v in found.items() if v == "unsound"} == {
-        "lemma2_sigma",
-        "nominal_epsilon",
-        "gdp_clt_mu",
-        "variance_saved",
-    }
-    assert found["lemma1_variance_bound"] == "rigorous" and found["theorem3"] == "unverified"
+# --- reported gains
 
 
 def test_reported_gains():

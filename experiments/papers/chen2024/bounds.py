@@ -41,7 +41,7 @@ def accountants(name, experiment, out, quick=False) -> dict:
         beaten.append(rows[f"{data}, δ = 0.01"])
         for times in (0.5, 1.0, 10.0, 1000.0):
             pairs[f"{data}, σ = {times:g}"] = [
-                float(v) for v in paper.theorem5(*client, times, strict=False).value
+                float(v) for v in paper.theorem5(*client, times).value
             ]
     names = list(next(iter(rows.values())))
     console.table(
@@ -101,12 +101,12 @@ def bounds(name, experiment, out, quick=False, **problem_options) -> dict:
     gaps = objective(plan, l2, params) - best.value
     known, away = worst(plan, case.known, params, case.batch), start_of(params, best)
     value = dict(zip(BOUNDS, (theory.theorem1, theory.theorem1_ours)))
-    failed = lambda bound, t: tuple(bound(known, t, away, strict=False).failed)
+    failed = lambda bound, t: tuple(bound(known, t, away).failed)
     table = {
         t: dict(
             gap=g.mean(),
             std=g.std(),
-            **{b: f(known, t, away, strict=False).value for b, f in value.items()},
+            **{b: f(known, t, away).value for b, f in value.items()},
         )
         for t, g in zip(counts, gaps[1:])
     }

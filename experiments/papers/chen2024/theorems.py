@@ -128,14 +128,12 @@ def bound(theorem, known, rounds, lr, gap, away):
     if theorem == TWO_OURS:
         return float(theory.theorem2_ours(known, rounds, gap, lr)), ()
     if theorem == TWO:
-        found = theory.theorem2(known, rounds, gap, lr, strict=False)
+        found = theory.theorem2(known, rounds, gap, lr)
     elif theorem == THREE:
-        found = theory.theorem3(known, rounds, away, lr, **SERVER, strict=False)
+        found = theory.theorem3(known, rounds, away, lr, **SERVER)
     else:
         variant = "printed" if theorem == FOUR else "unloosened"
-        found = theory.theorem4_order(
-            known, rounds, gap, lr, **SERVER, variant=variant, strict=False
-        )
+        found = theory.theorem4_order(known, rounds, gap, lr, **SERVER, variant=variant)
     return float(found.value), tuple(found.failed)
 
 

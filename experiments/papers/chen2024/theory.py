@@ -9,12 +9,9 @@ speaks of the run.
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jfl.core import checks
-from jfl.core.checks import Checked
 
-from ..claim import claim
+from ..claim import Checked, checked, claim
 
 RULES = ("uniform_wor", "md", "fedavg_biased", "fedavg_normalised", "full")
 VARIANTS = ("printed", "unloosened")
@@ -116,7 +113,6 @@ def cohort_energy_bound(updates, weights, per_round):
 def drift_convex(c: Constants, lr):
     """5 tau lr^2 (G^2 + d sigma^2 + 4 tau G^2), which bounds E|w_i - w|^2 at every step of a
     round."""
-    _known("chen2024.drift_convex", c, lr=lr)
     return 5 * c.steps * lr**2 * (c.energy + 4 * c.steps * c.gradient_bound**2)
 
 
@@ -125,22 +121,20 @@ def drift_convex(c: Constants, lr):
     "conditional",
     "needs lr <= 1 / (8 L tau), which is not stated (Reddi et al., 2021)",
 )
-def drift_nonconvex(c: Constants, lr, gradient_2, strict: bool = True) -> Checked:
+def drift_nonconvex(c: Constants, lr, gradient_2) -> Checked:
     """5 tau lr^2 (G^2 + d sigma^2 + 6 tau Gamma_0^2) + 30 tau^2 lr^2 |grad f(w)|^2.
 
     Args:
         c: what the paper takes as known.
         lr: local learning rate.
         gradient_2: |grad f|^2 at the model of the round.
-        strict: raise where a precondition fails.
     """
-    _known("chen2024.drift_nonconvex", c, lr=lr)
     value = (
         5 * c.steps * lr**2 * (c.energy + 6 * c.steps * c.client_dissimilarity_2)
         + 30 * c.steps**2 * lr**2 * gradient_2
     )
     conditions = {"lr <= 1 / (8 L tau)": lr <= 1 / (8 * c.smoothness * c.steps)}
-    return checks.checked("chen2024.drift_nonconvex", value, conditions, strict, "Lower lr.")
+    return checked(value, conditions)
 
 
 # --- DPNFL
@@ -156,7 +150,7 @@ def theorem1_lr(c: Constants, round_):
     "conditional",
     "true where ours is smaller (n / r <= 9 tau is enough); false at large n / r",
 )
-def theorem1(c: Constants, rounds, distance_2, strict: bool = True) -> Checked:
+def theorem1(c: Constants, rounds, distance_2) -> Checked:
     """[2 L / lambda^2 H + 8 L^2 / lambda |w_0 - w*|^2] / (16 L / lambda + T), which bounds E f(w_T)
     - f*.
 
@@ -164,18 +158,16 @@ def theorem1(c: Constants, rounds, distance_2, strict: bool = True) -> Checked:
         c: what the theorem takes as known.
         rounds: T.
         distance_2: |w_0 - w*|^2; the paper writes w_1, and its run starts at w_0.
-        strict: raise where a precondition fails.
 
     Example:
         >>> c = Constants(100, 10, 5, 1.0, 1.0, 2.0, 0.1, variance_2=0.5, objective_gap=0.3)
         >>> round(theorem1(c, 100, 1.0).value, 4), round(theorem1_ours(c, 100, 1.0).value, 4)
         (807.3077, 90.7692)
     """
-    _known("chen2024.theorem1", c, strong_convexity=c.strong_convexity, rounds=rounds)
     h = theorem1_constant(c)
     value = _strongly_convex(c, rounds, distance_2, h / 4)
     conditions = _convex(c) | {"4 C <= H, with C that of theorem1_ours": 4 * _ours(c) <= h}
-    return checks.checked("chen2024.theorem1", value, conditions, strict, "Use theorem1_ours.")
+    return checked(value, conditions)
 
 
 def theorem1_constant(c: Constants):
@@ -194,19 +186,18 @@ def theorem1_constant(c: Constants):
     "ours",
     "perturbed strong convexity and cohort_energy_bound; noise per round, not step",
 )
-def theorem1_ours(c: Constants, rounds, distance_2, strict: bool = True) -> Checked:
+def theorem1_ours(c: Constants, rounds, distance_2) -> Checked:
     """[8 L C / lambda^2 + 8 L^2 / lambda |w_0 - w*|^2] / (16 L / lambda + T), C = (1 + 2 n / r)(G^2
     + d sigma^2 / tau).
 
     For the learning rates of Theorem 1 and unbiased gradients with E|g|^2 <= G^2.
     """
-    _known("chen2024.theorem1_ours", c, strong_convexity=c.strong_convexity, rounds=rounds)
     value = _strongly_convex(c, rounds, distance_2, _ours(c))
-    return checks.checked("chen2024.theorem1_ours", value, _convex(c), strict)
+    return checked(value, _convex(c))
 
 
 @claim("Theorem 2", "vacuous", "above 2 n / r G^2, where G^2 is trivial, at every learning rate")
-def theorem2(c: Constants, rounds, gap, lr, strict: bool = True) -> Checked:
+def theorem2(c: Constants, rounds, gap, lr) -> Checked:
     """(f(w_0) - f*) / (T Upsilon) + Q / Upsilon, which bounds the mean of E|grad f(w_t)|^2.
 
     Args:
@@ -214,25 +205,15 @@ def theorem2(c: Constants, rounds, gap, lr, strict: bool = True) -> Checked:
         rounds: T.
         gap: f(w_0) - f*.
         lr: local learning rate.
-        strict: raise where a precondition fails.
 
-    Raises:
-        ValueError: with strict, unless lr < 1 / (200 tau L), and Upsilon > 0, which does not
-            follow.
+    It needs lr < 1 / (200 tau L), and Upsilon > 0, which does not follow.
     """
-    _known("chen2024.theorem2", c, lr=lr, rounds=rounds)
     upsilon, q = theorem2_constants(c, lr)
     conditions = {
         "lr < 1 / (200 tau L)": lr < 1 / (200 * c.steps * c.smoothness),
         "Upsilon > 0": upsilon > 0,
     }
-    return checks.checked(
-        "chen2024.theorem2",
-        gap / (rounds * upsilon) + q / upsilon,
-        conditions,
-        strict,
-        "Use theorem2_ours.",
-    )
+    return checked(gap / (rounds * upsilon) + q / upsilon, conditions)
 
 
 def theorem2_constants(c: Constants, lr):
@@ -268,7 +249,6 @@ def remark2_limit(c: Constants):
 )
 def theorem2_ours(c: Constants, rounds, gap, lr):
     """2 (f(w_0) - f*) / (lr tau T) + (2 L^2 lr^2 tau + 2 L lr n / r)(tau G^2 + d sigma^2)."""
-    _known("chen2024.theorem2_ours", c, lr=lr, rounds=rounds)
     spread = c.steps * c.gradient_bound**2 + c.noise_2
     return (
         2 * gap / (lr * c.steps * rounds)
@@ -297,20 +277,8 @@ def theorem3_intervals(c: Constants, beta2, adaptivity):
     "unsound",
     "its hypotheses cannot hold together, and its constant does not fall with T",
 )
-def theorem3(
-    c: Constants, rounds, distance_2, lr, server_lr, beta2, adaptivity, strict: bool = True
-) -> Checked:
-    """L / (2 T) |w_0 - w*|^2 + 3 L K / 2, with K of `theorem3_constant`; with strict it always
-    raises."""
-    _known(
-        "chen2024.theorem3",
-        c,
-        lr=lr,
-        server_lr=server_lr,
-        adaptivity=adaptivity,
-        rounds=rounds,
-        strong_convexity=c.strong_convexity,
-    )
+def theorem3(c: Constants, rounds, distance_2, lr, server_lr, beta2, adaptivity) -> Checked:
+    """L / (2 T) |w_0 - w*|^2 + 3 L K / 2, with K of `theorem3_constant`."""
     value = c.smoothness * (
         distance_2 / (2 * rounds) + 1.5 * theorem3_constant(c, beta2, adaptivity)
     )
@@ -323,9 +291,7 @@ def theorem3(
         "server_lr <= 2 beta2 G / (d tau lambda)": server_lr <= server[1],
         "lr server_lr <= r beta2 pi^2 / (2 n tau (G + L))": lr * server_lr <= most,
     }
-    return checks.checked(
-        "chen2024.theorem3", value, conditions, strict, "No arguments satisfy all hypotheses."
-    )
+    return checked(value, conditions)
 
 
 def theorem3_constant(c: Constants, beta2, adaptivity):
@@ -355,7 +321,6 @@ def theorem4_order(
     adaptivity,
     variant: str = "printed",
     constant=1.0,
-    strict: bool = True,
 ) -> Checked:
     """constant (sqrt(beta2 / d) lr tau G + pi)(Theta + Theta'), the order of the mean of E|grad
     f(w_t)|^2.
@@ -373,16 +338,7 @@ def theorem4_order(
         variant: "printed", whose second term of Theta does not fall with lr; "unloosened", the term
             5 lr^2 tau L^2 / (2 pi) of the usual analysis in its place.
         constant: the factor that an order leaves open.
-        strict: raise where a precondition fails.
     """
-    _known(
-        "chen2024.theorem4_order",
-        c,
-        lr=lr,
-        server_lr=server_lr,
-        adaptivity=adaptivity,
-        rounds=rounds,
-    )
     checks.require_one_of("chen2024.theorem4_order", VARIANTS, variant=variant)
     tau, pi, g = c.steps, adaptivity, c.gradient_bound
     spread = c.energy + 6 * tau * c.dissimilarity_2
@@ -397,7 +353,7 @@ def theorem4_order(
         "lr <= 1 / (8 tau L)": lr <= 1 / (8 * tau * c.smoothness),
         "lr <= pi r / (80 n tau (G + server_lr L))": lr <= pi / (80 * tau * c.ratio * reach),
     }
-    return checks.checked("chen2024.theorem4_order", value, conditions, strict, "Lower lr.")
+    return checked(value, conditions)
 
 
 @claim(
@@ -405,12 +361,10 @@ def theorem4_order(
     "unsound",
     "the order at these learning rates does not fall as 1 / sqrt(r tau T): a term stays",
 )
-def remark4(
-    c: Constants, rounds, gap, beta2, adaptivity, variant: str = "printed", strict: bool = True
-) -> Checked:
+def remark4(c: Constants, rounds, gap, beta2, adaptivity, variant: str = "printed") -> Checked:
     """`theorem4_order` at lr = 1 / (L tau sqrt(T)) and server_lr = sqrt(r tau)."""
     lr, server_lr = 1 / (c.smoothness * c.steps * rounds**0.5), (c.per_round * c.steps) ** 0.5
-    return theorem4_order(c, rounds, gap, lr, server_lr, beta2, adaptivity, variant, strict=strict)
+    return theorem4_order(c, rounds, gap, lr, server_lr, beta2, adaptivity, variant)
 
 
 # --- parts
@@ -429,31 +383,6 @@ def _strongly_convex(c, rounds, distance_2, spread):
 
 def _convex(c):
     return {"lambda <= L": c.strong_convexity <= c.smoothness}
-
-
-def _known(where, c, **positive):
-    checks.require_positive(
-        where,
-        clients=c.clients,
-        per_round=c.per_round,
-        steps=c.steps,
-        smoothness=c.smoothness,
-        gradient_bound=c.gradient_bound,
-        dim=c.dim,
-        **positive,
-    )
-    checks.require_nonnegative(
-        where,
-        noise_2=c.noise_2,
-        variance_2=c.variance_2,
-        objective_gap=c.objective_gap,
-        dissimilarity_2=c.dissimilarity_2,
-        client_dissimilarity_2=c.client_dissimilarity_2,
-    )
-    if checks.is_concrete((c.clients, c.per_round)) and np.any(np.asarray(c.ratio) < 1):
-        checks.fail(
-            where, "per_round <= clients", f"per_round={c.per_round!r}, clients={c.clients!r}"
-        )
 
 
 # --- reported: test accuracy in percent

@@ -120,7 +120,7 @@ def against(config, run, seeds):
         theorem(config, found, run),
         (found["distance"], found["mu"], found["smoothness"], config.steps),
     )
-    paper = theory.bound_gap_printed(steps, terms[0], *rest, strict=False)
+    paper = theory.bound_gap_printed(steps, terms[0], *rest)
     ours = None if terms[1] is None else theory.bound_gap(steps, terms[1], *rest)
     return dict(
         steps=steps,

@@ -15,18 +15,14 @@ all uses in a round.
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from jfl.core import checks
-from jfl.core.checks import Checked as Checked
-from jfl.core.pytrees import in_float64
 from jfl.privacy.accountants import rdp
 
 from .. import approximate_dp, wang2019
-from ..claim import claim
-
-SCHEMES = ("wor_round", "independent", "with_replacement")
+from ..approximate_dp import SCHEMES, arrays
+from ..claim import Checked, checked, claim
 
 
 class Total(NamedTuple):
@@ -46,28 +42,18 @@ class Total(NamedTuple):
     "conditional",
     "needs epsilon <= 1; N(0, (sensitivity sigma)^2) would count the sensitivity twice",
 )
-def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
+def sigma(sensitivity, epsilon, delta) -> Checked:
     """Classical noise std, sensitivity sqrt(2 log(1.25 / delta)) / epsilon: the whole std, as
     equation (20) uses it.
 
-    Raises:
-        ValueError: with strict, for epsilon > 1, since the noise may then be too small.
 
     Example:
         >>> round(float(sigma(1.0, 0.5, 1e-5).value), 6)
         9.689611
     """
-    checks.require_positive("li2025.sigma", epsilon=epsilon)
-    with in_float64():
-        (e,) = _wide(epsilon)
-        value = approximate_dp.gaussian_sigma(sensitivity, 1.0, delta) / e
-        return checks.checked(
-            "li2025.sigma",
-            value,
-            {"epsilon <= 1": e <= 1},
-            strict,
-            "Use jfl.privacy.accountants.approximate_dp.analytic_sigma.",
-        )
+    (e,) = arrays(epsilon)
+    value = approximate_dp.gaussian_sigma(sensitivity, 1.0, delta) / e
+    return checked(value, {"epsilon <= 1": e <= 1})
 
 
 @claim(
@@ -75,21 +61,15 @@ def sigma(sensitivity, epsilon, delta, strict: bool = True) -> Checked:
     "conditional",
     "for epsilon <= 1; false for small rates above 1.2564, where e^epsilon - 1 = 2 epsilon",
 )
-def amplify_simple(epsilon, delta, rate, strict: bool = True) -> Checked:
+def amplify_simple(epsilon, delta, rate) -> Checked:
     """(min(2 rate epsilon, epsilon), rate delta): a gain for rate < 1/2 only.
 
     >>> round(float(amplify_simple(1.0, 1e-5, 0.1).value[0]), 9)
     0.2
     """
-    where = "li2025.amplify_simple"
-    checks.require_nonnegative(where, epsilon=epsilon, delta=delta)
-    checks.require_fraction(where, rate=rate)
-    with in_float64():
-        e, d, q = _wide(epsilon, delta, rate)
-        value = jnp.minimum(2 * q * e, e), q * d
-        return checks.checked(
-            where, value, {"epsilon <= 1": e <= 1}, strict, "Use classic.amplify."
-        )
+    e, d, q = arrays(epsilon, delta, rate)
+    value = np.minimum(2 * q * e, e), q * d
+    return checked(value, {"epsilon <= 1": e <= 1})
 
 
 @claim(
@@ -115,9 +95,7 @@ def round_rates(batch: int, steps: int, rows):
     "conditional",
     "Algorithm 1 clips the last step only (D1); too small in round 0 of lr / (1 + t)",
 )
-def sensitivity_paper(
-    steps: int, clip_norm, lr, first=None, clipped: bool = True, strict: bool = True
-) -> Checked:
+def sensitivity_paper(steps: int, clip_norm, lr, first=None, clipped: bool = True) -> Checked:
     """4 steps clip_norm lr, with the learning rate `lr` after the last step of the round.
 
     Args:
@@ -126,23 +104,14 @@ def sensitivity_paper(
         lr: the learning rate after the round's last step.
         first: the learning rate of the round's first step.  None: a constant one.
         clipped: every step is clipped.  False: Algorithm 1 as printed.
-        strict: raise if the proof fails.
 
-    Raises:
-        ValueError: with strict, if the proof fails; `sensitivity_sound` needs no such condition.
     """
-    where = "li2025.sensitivity_paper"
-    checks.require_integer(where, steps=steps)
-    checks.require_positive(where, clip_norm=clip_norm, lr=lr)
-    with in_float64():
-        bound, last, begin = _wide(clip_norm, lr, lr if first is None else first)
-        conditions = {
-            "every step clipped": jnp.asarray(clipped),
-            "first <= 2 lr": begin <= 2 * last,
-        }
-        return checks.checked(
-            where, 4 * steps * bound * last, conditions, strict, "Clip all; use sensitivity_sound."
-        )
+    bound, last, begin = arrays(clip_norm, lr, lr if first is None else first)
+    conditions = {
+        "every step clipped": clipped,
+        "first <= 2 lr": begin <= 2 * last,
+    }
+    return checked(4 * steps * bound * last, conditions)
 
 
 @claim(
@@ -163,11 +132,8 @@ def sensitivity_sound(lrs, clip_norm):
         >>> round(float(sensitivity_sound([0.04, 0.02], 1.0)), 9)
         0.12
     """
-    checks.require_nonnegative("li2025.sensitivity_sound", lrs=lrs)
-    checks.require_positive("li2025.sensitivity_sound", clip_norm=clip_norm)
-    with in_float64():
-        bound, eta = _wide(clip_norm, lrs)
-        return 2 * bound * eta.sum(axis=-1)
+    bound, eta = arrays(clip_norm, lrs)
+    return 2 * bound * eta.sum(axis=-1)
 
 
 @claim(
@@ -176,15 +142,7 @@ def sensitivity_sound(lrs, clip_norm):
     "an example used once moves the model once, and convex steps do not drive models apart",
 )
 def sensitivity_convex_contractive(
-    lipschitz,
-    lrs,
-    batch: int,
-    smoothness,
-    *,
-    convex: bool,
-    scheme: str,
-    clip_norm=np.inf,
-    strict: bool = True,
+    lipschitz, lrs, batch: int, smoothness, *, convex: bool, scheme: str, clip_norm=np.inf
 ) -> Checked:
     """2 lipschitz max(lrs) / batch, for losses of one example that are convex, smooth and
     Lipschitz.
@@ -199,7 +157,6 @@ def sensitivity_convex_contractive(
         convex: whether the losses are convex.
         scheme: how batches are drawn, as in `approximate_dp.round_rate`.
         clip_norm: bound on the batch's gradient.
-        strict: raise where a precondition fails.
 
     Returns:
         Checked numbers [...], in units of the model.
@@ -208,22 +165,16 @@ def sensitivity_convex_contractive(
         Wu et al., SIGMOD 2017 ("bolt-on"); Hardt, Recht, Singer, ICML 2016, Lemma 3.7.
     """
     where = "li2025.sensitivity_convex_contractive"
-    checks.require_positive(where, lipschitz=lipschitz, smoothness=smoothness)
-    checks.require_nonnegative(where, lrs=lrs)
-    checks.require_integer(where, batch=batch)
     checks.require_one_of(where, SCHEMES, scheme=scheme)
-    with in_float64():
-        lip, curve, bound, eta = _wide(lipschitz, smoothness, clip_norm, lrs)
-        top = eta.max(axis=-1)
-        conditions = {
-            "convex losses": jnp.asarray(convex),
-            "a clip_norm that never acts": bound >= lip,
-            "lrs <= 2 / smoothness": top <= 2 / curve,
-            "each example at most once a round": jnp.asarray(scheme == "wor_round"),
-        }
-        return checks.checked(
-            where, 2 * lip * top / batch, conditions, strict, "Use sensitivity_sound."
-        )
+    lip, curve, bound, eta = arrays(lipschitz, smoothness, clip_norm, lrs)
+    top = eta.max(axis=-1)
+    conditions = {
+        "convex losses": convex,
+        "a clip_norm that never acts": bound >= lip,
+        "lrs <= 2 / smoothness": top <= 2 / curve,
+        "each example at most once a round": scheme == "wor_round",
+    }
+    return checked(2 * lip * top / batch, conditions)
 
 
 # --- noise of a round
@@ -234,31 +185,22 @@ def sensitivity_convex_contractive(
     "conditional",
     "the paper's settings miss epsilon <= 2 rate: 3.0 and 1.6 instead of 1 at epsilon = 0.5",
 )
-def budget_split(epsilon, delta, rate, strict: bool = True) -> Checked:
+def budget_split(epsilon, delta, rate) -> Checked:
     """Return (epsilon / (2 rate), delta / rate), which the release on a round's sample may spend.
 
     It also holds for rate > 1/2; the round then spends less than epsilon.
 
     Raises:
-        ValueError: if delta >= rate; with strict, unless both lemmas that it rests on have epsilon
-            / (2 rate) <= 1.
+        ValueError: if delta >= rate.
 
     Example:
-        >>> budget_split(0.5, 1e-5, 1 / 12, strict=False).failed
+        >>> budget_split(0.5, 1e-5, 1 / 12).failed
         ('epsilon / (2 rate) <= 1',)
     """
-    checks.require_positive("li2025.budget_split", epsilon=epsilon, delta=delta)
     inner_delta = approximate_dp.local_budget(epsilon, delta, rate)[1]
-    with in_float64():
-        e, q = _wide(epsilon, rate)
-        value = e / (2 * q), inner_delta
-        return checks.checked(
-            "li2025.budget_split",
-            value,
-            {"epsilon / (2 rate) <= 1": value[0] <= 1},
-            strict,
-            "Use noise_multiplier, or classic.local_budget.",
-        )
+    e, q = arrays(epsilon, rate)
+    value = e / (2 * q), inner_delta
+    return checked(value, {"epsilon / (2 rate) <= 1": value[0] <= 1})
 
 
 @claim(
@@ -266,11 +208,11 @@ def budget_split(epsilon, delta, rate, strict: bool = True) -> Checked:
     "conditional",
     "too small for large epsilon and few steps, too large for the opposite",
 )
-def noise_multiplier_printed(epsilon, delta, rate, strict: bool = True) -> Checked:
+def noise_multiplier_printed(epsilon, delta, rate) -> Checked:
     """Noise std over sensitivity, 2 rate sqrt(2 log(1.25 rate / delta)) / epsilon;
     `delivered_epsilon` judges it."""
-    split = budget_split(epsilon, delta, rate, strict)
-    return split._replace(value=sigma(1.0, *split.value, strict=False).value)
+    split = budget_split(epsilon, delta, rate)
+    return split._replace(value=sigma(1.0, *split.value).value)
 
 
 @claim(
@@ -278,21 +220,18 @@ def noise_multiplier_printed(epsilon, delta, rate, strict: bool = True) -> Check
     "unsound",
     "made for the model, added to the gradient: uploads have learning rate times this (D2)",
 )
-def noise_std_printed(
-    lr, steps: int, clip_norm, batch: int, rows, epsilon, delta, strict: bool = True
-) -> Checked:
+def noise_std_printed(lr, steps: int, clip_norm, batch: int, rows, epsilon, delta) -> Checked:
     """A client's noise std, 8 lr steps clip_norm q sqrt(2 log(1.25 q / delta)) / epsilon, q = steps
     batch / rows.
 
-    >>> round(float(noise_std_printed(0.04, 5, 1.0, 10, 600, 0.5, 1e-5, strict=False).value), 6)
+    >>> round(float(noise_std_printed(0.04, 5, 1.0, 10, 600, 0.5, 1e-5).value), 6)
     1.147049
     """
     rate = approximate_dp.round_rate(batch, steps, rows, "wor_round")
-    multiplier = noise_multiplier_printed(epsilon, delta, rate, strict)
-    with in_float64():
-        return multiplier._replace(
-            value=multiplier.value * sensitivity_paper(steps, clip_norm, lr).value
-        )
+    multiplier = noise_multiplier_printed(epsilon, delta, rate)
+    return multiplier._replace(
+        value=multiplier.value * sensitivity_paper(steps, clip_norm, lr).value
+    )
 
 
 @claim("Lemma 3", "ours", "exact amplification and the exact Gaussian: for every epsilon and rate")
@@ -308,11 +247,8 @@ def noise_multiplier(epsilon, delta, rate):
 def round_epsilon(multiplier, delta, rate):
     """The epsilon of a round at `delta`; 0 where delta >= rate: the example is then used too seldom
     to matter."""
-    checks.require_positive("li2025.round_epsilon", multiplier=multiplier)
-    checks.require_fraction("li2025.round_epsilon", delta=delta, rate=rate)
-    with in_float64():
-        z, d, q = _wide(multiplier, delta, rate)
-        return approximate_dp.amplify(rdp.gaussian_epsilon(1 / z, d / q), d, q)[0]
+    z, d, q = arrays(multiplier, delta, rate)
+    return approximate_dp.amplify(rdp.gaussian_epsilon(1 / z, d / q), d, q)[0]
 
 
 @claim("Lemmas 1 to 3", "ours", "epsilon of a round with the printed noise")
@@ -332,12 +268,8 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
         [0.637, 212.654]
     """
     shrunk = 1.0 if lr is None else lr
-    checks.require_positive("li2025.delivered_epsilon", lr=shrunk)
-    with in_float64():
-        multiplier = (
-            _wide(shrunk)[0] * noise_multiplier_printed(epsilon, delta, rate, strict=False).value
-        )
-        return round_epsilon(multiplier, delta, rate)
+    multiplier = arrays(shrunk)[0] * noise_multiplier_printed(epsilon, delta, rate).value
+    return round_epsilon(multiplier, delta, rate)
 
 
 @claim(
@@ -361,18 +293,8 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
         ... )  # less than for one round
         0.1376205
     """
-    where = "li2025.total_epsilon_heuristic"
-    checks.require_positive(where, epsilon=epsilon, constant=constant)
-    checks.require_fraction(where, rate=rate, probability=probability)
-    checks.require_positive(
-        where,
-        "It has a pole at rate 1: use total_epsilon.",
-        rounds=rounds,
-        **{"1 - rate": 1 - rate},
-    )
-    with in_float64():
-        e, q, p, r, c = _wide(epsilon, rate, probability, rounds, constant)
-        return Total(c * q * e * jnp.sqrt(p * r / (1 - q)), None, "heuristic", "Theorem 2")
+    e, q, p, r, c = arrays(epsilon, rate, probability, rounds, constant)
+    return Total(c * q * e * np.sqrt(p * r / (1 - q)), None, "heuristic", "Theorem 2")
 
 
 @claim(
@@ -398,9 +320,6 @@ def total_epsilon(multiplier, rate, participations: int, delta, method: str = "m
         (3.192, 'rigorous')
     """
     where = "li2025.total_epsilon"
-    checks.require_positive(where, multiplier=multiplier)
-    checks.require_fraction(where, delta=delta, rate=rate)
-    checks.require_integer(where, min_value=0, participations=participations)
     checks.require_one_of(where, (*METHODS, "min"), method=method)
     names = METHODS if method == "min" else (method,)
     epsilons = {
@@ -426,9 +345,6 @@ def participation_quantile(rounds: int, probability, failure, clients: int = 1) 
     """
     from scipy import stats  # half a second: not at import
 
-    where = "li2025.participation_quantile"
-    checks.require_integer(where, rounds=rounds, clients=clients)
-    checks.require_fraction(where, probability=probability, failure=failure)
     return int(stats.binom.isf(failure / clients, rounds, probability))
 
 
@@ -439,35 +355,26 @@ def participation_quantile(rounds: int, probability, failure, clients: int = 1) 
 )
 def median_clip_norm(norms):
     """The median of the gradient norms of a run without clipping."""
-    return jnp.median(jnp.asarray(norms))
+    return np.median(np.asarray(norms))
 
 
-# --- formulas in float64
+# --- epsilons of all rounds
 
 
-def _wide(*values):
-    return tuple(jnp.asarray(v, jnp.float64) for v in values)
-
-
-@rdp.float64
 def _composed(multiplier, rate, times, delta):
-    share = delta / jnp.maximum(times, 1)
+    share = delta / max(times, 1)
     each = round_epsilon(multiplier, share / 2, rate)
     advanced = approximate_dp.compose_advanced(each, share / 2, times, delta / 2)[0]
-    return jnp.minimum(times * round_epsilon(multiplier, share, rate), advanced)
+    return np.minimum(times * round_epsilon(multiplier, share, rate), advanced)
 
 
 def _by_curve(curve, orders):
-    return rdp.float64(
-        lambda z, rate, times, delta: rdp.epsilon(orders, times * curve(orders, rate, z), delta)
-    )
+    return lambda z, rate, times, delta: rdp.epsilon(orders, times * curve(orders, rate, z), delta)
 
 
 METHODS = {
     "A": _composed,
-    "B": rdp.float64(
-        lambda z, rate, times, delta: rdp.gaussian_epsilon(jnp.sqrt(times) / z, delta)
-    ),
+    "B": lambda z, rate, times, delta: rdp.gaussian_epsilon(times**0.5 / z, delta),
     "C": _by_curve(wang2019.refined, np.arange(2.0, 257)),
     "D": _by_curve(rdp.without_replacement, 1 + np.geomspace(1e-3, 1e5, 512)),
 }

@@ -193,14 +193,7 @@ def budgets(config, clock="step", reading="gradient"):
     rates = config.lr / np.sqrt(1 + (steps if clock == "step" else 0 * steps))
     rows = config.steps * config.batch / rate
     std = li2025.noise_std_printed(
-        rates[-1],
-        config.steps,
-        config.clip_norm,
-        config.batch,
-        rows,
-        config.epsilon,
-        config.delta,
-        strict=False,
+        rates[-1], config.steps, config.clip_norm, config.batch, rows, config.epsilon, config.delta
     ).value
     shrunk = rates[-1] if reading == "gradient" else 1.0
     level = shrunk * float(std) / float(li2025.sensitivity_sound(rates, config.clip_norm))

@@ -12,14 +12,12 @@ Float64 and traceable.  `shares` [C] are the weights p_k of the clients, with su
 their rows.
 """
 
-import jax.numpy as jnp
 import numpy as np
 
 from jfl.core import checks
-from jfl.core.checks import Checked as Checked
-from jfl.core.pytrees import in_float64
 
-from ..claim import claim
+from ..approximate_dp import arrays
+from ..claim import Checked, checked, claim
 
 SAMPLINGS = ("full", "with_replacement", "with_replacement_independent", "without_replacement")
 
@@ -55,13 +53,11 @@ def aggregation_weights(shares, cohort, sampling: str):
         "printed_sum",
     )
     checks.require_one_of(where, options, sampling=sampling)
-    checks.require_nonnegative(where, shares=shares)
-    ids = jnp.asarray(cohort)
-    with in_float64():
-        p, size = _wide(shares)[0], ids.shape[-1]
-        if sampling == "with_replacement":
-            return jnp.full(ids.shape, 1 / size)
-        return p[ids] * (1 if sampling in ("full", "printed_sum") else len(p) / size)
+    ids = np.asarray(cohort)
+    p, size = arrays(shares)[0], ids.shape[-1]
+    if sampling == "with_replacement":
+        return np.full(ids.shape, 1 / size)
+    return p[ids] * (1 if sampling in ("full", "printed_sum") else len(p) / size)
 
 
 @claim("Theorem 4", "ours", "the paper leaves out that uploads are sampled with their noise")
@@ -80,17 +76,13 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
     """
     where = "li2025.theory.square_weights"
     checks.require_one_of(where, SAMPLINGS, sampling=sampling)
-    checks.require_nonnegative(where, shares=shares)
-    if sampling != "full":
-        checks.require_integer(where, cohort=cohort)
-    with in_float64():
-        p, many = _wide(shares, cohort or 1)
-        return {
-            "full": p**2,
-            "with_replacement": p**2 + p * (1 - p) / many,
-            "with_replacement_independent": p / many,
-            "without_replacement": len(p) / many * p**2,
-        }[sampling]
+    p, many = arrays(shares, cohort or 1)
+    return {
+        "full": p**2,
+        "with_replacement": p**2 + p * (1 - p) / many,
+        "with_replacement_independent": p / many,
+        "without_replacement": len(p) / many * p**2,
+    }[sampling]
 
 
 @claim(
@@ -105,15 +97,9 @@ def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, d
     Shapes:
         lr [...], sizes [C] -> [...].
     """
-    where = "li2025.theory.mean_noise_variance"
-    checks.require_integer(where, steps=steps, batch=batch)
-    checks.require_positive(
-        where, lr=lr, clip_norm=clip_norm, sizes=sizes, epsilon=epsilon, delta=delta
-    )
-    with in_float64():
-        eta, bound, n, e = _wide(lr, clip_norm, sizes, epsilon)
-        scale = 128 * steps**4 * batch**2 * (bound / e) ** 2 / n.sum()
-        return scale * eta**2 * _log_sum(steps, batch, sizes, delta)
+    eta, bound, n, e = arrays(lr, clip_norm, sizes, epsilon)
+    scale = 128 * steps**4 * batch**2 * (bound / e) ** 2 / n.sum()
+    return scale * eta**2 * _log_sum(steps, batch, sizes, delta)
 
 
 @claim("eq. (21)", "unsound", "the number of rounds times a sum over the rounds")
@@ -123,10 +109,7 @@ def accumulated_noise_printed(lrs, steps: int, clip_norm, batch: int, sizes, eps
     Shapes:
         lrs [R], sizes [C] -> [].
     """
-    with in_float64():
-        return np.shape(lrs)[0] * accumulated_noise(
-            lrs, steps, clip_norm, batch, sizes, epsilon, delta
-        )
+    return np.shape(lrs)[0] * accumulated_noise(lrs, steps, clip_norm, batch, sizes, epsilon, delta)
 
 
 @claim(
@@ -140,8 +123,7 @@ def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, de
     Shapes:
         lrs [R], sizes [C] -> [].
     """
-    with in_float64():
-        return mean_noise_variance(lrs, steps, clip_norm, batch, sizes, epsilon, delta).sum()
+    return mean_noise_variance(lrs, steps, clip_norm, batch, sizes, epsilon, delta).sum()
 
 
 # --- terms of the bound
@@ -164,41 +146,28 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
         smoothness: L of the losses.
         gap: F* - sum p_k F_k*, see `jfl.analysis.heterogeneity`.
     """
-    where = "li2025.theory.gradient_term"
-    checks.require_integer(where, batch=batch, steps=steps)
-    checks.require_nonnegative(where, shares=shares, variances=variances, gap=gap)
-    checks.require_positive(where, clip_norm=clip_norm, smoothness=smoothness)
-    with in_float64():
-        p, v, bound, curve, apart = _wide(shares, variances, clip_norm, smoothness, gap)
-        return jnp.sum(p**2 * v) / batch + 8 * (steps - 1) ** 2 * bound**2 + 6 * curve * apart
+    p, v, bound, curve, apart = arrays(shares, variances, clip_norm, smoothness, gap)
+    return np.sum(p**2 * v) / batch + 8 * (steps - 1) ** 2 * bound**2 + 6 * curve * apart
 
 
 @claim("Lemma A4", "conditional", "false for many clients with few rows each: use the sum itself")
-def log_sum_bound(sizes, steps: int, batch: int, delta, strict: bool = True) -> Checked:
+def log_sum_bound(sizes, steps: int, batch: int, delta) -> Checked:
     """log(n) log(1.25^2 steps^2 batch^2 / (n delta^2)) / 2 for sum log(1.25 steps batch / (n_k
     delta)) / n_k.
 
     Shapes:
         sizes [C] -> [].
 
-    Raises:
-        ValueError: with strict, unless it bounds the sum.
 
     Example:
         >>> log_sum_bound([600] * 100, 5, 10, 1e-5).value.round(6).item()
         111.63877
-        >>> log_sum_bound([50] * 1000, 5, 10, 1e-5, strict=False).failed
+        >>> log_sum_bound([50] * 1000, 5, 10, 1e-5).failed
         ('the sum over clients <= its bound',)
     """
-    where = "li2025.theory.log_sum_bound"
-    checks.require_integer(where, steps=steps, batch=batch)
-    checks.require_positive(where, sizes=sizes, delta=delta)
-    with in_float64():
-        value = _log_integral(_wide(sizes)[0].sum(), steps, batch, delta)
-        fits = _log_sum(steps, batch, sizes, delta) <= value
-        return checks.checked(
-            where, value, {"the sum over clients <= its bound": fits}, strict, "Use the sum."
-        )
+    value = _log_integral(arrays(sizes)[0].sum(), steps, batch, delta)
+    fits = _log_sum(steps, batch, sizes, delta) <= value
+    return checked(value, {"the sum over clients <= its bound": fits})
 
 
 @claim(
@@ -231,22 +200,16 @@ def noise_term_printed(
         delta: in (0, 1).
         consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
     """
-    where = "li2025.theory.noise_term_printed"
-    checks.require_integer(where, dim=dim, steps=steps, batch=batch)
-    checks.require_positive(
-        where, clip_norm=clip_norm, rows=rows, smoothness=smoothness, epsilon=epsilon, delta=delta
+    bound, n, curve, e = arrays(clip_norm, rows, smoothness, epsilon)
+    drift = (8 if consistent else 4) * (steps - 1) ** 2 + 2
+    variance = (
+        8
+        * steps**4
+        * (batch * bound / (curve * e)) ** 2
+        / n
+        * _log_integral(n, steps, batch, delta)
     )
-    with in_float64():
-        bound, n, curve, e = _wide(clip_norm, rows, smoothness, epsilon)
-        drift = (8 if consistent else 4) * (steps - 1) ** 2 + 2
-        variance = (
-            8
-            * steps**4
-            * (batch * bound / (curve * e)) ** 2
-            / n
-            * _log_integral(n, steps, batch, delta)
-        )
-        return dim * drift * variance
+    return dim * drift * variance
 
 
 @claim("Theorem 3, B", "ours", "noise on the model after the last step adds no drift")
@@ -271,18 +234,8 @@ def noise_term(
         sampling: as in `square_weights`.
         cohort: clients of a round; not needed for "full".
     """
-    where = "li2025.theory.noise_term"
-    checks.require_integer(where, dim=dim, steps=steps)
-    checks.require_positive(where, clip_norm=clip_norm)
-    checks.require_nonnegative(where, multipliers=multipliers)
-    with in_float64():
-        bound, z = _wide(clip_norm, multipliers)
-        return (
-            16
-            * dim
-            * (steps * bound) ** 2
-            * jnp.sum(square_weights(shares, sampling, cohort) * z**2)
-        )
+    bound, z = arrays(clip_norm, multipliers)
+    return 16 * dim * (steps * bound) ** 2 * np.sum(square_weights(shares, sampling, cohort) * z**2)
 
 
 @claim(
@@ -293,7 +246,6 @@ def noise_term(
 def sampling_term_printed(sampling: str, steps: int, clip_norm, clients: int, cohort: int):
     """H = (2 steps clip_norm)^2 / cohort, times (clients - cohort) / (clients - 1) without
     replacement; 0 if "full"."""
-    checks.require_integer("li2025.theory.sampling_term_printed", clients=clients)
     return sampling_term(sampling, steps, clip_norm, np.full(clients, 1 / clients), cohort)
 
 
@@ -302,26 +254,18 @@ def sampling_term(sampling: str, steps: int, clip_norm, shares, cohort: int):
     """As printed, times C sum p_k^2 without replacement."""
     where = "li2025.theory.sampling_term"
     checks.require_one_of(where, SAMPLINGS, sampling=sampling)
-    checks.require_integer(where, steps=steps, cohort=cohort)
-    checks.require_positive(where, clip_norm=clip_norm)
-    checks.require_nonnegative(where, shares=shares)
     clients = np.shape(shares)[0]
-    if sampling == "without_replacement" and cohort > clients:
-        checks.fail(where, f"cohort <= clients={clients}", f"cohort={cohort}")
-    with in_float64():
-        bound, p = _wide(clip_norm, shares)
-        left = (clients - cohort) / max(clients - 1, 1) * clients * jnp.sum(p**2)
-        factor = {"full": 0.0, "without_replacement": left}.get(sampling, 1.0)
-        return factor * 4 * (steps * bound) ** 2 / cohort
+    bound, p = arrays(clip_norm, shares)
+    left = (clients - cohort) / max(clients - 1, 1) * clients * np.sum(p**2)
+    factor = {"full": 0.0, "without_replacement": left}.get(sampling, 1.0)
+    return factor * 4 * (steps * bound) ** 2 / cohort
 
 
 # --- the bound
 
 
 @claim("Theorems 3 and 4", "conditional", "false for steps > 8 kappa: its proof takes a = 8 kappa")
-def bound_gap_printed(
-    step, terms, distance, strong_convexity, smoothness, steps: int, strict: bool = True
-) -> Checked:
+def bound_gap_printed(step, terms, distance, strong_convexity, smoothness, steps: int) -> Checked:
     """2 kappa / (step + a) (terms / mu + 2 L distance).
 
     Args:
@@ -331,24 +275,14 @@ def bound_gap_printed(
         strong_convexity: mu of the losses.
         smoothness: L of the losses; kappa = L / mu.
         steps: local steps of a round.
-        strict: raise where a precondition fails.
 
-    Raises:
-        ValueError: with strict, for steps > 8 kappa.
     """
-    where = "li2025.theory.bound_gap_printed"
-    _problem(where, terms, distance, strong_convexity, smoothness, steps)
-    with in_float64():
-        t, total, far, mu, curve = _wide(step, terms, distance, strong_convexity, smoothness)
-        value = (
-            2
-            * curve
-            / mu
-            * (total / mu + 2 * curve * far)
-            / (t + jnp.maximum(8 * curve / mu, steps))
-        )
-        conditions = {"steps <= 8 smoothness / strong_convexity": steps <= 8 * curve / mu}
-        return checks.checked(where, value, conditions, strict, "Use bound_gap.")
+    t, total, far, mu, curve = arrays(step, terms, distance, strong_convexity, smoothness)
+    value = (
+        2 * curve / mu * (total / mu + 2 * curve * far) / (t + np.maximum(8 * curve / mu, steps))
+    )
+    conditions = {"steps <= 8 smoothness / strong_convexity": steps <= 8 * curve / mu}
+    return checked(value, conditions)
 
 
 @claim(
@@ -364,32 +298,22 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
         step, terms, distance, strong_convexity, smoothness, steps: as in `bound_gap_printed`.
         sharp: whether the larger of the two terms takes the place of their sum.
     """
-    _problem("li2025.theory.bound_gap", terms, distance, strong_convexity, smoothness, steps)
-    with in_float64():
-        noise, start, offset = _parts(terms, distance, strong_convexity, smoothness, steps)
-        return (jnp.maximum(noise, start) if sharp else noise + start) / (_wide(step)[0] + offset)
+    noise, start, offset = _parts(terms, distance, strong_convexity, smoothness, steps)
+    return (np.maximum(noise, start) if sharp else noise + start) / (arrays(step)[0] + offset)
 
 
 @claim("Remark 2", "rigorous", "with 4 clip_norm^2 as printed; one clip_norm^2 is enough")
 def distance_bound(gradient_norm, strong_convexity):
     """||w_0 - w*||^2 <= (||gradient at w_0|| / mu)^2."""
-    checks.require_nonnegative("li2025.theory.distance_bound", gradient_norm=gradient_norm)
-    checks.require_positive("li2025.theory.distance_bound", strong_convexity=strong_convexity)
-    with in_float64():
-        norm, mu = _wide(gradient_norm, strong_convexity)
-        return (norm / mu) ** 2
+    norm, mu = arrays(gradient_norm, strong_convexity)
+    return (norm / mu) ** 2
 
 
 @claim("Remark 3", "ours", "the printed order drops a factor steps^2 of B")
 def steps_to_accuracy(accuracy, terms, distance, strong_convexity, smoothness, steps: int):
     """The least whole number of local steps after which `bound_gap` is at most `accuracy`; rounds
     are that / steps."""
-    checks.require_positive("li2025.theory.steps_to_accuracy", accuracy=accuracy)
-    _problem(
-        "li2025.theory.steps_to_accuracy", terms, distance, strong_convexity, smoothness, steps
-    )
-    with in_float64():
-        return jnp.ceil(_needed(accuracy, terms, distance, strong_convexity, smoothness, steps))
+    return np.ceil(_needed(accuracy, terms, distance, strong_convexity, smoothness, steps))
 
 
 @claim(
@@ -411,18 +335,11 @@ def optimal_local_steps(
         smoothness: L of the losses.
         most: the largest number of local steps that is tried.
     """
-    where = "li2025.theory.optimal_local_steps"
-    checks.require_integer(where, most=most)
-    checks.require_positive(where, accuracy=accuracy)
     tried = np.arange(1, most + 1)
     terms = np.array([float(terms_of_steps(int(steps))) for steps in tried])
-    _problem(where, terms, distance, strong_convexity, smoothness, 1)
-    with in_float64():
-        return 1 + int(
-            jnp.argmin(
-                _needed(accuracy, terms, distance, strong_convexity, smoothness, tried) / tried
-            )
-        )
+    return 1 + int(
+        np.argmin(_needed(accuracy, terms, distance, strong_convexity, smoothness, tried) / tried)
+    )
 
 
 @claim(
@@ -432,41 +349,28 @@ def optimal_local_steps(
 )
 def noiseless_local_steps(spread, clip_norm):
     """sqrt(1 + spread / (8 clip_norm^2)), where spread = sum p_k^2 variance_k / batch + 6 L gap."""
-    checks.require_nonnegative("li2025.theory.noiseless_local_steps", spread=spread)
-    checks.require_positive("li2025.theory.noiseless_local_steps", clip_norm=clip_norm)
-    with in_float64():
-        apart, bound = _wide(spread, clip_norm)
-        return jnp.sqrt(1 + apart / (8 * bound**2))
+    apart, bound = arrays(spread, clip_norm)
+    return np.sqrt(1 + apart / (8 * bound**2))
 
 
 # --- parts, in float64
 
 
-def _wide(*values):
-    return tuple(jnp.asarray(v, jnp.float64) for v in values)
-
-
 def _log_sum(steps, batch, sizes, delta):
-    n, d = _wide(sizes, delta)
-    return jnp.sum(jnp.log(1.25 * steps * batch / (n * d)) / n)
+    n, d = arrays(sizes, delta)
+    return np.sum(np.log(1.25 * steps * batch / (n * d)) / n)
 
 
 def _log_integral(rows, steps, batch, delta):
-    return jnp.log(rows) * (2 * jnp.log(1.25 * steps * batch / _wide(delta)[0]) - jnp.log(rows)) / 2
-
-
-def _problem(where, terms, distance, strong_convexity, smoothness, steps):
-    checks.require_integer(where, steps=steps)
-    checks.require_nonnegative(where, terms=terms, distance=distance)
-    checks.require_positive(where, strong_convexity=strong_convexity, smoothness=smoothness)
+    return np.log(rows) * (2 * np.log(1.25 * steps * batch / arrays(delta)[0]) - np.log(rows)) / 2
 
 
 def _parts(terms, distance, strong_convexity, smoothness, steps):
-    total, far, mu, curve = _wide(terms, distance, strong_convexity, smoothness)
-    offset = jnp.maximum(8 * curve / mu, steps)
+    total, far, mu, curve = arrays(terms, distance, strong_convexity, smoothness)
+    offset = np.maximum(8 * curve / mu, steps)
     return 2 * curve / mu * total / mu, curve * offset * far / 2, offset
 
 
 def _needed(accuracy, terms, distance, strong_convexity, smoothness, steps):
     noise, start, offset = _parts(terms, distance, strong_convexity, smoothness, steps)
-    return jnp.maximum((noise + start) / _wide(accuracy)[0] - offset, 0.0)
+    return np.maximum((noise + start) / arrays(accuracy)[0] - offset, 0.0)

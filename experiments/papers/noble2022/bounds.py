@@ -273,12 +273,7 @@ def _known(setting, config, gap):
 def rate(problem, algorithm, case, rounds, printed=False):
     """Return the bound of a theorem after a number of rounds."""
     function = theory.scaffold_rate if algorithm == "scaffold" else theory.fedavg_rate
-    return function(
-        problem._replace(rounds=rounds),
-        KIND[case],
-        paper_literal=printed,
-        strict=False,
-    )
+    return function(problem._replace(rounds=rounds), KIND[case], paper_literal=printed)
 
 
 def named_lr(problem, algorithm, case):

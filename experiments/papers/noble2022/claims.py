@@ -14,16 +14,15 @@ replacement.
 import collections
 import math
 
-import jax.numpy as jnp
 import numpy as np
 
 from jfl.core import checks
-from jfl.core.pytrees import in_float64
 from jfl.privacy.accountants import rdp
+from jfl.privacy.accountants.tightest import smallest
 
 from .. import approximate_dp, wang2019
 from .. import local_steps as curves
-from ..claim import claim
+from ..claim import Checked, checked, claim
 
 ORDERS, GRID = (
     np.arange(2.0, 65.0),
@@ -111,10 +110,9 @@ def third_party_rdp(orders, sigma_g, user_ratio, data_ratio, local_updates, roun
         Lemma B.7 twice, `wang2019.wor_rdp` on `wang2019.crude`; l M is not rounded down.
     """
     whole = np.arange(2.0, np.ceil(np.max(orders)) + 1)
-    with in_float64():
-        shared = jnp.sqrt(jnp.asarray(user_ratio * users, jnp.float64)) * sigma_g
-        batches = local_updates * wang2019.crude(whole, data_ratio, shared)
-        return rounds * wang2019.wor_rdp(orders, user_ratio, lambda _: batches)
+    shared = math.sqrt(user_ratio * users) * sigma_g
+    batches = local_updates * wang2019.crude(whole, data_ratio, shared)
+    return rounds * wang2019.wor_rdp(orders, user_ratio, lambda _: batches)
 
 
 @claim("Section 5 and Appendix D.3.2", "unsound", GAPS)
@@ -133,16 +131,6 @@ def third_party_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, 
         >>> round(float(third_party_epsilon(*SYNTHETIC)), 2)
         12.91
     """
-    _run(
-        "noble2022.third_party_epsilon",
-        sigma_g,
-        user_ratio,
-        data_ratio,
-        local_updates,
-        users,
-        delta,
-        rounds,
-    )
     return _published(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta)[()]
 
 
@@ -158,8 +146,6 @@ def largest_rounds(epsilon, sigma_g, user_ratio, data_ratio, local_updates, user
         >>> largest_rounds(3.0, 10.0, 0.05, 0.2, [1, 40], 100, 1 / 400_000).tolist()
         [542, 72]
     """
-    _run("noble2022.largest_rounds", sigma_g, user_ratio, data_ratio, local_updates, users, delta)
-    checks.require_positive("noble2022.largest_rounds", epsilon=epsilon)
     once = _grid(sigma_g, user_ratio, data_ratio, local_updates, users)
     left = _axis(epsilon) + np.log(_axis(delta)) / (ORDERS - 1)
     return np.floor(np.maximum(0.0, np.max(left / once, axis=-1))).astype(int)
@@ -173,12 +159,12 @@ def code_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, 
     >>> round(code_epsilon(*SYNTHETIC), 3)
     12.907
     """
-    whole = np.asarray(
-        third_party_rdp(ORDERS, sigma_g, user_ratio, data_ratio, local_updates, rounds, users)
-    )
+    run = sigma_g, user_ratio, data_ratio, local_updates, rounds, users
+    whole = third_party_rdp(ORDERS, *run)
     best = ORDERS[np.argmin(whole - np.log(delta) / (ORDERS - 1))]
     near = np.linspace(best - 1 + 1e-4, best + 1, 1000)
-    return float(np.min(np.asarray(_between(near, ORDERS, whole)) - np.log(delta) / (near - 1)))
+    between = wang2019.interpolate(near, ORDERS, whole)
+    return float(np.min(between - np.log(delta) / (near - 1)))
 
 
 @claim("Section 5 (calibration)", "unsound", GAPS)
@@ -197,7 +183,6 @@ def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, del
         "noble2022.noise_for",
         (user_ratio, data_ratio, local_updates, rounds, users, delta),
     )
-    _run(where, 1.0, user_ratio, data_ratio, local_updates, users, delta, rounds)
     limit = float(_published(np.inf, *run))
     if not epsilon > limit * (1 + 1e-9):
         checks.fail(
@@ -206,7 +191,7 @@ def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, del
             f"epsilon={epsilon!r}",
             "That floor is an artefact of the bound: use proved_noise.",
         )
-    return _smallest(where, lambda sigma_g: float(_published(sigma_g, *run)), epsilon)
+    return smallest(where, lambda sigma_g: float(_published(sigma_g, *run)), epsilon)
 
 
 @claim("Appendix B, closed form", "unsound", GAPS)
@@ -229,27 +214,12 @@ def closed_form(
     References:
         Lemmas B.1, B.2, B.4, B.7; at most the sum of T rounds, which the paper does not say.
     """
-    _run(
-        "noble2022.closed_form",
-        sigma_g,
-        user_ratio,
-        data_ratio,
-        local_updates,
-        users,
-        delta,
-        rounds,
-    )
     part = np.linspace(0.01, 0.99, 99) if optimise else np.array([0.5])
-    inner = np.asarray(wang2019.crude(ORDERS, data_ratio, math.sqrt(user_ratio * users) * sigma_g))[
-        :, None
-    ]
-    spent = local_updates * inner - np.log(part * delta / (rounds * user_ratio)) / (
-        ORDERS[:, None] - 1
-    )
+    inner = wang2019.crude(ORDERS, data_ratio, math.sqrt(user_ratio * users) * sigma_g)[:, None]
+    spent = local_updates * inner
+    spent = spent - np.log(part * delta / (rounds * user_ratio)) / (ORDERS[:, None] - 1)
     once, _ = approximate_dp.amplify(spent, 0.0, user_ratio)
-    return float(
-        np.asarray(approximate_dp.compose_advanced(once, 0.0, rounds, (1 - part) * delta)[0]).min()
-    )
+    return float(approximate_dp.compose_advanced(once, 0.0, rounds, (1 - part) * delta)[0].min())
 
 
 @claim(
@@ -259,8 +229,7 @@ def closed_form(
 )
 def server_epsilon(sigma_g, data_ratio, local_updates, rounds, delta) -> float:
     """Its epsilon for the server: T K batches at a client's own noise."""
-    _run("noble2022.server_epsilon", sigma_g, 1.0, data_ratio, local_updates, 1, delta, rounds)
-    whole = np.asarray(wang2019.crude(ORDERS, data_ratio, sigma_g))
+    whole = wang2019.crude(ORDERS, data_ratio, sigma_g)
     return float(np.min(rounds * local_updates * whole - np.log(delta) / (ORDERS - 1)))
 
 
@@ -269,40 +238,22 @@ def server_epsilon(sigma_g, data_ratio, local_updates, rounds, delta) -> float:
     "unsound",
     "1 / sqrt(M) needs one local step, sqrt(l) that a record is amplified like a user",
 )
-def sigma_required(
-    epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta, strict=True
-) -> checks.Checked:
+def sigma_required(epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta) -> Checked:
     """sigma_g = s sqrt(l T K log(2 T l / delta) log(2 / delta)) / (epsilon sqrt(M)), up to a
     constant.
 
     Assumption 1: epsilon < 1; sigma_g >= s sqrt(K / log(2 T l / delta)), with 1 for its constant; s
     = o(1), untested.
-
-    Raises:
-        ValueError: with strict, naming what fails.
     """
-    where = "noble2022.sigma_required"
-    checks.require_positive(where, epsilon=epsilon)
-    _run(where, 1.0, user_ratio, data_ratio, local_updates, users, delta, rounds)
-    with in_float64():
-        log = jnp.log(2 * jnp.asarray(rounds * user_ratio, jnp.float64) / delta)
-        spread = (
-            user_ratio
-            * rounds
-            * local_updates
-            * log
-            * jnp.log(2 / jnp.asarray(delta, jnp.float64))
-            / users
-        )
-        sigma_g = data_ratio * jnp.sqrt(spread) / epsilon
-        least = data_ratio * jnp.sqrt(local_updates / log)
-        conditions = {
-            "epsilon < 1": jnp.asarray(epsilon) < 1,
-            "sigma_g >= s sqrt(K / log(2 T l / delta))": sigma_g >= least,
-        }
-        return checks.checked(
-            where, sigma_g, conditions, strict, "Use proved_noise, which needs no assumption."
-        )
+    log = np.log(2 * rounds * user_ratio / delta)
+    spread = user_ratio * rounds * local_updates * log * np.log(2 / delta) / users
+    sigma_g = data_ratio * np.sqrt(spread) / epsilon
+    least = data_ratio * np.sqrt(local_updates / log)
+    conditions = {
+        "epsilon < 1": epsilon < 1,
+        "sigma_g >= s sqrt(K / log(2 T l / delta))": sigma_g >= least,
+    }
+    return checked(sigma_g, conditions)
 
 
 @claim(
@@ -344,10 +295,6 @@ def proved_rdp(
     """
     checks.require_one_of("noble2022.proved_rdp", BOUNDS, bound=bound)
     cohort = math.floor(users * user_ratio + 1e-9)  # 0.29 * 100 is 28.999...
-    if cohort < 1:
-        checks.fail(
-            "noble2022.proved_rdp", "user_ratio * users >= 1", f"{user_ratio!r} * {users!r}"
-        )
     share = 1.0 if bound == "server" else cohort / users
     step = rdp.without_replacement(orders, data_ratio, sigma_g)
     if bound == "P2":
@@ -357,7 +304,7 @@ def proved_rdp(
         one = curves.last_step_shared(orders, share, local_updates, step, shared)
     else:
         one = curves.participates(orders, share, local_updates, step)
-    return rounds * np.asarray(one)
+    return rounds * one
 
 
 @claim("Theorem 4.1 and Claim 4.1", "ours", "proved_rdp and the best known conversion")
@@ -370,10 +317,7 @@ def proved_epsilon(
     0.94
     """
     run = sigma_g, user_ratio, data_ratio, local_updates, rounds, users
-    _run("noble2022.proved_epsilon", *run[:4], users, delta, rounds)
-    return _least(
-        lambda orders: np.asarray(rdp.convert(orders, proved_rdp(orders, *run, bound), delta))
-    )
+    return _least(lambda orders: rdp.convert(orders, proved_rdp(orders, *run, bound), delta))
 
 
 @claim("Table 1, Figures 9 and 10", "ours", "what the same epsilon allows")
@@ -386,8 +330,6 @@ def proved_rounds(
     1756
     """
     once = sigma_g, user_ratio, data_ratio, local_updates, 1, users
-    _run("noble2022.proved_rounds", *once[:4], users, delta)
-    checks.require_positive("noble2022.proved_rounds", epsilon=epsilon)
     price = lambda orders: np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
     return max(
         0, math.floor(-_least(lambda a: -(epsilon - price(a)) / proved_rdp(a, *once, bound)))
@@ -401,43 +343,35 @@ def proved_noise(
     """The smallest sigma_g with proved_epsilon <= epsilon, to a part in 10^9 and on the safe
     side."""
     run = user_ratio, data_ratio, local_updates, rounds, users, delta
-    return _smallest(
-        "noble2022.proved_noise", lambda sigma_g: proved_epsilon(sigma_g, *run, bound), epsilon
-    )
+    reached = lambda sigma_g: proved_epsilon(sigma_g, *run, bound)
+    return smallest("noble2022.proved_noise", reached, epsilon)
 
 
 # --- parts
 
 
-def _run(where, sigma_g, user_ratio, data_ratio, local_updates, users, delta, rounds=1):
-    checks.require_positive(
-        where, sigma_g=sigma_g, local_updates=local_updates, rounds=rounds, users=users
-    )
-    checks.require_fraction(where, user_ratio=user_ratio, data_ratio=data_ratio, delta=delta)
+def _axis(value):
+    return np.asarray(value, np.float64)[..., None]
 
 
-_axis = lambda value: np.asarray(value, np.float64)[..., None]
-_between = rdp.float64(wang2019.interpolate)
-_once = rdp.float64(lambda z, u, d, k, n: third_party_rdp(ORDERS, z, u, d, k, 1.0, n))
-
-
-def _grid(*runs):
-    """The paper's curves of one round at ORDERS, for arrays that broadcast: [..., 63]."""
-    runs = np.broadcast_arrays(*runs)
-    return np.array([_once(*run) for run in zip(*(r.ravel() for r in runs))]).reshape(
-        runs[0].shape + ORDERS.shape
-    )
+def _grid(sigma_g, user_ratio, data_ratio, local_updates, users):
+    """Return the paper's curves of one round at ORDERS, for arrays that broadcast: [..., 63]."""
+    runs = np.broadcast_arrays(sigma_g, user_ratio, data_ratio, local_updates, users)
+    each = [
+        third_party_rdp(ORDERS, z, u, d, k, 1.0, n)
+        for z, u, d, k, n in zip(*(r.ravel().tolist() for r in runs))
+    ]
+    return np.array(each).reshape(runs[0].shape + ORDERS.shape)
 
 
 def _published(*run):
     *mechanism, rounds, users, delta = run
-    return np.min(
-        _axis(rounds) * _grid(*mechanism, users) - np.log(_axis(delta)) / (ORDERS - 1), axis=-1
-    )
+    price = np.log(_axis(delta)) / (ORDERS - 1)
+    return np.min(_axis(rounds) * _grid(*mechanism, users) - price, axis=-1)
 
 
 def _least(value) -> float:
-    """The least value [n] over orders [n]: a coarse look, and two finer ones around the best."""
+    """Return the least value [n] over orders [n]: a coarse look, and two finer ones at the best."""
     low, high, least = 1e-2, 1e5, np.inf
     for _ in range(3):
         orders = 1 + np.geomspace(low, high, GRID)
@@ -446,20 +380,3 @@ def _least(value) -> float:
         low, high = (orders[np.clip([best - 1, best + 1], 0, GRID - 1)] - 1).tolist()
         least = min(least, float(values[best]))
     return least
-
-
-def _smallest(where, epsilon_of, epsilon) -> float:
-    """The smallest noise with epsilon_of(noise) <= epsilon, from above."""
-    checks.require_positive(where, epsilon=epsilon)
-    high = 2.0**-10
-    while not epsilon_of(high) <= epsilon:
-        high *= 2
-        if high > 1e9:
-            checks.fail(
-                where, "an epsilon in reach", f"epsilon={epsilon!r}", "Raise epsilon or delta."
-            )
-    low = high / 2
-    for _ in range(30):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if epsilon_of(middle) <= epsilon else (middle, high)
-    return high

@@ -3,18 +3,17 @@
 Rates hold up to absolute constants, for noisy gradients of variance `variance` + `noise`^2 (Lemma
 C.1), clipping that does not act, and DP-SCAFFOLD whose clients start from noisy gradients at x^0
 ("warm").  The inequalities of one round have all constants.  Those with preconditions return
-`checks.Checked`.
+`Checked`.
 """
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from jfl.core import checks
-from jfl.core.pytrees import in_float64
 
-from ..claim import claim
+from ..approximate_dp import arrays
+from ..claim import Checked, checked, claim
 
 CASES = ("strongly_convex", "convex", "nonconvex")
 
@@ -119,9 +118,8 @@ def gradient_variance(problem: Problem):
 @claim(
     "Theorem C.1", "order", "non-convex: printed without a factor sqrt(nu), which its units need"
 )
-def scaffold_rate(
-    problem: Problem, case: str, server_lr=None, paper_literal: bool = False, strict: bool = True
-):
+@np.errstate(divide="ignore", invalid="ignore")  # mu may be 0, which is a condition that fails
+def scaffold_rate(problem: Problem, case: str, server_lr=None, paper_literal: bool = False):
     """Bound on the error of DP-SCAFFOLD, warm, with local_lr of `scaffold_local_lr`: a Checked
     number.
 
@@ -131,44 +129,38 @@ def scaffold_rate(
             "nonconvex", where it is E ||grad F||^2 at a random iterate.
         server_lr: eta_g; None for sqrt(l M), else V grows by 1 + l M / server_lr^2.
         paper_literal: the first non-convex term as printed.
-        strict: raise where a precondition fails.
 
-    Raises:
-        ValueError: with strict, naming what fails: server_lr >= 1; strongly convex: mu > 0 and
-            T >= max(108 / l, 48 nu / (mu l^(2/3))).
+    Preconditions: server_lr >= 1; strongly convex: mu > 0 and
+    T >= max(108 / l, 48 nu / (mu l^(2/3))).
     """
     checks.require_one_of("noble2022.theory.scaffold_rate", CASES, case=case)
-    with in_float64():
-        p, part, total, grown, lr = _prepared(problem, server_lr)
-        slow = p.user_ratio ** (2 / 3)
-        if case == "strongly_convex":
-            mu = p.strong_convexity
-            speed = jnp.minimum(p.user_ratio / 108, mu * slow / (48 * p.smoothness))
-            value = grown * gradient_variance(p) / (mu * total) + mu * p.distance**2 * jnp.exp(
-                -speed * p.rounds
-            )
-        else:
-            start, last = _start(p, case, paper_literal)
-            value = start * _root(p) * jnp.sqrt(grown / total) + p.smoothness * last / (
-                slow * p.rounds
-            )
-        conditions = _conditions(
-            p,
-            case,
-            lr,
-            {
-                "T >= max(108 / l, 48 nu / (mu l^(2/3)))": jnp.maximum(
-                    108 / p.user_ratio, 48 * p.smoothness / (p.strong_convexity * slow)
-                )
-            },
+    p, part, total, grown, lr = _prepared(problem, server_lr)
+    slow = p.user_ratio ** (2 / 3)
+    if case == "strongly_convex":
+        mu = p.strong_convexity
+        speed = np.minimum(p.user_ratio / 108, mu * slow / (48 * p.smoothness))
+        value = grown * gradient_variance(p) / (mu * total) + mu * p.distance**2 * np.exp(
+            -speed * p.rounds
         )
-        return checks.checked("noble2022.theory.scaffold_rate", value, conditions, strict)
+    else:
+        start, last = _start(p, case, paper_literal)
+        value = start * _root(p) * np.sqrt(grown / total) + p.smoothness * last / (slow * p.rounds)
+    conditions = _conditions(
+        p,
+        case,
+        lr,
+        {
+            "T >= max(108 / l, 48 nu / (mu l^(2/3)))": np.maximum(
+                108 / p.user_ratio, 48 * p.smoothness / (p.strong_convexity * slow)
+            )
+        },
+    )
+    return checked(value, conditions)
 
 
 @claim("Theorem C.2", "order", "non-convex: two powers of nu are printed that do not fit its units")
-def fedavg_rate(
-    problem: Problem, case: str, server_lr=None, paper_literal: bool = False, strict: bool = True
-):
+@np.errstate(divide="ignore", invalid="ignore")
+def fedavg_rate(problem: Problem, case: str, server_lr=None, paper_literal: bool = False):
     """Bound on the error of DP-FedAvg with local_lr of `fedavg_local_lr`: a Checked number.
 
     Args:
@@ -177,65 +169,58 @@ def fedavg_rate(
         server_lr: eta_g, as in `scaffold_rate`.
         paper_literal: non-convex with nu G sqrt(F) and nu^(1/3), where units ask for sqrt(nu F) G
             and nu^(2/3).
-        strict: raise where a precondition fails.
 
-    Raises:
-        ValueError: with strict, naming what fails: server_lr >= 1, B >= 1; strongly convex: mu > 0
-            and T >= 8 (1 + B^2) nu / mu.
+    Preconditions: server_lr >= 1, B >= 1; strongly convex: mu > 0
+    and T >= 8 (1 + B^2) nu / mu.
     """
     checks.require_one_of("noble2022.theory.fedavg_rate", CASES, case=case)
-    with in_float64():
-        p, part, total, grown, lr = _prepared(problem, server_lr)
-        nu, mu, g, b2, t = (
-            p.smoothness,
-            p.strong_convexity,
-            p.dissimilarity_g,
-            p.dissimilarity_b**2,
-            p.rounds,
+    p, part, total, grown, lr = _prepared(problem, server_lr)
+    nu, mu, g, b2, t = (
+        p.smoothness,
+        p.strong_convexity,
+        p.dissimilarity_g,
+        p.dissimilarity_b**2,
+        p.rounds,
+    )
+    absent = (1 - p.user_ratio) / (t * part)
+    if case == "strongly_convex":
+        value = (
+            grown * gradient_variance(p) / (mu * total)
+            + g**2 * absent / mu
+            + nu * g**2 / (mu * t) ** 2
+            + mu * p.distance**2 * np.exp(-mu * t / (16 * (1 + b2) * nu))
         )
-        absent = (1 - p.user_ratio) / (t * part)
-        if case == "strongly_convex":
-            value = (
-                grown * gradient_variance(p) / (mu * total)
-                + g**2 * absent / mu
-                + nu * g**2 / (mu * t) ** 2
-                + mu * p.distance**2 * jnp.exp(-mu * t / (16 * (1 + b2) * nu))
-            )
-        else:
-            start, last = _start(p, case, False)
-            literal = case == "nonconvex" and paper_literal
-            differ = g * jnp.sqrt(absent) * (nu * jnp.sqrt(p.gap) if literal else start)
-            power = 1 / 3 if literal or case == "convex" else 2 / 3
-            value = (
-                start * _root(p) * jnp.sqrt(grown / total)
-                + differ
-                + nu**power * (last * g / t) ** (2 / 3)
-                + b2 * nu * last / t
-            )
-        conditions = _conditions(p, case, lr, {"T >= 8 (1 + B^2) nu / mu": 8 * (1 + b2) * nu / mu})
-        return checks.checked(
-            "noble2022.theory.fedavg_rate", value, conditions | {"B >= 1": b2 >= 1}, strict
+    else:
+        start, last = _start(p, case, False)
+        literal = case == "nonconvex" and paper_literal
+        differ = g * np.sqrt(absent) * (nu * np.sqrt(p.gap) if literal else start)
+        power = 1 / 3 if literal or case == "convex" else 2 / 3
+        value = (
+            start * _root(p) * np.sqrt(grown / total)
+            + differ
+            + nu**power * (last * g / t) ** (2 / 3)
+            + b2 * nu * last / t
         )
+    conditions = _conditions(p, case, lr, {"T >= 8 (1 + B^2) nu / mu": 8 * (1 + b2) * nu / mu})
+    return checked(value, conditions | {"B >= 1": b2 >= 1})
 
 
 @claim("Theorem C.1", "order", "the step size of the rates")
 def scaffold_local_lr(problem: Problem, case: str, server_lr=None):
     """l^(2/3) / (24 nu K eta_g); strongly convex: at most l / (54 mu K eta_g) too."""
     checks.require_one_of("noble2022.theory.scaffold_local_lr", CASES, case=case)
-    with in_float64():
-        p, _, _, _, lr = _prepared(problem, server_lr)
-        step = p.user_ratio ** (2 / 3) / (24 * p.smoothness)
-        if case == "strongly_convex":
-            step = jnp.minimum(step, p.user_ratio / (54 * p.strong_convexity))
-        return step / (p.local_updates * lr)
+    p, _, _, _, lr = _prepared(problem, server_lr)
+    step = p.user_ratio ** (2 / 3) / (24 * p.smoothness)
+    if case == "strongly_convex":
+        step = np.minimum(step, p.user_ratio / (54 * p.strong_convexity))
+    return step / (p.local_updates * lr)
 
 
 @claim("Theorem C.2", "order", "the step size of the rates")
 def fedavg_local_lr(problem: Problem, server_lr=None):
     """1 / (8 (1 + B^2) nu K eta_g)."""
-    with in_float64():
-        p, _, _, _, lr = _prepared(problem, server_lr)
-        return 1 / (8 * (1 + p.dissimilarity_b**2) * p.smoothness * p.local_updates * lr)
+    p, _, _, _, lr = _prepared(problem, server_lr)
+    return 1 / (8 * (1 + p.dissimilarity_b**2) * p.smoothness * p.local_updates * lr)
 
 
 @claim(
@@ -246,10 +231,8 @@ def fedavg_local_lr(problem: Problem, server_lr=None):
 def privacy_error(epsilon, delta, bound, dim, users, records, distance, user_ratio, rounds):
     """The convex price of privacy, D0 C sqrt(d log(T l / delta) log(1 / delta)) / (epsilon M R), up
     to a constant."""
-    with in_float64():
-        delta = jnp.asarray(delta, jnp.float64)
-        logs = jnp.log(rounds * user_ratio / delta) * jnp.log(1 / delta)
-        return distance * bound * jnp.sqrt(dim * logs) / (epsilon * users * records)
+    logs = np.log(rounds * user_ratio / delta) * np.log(1 / delta)
+    return distance * bound * np.sqrt(dim * logs) / (epsilon * users * records)
 
 
 @claim(
@@ -260,138 +243,118 @@ def privacy_error(epsilon, delta, bound, dim, users, records, distance, user_rat
 def proved_privacy_error(epsilon, delta, bound, dim, users, records, distance):
     """2 sqrt(2) D0 C sqrt(d log(1 / delta)) / (epsilon R sqrt(M)): D0 Sigma_g / sqrt(T K l M) at a
     proved sigma_g."""
-    with in_float64():
-        spread = 8 * dim * jnp.log(1 / jnp.asarray(delta, jnp.float64)) / users
-        return distance * bound * jnp.sqrt(spread) / (epsilon * records)
+    spread = 8 * dim * np.log(1 / delta) / users
+    return distance * bound * np.sqrt(spread) / (epsilon * records)
 
 
 @claim("Theorem 4.2", "unsound", "its first term: see privacy_error")
-def convex_error(problem: Problem, algorithm: str, privacy, strict: bool = True):
+def convex_error(problem: Problem, algorithm: str, privacy):
     """Theorem 4.2: `scaffold_rate` or `fedavg_rate`, convex, with `privacy` in place of what its
     noise costs."""
     checks.require_one_of(
         "noble2022.theory.convex_error", ("dp_scaffold", "dp_fedavg"), algorithm=algorithm
     )
     rate = scaffold_rate if algorithm == "dp_scaffold" else fedavg_rate
-    rest = rate(problem._replace(noise=0.0), "convex", strict=strict)
-    with in_float64():
-        return rest._replace(value=rest.value + jnp.asarray(privacy, jnp.float64))
+    rest = rate(problem._replace(noise=0.0), "convex")
+    return rest._replace(value=rest.value + privacy)
 
 
 # --- one round of DP-SCAFFOLD
 
 
 @claim("Lemma C.4", "unverified")
-def move_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks.Checked:
+def move_bound(steps: Steps, moments: Moments) -> Checked:
     """(left, right) of the bound on how far the server moves; needs K eta_l eta_g <= 1 / nu."""
-    with in_float64():
-        s, m, eta, mean = _round(steps, moments)
-        nu = s.smoothness
-        right = (
-            4 * eta**2 * nu**2 * m.drift
-            + 8 * nu**2 * eta**2 * m.lag
-            + 8 * nu * eta**2 * m.gap
-            + 9 * eta**2 * mean
-        )
-        return checks.checked(
-            "Lemma C.4", (m.move, right), {"K eta_l eta_g <= 1 / nu": eta <= 1 / nu}, strict
-        )
+    s, m, eta, mean = _round(steps, moments)
+    nu = s.smoothness
+    right = (
+        4 * eta**2 * nu**2 * m.drift
+        + 8 * nu**2 * eta**2 * m.lag
+        + 8 * nu * eta**2 * m.gap
+        + 9 * eta**2 * mean
+    )
+    return checked((m.move, right), {"K eta_l eta_g <= 1 / nu": eta <= 1 / nu})
 
 
 @claim("Lemma C.5", "unverified")
-def lag_bound(
-    steps: Steps, moments: Moments, power: float = 2 / 3, strict: bool = True
-) -> checks.Checked:
+def lag_bound(steps: Steps, moments: Moments, power: float = 2 / 3) -> Checked:
     """(left, right) of the recursion of the lag; needs 1/2 <= power <= 1 and K eta_l eta_g <=
     l^power / (24 nu)."""
-    with in_float64():
-        s, m, eta, mean = _round(steps, moments)
-        nu, part, gain = s.smoothness, s.user_ratio, s.user_ratio ** (2 * power - 1)
-        right = (
-            (1 - 17 * part / 36) * m.lag
-            + gain / (24 * nu) * m.gap
-            + 97 / 48 * gain * m.drift
-            + part / (32 * nu**2) * mean
-        )
-        conditions = {
-            "1/2 <= power <= 1": jnp.asarray((power >= 0.5) & (power <= 1)),
-            "K eta_l eta_g <= l^power / (24 nu)": eta <= part**power / (24 * nu),
-        }
-        return checks.checked("Lemma C.5", (m.lag_after, right), conditions, strict)
+    s, m, eta, mean = _round(steps, moments)
+    nu, part, gain = s.smoothness, s.user_ratio, s.user_ratio ** (2 * power - 1)
+    right = (
+        (1 - 17 * part / 36) * m.lag
+        + gain / (24 * nu) * m.gap
+        + 97 / 48 * gain * m.drift
+        + part / (32 * nu**2) * mean
+    )
+    conditions = {
+        "1/2 <= power <= 1": np.asarray((power >= 0.5) & (power <= 1)),
+        "K eta_l eta_g <= l^power / (24 nu)": eta <= part**power / (24 * nu),
+    }
+    return checked((m.lag_after, right), conditions)
 
 
 @claim("Lemma C.6", "unverified")
-def drift_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks.Checked:
+def drift_bound(steps: Steps, moments: Moments) -> Checked:
     """(left, right) of the bound on how far users drift; needs eta_g >= 1 and eta_l <= 1 / (24 nu K
     eta_g)."""
-    with in_float64():
-        s, m, eta, _ = _round(steps, moments)
-        nu, square = s.smoothness, s.server_lr**2
-        right = (
-            4.5 * nu**3 * eta**2 * m.lag
-            + 9 / 40 * eta * nu / square * m.gap
-            + 27 / 40 * eta**2 * nu / (s.local_updates * square) * s.variance
-        )
-        conditions = {
-            "eta_g >= 1": s.server_lr >= 1,
-            "eta_l <= 1 / (24 nu K eta_g)": eta <= 1 / (24 * nu),
-        }
-        return checks.checked("Lemma C.6", (4.5 * nu**2 * eta * m.drift, right), conditions, strict)
+    s, m, eta, _ = _round(steps, moments)
+    nu, square = s.smoothness, s.server_lr**2
+    right = (
+        4.5 * nu**3 * eta**2 * m.lag
+        + 9 / 40 * eta * nu / square * m.gap
+        + 27 / 40 * eta**2 * nu / (s.local_updates * square) * s.variance
+    )
+    conditions = {
+        "eta_g >= 1": s.server_lr >= 1,
+        "eta_l <= 1 / (24 nu K eta_g)": eta <= 1 / (24 * nu),
+    }
+    return checked((4.5 * nu**2 * eta * m.drift, right), conditions)
 
 
 @claim("Lemma C.7", "unverified")
-def descent_bound(steps: Steps, moments: Moments, strict: bool = True) -> checks.Checked:
+def descent_bound(steps: Steps, moments: Moments) -> Checked:
     """(left, right) of the descent of ||x - x*||^2 + (27 / l) (nu K eta_l eta_g)^2 lag; needs
     `scaffold_local_lr`."""
-    with in_float64():
-        s, m, eta, mean = _round(steps, moments)
-        nu, mu, part = s.smoothness, s.strong_convexity, s.user_ratio
-        weight = 27 / part * nu**2 * eta**2
-        right = (
-            (1 - mu * eta / 2) * (m.distance + weight * m.lag)
-            - eta / 2 * m.gap
-            + 10 * eta**2 * mean * (1 + part * s.users / s.server_lr**2)
-        )
-        conditions = {
-            "eta_l <= l^(2/3) / (24 nu K eta_g)": eta <= part ** (2 / 3) / (24 * nu),
-            "eta_l <= l / (54 mu K eta_g)": eta * mu * 54 <= part,
-            "eta_g >= 1": s.server_lr >= 1,
-        }
-        return checks.checked(
-            "Lemma C.7", (m.distance_after + weight * m.lag_after, right), conditions, strict
-        )
+    s, m, eta, mean = _round(steps, moments)
+    nu, mu, part = s.smoothness, s.strong_convexity, s.user_ratio
+    weight = 27 / part * nu**2 * eta**2
+    right = (
+        (1 - mu * eta / 2) * (m.distance + weight * m.lag)
+        - eta / 2 * m.gap
+        + 10 * eta**2 * mean * (1 + part * s.users / s.server_lr**2)
+    )
+    conditions = {
+        "eta_l <= l^(2/3) / (24 nu K eta_g)": eta <= part ** (2 / 3) / (24 * nu),
+        "eta_l <= l / (54 mu K eta_g)": eta * mu * 54 <= part,
+        "eta_g >= 1": s.server_lr >= 1,
+    }
+    return checked((m.distance_after + weight * m.lag_after, right), conditions)
 
 
 # --- parts
 
 
 def _prepared(problem, server_lr):
-    """Float64 leaves, l M, T K l M, the factor of V, eta_g; tests what is concrete."""
-    checks.require_positive(
-        "noble2022.theory.Problem",
-        smoothness=problem.smoothness,
-        users=problem.users,
-        local_updates=problem.local_updates,
-        rounds=problem.rounds,
-    )
-    checks.require_fraction("noble2022.theory.Problem", user_ratio=problem.user_ratio)
-    p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), problem)
+    """Return float64 leaves, l M, T K l M, the factor of V, and eta_g."""
+    p = problem._make(arrays(*problem))
     part = p.user_ratio * p.users
     if server_lr is None:
-        return p, part, p.rounds * p.local_updates * part, jnp.ones(()), jnp.sqrt(part)
-    lr = jnp.asarray(server_lr, jnp.float64)
-    return p, part, p.rounds * p.local_updates * part, 1 + part / lr**2, lr
+        return p, part, p.rounds * p.local_updates * part, 1.0, np.sqrt(part)
+    grown = 1 + part / server_lr**2
+    return p, part, p.rounds * p.local_updates * part, grown, server_lr
 
 
 def _root(p):
-    return jnp.sqrt(p.variance) + p.noise
+    return np.sqrt(p.variance) + p.noise
 
 
 def _start(p, case, literal):
     """D0 and D0^2, or sqrt(nu F) and F."""
     if case == "convex":
         return p.distance, p.distance**2
-    return jnp.sqrt(p.gap * (1 if literal else p.smoothness)), p.gap
+    return np.sqrt(p.gap * (1 if literal else p.smoothness)), p.gap
 
 
 def _conditions(p, case, lr, least):
@@ -404,7 +367,7 @@ def _conditions(p, case, lr, least):
 
 def _round(steps, moments):
     """Float64 leaves, K eta_l eta_g, and V / (K l M)."""
-    s, m = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), (steps, moments))
+    s, m = (each._make(arrays(*each)) for each in (steps, moments))
     return (
         s,
         m,

@@ -209,9 +209,7 @@ def chained(c: theory.Constants, gap, lr: float, squares):
     """Apply `theorem3` step after step through one round, and return the bound at its end."""
     lrs = np.full(squares.shape[-1], lr)
     for s in range(len(lrs)):
-        gap = np.asarray(
-            theory.theorem3(c, gap, lrs[: s + 1], squares[..., : s + 1], strict=False).value
-        )
+        gap = np.asarray(theory.theorem3(c, gap, lrs[: s + 1], squares[..., : s + 1]).value)
     return gap
 
 
@@ -237,11 +235,11 @@ def against(setting: Setting, seeds: int) -> dict:
     bound, lrs = gaps[:, 0], np.full(setting.steps, made.lr)
     for t in range(setting.rounds):
         bound = chained(c, bound, made.lr, squares[:, t])
-    rate = theory.dp_pl_rate(c, gaps[0, 0], made.lr, setting.rounds, strict=False)
+    rate = theory.dp_pl_rate(c, gaps[0, 0], made.lr, setting.rounds)
     first = gaps[:, :-1]
     each: Any = squares[..., 0]
-    steps = theory.dp_pl_step(c, first, made.lr, each, strict=False)
-    failed = theory.theorem3(c, gaps[0, 0], lrs, squares[0, 0], strict=False).failed
+    steps = theory.dp_pl_step(c, first, made.lr, each)
+    failed = theory.theorem3(c, gaps[0, 0], lrs, squares[0, 0]).failed
     return dict(
         gap=gaps[:, -1],
         start=float(gaps[0, 0]),

@@ -12,8 +12,7 @@ Readings of the clip, which the text leaves open: R1 ||g|| <= C; R2 ||h|| <= C; 
 <= C; R4 each level of W h <= C; R5 ||W h|| <= C; R6 each level l of W h <= C_l, sum C_l^2 = C^2.
 The base is a level by itself.
 
-Everything is for add_remove, in float64, and broadcasts; closed forms also take tracers, in their
-own precision.
+Everything is for add_remove.  Arguments are numbers or arrays, which broadcast.
 """
 
 import functools
@@ -23,11 +22,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import ndtr
 
 from jfl.core import checks
 from jfl.privacy.accountants import events, rdp, tightest
 
-from .. import approximate_dp
+from ..approximate_dp import arrays
 from ..claim import claim
 
 ORDERS = 1 + np.geomspace(1e-3, 1e4, 512)
@@ -35,7 +35,7 @@ READINGS = {  # the largest ||W h|| / C of a clipped vector
     "R1": lambda m: m**0.5,  # the singular values of diag(W) H are sqrt(s_j)
     "R2": lambda m: m,
     "R3": lambda m: ((7 * m**2 - 4) / 3) ** 0.5,  # m^2 of the base and 4^l of each level
-    "R4": lambda m: (1 + _as(m).log2(m)) ** 0.5,
+    "R4": lambda m: (1 + np.log2(m)) ** 0.5,
     "R5": lambda m: m**0,
     "R6": lambda m: m**0,
 }
@@ -53,14 +53,14 @@ AUDITED = ("R1", "R2", "R5")  # those whose worst vector is constant
 def lemma1_variance_bound(m, sigma):
     """sigma^2 (2 + log2 m) / 2: bounds the noise variance of sums of neighbouring entries, for C =
     1."""
-    m, sigma = _setting("lemma1_variance_bound", m, sigma)
-    return sigma**2 * (2 + _as(m).log2(m)) / 2
+    m, sigma = _setting(m, sigma)
+    return sigma**2 * (2 + np.log2(m)) / 2
 
 
 @claim("Lemma 1", "ours", "exact: 1 / m^2 from the base and 4^-l from level l")
 def haar_coordinate_variance(m, sigma):
     """sigma^2 (1/3 + 2 / (3 m^2)): noise variance of every entry, for C = 1."""
-    m, sigma = _setting("haar_coordinate_variance", m, sigma)
+    m, sigma = _setting(m, sigma)
     return sigma**2 * (1 / 3 + 2 / (3 * m**2))
 
 
@@ -80,7 +80,6 @@ def haar_noise_cov(m: int):
         >>> haar_noise_cov(8)[0].tolist()
         [0.34375, -0.15625, -0.03125, -0.03125, 0.0, 0.0, 0.0, 0.0]
     """
-    checks.require_integer("ranaweera2025.haar_noise_cov", m=m)
     variance, index = haar_coordinate_variance(m, 1.0), np.arange(m)
     k = np.frexp(index[:, None] ^ index)[1]  # bits of the exclusive or
     return np.where(k == 0, variance, 2 / (3 * m**2) - 2 / 3 * 4.0**-k)
@@ -96,10 +95,8 @@ def haar_noise_cov(m: int):
 )
 def abadi_sigma(rate, steps, epsilon, delta, c2=1.0):
     """c2 rate sqrt(steps log(1 / delta)) / epsilon."""
-    checks.require_fraction("ranaweera2025.abadi_sigma", rate=rate, delta=delta)
-    checks.require_positive("ranaweera2025.abadi_sigma", steps=steps, epsilon=epsilon, c2=c2)
-    rate, steps, epsilon, delta, c2 = _array(rate, steps, epsilon, delta, c2)
-    return c2 * rate * (steps * -_as(delta).log(delta)) ** 0.5 / epsilon
+    rate, steps, epsilon, delta, c2 = arrays(rate, steps, epsilon, delta, c2)
+    return c2 * rate * (steps * -np.log(delta)) ** 0.5 / epsilon
 
 
 @claim(
@@ -148,7 +145,7 @@ def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain
     checks.require_one_of(
         "ranaweera2025.effective_noise_multiplier", ("plain", "lemma2"), calibration=calibration
     )
-    m, sigma = _setting("effective_noise_multiplier", m, sigma)
+    m, sigma = _setting(m, sigma)
     return sigma * (lemma2_factor(m) if calibration == "lemma2" else 1.0) / READINGS[reading](m)
 
 
@@ -175,14 +172,10 @@ def block_noise_multiplier(
     Returns:
         [...], the noise multiplier of all blocks together.
     """
-    checks.require_positive(
-        "ranaweera2025.block_noise_multiplier", sigma=sigma, clip_norm=clip_norm
-    )
     worst = 1 / effective_noise_multiplier(reading, sizes, 1.0, calibration)
     if clip_norms is None and reading not in ("R3", "R4"):
         return sigma / worst.max(axis=-1)
-    each, whole = _array(clip_norm if clip_norms is None else clip_norms, clip_norm)
-    checks.require_nonnegative("ranaweera2025.block_noise_multiplier", clip_norms=each)
+    each, whole = arrays(clip_norm if clip_norms is None else clip_norms, clip_norm)
     return sigma / ((worst * each / whole) ** 2).sum(axis=-1) ** 0.5
 
 
@@ -210,9 +203,8 @@ def nominal_epsilon(rate, sigma, steps, delta):
     >>> [round(float(nominal_epsilon(0.05, s, 300, 1e-5)), 2) for s in (1.0, 1.5, 3.0)]
     [6.46, 3.18, 1.27]
     """
-    checks.require_fraction("ranaweera2025.nominal_epsilon", rate=rate, delta=delta)
-    checks.require_positive("ranaweera2025.nominal_epsilon", sigma=sigma, steps=steps)
-    return _nominal(rate, sigma, steps, delta)
+    one = lambda q, z, n, d: rdp.epsilon(ORDERS, n * rdp.poisson(ORDERS, q, z), d)
+    return np.vectorize(one)(rate, sigma, steps, delta)
 
 
 @claim(
@@ -243,10 +235,7 @@ def mcmahan_sensitivity(clip_norm, weights, rate):
     Shapes:
         weights [..., clients] -> [...].
     """
-    checks.require_positive("ranaweera2025.mcmahan_sensitivity", clip_norm=clip_norm)
-    checks.require_nonnegative("ranaweera2025.mcmahan_sensitivity", weights=weights)
-    checks.require_fraction("ranaweera2025.mcmahan_sensitivity", rate=rate)
-    clip_norm, weights, rate = _array(clip_norm, weights, rate)
+    clip_norm, weights, rate = arrays(clip_norm, weights, rate)
     return clip_norm * weights.max(axis=-1) / (rate * weights.sum(axis=-1))
 
 
@@ -258,10 +247,7 @@ def mcmahan_sensitivity(clip_norm, weights, rate):
 def median_clip_multiplier(sigma_update, sigma_bit):
     """(sigma_update^-2 + (2 sigma_bit)^-2)^(-1/2): updates, and bits "norm <= C" shifted to +-1/2,
     in one release."""
-    checks.require_positive(
-        "ranaweera2025.median_clip_multiplier", sigma_update=sigma_update, sigma_bit=sigma_bit
-    )
-    sigma_update, sigma_bit = _array(sigma_update, sigma_bit)
+    sigma_update, sigma_bit = arrays(sigma_update, sigma_bit)
     return (sigma_update**-2.0 + (2 * sigma_bit) ** -2.0) ** -0.5
 
 
@@ -270,9 +256,6 @@ def median_clip_multiplier(sigma_update, sigma_bit):
 
 def dynamic_mus(mu, rho, rounds: int):
     """mu rho^(-t / T) for t = 0, ..., T - 1: inverse multipliers that grow, so that noise falls."""
-    checks.require_integer("ranaweera2025.dynamic_mus", rounds=rounds)
-    checks.require_positive("ranaweera2025.dynamic_mus", mu=mu)
-    checks.require_fraction("ranaweera2025.dynamic_mus", rho=rho)
     return mu * rho ** (-np.arange(rounds) / rounds)
 
 
@@ -284,25 +267,8 @@ def dynamic_mus(mu, rho, rounds: int):
 def gdp_clt_mu(rate, mus):
     """rate sqrt(sum_t (exp(mu_t^2) - 1)), for Poisson samples at multipliers 1 / mu_t: mus [..., T]
     -> [...]."""
-    checks.require_fraction("ranaweera2025.gdp_clt_mu", rate=rate)
-    checks.require_positive("ranaweera2025.gdp_clt_mu", mus=mus)
-    rate, mus = _array(rate, mus)
-    return rate * _as(mus).expm1(mus**2).sum(axis=-1) ** 0.5
-
-
-def dynamic_mu(rate, epsilon, delta, rho, rounds: int) -> float:
-    """The first of `dynamic_mus` with which `gdp_clt_mu` says epsilon at delta: how the baseline is
-    calibrated."""
-    target = 1 / float(approximate_dp.analytic_sigma(1.0, epsilon, delta))
-    grows = dynamic_mus(1.0, rho, rounds)
-    high = math.sqrt(
-        math.log1p((target / rate) ** 2 / rounds)
-    )  # of equal rounds; ours end up to 1 / rho higher
-    low = rho * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gdp_clt_mu(rate, middle * grows) <= target else (low, middle)
-    return low
+    rate, mus = arrays(rate, mus)
+    return rate * np.expm1(mus**2).sum(axis=-1) ** 0.5
 
 
 @claim(
@@ -336,7 +302,7 @@ def audit_power(reading: str, m, sigma):
     vector."""
     checks.require_one_of("ranaweera2025.audit_power", AUDITED, reading=reading)
     apart = 1 / effective_noise_multiplier(reading, m, sigma)
-    return apart, rdp.float64(jax.scipy.stats.norm.cdf)(-apart / 2)
+    return apart, ndtr(-apart / 2)
 
 
 def audit_scores(absent, present, threshold, delta, confidence=0.95) -> Audit:
@@ -348,7 +314,6 @@ def audit_scores(absent, present, threshold, delta, confidence=0.95) -> Audit:
     """
     from scipy import stats  # half a second: not at import
 
-    checks.require_fraction("ranaweera2025.audit_scores", delta=delta, confidence=confidence)
     absent, present = np.asarray(absent), np.asarray(present)
     wrong = int((absent > threshold).sum()), int((present <= threshold).sum())
     most = [
@@ -376,8 +341,7 @@ def audit_wavelet_leak(
     ((0, 0), True)
     """
     checks.require_one_of("ranaweera2025.audit_wavelet_leak", AUDITED, reading=reading)
-    checks.require_integer("ranaweera2025.audit_wavelet_leak", m=m, runs=runs)
-    _setting("audit_wavelet_leak", m, sigma)
+    _setting(m, sigma)
     total = READINGS[reading](m)  # the vector's entries add up to this
     keys = jax.random.split(key, (2, runs))
     scores = [
@@ -390,33 +354,12 @@ def audit_wavelet_leak(
 # --- parts
 
 
-def _as(value):
-    return np if checks.is_concrete(value) else jnp
-
-
-def _array(*values):
-    array = np.asarray if checks.is_concrete(values) else jnp.asarray
-    return tuple(array(v, float) for v in values)
-
-
-def _setting(name, m, sigma):
-    """m, a power of two, and sigma as floats."""
-    checks.require_positive(f"ranaweera2025.{name}", m=m, sigma=sigma)
-    m, sigma = _array(m, sigma)
-    if checks.is_concrete(m) and not np.all((np.frexp(m)[0] == 0.5) & (m >= 1)):
-        checks.fail(
-            f"ranaweera2025.{name}", "m to be a power of two", f"m={m}", "Take the padded length."
-        )
+def _setting(m, sigma):
+    """Return m, which must be a power of two, and sigma as arrays."""
+    m, sigma = arrays(m, sigma)
+    if not np.all((np.frexp(m)[0] == 0.5) & (m >= 1)):
+        checks.fail("ranaweera2025", "m to be a power of two", f"m={m}", "Take the padded length.")
     return m, sigma
-
-
-_nominal = rdp.float64(
-    jnp.vectorize(
-        lambda rate, sigma, steps, delta: rdp.epsilon(
-            ORDERS, steps * rdp.poisson(ORDERS, rate, sigma), delta
-        )
-    )
-)
 
 
 def _release(m, key, sigma, entry):

@@ -13,14 +13,12 @@ tracers go through. `sigma` is the multiplier that the accountant gets.
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from jfl.core import checks
-from jfl.core.checks import Checked
-from jfl.privacy.accountants import rdp
 
-from ..claim import claim
+from ..approximate_dp import arrays
+from ..claim import Checked, checked, claim
 from . import claims as privacy
 
 VARIANTS = ("iso", "wavelet", "bands")
@@ -35,7 +33,6 @@ def band_sizes(m: int):
     >>> [v.tolist() for v in band_sizes(8)]
     [[1, 4, 2, 1], [8, 2, 4, 8]]
     """
-    checks.require_integer("ranaweera2025.band_sizes", m=m)
     privacy.haar_coordinate_variance(m, 1.0)  # tests m
     leaves = np.array([m] + [2**level for level in range(1, m.bit_length())])
     return np.where(np.arange(len(leaves)) == 0, 1, m // leaves), leaves
@@ -44,8 +41,7 @@ def band_sizes(m: int):
 def mean_subtree_size(energy):
     """Mean leaf count, weighted by the shares p_b of a vector's energy in its bands; shapes [..., L
     + 1] -> [...]."""
-    checks.require_nonnegative("ranaweera2025.mean_subtree_size", energy=energy)
-    (energy,) = _array(energy)
+    (energy,) = arrays(energy)
     leaves = band_sizes(2 ** (energy.shape[-1] - 1))[1]
     return (energy * leaves).sum(axis=-1) / energy.sum(axis=-1)
 
@@ -80,8 +76,7 @@ def ratio_weighted(energy, m: int):
 def ratio_opt(band_norms, sizes):
     """(sum C_b sqrt(n_b))^2 / (m sum C_b^2): noise energy of `optimal_band_std` over DP-SGD's at
     equal epsilon."""
-    checks.require_nonnegative("ranaweera2025.ratio_opt", band_norms=band_norms)
-    norms, sizes = _array(band_norms, sizes)
+    norms, sizes = arrays(band_norms, sizes)
     return (norms * sizes**0.5).sum(axis=-1) ** 2 / (sizes.sum(axis=-1) * (norms**2).sum(axis=-1))
 
 
@@ -104,14 +99,7 @@ def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
     Returns:
         tau_b, [..., bands], the std of a coefficient's noise.
     """
-    checks.require_positive(
-        "ranaweera2025.optimal_band_std",
-        sigma=sigma,
-        band_norms=band_norms,
-        sizes=sizes,
-        weights=weights,
-    )
-    sigma, norms, sizes, weights = _array(sigma, band_norms, sizes, weights)
+    sigma, norms, sizes, weights = arrays(sigma, band_norms, sizes, weights)
     root = (weights * sizes) ** 0.5
     return sigma[..., None] * ((norms * root).sum(axis=-1, keepdims=True) * norms / root) ** 0.5
 
@@ -120,18 +108,8 @@ def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
 def band_multiplier(stds, band_norms):
     """(sum C_b^2 / tau_b^2)^(-1/2): the noise multiplier of all bands together, each clipped to
     C_b."""
-    checks.require_positive("ranaweera2025.band_multiplier", stds=stds)
-    checks.require_nonnegative("ranaweera2025.band_multiplier", band_norms=band_norms)
-    stds, norms = _array(stds, band_norms)
+    stds, norms = arrays(stds, band_norms)
     return ((norms / stds) ** 2).sum(axis=-1) ** -0.5
-
-
-def equal_budget_mse(sigma, band_norms, sizes):
-    """Noise energy sigma^2 #bands sum n_b C_b^2 where every band has the same multiplier: often
-    above DP-SGD's."""
-    checks.require_nonnegative("ranaweera2025.equal_budget_mse", sigma=sigma, band_norms=band_norms)
-    sigma, norms, sizes = _array(sigma, band_norms, sizes)
-    return sigma**2 * norms.shape[-1] * (sizes * norms**2).sum(axis=-1)
 
 
 # --- noise energy
@@ -187,43 +165,15 @@ def dp_noise_energy(variant: str, sigma, clip_norm, sizes, calibration: str = "p
         (8.0, 2.75)
     """
     checks.require_one_of("ranaweera2025.dp_noise_energy", VARIANTS, variant=variant)
-    checks.require_positive("ranaweera2025.dp_noise_energy", sizes=sizes, denom=denom)
-    checks.require_nonnegative("ranaweera2025.dp_noise_energy", sigma=sigma, clip_norm=clip_norm)
     ratio = (
         noise_power_ratio(2.0 ** np.ceil(np.log2(sizes)), calibration)
         if variant == "wavelet"
         else 1.0
     )
-    sigma, norm, sizes, ratio, denom = _array(sigma, clip_norm, sizes, ratio, denom)
+    sigma, norm, sizes, ratio, denom = arrays(sigma, clip_norm, sizes, ratio, denom)
     if variant == "bands":
         return sigma**2 * (norm * sizes**0.5).sum(axis=-1) ** 2 / denom**2
     return sizes * (sigma * norm / denom) ** 2 * ratio
-
-
-def noise_excess_loss(curvature, lr, steps, variance):
-    """Expected loss that noise leaves in one direction of a quadratic: 0.5 h lr^2 v sum over t < T
-    of (1 - lr h)^(2t).
-
-    About lr v / 4 where lr h T is large (and lr h small), 0.5 h lr^2 T v where it is small.
-
-    Args:
-        curvature: h.
-        lr: learning rate.
-        steps: T.
-        variance: v, of the noise in each step.
-
-    Example:
-        >>> [
-        ...     round(1e9 * float(noise_excess_loss(h, 0.01, t, 1.0)), 3)
-        ...     for h, t in ((1.0, 10**4), (1e-6, 10))
-        ... ]
-        [2512562.814, 0.5]
-    """
-    checks.require_positive("ranaweera2025.noise_excess_loss", lr=lr, steps=steps)
-    checks.require_nonnegative(
-        "ranaweera2025.noise_excess_loss", curvature=curvature, variance=variance
-    )
-    return _excess(curvature, lr, steps, variance)
 
 
 # --- convergence
@@ -258,8 +208,7 @@ class Terms(NamedTuple):
 def theorem3_terms(c: Constants, lrs) -> Terms:
     """The factors in `theorem3`, from the learning rates lrs [..., s] since the models last were
     equal."""
-    _known("ranaweera2025.theorem3_terms", c, lrs=lrs)
-    (lrs,) = _array(lrs)
+    (lrs,) = arrays(lrs)
     lr, first, steps = lrs[..., -1], lrs[..., 0], lrs.shape[-1]
     bend = lr * c.smoothness**2 * (c.cohort + 1) / c.cohort
     spread = bend * steps * first**2 * (c.variance_2 / c.batch + c.local_noise_2)
@@ -276,7 +225,7 @@ def theorem3_terms(c: Constants, lrs) -> Terms:
     "unverified",
     "the literature's constants; its own are lost, and local noise adds to the drift",
 )
-def theorem3(c: Constants, gap, lrs, gradients_2, strict: bool = True) -> Checked:
+def theorem3(c: Constants, gap, lrs, gradients_2) -> Checked:
     """Delta_t gap + c_t + gradient |sum q_j grad F_j(w_j)|^2 + B_t sum of lr_k^2 such squares:
     bounds E F(w) - F*.
 
@@ -285,17 +234,15 @@ def theorem3(c: Constants, gap, lrs, gradients_2, strict: bool = True) -> Checke
         gap: E F - F* at the averaged model before the step.
         lrs: [..., s], learning rates of the steps since the last synchronisation, this one last.
         gradients_2: [..., s], |sum q_j grad F_j(w_j)|^2 in these steps.
-        strict: raise where a precondition fails.
 
-    Raises:
-        ValueError: with strict, unless mu lr <= 1, the third term is not positive, and lrs do not
+    Preconditions: mu lr <= 1, the third term is not positive, and lrs do not
             rise.
 
     References:
         Haddadpour and Mahdavi, 2019, for the drift.
     """
     terms = theorem3_terms(c, lrs)
-    lrs, gradients_2 = _array(lrs, gradients_2)
+    lrs, gradients_2 = arrays(lrs, gradients_2)
     past = (lrs[..., :-1] ** 2 * gradients_2[..., :-1]).sum(axis=-1)
     value = (
         terms.contraction * gap
@@ -306,20 +253,15 @@ def theorem3(c: Constants, gap, lrs, gradients_2, strict: bool = True) -> Checke
     conditions = _conditions(c, lrs[..., -1]) | {
         "lrs that do not rise": (lrs[..., 1:] <= lrs[..., :-1]).all(axis=-1)
     }
-    return checks.checked(
-        "ranaweera2025.theorem3", value, conditions, strict, "Lower the learning rate."
-    )
+    return checked(value, conditions)
 
 
 @claim("Theorem 3, one local step", "ours", "proved: smoothness, the variance of a cohort of K, PL")
-def dp_pl_step(c: Constants, gap, lr, gradient_2=0.0, strict: bool = True) -> Checked:
+def dp_pl_step(c: Constants, gap, lr, gradient_2=0.0) -> Checked:
     """(1 - mu lr) gap + lr / 2 (lambda L lr (C1 + K) / K - 1) |grad F|^2 + L lr^2 / 2 (sigma_s^2 /
     (K B) + v_dp)."""
-    _known("ranaweera2025.dp_pl_step", c, lr=lr)
     value = (1 - c.pl * lr) * gap + lr / 2 * (_bracket(c, lr) - 1) * gradient_2 + _step_noise(c, lr)
-    return checks.checked(
-        "ranaweera2025.dp_pl_step", value, _conditions(c, lr), strict, "Lower lr."
-    )
+    return checked(value, _conditions(c, lr))
 
 
 @claim(
@@ -327,23 +269,18 @@ def dp_pl_step(c: Constants, gap, lr, gradient_2=0.0, strict: bool = True) -> Ch
     "ours",
     "the step above, again and again; attained by |w|^2 at lr = 1 / L",
 )
-def dp_pl_rate(c: Constants, gap, lr, rounds, strict: bool = True) -> Checked:
+def dp_pl_rate(c: Constants, gap, lr, rounds) -> Checked:
     """(1 - mu lr)^T (F_0 - F*) + L lr / (2 mu) (sigma_s^2 / (K B) + v_dp), which bounds E F(w_T) -
     F*.
 
     >>> dp_pl_rate(Constants(0.1, 1.0, noise_2=0.01), 2.0, 0.5, 100).value < 0.037
     True
     """
-    _known("ranaweera2025.dp_pl_rate", c, lr=lr)
     value = (1 - c.pl * lr) ** rounds * gap + _step_noise(c, lr) / (c.pl * lr)
-    return checks.checked(
-        "ranaweera2025.dp_pl_rate", value, _conditions(c, lr), strict, "Lower lr."
-    )
+    return checked(value, _conditions(c, lr))
 
 
 # --- parts
-
-_array = privacy._array
 
 
 def _step_noise(c, lr):
@@ -356,38 +293,6 @@ def _bracket(c, lr):
 
 def _conditions(c, lr):
     return {"mu lr <= 1": c.pl * lr <= 1, "lambda L lr (C1 + K) / K <= 1": _bracket(c, lr) <= 1}
-
-
-def _known(where, c, **positive):
-    checks.require_positive(
-        where, pl=c.pl, smoothness=c.smoothness, cohort=c.cohort, batch=c.batch, **positive
-    )
-    checks.require_nonnegative(
-        where,
-        growth=c.growth,
-        variance_2=c.variance_2,
-        noise_2=c.noise_2,
-        local_noise_2=c.local_noise_2,
-    )
-    if checks.is_concrete(c.diversity) and not np.all(np.asarray(c.diversity) >= 1):
-        checks.fail(
-            where,
-            "diversity >= 1",
-            f"diversity={c.diversity!r}",
-            "It is 1 for clients that are alike.",
-        )
-
-
-@rdp.float64
-def _excess(curvature, lr, steps, variance):
-    x = lr * curvature
-    log_kept = 2 * jnp.log(jnp.abs(1 - x))
-    log_kept = jnp.where(x < 0.5, 2 * jnp.log1p(-jnp.minimum(x, 0.5)), log_kept)
-    none = log_kept == 0
-    total = jnp.where(
-        none, steps, jnp.expm1(steps * log_kept) / jnp.expm1(jnp.where(none, -1.0, log_kept))
-    )
-    return 0.5 * curvature * lr**2 * variance * total
 
 
 # --- reported: gains in test accuracy, in percentage points

@@ -186,13 +186,9 @@ def _stds(setting, factors, bound):
         return 0.0, 0.0, 0.0
     known = setting.rows, setting.epsilon
     c = float(paper.gaussian_factor(setting.delta))
-    client = float(paper.client_noise_std_printed(bound, 1, c, *known, strict=False).value)
+    client = float(paper.client_noise_std_printed(bound, 1, c, *known).value)
     server = max(
-        float(
-            paper.server_noise_std_printed(
-                bound, 1, setting.rounds, c, p, *known, strict=False
-            ).value
-        )
+        float(paper.server_noise_std_printed(bound, 1, setting.rounds, c, p, *known).value)
         for p in factors
     )
     return client, server, max(float(np.hypot((p @ p) ** 0.5 * client, server)) for p in factors)
@@ -264,17 +260,17 @@ def against(setting: Setting, seeds: int) -> dict:
 
     def printed(known):
         if fixed:
-            found = theory.theorem2_printed(printed_lambdas, known, *budget, strict=False)
+            found = theory.theorem2_printed(printed_lambdas, known, *budget)
         else:  # the largest loss is that of the start as well, where all are log k
             found = theory.theorem3_printed(
-                printed_lambdas, known, 2 * worst["extra_printed"], *budget, strict=False
+                printed_lambdas, known, 2 * worst["extra_printed"], *budget
             )
         return float(found.value)
 
     rests = theory.stationarity_bound(
-        own_lambdas, start, rounds, noise, dim, extra=float(extra.mean()), strict=False
+        own_lambdas, start, rounds, noise, dim, extra=float(extra.mean())
     )
-    falls = theory.pl_gap_bound(own_lambdas, start, rounds, noise, dim, setting.l2, strict=False)
+    falls = theory.pl_gap_bound(own_lambdas, start, rounds, noise, dim, setting.l2)
     return dict(
         gap=gaps,
         start=start,

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from jfl.core import checks
-from jfl.core.checks import Checked
 from jfl.privacy.accountants.rdp import gaussian_delta as gaussian_delta
 from jfl.privacy.accountants.rdp import gaussian_epsilon as gaussian_epsilon
 
 from .. import approximate_dp
-from ..claim import claim
+from ..claim import Checked, checked, claim
 
 MODES = {
     "weight_clip": "clipped weights",
@@ -52,7 +51,7 @@ def gaussian_factor(delta):
     ... )
     (3.1075114601, 0.4828)
     """
-    return _wide(approximate_dp.gaussian_sigma(1.0, 1.0, delta))
+    return approximate_dp.gaussian_sigma(1.0, 1.0, delta)
 
 
 @claim("Gaussian mechanism", "ours", "exact for every epsilon")
@@ -63,7 +62,7 @@ def gaussian_mu(epsilon, delta):
     >>> [round(float(gaussian_mu(e, 0.01)), 7) for e in (5.0, 20.0)]
     [1.7562982, 4.5304729]
     """
-    return 1 / _wide(approximate_dp.analytic_sigma(1.0, epsilon, delta))
+    return 1 / approximate_dp.analytic_sigma(1.0, epsilon, delta)
 
 
 # --- impact factors and conventions
@@ -77,19 +76,14 @@ def assign_impact(ratios, group_sizes):
     >>> [round(float(p), 6) for p in assign_impact((0, 2, 1), (20, 35, 5))]
     [0.0, 0.026667, 0.013333]
     """
-    checks.require_nonnegative("talaei2024.assign_impact", ratios=ratios, group_sizes=group_sizes)
     total = float(np.dot(ratios, group_sizes))
-    named: dict[str, Any] = {"sum of ratio * size": total}
-    checks.require_positive("talaei2024.assign_impact", **named)
     return np.asarray(ratios, np.float64) / total
 
 
 @claim("Lemma 3, alpha", "rigorous", "adds up to 0")
 def impact_increments(impact, following):
     """alpha, the impact factors of the following round less those of this one."""
-    return _impact("talaei2024.impact_increments", following) - _impact(
-        "talaei2024.impact_increments", impact
-    )
+    return _impact(following) - _impact(impact)
 
 
 @claim(
@@ -101,8 +95,7 @@ def min_rows(rows, impact, over: str = "all"):
     """The smallest number of rows [clients] over "all" clients, or the "active" ones, whose impact
     is not 0."""
     checks.require_one_of("talaei2024.min_rows", ("all", "active"), over=over)
-    checks.require_positive("talaei2024.min_rows", rows=rows)
-    used = np.asarray(_impact("talaei2024.min_rows", impact)) > 0
+    used = np.asarray(_impact(impact)) > 0
     return np.min(np.where(used | (over == "all"), rows, np.inf), axis=-1)
 
 
@@ -115,7 +108,6 @@ def delta_scope(delta, releases, scope: str):
     """(delta of one release, delta of all by basic composition), where `delta` is "per_release" or
     "total"."""
     checks.require_one_of("talaei2024.delta_scope", ("per_release", "total"), scope=scope)
-    checks.require_positive("talaei2024.delta_scope", delta=delta, releases=releases)
     return (delta, delta * releases) if scope == "per_release" else (delta / releases, delta)
 
 
@@ -152,7 +144,6 @@ def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, 
     >>> [round(float(v), 4) for v in argmin_counterexample(10_000)]
     [2.0, 0.0002]
     """
-    checks.require_integer("talaei2024.argmin_counterexample", rows=rows)
     others = np.zeros(rows - 1)
     one, other = (
         argmins(np.append(others + 1, curvature), np.append(others, centre), prox_mu, anchor)[0]
@@ -164,7 +155,6 @@ def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, 
 @claim("eq. (7)", "unsound", "eq. (6) is false, and so is this: by a factor of up to `rows`")
 def client_sensitivity_paper(clip_norm, rows):
     """2 clip_norm / rows."""
-    checks.require_positive("talaei2024.client_sensitivity_paper", clip_norm=clip_norm, rows=rows)
     return 2 * clip_norm / rows
 
 
@@ -184,7 +174,6 @@ def client_sensitivity(
     lrs: Any = None,
     grad_clip: Any = None,
     enforced: bool = False,
-    strict: bool = True,
 ) -> Checked:
     """How far one record moves the clipped model of a client; never above 2 clip_norm.
 
@@ -201,12 +190,8 @@ def client_sensitivity(
         inexactness: 0 for an exact solve.
         lrs: [..., steps], the learning rates of a round.
         grad_clip: bound on a step.
-        enforced: that all this is so.  Clipped gradients do not make a loss Lipschitz.
-        strict: raise unless `enforced`.
-
-    Raises:
-        ValueError: with strict, unless `enforced`; without, 2 clip_norm comes in its place, which
-            holds.
+        enforced: that all this is so; if not, the value is 2 clip_norm, which holds.  Clipped
+            gradients do not make a loss Lipschitz.
 
     Example:
         >>> round(
@@ -221,23 +206,16 @@ def client_sensitivity(
     """
     where = "talaei2024.client_sensitivity"
     checks.require_one_of(where, tuple(MODES), mode=mode)
-    checks.require_positive(where, clip_norm=clip_norm)
     value = 2 * clip_norm
     if mode == "prox_erm":
-        checks.require_positive(where, rows=rows, lipschitz=lipschitz, mu_bar=mu_bar)
-        rest: dict[str, Any] = {"1 - inexactness": 1 - inexactness}
-        checks.require_nonnegative(where, inexactness=inexactness, **rest)
+        {"1 - inexactness": 1 - inexactness}
         value = 2 * lipschitz / mu_bar * (1 / rows + inexactness)
     elif mode == "sgd_clipped_steps":
-        checks.require_nonnegative(where, lrs=lrs)
-        checks.require_positive(where, grad_clip=grad_clip)
-        value = 2 * grad_clip * _wide(lrs).sum(axis=-1)
+        value = 2 * grad_clip * np.asarray(lrs, float).sum(axis=-1)
     holds = enforced or mode == "weight_clip"
     whole = 2 * clip_norm
     least = value * (value < whole) + whole * (value >= whole) if holds else whole
-    return checks.checked(
-        where, least, {MODES[mode]: holds}, strict, "Pass enforced=True if that is so."
-    )
+    return checked(least, {MODES[mode]: holds})
 
 
 # --- noise as printed
@@ -248,20 +226,10 @@ def client_sensitivity(
     "unsound",
     "eq. (7) is false; else (epsilon, R delta), not (epsilon, delta), for epsilon / R < 1",
 )
-def client_noise_std_printed(
-    clip_norm, exposures, factor, rows, epsilon, strict: bool = True
-) -> Checked:
+def client_noise_std_printed(clip_norm, exposures, factor, rows, epsilon) -> Checked:
     """2 clip_norm R c / (rows epsilon), the same for all clients."""
-    where = "talaei2024.client_noise_std_printed"
-    checks.require_positive(where, exposures=exposures, factor=factor, epsilon=epsilon)
     value = client_sensitivity_paper(clip_norm, rows) * exposures * factor / epsilon
-    return checks.checked(
-        where,
-        value,
-        {"epsilon / R < 1": epsilon < exposures},
-        strict,
-        "Use client_noise_std_sound.",
-    )
+    return checked(value, {"epsilon / R < 1": epsilon < exposures})
 
 
 @claim(
@@ -269,9 +237,7 @@ def client_noise_std_printed(
     "unsound",
     "eq. (7) is false; if it were true, T-fold noise would be far more than is needed",
 )
-def required_std_printed(
-    clip_norm, rounds, factor, impact, rows, epsilon, source: str = "public", strict: bool = True
-) -> Checked:
+def required_std_printed(clip_norm, rounds, factor, impact, rows, epsilon) -> Checked:
     """2 clip_norm max p / rows times T c / epsilon: the noise that a broadcast is to have, the
     clients' included.
 
@@ -282,31 +248,19 @@ def required_std_printed(
         impact: p [..., clients].
         rows: the smallest number of rows of a client.
         epsilon: for the whole run.
-        source: where impact factors come from, "public" or "as_paper_data_dependent", for which
-            nothing is claimed.
-        strict: raise if a precondition fails.
     """
-    where = "talaei2024.required_std_printed"
-    checks.require_one_of(where, ("public", "as_paper_data_dependent"), source=source)
-    checks.require_positive(where, rounds=rounds, factor=factor, epsilon=epsilon)
-    moved = client_sensitivity_paper(clip_norm, rows) * _impact(where, impact).max(axis=-1)
+    moved = client_sensitivity_paper(clip_norm, rows) * _impact(impact).max(axis=-1)
     conditions = {
         "epsilon / T < 1": epsilon < rounds,
-        "impact factors that do not depend on data": source == "public",
     }
-    return checks.checked(
-        where, moved * rounds * factor / epsilon, conditions, strict, "Use server_noise_std_sound."
-    )
+    return checked(moved * rounds * factor / epsilon, conditions)
 
 
 @claim("eqs. (10) to (13), clients", "rigorous", "clients draw their noise independently")
 def aggregated_client_std(client_std, impact):
     """sqrt(sum p^2 client_std^2), the noise of clients in the average; client_std [] or
     [clients]."""
-    checks.require_nonnegative("talaei2024.aggregated_client_std", client_std=client_std)
-    return ((_impact("talaei2024.aggregated_client_std", impact) * _wide(client_std)) ** 2).sum(
-        axis=-1
-    ) ** 0.5
+    return ((_impact(impact) * np.asarray(client_std, float)) ** 2).sum(axis=-1) ** 0.5
 
 
 @claim(
@@ -316,28 +270,17 @@ def aggregated_client_std(client_std, impact):
 )
 def server_noise_threshold(exposures, impact):
     """R sqrt(sum p^2) / max p: with more rounds than this the server adds noise."""
-    return exposures * aggregated_client_std(1.0, impact) / _wide(impact).max(axis=-1)
+    return exposures * aggregated_client_std(1.0, impact) / np.asarray(impact, float).max(axis=-1)
 
 
 @claim("eq. (13), Theorem 1", "unsound", "eqs. (8) and (10) are; and it covers only one round")
 def server_noise_std_printed(
-    clip_norm,
-    exposures,
-    rounds,
-    factor,
-    impact,
-    rows,
-    epsilon,
-    source: str = "public",
-    strict: bool = True,
+    clip_norm, exposures, rounds, factor, impact, rows, epsilon
 ) -> Checked:
     """2 clip_norm c / (rows epsilon) sqrt(T^2 max p^2 - R^2 sum p^2), what is missing in eq. (10);
     0 if nothing is."""
-    _exposed("talaei2024.server_noise_std_printed", exposures, rounds)
-    needed = required_std_printed(clip_norm, rounds, factor, impact, rows, epsilon, source, strict)
-    client = client_noise_std_printed(
-        clip_norm, exposures, factor, rows, epsilon, strict=False
-    ).value
+    needed = required_std_printed(clip_norm, rounds, factor, impact, rows, epsilon)
+    client = client_noise_std_printed(clip_norm, exposures, factor, rows, epsilon).value
     # at the threshold the difference is rounding
     more = rounds > server_noise_threshold(exposures, impact) * (1 + 1e-12)
     return needed._replace(
@@ -363,9 +306,6 @@ def nbafl_downlink_std(clip_norm, exposures, rounds, factor, clients, rows, epsi
 @claim("eq. (8), replaced", "ours", "Gaussians compose exactly")
 def client_noise_std_sound(sensitivity, exposures, mu):
     """sensitivity sqrt(R) / mu, with mu of `gaussian_mu`; R = T against a curious server."""
-    checks.require_positive(
-        "talaei2024.client_noise_std_sound", sensitivity=sensitivity, exposures=exposures, mu=mu
-    )
     return sensitivity * exposures**0.5 / mu
 
 
@@ -390,7 +330,10 @@ def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
     """
     average = aggregated_client_std(client_std, impact)
     return _missing(
-        client_noise_std_sound((_wide(impact) * _wide(sensitivity)).max(), rounds, mu), average
+        client_noise_std_sound(
+            (np.asarray(impact, float) * np.asarray(sensitivity, float)).max(), rounds, mu
+        ),
+        average,
     )
 
 
@@ -406,12 +349,9 @@ def composed_epsilon(kind: str, releases, sensitivity, std, delta):
     [7.11, 1.04]
     """
     checks.require_one_of("talaei2024.composed_epsilon", ("basic", "gaussian_exact"), kind=kind)
-    checks.require_positive(
-        "talaei2024.composed_epsilon", releases=releases, sensitivity=sensitivity, std=std
-    )
     if kind == "basic":
-        return releases * _wide(gaussian_epsilon(sensitivity / std, delta / releases))
-    return _wide(gaussian_epsilon(releases**0.5 * sensitivity / std, delta))
+        return releases * gaussian_epsilon(sensitivity / std, delta / releases)
+    return gaussian_epsilon(releases**0.5 * sensitivity / std, delta)
 
 
 @claim(
@@ -423,7 +363,8 @@ def hidden_std(client_std, impact, server_std, known):
     """Noise std of a broadcast without clients that are `known` (0 or 1): they collude, or their
     uploads are seen."""
     return (
-        aggregated_client_std((1 - _wide(known)) * client_std, impact) ** 2 + server_std**2
+        aggregated_client_std((1 - np.asarray(known, float)) * client_std, impact) ** 2
+        + server_std**2
     ) ** 0.5
 
 
@@ -451,42 +392,25 @@ def joint_epsilon(
     """
     where = "talaei2024.joint_epsilon"
     checks.require_one_of(where, ("exact", "sum"), form=form)
-    _exposed(where, exposures, rounds)
-    checks.require_positive(
-        where, sensitivity=sensitivity, client_std=client_std, broadcast_std=broadcast_std
-    )
     others = rounds - exposures if form == "exact" else rounds
     squares = exposures / client_std**2 + others * (impact / broadcast_std) ** 2
-    return _wide(gaussian_epsilon(sensitivity * squares**0.5, delta))
+    return gaussian_epsilon(sensitivity * squares**0.5, delta)
 
 
 # --- parts
 
 
-def _impact(where, impact):
-    checks.require_nonnegative(where, impact=impact)
-    if checks.is_concrete(impact) and np.any(
-        np.abs(np.sum(impact, axis=-1, dtype=np.float64) - 1) > 1e-9
-    ):
+def _impact(impact):
+    if np.any(np.abs(np.sum(impact, axis=-1, dtype=np.float64) - 1) > 1e-9):
         checks.fail(
-            where,
+            "talaei2024",
             "impact factors that add up to 1 within 1e-9",
             f"{np.sum(impact, axis=-1)}",
             "Use float64.",
         )
-    return _wide(impact)
-
-
-def _exposed(where, exposures, rounds):
-    checks.require_nonnegative(
-        where, exposures=exposures, **{"rounds - exposures": rounds - exposures}
-    )
+    return np.asarray(impact, float)
 
 
 def _missing(needed, there):
     rest = needed**2 - there**2
     return (rest * (rest > 0)) ** 0.5
-
-
-def _wide(value):
-    return np.asarray(value, np.float64) if checks.is_concrete(value) else value

@@ -100,13 +100,9 @@ def stds(
     )
     rows, factor = min(g.rows for g in groups), float(paper.gaussian_factor(delta))
     mu, whole = paper.gaussian_mu(epsilon, delta), 2 * clip_norm
-    client = float(
-        paper.client_noise_std_printed(clip_norm, 1, factor, rows, epsilon, strict=False).value
-    )
+    client = float(paper.client_noise_std_printed(clip_norm, 1, factor, rows, epsilon).value)
     server = float(
-        paper.server_noise_std_printed(
-            clip_norm, 1, rounds, factor, p, rows, epsilon, strict=False
-        ).value
+        paper.server_noise_std_printed(clip_norm, 1, rounds, factor, p, rows, epsilon).value
     )
     one, all_ = (float(paper.client_noise_std_sound(whole, r, mu)) for r in (1, rounds))
     total = paper.hidden_std(client, p, server, np.zeros(len(p)))
@@ -114,11 +110,7 @@ def stds(
         threshold=float(paper.server_noise_threshold(1, p)),
         client=client,
         average=float(paper.aggregated_client_std(client, p)),
-        needed=float(
-            paper.required_std_printed(
-                clip_norm, rounds, factor, p, rows, epsilon, strict=False
-            ).value
-        ),
+        needed=float(paper.required_std_printed(clip_norm, rounds, factor, p, rows, epsilon).value),
         server=server,
         enough=all_,
         one_upload=one,

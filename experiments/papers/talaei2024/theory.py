@@ -12,9 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jfl.core import checks
-from jfl.core.checks import Checked
 
-from ..claim import claim
+from ..claim import Checked, checked, claim
 
 
 class Lambdas(NamedTuple):
@@ -110,7 +109,6 @@ def noise_norm_mean(dim: int, std):
     >>> [round(noise_norm_mean(d, 1.0), 7) for d in (1, 10, 1000)]
     [0.7978846, 3.0843278, 31.6148719]
     """
-    checks.require_integer("talaei2024.noise_norm_mean", dim=dim)
     return std * (math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2)))
 
 
@@ -124,22 +122,10 @@ def fedprox_lambdas(prox_mu, a, inexactness, smoothness, weak_convexity=0.0) -> 
     """The constants of a round, by A of `dissimilarity`; with A' of `dissimilarity_adaptive` those
     of Lemma 3.
 
-    Raises:
-        ValueError: unless prox_mu > weak_convexity.
-
     Example:
         >>> [round(v, 7) for v in fedprox_lambdas(10, 1.5, 0.1, 1.0)]
         [-0.0548875, 1.165, 0.5]
     """
-    where = "talaei2024.fedprox_lambdas"
-    checks.require_nonnegative(where, inexactness=inexactness, weak_convexity=weak_convexity)
-    checks.require_positive(
-        where,
-        "Raise prox_mu.",
-        prox_mu=prox_mu,
-        **{"prox_mu - weak_convexity": prox_mu - weak_convexity},
-    )
-    checks.require_positive(where, a=a, smoothness=smoothness)
     drift = (1 + inexactness) / (prox_mu - weak_convexity)  # |x_i - x~| <= drift |grad l_i(x~)|
     return Lambdas(
         (a * (inexactness + smoothness * drift) - 1) / prox_mu + smoothness * (a * drift) ** 2 / 2,
@@ -185,21 +171,16 @@ def theorem2_constants(lambdas: Lambdas, c: Constants):
     "unsound",
     "beta^2 for |grad L|^2 needs lambda_2 >= 0; N for d and none for N, max m for min m",
 )
-def theorem2_printed(
-    lambdas: Lambdas, c: Constants, rounds, epsilon, strict: bool = True
-) -> Checked:
+def theorem2_printed(lambdas: Lambdas, c: Constants, rounds, epsilon) -> Checked:
     """Theta + k_2 T + k_1 T^2 / epsilon + k_0 T^3 / epsilon^2, said to bound E[L(x~_T) - L*]: it
     can be negative.
 
     >>> c = Constants(2.3, 1.0, 10.0, 3.1075114601, 1 / 30, 150, 60)
     >>> lambdas = fedprox_lambdas(10, 1.5, 0.1, 1.0)
-    >>> [
-    ...     round(theorem2_printed(lambdas, c, *v, strict=False).value, 4)
-    ...     for v in ((30, 5), (100, 1e6))
-    ... ]
+    >>> [round(theorem2_printed(lambdas, c, *v).value, 4) for v in ((30, 5), (100, 1e6))]
     [18.656, -3.1878]
     """
-    return _printed("talaei2024.theorem2_printed", lambdas, c, rounds, epsilon, 0.0, strict)
+    return _printed(lambdas, c, rounds, epsilon, 0.0)
 
 
 @claim(
@@ -207,37 +188,29 @@ def theorem2_printed(
     "unsound",
     "as Theorem 2, with an extra term that is too small, and is there without a change",
 )
-def theorem3_printed(
-    lambdas: Lambdas, c: Constants, largest_loss, rounds, epsilon, strict: bool = True
-) -> Checked:
+def theorem3_printed(lambdas: Lambdas, c: Constants, largest_loss, rounds, epsilon) -> Checked:
     """Theorem 2 with the lambdas of A', and largest_loss / 2 a round."""
-    return _printed(
-        "talaei2024.theorem3_printed", lambdas, c, rounds, epsilon, largest_loss / 2, strict
-    )
+    return _printed(lambdas, c, rounds, epsilon, largest_loss / 2)
 
 
 @claim("Remarks on the best T", "unsound", "the minimiser of a number that bounds nothing")
 def optimal_rounds_printed(lambdas: Lambdas, c: Constants, epsilon) -> int:
     """The number of rounds, 1 or more, with the smallest `theorem2_printed`, which is convex in it.
 
-    Raises:
-        ValueError: where it falls for ever: no noise, and lambda_2 < 0.
+    Without noise and with lambda_2 < 0 it falls for ever, and there is none.
     """
     square, cross, noise = theorem2_constants(lambdas, c)
     if square >= 0:
         return 1
-    checks.require_positive(
-        "talaei2024.optimal_rounds_printed", **{"k_1 + k_0": cross + noise, "epsilon": epsilon}
-    )
     b, a = cross / epsilon, 3 * noise / epsilon**2
     root = -square / (b + (b**2 - a * square) ** 0.5)  # of square + 2 b T + a T^2
     near = [max(1, math.floor(root)), math.floor(root) + 1]
-    return min(near, key=lambda t: theorem2_printed(lambdas, c, t, epsilon, strict=False).value)
+    return min(near, key=lambda t: theorem2_printed(lambdas, c, t, epsilon).value)
 
 
 @claim("Theorem 2, replaced", "ours", "sums Lemma 2; no convexity of L is needed")
 def stationarity_bound(
-    lambdas: Lambdas, gap, rounds, std, dim: int, grad_bound=None, extra=0.0, strict: bool = True
+    lambdas: Lambdas, gap, rounds, std, dim: int, grad_bound=None, extra=0.0
 ) -> Checked:
     """[gap + extra + T (cross beta E|n| + noise E|n|^2)] / (T |square|) >= min over rounds of
     E|grad L(x~)|^2.
@@ -251,28 +224,15 @@ def stationarity_bound(
         grad_bound: beta >= |grad L|; None: `cross` is 0.
         extra: sum of `adaptive_extra_term` over the rounds, for impact factors that change; then
             `gap` is the first L at x_0 less the least value of the last L.
-        strict: raise where a precondition fails.
 
-    Raises:
-        ValueError: with strict, unless lambda_2 < 0; without, the value then proves nothing.
+    It needs lambda_2 < 0.
     """
-    where = "talaei2024.stationarity_bound"
-    checks.require_nonnegative(where, gap=gap, std=std, extra=extra)
-    checks.require_positive(where, rounds=rounds)
     value = ((gap + extra) / rounds + _noise(lambdas, std, dim, grad_bound)) / abs(lambdas.square)
-    return checks.checked(
-        where,
-        value,
-        {"lambda_2 < 0": lambdas.square < 0},
-        strict,
-        "Raise prox_mu, or solve better.",
-    )
+    return checked(value, {"lambda_2 < 0": lambdas.square < 0})
 
 
 @claim("Theorem 2, replaced", "ours", "for |grad L|^2 >= 2 pl (L - L*), as strong convexity has it")
-def pl_gap_bound(
-    lambdas: Lambdas, gap, rounds, std, dim: int, pl, grad_bound=None, strict: bool = True
-) -> Checked:
+def pl_gap_bound(lambdas: Lambdas, gap, rounds, std, dim: int, pl, grad_bound=None) -> Checked:
     """a^T gap + (1 - a^T) / (1 - a) (cross beta E|n| + noise E|n|^2) >= E[L(x~_T) - L*], with a = 1
     + 2 pl lambda_2.
 
@@ -281,20 +241,13 @@ def pl_gap_bound(
     Args:
         lambdas, gap, rounds, std, dim, grad_bound: as in `stationarity_bound`.
         pl: the constant of the Polyak-Lojasiewicz condition.
-        strict: raise where a precondition fails.
 
-    Raises:
-        ValueError: with strict, unless 0 <= a < 1; without, the value then proves nothing.
+    It needs 0 <= a < 1.
     """
-    where = "talaei2024.pl_gap_bound"
-    checks.require_nonnegative(where, gap=gap, std=std, rounds=rounds)
-    checks.require_positive(where, pl=pl)
     a = 1 + 2 * pl * lambdas.square
     inside, power = (a >= 0) & (a < 1), a**rounds
     value = power * gap + (1 - power) / (1 - a) * _noise(lambdas, std, dim, grad_bound)
-    return checks.checked(
-        where, value, {"0 <= 1 + 2 pl lambda_2 < 1": inside}, strict, "Change prox_mu."
-    )
+    return checked(value, {"0 <= 1 + 2 pl lambda_2 < 1": inside})
 
 
 # --- parts
@@ -313,9 +266,7 @@ def _noise(lambdas, std, dim, grad_bound):
     return cross + lambdas.noise * dim * std**2
 
 
-def _printed(where, lambdas, c, rounds, epsilon, extra, strict):
-    checks.require_positive(where, epsilon=epsilon)
-    checks.require_nonnegative(where, rounds=rounds, extra=extra)
+def _printed(lambdas, c, rounds, epsilon, extra):
     square, cross, noise = theorem2_constants(lambdas, c)
     value = (
         c.gap
@@ -323,9 +274,7 @@ def _printed(where, lambdas, c, rounds, epsilon, extra, strict):
         + cross * rounds**2 / epsilon
         + noise * rounds**3 / epsilon**2
     )
-    return checks.checked(
-        where, value, {"lambda_2 >= 0": lambdas.square >= 0}, strict, "Use stationarity_bound."
-    )
+    return checked(value, {"lambda_2 >= 0": lambdas.square >= 0})
 
 
 # --- experiments
