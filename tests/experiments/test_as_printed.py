@@ -14,7 +14,7 @@ from jfl import sampling
 from jfl.core import pytrees, records
 from jfl.local import training
 from jfl.privacy.accountants import events, tightest
-from jfl.runs import build, guarantee_rows, unused_options
+from jfl.runs import build, guarantee_rows
 from jfl.runs import config as configs
 from jfl.sampling import batches
 from jfl.schedules import inverse_sqrt
@@ -250,7 +250,7 @@ def test_configs_of_changing_and_own_noise(monkeypatch):
 )
 def test_fields_without_effect_are_refused(changes, match):
     with pytest.raises(ValueError, match=match):
-        unused_options.refuse_unused(dataclasses.replace(BASE, **changes))
+        configs.refuse_unused(dataclasses.replace(BASE, **changes))
 
 
 # --- what an attack found
@@ -325,11 +325,9 @@ def test_output_perturbation_has_one_clip(changes, match):
 
 
 def test_a_clip_without_noise_is_a_field_of_output_perturbation():
-    unused_options.refuse_unused(
-        dataclasses.replace(BASE, algorithm="output_perturbation", clip_norm=2.0)
-    )
+    configs.refuse_unused(dataclasses.replace(BASE, algorithm="output_perturbation", clip_norm=2.0))
     with pytest.raises(ValueError, match="clip_norm"):
-        unused_options.refuse_unused(dataclasses.replace(BASE, clip_norm=2.0))
+        configs.refuse_unused(dataclasses.replace(BASE, clip_norm=2.0))
 
 
 def test_the_noise_that_ran_is_written_down(monkeypatch):

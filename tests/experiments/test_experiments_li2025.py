@@ -126,7 +126,7 @@ def test_noise_in_the_model_is_that_of_the_gradient_over_the_rate(round_):
     last, whole = training.rates(work.lr, 3 * round_ + 2, 1), training.rates(work.lr, 3 * round_, 3)
     assert at("model") == pytest.approx(at("gradient") / float(last), rel=1e-5)
     sizes = np.asarray(plans["model"].fed.size)
-    formula = paper.noise_std_printed(float(last), 3, 1.0, 10, sizes, 0.5, 1e-5, strict=False)
+    formula = paper.noise_std_printed(float(last), 3, 1.0, 10, sizes, 0.5, 1e-5)
     assert at("model") * float(whole) == pytest.approx(np.asarray(formula.value), rel=1e-5)
     claimed = li2025_plans.privacy_in_model(plans["model"], config)
     assert claimed[-1]["epsilon"] == li2025_plans.privacy(plans["gradient"], config)[-1]["epsilon"]
@@ -155,7 +155,7 @@ def test_budgets_of_the_three_kinds_of_lines():
     printed = li2025_plans.budgets(dataclasses.replace(config, epsilon=0.5, mode="as_printed"))
     # with one step a round the printed sensitivity is twice the sound one, and the noise is shrunk
     # by lr
-    level = 2 * 0.05 * float(paper.noise_multiplier_printed(0.5, 1e-5, rate, strict=False).value)
+    level = 2 * 0.05 * float(paper.noise_multiplier_printed(0.5, 1e-5, rate).value)
     assert printed["ε if clipped"] == pytest.approx(float(paper.round_epsilon(level, 1e-5, rate)))
     assert printed["ε one round"] is None and printed["ε counted"] is None
     assert printed["ε Theorem 2"] == pytest.approx(0.5 * rate * np.sqrt(0.5 * 3 / (1 - rate)))

@@ -247,7 +247,7 @@ def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch
     # noise as printed is that of the formula, for the rows of the smallest client
     made = talaei2024_plans.build(Config(**{**NOISY, **lines["printed"]}))
     want = paper.client_noise_std_printed(
-        2.0, 1, float(paper.gaussian_factor(0.01)), 20, 20.0, strict=False
+        2.0, 1, float(paper.gaussian_factor(0.01)), 20, 20.0
     ).value
     assert float(made.upload.stages[-1].noise) == pytest.approx(float(want), rel=1e-6)
     assert as_printed.claimed(made, 4, 0.01).status == "claimed"
