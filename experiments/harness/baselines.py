@@ -50,7 +50,6 @@ from . import results as results_file
 from .programs import CURVE, Plans, drawn
 from .results import PAPERS
 from .runner import FIRST, stored_line, without_failures
-from .shared_runs import alike
 from .verdicts import far_below, untuned
 
 FILE = Path(__file__).parents[1] / "results" / "baselines.json"
@@ -104,7 +103,7 @@ def _measured(given: dict, experiments: dict) -> dict:
     what L-BFGS reached, which is for their own draws).
     """
     known = {name: e for name, e in experiments.items() if e.baselines or e.methods}
-    found, shared, of_law = {}, alike(known), {}
+    found, shared, of_law = {}, lines_with_one_run(known), {}
     of = lambda place: given.get(place[0], {}).get(place[1], {})
     law = lambda place: min(shared[known[place[0]].same_law.get(place[1], place)])
     for place in shared:
@@ -116,6 +115,24 @@ def _measured(given: dict, experiments: dict) -> dict:
                 others.append({k: v for k, v in of(other).items() if k != "reached"})
         found[place] = [of(place), *others]
     return found
+
+
+def lines_with_one_run(experiments: dict) -> dict[tuple, list[tuple]]:
+    """Return each (figure, line) -> all that share its run, including itself.
+
+    They have equal configs, which are made into plans and shown in the same way: figures show one
+    run by different measures, and a setting that a method ignores gives two lines one run.
+    """
+    of = {
+        (figure, line): (Config(**{**e.base, **fields}), e.runs, e.columns, e.last)
+        for figure, e in experiments.items()
+        if not e.special
+        for line, fields in e.lines.items()
+    }
+    found: dict = {}
+    for place, run in of.items():
+        found.setdefault(run, []).append(place)
+    return {place: found[run] for place, run in of.items()}
 
 
 def _with(experiment, found: dict):

@@ -23,7 +23,6 @@ from jfl.core import checks
 from . import command_line, results
 from .results import PAPERS
 from .runner import judged, not_tuned, ran_at, stored_line
-from .shared_runs import keep_first, spread
 
 DESCRIBED = ("differs", "draws", "devices", "not_tuned", "at_edge", "stale")  # keys of NOTES
 MAX_EVALUATIONS = 20  # of a stored curve
@@ -36,7 +35,8 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         module: the paper.
         folders: directories of experiments that ran; none: judge the stored results again.
         into: directory of the file.
-        merge: replace only lines of the same name, and lines of any figure that share their runs.
+        merge: replace only lines of the same name. Figures that show the same runs get them from
+            the directory of kept runs, if they are run again.
         replace: drop stored lines that the new results lack.
 
     Returns:
@@ -46,7 +46,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         ValueError: if results are of another paper, if an experiment is passed twice, or if lines
             would be lost. Nothing is written then.
     """
-    file, found, fresh = Path(into) / f"{module}.json", {}, []
+    file, found = Path(into) / f"{module}.json", {}
     whole = results.read(file) if file.exists() else results.Experiment(title=module)
     known = importlib.import_module(f"experiments.papers.{module}.figures").EXPERIMENTS
     for path in (Path(folder) / "results.json" for folder in folders):
@@ -63,7 +63,6 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
         for line in one.lines.values():
             line.trace = thin_curves(line.trace)
         before = whole.experiments.get(one.name, results.Experiment())
-        fresh += [(one.name, line) for line in (*one.lines, *one.failed)]
         if merged := merge and bool(before.lines or before.failed):
             _merge(before, one, known.get(one.name))
         there = {*one.lines, *(one.failed if merged else ())}
@@ -79,9 +78,6 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
     every = whole.experiments | found
     order = [*known, *every]
     whole.experiments = {name: every[name] for name in dict.fromkeys(order) if name in every}
-    for name in spread(whole, known, fresh) if merge else ():
-        part = whole.experiments[name]
-        part.unread = _unread(part.unread, part, known[name])
     for name, part in whole.experiments.items():
         if name in known and not known[name].special:
             judge_stored(part, known[name])
@@ -154,16 +150,15 @@ def _by_line(facts: dict[str, str]) -> str:
 
 
 def _merge(before: results.Experiment, one: results.Experiment, experiment):
-    """Beside the lines of `one` those of `before`, each with the source that ran it; a line that
-    failed now is no longer what it was.  Data that could not be read then, and of which a line is
-    missing still, could not be read."""
+    """Add the lines of `before` to `one`, each with the source that ran it.
+
+    A line that failed now is no longer what it was.  Data could not be read if they could not then
+    and a line of them is still missing.
+    """
     for line in before.lines.values():
         line.source = line.source or before.versions.get("source", "")
         if before.seeds != one.seeds and isinstance(line.accuracy, list):
             line.seeds = line.seeds or list(before.seeds)[: len(line.accuracy)]
-    if experiment is not None:
-        for line in [*one.lines, *one.failed]:
-            keep_first(before.lines, one.lines, line, experiment)
     earlier = {n: line for n, line in before.lines.items() if n not in one.failed}
     one.failed = {n: w for n, w in before.failed.items() if n not in one.lines} | one.failed
     one.lines = {**earlier, **one.lines}
@@ -197,8 +192,7 @@ def main(argv=None) -> int:
             module: the paper.
             folders: directories of experiments that ran; none: only judge the claims again.
             into: directory of the file.
-            merge: replace only lines of the same name, and lines of any figure that share their
-                runs.
+            merge: replace only lines of the same name.
             replace: drop stored lines that the new results lack.
         """
         print(collect(module, folders, into, merge, replace))

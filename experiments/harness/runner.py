@@ -55,7 +55,6 @@ class Experiment:
         columns: config of a line -> {heading: another value to show}.
         special: (name, experiment, out, quick) -> dict, if the experiment has no lines.
         differs: how the settings differ from the paper's; "": they do not.
-        draws: whether each seed has a separate draw of the data, or a separate split.
         baselines: line without privacy -> private lines that it should not lose to.
         reached: line without privacy -> {seed: accuracy that L-BFGS reaches with its model}.
         methods: line -> the line whose chosen rates and clip norms it takes; empty: only marked
@@ -80,7 +79,6 @@ class Experiment:
     columns: Callable | None = None
     special: Callable | None = None
     differs: str = OURS
-    draws: bool = False
     baselines: dict = dataclasses.field(default_factory=dict)
     reached: dict = dataclasses.field(default_factory=dict)
     methods: dict = dataclasses.field(default_factory=dict)
@@ -186,7 +184,7 @@ def run(
                 paper=experiment.paper.get(line),
                 columns=columns[line],
                 source="",
-                draws=r.draws,
+                draws=drawn(experiment),
                 device=environment()["device"],
                 ran_at=ran_at(experiment, line),
                 trace={k: v.tolist() for k, v in r.trace.items()},
@@ -272,7 +270,8 @@ def ran_at(experiment: Experiment, line: str) -> dict:
 
 def drawn(experiment: Experiment) -> str:
     """Return how many draws of the data the seeds have, in words."""
-    return DRAW_PER_SEED if experiment.draws else "one"
+    shared = isinstance(experiment.runs, Plans) and not experiment.runs.seeded
+    return "one" if shared else DRAW_PER_SEED
 
 
 def without_failures(results: dict) -> dict:

@@ -128,28 +128,21 @@ def test_a_merge_keeps_failures_and_unread_data_of_lines_that_did_not_run(tmp_pa
 
 
 def test_lines_of_other_draws_are_told_and_not_paired(tmp_path):
-    """Neither in the figure that is merged, nor in one that shares its runs."""
     own, one = "one for each seed", "one"
     every = [n for n in chen2024.EXPERIMENTS["fig3"].lines if n.startswith("Synthetic-IID")]
     line = dict(accuracy=[0.5, 0.6], loss=[1.0, 1.1], draws=one)
-    figures = {
-        name: results(
-            tmp_path / name, experiment=name, verdicts=[], lines=dict.fromkeys(every, line)
-        )
-        for name in ("fig3", "table2")
-    }
-    collect.collect("chen2024", figures.values(), tmp_path)
+    before = dict(experiment="fig3", verdicts=[], lines=dict.fromkeys(every, line))
+    collect.collect("chen2024", [results(tmp_path / "fig3", **before)], tmp_path)
     fresh = {every[0]: line | dict(accuracy=[0.7, 0.8], draws=own)}
     part = results(tmp_path / "part", experiment="fig3", verdicts=[], lines=fresh)
     collect.collect("chen2024", [part], tmp_path, merge=True)
-    whole = results_file.read(tmp_path / "chen2024.json").experiments
-    for name in figures:
-        told = [n for n in whole[name].notes if n.startswith("Draws")]
-        assert told == [f"Draws of the data: {one}; {own} of {every[0]}"], name
-        lines = {n: stored_line(x, (0, 1)) for n, x in whole[name].lines.items()}
-        apart = difference(lines, every[0], every[1])
-        assert apart.mean == pytest.approx(0.2) and apart.values is None  # not paired
-        assert difference(lines, every[1], every[2]).values is not None
+    whole = results_file.read(tmp_path / "chen2024.json").experiments["fig3"]
+    told = [n for n in whole.notes if n.startswith("Draws")]
+    assert told == [f"Draws of the data: {one}; {own} of {every[0]}"]
+    lines = {n: stored_line(x, (0, 1)) for n, x in whole.lines.items()}
+    apart = difference(lines, every[0], every[1])
+    assert apart.mean == pytest.approx(0.2) and apart.values is None  # not paired
+    assert difference(lines, every[1], every[2]).values is not None
 
 
 def test_quick_runs_are_left_out_and_a_study_is_kept(tmp_path, capsys):
@@ -195,16 +188,3 @@ def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch,
         and "there" not in found["lines"]
         and "not run" in capsys.readouterr().err
     )
-
-
-def test_a_line_whose_rates_were_chosen_since_stands_beside_what_it_was(tmp_path):
-    of = lambda *values: results_file.Line(accuracy=list(values), loss=list(values))
-    before = results_file.Experiment(seeds=[0], lines=dict(a=of(0.1), b=of(0.2)))
-    lines = {"a": dict(lr=1.0), "a" + runner.FIRST: dict(lr=0.1), "b": {}}
-    for again in (of(0.5, 0.6), of(0.7, 0.8)):  # the first rates are those of before, also later
-        one = results_file.Experiment(seeds=[0, 1], lines=dict(a=again))
-        collect._merge(before, one, Experiment("title", TINY, lines))
-        first = one.lines["a" + runner.FIRST]
-        assert (first.accuracy, first.seeds) == ([0.1], [0]) and one.lines["a"] is again
-        assert one.lines["b"].seeds == [0]
-        before = one

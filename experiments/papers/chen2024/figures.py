@@ -517,7 +517,6 @@ EXPERIMENTS = {
     if e.special
     else dataclasses.replace(
         e,
-        draws=True,
         differs=OPEN if e.differs == OURS else e.differs,
         baselines=_baselines(e.lines),
     )

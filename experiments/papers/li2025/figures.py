@@ -298,7 +298,6 @@ def figure(title, data, lines, claims, few, clock="step", reading="gradient"):
         dict(rounds=20),
         tuple(range(5)),
         differs=OPEN,
-        draws=True,
         baselines={
             n: tuple(m for m in lines if "ε" in m and m.startswith(n.removesuffix("no privacy")))
             for n in lines

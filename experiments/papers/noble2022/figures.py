@@ -226,7 +226,6 @@ def watched_figure(title, columns, claims, updates=KS, data="synthetic", more=No
         same_law=same_law(lines),
         runs=watched,
         differs=DIFFERS,
-        draws=True,
     )
 
 
@@ -310,7 +309,6 @@ def tuned():
         QUICK,
         runs=watched,
         differs=DIFFERS,
-        draws=True,
         # FedAvg takes what Figure 1 chose for the same line
         methods={n: own_steps(f"{n.split(', (')[0]}, (1,1)") for n in lines} | {n: n for n in free},
         # a run at K = 100 takes minutes: there both methods have the five rates that hold half of
@@ -411,7 +409,6 @@ def on_classes(title, data, updates):
         baselines=baselines(lines),
         runs=DRAWN,
         differs=DIFFERS,
-        draws=True,
         methods=middle if data == "mnist" else {},
         grid=near_first(lines),
     )
@@ -479,7 +476,6 @@ def of_ratios(title, table, which):
             QUICK,
             runs=DRAWN,
             differs=DIFFERS,
-            draws=True,
             methods={n: f"{n.rpartition(', ')[0]}, 10%" for n in lines} if data == "mnist" else {},
             grid=near_first(lines),
         )
@@ -552,7 +548,6 @@ def table(name, title, alpha, beta, published, alike, **changes):
         paper=paper,
         runs=DRAWN_ALIKE if alike else DRAWN,
         differs=DIFFERS,
-        draws=True,
         last=0.1,
     )
 
@@ -590,7 +585,6 @@ def table_sound():
         paper=paper,
         runs=DRAWN,
         differs=DIFFERS,
-        draws=True,
         last=0.1,
         columns=lambda config: {"sigma_g": build.build(config)[1].noise_multiplier},
     )
@@ -620,7 +614,6 @@ def recalibrated(data, stated, fields):
         QUICK,
         runs=DRAWN,
         differs=DIFFERS,
-        draws=True,
         columns=lambda config: {"sigma_g": build.build(config)[1].noise_multiplier or 0.0},
     )
 
@@ -717,7 +710,6 @@ EXPERIMENTS = dict(
             seeds=(0, 1, 2),
             runs=watched_alike if shared_noise else watched,
             differs=DIFFERS,
-            draws=True,
         )
         for features, shared_noise in ((True, False), (False, True), (True, True))
     },
@@ -740,7 +732,6 @@ EXPERIMENTS = dict(
         seeds=tuple(range(30)),
         runs=DRAWN,
         differs=DIFFERS,
-        draws=True,
     ),
     clip=Experiment(
         "Fixed clip norms instead of a median, Synthetic(5,5)",
@@ -750,7 +741,6 @@ EXPERIMENTS = dict(
         QUICK,
         runs=DRAWN,
         differs=DIFFERS,
-        draws=True,
     ),
     batches=Experiment(
         "Batches without replacement, and Poisson batches of the same noise",
@@ -769,7 +759,6 @@ EXPERIMENTS = dict(
         QUICK,
         runs=DRAWN,
         differs=DIFFERS,
-        draws=True,
     ),
     worth=Experiment("Claimed and proved epsilon of the experiments", {}, {}, special=worth),
     bounds=Experiment(

@@ -75,7 +75,6 @@ def figure(name) -> Experiment:
         columns=budgets,
         quick_lines=tuple(few),
         differs=OPEN,
-        draws=True,
         runs=RUNS if theory.SCENARIOS[number].swap_round is None else swapped,
     )
 
