@@ -37,6 +37,7 @@ PACKAGES = {name for name, path in FILES.items() if path.name == "__init__.py"}
 FLOORS = [
     "kernels",
     "core",
+    "verify.flow",
     "verify.marks",
     "data models sampling schedules",
     "privacy.mechanisms privacy.accountants",

@@ -11,7 +11,6 @@ function) has no rule: its gradients are formed too, as vmap(grad) does.
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +20,7 @@ from jax.extend.core import primitives as p
 
 from ..kernels.ghost_sums import Formed, shrink
 from ..models import frameworks
+from ..verify.flow import scan_counts
 from .ghost_rules import RULES, convolution, over_time
 
 # the same numbers in another shape: a gradient passes with its norm
@@ -142,14 +142,6 @@ def _in_loop(equation, at, side, views, aval, turn):
         back=lambda total: _through(views, aval, end.back(total)),
     )
     return (at, place[0]), rule
-
-
-def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many constants a scan takes and how many values it carries, from its params."""
-    if "num_consts" in params:  # before JAX 0.11
-        return params["num_consts"], params["num_carry"]
-    constants, carried, _ = params["ft_in"].unpack()
-    return len(list(constants)), len(list(carried))
 
 
 def _unfolded(closed):

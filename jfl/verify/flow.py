@@ -17,12 +17,11 @@ are collected here and judged in `client`.
 import hashlib
 import itertools
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
-
-from ..gradients.ghost import scan_counts
 
 # Primitives that may hide anything: Python, foreign libraries, and batching rules that mix rows.
 OPAQUE = (
@@ -377,6 +376,14 @@ def _programs_in(params):
             yield value.jaxpr.eqns, tuple(value.consts)
         elif isinstance(value, Jaxpr):
             yield value.eqns, ()
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many constants a scan takes and how many values it carries, from its params."""
+    if "num_consts" in params:  # before JAX 0.11
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(list(constants)), len(list(carried))
 
 
 def joined(equation, operands) -> dict:
