@@ -17,9 +17,9 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from jfl.analysis.heterogeneity import MAX_FLOATS, client_gradients, client_weights
 from jfl.core import pytrees
-from jfl.core.losses import for_evaluation
 from jfl.core.pytrees import in_float64, in_full
 from jfl.core.records import Fn
+from jfl.models.losses import for_evaluation
 
 MAX_ROWS = 4096  # in a block of `optimum`
 # the largest eigenvalue of the Hessian of the loss in the logits

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from .. import local
 from ..core import checks, pytrees
-from ..core.losses import key_of
 from ..core.options import extends
 from ..core.random_streams import as_kernel_key
 from ..core.records import Algorithm, Fn, named, record
 from ..gradients.per_example import Grad
+from ..models.losses import key_of
 from .base import algorithm
 from .fedavg import fedavg
 

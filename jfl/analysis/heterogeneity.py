@@ -16,9 +16,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..core import checks, pytrees
-from ..core.losses import for_evaluation
 from ..core.pytrees import in_full
 from ..core.records import Array, Federation, Fn, Task, Tree
+from ..models.losses import for_evaluation
 
 __all__ = ["Dissimilarity", "client_gradients", "client_weights", "gradient_dissimilarity"]
 

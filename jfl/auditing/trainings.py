@@ -16,9 +16,9 @@ import numpy as np
 
 from ..core import checks, pytrees
 from ..core.errors import NotAnalysable
-from ..core.losses import for_evaluation
 from ..core.records import Fn, Mechanism, Plan, Task, Tree, named
 from ..gradients.per_example import Grad
+from ..models.losses import for_evaluation
 from ..privacy.ledger.entry import Entry
 from ..privacy.mechanisms import chain as mech
 from . import canaries, watching

@@ -1,11 +1,11 @@
-"""The records that all rooms of jfl share, with few methods of their own.  Read this file first.
+"""The records that all rooms of jfl share.  Read this file first.
 
-Axes, named once and used everywhere:
-    C clients   K cohort slots   N rows per client (padded)   B batch   T local steps   R rounds   S
-    sweep points
+Every record is a frozen dataclass and a pytree.  Numbers and arrays are leaves: they are traced,
+and a sweep is a vmap over them.  Fields marked `static` are structure: they are hashable, and
+another value compiles another program.
 
-Every record is a frozen dataclass and a pytree.  Floats and arrays are leaves (traced data, a sweep
-is a vmap over them); fields marked `static` are structure (hashable, a new value compiles anew).
+Shapes use C clients, K slots of a cohort, N rows per client (padded), B rows per batch, T local
+steps, R rounds and S points of a sweep.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from . import checks, hashing, pictures, trade_off
+from . import checks, hashing, lazy, trade_off
 from .pytrees import Array, Key, Number, Tree, Words, on_device
 
 Class = TypeVar("Class")
@@ -27,13 +27,13 @@ Named = TypeVar("Named")  # a function or a class
 
 
 def static(**options: Any) -> Any:
-    """A dataclass field that belongs to the structure of a record, not to its data."""
+    """Return a dataclass field that belongs to the structure of a record, not to its data."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
 def record(cls: type[Class]) -> type[Class]:
-    """Class decorator: a frozen dataclass that is a pytree, and prints without its arrays."""
+    """Turn a class into a frozen dataclass that is a pytree and prints without its arrays."""
     made: Any = cls
     made.__repr__ = safe_repr(_call_text if made.__repr__ is object.__repr__ else made.__repr__)
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(made))
@@ -165,19 +165,21 @@ def named(name: str) -> Callable[[Named], Named]:
 
 
 def always_traced(function: Any) -> Any:
-    """Decorate a client of jfl's own whose releases do not follow from its local steps alone: what
-    it declares is then compared with what a trace of it shows, as for a user's."""
+    """Decorate a client of jfl whose releases are not determined by its local steps.
+
+    Its declaration is then compared with a trace of the client, as for a user's client.
+    """
     function._always_traced = True
     return function
 
 
 @jax.tree_util.register_pytree_node_class
 class Fn:
-    """A module-level function with its hyperparameters bound by name.
+    """A module-level function with hyperparameters that are bound by name.
 
-    `Fn(step, data=dict(lr=0.1), static=dict(steps=5))` is called like `step`, with lr and steps
-    filled in.  `data` is a pytree and holds the leaves, `static` is hashable; so two Fns that
-    differ in a float share one compiled program, which closures cannot.
+    `Fn(step, data=dict(lr=0.1), static=dict(steps=5))` is called like `step`, and passes lr and
+    steps.  `data` is a pytree that holds the leaves, and `static` is hashable.  Two Fns that differ
+    in a float share one compiled program, unlike two closures.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class Fn:
         return f"{name}({bound})" if bound else name
 
     def tree_flatten(self) -> tuple[tuple[dict[str, Any]], tuple[Any, ...]]:
-        """For JAX: bound arguments are leaves, the function and static ones structure."""
+        """Return the bound data as children, and the function and static arguments as structure."""
         return (self.data,), (self.function, tuple(sorted(self.static.items())))
 
     @classmethod
@@ -208,11 +210,11 @@ class Fn:
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-    """One copy of the rows, and who owns them: an index, not a padded copy, so a client costs 4
-    bytes a slot.
+    """Rows, and the index of the rows that each client owns.
 
-    A federation knows the identity of its data, from which its runs have their noise.  It is
-    computed where one is made, also by `dataclasses.replace`; functions of pytrees carry it along.
+    There is one copy of the rows, and the index takes 4 bytes per slot of a client.  A federation
+    knows the identity of its data, from which the noise of its runs is derived.  The identity is
+    computed when a federation is made, also by `dataclasses.replace`; pytree functions keep it.
     """
 
     x: Array  # [n, ...] float
@@ -228,7 +230,7 @@ class Federation:
     classes: int = static(default=0)  # 0: not a classification problem
     caveats: tuple[Any, ...] = static(
         default=()
-    )  # sentences about the rows that belong beside every guarantee
+    )  # sentences about the rows, to be stated with every guarantee
     host: Any = static(
         default=None
     )  # data.host_rows.Population: rows that stay on the host; x, y, index have none
@@ -242,7 +244,7 @@ class Federation:
             "y",
             "index",
             "size",
-        ):  # a copy of our own: nobody writes into it behind the identity
+        ):  # a private copy, so that nobody can change the rows without changing the identity
             value = getattr(self, name)
             if not isinstance(value, jax.core.Tracer) and not hashing.owned(value):
                 copy = jnp.array(value) if isinstance(value, jax.Array) else on_device(value)
@@ -254,13 +256,13 @@ class Federation:
         object.__setattr__(self, "identity", words)
 
     def data_identity(self) -> Words:
-        """UInt32[4] of the rows and owners as they are now."""
+        """Return UInt32[4], computed from the current rows and owners."""
         if self.host is not None:
             return self.host.identity
         rows = self.x, self.y, self.index, self.size
         if np.ndim(self.size) == 1:
             return hashing.of_data(*rows)
-        together = hashing.of_arrays(rows)  # several partitions, stacked: an identity for each
+        together = hashing.of_arrays(rows)  # stacked partitions: one identity each
         places = np.arange(np.prod(self.size.shape[:-1]), dtype=np.uint32).reshape(
             self.size.shape[:-1]
         )
@@ -285,7 +287,7 @@ class Federation:
         caveats = "".join(f"\n  caveat: {c}" for c in self.caveats[:MAX_ITEMS])
         return f"Federation: {counted(self.index.shape[0], 'client')}, {rows}{caveats}"
 
-    plot = pictures.federation
+    plot = lazy.later("jfl.data.federation.draw")
 
 
 _FEDERATION = tuple(f.name for f in dataclasses.fields(Federation) if not f.metadata.get("static"))
@@ -300,7 +302,7 @@ def _take_apart(fed: Federation) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]
 
 
 def _put_together(facts: Iterable[Any], arrays: Iterable[Any]) -> Federation:
-    """As it was: the identity is one of the arrays, and is not computed again."""
+    """Rebuild a federation with its identity, which is one of the arrays."""
     fed = object.__new__(Federation)
     for name, value in (*zip(_FEDERATION, arrays), *zip(_FACTS, facts)):
         object.__setattr__(fed, name, value)
@@ -311,11 +313,11 @@ jax.tree_util.register_pytree_with_keys(Federation, _take_apart, _put_together)
 
 
 class Rows(NamedTuple):
-    """What one client can read: the shared rows and its own part of the index."""
+    """The rows that one client can read: the shared rows and the client's part of the index."""
 
     x: Array  # [n, ...] shared by all clients
     y: Array  # [n]
-    # `index` here, and `count` of a cohort, hide methods of tuples that nobody calls
+    # hides a method of tuples that nobody calls
     index: Array  # Int[N]  # pyright: ignore[reportIncompatibleMethodOverride]
     size: Array  # Int[]
 
@@ -330,23 +332,25 @@ class Batch(NamedTuple):
 
 @record
 class Metric:
-    """A number to watch: finish(sum over test rows / how many there were).  Outside the
-    guarantee."""
+    """A number to report: finish(sum over test rows / number of test rows).
 
-    row: Fn  # (params, x, y) -> a number; or a pair, a sum and how many it is of
-    finish: Fn | None = None  # of the mean; None: the mean itself
+    Guarantees do not cover it.
+    """
+
+    row: Fn  # (params, x, y) -> a number, or a pair of a sum and its number of terms
+    finish: Fn | None = None  # mean -> metric; None: the mean itself
 
 
 @record
 class Task:
-    """What is learned.  All but `init` speak of one example; `params` is drawn from a key."""
+    """A model and its loss.  All functions except `init` take one example."""
 
     init: Fn  # key -> params
-    loss: Fn  # (params, x, y) -> scalar; or (params, x, y, key) for one that draws
+    loss: Fn  # (params, x, y) -> scalar; or (params, x, y, key) if the loss is random
     predict: Fn | None = None  # (params, x) -> logits; None: no accuracy
-    evaluation: Fn | None = None  # as `loss`, of test rows; None: `loss`
-    metrics: dict[str, Any] | None = None  # name -> Metric, beside loss and accuracy
-    target: str = static(default="class")  # what y is: a name in models.targets.TARGETS
+    evaluation: Fn | None = None  # like `loss`, for test rows; None: `loss`
+    metrics: dict[str, Any] | None = None  # name -> Metric, in addition to loss and accuracy
+    target: str = static(default="class")  # the kind of y, a name in models.targets.TARGETS
 
     def __repr__(self) -> str:
         shapes = jax.tree.leaves(jax.eval_shape(self.init, jax.random.key(0)))
@@ -360,14 +364,14 @@ class Task:
 
 @record
 class Batches:
-    """Which of its rows a client uses in a step, and what an accountant may assume about it."""
+    """The sampler of the rows of a local step, and what an accountant may assume about it."""
 
     draw: Fn  # (round key, step, size, N) -> slots Int[B], mask Bool[B], overflow Int[]
     scheme: str = static()  # the name of its function in jfl.sampling.batches
-    batch: int | None = static()  # slots of a batch (None: N); the size drawn, but for poisson ones
-    short: str = static(default="error")  # a client with fewer rows than a batch: "error" | "all"
-    rate: Number | None = None  # poisson: probability of a row; None: expected / size
-    expected: Number | None = None  # poisson ones: expected rows of a batch
+    batch: int | None = static()  # slots of a batch, None: N; also the size, except for Poisson
+    short: str = static(default="error")  # if a client has too few rows: "error" | "all"
+    rate: Number | None = None  # Poisson: probability of a row; None: expected / size
+    expected: Number | None = None  # Poisson: expected rows of a batch
 
     def __repr__(self) -> str:
         size = self.expected if self.scheme.endswith("poisson") else self.batch
@@ -383,8 +387,10 @@ class Batches:
 
 @record
 class Mechanism:
-    """Many masked contributions in, one release out: the only privacy boundary.  Built by
-    `chain`."""
+    """A map from many masked contributions to one release, the only privacy boundary.
+
+    `jfl.chain` makes one.
+    """
 
     stages: tuple[Any, ...]  # of Stage; roles run row -> sum -> noise -> post
     adjacency: str | None = static(
@@ -397,39 +403,39 @@ class Mechanism:
 
 
 class Context(NamedTuple):
-    """What a client may know about the round it takes part in."""
+    """The facts that a client may use in a round."""
 
     round: Array
     client: Array  # id
-    size: Array  # its rows
-    weight: Array  # its aggregation weight, mean 1
+    size: Array  # number of rows of the client
+    weight: Array  # aggregation weight of the client; the mean over clients is 1
     clients: int  # C
-    cohort: Array  # expected clients a round
+    cohort: Array  # expected clients per round
 
 
 class Keys(NamedTuple):
-    """Two streams, so that points of a sweep share batches but never noise."""
+    """The keys of a client: two, so that points of a sweep share batches but never noise."""
 
     batch: Key
     noise: Key
 
 
 class Diagnostics(NamedTuple):
-    """Seen by the experimenter only: outside every guarantee."""
+    """Numbers for the experimenter, which no guarantee covers."""
 
     loss: Array  # mean training loss over the local steps
     clipped: Array  # fraction of rows that were clipped
-    overflow: Array  # rows drawn that found no slot
-    nonfinite: Array | int = 0  # rows that counted as zero, since their gradient was not finite
+    overflow: Array  # rows that were drawn beyond the slots of a batch
+    nonfinite: Array | int = 0  # rows whose gradient was not finite, and counted as zero
 
 
 @record
 class Release:
-    """One site of an algorithm where data meet a mechanism: `count` releases a participation.
+    """A place in an algorithm where data enter a mechanism, `count` times per participation.
 
-    With `steps`, noise is added once to what so many steps made, under replace_one and with a
-    sensitivity that covers all that a row can do in them (output perturbation); 0: each release is
-    one noisy step.
+    If `steps` is 0, each release is one noisy step.  Otherwise noise is added once to the result of
+    that many steps, under replace_one adjacency, with a sensitivity that covers the whole effect of
+    a row on them (output perturbation).
     """
 
     mechanism: Mechanism | None  # None: no privacy
@@ -440,28 +446,28 @@ class Release:
 
 @record
 class Algorithm:
-    """What one client does and what the server does with the release; three pure functions.
+    """The pure functions of a client and of the server.
 
-    No vmap, mask, sampling, weighting or noise inside.  Build it with `jfl.algorithm`.
+    They contain no vmap, mask, sampling, weighting or noise.  `jfl.algorithm` makes one.
     """
 
-    init: Fn  # params -> server, own                      (own: what one client remembers)
+    init: Fn  # params -> server, own; `own` is the state of one client
     client: Fn  # (ctx, keys, server, own, rows) -> payload, own, Diagnostics
     server: Fn  # (ctx, server, release) -> server
     params: Fn  # server -> params, for evaluation
     releases: tuple[
         Any, ...
-    ] = ()  # of Release: what the ledger charges to the examples of a client
+    ] = ()  # of Release: the releases that are charged to the examples of a client
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
-    uploads: str = static(default="difference")  # of models; "model": the mean needs all weights
-    # the bound of the mechanism in a client may be declared "prox_erm": the client checks its solve
+    uploads: str = static(default="difference")  # or "model", whose mean needs all weights
+    # whether a client checks its solve, so that its mechanism may declare the bound "prox_erm"
     checks_its_solve: bool = static(default=False)
-    # the same of "contraction": its steps contract where losses are convex
+    # whether its steps contract for convex losses, so that it may declare "contraction"
     contracts: bool = static(default=False)
-    # (server, own) -> params, by which a client's own held-out rows are judged; None: `params`
+    # (server, own) -> params, which are evaluated on the client's held-out rows; None: `params`
     personal: Fn | None = None
-    # of Release: what personal models are made from besides `releases`; None: nobody says
+    # of Release: releases that only personal models use; None: unknown
     personal_releases: tuple[Any, ...] | None = None
 
     def __repr__(self) -> str:
@@ -470,7 +476,7 @@ class Algorithm:
 
     @property
     def all_releases(self) -> tuple[Any, ...]:
-        """The releases behind uploads and those behind personal models."""
+        """All releases, those of uploads first, then those of personal models."""
         return self.releases + (self.personal_releases or ())
 
 
@@ -491,42 +497,41 @@ def _hyperparameters(bound: Fn) -> dict[str, Any]:
 
 
 class Cohort(NamedTuple):
-    """Who takes part in a round."""
+    """The clients of a round."""
 
     ids: Array  # Int[K]; C marks an empty slot
     times_drawn: Array  # Int[K]; 0 for an empty slot
     # Int[K]; how often the client occurs earlier in this cohort, if draws are independent
     repeat_index: Array
-    overflow: Array  # Int[]; clients that were drawn but found no slot
+    overflow: Array  # Int[]; clients that were drawn beyond the capacity
 
 
 class FetchedCohort(NamedTuple):
-    """A cohort and what was fetched for it, where rows or client states stay on the host; leaves
-    [chunks, slots, ...]."""
+    """A cohort with its rows and client states, fetched from the host; [chunks, slots, ...]."""
 
     slots: tuple[Any, ...]  # ids, times_drawn, repeat_index
-    overflow: Array  # Int[]; clients that were drawn but found no slot
+    overflow: Array  # Int[]; clients that were drawn beyond the capacity
     rows: tuple[Any, ...]  # x [.., N, ...], y [.., N]
     client_states: Tree
 
 
 @record
 class Sampler:
-    """Who takes part, and what an accountant may assume about it."""
+    """The sampler of the clients of a round, and what an accountant may assume about it."""
 
-    draw: Fn  # key -> Cohort; (key, round) -> Cohort where clients take turns
-    expected: Number  # expected clients a round: the public denominator
-    share: Array | np.ndarray | None = None  # [C] each client's share of the draws; None: 1 / C
-    rate: Number | None = None  # poisson: probability of a client
+    draw: Fn  # key -> Cohort; (key, round) -> Cohort if clients take turns
+    expected: Number  # expected clients per round: the public denominator
+    share: Array | np.ndarray | None = None  # [C] a client's fraction of the draws; None: 1 / C
+    rate: Number | None = None  # Poisson: probability of a client
     scheme: str = static(default="full")  # the name of its function in jfl.sampling
     clients: int = static(default=0)
     capacity: int = static(default=0)  # slots K
     independent: bool = static(default=False)  # with_replacement: a repeated client runs again
-    # rounds from one participation of a client to its next, at least; above 1 groups of clients
-    # take turns, and `draw` takes the key of the run and the round
+    # minimum number of rounds from one participation of a client to the next; above 1, groups of
+    # clients take turns, and `draw` takes the key of the run and the round
     separation: int = static(default=1)
-    # rounds in which each client takes part once, in one that is drawn; above 1 `draw` takes the
-    # key of the run and the round, too
+    # number of rounds in which each client participates exactly once, in a random one; above 1,
+    # `draw` takes the key of the run and the round
     epoch: int = static(default=1)
 
     def __repr__(self) -> str:
@@ -544,24 +549,22 @@ class Sampler:
 
 @record
 class Plan:
-    """The objects of one experiment together: what runs is what is accounted."""
+    """Everything that determines a run and its guarantee."""
 
     fed: Federation
     task: Task
     algorithm: Algorithm
     sampler: Sampler
-    upload: Mechanism | None  # noise on each client's own upload
-    release: Mechanism  # from the cohort's uploads to what the server applies
+    upload: Mechanism | None  # noise on each client's upload
+    release: Mechanism  # from the uploads of a cohort to the value that the server applies
     weights: Any  # [C] array with mean 1, or Fn(round) -> [C]
-    chunk: int = static(default=0)  # clients computed at once; 0: all
-    paired_noise: bool = static(
-        default=False
-    )  # sweep points share noise: voids their joint guarantee
-    # whether the server is taken to see only sums of uploads
+    chunk: int = static(default=0)  # clients that are computed at once; 0: all
+    # whether points of a sweep share noise, which voids their joint guarantee
+    paired_noise: bool = static(default=False)
+    # whether the server is assumed to see only sums of uploads
     secure_aggregation: bool = static(default=False)
-    mesh: Any = static(
-        default=None
-    )  # jax.sharding.Mesh whose axis "clients" shares each cohort; None: one device
+    # jax.sharding.Mesh whose axis "clients" splits each cohort; None: one device
+    mesh: Any = static(default=None)
 
     def __repr__(self) -> str:
         lines = [
@@ -589,26 +592,26 @@ class Plan:
 
 
 class Health(NamedTuple):
-    """Counted inside the program, judged on the host."""
+    """Counts of problems, made inside the program and judged on the host."""
 
     nonfinite: Array | np.ndarray  # clients or server states with a value that is not finite
-    overflow: Array | np.ndarray  # clients or rows that were drawn and found no slot
+    overflow: Array | np.ndarray  # clients or rows that were drawn beyond the capacity
     empty_cohort: Array | np.ndarray  # rounds without a client
-    # rows, or clients, that met a clip with a value that is not finite: they counted as zero
+    # rows or clients with a value that is not finite, which a clip counted as zero
     nonfinite_rows: Array | np.ndarray
 
 
 @record
 class Run:
-    """All state of a run: one pytree to donate, vmap, save and resume."""
+    """The state of a run, one pytree to donate, vmap, save and resume."""
 
     round: Array
-    # The key of cohorts, batches and initial parameters.  Noise depends on the plan as well.
+    # determines cohorts, batches and initial parameters; noise depends on the plan as well
     key: Key
-    plan_identity: Array  # UInt32[4], of the plan that ran last
-    # UInt32[4], of the plans before it and the rounds at which they ended; 0 at first
+    plan_identity: Array  # UInt32[4] of the plan that ran last
+    # UInt32[4] of the plans before it and the rounds at which they ended; 0 at first
     plan_history: Array
-    # increased when rounds are computed again by another program; part of every noise key
+    # increased when another program computes rounds again; part of every noise key
     attempt: Array
     server: Tree
     client_states: Tree  # leaves [C, ...]
@@ -639,20 +642,20 @@ PERCENTILES = (10, 25, 50, 75, 90)
 
 @record
 class Metrics:
-    """One entry per evaluation.  All but `round` lie outside the guarantee."""
+    """Measurements, one entry per evaluation.  The guarantee covers none except `round`."""
 
-    round: Array  # rounds done
+    round: Array  # number of completed rounds
     loss: Array  # mean test loss
     accuracy: Array | None  # test accuracy; None without Task.predict
-    client_accuracy: Array | None  # mean over clients of their own held-out accuracy
-    train_loss: Array  # of the cohorts since the last evaluation
-    clip_fraction: Array  # of uploads where the release clips, else of rows
-    update_norm: Array  # of what the server applied, mean since the last evaluation
-    cohort: Array  # mean clients a round
-    clip_norm: Array | None = None  # of an adaptive release
-    # percentiles over clients of what client_accuracy is the mean of, [..., len(PERCENTILES)]
+    client_accuracy: Array | None  # mean over clients of the accuracy on their held-out rows
+    train_loss: Array  # mean over the cohorts since the last evaluation
+    clip_fraction: Array  # fraction of clipped uploads if the release clips, otherwise of rows
+    update_norm: Array  # mean norm of the server's updates since the last evaluation
+    cohort: Array  # mean clients per round
+    clip_norm: Array | None = None  # current norm of an adaptive release
+    # percentiles over clients of the held-out accuracy, [..., len(PERCENTILES)]
     client_percentiles: Array | None = None
-    custom: dict[str, Any] | None = None  # of `Task.metrics`, by name
+    custom: dict[str, Any] | None = None  # the values of `Task.metrics`, by name
 
     def __repr__(self) -> str:
         def last(known: dict[str, Any]) -> str:
@@ -678,11 +681,11 @@ class Metrics:
 
 
 class Caveat(str):
-    """A sentence that belongs beside an epsilon, and a code by which programs know it.
+    """A sentence to state with an epsilon, and a code by which programs recognise it.
 
     Args:
-        text: the sentence: what `str` gives, what reports print.
-        code: what kind of caveat it is; it stays when the sentence is worded anew.
+        text: the sentence, which `str` returns and reports print.
+        code: the kind of caveat; it does not change when the sentence is reworded.
 
     Example:
         >>> once = Caveat("the server sees every upload", "every-upload")
@@ -697,13 +700,13 @@ class Caveat(str):
         caveat.code = code
         return caveat
 
-    # `str` has one argument, a caveat two
+    # unlike `str`, a caveat has two arguments
     def __getnewargs__(self) -> tuple[str, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return str(self), self.code
 
 
 def code_of(caveat: str) -> str:
-    """The code of a caveat; "" for a sentence without one."""
+    """Return the code of a caveat, or "" for a sentence without one."""
     return getattr(caveat, "code", "")
 
 
@@ -713,25 +716,25 @@ class _Fields(NamedTuple):
     unit: str  # example | client
     adjacency: str  # add_remove | replace_one | zero_out
     view: str  # server | aggregate | third_party
-    method: str  # which bound gave the number
+    method: str  # the bound that gave the number
     status: str = "proved"  # proved | claimed | audited | conditional | descriptive | none
     caveats: tuple[Any, ...] = ()  # sentences, most of them a `Caveat`
-    implied: bool = False  # it follows from the guarantee of another unit
-    rounds: int | None = None  # that it covers; None: all that were asked for
+    implied: bool = False  # whether it follows from the guarantee of another unit
+    rounds: int | None = None  # number of rounds that it covers; None: all that were asked for
 
 
 class Guarantee(_Fields):
-    """An epsilon is never a bare float.  All fields are plain Python values.
+    """An epsilon with its delta, what it protects, from whom, and how it was proved.
 
-    Beside them a guarantee of `jfl.guarantee` knows the releases that it is about, so it answers
-    for other epsilons and deltas, for attacks, and for groups.  They are no field: two guarantees
-    are equal, print and are stored as their fields alone.  One that was read from a file, or that
-    a paper claims, knows its own epsilon and delta only, and its answers are what these imply.
+    All fields are plain Python values.  A guarantee of `jfl.guarantee` also knows the releases that
+    it covers, so that it answers for other epsilons and deltas, for attacks, and for groups.  The
+    releases are not a field: comparing, printing and storing use the fields only.  A guarantee that
+    was read from a file, or that a paper claims, answers with what its epsilon and delta imply.
 
-    Other epsilons and deltas have the unit, adjacency, view, status and caveats of this one.
+    Other epsilons and deltas have the same unit, adjacency, view, status and caveats.
     """
 
-    _release = None  # what is behind it: `curve()` and `group(size)`
+    _release = None  # an object with `curve()` and `group(size)`
     _curve = None
 
     def __str__(self) -> str:
@@ -748,31 +751,34 @@ class Guarantee(_Fields):
         return text + "".join(f"\n  caveat: {c}" for c in self.caveats)
 
     def about(self, release: Any) -> "Guarantee":
-        """This guarantee, with the releases behind it: an object with `curve()` and
-        `group(size)`, as `accountants.tightest.Release`."""
+        """Return this guarantee with the releases that it covers.
+
+        Args:
+            release: an object with `curve()` and `group(size)`, such as
+                `accountants.tightest.Release`.
+        """
         known = self._make(self)
         known._release = release
         return known
 
     @property
     def release(self) -> Any:
-        """What is behind it; None where it knows its own epsilon and delta only."""
+        """The releases that it covers; None if only its epsilon and delta are known."""
         return self._release
 
-    # final for type checkers; a guarantee that is changed keeps its releases all the same
+    # final for type checkers; a changed guarantee keeps its releases
     def _replace(self, **fields: Any) -> "Guarantee":  # pyright: ignore[reportIncompatibleMethodOverride]
         changed = super()._replace(**fields)
         keep = (changed.epsilon, changed.delta) == (self.epsilon, self.delta)
         return changed.about(self._release) if keep else changed
 
     def curve(self) -> trade_off.Curve:
-        """Pairs of epsilon and delta, each of them proved: arrays `.epsilon` and `.delta`, ready to
-        be plotted.
+        """Return proved pairs of epsilon and delta, as arrays `.epsilon` and `.delta`.
 
-        Computed once, by every bound that applies; a second at most, then kept.
+        The pairs are computed once from every bound that applies, which takes up to a second.
 
         Privacy:
-            of the unit, adjacency and view of this guarantee.
+            the pairs have the unit, adjacency and view of this guarantee.
 
         Example:
             >>> claimed = Guarantee(1.0, 1e-5, "example", "replace_one", "server", "a paper")
@@ -785,7 +791,7 @@ class Guarantee(_Fields):
         return self._curve
 
     def delta_at(self, epsilon: ArrayLike) -> np.ndarray:
-        """The smallest delta that is proved at an epsilon.
+        """Return the smallest delta that is proved at an epsilon.
 
         Args:
             epsilon: [...] >= 0.
@@ -801,9 +807,9 @@ class Guarantee(_Fields):
         return self.curve().delta_at(epsilon)
 
     def epsilon_at(self, delta: ArrayLike) -> np.ndarray:
-        """The smallest epsilon that is proved at a delta; inf where none is.
+        """Return the smallest epsilon that is proved at a delta; inf if none is.
 
-        At the delta of this guarantee it may be a little smaller than its epsilon.
+        At the delta of this guarantee it may be slightly smaller than its epsilon.
 
         Args:
             delta: [...] in [0, 1].
@@ -819,18 +825,18 @@ class Guarantee(_Fields):
         return self.curve().epsilon_at(delta)
 
     def tpr(self, fpr: ArrayLike) -> np.ndarray:
-        """The true-positive rate that no attack exceeds at a false-positive rate.
+        """Return the true-positive rate that no attack exceeds at a false-positive rate.
 
-        An attack decides, from all that the view sees, whether the unit took part (add_remove) or
-        which of two it was (replace_one).
+        An attack uses everything that the view sees to decide whether the unit took part
+        (add_remove) or which of two units did (replace_one).
 
         Args:
             fpr: [...] in [0, 1].
 
         Returns:
-            Float64[...], an upper bound: from every pair of the curve min(e^epsilon fpr + delta,
-            1 - e^-epsilon (1 - delta - fpr)), and from the Gaussian mechanism without any gain from
-            sampling.
+            Float64[...], an upper bound.  Each pair of the curve gives min(e^epsilon fpr + delta,
+            1 - e^-epsilon (1 - delta - fpr)); the Gaussian mechanism without amplification by
+            sampling gives another bound.
 
         References:
             Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.1; Dong, Roth, Su, JRSS B 2022.
@@ -844,12 +850,12 @@ class Guarantee(_Fields):
 
     @property
     def mu(self) -> float:
-        """The mu of Gaussian differential privacy: no attack does better than telling N(mu, 1) from
-        N(0, 1).
+        """The mu of Gaussian differential privacy.
 
-        It is the smallest such mu for attacks with a false-positive rate of at least 1e-12.  Below,
-        the curve of a sampled mechanism climbs to what it is without any gain from sampling, so a
-        mu for all rates is that of the whole: a limit without use.
+        No attack does better than one that distinguishes N(mu, 1) from N(0, 1).  It is the smallest
+        such mu for attacks with a false-positive rate of at least 1e-12.  At smaller rates the
+        curve of a sampled mechanism approaches that without sampling, so a mu for all rates would
+        show no amplification.
 
         References:
             Dong, Roth, Su, JRSS B 2022, Definition 4.
@@ -862,21 +868,21 @@ class Guarantee(_Fields):
         return self.curve().mu
 
     def group(self, size: int) -> "Guarantee":
-        """The guarantee, at the same delta, where `size` units differ at once: all rows of a
-        person, or all clients of a household.
+        """Return the guarantee at the same delta for `size` units that differ jointly.
 
-        Noise without sampling counts with `size` times the sensitivity, and Poisson samples with a
-        binomial number of the units in each; for all else, and if it is smaller, the attack on one
-        unit counts `size` times over.
+        The units are, for example, all rows of a person or all clients of a household.  Without
+        sampling the sensitivity is multiplied by `size`; with Poisson sampling the number of units
+        in a sample is binomial.  In all other cases, and if it gives a smaller epsilon, the bound
+        for one unit is applied `size` times.
 
         Args:
-            size: how many units, 1 to 1000.
+            size: the number of units, 1 to 1000.
 
         Returns:
-            A guarantee with all that this one has, and a caveat that names the size.
+            This guarantee with another epsilon, and a caveat that states the size.
 
         Raises:
-            ValueError: unless size is such a whole number.
+            ValueError: if size is not an integer in this range.
 
         References:
             Dong, Roth, Su, JRSS B 2022, Theorem 2.14; Charles et al., arXiv:2407.07737 (samples).
@@ -895,14 +901,17 @@ class Guarantee(_Fields):
             ._replace(
                 epsilon=float(group.curve().epsilon_at(self.delta)),
                 method=f"{self.method}, group of {size}",
-                caveats=(*self.caveats, Caveat(f"of {size} {self.unit}s at once", "group")),
+                caveats=(
+                    *self.caveats,
+                    Caveat(f"Protects any {size} {self.unit}s jointly.", "group"),
+                ),
             )
             .about(group)
         )
 
 
 class _Group(NamedTuple):
-    """What is behind a guarantee for several units at once."""
+    """The releases of a guarantee for several units."""
 
     one: Guarantee
     size: int
@@ -918,7 +927,7 @@ class _Group(NamedTuple):
 
 
 def _both(first: trade_off.Curve, second: trade_off.Curve) -> trade_off.Curve:
-    """Two curves of one mechanism."""
+    """Return the curve that two curves of one mechanism prove together."""
     return trade_off.curve_of(
         np.append(first.epsilon, second.epsilon),
         np.append(first.delta, second.delta),

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ..core import checks, losses
+from ..core import checks
 from ..core.pytrees import Array, Tree
 from ..core.records import PERCENTILES, Federation, Fn, Task
-from ..models import frameworks
+from ..models import frameworks, losses
 from ..models.targets import TARGETS
 from . import sharding
 

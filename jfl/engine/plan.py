@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..core import checks, identity, losses, pytrees
+from ..core import checks, identity, pytrees
 from ..core.errors import ArgumentError
 from ..core.pytrees import Array, Tree
 from ..core.records import Algorithm, Federation, Fn, Mechanism, Plan, Sampler, Task, named
 from ..gradients import per_example
-from ..models import frameworks
+from ..models import frameworks, losses
 from ..models.targets import TARGETS
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated, distributed, linear_maps

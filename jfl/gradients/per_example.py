@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ..core import checks, losses, pytrees
+from ..core import checks, pytrees
 from ..core.records import Batch, Diagnostics, Fn, Mechanism, named, record, static
+from ..models import losses
 from ..privacy.mechanisms import chain as mech
 from ..verify import marks
 from . import ghost
@@ -24,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Grad:
     """A gradient: (key, params, batch, ctx) -> gradient, (loss, clipped fraction)."""
 
-    loss: Fn  # (params, x, y) -> scalar, one example; x is a pair in one that draws: core.losses
+    loss: Fn  # (params, x, y) -> scalar, one example; x is a pair in one that draws: models.losses
     mechanism: Mechanism | None  # None: the mean gradient, not private
     l2: Any  # added after the mechanism: l2 * params
     microbatch: int | None = static(default=None)

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from ..core import checks
-from ..core.losses import key_of
 from ..core.records import Federation, Fn, Task, named
 from . import frameworks
 from .adapters import Model, build_task, held_params
+from .losses import key_of
 
 __all__ = ["equinox"]
 

@@ -11,7 +11,6 @@ from flax.errors import InvalidRngError
 
 from ..core import checks
 from ..core.errors import ArgumentError
-from ..core.losses import key_of
 from ..core.records import Federation, Fn, Task, named
 from . import frameworks
 from .adapters import (
@@ -24,6 +23,7 @@ from .adapters import (
     on_batches_of_one,
     takes_batches,
 )
+from .losses import key_of
 from .targets import cross_entropy
 
 __all__ = ["flax", "nnx"]

@@ -1,8 +1,8 @@
-"""Losses that draw: (params, x, y, key), for dropout, noise layers, sampled latent variables.
+"""Random losses (params, x, y, key), for dropout, noise layers and sampled latent variables.
 
-Everything that forms gradients speaks of losses (params, x, y).  A loss with a key becomes one
-whose x is a pair, the example and the words of the example's own key; so a gradient is formed,
-clipped and summed in the same way with and without.
+Gradients are computed for losses (params, x, y).  A loss with a key becomes one whose x is a pair:
+the example, and the words of a key for this example.  Gradients are then formed, clipped and summed
+in the same way for random and deterministic losses.
 """
 
 import inspect
@@ -12,23 +12,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .pytrees import Array, Key, Tree
-from .records import Fn, Task, named
+from ..core.pytrees import Array, Key, Tree
+from ..core.records import Fn, Task, named
 
 IMPLEMENTATION = "threefry2x32"
-ROWS = 0x726F7773  # "rows": the child of a step's key from which the rows of its batch have theirs
+ROWS = 0x726F7773  # "rows": the number that derives the keys of a batch from the key of its step
 
 
 def key_of(number: int) -> Key:
-    """jax.random.key(number), without the 64 bits that it takes to make one in a program."""
+    """Return jax.random.key(number) without 64-bit arithmetic in the program."""
     words = jnp.array([0, number], jnp.uint32)
     return jax.random.wrap_key_data(words, impl=IMPLEMENTATION)
 
 
 def takes_key(loss: Callable[..., Any]) -> bool:
-    """Whether a loss is (params, x, y, key), and not (params, x, y).
+    """Return whether a loss is (params, x, y, key), and not (params, x, y).
 
-    It is where its fourth free positional parameter has no default, or is called `key` or `rng`.
+    It takes a key if its fourth free positional parameter has no default, or is named `key` or
+    `rng`.
 
     Example:
         >>> takes_key(lambda params, x, y, key: 0.0), takes_key(lambda params, x, y, scale=1: 0.0)
@@ -39,18 +40,16 @@ def takes_key(loss: Callable[..., Any]) -> bool:
         loss, bound = loss.function, {*loss.data, *loss.static}
     try:
         parameters = inspect.signature(loss).parameters.values()
-    except (TypeError, ValueError):  # of C, or what it is not callable
+    except (TypeError, ValueError):  # a C function, or not callable
         return False
     free = [
         p
         for p in parameters
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in bound
     ]
-    return len(free) > 3 and (free[3].default is inspect.Parameter.empty or _is_key(free[3].name))
-
-
-def _is_key(name: str) -> bool:
-    return name in ("key", "rng")
+    if len(free) < 4:
+        return False
+    return free[3].default is inspect.Parameter.empty or free[3].name in ("key", "rng")
 
 
 @named("losses.with_key")
@@ -60,13 +59,12 @@ def _with_key(params: Tree, x_and_words: tuple[Tree, Array], y: Array, *, loss: 
 
 
 def joined(loss: Fn) -> Fn:
-    """A loss (params, x, y, key) as one of (params, (x, words of the key), y)."""
+    """Return a loss (params, x, y, key) as a loss (params, (x, words of the key), y)."""
     return Fn(_with_key, dict(loss=loss))
 
 
 def draws(loss: Fn | None) -> bool:
-    """Whether a loss is one that `joined` made, or holds one: as its `loss`, or as what an audit
-    looks up rows for, its `of`."""
+    """Return whether `joined` made a loss, or the loss that it wraps as `loss` or `of`."""
     while isinstance(loss, Fn):
         if loss.function is _with_key:
             return True
@@ -75,12 +73,12 @@ def draws(loss: Fn | None) -> bool:
 
 
 def with_words(x: Tree, key: Key, rows: int) -> tuple[Tree, Array]:
-    """(x, UInt32[rows, 2]): the rows of a batch with the words of a key for each.
+    """Return the rows of a batch with the words of a key for each, (x, UInt32[rows, 2]).
 
     Args:
         x: leaves [rows, ...].
-        key: of the step.
-        rows: how many.
+        key: the key of the step.
+        rows: the number of rows.
     """
     base = jax.random.fold_in(key, ROWS)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(base, jnp.arange(rows, dtype=jnp.uint32))
@@ -88,7 +86,7 @@ def with_words(x: Tree, key: Key, rows: int) -> tuple[Tree, Array]:
 
 
 def words_shape() -> jax.ShapeDtypeStruct:
-    """The shape of the words of one row."""
+    """Return the shape of the words of one row."""
     return jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
@@ -98,12 +96,12 @@ def _at_one_key(params: Tree, x: Tree, y: Array, *, loss: Fn) -> Any:
 
 
 def of_three(loss: Fn) -> Fn:
-    """The loss as (params, x, y): one that draws is taken at one key, the same for all rows."""
+    """Return the loss as (params, x, y); a random loss uses one fixed key for all rows."""
     if loss.function is _with_key:
         loss = loss.data["loss"]
     return Fn(_at_one_key, dict(loss=loss)) if takes_key(loss) else loss
 
 
 def for_evaluation(task: Task) -> Fn:
-    """The loss of a task's test rows, (params, x, y) -> scalar."""
+    """Return the loss for the test rows of a task, (params, x, y) -> scalar."""
     return of_three(task.loss if task.evaluation is None else task.evaluation)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax.serialization import msgpack_restore
 
-from ..core import checks, files, losses, pytrees
+from ..core import checks, files, pytrees
 from ..core.records import Fn, Metric, Task, named
+from . import losses
 
 CONSTANT = ("models.fixed", "models.held_params")  # init functions that ignore the key
 

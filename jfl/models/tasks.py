@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from ..core import checks, losses
+from ..core import checks
 from ..core.records import Federation, Fn, Metric, Metrics, Task, named
 from ..kernels.conv import conv_same, relu_pool
-from . import frameworks
+from . import frameworks, losses
 from .flax_adapters import flax
 from .targets import TARGETS
 

@@ -22,8 +22,9 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import checks, losses
+from ..core import checks
 from ..core.records import Caveat, Fn, Mechanism, Plan, code_of
+from ..models import losses
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms.stages import After
 from .client import (

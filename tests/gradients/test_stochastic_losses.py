@@ -9,9 +9,9 @@ import pytest
 from helpers.problems import CLIENTS, make_federation
 
 import jfl
-from jfl.core import losses
 from jfl.core.records import Batch, Context
 from jfl.gradients.per_example import gradient_path
+from jfl.models import losses
 
 KEY = jax.random.key(3)
 ROWS = 6

@@ -464,7 +464,7 @@ def test_groups_of_a_plan(endless_noise):
         assert math.isclose(group.mu, size * known.mu, rel_tol=1e-9)
         want, _ = tightest.epsilon(events.gaussian(1 / (size * known.mu)), known.delta)
         assert math.isclose(group.epsilon, want, rel_tol=1e-9)
-        assert f"of {size} examples at once" in group.caveats and group.delta == known.delta
+        assert f"Protects any {size} examples jointly." in group.caveats and group.delta == known.delta
         assert group.method == f"{known.method}, group of {size}" and group.unit == "example"
     assert known.group(2).group(3).epsilon == known.group(6).epsilon
 
