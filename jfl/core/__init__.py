@@ -1,5 +1,4 @@
-"""What everything stands on: records, pytrees, argument checks, random streams, the identity of a
-plan."""
+"""The base of all rooms: records, pytrees, checks, random streams, and the identity of a plan."""
 
 from .lazy import submodules as _submodules
 

@@ -1,5 +1,7 @@
-"""Checks of arguments, and the one form of jfl's error messages: where, what was expected, what was
-passed instead, and what to do."""
+"""Checks of arguments, and the form of all error messages.
+
+A message says where the problem is, what was expected, what was passed instead, and what to do.
+"""
 
 import numbers
 from collections.abc import Callable, Collection

@@ -1,14 +1,14 @@
-"""What jfl raises.  Code that catches one of these catches what it means, and nothing else."""
+"""The exceptions that jfl raises."""
 
 from typing import Any
 
 
 class ArgumentError(ValueError):
-    """An argument that cannot be used; the message says where, what was needed, what came."""
+    """An argument that cannot be used; the message says what was expected and what was passed."""
 
 
 class NotAnalysable(ArgumentError):
-    """No theorem that jfl knows covers this plan under this view: nothing is proved."""
+    """A plan that no theorem known to jfl covers under this view, so that nothing is proved."""
 
 
 class DataUnavailable(ArgumentError):
@@ -16,15 +16,15 @@ class DataUnavailable(ArgumentError):
 
 
 class ResumeRefused(ArgumentError):
-    """A directory holds another run than the one asked for; the message says what differs."""
+    """A directory with another run than the requested one; the message says what differs."""
 
 
 class HealthError(RuntimeError):
     """A run that must not be trusted.
 
     Attributes:
-        run: its state (of a sweep: the Sweep), which is not lost.
-        health: the counts of what happened.
+        run: the state of the run, or the Sweep of a sweep.
+        health: the counts of the problems.
     """
 
     def __init__(self, message: str, run: Any, health: Any):

@@ -1,7 +1,6 @@
-"""Hashes of 128 bits, alike on the host (NumPy) and inside a program (jax.numpy), and digests of
-data on the host.
+"""Hashes of 128 bits that distinguish plans and data, not secure against forgery.
 
-They tell different plans and different data apart; nobody is expected to forge them.
+Numbers have the same hash on the host (NumPy) and inside a program (jax.numpy).
 """
 
 import hashlib
@@ -19,21 +18,22 @@ from .pytrees import Words
 
 WORDS = 4
 SALTS = (0x2545F491, 0x1B873593, 0xC2B2AE3D, 0x27D4EB2F)
-BLOCK = 2**16  # numbers that NumPy hashes at once: they stay in the cache
+HASH_BLOCK_SIZE = 2**16  # numbers that NumPy hashes at once, which stay in the cache
+MAX_BATCHED_COPY_SIZE = 2**10  # numbers of an array that is hashed jointly with others
 
 
 def mix(x: Words) -> Words:
-    """A bijective scrambling of uint32 (the finaliser of MurmurHash3)."""
+    """Scramble uint32 by a bijection, the finaliser of MurmurHash3."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
 
 
 def combine(first: Words, second: Words) -> Words:
-    """One hash of two, in this order.
+    """Return the hash of two hashes in this order.
 
     Args:
-        first, second: UInt32[4], of NumPy or of JAX.
+        first, second: UInt32[4] of NumPy or of JAX.
 
     Returns:
         UInt32[4]; every word depends on all words of both.
@@ -43,12 +43,12 @@ def combine(first: Words, second: Words) -> Words:
 
 
 def of_text(text: str) -> np.ndarray:
-    """UInt32[4] of a text."""
+    """Return UInt32[4], the hash of a string."""
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[: 4 * WORDS], np.uint32)
 
 
 def hash_int(value: Any) -> Words:
-    """UInt32[4] that holds one whole number, such as a round."""
+    """Return UInt32[4] that depend on one integer, such as a round."""
     xp = jnp if isinstance(value, jax.Array) else np
     return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (WORDS,)) ^ np.array(
         SALTS, np.uint32
@@ -59,7 +59,7 @@ def hash_int(value: Any) -> Words:
 
 
 def raw(x: Any) -> Any:
-    """The bits of an array as UInt32[n], of NumPy for NumPy's arrays; -0 counts as 0."""
+    """Return the bits of an array as UInt32[n]; -0 counts as 0."""
     xp = jnp if isinstance(x, jax.Array) else np
     x = x if xp is jnp else np.asarray(x)
     if xp is jnp and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -77,7 +77,7 @@ def raw(x: Any) -> Any:
         if xp is jnp
         else np.ascontiguousarray(x).reshape(-1).view(kind)
     )
-    if floats:  # by their bits: a program may take tiny numbers for 0
+    if floats:  # compare bits, since a program may flush tiny numbers to 0
         words = bits.reshape(-1, parts)
         sign = words[:, -1:] << np.array(1, kind)
         zero = (sign == 0) & (words[:, :-1] == 0).all(-1, keepdims=True)
@@ -86,34 +86,35 @@ def raw(x: Any) -> Any:
 
 
 def _sums(words: Words, places: Words) -> Words:
-    """UInt32[4]: what numbers at their places add to a hash, modulo 2^32; so the order of work is
-    free."""
+    """Return UInt32[4] that numbers at their places add to a hash, in any order of summation."""
     xp, place = jnp if isinstance(words, jax.Array) else np, mix(places)
     return xp.stack([mix(mix(words + np.uint32(s)) ^ place).sum(dtype=np.uint32) for s in SALTS])
 
 
 def of_arrays(arrays: Iterable[Any]) -> Words:
-    """UInt32[4] of the numbers in a list of arrays; what is concrete is hashed on the host, the
-    rest in the program.
+    """Return UInt32[4], the hash of the numbers in a list of arrays.
 
-    The shapes and types of the arrays are not in it: whoever needs them adds a text.
+    Concrete arrays are hashed on the host, and traced ones in the program.  Shapes and types do not
+    count; a caller that needs them hashes a description as well.
     """
     total, first, small = np.zeros(WORDS, np.uint32), 0, {True: [], False: []}
     for x in arrays:
         traced = isinstance(x, jax.core.Tracer)
         words = raw(x) if traced else raw(on_host(x))
         start, first = np.uint32(first % 2**32), first + words.size
-        if words.size <= SMALL and (not traced or jax.typeof(x).sharding.mesh.empty):
+        if words.size <= MAX_BATCHED_COPY_SIZE and (
+            not traced or jax.typeof(x).sharding.mesh.empty
+        ):
             small[traced].append((words, np.arange(words.size, dtype=np.uint32) + start))
         elif traced:
             total = total + _sums(words, jax.lax.iota(jnp.uint32, words.size) + start)
         else:
-            for begin in range(0, words.size, BLOCK):
-                part = words[begin : begin + BLOCK]
+            for begin in range(0, words.size, HASH_BLOCK_SIZE):
+                part = words[begin : begin + HASH_BLOCK_SIZE]
                 total = total + _sums(
                     part, np.arange(begin, begin + part.size, dtype=np.uint32) + start
                 )
-    for traced, parts in small.items():  # at once: a plan holds dozens of single numbers
+    for traced, parts in small.items():  # jointly, since a plan holds dozens of single numbers
         if parts:
             words, places = zip(*parts)
             total = total + _sums(
@@ -122,11 +123,8 @@ def of_arrays(arrays: Iterable[Any]) -> Words:
     return total
 
 
-SMALL = 2**10  # numbers of an array that is copied beside others
-
-
 def on_host(x: Any) -> np.ndarray:
-    """An array as NumPy's; a key as its data."""
+    """Return an array as a NumPy array, and a key as its data."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         with jax.ensure_compile_time_eval():
             return np.asarray(jax.random.key_data(x))
@@ -140,11 +138,12 @@ _owned: dict[int, list[Any]] = {}
 
 
 def own(x: jax.Array) -> jax.Array:
-    """Say that nobody else holds the memory of the jax array `x`, so that its digest may be kept:
-    `x`.
+    """Declare that nobody else holds the memory of a JAX array, so that its digest is kept.
 
-    An array that shares memory with NumPy (device_put, dlpack) may change under JAX; such a one is
-    never owned, and who writes through a dlpack view of an owned one breaks JAX's own rule.
+    An array that shares memory with NumPy (device_put, dlpack) may change, and must not be passed.
+
+    Returns:
+        x, unchanged.
     """
     reference = weakref.ref(x)
     _owned[id(x)] = [reference, None]
@@ -157,12 +156,13 @@ def own(x: jax.Array) -> jax.Array:
 
 
 def owned(x: object) -> bool:
+    """Return whether `own` was called with this array."""
     known = _owned.get(id(x))
     return known is not None and known[0]() is x
 
 
 def digest(x: jax.Array | np.ndarray) -> bytes:
-    """The sha256 of an array's bytes; of an array that jfl owns it is computed once."""
+    """Return the sha256 of the bytes of an array, computed once for an array that jfl owns."""
     known: list[Any] = _owned[id(x)] if owned(x) else [None, None]
     if known[1] is None:
         known[1] = hashlib.sha256(_bytes(x)).digest()
@@ -174,8 +174,7 @@ def _bytes(x: Any) -> memoryview:
 
 
 class Rows:
-    """The identity of data that come block by block: rows, labels, and which rows each client owns,
-    in their order."""
+    """The identity of data that arrive in blocks: rows, labels, and the rows of each client."""
 
     def __init__(self) -> None:
         self.x, self.y, self.owners = (hashlib.sha256() for _ in range(3))
@@ -187,7 +186,7 @@ class Rows:
         self.kind = _kind(x, y)
 
     def own(self, rows: ArrayLike) -> None:
-        """Row numbers of the next clients."""
+        """Add the row numbers of the next clients."""
         self.owners.update(_bytes(np.asarray(rows, np.int32)))
 
     def words(self, sizes: ArrayLike) -> np.ndarray:
@@ -195,19 +194,16 @@ class Rows:
 
 
 def of_data(x: Any, y: Any, index: Any, size: Any) -> Words:
-    """UInt32[4] of the rows and of who owns which; padding of `index` does not count.
+    """Return UInt32[4], the hash of rows and of their owners; padding of `index` does not count.
 
-    Concrete arrays are read on the host.  Traced ones are read in the program, and give another
-    number than the same values do on the host.
+    Traced arrays are hashed in the program, to other words than the same values on the host.
     """
     if any(isinstance(v, jax.core.Tracer) for v in (x, y, index, size)):
         x, y, index, size = map(jnp.asarray, (x, y, index, size))
         there = jax.lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1) < size[..., None]
         return of_arrays([x, y, jnp.where(there, index, 0), size])
     host, sizes = np.asarray(index), np.asarray(size)
-    if (
-        host.shape[:-1] == sizes.shape
-    ):  # else nothing can be trained on it: it is told apart all the same
+    if host.shape[:-1] == sizes.shape:  # otherwise nothing can be trained on it
         host = host[np.arange(host.shape[-1]) < sizes[..., None]]
     owners = hashlib.sha256(_bytes(host.astype(np.int32))).digest()
     return _data((digest(x), digest(y), owners), sizes, _kind(x, y))

@@ -45,23 +45,23 @@ from . import checks, hashing
 from .pytrees import Words
 from .records import Federation, Fn, Plan
 
-# How a plan is stored and computed, not what: these are no part of its identity.  Neither are the
-# number of rounds, the cadence of evaluations and the padding of a federation, which no plan holds.
-NOT_PART = {
-    # what is assumed of whoever sums uploads changes nothing that is drawn
+# Fields that change how a plan is stored and computed, but not its result.  They are not part of
+# its identity, and neither are the number of rounds, the evaluations and the padding of rows.
+EXCLUDED_FIELDS = {
+    # the assumption about the sum of uploads changes no draw
     "Plan": ("chunk", "mesh", "secure_aggregation"),
     "Grad": ("microbatch", "path"),
     "Task": ("evaluation", "metrics", "target"),
-    # said of the algorithm for `plan`; what it does is in its functions
+    # declarations that `plan` checks; the functions determine the computation
     "Algorithm": ("uploads", "checks_its_solve", "contracts", "personal", "personal_releases"),
-    "Sampler": ("capacity",),  # an overflow voids the run: no cap is part of a mechanism
+    "Sampler": ("capacity",),  # an overflow voids the run, so no result depends on it
     "Responders": ("capacity",),
     "Available": ("capacity", "at_once"),
     "sampling.poisson": ("capacity",),
-    "sampling.poisson_few": ("capacity", "steps"),  # steps: the law up to the capacity
+    "sampling.poisson_few": ("capacity", "steps"),  # steps: the distribution up to it
     "batches.poisson": ("batch",),
 }
-# Their functions are known by name: what they do does not change between two points of a sweep.
+# Packages whose functions are identified by name: they are the same for all points of a sweep.
 LIBRARIES = frozenset(
     (
         "jax",
@@ -87,24 +87,24 @@ COMPILED = (
     types.MethodWrapperType,
     types.ClassMethodDescriptorType,
 )
-# Builtin types: of an object of a subclass, the content counts beside its fields.
+# Builtin types; an object of a subclass is described by its content and its fields.
 CONTAINERS = (dict, list, tuple, set, frozenset, str, bytes, int, float)
 IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: no class that is written in Python has it
-# What a class has that says nothing of what its objects compute.
-SILENT = frozenset(
+# Attributes of a class that do not affect what its objects compute.
+IGNORED_ATTRIBUTES = frozenset(
     """__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__
     __annotate_func__ __dataclass_fields__ __dataclass_params__ __match_args__ __firstlineno__
     __static_attributes__ __abstractmethods__ _abc_impl __parameters__ __orig_bases__ __slots__
     __hash__ __classcell__ __annotations_cache__ __slotnames__ _registered_name
     _registered_code""".split()
 )
-FLAX = frozenset(
+FLAX_ATTRIBUTES = frozenset(
     "_state _id _parent_ref parent scope".split()
-)  # what flax keeps in a module for itself
-WRITTEN = frozenset(
+)  # bookkeeping of flax in a module
+GENERATED_METHODS = frozenset(
     """__init__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__ __new__
 __replace__""".split()
-)  # what dataclasses and named tuples write into a class
+)  # methods that dataclasses and named tuples generate
 
 
 def plan_identity(plan: Plan) -> Words:
@@ -135,7 +135,7 @@ def plan_identity(plan: Plan) -> Words:
         (True, False)
     """
     checks.require_type("identity", Plan, "jfl.plan", plan=plan)
-    as_made(plan.fed)
+    require_unmodified(plan.fed)
     return _words(plan, Reader.plan)
 
 
@@ -154,7 +154,7 @@ def _words(plan: Plan, read: Callable[["Reader", Plan], Any]) -> Words:
     return hashing.combine(hashing.of_text(text), hashing.of_arrays(reader.leaves))
 
 
-def as_made(fed: Federation) -> None:
+def require_unmodified(fed: Federation) -> None:
     """Reject a concrete federation whose arrays were exchanged after it was made."""
     if (
         checks.is_concrete(fed)
@@ -165,11 +165,7 @@ def as_made(fed: Federation) -> None:
             "jfl.plan",
             "a federation with the rows and owners it was made of",
             "other ones, put into it as a pytree",
-            (
-                "Use dataclasses.replace(fed, x=..., y=...): its identity, from which noise "
-                "follows, "
-                "is then computed again."
-            ),
+            "Use dataclasses.replace(fed, x=..., y=...), which computes the identity again.",
         )
 
 
@@ -187,7 +183,7 @@ def plan_identities(
     """
     known, names, out, read = {}, {}, [], read or Reader.plan
     for fed in {id(p.fed): p.fed for p in plans}.values():
-        as_made(fed)
+        require_unmodified(fed)
     for plan in plans:
         leaves, shape = jax.tree.flatten(plan)
         kinds = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
@@ -245,7 +241,7 @@ def describe(plan: Plan) -> dict[str, Any]:
             "traced ones",
             "Call it outside jit and vmap.",
         )
-    as_made(plan.fed)
+    require_unmodified(plan.fed)
     reader = Reader()
     found: Any = reader.shown(reader.plan(plan))
     shapes, _ = jax.tree_util.tree_flatten_with_path(
@@ -333,7 +329,7 @@ def _library(top: str) -> bool:
     file = getattr(sys.modules.get(top), "__file__", None)
     if file is None:
         return top in sys.stdlib_module_names and top != "__main__"
-    paths = sysconfig.get_paths()  # not the prefix, where a user's own files may lie
+    paths = sysconfig.get_paths()  # not the prefix, which may contain a user's files
     return any(
         file.startswith(paths[name] + os.sep)
         for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -415,7 +411,7 @@ class Reader:
     def plan(self, plan: Plan) -> dict[str, Any]:
         found = {"data": self.leaf(plan.fed.identity), "classes": plan.fed.classes}
         for field in dataclasses.fields(Plan):
-            if field.name not in ("fed", *NOT_PART["Plan"]):
+            if field.name not in ("fed", *EXCLUDED_FIELDS["Plan"]):
                 found[field.name] = self.data(getattr(plan, field.name))
         return found
 
@@ -465,7 +461,7 @@ class Reader:
 
     def _function_of_plan(self, value: Fn) -> dict[str, Any]:
         name = registered(value.function) if is_ours(value.function) else None
-        left = NOT_PART.get(name, ()) if name is not None else ()
+        left = EXCLUDED_FIELDS.get(name, ()) if name is not None else ()
         held = {
             k: self.data(v)
             for k, v in sorted(value.data.items())
@@ -480,15 +476,14 @@ class Reader:
 
     def _record(self, value: Any) -> dict[str, Any]:
         name = registered(type(value)) or type(value).__name__
-        left = NOT_PART.get(name, ()) + (
+        left = EXCLUDED_FIELDS.get(name, ()) + (
             ("batch",) if name == "Batches" and value.scheme == "poisson" else ()
         )
         found: dict[str, Any] = {"record": name}
         for field in dataclasses.fields(value):
             held = getattr(value, field.name)
             plain = field.metadata.get("static")
-            # what a field holds by default is not said: a new field with a default leaves recorded
-            # identities as they are
+            # defaults are left out, so that a new field with a default changes no recorded identity
             if (
                 field.name in left
                 or held is None
@@ -538,7 +533,7 @@ class Reader:
         return self._once(value)
 
     def _items(self, value: list | tuple, read: Callable[[Any], Any]) -> Any:
-        """Describe a tuple as a JSON list, and a list as one that says that it is no tuple."""
+        """Describe a tuple as a JSON list, and a list as a dict that names its type."""
         found = self._contents(value, value, read)
         return {"list": found} if isinstance(value, list) else found
 
@@ -676,7 +671,9 @@ class Reader:
         if value.__defaults__ or value.__kwdefaults__:
             defaults = (value.__defaults__, value.__kwdefaults__)
             found["defaults"] = [self.static(v) for v in defaults]
-        if is_users and (more := {k: v for k, v in vars(value).items() if k not in SILENT}):
+        if is_users and (
+            more := {k: v for k, v in vars(value).items() if k not in IGNORED_ATTRIBUTES}
+        ):
             found["attributes"] = self.static(more)
         cells = dict(zip(value.__code__.co_freevars, value.__closure__ or ()))
         if cells:
@@ -790,7 +787,7 @@ class Reader:
         members = {
             k: self.static(v)
             for k, v in sorted(vars(cls).items())
-            if k not in SILENT and not _generated(v, cls)
+            if k not in IGNORED_ATTRIBUTES and not _generated(v, cls)
         }
         return {
             "class": cls.__qualname__,
@@ -816,7 +813,7 @@ class Reader:
             n: getattr(value, n) for n in slots if n != "__dict__" and hasattr(value, n)
         } | dict(getattr(value, "__dict__", {}))
         left = (
-            FLAX
+            FLAX_ATTRIBUTES
             if any(
                 c.__module__ == "flax.linen.module" and c.__name__ == "Module" for c in cls.__mro__
             )
@@ -1002,7 +999,7 @@ def _generated(member: Any, cls: type) -> bool:
     member = inspect.unwrap(member) if isinstance(member, types.FunctionType) else member
     return (
         isinstance(member, types.FunctionType)
-        and member.__name__ in WRITTEN
+        and member.__name__ in GENERATED_METHODS
         and member.__code__.co_filename.startswith("<string>")
         and ("__dataclass_fields__" in vars(cls) or issubclass(cls, tuple))
     )

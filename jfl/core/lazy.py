@@ -1,5 +1,4 @@
-"""Modules of a package that are imported when somebody names them (PEP 562), so that `import jfl`
-stays fast."""
+"""Imports on first use (PEP 562), which keep `import jfl` fast."""
 
 import contextlib
 import importlib
@@ -47,20 +46,20 @@ def submodules(
     offers: str | tuple[str, ...] = (),
     later: dict[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package whose modules are imported on first use.
+    """Return the `__getattr__` and `__dir__` of a package whose modules are imported on first use.
 
     Args:
-        package: the package's `__name__`.
-        path: its `__path__`.
-        offers: a module of the package whose names the package offers as its own, or several.
-        later: name -> the module that has it, imported when somebody names it.
+        package: the `__name__` of the package.
+        path: the `__path__` of the package.
+        offers: one or several modules of the package whose names are also names of the package.
+        later: name -> the module that defines it, which is imported on first use of the name.
 
     Returns:
-        `(__getattr__, __dir__)`, to be bound at the package's top level.  Names that the package
-        binds itself win, so a function hides a module of the same name.
+        `(__getattr__, __dir__)`, to be assigned at the top level of the package.  A name that the
+        package itself defines takes precedence, so a function hides a module of the same name.
 
     Raises:
-        AttributeError: from the returned `__getattr__`, for what is neither bound nor a module.
+        AttributeError: by the returned `__getattr__`, for a name that nothing defines.
 
     Example:
         >>> import jfl
@@ -83,7 +82,7 @@ def submodules(
         if name == "__all__" and len(names) > 1:
             return [offered for module in offering() for offered in module.__all__]
         if not name.startswith("__") or name == "__all__":
-            # one after another: a later one may import the first, which asks for a module here
+            # in this order: a later module may import the first, which looks up a module here
             for module in offering():
                 if hasattr(module, name):
                     return getattr(module, name)
@@ -111,10 +110,10 @@ def submodules(
 
 
 def later(path: str) -> Callable[..., Any]:
-    """A function that lies in a module above, imported when it is called.
+    """Return a function that imports another one from a higher room when it is called.
 
     Args:
-        path: of the function, such as "jfl.runs.load.load".
+        path: the path of the other function, such as "jfl.runs.load.load".
 
     Returns:
         A function that calls it.  As an attribute of a class it is a method.

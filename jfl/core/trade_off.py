@@ -1,8 +1,8 @@
-"""A privacy curve, and what it says of attacks: NumPy, and no accountant in sight.
+"""Privacy curves, and the bounds on attacks that they imply.
 
-A curve is a list of proved (epsilon, delta).  Each pair bounds every attack by two lines: with a
-false-positive rate a, its true-positive rate is at most e^epsilon a + delta, and at most 1 -
-e^-epsilon (1 - delta - a).  So the curve is a polygon that lies on or above the true rates.
+A curve is a list of proved pairs (epsilon, delta).  Each pair bounds every attack by two lines: at
+a false-positive rate a, the true-positive rate is at most e^epsilon a + delta, and at most
+1 - e^-epsilon (1 - delta - a).  All lines together bound the rates by a polygon.
 """
 
 import math
@@ -15,22 +15,22 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from . import checks
 
-LEAST_RATE = 1e-12  # of false positives, down to which mu holds
-CLOSEST = 1e-12  # between two epsilons of a curve
-LINES = 4096  # of a curve of a group
+MIN_RATE = 1e-12  # smallest false-positive rate for which mu holds
+MIN_EPSILON_GAP = 1e-12  # closer epsilons of a curve count as equal
+MAX_LINES = 4096  # of the polygon of a group
 LARGEST_GROUP = 1000
 
 
 class Curve(NamedTuple):
-    """Pairs (epsilon, delta) of which each is proved, ready to be plotted.
+    """Proved pairs of epsilon and delta, as two arrays that can be plotted.
 
-    Between two of them the straight line in e^epsilon is proved too, since the true delta is
-    convex in it; `curve_of` leaves out what lies above such a line.
+    Between two pairs, the straight line in e^epsilon is proved too, since the true delta is convex
+    in e^epsilon.  `curve_of` removes the pairs above such a line.
     """
 
     epsilon: np.ndarray  # Float64[n] ascending, the first is 0
     delta: np.ndarray  # Float64[n] descending, in [0, 1]
-    gaussian_mu: float = math.inf  # it is also mu-GDP for this mu, at all rates, up to `missing`
+    gaussian_mu: float = math.inf  # also mu-GDP for this mu, at all rates, up to `missing`
     missing: float = 0.0  # probability that truncated noise adds to the rates of gaussian_mu
 
     def delta_at(self, epsilon: ArrayLike) -> np.ndarray:
@@ -78,22 +78,22 @@ class Curve(NamedTuple):
     def mu(self) -> float:
         """See `Guarantee.mu`."""
         lines = _lines(self)
-        # a Gaussian's curve is concave: where it is above all corners, it is above the polygon
-        kept = (lines.corners >= LEAST_RATE) & (lines.corners <= 0.5)
-        rates = np.append(lines.corners[kept], LEAST_RATE)
+        # the curve of a Gaussian is concave: if it is above all corners, it is above the polygon
+        kept = (lines.corners >= MIN_RATE) & (lines.corners <= 0.5)
+        rates = np.append(lines.corners[kept], MIN_RATE)
         highest = np.clip(lines.height(rates), rates, 1.0)
         # `missing` matters most at the smallest rate
-        least = ndtri(LEAST_RATE)
+        least = ndtri(MIN_RATE)
         whole = ndtri(min(ndtr(least + self.gaussian_mu) + self.missing, 1.0)) - least
         gaussian = max(whole, self.gaussian_mu) if self.missing else self.gaussian_mu
         return float(min(np.max(ndtri(highest) - ndtri(rates)), gaussian))
 
     def group(self, size: int) -> "Curve":
-        """What holds for `size` units at once, whatever the mechanism.
+        """Return a curve for `size` units jointly, valid for every mechanism.
 
-        An attack on the outcome of an attack: the true-positive rates of neighbours of neighbours
-        are those of one unit, applied `size` times.  It is never above size * epsilon with delta
-        (e^(size epsilon) - 1) / (e^epsilon - 1), which applies one pair of the curve each time.
+        The bound on the true-positive rate for one unit is applied `size` times.  The result is
+        never worse than epsilon * size at delta * (e^(size epsilon) - 1) / (e^epsilon - 1), which
+        applies one pair of the curve each time.
 
         References:
             Dong, Roth, Su, JRSS B 2022, Theorem 2.14.
@@ -109,7 +109,7 @@ class Curve(NamedTuple):
 def curve_of(
     epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf, missing: float = 0.0
 ) -> Curve:
-    """The curve of proved pairs, in any order: their lower hull, convex in e^epsilon.
+    """Return the curve of proved pairs in any order: their lower hull, convex in e^epsilon.
 
     Example:
         >>> curve_of([1.0, 0.0, 2.0], [0.4, 0.5, 0.0]).delta.tolist()
@@ -118,7 +118,7 @@ def curve_of(
     order = np.lexsort((np.asarray(delta), np.asarray(epsilon)))
     epsilon = np.asarray(epsilon, np.float64)[order]
     delta = np.clip(np.asarray(delta, np.float64)[order], 0.0, 1.0)
-    # what one pair says of smaller epsilons: less, it may be, than is stated at 0
+    # a pair also implies a delta at epsilon 0, which may be smaller than the one given there
     sum_of_rates = (1 - delta) * (2 * np.exp(-epsilon) / (1 + np.exp(-epsilon)))
     at_zero = 1 - np.max(sum_of_rates)
     if epsilon[0] > 0:
@@ -129,8 +129,8 @@ def curve_of(
     for e, d in zip(epsilon.tolist(), delta.tolist()):
         if d >= lowest:
             continue
-        if hull and e - hull[-1][0] < CLOSEST:  # one point, as far as numbers go
-            if hull[-1][0] == 0:  # which says as much already
+        if hull and e - hull[-1][0] < MIN_EPSILON_GAP:
+            if hull[-1][0] == 0:  # its delta already includes this pair
                 continue
             hull.pop()
         lowest = d
@@ -142,7 +142,7 @@ def curve_of(
 
 
 def curve_of_pair(epsilon: float, delta: float) -> Curve:
-    """What one pair says by itself.
+    """Return the curve that one pair implies.
 
     Example:
         >>> round(float(curve_of_pair(1.0, 0.0).tpr(0.1)), 4)
@@ -154,8 +154,10 @@ def curve_of_pair(epsilon: float, delta: float) -> Curve:
 
 
 def _fall(first: tuple[float, float], last: tuple[float, float]) -> float:
-    """log of how fast delta falls with e^epsilon between two pairs: the rate where their lines
-    meet."""
+    """Return the log of the slope of delta in e^epsilon between two pairs.
+
+    The slope is the false-positive rate at which the lines of the two pairs meet.
+    """
     (e, d), (f, g) = first, last
     if not d > g:
         return -math.inf
@@ -163,8 +165,7 @@ def _fall(first: tuple[float, float], last: tuple[float, float]) -> float:
 
 
 class _Lines(NamedTuple):
-    """The polygon: lines of slope e^epsilon, the steepest first, and the rates where one gives way
-    to the next."""
+    """A polygon: lines of slope e^epsilon, the steepest first, and the rates of its corners."""
 
     epsilon: np.ndarray  # [n] descending, of either sign
     delta: np.ndarray  # [n] height at rate 0
@@ -185,7 +186,7 @@ def _lines(curve: Curve) -> _Lines:
 
 
 def _polygon(epsilon: np.ndarray, delta: np.ndarray) -> _Lines:
-    """Lines whose order is known, with the corners between neighbours."""
+    """Return sorted lines with the corners between neighbours."""
     gap = epsilon[:-1] - epsilon[1:]
     rise = np.maximum(delta[1:] - delta[:-1], 0.0)
     with np.errstate(divide="ignore", over="ignore"):
@@ -194,17 +195,19 @@ def _polygon(epsilon: np.ndarray, delta: np.ndarray) -> _Lines:
 
 
 def _after(second: _Lines, first: _Lines) -> _Lines:
-    """`second` applied to the heights of `first`; each pair of lines is one that holds, whichever
-    are picked."""
+    """Return `second` applied to the heights of `first`.
+
+    Every pair of lines gives a valid bound, so leaving some out is safe.
+    """
     heights = np.clip(first.height(first.corners), 0.0, 1.0)
-    # where the height reaches a corner of the second: the line below it, solved for the rate
+    # the rates at which the height reaches a corner of the second, solved on the line below it
     line = np.searchsorted(heights, second.corners)
     above = np.maximum(second.corners - first.delta[line], 0.0)
     with np.errstate(divide="ignore"):
         rates = np.exp(np.log(above) - first.epsilon[line])
     ends = np.unique(np.concatenate([[0.0], first.corners, np.clip(rates, 0.0, 1.0), [1.0]]))
-    if len(ends) > LINES:
-        ends = ends[np.linspace(0, len(ends) - 1, LINES).astype(int)]
+    if len(ends) > MAX_LINES:
+        ends = ends[np.linspace(0, len(ends) - 1, MAX_LINES).astype(int)]
     middles = (ends[1:] + ends[:-1]) / 2
     inner = np.searchsorted(first.corners, middles)
     outer = np.searchsorted(second.corners, np.clip(first.height(middles), 0.0, 1.0))
@@ -215,7 +218,7 @@ def _after(second: _Lines, first: _Lines) -> _Lines:
 
 
 def _gaussian_delta(mu: float, epsilon: np.ndarray) -> np.ndarray | float:
-    """1, which says nothing, where rounding would show."""
+    """Return delta of the Gaussian mechanism, or the trivial 1 if rounding would matter."""
     if not 1e-3 <= mu < math.inf:
         return 1.0
     s = epsilon / mu
@@ -223,7 +226,10 @@ def _gaussian_delta(mu: float, epsilon: np.ndarray) -> np.ndarray | float:
 
 
 def _gaussian_epsilon(mu: float, delta: np.ndarray) -> np.ndarray | float:
-    """By halving, from above: the tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta."""
+    """Return an epsilon of the Gaussian mechanism, by bisection from above.
+
+    The tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta.
+    """
     if not 0 < mu < math.inf:
         return math.inf if mu else 0.0
     with np.errstate(divide="ignore"):

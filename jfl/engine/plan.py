@@ -92,7 +92,7 @@ def plan(
         )
     _check_parts(fed, task, algorithm, sampler)
     _check_functions(fed, task, algorithm)
-    identity.as_made(fed)
+    identity.require_unmodified(fed)
     memory = checks.as_bytes("plan", memory)
     checks.require_one_of("plan", (False, True), paired_noise=paired_noise)
     checks.require_one_of("plan", (False, True), secure_aggregation=secure_aggregation)

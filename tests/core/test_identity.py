@@ -211,7 +211,7 @@ def test_identity_tells_plans_apart(fed, task):
 
 
 def test_how_a_plan_is_computed_is_no_part_of_it(fed, task):
-    """The list in identity.NOT_PART, and what no plan holds."""
+    """The list in identity.EXCLUDED_FIELDS, and what no plan holds."""
     p = functools.partial(noisy_plan, "fedavg", fed, task)
     stored = dict(
         chunk=p(chunk=3),
@@ -239,7 +239,7 @@ def test_how_a_plan_is_computed_is_no_part_of_it(fed, task):
     ]  # a law up to the capacity
     few = identity.Reader()
     assert few.text(few.data(many[0])) == few.text(few.data(many[1]))
-    assert set(identity.NOT_PART) == {
+    assert set(identity.EXCLUDED_FIELDS) == {
         "Plan",
         "Grad",
         "Task",
