@@ -386,3 +386,10 @@ def _logarithmic(ax, positions):
         ticks = {f"{x:.3g}": x for x in inside[:: max(1, len(inside) // 8)]}
     ax.set_xticks(list(ticks.values()), list(ticks))
     ax.minorticks_off()
+
+
+def save(path, figure, dpi: int = 130):
+    """Write a figure on white; an interrupted write leaves the earlier file."""
+    temporary = path.with_name("." + path.name)
+    figure.savefig(temporary, dpi=dpi, facecolor="white", format=path.suffix[1:])
+    temporary.replace(path)

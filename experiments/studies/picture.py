@@ -4,7 +4,6 @@ import sys
 
 from experiments.harness import pictures, results
 from jfl.cli import console
-from jfl.report import plots
 from jfl.runs import record, statistics
 
 
@@ -123,4 +122,4 @@ def picture(path, plan, rows, quick):
     title = plan.title + (" (quick settings)" if quick else "")
     draw = pictures.audits if plan.y == "audit" else pictures.study
     if figure := draw(points, plan.xlabel, title):
-        plots.save(path, figure)
+        pictures.save(path, figure)

@@ -187,7 +187,7 @@ def _calibrate_config(arguments):
 
 def _report(arguments):
     command = parse(page.flags(), arguments, "jfl report")
-    print(page.main(command.directories, command.out, command.tensorboard))
+    print(page.main(command.directories, command.out))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """A document of headings, tables and pictures, written as one HTML page or as Markdown.
 
-Everything that is shown was read from somebody's files, so all of it is escaped: by Jinja in the
-page, by `_plain` in Markdown. The page asks for nothing: styles, pictures and scripts are inside.
-Its policy forbids requests, and every script but those of jfl, by their digests: words of a file
-that look like a script do not run, even if they came through unescaped.
+All values come from files, so all of them are escaped: by Jinja in the page, and by `_plain` in
+Markdown.  The page makes no requests: styles, pictures and the script are inside.  Its policy
+forbids requests, and every script except that of jfl, which it names by its digest.  A value that
+looks like a script would therefore not run even if it were not escaped.
 """
 
 import base64
-import functools
 import hashlib
 import html
 import importlib.resources
@@ -18,7 +17,8 @@ from ..runs import record
 
 HEAD, MARKDOWN_HEAD = (record.PAGES[suffix].decode() for suffix in (".html", ".md"))
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src"
-# words that stand out in a column of verdicts: shape and word say it, the colour only again
+# values that are highlighted in a column of verdicts, with the class of their colour; shape and
+# text carry the meaning too
 CONTRADICTED, REFUTED = "the proof is contradicted: a bug", "the claim is refuted"
 MARKS = {
     "proved": "good",
@@ -31,33 +31,32 @@ MARKS = {
     REFUTED: "bad",
     "nothing is refuted": "open",
 }
-# term -> what it means, for those who do not know it yet
 GLOSSARY = {
-    "unit": "Whose data the guarantee hides: one example (one row of one client) or one client "
+    "unit": "Whose data the guarantee protects: one example (one row of one client) or one client "
     "(all of its rows).",
-    "adjacency": "Which two data sets have to look alike. add remove: the unit is there or not. "
-    "replace one: the unit is exchanged for another. zero out: nothing of the unit is added, and "
-    "all that is drawn is as it was.",
-    "view": "Who looks. The server sees every upload and who takes part; a third party sees "
-    "models only; a secure aggregation shows sums of uploads.",
-    "ε": "How much two adjacent data sets may differ in what is seen: every outcome is at most "
-    "exp(ε) times as likely under one as under the other, but for δ. Smaller is more private. "
-    "Epsilons of another unit, adjacency, view or δ do not compare.",
-    "δ": "The probability for which the bound of ε need not hold. It should be far below one over "
-    "the number of units.",
-    "proved": "A theorem covers this ε, for the objects that ran and the noise that they used.",
-    "conditional": "Proved only if something holds that the user said and jfl cannot check. The "
-    "caveats name it.",
-    "claimed": "What a paper's formula says of this run, whether or not it holds. Never a "
-    "guarantee.",
-    "audited": "What an attack showed: a lower bound of ε at some confidence. It refutes smaller "
+    "adjacency": "Which datasets are neighbours. add remove: one unit is added or removed. replace "
+    "one: one unit is exchanged for another. zero out: one unit contributes zero, and sampling is "
+    "unchanged.",
+    "view": "Who observes the run. The server sees every upload and who participates, a third "
+    "party sees only the models, and with secure aggregation only sums of uploads are seen.",
+    "ε": "How much the observations of two neighbouring datasets may differ: every outcome is at "
+    "most exp(ε) times as likely under one as under the other, except with probability δ. Smaller "
+    "is more private. Values for another unit, adjacency, view or δ are not comparable.",
+    "δ": "The probability with which the bound of ε may fail. It should be much smaller than one "
+    "over the number of units.",
+    "proved": "A theorem covers this ε, for the program that ran and the noise that it added.",
+    "conditional": "Proved if a statement of the user holds, which jfl cannot check. The caveats "
+    "name it.",
+    "claimed": "The value of a paper's formula for this run, whether or not it is correct. It is "
+    "never a guarantee.",
+    "audited": "The result of an attack: a lower bound of ε at some confidence. It refutes smaller "
     "values and proves none.",
-    "method": "Which bound gave this ε: a privacy-loss distribution (pld), Rényi divergences "
-    "(rdp), or exact composition of Gaussians (gaussian_exact).",
-    "status": "How sure an ε is: proved, conditional, claimed, audited, descriptive (of a run that "
+    "method": "How ε was computed: from a privacy-loss distribution (pld), Rényi divergences "
+    "(rdp), or the exact composition of Gaussians (gaussian_exact).",
+    "status": "How certain ε is: proved, conditional, claimed, audited, descriptive (of a run that "
     "happened, not a promise) or no guarantee.",
 }
-# headings of tables that are a term under another name
+# headings of tables that are a term of the glossary
 HEADINGS = {f"{status} ε": status for status in ("proved", "claimed", "audited")}
 
 
@@ -89,7 +88,7 @@ class Picture(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A text; with `commands`, each line is a command to copy, or a comment that begins with #."""
+    """Preformatted text; with `commands`, each line is a command to copy or a # comment."""
 
     text: str
     commands: bool = False
@@ -122,13 +121,13 @@ class Section(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document: `cards` are above all sections, followed by the texts of `beside`."""
+    """A document: `cards`, followed by the texts of `below`, are above all sections."""
 
     title: str
     lead: str
     sections: list
     cards: list = []
-    beside: list = []
+    below: list = []
 
 
 def page(document: Document, marks: dict = MARKS) -> str:
@@ -143,11 +142,12 @@ def page(document: Document, marks: dict = MARKS) -> str:
     """
     templates = importlib.resources.files("jfl.report.templates")
     script = templates.joinpath("page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = _templates(autoescape=True).get_template("page.html")
     return template.render(
         document=document,
         head=HEAD,
-        policy=f"{POLICY} {_digest(script)}",
+        policy=f"{POLICY} 'sha256-{digest}'",
         marks=marks,
         marked=("verdict", "status"),
         glossary=GLOSSARY,
@@ -158,27 +158,22 @@ def page(document: Document, marks: dict = MARKS) -> str:
 def markdown(document: Document, folder: str) -> tuple[str, dict]:
     """Return the document as Markdown, and its pictures: name in `folder` -> PNG.
 
-    >>> print(
-    ...     markdown(
-    ...         Document("t", "", [Section("a", [Table("c", [("x|y", True)], [["1_2"]])])]), "f"
-    ...     )[0][-25:-1]
-    ... )
+    >>> table = Table("c", [("x|y", True)], [["1_2"]])
+    >>> print(markdown(Document("t", "", [Section("a", [table])]), "f")[0][-25:-1])
     | x\\|y |
     |---:|
     | 1\\_2 |
     """
-    pictures = [p for section in document.sections for p in _pictures(section.blocks)]
-    names = {id(p): f"picture-{i}.png" for i, p in enumerate(pictures, 1)}
+    pictures: dict[str, bytes] = {}
+
+    def name(picture):  # the template asks once for each picture
+        file = f"picture-{len(pictures) + 1}.png"
+        pictures[file] = picture.png
+        return file
+
     template = _templates(autoescape=False).get_template("page.md")
-    text = template.render(
-        document=document, head=MARKDOWN_HEAD, folder=folder, name=lambda p: names[id(p)]
-    )
-    return text, {names[id(p)]: p.png for p in pictures}
-
-
-@functools.cache
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+    text = template.render(document=document, head=MARKDOWN_HEAD, folder=folder, name=name)
+    return text, pictures
 
 
 def _templates(autoescape: bool):
@@ -194,31 +189,16 @@ def _templates(autoescape: bool):
     )
     templates.filters |= dict(
         kind=lambda block: type(block).__name__,
-        anchor=_anchor,
+        anchor=lambda heading: re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-"),
+        term=lambda heading: HEADINGS.get(heading, heading if heading in GLOSSARY else ""),
+        base64=lambda content: base64.b64encode(content).decode(),
         card=_card,
-        term=_term,
         inline=_inline,
-        base64=_base64,
         plain=_plain,
-        summary=_summary,
-        fence=_fence,
+        summary=lambda words: html.escape(" ".join(str(words).split()), quote=False),
+        fence=lambda text: "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0)),
     )
     return templates
-
-
-def _digest(script: str) -> str:
-    """Return the digest by which a Content-Security-Policy names a script."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _term(heading: str) -> str:
-    """Return the term of the glossary for a heading, or ""."""
-    term = HEADINGS.get(heading, heading)
-    return term if term in GLOSSARY else ""
-
-
-def _anchor(heading: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
 def _inline(svg: str, alt: str, prefix: str):
@@ -232,17 +212,6 @@ def _inline(svg: str, alt: str, prefix: str):
     return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1))
 
 
-def _pictures(blocks) -> list[Picture]:
-    """Return all pictures among blocks, in their order."""
-    found = []
-    for block in blocks:
-        if isinstance(block, Picture):
-            found.append(block)
-        elif isinstance(block, Fold):
-            found += _pictures(block.blocks)
-    return found
-
-
 def _card(card: Card) -> str:
     """Return a card as one sentence."""
     facts = "; ".join(f"{name} {value}" for name, value in card.facts)
@@ -250,18 +219,7 @@ def _card(card: Card) -> str:
     return " ".join([words, *card.notes])
 
 
-def _summary(words) -> str:
-    """Words inside a line of HTML, which Markdown takes as it is."""
-    return html.escape(" ".join(str(words).split()), quote=False)
-
-
 def _plain(words) -> str:
-    """Words that Markdown shows as they are."""
+    """Escape text for Markdown."""
     words = html.escape(" ".join(str(words).split()), quote=False)
     return re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", words)
-
-
-def _fence(text: str) -> str:
-    """A fence of Markdown that does not occur in the text."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    return "`" * max(3, longest + 1)

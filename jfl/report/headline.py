@@ -9,18 +9,18 @@ from .document import Card, Text
 from .read import Group
 
 CHOSEN = (
-    "It is the best of {} here, chosen after looking at test accuracy. That choice is in no ε: "
-    "jfl.choose draws settings, releases the best run alone and says what that costs."
+    "It is the best of {} here, chosen after looking at test accuracy. No ε covers that choice; "
+    "jfl.choose draws settings, releases only the best run and accounts for the choice."
 )
 ONLY = (
-    "It is the only one here. If it was tuned by looking at runs before, that choice is in no ε: "
-    "jfl.choose draws settings, releases the best run alone and says what that costs."
+    "It is the only setting here. If it was tuned on earlier runs, no ε covers that choice; "
+    "jfl.choose draws settings, releases only the best run and accounts for the choice."
 )
-INCOMPARABLE = "Their ε are of different units, adjacencies, views or δ, which do not compare."
-OTHER_DATA = "Their data differ too, and so does what accuracy is worth."
-CONDITIONAL = "Nothing here is proved outright: this ε holds only under its caveats."
+INCOMPARABLE = "Their ε are for different units, adjacencies, views or δ and are not comparable."
+OTHER_DATA = "Their data differ too, so their accuracies are not comparable."
+CONDITIONAL = "Nothing here is proved unconditionally: this ε holds only under its caveats."
 PROMISE = ("unit", "adjacency", "view", "delta")
-CONTRADICTED = "An audit shows more than is proved: that is a bug. Trust no ε of this setting."
+CONTRADICTED = "An audit shows more than is proved, which is a bug. Trust no ε of this setting."
 
 
 class Candidate(NamedTuple):
@@ -28,8 +28,10 @@ class Candidate(NamedTuple):
 
     Attributes:
         kind: a word for settings of this kind.
+        mean, half: the mean accuracy and half of its confidence interval.
         seeds: the number of seeds that did not fail.
         failed: the number of seeds that failed.
+        data: a value that is equal for settings with the same data.
     """
 
     label: str
@@ -52,11 +54,19 @@ def of(groups: list[Group], others: Sequence[Candidate] = ()) -> tuple[list[Card
     Returns:
         Both; empty if there is neither a run nor another candidate.
     """
-    cards, beside = _private(groups, list(others))
+    candidates = _candidates(groups) + list(others)
+    chosen = best(candidates)
+    cards, below = [], ""
+    if chosen is not None:
+        cards, below = _cards_of(chosen, candidates, groups, others)
+    elif groups:
+        note = f"None of {len(groups)} settings has a finite ε, so nothing is guaranteed."
+        cards = [Card("Best private accuracy", "none", notes=[note])]
+    cards += _unprotected(groups, chosen)
     audits = [audit for group in groups for audit in group.source.audits]
     if any(audit["contradicted"] for audit in audits):
         cards.insert(0, Card("Audit", "contradicts the proof", notes=[CONTRADICTED], alarm=True))
-    return cards, [Text(words, quiet=True) for words in beside]
+    return cards, [Text(below, quiet=True)] if below else []
 
 
 def best(candidates: list[Candidate]) -> Candidate | None:
@@ -66,112 +76,79 @@ def best(candidates: list[Candidate]) -> Candidate | None:
     >>> best([one, one._replace(label="b", mean=0.5, guarantee=dict(status="proved"))]).label
     'b'
     """
-    for status in ("proved", "conditional"):
-        of_status = [c for c in candidates if c.guarantee["status"] == status]
-        if of_status:
-            return max(of_status, key=lambda c: c.mean)
-    return None
+    rank = lambda c: (c.guarantee["status"] == "proved", c.mean)
+    known = [c for c in candidates if c.guarantee["status"] in ("proved", "conditional")]
+    return max(known, key=rank, default=None)
 
 
-# --- accuracy
-
-
-def _private(groups, others) -> tuple[list[Card], list[str]]:
-    candidates = _settings(groups) + others
-    chosen = best(candidates)
-    if chosen is None:
-        if not groups:
-            return [], []
-        words = f"None of {len(groups)} settings has a finite ε: nothing is promised."
-        return [Card("Best private accuracy", "none", notes=[words])] + _unprotected(
-            groups, None
-        ), []
-    peers = [c for c in candidates if c.guarantee["status"] == chosen.guarantee["status"]]
-    conditional = chosen.guarantee["status"] == "conditional"
+def _cards_of(chosen, candidates, groups, others) -> tuple[list[Card], str]:
+    """Return the cards of the best setting, and what has to be said about the choice."""
+    guarantee = chosen.guarantee
+    peers = [c for c in candidates if c.guarantee["status"] == guarantee["status"]]
     kinds = " and ".join(dict.fromkeys(c.kind for c in peers))
-    beside = [CHOSEN.format(f"{len(peers)} {kinds} with an ε") if len(peers) > 1 else ONLY]
+    below = [CHOSEN.format(f"{len(peers)} {kinds} with an ε") if len(peers) > 1 else ONLY]
     if len({tuple(c.guarantee[k] for k in PROMISE) for c in peers}) > 1:
-        beside.append(INCOMPARABLE)
+        below.append(INCOMPARABLE)
     if len({c.data for c in peers}) > 1:
-        beside.append(OTHER_DATA)
-    g = chosen.guarantee
-    promise = [("δ", f"{g['delta']:.3g}")]
-    promise += [(k, g[k].replace("_", " ")) for k in ("unit", "adjacency", "view")]
-    proved = Card(
-        "What is proved",
-        g["status"],
-        [("method", g["method"]), *_caveats(g)],
-        [CONDITIONAL] if conditional else [_how_many(groups, others)],
-    )
-    heading = "Best accuracy with a conditional ε" if conditional else "Best private accuracy"
-    accuracy = Card(
-        heading,
-        plus_minus(chosen.mean, chosen.half),
-        [("setting", chosen.label), ("seeds", _seeds(chosen))],
-        [] if chosen.half is not None else ["Of one seed there is no interval."],
-    )
-    cards = [accuracy, Card("ε", f"{g['epsilon']:.4g}", promise), proved]
-    return cards + _unprotected(groups, chosen), [" ".join(beside)]
+        below.append(OTHER_DATA)
+    heading, notes = "Best accuracy with a conditional ε", [CONDITIONAL]
+    if guarantee["status"] == "proved":
+        heading, notes = "Best private accuracy", []
+        if groups:
+            proved = sum(tables.proved(g.guarantees)["epsilon"] is not None for g in groups)
+            notes.append(f"{proved} of {len(groups)} settings have a proved ε.")
+        if others:
+            notes.append(f"{len(others)} {others[0].kind} have an ε.")
+    seeds = f"{chosen.seeds}" + (f" (+{chosen.failed} failed)" if chosen.failed else "")
+    single = ["One seed gives no interval."] if chosen.half is None else []
+    facts = [("setting", chosen.label), ("seeds", seeds)]
+    promise = [("δ", f"{guarantee['delta']:.3g}")]
+    promise += [(k, guarantee[k].replace("_", " ")) for k in PROMISE[:3]]
+    proof = [("method", guarantee["method"])]
+    if caveats := len(guarantee.get("caveats") or ()):
+        proof.append(("caveats", f"{caveats}, listed below"))
+    cards = [
+        Card(heading, plus_minus(chosen.mean, chosen.half), facts, single),
+        Card("ε", f"{guarantee['epsilon']:.4g}", promise),
+        Card("What is proved", guarantee["status"], proof, [" ".join(notes)]),
+    ]
+    return cards, " ".join(below)
 
 
-def _caveats(guarantee) -> list[tuple[str, str]]:
-    number = len(guarantee.get("caveats") or ())
-    return [("caveats", f"{number}, named below")] if number else []
-
-
-def _seeds(candidate: Candidate) -> str:
-    failed = f" (+{candidate.failed} failed)" if candidate.failed else ""
-    return f"{candidate.seeds}{failed}"
-
-
-def _how_many(groups, others) -> str:
-    proved = sum(tables.proved(g.guarantees)["epsilon"] is not None for g in groups)
-    words = [f"{proved} of {len(groups)} settings have a proved ε."] if groups else []
-    words += [f"{len(others)} {others[0].kind} have an ε."] if others else []
-    return " ".join(words)
-
-
-def _settings(groups: list[Group]) -> list[Candidate]:
+def _candidates(groups: list[Group]) -> list[Candidate]:
     """Return the settings with an accuracy and a finite epsilon, with the guarantee in tables."""
     found = []
     for group in groups:
         guarantee = tables.proved(group.guarantees)
         if guarantee["epsilon"] is None:
-            guarantee = _conditional(group.guarantees)
-        if group.setting.final and guarantee is not None:
-            mean, half = tables.interval(group.setting.final)
-            found.append(
-                Candidate(
-                    group.setting.label,
-                    "settings",
-                    mean,
-                    half,
-                    len(group.setting.final),
-                    group.failed,
-                    guarantee,
-                    group.setting.data,
-                )
-            )
+            known = [
+                g
+                for g in group.guarantees
+                if g["status"] == "conditional" and g["epsilon"] is not None
+            ]
+            key = lambda g: (g["implied"], g["view"] != "server")
+            guarantee = min(known, key=key, default=None)
+        final = group.setting.final
+        if final and guarantee is not None:
+            whose = (group.setting.label, "settings", *tables.interval(final))
+            counts = (len(final), group.failed)
+            found.append(Candidate(*whose, *counts, guarantee, group.setting.data))
     return found
 
 
-def _conditional(guarantees) -> dict | None:
-    given = [g for g in guarantees if g["status"] == "conditional" and g["epsilon"] is not None]
-    return min(given, key=lambda g: (g["implied"], g["view"] != "server"), default=None)
-
-
 def _unprotected(groups: list[Group], chosen: Candidate | None) -> list[Card]:
-    """Return the most accurate setting without any epsilon, on the data of the chosen one."""
-    others = [
-        (*tables.interval(g.setting.final), g)
+    """Return a card of the most accurate setting without any epsilon, on the data of `chosen`."""
+    settings = [
+        g.setting
         for g in groups
         if g.setting.final
         and all(x["epsilon"] is None for x in g.guarantees)
         and (chosen is None or g.setting.data == chosen.data)
     ]
-    if not others:
+    if not settings:
         return []
-    mean, half, group = max(others, key=lambda found: found[0])
-    facts = [("setting", group.setting.label), ("seeds", str(len(group.setting.final)))]
+    setting = max(settings, key=lambda s: tables.interval(s.final)[0])
+    facts = [("setting", setting.label), ("seeds", str(len(setting.final)))]
     where = "" if chosen is None else ", same data"
-    return [Card(f"Without a guarantee{where}", plus_minus(mean, half), facts)]
+    accuracy = plus_minus(*tables.interval(setting.final))
+    return [Card(f"Without a guarantee{where}", accuracy, facts)]

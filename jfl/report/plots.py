@@ -1,7 +1,7 @@
 """The pictures of runs in a common style, as SVG in the colours of the page.
 
-The norm of the noise is not drawn next to that of the update: it depends on the sensitivity, the
-divisor and the number of parameters, which no file contains.
+The norm of the noise is not drawn next to that of the update, because it depends on the
+sensitivity, the divisor and the number of parameters, which no file contains.
 """
 
 import io
@@ -15,7 +15,7 @@ from ..runs import guarantee_rows, pictures
 from ..runs.build import DATA
 from ..runs.tables import interval
 
-INK = "#1f2328"  # words, axes and the first line: on a page, the colour of its words
+INK = "#1f2328"  # text, axes and the first line; on a page, the colour of its text
 STYLES = ("-", "--", ":", "-.")
 COLOURS = (INK, *pictures.PALETTE[1:])
 SHOWN = len(STYLES) * len(COLOURS)
@@ -23,11 +23,11 @@ TITLES = dict(
     accuracy="test accuracy",
     loss="test loss",
     clip_fraction="fraction clipped",
-    update_norm="norm of the update applied, noise included",
-    client_accuracy="clients' own test accuracy",
+    update_norm="norm of the applied update, with noise",
+    client_accuracy="test accuracy of personal models",
 )
-SCALED = ("loss", "update_norm", TITLES["loss"])  # what a trace of an experiment calls it
-# of what is said with an epsilon, only the same can stand on one axis
+SCALED = ("loss", "update_norm", TITLES["loss"])  # experiments name metrics by their titles
+# only epsilons that agree in these fields are comparable
 PROMISE = ("unit", "adjacency", "view", "delta")
 PANELS = 8
 MARKS: dict[str, dict[str, Any]] = dict(
@@ -128,7 +128,7 @@ def _curve(ax, index, rounds, values):
     colour, dashes = look_of(index)
     marker = "o" if len(rounds) == 1 else None
     (line,) = ax.plot(rounds, values.mean(0), color=colour, ls=dashes, lw=1.8, marker=marker)
-    if len(values) > 1:  # of one seed there is no band
+    if len(values) > 1:  # one seed has no band
         ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
     return line
 
@@ -152,7 +152,7 @@ def _promise(guarantee) -> tuple:
 
 
 def drawable(guarantee) -> bool:
-    """Return whether a guarantee is of a whole run and not implied by that of another unit."""
+    """Return whether a guarantee covers a whole run and is not implied by that of another unit."""
     return (
         guarantee["epsilon"] is not None
         and guarantee["status"] in MARKS
@@ -228,7 +228,7 @@ def _frontier_panel(ax, settings, promise, handles):
 
 
 def promise_words(promise: tuple) -> str:
-    """A promise as the title of its panel."""
+    """Return the title of a panel."""
     unit, adjacency, view, _ = promise
     viewer = (
         f"the {guarantee_rows.VIEWS[view]}"
@@ -247,16 +247,13 @@ def _figure_of_runs(panels: int, named: int, **options):
 
 
 def new_figure(panels: int, size: tuple[float, float], legend: float = 0.0, **options):
-    """A figure of panels, two beside each other.
+    """Return a figure with two panels per row, and its axes.
 
     Args:
-        panels: how many.
-        size: width, and height of a row of panels, in inches.
-        legend: the height that a legend takes, in inches.
-        **options: of matplotlib's `subplots`.
-
-    Returns:
-        The figure and its axes.
+        panels: the number of panels.
+        size: the width of the figure, and the height of a row of panels, in inches.
+        legend: the height of the legend, in inches.
+        **options: options of matplotlib's `subplots`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -273,7 +270,7 @@ def new_figure(panels: int, size: tuple[float, float], legend: float = 0.0, **op
 
 
 def style(ax):
-    """Axes in the page's colour, a faint grid, no frame."""
+    """Give axes the colour of the page, a faint grid and no frame."""
     ax.set_facecolor("none")
     ax.grid(alpha=0.15, color=INK)
     ax.spines[["top", "right"]].set_visible(False)
@@ -285,7 +282,7 @@ def style(ax):
 
 
 def legend(figure, entries: list[tuple]):
-    """Handles and names below the panels; names are words, never formulas."""
+    """Add handles and names below the panels; names are never read as formulas."""
     if not entries:
         return
     long = max(len(label) for _, label in entries) > 34
@@ -310,10 +307,10 @@ def shorten(words, most: int) -> str:
 
 
 def svg(figure) -> str:
-    """Return a figure for a page: text stays text, and colours are those of the page.
+    """Return a figure as SVG for a page: text stays text, and colours are those of the page.
 
-    Lines take the variables `--c1`, `--c2`, ... of the page's style, which differ in the dark.  The
-    same figure gives the same text.
+    Lines use the variables `--c1`, `--c2`, ... of the page's style, which has a dark mode.  The
+    same figure always gives the same SVG.
     """
     import matplotlib
 
@@ -329,19 +326,7 @@ def svg(figure) -> str:
 
 
 def png(figure) -> bytes:
-    """The figure on white, for where an SVG cannot follow the page."""
+    """Return a figure as PNG on white."""
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=90, facecolor="white", metadata={"Software": None})
     return out.getvalue()
-
-
-def save(path, figure, dpi: int = 130):
-    """Write the figure on white, whole or not at all."""
-    temporary = path.with_name("." + path.name)
-    figure.savefig(temporary, dpi=dpi, facecolor="white", format=path.suffix[1:])
-    temporary.replace(path)
-
-
-def several(values) -> np.ndarray:
-    """Lists of one length as an array [seeds, E]; None is NaN."""
-    return np.array([[np.nan if v is None else v for v in row] for row in values], float)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from ..core import checks
 from ..runs import record, tables
-from .plots import Setting, data_of, several
+from .plots import Setting, data_of
 
-FINISH = "A run that was stopped goes on with jfl train --resume."
+FINISH = "jfl train --resume continues a run that was stopped."
 AUDITS = "audit.json"
 METRICS = ("accuracy", "loss", "clip_fraction", "update_norm")
 OTHER_VERSION = "Use the jfl that wrote it."
@@ -30,7 +31,7 @@ class Accuracy(msgspec.Struct):
 
 
 class Promise(msgspec.Struct):
-    """A guarantee or a claim of summary.json; without epsilon its status says so."""
+    """A guarantee or a claim in summary.json; a status says why epsilon is None."""
 
     unit: str
     adjacency: str
@@ -65,12 +66,12 @@ class Run(msgspec.Struct):
 
     def __post_init__(self):
         if not self.privacy:
-            raise ValueError("Expected what is proved, if only that nothing is, got an empty list")
+            raise ValueError("Expected at least one guarantee or refusal, got an empty list")
 
 
 class Summary(msgspec.Struct, forbid_unknown_fields=True):
     runs: list[Run]
-    format: int | None = None  # a file from before formats had a number has none
+    format: int | None = None  # None in the first files
 
     def __post_init__(self):
         if not self.runs:
@@ -161,7 +162,7 @@ def read(path, label: str | None = None) -> Source:
         "jfl report",
         "a folder with a run (summary.json)",
         str(path) if path.exists() else f"{path}, which does not exist",
-        "Several folders are given one by one: jfl report runs/* --out report.html.",
+        "Pass each directory separately: jfl report runs/* --out report.html.",
     )
 
 
@@ -212,17 +213,11 @@ def _rows(path, runs) -> list[dict]:
     rows = tables.read(path)
     present = {(row["name"], row["seed"]) for row in rows}
     missing = [
-        f"{run['name']} seed={run['seed']}"
-        for run in runs
-        if (run["name"], run["seed"]) not in present
+        f"{n} seed={s}" for n, s in ((r["name"], r["seed"]) for r in runs) if (n, s) not in present
     ]
     if missing:
-        checks.fail(
-            str(path),
-            "rows of every run in summary.json",
-            f"none of {', '.join(missing[:3])}",
-            "It may be half-written.",
-        )
+        got = f"none of {', '.join(missing[:3])}"
+        checks.fail(str(path), "rows of every run in summary.json", got, "It may be half-written.")
     return rows
 
 
@@ -235,12 +230,8 @@ def _text(path) -> str:
 
 def groups(sources: list[Source]) -> list[Group]:
     """Return the settings of all sources in order; with several sources a label names its own."""
-    several = len(sources) > 1
-    return [
-        group
-        for source in sources
-        for group in groups_of(source, f"{source.label}: " if several else "")
-    ]
+    prefix = lambda source: f"{source.label}: " if len(sources) > 1 else ""
+    return [group for source in sources for group in groups_of(source, prefix(source))]
 
 
 def groups_of(source: Source, prefix: str = "") -> list[Group]:
@@ -273,17 +264,15 @@ def _proved_epsilon(run) -> float:
 
 def _curves(seeds: Iterable[dict]) -> dict:
     """Return for each metric the rounds [evaluations] that all seeds have, and the values
-    [seeds, evaluations]."""
+    [seeds, evaluations]; a missing value is NaN."""
     seeds = list(seeds)
-    if not seeds:
-        return {}
-    rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
-    out = {}
+    rounds = sorted(set.intersection(*map(set, seeds))) if seeds else []
+    found = {}
     for metric in METRICS:
-        values = [[seed[r].get(metric) for r in rounds] for seed in seeds]
-        if rounds and any(v is not None for row in values for v in row):
-            out[metric] = rounds, several(values)
-    return out
+        values = np.array([[seed[r].get(metric) for r in rounds] for seed in seeds], float)
+        if not np.isnan(values).all():
+            found[metric] = rounds, values
+    return found
 
 
 # --- JSON

@@ -13,36 +13,36 @@ from .document import Code, Document, Fold, Items, Picture, Section, Table, Text
 from .read import Group, Source
 
 OUTSIDE = (
-    "Accuracies, losses, clip fractions and update norms lie outside every guarantee, and so does "
-    "choosing among the settings of a table."
+    "No guarantee covers accuracies, losses, clip fractions and update norms, or the choice among "
+    "the settings of a table."
 )
 VIEWS = (
-    "The server sees every upload; a third party sees models only. Claimed is what a paper's "
-    "formula says of this run, whether or not it holds. Runs on the same data compose: together "
-    "they leak more than each alone."
+    "The server sees every upload; a third party sees only the models. Claimed is what a paper's "
+    "formula gives for this run, whether or not it is correct. Runs on the same data compose: "
+    "together they leak more than each of them."
 )
 AUDITED = (
-    "An audited ε is a lower bound at its confidence, at its own δ and of its own rounds. It "
-    "refutes a smaller ε; it proves none. A small one says nothing: another attack may show more."
+    "An audited ε is a lower bound at its confidence, for its δ and number of rounds. It refutes a "
+    "smaller ε and proves none. If it is small, another attack may still show more."
 )
 DATA_WORDS = (
-    "Rows are those that clients hold, with the smallest, the median and the largest client. Label "
+    "Rows are those of clients, with the smallest, the median and the largest client. Label "
     "spread is the mean over clients of the total variation distance between a client's class "
-    "shares and those of all: 0 is iid. Of a sweep these are the data of its first point."
+    "shares and those of all rows: 0 is iid. For a sweep these are the data of its first point."
 )
 ACCURACY_WORDS = (
-    "Test accuracy and loss against rounds: mean over seeds, bands from the least to the largest "
-    "seed."
+    "Test accuracy and loss against rounds: means over seeds, with bands from the smallest to the "
+    "largest seed."
 )
 FRONTIER_WORDS = (
-    "Privacy against utility, one panel for each promise: ε of different units, adjacencies, views "
-    "or δ do not compare. Filled circles are proved, hollow diamonds are what a paper claims, "
-    "dashed lines have no guarantee (on the same data); bars are 95 % intervals. Conditional ε, "
-    "and claims of one round, are not drawn."
+    "Accuracy against ε, with one panel for each unit, adjacency, view and δ, since ε is "
+    "comparable only within a panel. Filled circles are proved, hollow diamonds are what a paper "
+    "claims, and dashed lines have no guarantee (on the same data). Bars are 95 % intervals. "
+    "Conditional ε and claims for one round are not drawn."
 )
 CLIPPING_WORDS = (
-    "What clipping did, and the size of what the server applied: signal and noise together, since "
-    "the files do not hold what it takes to tell them apart."
+    "The fraction of clipped contributions, and the norm of the applied update. The norm includes "
+    "the noise, since the files do not contain what is needed to separate it."
 )
 DATA = dict(
     clients="clients",
@@ -59,16 +59,9 @@ DATA = dict(
     checksum="checksum",
 )
 NOT_NUMBERS = ("partition", "caveats", "checksum")
-MANIFEST = (
-    "kernels",
-    "noise",
-    "seeds",
-    "written",
-    "groups",
-    "seconds",
-    "commit",
-)
-FOLDED_SETTINGS = 64  # settings whose fields are listed in full
+MANIFEST = ("kernels", "noise", "seeds", "written", "groups", "seconds", "commit")
+MAX_LISTED_SETTINGS = 64  # whose fields are listed in full
+MAX_DESCRIBED_SETTINGS = 8  # whose accuracy is in the description of a picture
 
 
 def assemble(sources: list[Source]) -> Document:
@@ -82,14 +75,18 @@ def assemble(sources: list[Source]) -> Document:
     """
     groups = read.groups(sources)
     labelled = [(source.label, source) for source in sources]
+    origins = []
+    for source in sources:
+        written = f", {source.manifest['written']}" if "written" in source.manifest else ""
+        origins.append(f"{source.label} (jfl {source.kind}{written})")
     return Document(
         "jfl report: " + ", ".join(s.label for s in sources),
-        "From " + "; ".join(map(origin, sources)) + ".",
+        "From " + "; ".join(origins) + ".",
         [
             Section("Results", results(groups) + run_pictures(groups)),
             *run_sections(groups, labelled),
             Section("Versions and devices", versions(manifests(labelled))),
-            Section("How to run it again", commands([x for s in sources for x in run_commands(s)])),
+            Section("How to run it again", commands(list(map(run_command, sources)))),
         ],
         *headline.of(groups),
     )
@@ -102,16 +99,15 @@ def run_sections(groups: list[Group], labelled: list[tuple[str, Source]]) -> lis
         groups: the settings of the runs.
         labelled: (name on the page, source) of what was run.
     """
-    with_data = [(name, part) for name, part in labelled if part.manifest.get("data")]
-    found = [Section("Guarantees", guarantees(groups))] if groups else []
-    found += [Section("Data", data(with_data))] if with_data else []
-    return found + ([Section("Settings", settings(groups, labelled))] if groups else [])
-
-
-def origin(source: Source) -> str:
-    """Return which command made a source, and when."""
-    written = f", {source.manifest['written']}" if "written" in source.manifest else ""
-    return f"{source.label} (jfl {source.kind}{written})"
+    found = []
+    if groups:
+        found.append(Section("Guarantees", guarantees(groups)))
+    facts = [(name, s.manifest["data"]) for name, s in labelled if s.manifest.get("data")]
+    if facts:
+        found.append(Section("Data", data(facts)))
+    if groups:
+        found.append(Section("Settings", settings(groups, labelled)))
+    return found
 
 
 # --- cells of tables
@@ -143,7 +139,7 @@ def _fact(value) -> str:
 
 
 def _accuracy(values) -> str:
-    """Format the mean and half of its 95 % interval."""
+    """Return the mean and half of its 95 % interval."""
     return plus_minus(*tables.interval(values)) if values else ""
 
 
@@ -162,51 +158,51 @@ def merge_rows(rows) -> list[tuple]:
     names: dict = {}
     for first, *rest in rows:
         names.setdefault(tuple(rest), []).append(first)
-    return [
-        ("; ".join(n[:2]) + (f"; and {len(n) - 2} more" if len(n) > 2 else ""), *rest)
-        for rest, n in names.items()
-    ]
+    more = lambda n: f"; and {len(n) - 2} more" if len(n) > 2 else ""
+    return [("; ".join(n[:2]) + more(n), *rest) for rest, n in names.items()]
 
 
 def number_caveats(caveats, numbers: dict) -> str:
     """Return the numbers of caveats; new ones get the next numbers."""
-    return ", ".join(
-        map(str, sorted(numbers.setdefault(str(c), len(numbers) + 1) for c in caveats))
-    )
+    found = {numbers.setdefault(str(c), len(numbers) + 1) for c in caveats}
+    return ", ".join(map(str, sorted(found)))
 
 
 # --- runs
 
 
 def results(groups: list[Group]) -> list:
-    columns = [
-        *text_columns("setting"),
-        *number_columns("seeds", "final accuracy", "claimed ε", "proved ε", "δ"),
-        *text_columns("unit", "adjacency", "view", "method", "status"),
-    ]
+    """Return the table of accuracies with what is proved of each setting."""
+    numbers = number_columns("seeds", "final accuracy", "claimed ε", "proved ε", "δ")
+    promise = text_columns("unit", "adjacency", "view", "method", "status")
     rows = []
     for group in groups:
         best = tables.proved(group.guarantees)
-        claims = [g for g in group.guarantees if g["status"] == "claimed"]
+        claims = []
+        for g in group.guarantees:
+            if g["status"] == "claimed":
+                epsilon = "nothing" if g["epsilon"] is None else f"{g['epsilon']:.4g}"
+                one_round = ", one round" if g["rounds"] == 1 else ""
+                claims.append(f"{epsilon} ({g['view'].replace('_', ' ')}{one_round})")
+        failed = f" (+{group.failed} failed)" if group.failed else ""
         rows.append(
             (
                 group.setting.label,
-                f"{len(group.runs)}" + (f" (+{group.failed} failed)" if group.failed else ""),
+                f"{len(group.runs)}{failed}",
                 _accuracy(group.setting.final),
-                "; ".join(map(_claimed, claims)),
+                "; ".join(claims),
                 *_epsilon_and_delta(best),
-                *(("", "", "") if best["epsilon"] is None else _unit_and_view(best)),
+                *(("", "", "") if best["epsilon"] is None else _whose(best)),
                 best["method"],
                 best["status"],
             )
         )
-    if not any(row[3] for row in rows):
-        columns, rows = columns[:3] + columns[4:], [row[:3] + row[4:] for row in rows]
-    return [
-        Text(OUTSIDE),
-        Table("Final test accuracy and what is proved of it", columns, rows),
-        Text(f"{PLUS_MINUS} Bands in pictures go from the least to the largest seed.", quiet=True),
-    ]
+    columns = [*text_columns("setting"), *numbers, *promise]
+    keep = [name for name, _ in columns if name != "claimed ε"]
+    caption = "Final test accuracy and what is proved of it"
+    table = without_empty_columns(caption, columns, rows, keep)
+    words = f"{PLUS_MINUS} Bands in pictures extend from the smallest to the largest seed."
+    return [Text(OUTSIDE), table, Text(words, quiet=True)]
 
 
 def _epsilon_and_delta(guarantee) -> tuple[str, str]:
@@ -215,62 +211,53 @@ def _epsilon_and_delta(guarantee) -> tuple[str, str]:
     return f"{guarantee['epsilon']:.4g}", f"{guarantee['delta']:.3g}"
 
 
-def _unit_and_view(guarantee) -> tuple:
+def _whose(guarantee) -> tuple:
     return tuple(guarantee[k].replace("_", " ") for k in ("unit", "adjacency", "view"))
 
 
-def _claimed(guarantee) -> str:
-    epsilon = "nothing" if guarantee["epsilon"] is None else f"{guarantee['epsilon']:.4g}"
-    one_round = ", one round" if guarantee["rounds"] == 1 else ""
-    return f"{epsilon} ({guarantee['view'].replace('_', ' ')}{one_round})"
-
-
 def run_pictures(groups: list[Group]) -> list:
-    """Return the blocks with curves, and with privacy against utility."""
+    """Return the blocks with curves, and with accuracy against epsilon."""
     settings = [g.setting for g in groups]
-    finals = "; ".join(f"{s.label}: {_accuracy(s.final) or 'none'}" for s in settings[:8])
-    finals += "; and more" if len(settings) > 8 else ""
+    described = settings[:MAX_DESCRIBED_SETTINGS]
+    finals = "; ".join(f"{s.label}: {_accuracy(s.final) or 'none'}" for s in described)
+    finals += "; and more" if len(settings) > len(described) else ""
     promises, omitted, omitted_panels = len(plots.promises(settings)), "", ""
     if len(settings) > plots.SHOWN:
         omitted = f" The first {plots.SHOWN} of {len(settings)} settings are drawn."
     if promises > plots.PANELS:
-        omitted_panels = f" The {plots.PANELS} most frequent of {promises} promises are drawn."
-    learning, clipping = ("accuracy", "loss"), ("clip_fraction", "update_norm")
+        omitted_panels = f" The {plots.PANELS} most frequent of {promises} panels are drawn."
+    names = [s.label for s in settings]
+    curves = lambda *metrics: plots.curves(names, plots.panels_of_runs(settings, metrics))
     pictures = [
-        _curves_of_runs(
-            settings,
-            learning,
+        (
+            curves("accuracy", "loss"),
             f"Test accuracy and loss against rounds. Final accuracy of {finals}.",
             ACCURACY_WORDS + omitted,
         ),
-        as_pictures(
+        (
             plots.frontier(settings),
             "Final accuracy against ε, the numbers of the table above.",
             FRONTIER_WORDS + omitted_panels + omitted,
         ),
-        _curves_of_runs(
-            settings,
-            clipping,
+        (
+            curves("clip_fraction", "update_norm"),
             "Clip fraction and norm of the update against rounds.",
             CLIPPING_WORDS + omitted,
         ),
     ]
-    pictures = [picture for some in pictures for picture in some]
-    return pictures or [Text("These runs left no rows to draw.", quiet=True)]
-
-
-def _curves_of_runs(settings, metrics, alt, caption) -> list[Picture]:
-    names, panels = [s.label for s in settings], plots.panels_of_runs(settings, metrics)
-    return as_pictures(plots.curves(names, panels), alt, caption)
+    found = [block for picture in pictures for block in as_pictures(*picture)]
+    return found or [Text("These runs have no rows to draw.", quiet=True)]
 
 
 def as_pictures(figure, alt, caption) -> list[Picture]:
+    """Return a figure as a block; nothing for None."""
     if figure is None:
         return []
     return [Picture(alt, caption, plots.png(figure), plots.svg(figure))]
 
 
 def guarantees(groups: list[Group]) -> list:
+    """Return the tables of guarantees and audits, with the caveats."""
     caveats: dict = {}
     columns = [
         *text_columns("setting"),
@@ -281,7 +268,7 @@ def guarantees(groups: list[Group]) -> list:
         (
             group.setting.label,
             *_epsilon_and_delta(guarantee),
-            *_unit_and_view(guarantee),
+            *_whose(guarantee),
             guarantee["method"],
             guarantee["status"],
             number_caveats(guarantee["caveats"], caveats),
@@ -292,10 +279,8 @@ def guarantees(groups: list[Group]) -> list:
     blocks: list = [Table("Every guarantee and claim of every setting", columns, rows)]
     if caveats:
         sentences = [f"{c[:1].upper()}{c[1:]}" + ("" if c.endswith(".") else ".") for c in caveats]
-        blocks += [
-            Text("Caveats, by the numbers in the last column:"),
-            Items(sentences, numbered=True),
-        ]
+        blocks.append(Text("Caveats, by the numbers in the last column:"))
+        blocks.append(Items(sentences, numbered=True))
     else:
         blocks.append(Text("No caveats were recorded."))
     return [*blocks, *_audits(groups), Text(VIEWS, quiet=True)]
@@ -303,72 +288,64 @@ def guarantees(groups: list[Group]) -> list:
 
 def _audits(groups: list[Group]) -> list:
     """Return a table with a row per audit: its epsilon next to the proved and claimed ones at the
-    same delta and rounds."""
-    columns = [
-        *text_columns("setting"),
-        *number_columns(
-            "audited ε", "proved ε", "claimed ε", "δ", "confidence", "trials", "rounds"
-        ),
-        *text_columns("unit", "adjacency", "view", "canary", "method", "status", "verdict"),
-    ]
-    rows = [
-        (
-            group.setting.label,
-            cell(float(audit["epsilon"])),
-            "none" if audit["proved"] is None else _epsilon_and_delta(audit["proved"])[0],
-            cell(audit["claimed"]),
-            f"{audit['delta']:.3g}",
-            cell(audit["confidence"]),
-            cell(audit["trials"]),
-            cell(audit["rounds"]),
-            *_unit_and_view(audit),
-            *(audit[k] for k in ("canary", "method", "status")),
-            _audit_verdict(audit),
-        )
-        for group in groups
-        for audit in group.source.audits
-    ]
+    same delta and number of rounds."""
+    numbers = ("audited ε", "proved ε", "claimed ε", "δ", "confidence", "trials", "rounds")
+    words = ("unit", "adjacency", "view", "canary", "method", "status", "verdict")
+    columns = [*text_columns("setting"), *number_columns(*numbers), *text_columns(*words)]
+    rows = []
+    for group in groups:
+        for audit in group.source.audits:
+            verdict = document.REFUTED if audit["refuted"] else "nothing is refuted"
+            if audit["contradicted"]:
+                verdict = document.CONTRADICTED
+            rows.append(
+                (
+                    group.setting.label,
+                    cell(float(audit["epsilon"])),
+                    "none" if audit["proved"] is None else _epsilon_and_delta(audit["proved"])[0],
+                    cell(audit["claimed"]),
+                    f"{audit['delta']:.3g}",
+                    *(cell(audit[k]) for k in ("confidence", "trials", "rounds")),
+                    *_whose(audit),
+                    *(audit[k] for k in ("canary", "method", "status")),
+                    verdict,
+                )
+            )
     if not rows:
         return []
-    table = without_empty_columns(
-        "Audits: what attacks measured", columns, rows, keep=("proved ε",)
-    )
+    caption = "Audits: what attacks measured"
+    table = without_empty_columns(caption, columns, rows, keep=("proved ε",))
     return [table, Text(AUDITED, quiet=True)]
 
 
-def _audit_verdict(audit) -> str:
-    if audit["contradicted"]:
-        return document.CONTRADICTED
-    return document.REFUTED if audit["refuted"] else "nothing is refuted"
-
-
-def data(parts) -> list:
-    facts = [(name, part.manifest["data"]) for name, part in parts]
+def data(facts: list[tuple[str, dict]]) -> list:
+    """Return the table of data, from (name, facts)."""
     shown = [k for k in DATA if any(f.get(k) not in (None, [], "") for _, f in facts)]
     columns = [("data of", False), *((DATA[k], k not in NOT_NUMBERS) for k in shown)]
     rows = merge_rows([(name, *(_fact(f.get(k)) for k in shown)) for name, f in facts])
     return [Table("Rows and clients", columns, rows), Text(DATA_WORDS, quiet=True)]
 
 
-def settings(groups: list[Group], parts) -> list:
-    keys = list(dict.fromkeys(k for group in groups for k in group.config))
-    different = [
-        k for k in keys if len({json.dumps(g.config[k]) for g in groups if k in g.config}) > 1
-    ]
+def settings(groups: list[Group], labelled: list[tuple[str, Source]]) -> list:
+    """Return the fields in which settings differ, and all fields of each."""
+    # a field that a setting of another source lacks does not count as a difference
+    fields = list(dict.fromkeys(k for group in groups for k in group.config))
+    values = lambda k: {json.dumps(g.config[k]) for g in groups if k in g.config}
+    different = [k for k in fields if len(values(k)) > 1]
     blocks = []
     if different:
         rows = [(g.setting.label, *(cell(g.config.get(k)) for k in different)) for g in groups]
         columns = [*text_columns("setting"), *number_columns(*different)]
         blocks.append(Table("Fields that differ", columns, rows))
-    for group in groups[:FOLDED_SETTINGS]:
-        fields = [
+    for group in groups[:MAX_LISTED_SETTINGS]:
+        lines = [
             f"{k} = {json.dumps(v, ensure_ascii=False)}"
             for k, v in group.config.items()
             if v is not None
         ]
         heading = f"{group.setting.label}: all fields, as resolved"
-        blocks.append(Fold(heading, [Code("\n".join(fields))]))
-    files = [(name, part.config) for name, part in parts if part.config]
+        blocks.append(Fold(heading, [Code("\n".join(lines))]))
+    files = [(name, source.config) for name, source in labelled if source.config]
     return blocks + [Fold(f"{name}: config.toml", [Code(text)]) for name, text in files]
 
 
@@ -377,37 +354,31 @@ def settings(groups: list[Group], parts) -> list:
 
 def manifests(labelled: list[tuple[str, Source]]) -> list[tuple[str, dict]]:
     """Return (name, manifest) of the sources that have one."""
-    return [(name, part.manifest) for name, part in labelled if part.manifest]
+    return [(name, source.manifest) for name, source in labelled if source.manifest]
 
 
 def versions(known: list[tuple[str, dict]]) -> list:
-    """Return the versions behind the results: the common ones, and those that differ.
+    """Return the versions that made the results: the common ones, and those that differ.
 
     Args:
         known: (name, facts with `versions`).
     """
     if not known:
         return [Text("These results do not record their versions.")]
-    flat = [m["versions"] | {k: m[k] for k in MANIFEST if k in m} for _, m in known]
-    keys = list(dict.fromkeys(k for facts in flat for k in facts))
-    same = [k for k in keys if len({_fact(facts.get(k)) for facts in flat}) == 1]
-    different = [k for k in keys if k not in same]
+    facts = [m["versions"] | {k: m[k] for k in MANIFEST if k in m} for _, m in known]
+    values = {k: [_fact(f.get(k)) for f in facts] for f in facts for k in f}
+    same = [(k, v[0]) for k, v in values.items() if len(set(v)) == 1]
+    different = {k: v for k, v in values.items() if len(set(v)) > 1}
     blocks: list = []
     if same:
-        caption = "The same everywhere" if len(flat) > 1 else "What made it"
-        rows = [(k, _fact(flat[0].get(k))) for k in same]
-        blocks.append(Table(caption, text_columns("what", "value"), rows))
+        caption = "The same everywhere" if len(facts) > 1 else "Versions and environment"
+        blocks.append(Table(caption, text_columns("what", "value"), same))
     if different:
-        rows = [
-            (name, *(_fact(facts.get(k)) for k in different))
-            for (name, _), facts in zip(known, flat)
-        ]
-        blocks.append(Table("What differs", text_columns("made by", *different), merge_rows(rows)))
-    if "noise" in keys:
-        words = (
-            "noise: least and largest noise multiplier of each noisy chain of the first setting."
-        )
-        blocks.append(Text(words, quiet=True))
+        rows = zip((name for name, _ in known), *different.values())
+        blocks.append(Table("Differences", text_columns("made by", *different), merge_rows(rows)))
+    if "noise" in values:
+        words = "noise: the smallest and largest multiplier of each noisy chain of the first "
+        blocks.append(Text(words + "setting.", quiet=True))
     return blocks
 
 
@@ -425,17 +396,14 @@ def one_line(words: str) -> str:
     return " ".join(words.split())
 
 
-def run_commands(source: Source) -> list[str]:
-    """Return the commands that reproduce a source."""
+def run_command(source: Source) -> str:
+    """Return the command that reproduces a source."""
     if source.kind == "demo":
         # its parts have different numbers of rounds unless --rounds was given
         rounds = {run["rounds"] for run in source.runs}
         asked = f" --rounds {rounds.pop()}" if len(rounds) == 1 else ""
-        seeds = len(source.manifest.get("seeds") or [0])
-        lines = [f"jfl demo{asked} --seeds {seeds} --out NEW"]
-    elif source.config:
+        return f"jfl demo{asked} --seeds {len(source.manifest.get('seeds') or [0])} --out NEW"
+    if source.config:
         config = shlex.quote(str(source.path / "config.toml"))
-        lines = [f"jfl {source.kind} --config {config} --out NEW"]
-    else:
-        lines = [f"# {one_line(source.label)}: its config.toml is not there"]
-    return lines
+        return f"jfl {source.kind} --config {config} --out NEW"
+    return f"# {one_line(source.label)}: its config.toml is not there"

@@ -283,7 +283,7 @@ def test_the_five_papers_stand_on_one_page():
         and "MODULE" not in parsed.words
     )
     assert "python -m experiments.papers li2025 fig2-mnist --out NEW" in parsed.words
-    made_by = [*records(parsed, "The same everywhere"), *records(parsed, "What differs")]
+    made_by = [*records(parsed, "The same everywhere"), *records(parsed, "Differences")]
     assert "7a797fea70a850b8" in str(made_by) and "seeds" in str(made_by)
 
 
@@ -764,7 +764,7 @@ def test_broken_folders_are_rejected_and_nothing_is_written(tmp_path, change, wo
 def cards(path):
     """heading -> card, and the text below them."""
     document = report.assemble([report.read_source(path)])
-    return {c.heading: c for c in document.cards}, " ".join(t.words for t in document.beside)
+    return {c.heading: c for c in document.cards}, " ".join(t.words for t in document.below)
 
 
 def facts(card):

@@ -48,12 +48,12 @@ def test_the_most_accurate_of_what_is_proved_is_the_best(tmp_path):
         "view": "third party",
     }
     assert found["What is proved"].value == "proved"
-    assert facts(found["What is proved"]) == dict(method="pld", caveats="1, named below")
+    assert facts(found["What is proved"]) == dict(method="pld", caveats="1, listed below")
     assert found["What is proved"].notes == ["2 of 5 settings have a proved ε."]
     assert found["Without a guarantee, same data"].value == "0.9800 ± 0.1271"
     assert "best of 2 settings with an ε here, chosen after looking at test accuracy" in beside
-    assert "That choice is in no ε" in beside and "jfl.choose" in beside
-    assert "which do not compare" in beside and "data differ" not in beside
+    assert "No ε covers that choice" in beside and "jfl.choose" in beside
+    assert "not comparable" in beside and "data differ" not in beside
 
 
 def test_what_is_conditional_is_named_as_such(tmp_path):
@@ -63,17 +63,17 @@ def test_what_is_conditional_is_named_as_such(tmp_path):
     }
     found, beside = cards(made(tmp_path / "run", settings))
     card = found["Best accuracy with a conditional ε"]
-    assert card.value == "0.9000" and card.notes == ["Of one seed there is no interval."]
+    assert card.value == "0.9000" and card.notes == ["One seed gives no interval."]
     assert found["ε"].value == "3" and found["What is proved"].value == "conditional"
     assert found["What is proved"].notes == [headline.CONDITIONAL]
-    assert "It is the only one here" in beside and "in no ε" in beside
+    assert "It is the only setting here" in beside and "no ε covers" in beside
 
 
 def test_without_an_epsilon_nothing_is_promised(tmp_path):
     settings = {"a": ([0.9], [guarantee(None)], {}), "b": ([0.8], [guarantee(1.0, "claimed")], {})}
     found, beside = cards(made(tmp_path / "run", settings))
     assert found["Best private accuracy"].value == "none" and not beside
-    assert "nothing is promised" in found["Best private accuracy"].notes[0]
+    assert "nothing is guaranteed" in found["Best private accuracy"].notes[0]
     assert found["Without a guarantee"].value == "0.9000"  # a claim is not without any
 
 
@@ -94,7 +94,7 @@ def test_other_data_are_told_and_are_no_reference(tmp_path):
     }
     found, beside = cards(made(tmp_path / "run", settings))
     assert facts(found["Best private accuracy"])["setting"] == "a"
-    assert "data differ too" in beside and "do not compare" not in beside
+    assert "data differ too" in beside and "different units" not in beside
     assert [*found] == ["Best private accuracy", "ε", "What is proved"]
 
 

@@ -7,7 +7,6 @@ import importlib.resources
 import json
 import re
 import shutil
-import struct
 import subprocess
 import tomllib
 from pathlib import Path
@@ -21,7 +20,7 @@ from helpers import pretended
 from helpers.browser import program
 from helpers.paths import ROOT
 from helpers.problems import noisy_grad, noisy_release, squared
-from helpers.report_pages import EVIL, FLOATS, Tables, guarantee, made
+from helpers.report_pages import EVIL, Tables, guarantee, made
 
 import jfl
 from jfl.cli import main
@@ -428,7 +427,7 @@ BROKEN = dict(
     ),
     nothing_proved=(
         edit("summary.json", lambda s: s["runs"][1].update(privacy=[])),
-        "expected what is proved",
+        "expected at least one guarantee or refusal",
     ),
     guarantee=(
         edit("summary.json", lambda s: s["runs"][0]["privacy"][0].update(epsilon="2")),
@@ -486,7 +485,7 @@ def test_broken_folders_are_refused_and_nothing_is_written(tmp_path, capsys, cha
         ([], "at least one directory"),
         (["run", "run"], "--out FILE.html"),
         (["run", "--out", "page.txt"], "ends in .html"),
-        (["run", "--out", "no/page.html"], "a directory that is there"),
+        (["run", "--out", "no/page.html"], "an existing directory"),
         (["run", "--out", "mine.html"], "mine.html, which is something else"),
         (["run", "--out", "notes.html"], "notes.md, which is something else"),
         (["run", "--out", "photos.html"], "photos_files, which is something else"),
@@ -763,86 +762,7 @@ def test_intervals():
     assert tables.interval([0.5]) == (0.5, None)
 
 
-# --- TensorBoard
-
-
-def events(folder):
-    """What an event file holds: (tag, step) -> value, and texts by tag."""
-    from tensorboardX.proto import event_pb2
-
-    (path,) = folder.glob("events*")
-    content, at, scalars, texts = path.read_bytes(), 0, {}, {}
-    while at < len(content):
-        (size,) = struct.unpack_from(
-            "<Q", content, at
-        )  # length, its checksum, the record, its checksum
-        for value in event_pb2.Event.FromString(content[at + 12 : at + 12 + size]).summary.value:
-            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
-            if value.WhichOneof("value") == "simple_value":
-                scalars[value.tag, event.step] = value.simple_value
-            else:
-                texts[value.tag] = value.tensor.string_val[0].decode()
-        at += 16 + size
-    return scalars, texts
-
-
-def test_event_files_hold_the_curves(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("tensorboardX", reason='needs pip install -e ".[tensorboard]"')
-    folder = made(
-        tmp_path / "run",
-        {"a/b": ([0.8, 0.9], [guarantee()], {}), "a|b": ([0.5], [guarantee()], {})},
-    )
-    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
-    command = [
-        "report",
-        str(folder),
-        "--out",
-        str(tmp_path / "out.html"),
-        "--tensorboard",
-        str(tmp_path / "logs"),
-    ]
-    assert main.main(command) == 0
-    found = sorted((tmp_path / "logs").iterdir())
-    assert [f.name for f in found] == ["a_b seed=0", "a_b seed=0 (2)", "a_b seed=1"]
-    scalars, texts = events(found[2])
-    assert {tag for tag, _ in scalars} == set(FLOATS) and {step for _, step in scalars} == {1, 2}
-    assert scalars["accuracy", 2] == pytest.approx(0.9) and scalars["accuracy", 1] == pytest.approx(
-        0.45
-    )
-    ((tag, text),) = texts.items()
-    assert tag.startswith("settings") and "lr = 0.1" in text
-    assert main.main(command) == 2 and "empty or new directory" in capsys.readouterr().err
-
-
-def test_event_files_say_whose_they_are(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("tensorboardX", reason='needs pip install -e ".[tensorboard]"')
-    folder = made(tmp_path / "run", {"fedavg": ([0.8, 0.9, 0.7], [guarantee()], dict(failed=(1,)))})
-    edit(
-        "summary.json", lambda s: [e["config"].update(seed=e["seed"]) for e in s["runs"]] and None
-    )(folder)
-    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
-    assert main.main(["report", str(folder), "--tensorboard", str(tmp_path / "logs")]) == 0
-    assert (
-        f"curves in {tmp_path / 'logs'}; 1 of its 3 runs failed, as their names say"
-        in capsys.readouterr().out
-    )
-    found = sorted((tmp_path / "logs").iterdir())
-    assert [f.name for f in found] == ["fedavg seed=0", "fedavg seed=1 failed", "fedavg seed=2"]
-    for seed, run in enumerate(found):
-        (text,) = events(run)[1].values()
-        assert f"    seed = {seed}\n" in text
-    long = made(tmp_path / "long", {200 * "é": ([0.8], [guarantee()], {})})
-    assert main.main(["report", str(long), "--tensorboard", str(tmp_path / "other")]) == 0
-    assert [f.name for f in (tmp_path / "other").iterdir()] == [75 * "é" + " seed=0"]
-
-
-def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch, capsys):
-    folder = made(tmp_path / "run", {"fedavg": ([0.8], [guarantee()], {})})
-    monkeypatch.setattr(sections, "run_pictures", lambda groups: [])
-    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
-    assert main.main(["report", str(folder), "--tensorboard", str(tmp_path / "logs")]) == 2
-    assert 'pip install -e ".[tensorboard]"' in capsys.readouterr().err
-    assert not (tmp_path / "logs").exists()
+# --- the package
 
 
 def test_an_installation_has_the_templates():

@@ -35,6 +35,7 @@ from jfl.runs.statistics import interval
 
 from ...harness import command_line
 from ...harness.kept_runs import about, hashed
+from ...harness.pictures import save
 from .plans import CLIP, Model, coefficients, maker, rows
 
 DELTA, BLOCK = 1e-5, 12  # runs at once
@@ -419,7 +420,7 @@ def picture(rows, out):
         "of a band to this power; weighted: the paper's weights with a sound clip",
         fontsize=9,
     )
-    plots.save(out, page)
+    save(out, page)
 
 
 def collect(out, results, models=MODELS, groups=GROUPS):

@@ -21,6 +21,7 @@ from jfl.runs import record as report
 from jfl.runs.config import Config
 
 from ...harness.kept_runs import key as made_by
+from ...harness.pictures import save
 from ...harness.runner import Experiment, judged, write_findings
 from ...harness.verdicts import Claim, Comparison, Evidence, Quantity
 from . import theory
@@ -496,4 +497,4 @@ def picture(path, rows):
         "models, or all uploads; clips and rates chosen on another split.",
         fontsize=11,
     )
-    plots.save(path, figure)
+    save(path, figure)
