@@ -5,6 +5,8 @@ a smaller epsilon whenever there are more than a few releases.  They take number
 broadcast, and compute in float64.  Functions that return a pair return (epsilon, delta).
 """
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -12,6 +14,7 @@ from jfl.core import checks
 from jfl.privacy.accountants import rdp
 
 SCHEMES = ("wor_round", "independent", "with_replacement")
+MU_RANGE, NUM_BISECTIONS = (1e-18, 1e9), 80
 
 
 def arrays(*values: ArrayLike) -> tuple[np.ndarray, ...]:
@@ -47,7 +50,7 @@ def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
         >>> round(float(analytic_sigma(1.0, 1.0, 1e-5)), 4)
         3.7306
     """
-    return arrays(sensitivity)[0] / rdp.gaussian_mu(epsilon, delta)
+    return arrays(sensitivity)[0] / _largest_mu(*np.broadcast_arrays(*arrays(epsilon, delta)))
 
 
 def compose_advanced(
@@ -153,3 +156,14 @@ def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarr
     size, draws = (batch, steps) if scheme == "independent" else (1, batch * steps)
     with np.errstate(divide="ignore"):  # one batch may hold all rows
         return -np.expm1(draws * np.log1p(-size / rows))
+
+
+def _largest_mu(epsilon, delta):
+    """Return the largest mu with rdp.gaussian_delta(epsilon, mu) <= delta, by bisection from
+    below."""
+    low, high = (np.full(delta.shape, math.log(mu)) for mu in MU_RANGE)
+    for _ in range(NUM_BISECTIONS):
+        middle = (low + high) / 2
+        fits = rdp.gaussian_delta(epsilon, np.exp(middle)) <= delta
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+    return np.exp(low)

@@ -48,7 +48,7 @@ class Choice(NamedTuple):
     """The released result of many runs.  The other runs and their number stay secret.
 
     Attributes:
-        params: parameters of the best run; None if no run was drawn or all runs failed.
+        params: parameters of the best run; None if all runs failed.
         setting: arguments of make_plan for the best run, or None.
         score: score of the best run, or None.
         guarantee: guarantee of the whole choice.
@@ -106,9 +106,8 @@ def choose(
             likely.  Without axes, the choice is the best of several seeds.
 
     Returns:
-        A Choice.  Its params are None if no run was drawn or if all runs failed; a tournament also
-        ends this way if no group has a run left.  A run fails if its parameters or its score are
-        not finite; nothing else stops a run or affects the choice.
+        A Choice.  Its params are None if all runs failed.  A run fails if its parameters or its
+        score are not finite; nothing else stops a run or affects the choice.
 
     Privacy:
         The guarantee covers the parameters, the setting and the score together.  It is a Renyi
@@ -225,10 +224,8 @@ def _draw_runs(
     # The last rung is a single group, and each of its runs is the winner of a group before it.
     groups, number = [], 1
     for key, runs in zip(reversed(keys), reversed(distributions)):
-        groups.insert(0, choosing.draw(key, runs, number) if number else np.zeros(0, int))
+        groups.insert(0, choosing.draw(key, runs, number))
         number = int(groups[0].sum())
-    if not number:
-        return groups, (), ()
     drawn = np.asarray(jax.random.randint(setting_key, (number,), 0, settings))
     first = int(jax.random.bits(seed_key, (), "uint32"))
     return groups, drawn, (first + np.arange(number)) % SEEDS

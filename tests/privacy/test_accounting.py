@@ -404,35 +404,6 @@ def test_float64_whatever_the_default():
     close(results[0], 1e-12 * math.expm1(1.0), 1e-9)  # exact to first order, lost in float32
 
 
-@pytest.mark.slow  # test_transforms.py: every curve under jit and vmap, and its slopes
-def test_traceable():
-    orders = np.array([1.5, 2.0, 16.0])
-    for curve in (rdp.poisson, rdp.without_replacement):
-        once = lambda z, curve=curve: rdp.epsilon(orders, curve(orders, 0.5, z), DELTA)
-        assert np.isfinite(jax.grad(once)(1.0)) and np.isfinite(
-            jax.jit(once)(1.0)
-        )  # from float32 code
-        with jax.enable_x64(True):  # arithmetic on curves follows the default
-            at = lambda z, curve=curve: rdp.epsilon(orders, 100 * curve(orders, 0.05, z), DELTA)
-            direct = [float(at(z)) for z in (0.8, 2.5)]
-            close(jax.jit(jax.vmap(at))(jnp.array([0.8, 2.5])), direct, 1e-12)
-            close(jax.grad(at)(2.5), (float(at(2.5 + 1e-5)) - float(at(2.5 - 1e-5))) / 2e-5, 1e-6)
-    with jax.enable_x64(True):
-        slopes = jax.grad(lambda e: guarantees.curve(e, orders).sum())(poisson(0.05, 2.0, 10))
-    assert (
-        all(np.isfinite(v) for v in jax.tree.leaves(slopes))
-        and float(slopes.event.event.noise_multiplier) < 0
-    )
-
-
-@pytest.mark.slow
-def test_slopes_are_finite_beyond_the_reach_of_the_grid():
-    """What is not taken must not turn the slope to nan: here all powers of the ratio underflow."""
-    for curve in (rdp.poisson, rdp.without_replacement):
-        slope = float(jax.grad(lambda z, curve=curve: curve(1e5, 0.1, z))(0.02))
-        close(slope, -1e5 / 0.02**3, 1e-6)
-
-
 # --- noise
 
 

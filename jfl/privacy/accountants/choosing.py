@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from scipy.special import gammaln
 
 from ...core import checks
 from ...core.errors import NotAnalysable
@@ -31,7 +30,6 @@ from ...core.trade_off import Curve, curve_of
 from . import events, rdp, rdp_events, truncation
 from .tightest import Release
 
-LAWS = ("poisson", "truncated_negative_binomial")
 MOST_RUNS = 1e4  # on average
 ORDERS = 1 + np.geomspace(1e-2, 1e4, 64 * rdp_events.BLOCK)
 # used if the noise changes over rounds
@@ -43,102 +41,57 @@ HALVINGS = 200
 
 
 class Runs(NamedTuple):
-    """The distribution of the number of runs; `poisson`, `geometric`, `logarithmic` and
-    `truncated_negative_binomial` make it."""
+    """The distribution of the number of runs, at least 1; `geometric` and `logarithmic` make it.
 
-    law: str  # of LAWS
+    Both are truncated negative binomial distributions: P(k) ~ Gamma(k + shape) / k! (1 - gamma)^k.
+    """
+
+    law: str  # geometric | logarithmic
     mean: float
-    shape: float = math.inf  # eta: 1 geometric, 0 logarithmic
-    gamma: float = math.nan  # probability of stopping; 1: always one run
-
-
-def poisson(mean: float) -> Runs:
-    """Return a Poisson number of runs: well concentrated, and the most expensive for many runs.
-
-    It may be 0: then nothing is released.
-
-    Args:
-        mean: in [1, 10000].
-
-    Raises:
-        ValueError: outside that range.
-
-    References:
-        arXiv:2110.03620, Theorem 6.
-    """
-    return Runs(LAWS[0], _mean("choosing.poisson", mean))
-
-
-def truncated_negative_binomial(mean: float, shape: float) -> Runs:
-    """Return a number of runs of at least 1, P(k) ~ Gamma(k + shape) / k! (1 - gamma)^k.
-
-    The smaller the shape, the less it costs, and the more often there is only one run.
-
-    Args:
-        mean: in [1, 10000]; 1: always one run, which costs nothing.
-        shape: eta >= 0: 1 is geometric, 0 logarithmic.
-
-    Raises:
-        ValueError: outside that range.
-
-    References:
-        arXiv:2110.03620, Definition 1 and Theorem 2.
-
-    Example:
-        >>> truncated_negative_binomial(10.0, 1.0).gamma
-        0.1
-    """
-    where = "choosing.truncated_negative_binomial"
-    mean = _mean(where, mean)
-    checks.require_nonnegative(where, single=True, shape=shape)
-    return Runs(LAWS[1], mean, float(shape), _gamma(mean, float(shape)))
+    shape: float  # 1 geometric, 0 logarithmic
+    gamma: float  # 1: always one run
 
 
 def geometric(mean: float) -> Runs:
-    """Return the distribution of shape 1: after each run, stop with probability 1 / mean."""
-    return truncated_negative_binomial(mean, 1.0)
+    """Return the distribution of stopping after each run with probability 1 / mean.
+
+    Args:
+        mean: in [1, 10000]; 1: always one run, which costs nothing.
+
+    Raises:
+        ValueError: outside that range.
+
+    Example:
+        >>> geometric(10.0).gamma
+        0.1
+    """
+    mean = _mean("choosing.geometric", mean)
+    return Runs("geometric", mean, 1.0, 1 / mean)
 
 
 def logarithmic(mean: float) -> Runs:
-    """Return `truncated_negative_binomial` of shape 0: the cheapest of these."""
-    return truncated_negative_binomial(mean, 0.0)
+    """Return the logarithmic distribution.
 
+    It costs less than `geometric`, and more often there is only one run.
 
-def curve_of_choice(orders: ArrayLike, curve: ArrayLike, runs: Runs) -> np.ndarray:
-    """Return the Renyi curve of the whole choice, given that of one run.
-
-    Shapes:
-        orders [n] > 1, ascending, curve [n] -> Float64[n].
-
-    Privacy:
-        of the unit and adjacency of the curve, for the released run with its score.
+    Args:
+        mean: in [1, 10000]; 1: always one run, which costs nothing.
 
     Raises:
-        ValueError: unless the orders are such, and the curve fits them.
-
-    References:
-        arXiv:2110.03620, Theorems 2 and 6.
-
-    Example:
-        >>> orders = np.array([1.5, 2.0, 8.0, 64.0])
-        >>> curve_of_choice(orders, 0.01 * orders, geometric(1.0)).tolist()
-        [0.015, 0.02, 0.08, 0.64]
+        ValueError: outside that range.
     """
-    where = "choosing.curve_of_choice"
-    checks.require_type(where, Runs, "choosing.geometric", runs=runs)
-    orders, curve = _checked(where, orders, curve)
-    if runs.gamma == 1:
-        return curve
-    log_mean = math.log(runs.mean) / (orders - 1)
-    if runs.law == LAWS[0]:
-        # a sum over all runs, each of which may be the best
-        tails = rdp_events.deltas_of_curve(orders, curve, np.log1p(1 / (orders - 1)))
-        chosen = curve + runs.mean * tails + log_mean
-    else:
-        price = np.min((1 - 1 / orders) * curve - math.log(runs.gamma) / orders)
-        chosen = curve + log_mean + (1 + runs.shape) * price
-    # a curve does not fall with its order: larger ones bound smaller ones
-    return np.minimum.accumulate(chosen[::-1])[::-1]
+    mean = _mean("choosing.logarithmic", mean)
+    low, high = -700.0, 0.0  # of log(gamma), which decreases with the mean
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if math.expm1(-middle) / -middle >= mean:
+            low = middle
+        else:
+            high = middle
+    # the smaller end costs more
+    return Runs("logarithmic", mean, 0.0, 1.0 if mean == 1 else math.exp(low))
 
 
 def curve_of_tournament(
@@ -163,13 +116,13 @@ def curve_of_tournament(
         of the unit and adjacency of the curves, for the released run with its scores, if the curve
         of a rung bounds its rounds whatever came before them.  Then the curve of a run is that of
         the choice before it plus that of its rounds (adaptive composition at each order), and the
-        choice among such runs is its `curve_of_choice`.
+        choice among such runs costs what Theorem 2 says.
 
     Raises:
-        ValueError: as `curve_of_choice`; unless each rung has a curve and a distribution.
+        ValueError: unless the orders are such, and each rung has a curve and a distribution.
 
     References:
-        arXiv:2110.03620, Theorems 2 and 6, once for each rung.
+        arXiv:2110.03620, Theorem 2, once for each rung.
 
     Example:
         >>> orders, runs = np.array([1.5, 2.0, 8.0, 64.0]), geometric(1.0)
@@ -177,17 +130,18 @@ def curve_of_tournament(
         [0.06, 0.08, 0.32, 2.56]
     """
     where = "choosing.curve_of_tournament"
-    laws, curves = checks.as_tuple(where, laws=laws), list(curves)
-    if not laws or len(curves) != len(laws):
-        checks.fail(
-            where,
-            "a curve and a distribution for each rung, and a rung",
-            f"{len(curves)} curves and {len(laws)} distributions",
-        )
-    chosen: Any = 0.0
-    for curve, runs in zip(curves, laws):
-        orders, own = _checked(where, orders, curve)
-        chosen = curve_of_choice(orders, chosen + own, runs)
+    orders = checks.as_array(where, "orders", orders).astype(np.float64)
+    if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
+        checks.fail(where, "orders [n] > 1, ascending", checks.short_repr(orders))
+    chosen = np.zeros(orders.shape)
+    for curve, runs in _rungs(where, curves, laws):
+        chosen = chosen + curve
+        if runs.gamma == 1:
+            continue
+        price = np.min((1 - 1 / orders) * chosen - math.log(runs.gamma) / orders)
+        chosen = chosen + math.log(runs.mean) / (orders - 1) + (1 + runs.shape) * price
+        # a curve does not fall with its order: larger ones bound smaller ones
+        chosen = np.minimum.accumulate(chosen[::-1])[::-1]
     return chosen
 
 
@@ -213,9 +167,7 @@ def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
         >>> [round(epsilon_of_choice(run, law, 1e-5), 2) for law in (geometric(1), geometric(10))]
         [2.1, 4.1]
     """
-    where = "choosing.epsilon_of_choice"
-    rdp_events.check_delta(delta)
-    return _epsilon((_release(where, one, runs),), (runs,), delta)
+    return epsilon_of_tournament((one,), (runs,), delta)
 
 
 def epsilon_of_tournament(rungs: Sequence, laws: Sequence[Runs], delta: float) -> float:
@@ -245,27 +197,13 @@ def epsilon_of_tournament(rungs: Sequence, laws: Sequence[Runs], delta: float) -
     """
     where = "choosing.epsilon_of_tournament"
     rdp_events.check_delta(delta)
-    rungs, laws = checks.as_tuple(where, rungs=rungs), checks.as_tuple(where, laws=laws)
-    if not laws or len(rungs) != len(laws):
-        checks.fail(
-            where,
-            "a release and a distribution for each rung, and a rung",
-            f"{len(rungs)} releases and {len(laws)} distributions",
-        )
-    releases = tuple(_release(where, one, runs) for one, runs in zip(rungs, laws))
-    return _epsilon(releases, laws, delta)
-
-
-def choice(one: Any, runs: Runs) -> Curve:
-    """Return pairs of epsilon and delta of choosing the best of a random number of runs; see
-    `epsilon_of_choice`.
-
-    Example:
-        >>> from jfl.privacy.accountants import events
-        >>> bool(choice(events.gaussian(5.0), poisson(10)).epsilon_at(1e-5) < 3)
-        True
-    """
-    return _curve((_release("choosing.choice", one, runs),), (runs,))
+    rungs = _rungs(where, rungs, laws)
+    laws, releases = [runs for _, runs in rungs], [_release(where, one) for one, _ in rungs]
+    if any(release.overflow or release.extra for release in releases):
+        return float(_curve(releases, laws).epsilon_at(delta))
+    delta = delta - _lost(releases, laws, lambda release: truncation.total(release.shifts))
+    orders, chosen = _chosen(releases, laws)
+    return float(rdp.convert(orders, chosen, delta).min()) if delta > 0 else math.inf
 
 
 def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndarray:
@@ -291,14 +229,12 @@ def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndar
     bits = np.asarray(jax.random.bits(checks.as_key(where, key), (number or 1, 2), "uint32"))
     high, low = bits.astype(np.float64).T
     uniform = (high * 2.0**21 + np.floor(low / 2.0**11) + 0.5) * 2.0**-53
-    first = 0 if runs.law == LAWS[0] else 1
-    drawn = first + np.searchsorted(np.cumsum(probabilities(runs))[:-1], uniform)
+    drawn = 1 + np.searchsorted(np.cumsum(probabilities(runs))[:-1], uniform)
     return int(drawn[0]) if number is None else drawn
 
 
 def probabilities(runs: Runs) -> np.ndarray:
-    """Return P(K = k) for k = 0, 1, ... (Poisson) or k = 1, 2, ... (the others), until the rest is
-    below e^-40.
+    """Return P(K = k) for k = 1, 2, ..., until the rest is below e^-40.
 
     Example:
         >>> probabilities(geometric(2.0))[:3].tolist()
@@ -306,33 +242,12 @@ def probabilities(runs: Runs) -> np.ndarray:
     """
     if runs.gamma == 1:
         return np.ones(1)
-    if runs.law == LAWS[0]:
-        k = np.arange(math.ceil(runs.mean + TAIL + math.sqrt(2 * TAIL * runs.mean)))
-        return np.exp(k * math.log(runs.mean) - runs.mean - gammaln(k + 1))
-    eta, gamma = runs.shape, runs.gamma
-    stays = math.log1p(-gamma)
-    # the power of k grows at most to here; from there the tail is that of a geometric distribution
-    longest = TAIL + eta * math.log1p(eta + TAIL) + eta * math.log(1 / gamma)
+    stays = math.log1p(-runs.gamma)
+    longest = TAIL + runs.shape * (math.log1p(runs.shape + TAIL) - math.log(runs.gamma))
     k = np.arange(1, 2 + math.ceil(longest / -stays))
-    if eta == 1:
-        return gamma * (1 - gamma) ** (k - 1)
-    if eta == 0:
-        return np.exp(k * stays) / (k * -math.log(gamma))
-    scale = gammaln(eta) + math.log(math.expm1(-eta * math.log(gamma)))
-    return np.exp(gammaln(k + eta) - gammaln(k + 1) + k * stays - scale)
-
-
-def _checked(where, orders, curve) -> tuple[np.ndarray, np.ndarray]:
-    """Return orders and a curve as Float64[n]."""
-    orders = checks.as_array(where, "orders", orders).astype(np.float64)
-    curve = checks.as_array(where, "curve", curve).astype(np.float64)
-    if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
-        checks.fail(where, "orders [n] > 1, ascending", checks.short_repr(orders))
-    if curve.shape != orders.shape or not np.all(curve >= 0):
-        checks.fail(
-            where, f"a curve {list(orders.shape)} of numbers >= 0", checks.short_repr(curve)
-        )
-    return orders, curve
+    if runs.shape == 1:
+        return runs.gamma * (1 - runs.gamma) ** (k - 1)
+    return np.exp(k * stays) / (k * -math.log(runs.gamma))
 
 
 def _mean(where, mean) -> float:
@@ -342,28 +257,21 @@ def _mean(where, mean) -> float:
     return float(mean)
 
 
-def _gamma(mean, shape) -> float:
-    """Return the gamma of a mean, which decreases with it: the smaller end, which costs more."""
-    if mean == 1:
-        return 1.0
-    if shape == 1:
-        return 1 / mean
-    low, high = -700.0, 0.0  # of log(gamma)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        # 1 / gamma - 1 over (1 - gamma^shape) / shape
-        left = -math.expm1(shape * middle) / shape if shape * -middle > 1e-300 else -middle
-        if math.expm1(-middle) / left >= mean:
-            low = middle
-        else:
-            high = middle
-    return math.exp(low)
+def _rungs(where, releases, laws) -> list:
+    """Return pairs of what the rounds of a rung release and the distribution of its runs."""
+    laws, releases = checks.as_tuple(where, laws=laws), list(releases)
+    if not laws or len(releases) != len(laws):
+        checks.fail(
+            where,
+            "a release and a distribution for each rung, and a rung",
+            f"{len(releases)} releases and {len(laws)} distributions",
+        )
+    for runs in laws:
+        checks.require_type(where, Runs, "choosing.geometric", runs=runs)
+    return list(zip(releases, laws))
 
 
-def _release(where, one, runs) -> Release:
-    checks.require_type(where, Runs, "choosing.geometric", runs=runs)
+def _release(where, one) -> Release:
     if isinstance(one, events.KINDS):
         return Release((one,))
     release = one if isinstance(one, Release) else getattr(one, "release", None)
@@ -379,53 +287,41 @@ def _release(where, one, runs) -> Release:
     )
 
 
-def _epsilon(releases, laws, delta) -> float:
-    if any(release.overflow or release.extra for release in releases):
-        return float(_curve(releases, laws).epsilon_at(delta))
-    chosen = _chosen(releases, laws)
-    delta = delta - _beyond(releases, laws)
-    if not delta > 0:
-        return math.inf
-    return max((float(rdp.convert(*each, delta).min()) for each in chosen), default=0.0)
+def _lost(releases, laws, delta_of_one) -> float:
+    """Return the delta that all runs that are started lose, given that of one run of each rung.
 
-
-def _beyond(releases, laws) -> float:
-    """Return the cost of the finite reach of the noise in all runs that are started."""
+    What goes wrong in the rounds of one run may go wrong in every run.  The mean number of runs of
+    a rung is the product of the means from this rung on.
+    """
     lost, started = 0.0, 1.0
     for release, runs in zip(reversed(releases), reversed(laws)):
         started *= runs.mean
-        lost += started * truncation.total(release.shifts)
+        lost += started * delta_of_one(release)
     return lost
 
 
-def _chosen(releases, laws) -> list:
+def _chosen(releases, laws) -> tuple:
     """Return the orders and the curve of the choice, for the worst event of each rung at each
     order: a run may have any setting."""
     kinds = [events.event_types(e) for release in releases for e in release.alternatives]
-    if not kinds:
-        return []
+    if not kinds:  # nobody takes part
+        return np.full(1, 2.0), np.zeros(1)
     orders = FEW_ORDERS if any(events.Series in kind for kind in kinds) else ORDERS
     curves = []
     for release in releases:
         nobody = np.zeros(len(orders))
         each = (rdp_events.curve(event, orders) for event in release.alternatives)
         curves.append(np.max([nobody, *each], axis=0))
-    return [(orders, curve_of_tournament(orders, curves, laws))]
+    return orders, curve_of_tournament(orders, curves, laws)
 
 
 def _curve(releases, laws) -> Curve:
-    chosen = _chosen(releases, laws)
-    last = max((float(rdp.convert(*c, LEAST_DELTA).min()) for c in chosen), default=0.0)
-    epsilon = np.linspace(0.0, last, POINTS)
-    delta = np.zeros(POINTS)
-    for orders, curve in chosen:
-        delta = np.maximum(delta, rdp_events.deltas_of_curve(orders, curve, epsilon))
-    # What goes wrong in the rounds of one run may go wrong in every run that is started.  The mean
-    # number of those of a rung is the product of the means from this rung on.
-    wrong, started = 0.0, 1.0
-    for release, runs in zip(reversed(releases), reversed(laws)):
-        started *= runs.mean
-        wrong += started * (release.overflow + release.extra)
+    """Return pairs of epsilon and delta of the choice, with all that goes wrong."""
+    orders, chosen = _chosen(releases, laws)
+    epsilon = np.linspace(0.0, float(rdp.convert(orders, chosen, LEAST_DELTA).min()), POINTS)
+    delta = rdp_events.deltas_of_curve(orders, chosen, epsilon)
+    wrong = _lost(releases, laws, lambda release: release.overflow + release.extra)
+    beyond = _lost(releases, laws, lambda release: truncation.total(release.shifts))
     with np.errstate(over="ignore"):
-        cost = wrong * (1 + np.exp(epsilon)) if wrong else 0.0
-    return curve_of(epsilon, delta + cost + _beyond(releases, laws))
+        paid = wrong * (1 + np.exp(epsilon)) if wrong else 0.0
+    return curve_of(epsilon, delta + paid + beyond)

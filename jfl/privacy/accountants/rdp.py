@@ -3,7 +3,7 @@
 A curve holds the Renyi divergence at each of `orders`; curves of steps that follow each other add.
 Each formula is written once, over an array library: concrete numbers are computed by NumPy, where
 nothing needs compiling, and traced ones by a compiled program of jax.numpy.  Both compute in
-float64 whatever the caller's default, and the programs go under jit, vmap and grad.  (Arithmetic
+float64 whatever the caller's default, and the programs go under jit, vmap and scan.  (Arithmetic
 between their results follows the caller's default again: add curves in NumPy or inside
 `jax.enable_x64(True)`, or use events.)
 
@@ -27,7 +27,6 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
-from jax.scipy.special import log_ndtr
 from jax.typing import ArrayLike
 
 from ...core.pytrees import in_float64
@@ -40,7 +39,6 @@ THREE_POINTS = np.polynomial.legendre.leggauss(3)
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
 MAX_TANGENTS = 60  # steps of Newton's method; five to eight are enough
 ROUNDING = 4e-15  # relative, of an epsilon
-MU_RANGE, NUM_BISECTIONS = (1e-18, 1e9), 80
 MAX_ALLOCATION_ORDER, MIN_ALLOCATION_NOISE = 64, 0.25
 ALLOCATION_TAIL = 14.0  # standard deviations of an integral
 ALLOCATION_ROUNDING = 1e-9  # relative, of a curve
@@ -52,7 +50,6 @@ class Library(NamedTuple):
 
     numpy: ModuleType
     special: ModuleType
-    constant: Callable  # marks a value that derivatives take for a constant
     while_loop: Callable  # as jax.lax.while_loop
     scan: Callable  # (add, total, items) -> total
 
@@ -73,10 +70,8 @@ def _scan_compiled(add, total, items):
     return jax.lax.scan(lambda total, item: (add(total, item), None), total, items)[0]
 
 
-ON_HOST = Library(np, scipy.special, lambda value: value, _while_loop_on_host, _scan_on_host)
-COMPILED = Library(
-    jnp, jax.scipy.special, jax.lax.stop_gradient, jax.lax.while_loop, _scan_compiled
-)
+ON_HOST = Library(np, scipy.special, _while_loop_on_host, _scan_on_host)
+COMPILED = Library(jnp, jax.scipy.special, jax.lax.while_loop, _scan_compiled)
 
 
 def float64(function: Callable, **options: Any) -> Callable:
@@ -430,22 +425,6 @@ def epsilon(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
     return library.numpy.min(_convert(library, orders, curve, delta), axis=-1)
 
 
-@over_libraries
-def delta(library: Library, orders: Any, curve: Any, epsilon: Any) -> Any:
-    """Return the smallest delta at `epsilon` that a curve proves; at most 1.
-
-    Shapes:
-        orders [n], curve [..., n] -> [...].
-
-    References:
-        as `convert`.
-    """
-    xp = library.numpy
-    log_delta = (orders - 1) * (curve - epsilon + xp.log1p(-1 / orders)) - xp.log(orders)
-    variation = 0.5 * xp.log(-xp.expm1(-curve))
-    return xp.exp(xp.minimum(xp.min(xp.minimum(log_delta, variation), axis=-1), 0.0))
-
-
 # --- the exact Gaussian
 
 
@@ -464,24 +443,18 @@ def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
     """Return the exact epsilon at `delta` of Gaussian releases, from above: never too small.
 
     Shapes:
-        broadcasts.  Gradients are exact too: of the crossing, by the implicit function theorem.
+        broadcasts.  It takes no derivatives.
 
     Example:
         >>> round(float(gaussian_epsilon(1.0, 1e-5)), 4)
         4.3772
     """
-    mu, delta = library.numpy.broadcast_arrays(mu, delta)
-    return _crossing(ON_HOST, mu, delta) if library is ON_HOST else _crossing_with_slopes(mu, delta)
-
-
-def _crossing(library, mu, delta):
-    """Return the crossing, by Newton's method on log(delta(epsilon)), from above.
-
-    delta(epsilon) is an expectation of a log-concave function of a normal variable, so its
-    logarithm is concave: tangents lie above it, and each point is on the safe side of the
-    crossing, except for rounding.  What is returned was tested.
-    """
+    # Newton's method on log(delta(epsilon)), from above.  delta(epsilon) is an expectation of a
+    # log-concave function of a normal variable, so its logarithm is concave: tangents lie above it,
+    # and each point is on the safe side of the crossing, except for rounding.  What is returned was
+    # tested.
     xp, special = library.numpy, library.special
+    mu, delta = xp.broadcast_arrays(mu, delta)
     is_zero = special.erf(mu / math.sqrt(8)) <= delta  # exact for tiny mu too
     mu = xp.where(is_zero, 1.0, mu)
     target = xp.log(delta)
@@ -504,48 +477,6 @@ def _crossing(library, mu, delta):
     is_moving = lambda state: (state[0] < MAX_TANGENTS) & state[3]
     proved = library.while_loop(is_moving, follow_tangent, (0, start, start, True))[2]
     return xp.where(is_zero, 0.0, proved)
-
-
-_crossing_with_slopes = jax.custom_jvp(functools.partial(_crossing, COMPILED))
-
-
-@_crossing_with_slopes.defjvp
-def _(values, tangents):
-    """delta has the derivatives density(v - mu) in mu and -e^epsilon P(X > v) in epsilon, v =
-    epsilon / mu + mu / 2."""
-    mu, delta = values
-    epsilon = _crossing_with_slopes(mu, delta)
-    is_positive = epsilon > 0
-    v = jnp.where(is_positive, epsilon / jnp.where(is_positive, mu, 1.0) + mu / 2, 0.0)
-    tail = log_ndtr(-v)
-    in_mu, in_delta = jnp.exp(-(v**2) / 2 - HALF_LOG_2PI - tail), -jnp.exp(-epsilon - tail)
-    return epsilon, jnp.where(is_positive, in_mu * tangents[0] + in_delta * tangents[1], 0.0)
-
-
-@over_libraries
-def gaussian_mu(library: Library, epsilon: Any, delta: Any) -> Any:
-    """Return the largest mu with gaussian_delta(epsilon, mu) <= delta, by bisection from below.
-
-    Shapes:
-        broadcasts.  It takes no derivatives.
-
-    Example:
-        >>> round(1 / float(gaussian_mu(1.0, 1e-5)), 4)
-        3.7306
-    """
-    xp = library.numpy
-    epsilon, delta = xp.broadcast_arrays(epsilon, delta)
-    low, high = (xp.full(delta.shape, math.log(mu)) for mu in MU_RANGE)
-
-    def halve(state):
-        step, low, high = state
-        middle = (low + high) / 2
-        mu = xp.exp(middle)
-        fits = xp.exp(_log_profile(library, epsilon / mu - mu / 2, mu)) <= delta
-        return step + 1, xp.where(fits, middle, low), xp.where(fits, high, middle)
-
-    state = library.while_loop(lambda s: s[0] < NUM_BISECTIONS, halve, (0, low, high))
-    return xp.exp(state[1])
 
 
 # --- parts of the formulas
@@ -594,7 +525,7 @@ def _profile_moment(library, orders, rate, z, copies, num_nodes):
     a = orders[:, None]
     # the first of both is larger where the ratio is above 1
     inner, mirrored = (a - 2) * log_ratio + shared, -(a + 1) * log_ratio + shared
-    top = library.constant(xp.max(inner, axis=1, keepdims=True))
+    top = xp.max(inner, axis=1, keepdims=True)
     total = xp.sum(xp.exp(inner - top) + xp.exp(mirrored - top), axis=1)
     log_moment = xp.log(orders * (orders - 1)) + xp.log(total) + top[:, 0]
     return log_moment, xp.maximum(orders, 2.0) + TAIL * z <= x[-1]
@@ -616,7 +547,7 @@ def _log_mean_excess(library, a, u, log_weight):
         series = (-1) ** (k + 1) / k + v * series
     short = xp.where(tiny, v**2 * series, xp.log1p(u) - u)
     power = a * xp.log1p(u)
-    top = library.constant(xp.max(xp.maximum(power, 0.0) + log_weight, axis=1, keepdims=True))
+    top = xp.max(xp.maximum(power, 0.0) + log_weight, axis=1, keepdims=True)
     # near 1 the power is e^p - 1 - p more than 1 + p, by a series whose terms fall by p / 4 or more
     near = xp.abs(power) < 0.25
     p, series = xp.where(near, power, 0.0), 1.0

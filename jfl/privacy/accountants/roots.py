@@ -1,7 +1,7 @@
-"""Search for the crossing of a monotone function, or the minimum of a function that has one.
+"""Search for the crossing of a monotone function.
 
-`bisect`, `illinois` and `golden_section` are traced: they go under jit and vmap, and take no
-derivatives (callers use the implicit function theorem).  `smallest_fitting` runs on the host.
+`illinois` is traced: it goes under jit and vmap, and takes no derivatives.  `smallest_fitting` runs
+on the host.
 
 An accountant has to err on the safe side, so each search says which of its ends was tested.
 """
@@ -17,32 +17,6 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 LARGEST = 1e9  # values of a search on the host are cut off here: interpolation needs finite ones
 
 
-def bisect(is_below: Callable, low: ArrayLike, high: ArrayLike, halvings: int) -> tuple[Any, Any]:
-    """Return the ends of a crossing after `halvings` halvings of [low, high].
-
-    Where is_below(low) and not is_below(high), this stays true of the returned ends.  An end that
-    never moved was not tested.
-
-    Args:
-        is_below: x [...] -> Bool[...], true below the crossing.
-        low, high: [...], of one shape.
-        halvings: number of halvings; the interval is 2^halvings times narrower afterwards.
-
-    Example:
-        >>> low, high = bisect(lambda x: x**2 <= 2, jnp.array(1.0), jnp.array(2.0), 20)
-        >>> round(float(low), 3)
-        1.414
-    """
-
-    def halve(_, ends):
-        low, high = ends
-        middle = (low + high) / 2
-        below = is_below(middle)
-        return jnp.where(below, middle, low), jnp.where(below, high, middle)
-
-    return jax.lax.fori_loop(0, halvings, halve, (low, high))
-
-
 class Bracket(NamedTuple):
     """Two ends of the crossing of a decreasing function with zero, and the function there.
 
@@ -56,7 +30,7 @@ class Bracket(NamedTuple):
     high_value: Any
     last_side: Any = 0
 
-    def secant(self, margin: float = 0.0):
+    def secant(self, margin: float):
         """Return the zero of the line through both ends, `margin` of the interval away from
         both."""
         fall = jnp.maximum(self.low_value - self.high_value, 1e-300)
@@ -124,50 +98,6 @@ def illinois(
     # no crossing above low: nothing to search
     start = Bracket(low, jnp.where(low_value <= 0, low, high), low_value, high_value, 0)
     return jax.lax.while_loop(is_wide, narrow, (0, start))[1]
-
-
-def golden_section(
-    function: Callable, low: jax.Array, high: jax.Array, steps: int
-) -> tuple[Any, Any]:
-    """Return the smallest of the points that a golden section of [low, high] tries, and the
-    function there.
-
-    The value was computed at the point that is returned, so a search that stops early, or a
-    function with several minima, costs tightness only.
-
-    Args:
-        function: x [...] -> value [...], with one minimum in [low, high].
-        low: [...], the lower ends of the intervals.
-        high: [...], the upper ends.
-        steps: number of steps; each leaves 0.618 of the interval.
-
-    Example:
-        >>> x, value = golden_section(lambda x: (x - 1) ** 2, jnp.array(0.0), jnp.array(3.0), 30)
-        >>> round(float(x), 3)
-        1.0
-    """
-
-    def shrink(_, state):
-        low, high, left, right, left_value, right_value = state
-        down = left_value < right_value
-        low, high = jnp.where(down, low, left), jnp.where(down, right, high)
-        width = GOLDEN_RATIO * (high - low)
-        new = jnp.where(down, high - width, low + width)
-        value = function(new)
-        return (
-            low,
-            high,
-            jnp.where(down, new, right),
-            jnp.where(down, left, new),
-            jnp.where(down, value, right_value),
-            jnp.where(down, left_value, value),
-        )
-
-    width = GOLDEN_RATIO * (high - low)
-    left, right = high - width, low + width
-    state = (low, high, left, right, function(left), function(right))
-    _, _, left, right, left_value, right_value = jax.lax.fori_loop(0, steps, shrink, state)
-    return jnp.where(left_value < right_value, left, right), jnp.minimum(left_value, right_value)
 
 
 def smallest_fitting(
