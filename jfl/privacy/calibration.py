@@ -1,6 +1,7 @@
 """The noise, or the number of rounds, with which a plan reaches an epsilon: the inverse of
 `guarantees.guarantee`."""
 
+import bisect
 import dataclasses
 import math
 
@@ -235,12 +236,10 @@ def _fail_for_capacity(plan, target, reached, rounds, delta):
     remedies, affordable = [], delta / 100 / rounds * math.exp(-min(target, 600.0)) / 2
     sampler = plan.sampler
     if attendance(sampler).overflow > 0:
-        low, high = sampler.capacity, getattr(sampler, "at_once", sampler.clients)
-        while low < high:
-            middle = (low + high) // 2
-            lost = attendance(dataclasses.replace(sampler, capacity=middle)).overflow
-            low, high = (low, middle) if lost <= affordable else (middle + 1, high)
-        remedies.append(f"the sampler capacity={low}")
+        lost = lambda capacity: attendance(dataclasses.replace(sampler, capacity=capacity)).overflow
+        capacities = range(sampler.capacity, getattr(sampler, "at_once", sampler.clients))
+        number = bisect.bisect_left(capacities, -affordable, key=lambda c: -lost(c))
+        remedies.append(f"the sampler capacity={sampler.capacity + number}")
     if any(r.batches.scheme == "poisson" for r in plan.algorithm.releases):
         rows = int(np.max(np.asarray(plan.fed.size)))
         remedies.append(f"jfl.batches.poisson capacity={rows}, the rows of the largest client")

@@ -175,9 +175,9 @@ MUTANTS = (
         f"{PLD}::test_any_window_is_an_upper_bound",
     ),
     Mutant(
-        "jfl/privacy/accountants/with_replacement.py",
-        "return law[0] * erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))",
-        "return erf(place(jnp.zeros(1), law, z)[0] / math.sqrt(2))",
+        "jfl/privacy/accountants/pairs.py",
+        "even = rate[0] * erf(place(jnp.zeros(1))[0] / math.sqrt(2))",
+        "even = erf(place(jnp.zeros(1))[0] / math.sqrt(2))",
         f"{PRIVACY}/test_with_replacement.py::test_the_profile_is_the_worst_of_all_mixtures",
         slow=True,
     ),

@@ -147,10 +147,10 @@ def test_pairs_agree_with_the_accountants():
             want, _ = tightest.epsilon(event, delta)
             np.testing.assert_allclose(known.epsilon_at(delta), want, rtol=2e-3)
     event = poisson(0.01, 1.0, 1000)
-    one_by_one = [rdp_events.delta(event, e) for e in EPSILONS]
-    np.testing.assert_allclose(rdp_events.deltas(event, EPSILONS), one_by_one, rtol=1e-2)
-    one_by_one = [pld.delta(event, e) for e in EPSILONS]
-    np.testing.assert_allclose(pld.deltas(event, EPSILONS), one_by_one, rtol=1e-3, atol=1e-12)
+    for deltas, epsilon in ((rdp_events.deltas, rdp_events.epsilon), (pld.deltas, pld.epsilon)):
+        for e, delta in zip(EPSILONS, deltas(event, EPSILONS)):
+            if 1e-15 < delta < 0.5:
+                np.testing.assert_allclose(epsilon(event, delta)[0], e, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.slow

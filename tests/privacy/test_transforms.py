@@ -4,7 +4,6 @@ caller's default."""
 import inspect
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 

@@ -11,7 +11,8 @@ from scipy import integrate, special
 from jfl import sampling
 from jfl.core.errors import NotAnalysable
 from jfl.privacy import calibration, guarantees
-from jfl.privacy.accountants import truncation
+from jfl.privacy.accountants import events, truncation
+from jfl.privacy.accountants.tightest import Release
 from jfl.privacy.accountants.truncation import Shift, lost_mass
 from jfl.privacy.ledger import entries
 from jfl.privacy.ledger import entry as ledger_entry
@@ -98,9 +99,8 @@ def test_levels_of_noise_are_charged_as_they_are():
 
 
 def test_a_group_shifts_further():
-    assert truncation.total([Shift(1.0, 2.0, 2.0**-63)], 3) == pytest.approx(
-        lost_mass(3.0, 2.0, 2.0**-63)
-    )
+    one = Release((events.gaussian(1.0),), shifts=(Shift(1.0, 2.0, 2.0**-63),))
+    assert one.group(3).shifts == (Shift(3.0, 2.0, 2.0**-63),)
 
 
 def test_calibration_stops_where_computed_noise_does():

@@ -186,7 +186,7 @@ def tradeoff_bound(
     rejected.
 
     The result is a lower bound for members of the family.  If the profile is an accountant's upper
-    bound, such as `pld.delta`, the result exceeds the epsilon that the same accountant proves for
+    bound, the result exceeds the epsilon that the same accountant proves for
     the true noise with probability at most 1 - confidence.
 
     About 60 to 150 calls of `profile` are made for each set of error rates: `Bonferroni` and

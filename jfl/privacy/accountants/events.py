@@ -19,7 +19,6 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from .shared_sample import binomial_tails
 
 Class = TypeVar("Class")
 LARGEST_GROUP = 16  # of units on one Poisson sample, that are counted as such
@@ -354,9 +353,24 @@ def truncated_poisson(
     checks.require_one_of(where, ("zero_out", "replace_one"), adjacency=adjacency)
     sizes = without_replacement(capacity, population, event)
     rate = _number(where, checks.require_fraction, rate=rate)
-    full, then = binomial_tails(float(rate), int(sizes.population), int(sizes.sample))
+    full, then = _binomial_tails(float(rate), int(sizes.population), int(sizes.sample))
     kind = ZeroedOut if adjacency == "zero_out" else Replaced
     return kind(rate, np.float64(full), np.float64(then), sizes.event)
+
+
+def _binomial_tails(rate: float, population: int, capacity: int) -> tuple[float, float]:
+    """Return the probability that the others fill a Poisson sample of at most `capacity` elements,
+    and the probability that a unit is then in it, as one of a uniform subset.
+
+    Example:
+        >>> _binomial_tails(1.0, 10, 4)
+        (1.0, 0.4)
+    """
+    from scipy import stats  # half a second: not at import
+
+    full = float(stats.binom.sf(capacity - 1, population - 1, rate))
+    taken = float(stats.binom.sf(capacity, population, rate)) * capacity / population
+    return full, min(taken / full, rate) if full > 0 else rate
 
 
 def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> WithReplacement:

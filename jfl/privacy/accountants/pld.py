@@ -1,11 +1,10 @@
 """Epsilon by privacy-loss distributions (FFT): the tightest bound here, with the width that its
 grid leaves open.
 
-`poisson` and `without_replacement` are traceable and serve many runs in one call; `upper` and
-`lower` are traceable, for events whose numbers are arrays.  `epsilon`, `delta` and `deltas` run on
-the host, take any event, and refine the grid until the width is small.  All compute in float64
-whatever the caller's default, and none takes derivatives.  The module `pld_compose` says how, and
-why it is a proof.
+`poisson` and `without_replacement` are traceable and serve many runs in one call.  `epsilon` and
+`deltas` run on the host and take any event; `epsilon` refines the grid until the width is small.
+All compute in float64 whatever the caller's default, and none takes derivatives.  The module
+`pld_compose` says how, and why it is a proof.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from ...core.pytrees import in_float64
 from . import events, pld_compose, pld_step, rdp, rdp_events
 
 SIZES = (2**14, 2**17, 2**20)  # grids that are tried until the width is small
@@ -100,11 +98,13 @@ def _many(adjacency, size):
     def one_run(run):
         rate, z, times, delta = run
         groups = ((events.Poisson(rate[None], events.Gaussian(z[None])), times[None]),)
-        ways = pld_step.DIRECTIONS[adjacency]
-        worst = jnp.max(jnp.stack([upper(groups, way, delta, size) for way in ways]))
+        ends = []
+        for way in pld_step.DIRECTIONS[adjacency]:
+            grid = pld_compose.plan(groups, way, size, delta)
+            ends.append(_highest(pld_compose.compose_upper(groups, way, grid, size), delta))
         # no gain from sampling: this is left where a grid proves nothing
-        whole = rdp.gaussian_epsilon(jnp.sqrt(pld_compose.total_precision(groups)), delta)
-        return jnp.minimum(worst, whole)
+        whole = rdp.gaussian_epsilon(jnp.sqrt(_precision(groups)), delta)
+        return jnp.minimum(jnp.max(jnp.stack(ends)), whole)
 
     def all_runs(*runs):
         shape = jnp.broadcast_shapes(*(r.shape for r in runs))
@@ -118,36 +118,14 @@ def _many(adjacency, size):
     return rdp.float64(all_runs)
 
 
-def upper(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
-    """Return the epsilon at `delta` that a grid of `size` points proves for one direction; inf if
-    none.  Traceable."""
-    with in_float64():
-        groups, delta, grid = _planned(groups, direction, delta, size, grid)
-        return _highest(pld_compose.compose_upper(groups, direction, grid, size), delta)
-
-
-def lower(groups: Any, direction: str, delta: ArrayLike, size: int, grid: Any = None) -> jax.Array:
-    """Return an epsilon below which the distribution of `upper` has more than `delta`.
-    Traceable."""
-    with in_float64():
-        groups, delta, grid = _planned(groups, direction, delta, size, grid)
-        few = LOWER_BOUND_DELTA_FRACTION * delta
-        composed, reach = pld_compose.compose_lower(groups, direction, grid, size, few)
-        return _lowest(composed, reach, grid.tilt, delta)
-
-
-def _planned(groups, direction, delta, size, grid):
-    arrays = jax.tree.map(lambda v: jnp.asarray(v, jnp.float64), (groups, delta, grid))
-    groups, delta, grid = arrays
-    return groups, delta, grid or pld_compose.plan(groups, direction, size, delta)
-
-
 def _highest(composed, delta):
+    """Return the epsilon at `delta` that composed losses of `compose_upper` prove; inf if none."""
     epsilon = pld_step.reached(pld_step.hockey_stick, composed, delta)[1]
     return jnp.where(jnp.isnan(epsilon), jnp.inf, epsilon)
 
 
 def _lowest(composed, reach, tilt, delta):
+    """Return an epsilon below which the losses of `compose_lower` have more than `delta`."""
     few = LOWER_BOUND_DELTA_FRACTION * delta
 
     def known(composed, epsilon):
@@ -167,11 +145,11 @@ def _lowest(composed, reach, tilt, delta):
 
 def epsilon(
     event: Any,
-    delta: ArrayLike,
-    times: ArrayLike = 1,
+    delta: float,
+    times: float = 1,
     sizes: Sequence[int] = SIZES,
     with_width: bool = True,
-) -> tuple[Any, Any]:
+) -> tuple[float, float]:
     """Return an epsilon that is proved for `event`, `times` times, at `delta`, and its width: it is
     too large by at most this.
 
@@ -180,9 +158,6 @@ def epsilon(
     stops at a width of 1e-3 of epsilon + 1e-4, or at the last of `sizes`, the points of the grids.
     There the width takes half of the time: with_width=False leaves it out, and returns a larger
     one.
-
-    Shapes:
-        times and delta may be arrays, which broadcast: then so is the result.
 
     Units:
         times: whole, >= 1; delta in (0, 1).
@@ -199,46 +174,39 @@ def epsilon(
         >>> 1.8277 < value < 1.8287 and 0 <= width < 0.002
         True
     """
-    times, delta = np.broadcast_arrays(np.asarray(times, np.float64), np.asarray(delta, np.float64))
     checks.require_positive(WHERE, times=times)
-    if not np.all((delta > 0) & (delta < 1)):
+    if not 0 < delta < 1:
         checks.fail(WHERE, "delta in (0, 1)", f"{delta!r}")
-    groups, adjacency, tail = _groups(event, TAIL_DELTA_FRACTION * np.min(delta) / np.max(times))
-    found = np.array(
-        [
-            _refine(groups, adjacency, t, d - tail * t, sizes, with_width)
-            for t, d in zip(times.ravel(), delta.ravel())
-        ]
-    ).reshape(*times.shape, 2)
-    return (found[..., 0], found[..., 1]) if times.ndim else tuple(map(float, found))
-
-
-def delta(event: Any, epsilon: ArrayLike, times: float = 1, size: int = 2**17) -> float:
-    """Return a delta that is proved at `epsilon` >= 0 for `event`, `times` times.
-
-    Raises:
-        ValueError: as `epsilon`.
-
-    Example:
-        >>> value = delta(events.gaussian(1.0), 1.0)
-        >>> 0.126936 < value < 0.126938
-        True
-    """
-    checks.require_nonnegative(WHERE, epsilon=epsilon)
-    checks.require_positive(WHERE, times=times)
-    groups, adjacency, tail = _groups(event, MIN_TAIL_DELTA / float(times))
+    groups, adjacency, tail = _groups(event, TAIL_DELTA_FRACTION * delta / times)
     groups = tuple((part, n * float(times)) for part, n in groups)
-    largest = max(
-        float(
-            _program(_most)(composed=_above(groups, way, size, epsilon=epsilon)[1], epsilon=epsilon)
-        )
-        for way in pld_step.DIRECTIONS[adjacency]
-    )
-    return min(largest + tail * float(times), 1.0)
+    delta = float(delta - tail * times)
+    best, floor = float(rdp.gaussian_epsilon(math.sqrt(_precision(groups)), delta)), 0.0
+    small = lambda: best - floor <= RELATIVE_WIDTH * best + ABSOLUTE_WIDTH
+    for size in sizes:
+        grids, ends = {}, {}
+        for way in pld_step.DIRECTIONS[adjacency]:
+            grids[way], composed = _above(groups, way, size, delta)
+            ends[way] = float(_program(_highest)(composed=composed, delta=delta))
+        best = min(best, max(ends.values()))
+        if size == sizes[-1] and not with_width:  # it would decide about no further grid
+            break
+        # the direction with more epsilon first: once the width is small, the other's lower end
+        # decides nothing
+        for way in sorted(ends, key=ends.__getitem__, reverse=True):
+            if not small():
+                lower = _program(pld_compose.compose_lower, direction=way, size=size)
+                composed, reach = lower(
+                    groups=groups, grid=grids[way], few=LOWER_BOUND_DELTA_FRACTION * delta
+                )
+                read = dict(composed=composed, reach=reach, tilt=grids[way].tilt, delta=delta)
+                floor = max(floor, float(_program(_lowest)(**read)))
+        if small():
+            break
+    return best, max(best - floor, 0.0)
 
 
-def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
-    """Return deltas that are proved at many epsilons at once, for `event`, `times` times.
+def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
+    """Return deltas that are proved for an event at many epsilons at once.
 
     A grid is sharp around one delta, so there are several, and the smallest delta of them counts.
 
@@ -252,9 +220,7 @@ def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
         >>> deltas(events.gaussian(1.0), np.array([0.0, 1.0])).round(4).tolist()
         [0.3829, 0.1269]
     """
-    checks.require_positive(WHERE, times=times)
-    groups, adjacency, tail = _groups(event, MIN_TAIL_DELTA / float(times))
-    groups = tuple((part, n * float(times)) for part, n in groups)
+    groups, adjacency, tail = _groups(event, MIN_TAIL_DELTA)
     parts = sum(len(n) for _, n in groups)
     size = max(
         SIZES[0], SIZES[1] // 2 ** math.ceil(math.log2(max(parts / MAX_PARTS_ON_LARGE_GRIDS, 1.0)))
@@ -263,11 +229,11 @@ def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
     for way in pld_step.DIRECTIONS[adjacency]:
         best = np.ones(epsilon.shape)
         for target in TARGET_DELTAS:
-            composed = _above(groups, way, size, delta=target)[1]
+            composed = _above(groups, way, size, target)[1]
             losses, mass, above = map(np.asarray, composed[:3])
             best = np.minimum(best, _read(losses, mass, above, epsilon))
         worst = np.maximum(worst, best)
-    return np.minimum(worst + tail * float(times), 1.0)
+    return np.minimum(worst + tail, 1.0)
 
 
 def _read(losses, mass, extra, epsilon):
@@ -291,45 +257,17 @@ def _read(losses, mass, extra, epsilon):
     return np.where((epsilon >= losses[0]) & (found < 1), found, 1.0)
 
 
-def _refine(groups, adjacency, times, delta, sizes=SIZES, with_width=True):
-    groups = tuple((part, n * times) for part, n in groups)
-    precision = sum(np.sum(events.precision(event) * n) for event, n in groups)
-    best, floor = float(rdp.gaussian_epsilon(math.sqrt(precision), delta)), 0.0
-    small = lambda: best - floor <= RELATIVE_WIDTH * best + ABSOLUTE_WIDTH
-    for size in sizes:
-        grids, ends = {}, {}
-        for way in pld_step.DIRECTIONS[adjacency]:
-            grids[way], composed = _above(groups, way, size, delta=delta)
-            ends[way] = float(_program(_highest)(composed=composed, delta=delta))
-        best = min(best, max(ends.values()))
-        if size == sizes[-1] and not with_width:  # it would decide about no further grid
-            break
-        # the direction with more epsilon first: once the width is small, the other's lower end
-        # decides nothing
-        for way in sorted(ends, key=ends.__getitem__, reverse=True):
-            if not small():
-                lower = _program(pld_compose.compose_lower, direction=way, size=size)
-                composed, reach = lower(
-                    groups=groups, grid=grids[way], few=LOWER_BOUND_DELTA_FRACTION * delta
-                )
-                read = dict(composed=composed, reach=reach, tilt=grids[way].tilt, delta=delta)
-                floor = max(floor, float(_program(_lowest)(**read)))
-        if small():
-            break
-    return best, max(best - floor, 0.0)
+def _precision(groups):
+    """Return the sum of `events.precision` over groups of (event, times)."""
+    return sum((events.precision(event) * times).sum() for event, times in groups)
 
 
-def _above(groups, way, size, **budget):
-    grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, **budget)
+def _above(groups, way, size, delta):
+    """Return a grid that is sharp around `delta`, and the composed losses on it."""
+    grid = _program(pld_compose.plan, direction=way)(groups=groups, size=size, delta=delta)
     return grid, _program(pld_compose.compose_upper, direction=way, size=size)(
         groups=groups, grid=grid
     )
-
-
-def _most(composed, epsilon):
-    value = pld_step.hockey_stick(composed, epsilon)
-    # below the window nothing is known but that delta is at most 1
-    return jnp.where((epsilon >= composed.losses[0]) & (value < 1), value, 1.0)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.typing import ArrayLike
 
-from . import events, pld_step
+from . import events, pairs, pld_step
 
 TILTS = np.geomspace(1e-6, 1e12, 64)
 SHIFTS = np.geomspace(0.03, 300.0, 32)  # changes of tilt that bound tails, relative to it
@@ -155,24 +155,11 @@ def _steps(groups):
     return sum(jnp.sum(count(event) * times) for event, times in groups)
 
 
-def total_precision(groups: Any) -> jax.Array:
-    """Return the sum of `events.precision` over groups of (event, times)."""
-    found: Any = sum(jnp.sum(events.precision(event) * times) for event, times in groups)
-    return found
-
-
 # --- the grid
 
 
-def plan(
-    groups: Any,
-    direction: str,
-    size: int,
-    delta: ArrayLike | None = None,
-    epsilon: ArrayLike | None = None,
-) -> Grid:
-    """Return a grid of `size` points around the losses that decide about epsilon at `delta`, or
-    delta at `epsilon`.
+def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
+    """Return a grid of `size` points around the losses that decide about epsilon at `delta`.
 
     No grid is wrong: a bad one only gives a large upper bound.
     """
@@ -195,33 +182,25 @@ def plan(
 
         return _total(groups, leaf)
 
-    given: Any = delta  # where epsilon is not
-
     def proved(tilts):
-        """Return the epsilon that a Renyi bound of each order would prove at delta; or log delta,
-        at epsilon."""
+        """Return the epsilon that a Renyi bound of each order would prove."""
         k = moments(tilts).moments
-        if epsilon is None:
-            return (k - jnp.log(given) - jnp.log1p(tilts)) / tilts - jnp.log1p(1 / tilts)
-        return k - tilts * epsilon - jnp.log1p(tilts) - tilts * jnp.log1p(1 / tilts)
+        return (k - log_delta - jnp.log1p(tilts)) / tilts - jnp.log1p(1 / tilts)
 
-    steps = _steps(groups)
+    steps, log_delta = _steps(groups), jnp.log(delta)
     tilts = jnp.asarray(TILTS)
     near = pld_step.least(proved(tilts), tilts) * jnp.asarray(np.geomspace(0.5, 2.0, 16))
     values = proved(near)
-    best, value = pld_step.least(values, near), jnp.min(values)
-    point, log_few = (
-        (value, jnp.log(given)) if epsilon is None else (epsilon, jnp.clip(value, -600.0, 0.0))
-    )
+    best, epsilon = pld_step.least(values, near), jnp.min(values)
     # the full tilt would leave the least rounding at epsilon, but fetch more of the far losses into
     # the window
     tilt = PART * best
     shifts = best * jnp.asarray(SHIFTS)
     part = moments(
-        jnp.concatenate([tilt[None], tilt + shifts, tilt - shifts]), LOST * jnp.exp(log_few)
+        jnp.concatenate([tilt[None], tilt + shifts, tilt - shifts]), LOST * jnp.exp(log_delta)
     )
     k, up, down = part.moments[0], *jnp.split(part.moments[1:], 2)
-    outside = OUTSIDE + jnp.maximum(k - tilt * point - log_few, 0.0)
+    outside = OUTSIDE + jnp.maximum(k - tilt * epsilon - log_delta, 0.0)
     tops, bottoms = (up - k + outside) / shifts, (k - down - outside) / shifts
     low, high = part.extent
     top = jnp.where(steps == 1, high, jnp.min(tops))
@@ -256,7 +235,7 @@ def _leaf(direction, grid, size, build, exponents):
         tilted = jnp.where(mass > 0, jnp.exp(safe + grid.tilt * losses - moments[0]), 0.0)
         aligned = jnp.roll(tilted, jnp.mod(grid.start, size).astype(jnp.int32))
         lost = jnp.asarray(lost, losses.dtype)
-        return Part(moments, real_fft(aligned), lost, jnp.zeros(2))
+        return Part(moments, _real_fft(aligned), lost, jnp.zeros(2))
 
     return part
 
@@ -265,7 +244,7 @@ def _compose(groups, grid, size, leaf, sign):
     part = _total(groups, leaf)
     losses = grid.interval * (grid.window + jnp.arange(size))
     tilted = jnp.roll(
-        inverse_real_fft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32)
+        _inverse_real_fft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32)
     )
     allowance = ROUNDING * (10 + _steps(groups)) * jnp.max(tilted)
     tilted = jnp.maximum(jnp.maximum(tilted, 0.0) + sign * allowance, 0.0)
@@ -273,7 +252,7 @@ def _compose(groups, grid, size, leaf, sign):
     return (
         part,
         losses,
-        jnp.where(tilted > 0, tilted * jnp.exp(jnp.minimum(exponent, pld_step.FAR)), 0.0),
+        jnp.where(tilted > 0, tilted * jnp.exp(jnp.minimum(exponent, pairs.FAR)), 0.0),
     )
 
 
@@ -333,7 +312,7 @@ def compose_lower(
 
 
 @custom_vmap
-def real_fft(x: ArrayLike) -> jax.Array:
+def _real_fft(x: ArrayLike) -> jax.Array:
     """Same as jnp.fft.rfft, Float[n] -> Complex[n // 2 + 1].
 
     Example:
@@ -343,12 +322,12 @@ def real_fft(x: ArrayLike) -> jax.Array:
     return jnp.fft.rfft(x)
 
 
-@real_fft.def_vmap
+@_real_fft.def_vmap
 def _(axis_size, in_batched, x):
-    return jax.lax.map(real_fft, x), True
+    return jax.lax.map(_real_fft, x), True
 
 
-def inverse_real_fft(x: ArrayLike, n: int) -> jax.Array:
+def _inverse_real_fft(x: ArrayLike, n: int) -> jax.Array:
     """Same as jnp.fft.irfft, Complex[n // 2 + 1] -> Float[n].
 
     Example:

@@ -6,7 +6,7 @@ against Q = N(0, z^2), or is made of it:
 
 - "remove": P against Q, for add_remove.
 - "add": Q against P, for add_remove: every loss with its sign changed.
-- "replaced", "zeroed" and "restored": a sample that both neighbours share, see `shared_sample`.
+- "replaced", "zeroed" and "restored": a sample that both neighbours share, see `pairs`.
 - "replace": for a sample of fixed size and replace_one: the part of P, Q with loss > 0, the same
   mirrored, and what is left of the probability at loss 0.
 
@@ -21,18 +21,15 @@ is std over the sensitivity under the adjacency in use.  Everything computes in 
 precision; `pld` calls it in float64.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import erf
 from jax.typing import ArrayLike
 
-from . import poisson_group, roots, shared_sample, with_replacement
-from .with_replacement import cells, tail
+from . import pairs, roots
 
 DIRECTIONS = {
     "add_remove": ("remove", "add"),
@@ -47,8 +44,6 @@ SHARED = {
     "restored": ("add", "restored"),
 }
 ROUGH = 512  # nodes of a rough step
-FAR = 600.0  # exponents beyond are not taken
-NEVER = -1e12
 CROSSINGS = 60
 
 
@@ -73,16 +68,19 @@ def pessimistic(
         return _with_room(pessimistic, direction, rate, z, interval, start, size)
     losses = interval * (start + jnp.arange(size))
     if direction == "remove":
-        mass, _, below, lost = _split(losses, interval, rate, z, poisson_group)
+        mass, _, below, lost = _split(losses, interval, pairs.removed(rate, z).masses)
         return mass.at[0].add(below[0]), lost[0]
     if direction == "add":
-        _, mass, lost, below = _split(-losses[::-1], interval, rate, z, poisson_group)
+        _, mass, lost, below = _split(-losses[::-1], interval, pairs.removed(rate, z).masses)
         return mass[::-1].at[0].add(below[1]), lost[1]
-    up, down = _halves(direction)
-    upper, _, below, lost = _split(jnp.maximum(losses, 0.0), interval, rate, z, up, floor=0.0)
-    _, lower, _, under = _split(jnp.maximum(-losses[::-1], 0.0), interval, rate, z, down, floor=0.0)
+    up, down, even = pairs.halves(direction, rate, z)
+    above_zero = lambda losses, half: _split(
+        jnp.maximum(losses, 0.0), interval, half.masses_above_zero
+    )
+    upper, _, below, lost = above_zero(losses, up)
+    _, lower, _, under = above_zero(-losses[::-1], down)
     mass = (upper + lower[::-1]).at[0].add(below[0] + under[1])
-    return mass.at[_index_of_zero(start, size)].add(_even(direction, rate, z)), lost[0]
+    return mass.at[_index_of_zero(start, size)].add(even), lost[0]
 
 
 def optimistic(
@@ -108,15 +106,14 @@ def _outcomes(direction, rate, z, edges, start, size):
     if direction in SHARED and jnp.shape(rate) != (1,):
         return _with_room(_outcomes, direction, rate, z, edges, start, size)
     if direction == "remove":
-        return _masses(edges, rate, z, poisson_group)[:2]
+        return pairs.removed(rate, z).masses(edges)[:2]
     if direction == "add":
-        q, p = (m[::-1] for m in _masses(-edges[::-1], rate, z, poisson_group)[:2])
+        q, p = (m[::-1] for m in pairs.removed(rate, z).masses(-edges[::-1])[:2])
         return p, q
-    up, down = _halves(direction)
-    p, q = _masses(jnp.maximum(edges, 0.0), rate, z, up)[:2]
-    mirrored_p, mirrored_q = _masses(jnp.maximum(-edges[::-1], 0.0), rate, z, down)[:2]
-    inside = (-start >= 0) & (-start < size)
-    even = jnp.where(inside, _even(direction, rate, z), 0.0)
+    up, down, even = pairs.halves(direction, rate, z)
+    p, q = up.masses_above_zero(jnp.maximum(edges, 0.0))[:2]
+    mirrored_p, mirrored_q = down.masses_above_zero(jnp.maximum(-edges[::-1], 0.0))[:2]
+    even = jnp.where((-start >= 0) & (-start < size), even, 0.0)
     return tuple(
         side.at[_index_of_zero(start, size)].add(even)
         for side in (p + mirrored_q[::-1], q + mirrored_p[::-1])
@@ -144,14 +141,7 @@ def _with_room(step, direction, rate, z, *grid):
 def _rates(direction, rate):
     """Return (direction, rate) if the others leave room, and if they fill the sample."""
     room, full = SHARED[direction]
-    return (room, rate[:1] if room in shared_sample.PLACES else rate[0]), (full, rate[2:])
-
-
-def _halves(direction):
-    """Return what computes the masses of losses above 0, and of those below, mirrored."""
-    if direction == "replace":
-        return with_replacement, with_replacement
-    return tuple(shared_sample.Half(*places) for places in shared_sample.PLACES[direction])
+    return (room, rate[:1] if room in pairs.PLACES else rate[0]), (full, rate[2:])
 
 
 def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -166,12 +156,12 @@ def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array
         masses = jnp.concatenate([mass + share for (_, mass), share in zip(each, shares)])
         losses, masses = jax.lax.sort((losses, masses), num_keys=1)
         return losses, masses
-    if direction in shared_sample.PLACES:
-        return shared_sample.rough(direction, rate, z)
+    if direction in pairs.PLACES:
+        return pairs.rough_of_shared(direction, rate, z)
     if jnp.ndim(rate):
         if direction == "replace":
-            return with_replacement.rough(rate, z)
-        return poisson_group.rough(direction, rate, z)
+            return pairs.rough_of_repeated(rate, z)
+        return pairs.rough_of_group(direction, rate, z)
     step = (28 + 2 / z) / ROUGH
     before = jnp.floor((12 + 0.5 / z) / step)
     s = 0.5 / z + step * (
@@ -189,7 +179,7 @@ def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array
     inside = jnp.where(node < 0, -jnp.inf, jnp.where(node > 0, 0.0, -math.log(2)))
     loss = jnp.where(node > 0, loss, 0.0)
     masses = jnp.concatenate(
-        [(q + inside)[::-1], jnp.log(_even("replace", rate, z))[None], p + inside]
+        [(q + inside)[::-1], jnp.log(pairs.halves("replace", rate, z)[2])[None], p + inside]
     )
     return jnp.concatenate([-loss[::-1], jnp.zeros(1), loss]), masses - jnp.log(
         jnp.sum(jnp.exp(masses))
@@ -207,19 +197,6 @@ def hockey_stick(composed: Any, epsilon: ArrayLike) -> jax.Array:
     )
 
 
-def crossing(
-    function: Callable, low: ArrayLike, high: ArrayLike, target: ArrayLike
-) -> tuple[jax.Array, jax.Array]:
-    """Return the ends of a bracket in which a decreasing function reaches `target`: function(high)
-    <= target < function(low), if at all.
-
-    By the logarithm of the function, which is almost straight here.
-    """
-    log_ratio = lambda x: jnp.log(jnp.maximum(function(x), 1e-300)) - jnp.log(target)
-    bracket = roots.illinois(log_ratio, low, high, CROSSINGS)
-    return bracket.low, jnp.where(bracket.high_value <= 0, bracket.high, jnp.inf)
-
-
 def least(values: jax.Array, keys: jax.Array) -> jax.Array:
     """Return the key [] of the least of values [n].
 
@@ -231,78 +208,30 @@ def least(values: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def reached(function: Callable, composed: Any, level: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return `crossing` of function(composed, epsilon), within the losses that are not negative."""
-    ends = jnp.maximum(composed.losses[jnp.array([0, -1])], 0.0)
-    return crossing(functools.partial(function, composed), ends[0], ends[1], level)
+    """Return the ends of a bracket, within the losses that are not negative, in which
+    function(composed, epsilon) falls to `level`: function(high) <= level < function(low), if at
+    all."""
+    low, high = jnp.maximum(composed.losses[jnp.array([0, -1])], 0.0)
+    # by the logarithm of the function, which is almost straight here
+    log_ratio = lambda x: jnp.log(jnp.maximum(function(composed, x), 1e-300)) - jnp.log(level)
+    bracket = roots.illinois(log_ratio, low, high, CROSSINGS)
+    return bracket.low, jnp.where(bracket.high_value <= 0, bracket.high, jnp.inf)
 
 
 # --- cells
 
 
-def _split(losses, interval, rate, z, of_law: Any = with_replacement, floor=None):
+def _split(losses, interval, masses):
     """Return masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and
-    above.
-
-    `of_law` computes the masses if `rate` is a distribution, of a number of copies or of units.
-    """
-    first, last = losses[:-1], losses[1:]
-    near = last < FAR
-    if jnp.ndim(rate):
-        p, q, below, above, excess = of_law.masses(losses, rate, z)
-    else:
-        p, q, below, above = _masses(losses, rate, z, of_law, floor)
-        # p - e^first q, without the difference of numbers near each other: rate * N(1) - (e^first -
-        # 1 + rate) * N(0)
-        factor = jnp.expm1(jnp.minimum(first, FAR)) + rate
-        excess = rate * _cells(losses, rate, z, 1 / z) - factor * _cells(losses, rate, z, 0.0)
-    high = jnp.clip(
-        jnp.where(near & (q > 0), excess / -jnp.expm1(-interval), p), 0.0, p
-    )  # else all of it goes up
+    above."""
+    p, q, excess, below, above = masses(losses)
+    last = losses[1:]
+    # else all of it goes up
+    high = jnp.where((last < pairs.FAR) & (q > 0), excess / -jnp.expm1(-interval), p)
+    high = jnp.clip(high, 0.0, p)
     high_q = jnp.clip(high * jnp.exp(-last), 0.0, q)
     join = lambda low, high: jnp.pad(low, (0, 1)) + jnp.pad(high, (1, 0))
     return join(p - high, high), join(q - high_q, high_q), below, above
-
-
-def _masses(losses, rate, z, of_law: Any = with_replacement, floor=None):
-    """Return P [n-1] and Q [n-1] of the cells between n losses; (P, Q) between floor and the first,
-    and above the last."""
-    if jnp.ndim(rate):
-        return of_law.masses(losses, rate, z)[:4]
-    q, moved = _cells(losses, rate, z, 0.0), _cells(losses, rate, z, 1 / z)
-    ends = jnp.stack([losses[0], losses[-1]])
-    s = _place(ends, rate, z)
-    mix = lambda plain, moved: ((1 - rate) * plain + rate * moved, plain)
-    above = mix(tail(s[1]), tail(s[1] - 1 / z))
-    if floor is None:
-        below = mix(tail(-s[0]), tail(1 / z - s[0]))
-    else:
-        bottom = jnp.stack([jnp.full_like(ends[0], floor), ends[0]])
-        below = mix(_cells(bottom, rate, z, 0.0)[0], _cells(bottom, rate, z, 1 / z)[0])
-    return mix(q, moved)[0], q, below, above
-
-
-def _cells(losses, rate, z, shift):
-    """Return the normal probability of the cells between losses."""
-    return cells(_place(losses, rate, z) - shift, losses)
-
-
-def _place(loss, rate, z):
-    """Return x / z at which the pair "remove" has this loss; a point far below all for losses that
-    it never has."""
-    small = jnp.expm1(jnp.minimum(loss, 30.0)) / rate
-    reached = small > -1
-    near = jnp.where(reached, jnp.log1p(jnp.where(reached, small, 0.0)), NEVER)
-    far = loss - jnp.log(rate) + jnp.log1p((rate - 1) * jnp.exp(-jnp.maximum(loss, 30.0)))
-    return z * jnp.where(loss < 30, near, far) + 0.5 / z
-
-
-def _even(direction, rate, z):
-    """Return the probability of loss 0, which the two halves leave."""
-    if direction in shared_sample.PLACES:
-        return shared_sample.even(rate, z, direction)
-    if jnp.ndim(rate):
-        return with_replacement.even(rate, z)
-    return (1 - rate) * erf(math.sqrt(0.125) / z)
 
 
 def _index_of_zero(start, size):

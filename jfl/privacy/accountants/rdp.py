@@ -199,7 +199,7 @@ def poisson_group(library: Library, orders: Any, law: Any, z: Any) -> Any:
     """Return the curve of a Gaussian on a Poisson sample that k of several units join with
     probability law[k], for add_remove of all of them.
 
-    This is the larger divergence of both directions of the pair in the module `poisson_group`, by
+    This is the larger divergence of both directions of the pair `pairs.removed`, by
     the integral of `poisson`.
 
     Shapes:
@@ -267,7 +267,7 @@ def with_replacement(library: Library, orders: Any, law: Any, z: Any) -> Any:
     takes: given both, A, B and B' are Gaussians whose means lie within k sensitivities of each
     other, so that divergence is at most the mean over k >= 1 of the Gaussian profile at k / z.
     Both directions are identical, and moments of the mirrored profile give the curve, as in
-    `without_replacement`, to which it is equal for one draw.  (The module `with_replacement` has a
+    `without_replacement`, to which it is equal for one draw.  (The module `pairs` has a
     smaller profile.)  The distribution may be any that does not depend on data, also one
     conditional on few copies.
 

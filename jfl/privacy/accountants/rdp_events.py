@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.pytrees import in_float64
-from . import events, rdp, roots
+from . import events, rdp
 from .events import NOT_GAUSSIAN, event_types
 
 WHERE = "jfl.privacy.accountants.rdp_events"
@@ -30,7 +30,6 @@ ORDERS = 1 + np.geomspace(1e-5, 1e7, 2 * BLOCK)
 MANY_ORDERS = 1 + np.geomspace(1e-4, 1e5, 8 * BLOCK)  # for epsilons of all sizes at once
 MIN_REPEAT_LOSS = 1e-18  # delta that repeated draws may take where delta is sought
 SAMPLED, EXACT = "rdp", "gaussian_exact"
-MIN_LOG_DELTA = -300 * math.log(10)
 MAX_ON_HOST = 16  # curves of one shape that NumPy computes; more of them are compiled
 
 
@@ -79,32 +78,8 @@ def curve(event: Any, orders: ArrayLike) -> Any:
     return _curves(event, np.asarray(orders, np.float64))[0]
 
 
-def delta(event: Any, epsilon: float) -> float:
-    """Return the smallest delta at which the event is proved to be `epsilon`-private, to one part
-    in a million, from above.
-
-    Units:
-        epsilon >= 0.  The result is 1 where nothing smaller was found, and at least 1e-300.
-
-    Raises:
-        ValueError: as `epsilon`.
-
-    Example:
-        >>> bool(1e-5 <= delta(events.gaussian(1.0), 4.37717809) <= 1.00001e-5)
-        True
-    """
-    checks.require_nonnegative(WHERE, epsilon=epsilon)
-
-    def excess(log_delta):  # 1 is always enough
-        if log_delta == 0:
-            return -math.inf
-        return bounds((event,), np.ones(1), np.exp([log_delta]))[0][0] - float(epsilon)
-
-    return math.exp(roots.smallest_fitting(excess, MIN_LOG_DELTA, 0.0, 1e-6))
-
-
-def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
-    """Return deltas that are proved at many epsilons at once, for `event`, `times` times.
+def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
+    """Return deltas that are proved for an event at many epsilons at once.
 
     Shapes:
         epsilon [n] >= 0 -> Float64[n] in [0, 1].
@@ -116,7 +91,7 @@ def deltas(event: Any, epsilon: np.ndarray, times: float = 1.0) -> np.ndarray:
         >>> deltas(events.gaussian(1.0), np.array([0.0, 1.0])).round(4).tolist()
         [0.3829, 0.1269]
     """
-    counts, parts = np.asarray([times], np.float64), None
+    counts, parts = np.ones(1), None
     if isinstance(event, events.Series):
         counts, event, parts = counts * event.times, event.event, len(event.times)
     event, given_up = with_multiplicities(event, MIN_REPEAT_LOSS / max(float(counts.sum()), 1.0))

@@ -167,13 +167,8 @@ def delta(event: Any, epsilon: float) -> float:
     Raises:
         ValueError: as `epsilon`.
     """
-    found = rdp_events.delta(event, epsilon)
-    if not takes(event):
-        return found
-    try:
-        return min(found, pld.delta(spread(event), epsilon))
-    except NotAnalysable:  # numbers outside its range
-        return found
+    checks.require_nonnegative("tightest.delta", epsilon=epsilon)
+    return float(Release((event,)).curve().delta_at(epsilon))
 
 
 def _worst_epsilon(alternatives, delta, sizes):

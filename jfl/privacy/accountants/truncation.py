@@ -47,11 +47,6 @@ class Shift(NamedTuple):
     times: float = 1.0
 
 
-def reach_of(missing: float) -> float:
-    """Return the number of standard deviations at which pairs end that miss this mass."""
-    return math.sqrt(-2 * math.log(missing))
-
-
 def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
     """Return the delta that one release costs because its noise has a finite reach.
 
@@ -67,16 +62,17 @@ def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
         >>> bool(lost_mass(1.0, 1e6, 2**-63) < 1e-14), float(lost_mass(9.0, 1.0, 2**-63))
         (True, 1.0)
     """
-    s, reach = np.asarray(length, np.float64), reach_of(missing)
+    # pairs end at this number of standard deviations
+    s, reach = np.asarray(length, np.float64), math.sqrt(-2 * math.log(missing))
     near = np.minimum(s, reach - np.sqrt(3))
     grown = np.maximum(np.expm1(reach * near - near**2 / 2) - reach * near, 0.0)
     spread = np.sqrt(np.maximum(normals / 2, 1.0)) * reach * near
     return np.where(s > near, 1.0, np.minimum(missing * (grown + spread), 1.0))
 
 
-def total(shifts: Iterable[Shift], group: int = 1) -> float:
-    """Return the delta that releases cost together, for a group of units."""
-    return float(sum(s.times * lost_mass(group * s.length, s.normals, s.missing) for s in shifts))
+def total(shifts: Iterable[Shift]) -> float:
+    """Return the delta that releases cost together."""
+    return float(sum(s.times * lost_mass(s.length, s.normals, s.missing) for s in shifts))
 
 
 def left_of(delta: float, shifts: Iterable[Shift]) -> float:

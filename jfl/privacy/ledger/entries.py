@@ -104,11 +104,11 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
         )
     check_schedules("jfl.guarantee", plan, rounds)
     facts = read(plan, rounds, others)
-    own = [entry_of(facts, facts.local, "example", v) for v in VIEWS[:2] if facts.local]
+    own = [_entry_of(facts, facts.local, "example", v) for v in VIEWS[:2] if facts.local]
     views = VIEWS if facts.is_secure else VIEWS[:2]
-    clients = [entry_of(facts, (facts.upload,), "client", v) for v in views if facts.upload]
+    clients = [_entry_of(facts, (facts.upload,), "client", v) for v in views if facts.upload]
     if facts.release:
-        clients.append(entry_of(facts, (facts.release,), "client", "third_party"))
+        clients.append(_entry_of(facts, (facts.release,), "client", "third_party"))
     listed = own + clients
     if all(e.refusal for e in own):
         listed += [_implied(facts, e) for e in clients]
@@ -125,7 +125,7 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
     return verify.judge_entries(plan, listed)
 
 
-def entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Entry:
+def _entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Entry:
     """Return what noise at these places proves for a unit and view, or an entry that is refused."""
     adjacencies = sorted({site.adjacency for site in sites})
     try:
@@ -315,7 +315,7 @@ def personal(plan: Plan, rounds: int) -> Entry:
         algorithm, releases=algorithm.all_releases, personal_releases=None
     )
     facts = read(dataclasses.replace(plan, algorithm=together), rounds, apart=True)
-    both = entry_of(facts, facts.local, "example", "personal")
+    both = _entry_of(facts, facts.local, "example", "personal")
     if both.refusal:
         return both
     caveats = (c for c in both.caveats + server.caveats if c != PERSONAL)

@@ -94,7 +94,7 @@ def add_rows(rule: Rule, place: str, noise, view, scheme, adjacency) -> None:
 # --- noise in a client's own steps
 
 
-def local_step(f: Facts, s: Site) -> Part:
+def _local_step(f: Facts, s: Site) -> Part:
     """Return one noisy step on a batch."""
     rows, batches = np.maximum(f.rows, 1), s.batches
     kind, sample, population, capacity = SCHEMES[s.scheme].kind, ONE[0], ONE[0], 0.0
@@ -103,9 +103,9 @@ def local_step(f: Facts, s: Site) -> Part:
     elif kind == "with_replacement":
         sample, population = np.full(rows.shape, batches.batch), rows
     elif kind == "poisson":
-        sample = row_rate(batches, rows)
+        sample = _row_rate(batches, rows)
     elif kind == "truncated_poisson":
-        sample, population, capacity = row_rate(batches, rows) * rows, rows, batches.batch
+        sample, population, capacity = _row_rate(batches, rows) * rows, rows, batches.batch
     count = np.full(rows.shape, s.count)
     if s.scheme == "epochs":  # a row is in one batch of each epoch
         count = np.ceil(s.count / np.ceil(rows / batches.batch))
@@ -116,14 +116,14 @@ def local_step(f: Facts, s: Site) -> Part:
     return part._replace(law=s.law, seen=f.share_sample)
 
 
-def local_training(f: Facts, s: Site) -> Part:
+def _local_training(f: Facts, s: Site) -> Part:
     """Return one noisy release of several steps, whose noise covers all that a row does in them:
     only the absence of the row from all batches is a gain."""
     rows, batch, steps = np.maximum(f.rows, 1), s.batches.batch, s.steps
     if s.scheme == "full":
         missed = np.zeros(rows.shape)
     elif s.scheme in ("poisson", "truncated_poisson"):
-        missed = (1 - row_rate(s.batches, rows)) ** steps
+        missed = (1 - _row_rate(s.batches, rows)) ** steps
     elif s.scheme == "without_replacement":
         missed = (1 - np.minimum(batch / rows, 1)) ** steps
     elif s.scheme == "with_replacement":
@@ -134,7 +134,7 @@ def local_training(f: Facts, s: Site) -> Part:
     return part._replace(law=s.law, seen=f.share_sample)
 
 
-def row_rate(batches, rows: np.ndarray) -> np.ndarray:
+def _row_rate(batches, rows: np.ndarray) -> np.ndarray:
     """Return the probability that a Poisson batch takes a row of a client, given the number of its
     rows."""
     if batches.rate is not None:
@@ -149,11 +149,11 @@ def row_overflow(f: Facts, s: Site) -> np.ndarray:
     if batches.scheme != "poisson" or batches.batch is None:
         return np.zeros(f.rows.shape)
     sizes, which = np.unique(np.maximum(f.rows, 1), return_inverse=True)
-    lost = steps * binomial_tail(batches.batch, sizes, row_rate(batches, sizes))
+    lost = steps * binomial_tail(batches.batch, sizes, _row_rate(batches, sizes))
     return np.where(f.rows > 0, lost[which.reshape(-1)], 0.0)
 
 
-def convexity(f: Facts, s: Site) -> tuple:
+def _convexity(f: Facts, s: Site) -> tuple:
     """Return what noise for the solution of a client, or for steps that contract, assumes of the
     losses."""
     texts = []
@@ -172,7 +172,7 @@ def convexity(f: Facts, s: Site) -> tuple:
     return tuple(Caveat(text, "convex") for text in texts)
 
 
-def one_sample(f: Facts, s: Site) -> tuple:
+def _one_sample(f: Facts, s: Site) -> tuple:
     """Return the caveat of batches that follow from one key."""
     text = (
         "The releases of this algorithm may share a sample, so no privacy amplification by "
@@ -211,9 +211,9 @@ BATCHES = (
 for name, view in itertools.product(BATCHES, ("server", "third_party", "personal")):
     sampled = "every batch" if SCHEMES[name].kind == "none" else "sampled batches"
     absence = ", absence" * (view == "third_party")
-    common: dict[str, Any] = dict(remarks=(one_sample,), assumes=(convexity,))
-    step = Rule(sampled + absence, local_step, (SOME_ROWS, FULL_BATCHES), **common)
-    work = Rule("touched rows" + absence, local_training, (SOME_ROWS, ROWS_ONCE), **common)
+    common: dict[str, Any] = dict(remarks=(_one_sample,), assumes=(_convexity,))
+    step = Rule(sampled + absence, _local_step, (SOME_ROWS, FULL_BATCHES), **common)
+    work = Rule("touched rows" + absence, _local_training, (SOME_ROWS, ROWS_ONCE), **common)
     add_rows(step, "local step", ("gaussian", "laplace"), view, name, SCHEMES[name].adjacencies)
     add_rows(work, "local training", ("gaussian", "laplace"), view, name, "replace_one")
 
@@ -231,28 +231,28 @@ OTHERS = Caveat(
 )
 
 
-def of_others(f: Facts, s: Site) -> tuple:
+def _of_others(f: Facts, s: Site) -> tuple:
     """Return the caveat of noise of other clients, if it counts."""
     return (OTHERS,) * f.others
 
 
-def bits(f: Facts, s: Site) -> tuple:
+def _bits(f: Facts, s: Site) -> tuple:
     """Return the caveat of uploads that are integers."""
     text = "Uploads are integers of {} bits per coordinate, and noise is drawn from a 63-bit table."
     return (Caveat(text.format(s.encoding.bits), "integers"),)
 
 
-def upload(f: Facts, s: Site) -> Part:
+def _upload(f: Facts, s: Site) -> Part:
     """Return an upload with its own noise."""
     return Part("upload", s.multiplier, law=s.law)
 
 
-def sum_of_uploads(f: Facts, s: Site) -> Part:
+def _sum_of_uploads(f: Facts, s: Site) -> Part:
     """Return the sum of all uploads, with the noise of all."""
     return Part("sum of uploads", s.multiplier, summed=WeightedSum(f.weights, f.others))
 
 
-def secure_sum(f: Facts, s: Site) -> Part:
+def _secure_sum(f: Facts, s: Site) -> Part:
     """Return the sum of a cohort: a client's noise, and that of the others with the least."""
     own, others = np.square(f.weights), f.sampler.capacity - 1
     theirs = np.zeros(own.shape)
@@ -266,7 +266,7 @@ def secure_sum(f: Facts, s: Site) -> Part:
     return Part("sum of uploads", s.multiplier, factor=np.minimum(gain, ABSENT), joint=True)
 
 
-def of_strategy(f: Facts, s: Site) -> np.ndarray:
+def _of_strategy(f: Facts, s: Site) -> np.ndarray:
     """Return factors [rounds, 1] that make correlated noise independent releases, together of the
     same privacy: the precision of each is what its round adds to the squared sensitivity."""
     added = np.diff(s.strategy.squared_sensitivities(f.rounds, f.sampler.separation), prepend=0.0)
@@ -274,10 +274,10 @@ def of_strategy(f: Facts, s: Site) -> np.ndarray:
         return np.where(added > 0, 1 / np.sqrt(np.maximum(added, 0)), np.inf)[:, None]
 
 
-def correlated_upload(f: Facts, s: Site) -> Part:
+def _correlated_upload(f: Facts, s: Site) -> Part:
     """Return all uploads of a client as one release: its noise continues through rounds in which it
     does not participate and adds nothing."""
-    return Part("upload", s.multiplier, factor=of_strategy(f, s), joint=True)
+    return Part("upload", s.multiplier, factor=_of_strategy(f, s), joint=True)
 
 
 def integers(s: Site, clients: int, moves: float = 1.0) -> Part:
@@ -320,42 +320,42 @@ EQUAL = Need("uploads with noise of one level", lambda f, s: s.multiplier.shape[
 EQUAL_SIZES = ("full", "without_replacement", "first_responders", "min_separation")
 COHORTS = [scheme for scheme in SCHEMES if scheme != "epochs"]
 
-summed = Rule("sum of uploads", sum_of_uploads, (PLAIN,), of_round=True, remarks=(of_others,))
+summed = Rule("sum of uploads", _sum_of_uploads, (PLAIN,), of_round=True, remarks=(_of_others,))
 add_rows(summed, "upload", "gaussian", "third_party", "full", FIXED)
 for view, scheme in itertools.product(("server", "third_party"), (*COHORTS, "other")):
     is_gain = view == "third_party" and SCHEMES.get(scheme, OTHER).absence
-    own = Rule("uploads" + ", absence" * is_gain, upload)
+    own = Rule("uploads" + ", absence" * is_gain, _upload)
     add_rows(own, "upload", ("gaussian", "laplace"), view, scheme, FIXED)
     if scheme != "with_replacement":  # a client drawn several times adds several times as much
         needs, method = (LONG, APART), "matrix_gaussian"
-        series = Rule("all rounds at once", correlated_upload, needs, of_round=True, method=method)
+        series = Rule("all rounds at once", _correlated_upload, needs, of_round=True, method=method)
         add_rows(series, "upload", "correlated", view, scheme, FIXED)
 for view, clients, needs, remarks, assumes in (
     ("server", lambda f: 1, (), (), ()),
-    ("third_party", lambda f: f.sampler.capacity if f.others else 1, (), (of_others,), ()),
+    ("third_party", lambda f: f.sampler.capacity if f.others else 1, (), (_of_others,), ()),
     ("aggregate", lambda f: f.sampler.capacity, (ASSUMED,), (), (SECURE,)),
 ):
     coded = Rule(
         "Renyi bound",
         lambda f, s, clients=clients: integers(s, clients(f)),
         (SHARES, *needs),
-        remarks=(bits, *remarks),
+        remarks=(_bits, *remarks),
         assumes=assumes,
     )
     add_rows(coded, "upload", "integers", view, EQUAL_SIZES, FIXED)
-hidden = Rule("sum of a cohort", secure_sum, (ASSUMED, PLAIN, EQUAL), assumes=(SECURE,))
+hidden = Rule("sum of a cohort", _secure_sum, (ASSUMED, PLAIN, EQUAL), assumes=(SECURE,))
 add_rows(hidden, "upload", "gaussian", "aggregate", EQUAL_SIZES, FIXED)
 
 
 # --- noise of the server, on what it releases
 
 
-def model(f: Facts, s: Site, kind: str | None = None) -> Part:
+def _model(f: Facts, s: Site, kind: str | None = None) -> Part:
     """Return the release of a round, on its cohort: as a sample of this kind, of the sampler's own
     without one."""
     sampler, share = f.sampler, np.max(f.attendance.share)
     kind = kind or (f.scheme.kind if s.adjacency in EVENTS[f.scheme.kind] else "none")
-    kind = "none" if kind == "without_replacement" and takes_all(f, s) else kind
+    kind = "none" if kind == "without_replacement" and _takes_all(f, s) else kind
     numbers = {
         "none": (1.0, 1.0),
         "poisson": (share, 1.0),
@@ -370,56 +370,46 @@ def model(f: Facts, s: Site, kind: str | None = None) -> Part:
     return part._replace(**{n: np.array([float(v)]) for n, v in zip(names, numbers)})
 
 
-def takes_all(f: Facts, s: Site) -> bool:
+def _takes_all(f: Facts, s: Site) -> bool:
     """Return whether a cohort of a fixed size is everyone."""
     return s.scheme == "without_replacement" and f.sampler.capacity >= f.sampler.clients
 
 
-def only_absence(f: Facts, s: Site) -> Part:
-    """Return the release of stateful clients, whose state shows who participated with them."""
-    return model(f, s, "participation")
-
-
-def every_round(f: Facts, s: Site) -> Part:
-    """Return the release of each round, as if a client might come in all of them."""
-    return model(f, s, "none" if f.scheme.kind == "allocation" else None)
-
-
-def of_one_group(f: Facts) -> np.ndarray:
+def _of_one_group(f: Facts) -> np.ndarray:
     """Return 1 in the rounds of the first group, which comes most often, and inf in others."""
     return np.where(np.arange(f.rounds)[:, None] % f.period == 0, 1.0, np.inf)
 
 
-def group(f: Facts, s: Site) -> Part:
+def _group(f: Facts, s: Site) -> Part:
     """Return the releases of one group of clients, of those that take turns; or one in every epoch,
     if the round of a client in an epoch is drawn and not seen."""
-    return model(f, s)._replace(factor=of_one_group(f), joint=True)
+    return _model(f, s)._replace(factor=_of_one_group(f), joint=True)
 
 
-def one_bin(f: Facts, s: Site) -> Part:
+def _one_bin(f: Facts, s: Site) -> Part:
     """Return all rounds of a client as one release, in the first round: they are those of one bin,
     and nobody sees of which."""
     if s.adjacency == "replace_one":
-        return group(f, s)
+        return _group(f, s)
     epochs = math.ceil(f.rounds / f.period)
     factor = np.where(np.arange(f.rounds)[:, None] == 0, epochs**-0.5, np.inf)
-    return model(f, s)._replace(factor=factor, joint=True)
+    return _model(f, s)._replace(factor=factor, joint=True)
 
 
-def correlated_model(f: Facts, s: Site) -> Part:
+def _correlated_model(f: Facts, s: Site) -> Part:
     """Return all rounds as one release."""
-    return model(f, s, "none")._replace(factor=of_strategy(f, s), joint=True)
+    return _model(f, s, "none")._replace(factor=_of_strategy(f, s), joint=True)
 
 
-def banded_model(f: Facts, s: Site) -> Part:
+def _banded_model(f: Facts, s: Site) -> Part:
     """Return the releases of one group, whose rounds never meet in the noise of one: so the
     probability of a round counts."""
-    factor = of_one_group(f) / s.strategy.largest_column()
+    factor = _of_one_group(f) / s.strategy.largest_column()
     kind = "none" if s.adjacency == "replace_one" else None
-    return model(f, s, kind)._replace(factor=factor, joint=True)
+    return _model(f, s, kind)._replace(factor=factor, joint=True)
 
 
-def uploads_and_model(f: Facts, s: Site) -> Part:
+def _uploads_and_model(f: Facts, s: Site) -> Part:
     """Return the sum of all uploads, with their noise and that of the server."""
     # in units of what a client of weight 1 may change
     unit = float(bound(s.mechanism)) / limit(f.upload.mechanism)
@@ -439,11 +429,11 @@ NARROW = Need(
 )
 STATEFUL = Need(
     "stateful clients, and a cohort that is drawn",
-    lambda f, s: f.is_stateful and not takes_all(f, s),
+    lambda f, s: f.is_stateful and not _takes_all(f, s),
 )
 HIDDEN = Need(
     "stateless clients: client state would show who participated with them",
-    lambda f, s: not f.is_stateful or f.scheme.kind in ("none", "poisson") or takes_all(f, s),
+    lambda f, s: not f.is_stateful or f.scheme.kind in ("none", "poisson") or _takes_all(f, s),
     "Use sampling.without_replacement or sampling.poisson.",
 )
 NOISY_UPLOADS = Need(
@@ -457,30 +447,34 @@ ISOTROPIC = Need(
 
 both = Rule(
     "uploads and model",
-    uploads_and_model,
+    _uploads_and_model,
     (NOISY_UPLOADS, ISOTROPIC),
     of_round=True,
-    remarks=(of_others,),
+    remarks=(_of_others,),
 )
 add_rows(both, "release", "gaussian", "third_party", "full", "replace_one")
 for scheme in COHORTS:
     kind, row = SCHEMES[scheme].kind, ("third_party", scheme, SCHEMES[scheme].adjacencies)
     if scheme == "cyclic_poisson":
         needs, method = (LONG, APART, NARROW), "banded_cyclic_poisson"
-        banded = Rule("one group, sampled", banded_model, needs, of_round=True, method=method)
+        banded = Rule("one group, sampled", _banded_model, needs, of_round=True, method=method)
         add_rows(banded, "release", "correlated", *row)
     if scheme != "with_replacement":
         needs, method = (LONG, APART), "matrix_gaussian"
-        series = Rule("all rounds at once", correlated_model, needs, of_round=True, method=method)
+        series = Rule("all rounds at once", _correlated_model, needs, of_round=True, method=method)
         add_rows(series, "release", "correlated", *row)
     if scheme in ("min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins"):
-        one = one_bin if scheme == "balls_in_bins" else group
-        alone = Rule(one.__name__.replace("_", " "), one, (TURNS, STEADY), of_round=True)
-        add_rows(alone, "release", "gaussian", *row)
-        add_rows(Rule("every round", every_round, of_round=True), "release", "gaussian", *row)
+        one = ("one bin", _one_bin) if scheme == "balls_in_bins" else ("group", _group)
+        add_rows(Rule(*one, (TURNS, STEADY), of_round=True), "release", "gaussian", *row)
+        # as if a client might come in all of them
+        kept = "none" if kind == "allocation" else None
+        each = Rule("every round", lambda f, s, kept=kept: _model(f, s, kept), of_round=True)
+        add_rows(each, "release", "gaussian", *row)
         continue
     if kind in ("without_replacement", "truncated_poisson"):
-        absent = Rule("absence", only_absence, (STATEFUL,), of_round=True)
+        # the state of clients shows who participated with them
+        seen = lambda f, s: _model(f, s, "participation")
+        absent = Rule("absence", seen, (STATEFUL,), of_round=True)
         add_rows(absent, "release", ("gaussian", "laplace"), *row)
     name = "every round" if kind == "none" else "sampled cohorts"
-    add_rows(Rule(name, model, (HIDDEN,), of_round=True), "release", ("gaussian", "laplace"), *row)
+    add_rows(Rule(name, _model, (HIDDEN,), of_round=True), "release", ("gaussian", "laplace"), *row)
