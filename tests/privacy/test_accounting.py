@@ -889,52 +889,6 @@ def test_repeated_draws_cost_at_least_what_a_dataset_attains(draws, population, 
         assert (np.asarray(rdp.with_replacement(orders, law, z)) >= attained * (1 - 1e-6)).all()
 
 
-def attacked(losses, epsilon, alarm=1e-9):
-    """A lower bound of delta at epsilon from samples of the privacy loss; wrong with probability at
-    most `alarm`."""
-    gain = np.maximum(0, -np.expm1(epsilon - losses))
-    return gain.mean() - math.sqrt(math.log(1 / alarm) / (2 * len(gain)))
-
-
-def test_attack_on_repeated_draws():
-    z, draws, population, times, delta, n = 1.5, 4, 4, 4, 0.05, 100_000
-    r, law, k = np.random.default_rng(0), binomial(draws, population), np.arange(draws + 1)
-    losses = np.zeros(n)
-    for _ in range(times):
-        x = r.choice(draws + 1, n, p=law) + z * r.normal(size=n)
-        losses += np.log(np.exp((2 * x[:, None] * k - k**2) / (2 * z**2)) @ law)
-    assert attacked(losses, eps(with_replacement(draws, population, z, times), delta)) <= delta
-    # counting a repeated row once, as for distinct rows, is caught
-    assert attacked(losses, eps(fixed(1.0, z, times, 4), delta)) > delta
-
-
-def test_attack_on_a_row_of_a_visible_client():
-    share, q, z, rounds, delta, n = 0.1, 0.1, 0.3, 20, 0.05, 100_000
-    r, losses = np.random.default_rng(1), np.zeros(100_000)
-    for _ in range(rounds):
-        present = r.random(n) < share
-        x = (r.random(n) < q) + z * r.normal(size=n)
-        losses += np.where(present, np.log1p(q * np.expm1((2 * x - 1) / (2 * z**2))), 0)
-    inner = fixed(q, z, 1, 1000)
-    assert (
-        attacked(losses, eps(events.repeat(events.participation(share, inner), rounds), delta))
-        <= delta
-    )
-    # a gain of share * q, as if the row were drawn among all clients' rows and the cohort were
-    # hidden, is caught
-    assert attacked(losses, eps(fixed(share * q, 3 * z, rounds), delta)) > delta
-
-
-def test_rare_repeats_are_paid_from_delta():
-    event, lost = rdp_events.with_multiplicities(with_replacement(50, 600, 1.0, 1000), 1e-7)
-    assert 0 < lost <= 1e-7 and event.event.most < 12
-    close(event.event.law.sum(), 1.0, 1e-12)
-    whole = rdp_events.curve(
-        events.with_replacement(5, 20, events.gaussian(2.0)), np.array([1.5, 2.0, 4.0])
-    )
-    close(whole, rdp.with_replacement(np.array([1.5, 2.0, 4.0]), binomial(5, 20), 2.0), 1e-12)
-
-
 def test_plans_that_draw_with_replacement(renyi_alone, few_orders):
     """Their loss distributions, which cost a minute, are those of test_with_replacement.py."""
     rows = guarantees.guarantee(make(NOISY(), batches.with_replacement(10)), 20)
@@ -1117,17 +1071,6 @@ def test_segments_add_up(few_orders):
         guarantees.guarantee([(first, 10)], 5)
 
 
-def test_delta_inverts_epsilon():
-    for event, target in (
-        (poisson(0.01, 1.0, 1000), 1e-8),
-        (events.gaussian(1.0), 1e-5),
-        (with_replacement(5, 50, 2.0, 10), 1e-3),
-    ):
-        (reached,) = rdp_events.deltas(event, np.array([eps(event, target)]))
-        assert target * 0.99 <= reached <= target * 1.02
-    assert rdp_events.deltas(events.gaussian(1000.0), np.ones(1))[0] < 1e-200
-
-
 @pytest.mark.slow
 def test_rounds_for_an_epsilon():
     """More than quick bounds allow, and no more than the smallest does."""
@@ -1154,21 +1097,6 @@ def test_other_unknowns(renyi_alone, few_orders):
     assert several[0] == jfl.calibrate(plan, epsilon=1.0, rounds=20)
     with pytest.raises(ValueError, match="rounds, unless"):
         jfl.calibrate(plan, epsilon=1.0)
-
-
-def test_a_scan_carries_the_curve():
-    orders = np.array([1.5, 2.0, 8.0, 32.0])
-    with jax.enable_x64(True):
-        step = lambda total, z: (
-            total + rdp.poisson(orders, 0.05, z),
-            rdp.epsilon(orders, total, DELTA),
-        )
-        total, _ = jax.lax.scan(step, jnp.zeros(4), jnp.array([1.0, 2.0, 2.0]))
-    close(
-        total,
-        guarantees.curve(events.compose(poisson(0.05, 1.0), poisson(0.05, 2.0, 2)), orders),
-        1e-12,
-    )
 
 
 def test_noise_at_two_sites_proves_the_better_of_both():

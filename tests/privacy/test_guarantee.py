@@ -44,12 +44,6 @@ def test_the_smallest_bound_is_taken_and_named():
     )
 
 
-@pytest.mark.slow  # test_with_replacement.py: such an epsilon is one of a loss distribution
-def test_draws_with_replacement_have_a_loss_distribution():
-    event = events.with_replacement(3, 50, events.gaussian(2.0))
-    assert tightest.epsilon(event, DELTA)[1] == "pld"
-
-
 def test_worst_client_with_loss_distributions():
     """Several clients may be the worst: the guarantee is the largest of their smallest."""
     sizes, weights = np.arange(50, 50 + CLIENTS), np.arange(1, CLIENTS + 1)[::-1] ** 2
@@ -194,16 +188,6 @@ def test_batches_that_carry_no_more_are_reported():
     with pytest.raises(ValueError, match="batches.poisson capacity=200"):
         calibration.calibrate_per_client(plan(30), epsilon=50.0, rounds=50)
     assert calibration.calibrate(plan(200), epsilon=50.0, rounds=50) > 0.2
-
-
-@pytest.mark.slow  # test_accounting.py has the same of another target
-@pytest.mark.parametrize("target", [0.5, 4.0])
-def test_solved_noise_is_safe_and_tight(target):
-    make_event = lambda z: events.repeat(events.poisson(0.02, events.gaussian(z)), 500)
-    z = tightest.solve_noise(make_event, target, DELTA)
-    assert z == float(np.float32(z))
-    assert target * (1 - 2e-3) <= tightest.epsilon(make_event(z), DELTA)[0] <= target
-    assert tightest.epsilon(make_event(z * 0.99), DELTA)[0] > target
 
 
 def test_solvers_return_what_they_tested():

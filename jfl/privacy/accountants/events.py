@@ -520,6 +520,17 @@ KINDS = (
 
 
 NOT_GAUSSIAN = (Laplace, Pure, RenyiBound)  # releases of which only a curve is known
+SAMPLED = {  # events in which a unit may be absent
+    Poisson,
+    PoissonGroup,
+    Allocation,
+    Replaced,
+    ZeroedOut,
+    WithoutReplacement,
+    WithReplacement,
+    Multiplicity,
+    Participation,
+}
 
 
 # --- what accountants ask of an event

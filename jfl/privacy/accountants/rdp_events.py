@@ -98,7 +98,7 @@ def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
     mu = math.sqrt(_total_precision(event, counts))
     exact = rdp.gaussian_delta(epsilon, np.full(epsilon.shape, mu))
     best = np.where(np.isnan(exact), 1.0, exact)  # what overflows proves nothing
-    if _is_sampled(event_types(event)):
+    if _needs_curve(event):
         values = counts @ _curves(event, MANY_ORDERS, parts)
         best = np.minimum(best, deltas_of_curve(MANY_ORDERS, values, epsilon))
     return np.minimum(best + given_up * counts.sum(), 1.0)
@@ -130,19 +130,9 @@ def deltas_of_curve(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray)
     return np.minimum(np.exp(np.minimum(log_delta, 0.0)), at_zero)
 
 
-def _is_sampled(kinds):
-    return kinds & {
-        events.Poisson,
-        events.PoissonGroup,
-        events.Allocation,
-        events.Replaced,
-        events.ZeroedOut,
-        events.WithoutReplacement,
-        events.WithReplacement,
-        events.Multiplicity,
-        events.Participation,
-        *NOT_GAUSSIAN,
-    }
+def _needs_curve(event):
+    """Return whether an event is not a composition of Gaussians only."""
+    return bool(event_types(event) & events.SAMPLED.union(NOT_GAUSSIAN))
 
 
 def bounds(
@@ -246,7 +236,7 @@ def _bound(event, times, delta):
     )
     delta = delta - given_up * counts.sum(1)
     exact = rdp.gaussian_epsilon(np.sqrt(_total_precision(event, counts)), delta)
-    if not _is_sampled(kinds):
+    if not _needs_curve(event):
         return exact, np.ones(len(times), bool)
     epsilons = lambda orders, values: rdp.convert(orders, values, delta[:, None])
     orders, values = ORDERS, counts @ _curves(event, ORDERS, parts)

@@ -259,18 +259,9 @@ def takes(event: Any, times: float = 1) -> bool:
     if isinstance(event, events.Repeat):
         return takes(event.event, times * float(event.times))
     kinds = events.event_types(event)
-    if kinds & set(events.NOT_GAUSSIAN):
-        return False
-    sampled = kinds & {
-        events.Poisson,
-        events.PoissonGroup,
-        events.Replaced,
-        events.ZeroedOut,
-        events.WithoutReplacement,
-        events.WithReplacement,
-        events.Participation,
-    }
-    return bool(sampled) and _parts(event) <= MAX_PARTS and times <= MAX_PLD_REPEATS
+    is_known = not kinds & {events.Allocation, *events.NOT_GAUSSIAN}
+    is_sampled = bool(kinds & events.SAMPLED)
+    return is_known and is_sampled and _parts(event) <= MAX_PARTS and times <= MAX_PLD_REPEATS
 
 
 def spread(event: Any) -> Any:
