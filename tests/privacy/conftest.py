@@ -1,24 +1,21 @@
-"""Small grids of loss distributions, and few orders of Renyi curves, where what is tested is which
-events a plan is worth, and not how near the bounds of those come."""
+"""Few orders of Renyi curves, where what is tested is which events a plan is worth, and not how
+near the bounds of those come."""
 
 import numpy as np
 import pytest
 
-from jfl.privacy.accountants import pld, rdp_events
+from jfl.privacy.accountants import rdp_events
 
-# Both sides of these tests ask the same accountant: any grid and any orders tell events apart.
-# What grids and curves prove, and how near they come, is tested in the files of the accountants.
-LEDGER = {"test_accounting", "test_guarantee", "test_ledger", "test_segments", "test_uploads"}
-DIGITS = {"test_accounting"}  # which has golden values of Renyi bounds too
+# Both sides of these tests ask the same accountant: any orders tell events apart.  What curves
+# prove, and how near they come, is tested in the files of the accountants.
+LEDGER = {"test_guarantee", "test_ledger", "test_segments", "test_uploads"}
 FEW = 16
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_grids(request):
+def few_orders_of_the_ledger(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.path.stem in LEDGER:
-            patch.setattr(pld, "SIZES", (2**12,))
-        if request.path.stem in LEDGER - DIGITS:
             take_few_orders(patch)
         yield
 

@@ -108,7 +108,7 @@ def test_a_bug_of_a_bound_is_no_refusal(distributions, monkeypatch):
         tightest.epsilon(event, DELTA)
     with pytest.raises(ValueError, match="broadcast"):
         jfl.guarantees(poisson_plan(), 2, DELTA)
-    monkeypatch.setattr(pld, "delta", broken)
+    monkeypatch.setattr(pld, "deltas", broken)
     with pytest.raises(ValueError, match="broadcast"):
         tightest.delta(event, 1.0)
 
