@@ -337,14 +337,6 @@ API = {
     ),
     "schedules.inverse_sqrt": (at_3(schedules.inverse_sqrt), dict(lr=0.1, every=2, offset=1.0)),
     "schedules.inverse": (at_3(schedules.inverse), dict(lr=0.1, every=2, offset=1.0)),
-    "schedules.theory": (
-        at_3(schedules.theory),
-        dict(strong_convexity=0.5, smoothness=1.0, steps=2),
-    ),
-    "schedules.theory_rounds": (
-        at_3(schedules.theory_rounds),
-        dict(strong_convexity=0.5, smoothness=1.0, steps=2, every=2),
-    ),
     "schedules.exponential": (at_3(schedules.exponential), dict(initial=1.0, decay=0.5, total=3)),
     "schedules.piecewise": (schedules.piecewise, dict(breakpoints=[2], values=[1.0, 2.0])),
     "weights.impact": (impact, dict(ratios=[1.0, 2.0], groups=[1, 2])),
@@ -673,7 +665,7 @@ def test_arguments_that_no_fuzz_may_miss(where):
         (lambda: jfl.models.mlp(FED, 64), "hidden, a list"),
         (lambda: jfl.task("params", squared), "pytree of numbers"),
         (lambda: schedules.inverse_sqrt(0.1, every=2**31), "every <= 2147483647"),
-        (lambda: schedules.piecewise([1], jnp.float32(2)), "a list of each"),
+        (lambda: schedules.piecewise([1], jnp.float32(2)), "2 values"),
         (lambda: partition.iid(3).assign(RAGGED), "labels as an array"),
         (lambda: corruption.label_noise(FED, "many"), "share >= 0"),
         (lambda: jfl.guarantee(None, 3), "a Plan and rounds"),

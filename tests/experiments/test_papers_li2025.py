@@ -14,7 +14,7 @@ from helpers.paths import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.papers import approximate_dp, wang2019
+from experiments.papers import approximate_dp, rates, wang2019
 from experiments.papers.li2025 import claims as li
 from experiments.papers.li2025 import theory
 from jfl import schedules
@@ -39,10 +39,10 @@ def close(got, want, rel=1e-7):
         (schedules.inverse_sqrt(0.04, every=5, offset=3), lambda t: 0.04 / math.sqrt(t // 5 + 3)),
         (schedules.inverse(0.04), lambda t: 0.04 / (1 + t)),
         (schedules.inverse(0.04, 5, 2.5), lambda t: 0.04 / (t // 5 + 2.5)),
-        (schedules.theory(0.5, 2.0, 5), lambda t: 2 / (0.5 * (32 + t))),
-        (schedules.theory(0.5, 2.0, 50), lambda t: 2 / (0.5 * (50 + t))),
-        (schedules.theory_rounds(0.5, 2.0, 5), lambda t: 4 / (0.5 * 5 * (t // 5) + 16 * 2.0 * 5)),
-        (schedules.theory_rounds(0.5, 2.0, 5, every=1), lambda t: 4 / (0.5 * 5 * t + 16 * 2.0 * 5)),
+        (rates.theory(0.5, 2.0, 5), lambda t: 2 / (0.5 * (32 + t))),
+        (rates.theory(0.5, 2.0, 50), lambda t: 2 / (0.5 * (50 + t))),
+        (rates.theory_rounds(0.5, 2.0, 5), lambda t: 4 / (0.5 * 5 * (t // 5) + 16 * 2.0 * 5)),
+        (rates.theory_rounds(0.5, 2.0, 5, every=1), lambda t: 4 / (0.5 * 5 * t + 16 * 2.0 * 5)),
         (schedules.exponential(3.0, 0.5, 20), lambda t: 3.0 * 0.5 ** (t / 20)),
     ],
 )
@@ -68,17 +68,17 @@ def test_a_schedule_serves_clients_and_servers_and_sweeps():
         jnp.array([1.0, 2.0]), jnp.array([1.0, 3.0])
     )
     close(jax.vmap(lambda f: f(5))(many), [1 / 3, 2 / 5], 1e-6)
-    one, other = (jax.tree.structure(schedules.theory(mu, 1.0, 5)) for mu in (0.1, 0.2))
+    one, other = (jax.tree.structure(rates.theory(mu, 1.0, 5)) for mu in (0.1, 0.2))
     assert (
-        one == other != jax.tree.structure(schedules.theory(0.1, 1.0, 6))
+        one == other != jax.tree.structure(rates.theory(0.1, 1.0, 6))
     )  # no new program for a float
     assert [
         len(jax.tree.leaves(s))
-        for s in (fn, schedules.theory(1.0, 1.0, 1), schedules.exponential(1.0, 1.0, 1))
+        for s in (fn, rates.theory(1.0, 1.0, 1), schedules.exponential(1.0, 1.0, 1))
     ] == [2, 2, 2]
     assert all(
         leaf.dtype == np.float32
-        for s in (schedules.inverse(1, 1, 1), schedules.theory(1, 1, 1))
+        for s in (schedules.inverse(1, 1, 1), rates.theory(1, 1, 1))
         for leaf in jax.tree.leaves(s)
     )  # nor for a whole number
 
@@ -86,7 +86,7 @@ def test_a_schedule_serves_clients_and_servers_and_sweeps():
 @given(mu=st.floats(1e-3, 1.0), kappa=st.floats(1.0, 50.0), steps=st.integers(1, 100))
 @settings(max_examples=30)
 def test_theory_starts_low_and_halves_at_most_within_a_round(mu, kappa, steps):
-    fn = schedules.theory(mu, mu * kappa, steps)
+    fn = rates.theory(mu, mu * kappa, steps)
     assert float(fn(0)) <= (1 + 1e-5) / (4 * mu * kappa)
     assert float(fn(0)) <= (2 + 1e-5) * float(fn(steps))
 
@@ -98,9 +98,9 @@ def test_theory_starts_low_and_halves_at_most_within_a_round(mu, kappa, steps):
         (lambda: schedules.inverse(1.0, 0), "every >= 1"),
         (lambda: schedules.inverse_sqrt(1.0, offset=0.0), "offset > 0"),
         (lambda: schedules.inverse(math.nan), "lr > 0"),
-        (lambda: schedules.theory(2.0, 1.0, 5), "smoothness >= strong_convexity"),
-        (lambda: schedules.theory(1.0, 1.0, 2.5), "integer steps"),
-        (lambda: schedules.theory_rounds(1.0, 1.0, 5, every=0), "every >= 1"),
+        (lambda: rates.theory(2.0, 1.0, 5), "smoothness >= strong_convexity"),
+        (lambda: rates.theory(1.0, 1.0, 2.5), "integer steps"),
+        (lambda: rates.theory_rounds(1.0, 1.0, 5, every=0), "every >= 1"),
         (lambda: schedules.exponential(1.0, 0.0, 5), "decay > 0"),
         (lambda: schedules.exponential(1.0, 0.5, 0), "total >= 1"),
     ],
@@ -602,7 +602,7 @@ def test_the_noise_term_covers_the_noise():
     of a round."""
     shares, z = np.array([0.2, 0.3, 0.5]), np.array([1.0, 2.0, 0.7])
     for mu, steps in ((0.05, 5), (1.0, 30)):
-        fn = schedules.theory(mu, 1.0, steps)
+        fn = rates.theory(mu, 1.0, steps)
         for first in (0, 3 * steps):
             lrs = np.asarray(jax.vmap(fn)(first + jnp.arange(steps)))
             std = z * float(li.sensitivity_sound(lrs, 0.7))
@@ -636,7 +636,7 @@ def test_the_recursion_stays_below_the_corrected_bound(kappa, steps, terms, dist
     """E ||w - w*||^2 <= (1 - mu lr) E ||w - w*||^2 + lr^2 terms, and F - F* <= L / 2 of it."""
     mu = 0.5
     smoothness, t = mu * kappa, np.arange(3000)
-    fn = schedules.theory(mu, smoothness, steps)
+    fn = rates.theory(mu, smoothness, steps)
     lrs = np.asarray(jax.vmap(fn)(jnp.asarray(t)), np.float64)
     gaps, far = [], distance
     for lr in lrs:

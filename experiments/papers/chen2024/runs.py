@@ -8,12 +8,11 @@ import jax
 import numpy as np
 
 import jfl
-from jfl import schedules
 from jfl.analysis import heterogeneity
 from jfl.core import pytrees
 
 from ...harness import objectives
-from .. import as_printed
+from .. import as_printed, rates
 from . import theory
 
 
@@ -65,7 +64,7 @@ def problem(
         make = getattr(jfl.algorithms, algorithm)(
             grad,
             steps=steps,
-            lr=schedules.theory_rounds(l2, big, steps) if lr is None else lr,
+            lr=rates.theory_rounds(l2, big, steps) if lr is None else lr,
             batch=jfl.batches.without_replacement(batch),
             **options,
         )

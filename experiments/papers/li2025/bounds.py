@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfl import models, schedules
+from jfl import models
 from jfl.analysis import heterogeneity as het
 from jfl.cli import console
 from jfl.runs import build as assemble
@@ -20,7 +20,7 @@ from jfl.runs.config import Config
 from ...harness import objectives
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, exactly
-from .. import softmax_rows, trajectories
+from .. import rates, softmax_rows, trajectories
 from . import theory
 from .plans import build, multiplier
 
@@ -106,8 +106,8 @@ def against(config, run, seeds):
         if run == "printed"
         else {}
     )
-    rates = schedules.theory(found["mu"], found["smoothness"], config.steps)
-    made = build(dataclasses.replace(config, **plain), lr=rates)
+    falling = rates.theory(found["mu"], found["smoothness"], config.steps)
+    made = build(dataclasses.replace(config, **plain), lr=falling)
     rounds = np.unique(np.geomspace(1, config.rounds, 16).astype(int))
     every = jax.device_get(trajectories.along(made, len(seeds), rounds))
     params = jax.tree.map(lambda v: v[1:], every)

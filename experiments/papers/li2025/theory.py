@@ -4,7 +4,7 @@
     steps)
 
 for mu-strongly convex, L-smooth losses with gradients of norm at most `clip_norm`, learning rates
-`schedules.theory`, t counted in local steps.  A is `gradient_term`, B a `noise_term`, H a
+`rates.theory`, t counted in local steps.  A is `gradient_term`, B a `noise_term`, H a
 `sampling_term`; the paper's B is for noise in the gradient, ours for noise on the model.  Bounds
 are far above what is measured: they show how things scale.
 
