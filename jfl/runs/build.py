@@ -35,7 +35,6 @@ from ..privacy.mechanisms.stages import (
 )
 from ..privacy.mechanisms.strategies import Strategy
 from ..sampling import weights as client_weights
-from ..sampling.availability import around_the_clock
 from .config import (
     FIELDS,
     OPTIMIZERS,
@@ -65,196 +64,118 @@ DATA = (
 )
 
 
-def _call(kind: str, config: Config, *args, **given):
-    """Call the function that a config names, with the config's values of its options.
+def build(config: Config) -> tuple[Plan, Config]:
+    """Build the plan that a config names.
 
-    Args:
-        kind: the field that names it.
-        config: has the values.
-        args: before all other arguments.
-        given: other arguments, of which it gets those that it takes.
+    Returns:
+        The plan, and the config with the calibrated noise multiplier, where that is one number.
+
+    Raises:
+        ArgumentError: For values and combinations of values that name no plan.
     """
-    function = factory(kind, getattr(config, kind))
-    return function(*args, **options.arguments(function, vars(config), given))
+    _refuse_bad_values(config)
+    if config.epsilon is None:
+        return _plan(config, config.noise_multiplier), config
+    noise: Any = _calibrated(config, _plan(config, 1.0))
+    # Noise that differs by client or round is calibrated again when the config is read.
+    if np.ndim(noise) == 0 and not callable(noise):
+        config = dataclasses.replace(config, noise_multiplier=float(noise), epsilon=None)
+    return _plan(config, noise), config
 
 
-# --- data
-
-
-@functools.lru_cache(maxsize=8)
-def _dataset(name, preprocess, **arguments):
-    data = getattr(datasets, name)(**arguments)
-    for step in () if preprocess == "none" else preprocess.split(","):
-        step, _, number = step.partition(":")
-        checks.require_one_of("config", ("none", *transforms.__all__), preprocess=step)
-        if (step == "pca") != number.isdecimal():
-            checks.fail(
-                "config",
-                "pca:COMPONENTS, and no number for another step",
-                f"preprocess={preprocess!r}",
-            )
-        data = getattr(transforms, step)(data, *([int(number)] if number else []))
-    return data
-
-
-def the_partition(config: Config) -> partition.Partition:
-    """Which rows belong to which client."""
-    seed = config.partition_seed
-    if not config.group_rows:
-        return _call("partition", config, clients=config.clients, seed=seed)
-    checks.require_one_of("config", ("iid", "labels", "dirichlet"), partition=config.partition)
-    few = config.classes_per_client if config.partition == "labels" else None
-    return partition.sizes(_of_each_client(config, "group_rows"), classes_per_client=few, seed=seed)
-
-
-@functools.lru_cache(maxsize=64)
-def _federation(config: Config) -> Federation:
-    arguments = options.arguments(factory("dataset", config.dataset), vars(config), {})
-    data = _dataset(config.dataset, config.preprocess, **arguments)
-    fed = federate(data, the_partition(config), holdout=config.holdout)
-    if config.group_noise:
-        noise = _of_each_client(config, "group_noise")
-        fed = corruption.salt_and_pepper(fed, noise, seed=config.partition_seed)
-    return fed
-
-
-def _of_each_client(config, name) -> list:
-    """The value of each client, from those of the groups."""
-    values, groups = getattr(config, name), config.groups
-    if len(values) != len(groups) or sum(groups) != config.clients:
-        checks.fail(
-            "config",
-            f"a value of {name} for each of the groups, whose sizes add up to "
-            f"clients={config.clients}",
-            f"{name}={values!r}, groups={groups!r}",
-        )
-    return [v for v, size in zip(values, groups) for _ in range(size)]
-
-
-def federation(config: Config) -> Federation:
-    """The rows and their owners; points of a sweep with the same ones share them."""
-    factory("dataset", config.dataset)
-    return _federation(Config(**{name: getattr(config, name) for name in DATA}))
-
-
-# --- what is refused before anything is built
-
-
-def _refuse_bad_values(config):
-    """Each field by itself."""
+def _refuse_bad_values(config: Config) -> None:
+    """Reject values outside their range, and fields that contradict each other."""
     for name, field in FIELDS.items():
         value = getattr(config, name)
         if (choices := field.metadata["choices"]) is not None:
             checks.require_one_of("config", choices(), **{name: value})
         if (check := field.metadata["check"]) is not None:
             check("config", **{name: value})
-    if not 0 < config.delta < 1:
-        checks.fail(
-            "config",
+    traits, unit = _traits(config), the_unit(config)
+    given = lambda *names: ", ".join(f"{name}={getattr(config, name)!r}" for name in names)
+    shaped = config.noise_shape != "isotropic"
+    published = config.noise_shape == "published"
+    printed = config.mode == "as_printed"
+    constant = config.clip == "flat" and config.clip_decay == config.noise_decay == 1
+    # (whether it is wrong, what was expected, what was given, a hint)
+    rules = (
+        (
+            not 0 < config.delta < 1,
             "delta in (0, 1)",
-            f"delta={config.delta!r}",
+            given("delta"),
             "Below 1 / (number of examples) is usual.",
-        )
-    if config.average_from is not None:
-        checks.require_integer("config", min_value=0, average_from=config.average_from)
-
-
-def _refuse_contradictions(config):
-    """Fields that do not go together."""
-    if config.noise_multiplier is not None and config.epsilon is not None:
-        checks.fail("config", "either noise_multiplier or epsilon", "both")
-    if config.noise_shape == "published" and config.mode != "as_printed":
-        checks.fail(
-            "config",
+        ),
+        (
+            config.average_from is not None and not 0 <= config.average_from < config.rounds,
+            f"0 <= average_from < rounds={config.rounds}",
+            given("average_from"),
+            "",
+        ),
+        (
+            config.noise_multiplier is not None and config.epsilon is not None,
+            "either noise_multiplier or epsilon",
+            "both",
+            "",
+        ),
+        (
+            published and not printed,
             "mode='as_printed' for noise_shape='published'",
-            f"mode={config.mode!r}",
+            given("mode"),
             "It does not have the privacy that it states: proved and claimed are shown side by "
             "side.",
-        )
-    if config.noise_shape != "isotropic" and config.clip != "flat":
-        checks.fail(
-            "config",
-            "clip='flat' beside noise_shape",
-            f"clip={config.clip!r}",
+        ),
+        (
+            shaped and config.clip != "flat",
+            "clip='flat' with noise_shape",
+            given("clip"),
             "A shape brings its own clip.",
-        )
-    if config.clip != "flat" and config.clip_decay != 1:
-        checks.fail("config", "clip='flat' beside clip_decay", f"clip={config.clip!r}")
-    if config.average_from is not None and config.average_from >= config.rounds:
-        checks.fail(
-            "config",
-            f"average_from < rounds={config.rounds}",
-            f"average_from={config.average_from}",
-        )
-    _refuse_unit(config, _traits(config), the_unit(config))
-
-
-def _refuse_unit(config, traits: Traits, unit):
-    """Noise where the algorithm has no place for it, or its paper another one."""
-    name = config.algorithm
-    if unit == "example" and traits.example_noise is None:
-        checks.fail(
-            "config",
-            f"unit = client for {name}",
+        ),
+        (
+            config.clip != "flat" and config.clip_decay != 1,
+            "clip='flat' with clip_decay",
+            given("clip"),
+            "",
+        ),
+        (
+            unit == "example" and traits.example_noise is None,
+            f"unit = client for {config.algorithm}",
             "unit='example'",
             f"Its noise is on the clipped {traits.client_noise}.",
-        )
-    if unit == "client" and traits.client_noise is None:
-        checks.fail("config", f"unit = example for {name}", "unit='client'", "Use fedavg.")
-    if config.mode != "as_printed":
-        return
-    if config.noise_shape != "published" and unit != traits.printed_unit:
-        checks.fail(
-            "config",
+        ),
+        (
+            unit == "client" and traits.client_noise is None,
+            f"unit = example for {config.algorithm}",
+            "unit='client'",
+            "Use fedavg.",
+        ),
+        (
+            printed and not published and unit != traits.printed_unit,
             f"unit = {traits.printed_unit} and noise for mode='as_printed'",
             f"unit={unit!r}",
             "The papers' formulas are for noise in local steps; padpfl's for unit='client'.",
-        )
-    plain = dict(clip="flat", clip_decay=1, noise_decay=1)
-    if traits.client_noise == "upload":
-        plain["noise_shape"] = "isotropic"
-    if traits.example_noise == "gradient":  # in local steps the formulas take them all
-        return
-    noise = "isotropic noise" if "noise_shape" in plain else "noise as printed"
-    others = [f"{k}={getattr(config, k)!r}" for k, v in plain.items() if getattr(config, k) != v]
-    if others:
-        checks.fail(
-            "config",
-            f"a flat clip and {noise}, both constant, for {name} in mode='as_printed'",
-            ", ".join(others),
-        )
+        ),
+        (
+            # in local steps the formulas allow them all
+            printed
+            and traits.example_noise != "gradient"
+            and not (constant and (not shaped or traits.client_noise != "upload")),
+            f"a flat clip and noise as printed, both constant, for {config.algorithm} in "
+            "mode='as_printed'",
+            given("clip", "clip_decay", "noise_decay", "noise_shape"),
+            "",
+        ),
+    )
+    for wrong, *words in rules:
+        if wrong:
+            checks.fail("config", *words)
 
 
 def _traits(config) -> Traits:
     return traits_of(factory("algorithm", config.algorithm))
 
 
-# --- the plan
-
-
-def build(config: Config) -> tuple[Plan, Config]:
-    """Build the plan that a config names.
-
-    Returns:
-        The plan, and the config with the noise multiplier that its epsilon came to, where that is
-        one number.
-
-    Raises:
-        ArgumentError: for values and combinations of values that name no plan.
-    """
-    _refuse_bad_values(config)
-    _refuse_contradictions(config)
-    if config.epsilon is None:
-        return _plan(config, config.noise_multiplier), config
-    noise: Any = _calibrated(config, _plan(config, 1.0))
-    # one number is written down; noise of each client or round follows from epsilon again
-    if np.ndim(noise) == 0 and not callable(noise):
-        config = dataclasses.replace(config, noise_multiplier=float(noise), epsilon=None)
-    return _plan(config, noise), config
-
-
 def _calibrated(config, draft: Plan):
-    """The noise with which the plan reaches the config's epsilon, as `_plan` takes it."""
+    """Return the noise with which the plan reaches the config's epsilon, as `_plan` takes it."""
     target = dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds)
     if config.mode == "as_printed" and _traits(config).client_noise == "upload":
         return [
@@ -269,14 +190,14 @@ def _calibrated(config, draft: Plan):
 
 
 def _plan(config: Config, noise) -> Plan:
-    """The plan with this noise.
+    """Build the plan with this noise.
 
     Args:
         noise: a multiplier; one for each client; a function of the round; a pair of standard
             deviations, of uploads and of the server's; or None.
     """
     fed = federation(config)
-    task = _call("model", config, fed)
+    task = _call("model", config, config.model, fed)
     unit, sampler = the_unit(config), _sampler(config)
     upload = release = None
     if unit == "client" and _traits(config).client_noise == "upload":
@@ -299,47 +220,108 @@ def _weights(config):
     return client_weights.impact(config.impact, config.groups) if config.impact else config.weights
 
 
+def _call(kind: str, config: Config, name: str, *args, **given):
+    """Call the function of a kind and name with the config's values of its options.
+
+    Args:
+        kind: the kind of function.
+        config: has the values.
+        name: its name.
+        args: before all other arguments.
+        given: other arguments, of which it gets those that it takes.
+    """
+    function = factory(kind, name)
+    return function(*args, **options.arguments(function, vars(config), given))
+
+
 def _sampler(config) -> Sampler:
-    """Who takes part, by name, or by what is given of cohort and rate."""
+    """Return the sampler of clients.  A cohort stands for the rate with that expected cohort."""
     cohort, rate, clients = config.cohort, config.rate, config.clients
     name = sampler_of(config)
-    got = f"sampler={name!r}, cohort={cohort}, rate={rate}"
     function = factory("sampler", name)
     if cohort is not None:
-        checks.require_integer("config", cohort=cohort)
-        if cohort > clients:
-            checks.fail("config", f"cohort <= clients={clients}", f"cohort={cohort}")
+        checks.require_integer("config", cohort=cohort, max_value=clients)
     if options.takes(function, "rate"):
-        if (rate is None) == (cohort is None):
-            checks.fail("config", f"either cohort or rate for sampler={name!r}", got)
-        rate = cohort / clients if rate is None else rate
-        if options.takes(function, "separation") and config.rate is None:
-            group = -(-clients // config.separation)
-            if cohort > group:
-                checks.fail(
-                    "config",
-                    f"cohort <= {group}, the clients of a group for sampler={name!r} and "
-                    f"separation={config.separation}",
-                    f"cohort={cohort}",
-                )
-            rate = min(1.0, rate * config.separation)  # in a round of its own group
-        if options.takes(function, "awake") and config.rate is None:
-            # days have whole rounds, so the part that is awake is a little off
-            awake = around_the_clock(clients, config.period, config.awake).mean()
-            if not cohort <= clients * awake:
-                checks.fail(
-                    "config",
-                    f"cohort <= {clients * awake:g}, the clients that are awake at once",
-                    f"cohort={cohort}",
-                )
-            rate = min(1.0, rate / awake)  # of those that are awake
+        expected = f"either cohort or rate for sampler={name!r}"
+        fits = (rate is None) != (cohort is None)
     elif options.takes(function, "cohort"):
-        if rate is not None or cohort is None:
-            checks.fail("config", f"cohort and no rate for sampler={name!r}", got)
-    elif rate is not None or cohort not in (None, clients):
-        checks.fail("config", f"no cohort and no rate beside sampler={name!r}", got)
-    given = dict(clients=clients, cohort=cohort, rate=rate)
-    return function(**options.arguments(function, vars(config), given))
+        expected = f"cohort and no rate for sampler={name!r}"
+        fits = rate is None and cohort is not None
+    else:
+        expected = f"no cohort and no rate with sampler={name!r}"
+        fits = rate is None and cohort in (None, clients)
+    if not fits:
+        checks.fail("config", expected, f"sampler={name!r}, cohort={cohort}, rate={rate}")
+    make = lambda rate: _call("sampler", config, name, clients=clients, cohort=cohort, rate=rate)
+    if rate is None and options.takes(function, "rate"):
+        largest = float(make(1.0).expected)
+        if cohort > largest:
+            checks.fail(
+                "config",
+                f"cohort <= {largest:g}, the clients that sampler={name!r} can draw in a round",
+                f"cohort={cohort}",
+            )
+        rate = cohort / largest
+    return make(rate)
+
+
+# --- data
+
+
+@functools.lru_cache(maxsize=8)
+def _dataset(name, preprocess, **arguments):
+    data = getattr(datasets, name)(**arguments)
+    for step in () if preprocess == "none" else preprocess.split(","):
+        step, _, number = step.partition(":")
+        checks.require_one_of("config", ("none", *transforms.__all__), preprocess=step)
+        if (step == "pca") != number.isdecimal():
+            checks.fail(
+                "config",
+                "pca:COMPONENTS, and no number for another step",
+                f"preprocess={preprocess!r}",
+            )
+        data = getattr(transforms, step)(data, *([int(number)] if number else []))
+    return data
+
+
+def the_partition(config: Config) -> partition.Partition:
+    """Return the partition: which rows belong to which client."""
+    seed = config.partition_seed
+    if not config.group_rows:
+        return _call("partition", config, config.partition, clients=config.clients, seed=seed)
+    checks.require_one_of("config", ("iid", "labels", "dirichlet"), partition=config.partition)
+    few = config.classes_per_client if config.partition == "labels" else None
+    return partition.sizes(_of_each_client(config, "group_rows"), classes_per_client=few, seed=seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _federation(config: Config) -> Federation:
+    arguments = options.arguments(factory("dataset", config.dataset), vars(config), {})
+    data = _dataset(config.dataset, config.preprocess, **arguments)
+    fed = federate(data, the_partition(config), holdout=config.holdout)
+    if config.group_noise:
+        noise = _of_each_client(config, "group_noise")
+        fed = corruption.salt_and_pepper(fed, noise, seed=config.partition_seed)
+    return fed
+
+
+def _of_each_client(config, name) -> list:
+    """Return the value of each client, from those of the groups."""
+    values, groups = getattr(config, name), config.groups
+    if len(values) != len(groups) or sum(groups) != config.clients:
+        checks.fail(
+            "config",
+            f"a value of {name} for each of the groups, whose sizes add up to "
+            f"clients={config.clients}",
+            f"{name}={values!r}, groups={groups!r}",
+        )
+    return [v for v, size in zip(values, groups) for _ in range(size)]
+
+
+def federation(config: Config) -> Federation:
+    """Return the rows and their owners, which points of a sweep share if they are the same."""
+    factory("dataset", config.dataset)
+    return _federation(Config(**{name: getattr(config, name) for name in DATA}))
 
 
 # --- the algorithm
@@ -349,8 +331,13 @@ def _algorithm(config, fed, task, noise) -> Algorithm:
     function, unit = factory("algorithm", config.algorithm), the_unit(config)
     traits = traits_of(function)
     given: dict[str, Any] = dict(
-        batch=_call(  # nothing is claimed without noise: take small clients whole
-            "batch_sampler", config, batch=config.batch, short="all" if unit is None else "error"
+        batch=_call(
+            "batch_sampler",
+            config,
+            config.batch_sampler,
+            batch=config.batch,
+            # Without noise, small clients may use all their rows.
+            short="all" if unit is None else "error",
         ),
         lr=_rate(config, config.lr, config.steps if options.takes(function, "steps") else 1),
         steps=config.steps,
@@ -378,15 +365,15 @@ def _algorithm(config, fed, task, noise) -> Algorithm:
 
 
 def _divisor(config, fed):
-    """By what a sum of examples' gradients is divided: no number that is not public."""
+    """Return the public number by which a sum of examples' gradients is divided."""
     if config.batch_sampler != "full":
         return config.batch
-    # under add_remove a client's own size is no public number
+    # Under add_remove a client's own size is not public.
     return float(fed.size.sum()) / config.clients if config.adjacency == "add_remove" else "size"
 
 
 def _rate(config, lr, every):
-    """A learning rate that is constant within a round."""
+    """Return a learning rate that is constant within a round."""
     if config.lr_schedule == "constant":
         return lr
     return factory("lr_schedule", config.lr_schedule)(lr, every=every)
@@ -396,7 +383,7 @@ def _rate(config, lr, every):
 
 
 def _upload_chains(config, task, noise) -> tuple[Mechanism, Mechanism | None]:
-    """Noise on what a client uploads, and as printed on the mean that the server broadcasts."""
+    """Return the chain of uploads, and as printed that of the mean that the server broadcasts."""
     if not isinstance(noise, list):
         return _chain(config, task, noise), None
     (client, server), clients = noise, config.clients
@@ -427,9 +414,8 @@ def _chain(config, task, noise: Any, *post) -> Mechanism:
 
 
 def _strategy(config) -> Strategy:
-    """Of correlated noise, for all rounds and for clients that come as the sampler lets them."""
-    function = factory("strategy", config.strategy)
-    separation = _sampler(config).separation
+    """Return the strategy of correlated noise, for all rounds and the separation of the sampler."""
+    function, separation = factory("strategy", config.strategy), _sampler(config).separation
     given = dict(
         rounds=config.rounds,
         participations=-(-config.rounds // separation),
@@ -438,9 +424,9 @@ def _strategy(config) -> Strategy:
     return _made(function, tuple(options.arguments(function, vars(config), given).items()))
 
 
-@functools.lru_cache(64)  # the points of a sweep ask for the same
-def _made(function, given):
-    return function(**dict(given))
+@functools.lru_cache(64)  # points of a sweep share a strategy
+def _made(function, arguments):
+    return function(**dict(arguments))
 
 
 def _decaying(config, noise):
@@ -449,7 +435,7 @@ def _decaying(config, noise):
     if np.ndim(noise) or callable(noise):
         checks.fail(
             "config",
-            "one noise multiplier for all clients beside noise_decay",
+            "one noise multiplier for all clients with noise_decay",
             "per_client_noise or as_printed",
         )
     return schedules.exponential(noise, config.noise_decay, config.rounds)
@@ -475,14 +461,14 @@ def _bound(config):
 
 
 def _contribution(config, task: Task):
-    """The shapes of what is clipped: a gradient, or what a client uploads."""
+    """Return the shapes of what is clipped: a gradient, or what a client uploads."""
     model = jax.eval_shape(task.init, jax.random.key(0))
     copies = _traits(config).payload_models if the_unit(config) == "client" else 1
     return model if copies == 1 else (model,) * copies
 
 
 def _shaped(config, task, noise) -> tuple[Stage, Stage]:
-    """Clip and noise along the bands of a contribution."""
+    """Return the clip and the noise along the bands of a contribution."""
     contribution, fed, bound = _contribution(config, task), federation(config), _bound(config)
     if config.bands == "pixels":
         bands = haar_bands.pixels(contribution, fed.x.shape[1:])
@@ -498,7 +484,7 @@ def _shaped(config, task, noise) -> tuple[Stage, Stage]:
 
 
 def _published(config, fed, bound, noise, bands) -> tuple[Stage, Stage]:
-    """The wavelet paper's own mechanism, which does not have the privacy that it states."""
+    """Return the wavelet paper's own mechanism, which does not have the privacy that it states."""
     if callable(bound) or np.ndim(noise) or callable(noise):
         checks.fail(
             "config",

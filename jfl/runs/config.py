@@ -8,12 +8,13 @@ options of those come from their own signatures (`jfl.core.options`), and both t
 import dataclasses
 import difflib
 import functools
-import math
 import tomllib
 import typing
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+import numpy as np
 import optax
 import tomli_w
 
@@ -48,22 +49,22 @@ RUN_ONLY = ("rounds", "evaluate_every", "checkpoint_every")  # what a resumed ru
 
 
 def names(kind: str) -> list[str]:
-    """The names that a config can give to a kind of factory: algorithm, dataset, model, ..."""
+    """Return the names that a config can give to a kind of factory, such as "algorithm"."""
     module = _MODULES[kind]
     if kind == "dataset":
         return [name for name in module.__all__ if name not in ("arrays", "frame", "hugging_face")]
-    if kind == "lr_schedule":  # of one number; others need constants of the problem
+    if kind == "lr_schedule":  # the others need constants of the problem
         return [name for name in module.__all__ if options.takes(getattr(module, name), "lr")]
-    if kind == "strategy":  # the others are what one is, and for what it is made
+    if kind == "strategy":
         return [name for name in module.__all__ if name not in ("Strategy", "momentum")]
     return list(module.__all__)
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
-    """The function of that name.
+    """Return the function of that name.
 
     Raises:
-        ArgumentError: for a name that the kind does not have.
+        ArgumentError: If the kind has no such name.
     """
     checks.require_one_of("config", names(kind), **{kind: name})
     return getattr(_MODULES[kind], name)
@@ -93,17 +94,11 @@ def _algorithm(config):
     return factory("algorithm", config.algorithm)
 
 
-def _takers(kind: str, parameter: str, hint: str = "") -> dict:
-    """A need: a function of this kind that takes the parameter."""
-    others = [
-        repr(n) for n, function in FACTORIES[kind].items() if not options.takes(function, parameter)
-    ]
-    if not others:
-        return {}
-    listed = " or ".join(filter(None, [", ".join(others[:-1]), others[-1]]))
+def _takes(kind: str, parameter: str) -> dict:
+    """Return a need: a function of this kind that takes the parameter."""
     article = "an" if kind[0] in "aeiou" else "a"
     return {
-        f"{article} {kind} other than {listed}{hint}": lambda config: options.takes(
+        f"{article} {kind} that takes {parameter}": lambda config: options.takes(
             factory(kind, getattr(config, kind)), parameter
         )
     }
@@ -119,31 +114,33 @@ PUBLISHED = {"noise_shape='published'": lambda config: config.noise_shape == "pu
 
 
 def _clips(config) -> bool:
-    """An algorithm with a mechanism of its own clips without noise, too."""
+    """Return whether a run clips; an algorithm with its own mechanism does without noise, too."""
     return _private(config) or traits_of(_algorithm(config)).example_noise == "mechanism"
 
 
-def _several(kind: str, *others: str) -> str:
-    return " | ".join([*others, *names(kind)])
+def _one_of(default: str | None, choices, help: str = "{}", needs: dict | None = None):
+    """Return a field with one of the choices, or None if that is the default; its help names
+    them."""
+    several = (None, *choices) if default is None else tuple(choices)
+    text = help.format(" | ".join(choices))
+    return field(default, text, choices=lambda: several, needs=needs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """One experiment.  Fields that are None follow from the others."""
 
-    algorithm: str = field(
-        "fedavg", _several("algorithm"), choices=functools.partial(names, "algorithm")
-    )
-    dataset: str = field("digits", _several("dataset"), choices=functools.partial(names, "dataset"))
+    algorithm: str = _one_of("fedavg", names("algorithm"))
+    dataset: str = _one_of("digits", names("dataset"))
     preprocess: str = field(
         "none",
         "of features: none, or some of flatten, standardise, unit_norm, pca:COMPONENTS and "
         "noble2022_code (as its published code has it), joined by commas",
     )
-    partition: str = field(
+    partition: str = _one_of(
         "dirichlet",
-        f"{_several('partition')} (natural: the rows that synthetic made for a client)",
-        choices=functools.partial(names, "partition"),
+        names("partition"),
+        "{} (natural: the rows that synthetic made for a client)",
     )
     clients: int = field(50, "number of clients")
     groups: tuple[int, ...] = field(
@@ -161,58 +158,41 @@ class Experiment:
     )
     holdout: float = field(0.0, "fraction of each client's rows kept for its own test")
     partition_seed: int = field(0, "who owns which row", check=checks.require_seed)
-    model: str = field("mlp", _several("model"), choices=functools.partial(names, "model"))
+    model: str = _one_of("mlp", names("model"))
     compute: str = field(
         "float32",
         f"type of the local steps' forward and backward passes: {' | '.join(COMPUTE)}; never of "
         "clip norms or noise",
     )
-    sampler: str | None = field(
-        None,
-        f"of clients: {_several('sampler')}; default by cohort and rate",
-        choices=lambda: (None, *names("sampler")),
+    sampler: str | None = _one_of(
+        None, names("sampler"), "of clients: {}; default by cohort and rate"
     )
     cohort: int | None = field(None, "clients a round (poisson: expected); default all")
     rate: float | None = field(None, "poisson: probability of a client, instead of cohort")
-    batch_sampler: str = field(
-        "without_replacement",
-        f"of rows: {_several('batch_sampler')}",
-        choices=functools.partial(names, "batch_sampler"),
-    )
+    batch_sampler: str = _one_of("without_replacement", names("batch_sampler"), "of rows: {}")
     batch: int = field(
         16,
         "rows of a local step (poisson: expected)",
-        needs=_takers("batch_sampler", "batch"),
+        needs=_takes("batch_sampler", "batch"),
     )
-    steps: int = field(
-        10,
-        "local steps a round",
-        needs=_takers("algorithm", "steps"),
-    )
+    steps: int = field(10, "local steps per round", needs=_takes("algorithm", "steps"))
     rounds: int = field(60, "communication rounds", check=checks.require_integer)
     lr: float = field(0.3, "learning rate of the clients (fedsgd: of the server)")
-    optimizer: str = field(
-        "sgd",
-        f"of the clients: {' | '.join(OPTIMIZERS)}",
-        choices=lambda: OPTIMIZERS,
-        needs=_takers("algorithm", "optimizer"),
+    optimizer: str = _one_of(
+        "sgd", OPTIMIZERS, "of the clients: {}", needs=_takes("algorithm", "optimizer")
     )
     server_lr: float = field(
         1.0,
-        "learning rate of the server",
-        needs=_takers("algorithm", "server_lr", ", whose lr is the server's,"),
+        "learning rate of the server; that of fedsgd is lr",
+        needs=_takes("algorithm", "server_lr"),
     )
-    server_optimizer: str = field(
-        "sgd",
-        f"of the server: {' | '.join(OPTIMIZERS)}",
-        choices=lambda: OPTIMIZERS,
-        needs=_takers("algorithm", "server_optimizer"),
+    server_optimizer: str = _one_of(
+        "sgd", OPTIMIZERS, "of the server: {}", needs=_takes("algorithm", "server_optimizer")
     )
-    lr_schedule: str = field(
+    lr_schedule: str = _one_of(
         "constant",
-        f"{_several('lr_schedule', 'constant')}: lr over sqrt(t + 1) or t + 1, t the rounds done "
-        "(the server's lr too)",
-        choices=lambda: ("constant", *names("lr_schedule")),
+        ["constant", *names("lr_schedule")],
+        "{}: lr over sqrt(t + 1) or t + 1, t the rounds done (the server's lr too)",
     )
     l2: float = field(0.0, "L2 regularisation, outside the clip")
     weights: str = field(
@@ -226,18 +206,13 @@ class Experiment:
     average_from: int | None = field(
         None, "judge the mean of the models from this round on; None: the last model"
     )
-    unit: str | None = field(
+    unit: str | None = _one_of(
         None,
-        "what the noise protects: example (noise in every local step) | client (noise on the "
-        "aggregate; padpfl: on uploads)",
-        choices=lambda: (None, *UNITS),
+        UNITS,
+        "what the noise protects: {}: noise in every local step, or on the aggregate (padpfl: on "
+        "uploads)",
     )
-    clip: str = field(
-        "flat",
-        "flat | per_layer | adaptive (client level only)",
-        choices=lambda: CLIPS,
-        needs=NOISE,
-    )
+    clip: str = _one_of("flat", CLIPS, "{} (adaptive: client level only)", needs=NOISE)
     clip_norm: float = field(
         1.0,
         "bound on a contribution (adaptive: the first one)",
@@ -247,28 +222,26 @@ class Experiment:
     noise_multiplier: float | None = field(
         None, "standard deviation of the noise over the sensitivity; None: no privacy"
     )
-    strategy: str | None = field(
+    strategy: str | None = _one_of(
         None,
-        f"of noise on the aggregate that is correlated over rounds: {_several('strategy')}; None: "
-        "independent noise",
-        choices=lambda: (None, *names("strategy")),
+        names("strategy"),
+        "of noise on the aggregate that is correlated over rounds: {}; None: independent noise",
         needs={
             "noise, and unit='client'": lambda config: (
                 _private(config) and the_unit(config) == "client"
             )
         },
     )
-    noise_shape: str = field(
+    noise_shape: str = _one_of(
         "isotropic",
-        "isotropic | ellipsoid | weighted (as the wavelet paper weighs) | published (its own "
-        "mechanism, mode as_printed)",
-        choices=lambda: NOISES,
+        NOISES,
+        "{}; weighted: as the wavelet paper weighs; published: its own mechanism, mode as_printed",
         needs=NOISE,
     )
-    bands: str = field(
+    bands: str = _one_of(
         "per_layer",
-        "of a noise_shape: flat | per_layer | pixels (the levels of images)",
-        choices=lambda: BANDS,
+        BANDS,
+        "of a noise_shape: {} (pixels: the levels of images)",
         needs={"a noise_shape": lambda config: config.noise_shape != "isotropic"},
     )
     band_exponent: float = field(
@@ -276,12 +249,7 @@ class Experiment:
         "ellipsoid: of the expected energies; 0 is isotropic",
         needs={"noise_shape='ellipsoid'": lambda config: config.noise_shape == "ellipsoid"},
     )
-    reading: str = field(
-        "R1",
-        "published: R1 to R6, what it clips",
-        choices=lambda: wavelet.READINGS,
-        needs=PUBLISHED,
-    )
+    reading: str = _one_of("R1", wavelet.READINGS, "published: {}, what it clips", needs=PUBLISHED)
     lemma2: bool = field(False, "published: with the smaller noise of its Lemma 2", needs=PUBLISHED)
     epsilon: float | None = field(
         None,
@@ -312,11 +280,10 @@ class Experiment:
         needs=NOISE,
     )
     delta: float = field(1e-5, "delta of the guarantee, in (0, 1)", needs=NOISE)
-    view: str | None = field(
+    view: str | None = _one_of(
         None,
-        "server | third_party; default the one that has a guarantee: example server, client "
-        "third_party",
-        choices=lambda: (None, *VIEWS),
+        VIEWS,
+        "{}; default the one that has a guarantee: example server, client third_party",
         needs=NOISE,
     )
     adjacency: str | None = field(
@@ -324,11 +291,10 @@ class Experiment:
         "add_remove | replace_one | zero_out; default what the sampler implies",
         needs=NOISE,
     )
-    mode: str = field(
+    mode: str = _one_of(
         "sound",
-        "sound: epsilon chooses the noise by the proved accountant; as_printed: by the paper's "
-        "formula",
-        choices=lambda: MODES,
+        MODES,
+        "{}: epsilon chooses the noise by the proved accountant, or by the paper's formula",
         needs=NOISE,
     )
     paper: str | None = field(
@@ -360,7 +326,7 @@ class Experiment:
         return ("empty_cohort",) if self.allow_empty else ()
 
 
-# those that only some factories take; of other parameters the experiment's own fields decide
+# the options that only some factories take, and that are no fields of an experiment
 OPTIONS = {
     name: option
     for name, option in options.shared(FACTORIES).items()
@@ -392,7 +358,7 @@ FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 
 
 def sampler_of(config: Config) -> str:
-    """Who draws the cohorts: by name, or by what is given of cohort and rate."""
+    """Return the name of the sampler; without one, cohort and rate determine it."""
     if config.sampler is not None:
         return config.sampler
     if config.rate is not None:
@@ -401,14 +367,14 @@ def sampler_of(config: Config) -> str:
 
 
 def the_unit(config: Config) -> str | None:
-    """What the noise protects, "example" or "client"; None without privacy."""
+    """Return what the noise protects, "example" or "client"; None without privacy."""
     if config.unit is not None:
         checks.require_one_of("config", UNITS, unit=config.unit)
     if not _private(config):
         if config.unit is not None:
             checks.fail(
                 "config",
-                "noise_multiplier or epsilon beside unit",
+                "noise_multiplier or epsilon with unit",
                 f"unit={config.unit!r} alone",
                 "Give --noise-multiplier or --epsilon, or leave unit out for no privacy.",
             )
@@ -417,7 +383,7 @@ def the_unit(config: Config) -> str | None:
 
 
 def the_view(config: Config) -> str:
-    """Whose eyes the guarantee is for: the server's, or those of a third party."""
+    """Return the observer of the guarantee: the server, or a third party."""
     if config.view is not None:
         checks.require_one_of("config", VIEWS, view=config.view)
         return config.view
@@ -426,7 +392,7 @@ def the_view(config: Config) -> str:
     return "server"
 
 
-# --- options without an effect, which would look like a result
+# --- options without an effect; their results would look like effects
 
 
 def refuse_unused(*configs: Config) -> None:
@@ -435,7 +401,7 @@ def refuse_unused(*configs: Config) -> None:
     Raises:
         ArgumentError: If there is such an option; the message says what it requires.
     """
-    unused = [unused_options(config) for config in configs]
+    unused = [_unused(config) for config in configs]
     for name, need in unused[0].items():
         if all(name in others for others in unused):
             checks.fail(
@@ -446,60 +412,41 @@ def refuse_unused(*configs: Config) -> None:
             )
 
 
-def unused_options(config: Config) -> dict[str, str]:
+def _unused(config: Config) -> dict[str, str]:
     """Return the options that differ from their defaults but have no effect, with what each
     requires."""
-    changed = [n for n, field in FIELDS.items() if getattr(config, n) != field.default]
+    taken = {option.name for chosen in _factories(config) for option in options.of(chosen)}
     unused = {}
-    for name in changed:
-        for need, holds in FIELDS[name].metadata["needs"].items():
+    for name, declared in FIELDS.items():
+        if getattr(config, name) == declared.default:
+            continue
+        for need, holds in declared.metadata["needs"].items():
             if not holds(config):
                 unused[name] = need
-        if name in OPTIONS and not _taken(config, name):
-            unused[name] = _takers(name)
+        if name in OPTIONS and name not in taken:
+            takers = OPTIONS[name].takers
+            unused[name] = ", or ".join(
+                f"{kind}={' or '.join(map(repr, several))}" for kind, several in takers.items()
+            ) + (", and no group_rows" if "partition" in takers else "")
     return unused
 
 
-def _takers(name) -> str:
-    """Describe the functions that take an option."""
-    takers = OPTIONS[name].takers
-    each = [
-        f"{kind}={several[0]!r}"
-        if len(several) == 1
-        else f"{kind} {', '.join(map(repr, several[:-1]))} or {several[-1]!r}"
-        for kind, several in takers.items()
-    ]
-    return ", or ".join(each) + (", and no group_rows" if "partition" in takers else "")
-
-
-def _taken(config, name) -> bool:
-    """Return whether a function that this config names takes the option."""
-    return any(
-        name in {option.name for option in options.of(chosen)} for chosen in factories(config)
-    )
-
-
-def factories(config: Config) -> list:
+def _factories(config: Config) -> list:
     """Return the functions that a config names, except a partition that group_rows replaces."""
-    kinds = {kind: getattr(config, kind) for kind in ("algorithm", "dataset", "model")}
-    kinds |= dict(batch_sampler=config.batch_sampler, sampler=sampler_of(config))
-    if config.strategy is not None:
-        kinds["strategy"] = config.strategy
-    if not config.group_rows:
-        kinds["partition"] = config.partition
-    if config.lr_schedule != "constant":
-        kinds["lr_schedule"] = config.lr_schedule
-    chosen = [factory(kind, name) for kind, name in kinds.items()]
+    chosen = {kind: getattr(config, kind) for kind in _MODULES} | dict(sampler=sampler_of(config))
+    if config.group_rows:
+        chosen["partition"] = None
+    found = [factory(kind, name) for kind, name in chosen.items() if name not in (None, "constant")]
     if config.group_rows and config.partition == "labels":
-        chosen.append(partition.sizes)
-    return chosen
+        found.append(partition.sizes)
+    return found
 
 
 # --- files
 
 
 def load(path) -> dict:
-    """The fields set in a TOML file, and under "sweep" a table of lists.
+    """Return the fields set in a TOML file, and under "sweep" a table of lists.
 
     Raises:
         ArgumentError: for unreadable files, unknown names and values of the wrong type.
@@ -527,9 +474,9 @@ def load(path) -> dict:
 
 
 def dump(values: dict, comment: str = "") -> str:
-    """TOML of flat values.
+    """Return flat values as TOML.
 
-    None is left out, but among the values of a sweep, where it is the word none.
+    None is left out, except among the values of a sweep, where it is the word none.
     """
     axes = {
         name: ["none" if value is None else value for value in several]
@@ -541,7 +488,7 @@ def dump(values: dict, comment: str = "") -> str:
 
 
 def coerce(name: str, value, where: str):
-    """A field's value in its type.
+    """Convert a value to the type of a field, without rounding.
 
     Raises:
         ArgumentError: for a value of another type, or an unknown name, with names that are close.
@@ -555,32 +502,18 @@ def coerce(name: str, value, where: str):
             f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(FIELDS)}.",
         )
     kind, optional = options.split_optional(FIELDS[name].type)
-    # the word none, where a flag or TOML has no other for it
+    # Flags and TOML have no other word for it.
     if optional and (value is None or value == "none"):
         return None
+    plain = value.item() if isinstance(value, np.generic) else value
+    if kind is bool and plain in ("true", "false"):
+        plain = plain == "true"
+    if typing.get_origin(kind) is tuple and not isinstance(plain, list | tuple):
+        plain = [plain]
     try:
-        return _of_type(kind, value)
-    except TypeError:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError:
         words = " (true or false)" if kind is bool else " (or none)" if optional else ""
         shown = FIELDS[name].type
         shown = shown.__name__ if isinstance(shown, type) and not optional else str(shown)
         checks.fail(where, f"{name} of type {shown}{words}", checks.short_repr(value))
-
-
-def _of_type(kind, value):
-    """`value` as `kind`: no rounding, no numbers from words; TypeError where it is none."""
-    if typing.get_origin(kind) is tuple:
-        entry = typing.get_args(kind)[0]
-        return tuple(
-            _of_type(entry, v) for v in (value if isinstance(value, list | tuple) else [value])
-        )
-    if kind is bool and value in ("true", "false"):
-        return value == "true"
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:  # a whole number beyond 1e308
-            return math.inf if value > 0 else -math.inf
-    if not isinstance(value, kind) or kind is not bool and isinstance(value, bool):
-        raise TypeError
-    return value

@@ -262,8 +262,8 @@ PADPFL = dataclasses.replace(
 @pytest.mark.parametrize(
     "config, need",
     [
-        (dataclasses.replace(PADPFL, clip="per_layer"), "a flat clip and isotropic noise"),
-        (dataclasses.replace(PADPFL, noise_decay=0.5), "a flat clip and isotropic noise"),
+        (dataclasses.replace(PADPFL, clip="per_layer"), "a flat clip and noise as printed"),
+        (dataclasses.replace(PADPFL, noise_decay=0.5), "a flat clip and noise as printed"),
         (dataclasses.replace(PADPFL, unit="example"), "unit = client for padpfl"),
         (dataclasses.replace(PADPFL, cohort=5), "all clients|sampling.full"),
         (dataclasses.replace(BASE, average_from=5), "average_from < rounds=5"),

@@ -277,7 +277,7 @@ def test_a_cohort_that_no_group_holds_is_refused():
     """Of 20 clients in 4 groups 5 take part at most; the rate was cut to 1 without a word."""
 
     settings = config.Config(sampler="cyclic_poisson", separation=4, clients=20, cohort=10)
-    with pytest.raises(ValueError, match="cohort <= 5, the clients of a group"):
+    with pytest.raises(ValueError, match="cohort <= 5, the clients that"):
         build._sampler(settings)
     fits = dataclasses.replace(settings, cohort=5)
     assert float(build._sampler(fits).rate) == 1.0

@@ -87,7 +87,7 @@ def test_a_run_in_parts_and_a_config_that_names_it():
     built, _ = build.build(Config(**told, cohort=8, period=12, awake=0.25, batch=8))
     assert float(built.sampler.rate) == pytest.approx(8 / 12)
     assert float(built.sampler.expected) == pytest.approx(8)
-    with pytest.raises(ValueError, match="awake at once, but got cohort=13"):
+    with pytest.raises(ValueError, match="draw in a round, but got cohort=13"):
         build.build(Config(**told, cohort=13, period=12, awake=0.25, batch=8))
 
 
