@@ -6,7 +6,7 @@ rules of `jfl.epsilon` and `jfl.guarantee`.
 
 import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +18,14 @@ from ..privacy.accountants import events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
 from ..runs import config as configs
-from ..runs import guarantee_rows
+from ..runs import guarantee_rows, pictures, train
 from ..runs.build import build
 from ..runs.config import Config
+from . import console
+from .options import config_of, has_config, parse, parse_with_config, split_config_files
 
 NUM_CURVE_POINTS = 12
 DEFAULT_ROUNDS = 100
-# Below this epsilon, it takes more than a thousand rows to change a result noticeably.
-SMALL_EPSILON = 1e-3
 FOUND_FIELDS = ("rounds", "rate", "batch", "cohort")
 UNKNOWNS = ("noise_multiplier", "rounds", "rate")
 
@@ -119,12 +119,61 @@ class ConfigCalibrate(ConfigEpsilon):
     over: str = field("noise_multiplier", "what to find: noise_multiplier | rounds")
 
 
-class Curve(NamedTuple):
-    """Epsilon against rounds."""
+def epsilon(arguments: list[str]) -> None:
+    """Run `jfl epsilon`."""
+    program = "jfl epsilon"
+    if has_config(arguments):
+        command = _of_config(ConfigEpsilon, arguments, program)
+        plan, config = build(config_of(command))
+        _show_plan("epsilon", plan, config, command.plot)
+        return
+    numbers = _of_numbers(Epsilon, arguments, program)
+    _show_numbers("epsilon", numbers, numbers.noise_multiplier)
 
-    rounds: np.ndarray  # Int[n], ascending
-    epsilons: np.ndarray  # Float64[n]
-    guarantee: Guarantee  # after the last of the rounds
+
+def calibrate(arguments: list[str]) -> None:
+    """Run `jfl calibrate`."""
+    program = "jfl calibrate"
+    if not has_config(arguments):
+        command = _of_numbers(Calibrate, arguments, program)
+        solved, noise_multiplier = solve(command)
+        for name in FOUND_FIELDS:
+            if getattr(solved, name) != getattr(command, name):
+                print(f"{name} = {getattr(solved, name):.9g}")
+        _show_numbers("calibrate", solved, noise_multiplier, command.epsilon)
+        return
+    command = _of_config(ConfigCalibrate, arguments, program)
+    config = config_of(command)
+    if command.over == "rounds" and config.noise_multiplier is None:  # --epsilon replaced it
+        in_files = split_config_files(arguments)[0].get("noise_multiplier")
+        config = dataclasses.replace(config, noise_multiplier=in_files)
+    solved, plan = _solve_config(config, command.over)
+    value = getattr(solved, command.over)
+    if value is not None:
+        print(f"{command.over} = {value:.6g}")
+    elif noise := guarantee_rows.noise_levels(plan, solved.rounds):  # differs by client or round
+        print(f"noise_multiplier = {noise[0][0]:.6g} to {noise[0][1]:.6g}")
+    else:
+        print("noise_multiplier without a known guarantee")
+    _show_plan("calibrate", plan, solved, command.plot, config.epsilon)
+
+
+def _of_config(kind, arguments, program):
+    """Parse a command whose flags include those of a config."""
+    command, axes = parse_with_config(kind, arguments, program)
+    if axes:
+        checks.fail(program, "a config without [sweep]", "one")
+    if command.plot is not None:
+        pictures.require_picture_path(command.plot)
+    return command
+
+
+def _of_numbers(kind, arguments, program):
+    """Parse a command whose flags are numbers."""
+    numbers = parse(kind, arguments, program)
+    if numbers.plot is not None:
+        pictures.require_picture_path(numbers.plot)
+    return numbers
 
 
 # --- numbers
@@ -149,15 +198,6 @@ def guarantee_of_numbers(numbers: Numbers, noise_multiplier: float) -> Guarantee
     )
 
 
-def curve_of_numbers(numbers: Numbers, noise_multiplier: float, guarantee: Guarantee) -> Curve:
-    """Return epsilon after several numbers of rounds, up to those of the numbers."""
-    one = _round_event(numbers, noise_multiplier)
-    proved = lambda rounds: tightest.epsilon(events.repeat(one, rounds), numbers.delta)[0]
-    rounds = _curve_rounds(numbers.rounds or DEFAULT_ROUNDS)
-    epsilons = np.array([*map(proved, rounds[:-1].tolist()), guarantee.epsilon])
-    return Curve(rounds, np.minimum.accumulate(epsilons[::-1])[::-1], guarantee)
-
-
 def solve(numbers: Calibrate) -> tuple[Numbers, float]:
     """Find what `--over` names.
 
@@ -165,77 +205,48 @@ def solve(numbers: Calibrate) -> tuple[Numbers, float]:
         The numbers with the answer filled in, so that they prove at most their epsilon; and the
         noise multiplier.
     """
-    where = "jfl calibrate"
-    checks.require_one_of(where, UNKNOWNS, over=numbers.over)
-    if (numbers.noise_multiplier is None) != (numbers.over == "noise_multiplier"):
+    where, over, sampler = "jfl calibrate", numbers.over, numbers.sampler
+    z: Any = numbers.noise_multiplier
+    target, delta = numbers.epsilon, numbers.delta
+    checks.require_one_of(where, UNKNOWNS, over=over)
+    checks.require_positive(where, epsilon=target)
+    if (z is None) != (over == "noise_multiplier"):
         checks.fail(
             where,
             "noise_multiplier for --over rounds and --over rate, and for nothing else",
-            f"noise_multiplier={numbers.noise_multiplier}, over={numbers.over!r}",
+            f"noise_multiplier={z}, over={over!r}",
         )
-    checks.require_positive(where, epsilon=numbers.epsilon)
-    z: Any = numbers.noise_multiplier
-    target, delta = numbers.epsilon, numbers.delta
-    if numbers.over == "noise_multiplier":
+    if over == "noise_multiplier":
         return numbers, tightest.solve_noise(lambda z: _event(numbers, z), target, delta)
-    if numbers.over == "rounds":
+    if over == "rounds":
         if numbers.rounds is not None:
             checks.fail(where, "no rounds for --over rounds", f"rounds={numbers.rounds}")
-        rounds = tightest.solve_rounds(_round_event(numbers, z), target, delta)
-        return dataclasses.replace(numbers, rounds=_at_least_one(rounds, numbers)), z
-    part, whole = numbers.size_fields
-    if numbers.sampler == "full" or numbers.rate is not None or getattr(numbers, part) is not None:
+        name, found = over, tightest.solve_rounds(_round_event(numbers, z), target, delta)
+    else:
+        name, whole = numbers.size_fields
+        population = getattr(numbers, whole)
+        if sampler == "full" or numbers.rate is not None or getattr(numbers, name) is not None:
+            checks.fail(
+                where,
+                f"a sampler other than 'full', no rate and no {name} for --over rate",
+                f"sampler={sampler!r}, rate={numbers.rate}, {name}={getattr(numbers, name)}",
+            )
+        if sampler != "poisson":
+            checks.require_integer(
+                where, f"The answer is an integer {name}.", **{whole: population}
+            )
+        rate = tightest.solve_rate(lambda q: _event(numbers, z, q), target, delta)
+        if sampler == "poisson":
+            return dataclasses.replace(numbers, rate=rate), z
+        found = int(rate * population)
+    if found < 1:
         checks.fail(
             where,
-            f"a sampler other than 'full', no rate and no {part} for --over rate",
-            f"sampler={numbers.sampler!r}, rate={numbers.rate}, {part}={getattr(numbers, part)}",
+            f"an epsilon that {over} of at least one can reach",
+            f"epsilon={target:g}",
+            "Raise epsilon, delta or the noise.",
         )
-    population = getattr(numbers, whole)
-    if numbers.sampler != "poisson" and population is None:
-        checks.fail(
-            where,
-            f"{whole} for --over rate with sampler={numbers.sampler!r}",
-            "none",
-            f"The answer is an integer {part}.",
-        )
-    rate = tightest.solve_rate(lambda q: _event(numbers, z, q), target, delta)
-    if numbers.sampler == "poisson":
-        return dataclasses.replace(numbers, rate=rate), z
-    checks.require_integer(where, **{whole: population})
-    size = _at_least_one(int(rate * population), numbers)
-    return dataclasses.replace(numbers, **{part: size}), z
-
-
-def noise_warning(guarantee: Guarantee, noise_multiplier: float) -> str:
-    """Return a warning for an epsilon so small that a model of usual data would be noise, or so
-    large that it protects almost nothing; "" for others.
-
-    By group privacy, n rows (or clients) change the odds of a result by a factor of at most
-    e^(n epsilon), except with a probability of at most n e^(n epsilon) delta.  So up to
-    1 / epsilon and 0.1 / delta of them have almost no effect.
-    """
-    if guarantee.epsilon >= SMALL_EPSILON:
-        return guarantee_rows.weak_guarantee(guarantee.epsilon, guarantee.delta)
-    units = "rows" if guarantee.unit == "example" else "clients"
-    hidden = min(1 / max(guarantee.epsilon, 1e-300), 0.1 / guarantee.delta)
-    return (
-        f"epsilon {guarantee.epsilon:.3g} at delta {guarantee.delta:.3g} (noise multiplier "
-        f"{noise_multiplier:.3g}) hides even {hidden:.2g} {units} together almost completely: a "
-        f"model that is trained on fewer is noise."
-    )
-
-
-def describe_numbers(numbers: Numbers, noise_multiplier: float) -> str:
-    """Describe the setting in one line, for the title of a plot."""
-    sizes = {k: getattr(numbers, k) for k in ("rate", "batch", "rows", "cohort", "clients")}
-    parts = [
-        f"noise multiplier {noise_multiplier:.4g}",
-        f"{numbers.sampler.replace('_', ' ')} sampling",
-        *(f"{name} {value:.4g}" for name, value in sizes.items() if value is not None),
-    ]
-    if numbers.unit == "example":
-        parts.append(f"{numbers.steps} steps per round")
-    return ", ".join(parts)
+    return dataclasses.replace(numbers, **{name: found}), z
 
 
 def _event(numbers: Numbers, noise_multiplier, rate: float | None = None):
@@ -251,12 +262,7 @@ def _round_event(numbers: Numbers, noise_multiplier, rate: float | None = None):
     checks.require_one_of("jfl", plain_numbers.SAMPLERS, sampler=numbers.sampler)
     adjacency = plain_numbers.adjacency_of("jfl", numbers.sampler, numbers.adjacency)
     checks.require_integer("jfl", steps=numbers.steps)
-    names = ("batch", "rows", "cohort", "clients")
-    sizes: dict[str, Any] = {
-        name: getattr(numbers, name) for name in names if getattr(numbers, name) is not None
-    }
-    checks.require_integer("jfl", **sizes)
-    sample, population = _sample(numbers, sizes) if rate is None else (rate, 1.0)
+    sample, population = _sample(numbers) if rate is None else (rate, 1.0)
     release = events.gaussian(noise_multiplier)
     sampled = plain_numbers.sampled(numbers.sampler, adjacency, sample, population, release)
     if numbers.unit == "client":
@@ -269,70 +275,65 @@ def _round_event(numbers: Numbers, noise_multiplier, rate: float | None = None):
     return events.participation(numbers.cohort / numbers.clients, steps)
 
 
-def _sample(numbers: Numbers, sizes: dict):
+def _sample(numbers: Numbers):
     """Return the size of a sample and that of its population, or a rate and 1."""
     part, whole = numbers.size_fields
-    if numbers.rate is not None and (part in sizes or numbers.sampler == "full"):
-        allowed = (
-            "no rate for sampler='full'"
-            if numbers.sampler == "full"
-            else f"either rate or {part} and {whole}"
-        )
-        checks.fail(
-            "jfl",
-            allowed,
-            ", ".join([f"rate={numbers.rate}", *(f"{k}={v}" for k, v in sizes.items())]),
-        )
-    if numbers.sampler == "full":
+    sizes = {name: getattr(numbers, name) for name in ("batch", "rows", "cohort", "clients")}
+    sizes = {name: size for name, size in sizes.items() if size is not None}
+    checks.require_integer("jfl", **sizes)
+    rate, sampler = numbers.rate, numbers.sampler
+    if rate is None and sampler == "full":
         return 1.0, 1.0
-    if numbers.sampler == "poisson" and numbers.rate is not None:
-        return numbers.rate, 1.0
-    if part not in sizes or whole not in sizes:
-        checks.fail(
-            "jfl",
-            ("rate, or " if numbers.sampler == "poisson" else "")
-            + f"{part} and {whole} for sampler={numbers.sampler!r}",
-            f"{sizes or 'neither'}",
-            "Use --sampler full to count no amplification by sampling.",
-        )
-    return sizes[part], sizes[whole]
+    if rate is None and part in sizes and whole in sizes:
+        return sizes[part], sizes[whole]
+    if rate is not None and sampler == "poisson" and part not in sizes:
+        return rate, 1.0
+    expected = dict(
+        full="no rate",
+        poisson=f"either rate or {part} and {whole}",
+        without_replacement=f"{part} and {whole}, and no rate,",
+    )
+    checks.fail(
+        "jfl",
+        f"{expected[sampler]} for sampler={sampler!r}",
+        ", ".join([f"rate={rate}", *(f"{name}={size}" for name, size in sizes.items())]),
+        "Use --sampler full to count no amplification by sampling.",
+    )
 
 
-def _at_least_one(number: int, numbers: Calibrate) -> int:
-    if number < 1:
-        checks.fail(
-            "jfl calibrate",
-            f"an epsilon that {numbers.over} of at least one can reach",
-            f"epsilon={numbers.epsilon:g}",
-            "Raise epsilon, delta or the noise.",
-        )
-    return number
+def _show_numbers(name: str, numbers: Numbers, noise_multiplier: float, target=None):
+    guarantee = guarantee_of_numbers(numbers, noise_multiplier)
+    if text := guarantee_rows.noise_warning(guarantee.epsilon, numbers.delta, numbers.unit):
+        console.warn(name, text)
+    row = guarantee_rows.as_row(guarantee)
+    console.table(
+        None,
+        [("noise multiplier", True), *console.PRIVACY],
+        [(f"{noise_multiplier:.6g}", *console.privacy(row))],
+        f"{plain_numbers.MEANINGS[guarantee.adjacency]}\n" + console.caveats([row]),
+    )
+    one = _round_event(numbers, noise_multiplier)
+    proved = lambda rounds: tightest.epsilon(events.repeat(one, rounds), numbers.delta)[0]
+    rounds = _curve_rounds(numbers.rounds or DEFAULT_ROUNDS)
+    values = np.array([*map(proved, rounds[:-1].tolist()), guarantee.epsilon])
+    sizes = {k: getattr(numbers, k) for k in ("rate", "batch", "rows", "cohort", "clients")}
+    setting = [
+        f"noise multiplier {noise_multiplier:.4g}",
+        f"{numbers.sampler.replace('_', ' ')} sampling",
+        *(f"{name} {value:.4g}" for name, value in sizes.items() if value is not None),
+        *([f"{numbers.steps} steps per round"] if numbers.unit == "example" else []),
+    ]
+    curve = rounds, np.minimum.accumulate(values[::-1])[::-1], row
+    _show_curve(*curve, numbers.plot, ", ".join(setting), target)
 
 
 # --- configs
 
 
-def guarantees_of_plan(
-    plan: Plan, rounds: int, delta: float, claims: tuple = ()
-) -> tuple[list[dict], Curve | None]:
-    """Return all guarantees and claims of a plan, and the curve of the guarantee that represents
-    them; None without a guarantee."""
-    found = guarantee_rows.all_rows(plan, rounds, delta, claims)
-    best = guarantee_rows.best(found)
-    if best["epsilon"] is None:
-        return found, None
-    whose = [best[name] for name in ("unit", "view", "adjacency")]
-    points = _curve_rounds(rounds)
-    epsilons = guarantee_rows.epsilons(plan, points, delta, *whose, last=best["epsilon"])
-    fields: dict[str, Any] = {name: best[name] for name in Guarantee._fields}
-    fields["caveats"] = tuple(best["caveats"])
-    return found, Curve(points, epsilons, Guarantee(**fields))
-
-
-def solve_config(config: Config, over: str, target: float | None) -> tuple[Config, Plan]:
-    """Return the config that reaches `target`, and its plan; over "noise_multiplier" or
+def _solve_config(config: Config, over: str) -> tuple[Config, Plan]:
+    """Return the config that reaches its epsilon, and its plan; over "noise_multiplier" or
     "rounds"."""
-    where = "jfl calibrate"
+    where, target = "jfl calibrate", config.epsilon
     checks.require_one_of(where, UNKNOWNS, over=over)
     if target is None:
         checks.fail(where, "epsilon in the config or --epsilon", "neither")
@@ -344,13 +345,13 @@ def solve_config(config: Config, over: str, target: float | None) -> tuple[Confi
             "To find a sampling rate, give numbers instead of a config.",
         )
     if over == "noise_multiplier":
-        plan, found = build(dataclasses.replace(config, epsilon=target, noise_multiplier=None))
+        plan, found = build(dataclasses.replace(config, noise_multiplier=None))
         return found, plan
     if config.noise_multiplier is None:
         checks.fail(where, "noise_multiplier for --over rounds", "none")
     config = dataclasses.replace(config, epsilon=None)
     plan, _ = build(config)
-    most = calibrate_plan(
+    rounds = calibrate_plan(
         plan,
         epsilon=target,
         delta=config.delta,
@@ -359,24 +360,63 @@ def solve_config(config: Config, over: str, target: float | None) -> tuple[Confi
         adjacency=config.adjacency,
         over="rounds",
     )
-    if most < 1:
+    if rounds < 1:
         checks.fail(
             where,
             "an epsilon that one round can reach",
             f"epsilon={target:g}",
             "Raise epsilon or the noise.",
         )
-    return dataclasses.replace(config, rounds=most), plan
+    return dataclasses.replace(config, rounds=rounds), plan
+
+
+def _show_plan(name: str, plan: Plan, config: Config, plot: Path | None, target=None):
+    if text := train.noise_warning(plan, config):
+        console.warn(name, text)
+    guarantees = train.privacy(plan, config, config.rounds)
+    console.table(
+        f"{config.rounds} rounds",
+        console.PRIVACY,
+        [console.privacy(g) for g in guarantees],
+        console.caveats(guarantees),
+    )
+    best = guarantee_rows.best(guarantees)
+    if best["epsilon"] is None:
+        if plot is not None:
+            checks.fail("--plot", "a guarantee to draw", "none")
+        return
+    whose, rounds = [best[k] for k in ("unit", "view", "adjacency")], _curve_rounds(config.rounds)
+    values = guarantee_rows.epsilons(plan, rounds, config.delta, *whose, last=best["epsilon"])
+    noise = guarantee_rows.noise_levels(plan, config.rounds)
+    shown = " to ".join(dict.fromkeys(f"{z:.4g}" for z in noise[0])) if noise else "none"
+    setting = (
+        f"{config.algorithm} on {config.dataset}, noise multiplier {shown}, {config.rounds} rounds"
+    )
+    _show_curve(rounds, values, best, plot, setting, target)
+
+
+# --- curves
+
+
+def _show_curve(rounds, epsilons, guarantee: dict, plot: Path | None, setting: str, target):
+    """Print a table of epsilon against rounds, and draw it if `plot` is a path."""
+    shown = _milestones(int(rounds[-1]))
+    g = guarantee
+    print(f"ε against rounds ({g['unit']}, {g['adjacency']}, {g['view']}, δ = {g['delta']:g})")
+    rows = [(n, f"{value:.4g}") for n, value in zip(rounds, epsilons) if n in shown]
+    console.table(None, [("rounds", True), ("ε", True)], rows)
+    if plot is not None:
+        pictures.draw_epsilon_curve(plot, rounds, epsilons, guarantee, setting, target)
+        print(f"Picture: {plot}")
 
 
 def _curve_rounds(rounds: int) -> np.ndarray:
     """Return the numbers of rounds of a curve: the milestones of a table, and points between."""
-    points = np.append(np.geomspace(1, rounds, NUM_CURVE_POINTS), milestones(rounds))
+    points = np.append(np.geomspace(1, rounds, NUM_CURVE_POINTS), _milestones(rounds))
     return np.unique(points.round().astype(np.int64))
 
 
-def milestones(rounds: int) -> np.ndarray:
+def _milestones(rounds: int) -> np.ndarray:
     """Return the numbers of rounds that a table of epsilons shows."""
-    return np.unique(
-        np.maximum(np.array([1, rounds // 100, rounds // 10, rounds // 4, rounds // 2, rounds]), 1)
-    )
+    parts = np.array([1, rounds // 100, rounds // 10, rounds // 4, rounds // 2, rounds])
+    return np.unique(np.maximum(parts, 1))

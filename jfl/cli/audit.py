@@ -21,7 +21,13 @@ from ..runs import config as configs
 from ..runs.config import Config
 from . import console
 from .exits import Failed
-from .options import config_of, has_config, parse_with_config, split_config_files
+from .options import (
+    config_of,
+    has_config,
+    parse_devices,
+    parse_with_config,
+    split_config_files,
+)
 
 OUT = Path("runs/audit")
 TRIALS = "audit.trials.jsonl"  # the finished runs of an unfinished audit
@@ -104,7 +110,7 @@ def audit(arguments: list[str]) -> None:
         Failed: If the audited epsilon is above the proved one; the report is written nevertheless.
     """
     command, asked, out = _parsed(arguments)
-    mesh = _devices(command.mesh)
+    mesh = parse_devices("--mesh", command.mesh)
     checks.require_seed("jfl audit", seed=command.seed)
     _check_place(out, asked)
     configs.refuse_unused(asked)
@@ -187,14 +193,6 @@ def _parsed(arguments) -> tuple[Audit, Config, Path]:
     return command, dataclasses.replace(config_of(command), **values), out
 
 
-def _devices(words: str) -> str | int | None:
-    if words == "auto":
-        return words
-    if not words.isdecimal():
-        checks.fail("--mesh", "a number, or auto", checks.short_repr(words))
-    return None if words == "1" else int(words)
-
-
 def _whose(command: Audit, config: Config) -> dict:
     """Return the unit, view and adjacency of the command, or else of the config's guarantee."""
     unit = configs.the_unit(config)
@@ -231,23 +229,17 @@ def _check_place(out: Path, config: Config) -> None:
         with directory.locked(out):  # fails if another process uses it
             pass
     read.audits(out)  # a damaged file is reported, not replaced
-    if not (out / "config.toml").exists():
+    file, need = out / "config.toml", "a new directory, or that of the run that is audited"
+    stored = configs.load(file) if file.exists() else None
+    if stored is None:
         if (out / "summary.json").exists():
-            checks.fail("--out", "a new directory, or that of one run", f"{out}, which is neither")
-        return
-    values = configs.load(out / "config.toml")
-    there = dataclasses.asdict(Config(**values)) if "sweep" not in values else None
-    here = dataclasses.asdict(config)
-    differ: Any = there and [k for k in here if k not in CADENCE and there[k] != here[k]]
-    if there is None or differ:
-        checks.fail(
-            "--out",
-            "a new directory, or that of the run that is audited",
-            f"{out}, a sweep"
-            if there is None
-            else f"{out} of a run with other {', '.join(differ)}",
-            "Give another --out.",
-        )
+            checks.fail("--out", need, f"{out} without its config")
+    elif "sweep" in stored:
+        checks.fail("--out", need, f"{out}, a sweep")
+    else:
+        there, here = dataclasses.asdict(Config(**stored)), dataclasses.asdict(config)
+        if differ := [k for k in here if k not in CADENCE and there[k] != here[k]]:
+            checks.fail("--out", need, f"{out} of a run with other {', '.join(differ)}")
 
 
 def entry(report: AuditReport, rounds: int, seed: int, config: dict, manifest: dict) -> dict:

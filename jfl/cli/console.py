@@ -3,11 +3,9 @@
 import sys
 
 from ..core import options
-from ..privacy import plain_numbers
 from ..runs import guarantee_rows, statistics
 from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
 from ..runs.presets import PRESETS
-from .accounting import milestones
 
 # Evaluations are rare, so the remaining time is estimated from this many seconds of a run.
 SPEED_PERIOD_SECONDS = 3600.0
@@ -96,19 +94,9 @@ def caveats(guarantees) -> str:
     )
 
 
-def claimed(guarantees) -> str:
-    """Format the epsilons that a paper claims, with their views."""
-    once = lambda g: ", one round" if g["rounds"] == 1 else ""
-    return ", ".join(
-        f"{g['epsilon']:.4g} ({g['view'].replace('_', ' ')}{once(g)})"
-        for g in guarantees
-        if g["status"] == "claimed"
-    )
-
-
-def results(entries, out):
+def results(entries, out, title=None, notes=()):
     """Print the runs of a summary, with a row per setting over its seeds."""
-    groups, rows = {}, []
+    groups, rows, shown = {}, [], []
     for e in entries:
         groups.setdefault(e["name"], []).append(e)
 
@@ -116,72 +104,36 @@ def results(entries, out):
         values = [v for v in values if v is not None]
         return statistics.plus_minus(*statistics.interval(values)) if values else ""
 
-    printed = any(g["status"] == "claimed" for e in entries for g in e["privacy"])
+    has_claims = any(g["status"] == "claimed" for e in entries for g in e["privacy"])
     for name, group in groups.items():
         good = [e for e in group if not e.get("failed")]
         accuracy, failed = over(e["accuracy"]["final"] for e in good), len(group) - len(good)
+        guarantees = group[0]["privacy"]
+        claims = [g for g in guarantees if g["status"] == "claimed"]
+        best = guarantee_rows.best(guarantees)
+        shown += [best, *claims]
         rows.append(
             (
                 name,
                 len(group),
                 f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
                 over(e["loss"] for e in good),
-                *([claimed(group[0]["privacy"])] if printed else []),
-                *privacy(guarantee_rows.best(group[0]["privacy"])),
+                *([", ".join(map(_claim, claims))] if has_claims else []),
+                *privacy(best),
                 f"{sum(e['seconds']['total'] for e in group):.1f}",
             )
         )
-    beside = [("ε claimed", True)] if printed else []
-    table(
-        None,
-        [
-            ("run", False),
-            ("seeds", True),
-            ("accuracy", True),
-            ("loss", True),
-            *beside,
-            *PRIVACY,
-            ("seconds", True),
-        ],
-        rows,
-        _meaning(rows)
-        + caveats(
-            [guarantee_rows.best(e["privacy"]) for e in entries]
-            + [g for e in entries for g in e["privacy"] if g["status"] == "claimed"]
-        ),
-    )
+    columns = [("run", False), ("seeds", True), ("accuracy", True), ("loss", True)]
+    columns += [("ε claimed", True)] * has_claims + [*PRIVACY, ("seconds", True)]
+    meaning = [statistics.PLUS_MINUS] * any("±" in str(cell) for row in rows for cell in row)
+    table(title, columns, rows, "\n".join([*meaning, caveats(shown), *notes]))
     print(f"Results are in {out}")
 
 
-def demo(title, lines, notes):
-    """Print the lines of the demo, with a row per guarantee."""
-    rows, private = [], []
-    for line in lines:
-        shown = [g for g in line["guarantees"] if not g["implied"]] or line["guarantees"]
-        first = (
-            line["name"],
-            statistics.plus_minus(*statistics.interval(line["accuracy"]), digits=3),
-        )
-        for i, g in enumerate(shown):
-            rows.append(
-                (*(("", "") if i else first), *privacy(g), "" if i else f"{line['seconds']:.1f}")
-            )
-        private += shown
-    table(
-        title,
-        [("run", False), ("accuracy", True), *PRIVACY, ("seconds", True)],
-        rows,
-        _meaning(rows) + "\n".join([caveats(private), *notes]),
-    )
-
-
-def _meaning(rows) -> str:
-    """Return the meaning of ± if the table has one."""
-    return (
-        f"{statistics.PLUS_MINUS}\n"
-        if any("±" in str(cell) for row in rows for cell in row)
-        else ""
-    )
+def _claim(g: dict) -> str:
+    """Format the epsilon that a paper claims, with its view."""
+    once = ", one round" if g["rounds"] == 1 else ""
+    return f"{g['epsilon']:.4g} ({g['view'].replace('_', ' ')}{once})"
 
 
 def warn(command, text):
@@ -222,23 +174,3 @@ def _options(factory) -> str:
 
 def _shown(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def curve(c):
-    """Print epsilon after a few numbers of rounds."""
-    shown = milestones(int(c.rounds[-1]))
-    rows = [(n, f"{value:.4g}") for n, value in zip(c.rounds, c.epsilons) if n in shown]
-    g = c.guarantee
-    print(f"ε against rounds ({g.unit}, {g.adjacency}, {g.view}, δ = {g.delta:g})")
-    table(None, [("rounds", True), ("ε", True)], rows)
-
-
-def show(guarantee, z):
-    """Print the guarantee of plain numbers."""
-    found = guarantee_rows.as_row(guarantee)
-    table(
-        None,
-        [("noise multiplier", True), *PRIVACY],
-        [(f"{z:.6g}", *privacy(found))],
-        f"{plain_numbers.MEANINGS[guarantee.adjacency]}\n" + caveats([found]),
-    )

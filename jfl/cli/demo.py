@@ -1,35 +1,33 @@
-"""The demo: the cost of privacy on handwritten digits of fifty clients.  Copy `settings` to start
-your own experiment."""
+"""The demo: the cost of privacy on handwritten digits of fifty clients."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from .. import algorithms
 from ..core.options import field
-from ..data import datasets, partition
-from ..data.federation import federate
-from ..engine.plan import plan
-from ..engine.sweep import sweep
-from ..gradients.per_example import grad, private_grad
-from ..models import tasks
-from ..privacy.calibration import calibrate
-from ..privacy.mechanisms.chain import chain
-from ..privacy.mechanisms.stages import clip_l2, divide, gaussian, total
-from ..runs import guarantee_rows, pictures, record
-from ..runs.record import RunRecord, Stopwatch
-from ..sampling import batches, clients
+from ..engine.sweep import points_of
+from ..runs import build, record
+from ..runs import sweep as sweeps
+from ..runs.config import Config
 
-CLIENTS, DELTA, BUDGETS = 50, 1e-5, (2.0, 8.0)
+BUDGETS = (2.0, 8.0)
 TITLE = "1,797 handwritten digits, 50 clients, Dirichlet(0.3)"
 NOTES = (
     "With only fifty clients, hiding all rows of one of them removes much of the signal, so "
     "client-level epsilons are large or accuracies low.",
     "The settings were chosen on these digits; no epsilon covers that choice.",
 )
+DIGITS = Config(dataset="digits", partition="dirichlet", alpha=0.3, min_rows=16, clients=50)
+# The noise of a linear model is smaller than that of a network, since it has fewer parameters.
+LINEAR = dataclasses.replace(DIGITS, model="logistic", lr=1.0, adjacency="add_remove")
+PARTS = {
+    "FedAvg": dataclasses.replace(DIGITS, model="mlp", lr=0.5, cohort=20, rounds=80),
+    # noise in each local step, which protects one example, also from the server
+    "record-level DP-FedAvg": dataclasses.replace(
+        LINEAR, unit="example", batch_sampler="full", steps=2, rounds=30
+    ),
+    # noise on the aggregate, which protects a client from observers of the models
+    "client-level DP-FedAvg": dataclasses.replace(LINEAR, unit="client", rounds=20),
+}
 
 
 @dataclasses.dataclass
@@ -49,157 +47,32 @@ class Demo:
     seeds: int = field(3, "runs of each setting")
 
 
-class Part(NamedTuple):
-    """One setting of the demo: plans that differ in their noise."""
-
-    name: str
-    make_plan: Callable  # noise multiplier -> plan
-    private: bool
-    rounds: int
-
-
-def settings():
-    """Return the partition of the digits, and the parts of the demo."""
-    split = partition.dirichlet(clients=CLIENTS, alpha=0.3, min_rows=16)
-    fed = federate(datasets.digits(), split)
-    network, linear = (
-        tasks.mlp(fed, hidden=(64,)),
-        tasks.logistic(fed),
-    )  # noise grows with every parameter
-    everyone = clients.full(CLIENTS)
-
-    def without_privacy(noise_multiplier):
-        alg = algorithms.fedavg(
-            grad(network.loss), lr=0.5, steps=10, batch=batches.without_replacement(16)
-        )
-        return plan(fed, network, alg, clients.without_replacement(CLIENTS, 20))
-
-    def record_level(noise_multiplier):
-        """Add noise in each local step, which protects one example, also from the server."""
-        rows = fed.size.sum() / CLIENTS  # a public constant, not the number of a client's rows
-        mechanism = chain(
-            clip_l2(1.0), total(), gaussian(noise_multiplier), divide(rows), adjacency="add_remove"
-        )
-        alg = algorithms.fedavg(
-            private_grad(linear.loss, mechanism), lr=1.0, steps=2, batch=batches.full()
-        )
-        return plan(fed, linear, alg, everyone)
-
-    def client_level(noise_multiplier):
-        """Add noise to the aggregate, which protects a client from observers of the models."""
-        release = chain(clip_l2(1.0), total(), gaussian(noise_multiplier), divide(CLIENTS))
-        alg = algorithms.fedavg(
-            grad(linear.loss), lr=1.0, steps=10, batch=batches.without_replacement(16)
-        )
-        return plan(fed, linear, alg, everyone, release=release, adjacency="add_remove")
-
-    return split, [
-        Part("FedAvg", without_privacy, False, 80),
-        Part("record-level DP-FedAvg", record_level, True, 30),
-        Part("client-level DP-FedAvg", client_level, True, 20),
-    ]
-
-
-def run(part: Part, rounds: int | None = None, seeds: int = 3):
-    """Run all budgets and seeds of a part as one sweep; return (noise multiplier, plan, points) per
-    budget, and the sweep."""
-    rounds, noise = rounds or part.rounds, [0.0]
-    if part.private:
-        view = guarantee_rows.best(guarantee_rows.all_rows(part.make_plan(1.0), rounds, DELTA))
-        noise = [
-            calibrate(
-                part.make_plan(1.0),
-                epsilon=e,
-                delta=DELTA,
-                rounds=rounds,
-                unit=view["unit"],
-                view=view["view"],
-            )
-            for e in BUDGETS
-        ]
-    result = sweep(part.make_plan, noise_multiplier=noise, seed=range(seeds), rounds=rounds)
-    found = []
-    for z in noise:
-        at = [i for i, p in enumerate(result.points) if p["noise_multiplier"] == z]
-        found.append((z, result.plans[at[0]], at))
-    return found, result
-
-
 def main(
     out: Path, rounds: int | None = None, seeds: int = 3, advance=lambda note: None
 ) -> list[dict]:
-    """Run the demo, write summary.json, metrics.csv, manifest.json and demo.png, and return the
-    lines of its table."""
-    stopwatch = Stopwatch()
-    split, parts = settings()
-    entries, table, groups, lines = [], [], [], []
-    for part in parts:
-        advance(part.name)
-        clock = Stopwatch()
-        found, result = run(part, rounds, seeds)
-        took, compiled = (seconds / len(result.points) for seconds in clock.read())
-        length = int(result.metrics.round[0, -1])
-        for z, made, points in found:
-            guarantees = guarantee_rows.all_rows(made, length, DELTA)
-            best = guarantee_rows.best(guarantees)
-            name = part.name + (f", ε = {best['epsilon']:.3g}" if part.private else "")
-            evaluated = record.lists(result.metrics, points[0])["round"]
-            eps = (
-                guarantee_rows.epsilons(
-                    made,
-                    evaluated,
-                    DELTA,
-                    best["unit"],
-                    best["view"],
-                    best["adjacency"],
-                    last=best["epsilon"],
-                )
-                if part.private
-                else None
-            )
-            for i in points:
-                history, seed = record.lists(result.metrics, i), result.points[i]["seed"]
-                values = dict(
-                    algorithm="fedavg",
-                    dataset="digits",
-                    clients=CLIENTS,
-                    delta=DELTA,
-                    rounds=length,
-                    noise_multiplier=z if part.private else None,
-                )
-                one = RunRecord(name, values, seed, history, took, compiled, guarantees)
-                entries.append(one.entry())
-                table += one.rows(eps)
-            accuracy = np.asarray(result.metrics.accuracy)[points]
-            groups.append(
-                dict(
-                    label=f"{part.name}, {guarantee_rows.label([best])}",
-                    round=history["round"],
-                    accuracy=accuracy,
-                    epsilon=best["epsilon"],
-                )
-            )
-            lines.append(
-                dict(
-                    name=part.name,
-                    accuracy=accuracy[:, -1],
-                    guarantees=guarantees,
-                    seconds=took * len(points),
-                )
+    """Run each part as one sweep, write summary.json, metrics.csv, manifest.json and demo.png, and
+    return the entries of summary.json."""
+    stopwatch, runs = record.Stopwatch(), []
+    for name, config in PARTS.items():
+        advance(name)
+        config = dataclasses.replace(config, rounds=rounds or config.rounds)
+        epsilons = [None] if config.unit is None else list(BUDGETS)
+        points = sweeps.checked_points(
+            config, points_of(dict(epsilon=epsilons, seed=list(range(seeds))))
+        )
+        lines = sweeps.compute(sweeps.Block(points, len(points)))
+        for run in sweeps.shown_runs(points, lines):
+            budget = f", ε = {run.guarantee['epsilon']:.3g}" if run.guarantee else ""
+            runs.append(
+                run._replace(record=dataclasses.replace(run.record, name=f"{name}{budget}"))
             )
     advance("writing")
     out.mkdir(parents=True, exist_ok=True)
     record.void(out)  # an earlier demo may have another number of rounds
-    record.save(
-        out,
-        entries,
-        table,
-        record.manifest(
-            [found[0][1]],
-            split,
-            seconds=dict(zip(("total", "compile"), stopwatch.read())),
-            seeds=list(range(seeds)),
-        ),
+    manifest = record.manifest(
+        [points[0].plan],
+        build.the_partition(DIGITS),
+        seconds=dict(zip(("total", "compile"), stopwatch.read())),
+        seeds=list(range(seeds)),
     )
-    pictures.draw_accuracy(out / "demo.png", groups, TITLE)
-    return lines
+    return record.save_results(out, runs, manifest, "demo.png", TITLE)

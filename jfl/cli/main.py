@@ -11,13 +11,12 @@ from typing import NamedTuple
 from ..core import checks
 from ..engine.compiling import keep_compiled_programs
 from ..report import page
-from ..runs import directory, guarantee_rows, pictures, train
-from ..runs.build import build
+from ..runs import directory
 from . import accounting, audit, console, demo, exits, new, predict, runs
 from .exits import INTERRUPTED as INTERRUPTED
 from .exits import OK, USAGE
 from .exits import UNHEALTHY as UNHEALTHY
-from .options import config_of, has_config, parse, parse_with_config, split_config_files
+from .options import parse
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,120 +65,13 @@ def _demo(arguments):
     begun = time.perf_counter()
     with console.progress() as bar:
         task = bar.add_task("jfl demo", total=4, completed=-1, note="")
-        lines = demo.main(
+        entries = demo.main(
             out, command.rounds, command.seeds, lambda note: bar.update(task, advance=1, note=note)
         )
         bar.update(task, completed=4, note="done")
     seconds = time.perf_counter() - begun
-    console.demo(
-        f"jfl demo: {command.seeds} seeds each, {seconds:.0f} s with compilation", lines, demo.NOTES
-    )
-    print(f"Results and demo.png are in {out}")
-
-
-# --- accounting
-
-
-def _command_of_config(kind, arguments, program):
-    """Parse a command of type `kind` whose flags include those of a config."""
-    command, axes = parse_with_config(kind, arguments, program)
-    if axes:
-        checks.fail(program, "a config without [sweep]", "one")
-    if command.plot is not None:
-        pictures.require_picture_path(command.plot)
-    return command
-
-
-def _show_curve(curve, plot, setting, target=None):
-    """Print the table of a curve, and draw it if `plot` is a path."""
-    if curve is not None:
-        console.curve(curve)
-    if plot is None:
-        return
-    if curve is None:
-        checks.fail("--plot", "a guarantee to draw", "none")
-    pictures.draw_epsilon_curve(
-        plot, curve.rounds, curve.epsilons, curve.guarantee, setting, target
-    )
-    print(f"Picture: {plot}")
-
-
-def _epsilon(arguments):
-    if has_config(arguments):
-        command = _command_of_config(accounting.ConfigEpsilon, arguments, "jfl epsilon")
-        plan, config = build(config_of(command))
-        _show_plan("epsilon", plan, config, command.plot)
-    else:
-        numbers = parse(accounting.Epsilon, arguments, "jfl epsilon")
-        _show_numbers("epsilon", numbers, numbers.noise_multiplier)
-
-
-def _show_plan(name, plan, config, plot, target=None):
-    if text := train.noise_warning(plan, config):
-        console.warn(name, text)
-    guarantees, curve = accounting.guarantees_of_plan(
-        plan, config.rounds, config.delta, train.paper_claims(plan, config, config.rounds)
-    )
-    console.table(
-        f"{config.rounds} rounds",
-        console.PRIVACY,
-        [console.privacy(g) for g in guarantees],
-        console.caveats(guarantees),
-    )
-    noise = guarantee_rows.noise_levels(plan, config.rounds)
-    shown = " to ".join(dict.fromkeys(f"{z:.4g}" for z in noise[0])) if noise else "none"
-    _show_curve(
-        curve,
-        plot,
-        f"{config.algorithm} on {config.dataset}, noise multiplier {shown}, {config.rounds} rounds",
-        target,
-    )
-
-
-def _show_numbers(name, numbers, noise_multiplier, target=None):
-    if numbers.plot is not None:
-        pictures.require_picture_path(numbers.plot)
-    guarantee = accounting.guarantee_of_numbers(numbers, noise_multiplier)
-    if text := accounting.noise_warning(guarantee, noise_multiplier):
-        console.warn(name, text)
-    console.show(guarantee, noise_multiplier)
-    _show_curve(
-        accounting.curve_of_numbers(numbers, noise_multiplier, guarantee),
-        numbers.plot,
-        accounting.describe_numbers(numbers, noise_multiplier),
-        target,
-    )
-
-
-def _calibrate(arguments):
-    if has_config(arguments):
-        _calibrate_config(arguments)
-        return
-    command = parse(accounting.Calibrate, arguments, "jfl calibrate")
-    if command.plot is not None:
-        pictures.require_picture_path(command.plot)
-    solved, noise_multiplier = accounting.solve(command)
-    for name in accounting.FOUND_FIELDS:
-        if getattr(solved, name) != getattr(command, name):
-            print(f"{name} = {getattr(solved, name):.9g}")
-    _show_numbers("calibrate", solved, noise_multiplier, command.epsilon)
-
-
-def _calibrate_config(arguments):
-    command = _command_of_config(accounting.ConfigCalibrate, arguments, "jfl calibrate")
-    config = config_of(command)
-    if command.over == "rounds" and config.noise_multiplier is None:  # --epsilon replaced it
-        in_files = split_config_files(arguments)[0].get("noise_multiplier")
-        config = dataclasses.replace(config, noise_multiplier=in_files)
-    solved, plan = accounting.solve_config(config, command.over, config.epsilon)
-    value = getattr(solved, command.over)
-    if value is not None:
-        print(f"{command.over} = {value:.6g}")
-    elif noise := guarantee_rows.noise_levels(plan, solved.rounds):  # differs by client or round
-        print(f"noise_multiplier = {noise[0][0]:.6g} to {noise[0][1]:.6g}")
-    else:
-        print("noise_multiplier without a known guarantee")
-    _show_plan("calibrate", plan, solved, command.plot, config.epsilon)
+    title = f"jfl demo: {command.seeds} seeds each, {seconds:.0f} s with compilation"
+    console.results(entries, out, title, demo.NOTES)
 
 
 # --- report, list
@@ -228,9 +120,12 @@ COMMANDS = dict(
         "settings",
         _report,
     ),
-    epsilon=Command("compute epsilon, from numbers on the command line or from a config", _epsilon),
+    epsilon=Command(
+        "compute epsilon, from numbers on the command line or from a config", accounting.epsilon
+    ),
     calibrate=Command(
-        "find the noise multiplier, the rounds or the sampling rate for an epsilon", _calibrate
+        "find the noise multiplier, the rounds or the sampling rate for an epsilon",
+        accounting.calibrate,
     ),
     new=Command("write a new algorithm: a file, its test and its card", new.new),
     list=Command(

@@ -77,6 +77,15 @@ def _flags(kind, default):
     return dataclasses.make_dataclass(kind.__name__, flags, namespace=dict(__doc__=kind.__doc__))
 
 
+def parse_devices(flag: str, words: str) -> str | int | None:
+    """Return the argument `mesh` that a flag asks for: a number of devices, or "auto"."""
+    if words == "auto":
+        return words
+    if not words.isdecimal():
+        checks.fail(flag, "a number, or auto", checks.short_repr(words))
+    return None if words == "1" else int(words)
+
+
 # --- commands that a config file may fill
 
 

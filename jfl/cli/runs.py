@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import math
-import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ..core import checks
@@ -17,7 +17,7 @@ from ..runs import sweep as sweeps
 from ..runs import train as runs
 from ..runs.config import Config
 from . import console
-from .options import config_of, parse_with_config
+from .options import config_of, parse_devices, parse_with_config
 
 ENGINES = ("local", "ray")
 
@@ -82,7 +82,8 @@ def train(arguments: list[str]) -> None:
                 note="  ".join(f"{k} {v:.3g}" for k, v in seen if v is not None),
             )
 
-        with _kept(command, "train"):
+        kept = lambda: f"rounds up to {checkpoint.Checkpoints(command.out).latest() or 0}"
+        with _kept(command.out, "journal.json", kept):
             entry = runs.train(
                 config,
                 command.out,
@@ -100,7 +101,7 @@ def _mesh(command):
     if command.coordinator is None:
         if command.processes is not None or command.process is not None:
             checks.fail("jfl train", "--coordinator with --processes and --process", "none")
-        return _count(command.devices)
+        return parse_devices("--devices", command.devices)
     if command.devices != "1":
         checks.fail(
             "jfl train",
@@ -114,14 +115,6 @@ def _mesh(command):
         command.process,
     )
     return "auto"
-
-
-def _count(devices: str):
-    if devices == "auto":
-        return "auto"
-    if not devices.isdecimal():
-        checks.fail("--devices", "a number, or auto", f"{devices!r}")
-    return None if devices == "1" else int(devices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +172,8 @@ def sweep(arguments: list[str]) -> None:
     with console.progress(not command.no_progress, "points") as bar:
         total = math.prod(map(len, axes.values()))
         task = bar.add_task("jfl sweep", total=total, note="checking", accuracy="")
-        with _kept(command, "sweep"):
+        kept = lambda: f"{len(sweeps.points_store(command.out).records)} of its points"
+        with _kept(command.out, sweeps.FILE, kept):
             entries = sweeps.sweep(
                 config_of(command),
                 axes,
@@ -233,47 +227,27 @@ def _engine(command):
         checks.fail(
             "jfl sweep", f"--engine ray with {' and '.join(given)}", f"--engine {command.engine}"
         )
-    return sweeps.Local(_count(command.devices))
+    return sweeps.Local(parse_devices("--devices", command.devices))
 
 
 @contextlib.contextmanager
-def _kept(command, name):
-    """Explain an interruption: say what is kept, and which command continues."""
+def _kept(out: Path, begun: str, count: Callable[[], str]):
+    """Explain an interruption: say what is kept, and how to continue.
+
+    Args:
+        out: the run directory.
+        begun: the name of the first file of a run.
+        count: describes what is kept.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(interrupted(command, name)) from None
-
-
-def interrupted(command, name: str) -> str:
-    """Describe what --out keeps of an interrupted run or sweep, and the command that continues."""
-    out = Path(command.out)
-    if name == "train":
-        done, begun = checkpoint.Checkpoints(out).latest(), (out / "journal.json").exists()
-        kept = f"the checkpoint of round {done}" if done else "the config, but no checkpoint yet"
-    else:
-        done, begun = 0, (out / sweeps.FILE).exists()
-        if begun:
-            done = len(sweeps.points_store(out).records)
-        kept = f"{done} points" if done != 1 else "1 point"
-    if not begun:
-        return (
-            f"Nothing was computed yet, and nothing is kept in {out}: run the same command again."
-        )
-    if not (out / "config.toml").exists():
-        return f"Kept in {out}: {kept}. Continue with the same command and --resume."
-    # flags that are not in config.toml
-    more = [
-        word
-        for field in dataclasses.fields(command)
-        if field.name not in (*configs.FIELDS, "out", "resume", "sweep")
-        and (value := getattr(command, field.name)) != field.default
-        for word in ([f"--{field.name.replace('_', '-')}"] + [str(value)] * (value is not True))
-    ]
-    again = shlex.join(
-        ["jfl", name, "--config", str(out / "config.toml"), "--resume", "--out", str(out), *more]
-    )
-    return f"Kept in {out}: {kept}. Continue with: {again}"
+        if not (out / begun).exists():
+            text = f"Nothing was computed yet, and nothing is kept in {out}: run the same command "
+            raise KeyboardInterrupt(f"{text}again.") from None
+        raise KeyboardInterrupt(
+            f"Kept in {out}: {count()}. Continue with the same command and --resume."
+        ) from None
 
 
 def _value(text):

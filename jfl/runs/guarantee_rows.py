@@ -7,10 +7,9 @@ import numpy as np
 
 from ..core.errors import NotAnalysable
 from ..core.files import plain
-from ..core.records import Caveat, Fn, Guarantee, Plan, code_of
+from ..core.records import Caveat, Guarantee, Plan, code_of
 from ..privacy import guarantees as accounting
 from ..privacy.ledger import entries
-from ..privacy.mechanisms import chain as mechanism
 
 VIEWS = dict(
     server="server",
@@ -22,6 +21,7 @@ VIEWS = dict(
 # Renyi bound
 TIGHT, MANY = 32, 128
 WEAK = 20  # a guarantee with a larger epsilon protects almost nothing
+TYPICAL_NUM_UNITS = 1000  # rows or clients of a training whose data are unknown
 GAIN = 1e-3  # the relative gain in epsilon that justifies computing a privacy-loss distribution
 
 
@@ -171,94 +171,30 @@ def noise_levels(plan: Plan, rounds: int) -> list:
     return [[float(z.min()), float(z.max())] for z in found]
 
 
-def signal_to_noise(plan: Plan, rounds: int) -> float | None:
-    """Return the largest possible sum of a run's contributions in one direction, divided by the
-    standard deviation of the noise there.
+def noise_warning(
+    epsilon: float, delta: float, unit: str, num_units: float = TYPICAL_NUM_UNITS
+) -> str:
+    """Return a warning for an epsilon so small that the model is noise whatever the data are, or so
+    large that it protects almost nothing; "" for others.
 
-    It assumes that all clipped contributions of all rounds point the same way.  The signal of a
-    real training is far smaller, so below 1 nothing can be learned.
+    By group privacy, n rows (for unit "client", n clients) change the odds of a result by a factor
+    of at most e^(n epsilon), except with a probability of at most n e^(n epsilon) delta.  So up to
+    1 / epsilon and 0.1 / delta of them have almost no effect.
 
-    Returns:
-        The smallest ratio over the places where noise is added; None without noise.
-    """
-    cohort, rows = float(plan.sampler.expected), float(np.max(np.asarray(plan.fed.size)))
-    heaviest = lambda round_: float(
-        np.max(np.asarray(plan.weights(round_) if isinstance(plan.weights, Fn) else plan.weights))
-    )
-    # (chain, contributions in one release, releases of the run whose noise adds up, largest weight)
-    sites = [
-        (plan.release, cohort, rounds, heaviest),
-        (plan.upload, 1.0, rounds * cohort, lambda round_: 1.0),
-    ]
-    for release in plan.algorithm.releases:
-        batch = release.batches
-        rate = None if batch.rate is None else float(np.max(np.asarray(batch.rate)))
-        drawn = (
-            batch.expected
-            if batch.expected is not None
-            else rows * rate
-            if rate is not None
-            else batch.batch
-        )
-        held = rows if release.steps or drawn is None else float(drawn)
-        sites.append((release.mechanism, held, rounds * cohort * release.count, lambda round_: 1.0))
-    found = [
-        float(
-            summed
-            * math.sqrt(times)
-            / np.min(np.asarray(mechanism.multipliers(chain, rounds, heaviest)))
-        )
-        for chain, summed, times, heaviest in sites
-        if mechanism.noisy(chain)
-    ]
-    return min(found, default=None)
-
-
-def noise_warning(plan: Plan, rounds: int, unit: str, epsilon: float | None, delta: float) -> str:
-    """Return a warning for a run whose model is noise whatever the data are, or that has almost no
-    privacy; "" for others.
-
-    It warns only if that can be shown: all contributions of the run together are smaller than the
-    noise, or all rows (for unit "client", all clients) together change the odds of any result by
-    less than a factor of e (group privacy).
-    """
-    ratio = signal_to_noise(plan, rounds)
-    levels = noise_levels(plan, rounds)
-    multiplier = f"noise multiplier {min(low for low, _ in levels):.3g}" if levels else "this noise"
-    if ratio is not None and ratio < 1:
-        return (
-            f"this trains on noise: at {multiplier} all contributions of all {rounds} rounds, if "
-            f"they pointed the same way, "
-            f"would add up to at most {ratio:.2g} standard deviations of the noise in that one "
-            f"direction. Lower the noise, or raise "
-            "epsilon."
-        )
-    units, what = (
-        (int(np.sum(np.asarray(plan.fed.size))), "rows")
-        if unit == "example"
-        else (int(np.size(plan.fed.size)), "clients")
-    )
-    if epsilon is not None and units * epsilon < 1:
-        factor = math.exp(units * epsilon)
-        return (
-            f"this trains on noise: at epsilon {epsilon:.3g} all {units} {what} together change "
-            f"the odds of any result by a "
-            f"factor of at most {factor:.4g}, apart from a probability of "
-            f"{min(1, units * factor * delta):.2g}. Raise epsilon, "
-            "or lower the noise."
-        )
-    return "" if epsilon is None else weak_guarantee(epsilon, delta)
-
-
-def weak_guarantee(epsilon: float, delta: float) -> str:
-    """Return a warning for an epsilon that protects almost nothing; "" for others.
-
-    >>> weak_guarantee(8.0, 1e-5)
+    >>> noise_warning(8.0, 1e-5, "example")
     ''
     """
-    if not WEAK < epsilon < math.inf:
-        return ""
-    return (
-        f"epsilon is {epsilon:.3g} at delta {delta:.3g}: above {WEAK}, it protects almost nothing. "
-        f"Raise the noise multiplier, or choose an epsilon (--epsilon 8 --unit client)."
-    )
+    units = "rows" if unit == "example" else "clients"
+    hidden = min(1 / max(epsilon, 1e-300), 0.1 / delta)
+    if num_units <= hidden:
+        return (
+            f"this trains on noise: epsilon {epsilon:.3g} at delta {delta:.3g} hides even "
+            f"{hidden:.2g} {units} together almost completely, and a model that is trained on "
+            f"fewer is noise. Raise epsilon, or lower the noise."
+        )
+    if WEAK < epsilon < math.inf:
+        return (
+            f"epsilon is {epsilon:.3g} at delta {delta:.3g}: above {WEAK}, it protects almost "
+            "nothing. Raise the noise multiplier, or choose an epsilon (--epsilon 8 --unit client)."
+        )
+    return ""

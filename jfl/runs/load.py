@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from ..core import checks
-from ..core.errors import ArgumentError, DataUnavailable
+from ..core.errors import DataUnavailable
 from ..core.records import Plan, Run
 from ..engine.metrics import predict
 from ..engine.round import init
@@ -94,40 +95,26 @@ def read_rows(path: str | Path, like: jax.ShapeDtypeStruct) -> np.ndarray:
     """
     path, where = Path(path), "--data"
     try:
-        if path.suffix == ".npy":
+        if path.suffix in (".npy", ".npz"):
             x = np.load(path)
-        elif path.suffix == ".npz":
-            with np.load(path) as stored:
-                name = "x" if "x" in stored.files else stored.files[0]
-                if name != "x" and len(stored.files) > 1:
-                    checks.fail(where, "an array named x", f"{stored.files} in {path}")
-                x = stored[name]
+            if path.suffix == ".npz":
+                if "x" not in x and len(x) > 1:
+                    raise ValueError(f"no array named x among {', '.join(x)}")
+                x = x["x" if "x" in x else x.files[0]]
         elif path.suffix == ".csv":
-            with open(path, newline="") as file:
-                lines = [line for line in csv.reader(file) if line]
-            skip = bool(lines) and not _is_number(lines[0][0])
-            x = np.array(lines[skip:], np.float64)
+            with open(path) as file:
+                numbers = re.match(r"\s*([-+.\d]|nan|inf)", file.readline(), re.IGNORECASE)
+            x = np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(numbers is None))
         else:
-            checks.fail(where, "a file .npy, .npz or .csv", path.name)
+            raise ValueError("not a file .npy, .npz or .csv")
     except (OSError, ValueError) as error:
-        if isinstance(error, ArgumentError):
-            raise
         checks.fail(where, "rows of numbers", f"{path}: {error}")
     x = np.asarray(x, like.dtype)
-    flat = int(np.prod(like.shape))
-    if x.ndim == 2 and x.shape[1] == flat:  # each line is a flattened row
+    if x.ndim == 2 and x.shape[1] == int(np.prod(like.shape)):  # each line is a flattened row
         x = x.reshape(-1, *like.shape)
     if x.shape[1:] != like.shape:
         checks.fail(where, f"rows of shape {list(like.shape)}", f"{list(x.shape[1:])} in {path}")
     return x
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def predictions(loaded: LoadedRun, x: np.ndarray) -> list[dict]:

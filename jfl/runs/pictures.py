@@ -10,7 +10,6 @@ import numpy as np
 
 from ..core import checks
 from ..core.files import write
-from ..core.records import Guarantee
 from .guarantee_rows import VIEWS
 from .statistics import interval
 
@@ -84,7 +83,7 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
 
 
 def draw_epsilon_curve(
-    path: Path, rounds, epsilons, guarantee: Guarantee, title: str, target: float | None = None
+    path: Path, rounds, epsilons, guarantee: dict, title: str, target: float | None = None
 ) -> None:
     """Draw epsilon against rounds.
 
@@ -92,7 +91,7 @@ def draw_epsilon_curve(
         path: the file to write.
         rounds: Int[n], ascending numbers of rounds.
         epsilons: Float[n].
-        guarantee: the guarantee after the last of the rounds.
+        guarantee: the row of the guarantee after the last of the rounds.
         title: a description of the setting.
         target: an epsilon to mark; None marks none.
     """
@@ -125,9 +124,9 @@ def draw_epsilon_curve(
         )
     ax.set(
         xlabel="rounds",
-        ylabel=f"ε  ({guarantee.unit}, {guarantee.adjacency}, {VIEWS[guarantee.view]}, "
-        f"δ = {guarantee.delta:g})",
-        title=textwrap.fill(f"{title}\n{guarantee.method}", 84, replace_whitespace=False),
+        ylabel=f"ε  ({guarantee['unit']}, {guarantee['adjacency']}, {VIEWS[guarantee['view']]}, "
+        f"δ = {guarantee['delta']:g})",
+        title=textwrap.fill(f"{title}\n{guarantee['method']}", 84, replace_whitespace=False),
     )
     ax.title.set_fontsize(10)
     ax.grid(alpha=0.25, which="major")

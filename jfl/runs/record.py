@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import io
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -244,17 +243,10 @@ def void(directory):
     """Remove files with the epsilon of another number of rounds: summary.json, and pages that
     `jfl report` wrote next to it."""
     (directory / "summary.json").unlink(missing_ok=True)
-    is_page = lambda path: (
-        path.suffix in PAGES and path.is_file() and path.read_bytes().startswith(PAGES[path.suffix])
-    )
-    for page in filter(is_page, list(directory.iterdir())):
-        page.unlink()
-        folder = page.with_name(f"{page.stem}_files")
-        if folder.is_dir() and not folder.is_symlink():
-            for path in [p for p in folder.iterdir() if re.fullmatch(r"picture-\d+\.png", p.name)]:
-                path.unlink()
-            with contextlib.suppress(OSError):  # other files in it
-                folder.rmdir()
+    for path in list(directory.iterdir()):
+        head = PAGES.get(path.suffix)
+        if head is not None and path.is_file() and path.read_bytes().startswith(head):
+            path.unlink()
 
 
 def _generators(plan: Plan) -> str:

@@ -195,40 +195,34 @@ def checked_points(config: Config, grid: list[dict], warn=lambda text: None) -> 
         grid: the other values of each point, with its seed.
         warn: called with a text if some points have too much noise.
     """
-    built, warnings, traced = {}, {}, set()
+    settings: dict[tuple, Point] = {}
+    warnings, sums, traced = {}, {}, set()
     for values in grid:
         setting = _setting(values)
-        if setting in built:
+        if setting in settings:
             continue
-        plan, calibrated = built[setting] = build.build(dataclasses.replace(config, **values))
+        plan, calibrated = build.build(dataclasses.replace(config, **values))
         if text := check_plan(plan, calibrated, traced):
             warnings[setting] = text
+        if id(plan.fed) not in sums:  # plans share their data, which are kept alive
+            sums[id(plan.fed)] = checksum(plan.fed)
+        signature = identity.signature(identity.describe(plan))
+        settings[setting] = Point(calibrated, plan, {}, sums[id(plan.fed)], signature)
     if warnings:
         setting, text = next(iter(warnings.items()))
         words = " ".join(f"{k}={v}" for k, v in setting) or "each point"
         first = "the first " if len(warnings) > 1 else ""
-        warn(f"{len(warnings)} of {len(built)} settings, {first}{words}: {text}")
-    plans = {id(plan): plan for plan, _ in built.values()}
-    federations = {id(plan.fed): plan.fed for plan in plans.values()}
-    sums = {name: checksum(fed) for name, fed in federations.items()}
-    signatures = {name: identity.signature(identity.describe(p)) for name, p in plans.items()}
-    padded = widened(list(plans.values()), widths(list(plans.values())))
-    padded, points = dict(zip(plans, padded)), []
+        warn(f"{len(warnings)} of {len(settings)} settings, {first}{words}: {text}")
+    plans = [point.plan for point in settings.values()]
+    padded = dict(zip(settings, widened(plans, widths(plans))))
+    source, points = checkpoint.code()["source"], []
     for values in grid:
-        plan, calibrated = built[_setting(values)]
-        seeded = dataclasses.replace(calibrated, seed=values["seed"])
-        data, signature = sums[id(plan.fed)], signatures[id(plan)]
-        text = json.dumps(
-            [
-                record.as_json(dataclasses.asdict(seeded)),
-                data,
-                signature,
-                checkpoint.code()["source"],
-            ],
-            sort_keys=True,
-        )
-        key = hashlib.sha256(text.encode()).hexdigest()[:24]
-        points.append(Point(seeded, padded[id(plan)], values, data, signature, key))
+        point = settings[_setting(values)]
+        seeded = dataclasses.replace(point.config, seed=values["seed"])
+        facts = record.as_json(dataclasses.asdict(seeded)), point.data, point.signature, source
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+        plan = padded[_setting(values)]
+        points.append(point._replace(config=seeded, plan=plan, values=values, key=key))
     return points
 
 

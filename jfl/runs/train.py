@@ -490,19 +490,14 @@ def noise_warning(plan, config) -> str:
     """Return a warning for a run with too much or too little noise; "" for others."""
     if (unit := configs.the_unit(config)) is None:
         return ""
+    whose = unit, configs.the_view(config), config.adjacency
     try:
-        epsilon = guarantee_rows.epsilons(
-            plan,
-            [config.rounds],
-            config.delta,
-            unit,
-            configs.the_view(config),
-            config.adjacency,
-            most=0,
-        )[0]
-    except ArgumentError:  # nothing is proved, but the noise may still be too large
-        epsilon = None
-    return guarantee_rows.noise_warning(plan, config.rounds, unit, epsilon, config.delta)
+        (epsilon,) = guarantee_rows.epsilons(plan, [config.rounds], config.delta, *whose, most=0)
+    except ArgumentError:  # nothing is proved
+        return ""
+    sizes = np.asarray(plan.fed.size)
+    num_units = sizes.sum() if unit == "example" else sizes.size
+    return guarantee_rows.noise_warning(epsilon, config.delta, unit, num_units)
 
 
 def privacy(plan: Plan, config: Config, rounds: int) -> list[dict]:

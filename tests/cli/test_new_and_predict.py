@@ -93,7 +93,7 @@ def test_predictions_of_a_file(trained, tmp_path, kind, capsys):
         (["predict", "RUN", "--data", "nothing.npy"], "rows of numbers"),
         (["predict", "RUN", "--data", "rows.txt"], "a file .npy, .npz or .csv"),
         (["predict", "RUN", "--data", "wrong.npy"], "rows of shape"),
-        (["predict", "RUN", "--data", "several.npz"], "an array named x"),
+        (["predict", "RUN", "--data", "several.npz"], "no array named x among a, b"),
         (["predict", "RUN", "--data", "words.csv"], "rows of numbers"),
         (["predict", "nowhere", "--data", "wrong.npy"], "which is not there"),
     ],

@@ -225,8 +225,8 @@ MUTANTS = (
     # --- sweeps and the command line
     Mutant(
         "jfl/runs/sweep.py",
-        'dataclasses.replace(calibrated, seed=values["seed"])',
-        "dataclasses.replace(calibrated, seed=0)",
+        'dataclasses.replace(point.config, seed=values["seed"])',
+        "dataclasses.replace(point.config, seed=0)",
         "tests/runs/test_cluster.py::test_a_sweep_keeps_every_point_once",
     ),
     Mutant(
@@ -244,7 +244,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/runs/sweep.py",
-        "if setting in built:",
+        "if setting in settings:",
         "if False:",
         f"{CLI}::test_a_sweep_calibrates_each_setting_once_and_says_what_is_not_counted",
     ),
