@@ -121,28 +121,23 @@ class ConfigCalibrate(ConfigEpsilon):
 
 def epsilon(arguments: list[str]) -> None:
     """Run `jfl epsilon`."""
-    program = "jfl epsilon"
-    if has_config(arguments):
-        command = _of_config(ConfigEpsilon, arguments, program)
-        plan, config = build(config_of(command))
-        _show_plan("epsilon", plan, config, command.plot)
-        return
-    numbers = _of_numbers(Epsilon, arguments, program)
-    _show_numbers("epsilon", numbers, numbers.noise_multiplier)
+    command = _parsed(Epsilon, ConfigEpsilon, arguments, "jfl epsilon")
+    if isinstance(command, Config):
+        _show_plan("epsilon", *build(config_of(command)), command.plot)
+    else:
+        _show_numbers("epsilon", command, command.noise_multiplier)
 
 
 def calibrate(arguments: list[str]) -> None:
     """Run `jfl calibrate`."""
-    program = "jfl calibrate"
-    if not has_config(arguments):
-        command = _of_numbers(Calibrate, arguments, program)
+    command = _parsed(Calibrate, ConfigCalibrate, arguments, "jfl calibrate")
+    if not isinstance(command, Config):
         solved, noise_multiplier = solve(command)
         for name in FOUND_FIELDS:
             if getattr(solved, name) != getattr(command, name):
                 print(f"{name} = {getattr(solved, name):.9g}")
         _show_numbers("calibrate", solved, noise_multiplier, command.epsilon)
         return
-    command = _of_config(ConfigCalibrate, arguments, program)
     config = config_of(command)
     if command.over == "rounds" and config.noise_multiplier is None:  # --epsilon replaced it
         in_files = split_config_files(arguments)[0].get("noise_multiplier")
@@ -158,22 +153,15 @@ def calibrate(arguments: list[str]) -> None:
     _show_plan("calibrate", plan, solved, command.plot, config.epsilon)
 
 
-def _of_config(kind, arguments, program):
-    """Parse a command whose flags include those of a config."""
-    command, axes = parse_with_config(kind, arguments, program)
-    if axes:
-        checks.fail(program, "a config without [sweep]", "one")
+def _parsed(of_numbers, of_config, arguments: list[str], program: str) -> Any:
+    """Parse a command of numbers, or of a config if the arguments name one."""
+    if has_config(arguments):
+        command, _ = parse_with_config(of_config, arguments, program)
+    else:
+        command = parse(of_numbers, arguments, program)
     if command.plot is not None:
         pictures.require_picture_path(command.plot)
     return command
-
-
-def _of_numbers(kind, arguments, program):
-    """Parse a command whose flags are numbers."""
-    numbers = parse(kind, arguments, program)
-    if numbers.plot is not None:
-        pictures.require_picture_path(numbers.plot)
-    return numbers
 
 
 # --- numbers

@@ -117,16 +117,8 @@ def audit(arguments: list[str]) -> None:
     plan, config = build.build(asked)
     rounds = asked.rounds if command.rounds is None else command.rounds
     begun, kept = time.perf_counter(), out / TRIALS
-    resumed = kept.exists()
     with console.progress(shown=sys.stderr.isatty()) as bar:
-        task, note = bar.add_task("jfl audit", total=None, note="compiling"), "runs"
-
-        def watch(done, total):
-            nonlocal note, resumed
-            if resumed:  # the first call counts the stored runs
-                note, resumed = f"resumed at {done} of {total}", False
-            bar.update(task, completed=done, total=total, note=note)
-
+        task = bar.add_task("jfl audit", total=None, note="compiling")
         report = run_audit(
             plan,
             rounds,
@@ -139,7 +131,7 @@ def audit(arguments: list[str]) -> None:
             claimed=_claimed(command, plan, asked, rounds),
             seed=command.seed,
             mesh=mesh,
-            progress=watch,
+            progress=lambda done, total: bar.update(task, completed=done, total=total, note="runs"),
             keep=kept,
         )
     print(report)
@@ -179,11 +171,7 @@ def _parsed(arguments) -> tuple[Audit, Config, Path]:
                 "Or give --config FILE.toml.",
             )
         arguments = ["--config", str(Path(folder) / "config.toml"), *arguments]
-    command, axes = parse_with_config(Audit, arguments, program, own=OWN)
-    if axes:
-        checks.fail(
-            program, "the config of one run", "one with [sweep]", "Audit one of its points."
-        )
+    command, _ = parse_with_config(Audit, arguments, program, own=OWN)
     files = split_config_files(arguments)[0]
     values = {name: files.get(name, configs.FIELDS[name].default) for name in OWN}
     if not has_config(arguments):

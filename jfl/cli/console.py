@@ -4,8 +4,7 @@ import sys
 
 from ..core import options
 from ..runs import guarantee_rows, statistics
-from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS
-from ..runs.presets import PRESETS
+from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS, PRESETS
 
 # Evaluations are rare, so the remaining time is estimated from this many seconds of a run.
 SPEED_PERIOD_SECONDS = 3600.0

@@ -12,7 +12,7 @@ from ..core import checks
 from ..engine.compiling import keep_compiled_programs
 from ..report import page
 from ..runs import directory
-from . import accounting, audit, console, demo, exits, new, predict, runs
+from . import accounting, audit, console, demo, exits, new, runs
 from .exits import INTERRUPTED as INTERRUPTED
 from .exits import OK, USAGE
 from .exits import UNHEALTHY as UNHEALTHY
@@ -109,7 +109,7 @@ COMMANDS = dict(
     ),
     train=Command("train one model in a directory, with checkpoints and --resume", runs.train),
     sweep=Command("run many settings as few programs: any field may vary", runs.sweep),
-    predict=Command("predict rows of a file with the model of a run", predict.predict),
+    predict=Command("predict rows of a file with the model of a run", runs.predict),
     audit=Command(
         "attack a run with a worst-case canary: a lower bound of its epsilon, next to the proved "
         "and claimed ones",

@@ -13,7 +13,6 @@ from typing import Any
 from ..core import checks
 from ..core.options import field as field
 from ..runs import config as configs
-from ..runs import presets
 from ..runs.config import Config
 
 Command = typing.TypeVar("Command")
@@ -101,7 +100,10 @@ def split_config_files(arguments: Sequence[str]) -> tuple[dict, list[str]]:
         Their values, where later ones replace earlier ones; and the other arguments.
     """
     values, rest, words = {}, [], iter(arguments)
-    read = {"--config": ("a TOML file", configs.load), "--preset": ("a name", presets.fields)}
+    read = {
+        "--config": ("a TOML file", configs.load),
+        "--preset": ("a name", configs.preset_fields),
+    }
     for word in words:
         flag = word.split("=")[0]
         if flag not in read:
@@ -116,7 +118,11 @@ def split_config_files(arguments: Sequence[str]) -> tuple[dict, list[str]]:
 
 
 def parse_with_config(
-    kind: type[Command], arguments: Sequence[str], program: str, own: Sequence[str] = ()
+    kind: type[Command],
+    arguments: Sequence[str],
+    program: str,
+    own: Sequence[str] = (),
+    of_sweep: bool = False,
 ) -> tuple[Command, dict]:
     """Read a command whose flags are the fields of `Config` and a few more.  Flags take precedence
     over files.
@@ -126,12 +132,15 @@ def parse_with_config(
         arguments: command-line arguments.
         program: the name of the program in errors and in `--help`.
         own: fields of `Config` with another meaning for this command, which files do not set.
+        of_sweep: whether files may have axes, in a table [sweep].
 
     Returns:
         The command, and the axes of a sweep from a file.
     """
     values, rest = split_config_files(arguments)
     axes = values.pop("sweep", {})
+    if axes and not of_sweep:
+        checks.fail(program, "the config of one run", "one with [sweep]", "Use jfl sweep.")
     # Noise that is given by a flag replaces noise in the file, in either form.
     flags = {word.split("=")[0].replace("_", "-") for word in rest}
     for one, other in (("noise-multiplier", "epsilon"), ("epsilon", "noise-multiplier")):

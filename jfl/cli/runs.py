@@ -1,4 +1,4 @@
-"""`jfl train` and `jfl sweep`."""
+"""`jfl train`, `jfl sweep` and `jfl predict`."""
 
 import contextlib
 import dataclasses
@@ -8,16 +8,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
+
 from ..core import checks
 from ..core.options import field
 from ..engine import devices as mesh
-from ..runs import checkpoint, on_ray
+from ..runs import checkpoint, load, on_ray
 from ..runs import config as configs
 from ..runs import sweep as sweeps
 from ..runs import train as runs
 from ..runs.config import Config
 from . import console
-from .options import config_of, parse_devices, parse_with_config
+from .options import config_of, parse, parse_devices, parse_with_config
 
 ENGINES = ("local", "ray")
 
@@ -55,9 +57,7 @@ class Train(Config):
 
 def train(arguments: list[str]) -> None:
     """Run `jfl train`."""
-    command, axes = parse_with_config(Train, arguments, "jfl train")
-    if axes:
-        checks.fail("jfl train", "a config without [sweep]", "one", "Use jfl sweep --config.")
+    command, _ = parse_with_config(Train, arguments, "jfl train")
     config, share = config_of(command), _mesh(command)
     if not mesh.is_lead_process():
         runs.train(config, command.out, command.resume, mesh=share)
@@ -159,7 +159,7 @@ class Sweep(Config):
 
 def sweep(arguments: list[str]) -> None:
     """Run `jfl sweep`."""
-    command, axes = parse_with_config(Sweep, arguments, "jfl sweep")
+    command, axes = parse_with_config(Sweep, arguments, "jfl sweep", of_sweep=True)
     axes |= _axes(command.sweep)
     if not axes:
         checks.fail(
@@ -255,3 +255,33 @@ def _value(text):
         with contextlib.suppress(ValueError):
             return kind(text)
     return text
+
+
+# --- predict
+
+
+@dataclasses.dataclass(frozen=True)
+class Predict:
+    """Predict rows of a file with the model of a run.
+
+    example: jfl predict runs/first --data rows.npz --out predictions.csv
+    """
+
+    data: Path | None = field(None, "rows: .npy, .npz (its array x) or .csv of numbers")
+    out: Path | None = field(None, "a CSV file: the label and probabilities of each row; or stdout")
+
+
+def predict(arguments: list[str]) -> None:
+    """Run `jfl predict RUN --data FILE`."""
+    runs = [word for word in arguments[:1] if not word.startswith("-")]
+    command = parse(Predict, arguments[len(runs) :], "jfl predict RUN")
+    if not runs:
+        checks.fail("jfl predict", "the directory of a run first", "none")
+    if command.data is None:
+        checks.fail("jfl predict", "--data FILE", "none")
+    loaded = load.load(runs[0])
+    x = loaded.plan.fed.x
+    rows = load.read_rows(command.data, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
+    lines = load.predictions(loaded, rows)
+    text = load.write_predictions(command.out, lines)
+    print(text[:-1] if command.out is None else f"{len(lines)} predictions in {command.out}")

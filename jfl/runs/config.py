@@ -11,7 +11,7 @@ import functools
 import tomllib
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -517,3 +517,56 @@ def coerce(name: str, value, where: str):
         shown = FIELDS[name].type
         shown = shown.__name__ if isinstance(shown, type) and not optional else str(shown)
         checks.fail(where, f"{name} of type {shown}{words}", checks.short_repr(value))
+
+
+# --- presets
+
+
+class Preset(NamedTuple):
+    """The fields of a config, and the accuracy that they reached."""
+
+    fields: dict
+    # mean and range over seeds 0, 1 and 2, each with its own split
+    accuracy: str
+
+
+_MNIST = dict(dataset="mnist", partition="iid", clients=100, model="logistic")
+_DIGITS = dict(dataset="digits", partition="iid", clients=50, model="logistic")
+_CLIENT = dict(unit="client", view="third_party")
+_EXAMPLE = dict(unit="example", view="server")
+
+PRESETS = {
+    "mnist-client-eps8": Preset(
+        _MNIST | _CLIENT | dict(epsilon=8.0, rounds=20, steps=30, batch=20, lr=0.1),
+        "0.850 (0.849 to 0.851)",
+    ),
+    "mnist-example-eps8": Preset(
+        _MNIST | _EXAMPLE | dict(epsilon=8.0, cohort=20, rounds=30, steps=5, batch=60, lr=1.0),
+        "0.860 (0.859 to 0.861)",
+    ),
+    "digits-client-eps8": Preset(
+        _DIGITS | _CLIENT | dict(epsilon=8.0, rounds=20, steps=10, batch=8, lr=0.3),
+        "0.856 (0.850 to 0.866)",
+    ),
+    "digits-example-eps8": Preset(
+        _DIGITS
+        | _EXAMPLE
+        | dict(algorithm="fedsgd", adjacency="add_remove", epsilon=8.0, rounds=20, lr=4.0)
+        | dict(batch_sampler="full", sampler="full"),
+        "0.871 (0.864 to 0.875)",
+    ),
+}
+
+
+def preset_fields(name: str) -> dict:
+    """Return the fields of a preset.
+
+    Raises:
+        ArgumentError: If there is no such preset.
+
+    Example:
+        >>> preset_fields("mnist-client-eps8")["rounds"]
+        20
+    """
+    checks.require_one_of("--preset", PRESETS, preset=name)
+    return dict(PRESETS[name].fields)

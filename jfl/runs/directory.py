@@ -32,8 +32,6 @@ def checked(out, resume: bool) -> Path:
             "Use a dot for the current directory.",
         )
     out = Path(out)
-    if out.exists() and not out.is_dir():
-        checks.fail("--out", "a directory", f"{out} is a file")
     if has_files(out) and not resume:
         checks.fail(
             "--out",
@@ -43,7 +41,7 @@ def checked(out, resume: bool) -> Path:
         )
     existing = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        checks.fail("--out", "a writable directory", f"{existing}, which is not writable")
+        checks.fail("--out", "a writable directory", f"{existing}, which is not")
     return out
 
 

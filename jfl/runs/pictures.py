@@ -32,52 +32,26 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
         accuracy = np.asarray(g["accuracy"], float)
         mean, (_, half) = accuracy.mean(0), interval(accuracy[:, -1])
         left.plot(g["round"], mean, color=colour, label=g["label"], lw=1.8)
-        if len(accuracy) > 1:  # one seed has no range
-            left.fill_between(
-                g["round"], accuracy.min(0), accuracy.max(0), color=colour, alpha=0.15, lw=0
-            )
+        low, high = accuracy.min(0), accuracy.max(0)
+        left.fill_between(g["round"], low, high, color=colour, alpha=0.15, lw=0)
         if g["epsilon"] is None:
             right.axhline(mean[-1], color=colour, ls="--", lw=1.2)
-            right.annotate(
-                "no privacy",
-                (0.02, mean[-1]),
-                xycoords=("axes fraction", "data"),
-                va="bottom",
-                fontsize=8,
-                color=colour,
-            )
+            place = dict(transform=right.get_yaxis_transform(), va="bottom", fontsize=8)
+            right.text(0.02, mean[-1], "no privacy", color=colour, **place)
         else:
             right.errorbar(g["epsilon"], mean[-1], half, fmt="o", color=colour, capsize=4, ms=6)
-            right.annotate(
-                f"{g['epsilon']:.3g}",
-                (g["epsilon"], mean[-1]),
-                xytext=(6, 5),
-                textcoords="offset points",
-                fontsize=8,
-                color=colour,
-            )
-    left.set(
-        xlabel="round",
-        ylabel="test accuracy",
-        title="accuracy against round (mean and range of seeds)",
-    )
     left.legend(fontsize=8, loc="lower right", frameon=False)
     if known := [g["epsilon"] for g in groups if g["epsilon"] is not None]:
         epsilon_axis(right, known)
     else:
         right.set_xticks([])
-    right.set(
-        xlabel="ε (see the legend for its unit and view)",
-        ylabel="final test accuracy",
-        title="privacy against utility (bars: 95 % intervals)",
-    )
-    for ax in (left, right):
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.title.set_fontsize(10)
+    words = "accuracy against round (mean and range of seeds)"
+    _style(left, "round", "test accuracy", words)
+    words = "privacy against utility (bars: 95 % intervals)"
+    _style(right, "ε (see the legend for its unit and view)", "final test accuracy", words)
     low, high = zip(left.get_ylim(), right.get_ylim())
-    left.set_ylim(max(0, min(low)), min(1, max(high)))
-    right.set_ylim(left.get_ylim())
+    for ax in (left, right):
+        ax.set_ylim(max(0, min(low)), min(1, max(high)))
     figure.suptitle(title, fontsize=11)
     _save(figure, path)
 
@@ -97,7 +71,10 @@ def draw_epsilon_curve(
     """
     figure, ax = _figure((7.2, 4.6))
     drawn = np.where(np.isfinite(epsilons) & (epsilons > 0), epsilons, np.nan)
-    ax.plot(rounds, drawn, color=PALETTE[1], lw=2, marker="o" if len(rounds) == 1 else None)
+    last = f"ε = {drawn[-1]:.4g} after {rounds[-1]} rounds"
+    ax.plot(rounds, drawn, color=PALETTE[1], lw=2, marker="o", ms=3, label=last)
+    if target is not None:
+        ax.axhline(target, color="0.35", ls=":", lw=1.4, label=f"target ε = {target:g}")
     ax.set_xscale("log")
     ax.set_yscale("log")
     known = [*drawn[np.isfinite(drawn)], *([target] if target else [])] or [0.1, 1.0]
@@ -105,32 +82,11 @@ def draw_epsilon_curve(
     ax.set_ylim(low, high)
     _plain_ticks(ax.yaxis, low, high)
     _plain_ticks(ax.xaxis, *ax.get_xlim())
-    if np.isfinite(drawn[-1]):
-        ax.annotate(
-            f"{drawn[-1]:.4g}",
-            (rounds[-1], drawn[-1]),
-            xytext=(-4, 6),
-            textcoords="offset points",
-            ha="right",
-        )
-    if target is not None:
-        ax.axhline(target, color="0.35", ls=":", lw=1.4)
-        ax.annotate(
-            f"target ε = {target:g}",
-            (0.01, target),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-        )
-    ax.set(
-        xlabel="rounds",
-        ylabel=f"ε  ({guarantee['unit']}, {guarantee['adjacency']}, {VIEWS[guarantee['view']]}, "
-        f"δ = {guarantee['delta']:g})",
-        title=textwrap.fill(f"{title}\n{guarantee['method']}", 84, replace_whitespace=False),
-    )
-    ax.title.set_fontsize(10)
-    ax.grid(alpha=0.25, which="major")
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(fontsize=8, loc="lower right", frameon=False)
+    g = guarantee
+    promise = f"{g['unit']}, {g['adjacency']}, {VIEWS[g['view']]}, δ = {g['delta']:g}"
+    words = textwrap.fill(f"{title}\n{g['method']}", 84, replace_whitespace=False)
+    _style(ax, "rounds", f"ε  ({promise})", words)
     _save(figure, path)
 
 
@@ -168,6 +124,13 @@ def _plain_ticks(axis, low, high, first=()):
     ticks = [*first, *ticks[:: max(1, len(ticks) // 8)]]
     axis.set_ticks(ticks, [f"{t:g}" for t in ticks])
     axis.set_ticks([], minor=True)
+
+
+def _style(ax, x: str, y: str, title: str) -> None:
+    ax.set(xlabel=x, ylabel=y)
+    ax.set_title(title, fontsize=10)
+    ax.grid(alpha=0.25, which="major")
+    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _figure(size, *shape, **options):

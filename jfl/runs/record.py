@@ -249,16 +249,6 @@ def void(directory):
             path.unlink()
 
 
-def _generators(plan: Plan) -> str:
-    """Name the random generators of the noisy chains, each once."""
-    words = dict(philox="philox4x32-10, fused", key="the key's own")
-    chains = [r.mechanism for r in plan.algorithm.releases] + [plan.upload, plan.release]
-    used = [
-        words[s.generator] for m in chains if m is not None for s in m.stages if s.role == "noise"
-    ]
-    return " and ".join(dict.fromkeys(used)) or "none"
-
-
 def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict:
     """Return what is needed to reproduce the results, and the noise of the first plan."""
     import flax
@@ -268,7 +258,6 @@ def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict
         versions=environment() | dict(optax=optax.__version__, flax=flax.__version__),
         kernels=dict(
             gradients=gradient_path(plans[0]),
-            normals=_generators(plans[0]),
             convolutions="patches" if multiplies_patches() else "XLA's own; patches of a lone row",
         ),
         noise=guarantee_rows.noise_levels(plans[0], rounds),

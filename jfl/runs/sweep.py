@@ -9,12 +9,11 @@ block has released nothing, and is computed again: the same points in the same p
 import collections
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -360,24 +359,18 @@ def shown_runs(points: list[Point], lines: list[dict], caveats=()) -> list[Shown
     """
     settings = len({_setting(point.values) for point in points})
     most = min(guarantee_rows.TIGHT, max(1, MAX_TIGHT_EPSILONS // settings))
-
-    @functools.cache
-    def proved(setting: Hashable, i: int):
-        """Return the guarantees and epsilons of a setting, from its first point `i`."""
-        plan, config = points[i].plan, points[i].config
-        guarantees = privacy(plan, config, config.rounds)
-        shown = shown_guarantee(guarantees, config)
-        evaluated = lines[i]["history"]["round"]
-        values = epsilons(plan, config, evaluated, shown and shown["epsilon"], most)
-        return [guarantee_rows.add_caveats(g, caveats) for g in guarantees], values, shown
-
-    runs, first = [], {}
-    for i, (point, line) in enumerate(zip(points, lines)):
-        setting = _setting(point.values)
-        words = [f"{k}={v}" for k, v in setting]
-        name = " ".join([point.config.algorithm, *words])
-        guarantees, values, shown = proved(setting, first.setdefault(setting, i))
-        run = RunRecord.of_config(point.config, line, name, guarantees=guarantees)
+    runs, known = [], {}
+    for point, line in zip(points, lines):
+        setting, config = _setting(point.values), point.config
+        if setting not in known:
+            rows = privacy(point.plan, config, config.rounds)
+            shown = shown_guarantee(rows, config)
+            last, evaluated = shown and shown["epsilon"], line["history"]["round"]
+            values = epsilons(point.plan, config, evaluated, last, most)
+            known[setting] = [guarantee_rows.add_caveats(g, caveats) for g in rows], values, shown
+        guarantees, values, shown = known[setting]
+        name = " ".join([config.algorithm, *(f"{k}={v}" for k, v in setting)])
+        run = RunRecord.of_config(config, line, name, guarantees=guarantees)
         runs.append(ShownRun(run, values, shown))
     return runs
 

@@ -24,10 +24,16 @@ from ..privacy.guarantees import Overflow
 from . import build, guarantee_rows
 from . import config as configs
 from . import record as report
-from .checkpoint import Checkpoints, code, differences, environment, refuse_resume
+from .checkpoint import (
+    Checkpoints,
+    Journal,
+    code,
+    differences,
+    environment,
+    refuse_resume,
+)
 from .config import Config
 from .directory import checked, disk_errors_explained, has_files, locked
-from .journal import Journal
 from .record import RunRecord, Stopwatch
 
 # the loggers of `jfl train --log`, by name, for a run directory
@@ -126,22 +132,24 @@ def train(
 def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
     """Train in the process that reads and writes files."""
     out, names = checked(out, resume), _logger_names(log)
-    journaled = _journaled(asked, out) if resume and has_files(out) else None
+    journaled = None
+    if resume and has_files(out):
+        journaled = Journal(out).read()
+        if journaled is None:
+            refuse_resume(
+                "--resume",
+                f"a run with its journal in {out}",
+                "a directory without one",
+                "It is unknown which rounds were seen: start in a new directory with a new --seed.",
+            )
     configs.refuse_unused(asked)
     plan, config = build.build(asked)
     facts = _facts(plan, config)
     if journaled is not None:
-        _refuse_other_plan(journaled, facts, out)
+        _refuse_other_run(journaled, facts, out)
     every, evaluations = _evaluations(config)
     save_every = every if config.checkpoint_every is None else config.checkpoint_every
     checks.require_integer("config", checkpoint_every=save_every)
-    if save_every % every:
-        checks.fail(
-            "config",
-            f"checkpoint_every to be a multiple of evaluate_every={every}",
-            f"checkpoint_every={save_every}",
-            "A checkpoint is written after an evaluation.",
-        )
     if text := check_plan(plan, config, set()):
         warn(text)
     with locked(out):
@@ -185,27 +193,6 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
                 **meta,
             )
             return _train(session)
-
-
-def _journaled(asked: Config, out: Path) -> dict:
-    """Return the record in the journal of the run that `asked` continues.
-
-    The configs are compared before data are read and anything is computed.
-    """
-    journaled = Journal(out).read()
-    if journaled is None:
-        refuse_resume(
-            "--resume",
-            f"a run with its journal in {out}",
-            "a directory without one",
-            "It is unknown which rounds were seen: start in a new directory with a new --seed.",
-        )
-    # Noise that is calibrated from an epsilon is compared later.
-    later = ("noise_multiplier", "epsilon") if asked.epsilon is not None else ()
-    _refuse_other_config(journaled, report.as_json(dataclasses.asdict(asked)), later, out)
-    if (released := journaled["until"]) > asked.rounds:
-        checks.fail("--rounds", f">= {released}, the rounds already released", asked.rounds)
-    return journaled
 
 
 def _follow(config, mesh, ready):
@@ -288,15 +275,8 @@ def _train(session: Session) -> dict:
         _log(writers, session.history, curve)  # so that the log of a resumed run is complete
         history = _run_segments(session, curve, stopwatch, writers)
     seconds, compiled = stopwatch.read()
-    record = RunRecord(
-        name=config.algorithm,
-        config=dataclasses.asdict(config),
-        seed=config.seed,
-        history=history,
-        seconds=session.seconds + seconds,
-        compile_seconds=compiled,
-        guarantees=guarantees,
-    )
+    measured = dict(history=history, seconds=session.seconds + seconds, compile=compiled)
+    record = RunRecord.of_config(config, measured, guarantees=guarantees)
     manifest = report.manifest(
         [plan],
         build.the_partition(config),
@@ -361,29 +341,29 @@ def _log(writers: list, seen: dict, curve: dict) -> None:
 # --- what a resumed run must have in common
 
 
-def _refuse_other_config(journaled: dict, here: dict, later: tuple, out):
-    """Refuse to resume if fields differ, except those that are compared `later`.
+def _refuse_other_run(journaled: dict, facts: dict, out):
+    """Refuse to resume unless everything except the length of the run and the intervals of
+    evaluations and checkpoints is the same.
 
-    A field that is missing in the stored run had its default.
+    A field that is missing in the stored config had its default.
     """
+    config = facts["config"]
     stored = report.as_json(dataclasses.asdict(Config())) | journaled["config"]
-    there = {k: stored[k] for k in here if k not in (*configs.RUN_ONLY, *later)}
-    if differ := differences(there, {k: here[k] for k in there}):
+    there, here = (
+        {k: values[k] for k in config if k not in configs.RUN_ONLY} for values in (stored, config)
+    )
+    if differ := differences(there, here):
         do = f"jfl train --config {out}/config.toml --resume --out {out} has the same values."
-        if len(differ) == 1 and there.get("noise_multiplier") != here["noise_multiplier"]:
+        if len(differ) == 1 and there["noise_multiplier"] != here["noise_multiplier"]:
             do += (
                 " A calibrated noise multiplier holds for the number of rounds of its calibration: "
-                f"to run more, give --noise-multiplier {stored['noise_multiplier']!r} instead of "
+                f"to run more, give --noise-multiplier {there['noise_multiplier']!r} instead of "
                 "--epsilon."
             )
         refuse_resume(f"checkpoint {out}", "the config that made it", "; ".join(differ), do)
-
-
-def _refuse_other_plan(journaled: dict, facts: dict, out):
-    """Refuse to resume unless everything except the length of the run and the intervals of
-    evaluations and checkpoints is the same."""
-    config, rounds = facts["config"], journaled["config"]["rounds"]
-    _refuse_other_config(journaled, config, (), out)
+    rounds, until = stored["rounds"], journaled["until"]
+    if until > config["rounds"]:
+        checks.fail("--rounds", f">= {until}, the rounds already released", config["rounds"])
     # Noise that is calibrated or that changes by round depends on the number of rounds.
     depends = (
         config["clip_decay"] != 1 or config["noise_decay"] != 1 or config["epsilon"] is not None

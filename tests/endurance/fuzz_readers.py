@@ -293,7 +293,7 @@ def adult(folder, data):
 
 def journal(folder, data):
     """journal.json of a run's folder."""
-    from jfl.runs.journal import Journal
+    from jfl.runs.checkpoint import Journal
 
     (folder / "journal.json").write_bytes(text_of(data, [JOURNAL]))
     found = Journal(folder).read()

@@ -42,8 +42,7 @@ from jfl.cli import main
 from jfl.core.files import temporary
 from jfl.privacy.guarantees import guarantee
 from jfl.runs import build, config, pictures, record, train
-from jfl.runs.checkpoint import Checkpoints, environment
-from jfl.runs.journal import Journal
+from jfl.runs.checkpoint import Checkpoints, Journal, environment
 
 PLAN = config.Config(
     clients=6,

@@ -192,26 +192,26 @@ MUTANTS = (
         f"{CHECKPOINT}::test_a_run_that_dies_resumes_to_the_straight_one",
     ),
     Mutant(
-        "jfl/runs/journal.py",
+        "jfl/runs/checkpoint.py",
         'if record["program"] == here and since <= done:',
         "if since <= done:",
         f"{CHECKPOINT}::test_another_program_does_not_release_rounds_again",
     ),
     Mutant(
-        "jfl/runs/journal.py",
+        "jfl/runs/checkpoint.py",
         'if record["program"] == here and since <= done:',
         'if record["program"] == here:',
         f"{CHECKPOINT}::test_a_program_does_not_release_the_rounds_of_an_earlier_one",
     ),
     Mutant(
-        "jfl/runs/journal.py",
+        "jfl/runs/checkpoint.py",
         'until if before is None else max(until, before["until"])',
         "until",
         f"{CHECKPOINT}::test_the_furthest_round_is_remembered_through_several_stops",
     ),
     Mutant(
         "jfl/runs/train.py",
-        "if differ := differences(there, {k: here[k] for k in there}):",
+        "if differ := differences(there, here):",
         "if differ := []:",
         f"{CHECKPOINT}::test_another_config_is_refused_and_named",
     ),
@@ -231,8 +231,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/runs/sweep.py",
-        "proved(setting, first.setdefault(setting, i))",
-        "proved((), 0)",
+        "guarantees, values, shown = known[setting]",
+        "guarantees, values, shown = next(iter(known.values()))",
         f"{CLI}::test_a_sweep_over_delta_proves_each_at_its_own",
     ),
     Mutant(

@@ -7,21 +7,20 @@ import pytest
 from jfl.cli import main
 from jfl.engine.simulate import simulate
 from jfl.privacy.guarantees import guarantee
-from jfl.runs import presets
 from jfl.runs.build import build
-from jfl.runs.config import Config, coerce
+from jfl.runs.config import PRESETS, Config, coerce, preset_fields
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_fields_are_those_of_a_config(name):
-    fields = presets.fields(name)
+    fields = preset_fields(name)
     Config(**{k: coerce(k, v, "preset") for k, v in fields.items()})
     dataset, unit, epsilon = name.split("-")
     assert fields["dataset"] == dataset and fields["unit"] == unit
     assert fields["epsilon"] == float(epsilon.removeprefix("eps"))
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_trains_for_a_round(name, tmp_path, monkeypatch, capsys):
     """Through the command line, which refuses options without effect; MNIST's rows are a
     stand-in."""
@@ -36,10 +35,10 @@ def test_every_preset_trains_for_a_round(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.by_default("digits-client-eps8")
-@pytest.mark.parametrize("name", [n for n in presets.PRESETS if n.startswith("digits")])
+@pytest.mark.parametrize("name", [n for n in PRESETS if n.startswith("digits")])
 def test_it_learns_what_it_says(name):
     """The accuracy beside it is of three seeds: one is within 3 points of their range."""
-    preset = presets.PRESETS[name]
+    preset = PRESETS[name]
     plan, config = build(Config(**preset.fields, seed=0, partition_seed=0))
     out = simulate(jax.random.key(0), plan, config.rounds, evaluate_every=config.rounds)
     low, high = map(float, preset.accuracy.split("(")[1].rstrip(")").split(" to "))
