@@ -3,11 +3,14 @@
 import dataclasses
 from pathlib import Path
 
+from ..core import checks
 from ..core.options import field
 from ..engine.sweep import points_of
-from ..runs import build, record
+from ..runs import build, directory, record
 from ..runs import sweep as sweeps
 from ..runs.config import Config
+from . import console
+from .options import parse
 
 BUDGETS = (2.0, 8.0)
 TITLE = "1,797 handwritten digits, 50 clients, Dirichlet(0.3)"
@@ -47,32 +50,36 @@ class Demo:
     seeds: int = field(3, "runs of each setting")
 
 
-def main(
-    out: Path, rounds: int | None = None, seeds: int = 3, advance=lambda note: None
-) -> list[dict]:
-    """Run each part as one sweep, write summary.json, metrics.csv, manifest.json and demo.png, and
-    return the entries of summary.json."""
+def demo(arguments: list[str]) -> None:
+    """Run `jfl demo`: each part as one sweep; then write its files and print its table."""
+    command = parse(Demo, arguments, "jfl demo")
+    out, seeds, rounds = command.out, command.seeds, command.rounds
+    checks.require_integer("jfl demo", seeds=seeds, rounds=1 if rounds is None else rounds)
+    directory.checked(out, resume=(out / "demo.png").exists())
     stopwatch, runs = record.Stopwatch(), []
-    for name, config in PARTS.items():
-        advance(name)
-        config = dataclasses.replace(config, rounds=rounds or config.rounds)
-        epsilons = [None] if config.unit is None else list(BUDGETS)
-        points = sweeps.checked_points(
-            config, points_of(dict(epsilon=epsilons, seed=list(range(seeds))))
-        )
-        lines = sweeps.compute(sweeps.Block(points, len(points)))
-        for run in sweeps.shown_runs(points, lines):
-            budget = f", ε = {run.guarantee['epsilon']:.3g}" if run.guarantee else ""
-            runs.append(
-                run._replace(record=dataclasses.replace(run.record, name=f"{name}{budget}"))
-            )
-    advance("writing")
+    with console.progress() as bar:
+        task = bar.add_task("jfl demo", total=len(PARTS), note="")
+        for name, config in PARTS.items():
+            bar.update(task, note=name)
+            config = dataclasses.replace(config, rounds=rounds or config.rounds)
+            epsilons = [None] if config.unit is None else list(BUDGETS)
+            axes = dict(epsilon=epsilons, seed=list(range(seeds)))
+            points = sweeps.checked_points(config, points_of(axes))
+            lines = sweeps.compute(sweeps.Block(points, len(points)))
+            for run in sweeps.shown_runs(points, lines):
+                budget = f", ε = {run.guarantee['epsilon']:.3g}" if run.guarantee else ""
+                named = dataclasses.replace(run.record, name=f"{name}{budget}")
+                runs.append(run._replace(record=named))
+            bar.update(task, advance=1, note="done")
+    seconds, compiled = stopwatch.read()
     out.mkdir(parents=True, exist_ok=True)
     record.void(out)  # an earlier demo may have another number of rounds
     manifest = record.manifest(
         [points[0].plan],
         build.the_partition(DIGITS),
-        seconds=dict(zip(("total", "compile"), stopwatch.read())),
+        seconds=dict(total=seconds, compile=compiled),
         seeds=list(range(seeds)),
     )
-    return record.save_results(out, runs, manifest, "demo.png", TITLE)
+    entries = record.save_results(out, runs, manifest, "demo.png", TITLE)
+    title = f"jfl demo: {seeds} seeds each, {seconds:.0f} s with compilation"
+    console.results(entries, out, title, NOTES)

@@ -4,14 +4,11 @@ import dataclasses
 import functools
 import importlib.metadata
 import sys
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..core import checks
 from ..engine.compiling import keep_compiled_programs
 from ..report import page
-from ..runs import directory
 from . import accounting, audit, console, demo, exits, new, runs
 from .exits import INTERRUPTED as INTERRUPTED
 from .exits import OK, USAGE
@@ -53,27 +50,6 @@ def _help():
     print("\nexample: jfl train --preset digits-client-eps8 --out runs/first")
 
 
-# --- demo
-
-
-def _demo(arguments):
-    command = parse(demo.Demo, arguments, "jfl demo")
-    checks.require_integer(
-        "jfl demo", seeds=command.seeds, rounds=1 if command.rounds is None else command.rounds
-    )
-    out = directory.checked(command.out, resume=(command.out / "demo.png").exists())
-    begun = time.perf_counter()
-    with console.progress() as bar:
-        task = bar.add_task("jfl demo", total=4, completed=-1, note="")
-        entries = demo.main(
-            out, command.rounds, command.seeds, lambda note: bar.update(task, advance=1, note=note)
-        )
-        bar.update(task, completed=4, note="done")
-    seconds = time.perf_counter() - begun
-    title = f"jfl demo: {command.seeds} seeds each, {seconds:.0f} s with compilation"
-    console.results(entries, out, title, demo.NOTES)
-
-
 # --- report, list
 
 
@@ -105,7 +81,7 @@ class Command(NamedTuple):
 COMMANDS = dict(
     demo=Command(
         "train on digits with three kinds of privacy: a table and a picture in a minute",
-        _demo,
+        demo.demo,
     ),
     train=Command("train one model in a directory, with checkpoints and --resume", runs.train),
     sweep=Command("run many settings as few programs: any field may vary", runs.sweep),

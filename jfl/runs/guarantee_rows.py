@@ -85,13 +85,12 @@ def best(guarantees: list[dict]) -> dict:
     )
 
 
-def label(guarantees: list[dict], unit: str | None = None) -> str:
-    """Describe the first guarantee (of a unit) in a legend."""
-    fit = [g for g in guarantees if g["epsilon"] is not None and unit in (None, g["unit"])]
-    if not fit:
+def label(guarantee: dict | None) -> str:
+    """Describe a guarantee in a legend; None is none."""
+    if guarantee is None:
         return "no privacy"
-    g = fit[0]
-    return f"ε = {g['epsilon']:.3g} ({g['unit']}, {VIEWS[g['view']]})"
+    view = VIEWS[guarantee["view"]]
+    return f"ε = {guarantee['epsilon']:.3g} ({guarantee['unit']}, {view})"
 
 
 def epsilons(

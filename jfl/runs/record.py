@@ -204,9 +204,8 @@ def save_results(
     for record, epsilons, guarantee in runs:
         table += record.rows(epsilons)
         if not record.failed and record.history.get("accuracy"):
-            shown = [guarantee] if guarantee else []
             group = dict(
-                label=f"{record.name}, {guarantee_rows.label(shown)}",
+                label=f"{record.name}, {guarantee_rows.label(guarantee)}",
                 round=record.history["round"],
                 accuracy=[],
                 epsilon=guarantee and guarantee["epsilon"],

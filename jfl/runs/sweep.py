@@ -148,7 +148,7 @@ def sweep(
         store = _stored(out, facts, resume)
         if store.head is None:
             _begin(store, facts, config, axes, points, machine, block)
-        elif {p.key for p in points} != {k for b in _blocks(store) for k in b}:
+        elif {p.key for p in points} != {k for g in store.head["programs"] for b in g for k in b}:
             refuse_resume(
                 f"sweep {out}",
                 "the data and plans that it was made from",
@@ -269,11 +269,6 @@ def _begin(store: ResultStore, facts, config, axes, points: list[Point], machine
             "jfl sweep --config config.toml --out DIR",
         ),
     )
-
-
-def _blocks(store: ResultStore) -> list[list[str]]:
-    """Return the blocks of a stored sweep, as the keys of their points."""
-    return [block for group in store.head["programs"] for block in group]
 
 
 def _disk_errors_explained(store: ResultStore):
