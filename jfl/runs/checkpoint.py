@@ -27,9 +27,8 @@ import numpy as np
 
 from ..core import checks, files
 from ..core.errors import ResumeRefused
-from ..core.files import write
+from ..core.files import digest_of, write
 from ..core.records import Run
-from ..core.result_store import digest_of
 
 MAGIC, FORMAT = "jfl-checkpoint", 4  # of checkpoints and of the journal
 KEPT = 2
