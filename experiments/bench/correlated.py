@@ -56,7 +56,7 @@ def noise_of(plan):
     like = jax.eval_shape(plan.task.init, jax.random.key(0))
     if stage.strategy is None:  # the same code, with a strategy that is none
         stage = jfl.correlated(1.0, jfl.strategies.identity(ROUNDS))
-    empty = correlated.initial_buffers(jfl.chain(jfl.clip_l2(1.0), jfl.total(), stage), like)
+    empty = correlated.initial_buffers(stage.strategy, like) if stage.strategy.memory else ()
 
     @jax.jit
     def many(key, stage, state):

@@ -127,7 +127,7 @@ def views(plan: Plan, paper: str | None = None) -> tuple:
     """Return the views that a paper covers."""
     paper = _paper(plan, paper)
     if paper == "ranaweera2025":
-        return ("third_party",) if mechanism.claimed(plan.release) is not None else ("server",)
+        return ("third_party",) if _claimed(plan.release) is not None else ("server",)
     return ("server", "third_party") if paper in ("noble2022", "talaei2024") else ("server",)
 
 
@@ -142,7 +142,7 @@ def _asked(plan, rounds, delta, paper, view) -> str:
 def _paper(plan, paper) -> Any:
     checks.require_type(WHERE, Plan, "jfl.plan", plan=plan)
     chains = (plan.release, *(r.mechanism for r in plan.algorithm.releases))
-    wavelet = any(mechanism.claimed(m) is not None for m in chains)
+    wavelet = any(_claimed(m) is not None for m in chains)
     paper = (
         ("ranaweera2025" if wavelet else PAPERS.get(plan.algorithm.name))
         if paper is None
@@ -383,12 +383,17 @@ def _li_noise(plan, epsilon, rounds, delta, view):
 # --- Ranaweera et al. 2025
 
 
+def _claimed(chain):
+    """Return the multiplier that the paper states for the noise of a chain, or None."""
+    stage = mechanism.noise_of(chain)
+    return None if stage is None else stage.claimed
+
+
 def _ranaweera_entry(plan, view):
     unit = "client" if view == "third_party" else "example"
     chain = plan.release if unit == "client" else plan.algorithm.releases[0].mechanism
-    return next(e for e in entries.entries(plan, 1) if (e.unit, e.view) == (unit, view)), float(
-        mechanism.claimed(chain)
-    )
+    entry = next(e for e in entries.entries(plan, 1) if (e.unit, e.view) == (unit, view))
+    return entry, float(_claimed(chain))
 
 
 def _ranaweera_epsilon(entry, z, rounds, delta):

@@ -195,8 +195,7 @@ def band_energies(
     """Return the mean over rows of the energy of a row's gradient in each band, Float[bands].
 
     The energies sum to the mean of ||gradient||^2.  They describe gradients of rows rather than the
-    mean gradient, since noise has to hide a single row.  `jfl.wavelet.ellipsoid` and
-    `jfl.wavelet.optimal` take them.
+    mean gradient, since noise has to hide a single row.  `jfl.wavelet.ellipsoid` takes them.
 
     Args:
         task, params, x, y, microbatch: see the module.

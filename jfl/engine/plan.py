@@ -130,13 +130,9 @@ def plan(
             "A client does not keep state of earlier releases. Use clip_adaptive or clip_scaled in "
             "release.",
         )
-    correlated.refuse_memory("plan", upload)
-    distributed.refuse("plan", release, "release")
     linear_maps.refuse_unpaired("plan", upload, release)
     for declared in algorithm.all_releases:
         linear_maps.refuse_unpaired("private_grad", declared.mechanism)
-        correlated.refuse("plan", declared.mechanism, "private_grad")
-        distributed.refuse("plan", declared.mechanism, "private_grad")
     # The server sees which clients upload, so noise can only hide the content of an upload.
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     algorithm = _bind_example_chains(algorithm)
@@ -156,8 +152,9 @@ def plan(
         paired_noise,
         secure_aggregation=secure_aggregation,
     )
-    correlated.refuse_changing("plan", release, result.weights)
-    distributed.refuse_unlike("plan", upload, release, result.weights)
+    private = [r.mechanism for r in algorithm.all_releases]
+    correlated.check_plan("plan", upload, release, private, result.weights)
+    distributed.check_plan("plan", upload, release, private, result.weights)
     each = client_bytes(result)
     # Only the first round is checked here, because the number of rounds is not known yet.
     mech.check_schedules("plan", result, 1)

@@ -651,7 +651,7 @@ def init_run(key: Key, plan: Plan, plan_identity: Words, plan_history: Words) ->
     strategy = correlated.strategy_of(plan.release)
     if strategy is None or not strategy.memory:
         return run
-    buffers = correlated.initial_buffers(plan.release, _upload_sum_shapes(run, plan))
+    buffers = correlated.initial_buffers(strategy, _upload_sum_shapes(run, plan))
     return dataclasses.replace(run, mechanism=buffers)
 
 

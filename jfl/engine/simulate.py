@@ -435,7 +435,7 @@ def _copy_of_start(run: Run, plan: Plan) -> Run:
     The compiled program donates its arguments, so it must not get the caller's arrays.
     """
     fresh = jax.eval_shape(init_run, run.key, plan, run.plan_identity, run.plan_history)
-    held = correlated.begun_anew(run.mechanism, fresh.mechanism)
+    held = correlated.fit_buffers(run.mechanism, fresh.mechanism)
     run = dataclasses.replace(run, mechanism=held)
     if _form(fresh) != _form(run):
         unlike = [n for n in STATES if _form(getattr(fresh, n)) != _form(getattr(run, n))]

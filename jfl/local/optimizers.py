@@ -45,14 +45,16 @@ def noise_std(mechanism: Mechanism) -> float:
     where = "optimizers.noise_std"
     checks.require_type(where, Mechanism, "jfl.chain", mechanism=mechanism)
     bound = mechanism if mechanism.adjacency else Mechanism(mechanism.stages, "add_remove")
+    noise = chain.noise_of(bound)
     levels = None if chain.scheduled(bound) else chain.multiplier(bound)
     post = [s for s in bound.stages if s.role == "post"]
     divisor = chain.denominator(bound) or 1.0
     if (
         not isinstance(levels, float)
-        or chain.shape(bound) is not None
+        or noise is None
+        or noise.law != "gaussian"
+        or noise.shape is not None
         or chain.remembers(bound)
-        or chain.law_of(bound) != "gaussian"
         or any(s.divisor != "number" for s in post)
     ):
         checks.fail(
@@ -113,19 +115,17 @@ def adam_without_noise_bias(
 
     def update(gradient, state, params=None):
         count = state.count + 1
-        decay = lambda rate, old, new: jax.tree.map(
-            lambda a, b: rate * a + (1 - rate) * b, old, new
-        )
-        mean = decay(b1, state.mean, gradient)
-        square = decay(b2, state.square, jax.tree.map(jnp.square, gradient))
-        correction1, correction2 = (1 - jnp.float32(b) ** count for b in (b1, b2))
+        mean = optax.tree_utils.tree_update_moment(gradient, state.mean, b1, 1)
+        square = optax.tree_utils.tree_update_moment(gradient, state.square, b2, 2)
+        corrected_mean = optax.tree_utils.tree_bias_correction(mean, b1, count)
+        corrected_square = optax.tree_utils.tree_bias_correction(square, b2, count)
 
         def step(m, v):
-            signal = jnp.maximum(v / correction2 - jnp.square(noise_std), least)
+            signal = jnp.maximum(v - jnp.square(noise_std), least)
             rate: Any = learning_rate
-            return -rate * (m / correction1) / jnp.sqrt(signal)
+            return -rate * m / jnp.sqrt(signal)
 
-        return jax.tree.map(step, mean, square), Moments(count, mean, square)
+        return jax.tree.map(step, corrected_mean, corrected_square), Moments(count, mean, square)
 
     rule: Any = update  # optax types its states more narrowly
     return optax.GradientTransformation(init, rule)

@@ -289,17 +289,17 @@ MUTANTS = (
     # --- what audits and the noise test must see
     Mutant(  # noise without the clip factor
         "jfl/privacy/mechanisms/chain.py",
-        "level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32",
-        "level, jnp.float32",
+        "level if stage.absolute else level * sensitivity(mechanism, state, max_weight),",
+        "level,",
         OF_CLIENTS,
         slow=True,
     ),
     Mutant(  # noise divided twice
         "jfl/privacy/mechanisms/chain.py",
-        "        after = after._replace(std=std, shape=s.shape)",
+        "        after = after._replace(std=std, shape=stage.shape)",
         "        for post in _of(mechanism, 'post'):\n"
         "            sigma = post.apply(sigma, after)[0]\n"
-        "        after = after._replace(std=std, shape=s.shape)",
+        "        after = after._replace(std=std, shape=stage.shape)",
         OF_CLIENTS,
         slow=True,
     ),

@@ -11,7 +11,7 @@ from jfl.kernels import haar
 from jfl.kernels.normals import normals
 from scipy.stats import chi2, norm
 
-from jfl.privacy.mechanisms import haar_bands
+from jfl.privacy.mechanisms import haar_bands, wavelet
 
 pytestmark = pytest.mark.accelerator
 
@@ -21,9 +21,8 @@ GOLDEN_H = np.array([5.25, -2, -4, 2, 1, 0.5, 1, 0.25])
 
 # one program is compiled much faster than its operations one by one
 analysis, analysis2 = jax.jit(haar.analysis, static_argnums=1), jax.jit(haar.analysis2)
-analyse, energies, optimal = (
-    jax.jit(f, static_argnums=0)
-    for f in (haar_bands.analyse, haar_bands.energies, haar_bands.optimal)
+analyse, energies = (
+    jax.jit(f, static_argnums=0) for f in (haar_bands.analyse, haar_bands.energies)
 )
 
 
@@ -274,8 +273,8 @@ TABLE = {
             *[(2, k, 2**k, 64 >> k) for k in range(1, 6)],
         ],
     ),
-    "chosen": (
-        haar_bands.pixels(LIKE, (3,), leaves=[0]),
+    "other leaf": (
+        haar_bands.pixels(LIKE, (3,)),
         [(0, 0, 4, 1), (0, 1, 2, 2), (0, 2, 4, 1), (1, -1, 1, 1), (2, -1, 1, 60)],
     ),
 }
@@ -425,18 +424,10 @@ def test_bands_are_structure():
         (lambda b, t: haar_bands.noise(b, jax.random.key(0), jnp.ones(6), [t] * 2), "noise"),
         (lambda b, t: haar_bands.synthesise(b, analyse(b, t), t["w"]), "synthesise"),
         (lambda b, t: haar_bands.pixels(t, (28, 28)), "pixels"),
-        (lambda b, t: haar_bands.pixels(t, (5, 6), leaves=[0]), "pixels"),
-        (lambda b, t: haar_bands.pixels(t, (5, 6), leaves=[7]), "pixels"),
         (lambda b, t: haar_bands.pixels(t, ()), "pixels"),
         (lambda b, t: haar_bands.pixels(t, (5, 6.0)), "pixels"),
-        (lambda b, t: haar_bands.pixels(t, (5, 6), leaves=()), "pixels"),
         (lambda b, t: haar_bands.flat({}), "flat"),
         (lambda b, t: haar_bands.plain(jnp.ones((0, 3))), "plain"),
-        (lambda b, t: haar_bands.optimal(b, -jnp.ones(6)), "optimal"),
-        (lambda b, t: haar_bands.optimal(b, jnp.ones(5)), "optimal"),
-        (lambda b, t: haar_bands.optimal(b, jnp.ones(6), utility=0.0), "optimal"),
-        (lambda b, t: haar_bands.family(b, jnp.full(6, jnp.nan), 0.5), "family"),
-        (lambda b, t: haar_bands.family(b, jnp.ones(6), 0.5, floor=0.0), "family"),
     ],
 )
 def test_bands_refuse(call, where):
@@ -537,56 +528,41 @@ def test_prior():
     image, signal = TABLE["image"][0], TABLE["signal"][0]
     mean = (2 * 64 + 96 * 4 + 24 * 16 + 6 * 64) / 128  # of all coefficients of the pyramid
     assert haar_bands.prior(image).tolist() == [mean, mean, 64, 4, 16, 64]
-    assert haar_bands.prior(image, 0.5).tolist()[2:] == [8, 2, 4, 8]
     assert haar_bands.prior(signal).tolist()[2:] == [32, 2, 4, 8, 16, 32]
     assert haar_bands.prior(image).dtype == np.float32
-    for b, table in TABLE.values():
-        assert haar_bands.prior(b, 0.0).tolist() == [1.0] * len(table)
     assert haar_bands.prior(TABLE["plain"][0]).tolist() == [1.0]
 
 
+def relative_stds(b, exponent, energies):
+    return 1 / np.asarray(wavelet.ellipsoid(b, exponent, energies).scales, np.float64)
+
+
 @settings(max_examples=16)
-@given(st.sampled_from(sorted(TABLE)), st.integers(0, 10**6), st.booleans())
-def test_optimal_allocation(name, seed, weighted):
+@given(st.sampled_from(sorted(TABLE)), st.integers(0, 10**6))
+def test_exponent_one_half_is_the_best_allocation(name, seed):
     b, table = TABLE[name]
     r, n = np.random.default_rng(seed), haar_bands.sizes(b)
     c2 = r.uniform(0.1, 10, len(table)) ** 2
-    a = r.uniform(0.2, 5, len(table)) if weighted else np.ones(len(table))
-    t2 = np.asarray(optimal(b, c2, a), np.float64) ** 2
-    cost = lambda t2: (
-        (a * n * t2).sum() * (c2 / t2).sum()
-    )  # of noise with sum C_b^2 / tau_b^2 = 1 / sigma^2
-    np.testing.assert_allclose(cost(t2), np.sqrt(c2 * a * n).sum() ** 2, rtol=1e-5)
+    t2 = relative_stds(b, 0.5, c2) ** 2
+    # of noise with sum C_b^2 / tau_b^2 = 1 / sigma^2
+    cost = lambda t2: (n * t2).sum() * (c2 / t2).sum()
+    np.testing.assert_allclose(cost(t2), np.sqrt(c2 * n).sum() ** 2, rtol=1e-5)
     for other in (np.ones(len(table)), *np.exp(r.normal(size=(20, len(table))))):
         assert cost(t2) <= cost(other) * (1 + 1e-5) and cost(t2) <= cost(t2 * other) * (1 + 1e-5)
 
 
-def test_families_of_allocations():
+def test_stds_follow_energies_down_to_a_floor():
     b, n = TABLE["image"][0], haar_bands.sizes(TABLE["image"][0])
     energies = n * np.array([1, 4, 9, 16, 0, 1e-12])
     each = np.array([1, 4, 9, 16, 16e-6, 16e-6]) / 16  # two bands stand on the floor
-    np.testing.assert_allclose(haar_bands.family(b, energies, 0.5), each**0.25, rtol=1e-5)
-    np.testing.assert_allclose(
-        haar_bands.family(b, energies, 0.5, floor=0.5)[-1], 0.25**0.25, rtol=1e-5
-    )
-    np.testing.assert_allclose(haar_bands.family(b, energies, 1.0), each**0.5, rtol=1e-5)
-    np.testing.assert_allclose(
-        haar_bands.family(b, energies, 0.5), haar_bands.optimal(b, energies), rtol=1e-6
-    )
-    np.testing.assert_allclose(
-        haar_bands.optimal(b, energies, floor=0.1)[-1], 0.01**0.25, rtol=1e-5
-    )
-    assert (
-        haar_bands.family(b, energies, 0.0).tolist()
-        == haar_bands.family(b, 0 * energies, 0.5).tolist()
-        == [1.0] * 6
-    )
-    assert haar_bands.optimal(b, 0 * energies).tolist() == [1.0] * 6
-    close(optimal(b, energies), haar_bands.optimal(b, energies))
+    for exponent in (0.25, 0.5, 1.0):
+        stds = relative_stds(b, exponent, energies)
+        np.testing.assert_allclose(stds / stds[3], each ** (exponent / 2), rtol=1e-5)
+    for stds in (relative_stds(b, 0.0, energies), relative_stds(b, 0.5, 0 * energies)):
+        np.testing.assert_allclose(stds, 1.0, rtol=1e-6)
     prior = haar_bands.prior(b)  # and from no data
-    np.testing.assert_allclose(
-        haar_bands.family(b, n * prior, 0.25), (prior / prior.max()) ** 0.125, rtol=1e-5
-    )
+    stds = relative_stds(b, 0.25, None)
+    np.testing.assert_allclose(stds / stds.max(), (prior / prior.max()) ** 0.125, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [haar_bands.flat, haar_bands.per_layer])

@@ -43,7 +43,7 @@ def encoded_by_hand(code, key, x):
     assert start == len(x)
     x = np.concatenate(parts) * code.scale
     rounding, noise = jax.random.split(key)
-    for number in range(shares.TRIES):
+    for number in range(shares.NUM_ROUNDING_TRIES):
         draw = jax.random.uniform(jax.random.fold_in(rounding, number), x.shape)
         whole = np.floor(x) + (np.asarray(draw) < x - np.floor(x))
         if np.linalg.norm(whole) <= code.longest:
@@ -208,7 +208,7 @@ def test_the_divergence_of_the_known_discrete_gaussian():
     """Alone, a discrete Gaussian is as concentrated as a Gaussian (Canonne et al., 2020)."""
     code = encoding("discrete_gaussian", cohort=1, bits=14)
     slopes, constants = code.bounds(1)
-    rho = (code.longest * (1 + shares.ROUNDING) / (code.scale * code.share)) ** 2 / 2
+    rho = (code.longest * (1 + shares.NORM_ERROR) / (code.scale * code.share)) ** 2 / 2
     assert slopes.min() == pytest.approx(rho) and constants[0] == 0
     assert np.sqrt(1 / (2 * rho)) == pytest.approx(1.0, rel=0.02)  # the multiplier asked for
 

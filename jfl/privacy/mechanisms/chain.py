@@ -26,28 +26,37 @@ from ...kernels.normals import normals
 from ...verify import marks
 from . import correlated, haar_bands
 from .stages import FLOOR, After, Stage
+from .strategies import Remainder
 
-ROUNDS_AT_ONCE = 2**16  # that are checked together
-LAST_ROUND = 2**31 - 1  # that the clock can count
 ROLES = ("row", "sum", "noise", "post")
-# one unit more or less; another in its place; or, with all that is drawn as it is, nothing of it
+# One unit more or less; another in its place; or the same samples, to which it contributes zero.
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 LAWS = ("gaussian", "laplace", "discrete_gaussian", "skellam")
-WHOLE = ("discrete_gaussian", "skellam")  # distributions of integers
+INTEGER_LAWS = ("discrete_gaussian", "skellam")
+# Schedules are checked in blocks of this many rounds, so that all runs share one program.
+ROUNDS_PER_CHECK = 2**14
+# The last round that the clock of a run can count.
+LAST_ROUND = 2**31 - 1
 
 
 @record
 class PartialSum:
-    """The sum of some of the contributions."""
+    """The sum of some of the contributions.
 
-    value: (
-        Any  # the masked, weighted sum: float32 or wider, also of contributions in half precision
-    )
-    count: Any  # contributions so far
-    clipped: Any  # of them clipped
-    weight: Any  # the sum of their weights
-    nonfinite: Any  # contributions that counted as zero, since they were not finite
-    # pytrees.dtypes_of of a contribution, to which a release is cast back
+    Attributes:
+        value: the masked, weighted sum, in float32 at least.
+        count: the number of contributions.
+        clipped: how many of them were clipped.
+        weight: the sum of their weights.
+        nonfinite: how many counted as zero, since they were not finite.
+        dtypes: `pytrees.dtypes_of` of a contribution, to which a release is cast back.
+    """
+
+    value: Any
+    count: Any
+    clipped: Any
+    weight: Any
+    nonfinite: Any
     dtypes: tuple[Any, ...] = static()
 
 
@@ -70,70 +79,54 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     """
     for s in stages:
         if not isinstance(s, Stage):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
-            checks.fail(
-                "chain", "stages such as clip_l2(1.0), total(), gaussian(1.1), divide(16)", f"{s!r}"
-            )
-    order = [ROLES.index(s.role) for s in stages]
+            expected = "stages such as clip_l2(1.0), total(), gaussian(1.1), divide(16)"
+            checks.fail("chain", expected, f"{s!r}")
     got = " -> ".join(f"{s.name}[{s.role}]" for s in stages) or "no stage"
-    if order != sorted(order) or order.count(1) != 1:
-        checks.fail(
-            "chain",
-            "stages in the order row -> sum -> noise -> post with exactly one sum",
-            got,
-            "Noise before the sum is added once per row, and a clip after it protects nobody.",
-        )
-    if order.count(2) > 1:
-        checks.fail(
-            "chain", "at most one noise stage", got, "Two Gaussians are one: add their variances."
-        )
-    laws = [
-        s.name
-        for s in stages
-        if s.role == "noise"
-        and not (s.law in LAWS and (s.law in WHOLE) == (s.encoding is not None))
-    ]
-    if laws:
-        checks.fail(
-            "chain",
-            f"noise with one of the distributions {', '.join(LAWS)}, such as gaussian(1.1)",
-            f"a noise stage {laws[0]!r}",
-            "No other noise is drawn and accounted, whatever a stage is called.",
-        )
-    if 2 in order and order[0] != 0:
-        checks.fail(
-            "chain",
-            "a bound before the noise",
-            got,
-            "Start with clip_l2(...): noise hides only what is bounded.",
-        )
+
+    def require(condition: bool, expected: str, hint: str = "") -> None:
+        if not condition:
+            checks.fail("chain", expected, got, hint)
+
+    order = [ROLES.index(s.role) for s in stages]
+    require(
+        order == sorted(order) and order.count(1) == 1,
+        "stages in the order row -> sum -> noise -> post with exactly one sum",
+        "Noise before the sum is added once per row, and a clip after it protects nobody.",
+    )
+    noises = [s for s in stages if s.role == "noise"]
+    require(
+        len(noises) <= 1, "at most one noise stage", "Two Gaussians are one: add their variances."
+    )
+    require(
+        all(s.law in LAWS and (s.law in INTEGER_LAWS) == (s.encoding is not None) for s in noises),
+        f"noise with one of the distributions {', '.join(LAWS)}, such as gaussian(1.1)",
+        "No other noise is drawn and accounted, whatever a stage is called.",
+    )
     rows = [s for s in stages if s.role == "row"]
-    if (
-        rows
-        and rows[-1].is_map
-        and not all(s.is_map for s in rows)
-        or (2 in order and all(s.is_map for s in rows))
-    ):
-        checks.fail(
-            "chain",
-            "a clip after the last map",
-            got,
-            "Put clip_l2(...) between the map and total(): what a map makes of a bounded "
-            "contribution has no bound.",
-        )
-    changed = [s for s in stages if s.law == "laplace" and not plain_laplace(s)]
-    if changed:
-        checks.fail("chain", "Laplace noise as laplace(...) makes it", f"{changed[0]!r}")
-    if any(s.law == "laplace" for s in stages) and rows[-1].name != "clip_l1":
-        checks.fail(
-            "chain",
-            "clip_l1(...) as the last clip before laplace(...)",
-            got,
-            "Its noise covers the sum of absolute values, which no other clip bounds.",
-        )
-    if sum(s.state is not None for s in stages) > 1 or (
-        sum(not s.is_map for s in rows) > 1 and any(s.state is not None for s in stages)
-    ):
-        checks.fail("chain", "an adaptive clip as the only clip", got)
+    clips = [s for s in rows if not s.is_map]
+    require(
+        bool(rows or not noises),
+        "a bound before the noise",
+        "Start with clip_l2(...): noise hides only what is bounded.",
+    )
+    require(
+        not rows[-1].is_map if clips else not noises,
+        "a clip after the last map",
+        "Put clip_l2(...) between the map and total(): what a map makes of a bounded contribution "
+        "has no bound.",
+    )
+    for s in noises:
+        if s.law == "laplace":
+            require(plain_laplace(s), f"Laplace noise as laplace(...) makes it, but not {s!r}")
+            require(
+                rows[-1].name == "clip_l1",
+                "clip_l1(...) as the last clip before laplace(...)",
+                "Its noise covers the sum of absolute values, which no other clip bounds.",
+            )
+    states = [s for s in stages if s.state is not None]
+    require(
+        len(states) <= 1 and (not states or len(clips) <= 1), "an adaptive clip as the only clip"
+    )
     if adjacency is not None:
         checks.require_one_of("chain", ADJACENCIES, adjacency=adjacency)
     return Mechanism(tuple(stages), adjacency)
@@ -143,8 +136,13 @@ def _of(mechanism: Mechanism, role: str) -> list[Any]:
     return [s for s in mechanism.stages if s.role == role]
 
 
+def noise_of(mechanism: Mechanism | None) -> Stage | None:
+    """Return the noise stage of a chain; None without noise."""
+    return next(iter(_of(mechanism, "noise")), None) if mechanism is not None else None
+
+
 def noisy(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
-    return mechanism is not None and bool(_of(mechanism, "noise"))
+    return noise_of(mechanism) is not None
 
 
 def plain_laplace(stage: Stage) -> bool:
@@ -156,11 +154,6 @@ def plain_laplace(stage: Stage) -> bool:
         and not stage.absolute
         and stage.shape is stage.strategy is stage.encoding is None
     )
-
-
-def law_of(mechanism: Mechanism) -> str:
-    """Return the name of the distribution of the noise; "" without noise."""
-    return next((s.law for s in _of(mechanism, "noise")), "")
 
 
 def has_clip(mechanism: Mechanism | None) -> bool:
@@ -238,24 +231,20 @@ def limit(mechanism: Mechanism) -> float:
     return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
 
 
-def shape(mechanism: Any) -> Any:
+def shape(mechanism: Mechanism) -> Any:
     """Return the shape of the noise; None if it is isotropic, or if there is none."""
-    return next((s.shape for s in _of(mechanism, "noise")), None)
+    stage = noise_of(mechanism)
+    return None if stage is None else stage.shape
 
 
 def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) -> Any:
     """Return how far one neighbour moves the sum, in the norm of the noise: bound * max_weight, or
     twice that under replace_one."""
     if mechanism.adjacency is None:
-        checks.fail(
-            "chain",
-            "an adjacency before noise is added",
-            "adjacency=None",
-            (
-                "jfl.plan binds it from the samplers; on its own, pass chain(..., "
-                'adjacency="add_remove").'
-            ),
+        hint = (
+            'jfl.plan sets it from the samplers; otherwise use chain(..., adjacency="add_remove").'
         )
+        checks.fail("chain", "an adjacency before noise is added", "adjacency=None", hint)
     return (
         (2.0 if mechanism.adjacency == "replace_one" else 1.0)
         * bound(mechanism, state, shape(mechanism))
@@ -263,30 +252,17 @@ def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) 
     )
 
 
-def _now(value: Any, round_: Array) -> Any:
-    if not isinstance(value, Fn):
-        return value
-    value = jnp.asarray(value(round_), jnp.float32)
-    return jnp.where(value >= FLOOR, value, jnp.nan)  # Health stops a clip or a noise that is none
-
-
 def at_round(mechanism: Mechanism, round_: Any) -> Mechanism:
     """Return the mechanism of one round, with the values of clip norms and noise that change over
     rounds."""
+    now = lambda function: _now(function, round_)
+    stages = (s.map_schedules(now) for s in mechanism.stages)
+    return Mechanism(tuple(stages), mechanism.adjacency)
 
-    def resolve(stage: Stage) -> Stage:
-        parts = {}
-        for name in ("apply", "bound", "update"):
-            f = getattr(stage, name)
-            if f is not None and any(isinstance(v, Fn) for v in f.data.values()):
-                parts[name] = Fn(
-                    f.function, {k: _now(v, round_) for k, v in f.data.items()}, f.static
-                )
-        if isinstance(stage.noise, Fn):
-            parts["noise"] = _now(stage.noise, round_)
-        return dataclasses.replace(stage, **parts) if parts else stage
 
-    return Mechanism(tuple(resolve(s) for s in mechanism.stages), mechanism.adjacency)
+def _now(function: Fn, round_: Array) -> Array:
+    value = jnp.asarray(function(round_), jnp.float32)
+    return jnp.where(value >= FLOOR, value, jnp.nan)  # Health stops a clip or a noise that is none
 
 
 @named("mechanism.later")
@@ -295,44 +271,26 @@ def _shifted(round_: Array, *, of: Fn, first: int) -> Any:
 
 
 def later(value: Any, first: int) -> Any:
-    """Return a mechanism, or a function of the round, that begins at round `first`."""
+    """Return a mechanism, or a function of the round, that begins at round `first`; None stays.
+
+    An accountant reads it if a plan continues another one: correlated noise begins there.
+    """
     if isinstance(value, Fn):
         return Fn(_shifted, dict(of=value), dict(first=first))
     if value is None:
         return value
-    value = correlated.later(value, first)
-    if not scheduled(value):
-        return value
-
-    def move(f: Fn | None) -> Fn | None:
-        shift = lambda v: later(v, first) if isinstance(v, Fn) else v
-        return f and Fn(f.function, {k: shift(v) for k, v in f.data.items()}, f.static)
-
-    stages = (
-        dataclasses.replace(
-            s,
-            apply=move(s.apply),
-            bound=move(s.bound),
-            noise=later(s.noise, first) if isinstance(s.noise, Fn) else s.noise,
-        )
-        for s in value.stages
-    )
+    stages = [s.map_schedules(lambda function: later(function, first)) for s in value.stages]
+    for i, s in enumerate(stages):
+        if s.strategy is not None:
+            rest = max(s.strategy.rounds - first, 0)
+            remainder = Remainder(rest, s.strategy.separation, s.strategy, int(first))
+            stages[i] = dataclasses.replace(s, strategy=remainder)
     return Mechanism(tuple(stages), value.adjacency)
 
 
 def scheduled(mechanism: Mechanism | None) -> bool:
     """Return whether a clip norm or the noise is a function of the round."""
-    of_the_round = [
-        v
-        for s in (mechanism.stages if mechanism else ())
-        for f in (s.apply, s.bound)
-        if f
-        for v in f.data.values()
-    ]
-    return any(
-        isinstance(v, Fn)
-        for v in of_the_round + [s.noise for s in (mechanism.stages if mechanism else ())]
-    )
+    return mechanism is not None and any(s.schedules() for s in mechanism.stages)
 
 
 def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
@@ -341,9 +299,9 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
 
     A Python number, or Float64[C] where each client has its own.  Of a mechanism `at` one round.
     """
-    if not noisy(mechanism):
+    stage = noise_of(mechanism)
+    if mechanism is None or stage is None:
         return None
-    stage = _of(mechanism, "noise")[0]
     value = np.asarray(stage.noise, np.float64)
     if stage.absolute:
         if adaptive(mechanism):
@@ -358,16 +316,10 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
     return value if value.ndim else float(value)
 
 
-def claimed(mechanism: Mechanism | None) -> Any:
-    """Return the multiplier that a paper states for the noise; None if there is none."""
-    return (
-        next((s.claimed for s in _of(mechanism, "noise")), None) if mechanism is not None else None
-    )
-
-
 def multiplier_follows(mechanism: Mechanism) -> bool:
     """Return whether the noise is stated in units of the sensitivity, whatever that is."""
-    return not any(s.absolute for s in _of(mechanism, "noise"))
+    stage = noise_of(mechanism)
+    return stage is None or not stage.absolute
 
 
 def multipliers(
@@ -384,14 +336,11 @@ def multipliers(
 def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
     """Return whether the noise multiplier is a function of the round.  It is not where only clips
     and maps are, and the noise follows the clip."""
-    if not noisy(mechanism):
+    stage = noise_of(mechanism)
+    if mechanism is None or stage is None:
         return False
-    clips_change = any(
-        isinstance(v, Fn) for s in _of(mechanism, "row") if s.bound for v in s.bound.data.values()
-    )
-    return (not multiplier_follows(mechanism) and clips_change) or any(
-        isinstance(s.noise, Fn) for s in _of(mechanism, "noise")
-    )
+    clips = [s for s in _of(mechanism, "row") if not s.is_map and stage.absolute]
+    return any(s.schedules() for s in (stage, *clips))
 
 
 def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> PartialSum:
@@ -479,62 +428,59 @@ def release_sum(
         Noise is added in float32 at least.  Noise or a bound below what float32 can hold becomes
         nan: Health stops it.
     """
-    after, form, value = (
-        After(realised),
-        pytrees.dtypes_of(value) if dtypes is None else dtypes,
-        pytrees.wide(value),
-    )
-    summed, noise_key = value, marks.noise_key(key)
-    for s in _of(mechanism, "noise"):
-        level = (
-            s.noise
-            if jnp.ndim(s.noise) == 0
-            else s.noise.at[client].get(mode="fill", fill_value=jnp.nan)
-        )
+    form = pytrees.dtypes_of(value) if dtypes is None else dtypes
+    after, value = After(realised), pytrees.wide(value)
+    stage = noise_of(mechanism)
+    if stage is not None:
+        level = stage.noise
+        if jnp.ndim(level):  # a level for each client
+            level = level.at[client].get(mode="fill", fill_value=jnp.nan)
         sigma = jnp.asarray(
-            level if s.absolute else level * sensitivity(mechanism, state, max_weight), jnp.float32
+            level if stage.absolute else level * sensitivity(mechanism, state, max_weight),
+            jnp.float32,
         )
-        sigma = jnp.where(
-            (bound(mechanism, state, s.shape) >= FLOOR) & _lasts(sigma), sigma, jnp.nan
-        )
+        is_bounded = bound(mechanism, state, stage.shape) >= FLOOR
+        sigma = jnp.where(is_bounded & _lasts(sigma), sigma, jnp.nan)
         # of a Laplace number of scale 1 the variance is 2
-        std = sigma * math.sqrt(2) if s.law == "laplace" else sigma
-        after = after._replace(std=std, shape=s.shape)
-        if s.encoding is not None:
-            value = s.encoding.encode(noise_key, value)
-        elif s.law == "laplace":
-            value = pytrees.map(
-                lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype),
-                value,
-                laplace(noise_key, value),
-            )
-        elif s.shape is None:
-            if series is None:
-                correlated.refuse("chain", mechanism, "a release on its own")
-            if s.strategy is None or series is None:
-                drawn = normals(noise_key, value, s.generator)
-            else:
-                key_of_round, round_ = series
-                fresh = lambda index, s=s, like=value, key_of=key_of_round: normals(
-                    marks.noise_key(key_of(index)), like, s.generator
-                )
-                drawn, state = correlated.mix(s.strategy, fresh, round_, state)
-            value = pytrees.map(
-                lambda x, n, sigma=sigma: x + (sigma * n).astype(x.dtype), value, drawn
-            )
-        else:
-            stds = sigma / s.shape.scales
-            drawn = haar_bands.noise(
-                s.shape.bands, noise_key, jnp.where(_lasts(stds), stds, jnp.nan), value
-            )
-            value = pytrees.map(lambda x, n: x + n.astype(x.dtype), value, drawn)
-        value = marks.release(value, summed, key, mechanism, max_weight=max_weight, client=client)
+        std = sigma * math.sqrt(2) if stage.law == "laplace" else sigma
+        after = after._replace(std=std, shape=stage.shape)
+        released, state = _add_noise(stage, sigma, key, value, state, series)
+        value = marks.release(released, value, key, mechanism, max_weight=max_weight, client=client)
     for s in mechanism.stages:
         if s.update is not None:
             state, value = s.update(state, value)
     for s in _of(mechanism, "post"):
         value, after = s.apply(value, after)
     return pytrees.cast(value, form), state
+
+
+def _add_noise(
+    stage: Stage, sigma: Array, key: Key, value: Tree, state: Any, series: Any
+) -> tuple[Tree, Any]:
+    """Return a sum with the noise of a stage of scale `sigma`, and the state of the chain."""
+    noise_key = marks.noise_key(key)
+    if stage.encoding is not None:
+        return stage.encoding.encode(noise_key, value), state
+    if stage.shape is not None:
+        stds = sigma / stage.shape.scales
+        stds = jnp.where(_lasts(stds), stds, jnp.nan)
+        noise = haar_bands.noise(stage.shape.bands, noise_key, stds, value)
+    else:
+        if stage.law == "laplace":
+            unit = laplace(noise_key, value)
+        elif stage.strategy is None:
+            unit = normals(noise_key, value, stage.generator)
+        elif series is None:
+            expected = "correlated noise in release or upload only"
+            unit = checks.fail("chain", expected, "it in a release on its own", "Use gaussian.")
+        else:
+            key_of_round, round_ = series
+            fresh = lambda index: normals(
+                marks.noise_key(key_of_round(index)), value, stage.generator
+            )
+            unit, state = correlated.mix(stage.strategy, fresh, round_, state)
+        noise = pytrees.map(lambda n: sigma * n, unit)
+    return pytrees.map(lambda x, n: x + n.astype(x.dtype), value, noise), state
 
 
 def _lasts(std: Array) -> Array:
@@ -597,47 +543,31 @@ def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None
     """
     for mechanism in (plan.upload, plan.release):
         correlated.covers(where, mechanism, first + rounds)
-    of_clients = [("private_grad", r.mechanism) for r in plan.algorithm.all_releases]
-    for site, mechanism in (("release", plan.release), ("upload", plan.upload), *of_clients):
+    private = [("private_grad", r.mechanism) for r in plan.algorithm.all_releases]
+    for site, mechanism in (("release", plan.release), ("upload", plan.upload), *private):
         for stage in mechanism.stages if mechanism is not None else ():
-            levels = {
-                name: v
-                for f in (stage.bound, stage.apply)
-                if f is not None
-                for name, v in f.data.items()
-            }
-            for name, function in (levels | dict(noise=stage.noise)).items():
-                if isinstance(function, Fn) and checks.is_concrete(function):
-                    _check_function(
-                        where, f"{name} of {stage.name} in {site}", function, first, rounds
-                    )
+            for name, function in stage.schedules().items():
+                what = f"{name} of {stage.name} in {site}"
+                if checks.is_concrete(function):
+                    _check_schedule(where, what, function, first, rounds)
 
 
-def _check_function(
-    where: str, name: str, function: Callable[..., Any], first: int, rounds: int
-) -> None:
+def _check_schedule(where: str, name: str, function: Fn, first: int, rounds: int) -> None:
     end = min(first + rounds, LAST_ROUND)
-    size = min(
-        ROUNDS_AT_ONCE, 1 << max(int(end - first) - 1, 0).bit_length()
-    )  # of few sizes, for few programs
-    for begin in range(first, end, size):
-        sampled_rounds = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
-        values = _values_of_rounds(function, sampled_rounds)
+    for begin in range(first, end, ROUNDS_PER_CHECK):
+        block = np.minimum(begin + np.arange(ROUNDS_PER_CHECK), end - 1).astype(np.int32)
+        values = _values_of_rounds(function, block)
         if not checks.is_concrete(values):  # a closure over something traced
             return
-        values = np.asarray(values, np.float64)
-        holds = (values >= FLOOR) & np.isfinite(values)
-        bad = np.flatnonzero(~holds.reshape(size, -1).all(1))
+        values = np.asarray(values, np.float64).reshape(len(block), -1)
+        bad = np.flatnonzero(~((values >= FLOOR) & np.isfinite(values)).all(1))
         if bad.size:
-            got = values[bad[0]].min()
             checks.fail(
                 where,
                 f"{name} >= {FLOOR:g} and finite in every round",
-                f"{got:g} in round {sampled_rounds[bad[0]]}",
-                (
-                    "Smaller ones are lost in float32: end the schedule higher, jnp.maximum(value, "
-                    "1e-6), or scale the loss."
-                ),
+                f"{values[bad[0]].min():g} in round {block[bad[0]]}",
+                "Smaller ones are lost in float32: end the schedule higher, "
+                "jnp.maximum(value, 1e-6), or scale the loss.",
             )
 
 

@@ -10,7 +10,7 @@ earlier rounds again, and needs no memory; others keep buffers of the size of a 
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,8 @@ from ...core import checks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.pytrees import Array, Tree
 from ...core.records import Fn, Mechanism, record
-from .stages import Stage, gaussian
-from .strategies import Strategy, after
+from .stages import Stage, as_number, gaussian
+from .strategies import Strategy
 
 
 @record
@@ -72,24 +72,10 @@ def correlated(
     where = "correlated"
     if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
         checks.fail(where, "a strategy of jfl.strategies", f"{strategy!r}")
-    if callable(noise_multiplier) or checks.ndim(where, "noise_multiplier", noise_multiplier):
-        checks.fail(
-            where,
-            "one noise multiplier for all rounds",
-            checks.short_repr(noise_multiplier),
-            "A strategy correlates the noise of all rounds, so the multiplier cannot change.",
-        )
-    checks.require_positive(where, single=True, noise_multiplier=noise_multiplier)
-    stage = gaussian(noise_multiplier, generator=generator)
-    return Stage(
-        None,
-        noise=stage.noise,
-        strategy=strategy,
-        name="correlated",
-        role="noise",
-        law=stage.law,
-        generator=generator,
-    )
+    hint = "Pass one noise multiplier for all rounds: a strategy correlates their noise."
+    value = as_number(where, hint, noise_multiplier=noise_multiplier)
+    stage = gaussian(value, generator=generator)
+    return dataclasses.replace(stage, name=where, strategy=strategy)
 
 
 def strategy_of(mechanism: Mechanism | None) -> Strategy | None:
@@ -99,62 +85,48 @@ def strategy_of(mechanism: Mechanism | None) -> Strategy | None:
     return next((s.strategy for s in stages if s.strategy is not None), None)
 
 
-def refuse_memory(where: str, upload: Mechanism | None) -> None:
-    """Reject a strategy with buffers in uploads, where each client regenerates its noise."""
+def check_plan(
+    where: str,
+    upload: Mechanism | None,
+    release: Mechanism,
+    private: Sequence[Mechanism | None],
+    weights: Any,
+) -> None:
+    """Reject correlated noise where it is not one Gaussian release of the sums of all rounds.
+
+    Args:
+        where: who asks, for the message.
+        upload: the chain of uploads, in which each client regenerates its noise.
+        release: the chain of releases.
+        private: the chains of private gradients, whose sums are not one series.
+        weights: the weights of clients.
+    """
+    if any(map(strategy_of, private)):
+        expected = "correlated noise in release or upload only"
+        checks.fail(where, expected, "it in private_grad", "Use gaussian.")
     strategy = strategy_of(upload)
-    if strategy is None:
-        return
-    if strategy.memory:
+    if strategy is not None and strategy.memory:
         checks.fail(
             where,
             "a strategy that regenerates earlier noise for uploads",
             f"{strategy!r}, of which each client would store {strategy.memory} buffers",
             "Use inverse_banded, tree, restarted, square_root or dense.",
         )
-    refuse_changing(where, upload, None)
+    for mechanism in (upload, release):
+        stages = mechanism.stages if mechanism and strategy_of(mechanism) else ()
+        changes = any(s.schedules() or s.state is not None for s in stages)
+        if changes or (stages and mechanism is release and isinstance(weights, Fn)):
+            checks.fail(  # the noise of a round is also a part of others
+                where,
+                "a clip norm, weights and maps that are the same in every round, with correlated "
+                "noise",
+                "some that change over rounds",
+                "Use gaussian, or fixed ones; a map with each_round=False.",
+            )
 
 
-def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
-    """Reject correlated noise where rounds do not add to one series of sums."""
-    if strategy_of(mechanism) is not None:
-        checks.fail(
-            where,
-            "correlated noise in release or upload only",
-            f"it in {site}",
-            "Use gaussian.",
-        )
-
-
-def refuse_changing(where: str, release: Mechanism | None, weights: Any) -> None:
-    """Reject noise whose scale changes over rounds: the noise of a round is also part of others."""
-    if release is None or strategy_of(release) is None:
-        return
-    changing = isinstance(weights, Fn) or any(
-        isinstance(v, Fn)
-        for s in release.stages
-        for f in (s.apply, s.bound)
-        if f is not None
-        for v in f.data.values()
-    )
-    if changing or any(s.state is not None for s in release.stages):
-        checks.fail(
-            where,
-            "a clip norm, weights and maps that are the same in every round, with correlated noise",
-            "some that change over rounds",
-            "Use gaussian, or fixed ones; a map with each_round=False.",
-        )
-
-
-def initial_buffers(mechanism: Mechanism, like: Any) -> Any:
-    """Return the buffers of a mechanism before its first round; () without buffers.
-
-    Args:
-        mechanism: with correlated noise or without.
-        like: a sum, or its shapes.
-    """
-    strategy = strategy_of(mechanism)
-    if strategy is None or not strategy.memory:
-        return ()
+def initial_buffers(strategy: Strategy, like: Tree) -> Buffers:
+    """Return the buffers of a strategy with memory before the first round, for sums like `like`."""
     zeros = lambda x: jnp.zeros((strategy.memory, *x.shape), jnp.float32)
     return Buffers(pytrees.map(zeros, like))
 
@@ -166,12 +138,12 @@ def reset_buffers_if(state: Any, other: Any) -> Any:
     return pytrees.map(lambda x: jnp.where(other, jnp.zeros((), x.dtype), x), state)
 
 
-def begun_anew(state: Any, fresh: Any) -> Any:
+def fit_buffers(state: Any, fresh: Any) -> Any:
     """Return the state of a run that continues under another plan, whose first state would have the
     shapes `fresh`: empty if their buffers differ, since another plan begins with new noise."""
     ours = all(isinstance(one, Buffers) or jax.tree.leaves(one) == [] for one in (state, fresh))
-    shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), one) for one in (state, fresh)]
-    if not ours or shapes[0] == shapes[1]:
+    of_state, of_fresh = (jax.tree.map(lambda x: (x.shape, x.dtype), v) for v in (state, fresh))
+    if not ours or of_state == of_fresh:
         return state
     return pytrees.map(lambda x: jnp.zeros(x.shape, x.dtype), fresh)
 
@@ -227,13 +199,3 @@ def covers(where: str, mechanism: Mechanism | None, rounds: int) -> None:
             "noise.",
             error=NotAnalysable,
         )
-
-
-def later(mechanism: Mechanism, first: int) -> Mechanism:
-    """Return the mechanism that the accountant reads if a plan continues another one in round
-    `first`: its noise begins there."""
-    if strategy_of(mechanism) is None:
-        return mechanism
-    move = lambda strategy: strategy and after(strategy, first)
-    stages = (dataclasses.replace(s, strategy=move(s.strategy)) for s in mechanism.stages)
-    return Mechanism(tuple(stages), mechanism.adjacency)

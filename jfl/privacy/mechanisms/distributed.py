@@ -9,31 +9,44 @@ Privacy does not need it.
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
 from ...core import checks
-from ...core.pytrees import Array
+from ...core.pytrees import Array, Tree
 from ...core.random_streams import as_kernel_key
 from ...core.records import Fn, Key, Mechanism, Task, named
 from . import stages
 from .chain import chain
 from .linear_maps import rotated
 
-MAX_BITS = 16  # of a coordinate, if nobody says how many
 LAWS = ("gaussian", "discrete_gaussian", "skellam")
-AGAIN = math.exp(-0.5)  # the probability with which a rounding is too long, at most
-TRIES = 2  # of a rounding
-ROUNDING = 1e-5  # of a norm in float32
-OCTAVES, PARTS = 63, 16  # of words of 63 bits, and of an octave: buckets in which a search begins
-TABLE = 2**15  # entries of a table of noise
-REACH = 12  # standard deviations in it, or as many as float64 has probabilities for
-WIDEST = TABLE // REACH - 2  # standard deviation of one client's noise, in whole numbers
-EXACT = 2**24  # whole numbers up to here are exact in float32
+# The most bits of a coordinate if the user does not give them.
+MAX_BITS = 16
+# How many standard deviations of a coordinate of the sum fit into the bits.
+NUM_DEVIATIONS = 4.0
+# Float32 is exact for integers up to here.
+MAX_EXACT_INTEGER = 2**24
+
+# A rounding is too long with at most this probability, and is then drawn again.
+RETRY_PROBABILITY = math.exp(-0.5)
+NUM_ROUNDING_TRIES = 2
+# The relative rounding error of a norm in float32.
+NORM_ERROR = 1e-5
+
+# The table of a client's noise covers 12 standard deviations, or as many as float64 has
+# probabilities for.
+MAX_TABLE_LENGTH = 2**15
+TABLE_DEVIATIONS = 12
+MAX_NOISE_STD = MAX_TABLE_LENGTH // TABLE_DEVIATIONS - 2
+# A search in it begins in a bucket of words of 63 bits: one of the parts of an octave.
+OCTAVES, PARTS = 63, 16
 
 
 class Distributed(NamedTuple):
@@ -85,7 +98,7 @@ class Encoding(NamedTuple):
     def longest(self) -> float:
         """The Euclidean norm of a rounded upload, at most."""
         length, root = self.scale * self.clip_norm, math.sqrt(self.dimensions)
-        chance = math.sqrt(2 * math.log(1 / AGAIN)) * (length + root / 2)
+        chance = math.sqrt(2 * math.log(1 / RETRY_PROBABILITY)) * (length + root / 2)
         return min(length + root, math.sqrt(length**2 + self.dimensions / 4 + chance))
 
     def bounds(self, clients: int, moves: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -106,7 +119,7 @@ class Encoding(NamedTuple):
         """
         twice = 2 if self.adjacency == "replace_one" else 1
         d, one = self.dimensions, self.scale * self.share
-        l2 = moves * twice * self.longest * (1 + ROUNDING)
+        l2 = moves * twice * self.longest * (1 + NORM_ERROR)
         l1 = l2 * min(math.sqrt(d), l2)  # of whole numbers the squares are at least as large
         std = one * math.sqrt(clients)
         if self.law == "skellam":
@@ -131,8 +144,7 @@ class Encoding(NamedTuple):
 
         They have the shape of `value`.
         """
-        leaves, treedef = jax.tree.flatten(value)
-        flat = jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in leaves])
+        flat, unflatten = _flattened(value)
         if flat.size != self.dimensions:
             checks.fail(
                 "distributed",
@@ -144,11 +156,7 @@ class Encoding(NamedTuple):
         scaled = rotated(clipped, _signs_key()) * self.scale
         rounding, noise = jax.random.split(key)
         whole = _rounded(scaled, self.longest, rounding)
-        noisy = _wrapped(whole + _noise(self, noise), self.bits)
-        ends = np.cumsum([x.size for x in leaves])[:-1]
-        return treedef.unflatten(
-            [part.reshape(x.shape) for part, x in zip(jnp.split(noisy, ends), leaves)]
-        )
+        return unflatten(_wrapped(whole + _noise(self, noise), self.bits))
 
 
 def distributed(
@@ -159,7 +167,6 @@ def distributed(
     law: str = "gaussian",
     like: Task | Any = None,
     bits: int | None = None,
-    deviations: float = 4.0,
     adjacency: str = "zero_out",
 ) -> Distributed:
     """Return the mechanisms of noise of which each client of a cohort adds a share.
@@ -172,11 +179,9 @@ def distributed(
         cohort: the number of clients of every round; each adds 1 / cohort of the variance.
         law: "gaussian", on real numbers; "discrete_gaussian" or "skellam", on integers modulo
             2^bits, as a deployed aggregation sums them.
-        like: a Task, or what is uploaded (arrays or their shapes); for
-        bits: the bits of a coordinate, for integers; cohort * 2^bits <= 2^25.  None: as many as
-        this noise
-            and cohort allow, at most 16.
-        deviations: how many standard deviations of a sum's coordinate fit into the bits.
+        like: for integers, a Task, or what is uploaded (arrays or their shapes).
+        bits: for integers, the bits of a coordinate; cohort * 2^bits <= 2^25.  None: as many as
+            this noise and cohort allow, at most 16.
         adjacency: "zero_out" or "replace_one".
 
     Returns:
@@ -203,9 +208,7 @@ def distributed(
         ['clip_l2', 'total', 'skellam']
     """
     where = "distributed"
-    checks.require_positive(
-        where, noise_multiplier=noise_multiplier, clip_norm=clip_norm, deviations=deviations
-    )
+    checks.require_positive(where, noise_multiplier=noise_multiplier, clip_norm=clip_norm)
     checks.require_integer(where, cohort=cohort)
     if bits is not None:
         checks.require_integer(where, bits=bits)
@@ -223,9 +226,9 @@ def distributed(
             "like=None",
             "The effect of rounding depends on the size of an upload.",
         )
-    size = sum(math.prod(x.shape) for x in jax.tree.leaves(stages.shapes_like(like)))
-    numbers = float(noise_multiplier), float(clip_norm), int(cohort), int(size), MAX_BITS
-    encoding = Encoding(law, *numbers, float(deviations), adjacency)
+    size = stages.numbers_of(where, like)
+    numbers = float(noise_multiplier), float(clip_norm), int(cohort), size
+    encoding = Encoding(law, *numbers, MAX_BITS, NUM_DEVIATIONS, adjacency)
     encoding = encoding._replace(bits=_bits_that_fit(encoding, bits))
     noise = stages.Stage(
         None,
@@ -252,7 +255,7 @@ def _bits_that_fit(encoding: Encoding, bits: int | None) -> int:
     cohort = encoding.cohort
 
     def fits(bits: int) -> bool:
-        if cohort * 2**bits > 2 * EXACT:
+        if cohort * 2**bits > 2 * MAX_EXACT_INTEGER:
             return False
         tried = encoding._replace(bits=bits)
         return has_table(tried.scale * tried.share)
@@ -261,19 +264,17 @@ def _bits_that_fit(encoding: Encoding, bits: int | None) -> int:
         return int(bits)
     # below this many bits a sum has no room for its deviations
     fewest = math.floor(math.log2(cohort * encoding.deviations**2) / 2) + 1
-    possible = [b for b in range(MAX_BITS, max(fewest, 1) - 1, -1) if fits(b)]
-    if bits is None and possible:
-        return possible[0]
-    given = (
-        f"bits={bits}" if bits is not None else f"noise_multiplier={encoding.noise_multiplier:g}"
-    )
+    most = next((b for b in range(MAX_BITS, max(fewest, 1) - 1, -1) if fits(b)), 0)
+    if bits is None and most:
+        return most
+    noise = f"noise_multiplier={encoding.noise_multiplier:g}"
     return checks.fail(
         "distributed",
         "cohort * 2^bits <= 2^25, whose sums float32 holds exactly, and noise of at most "
-        f"{WIDEST} whole numbers a client",
-        f"cohort={cohort} and {given}",
-        f"Use fewer bits: at most bits={possible[0]}, or bits=None, which chooses them."
-        if possible
+        f"{MAX_NOISE_STD} whole numbers a client",
+        f"cohort={cohort} and {noise if bits is None else f'bits={bits}'}",
+        f"Use fewer bits: at most bits={most}, or bits=None, which chooses them."
+        if most
         else "Use a smaller cohort.",
     )
 
@@ -284,39 +285,41 @@ def encoding_of(mechanism: Mechanism | None) -> Encoding | None:
     return next(found, None)
 
 
-def refuse(where: str, mechanism: Mechanism | None, site: str) -> None:
-    """Reject integers with a share of noise outside of uploads."""
-    encoding = encoding_of(mechanism)
-    if encoding is not None:
-        checks.fail(where, f"{encoding.law} noise in upload only", f"it in {site}")
+def check_plan(
+    where: str,
+    upload: Mechanism | None,
+    release: Mechanism,
+    private: Sequence[Mechanism | None],
+    weights: Any,
+) -> None:
+    """Reject integers elsewhere than in uploads, without the release that decodes them, or with
+    unequal weights.
 
-
-def refuse_unlike(where: str, upload: Mechanism | None, release: Mechanism, weights: Any) -> None:
-    """Reject uploads of integers without the release that decodes them, or with unequal weights."""
+    Args:
+        where: who asks, for the message.
+        upload: the chain of uploads.
+        release: the chain of releases.
+        private: the chains of private gradients.
+        weights: the weights of clients.
+    """
+    for site, mechanisms in (("release", [release]), ("private_grad", private)):
+        for found in filter(None, map(encoding_of, mechanisms)):
+            checks.fail(where, f"{found.law} noise in upload only", f"it in {site}")
     encoding = encoding_of(upload)
     decoding = [s.apply.static["encoding"] for s in release.stages if s.name == "modular_sum"]
     if encoding is None and not decoding:
         return
-    plain = len(release.stages) > 1 and [s.name for s in release.stages[:2]] == [
-        "total",
-        "modular_sum",
-    ]
-    if decoding != [encoding] or not plain:
+    names = [s.name for s in release.stages[:2]]
+    if decoding != [encoding] or names != ["total", "modular_sum"]:
         checks.fail(
             where,
             "upload and release of one jfl.distributed(...)",
             f"upload={upload!r}, release={release!r}",
         )
-    if (
-        isinstance(weights, Fn)
-        or not checks.is_concrete(weights)
-        or np.any(np.asarray(weights) != 1)
-    ):
-        checks.fail(
-            where,
-            'weights="uniform" with integers, whose sum is taken modulo 2^bits',
-            "other weights",
-        )
+    known = not isinstance(weights, Fn) and checks.is_concrete(weights)
+    if not known or np.any(np.asarray(weights) != 1):
+        expected = 'weights="uniform" with integers, whose sum is taken modulo 2^bits'
+        checks.fail(where, expected, "other weights")
 
 
 # --- integers
@@ -325,12 +328,15 @@ def refuse_unlike(where: str, upload: Mechanism | None, release: Mechanism, weig
 @named("distributed.decode")
 def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple[Any, ...]:
     """Undo scale and rotation of the sum of a cohort's integers; a stage after the sum."""
-    leaves, treedef = jax.tree.flatten(value)
-    flat = jnp.concatenate([jnp.ravel(x) for x in leaves])
+    flat, unflatten = _flattened(value)
     flat = rotated(_wrapped(flat, encoding.bits) / encoding.scale, _signs_key(), back=True)
-    ends = np.cumsum([x.size for x in leaves])[:-1]
-    parts = [part.reshape(x.shape) for part, x in zip(jnp.split(flat, ends), leaves)]
-    return treedef.unflatten(parts), after
+    return unflatten(flat), after
+
+
+def _flattened(value: Tree) -> tuple[Array, Callable[[Array], Tree]]:
+    """Return the numbers of a tree as one float32 vector, and the function that undoes it."""
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), value)
+    return jax.flatten_util.ravel_pytree(wide)
 
 
 def _wrapped(whole: Array, bits: int) -> Array:
@@ -350,7 +356,7 @@ def _rounded(x: Array, longest: float, key: Key) -> Array:
         fits = jnp.sum(jnp.square(whole)) <= longest**2
         return jnp.where(fits, whole, kept)
 
-    return jax.lax.fori_loop(0, TRIES, again, jnp.trunc(x))
+    return jax.lax.fori_loop(0, NUM_ROUNDING_TRIES, again, jnp.trunc(x))
 
 
 def _noise(encoding: Encoding, key: Key) -> Array:
@@ -394,12 +400,12 @@ class NoiseTable(NamedTuple):
 
 
 def _reach(std: float) -> int:
-    return math.ceil(REACH * max(std, 1.0)) + 12
+    return math.ceil(TABLE_DEVIATIONS * max(std, 1.0)) + 12
 
 
 def has_table(std: float) -> bool:
     """Return whether one client's noise of this standard deviation has a table."""
-    return _reach(std) < TABLE
+    return _reach(std) < MAX_TABLE_LENGTH
 
 
 @functools.lru_cache(64)
@@ -413,7 +419,7 @@ def table(law: str, std: float) -> NoiseTable:
     if not has_table(std):
         checks.fail(
             "distributed",
-            f"noise of at most {WIDEST} whole numbers a client",
+            f"noise of at most {MAX_NOISE_STD} whole numbers a client",
             f"{std:.3g}",
             "Use fewer bits: they are more than this noise needs.",
         )
@@ -425,27 +431,20 @@ def table(law: str, std: float) -> NoiseTable:
     both = np.append(mass[0], 2 * mass[1:])
     tails = (np.cumsum(both[::-1])[::-1] / both.sum())[1:]
     words = np.floor(tails * 2.0**63).astype(np.uint64)
-    place, part = np.divmod(np.arange(OCTAVES * PARTS, dtype=np.int64), PARTS)
-    number = lambda p, n: (PARTS + n) << 63 - p  # 32 times the least word of a bucket
-    ends = [
-        [number(p, n) >> 5 for p, n in zip(place.tolist(), part.tolist())],
-        [-(-number(p, n + 1) >> 5) for p, n in zip(place.tolist(), part.tolist())],
-    ]
-    ends = np.array(ends, dtype=np.uint64)
-    last = place == OCTAVES - 1  # and all words below
-    ends[0, last] = 0
-    # tails above a word: those above the largest word of a bucket, and above its smallest
+
+    place, part = np.divmod(np.arange(OCTAVES * PARTS), PARTS)
+    least = np.ceil(np.ldexp(PARTS + part + 0.0, 58 - place)).astype(np.uint64)
+    least[place == OCTAVES - 1] = 0  # and all words below
+    end = np.ceil(np.ldexp(PARTS + part + 1.0, 58 - place)).astype(np.uint64)
+    # the number of tails above the largest word of a bucket, and above its smallest
     ascending = words[::-1]
-    fewest = len(words) - np.searchsorted(ascending, ends[1] - np.uint64(1), "right")
-    most = len(words) - np.searchsorted(ascending, ends[0], "right")
+    fewest = len(words) - np.searchsorted(ascending, end - np.uint64(1), "right")
+    most = len(words) - np.searchsorted(ascending, least, "right")
     room = 2 ** math.ceil(math.log2(np.max(most - fewest) + 1))
+
     words = np.append(words, np.zeros(room + 1, np.uint64))
-    return NoiseTable(
-        (words >> np.uint64(31)).astype(np.uint32),
-        (words & np.uint64(2**31 - 1)).astype(np.uint32),
-        fewest.astype(np.int32),
-        room,
-    )
+    high, low = words >> np.uint64(31), words & np.uint64(2**31 - 1)
+    return NoiseTable(high.astype(np.uint32), low.astype(np.uint32), fewest.astype(np.int32), room)
 
 
 def _signs_key() -> Key:

@@ -72,7 +72,7 @@ def plain(like: Any) -> Bands:
     return Bands((Block(tuple(range(len(shapes))), (1,), (sum(map(math.prod, shapes)),)),), shapes)
 
 
-def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None) -> Bands:
+def pixels(like: Any, shape: Sequence[int]) -> Bands:
     """Return the levels of an image, on the leading axis of the leaves that have an entry there for
     each pixel.
 
@@ -82,10 +82,9 @@ def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None)
     Args:
         like: a contribution or its shapes, such as the parameters.
         shape: (h, w) or (h, w, c) for the two-dimensional pyramid, (d,) for a signal.
-        leaves: positions of the leaves to transform, in tree order; None: all that fit.
 
     Raises:
-        ValueError: if no leaf fits, or one of `leaves` does not.
+        ValueError: if no leaf fits.
     """
     where = "bands.pixels"
     shape = checks.as_tuple(where, shape=shape)
@@ -94,25 +93,21 @@ def pixels(like: Any, shape: Sequence[int], leaves: Sequence[int] | None = None)
     for n in shape:
         checks.require_integer(where, length=n)
     shapes = _shapes(where, like)
-    fits = [
-        i
-        for i, s in enumerate(shapes)
-        if s and s[0] == math.prod(shape) and math.prod(shape[:2]) > 1
-    ]
-    chosen = fits if leaves is None else checks.as_tuple(where, leaves=leaves)
-    if not chosen or not all(type(i) is int and i in fits for i in chosen):
+    num_pixels, grid = math.prod(shape), shape[:2]
+    fits = [i for i, s in enumerate(shapes) if s[:1] == (num_pixels,) and math.prod(grid) > 1]
+    if not fits:
         checks.fail(
             where,
-            f"leaves with {math.prod(shape)} entries on their first axis",
-            f"shapes {list(shapes)}, leaves={checks.short_repr(leaves)}",
-            (
-                "Bands follow the pixels of a dense layer's weight; use bands.per_layer for other "
-                "models."
-            ),
+            f"a leaf with {num_pixels} entries on its first axis",
+            f"shapes {list(shapes)}",
+            "Bands follow the pixels of a dense layer's weight; use bands.per_layer for other "
+            "models.",
         )
-    grids = [shape[:2] if i in chosen else (1,) for i in range(len(shapes))]
-    columns = [(math.prod(s) // math.prod(grid),) for s, grid in zip(shapes, grids)]
-    return Bands(tuple(Block((i,), *block) for i, block in enumerate(zip(grids, columns))), shapes)
+    blocks = []
+    for i, s in enumerate(shapes):
+        of_leaf = grid if i in fits else (1,)
+        blocks.append(Block((i,), of_leaf, (math.prod(s) // math.prod(of_leaf),)))
+    return Bands(tuple(blocks), shapes)
 
 
 def _shapes(where: str, like: Tree) -> tuple[tuple[int, ...], ...]:
@@ -130,16 +125,11 @@ def _table(bands: Bands) -> np.ndarray:
     checks.require_type("bands", Bands, "jfl.bands", bands=bands)
     rows = []
     for i, block in enumerate(bands.blocks):
-        top, split, columns = (
-            haar.height(*block.grid),
-            2 ** len(block.grid),
-            math.prod(block.columns),
-        )
+        top, split = haar.height(*block.grid), 2 ** len(block.grid)
+        columns = math.prod(block.columns)
         rows.append((i, 0 if top else -1, split**top, columns))
-        rows += [
-            (i, level, split**level, (split - 1) * split ** (top - level) * columns)
-            for level in range(1, top + 1)
-        ]
+        for level in range(1, top + 1):
+            rows.append((i, level, split**level, (split - 1) * split ** (top - level) * columns))
     return np.array(rows, np.float64).T
 
 
@@ -177,11 +167,11 @@ def sizes(bands: Bands) -> np.ndarray:
 def ids(bands: Bands) -> tuple[Any, ...]:
     """Return the band of each coefficient, NumPy Int arrays that broadcast against those of
     `analyse`."""
-    full = [[math.prod(f) for _, _, f in haar.layout(*block.grid)] for block in bands.blocks]
-    return tuple(
-        np.repeat(home, f).reshape((-1,) + (1,) * len(block.columns))
-        for block, home, f in zip(bands.blocks, _homes(bands), full)
-    )
+    out = []
+    for block, home in zip(bands.blocks, _homes(bands)):
+        lengths = [math.prod(whole) for _, _, whole in haar.layout(*block.grid)]
+        out.append(np.repeat(home, lengths).reshape((-1,) + (1,) * len(block.columns)))
+    return tuple(out)
 
 
 # --- transforms
@@ -356,91 +346,31 @@ def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
         stds Float[n].
     """
     _, treedef = _checked("bands.noise", bands, like)
-    floats = [jax.ShapeDtypeStruct(s, jnp.float32) for s in bands.shapes]
+    floats = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     drawn = [
-        [
-            jax.ShapeDtypeStruct(grid + block.columns, jnp.float32)
-            for _, grid, _ in haar.layout(*block.grid)
-        ]
+        [floats(grid + block.columns) for _, grid, _ in haar.layout(*block.grid)]
         for block in bands.blocks
     ]
     pieces = _times(bands, _one_each("bands.noise", bands, stds), normals(key, drawn))
-    return _merge(bands, pieces, floats, treedef)
+    return _merge(bands, pieces, list(map(floats, bands.shapes)), treedef)
 
 
 # --- how much noise where
 
 
-def prior(bands: Bands, exponent: float = 1.0) -> np.ndarray:
-    """Return the expected energy of one coefficient, without any data, relative to that of a finest
-    one, Float32[n].
+def prior(bands: Bands) -> np.ndarray:
+    """Return the expected energy of one coefficient of natural images, relative to that of a finest
+    one, Float32[n]; it reads no data.
 
-    2^(l * exponent) on a line and 4^(l * exponent) on a pyramid, the base as the root; exponent 1
-    on a pyramid is the 1 / f^2 spectrum of natural images.  A plain band has the mean over all
-    transformed coefficients: nothing is known of it, so as much is expected of each of its entries
-    as of an entry of the transformed leaves.
+    It is 2^l on a line and 4^l on a pyramid, which is the 1 / f^2 spectrum of natural images; the
+    base has that of the root.  A plain band has the mean over all transformed coefficients: nothing
+    is known of it, so as much is expected of each of its entries as of an entry of the transformed
+    leaves.
 
     References:
         spec of Ranaweera et al., 2025, section 3.10: not in the paper.
     """
-    n, shaped = sizes(bands), levels(bands) >= 0
-    energy = leaves(bands) ** exponent
+    n, shaped, energy = sizes(bands), levels(bands) >= 0, leaves(bands)
     if shaped.any():
         energy[~shaped] = (n * energy)[shaped].sum() / n[shaped].sum()
     return energy.astype(np.float32)
-
-
-def optimal(
-    bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0, floor: float = 1e-3
-) -> jax.Array:
-    """Return the relative noise stds with the smallest total of utility * variance, at equal
-    privacy.
-
-    They minimise sum_b a_b n_b t_b^2 where sum_b C_b^2 / t_b^2 is given: t_b^2 ~ C_b / sqrt(a_b
-    n_b).
-
-    Args:
-        bands: n bands, of n_b coefficients each.
-        energies: Float[n], C_b^2, of one contribution (not of a mean), public or privately
-            estimated.
-        utility: a_b > 0, a number or Float[n], what a unit of noise variance costs.
-        floor: no root mean square coefficient counts as less than this fraction of the largest: no
-            band is frozen.
-
-    Returns:
-        Float32[n], t_b of each band.
-
-    References:
-        spec of Ranaweera et al., 2025, section 3.6: not in the paper.
-    """
-    checks.require_positive("bands.optimal", utility=utility, floor=floor)
-    return (
-        _variances("bands.optimal", bands, energies, floor) / jnp.asarray(utility, jnp.float32)
-    ) ** 0.25
-
-
-def family(bands: Bands, energies: ArrayLike, beta: ArrayLike, floor: float = 1e-3) -> jax.Array:
-    """Return the relative noise stds (C_b^2 / n_b)^(beta / 2).
-
-    Args:
-        bands: n bands, of n_b coefficients each.
-        energies: Float[n], C_b^2, as in `optimal`; sizes(bands) * prior(bands) need no data.
-        beta: 0 is isotropic, 1/2 is `optimal`.
-        floor: as in `optimal`.
-
-    Returns:
-        Float32[n], the std of each band.
-    """
-    checks.require_positive("bands.family", floor=floor)
-    return _variances("bands.family", bands, energies, floor) ** (
-        jnp.asarray(beta, jnp.float32) / 2
-    )
-
-
-def _variances(where: str, bands: Bands, energies: ArrayLike, floor: float) -> Array:
-    """Return the energy of a coefficient in each band, relative to the largest; equal for all if
-    there is no energy."""
-    checks.require_nonnegative(where, energies=energies)
-    each = _one_each(where, bands, energies) / sizes(bands).astype(np.float32)
-    top = jnp.max(each)
-    return jnp.maximum(jnp.where(top > 0, each / jnp.where(top > 0, top, 1.0), 1.0), floor**2)

@@ -10,11 +10,11 @@ the map.  Its randomness is public and the same for all contributions of a round
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,7 +22,7 @@ from ...core import checks
 from ...core.pytrees import Array, Key, Tree
 from ...core.random_streams import as_kernel_key
 from ...core.records import Fn, Mechanism, Task, named
-from .stages import After, Stage, shapes_like
+from .stages import After, Stage, numbers_of, require_like, shapes_like
 
 __all__ = ["LinearMap", "linear_map", "projection", "rotation", "sparsification"]
 
@@ -75,8 +75,8 @@ def linear_map(
             )
     drawn = _drawn_by(where, seed, each_round)
     return LinearMap(
-        _there("linear_map", Fn(_forward, drawn, dict(function=forward))),
-        _back(Fn(_backward, drawn, dict(function=backward))),
+        Stage(Fn(_forward, drawn, dict(function=forward)), name="linear_map"),
+        Stage(Fn(_backward, drawn, dict(function=backward)), name="map_back", role="post"),
     )
 
 
@@ -173,32 +173,32 @@ def refuse_unpaired(where: str, *chains: Mechanism | None) -> None:
         chains: the chains that a contribution passes, in this order.
     """
     stages = [s for chain in chains if chain is not None for s in chain.stages]
-    there = [s for s in stages if s.is_map]
-    back = [s for s in stages if s.name == "map_back"]
-    words = " -> ".join(s.name for s in stages)
-    undo = "Put both stages of a map into the chain: there before the clip, back after the noise."
-    if len(there) != len(back):
-        checks.fail(where, "a way back for each linear map", words, undo)
-    for one, other in zip(there, reversed(back)):
-        of_one, of_other = (
-            [s.apply.data.get(k) for k in ("seed", "count", "form")] for s in (one, other)
+    there = [s.apply for s in stages if s.is_map]
+    back = [s.apply for s in stages if s.name == "map_back"]
+    is_pair = lambda one, other: _drawn_alike(one, other) or not checks.is_concrete((one, other))
+    if len(there) != len(back) or not all(map(is_pair, there, reversed(back))):
+        checks.fail(
+            where,
+            "both stages of each linear map",
+            " -> ".join(s.name for s in stages),
+            "Put both stages of a map into the chain: there before the clip, back after the noise.",
         )
-        sizes = [(s.apply.static.get("size"), s.apply.static.get("turned")) for s in (one, other)]
-        if not checks.is_concrete((of_one, of_other)):
-            continue
-        leaves = [[np.asarray(x).tobytes() for x in jax.tree.leaves(v)] for v in (of_one, of_other)]
-        alike = jax.tree.structure(of_one) == jax.tree.structure(of_other)
-        if not alike or leaves[0] != leaves[1] or sizes[0] != sizes[1]:
-            checks.fail(where, "both stages of one map", f"those of two in {words}", undo)
+
+
+def _drawn_alike(one: Fn, other: Fn) -> bool:
+    """Return whether the functions of two stages have the same key, shapes and size."""
+    (a, structure), (b, other_structure) = (jax.tree.flatten(f.data) for f in (one, other))
+    sizes = [(f.static.get("size"), f.static.get("turned")) for f in (one, other)]
+    # one with the shape of a contribution holds arrays without numbers
+    numbers = [[(np.shape(x), np.asarray(x).tobytes()) for x in leaves] for leaves in (a, b)]
+    return structure == other_structure and numbers[0] == numbers[1] and sizes[0] == sizes[1]
 
 
 def _own(
     where: str, like: Tree, size: int | None, turned: bool, seed: int, each_round: bool
 ) -> LinearMap:
     shapes = shapes_like(like)
-    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-    if not numbers:
-        checks.fail(where, "like=task, or what is contributed", f"like={checks.short_repr(like)}")
+    numbers = numbers_of(where, like)
     if size is not None:
         checks.require_integer(where, size=size)
         if size > numbers:
@@ -208,18 +208,11 @@ def _own(
     # the shapes of a contribution, in arrays that hold no number
     form = jax.tree.map(lambda x: np.zeros((0, *x.shape), np.float32), shapes)
     keeps_length = size is None or int(size) == numbers
+    back = Fn(_expand, dict(drawn, form=form), fixed | dict(keeps_length=keeps_length))
     return LinearMap(
-        _there(where.rpartition(".")[2], Fn(_shrink, dict(drawn, form=form), fixed)),
-        _back(Fn(_expand, dict(drawn, form=form), fixed | dict(keeps_length=keeps_length))),
+        Stage(Fn(_shrink, dict(drawn, form=form), fixed), name=where.rpartition(".")[2]),
+        Stage(back, name="map_back", role="post"),
     )
-
-
-def _there(name: str, apply: Fn) -> Stage:
-    return Stage(apply, name=name, role="row")
-
-
-def _back(apply: Fn) -> Stage:
-    return Stage(apply, name="map_back", role="post")
 
 
 @named("linear_maps.count")
@@ -259,15 +252,8 @@ def _backward(
 def _shrink(
     state: Any, row: Tree, *, seed: Array, count: Array, form: Tree, size: int, turned: bool
 ) -> tuple[Array, Array]:
-    leaves, found = jax.tree.leaves(row), jax.tree.map(lambda x: x.shape[1:], form)
-    if jax.tree.map(jnp.shape, row) != found:
-        checks.fail(
-            "linear_maps",
-            f"contributions like like=..., {found}",
-            f"{jax.tree.map(jnp.shape, row)}",
-            "Give what is contributed as like=...",
-        )
-    flat = jnp.concatenate([jnp.ravel(x) for x in leaves])
+    require_like("linear_maps", row, jax.tree.map(lambda x: x.shape[1:], form))
+    flat, _ = jax.flatten_util.ravel_pytree(row)
     signs, places = jax.random.split(_key(seed, count))
     flat = rotated(flat, signs) if turned else flat
     if size < flat.size:
@@ -287,18 +273,14 @@ def _expand(
     turned: bool,
     keeps_length: bool,
 ) -> tuple[Tree, After]:
-    leaves, treedef = jax.tree.flatten(form)
-    numbers = [math.prod(x.shape[1:]) for x in leaves]
+    shaped = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], value.dtype), form)
+    flat, unflatten = jax.flatten_util.ravel_pytree(shaped)
     signs, places = jax.random.split(_key(seed, count))
-    flat = value
-    if size < sum(numbers):
-        kept = _places(places, sum(numbers), size)
-        scaled = value * (sum(numbers) / size) ** 0.5
-        flat = jnp.zeros(sum(numbers), value.dtype).at[kept].set(scaled)
-    flat = rotated(flat, signs, back=True) if turned else flat
-    parts = jnp.split(flat, np.cumsum(numbers)[:-1])
-    parts = [part.reshape(x.shape[1:]) for part, x in zip(parts, leaves)]
-    return treedef.unflatten(parts), after if keeps_length else _changed(after)
+    if size < flat.size:
+        kept = _places(places, flat.size, size)
+        value = flat.at[kept].set(value * (flat.size / size) ** 0.5)
+    value = rotated(value, signs, back=True) if turned else value
+    return unflatten(value), after if keeps_length else _changed(after)
 
 
 def _changed(after: After | None) -> Any:

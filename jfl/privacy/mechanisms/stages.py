@@ -4,6 +4,7 @@ Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; eve
 sum sees only sums.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,26 +23,38 @@ from . import haar_bands as bands
 
 @record
 class Stage:
-    """One step of a chain; which functions it has depends on its role."""
+    """One step of a chain.
 
-    apply: (
-        Fn | None
-    )  # row: (state, row) -> row, clipped;  noise: none;  post: (value, After) -> value, After
-    bound: Fn | None = (
-        None  # row: (state, shape) -> bound of one contribution, in the norm of the shape
-    )
-    noise: Any = None  # noise: z or std; [C] one a client; Fn of the round
-    shape: Any = None  # noise: a Shape; None: isotropic
-    state: Any = None  # row: what it remembers between releases, at the start
-    update: Fn | None = None  # row: (state, release) -> state, release
+    Its role says which fields it has: a row stage has apply, and bound if it clips (and state and
+    update if it remembers earlier releases); a noise stage has the fields from noise on; a
+    post-processing stage has apply.
+    """
+
+    # row: (state, row) -> row, whether it was clipped;  post: (value, After) -> value, After
+    apply: Fn | None
+    # (state, shape of the noise) -> the bound of one contribution, in the norm of the shape
+    bound: Fn | None = None
+    # a multiplier of the sensitivity or, if absolute, a standard deviation: one number, one for
+    # each client, Float[C], or a function of the round
+    noise: Any = None
+    # a Shape; None: isotropic noise
+    shape: Any = None
+    # what a row stage remembers before the first release
+    state: Any = None
+    # (state, release) -> state, release
+    update: Fn | None = None
     name: str = static(default="")
     role: str = static(default="row")
-    absolute: bool = static(default=False)  # noise is a std, not a multiplier
-    law: str = static(default="")  # noise: its distribution; "gaussian" is the one that is drawn
-    claimed: Any = None  # noise: the multiplier that a paper states for it
-    generator: str = static(default="philox")  # noise: of kernels.normals
-    strategy: Any = None  # noise: by what it is correlated over rounds; None: every round its own
-    # noise of integers, a share of a cohort's: a distributed.Encoding
+    absolute: bool = static(default=False)
+    # the distribution of the noise, which decides what is drawn
+    law: str = static(default="")
+    # the multiplier that a paper states for the noise
+    claimed: Any = None
+    # of kernels.normals
+    generator: str = static(default="philox")
+    # what correlates the noise over rounds; None: independent noise in each round
+    strategy: Any = None
+    # how integers with a client's share of the noise are made: a distributed.Encoding
     encoding: Any = static(default=None)
 
     def __repr__(self) -> str:
@@ -81,8 +94,27 @@ class Stage:
         divide."""
         return DIVISORS.get(self.name, "")
 
+    def schedules(self) -> dict[str, Fn]:
+        """Return the numbers of the stage that are functions of the round, by name."""
+        numbers = dict(noise=self.noise)
+        for function in (self.apply, self.bound, self.update):
+            numbers |= function.data if function is not None else {}
+        return {name: value for name, value in numbers.items() if isinstance(value, Fn)}
 
-# names of stages, which are part of a plan's identity, and what they say
+    def map_schedules(self, change: Callable[[Fn], Any]) -> "Stage":
+        """Return the stage with each number that is a function of the round changed."""
+        if not self.schedules():
+            return self
+        new = lambda value: change(value) if isinstance(value, Fn) else value
+
+        def inside(f: Fn | None) -> Fn | None:
+            return f and Fn(f.function, {k: new(v) for k, v in f.data.items()}, f.static)
+
+        functions = {k: inside(getattr(self, k)) for k in ("apply", "bound", "update")}
+        return dataclasses.replace(self, noise=new(self.noise), **functions)
+
+
+# What the names of stages say; names are a part of a plan's identity.
 DECLARED = {"bounded": "upload", "prox_erm": "prox_erm", "contraction": "contraction"}
 DIVISORS = {"divide": "number", "divide_by_size": "size", "divide_by_weight": "weight"}
 
@@ -109,31 +141,33 @@ class After(NamedTuple):
     shape: Any = None
 
 
-FLOOR = np.float32(
-    1e-15
-)  # of clip norms and of noise: below, squares of norms underflow in float32
+# The smallest clip norm and noise: below it, squares of norms underflow in float32.
+FLOOR = np.float32(1e-15)
 
 
-def level_leaf(where: str, do: str = "", **given: ArrayLike | Callable[..., Any]) -> Any:
-    """Return a positive number as a leaf, or a function of the round."""
+def as_level(where: str, hint: str = "", **given: ArrayLike | Callable[..., Any]) -> Any:
+    """Return a clip norm or a level of noise as a leaf: one number, or a function of the round."""
     ((name, value),) = given.items()
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
-    checks.require_positive(where, do, single=True, **{name: value})
-    refuse_tiny(where, **{name: value})
+    return as_number(where, hint, **{name: value})
+
+
+def as_number(where: str, hint: str = "", **given: ArrayLike) -> Any:
+    """Return a clip norm or a level of noise that is the same in all rounds as a leaf."""
+    checks.require_positive(where, hint, single=True, **given)
+    refuse_tiny(where, **given)
+    (value,) = given.values()
     return checks.as_scalar(value)
 
 
 def refuse_tiny(where: str, **given: ArrayLike) -> None:
     """Reject values whose squares underflow: a sensitivity of 0 would give no noise."""
     for name, value in given.items():
-        if checks.is_concrete(value) and np.min(np.asarray(value, np.float32)) < FLOOR:
-            checks.fail(
-                where,
-                f"{name} >= {FLOOR:g}",
-                f"{value!r}",
-                "Smaller ones are lost in float32; scale the loss.",
-            )
+        if checks.is_concrete(value):
+            if np.min(np.asarray(value, np.float32), initial=np.inf) < FLOOR:
+                hint = "Smaller ones are lost in float32; scale the loss."
+                checks.fail(where, f"{name} >= {FLOOR:g}", f"{value!r}", hint)
 
 
 # --- row stages
@@ -145,6 +179,29 @@ def shapes_like(like: Any) -> Any:
     if isinstance(like, Task):
         like = jax.eval_shape(like.init, jax.random.key(0))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.float32), like)
+
+
+def numbers_of(where: str, like: Any) -> int:
+    """Return how many numbers a contribution like `like` has; reject one without any."""
+    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes_like(like)))
+    if not numbers:
+        expected = "like=task, or what is contributed (arrays or their shapes)"
+        checks.fail(where, expected, f"like={checks.short_repr(like)}")
+    return numbers
+
+
+def require_like(where: str, row: Tree, shapes: Tree) -> None:
+    """Reject a contribution whose leaves do not have these shapes."""
+    given = jax.tree.map(jnp.shape, row)
+    if given != shapes:
+        expected = f"contributions like like=..., {shapes}"
+        checks.fail(where, expected, f"{given}", "Give what is contributed as like=...")
+
+
+def require_isotropic(where: str, shape: "Shape | None", hint: str) -> None:
+    """Reject noise of a shape after a stage whose contributions have no bands."""
+    if shape is not None:
+        checks.fail(where, "isotropic noise", "noise of a shape", hint)
 
 
 def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple[Any, ...]:
@@ -172,7 +229,7 @@ def _clip_l2(state: Any, row: Tree, *, bound: Array) -> tuple[Tree, Array]:
     return scale_to_bound(bound, row)
 
 
-def _stretch(shape: Shape | None) -> Array | float:
+def stretch(shape: Shape | None) -> Array | float:
     """Return how much longer than its Euclidean norm a contribution may be in the norm of
     `shape`."""
     return 1.0 if shape is None else jnp.max(shape.scales)
@@ -180,7 +237,7 @@ def _stretch(shape: Shape | None) -> Array | float:
 
 @named("stages.clip_l2.bound")
 def _its_bound(state: Any, shape: Shape | None, *, bound: Array) -> Array:
-    return bound * _stretch(shape)
+    return bound * stretch(shape)
 
 
 def clip_l2(bound: ArrayLike | Callable[..., Any]) -> Stage:
@@ -204,7 +261,7 @@ def clip_l2(bound: ArrayLike | Callable[..., Any]) -> Stage:
         >>> release(m, jax.random.key(0), (), jnp.array([[3.0, 4.0]]), jnp.ones(1))[0].tolist()
         [0.6000000238418579, 0.800000011920929]
     """
-    data = dict(bound=level_leaf("clip_l2", "Leave the stage out for no clipping.", bound=bound))
+    data = dict(bound=as_level("clip_l2", "Leave the stage out for no clipping.", bound=bound))
     return Stage(Fn(_clip_l2, data), Fn(_its_bound, data), name="clip_l2")
 
 
@@ -234,7 +291,7 @@ def clip_l1(bound: ArrayLike | Callable[..., Any]) -> Stage:
         >>> release(m, jax.random.key(0), (), jnp.array([[3.0, -1.0]]), jnp.ones(1))[0].tolist()
         [0.75, -0.25]
     """
-    data = dict(bound=level_leaf("clip_l1", "Leave the stage out for no clipping.", bound=bound))
+    data = dict(bound=as_level("clip_l1", "Leave the stage out for no clipping.", bound=bound))
     return Stage(Fn(_clip_l1, data), Fn(_its_bound, data), name="clip_l1")
 
 
@@ -296,22 +353,11 @@ def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None)
     limits = jax.tree.leaves(bounds)
     if not limits:
         checks.fail("clip_per_layer", "one bound, or one for each leaf", f"bounds={bounds!r}")
-    for b in limits:
-        checks.require_positive("clip_per_layer", single=True, bound=b)
-        refuse_tiny("clip_per_layer", bound=b)
     if len(limits) == 1:
-        if layers is None:
-            checks.fail(
-                "clip_per_layer",
-                "layers=... beside a single bound",
-                f"bounds={bounds!r}",
-                "Say how many leaves the contribution has: each gets that bound.",
-            )
-        checks.require_integer("clip_per_layer", layers=layers)
-    data, fixed = (
-        dict(bounds=jax.tree.map(checks.as_scalar, bounds)),
-        dict(layers=layers or len(limits)),
-    )
+        hint = "Pass the number of leaves of a contribution: each gets that bound."
+        checks.require_integer("clip_per_layer", hint, layers=layers)
+    data = dict(bounds=jax.tree.map(lambda b: as_number("clip_per_layer", bound=b), bounds))
+    fixed = dict(layers=layers or len(limits))
     return Stage(
         Fn(_clip_per_layer, data, fixed), Fn(_layers_bound, data, fixed), name="clip_per_layer"
     )
@@ -319,14 +365,7 @@ def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None)
 
 @named("stages.clip_adaptive")
 def _clip_adaptive(
-    state: Array,
-    row: Tree,
-    *,
-    indicator: Array,
-    quantile: Array,
-    lr: Array,
-    count: Array,
-    floor: Array,
+    state: Array, row: Tree, *, indicator: Array, floor: Array, **_: Any
 ) -> tuple[Tree, Array]:
     norm = jnp.maximum(state, floor)
     clipped, over = scale_to_bound(norm, row)
@@ -336,22 +375,9 @@ def _clip_adaptive(
 
 @named("stages.clip_adaptive.bound")
 def _adaptive_bound(
-    state: Array,
-    shape: Shape | None,
-    *,
-    indicator: Array,
-    quantile: Array,
-    lr: Array,
-    count: Array,
-    floor: Array,
+    state: Array, shape: Shape | None, *, indicator: Array, floor: Array, **_: Any
 ) -> Array:
-    if shape is not None:
-        checks.fail(
-            "clip_adaptive",
-            "isotropic noise",
-            "noise of a shape",
-            "One coordinate more has no band.",
-        )
+    require_isotropic("clip_adaptive", shape, "One coordinate more has no band.")
     return jnp.maximum(state, floor) * jnp.sqrt(1 + jnp.square(indicator) / 4)
 
 
@@ -372,7 +398,8 @@ def _adapt(
     return jnp.maximum(norm * jnp.exp(-lr * (below - quantile)), floor), value
 
 
-LEAST = 1e-6  # of its first value: how far an adaptive clip norm may fall by default
+# An adaptive clip norm falls at most to this fraction of its first value.
+MIN_RELATIVE_CLIP = 1e-6
 
 
 def clip_adaptive(
@@ -382,7 +409,6 @@ def clip_adaptive(
     quantile: ArrayLike = 0.5,
     lr: ArrayLike = 0.2,
     indicator: ArrayLike = 0.1,
-    floor: ArrayLike | None = None,
 ) -> Stage:
     """Clip to a norm that follows a quantile of the contributions' norms, privately, inside the
     same release.
@@ -398,12 +424,10 @@ def clip_adaptive(
         quantile: the quantile of the norms that C follows, in (0, 1].
         lr: how fast C moves.
         indicator: weight of the bit: larger for a less noisy C and a little more noise.
-        floor: C never falls below it, at least 1e-15; None: the larger of 1e-15 and a millionth of
-            `initial`.
 
     Privacy:
-        bound C * sqrt(1 + indicator^2 / 4).  Far below 1e-15 float32 could measure no norm, and add
-        no noise.
+        bound C * sqrt(1 + indicator^2 / 4).  C never falls below a millionth of `initial`, nor
+        below 1e-15: there float32 could measure no norm, and add no noise.
 
     Raises:
         ValueError: outside those ranges; refused inside `private_grad` (a client keeps no clip
@@ -412,24 +436,12 @@ def clip_adaptive(
     References:
         Andrew et al., NeurIPS 2021, with the joint release of one vector.
     """
-    checks.require_positive(
-        "clip_adaptive", single=True, initial=initial, count=count, lr=lr, indicator=indicator
-    )
-    checks.require_fraction("clip_adaptive", single=True, quantile=quantile)
-    refuse_tiny("clip_adaptive", initial=initial)
-    if floor is not None:
-        checks.require_positive("clip_adaptive", single=True, floor=floor)
-        refuse_tiny("clip_adaptive", floor=floor)
-        if checks.is_concrete((floor, initial)) and np.asarray(floor) > np.asarray(initial):
-            checks.fail(
-                "clip_adaptive", "floor <= initial", f"floor={floor!r}, initial={initial!r}"
-            )
-    initial = checks.as_scalar(initial)
-    floor = (
-        (jnp if isinstance(initial, jax.Array) else np).maximum(LEAST * initial, FLOOR)
-        if floor is None
-        else floor
-    )
+    where = "clip_adaptive"
+    initial = as_number(where, initial=initial)
+    checks.require_positive(where, single=True, count=count, lr=lr, indicator=indicator)
+    checks.require_fraction(where, single=True, quantile=quantile)
+    xp = jnp if isinstance(initial, jax.Array) else np
+    floor = xp.maximum(MIN_RELATIVE_CLIP * initial, FLOOR)
     given: dict[str, Any] = dict(
         indicator=indicator, quantile=quantile, lr=lr, count=count, floor=floor
     )
@@ -450,7 +462,7 @@ def _as_it_is(state: Any, row: Tree, *, value: Array) -> tuple[Tree, Array]:
 
 @named("stages.bounded.bound")
 def _declared(state: Any, shape: Shape | None, *, value: Array) -> Array:
-    return value * _stretch(shape)
+    return value * stretch(shape)
 
 
 def bounded(value: ArrayLike, reason: str) -> Stage:
@@ -465,9 +477,7 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
     """
     names = {why: name for name, why in DECLARED.items()}
     checks.require_one_of("bounded", tuple(names), reason=reason)
-    checks.require_positive("bounded", single=True, value=value)
-    refuse_tiny("bounded", value=value)
-    data = dict(value=checks.as_scalar(value))
+    data = dict(value=as_number("bounded", value=value))
     return Stage(Fn(_as_it_is, data), Fn(_declared, data), name=names[reason])
 
 
@@ -521,20 +531,17 @@ def clip_scaled(
         clip_scaled(1, 10, 0.9, 0.057735)
     """
     where = "clip_scaled"
-    checks.require_positive(where, single=True, bound=bound, count=count)
-    refuse_tiny(where, bound=bound)
+    as_number(where, bound=bound)
+    checks.require_positive(where, single=True, count=count)
     checks.require_nonnegative(where, single=True, decay=decay)
     if checks.is_concrete(decay) and not np.asarray(decay) < 1:
         checks.fail(where, "decay < 1", f"decay={decay!r}")
-    shapes = shapes_like(like)
-    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-    if not numbers:
-        checks.fail(where, "like=task, or what a client contributes", f"like={like!r}")
+    numbers = numbers_of(where, like)
     least = 0.1 * bound / numbers**0.5 if least is None else least
     checks.require_positive(where, single=True, least=least)
     given: dict[str, Any] = dict(bound=bound, count=count, decay=decay, least=least)
     data = {k: checks.as_scalar(v) for k, v in given.items()}
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes_like(like))
     return Stage(
         Fn(_clip_scaled, data),
         Fn(_scaled_bound, data),
@@ -554,34 +561,22 @@ def _sizes(state: Squares, least: Array) -> Tree:
 
 @named("scaled_clip.clip")
 def _clip_scaled(
-    state: Squares, row: Tree, *, bound: Array, count: Array, decay: Array, least: Array
+    state: Squares, row: Tree, *, bound: Array, least: Array, **_: Any
 ) -> tuple[Tree, Array]:
     sizes = _sizes(state, least)
-    given, wanted = (jax.tree.map(jnp.shape, tree) for tree in (row, sizes))
-    if jax.tree.structure(row) != jax.tree.structure(sizes) or given != wanted:
-        checks.fail(
-            "clip_scaled",
-            f"contributions like like=..., {wanted}",
-            f"{given}",
-            "Give what a client contributes as like=...",
-        )
+    require_like("clip_scaled", row, jax.tree.map(jnp.shape, sizes))
     return scale_to_bound(bound, pytrees.map(lambda x, size: x / size, row, sizes))
 
 
 @named("scaled_clip.bound")
-def _scaled_bound(
-    state: Squares, shape: Shape | None, *, bound: Array, count: Array, decay: Array, least: Array
-) -> Array:
-    if shape is not None:
-        checks.fail(
-            "clip_scaled", "isotropic noise", "noise of a shape", "Each of them changes the shape."
-        )
+def _scaled_bound(state: Squares, shape: Shape | None, *, bound: Array, **_: Any) -> Array:
+    require_isotropic("clip_scaled", shape, "Each release changes the shape.")
     return bound
 
 
 @named("scaled_clip.update")
 def _unscale(
-    state: Squares, value: Tree, *, bound: Array, count: Array, decay: Array, least: Array
+    state: Squares, value: Tree, *, count: Array, decay: Array, least: Array, **_: Any
 ) -> tuple[Squares, Tree]:
     value = pytrees.map(lambda x, size: x * size, value, _sizes(state, least))
     keep = lambda old, x: decay * old + (1 - decay) * jnp.square(x / count)
@@ -629,19 +624,14 @@ def gaussian(
     name, value = (
         ("std", std) if noise_multiplier is None else ("noise_multiplier", noise_multiplier)
     )
-    given: dict[str, Any] = {name: value}
     if not callable(value) and checks.ndim("gaussian", name, value) == 1:
-        checks.require_positive("gaussian", **given)
-        if np.size(given[name]):
-            refuse_tiny("gaussian", **given)
-        else:
-            checks.fail("gaussian", f"{name} of each client", "none")
+        checks.require_positive("gaussian", **{name: value})
+        refuse_tiny("gaussian", **{name: value})
         value = jnp.asarray(value, jnp.float32)
     else:
-        value = level_leaf("gaussian", "Leave the stage out for no noise.", **given)
-    checks.require_one_of(
-        "gaussian", GENERATORS if shape is None else ("philox",), generator=generator
-    )
+        value = as_level("gaussian", "Leave the stage out for no noise.", **{name: value})
+    generators = GENERATORS if shape is None else ("philox",)
+    checks.require_one_of("gaussian", generators, generator=generator)
     return Stage(
         None,
         noise=value,
@@ -679,11 +669,8 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
         >>> jfl.chain(jfl.clip_l1(1.0), jfl.total(), jfl.laplace(2.0), jfl.divide(10))
         chain(clip_l1(1), total(), laplace(2), divide(10))
     """
-    if callable(noise_multiplier):
-        need = "one number noise_multiplier, the same in all rounds"
-        checks.fail("laplace", need, checks.short_repr(noise_multiplier))
-    do = "Leave the stage out for no noise."
-    value = level_leaf("laplace", do, noise_multiplier=noise_multiplier)
+    hint = "Leave the stage out for no noise; the noise is the same in all rounds."
+    value = as_number("laplace", hint, noise_multiplier=noise_multiplier)
     return Stage(None, noise=value, name="laplace", role="noise", law="laplace")
 
 

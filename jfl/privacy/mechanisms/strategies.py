@@ -41,7 +41,7 @@ from ...core import checks
 from ...core.options import Setting
 from ...core.records import record, static
 from . import strategy_search as search
-from .strategy_search import inverse, lower_toeplitz, max_participations, square_root_series
+from .strategy_search import inverse, lower_toeplitz, square_root_series
 
 __all__ = [
     "Strategy",
@@ -58,7 +58,6 @@ __all__ = [
 
 # By default an accelerator may round noise before it multiplies: a GPU to 10 bits, a TPU to 7.
 FULL_PRECISION = lax.Precision.HIGHEST
-MAX_TABLE = 2048  # rounds of a restarted copy of which a table of pairs is made
 
 
 @record
@@ -152,8 +151,11 @@ class Strategy:
         """
         participations = self._max_participations(participations, separation)
         gram = np.abs(self.matrix().T @ self.matrix())
-        squared = _square_of_epochs if epochs else _square_of_any_rounds
-        return float(np.sqrt(squared(gram, participations, separation)))
+        if not epochs:
+            return float(np.sqrt(_square_of_patterns(gram, participations, separation)))
+        offsets = range(min(separation, self.rounds))
+        groups = [gram[first::separation, first::separation] for first in offsets]
+        return float(np.sqrt(max(_square_of_patterns(g, participations, 1) for g in groups)))
 
     def largest_column(self) -> float:
         """Return the sensitivity to one participation."""
@@ -178,10 +180,10 @@ class Strategy:
         return float(np.sqrt(self.errors().mean()) * self.sensitivity(participations, separation))
 
     def _max_participations(self, participations: int, separation: int) -> int:
-        checks.require_integer(
-            "strategies.sensitivity", participations=participations, separation=separation
-        )
-        return max_participations(self.rounds, participations, separation)
+        """Return how many of these participations fit into the rounds."""
+        where = "strategies.sensitivity"
+        checks.require_integer(where, participations=participations, separation=separation)
+        return min(participations, -(-self.rounds // separation))
 
 
 # --- Toeplitz matrices: what follows a round does not depend on its number
@@ -256,9 +258,9 @@ def banded_toeplitz(
         1.93753
     """
     where = "strategies.banded_toeplitz"
-    aim = search.aim(where, rounds, participations, separation, workload, error)
-    _require_bands(where, rounds, bands)
-    return Banded(aim.rounds, aim.separation, search.best_banded(aim, int(bands)))
+    aim = search.aim(where, rounds, participations, separation, workload, error, bands=bands)
+    first = square_root_series(bands)
+    return Banded(aim.rounds, aim.separation, search.best_series(aim, first))
 
 
 def inverse_banded(
@@ -294,10 +296,9 @@ def inverse_banded(
     """
     where = "strategies.inverse_banded"
     checks.require_one_of(where, (False, True), optimise=optimise)
-    aim = search.aim(where, rounds, participations, separation, workload, error)
-    _require_bands(where, rounds, bands)
+    aim = search.aim(where, rounds, participations, separation, workload, error, bands=bands)
     first = inverse(square_root_series(rounds), rounds)[:bands]
-    noise = search.best_inverse_banded(aim, first) if optimise else first
+    noise = search.best_series(aim, first, is_inverse=True) if optimise else first
     return Regenerated(aim.rounds, aim.separation, inverse(noise, aim.rounds), noise)
 
 
@@ -342,18 +343,13 @@ def blt(
     return Exponentials(aim.rounds, aim.separation, column, decay, weight, int(buffers))
 
 
-def momentum(rounds: int, beta: float, learning_rates: ArrayLike | None = None) -> np.ndarray:
+def momentum(rounds: int, beta: float) -> np.ndarray:
     """Return the workload of gradient descent with momentum: how much of a round is in the model
-    later.
+    0, 1, ... rounds later, Float64[rounds].
 
     Args:
         rounds: the number of rounds that it covers.
         beta: the momentum, in [0, 1).
-        learning_rates: Float[rounds]; None: the same in every round.
-
-    Returns:
-        Float64[rounds] without learning rates, else Float64[rounds, rounds]: how much of round j is
-        in the model after round t.
 
     Example:
         >>> momentum(3, 0.5).tolist()
@@ -364,19 +360,7 @@ def momentum(rounds: int, beta: float, learning_rates: ArrayLike | None = None) 
     checks.require_nonnegative(where, single=True, beta=beta)
     if not beta < 1:
         checks.fail(where, "beta < 1", f"beta={beta!r}")
-    steps = beta ** np.arange(rounds, dtype=np.float64)
-    if learning_rates is None:
-        return np.cumsum(steps)
-    rates = checks.as_array(where, "learning_rates", learning_rates)
-    if rates.shape != (rounds,):
-        checks.fail(where, f"learning_rates [{rounds}]", f"shape {rates.shape}")
-    return np.cumsum(rates[:, None] * lower_toeplitz(steps), axis=0)
-
-
-def _require_bands(where: str, rounds: int, bands: int) -> None:
-    checks.require_integer(where, bands=bands)
-    if bands > rounds:
-        checks.fail(where, f"bands <= rounds={rounds}", f"bands={bands}")
+    return np.cumsum(beta ** np.arange(rounds, dtype=np.float64))
 
 
 def _exponentials(rounds: int, decay: ArrayLike, weight: ArrayLike) -> np.ndarray:
@@ -507,7 +491,6 @@ def dense(
     participations: int = 1,
     separation: int = 1,
     workload: str | ArrayLike = "prefix",
-    error: str = "mean",
 ) -> Strategy:
     """Return the C with the smallest mean error of all, for units whose participations are
     multiples of `separation` rounds apart: for up to about a thousand rounds.
@@ -520,7 +503,6 @@ def dense(
         participations: the maximum number of participations of a unit: 1, or as many as fit.
         separation: the number of rounds between two of them.
         workload: as in `banded_toeplitz`.
-        error: "mean".
 
     References:
         Choquette-Choo et al., ICML 2023, "Multi-epoch matrix factorization mechanisms".
@@ -530,20 +512,13 @@ def dense(
         1.6894
     """
     where = "strategies.dense"
-    aim = search.aim(where, rounds, participations, separation, workload, error)
-    if error != "mean":
-        checks.fail(where, 'error="mean"', f"error={error!r}", "Use banded_toeplitz.")
-    fits = -(-aim.rounds // aim.separation)
-    epochs = aim.participations > 1
-    if epochs and aim.participations < fits:
-        checks.fail(
-            where,
-            f"participations=1, or all of the {fits} that fit",
-            f"participations={participations}",
-        )
-    table = search.best_dense(aim, aim.separation if epochs else aim.rounds)
-    separation = aim.separation if epochs else 1
-    return Table(aim.rounds, separation, table, np.linalg.inv(table), aim.rounds)
+    aim = search.aim(where, rounds, participations, separation, workload, "mean")
+    is_once, fits = aim.participations == 1, -(-aim.rounds // aim.separation)
+    if not is_once and aim.participations < fits:
+        expected = f"participations=1, or all of the {fits} that fit"
+        checks.fail(where, expected, f"participations={participations}")
+    table = search.best_dense(aim, aim.rounds if is_once else aim.separation)
+    return Table(aim.rounds, aim.separation, table, np.linalg.inv(table), aim.rounds)
 
 
 @record
@@ -614,8 +589,8 @@ def tree(rounds: int, *, efficient: bool = False) -> Strategy:
     plain = BinaryTree(int(rounds))
     if not efficient:
         return plain
-    estimates = _estimates_of_nodes(int(rounds))
-    return Table(int(rounds), 1, plain.matrix(), estimates, int((estimates != 0).sum(1).max()))
+    noising = _noise_of_nodes(int(rounds), efficient=True)
+    return Table(int(rounds), 1, plain.matrix(), noising, int((noising != 0).sum(1).max()))
 
 
 @record
@@ -623,22 +598,24 @@ class BinaryTree(Strategy):
     """Sums of 1, 2, 4, ... rounds that begin at a multiple of their length, each with independent
     noise, of which prefix sums are made.
 
-    Node (height, start) has the number 2 start + 2^height - 1, by which its noise is drawn.
+    The node of the `length` rounds from `start` on has the number 2 start + length - 1, by which
+    its noise is drawn.
     """
 
     def describe(self) -> str:
         return "tree"
 
-    @property
-    def heights(self) -> int:
-        """The number of heights of nodes that are complete within the rounds."""
-        return self.rounds.bit_length()
+    def _nodes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first round and the length of all nodes that are complete, Int[nodes]."""
+        lengths = [2**height for height in range(self.rounds.bit_length())]
+        starts = [np.arange(0, self.rounds - length + 1, length) for length in lengths]
+        return np.concatenate(starts), np.repeat(lengths, [len(s) for s in starts])
 
     def matrix(self) -> np.ndarray:
-        out = np.zeros((2 * self.rounds, self.rounds))
-        for height in range(self.heights):
-            for start in range(0, self.rounds - 2**height + 1, 2**height):
-                out[2 * start + 2**height - 1, start : start + 2**height] = 1.0
+        start, length = self._nodes()
+        round_, out = np.arange(self.rounds), np.zeros((2 * self.rounds, self.rounds))
+        is_inside = (start[:, None] <= round_) & (round_ < (start + length)[:, None])
+        out[2 * start + length - 1] = is_inside
         return out
 
     def matrix_until(self, rounds: int) -> np.ndarray:
@@ -651,76 +628,61 @@ class BinaryTree(Strategy):
         A node counts as many contributions of a unit as there are participations in its rounds, so
         they are counted without the matrix.
         """
-        starts = [np.arange(0, rounds - 2**h + 1, 2**h) for h in range(rounds.bit_length())]
-        ends = np.concatenate([start + 2**h for h, start in enumerate(starts)])
-        starts = np.concatenate(starts)
-        largest = 0
-        for first in range(min(separation, rounds)):
-            inside = (ends - 1 - first) // separation - (starts - 1 - first) // separation
-            largest = max(largest, int(np.square(inside).sum()))
-        return np.full(rounds, float(largest))
-
-    def errors(self) -> np.ndarray:
-        return np.array([float(t.bit_count()) for t in range(1, self.rounds + 1)])
+        start, length = BinaryTree(rounds)._nodes()
+        before = lambda round_, first: (round_ - 1 - first) // separation  # participations
+        inside = (
+            before(start + length, first) - before(start, first)
+            for first in range(min(separation, rounds))
+        )
+        return np.full(rounds, float(max(np.square(count).sum() for count in inside)))
 
     def sensitivity(
         self, participations: int = 1, separation: int = 1, *, epochs: bool = False
     ) -> float:
         if self._max_participations(participations, separation) == 1:
-            return float(np.sqrt(self.heights))
+            return float(np.sqrt(self.rounds.bit_length()))
         return super().sensitivity(participations, separation, epochs=epochs)
 
+    def errors(self) -> np.ndarray:
+        return np.array([float(t.bit_count()) for t in range(1, self.rounds + 1)])
+
     def noising(self) -> np.ndarray:
-        out = np.zeros((self.rounds, 2 * self.rounds))
-        for t, row in enumerate(out):
-            index, weight, count = self._nodes_of_round(t + 1, np)
-            row[index[:count]] = weight[:count]
-        return out
+        return _noise_of_nodes(self.rounds)
 
     def draws(self, round_: Any) -> tuple[Any, ...]:
-        index, weight, count = self._nodes_of_round(round_ + 1, jnp)
-        return index.astype(jnp.int32), weight.astype(jnp.float32), count
-
-    def _nodes_of_round(self, t: Any, xp: Any) -> tuple[Any, Any, Any]:
-        """Return the nodes of round t, counted from 1: the node that it completes, minus the
-        smaller nodes before it, which made up the sum of t - 1 rounds."""
-        height = _trailing_zeros(t, xp)
-        below = xp.arange(self.heights)
-        length = xp.left_shift(1, below)
-        first = 2 * (t - xp.left_shift(1, height)) + xp.left_shift(1, height) - 1
-        rest = 2 * (t - 2 * length) + length - 1
-        index = xp.concatenate([xp.reshape(first, (1,)), rest])
-        weight = xp.concatenate([xp.ones(1), -xp.ones(self.heights)])
-        return index, weight, height + 1
+        # the node that the round completes, minus the smaller nodes before it, which made up the
+        # sum of the rounds before
+        end = jnp.asarray(round_) + 1
+        completed = lax.population_count((end & -end) - 1)
+        lengths = jnp.left_shift(1, jnp.arange(self.rounds.bit_length()))
+        length = jnp.left_shift(1, completed)
+        index = jnp.append(2 * (end - length) + length - 1, 2 * (end - 2 * lengths) + lengths - 1)
+        weight = jnp.append(1.0, -jnp.ones(len(lengths)))
+        return index.astype(jnp.int32), weight.astype(jnp.float32), completed + 1
 
 
-def _estimates_of_nodes(rounds: int) -> np.ndarray:
-    """Return how much of the noise of each node a round releases, Float64[rounds, 2 rounds], if the
-    sum of each node is estimated from its noise and that of all nodes below it."""
-    best: dict[tuple[int, int], np.ndarray] = {}  # the noise of the best estimate of a node
+def _noise_of_nodes(rounds: int, efficient: bool = False) -> np.ndarray:
+    """Return how much of the noise of each node a round releases, Float64[rounds, 2 rounds].
+
+    The sum of a node is estimated from its own noise alone or, if `efficient`, together with that
+    of all nodes below it.
+    """
+    noise: dict[tuple[int, int], np.ndarray] = {}  # in the estimate of a node
     prefix = np.zeros((rounds + 1, 2 * rounds))
     for t in range(1, rounds + 1):
-        for height in range(_trailing_zeros(t, np) + 1):
-            start = t - 2**height
-            noise = np.zeros(2 * rounds)
-            noise[2 * start + 2**height - 1] = 1.0
-            if height:
-                share = 1 / (2 - 2.0**-height)
-                half = 2 ** (height - 1)
-                below = best[height - 1, start] + best[height - 1, start + half]
-                noise = share * noise + (1 - share) * below
-            best[height, start] = noise
-        start = 0
-        for height in range(t.bit_length() - 1, -1, -1):
-            if t >> height & 1:
-                prefix[t] += best[height, start]
-                start += 2**height
+        length = 1
+        while t % length == 0:
+            start, half = t - length, length // 2
+            own = np.zeros(2 * rounds)
+            own[2 * start + length - 1] = 1.0
+            if half and efficient:
+                share = 1 / (2 - 1 / length)
+                own = share * own + (1 - share) * (noise[start, half] + noise[start + half, half])
+            noise[start, length] = own
+            length *= 2
+        last = t & -t  # the length of the last node whose sum is a part of the prefix
+        prefix[t] = prefix[t - last] + noise[t - last, last]
     return np.diff(prefix, axis=0)
-
-
-def _trailing_zeros(t: Any, xp: Any) -> Any:
-    """Return the number of binary zeros at the end of t >= 1, Int[]."""
-    return sum(xp.where(t % 2**k == 0, 1, 0) for k in range(1, 31))
 
 
 # --- strategies made from others
@@ -766,49 +728,50 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
 
 
 @record
-class Restarted(Strategy):
-    """Copies of one strategy on the diagonal of C."""
+class Derived(Strategy):
+    """A strategy made of another one, from which it has its widest column."""
 
     of: Any = None  # a Strategy; with a default, since fields of the base have one
+
+    @property
+    def width(self) -> int:
+        return self.of.width
+
+    def accounting_matches_noise(self) -> bool:
+        return self.of.accounting_matches_noise()
+
+    def largest_column(self) -> float:
+        return self.of.largest_column()
+
+
+@record
+class Restarted(Derived):
+    """Copies of one strategy on the diagonal of C."""
+
     normals: int = static(default=1)  # that one copy draws
 
     def describe(self) -> str:
         return f"{self.of.describe()}, restarted every {self.of.rounds} rounds"
 
     @property
-    def width(self) -> int:
-        return self.of.width
-
-    @property
     def is_steady(self) -> bool:
         return self.of.is_steady
-
-    @property
-    def _copies(self) -> int:
-        return -(-self.rounds // self.of.rounds)
 
     def matrix(self) -> np.ndarray:
         return self.matrix_until(self.rounds)
 
     def matrix_until(self, rounds: int) -> np.ndarray:
-        whole, rest = divmod(rounds, self.of.rounds)
-        blocks = [self.of.matrix()] * whole
-        return _block_diagonal([*blocks, self.of.matrix_until(rest)] if rest else blocks)
+        return _block_diagonal([self.of.matrix_until(n) for n in self._lengths(rounds)])
 
     def noising(self) -> np.ndarray:
         one = self.of.noising()
-        whole = _block_diagonal([one] * self._copies)[: self.rounds]
+        whole = _block_diagonal([one for _ in self._lengths(self.rounds)])[: self.rounds]
         # for a tree, whose draws are not those of rounds, all draws of the last copy count
         return whole[:, : self.rounds] if one.shape[0] == one.shape[1] else whole
 
-    def errors(self) -> np.ndarray:
-        one = self.of.errors()
-        before = np.arange(self._copies)[:, None] * one[-1]
-        return (before + one).reshape(-1)[: self.rounds]
-
     def accounting_matches_noise(self) -> bool:
         """Same as for one copy, if copies share no normals."""
-        return self.of.accounting_matches_noise() and self.normals >= self.of.noising().shape[1]
+        return super().accounting_matches_noise() and self.normals >= self.of.noising().shape[1]
 
     def draws(self, round_: Any) -> tuple[Any, ...]:
         copy, within = round_ // self.of.rounds, round_ % self.of.rounds
@@ -816,63 +779,32 @@ class Restarted(Strategy):
         return jnp.asarray(index, jnp.int32) + copy * self.normals, weight, count
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
-        """Return the maximum over the groups of rounds that are `separation` apart; for long copies
-        the sum of the maxima of the copies, which is a bound."""
-        length = self.of.rounds
-        copies = -(-rounds // length)
-        if length > MAX_TABLE:
-            one = self.of.squared_sensitivities(min(length, rounds), separation)
-            before = np.arange(copies)[:, None] * one[-1]
-            return (before + one).reshape(-1)[:rounds]
-        rest = rounds - (copies - 1) * length
-        whole = _squares_by_offset(self.of.matrix(), separation)
-        last = _squares_by_offset(self.of.matrix_until(rest), separation)
-        offset = (np.arange(separation)[:, None] - np.arange(copies) * length) % separation
-        ends = whole[offset[:, :-1], -1]  # [offset of the run, copy]
-        before = np.cumsum(ends, axis=1) - ends
-        squares = (before[..., None] + whole[offset[:, :-1]]).reshape(separation, -1)
-        squares = np.hstack([squares, ends.sum(1)[:, None] + last[offset[:, -1]]])
-        return np.maximum.accumulate(squares.max(0))
+        lengths = self._lengths(rounds)
+        by_length = {
+            n: _squares_by_offset(self.of.matrix_until(n), separation) for n in set(lengths)
+        }
+        so_far, before = [], np.zeros((separation, 1))
+        for copy, length in enumerate(lengths):
+            offset = (np.arange(separation) - copy * self.of.rounds) % separation
+            so_far.append(before + by_length[length][offset])
+            before = so_far[-1][:, -1:]
+        return np.maximum.accumulate(np.hstack(so_far).max(0))
 
-    def sensitivity(
-        self, participations: int = 1, separation: int = 1, *, epochs: bool = False
-    ) -> float:
-        participations = self._max_participations(participations, separation)
-        if epochs and participations == -(-self.rounds // separation):
-            return float(np.sqrt(self.squared_sensitivities(self.rounds, separation)[-1]))
-        most = max_participations(self.of.rounds, participations, separation)
-        one = [
-            self.of.sensitivity(k, separation, epochs=epochs) ** 2 if k else 0.0
-            for k in range(most + 1)
-        ]
-        best = np.zeros(participations + 1)  # by the number of participations in earlier copies
-        for _ in range(self._copies):
-            best = np.array(
-                [
-                    max(best[k - here] + one[here] for here in range(min(k, most) + 1))
-                    for k in range(participations + 1)
-                ]
-            )
-        return float(np.sqrt(best[-1]))
-
-    def largest_column(self) -> float:
-        return self.of.largest_column()
+    def _lengths(self, rounds: int) -> list[int]:
+        """Return the number of rounds of each copy; the last one may be cut short."""
+        begins = range(0, rounds, self.of.rounds)
+        return [min(self.of.rounds, rounds - begin) for begin in begins]
 
 
 @record
-class Remainder(Strategy):
+class Remainder(Derived):
     """The columns of C from round `first` on: what a strategy reveals of those who contributed
     nothing before.  Only the accountant of a plan that continues another one uses it."""
 
-    of: Any = None  # a Strategy; with a default, since fields of the base have one
     first: int = static(default=0)
 
     def describe(self) -> str:
         return f"{self.of.describe()}, from round {self.first} on"
-
-    @property
-    def width(self) -> int:
-        return self.of.width
 
     def matrix(self) -> np.ndarray:
         return self.of.matrix()[:, self.first :]
@@ -880,21 +812,10 @@ class Remainder(Strategy):
     def matrix_until(self, rounds: int) -> np.ndarray:
         return self.of.matrix_until(self.first + rounds)[:, self.first :]
 
-    def accounting_matches_noise(self) -> bool:
-        return self.of.accounting_matches_noise()
-
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
         if isinstance(self.of, Toeplitz):  # the columns are the same
             return self.of.squared_sensitivities(rounds, separation)
         return super().squared_sensitivities(rounds, separation)
-
-    def largest_column(self) -> float:
-        return self.of.largest_column()
-
-
-def after(strategy: Strategy, first: int) -> Strategy:
-    """Return the strategy of the rounds from `first` on."""
-    return Remainder(max(strategy.rounds - first, 0), strategy.separation, strategy, int(first))
 
 
 def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
@@ -942,19 +863,7 @@ def _squares_by_offset(matrix: np.ndarray, separation: int) -> np.ndarray:
     return out
 
 
-def _square_of_epochs(size: np.ndarray, participations: int, separation: int) -> float:
-    """Return the squared sensitivity if participations are multiples of `separation` rounds apart,
-    given the absolute values of X = C^T C; exact if X >= 0 and a unit may participate in all of
-    them."""
-    largest = 0.0
-    for offset in range(min(separation, len(size))):
-        here = size[offset::separation, offset::separation]
-        rows = np.sort(here, axis=1)[:, ::-1][:, :participations].sum(1)
-        largest = max(largest, float(np.sort(rows)[::-1][:participations].sum()))
-    return largest
-
-
-def _square_of_any_rounds(size: np.ndarray, participations: int, separation: int) -> float:
+def _square_of_patterns(size: np.ndarray, participations: int, separation: int) -> float:
     """Bound the squared sensitivity over all patterns, given the absolute values of X = C^T C;
     exact if X >= 0 and a unit may participate in every round.
 

@@ -28,7 +28,7 @@ class Aim(NamedTuple):
     rounds: int
     participations: int
     separation: int
-    workload: np.ndarray | None  # None: prefix sums; [n] or [n, n]
+    workload: np.ndarray | None  # [rounds]; None: prefix sums
     error: str
 
 
@@ -39,43 +39,34 @@ def aim(
     separation: int,
     workload: str | ArrayLike,
     error: str,
+    bands: int = 1,
 ) -> Aim:
     """Return the checked arguments of a constructor; `where` names it in errors."""
-    checks.require_integer(
-        where, rounds=rounds, participations=participations, separation=separation
-    )
+    numbers = dict(rounds=rounds, participations=participations, separation=separation)
+    checks.require_integer(where, **numbers)
+    checks.require_integer(where, bands=bands)
+    if bands > rounds:
+        checks.fail(where, f"bands <= rounds={rounds}", f"bands={bands}")
     checks.require_one_of(where, ("mean", "max"), error=error)
-    matrix = None
     if isinstance(workload, str):
         checks.require_one_of(where, ("prefix",), workload=workload)
+        series = None
     else:
-        matrix = checks.as_array(where, "workload", workload).astype(np.float64)
-        if matrix.shape not in ((rounds,), (rounds, rounds)) or not np.isfinite(matrix).all():
+        series = checks.as_array(where, "workload", workload).astype(np.float64)
+        if series.shape != (rounds,) or not np.isfinite(series).all() or not series.any():
             checks.fail(
                 where,
-                f'workload "prefix", or finite numbers [{rounds}] or [{rounds}, {rounds}]',
-                f"shape {matrix.shape}",
+                f'workload "prefix", or {rounds} finite numbers that are not all 0',
+                f"shape {series.shape}" if series.any() else "only zeros",
                 "Make one with strategies.momentum.",
             )
-        if not matrix.any():
-            checks.fail(where, "a workload with a number that is not 0", "only zeros")
-        if matrix.ndim == 2 and np.any(np.triu(matrix, 1)):
-            checks.fail(
-                where, "a lower-triangular workload", "one that reads later rounds", "Transpose it?"
-            )
-    participations = max_participations(int(rounds), int(participations), int(separation))
+    participations = min(int(participations), -(-int(rounds) // int(separation)))
     # a unit that participates once may do so in any round
-    return Aim(
-        int(rounds), participations, int(separation) if participations > 1 else 1, matrix, error
-    )
+    separation = int(separation) if participations > 1 else 1
+    return Aim(int(rounds), participations, separation, series, error)
 
 
 # --- series and matrices
-
-
-def max_participations(rounds: int, participations: int, separation: int) -> int:
-    """Return how many participations fit into this number of rounds."""
-    return min(participations, -(-rounds // separation))
 
 
 def square_root_series(n: int) -> np.ndarray:
@@ -109,27 +100,18 @@ def lower_toeplitz(column: np.ndarray) -> np.ndarray:
 # --- Toeplitz matrices
 
 
-def best_banded(aim: Aim, bands: int) -> np.ndarray:
-    """Return the first column of the best banded C, Float64[bands]."""
-    if bands == 1:
-        return np.ones(1)
-
-    def loss(later: jax.Array) -> jax.Array:
-        column = jnp.concatenate([jnp.ones(1), later])
-        return _loss(aim, column, _inverse(column, aim.rounds))
-
-    later = _minimise(loss, square_root_series(bands)[1:], np.zeros(bands - 1))
-    return np.concatenate([np.ones(1), later])
-
-
-def best_inverse_banded(aim: Aim, first: np.ndarray) -> np.ndarray:
-    """Return the first column of the best C^-1 with as many bands as `first`, Float64[bands]."""
+def best_series(aim: Aim, first: np.ndarray, is_inverse: bool = False) -> np.ndarray:
+    """Return the first column of the best banded C, or of the best C^-1 if `is_inverse`, with as
+    many bands as `first`, from which the search begins."""
     if len(first) == 1:
         return np.ones(1)
 
     def loss(later: jax.Array) -> jax.Array:
-        noise = jnp.concatenate([jnp.ones(1), later])
-        return _loss(aim, _inverse(noise, aim.rounds), _padded(noise, aim.rounds))
+        series = jnp.concatenate([jnp.ones(1), later])
+        other = _inverse(series, aim.rounds)
+        if is_inverse:
+            return _loss(aim, other, _padded(series, aim.rounds))
+        return _loss(aim, series, other)
 
     later = _minimise(loss, first[1:], np.zeros(len(first) - 1))
     return np.concatenate([np.ones(1), later])
@@ -217,11 +199,6 @@ def _loss(aim: Aim, column: jax.Array, noise: jax.Array) -> jax.Array:
 
 def _error(aim: Aim, noise: jax.Array) -> jax.Array:
     n = aim.rounds
-    if aim.workload is not None and aim.workload.ndim == 2:
-        back = np.arange(n)[:, None] - np.arange(n)
-        noising = jnp.where(back >= 0, noise[np.maximum(back, 0)], 0.0)
-        each = jnp.square(aim.workload @ noising).sum(1)
-        return each.mean() if aim.error == "mean" else each.max()
     if aim.workload is None:
         summed = jnp.cumsum(noise)
     else:
@@ -257,10 +234,7 @@ def best_dense(aim: Aim, separation: int) -> np.ndarray:
     What a unit adds in all its rounds has squared length 1, and rounds of one unit are orthogonal.
     """
     n = aim.rounds
-    if aim.workload is None:
-        workload = np.tril(np.ones((n, n)))
-    else:
-        workload = lower_toeplitz(aim.workload) if aim.workload.ndim == 1 else aim.workload
+    workload = lower_toeplitz(np.ones(n) if aim.workload is None else aim.workload)
     weight, unit = workload.T @ workload / n, np.arange(n) % separation
     is_same_unit = unit[:, None] == unit
     count = np.bincount(unit)[unit]

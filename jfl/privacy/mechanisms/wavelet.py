@@ -27,10 +27,23 @@ from ...core.pytrees import Array, Tree
 from ...core.records import Fn, named
 from . import haar_bands as haar
 from .haar_bands import Bands
-from .stages import After, Shape, Stage, clip_l2, gaussian, level_leaf, refuse_tiny, scale_to_bound
+from .stages import (
+    After,
+    Shape,
+    Stage,
+    as_level,
+    clip_l2,
+    gaussian,
+    refuse_tiny,
+    require_isotropic,
+    scale_to_bound,
+    stretch,
+)
 
 READINGS = ("R1", "R2", "R3", "R4", "R5", "R6")
 CALIBRATIONS = ("plain", "lemma2")
+# The energy that a coefficient is given at least, relative to the largest one: no band is frozen.
+SMALLEST_ENERGY = 1e-3**2
 
 
 # --- shapes
@@ -68,8 +81,9 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
 
     Args:
         bands: of `jfl.bands`.
-        exponent: 0 is isotropic; 1/2 has the least mean squared error of the release; in between is
-            usually best for training, and more than 1/2 is too much.
+        exponent: 0 is isotropic; 1/2 has the smallest mean squared error of the release (its noise
+            has the smallest total variance at equal privacy); in between is usually best for
+            training, and more than 1/2 is too much.
         energies: Float[bands], of a contribution, from public rows
             (`jfl.analysis.public_data.band_energies`) or from a private estimate
             (`jfl.algorithms.band_energies`); None: the spectrum of natural images, which reads no
@@ -92,24 +106,14 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
             "0 to 1/2 is usual.",
         )
     if energies is None:
-        return shape(
-            bands, jnp.asarray(haar.prior(bands)) ** (jnp.asarray(exponent, jnp.float32) / 2)
-        )
-    _one_each("wavelet.ellipsoid", bands, least=0.0, energies=energies)
-    return shape(bands, haar.family(bands, jnp.asarray(energies, jnp.float32), exponent))
-
-
-def optimal(bands: Bands, energies: ArrayLike, utility: ArrayLike = 1.0) -> Shape:
-    """Return the shape of the smallest weighted noise, the sum of utility * variance, for
-    contributions of these band energies.
-
-    Args:
-        bands: of `jfl.bands`.
-        energies: Float[bands], of one contribution, as in `ellipsoid`.
-        utility: a number or Float[bands], what a unit of noise variance costs.
-    """
-    _one_each("wavelet.optimal", bands, least=0.0, energies=energies)
-    return shape(bands, haar.optimal(bands, jnp.asarray(energies, jnp.float32), utility))
+        each = jnp.asarray(haar.prior(bands))
+    else:
+        _one_each("wavelet.ellipsoid", bands, least=0.0, energies=energies)
+        each = jnp.asarray(energies, jnp.float32) / haar.sizes(bands).astype(np.float32)
+        top = jnp.max(each)
+        each = jnp.where(top > 0, each / jnp.where(top > 0, top, 1.0), 1.0)
+        each = jnp.maximum(each, SMALLEST_ENERGY)
+    return shape(bands, each ** (jnp.asarray(exponent, jnp.float32) / 2))
 
 
 def weighted(bands: Bands) -> Shape:
@@ -120,13 +124,9 @@ def weighted(bands: Bands) -> Shape:
 
 def _one_each(where: str, bands: Bands, least: float | None = None, **values: Any) -> None:
     ((name, value),) = values.items()
-    checks.require_type(where, Bands, "jfl.bands", bands=bands)
-    if checks.ndim(where, name, value) != 1 or np.shape(value) != (haar.count(bands),):
-        checks.fail(
-            where,
-            f"one of {name} for each of {haar.count(bands)} bands",
-            f"shape {np.shape(value)}",
-        )
+    n = haar.count(bands)
+    if checks.ndim(where, name, value) != 1 or np.shape(value) != (n,):
+        checks.fail(where, f"one of {name} for each of {n} bands", f"shape {np.shape(value)}")
     (checks.require_positive if least is None else checks.require_nonnegative)(where, **values)
 
 
@@ -142,13 +142,10 @@ def _clip_ellipsoid(state: Any, row: Tree, *, bound: Array, shape: Shape) -> tup
 
 @named("wavelet.clip_ellipsoid.bound")
 def _ellipsoid_bound(state: Any, other: Shape | None, *, bound: Array, shape: Shape) -> Array:
-    if other is None:
-        return bound / jnp.min(shape.scales)
-    if other.bands == shape.bands:
+    if other is not None and other.bands == shape.bands:
         return bound * jnp.max(other.scales / shape.scales)
-    return (
-        bound / jnp.min(shape.scales) * jnp.max(other.scales)
-    )  # the two bases may lie anyhow to each other
+    # the two bases may lie anyhow to each other
+    return bound / jnp.min(shape.scales) * stretch(other)
 
 
 def clip_ellipsoid(bound: ArrayLike | Callable[..., Any], shape: Shape) -> Stage:
@@ -164,7 +161,7 @@ def clip_ellipsoid(bound: ArrayLike | Callable[..., Any], shape: Shape) -> Stage
     """
     if not isinstance(shape, Shape):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
         checks.fail("wavelet.clip_ellipsoid", "a shape of jfl.wavelet", f"{shape!r}")
-    data = dict(bound=level_leaf("wavelet.clip_ellipsoid", bound=bound), shape=shape)
+    data = dict(bound=as_level("wavelet.clip_ellipsoid", bound=bound), shape=shape)
     return Stage(Fn(_clip_ellipsoid, data), Fn(_ellipsoid_bound, data), name="clip_ellipsoid")
 
 
@@ -176,9 +173,9 @@ def _clip_bands(state: Any, row: Tree, *, bounds: Array, bands: Bands) -> tuple[
 
 @named("wavelet.clip_bands.bound")
 def _bands_bound(state: Any, shape: Shape | None, *, bounds: Array, bands: Bands) -> Array:
-    if shape is None or shape.bands == bands:
-        return jnp.sqrt(jnp.sum(jnp.square(bounds * (1.0 if shape is None else shape.scales))))
-    return jnp.sqrt(jnp.sum(jnp.square(bounds))) * jnp.max(shape.scales)
+    if shape is not None and shape.bands == bands:
+        return jnp.sqrt(jnp.sum(jnp.square(bounds * shape.scales)))
+    return jnp.sqrt(jnp.sum(jnp.square(bounds))) * stretch(shape)
 
 
 def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
@@ -211,13 +208,7 @@ def _shares(state: Any, row: Tree, *, bands: Bands) -> tuple[Array, Array]:
 
 @named("wavelet.shares.bound")
 def _one(state: Any, shape: Shape | None, *, bands: Bands) -> float:
-    if shape is not None:
-        checks.fail(
-            "wavelet.shares",
-            "isotropic noise",
-            "noise of a shape",
-            "Shares have no bands.",
-        )
+    require_isotropic("wavelet.shares", shape, "Shares have no bands.")
     return 1.0
 
 
