@@ -172,34 +172,75 @@ def test_of_examples_too():
     assert np.isfinite(flat(jfl.simulate(KEY, private, 2).params)).all()
 
 
-def holding_rows(where):
-    """A plan with a function of a user's in which rows of the federation lie."""
-    held = np.asarray(make_federation().x)
-    look = lambda value: jax.tree.map(lambda v: v + 1e-9 * jnp.asarray(held).sum(), value)
-    clip_, total, noise = jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0)
-    there = jfl.linear_maps.linear_map(lambda k, v: look(v), lambda k, v: v)
-    back = jfl.linear_maps.linear_map(lambda k, v: v, lambda k, v: look(v))
-    schedule = jfl.clip_l2(lambda r: 1.0 + 1e-9 * jnp.asarray(held).sum())
-    loud = jfl.gaussian(lambda r: 1.0 + 1e-9 * jnp.asarray(held).sum())
-    chain = {
-        "there": jfl.chain(there.there, clip_, total, noise, there.back),
-        "back": jfl.chain(back.there, clip_, total, noise, back.back),
-        "behind a projection": jfl.chain(
-            MAPS["projection"]().there,
-            clip_,
-            total,
-            noise,
-            jfl.post_process(look),
-            MAPS["projection"]().back,
+HELD = np.asarray(make_federation().x)
+PLAIN = (jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0))
+
+
+def look(value):
+    return jax.tree.map(lambda v: v + 1e-9 * jnp.asarray(HELD).sum(), value)
+
+
+def loud(round_):
+    return 1.0 + 1e-9 * jnp.asarray(HELD).sum()
+
+
+def _plus(rows, value):
+    return value + 1e-9 * rows.sum()
+
+
+def mapped(forward, backward):
+    there, back = jfl.linear_maps.linear_map(forward, backward)
+    return jfl.chain(there, *PLAIN, back)
+
+
+# chains with a function of a user's that holds rows of the federation
+HOLDERS = {
+    "there": lambda: mapped(lambda k, v: look(v), lambda k, v: v),
+    "back": lambda: mapped(lambda k, v: v, lambda k, v: look(v)),
+    "behind a projection": lambda: jfl.chain(
+        MAPS["projection"]().there, *PLAIN, jfl.post_process(look), MAPS["projection"]().back
+    ),
+    "post_process": lambda: jfl.chain(*PLAIN, jfl.post_process(look)),
+    "clip norm": lambda: jfl.chain(jfl.clip_l2(loud), *PLAIN[1:]),
+    "noise": lambda: jfl.chain(*PLAIN[:2], jfl.gaussian(loud)),
+    "partial": lambda: jfl.chain(
+        *PLAIN,
+        jfl.post_process(
+            functools.partial(jax.tree.map, functools.partial(_plus, jnp.asarray(HELD)))
         ),
-        "post_process": jfl.chain(clip_, total, noise, jfl.post_process(look)),
-        "clip norm": jfl.chain(schedule, total, noise),
-        "noise": jfl.chain(clip_, total, loud),
-    }[where]
-    return chain
+    ),
+}
 
 
-WHERE = ("there", "back", "behind a projection", "post_process", "clip norm", "noise")
+@pytest.mark.parametrize("where", HOLDERS)
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_functions_that_hold_rows_are_refused(where, level):
+    chain = HOLDERS[where]()
+    of_level = dict(release=chain) if level == "client" else {}
+    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
+        plan_of(**of_level or dict(grad=jfl.private_grad(squared, chain)))
+
+
+def test_a_partial_of_rows_is_refused_though_the_function_is_a_librarys():
+    direct = jfl.post_process(functools.partial(jnp.add, jnp.asarray(HELD)))
+    task = jfl.task(jnp.zeros(HELD.shape), lambda w, x, y: (w.mean() * x.sum() - y) ** 2)
+    fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=0.1, steps=1, batch=jfl.batches.full())
+    release = jfl.chain(*PLAIN, direct)
+    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
+        jfl.plan(make_federation(), task, fedavg, jfl.sampling.full(CLIENTS), release=release)
+
+
+def test_chains_that_a_client_does_not_declare_are_looked_at():
+    chain = jfl.chain(*PLAIN[:2], jfl.divide(4.0), jfl.post_process(look))
+    algorithm = jfl.algorithms.output_perturbation(
+        jfl.private_grad(squared, chain),
+        jfl.chain(*PLAIN),
+        lr=0.1,
+        steps=1,
+        batch=jfl.batches.full(),
+    )
+    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
+        jfl.plan(make_federation(), TASK, algorithm, jfl.sampling.full(CLIENTS))
 
 
 def summed(value):
@@ -250,52 +291,6 @@ def test_of_what_servers_add_to_their_own_states_too(name):
     )
     with pytest.raises(ValueError, match=r"expected one shape of w, but got \(.*\) and \(.*\)\."):
         jfl.simulate(KEY, plan, 2)
-
-
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("level", ["client", "example"])
-def test_functions_that_hold_rows_are_refused(where, level):
-    chain = holding_rows(where)
-    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
-        if level == "client":
-            plan_of(chain)
-        else:
-            plan_of(grad=jfl.private_grad(squared, chain))
-
-
-def _plus(rows, value):
-    return value + 1e-9 * rows.sum()
-
-
-def test_partials_of_rows_are_refused_whoever_made_the_function():
-    rows = np.asarray(make_federation().x)
-    direct = jfl.post_process(functools.partial(jnp.add, jnp.asarray(rows)))
-    task = jfl.task(jnp.zeros(rows.shape), lambda w, x, y: (w.mean() * x.sum() - y) ** 2)
-    fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=0.1, steps=1, batch=jfl.batches.full())
-    release = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), direct)
-    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
-        jfl.plan(make_federation(), task, fedavg, jfl.sampling.full(CLIENTS), release=release)
-    inner = functools.partial(jax.tree.map, functools.partial(_plus, jnp.asarray(rows)))
-    release = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), jfl.post_process(inner))
-    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
-        plan_of(release)
-
-
-def test_chains_that_a_client_does_not_declare_are_looked_at():
-    rows = np.asarray(make_federation().x)
-    look = lambda value: jax.tree.map(lambda v: v + 1e-9 * jnp.asarray(rows).sum(), value)
-    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.divide(4.0), jfl.post_process(look))
-    inner = jfl.private_grad(squared, chain)
-    noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0))
-    with pytest.raises(ValueError, match="functions that receive rows as arguments"):
-        jfl.plan(
-            make_federation(),
-            TASK,
-            jfl.algorithms.output_perturbation(
-                inner, noise, lr=0.1, steps=1, batch=jfl.batches.full()
-            ),
-            jfl.sampling.full(CLIENTS),
-        )
 
 
 def test_a_public_key_is_of_no_stream():

@@ -1,11 +1,13 @@
 """Noise in shapes: true sensitivities against brute force, clips, laws, the paper's readings, and
 post-processing."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.problems import CLIENTS, FEATURES, flat, make_federation, squared, start_params
+from helpers.problems import CLIENTS, flat, make_federation, squared, start_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -19,17 +21,14 @@ from jfl.privacy.mechanisms import chain as mech
 
 KEY = jax.random.key(3)
 LIKE = {"a": jnp.zeros((4, 2)), "b": jnp.zeros(3), "c": jnp.zeros(())}
-KEPT = {}
 LAYOUTS = {
     "flat": bands.flat(LIKE),
     "per_layer": bands.per_layer(LIKE),
     "pixels": bands.pixels(LIKE, (2, 2)),
     "plain": bands.plain(LIKE),
 }
-
-
 # the mean energy of white noise in each band, without what padding drops
-KEPT |= {
+KEPT = {
     "flat": bands.sizes(LAYOUTS["flat"]) * 12 / 16,
     "plain": np.array([12.0]),
     "per_layer": np.concatenate([[1, 4, 2, 1], np.array([1, 2, 1]) * 3 / 4, [1]]),
@@ -102,7 +101,7 @@ def test_a_shape_has_the_power_of_isotropic_noise(layout):
     for shape in (
         wavelet.ellipsoid(made, 0.25),
         wavelet.ellipsoid(made, 0.5, np.arange(1.0, bands.count(made) + 1)),
-        wavelet.optimal(made, np.linspace(2, 1, bands.count(made))),
+        wavelet.ellipsoid(made, 0.5, np.linspace(2, 1, bands.count(made))),
     ):
         std = 1 / np.asarray(shape.scales, np.float64)
         power = np.trace(covariance(shape))  # without the padding
@@ -119,7 +118,7 @@ def test_energies_decide_the_shape():
         std = 1 / np.asarray(wavelet.ellipsoid(made, exponent, energies).scales, np.float64)
         want = (energies / bands.sizes(made)) ** (exponent / 2)
         np.testing.assert_allclose(std / std[0], want / want[0], rtol=1e-5)
-    std = 1 / np.asarray(wavelet.optimal(made, energies).scales, np.float64)
+    std = 1 / np.asarray(wavelet.ellipsoid(made, 0.5, energies).scales, np.float64)
     want = np.asarray(theory.optimal_band_std(1.0, np.sqrt(energies), bands.sizes(made)))
     np.testing.assert_allclose(std / std[0], want / want[0], rtol=1e-5)
 
@@ -131,7 +130,7 @@ def test_energies_decide_the_shape():
         (lambda: wavelet.shape(LAYOUTS["flat"], np.array([1.0, 1, 1, 1, 0])), "std > 0"),
         (lambda: wavelet.ellipsoid(LIKE, 0.25, np.ones(5)), "bands of jfl.bands"),
         (lambda: wavelet.ellipsoid(LAYOUTS["flat"], np.nan), "exponent within -4 and 4"),
-        (lambda: wavelet.optimal(LAYOUTS["flat"], -np.ones(5)), "energies >= 0"),
+        (lambda: wavelet.ellipsoid(LAYOUTS["flat"], 0.5, -np.ones(5)), "energies >= 0"),
         (lambda: wavelet.clip_ellipsoid(1.0, LAYOUTS["flat"]), "a shape of jfl.wavelet"),
         (lambda: wavelet.clip_ellipsoid(0.0, wavelet.ellipsoid(LAYOUTS["flat"])), "bound > 0"),
         (
@@ -419,45 +418,23 @@ def test_a_round_is_the_loop_of_the_paper():
 
 
 @pytest.mark.slow
-def test_microbatches_and_sweeps_change_nothing():
-    shape = wavelet.ellipsoid(MADE, 0.25)
-
-    def chain(z=1.0, exponent=0.25):
-        shape = wavelet.ellipsoid(MADE, exponent)
-        return jfl.chain(
-            wavelet.clip_ellipsoid(0.5, shape),
-            jfl.total(),
-            jfl.gaussian(z, shape=shape),
-            jfl.divide(4.0),
-        )
-
-    def build(exponent, microbatch=None):
-        fed = make_federation()
-        alg = jfl.algorithms.fedavg(
-            jfl.private_grad(squared, chain(1.0, exponent), microbatch=microbatch),
-            lr=0.2,
-            steps=2,
-            batch=jfl.batches.full(),
-        )
-        return jfl.plan(fed, jfl.task(start_params(), squared), alg, jfl.sampling.full(CLIENTS))
-
-    def one_round(plan):
-        run = jfl.init(jax.random.key(2), plan)
-        return flat(jax.jit(lambda run: jfl.run_round(run, plan)[0])(run).server.params)
-
-    np.testing.assert_allclose(
-        one_round(build(0.25)), one_round(build(0.25, microbatch=2)), rtol=1e-5
-    )
-
+def test_shapes_are_data_in_one_program():
     def released(exponent):
+        shape = wavelet.ellipsoid(MADE, exponent)
+        noise = jfl.gaussian(1.0, shape=shape)
+        stages = wavelet.clip_ellipsoid(0.5, shape), jfl.total(), noise, jfl.divide(4.0)
         rows = jax.tree.map(lambda x: jnp.stack([x, -2 * x]), start_params())
-        bound = mech.bind(chain(1.0, exponent), "add_remove", "test")
-        return mech.release(bound, KEY, (), rows, jnp.ones(2))[0]
+        chain = jfl.chain(*stages, adjacency="add_remove")
+        return mech.release(chain, KEY, (), rows, jnp.ones(2))[0]
 
     many = jax.jit(jax.vmap(released))(jnp.array([0.25, 0.5]))
     alone = jax.jit(lambda: released(0.5))()
     np.testing.assert_allclose(flat(jax.tree.map(lambda x: x[1], many)), flat(alone), rtol=1e-5)
-    assert shape.bands == MADE
+
+
+def plain_plan(z):
+    clip, noise = jfl.clip_l2(0.9), jfl.gaussian(z)
+    return plan_of(jfl.chain(clip, jfl.total(), noise, jfl.divide(4.0)))
 
 
 def test_the_ledger_reads_the_true_multiplier():
@@ -465,49 +442,27 @@ def test_the_ledger_reads_the_true_multiplier():
     clip, noise = wavelet.published("R1", 0.9, 2.0, made, unsound=True)
     plan = plan_of(jfl.chain(clip, jfl.total(), noise, jfl.divide(4.0)))
     found = jfl.guarantee(plan, rounds=3, delta=1e-5)
-    want = jfl.guarantee(
-        plan_of(
-            jfl.chain(
-                jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(2.0 / np.sqrt(4) / 2), jfl.divide(4.0)
-            )
-        ),
-        rounds=3,
-        delta=1e-5,
-    )
+    want = jfl.guarantee(plain_plan(2.0 / np.sqrt(4) / 2), rounds=3, delta=1e-5)
     assert found.epsilon == pytest.approx(want.epsilon, rel=1e-5)
     claim = as_printed.claimed(plan, 3, 1e-5)
-    stated = jfl.guarantee(
-        plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(2.0), jfl.divide(4.0))),
-        rounds=3,
-        delta=1e-5,
-    )
+    stated = jfl.guarantee(plain_plan(2.0), rounds=3, delta=1e-5)
     assert claim.status == "claimed" and claim.epsilon == pytest.approx(stated.epsilon, rel=0.02)
     assert claim.epsilon < found.epsilon / 3
     z = as_printed.calibrate(plan, epsilon=claim.epsilon, rounds=3)
     assert z == pytest.approx(2.0, rel=1e-3)
     with pytest.raises(ValueError, match="wavelet.published"):
-        as_printed.claimed(
-            plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(2.0), jfl.divide(4.0))),
-            3,
-            1e-5,
-            paper="ranaweera2025",
-        )
+        as_printed.claimed(plain_plan(2.0), 3, 1e-5, paper="ranaweera2025")
 
 
 def test_calibrated_noise_of_a_shape_is_that_of_isotropic_noise():
     shape = wavelet.ellipsoid(MADE, 0.5)
-    shaped = plan_of(
-        jfl.chain(
-            wavelet.clip_ellipsoid(0.9, shape),
-            jfl.total(),
-            jfl.gaussian(1.0, shape=shape),
-            jfl.divide(4.0),
-        )
+    noise = jfl.gaussian(1.0, shape=shape)
+    stages = wavelet.clip_ellipsoid(0.9, shape), jfl.total(), noise, jfl.divide(4.0)
+    found, want = (
+        jfl.calibrate(plan, epsilon=3.0, rounds=5)
+        for plan in (plan_of(jfl.chain(*stages)), plain_plan(1.0))
     )
-    plain = plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(1.0), jfl.divide(4.0)))
-    assert jfl.calibrate(shaped, epsilon=3.0, rounds=5) == jfl.calibrate(
-        plain, epsilon=3.0, rounds=5
-    )
+    assert found == want
 
 
 # --- post-processing
@@ -621,23 +576,12 @@ def test_private_energies_and_what_both_plans_cost():
         )
     np.testing.assert_allclose(np.asarray(out.run.server.energies), np.mean(clients, 0), atol=1e-4)
     np.testing.assert_allclose(flat(out.params), w)
-    one = jfl.guarantee(estimate(5.0), 1)
-    training = plan_of(jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(5.0), jfl.divide(4.0)))
-    alone, both = (
-        jfl.guarantee(training, 3),
-        jfl.guarantee([(estimate(5.0), 1), (training, 3)], delta=1e-5, seeds="different"),
-    )
-    exact = jfl.guarantee(
-        plan_of(
-            jfl.chain(
-                jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(5.0 / np.sqrt(7 / 6)), jfl.divide(4.0)
-            )
-        ),
-        3,
-    )
-    assert max(one.epsilon, alone.epsilon) < both.epsilon and both.epsilon == pytest.approx(
-        exact.epsilon, rel=1e-4
-    )
+    one, alone = jfl.guarantee(estimate(5.0), 1), jfl.guarantee(plain_plan(5.0), 3)
+    segments = [(estimate(5.0), 1), (plain_plan(5.0), 3)]
+    both = jfl.guarantee(segments, delta=1e-5, seeds="different")
+    exact = jfl.guarantee(plain_plan(5.0 / np.sqrt(7 / 6)), 3)
+    assert max(one.epsilon, alone.epsilon) < both.epsilon
+    assert both.epsilon == pytest.approx(exact.epsilon, rel=1e-4)
     with pytest.raises(ValueError, match="bands of jfl.bands"):
         jfl.algorithms.band_energies(squared, PARAMS, noise_multiplier=1.0)
 
@@ -650,8 +594,6 @@ def test_private_energies_and_what_both_plans_cost():
 def test_averaged_is_the_mean_of_the_models(first):
     chain = jfl.chain(jfl.clip_l2(0.9), jfl.total(), jfl.gaussian(0.3), jfl.divide(4.0))
     plan = plan_of(chain)
-    import dataclasses
-
     averaged = dataclasses.replace(
         plan, algorithm=jfl.algorithms.averaged(plan.algorithm, first), paired_noise=True
     )
@@ -670,6 +612,3 @@ def test_averaged_is_the_mean_of_the_models(first):
     assert jfl.guarantee(averaged, 5).epsilon == jfl.guarantee(plan, 5).epsilon
     with pytest.raises(ValueError, match="an algorithm of"):
         jfl.algorithms.averaged(chain)
-
-
-assert FEATURES == 3
