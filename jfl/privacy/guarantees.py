@@ -347,48 +347,42 @@ def at_scale(
             f"cohort={cohort}, clients={clients}",
             "A deployment is at least as large as its simulation.",
         )
-    if sampler.scheme not in SAMPLED or sampler.scheme == "full" and cohort < clients:
-        checks.fail(
-            where,
-            "sampling.poisson, sampling.without_replacement, or sampling.full with all clients",
-            f"sampling.{sampler.scheme}, {cohort} of {clients}",
-            error=NotAnalysable,
-        )
-    if remembers(plan.release):
-        checks.fail(
-            where,
-            "a fixed clip norm",
-            f"{plan.release!r}, whose clip depends on the noise of this cohort",
-            error=NotAnalysable,
-        )
+
+    def need(holds, words, got, remedy=""):
+        if not holds:
+            checks.fail(where, words, got, remedy, error=NotAnalysable)
+
+    need(
+        sampler.scheme in SAMPLED and (sampler.scheme != "full" or cohort == clients),
+        "sampling.poisson, sampling.without_replacement, or sampling.full with all clients",
+        f"sampling.{sampler.scheme}, {cohort} of {clients}",
+    )
+    need(
+        not remembers(plan.release),
+        "a fixed clip norm",
+        f"{plan.release!r}, whose clip depends on the noise of this cohort",
+    )
     entry = choose(where, plan, entries_of(plan, rounds, delta), "client", "third_party", None)
-    if entry.noise_of != "server" or entry.parts[0].summed is not None:
-        checks.fail(
-            where,
-            "noise on the release only",
-            "noise of the clients",
-            "It would not scale with the cohort in this way.",
-            error=NotAnalysable,
-        )
+    part = entry.parts[0]
+    need(
+        entry.noise_of == "server" and part.summed is None,
+        "noise on the release only",
+        "noise of the clients",
+        "It would not scale with the cohort in this way.",
+    )
     try:  # or more, of small cohorts
         here = guarantee_of(entry._replace(overflow=0.0), rounds, delta).epsilon
     except NotAnalysable:  # noise for a large cohort proves hardly anything in a small one
         here = math.inf
-    part = entry.parts[0]
-    if part.sampling not in (SAMPLED[sampler.scheme], "none"):
-        checks.fail(
-            where,
-            "stateless clients: client state shows who participated together",
-            f"{plan.algorithm.name}",
-            error=NotAnalysable,
-        )
-    sizes = {
-        "none": (np.ones(1), np.ones(1)),
-        "poisson": (np.array([cohort / clients]), np.ones(1)),
-        "without_replacement": (np.array([float(cohort)]), np.array([float(clients)])),
-    }[part.sampling]
+    need(
+        part.sampling in (SAMPLED[sampler.scheme], "none"),
+        "stateless clients: client state shows who participated together",
+        plan.algorithm.name,
+    )
+    sizes = dict(none=(1, 1), poisson=(cohort / clients, 1), without_replacement=(cohort, clients))
+    sample, population = (np.array([float(size)]) for size in sizes[part.sampling])
     multiplier = part.multiplier * (cohort / expected)
-    part = part._replace(multiplier=multiplier, sample=sizes[0], population=sizes[1])
+    part = part._replace(multiplier=multiplier, sample=sample, population=population)
     caveat = Caveat(AT_SCALE.format(cohort, clients, here), "at-scale")
     larger = entry._replace(parts=(part,), overflow=0.0, caveats=(caveat, *entry.caveats))
     found = guarantee_of(larger, rounds, delta)

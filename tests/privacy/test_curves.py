@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 
 import jfl
 from jfl.core.records import Guarantee
-from jfl.core.trade_off import Curve, curve_of, curve_of_pair
+from jfl.core.trade_off import curve_of, curve_of_pair
 from jfl.privacy.accountants import events, pld, rdp, rdp_events, tightest
 from jfl.privacy.accountants.tightest import Release
 from jfl.sampling import batches
@@ -238,16 +238,6 @@ def test_groups_of_one_pair(epsilon, delta, size):
 
 
 @pytest.mark.slow
-def test_groups_are_never_above_the_usual_bound():
-    for known in (curve((fixed(0.1, 1.0, 30),)), curve((poisson(0.3, 2.0),))):
-        known = Curve(*known[:2])
-        group = known.group(3)
-        for epsilon in EPSILONS[1:]:
-            usual = known.delta_at(epsilon) * math.expm1(3 * epsilon) / math.expm1(epsilon)
-            assert group.delta_at(3 * epsilon) <= usual * (1 + 1e-3)
-
-
-@pytest.mark.slow
 def test_a_large_group():
     known = curve((fixed(0.01, 5.0, 30),))
     begun = time.perf_counter()
@@ -415,18 +405,6 @@ def test_a_guarantee_keeps_its_fields():
     assert (fields.tpr(RATES) >= known.tpr(RATES)).all()
 
 
-@pytest.mark.slow
-def test_a_guarantee_answers_as_its_events():
-    known = jfl.guarantee(poisson_plan(), 4, unit="example", view="server")
-    listed = known.release.alternatives
-    np.testing.assert_allclose(known.tpr(RATES), curve(listed).tpr(RATES), rtol=1e-4)
-    assert jfl.guarantee(poisson_plan(), 8, unit="example", view="server").mu > known.mu
-    fresh = jfl.guarantee(poisson_plan(), 5, unit="example", view="server")
-    begun = time.perf_counter()
-    fresh.tpr(np.geomspace(1e-12, 1, 500))
-    assert time.perf_counter() - begun < 2
-
-
 def test_no_noise_and_nobody():
     bare = Guarantee(math.inf, 1e-5, "example", "replace_one", "server", "none")
     assert bare.delta_at([0.0, 9.0]).tolist() == [1.0, 1.0] and bare.epsilon_at(0.1) == math.inf
@@ -464,7 +442,9 @@ def test_groups_of_a_plan(endless_noise):
         assert math.isclose(group.mu, size * known.mu, rel_tol=1e-9)
         want, _ = tightest.epsilon(events.gaussian(1 / (size * known.mu)), known.delta)
         assert math.isclose(group.epsilon, want, rel_tol=1e-9)
-        assert f"Protects any {size} examples jointly." in group.caveats and group.delta == known.delta
+        assert (
+            f"Protects any {size} examples jointly." in group.caveats and group.delta == known.delta
+        )
         assert group.method == f"{known.method}, group of {size}" and group.unit == "example"
     assert known.group(2).group(3).epsilon == known.group(6).epsilon
 

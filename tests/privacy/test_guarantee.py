@@ -256,40 +256,6 @@ def test_largest_numbers():
         )
 
 
-@pytest.mark.slow
-def test_rounds_and_rates():
-    event = events.poisson(0.01, events.gaussian(1.0))
-    times = tightest.solve_rounds(event, 2.0, DELTA)
-    reached = lambda n: tightest.epsilon(events.repeat(event, n), DELTA)[0]
-    assert reached(times) <= 2.0 < reached(times + 1)
-    rate = tightest.solve_rate(
-        lambda q: events.repeat(events.poisson(q, events.gaussian(1.0)), 1000), 2.0, DELTA
-    )
-    assert (
-        tightest.epsilon(events.repeat(events.poisson(rate, events.gaussian(1.0)), 1000), DELTA)[0]
-        <= 2.0
-    )
-    assert (
-        tightest.epsilon(
-            events.repeat(events.poisson(rate * 1.01, events.gaussian(1.0)), 1000), DELTA
-        )[0]
-        > 2.0
-    )
-
-
-@pytest.mark.parametrize("target", [1.0, pytest.param(6.0, marks=pytest.mark.slow)])
-def test_calibrated_plans_keep_their_promise(target):
-    plan = lambda z: make(NOISY(z, adjacency="add_remove"), batches.poisson(8.0))
-    z = jfl.calibrate(plan(1.0), epsilon=target, rounds=ROUNDS)
-    assert target * (1 - 2e-3) <= guarantees.guarantee(plan(z), ROUNDS).epsilon <= target
-    most = jfl.calibrate(plan(2.0), epsilon=target, over="rounds")
-    assert (
-        guarantees.guarantee(plan(2.0), most).epsilon
-        <= target
-        < guarantees.guarantee(plan(2.0), most + 1).epsilon
-    )
-
-
 # --- noise that changes
 
 

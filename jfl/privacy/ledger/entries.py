@@ -14,7 +14,7 @@ from ...verify import check as verify
 from ...verify.client import params_shapes
 from ..mechanisms.chain import check_schedules, noisy
 from . import rules
-from .entry import Clients, Entry, effective, with_reach, worst_columns
+from .entry import Entry, effective, with_reach, worst_columns
 from .facts import Facts, Site, read
 
 VIEWS = ("server", "third_party", "aggregate")
@@ -168,7 +168,6 @@ def _entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> En
         view,
         adjacencies[0],
         parts,
-        Clients(rows, share, counted),
         None if of_round else chance,
         turns,
         worst_columns(rows, share, [effective(p) for p in parts], counted),
@@ -205,11 +204,8 @@ def _implied(facts: Facts, entry: Entry) -> Entry:
     entry = entry._replace(unit="example", implied=True)
     if entry.refusal:
         return entry
-    present = np.flatnonzero(facts.rows > 0)
     if entry.adjacency == "replace_one":
-        return entry._replace(
-            clients=entry.clients._replace(counted=present), caveats=entry.caveats + (IMPLIED,)
-        )
+        return entry._replace(caveats=entry.caveats + (IMPLIED,))
     (part,) = entry.parts
     plain = part._replace(sampling="none", moves=2.0, summed=None)
     if part.renyi is not None:
@@ -221,7 +217,6 @@ def _implied(facts: Facts, entry: Entry) -> Entry:
     rows = np.ones(facts.rows.shape, int)
     return entry._replace(
         parts=(plain,),
-        clients=Clients(rows, np.full(rows.shape, chance), present),
         chance=np.full(rows.shape, chance) if alone else None,
         turns=facts.attendance.turns if alone else 1,
         worst=worst_columns(rows, 0.0 * rows, [effective(plain)], np.arange(len(rows))),

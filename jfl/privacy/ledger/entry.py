@@ -61,14 +61,6 @@ class Part(NamedTuple):
         return sample / self.population
 
 
-class Clients(NamedTuple):
-    """The clients whose columns an entry has."""
-
-    rows: np.ndarray  # Int[C]; ones where rows do not matter
-    share: np.ndarray  # [C] of a draw of the cohort; 0 where every round counts
-    counted: np.ndarray  # Int[n] columns of those who hold a unit
-
-
 class Entry(NamedTuple):
     """One thing to guarantee: what is released about a unit to a view, in each round.
 
@@ -80,7 +72,6 @@ class Entry(NamedTuple):
     view: str  # server | third_party | aggregate | personal
     adjacency: str  # add_remove | replace_one | zero_out
     parts: tuple = ()  # of Part: a participation of a client; a round where `chance` is None
-    clients: Any = None  # Clients; None where an entry is refused
     chance: np.ndarray | None = None  # [C] probability that the client takes part; 1: every round
     turns: int = 1  # how often a client may run in a round, each with its chance
     worst: tuple = ()  # of columns (of parts, of chances): no client is worse off than one of these

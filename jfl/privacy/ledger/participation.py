@@ -114,8 +114,9 @@ def counted(plan: Plan, entry: Entry, rounds: int, often: np.ndarray) -> Entry:
             factor = 1 / moved[which.reshape(-1)][None]
         entry = entry._replace(parts=tuple(p._replace(factor=factor) for p in entry.parts))
         often = np.minimum(often, 1)
-    rows, by_rows = entry.clients.rows, entry.row_overflow is not None
-    active = np.intersect1d(np.flatnonzero(often > 0), entry.clients.counted)
+    rows, by_rows = np.asarray(plan.fed.size).reshape(-1), entry.row_overflow is not None
+    holds = rows > 0 if entry.unit == "example" else np.ones(rows.shape, bool)
+    active = np.flatnonzero((often > 0) & holds)
     # more rows overflow more often: the one who loses most is not the one who gains least
     by_row: Any = entry.row_overflow
     lost = (by_row[active] * often[active]).max(initial=0.0) if by_rows else None
