@@ -33,6 +33,7 @@ from .verdicts import DRAW_PER_SEED, FAR, OURS, Claim, far_below, judge, untuned
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
 FIRST = ", first rates"  # ends the name of a line before its rates were chosen
+MAX_PRINTED_ROWS = 60  # of a table of an experiment without lines
 CHOSEN_FIELDS = ("lr", "server_lr", "clip_norm")  # `baselines` may choose these
 KEPT = ".kept_runs"  # hidden, so that the shell's * does not match it
 
@@ -423,13 +424,31 @@ def write_findings(
         The values that were written, as JSON has them.
     """
     if rows:
-        console.table(title, [(c, i > 0) for i, c in enumerate(columns)], rows, note)
         found |= dict(columns=list(columns), rows=[list(row) for row in rows])
-    if verdicts:
-        show_verdicts(verdicts)
     values = dict(experiment=name, title=title, quick=quick, versions=environment())
     values |= found | dict(verdicts=list(verdicts)) | ({"note": note} if note else {})
+    for table in results_file.of(values).tables:
+        _print_short_table(title, table)
+    if note:
+        print(note)
+    if verdicts:
+        show_verdicts(verdicts)
     return keep(out, values, {})
+
+
+def _print_short_table(title: str, table: results_file.Table):
+    """Print a table of results, unless it is long or a cell holds more than one value."""
+    cells = [value for row in table.rows for value in row]
+    if len(table.rows) > MAX_PRINTED_ROWS or any(isinstance(v, (list, dict)) for v in cells):
+        return
+    caption = title if table.caption == results_file.NUMBERS else f"{title}: {table.caption}"
+    shown = lambda v: f"{v:.4g}" if isinstance(v, float) else "" if v is None else str(v)
+    console.table(
+        caption,
+        [(column, i > 0) for i, column in enumerate(table.columns)],
+        [tuple(map(shown, row)) for row in table.rows],
+        "",
+    )
 
 
 def keep(out, values: dict, command: dict) -> dict:

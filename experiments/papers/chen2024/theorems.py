@@ -24,8 +24,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jfl.cli import console
-
 from ...harness import theorems
 from ...harness.verdicts import Claim, Evidence, exactly
 from ..trajectories import along, objective, square_gradient
@@ -245,7 +243,6 @@ def beyond(case, seeds, counts, quick=False) -> Found:
         for line in lines:
             found, known[line.name, level] = beside(case, line, level, multipliers, seeds, counts)
             rows += found
-    shown(rows)
     plain = [
         dict(
             theorem=r.theorem,
@@ -272,31 +269,3 @@ def worst_before(case):
     square = sum(float(np.sum(np.square(v))) for v in jax.tree.leaves(case.best.params))
     more = case.known.strong_convexity * square**0.5
     return case.known._replace(gradient_bound=case.known.gradient_bound + more)
-
-
-def shown(rows):
-    """Print a table."""
-    console.table(
-        "Theorems 2, 3 and 4 beside runs",
-        [
-            (name, i > 2)
-            for i, name in enumerate(
-                ("theorem", "run", "noise", "T", "measured", "std", "at w_0", "bound", "fails")
-            )
-        ],
-        [
-            (
-                r.theorem,
-                r.run,
-                r.noise,
-                r.rounds,
-                f"{r.values.mean():.4g}",
-                f"{r.values.std():.2g}",
-                f"{r.start:.4g}",
-                f"{r.bound:.4g}",
-                "; ".join(r.failed) or "none",
-            )
-            for r in rows
-        ],
-        f"Measured: {SQUARE}, and for Theorem 3 {GAP}.",
-    )

@@ -13,7 +13,6 @@ import numpy as np
 
 from jfl import models
 from jfl.analysis import heterogeneity as het
-from jfl.cli import console
 from jfl.runs import build as assemble
 from jfl.runs.config import Config
 
@@ -23,6 +22,22 @@ from ...harness.verdicts import Claim, exactly
 from .. import rates, softmax_rows, trajectories
 from . import theory
 from .plans import build, multiplier
+
+COLUMNS = (
+    "setting",
+    "run",
+    "steps",
+    "gap",
+    "printed bound",
+    "above by",
+    "our bound",
+    "ours above by",
+    "clip acts",
+)
+NOTE = (
+    "Means over seeds of F(w) - F*, and bounds. A bound is above if it is at every evaluation. "
+    "'clip acts: no' is what assumption 4 needs."
+)
 
 
 @functools.lru_cache(maxsize=4)
@@ -184,26 +199,6 @@ def bounds(name, experiment, out, quick):
                     _clips(config, seen),
                 )
             )
-    title = f"{experiment.title}: F(w) - F* and bounds, mean of {len(seeds)} seeds"
-    console.table(
-        title,
-        [
-            ("setting", False),
-            ("run", False),
-            ("steps", True),
-            ("gap", True),
-            ("printed bound", True),
-            ("above by", True),
-            ("our bound", True),
-            ("above by", True),
-            ("clip acts", False),
-        ],
-        rows,
-        (
-            "A bound is above if it is at every evaluation.  'clip acts: no' is what assumption 4 "
-            "needs."
-        ),
-    )
     config = Config(**settings)
     found = constants(_problem(config))
     for which, text in (("printed", "the printed bound"), ("ours", "our bound")):
@@ -231,17 +226,15 @@ def bounds(name, experiment, out, quick):
     known = {k: v for k, v in found.items() if k != "variance"} | dict(
         variance=float(np.max(found["variance"]))
     )
-    console.table(
-        "constants",
-        [("constant", False), ("value", True)],
-        [(k, f"{v:.5g}") for k, v in known.items()],
-    )
     return write_findings(
         out,
         name,
         experiment.title,
         exact_verdicts(claims, experiment.differs),
         quick=quick,
+        columns=COLUMNS,
+        rows=rows,
+        note=NOTE,
         settings=dataclasses.asdict(config),
         constants=known,
         runs=softmax_rows.as_lists(cells),

@@ -10,8 +10,6 @@ models leave the server.
 
 import numpy as np
 
-from jfl.cli import console
-
 from ...harness.runner import Experiment, exact_verdicts, write_findings
 from ...harness.verdicts import Claim, beats, exactly
 from . import claims as paper
@@ -131,33 +129,6 @@ def noise(name, experiment, out, quick):
         for a in s.assignments
         for e in theory.EPSILONS
     ]
-    console.table(
-        "noise for a clip norm of 1, 30 rounds, δ = 0.01",
-        [
-            (h, h != "line")
-            for h in (
-                "line",
-                "T above",
-                "σ_C",
-                "σ_AC",
-                "σ_A",
-                "σ_S",
-                "σ_C sound",
-                "σ_C, R=1",
-                "σ_S, R=1",
-                "ε uploads",
-                "ε models",
-            )
-        ],
-        [
-            (
-                f"{f['scenario']} {f['assignment']} ε={f['epsilon']:g}",
-                *(f"{v:.4g}" for v in list(f.values())[3:]),
-            )
-            for f in found
-        ],
-        "The last two columns are what the printed noise proves.",
-    )
     return write_findings(out, name, experiment.title, quick=quick, noise=found)
 
 
@@ -192,11 +163,6 @@ def argmin(name, experiment, out, quick):
             ),
         ),
     ]
-    console.table(
-        "how far one record moves the minimiser, clip norm 1",
-        [(h, True) for h in moved[0]],
-        [tuple(f"{v:.4g}" for v in m.values()) for m in moved],
-    )
     # Counterexamples have no settings.
     verdicts = exact_verdicts(claims, "")
     return write_findings(
