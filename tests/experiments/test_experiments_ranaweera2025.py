@@ -4,8 +4,6 @@ the library's."""
 import dataclasses
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import pretended
@@ -18,13 +16,9 @@ from experiments.papers.ranaweera2025 import figures as ranaweera2025
 from experiments.papers.ranaweera2025 import plans as ranaweera2025_plans
 from experiments.papers.ranaweera2025 import runs, theory
 from experiments.papers.ranaweera2025 import study as ranaweera2025_study
-from jfl import wavelet
-from jfl.core.records import Batch
 from jfl.data import image_files
-from jfl.gradients import per_example
 from jfl.privacy.accountants import rdp
 from jfl.privacy.guarantees import Overflow
-from jfl.privacy.mechanisms.stages import gaussian
 from jfl.runs import sweep
 from jfl.runs.config import Config, refuse_unused
 
@@ -267,105 +261,6 @@ def test_tables_without_training(name, tmp_path, capsys):
 
 
 # --- the study
-
-
-def clipped(plan, x, y, at):
-    """The clipped sum of one batch, at the params `at`."""
-    found = plan.algorithm.client.data["work"].grad
-    batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(len(x), bool))
-    return jax.jit(lambda w: per_example.clipped_sum(found, w, batch, jnp.ones(len(x)))[0].value)(
-        at
-    )
-
-
-def of_coefficients(kernel):
-    image = np.asarray(kernel).reshape(8, 8, -1)
-    return ranaweera2025_plans.coefficients(image.transpose(2, 0, 1)[..., None]).T
-
-
-@pytest.mark.slow
-def test_scaled_coefficients_are_the_ellipsoid_on_pixels():
-    model = dataclasses.replace(TINY, name="6")
-    shape = ranaweera2025_plans.shape_named(model, "unit:0.5")
-    bound, options = (
-        0.5 * ranaweera2025_plans.median(model, shape),
-        model.options() | dict(average=False),
-    )
-    fast = ranaweera2025_plans.sample_plan(model, shape, bound, 1.0, 2.0, **options)
-    slow = ranaweera2025_plans.direct_plan(
-        model, wavelet.clip_ellipsoid(bound, shape), gaussian(1.0, shape=shape), (), 2.0, **options
-    )
-    x, y = (v[:30] for v in ranaweera2025_plans.rows(model).private)
-    mine, theirs = (plan.task.init(jax.random.key(0)) for plan in (fast, slow))
-    scale = fast.task.loss.data["scale"]
-    one, other = (
-        clipped(fast, ranaweera2025_plans.coefficients(x), y, mine),
-        clipped(slow, x, y, theirs),
-    )
-    by = np.asarray(scale["Dense_0"]["kernel"])[:, None]
-    assert len(set(by.ravel().tolist())) == 3 and np.abs(one["Dense_0"]["kernel"]).max() > 0.1
-    assert np.allclose(
-        mine["Dense_0"]["kernel"] * by, of_coefficients(theirs["Dense_0"]["kernel"]), atol=1e-6
-    )
-    assert np.allclose(
-        one["Dense_0"]["kernel"] / by, of_coefficients(other["Dense_0"]["kernel"]), atol=1e-5
-    )
-    for layer, leaf in (("Dense_0", "bias"), ("Dense_1", "bias"), ("Dense_1", "kernel")):
-        assert np.allclose(one[layer][leaf] / scale[layer][leaf], other[layer][leaf], atol=1e-5)
-
-
-@pytest.mark.slow
-def test_bands_clipped_apart_are_leaves_of_coefficients():
-    shape = ranaweera2025_plans.shape_named(TINY, "proxy:0.25")
-    bounds, options = (
-        0.5 * ranaweera2025_plans.energies(TINY) ** 0.5,
-        TINY.options() | dict(average=False),
-    )
-    fast = ranaweera2025_plans.sample_plan(
-        TINY, shape, bounds * np.asarray(shape.scales), 1.0, 2.0, cut=True, **options
-    )
-    slow = ranaweera2025_plans.direct_plan(
-        TINY,
-        wavelet.clip_bands(bounds, shape.bands),
-        gaussian(1.0, shape=shape),
-        (),
-        2.0,
-        **options,
-    )
-    x, y = (v[:30] for v in ranaweera2025_plans.rows(TINY).private)
-    one, other = (
-        clipped(plan, v, y, plan.task.init(jax.random.key(0)))["Dense_0"]
-        for plan, v in ((fast, ranaweera2025_plans.coefficients(x)), (slow, x))
-    )
-    scale = fast.task.loss.data["scale"]["Dense_0"]
-    parts = [
-        np.asarray(k) / np.asarray(s)[:, None]
-        for k, s in zip(one["kernel"], scale["kernel"], strict=True)
-    ]
-    assert np.allclose(np.concatenate(parts), of_coefficients(other["kernel"]), atol=1e-5)
-    assert (
-        np.allclose(one["bias"] / scale["bias"], other["bias"], atol=1e-5)
-        and np.abs(other["bias"]).max() > 0.1
-    )
-
-
-@pytest.mark.slow
-def test_noise_of_coefficients_is_the_shape_on_pixels():
-    """Isotropic noise of what is released, and a step by the inverse square of its scales."""
-    shape = ranaweera2025_plans.shape_named(TINY, "prior:1")
-    plan = ranaweera2025_plans.sample_plan(
-        TINY, shape, 0.1, 1.0, 1.0, average=False, **TINY.options()
-    )
-    scale = plan.task.loss.data["scale"]["Dense_0"]["kernel"]
-    assert sorted(set(np.asarray(scale).round(5))) == sorted(
-        set(np.asarray(shape.scales[1:]).round(5))
-    )
-    step = plan.algorithm.server.data["step"]
-    rise = {"Dense_0": {"bias": jnp.ones(10), "kernel": jnp.ones((len(scale), 10))}}
-    down, _ = step.optimizer(1.0).update(rise, ())
-    assert np.allclose(
-        down["Dense_0"]["kernel"], -(np.asarray(scale)[:, None] ** -2.0) * np.ones(10)
-    )
 
 
 @pytest.mark.slow

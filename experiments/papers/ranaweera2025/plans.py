@@ -1,33 +1,23 @@
-"""Plans of the study at equal privacy: dense models on images, whose noise and clip follow the
-levels of the pixels.
-
-The gradient of a dense layer's weight is an outer product, so a norm over the Haar levels of its
-pixels is plain Euclidean length once the pixels themselves are transformed and scaled: with
-features D Q x, D the scales of a shape, DP-SGD with an isotropic clip and noise, and steps of D^-2
-lr, is DP-SGD with the ellipsoid in the pixels.  So the clipped sums cost a plain gradient, and no
-example's gradient is transformed.
-"""
+"""Plans of the study at equal privacy: dense models on images, whose noise and clip follow the Haar
+levels of the pixels."""
 
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jfl.kernels import haar
 
 from jfl import algorithms, datasets, models, partition, sampling, transforms, wavelet
 from jfl.analysis import public_data
-from jfl.core.records import Fn, Task
 from jfl.data.federation import federate
 from jfl.engine.plan import plan
 from jfl.gradients.per_example import grad, private_grad
 from jfl.privacy.mechanisms import haar_bands as bands_of
 from jfl.privacy.mechanisms.chain import chain
-from jfl.privacy.mechanisms.stages import clip_l2, clip_per_layer, divide, gaussian, total
+from jfl.privacy.mechanisms.stages import divide, gaussian, total
 from jfl.sampling import batches
 
 DATASET, PUBLIC, VALIDATION = (
@@ -79,35 +69,12 @@ def rows(model: Model) -> Rows:
     )
 
 
-def coefficients(x):
-    """Images [n, h, w, 1] -> their Haar coefficients [n, m], base first, then level by level;
-    padding left out."""
-    x = jnp.asarray(x)
-    pieces = haar.split(x.reshape(x.shape[:3]), (1, 2))
-    return np.concatenate([np.asarray(p).reshape(len(x), -1) for p in pieces], 1)
-
-
-def of_levels(shape):
-    """Int[m]: the level of each of `coefficients`; the base has 0."""
-    return np.concatenate(
-        [np.full(math.prod(grid), level) for level, grid, _ in haar.layout(*shape)]
-    )
-
-
 @functools.lru_cache(maxsize=8)
-def owned(model, clients=1, transformed=False):
-    """The private rows among clients; few test rows, as accuracies are computed apart."""
+def owned(model, clients=1):
+    """Return the private rows among clients; few test rows, as accuracies are computed apart."""
     parts = rows(model)
-    x = coefficients if transformed else np.asarray
-    return federate(
-        (
-            x(parts.private[0]),
-            parts.private[1],
-            x(parts.validation[0][:100]),
-            parts.validation[1][:100],
-        ),
-        partition.iid(clients),
-    )
+    validation = parts.validation[0][:100], parts.validation[1][:100]
+    return federate((*parts.private, *validation), partition.iid(clients))
 
 
 def dense(model):
@@ -120,114 +87,8 @@ def dense(model):
     )
 
 
-# --- a dense model of scaled coefficients
-
-
-def _dense(params, x, *, scale):
-    """Logits of a dense network whose inputs and biases are scaled; a first kernel may be cut into
-    bands."""
-    names = sorted(params)
-    for name in names:
-        kernel, by = params[name]["kernel"], scale[name]["kernel"]
-        if isinstance(kernel, tuple):
-            ends = np.cumsum([len(k) for k in kernel])[:-1]
-            x = sum((part * s) @ k for part, s, k in zip(jnp.split(x, ends), by, kernel))
-        else:
-            x = (x * by) @ kernel
-        x = x + scale[name]["bias"] * params[name]["bias"]
-        x = x if name == names[-1] else jax.nn.relu(x)
-    return x
-
-
-def _loss(params, x, y, *, scale):
-    return optax.softmax_cross_entropy_with_integer_labels(_dense(params, x, scale=scale), y)
-
-
-def _start(key, *, init, scale, shape, cut):
-    params = init(key)
-    first, *_ = sorted(params)
-    kernel = params[first]["kernel"]
-    pieces = [
-        p.reshape(-1, kernel.shape[1]) for p in haar.split(kernel.reshape(*shape, -1), (0, 1))
-    ]
-    if cut:
-        at = [level for level, _, _ in haar.layout(*shape)]
-        kernel = tuple(
-            jnp.concatenate([p for p, its in zip(pieces, at) if its == level])
-            for level in sorted(set(at))
-        )
-    else:
-        kernel = jnp.concatenate(pieces)
-    params[first] = params[first] | dict(kernel=kernel)
-    return jax.tree.map(lambda w, s: w / _column(s, w), params, scale)
-
-
-def _column(s, w):
-    return s[:, None] if jnp.ndim(s) and jnp.ndim(w) == 2 else s
-
-
-def _steps(lr, *, scale):
-    """Gradient descent by lr D^-2, which is descent by lr in the pixels."""
-    down: Any = lambda g, state, params=None: (
-        jax.tree.map(lambda g, s: -lr * g / _column(s, g) ** 2, g, scale),
-        state,
-    )
-    return optax.GradientTransformation(lambda params: (), down)
-
-
-def spread(bands, scales, shape, like, cut):
-    """The scales of bands, for each leaf: a number, of the pixels' leaf one for each
-    coefficient."""
-    out, start = [], 0
-    for block in bands.blocks:
-        n = 1 if block.grid == (1,) else haar.height(*block.grid) + 1
-        mine, start = scales[start : start + n], start + n
-        at = of_levels(shape)
-        out.append(
-            mine[0]
-            if n == 1
-            else tuple(jnp.repeat(mine[i], (at == i).sum()) for i in range(n))
-            if cut
-            else mine[at]
-        )
-    return jax.tree.unflatten(jax.tree.structure(like), out)
-
-
-def scaled(pixels: Task, shape_of, image, cut=False) -> tuple[Task, dict]:
-    """The task of the pixels as one of `coefficients`, and the scales of its leaves.
-
-    Args:
-        shape_of: a wavelet.Shape over bands.pixels.  image: (h, w).  cut: a leaf for each band of
-            the pixels.
-    """
-    like = jax.eval_shape(pixels.init, jax.random.key(0))
-    scale = spread(shape_of.bands, shape_of.scales, image, like, cut)
-    data = dict(scale=scale)
-    return Task(
-        Fn(_start, dict(init=pixels.init, scale=scale), dict(shape=image, cut=cut)),
-        Fn(_loss, data),
-        Fn(_dense, data),
-    ), scale
-
-
-def sample_plan(
-    model, shape_of, bound, multiplier, lr, *, batch, rounds, average=True, cut=False, post=()
-):
-    """DP-SGD of one holder of all rows; `bound` in the norm of the shape, or, if cut, one for each
-    band."""
-    task, scale = scaled(dense(model), shape_of, tuple(owned(model).x.shape[1:3]), cut)
-    clip = clip_per_layer(tuple(bound)) if np.ndim(bound) else clip_l2(bound)
-    made = private_grad(task.loss, chain(clip, total(), gaussian(multiplier), divide(batch), *post))
-    algorithm = algorithms.fedsgd(
-        made, lr=lr, batch=poisson(batch), server_optimizer=Fn(_steps, dict(scale=scale))
-    )
-    return plan(
-        owned(model, transformed=True), task, averaged(algorithm, rounds, average), sampling.full(1)
-    )
-
-
-def direct_plan(model, clip, noise, post, lr, *, batch, rounds, average=True):
-    """As `sample_plan`, with the stages of jfl.wavelet on the gradients of the pixels' model."""
+def sample_plan(model, clip, noise, post, lr, *, batch, rounds, average=True):
+    """Return DP-SGD of one holder of all rows."""
     made = private_grad(dense(model).loss, chain(clip, total(), noise, divide(batch), *post))
     algorithm = algorithms.fedsgd(made, lr=lr, batch=poisson(batch))
     return plan(owned(model), dense(model), averaged(algorithm, rounds, average), sampling.full(1))
@@ -264,18 +125,6 @@ def poisson(batch):
 
 
 # --- what the public rows tell
-
-
-def leaf_bands(model):
-    """Each leaf of the coefficients, cut into bands, as a band: without the padding that
-    pixel_bands count."""
-    iso = wavelet.ellipsoid(pixel_bands(model), 0.0)
-    task, _ = scaled(dense(model), iso, tuple(owned(model).x.shape[1:3]), cut=True)
-    shapes = [v.shape for v in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))]
-    return bands_of.Bands(
-        tuple(bands_of.Block((i,), (1,), (math.prod(v),)) for i, v in enumerate(shapes)),
-        tuple(shapes),
-    )
 
 
 def pixel_bands(model):
@@ -363,46 +212,31 @@ def shape_named(model, name):
 
 
 def maker(model, variant):
-    """-> (multiplier, k) -> a plan of the variant with learning rate k / clip norm, and that clip
+    """Return (multiplier, k) -> a plan of a variant with learning rate k / clip norm, and that
     norm.
 
-    Variants: the names of `shape_named`; product (a clip for each band); james_stein and soft,
+    Variants are the names of `shape_named`; product (a clip for each band); james_stein and soft,
     after isotropic noise; any with ", last model" behind it, without averaging.
     """
-    options = model.options()
     name, _, last = variant.partition(", ")
-    options, post, cut = options | dict(average=not last), (), name in ("product", "james_stein")
-    sample = model.unit == "example" and " " not in name and name != "soft"
+    options, post, apart = model.options() | dict(average=not last), (), name == "product"
+    bands = pixel_bands(model)
     if name in ("james_stein", "soft"):
         shape = shape_named(model, "iso")
-        post = (
-            wavelet.soft_threshold(pixel_bands(model))
-            if name == "soft"
-            else wavelet.james_stein(leaf_bands(model) if sample else pixel_bands(model)),
-        )
+        post = (getattr(wavelet, dict(soft="soft_threshold").get(name, name))(bands),)
     else:
-        shape = shape_named(model, "proxy:0.25" if cut else name)
-    apart = name == "product"
-    bounds: Any = CLIP * np.sqrt(energies(model)) if apart else None
-    # of bands that are clipped apart, the bound of all together, in the norm of the noise
-    norm = (
-        float(np.linalg.norm(bounds * np.asarray(shape.scales)))
-        if apart
-        else CLIP * median(model, shape)
-    )
+        shape = shape_named(model, "proxy:0.25" if apart else name)
+    if apart:
+        bounds = CLIP * np.sqrt(energies(model))
+        # the bound of all bands together, in the norm of the noise
+        norm = float(np.linalg.norm(bounds * np.asarray(shape.scales)))
+        clip = wavelet.clip_bands(bounds, shape.bands)
+    else:
+        norm = CLIP * median(model, shape)
+        clip = wavelet.clip_ellipsoid(norm, shape)
+    build = sample_plan if model.unit == "example" else client_plan
 
     def make(multiplier, k):
-        if sample:
-            bound = bounds * np.asarray(shape.scales) if apart else norm
-            return sample_plan(
-                model, shape, bound, multiplier, k / norm, cut=cut, post=post, **options
-            )
-        clip = (
-            wavelet.clip_bands(bounds, shape.bands)
-            if apart
-            else wavelet.clip_ellipsoid(norm, shape)
-        )
-        build = direct_plan if model.unit == "example" else client_plan
         return build(model, clip, gaussian(multiplier, shape=shape), post, k / norm, **options)
 
     return make, norm

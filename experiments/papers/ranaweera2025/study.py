@@ -36,7 +36,7 @@ from jfl.runs.statistics import interval
 from ...harness import command_line
 from ...harness.kept_runs import about, hashed
 from ...harness.pictures import save
-from .plans import CLIP, Model, coefficients, maker, rows
+from .plans import CLIP, Model, maker, rows
 
 DELTA, BLOCK = 1e-5, 12  # runs at once
 TUNE, SEEDS = (1000,), tuple(range(5))
@@ -110,12 +110,9 @@ ONLY = {"linear,per_layer": (1,), "linear,flat": (1,)}  # levels that are run, w
 
 
 @functools.lru_cache(maxsize=2)
-def judged(model, transformed):
-    """Validation and test rows as a plan sees them."""
-    return [
-        (jnp.asarray(coefficients(x) if transformed else x), jnp.asarray(y))
-        for x, y in (rows(model).validation, rows(model).test)
-    ]
+def judged(model):
+    """Return validation and test rows on the device."""
+    return [(jnp.asarray(x), jnp.asarray(y)) for x, y in (rows(model).validation, rows(model).test)]
 
 
 @jax.jit
@@ -152,7 +149,7 @@ def measure(model, cells, store, tag):
             plan = result.plans[i]
             validation, test = (
                 float(accuracy(plan.task.predict, result.params[i], *part))
-                for part in judged(model, plan.fed.x.ndim == 2)
+                for part in judged(model)
             )
             records.append(
                 dict(
