@@ -35,7 +35,7 @@ from jfl.runs.directory import locked
 from .programs import Asked, Plans, run_points
 
 FILE, RUNNING, TABLES = "runs.jsonl", "running", ("metrics.csv", "manifest.json")
-MARK, EARLIER_MARK = "kept_runs.json", "cells.json"  # in the directory of a line
+MARK = "kept_runs.json"  # in the directory of a line
 # Draws and rounding depend on these parts of the environment, besides code().
 MATTERS = ("settings", "backend", "device", "flags")
 
@@ -197,7 +197,7 @@ def _records(folder: Path) -> list[dict]:
 
 def _refuse_foreign(folder: Path):
     """Reject a directory that is not that of a line."""
-    if not folder.exists() or any((folder / mark).exists() for mark in (MARK, EARLIER_MARK)):
+    if not folder.exists() or (folder / MARK).exists():
         return
     if others := [p for p in folder.iterdir() if not temporary(p)]:
         checks.fail(

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import tyro
-from scipy import stats
 
 from jfl.cli import console
 from jfl.core import checks as check
@@ -103,7 +102,6 @@ class Line:
         trace: metric -> [seeds, evaluations].
         seeds: of `accuracy`.
         failed: the other seeds.
-        summary: mean, std and number of accuracies whose seeds are not stored.
         draws: how many draws of the data the seeds have, in words.
     """
 
@@ -115,7 +113,6 @@ class Line:
     trace: dict = dataclasses.field(default_factory=dict)
     seeds: tuple = ()
     failed: tuple = ()
-    summary: tuple = ()
     draws: str = DRAW_PER_SEED
 
     @property
@@ -358,24 +355,14 @@ def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: d
 
 
 def stored_line(line: results_file.Line, seeds) -> Line:
-    """Return a line of a file of results as a Line.
+    """Return a line of a file of results as a Line; without accuracy if no seeds are stored.
 
     Args:
         line: as stored.
         seeds: of the experiment, which apply if the line names none.
     """
-    accuracy, loss, summary = line.accuracy, line.loss, ()
-    if isinstance(accuracy, results_file.Spread):
-        count = line.seeds if isinstance(line.seeds, int) else len(line.seeds or seeds)
-        std = accuracy.std
-        if std is None and accuracy.half is not None:
-            std = accuracy.half * count**0.5 / float(stats.t.ppf(0.975, count - 1))
-        if std is None or accuracy.mean is None:
-            count, std = 1, 0.0
-        summary = (accuracy.mean, std, count)
-        accuracy = loss = []
-    if isinstance(loss, results_file.Spread):
-        loss = []
+    stored = lambda values: [] if isinstance(values, results_file.Spread) else values
+    accuracy, loss = stored(line.accuracy), stored(line.loss)
     own = line.seeds if isinstance(line.seeds, list) else ()
     own = own or (seeds if len(seeds) == len(accuracy) else range(len(accuracy)))
     return Line(
@@ -387,7 +374,6 @@ def stored_line(line: results_file.Line, seeds) -> Line:
         {k: np.array(v, float) for k, v in line.trace.items()},
         tuple(own),
         tuple(line.failed) if isinstance(line.failed, list) else tuple(range(line.failed)),
-        summary,
         line.draws,
     )
 

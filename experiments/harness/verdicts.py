@@ -17,9 +17,7 @@ the figure, the paper's and ours counted separately (Bonferroni).
 
 Formulas and proofs have no seeds: they hold or do not hold. The only settings of a theorem are its
 hypotheses, so a run that meets them and violates the bound contradicts it. A theorem that holds up
-to a constant is judged at a constant of 1; if that is too small, it cannot be checked. A line
-without stored seeds enters by its mean and standard deviation, unpaired, with the smallest number
-of degrees of freedom.
+to a constant is judged at a constant of 1; if that is too small, it cannot be checked.
 """
 
 import dataclasses
@@ -76,16 +74,6 @@ class Quantity:
         """Return the quantity with these values by seed; the seeds are 0, 1, ... by default."""
         values = np.asarray(values, float)
         return cls._paired(dict(zip(seeds or range(len(values)), values.tolist(), strict=True)))
-
-    @classmethod
-    def summary(cls, mean: float, std: float, count: int) -> "Quantity":
-        """Return the quantity with this mean and standard deviation, without seeds.
-
-        The divisor of `std` is unknown and assumed to be the count, which gives the larger error.
-        """
-        if count < 2:
-            return cls(None, mean, math.inf, 0)
-        return cls(None, mean, std**2 / (count - 1), count - 1)
 
     @classmethod
     def _paired(cls, values: dict) -> "Quantity":
@@ -290,8 +278,6 @@ def end(line, key: str | None = None) -> Quantity:
         line: the line.
         key: None for accuracy; "loss" or a trace for its negative.
     """
-    if key is None and line.summary:
-        return Quantity.summary(*line.summary)
     if key is None:
         return Quantity.of(line.accuracy, line.paired_by)
     return -1 * Quantity.of(line.loss if key == "loss" else line.trace[key][:, -1], line.paired_by)

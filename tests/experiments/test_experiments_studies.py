@@ -15,8 +15,6 @@ import pytest
 from experiments.harness import kept_runs, pictures, report, results, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.papers import as_printed
-from experiments.papers.ranaweera2025 import study as ranaweera2025_study
-from experiments.papers.talaei2024 import study as talaei2024_study
 from experiments.studies import recipes
 from experiments.studies import study as studies
 from experiments.studies.plans import PLANS, audit, checks, claimed
@@ -335,52 +333,6 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
         match=r"cells\.jsonl, line 2: expected a record of a run, but got .*Take the line out",
     ):
         ResultStore(tmp_path / "cells.jsonl")
-
-
-@pytest.mark.parametrize(
-    "stored, one, other",
-    [
-        (
-            ranaweera2025_study.stored,
-            (
-                '{"tag": "linear,pixels tune", "variant": "iso", "level": 0, "multiplier": 1.3, '
-                '"k": '
-                '2, "seed": 1000, "test": 0.5}'
-            ),
-            (
-                '{"tag": "linear,pixels report", "variant": "iso", "level": 0, "multiplier": 1.3, '
-                '"k": '
-                '2, "seed": 0, "test": 0.6}'
-            ),
-        ),
-        (
-            talaei2024_study.stored,
-            (
-                '{"scenario": 1, "assignment": "equal", "setting": "printed ε=5", "seed": 100, '
-                '"loss": '
-                "[1.0]}"
-            ),
-            (
-                '{"scenario": 1, "assignment": "equal", "setting": "server ε=5", "seed": 100, '
-                '"clip_norm": 0.2, "lr": 0.05, "loss": [2]}'
-            ),
-        ),
-    ],
-)
-def test_records_of_the_older_studies_are_read(tmp_path, stored, one, other):
-    path = tmp_path / "cells.jsonl"
-    path.write_text(f"{one}\n{other}\n{one[:20]}")
-    store = stored(path)
-    assert list(store.records.values()) == [json.loads(one), json.loads(other)]
-    store.put([json.loads(one)])
-    assert len(store.records) == 2 and len(path.read_text().splitlines()) == 3
-    if stored is ranaweera2025_study.stored:
-        # what made them is unknown: they are read, and stand for nothing
-        assert ("linear,pixels report", "iso", 0, 2, 0, None) in store.records
-        assert ranaweera2025_study.read(path) == list(store.records.values())
-    else:
-        assert (1, 100, "equal", "server ε=5", 0.2, 0.05, None) in store.records
-        assert (1, 100, "equal", "printed ε=5", None, None, None) in store.records
 
 
 # --- the command that made it
