@@ -41,8 +41,6 @@ from .data.host_rows import population as population
 from .engine import callbacks as callbacks
 from .engine import devices as mesh
 from .engine import loggers as loggers
-from .engine.choose import Choice as Choice
-from .engine.choose import choose as choose
 from .engine.compiling import keep_compiled_programs as keep_compiled_programs
 from .engine.metrics import predict as predict
 from .engine.plan import plan as plan
@@ -53,7 +51,9 @@ from .engine.simulate import scan as scan
 from .engine.simulate import simulate as simulate
 from .engine.sweep import Sweep as Sweep
 from .engine.sweep import sweep as sweep
+from .engine.tuning import Choice as Choice
 from .engine.tuning import ask_tell as ask_tell
+from .engine.tuning import choose as choose
 from .gradients.per_example import grad as grad
 from .gradients.per_example import private_grad as private_grad
 from .local import optimizers as optimizers

@@ -174,7 +174,7 @@ def reach(config: Config, plans: Plans, seeds) -> dict:
             weights=weights,
             tolerance=GRADIENT_TOLERANCE,
         )
-        found[str(seed)] = float(evaluate(plan.task, best.params, plan.fed).accuracy)
+        found[str(seed)] = float(evaluate(plan.task, best.params, plan.fed)["accuracy"])
     return found
 
 

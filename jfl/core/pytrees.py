@@ -30,6 +30,23 @@ def on_device(x: Any) -> Array:
     return jax.device_put(np.array(x))
 
 
+def is_key(x: Any) -> bool:
+    """Return whether a value is a typed key of JAX's generators."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def keys_to_words(t: Tree) -> Tree:
+    """Replace the keys of a tree by their words, which can become NumPy arrays."""
+    return map(lambda x: jax.random.key_data(x) if is_key(x) else x, t)
+
+
+def words_to_keys(t: Tree, like: Tree) -> Tree:
+    """Undo `keys_to_words` where `like` has keys, or shapes of keys."""
+    as_key = lambda x, k: jax.random.wrap_key_data(x, impl=jax.random.key_impl(k))
+    has_keys = lambda k: jnp.issubdtype(k.dtype, jax.dtypes.prng_key)
+    return map(lambda k, x: as_key(x, k) if has_keys(k) else x, like, t)
+
+
 def zeros_like(t: Tree) -> Tree:
     return map(jnp.zeros_like, t)
 

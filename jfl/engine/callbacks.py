@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import checks, files, identity
+from ..core import checks, files, identity, pytrees
 from ..core.errors import HealthError
 from ..core.records import Metrics, Plan, Run
 from . import compiling
@@ -56,14 +56,13 @@ class Moment(NamedTuple):
 
 
 def early_stopping(
-    metric: str = "loss", patience: int = 5, least: float = 0.0, larger: bool | None = None
+    metric: str = "loss", patience: int = 5, larger: bool | None = None
 ) -> Callable[..., Any]:
     """Return a callback that stops a run when a metric has stopped improving.
 
     Args:
         metric: a field of Metrics, or the name of a custom metric.
         patience: the number of evaluations without an improvement after which the run stops.
-        least: the smallest change that counts as an improvement.
         larger: whether larger values are better.  None decides by the name: smaller is better for
             losses, perplexity and rmse.
 
@@ -75,13 +74,10 @@ def early_stopping(
 
     Example:
         >>> import jfl
-        >>> stop = early_stopping("accuracy", patience=3)
-        >>> stop.__name__
-        'early_stopping'
+        >>> stop = jfl.callbacks.early_stopping("accuracy", patience=3)
     """
     where = "callbacks.early_stopping"
     checks.require_integer(where, patience=patience)
-    checks.require_nonnegative(where, single=True, least=least)
     if larger is None:
         larger = not (metric.endswith("loss") or metric in ("perplexity", "rmse"))
     best, since = -np.inf, 0
@@ -89,11 +85,9 @@ def early_stopping(
     def stop(moment: Moment) -> bool:
         nonlocal best, since
         value = float(metric_of(where, moment.metrics, metric)) * (1 if larger else -1)
-        better = value > best + least
-        best, since = (value, 0) if better else (best, since + 1)
+        best, since = (value, 0) if value > best else (best, since + 1)
         return since >= patience
 
-    stop.__name__ = "early_stopping"
     return stop
 
 
@@ -103,20 +97,21 @@ def metric_of(where: str, metrics: Metrics, name: str) -> Any:
     Raises:
         ArgumentError: If the run has no metric of this name.
     """
-    of_jfl = [n for n in Metrics.__dataclass_fields__ if n not in NOT_SCALAR]
-    found = getattr(metrics, name) if name in of_jfl else (metrics.custom or {}).get(name)
-    if found is None:
-        there = [n for n in of_jfl if getattr(metrics, n) is not None]
-        there += [*(metrics.custom or {})]
-        checks.fail(where, f"a metric of this run: {', '.join(there)}", repr(name))
-    return found
+    found = _by_name(metrics)
+    if name not in found:
+        checks.fail(where, f"a metric of this run: {', '.join(found)}", repr(name))
+    return found[name]
 
 
-def _numbers(metrics: Metrics) -> dict[str, Any]:
-    """Return the scalar metrics by name."""
-    own = {n: getattr(metrics, n) for n in Metrics.__dataclass_fields__ if n not in NOT_SCALAR}
-    every = own | (metrics.custom or {})
-    return {n: float(v) for n, v in every.items() if v is not None}
+def _by_name(metrics: Metrics) -> dict[str, Any]:
+    """Return the metrics that are one number per evaluation."""
+    names = [n for n in Metrics.__dataclass_fields__ if n not in NOT_SCALAR]
+    found = {n: getattr(metrics, n) for n in names} | (metrics.custom or {})
+    return {n: value for n, value in found.items() if value is not None}
+
+
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    return {n: float(value) for n, value in _by_name(metrics).items()}
 
 
 def log(write: Callable[[dict[str, Any]], Any] | Logger) -> Callable[..., Any]:
@@ -135,35 +130,23 @@ def log(write: Callable[[dict[str, Any]], Any] | Logger) -> Callable[..., Any]:
 
     Example:
         >>> import jfl
-        >>> jfl.callbacks.log(print).__name__
-        'log'
+        >>> tell = jfl.callbacks.log(print)
     """
-    if isinstance(write, Logger):
-        tell = _to_logger(write)
-    elif callable(write):
-
-        def tell(moment: Moment) -> None:
-            write(_numbers(moment.metrics))
-    else:
-        checks.fail(
-            "callbacks.log",
-            "a logger of jfl.loggers, or a function of a dict",
-            checks.short_repr(write),
-        )
-    tell.__name__ = "log"
-    return tell
-
-
-def _to_logger(logger: Logger) -> Callable[..., Any]:
+    if not isinstance(write, Logger) and not callable(write):
+        what = "a logger of jfl.loggers, or a function of a dict"
+        checks.fail("callbacks.log", what, checks.short_repr(write))
     begun = False
 
     def tell(moment: Moment) -> None:
         nonlocal begun
-        if not begun:
-            logger.settings(identity.describe(moment.plan))
-            begun = True
         numbers = _numbers(moment.metrics)
-        logger.log({n: v for n, v in numbers.items() if n != "round"}, moment.round)
+        if not isinstance(write, Logger):
+            write(numbers)
+            return
+        if not begun:
+            write.settings(identity.describe(moment.plan))
+            begun = True
+        write.log({n: v for n, v in numbers.items() if n != "round"}, moment.round)
 
     return tell
 
@@ -185,13 +168,8 @@ def checkpoint(path: str | Path) -> Callable[..., Any]:
     path = Path(path)
 
     def save(moment: Moment) -> None:
-        leaves = [
-            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-            for x in jax.tree.leaves(moment.run)
-        ]
         content = io.BytesIO()
-        arrays: dict[str, Any] = {f"{i:04d}": np.asarray(x) for i, x in enumerate(leaves)}
-        np.savez(content, **arrays)
+        np.savez(content, *map(np.asarray, jax.tree.leaves(pytrees.keys_to_words(moment.run))))
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, [content.getvalue()])
 
@@ -208,22 +186,18 @@ def restore(path: str | Path, plan: Plan) -> Run:
     Raises:
         ArgumentError: If the file holds the state of another kind of plan.
     """
-    wanted, structure = jax.tree.flatten(init(jax.random.key(0), plan))
+    like = init(jax.random.key(0), plan)
+    wanted, structure = jax.tree.flatten(pytrees.keys_to_words(like))
     with np.load(path) as stored:
-        found = [stored[name] for name in sorted(stored.files)]
-    is_key = [jnp.issubdtype(w.dtype, jax.dtypes.prng_key) for w in wanted]
-    shape = lambda w, key: (*w.shape, 2) if key else w.shape
-    if [f.shape for f in found] != [shape(*pair) for pair in zip(wanted, is_key)]:
+        found = [stored[name] for name in stored.files]
+    if [x.shape for x in found] != [x.shape for x in wanted]:
         checks.fail(
             "callbacks.restore",
             "a state of this plan",
             f"{path}, of another one",
             "Use the plan that made it.",
         )
-    wrap = lambda words, w: jax.random.wrap_key_data(words, impl=jax.random.key_impl(w))
-    return structure.unflatten(
-        wrap(f, w) if key else jnp.asarray(f) for f, w, key in zip(found, wanted, is_key)
-    )
+    return pytrees.words_to_keys(structure.unflatten(map(jnp.asarray, found)), like)
 
 
 # --- what `simulate` does with them

@@ -20,7 +20,7 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ..core import checks
+from ..core import checks, pytrees
 from ..core.errors import ArgumentError
 from ..core.pytrees import Tree
 
@@ -67,19 +67,14 @@ def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int 
     if not isinstance(mesh, str) or mesh != "auto":  # an array has no truth of its own
         checks.require_integer("mesh", devices=mesh)
         wanted: Any = mesh
-        if wanted > len(every):
+        hosts = jax.process_count()
+        if (hosts > 1 and wanted != len(every)) or wanted > len(every):
             checks.fail(
                 "mesh",
-                f"at most the {len(every)} devices that are here",
+                f"{'all' if hosts > 1 else 'at most the'} {len(every)} devices that are here",
                 mesh,
-                "To try on a CPU: XLA_FLAGS=--xla_force_host_platform_device_count=8.",
-            )
-        if jax.process_count() > 1 and mesh != len(every):
-            checks.fail(
-                "mesh",
-                f"all {len(every)} devices of the {jax.process_count()} processes",
-                mesh,
-                'Use mesh="auto".',
+                'Use mesh="auto". To try on a CPU: '
+                "XLA_FLAGS=--xla_force_host_platform_device_count=8.",
             )
         every = every[:wanted]
     if len(every) == 1:
@@ -151,9 +146,8 @@ def put(x: Any, sharding: NamedSharding) -> jax.Array:
         return x
     if jax.process_count() == 1:
         return jax.device_put(x, sharding)
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = put(jax.random.key_data(x), sharding)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if pytrees.is_key(x):
+        return pytrees.words_to_keys(put(pytrees.keys_to_words(x), sharding), x)
     return jax.make_array_from_callback(np.shape(x), sharding, np.asarray(x).__getitem__)
 
 
@@ -180,19 +174,14 @@ def connect(
         RuntimeError: If the other processes do not connect in time (initialization_timeout seconds,
             300 by default).
     """
-    told = (coordinator, processes, process)
-    if any(v is not None for v in told):
-        if None in told:
-            checks.fail(
-                "connect", "coordinator, processes and process together, or none of them", told
-            )
+    if (coordinator, processes, process) != (None, None, None):
         checks.require_integer("connect", processes=processes)
-        checks.require_integer("connect", min_value=0, process=process)
-        if process is not None and processes is not None and process >= processes:
-            checks.fail("connect", f"process below processes={processes}", process, "Count from 0.")
-    jax.config.update(
-        "jax_enable_recoverability", True
-    )  # a lost process is an error here, not an abort
+        last: Any = processes
+        checks.require_integer(
+            "connect", "Count from 0.", min_value=0, max_value=last - 1, process=process
+        )
+    # A lost process is then an error in the others, not an abort.
+    jax.config.update("jax_enable_recoverability", True)
     jax.distributed.initialize(coordinator, processes, process, **options)
     atexit.register(_leave)  # before JAX's own end
 
@@ -216,11 +205,10 @@ def broadcast_from_lead(tree: Tree) -> Tree:
     """Return the leaves of process 0 in all processes."""
     if jax.process_count() == 1:
         return tree
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    plain = jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), tree)
-    sent = multihost_utils.broadcast_one_to_all(plain)
-    back = lambda x, v: jax.random.wrap_key_data(v, impl=jax.random.key_impl(x)) if is_key(x) else v
-    return jax.tree.map(back, tree, jax.tree.map(jnp.asarray, sent))
+    sent = multihost_utils.broadcast_one_to_all(
+        jax.tree.map(np.asarray, pytrees.keys_to_words(tree))
+    )
+    return pytrees.words_to_keys(jax.tree.map(jnp.asarray, sent), tree)
 
 
 def min_over_processes(number: float, mesh: Mesh | None) -> float:

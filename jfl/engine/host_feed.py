@@ -19,9 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..core import pytrees
 from ..core.pytrees import Array, Key, Tree, Words
 from ..core.records import FetchedCohort, Plan, Run
+from ..sampling import clients as sampling
 from .devices import replicated
-from .round import RoundStats, advance_fetched, draw_cohort, init_run_jit, run_sampling_key
-from .slots import chunk_cohort
+from .round import RoundStats, advance_fetched, init_run_jit, run_sampling_key
+from .sharding import chunk_cohort
 
 COPY_BLOCK = 2**18  # numbers of a state that are copied at a time
 _sampling_key_jit = jax.jit(run_sampling_key)
@@ -39,7 +40,7 @@ def _step(
 
 @jax.jit
 def _drawn(key: Key, plan: Plan, round_: Any) -> tuple[tuple[Array, ...], Array]:
-    cohort = draw_cohort(key, plan, round_)
+    cohort = sampling.draw_cohort(plan.sampler, key, round_)
     return chunk_cohort(cohort, plan), cohort.overflow
 
 

@@ -15,7 +15,9 @@ Privacy:
 """
 
 import csv
+import json
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, runtime_checkable
@@ -43,7 +45,18 @@ class Logger(Protocol):
         """Write what is still in memory."""
 
 
-class CSV:
+class _Closing:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class CSV(_Closing):
     """A CSV file with one row per evaluation, written while the run goes on.
 
     Args:
@@ -64,13 +77,6 @@ class CSV:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: IO[str] | None = None
-        self._columns: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def settings(self, settings: Mapping[str, Any]) -> None:
         """Ignore the settings: a table has no place for them."""
@@ -81,15 +87,9 @@ class CSV:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("w", encoding="utf-8", newline="")
-            self._columns = list(row)
-            self._write(self._columns)
-        elif unknown := [name for name in row if name not in self._columns]:
-            checks.fail("loggers.CSV", f"columns {', '.join(self._columns)}", f"{unknown} too")
-        self._write([row.get(name) for name in self._columns])
-
-    def _write(self, cells: list[Any]) -> None:
-        assert self._file is not None
-        csv.writer(self._file, lineterminator="\n").writerow(cells)
+            self._rows = csv.DictWriter(self._file, list(row), lineterminator="\n")
+            self._rows.writeheader()
+        self._rows.writerow(row)  # rejects a column that the first row did not have
         self._file.flush()  # so that readers see complete rows during the run
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class CSV:
             self._file = None
 
 
-class TensorBoard:
+class TensorBoard(_Closing):
     """Event files for TensorBoard, with the round as the step.
 
     Args:
@@ -124,16 +124,12 @@ class TensorBoard:
             )
         self._writer = SummaryWriter(str(logdir), purge_step=0)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def settings(self, settings: Mapping[str, Any]) -> None:
         """Show the settings as text."""
-        lines = [f"    {name} = {value}\n" for name, value in flat(settings).items()]
-        self._writer.add_text("settings", "".join(lines), 0)  # shown as Markdown
+        text = json.dumps(settings, indent=2, default=str)
+        self._writer.add_text(
+            "settings", textwrap.indent(text, "    "), 0
+        )  # Markdown: a block of code
 
     def log(self, numbers: Mapping[str, float | None], round: int) -> None:
         """Add a point to each curve."""
@@ -145,20 +141,3 @@ class TensorBoard:
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
-
-
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings as one dict, without those that are None.
-
-    >>> flat(dict(rounds=3, model=dict(name="mlp", hidden=[8, 4], seed=None)))
-    {'rounds': 3, 'model.name': 'mlp', 'model.hidden.0': 8, 'model.hidden.1': 4}
-    """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, list | tuple):
-            value = {str(i): inner for i, inner in enumerate(value)}
-        if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": v for inner, v in flat(value).items()}
-        elif value is not None:
-            found[str(name)] = value
-    return found

@@ -1,7 +1,7 @@
 """Evaluation on test rows.  No guarantee covers its results."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +10,13 @@ from jax.sharding import Mesh
 
 from ..core import checks
 from ..core.pytrees import Array, Tree
-from ..core.records import PERCENTILES, Federation, Fn, Task
+from ..core.records import PERCENTILES, Federation, Task
 from ..models import frameworks, losses
 from ..models.targets import TARGETS
 from . import sharding
 
 BLOCK = 2048  # test rows that are evaluated at a time
 EVALUATION_SEED = 0  # for a loss that draws random numbers: the same draws in every evaluation
-
-
-class Evaluation(NamedTuple):
-    """Metrics of a model; undefined ones are None."""
-
-    loss: Any
-    accuracy: Any
-    client_accuracy: Any
-    client_percentiles: Any
-    custom: dict[str, Any] | None
 
 
 def _hits(task: Task, params: Tree, x: Array, y: Array) -> Tree:
@@ -52,53 +42,48 @@ def evaluate(
     params: Tree,
     fed: Federation,
     mesh: Mesh | None = None,
-    personal: Fn | None = None,
-    server: Tree = None,
-    own: Tree = (),
-) -> Evaluation:
-    """Measure loss, accuracy and custom metrics on the test rows, and accuracy per client.
+    personal: tuple[Callable[..., Tree], Tree, Tree] | None = None,
+) -> dict[str, Any]:
+    """Measure a model on the test rows, and each client's accuracy on its own test rows.
 
     Args:
         task: the task.
         params: parameters of the shared model.
         fed: the federation, whose test rows are used.
         mesh: devices that share the work.
-        personal: maps (server state, client state) to the client's own parameters, with which its
-            accuracy is measured; None measures all clients with `params`.
-        server: the server state.
-        own: the client states, leaves [C, ...].
+        personal: a function (server state, client state) -> the client's own parameters, with which
+            its accuracy is measured, the server state, and the client states, leaves [C, ...].
+            None measures all clients with `params`.
+
+    Returns:
+        The loss, accuracy, client_accuracy, client_percentiles and custom metrics of `Metrics`.
+        Those that the task does not define are None.
     """
+    metrics = task.metrics or {}
     draws = task.evaluation is None and losses.takes_key(task.loss)
-    loss = losses.for_evaluation(task)
+    loss = task.loss if draws else losses.for_evaluation(task)
+    as_float = lambda value: jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), value)
 
-    def row(params: Tree, x: Array, y: Array, number: Array | None = None) -> dict[str, Any]:
-        found = dict(loss=loss(params, x, y) if number is None else drawn(params, x, y, number))
-        if has_accuracy(task):
-            found["accuracy"] = _hits(task, params, x, y)
-        for name, metric in (task.metrics or {}).items():
-            value = metric.row(params, x, y)
-            found[f"custom {name}"] = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), value)
-        return found
+    def measure(params: Tree, x: Array, y: Array, number: Array) -> dict[str, Any]:
+        key = (jax.random.fold_in(losses.key_of(EVALUATION_SEED), number),) if draws else ()
+        return dict(
+            loss=loss(params, x, y, *key),
+            accuracy=_hits(task, params, x, y) if has_accuracy(task) else None,
+            custom={name: as_float(m.row(params, x, y)) for name, m in metrics.items()},
+        )
 
-    def drawn(params: Tree, x: Array, y: Array, number: Array) -> Any:
-        key = jax.random.fold_in(losses.key_of(EVALUATION_SEED), number)
-        return task.loss(params, x, y, key)
-
-    items = (fed.x_test, fed.y_test)
-    if draws:
-        items = (*items, jnp.arange(len(fed.x_test), dtype=jnp.uint32))
-    found = _mean(row, params, items, BLOCK, mesh)
-    custom = {
-        name: found[f"custom {name}"] if m.finish is None else m.finish(found[f"custom {name}"])
-        for name, m in (task.metrics or {}).items()
-    }
-    model = (Fn(_same), params, ()) if personal is None else (personal, server, own)
-    return Evaluation(
-        found["loss"],
-        found.get("accuracy"),
-        *_of_clients(task, fed, mesh, *model),
-        custom or None,
-    )
+    numbers = jnp.arange(len(fed.x_test), dtype=jnp.uint32)
+    found = _mean(measure, params, (fed.x_test, fed.y_test, numbers), mesh)
+    for name, metric in metrics.items():
+        if metric.finish is not None:
+            found["custom"][name] = metric.finish(found["custom"][name])
+    found["custom"] = found["custom"] or None
+    found["client_accuracy"] = found["client_percentiles"] = None
+    if has_accuracy(task) and fed.test_index.shape[-1] > 0:
+        each = _client_accuracy(task, fed, mesh, *personal or (lambda own, _: own, params, ()))
+        found["client_accuracy"] = jnp.nanmean(each)
+        found["client_percentiles"] = jnp.nanpercentile(each, jnp.array(PERCENTILES))
+    return found
 
 
 def predict(task: Task, params: Any, x: Any) -> np.ndarray:
@@ -133,79 +118,62 @@ def _predicted(function: Callable[..., Any], params: Tree, x: Array) -> Any:
     return jax.lax.map(lambda row: function(params, row), x, batch_size=min(BLOCK, len(x)))
 
 
-def _same(params: Tree, own: Tree) -> Tree:
-    return params
-
-
 def _mean(
-    per_item: Callable[..., Any], given: Tree, items: tuple[Any, ...], block: int, mesh: Mesh | None
+    measure: Callable[..., dict[str, Any]], given: Tree, items: tuple[Any, ...], mesh: Mesh | None
 ) -> dict[str, Any]:
-    """Return the mean of `per_item(given, *item)` over items, computed by blocks on all devices.
+    """Return the mean of `measure(given, *item)` over items, computed by blocks on all devices.
 
-    If `per_item` returns pairs, the result is the sum of the first over the sum of the second.
+    If `measure` returns a pair, the result is the sum of the first over the sum of the second.
     """
-    many = max(1, len(items[0]))
-    sums = _sums(per_item, given, items, block, mesh)
-    return {name: _ratio(value, many) for name, value in sums.items()}
+
+    def sums(given: Tree, items: tuple[Any, ...], mask: Array) -> Tree:
+        values = jax.lax.map(
+            lambda item: measure(given, *item), items, batch_size=min(BLOCK, len(mask))
+        )
+        return jax.tree.map(lambda v: jnp.where(mask, v, 0.0).sum(), values)
+
+    total = sharding.sum_of_parts(sums, given, items, mesh)
+    mean = lambda value: _ratio(value, max(1, len(items[0])))
+    return jax.tree.map(mean, total, is_leaf=lambda v: isinstance(v, tuple))
 
 
-def _ratio(value: Any, many: Any) -> Any:
+def _ratio(value: Any, count: Any) -> Any:
+    """Return a sum divided by a count, which the sum itself may bring: NaN if that is zero."""
     if not isinstance(value, tuple):
-        return value / many
+        return value / count
     total, count = value
     return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), jnp.nan)
 
 
-def _sums(
-    per_item: Callable[..., Any], given: Tree, items: tuple[Any, ...], block: int, mesh: Mesh | None
-) -> Any:
-    def sums(given: Tree, items: tuple[Any, ...], mask: Array) -> Tree:
-        values = jax.lax.map(
-            lambda item: per_item(given, *item), items, batch_size=min(block, len(mask))
-        )
-        return jax.tree.map(lambda v: jnp.where(mask, v, 0.0).sum(), values)
-
-    return sharding.sum_of_parts(sums, given, items, mesh)
-
-
-def _of_clients(
+def _client_accuracy(
     task: Task,
     fed: Federation,
     mesh: Mesh | None,
-    model: Callable[..., Any],
+    model: Callable[..., Tree],
     server: Tree,
-    own: Tree,
-) -> tuple[Array | None, Array | None]:
-    """Return mean and percentiles over clients of the accuracy on their own test rows.
+    client_states: Tree,
+) -> Array:
+    """Return Float[C], the accuracy of each client on its own test rows; NaN if it has none."""
+    num_clients, num_slots = fed.test_index.shape
+    block = max(1, BLOCK // num_slots)
 
-    Both are None if there are no such rows, or the task makes no predictions.
-    """
-    if not has_accuracy(task) or fed.test_index.shape[-1] == 0:
-        return None, None
-
-    def client(given: tuple[Any, ...], index: Array, size: Array, own: Tree) -> Any:
+    def accuracy(given: tuple[Any, ...], index: Array, size: Array, state: Tree) -> Any:
         server, x, y = given
-        params = model(server, own)
+        params = model(server, state)
         hits = jax.vmap(lambda i: _hits(task, params, x[i], y[i]))(index)
-        held = jnp.arange(index.shape[0]) < size
-        right = jax.tree.map(lambda v: jnp.where(held, v, 0).sum(), hits)
+        has_row = jnp.arange(num_slots) < size
+        right = jax.tree.map(lambda v: jnp.where(has_row, v, 0).sum(), hits)
         return _ratio(right, jnp.maximum(size, 1))
 
-    clients = len(fed.test_size)
-    items = (fed.test_index, fed.test_size, own)
-    block = max(1, BLOCK // fed.test_index.shape[-1])
-
-    def placed(given: tuple[Any, ...], items: tuple[Any, ...], mask: Array) -> Array:
+    def at_clients(given: tuple[Any, ...], items: tuple[Any, ...], mask: Array) -> Array:
         """Return results at the places of their clients, and zeros at all others."""
-        *mine, place = items
+        clients, *own = items
         each = jax.lax.map(
-            lambda item: client(given, *item), tuple(mine), batch_size=min(block, len(mask))
+            lambda item: accuracy(given, *item), tuple(own), batch_size=min(block, len(mask))
         )
-        return jnp.zeros(clients).at[place].add(jnp.where(mask, each, 0.0))
+        return jnp.zeros(num_clients).at[clients].add(jnp.where(mask, each, 0.0))
 
-    given = (server, fed.x, fed.y)
-    places = jnp.arange(clients, dtype=jnp.int32)
-    each = sharding.sum_of_parts(placed, given, (*items, places), mesh)
-    there = fed.test_size > 0
-    known = jnp.where(there, each, jnp.nan)
-    return jnp.nanmean(known), jnp.nanpercentile(known, jnp.array(PERCENTILES))
+    clients = jnp.arange(num_clients, dtype=jnp.int32)
+    items = (clients, fed.test_index, fed.test_size, client_states)
+    each = sharding.sum_of_parts(at_clients, (server, fed.x, fed.y), items, mesh)
+    return jnp.where(fed.test_size > 0, each, jnp.nan)

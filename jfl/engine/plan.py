@@ -23,10 +23,9 @@ from ..privacy.mechanisms.stages import divide, total
 from ..sampling import batches
 from ..sampling import clients as sampling
 from ..verify import check as verify
-from .slots import CPU_CHUNKS_PER_COHORT
+from .sharding import CPU_CHUNKS_PER_COHORT
 
-# Bytes for what a round computes at the same time.
-MEMORY = 2**31
+MAX_CHUNK_BYTES = 2**31  # of what a round computes at the same time, if `chunk` is None
 
 
 def plan(
@@ -40,7 +39,6 @@ def plan(
     weights: str | ArrayLike | Callable[..., Any] = "uniform",
     adjacency: str | None = None,
     chunk: int | None = None,
-    memory: float = MEMORY,
     secure_aggregation: bool = False,
     paired_noise: bool = False,
 ) -> Plan:
@@ -64,12 +62,12 @@ def plan(
         adjacency: the adjacency of the release: "add_remove", "replace_one" or "zero_out".  None
             means the one that the sampler implies.
         chunk: the number of clients that a device computes at the same time.  None means as many as
-            `memory` allows, and fewer if the cohort size is random, because chunks without a client
-            do not run.  On an accelerator the default depends on the rate of a Poisson cohort, so
-            plans with other rates are compiled separately unless `chunk` is given; points of a
-            sweep share one.  A round can be differentiated forwards; backwards it must be a single
-            chunk, chunk=sampler.capacity, and with client states it must run on one device.
-        memory: bytes for what a round computes at the same time, if `chunk` is None.
+            fit into about 2 GiB, and fewer if the cohort size is random, because chunks without a
+            client do not run.  On an accelerator the default depends on the rate of a Poisson
+            cohort, so plans with other rates are compiled separately unless `chunk` is given;
+            points of a sweep share one.  A round can be differentiated forwards; backwards it must
+            be a single chunk, chunk=sampler.capacity, and with client states it must run on one
+            device.
         secure_aggregation: True assumes that the server sees only the sum of a cohort's uploads,
             and adds the view "aggregate" to the ledger.  Nothing is encrypted here.
         paired_noise: True gives points of a sweep with the same seed the same noise.  Releasing
@@ -93,35 +91,49 @@ def plan(
     _check_parts(fed, task, algorithm, sampler)
     _check_functions(fed, task, algorithm)
     identity.require_unmodified(fed)
-    memory = checks.as_bytes("plan", memory)
-    checks.require_one_of("plan", (False, True), paired_noise=paired_noise)
-    checks.require_one_of("plan", (False, True), secure_aggregation=secure_aggregation)
-    implied = sampling.adjacency(sampler)
+    flags = dict(paired_noise=paired_noise, secure_aggregation=secure_aggregation)
+    checks.require_one_of("plan", (False, True), **flags)
+    if chunk is not None:
+        checks.require_integer("plan", chunk=chunk)
+    algorithm, upload, release = _bind_chains(algorithm, sampler, upload, release, adjacency)
+    _check_declared_bounds(algorithm, sampler, upload, release)
+    _check_contraction(fed, task, algorithm)
+    _check_levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.all_releases))
+    weights = _weights(weights, fed, sampler)
+    result = Plan(fed, task, algorithm, sampler, upload, release, weights, 0, **flags)
+    private = [r.mechanism for r in algorithm.all_releases]
+    correlated.check_plan("plan", upload, release, private, weights)
+    distributed.check_plan("plan", upload, release, private, weights)
+    # Only the first round is checked here, because the number of rounds is not known yet.
+    mech.check_schedules("plan", result, 1)
+    verify.require_no_held_rows("plan", result)
+    if chunk is None:
+        chunk = min(_default_chunk(sampler), max(1, int(MAX_CHUNK_BYTES // client_bytes(result))))
+    return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))
+
+
+def _bind_chains(
+    algorithm: Algorithm,
+    sampler: Sampler,
+    upload: Mechanism | None,
+    release: Mechanism | None,
+    adjacency: str | None,
+) -> tuple[Algorithm, Mechanism | None, Mechanism]:
+    """Bind the chains of a plan to their adjacencies, and refuse those that cannot be where they
+    are.
+    """
+    also = sampling.adjacencies(sampler)
     if adjacency is not None:
-        checks.require_one_of("plan", mech.ADJACENCIES, adjacency=adjacency)
-        if adjacency not in sampling.adjacencies(sampler):
-            checks.fail(
-                "plan",
-                f"adjacency {' or '.join(map(repr, sampling.adjacencies(sampler)))} for "
-                f"sampling.{sampler.scheme}",
-                f"adjacency={adjacency!r}",
-                "Leave it out, or change the sampler.",
-            )
-        implied = adjacency
+        checks.require_one_of("plan", also, adjacency=adjacency)
+        also = ("zero_out",)
     if release is None:
         release = chain(total(), divide(sampler.expected))
     for site, m in (("release", release), ("upload", upload)):
-        if m is not None and not isinstance(m, Mechanism):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
-            checks.fail("plan", f"{site} to be a chain of stages", f"{m!r}")
         if m is not None:
+            checks.require_type("plan", Mechanism, "jfl.chain", **{site: m})
             _refuse_secret_divisor(m, site)
-    release = bind(
-        release,
-        implied,
-        "plan(release=...)",
-        required=True,
-        also=sampling.adjacencies(sampler) if adjacency is None else ("zero_out",),
-    )
+    implied = adjacency or sampling.adjacency(sampler)
+    release = bind(release, implied, "plan(release=...)", required=True, also=also)
     if upload is not None and mech.remembers(upload):
         checks.fail(
             "plan",
@@ -136,34 +148,7 @@ def plan(
     # The server sees which clients upload, so noise can only hide the content of an upload.
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     algorithm = _bind_example_chains(algorithm)
-    _check_declared_bounds(algorithm, sampler, upload, release)
-    _check_declared_bound_is_alone(algorithm)
-    _check_contraction(fed, task, algorithm)
-    _check_levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.all_releases))
-    result = Plan(
-        fed,
-        task,
-        algorithm,
-        sampler,
-        upload,
-        release,
-        _weights(weights, fed, sampler),
-        0,
-        paired_noise,
-        secure_aggregation=secure_aggregation,
-    )
-    private = [r.mechanism for r in algorithm.all_releases]
-    correlated.check_plan("plan", upload, release, private, result.weights)
-    distributed.check_plan("plan", upload, release, private, result.weights)
-    each = client_bytes(result)
-    # Only the first round is checked here, because the number of rounds is not known yet.
-    mech.check_schedules("plan", result, 1)
-    verify.require_no_held_rows("plan", result)
-    if chunk is not None:
-        checks.require_integer("plan", chunk=chunk)
-        return dataclasses.replace(result, chunk=min(chunk, sampler.capacity))
-    fits = int(max(1, memory // each))
-    return dataclasses.replace(result, chunk=min(sampler.capacity, fits, _default_chunk(sampler)))
+    return algorithm, upload, release
 
 
 def _default_chunk(sampler: Sampler) -> int:
@@ -184,54 +169,11 @@ def _default_chunk(sampler: Sampler) -> int:
     return sampler.capacity
 
 
-def _check_declared_bound_is_alone(algorithm: Algorithm) -> None:
-    """Refuse a declared bound next to other row stages of a client's chain."""
-    for r in algorithm.all_releases:
-        rows = [s for s in r.mechanism.stages if s.role == "row"] if r.mechanism else []
-        if len(rows) > 1 and any(s.declared for s in rows):
-            checks.fail(
-                "plan",
-                "the declared bound as the only row stage of a client's chain",
-                [s.name for s in rows],
-                "The declared bound applies to the raw update, not to anything computed from it.",
-            )
-
-
-def _check_contraction(fed: Federation, task: Task, algorithm: Algorithm) -> None:
-    """Refuse plans in which local steps that are declared to contract visibly do not."""
-    if not algorithm.contracts:
-        return
-    params = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
-    if coarse := {str(p.dtype) for p in params if p.dtype not in (jnp.float32, jnp.float64)}:
-        checks.fail(
-            "plan",
-            "parameters in float32 for steps that contract",
-            ", ".join(sorted(coarse)),
-            "Rounding a model after each step can increase the distance between two models.",
-        )
-    for r in algorithm.all_releases if checks.is_concrete(fed.size) else ():
-        needed, sizes = r.steps * (r.batches.batch or 1), np.asarray(fed.size)
-        few = np.flatnonzero((sizes > 0) & (sizes < needed))
-        if few.size:
-            checks.fail(
-                "plan",
-                f"at least {needed} rows in every client, for steps={r.steps} of "
-                f"batch={r.batches.batch} that use a row at most once",
-                f"{len(few)} clients with fewer, first client {few[0]} with {sizes[few[0]]}",
-                "A row that two steps use changes the model twice. Use fewer steps or smaller "
-                "batches.",
-            )
-
-
 def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -> None:
-    for value, kind, make in (
-        (fed, Federation, "jfl.federate"),
-        (task, Task, "jfl.models or jfl.task"),
-        (algorithm, Algorithm, "jfl.algorithms"),
-        (sampler, Sampler, "jfl.sampling"),
-    ):
-        if not isinstance(value, kind):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
-            checks.fail("plan", f"a {kind.__name__} (from {make})", f"{type(value).__name__}")
+    checks.require_type("plan", Federation, "jfl.federate", fed=fed)
+    checks.require_type("plan", Task, "jfl.models or jfl.task", task=task)
+    checks.require_type("plan", Algorithm, "jfl.algorithms", algorithm=algorithm)
+    checks.require_type("plan", Sampler, "jfl.sampling", sampler=sampler)
     if fed.index.shape[0] != sampler.clients:
         checks.fail(
             "plan",
@@ -253,23 +195,26 @@ def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sam
             "with_replacement(independent=True)",
             "Use independent=False.",
         )
-    for r in algorithm.all_releases:
-        b = r.batches
-        if (
-            b.scheme == "without_replacement"
-            and b.short == "error"
-            and checks.is_concrete(fed.size)
-        ):
-            sizes = np.asarray(fed.size)
-            if (sizes < b.batch).any():
-                few = np.flatnonzero(sizes < b.batch)
-                checks.fail(
-                    "plan",
-                    f"at least batch={b.batch} rows in every client",
-                    f"{len(few)} clients with fewer, first client {few[0]} with {sizes[few[0]]}",
-                    "Raise min_rows of the partition, reduce "
-                    'batch, or use batches.without_replacement(batch, short="all").',
-                )
+    for b in (r.batches for r in algorithm.all_releases):
+        if b.scheme == "without_replacement" and b.short == "error":
+            _require_rows(
+                fed.size,
+                b.batch,
+                f"batch={b.batch}",
+                "Raise min_rows of the partition, reduce batch, or use batches.without_replacement("
+                'batch, short="all").',
+            )
+
+
+def _require_rows(size: Array, needed: int, use: str, hint: str) -> None:
+    """Refuse clients that own fewer rows than a round uses."""
+    if checks.is_concrete(size) and (few := np.flatnonzero(np.asarray(size) < needed)).size:
+        checks.fail(
+            "plan",
+            f"at least {needed} rows in every client, for {use}",
+            f"{few.size} clients with fewer, first client {few[0]} with {int(size[few[0]])}",
+            hint,
+        )
 
 
 def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
@@ -284,8 +229,15 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
         **{f"the loss of gradient {i}": per_example.exact(g.loss) for i, g in enumerate(grads)},
     }
     for name, loss in scalars.items():
-        if loss is not None:
-            _check_scalar(name, _traced(name, loss, params, x, y))
+        value = jnp.zeros(()) if loss is None else _traced(name, loss, params, x, y)
+        if jax.tree.leaves(value) != [value] or value.shape != ():
+            shapes = [f"{v.dtype}{list(v.shape)}" for v in jax.tree.leaves(value)]
+            checks.fail(
+                "plan",
+                f"{name} to return one number for one example",
+                ", ".join(shapes) or "nothing",
+                "Return its .mean() or .sum().",
+            )
     for name, metric in (task.metrics or {}).items():
         _traced(f"metric {name!r}", metric.row, params, x, y)
     if task.predict is not None:
@@ -312,16 +264,6 @@ def _traced(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: A
             f"model gets one example of shape {x.shape}, without a batch axis. Call a model that "
             "is written for batches with x[None] and take [0] of its output."
         ) from error
-
-
-def _check_scalar(name: str, value: Any) -> None:
-    if jax.tree.leaves(value) != [value] or value.shape != ():
-        checks.fail(
-            "plan",
-            f"{name} to return one number for one example",
-            ", ".join(f"{v.dtype}{list(v.shape)}" for v in jax.tree.leaves(value)) or "nothing",
-            "Return its .mean() or .sum().",
-        )
 
 
 def _check_output(output: Any, target: str, classes: int, y: Any) -> None:
@@ -364,9 +306,17 @@ def _check_declared_bounds(
 ) -> None:
     """Refuse declared bounds in places where nothing ensures that they hold."""
     declared = lambda m: [s.declared for s in m.stages] if m is not None else []
-    if "upload" in declared(upload) or any(
-        "upload" in declared(r.mechanism) for r in algorithm.all_releases
-    ):
+    of_clients = [r for r in algorithm.all_releases if any(declared(r.mechanism))]
+    for r in of_clients:
+        rows: Any = [s.name for s in r.mechanism.stages if s.role == "row"]  # pyright: ignore[reportOptionalMemberAccess]
+        if len(rows) > 1:
+            checks.fail(
+                "plan",
+                "the declared bound as the only row stage of a client's chain",
+                rows,
+                "The declared bound applies to the raw update, not to anything computed from it.",
+            )
+    if "upload" in declared(upload) or any("upload" in declared(r.mechanism) for r in of_clients):
         checks.fail(
             "plan",
             'bounded(..., "upload") only in release',
@@ -388,45 +338,41 @@ def _check_declared_bounds(
         ),
     ):
         if reason in declared(upload) + declared(release) or any(
-            reason in declared(r.mechanism) and not (r.steps and holds)
-            for r in algorithm.all_releases
+            reason in declared(r.mechanism) and not (r.steps and holds) for r in of_clients
         ):
-            checks.fail(
-                "plan", f'bounded(..., "{reason}") only in algorithms.{where}', "it elsewhere", why
-            )
-    if "upload" not in declared(release):
-        return
+            expected = f'bounded(..., "{reason}") only in algorithms.{where}'
+            checks.fail("plan", expected, "it elsewhere", why)
+    if "upload" in declared(release):
+        _check_declared_uploads(sampler, upload, release)
+
+
+def _check_declared_uploads(sampler: Sampler, upload: Mechanism | None, release: Mechanism) -> None:
+    """Refuse a release that relies on bounded uploads if the uploads may be larger."""
+    what = 'bounded(..., "upload")'
     if upload is None or not mech.has_clip(upload):
-        checks.fail(
-            "plan", 'an upload with a clip for bounded(..., "upload")', f"upload={upload!r}"
-        )
+        checks.fail("plan", f"an upload with a clip for {what}", f"upload={upload!r}")
     if any(s.role == "post" and s.divisor != "number" for s in upload.stages):
         checks.fail(
             "plan",
-            'an upload that only divides after its noise for bounded(..., "upload")',
+            f"an upload that only divides after its noise for {what}",
             [s.name for s in upload.stages],
         )
     if mech.noisy(upload) and (sampler.scheme != "full" or release.adjacency == "add_remove"):
         # The variance of the sum would reveal who participates.
         checks.fail(
             "plan",
-            'sampling.full and replace_one for noisy uploads with bounded(..., "upload")',
+            f"sampling.full and replace_one for noisy uploads with {what}",
             f"sampling.{sampler.scheme}, {release.adjacency}",
             "Clip in release instead.",
         )
     if release.stages[0].declared != "upload" or release.stages[1].role != "sum":
         checks.fail(
-            "plan",
-            'bounded(..., "upload") as the only row stage of release',
-            [s.name for s in release.stages],
+            "plan", f"{what} as the only row stage of release", [s.name for s in release.stages]
         )
-    fixed = not any(
-        isinstance(v, Fn)
-        for s in upload.stages
-        if s.role == "row" and not s.is_map
-        for v in s.bound.data.values()
-    )
-    if checks.is_concrete((upload, release)) and fixed:
+    clips = [s.bound for s in upload.stages if s.role == "row" and not s.is_map]
+    if any(isinstance(v, Fn) for bound in clips for v in bound.data.values()):
+        checks.fail("plan", f"a fixed clip norm in upload for {what}", "a function of the round")
+    if checks.is_concrete((upload, release)):
         norm, declared_norm = mech.limit(upload), float(mech.bound(release))
         if norm > declared_norm * (1 + 1e-6):
             checks.fail(
@@ -434,44 +380,46 @@ def _check_declared_bounds(
                 f"a bound in release of at least the upload's norm {norm:g}",
                 f"{declared_norm:g}",
             )
-    elif not fixed:
+
+
+def _check_contraction(fed: Federation, task: Task, algorithm: Algorithm) -> None:
+    """Refuse plans in which local steps that are declared to contract visibly do not."""
+    if not algorithm.contracts:
+        return
+    dtypes = {str(p.dtype) for p in jax.tree.leaves(_initial(task))}
+    if coarse := dtypes - {"float32", "float64"}:
         checks.fail(
             "plan",
-            'a fixed clip norm in upload for bounded(..., "upload")',
-            "a function of the round",
+            "parameters in float32 for steps that contract",
+            ", ".join(sorted(coarse)),
+            "Rounding a model after each step can increase the distance between two models.",
+        )
+    for r in algorithm.all_releases:
+        needed = r.steps * (r.batches.batch or 1)
+        _require_rows(
+            jnp.where(fed.size > 0, fed.size, needed),  # a client without rows takes no step
+            needed,
+            f"steps={r.steps} of batch={r.batches.batch} that use a row at most once",
+            "A row that two steps use changes the model twice. Use fewer steps or smaller batches.",
         )
 
 
 def _check_levels(clients: int, release: Mechanism, *own: Mechanism | None) -> None:
     """Refuse noise and clip norms with shapes that the engine cannot use."""
-    for site, m in (("release", release), *(("a client's chain", m) for m in own if m is not None)):
+    for m in (release, *(m for m in own if m is not None)):
         for s in m.stages:
-            held = [
-                (s.name, v)
-                for f in (s.apply, s.bound)
-                if f is not None
-                for v in f.data.values()
-                if isinstance(v, Fn)
-            ]
-            for name, shape in [(name, _shape(v, name)) for name, v in held]:
-                if shape != ():
-                    checks.fail(
-                        "plan",
-                        f"one number per round from the function in {name}",
-                        f"shape {shape}",
-                    )
+            for function in (
+                v for f in (s.apply, s.bound) if f is not None for v in f.data.values()
+            ):
+                if isinstance(function, Fn) and (shape := _shape(function, s.name)) != ():
+                    expected = f"one number per round from the function in {s.name}"
+                    checks.fail("plan", expected, f"shape {shape}")
             shape = _shape(s.noise, "gaussian") if isinstance(s.noise, Fn) else np.shape(s.noise)
-            if m is release and shape != ():
+            if shape != () and (m is release or shape != (clients,)):
+                of_clients = f"one noise level, or one per client for {clients} clients"
                 checks.fail(
                     "plan",
-                    "one noise level in release",
-                    f"shape {shape}",
-                    "The sum has a single noise level.",
-                )
-            if shape not in ((), (clients,)):
-                checks.fail(
-                    "plan",
-                    f"one noise level, or one per client for {clients} clients, in {site}",
+                    "one noise level in release" if m is release else of_clients,
                     f"shape {shape}",
                 )
 
@@ -490,37 +438,27 @@ def _shape(function: Callable[..., Any], name: str) -> tuple[int, ...]:
 
 def _bind_example_chains(algorithm: Algorithm) -> Algorithm:
     """Bind the chains inside an algorithm to the adjacency that its batch sampler implies."""
-    kinds = {
-        "replace_one" if r.steps else batches.adjacency(r.batches)
-        for r in algorithm.all_releases
-        if r.mechanism is not None
-    }
+    releases = [r for r in algorithm.all_releases if r.mechanism is not None]
+    kinds = {"replace_one" if r.steps else batches.adjacency(r.batches) for r in releases}
     if not kinds:
         return algorithm
     if len(kinds) > 1:
         checks.fail("plan", "batch samplers that imply one adjacency", f"{sorted(kinds)}")
     (kind,) = kinds
     free = all(r.batches.scheme == "full" and not r.steps for r in algorithm.all_releases)
+    also = ("zero_out", "replace_one") if kind != "replace_one" else ("zero_out",)
 
     def bind_chain(node: Any) -> Any:
         if not isinstance(node, Mechanism):
             return node
-        also = ("zero_out", "replace_one") if kind != "replace_one" else ("zero_out",)
         bound = bind(node, kind, "private_grad", required=not free, also=also)
-        if any(s.divisor == "weight" for s in bound.stages):
-            checks.fail(
-                "plan",
-                "a divisor for examples",
-                'divide("weight")',
-                'Use a number, or divide("size").',
-            )
-        if bound.adjacency == "add_remove" and any(s.divisor == "size" for s in bound.stages):
-            checks.fail(
-                "plan",
-                "a public divisor under add_remove",
-                'divide("size")',
-                "Divide by the expected batch size.",
-            )
+        divisors = {s.divisor for s in bound.stages}
+        if "weight" in divisors:
+            hint = 'Use a number, or divide("size").'
+            checks.fail("plan", "a divisor for examples", 'divide("weight")', hint)
+        if bound.adjacency == "add_remove" and "size" in divisors:
+            hint = "Divide by the expected batch size."
+            checks.fail("plan", "a public divisor under add_remove", 'divide("size")', hint)
         return bound
 
     return jax.tree.map(bind_chain, algorithm, is_leaf=lambda n: isinstance(n, Mechanism))
@@ -530,21 +468,18 @@ def _weights(
     weights: str | ArrayLike | Callable[..., Any], fed: Federation, sampler: Sampler
 ) -> Array | Fn:
     clients = sampler.clients
-    even = np.full(clients, 1 / clients, np.float32)
-    share = even if sampler.share is None else sampler.share
+    share = np.full(clients, 1 / clients, np.float32) if sampler.share is None else sampler.share
     if callable(weights):
         weights = weights if isinstance(weights, Fn) else Fn(weights)
-        if _shape(weights, "weights") != (clients,):
-            checks.fail(
-                "plan",
-                f"one weight per client ({clients}) from a function of the round",
-                f"shape {_shape(weights, 'weights')}",
-            )
+        if (shape := _shape(weights, "weights")) != (clients,):
+            expected = f"one weight per client ({clients}) from a function of the round"
+            checks.fail("plan", expected, f"shape {shape}")
         return Fn(_scaled, dict(of=weights, share=jnp.asarray(share)))
     if isinstance(weights, str):
         checks.require_one_of("plan", ("uniform", "size"), weights=weights)
         weights = fed.size if weights == "size" else np.ones(clients, np.float32)
-    if checks.ndim("plan", "weights", weights) != 1 or np.shape(weights) != (clients,):
+    checks.ndim("plan", "weights", weights)  # refuses what is not an array
+    if np.shape(weights) != (clients,):
         checks.fail(
             "plan",
             f'weights "uniform", "size", one number per client ({clients}), or a function of the '
@@ -597,9 +532,7 @@ def client_bytes(plan: Plan) -> float:
 
     They are for models, optimizer state and per-example gradients.
     """
-    params = pytrees.size(_initial(plan.task))
-    rows, slots = 0, plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
-    for r in plan.algorithm.releases:
-        if r.mechanism is not None:
-            rows = max(rows, 2 * (r.batches.batch or slots))
-    return 4.0 * params * (8 + rows)
+    slots = plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
+    private = [r.batches for r in plan.algorithm.releases if r.mechanism is not None]
+    rows = max([2 * (b.batch or slots) for b in private], default=0)
+    return 4.0 * pytrees.size(_initial(plan.task)) * (8 + rows)

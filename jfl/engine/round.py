@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 from ..core import checks, hashing, identity, pytrees
 from ..core.pytrees import Tree, Words
@@ -56,7 +57,7 @@ from ..core.records import (
 )
 from ..privacy.mechanisms import chain, correlated
 from ..sampling import clients as sampling
-from . import sharding, slots
+from . import sharding
 from .devices import devices
 from .sharding import REPLICATED, SPLIT
 
@@ -72,6 +73,11 @@ class RoundStats(NamedTuple):
     loss: Array  # mean training loss of the cohort
     clip_fraction: Array  # of the uploads if the release clips, otherwise of the rows
     update_norm: Array  # of the released aggregate
+
+    @classmethod
+    def zeros(cls) -> "RoundStats":
+        """Return the statistics of no round."""
+        return cls(*(jnp.zeros(()) for _ in cls._fields))
 
 
 class RoundKeys(NamedTuple):
@@ -161,7 +167,7 @@ def _run_cohort(run: Run, plan: Plan, keys: RoundKeys, cohort: Cohort) -> tuple[
         Sums over the cohort, and the states of all clients after the round, leaves [C, ...].
     """
     if sharding.num_devices(plan.mesh) == 1:
-        chunks = slots.chunk_cohort(cohort, plan)
+        chunks = sharding.chunk_cohort(cohort, plan)
         return _run_chunks(run, plan, keys, chunks, sampling.fills_every_slot(plan.sampler))
 
     # Everything is passed as an argument, because a vmap over sweep points cannot batch values that
@@ -172,33 +178,56 @@ def _run_cohort(run: Run, plan: Plan, keys: RoundKeys, cohort: Cohort) -> tuple[
         device = jax.lax.axis_index("clients")
         run = dataclasses.replace(run, client_states=client_states)
         if not jax.tree.leaves(client_states):  # stateless clients can run on any device
-            chunks = slots.chunks_of_device(device, cohort, plan)
-            always_occupied = sampling.fills_every_slot(plan.sampler)
-            sums, client_states = _run_chunks(run, plan, keys, chunks, always_occupied)
-        else:  # run the clients with states on this device, so that no state is moved
-            num_states = len(jax.tree.leaves(client_states)[0])
-            chunks, overflow = slots.chunks_by_state(device, num_states, cohort, plan)
-            always_occupied = sampling.is_full_participation(plan.sampler)
-            sums, client_states = _run_chunks(
-                run, plan, keys, chunks, always_occupied, first_client=device * num_states
-            )
-            diagnostics = sums.diagnostics
-            diagnostics = diagnostics._replace(overflow=diagnostics.overflow + overflow)
-            sums = sums._replace(diagnostics=diagnostics)
-        return sharding.psum_exact(sums), client_states
+            chunks = sharding.chunks_of_device(device, cohort, plan)
+            return _run_chunks(run, plan, keys, chunks, sampling.fills_every_slot(plan.sampler))
+        # Run the clients with states on this device, so that no state is moved.
+        num_states = len(jax.tree.leaves(client_states)[0])
+        chunks, overflow = sharding.chunks_by_state(device, num_states, cohort, plan)
+        everyone = sampling.is_full_participation(plan.sampler)
+        sums, client_states = _run_chunks(
+            run, plan, keys, chunks, everyone, first_client=device * num_states
+        )
+        diagnostics = sums.diagnostics
+        diagnostics = diagnostics._replace(overflow=diagnostics.overflow + overflow)
+        return sums._replace(diagnostics=diagnostics), client_states
 
-    run_on_devices = jax.shard_map(
-        run_on_device,
-        mesh=plan.mesh,
-        in_specs=(SPLIT, REPLICATED, REPLICATED, REPLICATED, REPLICATED),
-        out_specs=(REPLICATED, SPLIT),
-        check_vma=False,
-    )
     # Devices hold equal numbers of states, so the last one may need padding.
     padded_states = sharding.pad_client_states(run.client_states, plan.mesh)
     stateless_run = dataclasses.replace(run, client_states=())
-    sums, client_states = run_on_devices(padded_states, stateless_run, plan, keys, cohort)
+    specs = (SPLIT, REPLICATED, REPLICATED, REPLICATED, REPLICATED)
+    sums, client_states = _sum_over_devices(
+        run_on_device, plan.mesh, specs, padded_states, stateless_run, plan, keys, cohort
+    )
     return sums, sharding.unpad_client_states(client_states, run.client_states)
+
+
+def _sum_over_devices(
+    run_on_device: Callable[..., tuple[ChunkSums, Tree]],
+    mesh: Mesh | None,
+    specs: tuple[PartitionSpec, ...],
+    *arguments: Any,
+) -> tuple[ChunkSums, Tree]:
+    """Call a function on all devices of a mesh, add its sums, and leave its states where they are.
+
+    Args:
+        run_on_device: maps the arguments of one device to its sums and its new client states.
+        mesh: the devices.
+        specs: how each argument is divided among the devices.
+        *arguments: the arguments.
+    """
+
+    def on_device(*arguments: Any) -> tuple[ChunkSums, Tree]:
+        sums, client_states = run_on_device(*arguments)
+        return sharding.psum_exact(sums), client_states
+
+    run_on_devices = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=(REPLICATED, SPLIT),
+        check_vma=False,
+    )
+    return run_on_devices(*arguments)
 
 
 def _run_chunks(
@@ -507,11 +536,6 @@ def _context(run: Run, plan: Plan, client_id: Array, num_rows: Array, weight: Ar
 # --- The same round for a population that keeps rows and client states on the host
 
 
-def draw_cohort(sampling_key: Key, plan: Plan, round_: Any) -> Cohort:
-    """Draw the cohort of a round ahead of time, so that the host can fetch its rows."""
-    return sampling.draw_cohort(plan.sampler, sampling_key, round_)
-
-
 def advance_fetched(
     run: Run, plan: Plan, noise_key: Key, fetched: FetchedCohort
 ) -> tuple[Run, RoundStats, Tree]:
@@ -552,19 +576,8 @@ def _run_fetched_cohort(
 
     if sharding.num_devices(plan.mesh) == 1:
         return run_chunks(run, plan, keys, chunks)
-
-    def run_on_device(*args: Any) -> tuple[ChunkSums, Tree]:
-        sums, new_states = run_chunks(*args)
-        return sharding.psum_exact(sums), new_states
-
-    run_on_devices = jax.shard_map(
-        run_on_device,
-        mesh=plan.mesh,
-        in_specs=(REPLICATED, REPLICATED, REPLICATED, SPLIT),
-        out_specs=(REPLICATED, SPLIT),
-        check_vma=False,
-    )
-    return run_on_devices(run, plan, keys, chunks)
+    specs = (REPLICATED, REPLICATED, REPLICATED, SPLIT)
+    return _sum_over_devices(run_chunks, plan.mesh, specs, run, plan, keys, chunks)
 
 
 # --- Keys

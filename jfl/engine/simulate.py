@@ -90,7 +90,11 @@ def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, 
 
 
 def scan_from(
-    run: Run, plan: Plan, rounds: ArrayLike | Sequence[int], noise: Key
+    run: Run,
+    plan: Plan,
+    rounds: ArrayLike | Sequence[int],
+    noise: Key,
+    evaluations: Array | int | None = None,
 ) -> tuple[Run, Metrics]:
     """Same as `scan`, for a run that `enter_plan` has bound to its plan.
 
@@ -99,71 +103,56 @@ def scan_from(
         plan: a Plan.
         rounds: Int[E].
         noise: `run_noise_key(run)`.
+        evaluations: run only this many of the E evaluations; the metrics of the others are zero.
     """
-    run, until_evaluation, own = _prepare_loop(run, plan, noise)
-    run, metrics = jax.lax.scan(until_evaluation, run, jnp.asarray(rounds, jnp.int32))
-    return dataclasses.replace(
-        run, client_states=sharding.unpad_client_states(run.client_states, own)
-    ), metrics
+    sampling_key, states = run_sampling_key(run), run.client_states
+    rounds = jnp.asarray(rounds, jnp.int32)
 
+    def run_one(_: Array, carry: tuple[Run, RoundStats]) -> tuple[Run, RoundStats]:
+        run, sums = carry
+        run, stats = advance(run, plan, noise, sampling_key)
+        return run, pytrees.add(sums, stats)
 
-def _prepare_loop(
-    run: Run, plan: Plan, noise: Key
-) -> tuple[Run, Callable[[Run, Array], tuple[Run, Metrics]], Tree]:
-    """Return what a loop over evaluations needs.
-
-    Returns:
-        The run with padded client states, a function (run, number of rounds) -> (run, Metrics), and
-        the client states before padding.
-    """
-    draws, own = run_sampling_key(run), run.client_states
-    run = dataclasses.replace(
-        run, client_states=sharding.pad_client_states(own, meshes.devices(plan.mesh))
-    )
-
+    # With an inlined jit, one trace gives both the shapes and the body of the loop.
+    @functools.partial(jax.jit, inline=True)
     def until_evaluation(run: Run, count: Array) -> tuple[Run, Metrics]:
-        zeros = RoundStats(*(jnp.zeros(()) for _ in RoundStats._fields))
-
-        def run_one(_: Array, carry: tuple[Run, RoundStats]) -> tuple[Run, RoundStats]:
-            run, sums = carry
-            run, stats = advance(run, plan, noise, draws)
-            return run, pytrees.add(sums, stats)
-
         # Tools find this loop in a compiled program by its name.
         with jax.named_scope("rounds"):
-            run, sums = jax.lax.fori_loop(0, count, run_one, (run, zeros))
+            run, sums = jax.lax.fori_loop(0, count, run_one, (run, RoundStats.zeros()))
         return run, _metrics(run, plan, sums)
 
-    return run, until_evaluation, own
+    def evaluate_one(i: Array, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
+        run, found = carry
+        run, seen = until_evaluation(run, rounds[i])
+        return run, jax.tree.map(lambda all_, x: all_.at[i].set(x), found, seen)
+
+    padded_states = sharding.pad_client_states(states, meshes.devices(plan.mesh))
+    run = dataclasses.replace(run, client_states=padded_states)
+    of_one = jax.eval_shape(until_evaluation, run, jnp.int32(0))[1]
+    found = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), of_one)
+    with jax.named_scope("evaluations"):
+        evaluations = len(rounds) if evaluations is None else evaluations
+        run, found = jax.lax.fori_loop(0, evaluations, evaluate_one, (run, found))
+    states = sharding.unpad_client_states(run.client_states, states)
+    return dataclasses.replace(run, client_states=states), found
 
 
 def _metrics(run: Run, plan: Plan, sums: RoundStats) -> Metrics:
     """Evaluate the model of a run, and average the statistics of the rounds since the last time."""
-    mesh, personal = meshes.devices(plan.mesh), plan.algorithm.personal
-    seen = evaluate(
-        plan.task,
-        plan.algorithm.params(run.server),
-        plan.fed,
-        mesh,
-        personal,
-        run.server,
-        ()
-        if personal is None
-        else jax.tree.map(lambda x: x[: plan.sampler.clients], run.client_states),
-    )
+    personal = None
+    if plan.algorithm.personal is not None:
+        own = jax.tree.map(lambda x: x[: plan.sampler.clients], run.client_states)
+        personal = plan.algorithm.personal, run.server, own
+    params, mesh = plan.algorithm.params(run.server), meshes.devices(plan.mesh)
     mean = lambda x: x / jnp.maximum(sums.rounds, 1)
     return Metrics(
-        run.round,
-        seen.loss,
-        seen.accuracy,
-        seen.client_accuracy,
-        mean(sums.loss),
-        mean(sums.clip_fraction),
-        mean(sums.update_norm),
-        mean(sums.cohort_size),
-        run.mechanism if mech.adaptive(plan.release) else None,
-        seen.client_percentiles,
-        seen.custom,
+        round=run.round,
+        train_loss=mean(sums.loss),
+        clip_fraction=mean(sums.clip_fraction),
+        update_norm=mean(sums.update_norm),
+        cohort=mean(sums.cohort_size),
+        clip_norm=run.mechanism if mech.adaptive(plan.release) else None,
+        **evaluate(plan.task, params, plan.fed, mesh, personal),
     )
 
 
@@ -176,25 +165,10 @@ def _scan(
 ) -> tuple[Run, Metrics]:
     """Same as `scan`, for the first `evaluations` entries of `rounds`.
 
-    Metrics have a slot for each entry of `rounds`, so that one program serves every number of
-    rounds, and every number of evaluations up to the length of `rounds`.
+    One program serves every number of rounds, and every number of evaluations up to the length of
+    `rounds`.
     """
-    run, until_evaluation, own = _prepare_loop(run, plan, derive_noise_key(run.key, words))
-    # With an inlined jit, one trace gives both the shapes and the body of the loop.
-    until_evaluation = jax.jit(until_evaluation, inline=True)
-    of_one = jax.eval_shape(until_evaluation, run, rounds[0])[1]
-    found = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), of_one)
-
-    def one(i: Array, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
-        run, found = carry
-        run, seen = until_evaluation(run, rounds[i])
-        return run, jax.tree.map(lambda all_, x: all_.at[i].set(x), found, seen)
-
-    with jax.named_scope("evaluations"):
-        run, found = jax.lax.fori_loop(0, evaluations, one, (run, found))
-    return dataclasses.replace(
-        run, client_states=sharding.unpad_client_states(run.client_states, own)
-    ), found
+    return scan_from(run, plan, rounds, derive_noise_key(run.key, words), evaluations)
 
 
 def _run_program(run: Run, plan: Plan, counts: Any, words: Words, mesh: Any) -> tuple[Run, Metrics]:
@@ -203,13 +177,13 @@ def _run_program(run: Run, plan: Plan, counts: Any, words: Words, mesh: Any) -> 
     slots = max(MIN_METRIC_SLOTS, 2 ** int(np.ceil(np.log2(len(counts)))))
     rounds = np.zeros(slots, np.int32)
     rounds[: len(counts)] = counts
-    many = np.int32(len(counts))
-    spread = (meshes.replicate(v, mesh) for v in (rounds, many, words))
-    run, metrics = _scan(run, plan, *spread)
-    if meshes.spans_all_processes(mesh):
-        return run, jax.tree.map(lambda x: x[: len(counts)], metrics)
-    # Slice on the host: a slice on the device would be compiled for each number of evaluations.
-    return run, jax.tree.map(lambda x: pytrees.on_device(np.asarray(x)[: len(counts)]), metrics)
+    arguments = meshes.replicate((rounds, np.int32(len(counts)), words), mesh)
+    run, metrics = _scan(run, plan, *arguments)
+    if not meshes.spans_all_processes(mesh):
+        # Slice on the host: a slice on the device is compiled for each number of evaluations.
+        metrics = jax.tree.map(lambda x: pytrees.on_device(np.asarray(x)[: len(counts)]), metrics)
+        return run, metrics
+    return run, jax.tree.map(lambda x: x[: len(counts)], metrics)
 
 
 _noise_key_jit = jax.jit(derive_noise_key)
@@ -234,7 +208,7 @@ def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
             f"rounds={rounds}, evaluate_every={every}",
             "Evaluate less often.",
         )
-    return np.append(np.full(full, every, np.int32), np.full(int(rest > 0), rest, np.int32))
+    return np.array([every] * full + [rest] * (rest > 0), np.int32)
 
 
 def tolerated_health(where: str, tolerate: Any) -> tuple[str, ...]:
@@ -351,16 +325,13 @@ def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
     if int(health.nonfinite) or int(health.nonfinite_rows):  # already reported by Health
         return ""
     signs = []
-    losses = {"training": metrics.train_loss, "test": metrics.loss}
-    for name, values in losses.items():
+    for name, values in (("training", metrics.train_loss), ("test", metrics.loss)):
         if bad := np.isnan(np.asarray(values, np.float64)).sum():
             signs.append(
                 f"the {name} loss is nan in {bad} of {np.size(values)} evaluations, while the "
                 f"gradients are finite; check the loss for log(0) or 0 / 0"
             )
-    largest = max(
-        (float(np.max(np.abs(x), initial=0)) for x in jax.tree.leaves(params) if x.size), default=0
-    )
+    largest = max([float(np.max(np.abs(x), initial=0)) for x in jax.tree.leaves(params)])
     if largest > LARGEST_PARAMETER:
         signs.append(
             f"parameters are as large as {largest:.1g}; lower the learning rate, or clip updates"
@@ -375,14 +346,12 @@ def _enter_plan_on_host(run: Run, words: Words) -> tuple[Run, Words]:
         The run, and the seed words of its noise.
     """
     names = ("round", "plan_identity", "plan_history", "attempt")
-    there = enter_plan(
-        dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names}), words
-    )
-    identity_, history = (pytrees.on_device(x) for x in (there.plan_identity, there.plan_history))
-    run = dataclasses.replace(
-        run, plan_identity=identity_, plan_history=history, mechanism=there.mechanism
-    )
-    return run, noise_seed_words(there.plan_identity, there.plan_history, there.attempt)
+    on_host = dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names})
+    on_host = enter_plan(on_host, words)
+    bound = {n: pytrees.on_device(getattr(on_host, n)) for n in ("plan_identity", "plan_history")}
+    run = dataclasses.replace(run, mechanism=on_host.mechanism, **bound)
+    words = noise_seed_words(on_host.plan_identity, on_host.plan_history, on_host.attempt)
+    return run, words
 
 
 def _simulate_on_device(
@@ -418,15 +387,14 @@ def _simulate_population(
     noise = _noise_key_jit(run.key, meshes.replicate(words, plan.mesh))
     with host_feed.Feeder(run, states, plan, noise, int(counts.sum())) as feeder:
         for count in counts:
-            sums = RoundStats(*(jnp.zeros(()) for _ in RoundStats._fields))
+            sums = RoundStats.zeros()
             for _ in range(count):
                 run, sums = feeder.round(run, sums)
             found.append(_metrics_jit(run, plan, sums))
             if watch is not None and watch(run, found):
                 break
-    return dataclasses.replace(run, client_states=states), jax.tree.map(
-        lambda *x: jnp.stack(x), *found
-    )
+    metrics = jax.tree.map(lambda *x: jnp.stack(x), *found)
+    return dataclasses.replace(run, client_states=states), metrics
 
 
 def _copy_of_start(run: Run, plan: Plan) -> Run:
@@ -437,16 +405,16 @@ def _copy_of_start(run: Run, plan: Plan) -> Run:
     fresh = jax.eval_shape(init_run, run.key, plan, run.plan_identity, run.plan_history)
     held = correlated.fit_buffers(run.mechanism, fresh.mechanism)
     run = dataclasses.replace(run, mechanism=held)
-    if _form(fresh) != _form(run):
-        unlike = [n for n in STATES if _form(getattr(fresh, n)) != _form(getattr(run, n))]
-        name = unlike[0] if unlike else "server"
-        need, got = (_shapes(getattr(r, name)) for r in (fresh, run))
-        checks.fail(
-            "simulate(start=...)",
-            f"{STATES[name]} like this plan's: {need}",
-            f"{got}",
-            "Use the plan that made it, or one with the same algorithm, model and clients.",
-        )
+    shapes = lambda tree: jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
+    for name, words in STATES.items():
+        needed, got = (shapes(getattr(r, name)) for r in (fresh, run))
+        if jax.tree.flatten(needed) != jax.tree.flatten(got):
+            checks.fail(
+                "simulate(start=...)",
+                f"{words} like this plan's: {needed}",
+                f"{got}",
+                "Use the plan that made it, or one with the same algorithm, model and clients.",
+            )
     if plan.fed.host is not None:
         return dataclasses.replace(
             jax.tree.map(jnp.copy, dataclasses.replace(run, client_states=())),
@@ -461,12 +429,3 @@ STATES = dict(
     client_states="client states",
     mechanism="a state of the release",
 )
-
-
-def _shapes(tree: Tree) -> Tree:
-    return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
-
-
-def _form(tree: Tree) -> tuple[Any, list[Any]]:
-    """Return the structure, shapes and dtypes of a state."""
-    return jax.tree.structure(tree), jax.tree.leaves(_shapes(tree))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..core import checks, identity, lazy
+from ..core import checks, hashing, identity, lazy, pytrees
 from ..core.errors import HealthError
 from ..core.pytrees import Array, Key, Tree
 from ..core.random_streams import derive_noise_key, noise_seed_words
@@ -89,10 +89,7 @@ def points_of(axes: dict[str, Any]) -> list[dict[str, Any]]:
 
     A scalar is an axis with one value.
     """
-    is_axis = lambda v: (
-        isinstance(v, (list, tuple, range))
-        or (isinstance(v, (np.ndarray, jax.Array)) and v.ndim > 0)
-    )
+    is_axis = lambda v: isinstance(v, (list, tuple, range)) or getattr(v, "ndim", 0) > 0
     lists = {k: list(v) if is_axis(v) else [v] for k, v in axes.items()}
     for k, v in lists.items():
         if not v:
@@ -215,7 +212,7 @@ def sweep(
     points = [dict(seed=0) | p for p in points]
     seeds = [_key(p["seed"]) for p in points]
     plans = _plans_of(make_plan, points, rounds)
-    plans = widened(plans, widths(plans))
+    plans = widened(plans)
     groups, words = static_groups(plans), identity.plan_identities(plans)
     _refuse_equal_noise_in_two_programs(points, plans, seeds, words, groups)
     if meshes.spans_all_processes(meshes.devices(mesh, len(points))):
@@ -223,44 +220,27 @@ def sweep(
             meshes.require_agreement(
                 "sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}"
             )
-    results: list[Any] = [None] * len(plans)
-    seconds, each = np.zeros(len(plans)), np.zeros(len(plans))
-    for members in groups:
-        begun = time.perf_counter()
-        program = _Program(
-            [plans[i] for i in members],
-            jnp.stack([seeds[i] for i in members]),
-            [words[i] for i in members],
-            counts,
-            meshes.devices(mesh, len(members)),
-        )
-        program.fit(memory)
-        each[members] = program.point_bytes
-        if watch is not None:
-            watch(str(program))
-        for i, result in zip(members, program.run()):
-            results[i] = result
-        seconds[members] = (time.perf_counter() - begun) / len(members)
-
-    metrics = _stack_metrics([r[1] for r in results])
-    health = Health(*(np.array([int(getattr(r[0], f)) for r in results]) for f in Health._fields))
-    failed = np.any([getattr(health, f) > 0 for f in Health._fields if f not in tolerate], axis=0)
-    for point, result, bad in zip(points, results, np.broadcast_to(failed, len(points))):
-        if not bad and (signs := signs_of_divergence(*result[:3])):
+    results, seconds, point_bytes = _run_programs(
+        plans, seeds, words, groups, counts, mesh, memory, watch
+    )
+    health = jax.tree.map(lambda *counts: np.array(counts, int), *[r.health for r in results])
+    failed = np.any([getattr(health, f) * (f not in tolerate) for f in Health._fields], axis=0)
+    for point, result, has_failed in zip(points, results, failed):
+        if not has_failed and (signs := signs_of_divergence(*result[:3])):
             warnings.warn(
                 f"sweep: the point {point} diverged: {signs}", RuntimeWarning, stacklevel=2
             )
     out = Sweep(
         points,
         plans,
-        metrics,
+        _stack_metrics([r.metrics for r in results]),
         health,
         failed,
-        [r[2] for r in results],
+        [r.params for r in results],
         len(groups),
         seconds,
         segments.sharing(plans, [p["seed"] for p in points]),
-        each,
+        point_bytes,
     )
     if failed.all() or (strict and failed.any()):
         raise HealthError(
@@ -308,27 +288,56 @@ def train(
         A Trained per point.  A point that continues from a state equals one that ran all of its
         rounds at once.
     """
-    plans = widened(plans, widths(plans))
-    words = identity.plan_identities(plans)
-    out: list[Any] = [None] * len(plans)
-    for members in static_groups(plans):
+    plans = widened(plans)
+    keys = [jax.random.key(int(seed)) for seed in seeds]
+    words, groups = identity.plan_identities(plans), static_groups(plans)
+    counts = rounds_before_evaluations(rounds, rounds)
+    return _run_programs(plans, keys, words, groups, counts, states=states, keeps=keeps)[0]
+
+
+def _run_programs(
+    plans: list[Plan],
+    keys: Sequence[Key],
+    words: Sequence[Any],
+    groups: list[list[int]],
+    counts: np.ndarray,
+    mesh: Any = None,
+    memory: float | None = None,
+    watch: Callable[[str], None] | None = None,
+    states: Sequence[Any] | None = None,
+    keeps: bool = False,
+) -> tuple[list[Trained], np.ndarray, np.ndarray]:
+    """Run each group of plans as one program.
+
+    Returns:
+        The result of each point, its share of the seconds, and its bytes, Float[S].
+    """
+    results: list[Any] = [None] * len(plans)
+    seconds, point_bytes = np.zeros(len(plans)), np.zeros(len(plans))
+    for members in groups:
+        begun = time.perf_counter()
+        pick = lambda values, members=members: [values[i] for i in members]
         program = _Program(
-            [plans[i] for i in members],
-            jnp.stack([jax.random.key(int(seeds[i])) for i in members]),
-            [words[i] for i in members],
-            rounds_before_evaluations(rounds, rounds),
-            None,
-            states and [states[i] for i in members],
+            pick(plans),
+            jnp.stack(pick(keys)),
+            pick(words),
+            counts,
+            meshes.devices(mesh, len(members)),
+            states and pick(states),
             keeps,
         )
-        program.fit(None)
+        program.fit(memory)
+        if watch is not None:
+            watch(str(program))
         for i, result in zip(members, program.run()):
-            out[i] = Trained(*result)
-    return out
+            results[i] = result
+        point_bytes[members] = program.point_bytes
+        seconds[members] = (time.perf_counter() - begun) / len(members)
+    return results, seconds, point_bytes
 
 
 def _key(seed: Any) -> Key:
-    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+    if pytrees.is_key(seed):
         return checks.as_key("sweep", seed)
     checks.require_seed("sweep", seed=seed)
     return jax.random.key(int(seed))
@@ -362,8 +371,14 @@ def widths(plans: list[Plan]) -> dict[str, Any]:
     }
 
 
-def widened(plans: list[Plan], to: dict[str, Any]) -> list[Plan]:
-    """Return the plans with tables of rows of these widths, on which no draw depends."""
+def widened(plans: list[Plan], to: dict[str, Any] | None = None) -> list[Plan]:
+    """Return the plans with tables of rows of equal widths, on which no draw depends.
+
+    Args:
+        plans: the plans.
+        to: the widths; None means the `widths` of these plans.
+    """
+    to = widths(plans) if to is None else to
     tables, feds = {}, {}
 
     def wide(table: Array, width: int) -> Array:
@@ -373,11 +388,10 @@ def widened(plans: list[Plan], to: dict[str, Any]) -> list[Plan]:
             tables[id(table)] = jnp.pad(table, ((0, 0), (0, width - table.shape[-1])))
         return tables[id(table)]
 
-    for p in plans:
-        if id(p.fed) not in feds:
-            feds[id(p.fed)] = dataclasses.replace(
-                p.fed, **{n: wide(getattr(p.fed, n), w) for n, w in to.items()}
-            )
+    for fed in (p.fed for p in plans):
+        if id(fed) not in feds:
+            new = {name: wide(getattr(fed, name), width) for name, width in to.items()}
+            feds[id(fed)] = dataclasses.replace(fed, **new)
     return [dataclasses.replace(p, fed=feds[id(p.fed)]) for p in plans]
 
 
@@ -419,7 +433,7 @@ def _refuse_equal_noise_in_two_programs(
     for number, members in enumerate(groups):
         for i in (i for i in members if not plans[i].paired_noise):
             known = seen.setdefault(
-                (np.asarray(jax.random.key_data(seeds[i])).tobytes(), words[i].tobytes()),
+                (hashing.on_host(seeds[i]).tobytes(), words[i].tobytes()),
                 (number, i),
             )
             if known[0] != number:
@@ -462,18 +476,19 @@ class _Program:
         states: Sequence[Any] | None = None,
         keeps: bool = False,
     ):
-        leaves = [jax.tree.leaves(p) for p in plans]
         chunk = largest_chunk(plans)
-        plans = [dataclasses.replace(p, mesh=mesh, chunk=chunk) for p in plans]
-        self.plans, self.keys, self.leaves, self.mesh = plans, keys, leaves, mesh
-        self.states, self.keeps = states, keeps
+        self.plans = [dataclasses.replace(p, mesh=mesh, chunk=chunk) for p in plans]
+        self.keys, self.states, self.mesh = keys, states, mesh
         self.rows = _rows(keys) if mesh is None else [[i] for i in range(len(plans))]
         self.in_rows = len(self.rows[0]) > 1  # otherwise the points are one axis of the program
-        self.mapped = tuple(_varies(column, self.rows) for column in zip(*leaves))
-        shared = tuple(x for x, m in zip(leaves[0], self.mapped) if m == SHARED)
-        self.rest = meshes.replicate((shared, jnp.asarray(counts)), mesh)
+        self.leaves = [jax.tree.leaves(p) for p in plans]
+        self.mapped = tuple(_varies(column, self.rows) for column in zip(*self.leaves))
+        treedef = jax.tree.structure(self.plans[0])
+        self.static = dict(treedef=treedef, mapped=self.mapped, keeps=keeps, in_rows=self.in_rows)
+        shared = tuple(x for x, m in zip(self.leaves[0], self.mapped) if m == SHARED)
+        self.shared = meshes.replicate((shared, jnp.asarray(counts)), mesh)
+        zero = np.zeros(hashing.WORDS, np.uint32)
         begun = identity.plan_identities(plans, identity.Reader.start)
-        zero = np.zeros(identity.hashing.WORDS, np.uint32)
         known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
         # Words of each point's noise, [points, 3, 4].
         self.noise = np.stack([np.stack([w, h, noise_seed_words(w, h, 0)]) for w, h in known])
@@ -528,12 +543,13 @@ class _Program:
         The last blocks repeat their last row or point to reach the size of the program.
         """
         height, width = self.shape
-        numbers = lambda first, size, many: [min(first + i, many - 1) for i in range(size)]
-        rows, count, points = np.array(self.rows), len(self.rows), len(self.rows[0])
+        rows = np.array(self.rows)
+        missing = [(0, -n % size) for n, size in zip(rows.shape, self.shape)]
+        rows = np.pad(rows, missing, mode="edge")
         return [
-            rows[numbers(r, height, count)][:, numbers(p, width, points)]
-            for r in range(0, count, height)
-            for p in range(0, points, width)
+            rows[r : r + height, p : p + width]
+            for r in range(0, len(rows), height)
+            for p in range(0, rows.shape[1], width)
         ]
 
     def _compiled_bytes(self) -> float:
@@ -542,7 +558,7 @@ class _Program:
         0 means that the compiler does not report it.
         """
         self.first = arguments = self._arguments(self._blocks()[0])
-        lowered = _points.lower(*arguments, **self._static())
+        lowered = _points.lower(*arguments, **self.static)
         found = lowered.compile().memory_analysis()  # the next call reuses this program
         if found is None:
             return 0.0
@@ -560,41 +576,36 @@ class _Program:
         points = f"{len(self.plans)} points" if len(self.plans) > 1 else "1 point"
         return f"{points} as one program, {self.block // self.devices} at a time{there}{each}"
 
-    def _static(self) -> dict[str, Any]:
-        treedef = jax.tree.structure(self.plans[0])
-        return dict(treedef=treedef, mapped=self.mapped, keeps=self.keeps, in_rows=self.in_rows)
-
     def _arguments(self, block: np.ndarray) -> tuple[Any, ...]:
         """Return the arguments of the program for a block of points."""
-        each = block.tolist() if self.in_rows else block[:, 0].tolist()
+        points, shape = block.ravel().tolist(), block.shape if self.in_rows else block.shape[:1]
+
+        def stack(trees: list[Tree]) -> Tree:
+            return jax.tree.map(lambda *x: jnp.stack(x).reshape(*shape, *jnp.shape(x[0])), *trees)
+
         varied = tuple(
-            jnp.stack([jnp.asarray(self.leaves[row[0]][c]) for row in block])
+            jnp.stack([jnp.asarray(self.leaves[i][c]) for i in block[:, 0]])
             if m == BY_ROW
-            else _stacked_by(lambda i, c=c: jnp.asarray(self.leaves[i][c]), each)
+            else stack([jnp.asarray(self.leaves[i][c]) for i in points])
             for c, m in enumerate(self.mapped)
             if m != SHARED
         )
-        given = self.states
-        states = _stacked_by(lambda i: given[i], each) if given else None
-        noise = jnp.asarray(self.noise[np.array(each)])
+        states = stack([self.states[i] for i in points]) if self.states else None
+        noise = jnp.asarray(self.noise[points].reshape(*shape, *self.noise.shape[1:]))
         mine = (self.keys[jnp.array(block[:, 0])], noise, varied, states)
-        return *meshes.replicate(
-            mine, self.mesh, "points" if self.devices > 1 else None
-        ), *self.rest
+        axis = "points" if self.devices > 1 else None
+        return *meshes.replicate(mine, self.mesh, axis), *self.shared
 
-    def run(self) -> list[tuple[Any, ...]]:
-        """Return health, metrics, parameters and the state (or None) of each point."""
-        out: dict[int, tuple[Any, ...]] = {}
+    def run(self) -> list[Trained]:
+        """Run all blocks and return the result of each point."""
+        out: dict[int, Trained] = {}
         for block in self._blocks():
             arguments, self.first = self.first or self._arguments(block), None
-            found = _points(*arguments, **self._static())
-            found = jax.tree.map(np.asarray, found)
-            for place in np.ndindex(block.shape):
-                at = place if self.in_rows else place[:1]
-                out.setdefault(
-                    int(block[place]),
-                    tuple(jax.tree.map(lambda x, at=at: x[at], t) for t in found),
-                )
+            found = jax.tree.map(np.asarray, _points(*arguments, **self.static))
+            if self.in_rows:
+                found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+            for at, point in enumerate(block.ravel().tolist()):
+                out.setdefault(point, Trained(*jax.tree.map(lambda x, at=at: x[at], found)))
         return [out[i] for i in range(len(self.plans))]
 
 
@@ -611,7 +622,7 @@ def _varies(column: Sequence[Any], rows: list[list[int]]) -> int:
 def _rows(keys: Key) -> list[list[int]]:
     """Return rows of points with one key each, or a row per point if rows had different lengths."""
     of: dict[bytes, list[int]] = {}
-    for i, words in enumerate(np.asarray(jax.random.key_data(keys))):
+    for i, words in enumerate(hashing.on_host(keys)):
         of.setdefault(words.tobytes(), []).append(i)
     rows = list(of.values())
     if any(len(row) != len(rows[0]) for row in rows):
@@ -619,22 +630,9 @@ def _rows(keys: Key) -> list[list[int]]:
     return rows
 
 
-def _stacked_by(of: Callable[[int], Tree], each: list[Any]) -> Tree:
-    """Stack the trees of points in the nesting of a list of points or of lists of points."""
-    trees = [_stacked_by(of, i) if isinstance(i, list) else of(i) for i in each]
-    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
-
-
 def _same(a: Any, b: Any) -> bool:
     """Whether two leaves are equal; a user's algorithm may hold keys, which compare by words."""
-    if a is b:
-        return True
-    a, b = (jax.random.key_data(x) if _is_key(x) else x for x in (a, b))
-    return np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b))
-
-
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return a is b or np.array_equal(hashing.on_host(a), hashing.on_host(b))
 
 
 def _points_impl(
@@ -672,9 +670,11 @@ def _points_impl(
     arguments = keys, words, of_row, of_point, states
     if in_rows:  # whatever depends only on the key is computed once per row
         return jax.vmap(jax.vmap(point, (None, 0, None, 0, 0)))(*arguments)
-    if (mesh := treedef.unflatten(mapped).mesh) is None:
-        return jax.vmap(point)(*arguments)
-    found = jax.vmap(point, spmd_axis_name="points" if "points" in mesh.shape else None)(*arguments)
+    mesh = treedef.unflatten(mapped).mesh
+    axis = "points" if mesh is not None and "points" in mesh.shape else None
+    found = jax.vmap(point, spmd_axis_name=axis)(*arguments)
+    if mesh is None:
+        return found
     return jax.lax.with_sharding_constraint(found, meshes.replicated(mesh))
 
 

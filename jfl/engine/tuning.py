@@ -1,14 +1,395 @@
-"""Ask and tell: a tuner proposes settings, a sweep runs many of them as one program."""
+"""Search over settings: choose the best of many runs, or let a tuner propose settings.
+
+choose      releases the best of many private runs, with an epsilon that covers the choice
+ask_tell    lets a tuner such as Optuna choose settings on public data
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from ..core import checks
-from ..core.records import Plan
+from ..core import checks, pytrees
+from ..core.errors import NotAnalysable
+from ..core.records import Caveat, Guarantee, Plan
+from ..privacy import guarantees
+from ..privacy.accountants import choosing, truncation
+from ..privacy.accountants.tightest import Release
+from ..privacy.guarantees import choose as choose_entry
+from ..privacy.guarantees import entries_of, release_of
+from ..privacy.ledger.entries import STOPS
+from ..privacy.mechanisms.correlated import strategy_of
 from .callbacks import metric_of
-from .sweep import sweep
+from .metrics import has_accuracy
+from .sweep import Trained, points_of, sweep, train
+
+SCORED = Caveat(
+    "Assumes, without checking, that the score for choosing a run uses public data only.", "score"
+)
+SECRET = Caveat(
+    "Assumes that the number of runs stays secret: logs, timings and files must not reveal it.",
+    "secret-runs",
+)
+SEEDS = 2**31
+WHERE = "jfl.choose"
+
+
+class Rung(NamedTuple):
+    """A rung of a tournament: training followed by a choice.
+
+    Attributes:
+        rounds: rounds that each run trains in this rung.
+        runs: distribution of the number of runs that each group chooses from.
+    """
+
+    rounds: int
+    runs: choosing.Runs
+
+
+class Choice(NamedTuple):
+    """The released result of many runs.  The other runs and their number stay secret.
+
+    Attributes:
+        params: parameters of the best run; None if all runs failed.
+        setting: arguments of make_plan for the best run, or None.
+        score: score of the best run, or None.
+        guarantee: guarantee of the whole choice.
+    """
+
+    params: Any
+    setting: dict[str, Any] | None
+    score: float | None
+    guarantee: Guarantee
+
+
+def choose(
+    make_plan: Callable[..., Plan],
+    *,
+    rounds: int | Sequence[int],
+    runs: choosing.Runs | Sequence[choosing.Runs],
+    seed: int = 0,
+    delta: float = 1e-5,
+    score: Callable[..., Any] | None = None,
+    unit: str | None = None,
+    view: str | None = None,
+    adjacency: str | None = None,
+    **axes: Any,
+) -> Choice:
+    """Train a random number of runs with random settings, and release only the best one.
+
+    Showing the best point of a sweep reveals something about all of its points, and the epsilon of
+    a single run does not cover that.  Here the number of runs is drawn from a distribution with a
+    suitable tail and never revealed, and each run draws its setting from the grid and has its own
+    seed.  Releasing the best run then costs two to four times the epsilon of one run, however many
+    runs there are on average.
+
+    Several numbers of rounds with one distribution each make a tournament (successive halving).
+    Short runs are drawn in groups, the best run of each group continues to the next number of
+    rounds, and so on up to the last group, whose best run is released.  With rounds=(10, 30, 90)
+    and means 4, 3 and 2, on average 24 runs train to round 10, 6 of them continue to round 30 and 2
+    to round 90.  The choice of each rung is charged for all rounds before it, so early rounds cost
+    several times as much as late ones.
+
+    Args:
+        make_plan: maps settings to a Plan, as in `jfl.sweep`.
+        rounds: the number of rounds of each run.  In a tournament, the rounds after which each rung
+            chooses, in ascending order.
+        runs: distribution of the number of runs, for example `choosing.logarithmic(10)` of
+            jfl.privacy.accountants, which draws ten on average.  In a tournament, one per rung.
+        seed: determines all random draws.  Keep it secret.
+        delta: delta of the guarantee.
+        score: maps parameters to a number, where larger is better.  It must use public data only,
+            which nobody can check, so the guarantee is then conditional.  None means the accuracy
+            on the federation's test rows, which are then assumed to be public.
+        unit: as in `jfl.guarantee`.
+        view: as in `jfl.guarantee`.
+        adjacency: as in `jfl.guarantee`.
+        **axes: values of each argument of make_plan.  They form a grid whose points are equally
+            likely.  Without axes, the choice is the best of several seeds.
+
+    Returns:
+        A Choice.  Its params are None if all runs failed.  A run fails if its parameters or its
+        score are not finite; nothing else stops a run or affects the choice.
+
+    Privacy:
+        The guarantee covers the parameters, the setting and the score together.  It is a Renyi
+        bound for the worst setting at each order.  It does not cover an observer who learns the
+        number of runs, for example from the total time.  A tournament charges each rung only for
+        its own rounds, so it requires rounds that are independent and identical.
+
+    Raises:
+        NotAnalysable: if a setting has no noise; in a tournament also if the noise changes over
+            rounds or is correlated across rounds, or if cohorts of several rounds are drawn
+            together.
+        ValueError: as in `jfl.guarantee` and `jfl.sweep`; if settings differ in unit, adjacency or
+            view; if rounds do not ascend, or if there is not one distribution per rung.
+
+    References:
+        Papernot and Steinke, ICLR 2022, "Hyperparameter tuning with Renyi differential privacy".
+
+    Example:
+        >>> import jfl
+        >>> from jfl.privacy.accountants import choosing
+        >>> best = jfl.choose(  # doctest: +SKIP
+        ...     make_plan, rounds=50, runs=choosing.logarithmic(10), lr=[0.1, 0.3, 1.0], seed=7
+        ... )
+        >>> best.setting, best.guarantee.epsilon  # doctest: +SKIP
+        >>> runs = [choosing.logarithmic(mean) for mean in (4, 3, 2)]
+        >>> best = jfl.choose(  # doctest: +SKIP
+        ...     make_plan, rounds=(10, 30, 90), runs=runs, lr=[0.1, 0.3, 1.0], seed=7
+        ... )
+    """
+    rungs = _rungs(rounds, runs)
+    checks.require_seed(WHERE, seed=seed)
+    if score is not None and not callable(score):
+        checks.fail(
+            WHERE,
+            "score: a function that maps parameters to a number",
+            f"score={checks.short_repr(score)}",
+        )
+    grid = points_of(axes)
+    plans = [make_plan(**setting) for setting in grid]
+    ask = dict(unit=unit, view=view, adjacency=adjacency)
+    guarantee = _guarantee(plans, rungs, delta, ask)
+    for plan in plans:
+        checks.require_device_rows(WHERE, plan.fed)
+        if score is None and not has_accuracy(plan.task):
+            checks.fail(WHERE, "score=, as the task has no accuracy", "no score")
+    if score is not None:  # jfl cannot see which data the score uses
+        guarantee = guarantee._replace(status="conditional")  # pyright: ignore[reportPrivateUsage]  # of a named tuple
+    groups, settings, seeds = _draw_runs(seed, [rung.runs for rung in rungs], len(grid))
+    best = _run_tournament([plans[i] for i in settings], seeds, rungs, groups, score)
+    if best is None:
+        return Choice(None, None, None, guarantee)
+    return Choice(best.trained.params, grid[settings[best.number]], best.score, guarantee)
+
+
+def _rungs(rounds: Any, runs: Any) -> list[Rung]:
+    """Check the arguments of a tournament and return its rungs.
+
+    One number of rounds with one distribution is a single rung.
+    """
+    if isinstance(runs, (list, tuple)) and not isinstance(runs, choosing.Runs):
+        until = checks.as_tuple(WHERE, rounds=rounds)
+    else:
+        checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", runs=runs)
+        hint = "For a tournament, pass one distribution of runs per rung."
+        checks.require_integer(WHERE, hint, rounds=rounds)
+        until, runs = (rounds,), (runs,)
+    if not runs or len(until) != len(runs):
+        checks.fail(
+            WHERE,
+            "at least one rung, each with a number of rounds and a distribution of runs",
+            f"{len(until)} numbers of rounds and {len(runs)} distributions",
+        )
+    for i, (last, distribution) in enumerate(zip(until, runs)):
+        checks.require_integer(WHERE, **{f"rounds[{i}]": last})
+        name = f"runs[{i}]"
+        checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", **{name: distribution})
+    own = np.diff([int(last) for last in until], prepend=0)
+    if (own <= 0).any():
+        checks.fail(
+            WHERE,
+            "rounds in ascending order, because each rung continues the one before",
+            f"rounds={checks.short_repr(until)}",
+        )
+    if (mean := np.prod([number.mean for number in runs])) > choosing.MOST_RUNS:
+        checks.fail(
+            WHERE,
+            f"at most {choosing.MOST_RUNS:g} runs on average, which is the product of all means",
+            f"{mean:g}",
+        )
+    return [Rung(int(n), number) for n, number in zip(own, runs)]
+
+
+# --- the tournament
+
+
+def _draw_runs(
+    seed: int, distributions: Sequence[choosing.Runs], num_settings: int
+) -> tuple[list[np.ndarray], list[int], list[int]]:
+    """Draw the runs of a tournament.
+
+    Returns:
+        The number of runs of each group, Int[groups] per rung; the setting of each run of the first
+        rung; and the seed of each.
+    """
+    number_key, setting_key, seed_key = jax.random.split(jax.random.key(seed), 3)
+    count = len(distributions)
+    keys = [number_key] if count == 1 else list(jax.random.split(number_key, count))
+    # The last rung is a single group, and each of its runs is the winner of a group before it.
+    groups, number = [], 1
+    for key, runs in zip(reversed(keys), reversed(distributions)):
+        groups.insert(0, choosing.draw(key, runs, number))
+        number = int(groups[0].sum())
+    settings = np.asarray(jax.random.randint(setting_key, (number,), 0, num_settings))
+    first = int(jax.random.bits(seed_key, (), "uint32"))
+    return groups, settings.tolist(), [(first + i) % SEEDS for i in range(number)]
+
+
+class _Runner(NamedTuple):
+    """A run of the tournament.
+
+    Attributes:
+        number: its index among the runs of the first rung.
+        trained: its state after the last rung; None before the first rung.
+        score: its score after the last rung; -inf if it failed.
+    """
+
+    number: int
+    trained: Any = None
+    score: float = -np.inf
+
+
+def _run_tournament(
+    plans: Sequence[Plan],
+    seeds: Sequence[int],
+    rungs: Sequence[Rung],
+    groups: Sequence[np.ndarray],
+    score: Callable[..., Any] | None,
+) -> _Runner | None:
+    """Train all runs and return the one to release, or None if there is none.
+
+    A run continues from its own state, exactly as a longer run would.  The accounting treats all of
+    its earlier releases as known in the next rung, and only the clients use their client states.
+    """
+    field: list[_Runner | None] = [_Runner(i) for i in range(len(plans))]
+    for rung, sizes in zip(rungs, groups):
+        # All remaining runs continue as one program.
+        alive = [runner for runner in field if runner is not None]
+        if not alive:
+            return None
+        trained = train(
+            [plans[runner.number] for runner in alive],
+            [seeds[runner.number] for runner in alive],
+            rung.rounds,
+            None if rung is rungs[0] else [runner.trained.state for runner in alive],
+            keeps=rung is not rungs[-1],
+        )
+        done = iter([(run, _score(run, score)) for run in trained])
+        field = [runner and _Runner(runner.number, *next(done)) for runner in field]
+        slots = iter(field)
+        groups_of_rung = [[next(slots) for _ in range(size)] for size in sizes]
+        field = [_best_of(group) for group in groups_of_rung]
+    return field[0]
+
+
+def _best_of(group: Sequence[_Runner | None]) -> _Runner | None:
+    """Return the first run with the highest score, or None if all runs of the group failed."""
+    healthy = [runner for runner in group if runner is not None and runner.score > -np.inf]
+    return max(healthy, key=lambda runner: runner.score, default=None)
+
+
+def _score(run: Trained, score: Callable[..., Any] | None) -> float:
+    """Return the score of a run; -inf if it failed.
+
+    Only the released parameters and the score decide whether a run failed.  Its health counts
+    (empty cohorts, rows that are not finite or found no slot) depend on the data in ways that the
+    epsilon does not cover.
+    """
+    value = run.metrics.accuracy[-1] if score is None else score(run.params)  # pyright: ignore[reportOptionalSubscript]  # `choose` checked it
+    found = checks.as_array(WHERE, "the result of score", value)
+    if found.size != 1 or found.dtype.kind not in "biuf":
+        checks.fail(
+            WHERE, "one number from score, larger for a better model", checks.short_repr(value)
+        )
+    healthy = np.isfinite(found).all() and bool(pytrees.all_finite(run.params))
+    return float(found.item()) if healthy else -np.inf
+
+
+# --- privacy of the choice
+
+
+def _guarantee(
+    plans: Sequence[Plan], rungs: Sequence[Rung], delta: float, ask: dict[str, Any]
+) -> Guarantee:
+    """Return the guarantee of the choice, from the releases of each setting and each rung."""
+    rounds = sum(rung.rounds for rung in rungs)
+    each = [guarantees.guarantee(plan, rounds, delta, **ask) for plan in plans]
+    kinds = {(g.unit, g.adjacency, g.view) for g in each}
+    if len(kinds) > 1:
+        checks.fail(
+            WHERE,
+            "settings with one unit, adjacency and view",
+            "; ".join(", ".join(kind) for kind in sorted(kinds)),
+            "Pass unit=, adjacency= and view=.",
+        )
+    (kind,) = kinds
+    parts = [[getattr(g, "release", None) for g in each]]  # per rung, with each setting
+    if None in parts[0]:
+        checks.fail(
+            WHERE,
+            "noise in every setting",
+            "a setting whose guarantee is not based on noise",
+            error=NotAnalysable,
+        )
+    if len(rungs) > 1:
+        entries = [_entry_of_equal_rounds(plan, rounds, delta, *kind) for plan in plans]
+        parts = [[release_of(entry, rung.rounds) for entry in entries] for rung in rungs]
+    distributions = [rung.runs for rung in rungs]
+    name = "repeat_and_select" if len(rungs) == 1 else f"tournament of {len(rungs)}"
+    return Guarantee(
+        choosing.epsilon_of_tournament(
+            [_combine_settings(part) for part in parts], distributions, delta
+        ),
+        float(delta),
+        *kind,
+        f"{name}, {', '.join(dict.fromkeys(d.law for d in distributions))}, rdp",
+        "conditional" if any(g.status != "proved" for g in each) else "proved",
+        # The reason why a run stopped is not a release here, because no run stops early.
+        (*dict.fromkeys(c for g in each for c in g.caveats if c != STOPS), SCORED, SECRET),
+    )
+
+
+def _combine_settings(releases: Sequence[Any]) -> Release:
+    """Return a release that bounds those of all settings."""
+    # Settings whose releases are equal for the accountant count once.
+    alternatives = {
+        str([np.asarray(x).tolist() for x in jax.tree.leaves(e)]) + str(jax.tree.structure(e)): e
+        for release in releases
+        for e in release.alternatives
+    }
+    return Release(
+        tuple(alternatives.values()),
+        max(r.overflow for r in releases),
+        max(r.extra for r in releases),
+        max((r.shifts for r in releases), key=truncation.total),
+    )
+
+
+def _entry_of_equal_rounds(
+    plan: Plan, rounds: int, delta: float, unit: str, adjacency: str, view: str
+) -> Any:
+    """Return the ledger entry of a plan for a tournament.
+
+    Any number of its rounds must have the same guarantee, whichever rounds they are and whatever
+    came before.  Plans for which that is not true are refused.
+    """
+    chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
+    scheme = f"sampling.{plan.sampler.scheme}"
+    unequal = ""
+    if any(map(strategy_of, chains)):
+        unequal = "noise that is correlated across rounds"
+    elif plan.sampler.over_rounds:
+        unequal = f"{scheme}, which draws the cohorts of several rounds together"
+    entries = [] if unequal else entries_of(plan, rounds, delta)
+    entry = None if unequal else choose_entry(WHERE, plan, entries, unit, view, adjacency)
+    if entry is not None and (entry.changes or entry.method):
+        unequal = "noise that changes relative to the sensitivity over rounds"
+    if unequal:
+        checks.fail(
+            WHERE,
+            "a plan whose rounds are independent and identical, for a tournament",
+            unequal,
+            "Use one number of rounds and one distribution of runs; or draw an independent cohort "
+            "in every round and keep the noise constant.",
+            error=NotAnalysable,
+        )
+    return entry
+
+
+# --- tuners
 
 
 def ask_tell(
@@ -23,28 +404,29 @@ def ask_tell(
     seeds: Sequence[int] = (0,),
     tolerate: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Let a tuner such as Optuna choose settings, several at a time, each batch one sweep.
+    """Let a tuner such as Optuna choose settings, several at a time, each batch as one sweep.
 
     Args:
-        make_plan: settings -> Plan, as of `jfl.sweep`.
-        study: has ask(space) -> a trial with `params`, and tell(trial, value): a study of Optuna.
-            It knows whether a larger value is better.
-        space: name -> distribution, as the study takes it.
-        rounds: of each run.
-        trials: how many settings are tried.
-        at_once: of them, how many are asked for before any is told: as many run as one program.
-        metric: what is told, of the last evaluation: a name in Metrics, or of a custom one.
-        seeds: each setting is run with all of them, and told the mean.
-        tolerate: as of `jfl.sweep`.
+        make_plan: maps settings to a Plan, as in `jfl.sweep`.
+        study: an object with ask(space), which returns a trial with `params`, and
+            tell(trial, value), such as a study of Optuna.  It knows whether a larger value is
+            better.
+        space: the distribution of each setting, in the form that the study expects.
+        rounds: the number of rounds of each run.
+        trials: the number of settings to try.
+        at_once: the number of settings to ask for at a time; they run as one program.
+        metric: the metric of the last evaluation that the study gets: a field of Metrics, or the
+            name of a custom metric.
+        seeds: every setting runs with each of these seeds, and the study gets the mean.
+        tolerate: as in `jfl.sweep`.
 
     Returns:
-        A dict for each trial: its settings and `value`, NaN where a run failed or the metric is not
-        finite; Optuna counts such
-        a trial as failed.
+        A dict per trial: its settings and `value`.  The value is NaN if a run failed or the metric
+        is not finite; Optuna counts such a trial as failed.
 
     Privacy:
-        a tuner looks at every run, so the best one has no guarantee of its own: tune on public data
-        or on other seeds and splits, or train by `jfl.choose`.
+        A tuner sees the result of every run, so the best one has no guarantee.  Tune on public data
+        or on different seeds and splits, or use `jfl.choose`.
 
     Example:
         >>> import optuna  # doctest: +SKIP
@@ -68,12 +450,9 @@ def ask_tell(
         points = [dict(trial.params, seed=seed) for trial in asked for seed in seeds]
         swept = sweep(make_plan, rounds=rounds, points=points, tolerate=tolerate)
         values = np.asarray(metric_of(where, swept.metrics, metric))[:, -1].astype(float)
-        values = (
-            np.where(swept.failed | ~np.isfinite(values), np.nan, values)
-            .reshape(len(asked), len(seeds))
-            .mean(1)
-        )
-        for trial, value in zip(asked, values.tolist(), strict=True):
+        values[swept.failed | ~np.isfinite(values)] = np.nan
+        means = values.reshape(len(asked), len(seeds)).mean(1)
+        for trial, value in zip(asked, means.tolist(), strict=True):
             study.tell(trial, value)
             tried.append(dict(trial.params, value=value))
     return tried

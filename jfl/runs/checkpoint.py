@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from ..core import checks, files
+from ..core import checks, files, pytrees
 from ..core.errors import ResumeRefused
 from ..core.files import digest_of, write
 from ..core.records import Run
@@ -160,7 +160,7 @@ class Checkpoints:
     def save(self, run: Run, meta: dict):
         """Save a run together with JSON metadata, then remove older checkpoints.  The file is on
         the disk when this returns."""
-        leaves = [np.asarray(_plain(x)) for x in jax.tree.leaves(run)]
+        leaves = [np.asarray(x) for x in jax.tree.leaves(pytrees.keys_to_words(run))]
         record = json.dumps(dict(meta=meta, arrays=_arrays(leaves))).encode() + b"\n"
         parts = [record, *(np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves)]
         self.folder.mkdir(exist_ok=True)
@@ -210,30 +210,17 @@ class Checkpoints:
             ResumeRefused: If its arrays differ from those of `like` in shape or type.
         """
         stored = (self.load() if saved is None else saved).leaves
-        leaves, structure = jax.tree.flatten(like)
+        leaves, structure = jax.tree.flatten(pytrees.keys_to_words(like))
         number = lambda arrays: dict(enumerate(_arrays(arrays)))
-        if differ := differences(number(stored), number([_plain(x) for x in leaves])):
+        if differ := differences(number(stored), number(leaves)):
             refuse_resume(
                 f"checkpoint {self.directory}",
                 "the arrays of this plan",
                 "; ".join(differ[:5]),
                 "Resume with the config that made it.",
             )
-        return structure.unflatten(
-            jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf))
-            if _is_key(leaf)
-            else jax.numpy.asarray(x)
-            for x, leaf in zip(stored, leaves)
-        )
-
-
-def _is_key(x) -> bool:
-    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _plain(x):
-    """Return an array unchanged, and a key as its data."""
-    return jax.random.key_data(x) if _is_key(x) else x
+        words = structure.unflatten(map(jax.numpy.asarray, stored))
+        return pytrees.words_to_keys(words, like)
 
 
 def _arrays(leaves) -> list:

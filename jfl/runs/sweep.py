@@ -213,7 +213,7 @@ def checked_points(config: Config, grid: list[dict], warn=lambda text: None) -> 
         first = "the first " if len(warnings) > 1 else ""
         warn(f"{len(warnings)} of {len(settings)} settings, {first}{words}: {text}")
     plans = [point.plan for point in settings.values()]
-    padded = dict(zip(settings, widened(plans, widths(plans))))
+    padded = dict(zip(settings, widened(plans)))
     source, points = checkpoint.code()["source"], []
     for values in grid:
         point = settings[_setting(values)]

@@ -484,7 +484,6 @@ API = {
             task=TASK,
             algorithm=algorithms.fedavg(GRAD, batch=BATCH),
             sampler=sampling.full(7),
-            memory=1e9,
         ),
     ),
     "plan": (
@@ -499,7 +498,6 @@ API = {
             weights="uniform",
             adjacency=None,
             chunk=2,
-            memory=1e9,
             paired_noise=False,
         ),
     ),

@@ -63,7 +63,7 @@ def test_a_watched_run_is_the_run(plan, whole, capfd):
 
 def test_early_stopping(plan, whole):
     """Stops after `patience` evaluations without an improvement, with what was done until then."""
-    stop = jfl.callbacks.early_stopping("loss", patience=1, least=1e9)
+    stop = jfl.callbacks.early_stopping("round", patience=1, larger=False)
     out = jfl.simulate(KEY, plan, 7, callbacks=[stop], **SAME)
     # the first is an improvement on nothing, the second is none
     assert int(out.run.round) == 4 and len(out.metrics.loss) == 2

@@ -235,33 +235,6 @@ def test_another_plan_begins_a_factorisation_of_its_own(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before, name", [("blt", "banded"), ("tree", "blt"), ("banded", "tree")])
-def test_a_run_goes_on_with_another_strategy(before, name):
-    """Whatever either holds, the second begins with nothing."""
-    first, second = plan(before, lr=1e-30), plan(name, z=2.5, lr=1e-30)
-    start = jfl.simulate(KEY, first, 4).run
-    after = jfl.simulate(KEY, second, 1, start=start).run
-    noising = strategy(name).noising()
-    row = noising[0] if strategy(name).memory else noising[4]
-    at = 4 * bool(strategy(name).memory)  # the first draw is that of the round
-    draws = [fresh(second, start, at + i) for i in range(len(row) - at)]
-    moved = 2.5 * 2 * 0.8 / C * sum(w * d for w, d in zip(row, draws))
-    wanted = flat(start.server.params) + moved
-    np.testing.assert_allclose(flat(after.server.params), wanted, atol=2e-6)
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_a_run_is_named():
-    start = jfl.simulate(KEY, plan("blt"), 2).run
-    alg = jfl.algorithms.scaffold(
-        jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.without_replacement(3)
-    )
-    other = dataclasses.replace(plan("tree"), algorithm=alg)
-    with pytest.raises(ValueError, match=r"this plan's, of the (server|clients): .*, but got "):
-        jfl.simulate(KEY, other, 1, start=start)
-
-
-@pytest.mark.slow
 def test_a_population_on_the_host_and_algorithms_that_send_more_than_a_model():
     """What is held has the shapes of what clients send."""
     alg = jfl.algorithms.scaffold(

@@ -34,13 +34,14 @@ import jfl
 from jfl import sampling
 from jfl.core.random_streams import Stream, stream_key
 from jfl.data import checksum, host_rows
-from jfl.engine.round import draw_cohort, run_sampling_key
+from jfl.engine.round import run_sampling_key
 from jfl.sampling import uniform
+from jfl.sampling.clients import draw_cohort
 
 MANY = sampling.MIN_SPARSE_CLIENTS
 
 
-_draw = jax.jit(lambda draw_cohort, key: draw_cohort(key))
+_draw = jax.jit(lambda draw, key: draw(key))
 
 
 def draw_of(sampler):
@@ -178,7 +179,7 @@ def test_another_attempt_draws_its_own_cohorts_and_batches():
     plan = make_plan(make_federation(), "fedavg")
     run = jfl.init(jax.random.key(0), plan)
     again = dataclasses.replace(run, attempt=jnp.int32(1))
-    cohorts = jax.vmap(lambda key, r: draw_cohort(key, plan, r).ids, (None, 0))
+    cohorts = jax.vmap(lambda key, r: draw_cohort(plan.sampler, key, r).ids, (None, 0))
     ids = [np.asarray(cohorts(run_sampling_key(r), jnp.arange(20))) for r in (run, again)]
     assert np.mean(np.sort(ids[0]) != np.sort(ids[1])) > 0.3
     assert same_bits(run_sampling_key(run), run.key)  # what was recorded before stays
@@ -244,7 +245,7 @@ def test_a_state_is_written_back_once_for_each_client_that_took_part():
     host = on_host(make_federation())
     plan = make_plan(host)
     out = jfl.simulate(jax.random.key(1), plan, 1, evaluate_every=1)
-    taken = set(np.asarray(draw_cohort(jax.random.key(1), plan, 0).ids).tolist())
+    taken = set(np.asarray(draw_cohort(plan.sampler, jax.random.key(1), 0).ids).tolist())
     changed = {
         c
         for c in range(7)

@@ -14,7 +14,7 @@ from scipy import stats
 
 import jfl
 from jfl.core.records import Cohort, Fn
-from jfl.engine import sharding, slots
+from jfl.engine import sharding
 
 
 def plan_of(clients, scheme, cohort, chunk, devices):
@@ -65,12 +65,12 @@ def test_every_client_of_a_cohort_runs_once_and_where_its_state_is(
         if accelerator:
             patch.setattr(jax, "default_backend", lambda: "gpu")
         both = lambda device: (
-            slots.chunks_by_state(device, held, drawn, plan),
-            slots.chunks_of_device(device, drawn, plan),
+            sharding.chunks_by_state(device, held, drawn, plan),
+            sharding.chunks_of_device(device, drawn, plan),
         )
         parts, dealt = zip(*of_devices(both, devices))
         parts, lost = zip(*parts)
-        layout = slots.chunk_layout_by_state(plan, held)
+        layout = sharding.chunk_layout_by_state(plan, held)
     wanted = sorted(taken(drawn[:3]))
     assert not any(lost)
     # those that no state decides about too: each on one device
@@ -86,7 +86,7 @@ def test_a_device_has_its_clients_first(scheme):
     plan = plan_of(20, scheme, 9, 2, 4)
     drawn = plan.sampler.draw(jax.random.key(3))
     for (_, count, _), _ in of_devices(
-        lambda device: slots.chunks_by_state(device, 5, drawn, plan), 4
+        lambda device: sharding.chunks_by_state(device, 5, drawn, plan), 4
     ):
         count = np.asarray(count).ravel() > 0
         assert (np.sort(count)[::-1] == count).all()
@@ -99,21 +99,21 @@ def test_a_uniform_cohort_needs_few_slots_of_a_device_and_what_finds_none_is_cou
         chunk=None,
         mesh=AbstractMesh((8,), ("clients",)),
     )
-    count, size = slots.chunk_layout_by_state(plan, 12_500)
+    count, size = sharding.chunk_layout_by_state(plan, 12_500)
     assert 200 < count * size < 300
     law = stats.hypergeom(100_000, 12_500, 1024)
     assert law.sf(count * size) < 1e-18 < law.sf(180)
     ids = jnp.arange(1024, dtype=jnp.int32)  # all on the first device
     skewed = Cohort(ids, jnp.ones_like(ids), jnp.zeros_like(ids), jnp.int32(0))
     (chunks, lost), (others, none) = of_devices(
-        lambda device: slots.chunks_by_state(device, 12_500, skewed, plan), 2
+        lambda device: sharding.chunks_by_state(device, 12_500, skewed, plan), 2
     )
     assert len(taken(chunks)) == count * size and int(lost) == 1024 - count * size
     assert not taken(others) and int(none) == 0
     # no such law is known of a sampler of somebody's own
     own = jfl.sampling.with_replacement(100_000, 1024)
     plan.sampler = own
-    assert np.prod(slots.chunk_layout_by_state(plan, 12_500)) >= 1024
+    assert np.prod(sharding.chunk_layout_by_state(plan, 12_500)) >= 1024
 
 
 def test_a_sampler_in_another_order_is_not_taken_for_everyone():
@@ -122,7 +122,7 @@ def test_a_sampler_in_another_order_is_not_taken_for_everyone():
     cohort = Cohort(back, jnp.ones_like(back), jnp.zeros_like(back), jnp.int32(0))
     plan = plan_of(7, "full", 7, 2, 2)
     plan.sampler = dataclasses.replace(plan.sampler, draw=Fn(lambda key: cohort))
-    parts = of_devices(lambda device: slots.chunks_by_state(device, 4, cohort, plan)[0], 2)
+    parts = of_devices(lambda device: sharding.chunks_by_state(device, 4, cohort, plan)[0], 2)
     assert [sorted(i for i, _ in taken(part)) for part in parts] == [[0, 1, 2, 3], [4, 5, 6]]
 
 

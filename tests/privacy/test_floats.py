@@ -32,7 +32,7 @@ import jfl
 from experiments.papers.ranaweera2025.claims import audit_scores
 from jfl import chain, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
 from jfl.core.records import Batch, Context, Diagnostics, Health
-from jfl.engine.slots import chunk_cohort
+from jfl.engine.sharding import chunk_cohort
 from jfl.privacy.ledger import entries
 from jfl.privacy.mechanisms import chain as mech
 from jfl.privacy.mechanisms.stages import FLOOR, Stage
