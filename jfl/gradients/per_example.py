@@ -53,16 +53,17 @@ def _clip(mechanism):
     return rows[0] if len(rows) == 1 and rows[0].name in ("clip_l2", "clip_per_layer") else None
 
 
-def _as_fn(function) -> Fn:
-    return function if isinstance(function, Fn) else Fn(function)
-
-
-def _computed(loss, dtype, where) -> Fn:
-    checks.require_one_of(where, DTYPES, compute=dtype)
-    loss = _as_fn(loss)
+def _make(where, loss, mechanism, l2, compute, **options) -> "Grad":
+    checks.require_one_of(where, DTYPES, compute=compute)
+    if l2 is not None:
+        checks.require_nonnegative(where, single=True, l2=l2)
+        l2 = checks.as_scalar(l2)
+    loss = loss if isinstance(loss, Fn) else Fn(loss)
     if losses.takes_key(loss):
         loss = losses.joined(loss)
-    return loss if dtype == "float32" else Fn(_coarse, dict(loss=loss), dict(dtype=dtype))
+    if compute != "float32":
+        loss = Fn(_coarse, dict(loss=loss), dict(dtype=compute))
+    return Grad(loss, mechanism, l2, **options)
 
 
 @named("gradients.computed_in")
@@ -95,11 +96,7 @@ def grad(loss: Callable, *, l2: ArrayLike | None = None, compute: str = "float32
         l2: adds l2 * params, the gradient of (l2 / 2) ||params||^2.
         compute: the type in which the loss is computed, as in `private_grad`.
     """
-    if l2 is not None:
-        checks.require_nonnegative("grad", single=True, l2=l2)
-    return Grad(
-        _computed(loss, compute, "grad"), None, None if l2 is None else checks.as_scalar(l2)
-    )
+    return _make("grad", loss, None, l2, compute)
 
 
 def private_grad(
@@ -162,8 +159,6 @@ def private_grad(
             "All clients of a round share what earlier releases said: use clip_adaptive or "
             "clip_scaled in plan(release=...).",
         )
-    if l2 is not None:
-        checks.require_nonnegative("private_grad", single=True, l2=l2)
     if microbatch is not None:
         checks.require_integer("private_grad", microbatch=microbatch)
     checks.require_one_of("private_grad", GRAD_PATHS, path=path)
@@ -174,13 +169,8 @@ def private_grad(
             " -> ".join(s.name for s in mechanism.stages),
             'Use path="auto" or "vmap".',
         )
-    return Grad(
-        _computed(loss, compute, "private_grad"),
-        mechanism,
-        None if l2 is None else checks.as_scalar(l2),
-        microbatch,
-        path,
-    )
+    options = dict(microbatch=microbatch, path=path)
+    return _make("private_grad", loss, mechanism, l2, compute, **options)
 
 
 def _keyed(self, key, batch):
@@ -199,22 +189,13 @@ def _mean(self, key, params, batch, ctx):
         return jnp.where(batch.mask, each, 0.0).sum() / jnp.maximum(batch.mask.sum(), 1)
 
     loss, g = jax.value_and_grad(mean_loss)(params)
-    return g, _seen(loss, jnp.zeros(()), jnp.zeros((), jnp.int32))
-
-
-def _seen(loss, clipped, nonfinite):
-    return Diagnostics(loss, clipped, jnp.zeros((), jnp.int32), nonfinite)
+    zero = jnp.zeros((), jnp.int32)
+    return g, Diagnostics(loss, jnp.zeros(()), zero, zero)
 
 
 def _example(batch):
     """Return the shapes of the x and y of one example."""
     return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), (batch.x, batch.y))
-
-
-def _example_of(loss, plan):
-    """Return the shapes of the x and y of one example of a plan, as its loss takes them."""
-    x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (plan.fed.x, plan.fed.y))
-    return _with_words(loss, x, y)
 
 
 def _with_words(loss, x, y):
@@ -232,7 +213,8 @@ def _private(self, key, params, batch, ctx):
         self.mechanism, key, (), value, realised=ctx.size, client=ctx.client, dtypes=partial.dtypes
     )
     rows = jnp.maximum(partial.count, 1.0)
-    return g, _seen(loss / rows, partial.clipped / rows, partial.nonfinite)
+    zero = jnp.zeros((), jnp.int32)
+    return g, Diagnostics(loss / rows, partial.clipped / rows, zero, partial.nonfinite)
 
 
 def _book(self: Grad, params, x, y):
@@ -260,16 +242,15 @@ def gradient_path(plan) -> str:
     rule), "vmap", or "none".
     """
     private = lambda node: isinstance(node, Grad) and node.mechanism is not None
-    grads = [g for g in jax.tree.leaves(plan.algorithm, is_leaf=private) if private(g)]
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
-    books = [_book(g, params, *_example_of(g.loss, plan)) for g in grads]
-    paths = [("vmap" if b is None else ghost.words(b)) + _type(g) for g, b in zip(grads, books)]
+    x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (plan.fed.x, plan.fed.y))
+    paths = []
+    for grad in filter(private, jax.tree.leaves(plan.algorithm, is_leaf=private)):
+        book = _book(grad, params, *_with_words(grad.loss, x, y))
+        dtype = computed_in(grad)
+        path = "vmap" if book is None else ghost.words(book)
+        paths.append(path if dtype == "float32" else f"{path} in {dtype}")
     return " and ".join(dict.fromkeys(paths)) or "none"
-
-
-def _type(grad: Grad) -> str:
-    kind = computed_in(grad)
-    return "" if kind == "float32" else f" in {kind}"
 
 
 def clipped_sum(self: Grad, params, batch: Batch, weight):
