@@ -5,7 +5,6 @@ References:
     classification", arXiv:1909.06335. Reddi et al., "Adaptive federated optimization", ICLR 2021.
 """
 
-import dataclasses
 import functools
 
 import optax
@@ -13,13 +12,13 @@ import optax
 from ..core.options import extends
 from ..core.records import Algorithm
 from ..gradients.per_example import Grad
-from .base import Rate
+from .base import Rate, variant
 from .fedavg import fedavg
 
 
 def _preset(name, grad, optimizer, server_lr, fedavg_options) -> Algorithm:
     base = fedavg(grad, server_lr=server_lr, server_optimizer=optimizer, **fedavg_options)
-    return dataclasses.replace(base, name=name)
+    return variant(base, name)
 
 
 @extends(fedavg, without=["server_optimizer"])

@@ -5,7 +5,6 @@ References:
     Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2.
 """
 
-import dataclasses
 from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from ..core import checks, pytrees
 from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
-from .base import Number, Rate
+from .base import Number, Rate, variant
 from .dpnfl import dpnfl
 
 
@@ -82,21 +81,14 @@ def addpnfl(
         dict(second_moment_of=second_moment_of) if noise_std is None else {},
     )
     base = dpnfl(grad, server_lr=server_lr, server_optimizer=server, **dpnfl_options)
-    return dataclasses.replace(base, name="addpnfl")
+    return variant(base, "addpnfl")
 
 
 class Moments(NamedTuple):
-    """The state of `adaptive`."""
+    """The state of `adaptive` and of `adaptive_without_noise_bias`."""
 
     first: Any  # mu
     second: Any  # nu
-
-
-class NoisyMoments(NamedTuple):
-    """The state of `adaptive_without_noise_bias`."""
-
-    first: Any
-    second: Any
     noise: Any  # the amount that the known noise has added to nu so far
 
 
@@ -143,18 +135,7 @@ def adaptive(
         [0.00905, -0.009513]
     """
     _check("adaptive", second_moment_of, adaptivity, initial, b1=b1, b2=b2)
-
-    def init(params):
-        return Moments(*_initial_moments(params, adaptivity, initial))
-
-    def update(gradient, state, params=None):
-        first = _decay(b1, state.first, gradient)
-        squared = first if second_moment_of == "momentum" else gradient
-        second = _decay(b2, state.second, pytrees.map(jnp.square, squared))
-        return _step(learning_rate, first, second, adaptivity), Moments(first, second)
-
-    rule: Any = update  # optax types its states more narrowly
-    return optax.GradientTransformation(init, rule)
+    return _transformation(learning_rate, b1, b2, adaptivity, second_moment_of, initial, 0.0)
 
 
 @named("addpnfl.adaptive_without_noise_bias")
@@ -194,34 +175,33 @@ def adaptive_without_noise_bias(
     _check(where, "diff", adaptivity, initial, b1=b1, b2=b2)
     checks.require_nonnegative(where, single=True, noise_std=noise_std)
 
+    return _transformation(learning_rate, b1, b2, adaptivity, "diff", initial, noise_std)
+
+
+def _transformation(learning_rate, b1, b2, adaptivity, second_moment_of, initial, noise_std):
+    decay = lambda b, old, new: pytrees.map(
+        lambda o, n: (b * o + (1 - b) * n).astype(o.dtype), old, new
+    )
+
     def init(params):
-        return NoisyMoments(*_initial_moments(params, adaptivity, initial), jnp.zeros(()))
+        second = adaptivity * adaptivity if initial is None else initial
+        full = pytrees.map(lambda x: jnp.full_like(x, second), params)
+        return Moments(pytrees.zeros_like(params), full, jnp.zeros(()))
 
     def update(gradient, state, params=None):
-        first = _decay(b1, state.first, gradient)
-        second = _decay(b2, state.second, pytrees.map(jnp.square, gradient))
-        noise = _decay(b2, state.noise, jnp.square(jnp.asarray(noise_std, jnp.float32)))
-        signal = pytrees.map(lambda v: jnp.maximum(v - noise, 0).astype(v.dtype), second)
-        return (
-            _step(learning_rate, first, signal, adaptivity),
-            NoisyMoments(first, second, noise),
-        )
+        first = decay(b1, state.first, gradient)
+        squared = first if second_moment_of == "momentum" else gradient
+        second = decay(b2, state.second, pytrees.map(jnp.square, squared))
+        noise = decay(b2, state.noise, jnp.square(jnp.asarray(noise_std, jnp.float32)))
 
-    rule: Any = update
+        def step(mu, nu):
+            signal = jnp.maximum(nu - noise, 0).astype(nu.dtype)
+            return -learning_rate * mu / (jnp.sqrt(signal) + adaptivity)
+
+        return pytrees.map(step, first, second), Moments(first, second, noise)
+
+    rule: Any = update  # optax types its states more narrowly
     return optax.GradientTransformation(init, rule)
-
-
-def _initial_moments(params, adaptivity, initial):
-    second = adaptivity * adaptivity if initial is None else initial
-    return pytrees.zeros_like(params), pytrees.map(lambda x: jnp.full_like(x, second), params)
-
-
-def _step(learning_rate, first, second, adaptivity):
-    return pytrees.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
-
-
-def _decay(decay, old, new):
-    return pytrees.map(lambda o, n: (decay * o + (1 - decay) * n).astype(o.dtype), old, new)
 
 
 def _check(where, second_moment_of, adaptivity, initial, **decays):

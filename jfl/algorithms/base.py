@@ -1,13 +1,16 @@
 """The parts of an algorithm, and the traits that the builder of a run reads."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from ..core import checks
-from ..core.records import Algorithm, Fn, Release, named
+from .. import local
+from ..core import checks, pytrees
+from ..core.records import Algorithm, Fn, Mechanism, Release, named
+from ..privacy.mechanisms import chain as mech
 
 # A hyperparameter. It is traced data, so a sweep over it is a vmap.
 Number = float | jax.Array
@@ -102,9 +105,10 @@ def algorithm(
             uploads and personal models together.  None declares nothing: a guarantee then covers no
             personal model that a client hands on.
     """
-    for argument, declared in (("releases", releases), ("personal_releases", personal_releases)):
-        if argument == "personal_releases" and declared is None:
-            continue
+    for argument, declared in (
+        ("releases", releases),
+        ("personal_releases", () if personal_releases is None else personal_releases),
+    ):
         if not isinstance(declared, (list, tuple)) or not all(
             isinstance(r, Release) for r in declared
         ):
@@ -112,7 +116,7 @@ def algorithm(
                 "algorithm",
                 f"{argument}, a tuple of jfl.Release",
                 checks.short_repr(declared),
-                "() claims nothing about examples." if argument == "releases" else "",
+                "() declares no noisy release.",
             )
     if personal_releases is not None and personal is None:
         checks.fail(
@@ -123,19 +127,84 @@ def algorithm(
         )
     checks.require_one_of("algorithm", ("difference", "model"), uploads=uploads)
     checks.require_one_of("algorithm", (False, True), checks_its_solve=checks_its_solve)
-    init, client, server, params = (
-        f if isinstance(f, Fn) else Fn(f) for f in (init, client, server, params)
-    )
+    as_fn = lambda f: f if isinstance(f, Fn) else Fn(f)
     return Algorithm(
-        init,
-        client,
-        server,
-        params,
+        *map(as_fn, (init, client, server, params)),
         releases=tuple(releases),
         name=name,
         stateful=stateful,
         uploads=uploads,
         checks_its_solve=checks_its_solve,
-        personal=personal if personal is None or isinstance(personal, Fn) else Fn(personal),
+        personal=personal and as_fn(personal),
         personal_releases=None if personal_releases is None else tuple(personal_releases),
     )
+
+
+# --- parts that several algorithms share
+
+
+def train_difference(work, context, keys, start, rows, correct=None):
+    """Take local steps from a model, and return how far they led, and Diagnostics."""
+    trained, _, _, diagnostics = local.train(work, context, keys, start, rows, correct)
+    return pytrees.sub(trained, start), diagnostics
+
+
+def pull_to(center, weight) -> Callable:
+    """Return the correction of local steps by the proximal term (weight / 2) ||w - center||^2."""
+    return lambda gradient, params, step: pytrees.axpy(
+        weight, pytrees.sub(params, center), gradient
+    )
+
+
+def variant(
+    base: Algorithm,
+    name: str,
+    *,
+    init: Fn | None = None,
+    client: Fn | None = None,
+    server: Fn | None = None,
+    **fields,
+) -> Algorithm:
+    """Return an algorithm with some functions of another one replaced.
+
+    Args:
+        base: an algorithm, such as `fedavg`.
+        name: the name of the new one.
+        init, client, server: new functions. They get the values that are bound to those of `base`,
+            and their own.
+        fields: other fields of `Algorithm` that change.
+    """
+    for field, new in (("init", init), ("client", client), ("server", server)):
+        if new is not None:
+            old = getattr(base, field)
+            fields[field] = Fn(new.function, old.data | new.data, old.static | new.static)
+    return dataclasses.replace(base, name=name, **fields)
+
+
+def scalars(check: Callable, where: str, **values: Number) -> dict[str, Any]:
+    """Check hyperparameters, such as by `checks.require_positive`, and return them as leaves."""
+    check(where, single=True, **values)
+    return {name: checks.as_scalar(value) for name, value in values.items()}
+
+
+def bind_model_chain(where: str, mechanism: Any, bound: str) -> Mechanism:
+    """Bind the chain that a client applies once per round, to its trained model.
+
+    Replacing one row may change the whole model, so the chain protects examples under replace_one.
+
+    Args:
+        where: the algorithm, for messages.
+        mechanism: the chain.
+        bound: its first stage, for messages.
+    """
+    chains = isinstance(mechanism, Mechanism)
+    if not chains or not mech.has_clip(mechanism) or mech.remembers(mechanism):
+        expected = f"mechanism = chain({bound}, total(), gaussian(z))"
+        checks.fail(where, expected, f"{mechanism!r}")
+    return mech.bind(mechanism, "replace_one", where, required=True, also=())
+
+
+@named("algorithm.personal")
+def own_model(server, client_state):
+    """Return the personal model of a client whose state is that model."""
+    return client_state

@@ -8,13 +8,12 @@ References:
 
 import jax.numpy as jnp
 
-from .. import local
 from ..core import checks, pytrees
 from ..core.options import extends
 from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
 from ..privacy.mechanisms.stages import scale_to_bound
-from .base import Number, algorithm
+from .base import Number, scalars, train_difference, variant
 from .fedavg import fedavg
 
 
@@ -25,8 +24,7 @@ def _init(params, *, step):
 
 @named("dicesgd.client")
 def _client(context, keys, server, client_state, rows, *, work, upload_norm, feedback_norm):
-    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows)
-    diff = pytrees.sub(trained, server.params)
+    diff, diagnostics = train_difference(work, context, keys, server.params, rows)
     sent = pytrees.add(
         scale_to_bound(upload_norm, diff)[0], scale_to_bound(feedback_norm, client_state)[0]
     )
@@ -70,17 +68,7 @@ def dicesgd(
         >>> dicesgd(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), upload_norm=0.1).stateful
         True
     """
-    checks.require_positive("dicesgd", single=True, upload_norm=upload_norm)
-    checks.require_positive("dicesgd", single=True, feedback_norm=feedback_norm)
+    norms = dict(upload_norm=upload_norm, feedback_norm=feedback_norm)
+    client = Fn(_client, scalars(checks.require_positive, "dicesgd", **norms))
     base = fedavg(grad, **fedavg_options)
-    norms = dict(
-        upload_norm=checks.as_scalar(upload_norm), feedback_norm=checks.as_scalar(feedback_norm)
-    )
-    return algorithm(
-        Fn(_init, base.server.data),
-        Fn(_client, dict(base.client.data, **norms)),
-        base.server,
-        releases=base.releases,
-        name="dicesgd",
-        stateful=True,
-    )
+    return variant(base, "dicesgd", init=Fn(_init), client=client, stateful=True)

@@ -9,12 +9,12 @@ import dataclasses
 from typing import Annotated
 
 from .. import local
-from ..core import checks, pytrees
+from ..core import checks
 from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
 from ..gradients.per_example import grad as plain_grad
-from .base import Number, Rate, algorithm
+from .base import Number, Rate, own_model, pull_to, scalars, train_difference, variant
 from .fedavg import fedavg
 
 
@@ -25,19 +25,12 @@ def _init(params, *, step):
 
 @named("ditto.client")
 def _client(context, keys, server, client_state, rows, *, work, personal, mu):
-    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows)
-    pull = lambda gradient, params, step: pytrees.axpy(
-        mu, pytrees.sub(params, server.params), gradient
-    )
+    diff, diagnostics = train_difference(work, context, keys, server.params, rows)
+    pull = pull_to(server.params, mu)
     personal_model, _, _, _ = local.train(
         personal, context, keys, client_state, rows, pull, first=work.steps
     )
-    return pytrees.sub(trained, server.params), personal_model, diagnostics
-
-
-@named("ditto.personal")
-def _personal(server, client_state):
-    return client_state
+    return diff, personal_model, diagnostics
 
 
 @extends(fedavg)
@@ -73,7 +66,7 @@ def ditto(
         >>> ditto(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), mu=1.0).name
         'ditto'
     """
-    checks.require_nonnegative("ditto", single=True, mu=mu)
+    pull = scalars(checks.require_nonnegative, "ditto", mu=mu)
     base = fedavg(grad, **fedavg_options)
     work = base.client.data["work"]
     if personal_grad is None:
@@ -85,13 +78,12 @@ def ditto(
         grad=personal_grad,
         lr=work.lr if personal_lr is None else local.rate(personal_lr, "personal_lr"),
     )
-    return algorithm(
-        Fn(_init, base.server.data),
-        Fn(_client, dict(work=work, personal=personal_work, mu=checks.as_scalar(mu))),
-        base.server,
-        releases=base.releases,
-        name="ditto",
+    return variant(
+        base,
+        "ditto",
+        init=Fn(_init),
+        client=Fn(_client, dict(pull, personal=personal_work)),
         stateful=True,
-        personal=_personal,
+        personal=Fn(own_model),
         personal_releases=personal_work.releases(),
     )

@@ -4,11 +4,10 @@ References:
     Chen et al., IEEE TKDE 2024, Algorithm 1.
 """
 
-import dataclasses
-
 from ..core.options import extends
 from ..core.records import Algorithm
 from ..gradients.per_example import Grad
+from .base import variant
 from .fedavg import fedavg
 
 
@@ -43,4 +42,4 @@ def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
     >>> dpnfl(grad, lr=0.01, steps=300, batch=jfl.batches.without_replacement(10)).name
     'dpnfl'
     """
-    return dataclasses.replace(fedavg(grad, **fedavg_options), name="dpnfl")
+    return variant(fedavg(grad, **fedavg_options), "dpnfl")

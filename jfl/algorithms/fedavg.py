@@ -9,11 +9,10 @@ References:
 import optax
 
 from .. import local
-from ..core import pytrees
 from ..core.records import Algorithm, Batches, Fn, named
 from ..gradients.per_example import Grad
 from ..sampling.batches import without_replacement
-from .base import Optimizer, Rate, algorithm
+from .base import Optimizer, Rate, algorithm, train_difference
 
 
 @named("fedavg.init")
@@ -23,8 +22,8 @@ def _init(params, *, step):
 
 @named("fedavg.client")
 def _client(context, keys, server, client_state, rows, *, work):
-    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows)
-    return pytrees.sub(trained, server.params), client_state, diagnostics
+    diff, diagnostics = train_difference(work, context, keys, server.params, rows)
+    return diff, client_state, diagnostics
 
 
 @named("fedavg.server")

@@ -9,14 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import local
 from ..core import checks, pytrees
 from ..core.options import extends
 from ..core.random_streams import as_kernel_key
 from ..core.records import Algorithm, Fn, named, record
 from ..gradients.per_example import Grad
 from ..models.losses import key_of
-from .base import algorithm
+from .base import train_difference, variant
 from .fedavg import fedavg
 
 AGE_SEED = 2022
@@ -44,14 +43,14 @@ def _client(context, keys, server, client_state, rows, *, work, staleness):
     key = jax.random.fold_in(as_kernel_key(key_of(AGE_SEED)), context.round)
     age = jax.random.randint(jax.random.fold_in(key, context.client), (), 0, staleness + 1)
     start = pytrees.map(lambda x: x[age], server.past)
-    trained, _, _, diagnostics = local.train(work, context, keys, start, rows)
+    diff, diagnostics = train_difference(work, context, keys, start, rows)
     discount = 1 / jnp.sqrt(1.0 + age)
-    return pytrees.scale(discount, pytrees.sub(trained, start)), client_state, diagnostics
+    return pytrees.scale(discount, diff), client_state, diagnostics
 
 
 @named("fedbuff.server")
 def _server(context, server, diff, *, step):
-    new = step(context, local.Server(server.params, server.optimizer), diff)
+    new = step(context, server, diff)
     push = lambda model, past: jnp.concatenate([model[None], past[:-1]])
     return State(new.params, new.optimizer, pytrees.map(push, new.params, server.past))
 
@@ -81,11 +80,11 @@ def fedbuff(grad: Grad, *, staleness: int = 4, **fedavg_options) -> Algorithm:
         'fedbuff'
     """
     checks.require_integer("fedbuff", min_value=0, staleness=staleness)
-    base, facts = fedavg(grad, **fedavg_options), dict(staleness=staleness)
-    return algorithm(
-        Fn(_init, base.server.data, facts),
-        Fn(_client, base.client.data, facts),
-        Fn(_server, base.server.data),
-        releases=base.releases,
-        name="fedbuff",
+    facts = dict(staleness=staleness)
+    return variant(
+        fedavg(grad, **fedavg_options),
+        "fedbuff",
+        init=Fn(_init, static=facts),
+        client=Fn(_client, static=facts),
+        server=Fn(_server),
     )

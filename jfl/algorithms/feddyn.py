@@ -6,12 +6,11 @@ References:
 
 from typing import Any
 
-from .. import local
 from ..core import checks, pytrees
 from ..core.options import extends
 from ..core.records import Algorithm, Fn, named, record
 from ..gradients.per_example import Grad
-from .base import Number, algorithm
+from .base import Number, pull_to, scalars, train_difference, variant
 from .fedavg import fedavg
 
 
@@ -33,11 +32,9 @@ def _init(params, *, step):
 
 @named("feddyn.client")
 def _client(context, keys, server, client_state, rows, *, work, mu):
-    pull = lambda gradient, params, step: pytrees.axpy(
-        mu, pytrees.sub(params, server.params), pytrees.sub(gradient, client_state)
-    )
-    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows, pull)
-    diff = pytrees.sub(trained, server.params)
+    pull = pull_to(server.params, mu)
+    correct = lambda gradient, *rest: pull(pytrees.sub(gradient, client_state), *rest)
+    diff, diagnostics = train_difference(work, context, keys, server.params, rows, correct)
     return diff, pytrees.axpy(-mu, diff, client_state), diagnostics
 
 
@@ -45,7 +42,7 @@ def _client(context, keys, server, client_state, rows, *, work, mu):
 def _server(context, server, diff, *, step, mu):
     drift = pytrees.axpy(-mu * context.cohort / context.clients, diff, server.drift)
     direction = pytrees.axpy(-1 / mu, drift, diff)
-    new = step(context, local.Server(server.params, server.optimizer), direction)
+    new = step(context, server, direction)
     return State(new.params, new.optimizer, drift)
 
 
@@ -68,14 +65,12 @@ def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
         >>> feddyn(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), mu=0.05).stateful
         True
     """
-    checks.require_positive("feddyn", single=True, mu=mu)
-    base = fedavg(grad, **fedavg_options)
-    pull, step = checks.as_scalar(mu), base.server.data
-    return algorithm(
-        Fn(_init, step),
-        Fn(_client, dict(base.client.data, mu=pull)),
-        Fn(_server, dict(step, mu=pull)),
-        releases=base.releases,
-        name="feddyn",
+    pull = scalars(checks.require_positive, "feddyn", mu=mu)
+    return variant(
+        fedavg(grad, **fedavg_options),
+        "feddyn",
+        init=Fn(_init),
+        client=Fn(_client, pull),
+        server=Fn(_server, pull),
         stateful=True,
     )

@@ -5,18 +5,17 @@ References:
     optimization", NeurIPS 2020.
 """
 
-import dataclasses
 from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .. import local
 from ..core import checks, pytrees
 from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
+from .base import train_difference, variant
 from .fedavg import fedavg
 
 
@@ -29,9 +28,8 @@ def _client(context, keys, server, client_state, rows, *, work, local_steps):
     stop = lambda gradient, params, step: pytrees.scale(
         jnp.where(step < num_steps, 1.0, 0.0), gradient
     )
-    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows, stop)
-    direction = pytrees.scale(1 / num_steps, pytrees.sub(trained, server.params))
-    return direction, client_state, diagnostics
+    diff, diagnostics = train_difference(work, context, keys, server.params, rows, stop)
+    return pytrees.scale(1 / num_steps, diff), client_state, diagnostics
 
 
 @named("fednova.server")
@@ -80,11 +78,7 @@ def fednova(
             checks.short_repr(local_steps),
         )
     if local_steps is None:
-        return dataclasses.replace(base, name="fednova")
+        return variant(base, "fednova")
     bound_steps = dict(local_steps=jnp.asarray(num_steps, jnp.float32))
-    return dataclasses.replace(
-        base,
-        client=Fn(_client, dict(work=work, **bound_steps)),
-        server=Fn(_server, dict(base.server.data, **bound_steps)),
-        name="fednova",
-    )
+    client, server = Fn(_client, bound_steps), Fn(_server, bound_steps)
+    return variant(base, "fednova", client=client, server=server)

@@ -4,24 +4,19 @@ References:
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2.
 """
 
-import dataclasses
-
-from .. import local
-from ..core import checks, pytrees
+from ..core import checks
 from ..core.options import extends
 from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
-from .base import Number
+from .base import Number, pull_to, scalars, train_difference, variant
 from .fedavg import fedavg
 
 
 @named("fedprox.client")
 def _client(context, keys, server, client_state, rows, *, work, mu):
-    pull = lambda gradient, params, step: pytrees.axpy(
-        mu, pytrees.sub(params, server.params), gradient
-    )
-    trained, _, _, diagnostics = local.train(work, context, keys, server.params, rows, pull)
-    return pytrees.sub(trained, server.params), client_state, diagnostics
+    pull = pull_to(server.params, mu)
+    diff, diagnostics = train_difference(work, context, keys, server.params, rows, pull)
+    return diff, client_state, diagnostics
 
 
 @extends(fedavg)
@@ -35,7 +30,5 @@ def fedprox(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
         grad: gradient of the loss, as in `fedavg`.
         mu: weight of the proximal term.
     """
-    checks.require_nonnegative("fedprox", single=True, mu=mu)
-    base = fedavg(grad, **fedavg_options)
-    data = dict(base.client.data, mu=checks.as_scalar(mu))
-    return dataclasses.replace(base, client=Fn(_client, data), name="fedprox")
+    client = Fn(_client, scalars(checks.require_nonnegative, "fedprox", mu=mu))
+    return variant(fedavg(grad, **fedavg_options), "fedprox", client=client)

@@ -16,7 +16,7 @@ from ..core import checks, pytrees
 from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
-from .base import algorithm
+from .base import variant
 from .fedavg import fedavg
 
 
@@ -164,15 +164,14 @@ def fedrep(
 def _with_personal_part(name, grad, shared, personal_steps, fedavg_options) -> Algorithm:
     if not (callable(shared) or isinstance(shared, str | list | tuple)):
         checks.fail(name, "shared, patterns of paths or a function", checks.short_repr(shared))
-    base = fedavg(grad, **fedavg_options)
     facts = dict(shared=Shared(shared))
-    return algorithm(
-        Fn(_init, base.server.data, facts),
-        Fn(_client, base.client.data, dict(facts, personal_steps=personal_steps)),
-        Fn(_server, base.server.data),
-        releases=base.releases,
-        name=name,
+    return variant(
+        fedavg(grad, **fedavg_options),
+        name,
+        init=Fn(_init, static=facts),
+        client=Fn(_client, static=dict(facts, personal_steps=personal_steps)),
+        server=Fn(_server),
         stateful=True,
-        personal=_personal,
+        personal=Fn(_personal),
         personal_releases=(),  # personal models use the gradients of `releases`
     )

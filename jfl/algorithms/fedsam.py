@@ -15,7 +15,7 @@ from ..core import checks, pytrees
 from ..core.options import extends
 from ..core.records import Algorithm, Fn, always_traced, named
 from ..gradients.per_example import Grad
-from .base import Number, algorithm
+from .base import Number, scalars, variant
 from .fedavg import fedavg
 
 
@@ -64,13 +64,8 @@ def fedsam(grad: Grad, *, rho: Number = 0.05, **fedavg_options) -> Algorithm:
         >>> fedsam(jfl.grad(lambda w, x, y: (x @ w - y) ** 2), rho=0.1).releases[0].count
         20
     """
-    checks.require_nonnegative("fedsam", single=True, rho=rho)
+    client = Fn(_client, scalars(checks.require_nonnegative, "fedsam", rho=rho))
     base = fedavg(grad, **fedavg_options)
     (release,) = base.releases
-    return algorithm(
-        base.init,
-        Fn(_client, dict(base.client.data, rho=checks.as_scalar(rho))),
-        base.server,
-        releases=(dataclasses.replace(release, count=2 * release.count),),
-        name="fedsam",
-    )
+    releases = (dataclasses.replace(release, count=2 * release.count),)
+    return variant(base, "fedsam", client=client, releases=releases)

@@ -13,7 +13,7 @@ from ..core import checks, pytrees
 from ..core.options import extends
 from ..core.records import Algorithm, Fn, always_traced, named, record
 from ..gradients.per_example import Grad
-from .base import Number, algorithm, traits
+from .base import Number, scalars, traits, variant
 from .fedavg import fedavg
 from .scaffold import _rate_sum
 
@@ -59,7 +59,7 @@ def _client(context, keys, server, client_state, rows, *, work, momentum):
 
 @named("mimelite.server")
 def _server(context, server, release, *, step, momentum, scale):
-    new = step(context, local.Server(server.params, server.optimizer), release.diff)
+    new = step(context, server, release.diff)
     gradient = pytrees.scale(1 / scale(context.round), release.gradient)
     mixed = pytrees.axpy(momentum, server.momentum, pytrees.scale(1 - momentum, gradient))
     return State(new.params, new.optimizer, mixed)
@@ -89,18 +89,18 @@ def mimelite(grad: Grad, *, momentum: Number = 0.9, **fedavg_options) -> Algorit
         >>> mimelite(jfl.grad(lambda w, x, y: (x @ w - y) ** 2)).name
         'mimelite'
     """
-    checks.require_nonnegative("mimelite", single=True, momentum=momentum)
+    decay = scalars(checks.require_nonnegative, "mimelite", momentum=momentum)
     if checks.is_concrete(momentum) and momentum >= 1:
         checks.fail("mimelite", "momentum in [0, 1)", f"{momentum!r}")
     base = fedavg(grad, **fedavg_options)
     work: Any = base.client.data["work"]
-    decay = checks.as_scalar(momentum)
     (release,) = base.releases
     scale = Fn(_rate_sum, dict(lr=work.lr), dict(steps=work.steps))
-    return algorithm(
-        Fn(_init, base.server.data),
-        Fn(_client, dict(work=work, momentum=decay)),
-        Fn(_server, dict(base.server.data, momentum=decay, scale=scale)),
+    return variant(
+        base,
+        "mimelite",
+        init=Fn(_init),
+        client=Fn(_client, decay),
+        server=Fn(_server, dict(decay, scale=scale)),
         releases=(dataclasses.replace(release, count=release.count + 1),),
-        name="mimelite",
     )

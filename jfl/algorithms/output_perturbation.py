@@ -18,7 +18,9 @@ from ..core.records import Algorithm, Batches, Fn, Mechanism, Release, named
 from ..gradients.per_example import Grad, computed_in
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import without_replacement
-from .base import Number, Optimizer, Rate, algorithm, traits
+from .base import Number, Optimizer, Rate, algorithm, bind_model_chain, pull_to, scalars, traits
+
+WHERE = "output_perturbation"
 
 
 @named("output_perturbation.init")
@@ -37,23 +39,11 @@ def _client(context, keys, server, client_state, rows, *, work, mechanism, mu, c
         if clip_steps == "last":
             factor = jnp.where(step == work.steps - 1, factor, 1.0)
         gradient = pytrees.scale(factor, gradient)
-        if mu is None:
-            return gradient
-        return pytrees.axpy(mu, pytrees.sub(params, server.params), gradient)
+        return gradient if mu is None else pull_to(server.params, mu)(gradient, params, step)
 
-    trained, _, rate_sum, diagnostics = local.train(
-        work, context, keys, server.params, rows, clip, drop=True
+    return _train_and_release(
+        context, keys, server, client_state, rows, work, chain, clip, clip_steps == "all"
     )
-    # This is minus the mean of clipped gradients, weighted by learning rates. Its norm is at most
-    # the clip norm, whatever the rows are. (With lr * mu > 1 it may be larger; then the clip of
-    # the chain takes effect.)
-    mean = pytrees.scale(1 / rate_sum, pytrees.sub(trained, server.params))
-    if clip_steps == "all":
-        return _release(chain, context, keys, mean, rate_sum, client_state, diagnostics)
-    mean, _ = mech.release_sum(
-        chain, keys.noise, (), mean, realised=context.size, client=context.client
-    )
-    return pytrees.scale(rate_sum, mean), client_state, diagnostics
 
 
 @named("output_perturbation.contracting")
@@ -63,19 +53,27 @@ def _contracting(context, keys, server, client_state, rows, *, work, mechanism):
     Mean gradients of two neighbouring datasets differ by at most twice the declared bound.
     """
     chain = mech.at_round(mechanism, context.round)
+    return _train_and_release(context, keys, server, client_state, rows, work, chain, None, True)
+
+
+def _train_and_release(context, keys, server, client_state, rows, work, chain, correct, clips):
+    """Take local steps, add noise to their mean gradient, and return it as a model difference.
+
+    With `clips`, the chain clips the mean gradient before the noise.
+    """
     trained, _, rate_sum, diagnostics = local.train(
-        work, context, keys, server.params, rows, drop=True
+        work, context, keys, server.params, rows, correct, drop=True
     )
+    # This is minus the mean of clipped gradients, weighted by learning rates. Its norm is at most
+    # the clip norm, whatever the rows are. (With lr * mu > 1 it may be larger; then the clip of
+    # the chain takes effect.)
     mean = pytrees.scale(1 / rate_sum, pytrees.sub(trained, server.params))
-    return _release(chain, context, keys, mean, rate_sum, client_state, diagnostics)
-
-
-def _release(chain, context, keys, mean, rate_sum, client_state, diagnostics):
-    """Add noise to the mean gradient and return it as a model difference."""
+    whose = dict(realised=context.size, client=context.client)
+    if not clips:
+        mean, _ = mech.release_sum(chain, keys.noise, (), mean, **whose)
+        return pytrees.scale(rate_sum, mean), client_state, diagnostics
     dtypes = pytrees.dtypes_of(mean)
-    mean, num_nonfinite = mech.release_one(
-        chain, keys.noise, mean, realised=context.size, client=context.client
-    )
+    mean, num_nonfinite = mech.release_one(chain, keys.noise, mean, **whose)
     return (
         pytrees.cast(pytrees.scale(rate_sum, mean), dtypes),
         client_state,
@@ -138,49 +136,33 @@ def output_perturbation(
         `smoothness`: Wu et al., SIGMOD 2017, Algorithm 1, and Hardt, Recht, Singer, ICML 2016,
         Lemma 3.7.
     """
-    if (
-        not isinstance(mechanism, Mechanism)
-        or not mech.has_clip(mechanism)
-        or mech.remembers(mechanism)
-    ):
-        checks.fail(
-            "output_perturbation",
-            "mechanism = chain(clip_l2(G), total(), gaussian(z))",
-            f"{mechanism!r}",
-        )
+    mechanism = bind_model_chain(WHERE, mechanism, "clip_l2(G)")
     if getattr(grad, "mechanism", None) is not None and mech.noisy(grad.mechanism):
         checks.fail(
-            "output_perturbation",
+            WHERE,
             "a grad without noise",
             "a noisy private_grad",
             "Noise is added once per round, by `mechanism`.",
         )
     if any(s.declared == "prox_erm" for s in mechanism.stages):
         checks.fail(
-            "output_perturbation",
+            WHERE,
             "a clip",
             'bounded(..., "prox_erm")',
             "Use padpfl(mechanism=...).",
         )
-    mechanism = mech.bind(mechanism, "replace_one", "output_perturbation", required=True, also=())
-    checks.require_one_of("output_perturbation", ("all", "last"), clip_steps=clip_steps)
-    if mu is not None:
-        checks.require_nonnegative("output_perturbation", single=True, mu=mu)
+    checks.require_one_of(WHERE, ("all", "last"), clip_steps=clip_steps)
+    pull = dict(mu=None) if mu is None else scalars(checks.require_nonnegative, WHERE, mu=mu)
     work = local.work(grad, batch, lr=lr, steps=steps)
     contracts = _contracts(grad, mechanism, lr, batch, mu, smoothness)
     if contracts and clip_steps != "all":
-        checks.fail(
-            "output_perturbation", "clip_steps='all' when smoothness is given", f"{clip_steps!r}"
-        )
+        checks.fail(WHERE, "clip_steps='all' when smoothness is given", f"{clip_steps!r}")
     step = dict(step=local.server_step(server_lr, server_optimizer))
     if contracts:
         client = Fn(_contracting, dict(work=work, mechanism=mechanism))
     else:
-        client = Fn(
-            _client,
-            dict(work=work, mechanism=mechanism, mu=None if mu is None else checks.as_scalar(mu)),
-            dict(clip_steps=clip_steps),
-        )
+        data = dict(pull, work=work, mechanism=mechanism)
+        client = Fn(_client, data, dict(clip_steps=clip_steps))
     released = Release(mechanism if clip_steps == "all" else None, batch, 1, steps)
     base = algorithm(
         Fn(_init, step), client, Fn(_server, step), releases=(released,), name="output_perturbation"
@@ -193,7 +175,7 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
     declared = any(s.declared == "contraction" for s in mechanism.stages)
     if declared != (smoothness is not None):
         checks.fail(
-            "output_perturbation",
+            WHERE,
             'bounded(..., "contraction") and smoothness together, or neither',
             f"{mechanism!r}, smoothness={smoothness!r}",
         )
@@ -201,29 +183,29 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
         return False
     if callable(lr) or not checks.is_concrete((lr, smoothness)):
         checks.fail(
-            "output_perturbation",
+            WHERE,
             "lr and smoothness to be concrete numbers",
             f"lr={checks.short_repr(lr)}, smoothness={checks.short_repr(smoothness)}",
             "Build the algorithm outside jit and vmap: contraction is checked at that point.",
         )
-    checks.require_positive("output_perturbation", single=True, smoothness=smoothness, lr=lr)
+    checks.require_positive(WHERE, single=True, smoothness=smoothness, lr=lr)
     if not float(lr) <= 2 / float(smoothness):
         checks.fail(
-            "output_perturbation",
+            WHERE,
             f"lr <= 2 / smoothness = {2 / float(smoothness):g}",
             f"lr={lr!r}",
             "Lower lr: larger steps do not contract.",
         )
     if batch.scheme != "epochs":
         checks.fail(
-            "output_perturbation",
+            WHERE,
             "batch = jfl.batches.epochs(...) when smoothness is given",
             batch.scheme,
             "A row may be in at most one batch of a round.",
         )
     if (kind := computed_in(grad)) != "float32":
         checks.fail(
-            "output_perturbation",
+            WHERE,
             "a loss computed in float32 when smoothness is given",
             kind,
             f"Rounding to {kind} makes the loss non-smooth.",
@@ -231,7 +213,7 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
     changed = {"l2": getattr(grad, "l2", None), "mechanism": getattr(grad, "mechanism", None)}
     if given := [name for name, value in (changed | {"mu": mu}).items() if value is not None]:
         checks.fail(
-            "output_perturbation",
+            WHERE,
             "a plain gradient when smoothness is given",
             f"one with {' and '.join(given)}",
             "Add these terms to the loss, and include them in smoothness and the bound.",

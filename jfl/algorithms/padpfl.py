@@ -18,7 +18,7 @@ from ..gradients import per_example
 from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import full, gather
-from .base import Number, Optimizer, Rate, algorithm, traits
+from .base import Number, Optimizer, Rate, algorithm, bind_model_chain, pull_to, scalars, traits
 
 
 @named("padpfl.init")
@@ -29,7 +29,7 @@ def _init(params, *, step):
 @named("padpfl.client")
 def _client(context, keys, server, client_state, rows, *, work, mu, mechanism, most, upload):
     start = server.params
-    pull = lambda gradient, params, step: pytrees.axpy(mu, pytrees.sub(params, start), gradient)
+    pull = pull_to(start, mu)
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows, pull)
     inexact = _inexactness(work.grad, context, start, trained, rows, mu)
     if most is not None:
@@ -122,21 +122,12 @@ def padpfl(
         Talaei, Izadi, 2024, Algorithm 1. The clip on a model bounds a client by 2 B, not by 2 B /
         rows.
     """
-    checks.require_nonnegative("padpfl", single=True, mu=mu)
+    pull = scalars(checks.require_nonnegative, "padpfl", mu=mu)
     checks.require_one_of("padpfl", ("model", "difference"), upload=upload)
     if inexactness is not None:
         checks.require_fraction("padpfl", single=True, inexactness=inexactness)
     if mechanism is not None:
-        if (
-            not isinstance(mechanism, Mechanism)
-            or not mech.has_clip(mechanism)
-            or mech.remembers(mechanism)
-        ):
-            checks.fail(
-                "padpfl",
-                'mechanism = chain(bounded(..., "prox_erm"), total(), gaussian(z))',
-                f"{mechanism!r}",
-            )
+        mechanism = bind_model_chain("padpfl", mechanism, 'bounded(..., "prox_erm")')
         assumes_solve = any(s.declared == "prox_erm" for s in mechanism.stages)
         if assumes_solve and getattr(grad, "l2", None) is not None:
             checks.fail(
@@ -144,15 +135,11 @@ def padpfl(
             )
         if assumes_solve and inexactness is None:
             checks.fail("padpfl", "inexactness, which a prox_erm bound relies on", "none")
-        mechanism = mech.bind(mechanism, "replace_one", "padpfl", required=True, also=())
     work = local.work(grad, batch, lr=lr, steps=steps)
     step = dict(step=local.server_step(server_lr, server_optimizer))
     max_inexactness = None if inexactness is None else checks.as_scalar(inexactness)
-    client = Fn(
-        _client,
-        dict(work=work, mu=checks.as_scalar(mu), mechanism=mechanism, most=max_inexactness),
-        dict(upload=upload),
-    )
+    data = dict(pull, work=work, mechanism=mechanism, most=max_inexactness)
+    client = Fn(_client, data, dict(upload=upload))
     released = work.releases() if mechanism is None else (Release(mechanism, batch, 1, steps),)
     return algorithm(
         Fn(_init, step),

@@ -16,7 +16,7 @@ from ..core import checks, pytrees
 from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, always_traced, named
 from ..gradients.per_example import Grad
-from .base import Number, algorithm
+from .base import Number, own_model, pull_to, scalars, variant
 from .fedavg import fedavg
 
 
@@ -30,11 +30,9 @@ def _init(params, *, step):
 def _client(context, keys, server, client_state, rows, *, work, pull, outer_lr, outer_steps):
     def outer_step(carry, number):
         shared, _ = carry
-        to_shared = lambda gradient, params, step: pytrees.axpy(
-            pull, pytrees.sub(params, shared), gradient
-        )
+        first = number * work.steps
         personal, _, _, diagnostics = local.train(
-            work, context, keys, shared, rows, to_shared, first=number * work.steps
+            work, context, keys, shared, rows, pull_to(shared, pull), first=first
         )
         shared = pytrees.axpy(-outer_lr * pull, pytrees.sub(shared, personal), shared)
         return (shared, personal), diagnostics
@@ -42,11 +40,6 @@ def _client(context, keys, server, client_state, rows, *, work, pull, outer_lr, 
     start = (server.params, server.params)
     (trained, personal), diagnostics = jax.lax.scan(outer_step, start, jnp.arange(outer_steps))
     return pytrees.sub(trained, server.params), personal, local.over_steps(diagnostics)
-
-
-@named("pfedme.personal")
-def _personal(server, client_state):
-    return client_state
 
 
 @extends(fedavg)
@@ -89,20 +82,18 @@ def pfedme(
         >>> made.releases[0].count
         6
     """
-    checks.require_positive("pfedme", single=True, pull=pull)
-    checks.require_positive("pfedme", single=True, outer_lr=outer_lr)
+    numbers = scalars(checks.require_positive, "pfedme", pull=pull, outer_lr=outer_lr)
     checks.require_integer("algorithm", steps=steps)
     checks.require_integer("pfedme", inner_steps=inner_steps)
     base = fedavg(grad, steps=inner_steps, **fedavg_options)
     (release,) = base.releases
-    numbers = dict(pull=checks.as_scalar(pull), outer_lr=checks.as_scalar(outer_lr))
-    return algorithm(
-        Fn(_init, base.server.data),
-        Fn(_client, dict(base.client.data, **numbers), dict(outer_steps=steps)),
-        base.server,
+    return variant(
+        base,
+        "pfedme",
+        init=Fn(_init),
+        client=Fn(_client, numbers, dict(outer_steps=steps)),
         releases=(dataclasses.replace(release, count=steps * inner_steps),),
-        name="pfedme",
         stateful=True,
-        personal=_personal,
+        personal=Fn(own_model),
         personal_releases=(),  # personal models use the gradients of `releases`
     )

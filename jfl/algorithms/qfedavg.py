@@ -15,7 +15,7 @@ from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, Mechanism, Release, always_traced, named
 from ..gradients.per_example import Grad, private_grad
 from ..gradients.per_example import grad as plain_grad
-from .base import Number, algorithm, traits
+from .base import Number, scalars, traits, variant
 from .fedavg import fedavg
 
 # The server divides by the released weight, or by this if noise made it smaller.
@@ -96,7 +96,7 @@ def qfedavg(
         >>> len(qfedavg(jfl.private_grad(loss, noisy), loss_mechanism=noisy).releases)
         2
     """
-    checks.require_nonnegative("qfedavg", single=True, q=q)
+    numbers = scalars(checks.require_nonnegative, "qfedavg", q=q)
     if loss_mechanism is not None and not isinstance(loss_mechanism, Mechanism):
         checks.fail("qfedavg", "loss_mechanism, a chain", checks.short_repr(loss_mechanism))
     base = fedavg(grad, **fedavg_options)
@@ -110,10 +110,10 @@ def qfedavg(
         )
     loss = work.grad.loss
     measure = plain_grad(loss) if loss_mechanism is None else private_grad(loss, loss_mechanism)
-    return algorithm(
-        base.init,
-        Fn(_client, dict(work=work, measure=measure, q=checks.as_scalar(q))),
-        Fn(_server, base.server.data),
+    return variant(
+        base,
+        "qfedavg",
+        client=Fn(_client, dict(numbers, measure=measure)),
+        server=Fn(_server),
         releases=(*base.releases, Release(loss_mechanism, work.batches, 1)),
-        name="qfedavg",
     )

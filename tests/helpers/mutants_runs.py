@@ -29,9 +29,9 @@ MUTANTS = (
         f"{LOOPS}[scaffold_warm_all]",
     ),
     Mutant(
-        "jfl/algorithms/fedprox.py",
-        "pytrees.sub(params, server.params)",
-        "pytrees.sub(server.params, params)",
+        "jfl/algorithms/base.py",
+        "pytrees.sub(params, center)",
+        "pytrees.sub(center, params)",
         f"{LOOPS}[fedprox_private_and_release]",
     ),
     Mutant(
@@ -56,7 +56,7 @@ MUTANTS = (
         "jfl/algorithms/output_perturbation.py",
         "pytrees.cast(pytrees.scale(rate_sum, mean), dtypes)",
         "pytrees.cast(mean, dtypes)",
-        "tests/algorithms/test_output_perturbation.py::test_equals_numpy[levels-all]",
+        "tests/algorithms/test_output_perturbation.py::test_equals_numpy[levels-all-None]",
     ),
     # --- rounds
     Mutant(
@@ -66,7 +66,7 @@ MUTANTS = (
         f"{LOOPS}[private_and_release_by_size]",
     ),
     Mutant(
-        "jfl/engine/slots.py",
+        "jfl/engine/sharding.py",
         "return plan.sampler.clients, 0, 0",
         "return 0, 1, 0",
         f"{LOOPS}[private_and_release_by_size]",
@@ -105,21 +105,21 @@ MUTANTS = (
         f"{ENGINE}::test_slots_and_memory[scaffold]",
     ),
     Mutant(
-        "jfl/engine/slots.py",
+        "jfl/engine/sharding.py",
         "cohort.ids // num_states == device",
         "cohort.ids % num_devices(plan.mesh) == device",
         "tests/engine/test_slots.py",
     ),
     Mutant(
-        "jfl/engine/slots.py",
-        "overflow = (columns[1][num_chunks * size :] > 0)",
-        "overflow = (columns[1][num_chunks * size :] < 0)",
+        "jfl/engine/sharding.py",
+        "overflow = (columns[1][num_slots:] > 0)",
+        "overflow = (columns[1][num_slots:] < 0)",
         "tests/engine/test_slots.py",
     ),
     Mutant(
-        "jfl/engine/slots.py",
-        "if sampling.is_full_participation(plan.sampler):\n        nobody",
-        'if plan.sampler.scheme == "full":\n        nobody',
+        "jfl/engine/sharding.py",
+        "if sampling.is_full_participation(plan.sampler):\n        everyone",
+        'if plan.sampler.scheme == "full":\n        everyone',
         "tests/engine/test_slots.py",
     ),
     Mutant(
@@ -168,8 +168,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/algorithms/addpnfl.py",
-        "(jnp.sqrt(v) + adaptivity)",
-        "jnp.sqrt(v + adaptivity**2)",
+        "(jnp.sqrt(signal) + adaptivity)",
+        "jnp.sqrt(signal + adaptivity**2)",
         "tests/algorithms/test_dpnfl.py::test_equals_the_papers_loop[diff]",
     ),
     # --- runs that go on
