@@ -427,6 +427,7 @@ def test_personal_models_do_better_where_clients_disagree():
     [
         (lambda g: jfl.algorithms.fednova(g, local_steps=[0, 1]), "local_steps"),
         (lambda g: jfl.algorithms.fednova(g, steps=2, local_steps=[3]), "from 1 to steps=2"),
+        (lambda g: jfl.algorithms.fedprox(g, mu=float("nan")), "mu"),
         (lambda g: jfl.algorithms.feddyn(g, mu=0.0), "mu"),
         (lambda g: jfl.algorithms.mimelite(g, momentum=1.0), "momentum"),
         (lambda g: jfl.algorithms.dicesgd(g, upload_norm=0.0), "upload_norm"),

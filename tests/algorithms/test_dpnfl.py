@@ -6,7 +6,6 @@ else is computed here in float64.  A loop with one deliberate mistake must disag
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +14,10 @@ import optax
 import pytest
 from helpers.numpy_loops import ROUNDS, clip, draws, example_gradient, run_jfl
 from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
-from scipy import stats
 
 import jfl
 from jfl.algorithms import adaptive, adaptive_without_noise_bias, addpnfl, dpnfl
 from jfl.core.identity import plan_identity
-from jfl.core.records import Cohort, Fn
 
 COHORT, STEPS, ROWS = 3, 3, 3
 BOUND, SIGMA = 0.6, 0.5  # of an example; of the noise on the mean gradient
@@ -195,147 +192,6 @@ def test_the_multinomial_loop_saw_a_client_twice():
     assert outcome(CASES["multinomial"])[0]["count"].max() > 1
 
 
-def test_dpnfl_is_fedavg_by_another_name():
-    options = dict(
-        lr=falling,
-        steps=4,
-        server_lr=0.5,
-        server_optimizer=optax.adam,
-        optimizer=optax.adagrad,
-        batch=jfl.batches.full(),
-    )
-    grad = paper_grad()
-    ours, theirs = dpnfl(grad, **options), jfl.algorithms.fedavg(grad, **options)
-    assert ours.name == "dpnfl"
-    assert jax.tree.structure(dataclasses.replace(ours, name="fedavg")) == jax.tree.structure(
-        theirs
-    )
-    close(jax.tree.leaves(ours), jax.tree.leaves(theirs), rtol=0, atol=0)
-
-
-# --- aggregations: identities, that follow from what the loops above compute path by path
-
-FEW, PAIR = SIZES[:6], 2
-P6 = np.array(FEW) / sum(FEW)
-
-
-def _given(key, *, ids, count):
-    return Cohort(ids, count, jnp.zeros_like(ids), jnp.zeros((), jnp.int32))
-
-
-@jax.jit
-def _updates(plan, ids, count):
-    """What the server adds for each of many cohorts, through the whole engine."""
-
-    def one(ids, count):
-        sampler = dataclasses.replace(plan.sampler, draw=Fn(_given, dict(ids=ids, count=count)))
-        here = dataclasses.replace(plan, sampler=sampler)
-        before = jfl.init(jax.random.key(0), here)
-        moved = jax.tree.map(
-            jnp.subtract, jfl.run_round(before, here)[0].server.params, before.server.params
-        )
-        return jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(moved)])
-
-    return jax.vmap(one)(ids, count)
-
-
-def updates(sampler, cohorts, weights="size", release=None):
-    """[cohorts, 4]; a client that a cohort names twice counts twice."""
-    fed = make_federation(sizes=FEW)
-    algorithm = dpnfl(jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.full())
-    plan = jfl.plan(
-        fed, jfl.task(start_params(), squared), algorithm, sampler, weights=weights, release=release
-    )
-    ids, count = np.full((len(cohorts), PAIR), len(FEW)), np.zeros((len(cohorts), PAIR), int)
-    for row, cohort in enumerate(cohorts):
-        for slot, i in enumerate(sorted(set(cohort))):
-            ids[row, slot], count[row, slot] = i, cohort.count(i)
-    return np.asarray(
-        _updates(plan, jnp.asarray(ids, jnp.int32), jnp.asarray(count, jnp.int32)), np.float64
-    )
-
-
-SUBSETS = list(itertools.combinations(range(6), PAIR))
-ORDERED = list(itertools.product(range(6), repeat=PAIR))
-
-
-@functools.cache
-def each_alone():
-    """diff_i of each client: with all the weight it is all of the update, up to n / r and p_i."""
-    uniform = jfl.sampling.without_replacement(6, PAIR)
-    alone = updates(uniform, [(i,) for i in range(6)], weights="uniform")
-    return alone * PAIR  # the release divides by the cohort
-
-
-@pytest.mark.slow
-def test_uniform_cohorts_are_unbiased_and_their_square_is_bounded():
-    """Over all cohorts, (n / r) sum p_i diff_i has mean sum p_i diff_i; E ||.||^2 <= (n / r) sum
-    p_i ||diff_i||^2."""
-    found, alone = updates(jfl.sampling.without_replacement(6, PAIR), SUBSETS), each_alone()
-    want = np.array([6 / PAIR * sum(P6[i] * alone[i] for i in c) for c in SUBSETS])
-    close(found, want)
-    close(found.mean(0), P6 @ alone)
-    assert np.square(found).sum(1).mean() <= 6 / PAIR * P6 @ np.square(alone).sum(1)
-    assert np.linalg.norm(alone.mean(0) - P6 @ alone) > 0.01  # sizes matter here
-
-
-@pytest.mark.slow
-def test_multinomial_cohorts_are_unbiased():
-    """Over all 36 ordered draws with probabilities p_i p_j: w + (1 / r) sum diff_i, with
-    multiplicity."""
-    found, alone = (
-        updates(jfl.sampling.with_replacement(6, PAIR, weights=FEW), ORDERED),
-        each_alone(),
-    )
-    close(found, np.array([sum(alone[i] for i in c) / PAIR for c in ORDERED]))
-    chance = np.array([P6[i] * P6[j] for i, j in ORDERED])
-    close(chance @ found, P6 @ alone)
-    assert np.abs(found.mean(0) - P6 @ alone).max() > 1e-3  # other chances are biased
-
-
-@pytest.mark.slow
-def test_normalised_cohorts_are_biased_where_sizes_differ():
-    release = jfl.chain(jfl.total(), jfl.divide("weight"))
-    uniform, alone = jfl.sampling.without_replacement(6, PAIR), each_alone()
-    found = updates(uniform, SUBSETS, release=release)
-    close(
-        found, np.array([sum(P6[i] * alone[i] for i in c) / sum(P6[i] for i in c) for c in SUBSETS])
-    )
-    assert np.abs(found.mean(0) - P6 @ alone).max() > 1e-3
-    close(updates(uniform, SUBSETS, weights="uniform", release=release).mean(0), alone.mean(0))
-
-
-@pytest.mark.slow
-def test_biased_fedavg_is_uniform_in_smaller_steps():
-    """w + sum_C p_i diff_i, pathwise and round by round; not another fixed point."""
-    fed, task = make_federation(sizes=FEW), jfl.task(start_params(), squared)
-
-    def step(server_lr):
-        algorithm = dpnfl(
-            jfl.grad(squared), lr=0.1, steps=2, server_lr=server_lr, batch=jfl.batches.full()
-        )
-        plan = jfl.plan(
-            fed, task, algorithm, jfl.sampling.without_replacement(6, PAIR), weights="size"
-        )
-        start = jfl.init(jax.random.key(1), plan)
-        return plan.sampler.draw, flat(_round(start, plan).server.params) - flat(start_params())
-
-    draw, biased = step(PAIR / 6)
-    _, uniform = step(1.0)
-    close(biased, PAIR / 6 * uniform)
-    ids = np.asarray(
-        draw(
-            jfl.core.random_streams.stream_key(
-                jax.random.key(1), jfl.core.random_streams.Stream.COHORT, 0
-            )
-        ).ids
-    )
-    close(biased, sum(P6[i] * each_alone()[i] for i in ids))
-
-
-_round = jax.jit(lambda run, plan: jfl.run_round(run, plan)[0])
-
-
 # --- the server of AdDPNFL
 
 DIFF, STEP = (
@@ -414,140 +270,19 @@ def test_a_signal_beside_known_noise_is_divided_by_itself(rounds):
         assert np.all(np.asarray(state.second) < std**2)
 
 
-@pytest.mark.slow  # follows from the golden step and the loops
-def test_great_adaptivity_is_a_scaled_dpnfl():
-    """With no memory, alpha mu / (|diff| + adaptivity) is (alpha / adaptivity) diff as adaptivity
-    grows."""
+def test_every_number_of_the_server_is_data():
+    """A sweep over them is one program, and each of them is used."""
     fed, task = make_federation(), jfl.task(start_params(), squared)
-    sampler = jfl.sampling.without_replacement(CLIENTS, COHORT)
+    base = dict(server_lr=0.1, beta1=0.5, beta2=0.9, adaptivity=1e-2, initial=1e-3)
+    other = dict(server_lr=0.2, beta1=0.0, beta2=0.5, adaptivity=1e-1, initial=1e-2)
+    points = [base, *(base | {name: value} for name, value in other.items())]
 
-    def after(make, **options):
-        algorithm = make(
-            paper_grad(), lr=LR, steps=STEPS, batch=jfl.batches.without_replacement(ROWS), **options
-        )
-        plan = jfl.plan(fed, task, algorithm, sampler, weights="size", paired_noise=True)
-        run = jfl.init(jax.random.key(2), plan)
-        for _ in range(3):
-            run = _round(run, plan)
-        return flat(run.server.params)
-
-    plain = after(dpnfl, server_lr=0.7)
-    scaled = after(addpnfl, server_lr=0.7e4, beta1=0.0, beta2=0.0, adaptivity=1e4)
-    close(scaled, plain, rtol=2e-4, atol=2e-4)
-    small = after(addpnfl, server_lr=0.7, beta1=0.0, beta2=0.0, adaptivity=1.0)
-    assert np.abs(small - plain).max() > 0.003
-
-
-@pytest.mark.by_default("own")  # the golden step is that of both
-@pytest.mark.parametrize("by", ["own", "partial"])
-def test_every_number_of_the_server_is_data(by):
-    """A sweep over them is one program, and each of them is used; a partial of `adaptive`
-    likewise."""
-    fed, task = make_federation(), jfl.task(start_params(), squared)
-
-    def make(algorithm):
+    def make(**numbers):
+        algorithm = addpnfl(jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.full(), **numbers)
         return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS), weights="size")
 
-    base = dict(server_lr=0.1, beta1=0.5, beta2=0.9, adaptivity=1e-2, initial=1e-3)
-    points = [base] + [
-        base | {name: value}
-        for name, value in dict(
-            server_lr=0.2, beta1=0.0, beta2=0.5, adaptivity=1e-1, initial=1e-2
-        ).items()
-    ]
-    common = dict(grad=jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.full())
-
-    def own(server_lr, beta1, beta2, adaptivity, initial):
-        return make(
-            addpnfl(
-                server_lr=server_lr,
-                beta1=beta1,
-                beta2=beta2,
-                adaptivity=adaptivity,
-                initial=initial,
-                **common,
-            )
-        )
-
-    def partial(server_lr, beta1, beta2, adaptivity, initial):
-        server = functools.partial(
-            adaptive, b1=beta1, b2=beta2, adaptivity=adaptivity, initial=initial
-        )
-        return make(dpnfl(server_lr=server_lr, server_optimizer=server, **common))
-
-    found = jfl.sweep(dict(own=own, partial=partial)[by], rounds=2, points=points)
+    found = jfl.sweep(make, rounds=2, points=points)
     assert found.groups == 1 and len({tuple(flat(p)) for p in found.params}) == len(points)
-    if by == "partial":
-        close(list(found.params), list(jfl.sweep(own, rounds=2, points=points).params))
-
-
-# --- noise
-
-WIDE, FALSE_ALARM = 150_000, 1e-6
-
-
-def still(params, x, y):
-    """No gradient: what moves is noise."""
-    return 0.0 * jnp.sum(params) * y
-
-
-def _from_table(clock, *, table):
-    return table[clock]
-
-
-def assert_std(samples, sigma):
-    """Chi-square band; a false alarm in 1e6."""
-    n = samples.size
-    low, high = np.sqrt(stats.chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], n) / n)
-    assert low < np.sqrt(np.mean(np.square(samples))) / sigma < high
-
-
-@pytest.fixture(scope="module")
-def moves():
-    """Where one round takes a client, when only one of its steps has a learning rate; and when all
-    have."""
-    rates = np.array([0.5, 0.25, 0.125])
-    fed = make_federation(sizes=(4,))
-    chain = jfl.chain(
-        jfl.clip_l2(BOUND), jfl.total(), jfl.gaussian(std=ROWS * SIGMA), jfl.divide(ROWS)
-    )
-
-    def one(table):
-        algorithm = dpnfl(
-            jfl.private_grad(still, chain),
-            lr=Fn(_from_table, dict(table=table)),
-            steps=STEPS,
-            batch=jfl.batches.without_replacement(ROWS),
-        )
-        plan = jfl.plan(
-            fed,
-            jfl.task(jnp.zeros(WIDE), still),
-            algorithm,
-            jfl.sampling.full(1),
-            paired_noise=True,
-        )
-        return jfl.run_round(jfl.init(jax.random.key(6), plan), plan)[0].server.params
-
-    tables = np.concatenate([np.diag(rates), rates[None]])
-    return rates, np.asarray(jax.jit(jax.vmap(one))(jnp.asarray(tables, jnp.float32)), np.float64)
-
-
-@pytest.mark.slow  # the loop has the same normals in each step
-def test_noise_is_added_in_each_step_once(moves):
-    """Step s moves by alpha_s N(0, sigma^2) of its own, and the round by their sum: exactly `steps`
-    draws."""
-    rates, moved = moves
-    for rate, alone in zip(rates, moved):
-        assert_std(alone, rate * SIGMA)
-        for wrong in (1.02, 0.98):
-            with pytest.raises(AssertionError):
-                assert_std(alone, wrong * rate * SIGMA)
-    close(moved[-1], moved[:-1].sum(0), rtol=1e-4, atol=1e-5)
-    apart = np.abs(np.corrcoef(moved[:-1])) - np.eye(STEPS)
-    limit = 5.5 / np.sqrt(WIDE)  # a false alarm in 4e-8 of pairs
-    assert apart.max() < limit
-    shared = moved[:-1] + 0.05 * moved[:1]  # a common part must be seen
-    assert (np.abs(np.corrcoef(shared)) - np.eye(STEPS)).max() > limit
 
 
 # --- what a plan may claim

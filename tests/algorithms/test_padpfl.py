@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from helpers.numpy_loops import LEVELS, by_round, clip, example_gradient, falling
 from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jfl.kernels.normals import normals
 
 import jfl
@@ -20,7 +18,6 @@ from experiments.papers.talaei2024 import claims as paper
 from jfl import schedules
 from jfl.core.random_streams import Stream, stream_key
 from jfl.engine.round import run_noise_key
-from jfl.engine.round import run_round as one_round
 from jfl.privacy.mechanisms.stages import Stage
 from jfl.sampling.weights import impact
 
@@ -228,7 +225,7 @@ def test_equals_numpy(name):
 @pytest.mark.parametrize(
     "name, wrong",
     [
-        pytest.param("levels", "no_pull", marks=pytest.mark.slow),
+        ("levels", "no_pull"),
         ("printed", "clip_last"),
         ("printed", "equal"),
         ("printed", "max_p"),
@@ -246,31 +243,6 @@ def test_a_wrong_loop_disagrees(name, wrong):
         )
 
 
-@pytest.mark.slow  # follows from the loops of both
-def test_equal_factors_are_fedprox():
-    """Equal impact factors take the plain mean, which is fedprox without noise."""
-    fed = make_federation(sizes=(5,) * CLIENTS)
-    mine = plan_of(impact((1, 1), (3, 4)), fed=fed)
-    other = jfl.plan(
-        fed,
-        jfl.task(start_params(), squared),
-        jfl.algorithms.fedprox(
-            jfl.grad(squared),
-            mu=MU,
-            lr=falling,
-            steps=STEPS,
-            batch=jfl.batches.full(),
-            server_lr=SERVER_LR,
-        ),
-        jfl.sampling.full(CLIENTS),
-    )
-    runs = [
-        jfl.scan(jfl.init(jax.random.key(0), p), p, [ROUNDS])[0].server.params
-        for p in (mine, other)
-    ]
-    close(*runs, rtol=1e-5, atol=1e-6)
-
-
 def test_equal_clients_and_factors_have_the_noise_of_nbafl():
     fed = make_federation(sizes=(5,) * CLIENTS)
     plan = plan_of(fed=fed, sites=chains(2.0, 1.0, 1.0))
@@ -280,39 +252,6 @@ def test_equal_clients_and_factors_have_the_noise_of_nbafl():
             2.0, 1, rounds, paper.gaussian_factor(DELTA), CLIENTS, 5, 20.0
         )
         assert std == pytest.approx(float(want), rel=1e-9) and (std > 0) == (rounds > CLIENTS**0.5)
-
-
-# --- noise
-
-
-@pytest.mark.slow  # the loop has the same normals, and their scale
-def test_a_broadcast_has_the_noise_of_all():
-    """Variance sum p^2 sigma_C^2 + sigma_S^2 per coordinate: 5 sigma of its estimate, wrong once in
-    10^6 draws."""
-    dim, z, z_server, bound = 40_000, 0.3, 0.3, 0.5
-    still = lambda w, x, y: 0.0 * w.sum()
-    plan = plan_of(
-        IMPACT,
-        chains(bound, z, z_server),
-        loss=still,
-        params=jnp.zeros(dim),
-        server_lr=1.0,
-        steps=1,
-    )
-    step = jax.jit(lambda k, p: one_round(jfl.init(k, p), p)[0].server.params)
-    got = np.asarray(step(jax.random.key(2), plan), float)
-    client, server = z * 2 * bound, z_server * 2 * bound * IMPACT.max()
-    error = 5 * np.sqrt(2 / dim)
-    seen = lambda want: abs((got**2).mean() / want - 1) < error
-    assert seen((IMPACT**2).sum() * client**2 + server**2) and abs(
-        got.mean()
-    ) < 5 * got.std() / np.sqrt(dim)
-    for wrong in (
-        (IMPACT**2).sum() * client**2,
-        client**2 / CLIENTS + server**2,
-        (IMPACT**2).sum() * client**2 + (z_server * 2 * bound / CLIENTS) ** 2,
-    ):
-        assert not seen(wrong)
 
 
 # --- inexactness
@@ -576,109 +515,3 @@ def test_a_server_with_enough_noise_adds_none():
         assert (server == 0) == none
         claim = printed.claimed(plan, rounds, DELTA, view="third_party").epsilon
         assert claim == pytest.approx(20, rel=1e-5) if not none else claim <= 20 * (1 + 1e-5)
-
-
-# --- steps that are clipped whole
-
-BOUND = 0.7
-
-
-def perturbed(mu, z=None, fed=None):
-    chain = jfl.chain(jfl.clip_l2(BOUND), SUM, *([] if z is None else [jfl.gaussian(z)]))
-    alg = jfl.algorithms.output_perturbation(
-        jfl.grad(squared),
-        chain,
-        lr=falling,
-        steps=STEPS,
-        mu=mu,
-        batch=jfl.batches.full(),
-        server_lr=SERVER_LR,
-    )
-    fed = make_federation() if fed is None else fed
-    return jfl.plan(
-        fed,
-        jfl.task(start_params(), squared),
-        alg,
-        jfl.sampling.full(fed.index.shape[0]),
-        weights="size",
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mu", [0.5, 40.0])  # 40 times a learning rate is above 1: it overshoots
-def test_a_pull_in_output_perturbation_equals_numpy(mu):
-    plan, key = perturbed(mu, 0.9), jax.random.key(8)
-    drawn, run = drawn_and_run(key, plan)
-    fed, noises = plan.fed, np.asarray(drawn["own"])
-    x, y, index = (
-        np.asarray(v, np.float64 if i < 2 else int) for i, v in enumerate((fed.x, fed.y, fed.index))
-    )
-
-    def loop(pull):
-        w = flat(start_params())
-        for r in range(ROUNDS):
-            rates, mean = [falling(r * STEPS + s) for s in range(STEPS)], 0.0
-            for i, size in enumerate(SIZES):
-                v = w
-                for lr in rates:
-                    g = np.mean(
-                        [
-                            example_gradient(v, a, b)
-                            for a, b in zip(x[index[i][:size]], y[index[i][:size]])
-                        ],
-                        0,
-                    )
-                    v = v - lr * (clip(g, BOUND) + pull * (v - w))
-                sent = clip((v - w) / sum(rates), BOUND) + 0.9 * 2 * BOUND * noises[r, i]
-                mean = mean + size / sum(SIZES) * sum(rates) * sent
-            w = w + SERVER_LR * mean
-        return w
-
-    close(flat(run.server.params), loop(mu), rtol=2e-5, atol=3e-6)
-    with pytest.raises(AssertionError):
-        close(flat(run.server.params), loop(0.0), rtol=2e-5, atol=3e-6)
-
-
-@jax.jit
-def _moves(plan, one, other):
-    """How far an upload moves if the first row of a lone client takes one value (x, y) or the
-    other."""
-
-    def end(x, y):
-        row = plan.fed.index[0, 0]
-        fed = dataclasses.replace(
-            plan.fed, x=plan.fed.x.at[row].set(x), y=plan.fed.y.at[row].set(y)
-        )
-        params = one_round(jfl.init(jax.random.key(0), plan), dataclasses.replace(plan, fed=fed))[
-            0
-        ].server.params
-        return jnp.concatenate([jnp.ravel(v) for v in jax.tree.leaves(params)])
-
-    return jnp.linalg.norm(end(*one) - end(*other)) / SERVER_LR
-
-
-def moves(mu, one, other):
-    values = jax.tree.map(jnp.float32, (one, other))
-    return float(_moves(perturbed(mu, fed=make_federation(sizes=(4,))), *values))
-
-
-WHOLE = 2 * BOUND * sum(falling(s) for s in range(STEPS))
-
-
-@settings(max_examples=30)
-@given(
-    seed=st.integers(0, 10**6),
-    scale=st.sampled_from([0.1, 1.0, 100.0]),
-    mu=st.sampled_from([0.5, 40.0]),
-)
-def test_no_row_moves_the_upload_further_than_its_noise_assumes(seed, scale, mu):
-    r = np.random.default_rng(seed)
-    one, other = ((r.normal(size=3) * scale, r.normal() * scale) for _ in range(2))
-    assert moves(mu, one, other) <= WHOLE * (1 + 1e-5)
-
-
-@pytest.mark.parametrize("mu, share", [(0.5, 0.8), (40.0, 0.2)])
-def test_a_huge_row_turns_every_gradient_around(mu, share):
-    """Most of the sensitivity is used, and no more, also where a strong pull overshoots."""
-    moved = moves(mu, (np.full(3, 1e4), 1e5), (np.full(3, 1e4), -1e5))
-    assert share * WHOLE < moved <= WHOLE * (1 + 1e-5)

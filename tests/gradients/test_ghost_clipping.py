@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from helpers.problems import CLIENTS, close, flat, make_federation, same_bits, squared, start_params
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jfl.kernels.conv import multiplies_patches
 from jfl.kernels.ghost_sums import Formed, Lookup, Product, patches, product, shrink
 
@@ -309,25 +307,6 @@ def test_without_a_rule(name):
         )
 
 
-@pytest.mark.slow
-@settings(max_examples=3)
-@given(
-    widths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
-    positions=st.lists(st.integers(1, 3), max_size=2),
-    norm=st.booleans(),
-    bias=st.booleans(),
-)
-def test_random_architectures(widths, positions, norm, bias):
-    parts = [
-        p
-        for w in widths
-        for p in (nn.Dense(w, use_bias=bias), *([nn.LayerNorm()] if norm else []), nn.softplus)
-    ]
-    loss, params, x, y = problem(lambda: layers(*parts), (*positions, 3))
-    assert not ghost.read(loss, *example(params, x, y)).why_not
-    check_sums(loss, params, x, y)
-
-
 def test_any_loss_and_no_flax():
     """Leaves by any name: one unused, one number used twice, a table with indices past its end,
     wrapped and clipped."""
@@ -374,36 +353,6 @@ def test_leaves_of_the_loss_are_data():
     )(slopes)
     close(fast, plain)
     assert len(set(np.asarray(fast[0].clipped).tolist())) > 1
-
-
-@pytest.mark.slow
-def test_in_a_scan_and_in_parts():
-    """Steps that train, and a batch cut in pieces that do not divide it; in one piece:
-    `test_a_run_by_either_path`."""
-    loss, params, x, y = problem(*COVERED["mlp"])
-    params = jax.tree.map(lambda w: w[0], params)
-
-    @functools.partial(jax.jit, static_argnums=(0, 1))
-    def train(path, microbatch):
-        grad = jfl.private_grad(
-            loss, jfl.chain(jfl.clip_l2(0.7), jfl.total()), path=path, microbatch=microbatch
-        )
-
-        def step(w, _):
-            part, loss_ = per_example.clipped_sum(
-                grad, w, Batch(x[0], y[0], WEIGHTS[0] != 0), WEIGHTS[0]
-            )
-            return jax.tree.map(lambda a, g: a - 0.1 * g, w, part.value), (
-                part.clipped,
-                part.count,
-                part.weight,
-                loss_,
-            )
-
-        return jax.lax.scan(step, params, None, 3)
-
-    plain = train("vmap", None)
-    close(train("bookkeeping", 2), plain, rtol=1e-4, atol=1e-6)
 
 
 def test_no_gradient_of_an_example_is_held():
@@ -656,48 +605,54 @@ def test_a_coarse_forward_pass_keeps_the_bound(path):
     assert worst < 1e-5  # a norm in bfloat16 would be off by about 1e-3
 
 
-def test_the_type_is_known_and_checked():
-    plan = make_plan(compute="bfloat16")
-    assert per_example.gradient_path(plan) == "bookkeeping in bfloat16"
+@pytest.mark.parametrize(
+    "options, path",
+    [
+        (dict(), "bookkeeping"),
+        (dict(stage=jfl.clip_per_layer(1.0, 4)), "bookkeeping"),
+        (dict(path="vmap"), "vmap"),
+        (dict(compute="bfloat16"), "bookkeeping in bfloat16"),
+        (
+            dict(make=functools.partial(jfl.models.flax, module=Shared())),
+            "bookkeeping (vmap for same/bias, same/kernel)",
+        ),
+        (dict(make=functools.partial(jfl.models.flax, module=nn.Dense(3))), "bookkeeping"),
+    ],
+)
+def test_the_path_is_known(options, path):
+    """For the manifest: which path a plan takes, and which leaves take another."""
+    plan = make_plan(**options)
+    assert per_example.gradient_path(plan) == path
     after, _ = jax.eval_shape(lambda: jfl.run_round(jfl.init(KEY, plan), plan))
     assert {v.dtype for v in jax.tree.leaves(after.server.params)} == {jnp.dtype("float32")}
-    with pytest.raises(ValueError, match="compute"):
-        make_plan(compute="int8")
 
 
-def test_the_path_is_known():
-    """For the manifest: which path a plan takes, and which leaves take another."""
-    assert per_example.gradient_path(make_plan()) == "bookkeeping"
-    assert per_example.gradient_path(make_plan(stage=jfl.clip_per_layer(1.0, 4))) == "bookkeeping"
-    assert per_example.gradient_path(make_plan(path="vmap")) == "vmap"
-    shared = functools.partial(jfl.models.flax, module=Shared())
-    assert (
-        per_example.gradient_path(make_plan(shared))
-        == "bookkeeping (vmap for same/bias, same/kernel)"
-    )
-    assert (
-        per_example.gradient_path(make_plan(functools.partial(jfl.models.flax, module=nn.Dense(3))))
-        == "bookkeeping"
-    )
-    fed = make_federation()
-    plain = jfl.plan(
-        fed,
-        jfl.task(start_params(), squared),
-        jfl.algorithms.fedsgd(jfl.grad(squared)),
-        jfl.sampling.full(CLIENTS),
-    )
-    assert per_example.gradient_path(plain) == "none"
+def test_a_plan_without_private_gradients_has_no_path():
+    algorithm = jfl.algorithms.fedsgd(jfl.grad(squared))
+    task, sampler = jfl.task(start_params(), squared), jfl.sampling.full(CLIENTS)
+    plan = jfl.plan(make_federation(), task, algorithm, sampler)
+    assert per_example.gradient_path(plan) == "none"
 
 
-def test_what_book_keeping_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="clip_l2 or clip_per_layer"):
-        jfl.private_grad(squared, jfl.chain(jfl.total(), jfl.divide(3)), path="bookkeeping")
-    with pytest.raises(ValueError, match="clip_l2 or clip_per_layer"):
-        jfl.private_grad(
-            squared, jfl.chain(jfl.clip_l2(1.0), jfl.clip_l2(0.5), jfl.total()), path="bookkeeping"
-        )
-    with pytest.raises(ValueError, match="path"):
-        jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1.0), jfl.total()), path="ghost")
+@pytest.mark.parametrize(
+    "stages, options, match",
+    [
+        ((), dict(path="bookkeeping"), "clip_l2 or clip_per_layer"),
+        (
+            (jfl.clip_l2(1.0), jfl.clip_l2(0.5)),
+            dict(path="bookkeeping"),
+            "clip_l2 or clip_per_layer",
+        ),
+        ((jfl.clip_l2(1.0),), dict(path="ghost"), "path"),
+        ((jfl.clip_l2(1.0),), dict(compute="int8"), "compute"),
+    ],
+)
+def test_what_book_keeping_cannot_do_is_refused(stages, options, match):
+    with pytest.raises(ValueError, match=match):
+        jfl.private_grad(squared, jfl.chain(*stages, jfl.total()), **options)
+
+
+def test_bounds_for_another_number_of_leaves_are_refused():
     loss, params, x, y = problem(*COVERED["mlp"])
     with pytest.raises(ValueError, match="clip_per_layer: expected bounds for the 6 leaves"):
         jax.eval_shape(lambda: sums(loss, jfl.clip_per_layer(1.0, 5), params, x, y, WEIGHTS))

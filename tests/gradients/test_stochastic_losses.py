@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.problems import CLIENTS, make_federation
+from helpers.problems import CLIENTS, flat, make_federation
 
 import jfl
 from jfl.core.records import Batch, Context
@@ -47,13 +47,8 @@ def by_hand(norm):
         if not batch.mask[i]:
             continue
         g = jax.grad(dropped)(params, batch.x[i], batch.y[i], jax.random.fold_in(base, i))
-        flat = np.concatenate([np.asarray(v, np.float64).reshape(-1) for v in jax.tree.leaves(g)])
-        total, n = total + flat * min(1.0, norm / np.linalg.norm(flat)), n + 1
+        total, n = total + flat(g) * min(1.0, norm / np.linalg.norm(flat(g))), n + 1
     return total, n
-
-
-def flat(tree):
-    return np.concatenate([np.asarray(v, np.float64).reshape(-1) for v in jax.tree.leaves(tree)])
 
 
 def test_the_mean_gradient_is_that_of_a_loop():
@@ -68,7 +63,6 @@ def test_the_mean_gradient_is_that_of_a_loop():
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param(dict(path="vmap"), marks=pytest.mark.slow),
         dict(path="bookkeeping"),
         dict(microbatch=4),
         dict(path="vmap", microbatch=1),
@@ -121,33 +115,8 @@ def test_every_row_step_client_and_round_has_its_own_draw():
     assert abs(np.corrcoef(*moved)[0, 1]) < 6 / np.sqrt(wide)
 
 
-@pytest.mark.slow
-def test_draws_do_not_depend_on_chunks_or_paths():
-    runs = [
-        jfl.simulate(KEY, plan_of(dropped_linear, noise=0.5, **how), 3, evaluate_every=3)
-        for how in (dict(), dict(chunk=1), dict(microbatch=1), dict(path="vmap"))
-    ]
-    for other in runs[1:]:
-        np.testing.assert_allclose(other.params, runs[0].params, rtol=1e-4, atol=1e-6)
-
-
 def dropped_linear(params, x, y, key):
     return (jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0) @ params - y) ** 2
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_and_a_sweep_equal_separate_runs():
-    plans = [plan_of(dropped_linear, noise=z) for z in (0.5, 1.0)]
-    whole = [jfl.simulate(KEY, p, 4, evaluate_every=4).params for p in plans]
-    first = jfl.simulate(KEY, plans[0], 2)
-    rest = jfl.simulate(KEY, plans[0], 2, start=first.run)
-    assert np.array_equal(rest.params, whole[0])
-    swept = jfl.sweep(
-        lambda noise: plan_of(dropped_linear, noise=noise), noise=[0.5, 1.0], seed=3, rounds=4
-    )
-    assert swept.groups == 1
-    for point, alone in zip(swept.params, whole, strict=True):
-        np.testing.assert_allclose(point, alone, rtol=1e-5)
 
 
 def test_the_guarantee_is_that_of_a_loss_without_a_key():
