@@ -1,24 +1,17 @@
 """Attacks on a plan that give a lower bound of its epsilon: `jfl.audit` and `jfl.audit_one_run`."""
 
-import base64
-import functools
-import importlib.metadata
 import math
 from collections.abc import Callable
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ..core import checks, files, identity
-from ..core.errors import ArgumentError, NotAnalysable, ResumeRefused
-from ..core.files import ResultStore
+from ..core import checks
+from ..core.errors import NotAnalysable
 from ..core.records import Guarantee, Plan
 from ..engine import devices
-from ..engine.sweep import FULL, device_memory
-from ..gradients.per_example import Grad
 from ..privacy import guarantees
 from ..privacy.accountants import rdp
 from ..privacy.guarantees import choose, entries_of
@@ -26,13 +19,12 @@ from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.entry import Entry
 from . import canaries as worst_case
 from . import one_run_scores, scores, trainings
-from .estimators import counts, one_run, thresholds, two_samples
-from .trials import block_size, refuse_not_finite, run_blocks, watch
+from .estimators import counts, one_run, two_samples
+from .trials import open_store, run_trials, watch_once
 
 WORST = "worst case"
 LEARN_FRACTION = 0.3  # of the trials, which choose the score and its threshold
 MIN_LEARNING_TRIALS = 100  # of each side
-CPU_MEMORY = 2**30  # bytes for the trials that run at once on a CPU
 
 
 class AuditReport(NamedTuple):
@@ -55,7 +47,8 @@ class AuditReport(NamedTuple):
         mu: the distance between the mean scores with and without the canary, in standard
             deviations: an estimate, and for a Gaussian mechanism its privacy.
         why_not_proved: if nothing is proved, the reason.
-        canaries: of one run, the number of canaries; None for `jfl.audit`, as all that follows.
+        canaries: the number of canaries of `jfl.audit_one_run`.  For `jfl.audit`, this and all that
+            follows is None.
         learning_runs: the number of runs that chose the score and the number of guesses.
         guesses: the number of canaries about which the attack guessed.
         correct: the number of correct guesses.
@@ -90,50 +83,45 @@ class AuditReport(NamedTuple):
     auroc: float | None = None
 
     def __str__(self):
+        compared = "with nothing proved"
+        if (proved := self.proved) is not None:
+            relation = ">" if self.epsilon > proved.epsilon else "<="
+            compared = f"{relation} {proved.status} {proved.epsilon:.4g} ({proved.method})"
+        verdict = f"audited {self.epsilon:.4g} {compared} at delta = {self.delta:.3g}"
+        if self.contradicted:
+            verdict += ": CONTRADICTED"
+        if self.claimed is not None:
+            refuted = "REFUTED" if self.refuted else "not refuted"
+            verdict += f"; claimed {self.claimed:.4g}: {refuted}"
+        one_run = self.canaries is not None
+        included = f"{self.canaries}, each included by a coin flip: " if one_run else ""
+        shown = f"estimator: {self.estimator}, {self.trials} runs with and {self.trials} without, "
+        if one_run:
+            shown = (
+                f"estimator: {self.correct} of {self.guesses} guesses right ({self.estimator}), "
+            )
         lines = [
-            _verdict(self),
-            f"  unit: {self.unit}, view: {self.view}, adjacency: {self.adjacency}",
+            verdict,
+            f"unit: {self.unit}, view: {self.view}, adjacency: {self.adjacency}",
+            f"{'canaries' if one_run else 'canary'}: {included}{self.canary}",
+            f"adversary: sees {self.adversary}",
+            f"{shown}confidence {self.confidence:.4g}",
         ]
-        if self.canaries is None:
+        if one_run:
+            lines[-1] += f"; AUROC {self.auroc:.3f}"
             lines += [
-                f"  canary: {self.canary}",
-                f"  adversary: sees {self.adversary}",
-                f"  estimator: {self.estimator}, {self.trials} runs with and {self.trials} "
-                f"without, confidence {self.confidence:.4g}",
-            ]
-        else:
-            lines += [
-                f"  canaries: {self.canaries}, each included by a coin flip: {self.canary}",
-                f"  adversary: sees {self.adversary}",
-                f"  estimator: {self.correct} of {self.guesses} guesses right ({self.estimator}), "
-                f"confidence {self.confidence:.4g}; AUROC {self.auroc:.3f}",
-                f"  score and number of guesses: chosen on {self.learning_runs} other runs",
-                f"  for a Gaussian mechanism without sampling: {self.gaussian:.4g}",
-                f"  estimate from the distance of the scores, {self.mu:.3g} standard deviations: "
+                f"score and number of guesses: chosen on {self.learning_runs} other runs",
+                f"for a Gaussian mechanism without sampling: {self.gaussian:.4g}",
+                f"estimate from the distance of the scores, {self.mu:.3g} standard deviations: "
                 f"{self.estimate:.4g}",
             ]
         if self.proved is None:
-            lines.append(f"  not proved: {self.why_not_proved}")
-        if self.mu == 0 and self.canaries is None:
-            lines.append("  the canary had no effect on the observations")
+            lines.append(f"not proved: {self.why_not_proved}")
+        if self.mu == 0 and not one_run:
+            lines.append("the canary had no effect on the observations")
         if self.epsilon == 0:
-            lines.append("  nothing was shown: that is no sign of privacy")
-        return "\n".join(lines)
-
-
-def _verdict(report: AuditReport) -> str:
-    """Return the first line of a report: the audited value next to the proved and claimed ones."""
-    beside = "with nothing proved"
-    if (proved := report.proved) is not None:
-        relation = ">" if report.epsilon > proved.epsilon else "<="
-        beside = f"{relation} {proved.status} {proved.epsilon:.4g} ({proved.method})"
-    line = f"audited {report.epsilon:.4g} {beside} at delta = {report.delta:.3g}"
-    if report.contradicted:
-        line += ": CONTRADICTED"
-    if report.claimed is not None:
-        refuted = "REFUTED" if report.refuted else "not refuted"
-        line += f"; claimed {report.claimed:.4g}: {refuted}"
-    return line
+            lines.append("nothing was shown: that is no sign of privacy")
+        return "\n  ".join(lines)
 
 
 def audit(
@@ -217,51 +205,32 @@ def audit(
         True
     """
     where = "jfl.audit"
-    _check_common(where, plan, rounds, seed, claimed)
     checks.require_integer(where, trials=trials)
-    checks.require_fraction(where, single=True, confidence=confidence)
-    _check_trials(trials, delta, confidence, claimed)
-    if devices.devices(mesh) is not None and devices.devices(plan.mesh) is not None:
-        checks.fail(
-            where,
-            "mesh=None for a plan that has a mesh",
-            checks.short_repr(mesh),
-            "Each run is on the devices of plan.mesh; to share runs, audit the plan without one.",
-        )
     checks.require_one_of(where, (WORST, *trainings.CANARIES), canary=canary)
-    checks.require_one_of(where, trainings.SEES, sees=sees)
+    _check(where, plan, rounds, seed, sees, delta, confidence)
+    too_few = LEARN_FRACTION * trials < MIN_LEARNING_TRIALS
+    most = 0.0 if too_few else ceiling(trials, delta, confidence)
+    _check_shown(where, most, f"trials={trials}", claimed, "Raise trials, or audit fewer rounds.")
+    if devices.devices(mesh) is not None and devices.devices(plan.mesh) is not None:
+        expected, got = "mesh=None for a plan that has a mesh", checks.short_repr(mesh)
+        hint = "Each run uses plan.mesh; to share runs among devices, audit the plan without it."
+        checks.fail(where, expected, got, hint)
     if canary == WORST and sees != "releases":
-        checks.fail(
-            where,
-            f'sees="releases" for canary="{WORST}"',
-            f"sees={sees!r}",
-            'Models are observed in a training: use canary="direction" or "mislabelled".',
-        )
-    entry = attacked_entry(where, plan, rounds, delta, unit, view, adjacency)
+        expected, hint = f'sees="releases" for canary="{WORST}"', 'Use canary="direction".'
+        checks.fail(where, expected, f"sees={sees!r}", hint)
+    entry = _attacked_entry(where, plan, rounds, delta, unit, view, adjacency)
     if canary == WORST:
         made = worst_case.experiment(plan, entry, rounds)
     else:
         made = trainings.experiment(plan, entry, rounds, canary, sees)
     store = None
     if keep is not None:
-        question = dict(rounds=rounds, trials=trials, seed=seed, sees=sees, **_whose(entry))
-        store = _open_store(keep, _question(plan, made[:2], question))
-    seen = _observe(made, rounds, trials, seed, memory, mesh, progress, store)
-    epsilon, estimator, mu = _bound(seen, made.law, delta, confidence)
-    return _report(
-        plan,
-        entry,
-        rounds,
-        epsilon,
-        delta,
-        claimed,
-        confidence=float(confidence),
-        estimator=estimator,
-        canary=made.canary,
-        trials=int(trials),
-        adversary=made.adversary,
-        mu=mu,
-    )
+        asked = dict(rounds=rounds, trials=trials, seed=seed, sees=sees, **_whose(entry))
+        store = open_store(keep, plan, made, asked)
+    seen = run_trials(made, rounds, trials, seed, memory, mesh, progress, store)
+    epsilon, estimator, mu = scores.bound(seen, made.copies, delta, confidence, LEARN_FRACTION)
+    measured = dict(estimator=estimator, trials=int(trials), mu=mu)
+    return _report(plan, entry, rounds, epsilon, delta, confidence, claimed, made, **measured)
 
 
 def audit_one_run(
@@ -326,99 +295,44 @@ def audit_one_run(
         (40, True)
     """
     where = "jfl.audit_one_run"
-    _check_common(where, plan, rounds, seed, claimed)
     checks.require_integer(where, min_value=10, canaries=canaries)
     checks.require_integer(where, learning_runs=learning_runs)
-    if learning_runs != 1 and (learning_runs < 4 or learning_runs % 2):
-        checks.fail(
-            where,
-            "learning_runs=1, or an even number >= 4",
-            f"learning_runs={learning_runs}",
-            "Learning runs come in pairs with opposite coins, and each pair is measured by the "
-            "others.",
-        )
-    counts.check_levels(where, delta, confidence)
     checks.require_one_of(where, trainings.CANARIES, canary=canary)
-    checks.require_one_of(where, trainings.SEES, sees=sees)
+    _check(where, plan, rounds, seed, sees, delta, confidence)
+    if learning_runs != 1 and (learning_runs < 4 or learning_runs % 2):
+        expected, got = "learning_runs=1, or an even number >= 4", f"learning_runs={learning_runs}"
+        checks.fail(where, expected, got, "Learning runs come in pairs with opposite coins.")
     level = dict(delta=delta, confidence=confidence)
     most = one_run.one_run(canaries, canaries, canaries, **level).epsilon
-    if claimed is not None and claimed >= most:
-        checks.fail(
-            where,
-            f"canaries that can refute claimed={claimed:g}",
-            f"canaries={canaries}, which show at most {most:.3g} if every guess is right",
-            "Use more canaries, or a smaller delta.",
-        )
-    entry = attacked_entry(where, plan, rounds, delta, unit, view, adjacency)
-    made, _ = trainings.training(plan, entry, rounds, canary, sees, canaries)
+    _check_shown(where, most, f"canaries={canaries}", claimed, "Use more canaries.")
+    entry = _attacked_entry(where, plan, rounds, delta, unit, view, adjacency)
+    made = trainings.training(plan, entry, rounds, canary, sees, canaries)
     draw = np.random.default_rng([seed, 1])
     coins = one_run_scores.learning_coins(draw, learning_runs, canaries)
     judged = draw.random(canaries) < 0.5
     keys = jax.random.split(jax.random.key(seed), learning_runs + 1)
-    *learn, judge = (
-        _observe_once(key, trainings.with_coins(made, rounds, inside), rounds)
-        for key, inside in zip(keys, [*coins, judged], strict=True)
+    *learning, judging = (
+        watch_once(key, trainings.with_coins(made, rounds, included), rounds)
+        for key, included in zip(keys, [*coins, judged], strict=True)
     )
-    chosen = one_run_scores.learn(np.stack(learn), coins, **level)
-    values = chosen.score(judge)
-    found, of_gaussian = one_run_scores.bounds(
-        values, judged, chosen.guesses, chosen.center, **level
-    )
+    chosen = one_run_scores.learn(np.stack(learning), coins, **level)
+    values = chosen.score(judging)
+    found, gaussian = one_run_scores.bounds(values, judged, chosen.guesses, chosen.center, **level)
     inside, outside = values[judged], values[~judged]
     mu = one_run_scores.distance(inside, outside)
-    return _report(
-        plan,
-        entry,
-        rounds,
-        found.epsilon,
-        delta,
-        claimed,
-        confidence=float(confidence),
+    measured = dict(
         estimator="Steinke, Nasr, Jagielski",
-        canary=made.words,
         trials=1,
-        adversary=made.adversary,
         mu=mu,
         canaries=canaries,
         learning_runs=learning_runs,
         guesses=found.guesses,
         correct=found.correct,
-        gaussian=of_gaussian.epsilon,
+        gaussian=gaussian.epsilon,
         estimate=float(rdp.gaussian_epsilon(mu, delta)) if mu > 0 else 0.0,
         auroc=two_samples.auroc(inside, outside) if len(inside) and len(outside) else math.nan,
     )
-
-
-def _check_common(where, plan, rounds, seed, claimed):
-    checks.require_type(where, Plan, "jfl.plan", plan=plan)
-    checks.require_integer(where, rounds=rounds)
-    checks.require_integer(where, min_value=0, seed=seed)
-    if claimed is not None:
-        checks.require_nonnegative(where, single=True, claimed=claimed)
-
-
-def _check_trials(trials, delta, confidence, claimed):
-    """Reject numbers with which no runs could show anything."""
-    where = "jfl.audit"
-    checks.require_fraction(where, single=True, delta=delta)
-    if not 0 < delta < 1:
-        checks.fail(where, "delta in (0, 1)", f"delta={delta!r}")
-    most = ceiling(trials, delta, confidence)
-    if LEARN_FRACTION * trials < MIN_LEARNING_TRIALS or not most > 0:
-        checks.fail(
-            where,
-            f"enough trials for confidence={confidence:g} at delta={delta:g}, at least "
-            f"{math.ceil(MIN_LEARNING_TRIALS / LEARN_FRACTION)}",
-            f"trials={trials}, which show nothing even without an error",
-            "Raise trials, or lower confidence or delta.",
-        )
-    if claimed is not None and claimed >= most:
-        checks.fail(
-            where,
-            f"enough trials to refute claimed={claimed:g}",
-            f"trials={trials}, which show at most {most:.3g} even without an error",
-            "Raise trials, or audit fewer rounds, whose epsilon is smaller.",
-        )
+    return _report(plan, entry, rounds, found.epsilon, delta, confidence, claimed, made, **measured)
 
 
 def ceiling(trials: int, delta: float, confidence: float) -> float:
@@ -431,12 +345,12 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
     """
     judged = trials - int(LEARN_FRACTION * trials)
     # one threshold, two rates
-    worst = counts.clopper_pearson_upper(0, judged, (1 - confidence) / 2)
-    left = 1 - float(worst) - delta
-    return math.log(left / float(worst)) if left > worst else 0.0
+    rate = float(counts.clopper_pearson_upper(0, judged, (1 - confidence) / 2))
+    left = 1 - rate - delta
+    return math.log(left / rate) if left > rate else 0.0
 
 
-def attacked_entry(
+def _attacked_entry(
     where: str, plan: Plan, rounds: int, delta: float, unit, view, adjacency
 ) -> Entry:
     """Return the ledger entry whose privacy is attacked.
@@ -458,11 +372,32 @@ def attacked_entry(
     return choose(where, plan, entries, unit, view, adjacency)
 
 
+def _check(where, plan, rounds, seed, sees, delta, confidence):
+    """Reject arguments that both audits take."""
+    checks.require_type(where, Plan, "jfl.plan", plan=plan)
+    checks.require_integer(where, rounds=rounds)
+    checks.require_integer(where, min_value=0, seed=seed)
+    checks.require_one_of(where, trainings.SEES, sees=sees)
+    counts.check_levels(where, delta, confidence, zero=False)
+
+
+def _check_shown(where, most, numbers, claimed, hint):
+    """Reject numbers with which no attack could show anything, or refute the claim."""
+    if not most > 0:
+        expected = "enough trials for this confidence and delta"
+        checks.fail(where, expected, f"{numbers}, which show nothing without an error", hint)
+    if claimed is not None:
+        checks.require_nonnegative(where, single=True, claimed=claimed)
+        if claimed >= most:
+            got = f"{numbers}, which show at most {most:.3g} without an error"
+            checks.fail(where, f"numbers that can refute claimed={claimed:g}", got, hint)
+
+
 def _whose(entry: Entry) -> dict:
     return dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
 
 
-def _report(plan, entry, rounds, epsilon, delta, claimed, **measured) -> AuditReport:
+def _report(plan, entry, rounds, epsilon, delta, confidence, claimed, made, **measured):
     """Return the report of a bound, next to the guarantee of the plan if there is one."""
     proved, why_not = None, ""
     try:
@@ -472,6 +407,9 @@ def _report(plan, entry, rounds, epsilon, delta, claimed, **measured) -> AuditRe
     return AuditReport(
         epsilon=epsilon,
         delta=float(delta),
+        confidence=float(confidence),
+        canary=made.canary,
+        adversary=made.adversary,
         proved=proved,
         claimed=claimed,
         refuted=claimed is not None and epsilon > claimed,
@@ -480,167 +418,3 @@ def _report(plan, entry, rounds, epsilon, delta, claimed, **measured) -> AuditRe
         **_whose(entry),
         **measured,
     )
-
-
-# --- runs
-
-
-def _observe(made, rounds, trials, seed, memory, mesh, progress, store=None):
-    """Return what is seen in all runs, [trials, R, k] of each side."""
-    seen = _stored_runs(store)
-    done = [sum(map(len, side)) for side in seen]
-    tell = progress or (lambda done, total: None)
-    if sum(done):
-        tell(sum(done), 2 * trials)
-    if sum(done) < 2 * trials:
-        keys = jax.random.split(jax.random.key(seed), (2, trials))
-        mesh = devices.devices(mesh)
-        num_devices = 1 if mesh is None else mesh.size
-        if memory is None:
-            memory = device_memory(FULL) or CPU_MEMORY
-        block = block_size(made.inside, rounds, trials, memory, num_devices)
-        for side, plan in enumerate((made.inside, made.outside)):
-            for found in run_blocks(keys[side], plan, rounds, block, mesh, done[side]):
-                if store is not None:
-                    _store_runs(store, side, done[side], found)
-                seen[side].append(found)
-                done[side] += len(found)
-                tell(sum(done), 2 * trials)
-    return [np.concatenate(side) for side in seen]
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _watch_once(key, plan, rounds):
-    return watch(key, plan, rounds)
-
-
-def _observe_once(key, plan, rounds):
-    """Return what is seen of each canary in one run, Float32[m, R, k]."""
-    seen, bad = _watch_once(key, plan, rounds)
-    if bad:
-        refuse_not_finite(1, 1)
-    return np.asarray(seen).swapaxes(0, 1)
-
-
-def _question(plan: Plan, pair: tuple, asked: dict) -> dict:
-    """Return what runs must have in common to be runs of one audit, as JSON.
-
-    Args:
-        plan: the audited plan.
-        pair: the plans that run, with the canary and without.
-        asked: rounds, trials, seed, sees, unit, view and adjacency.
-    """
-    words = lambda p: "".join(f"{int(w):08x}" for w in np.asarray(identity.plan_identity(p)))
-    version = importlib.metadata.version
-    # How gradients are computed is not part of a plan's identity, but an audit measures it.
-    is_grad = lambda node: isinstance(node, Grad)
-    grads = [g for g in jax.tree.leaves(plan.algorithm, is_leaf=is_grad) if is_grad(g)]
-    return dict(
-        plan=words(plan),
-        canary=[words(p) for p in pair],
-        mesh=None if plan.mesh is None else str(plan.mesh),
-        chunk=plan.chunk,
-        gradients=[f"{g.path}, microbatch {g.microbatch}" for g in grads],
-        **asked,
-        jfl=f"{version('jfl')} ({files.source()})",
-        jax=f"{version('jax')} on {jax.default_backend()}",
-    )
-
-
-def _open_store(path, question: dict) -> ResultStore:
-    """Open the file of an audit's runs, or begin it."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-
-    def refuse(expected, got):
-        checks.fail(
-            "jfl.audit keep=",
-            expected,
-            got,
-            "Name another file, or remove this one: this audit cannot use its runs.",
-            error=ResumeRefused,
-        )
-
-    try:
-        store = ResultStore(
-            path,
-            key=lambda record: (record["side"], record["first"]),
-            fields=("seen", "shape"),
-            head=("question",),
-            signed=True,
-        )
-    except ArgumentError as error:
-        refuse("a file that an audit wrote", f"{path}: {error}")
-    if store.head is None:
-        if Path(path).exists():
-            refuse("a file that an audit wrote", f"{path}, without its first line")
-        store.begin(dict(question=question))
-    elif store.head["question"] != question:
-        differences = identity.differences(store.head["question"], question)
-        refuse(f"the runs of this audit in {path}", "; ".join(differences[:5]))
-    return store
-
-
-def _store_runs(store: ResultStore, side: int, first: int, seen: np.ndarray):
-    text = base64.b64encode(seen.astype("<f4").tobytes()).decode()
-    store.put([dict(side=side, first=first, shape=seen.shape, seen=text)])
-    store.records.clear()  # `_observe` holds them
-
-
-def _stored_runs(store: ResultStore | None) -> tuple[list, list]:
-    """Return what a file holds of the runs of either side, in blocks."""
-    seen: tuple[list, list] = ([], [])
-    if store is not None:
-        records: Any = store.records  # by (side, first)
-        for (side, _), record in sorted(records.items()):
-            block = np.frombuffer(base64.b64decode(record["seen"]), "<f4")
-            seen[side].append(block.reshape(record["shape"]))
-        store.records.clear()
-    return seen
-
-
-# --- bound
-
-
-def _bound(seen, law, delta, confidence):
-    """Return the lower bound from runs that no choice has used, its estimator, and the distance
-    between both sides."""
-    first = int(LEARN_FRACTION * len(seen[0]))
-    learn, judge = ([side[:first] for side in seen], [side[first:] for side in seen])
-    tried = []
-    first_in, first_out = learn
-    for score in scores.learn(first_in, first_out, law):
-        threshold, shown = _threshold(score.of(first_in), score.of(first_out), delta, confidence)
-        tried.append((shown, score, threshold))
-    _, score, threshold = max(tried, key=lambda one: one[0])
-    inside, outside = (score.of(side) for side in judge)
-    found = two_samples.lower_bound(
-        inside,
-        outside,
-        delta=delta,
-        confidence=confidence,
-        thresholds=thresholds.Explicit(threshold),
-    )
-    deviation = outside.std()
-    apart = inside.mean() - outside.mean()
-    mu = float(apart / deviation) if deviation > 0 else math.copysign(math.inf, apart)
-    mu = mu if apart else 0.0
-    words = f"Clopper-Pearson of a {score.name}, chosen on {first} other runs of each side"
-    return float(found.epsilon), words, mu
-
-
-def _threshold(inside, outside, delta, confidence):
-    """Return the threshold that shows most of these scores, and what it shows.
-
-    The candidates are at even ranks of both sides together, closer near the ends.
-    """
-    inside, outside = np.sort(inside), np.sort(outside)
-    together = np.sort(np.concatenate([inside, outside]))
-    tail = np.geomspace(1e-4, 0.5, 60)
-    candidates = np.unique(np.quantile(together, np.concatenate([tail, 1 - tail])))
-    below, above = np.searchsorted(inside, candidates), np.searchsorted(outside, candidates)
-    upper = lambda count, of: counts.clopper_pearson_upper(count, len(of), (1 - confidence) / 2)
-    missed, alarms = upper(below, inside), upper(len(outside) - above, outside)
-    gain = lambda kept, wrong: np.log(np.maximum(kept - delta, 1e-300)) - np.log(wrong)
-    shown = np.maximum(gain(1 - missed, alarms), gain(1 - alarms, missed))
-    best = int(np.argmax(shown))
-    return float(candidates[best]), float(shown[best])

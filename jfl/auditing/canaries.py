@@ -1,19 +1,20 @@
 """Pairs of plans: one with a worst-case canary, and one with its neighbour.
 
-A canary moves a release as far as the noise is meant to hide.  It goes through the plan's chains,
-samplers, weights and server.  Only the data, and what is learned from them, are replaced, so that
-nothing else moves the release:
+A canary changes a release by as much as the noise is meant to hide.  It passes through the plan's
+own chains, samplers, weights and server.  Only the data, and what is learned from them, are
+replaced, so that nothing else changes the release:
 
-- A record: the loss is linear in the parameters, with a slope given by the row, so the gradient of
+- A record: the loss is linear in the parameters with a slope given by the row, so the gradient of
   a row does not depend on the parameters, and the chain clips it.
 - A client: its upload is replaced before the plan's chain clips it.
-- A record under client-level noise: such a row goes through the client's training, and turns the
-  upload that the chain clips.
+- A record under client-level noise: a steep row passes through its client's training and reverses
+  the upload that the chain clips.
 
-Neighbours: under "replace_one" the canary points the other way, and where elements are drawn the
-others point there too (else most of the distance is lost); under "add_remove" it is zero.
+Under "replace_one" the neighbour is the opposite canary, and if elements are drawn, all other
+elements equal the neighbour, since most of the distance would be lost otherwise.  Under
+"add_remove" the neighbour is zero.
 
-A plan that has a mesh keeps it: what is wrong only on several devices is audited there.
+A plan that has a mesh keeps it, so errors that occur only on several devices are audited.
 """
 
 import dataclasses
@@ -49,9 +50,10 @@ from ..privacy.mechanisms.stages import total
 from ..sampling import clients as sampling
 from . import watching
 
-UPLOAD_VIEWS = ("server", "personal")  # whose observer sees each upload by itself
-ORTHOGONAL = 1e11  # products that it may take to make directions orthogonal
-FAR = 1e4  # times its bound: how long a canary is before it is clipped
+UPLOAD_VIEWS = ("server", "personal")  # whose observer sees each upload separately
+FIXED_SIZE = ("without_replacement", "with_replacement", "truncated_poisson")  # samples
+MAX_QR_PRODUCTS = 1e11  # for making random directions orthogonal
+LENGTH = 1e4  # of a canary before the clip, in units of the clip norm
 
 
 class Experiment(NamedTuple):
@@ -60,7 +62,7 @@ class Experiment(NamedTuple):
     Attributes:
         inside: the plan with the canary.
         outside: the plan with its neighbour, of the same structure.
-        law: Float64[m], the probabilities that the canary counts 0, 1, ... times in the
+        copies: Float64[m], the probabilities that the canary counts 0, 1, ... times in the
             observations of a round; None if they are unknown.
         canary: a description of the canary.
         adversary: a description of the observations.
@@ -68,13 +70,18 @@ class Experiment(NamedTuple):
 
     inside: Plan
     outside: Plan
-    law: np.ndarray | None
+    copies: np.ndarray | None
     canary: str
     adversary: str
 
 
+def refuse(expected: str, actual: str, hint: str):
+    """Raise NotAnalysable for a plan in which no canary can be placed."""
+    checks.fail("jfl.audit", expected, actual, hint, NotAnalysable)
+
+
 def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
-    """Return the pair of plans with the worst canary for `entry`.
+    """Return the pair of plans with the worst canary for a ledger entry.
 
     The server knows who participates and sees each upload, so for its view the plan runs only with
     the canary's client, in every round, and the release is that client's upload.  The same holds
@@ -86,37 +93,37 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
         rounds: the number of observed rounds.
 
     Raises:
-        NotAnalysable: For releases that no canary here reaches.
+        NotAnalysable: If no canary reaches the release.
     """
     refuse_implied(entry)
-    client, payload = weakest_client(plan, entry), None
+    client, upload = weakest_client(plan, entry), None
     if entry.unit == "client" or entry.implied:
-        payload = upload_shapes(plan)
+        upload = upload_shapes(plan)
     if entry.view in UPLOAD_VIEWS:
         plan, client = alone(plan, client)
     if entry.unit == "client":
-        made, canary = _of_a_client(plan, entry, client, rounds, payload)
+        (inside, outside), canary = _client_pair(plan, entry, client, rounds, upload)
     elif entry.implied:
-        made, canary = _of_a_trained_record(plan, client, rounds, payload)
+        (inside, outside), canary = _trained_record_pair(plan, client, rounds, upload)
     else:
-        made, canary = _of_a_record(plan, entry, client, rounds)
-    law = law_of(plan, entry, client)
+        (inside, outside), canary = _record_pair(plan, entry, client, rounds)
     seen = "each upload of its client" if entry.view in UPLOAD_VIEWS else "each aggregate"
     if entry.view == "personal":
         seen += " and personal model"
     if mech.adaptive(plan.release):
         seen += " and clip norm"
-    inside, outside = made
-    return Experiment(inside, outside, law, canary, f"{seen} of {rounds} rounds")
+    copies = distribution_of_copies(plan, entry, client)
+    return Experiment(inside, outside, copies, canary, f"{seen} of {rounds} rounds")
 
 
 def refuse_implied(entry: Entry) -> None:
-    """Reject added or removed rows if the noise is for clients."""
+    """Reject added or removed rows if the noise protects clients."""
     if entry.implied and entry.adjacency != "replace_one":
-        raise NotAnalysable(
-            f"jfl.audit: expected the unit that the noise is for, but got unit={entry.unit!r} and "
-            f"adjacency={entry.adjacency!r}, whose guarantee follows from that of clients. "
-            "Audit unit='client'."
+        refuse(
+            "the unit that the noise is for",
+            f"unit={entry.unit!r} and adjacency={entry.adjacency!r}, whose guarantee follows from "
+            "that of clients",
+            "Audit unit='client'.",
         )
 
 
@@ -124,46 +131,39 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
     """Return the client with the least noise; of several, the one that participates most often,
     then the one with the fewest rows or the largest weight."""
     rows = np.asarray(plan.fed.size).reshape(-1)
-    count = len(rows)
-    least = np.full(count, np.inf)
+    noise = np.full(len(rows), np.inf)
     for part in entry.parts:
-        level = np.asarray(effective(part), np.float64).min(axis=0)
-        least = np.minimum(least, np.broadcast_to(level, (count,)))
-    often = -_shares(plan.sampler) if entry.view == "third_party" else -np.ones(count)
+        noise = np.minimum(noise, np.asarray(effective(part), np.float64).min(axis=0))
+    often = np.ones(len(rows))
+    if entry.view == "third_party":
+        often = _participation_rates(plan.sampler)
     if entry.unit == "example" and not entry.implied:
-        order = np.lexsort((rows, often, least))
-        return int(next(c for c in order if rows[c] > 0))
+        return int(next(c for c in np.lexsort((rows, -often, noise)) if rows[c] > 0))
     weights = np.asarray(plan.weights(0) if isinstance(plan.weights, Fn) else plan.weights)
-    order = np.lexsort((often * weights, least))
+    order = np.lexsort((-often * weights, noise))
     if entry.implied:
         order = [c for c in order if rows[c] > 0]
-    if not votes(plan, entry):
+    if not absence_moves_clip_norm(plan, entry):
         return int(order[0])
-    if isinstance(plan.weights, Fn):
-        raise NotAnalysable(
-            "jfl.audit: expected weights that stay, for an adaptive clip under "
-            "add_remove, but got a "
-            "function of the round. Audit the plan with the weights of one round."
+    # The noise follows the largest weight, which must not change with the canary's absence.
+    kept = [c for c in order if max(np.delete(weights, c), default=0) == weights.max()]
+    if isinstance(plan.weights, Fn) or not kept:
+        refuse(
+            "constant weights whose maximum remains without the canary, for an adaptive clip under "
+            "add_remove",
+            "weights that change" if kept else "weights whose maximum one client has",
+            "Audit a plan with constant weights, or with more clients.",
         )
-    # its absence must not change the largest weight, which the noise follows
-    for c in order:
-        others = np.delete(weights, c)
-        if others.size and others.max() == weights.max():
-            return int(c)
-    raise NotAnalysable(
-        "jfl.audit: expected a second client, for an adaptive clip under add_remove, "
-        "but got one, whose "
-        "absence would take the noise along. Audit a plan with more clients."
-    )
+    return int(kept[0])
 
 
-def votes(plan: Plan, entry: Entry) -> bool:
+def absence_moves_clip_norm(plan: Plan, entry: Entry) -> bool:
     """Return whether the absence of a client also affects the clip norm."""
     return entry.adjacency != "replace_one" and mech.adaptive(plan.release)
 
 
-def _shares(sampler):
-    """Return the probability that one draw takes each client, Float64[C]; for latencies, the
+def _participation_rates(sampler: Any) -> np.ndarray:
+    """Return the probability that one draw selects each client, Float64[C]; for latencies, the
     frequency in 1,000 cohorts."""
     if sampler.scheme != "first_responders":
         return np.array(np.broadcast_to(attendance(sampler).share, (sampler.clients,)), np.float64)
@@ -173,213 +173,170 @@ def _shares(sampler):
 
 
 def alone(plan: Plan, client: int) -> tuple[Plan, int]:
-    """Return the plan with only one client, and the client's number in it; if noise differs by
-    client, the plan of the whole federation in which only that client has weight."""
+    """Return the plan with only one client, and the client's number in it; if noise differs
+    between clients, the plan of the whole federation in which only that client has weight."""
     count = plan.sampler.clients
-    levels = [
-        jnp.shape(s.noise(0)) if isinstance(s.noise, Fn) else jnp.shape(s.noise)
+    noises = [
+        stage.noise(0) if isinstance(stage.noise, Fn) else stage.noise
         for m in (plan.upload, *(r.mechanism for r in plan.algorithm.releases))
-        for s in (m.stages if m is not None else ())
-        if s.noise is not None
+        for stage in (m.stages if m is not None else ())
+        if stage.noise is not None
     ]
     release = Mechanism((total(),), plan.release.adjacency)
-    if any(levels) and count > 1:
-        only = np.zeros(count, np.float32)
-        only[client] = count
-        everyone = sampling.full(count)
-        return dataclasses.replace(
-            plan, sampler=everyone, weights=jnp.asarray(only), release=release, chunk=count
-        ), client
-    return dataclasses.replace(
-        plan,
-        fed=_only(plan.fed, client),
-        sampler=sampling.full(1),
-        weights=jnp.ones(1, jnp.float32),
-        release=release,
-        chunk=1,
-    ), 0
+    if count > 1 and any(map(jnp.shape, noises)):
+        weights = jnp.zeros(count).at[client].set(count)
+        changes = dict(sampler=sampling.full(count), weights=weights, chunk=count)
+        return dataclasses.replace(plan, release=release, **changes), client
+    if plan.fed.host is not None:
+        fed = _numbers(np.asarray(plan.fed.size).reshape(-1)[client : client + 1])
+    else:
+        names = ("index", "size", "test_index", "test_size")
+        own = {n: jnp.asarray(np.asarray(getattr(plan.fed, n))[client, None]) for n in names}
+        fed = dataclasses.replace(plan.fed, **own)
+    changes = dict(sampler=sampling.full(1), weights=jnp.ones(1, jnp.float32), chunk=1)
+    return dataclasses.replace(plan, fed=fed, release=release, **changes), 0
 
 
-def _only(fed, client):
-    """Return the federation of one client; for rows on the host, with zeros instead of them."""
-    if fed.host is not None:
-        rows = int(np.asarray(fed.size).reshape(-1)[client])
-        return federation(np.zeros(rows, np.float32), [np.arange(rows)])
-    names = ("index", "size", "test_index", "test_size")
-    its = {name: np.asarray(getattr(fed, name))[client : client + 1] for name in names}
-    return dataclasses.replace(fed, **{name: jnp.asarray(value) for name, value in its.items()})
+def _numbers(
+    sizes: np.ndarray, width: int = 1, client: int = 0, value: float = 0.0, others: float = 0.0
+) -> Federation:
+    """Return a federation whose rows are numbers.
+
+    Args:
+        sizes: [C], the number of rows of each client.
+        width: the minimum number of slots of a client.
+        client: the client whose first row is `value` and whose other rows are `others`; all other
+            clients have zeros.
+        value, others: see `client`.
+    """
+    sizes = np.asarray(sizes, np.int32)
+    starts = np.cumsum(sizes) - sizes
+    slots = np.arange(max(width, 1, sizes.max(initial=1)))
+    index = np.where(slots < sizes[:, None], starts[:, None] + slots, 0).astype(np.int32)
+    x = np.zeros(max(sizes.sum(), 1), np.float32)
+    x[starts[client] : starts[client] + sizes[client]] = others
+    x[starts[client] : starts[client] + min(sizes[client], 1)] = value
+    one, none = np.zeros(1, np.float32), np.zeros((len(sizes), 0), np.int32)
+    nothing = np.zeros(len(sizes), np.int32)
+    leaves = (x, np.zeros_like(x), index, sizes, one, one, none, nothing)
+    return Federation(*map(jnp.asarray, leaves))
 
 
-def federation(x: np.ndarray, index: list, width: int | None = None) -> Federation:
-    """Clients that own the rows `index` [C][rows] of x [n], which is all that a row holds."""
-    sizes = np.array([len(i) for i in index], np.int32)
-    padded = np.zeros((len(index), max(width or 0, 1, sizes.max(initial=1))), np.int32)
-    for c, i in enumerate(index):
-        padded[c, : len(i)] = i
-    nothing = np.zeros((1,), np.float32)
-    x_, y, index_, size, x_test, y_test = map(
-        jnp.asarray, (x, np.zeros_like(x), padded, sizes, nothing, nothing)
-    )
-    return Federation(
-        x_,
-        y,
-        index_,
-        size,
-        x_test,
-        y_test,
-        jnp.zeros((len(index), 0), jnp.int32),
-        jnp.zeros(len(index), jnp.int32),
-    )
-
-
-def rows_of(fed: Federation) -> tuple[list, int, int | None]:
-    """Return the rows of each client, the number of rows, and the number of slots of a client."""
-    sizes = np.asarray(fed.size).reshape(-1)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    width = None if fed.host is not None else fed.index.shape[1]
-    return [np.arange(a, a + n) for a, n in zip(starts, sizes)], int(starts[-1]), width
+def numbers_like(fed: Federation, **values: Any) -> Federation:
+    """Return `_numbers` for clients of the same sizes as those of `fed`."""
+    width = 1 if fed.host is not None else fed.index.shape[1]
+    return _numbers(np.asarray(fed.size).reshape(-1), width, **values)
 
 
 # --- records
 
 
-def _of_a_record(plan, entry, client, rounds):
+def _record_pair(plan, entry, client, rounds):
     release = plan.algorithm.releases[0]
-    params = jax.eval_shape(plan.task.init, jax.random.key(0))
     if entry.view == "personal" and plan.sampler.clients > 1:
-        raise NotAnalysable(
-            "jfl.audit: expected equal noise for all clients, for view='personal', but "
-            "got noise that "
-            "differs between them. Audit view='server'."
+        refuse(
+            "equal noise for all clients for view='personal'",
+            "noise that differs between clients",
+            "Audit view='server'.",
         )
     if any(stage.declared for stage in release.mechanism.stages):
-        raise NotAnalysable(
-            "jfl.audit: expected a chain that clips, but got a bound that is declared "
-            "of a loss. The "
-            "canary is a loss of its own, of which nothing was declared."
+        refuse(
+            "a chain that clips",
+            "a bound that is declared for a loss",
+            "The canary has another loss, for which nothing was declared.",
         )
+    params = jax.eval_shape(plan.task.init, jax.random.key(0))
     row, weight, words = worst(release.mechanism, params, rounds)
     if release.steps:
         words += " (the bound covers a change of every step, which one row seldom reaches)"
-    index, count, width = rows_of(plan.fed)
-    replaced = entry.adjacency == "replace_one"
-    # noise that is added once covers a change of every step: there the others stay out of the way
-    drawn = release.batches.scheme in (
-        "without_replacement",
-        "with_replacement",
-        "epochs",
-        "truncated_poisson",
-    )
+    drawn = release.batches.scheme in (*FIXED_SIZE, "epochs")
+    # If noise that is added once covers a change of every step, other rows would use up the clip.
     others = -1.0 if entry.adjacency != "add_remove" and drawn and not release.steps else 0.0
-    x = np.zeros(max(count, 1), np.float32)
-    x[index[client]] = others
-    pair = []
-    for value in (1.0, -1.0 if replaced else 0.0):
-        x[index[client][0]] = value
-        fed = federation(x.copy(), index, width)
-        algorithm = plan.algorithm
-        if entry.view == "personal":
-            algorithm = watching.watched_personal(algorithm, weight, rounds)
-        watched = watching.watched(algorithm, *along(weight, rounds, algorithm))
-        pair.append(_on_slopes(plan, fed, row, watched))
-    against = "the same row the other way" if replaced else "no row"
-    around = ", all others there too" if others else ""
-    return pair, f"a row {words}, against {against}{around}"
+    algorithm = plan.algorithm
+    if entry.view == "personal":
+        algorithm = watching.watched_personal(algorithm, weight, rounds)
+    algorithm = watching.watched(algorithm, *along(weight, rounds, algorithm))
+    opposite = -1.0 if entry.adjacency == "replace_one" else 0.0
+    pair = [
+        _with_slope(plan, numbers_like(plan.fed, client=client, **values), row, algorithm)
+        for values in (dict(value=1.0, others=others), dict(value=opposite, others=others))
+    ]
+    return pair, f"a row {words}, against {_neighbour('row', opposite, others)}"
 
 
-def _on_slopes(plan, fed, slope, algorithm):
-    """Return the plan on rows that are numbers x, with a loss whose gradient is x times `slope`."""
-    loss = Fn(_linear, dict(slope=slope))
-    grads = lambda node: isinstance(node, Grad)
-    path = lambda g: "auto" if g.path == "bookkeeping" else g.path
-    put = lambda g: dataclasses.replace(g, loss=loss, path=path(g)) if grads(g) else g
-    algorithm = jax.tree.map(put, algorithm, is_leaf=grads)
-    task = Task(init=plan.task.init, loss=loss)
-    return dataclasses.replace(plan, fed=fed, task=task, algorithm=algorithm)
-
-
-def _of_a_trained_record(plan, client, rounds, payload):
-    """Return a row that turns the upload of its client, however many other rows there are: only the
-    clip of the upload bounds its effect on the client's training."""
-    row, weight, words = worst(chain_of(plan), payload, rounds)
+def _trained_record_pair(plan, client, rounds, upload):
+    """Return a row that reverses the upload of its client, however many other rows there are: only
+    the clip of the upload bounds its effect on the client's training."""
+    row, weight, words = worst(chain_of(plan), upload, rounds)
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
     shapes = [v.shape for v in jax.tree.leaves(params)]
     first = lambda tree: jax.tree.leaves(tree)[: len(shapes)]
     if [v.shape for v in first(row)] != shapes:
-        checks.fail(
-            "jfl.audit",
-            "uploads made of copies of the parameters",
-            [v.shape for v in jax.tree.leaves(row)],
-            error=NotAnalysable,
-        )
-    index, count, width = rows_of(plan.fed)
-    # a client takes the mean over its rows
-    largest = min(float(jnp.finfo(v.dtype).max) for v in jax.tree.leaves(payload))
-    longer = min(len(index[client]), max(1.0, 1e-2 * largest / float(pytrees.norm(row))))
+        got = str([v.shape for v in jax.tree.leaves(row)])
+        refuse("uploads made of copies of the parameters", got, "Audit unit='client'.")
+    # A client takes the mean over its rows, so the row is longer by their number.
+    largest = min(float(jnp.finfo(v.dtype).max) for v in jax.tree.leaves(upload))
+    rows = int(np.asarray(plan.fed.size).reshape(-1)[client])
+    longer = min(rows, max(1.0, 1e-2 * largest / float(pytrees.norm(row))))
     slope = jax.tree.unflatten(jax.tree.structure(params), [longer * v for v in first(row)])
-    x, pair = np.zeros(max(count, 1), np.float32), []
-    for value in (-1.0, 1.0):  # training goes down the slope
-        x[index[client][0]] = value
-        fed = federation(x.copy(), index, width)
-        # each copy is watched by itself: training may move one up and another one down
-        kept = along(first(weight), rounds, plan.algorithm)
-        algorithm = watching.watched(plan.algorithm, *kept)
-        pair.append(_on_slopes(plan, fed, slope, algorithm))
-    words = f"a row that turns what its client uploads, {words}, against the same row the other way"
-    return pair, words
+    # Each copy is observed separately: training may change two copies in opposite directions.
+    algorithm = watching.watched(plan.algorithm, *along(first(weight), rounds, plan.algorithm))
+    pair = [
+        _with_slope(plan, numbers_like(plan.fed, client=client, value=value), slope, algorithm)
+        for value in (-1.0, 1.0)  # training descends the slope
+    ]
+    words = f"a row that reverses what its client uploads, {words}"
+    return pair, f"{words}, against {_neighbour('row', -1.0, 0.0)}"
+
+
+def _with_slope(plan, fed, slope, algorithm):
+    """Return the plan on rows that are numbers x, with a loss whose gradient is x * `slope`."""
+    loss = Fn(_linear, dict(slope=slope))
+    is_grad = lambda node: isinstance(node, Grad)
+    path = lambda g: "auto" if g.path == "bookkeeping" else g.path
+    put = lambda g: dataclasses.replace(g, loss=loss, path=path(g)) if is_grad(g) else g
+    algorithm = jax.tree.map(put, algorithm, is_leaf=is_grad)
+    task = Task(init=plan.task.init, loss=loss)
+    return dataclasses.replace(plan, fed=fed, task=task, algorithm=algorithm)
 
 
 @named("audit.linear")
 def _linear(params, x, y, *, slope):
-    """A loss whose gradient is x * slope."""
-    return x * sum(
-        jnp.vdot(s, p) for s, p in zip(jax.tree.leaves(slope), jax.tree.leaves(params), strict=True)
-    )
+    """Return a loss whose gradient is x * slope."""
+    return x * _dot(slope, params)
+
+
+def _neighbour(what, opposite, others):
+    """Return a description of the neighbour of a canary."""
+    against = f"the opposite {what}" if opposite else f"no {what}"
+    return against + (f", which all other {what}s equal" if others else "")
 
 
 # --- clients
 
 
-def _of_a_client(plan, entry, client, rounds, payload):
-    row, weight, words = worst(chain_of(plan), payload, rounds)
-    count = plan.sampler.clients
+def _client_pair(plan, entry, client, rounds, upload):
+    row, weight, words = worst(chain_of(plan), upload, rounds)
     replaced = entry.adjacency == "replace_one"
-    drawn = plan.sampler.scheme in (
-        "without_replacement",
-        "with_replacement",
-        "truncated_poisson",
-    )
+    drawn = plan.sampler.scheme in FIXED_SIZE
     others = -1.0 if entry.adjacency != "add_remove" and drawn else 0.0
-    index, rows, width = rows_of(plan.fed)
-    fed = federation(np.zeros(max(rows, 1), np.float32), index, width)
-    task, pair = Task(init=plan.task.init, loss=Fn(nothing)), []
-    absent = votes(plan, entry)
-    # the vote on an adaptive clip norm differs too: one upload just fits, the other does not
-    fits = 1.0
+    inside, opposite = 1.0, -1.0 if replaced else 0.0
     if replaced and mech.adaptive(plan.release):
-        fits = (1 - 1e-4) * float(mech.initial_state(plan.release)) / float(pytrees.norm(row))
-    for value in (fits, -1.0 if replaced else 0.0):
-        each = np.full(count, others, np.float32)
-        each[client] = value
+        # The votes on the clip norm differ too: one upload just fits, and the other does not.
+        norm = float(mech.initial_state(plan.release)) / float(pytrees.norm(row))
+        inside = (1 - 1e-4) * norm
+    task, pair = Task(init=plan.task.init, loss=Fn(nothing)), []
+    for value in (inside, opposite):
+        each = jnp.full(plan.sampler.clients, others, jnp.float32).at[client].set(value)
+        send = Fn(_upload, dict(row=row, each=each))
         weights = plan.weights
-        if absent:
+        if absence_moves_clip_norm(plan, entry):
             weights = jnp.asarray(weights).at[client].multiply(abs(value))
-        pair.append(
-            dataclasses.replace(
-                plan,
-                fed=fed,
-                task=task,
-                weights=weights,
-                algorithm=watching.watched(
-                    plan.algorithm,
-                    *along(weight, rounds, plan.algorithm),
-                    client=Fn(_upload, dict(row=row, each=jnp.asarray(each))),
-                ),
-            )
-        )
-    against = "the same upload the other way" if replaced else "no upload"
-    around = ", all others there too" if others else ""
-    return pair, f"an upload {words}, against {against}{around}"
+        watch = along(weight, rounds, plan.algorithm)
+        algorithm = watching.watched(plan.algorithm, *watch, client=send)
+        changes = dict(fed=numbers_like(plan.fed), task=task, weights=weights, algorithm=algorithm)
+        pair.append(dataclasses.replace(plan, **changes))
+    return pair, f"an upload {words}, against {_neighbour('upload', opposite, others)}"
 
 
 @named("audit.upload")
@@ -391,6 +348,7 @@ def _upload(context, keys, server, own, rows, *, row, each):
 
 @named("audit.nothing")
 def nothing(params, x, y):
+    """Return a loss without a gradient."""
     return 0.0 * x
 
 
@@ -403,36 +361,30 @@ def upload_shapes(plan: Plan) -> Tree:
     """Return the shapes of an upload."""
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
     server, own = jax.eval_shape(plan.algorithm.init, params)
-    run = lambda server, own, fed: _one_client(plan, server, own, fed)
-    return jax.eval_shape(run, server, own, plan.fed if plan.fed.host is None else _standing(plan))
-
-
-def _standing(plan):
-    """Return the shapes of a federation whose rows stay on the host."""
-    x, y = (jax.eval_shape(lambda v=v: jnp.asarray(v)) for v in plan.fed.host.fetch(np.array([0])))
-    index = jax.ShapeDtypeStruct((plan.sampler.clients, 1), jnp.int32)
-    return plan.fed, x, y, index
-
-
-def _one_client(plan, server, own, fed):
-    if isinstance(fed, tuple):
-        _, x, y, index = fed
-    else:
+    fed = plan.fed
+    if fed.host is None:
         x, y, index = fed.x, fed.y, fed.index
-    one, key = jnp.float32(1), jax.random.key(0)
-    context = Context(jnp.int32(0), jnp.int32(0), jnp.int32(1), one, plan.sampler.clients, one)
-    rows = Rows(x, y, index[0], jnp.int32(1))
-    return plan.algorithm.client(context, Keys(key, key), server, own, rows)[0]
+    else:
+        x, y = map(jnp.asarray, fed.host.fetch(np.array([0])))
+        index = jnp.zeros((plan.sampler.clients, 1), jnp.int32)
+
+    def one_client(server, own, x, y, index):
+        one, key = jnp.float32(1), jax.random.key(0)
+        context = Context(jnp.int32(0), jnp.int32(0), jnp.int32(1), one, plan.sampler.clients, one)
+        rows = Rows(x, y, index[0], jnp.int32(1))
+        return plan.algorithm.client(context, Keys(key, key), server, own, rows)[0]
+
+    return jax.eval_shape(one_client, server, own, x, y, index)
 
 
-# --- what is put in
+# --- contributions
 
 
 def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]:
-    """Return the contribution that moves the release furthest in the norm of its noise.
+    """Return the contribution that changes the release most, in units of the noise.
 
     Args:
-        mechanism: the chain that it goes through.
+        mechanism: the chain that it passes through.
         like: the shapes of a contribution.
         rounds: the number of rounds, for bounds that change.
 
@@ -449,15 +401,15 @@ def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]
         if not norm > 0:  # the direction lies in the padding
             continue
         row = pytrees.scale(length / norm, direction)
-        weight, distance = _found_by(mechanism, row)
+        weight, distance = _detector(mechanism, row)
         if distance > farthest:
             best, farthest = (row, weight, words), float(distance)
-    _can_be_held(length, farthest)
+    _check_range(length, farthest)
     return best
 
 
 def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tuple:
-    """Return contributions along random directions, with the norm of those of `worst`.
+    """Return contributions along random directions, as long as that of `worst`.
 
     They are orthogonal if there are enough coordinates, so that none is mistaken for another.
 
@@ -467,44 +419,41 @@ def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tu
     """
     length = _length(mechanism, like, rounds)
     mechanism = mech.at_round(mechanism, jnp.int32(0))
-    leaves, shape = jax.tree.flatten(like)
-    size = sum(math.prod(leaf.shape) for leaf in leaves)
-    drawn = np.random.default_rng(seed).normal(size=(count, size)).astype(np.float32)
-    if count <= size and count * count * size <= ORTHOGONAL:
+    leaves, structure = jax.tree.flatten(like)
+    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    drawn = np.random.default_rng(seed).normal(size=(count, sum(sizes))).astype(np.float32)
+    if count <= sum(sizes) and count * count * sum(sizes) <= MAX_QR_PRODUCTS:
         drawn = np.linalg.qr(drawn.T)[0].T
-    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
-    parts = zip(np.split(drawn, ends, axis=1), leaves, strict=True)
-    drawn = [part.reshape(count, *leaf.shape) for part, leaf in parts]
+    parts = zip(np.split(drawn, np.cumsum(sizes)[:-1], axis=1), leaves, strict=True)
+    directions = [jnp.asarray(part.reshape(count, *leaf.shape)) for part, leaf in parts]
 
     @jax.jit
     @jax.vmap
     def put(direction):
         row = pytrees.scale(length / pytrees.norm(direction), direction)
-        return row, *_found_by(mechanism, row)
+        return row, *_detector(mechanism, row)
 
-    rows, weights, distances = put(jax.tree.unflatten(shape, list(map(jnp.asarray, drawn))))
-    _can_be_held(length, float(distances.min()))
+    rows, weights, distances = put(jax.tree.unflatten(structure, directions))
+    _check_range(length, float(distances.min()))
     return rows, weights
 
 
 def _length(mechanism, like, rounds):
     """Return the norm of a contribution before its chain clips it."""
     if mechanism is None or not mech.has_clip(mechanism):
-        raise NotAnalysable(
-            "jfl.audit: expected a chain that bounds one contribution, but got "
-            f"{'none' if mechanism is None else [s.name for s in mechanism.stages]}. Without a "
-            "bound, no canary is the worst: clip first."
-        )
+        got = "none" if mechanism is None else str([s.name for s in mechanism.stages])
+        hint = "Without a bound, no canary is the worst: clip first."
+        refuse("a chain that bounds one contribution", got, hint)
     largest = min(float(jnp.finfo(v.dtype).max) for v in jax.tree.leaves(like))
     every = range(rounds if mech.scheduled(mechanism) else 1)
     length = max(float(mech.bound(mech.at_round(mechanism, jnp.int32(r)))) for r in every)
     if any(s.declared for s in mechanism.stages):
         return length
-    return max(length, min(FAR * length, 1e-2 * largest))
+    return max(length, min(LENGTH * length, 1e-2 * largest))
 
 
-def _found_by(mechanism, row):
-    """Return the weights of the projection that detects a contribution, and its shift there."""
+def _detector(mechanism, row):
+    """Return the weights of the projection that detects a contribution, and its change there."""
     moved = clipped(mechanism, row)
     weight = against_noise(mechanism, moved)
     distance = jnp.sqrt(_dot(weight, moved))
@@ -515,9 +464,7 @@ def clipped(mechanism: Mechanism, row: Tree) -> Tree:
     """Return what a contribution adds to the sum, in float32."""
     stacked = jax.tree.map(lambda v: v[None], row)
     moved = mech.clip_and_sum(mechanism, mech.initial_state(mechanism), stacked, jnp.ones(1)).value
-    return (
-        moved[0] if mech.adaptive(mechanism) else moved
-    )  # the other part is the vote on the clip norm
+    return moved[0] if mech.adaptive(mechanism) else moved  # without the vote on the clip norm
 
 
 def against_noise(mechanism: Mechanism, moved: Tree) -> Tree:
@@ -529,14 +476,10 @@ def against_noise(mechanism: Mechanism, moved: Tree) -> Tree:
     return bands.scale(shape.bands, jnp.square(shape.scales), moved)
 
 
-def _can_be_held(length, distance):
+def _check_range(length, distance):
     if not 0 < distance < math.inf:
-        checks.fail(
-            "jfl.audit",
-            "a bound whose square float32 can hold",
-            f"{length:g} for a canary",
-            "Scale the loss and the bound.",
-        )
+        got, hint = f"{length:g} for a canary", "Scale the loss and the bound."
+        checks.fail("jfl.audit", "a bound whose square is in the range of float32", got, hint)
 
 
 def _dot(a, b):
@@ -544,23 +487,20 @@ def _dot(a, b):
 
 
 def _directions(shape, like):
+    """Yield descriptions and directions: one coordinate, or a wavelet of each band of the noise."""
     if shape is None:
         first = lambda v: jnp.zeros(v.size).at[0].set(1.0).reshape(v.shape)
         yield "in one coordinate of each parameter", jax.tree.map(first, like)
         return
     ids = [np.asarray(i) for i in bands.ids(shape.bands)]
-    zero = [np.zeros(i.shape, np.float32) for i in ids]
     for band in range(bands.count(shape.bands)):
-        coefficients = [z.copy() for z in zero]
-        for c, i in zip(coefficients, ids):
-            at = np.flatnonzero(i.reshape(-1) == band)
-            if len(at):
-                c.reshape(-1)[at[0]] = 1.0
-        made = bands.synthesise(shape.bands, tuple(map(jnp.asarray, coefficients)), like)
-        yield f"along a wavelet of band {band}", made
-
-
-# --- what is seen
+        coefficients = []
+        for i in ids:
+            is_band = i.reshape(-1) == band
+            is_first = is_band & (np.cumsum(is_band) == 1)
+            coefficients.append(jnp.asarray(is_first.reshape(i.shape), jnp.float32))
+        direction = bands.synthesise(shape.bands, tuple(coefficients), like)
+        yield f"along a wavelet of band {band}", direction
 
 
 def along(weight: Tree, rounds: int, of: Algorithm) -> tuple:
@@ -573,66 +513,48 @@ def along(weight: Tree, rounds: int, of: Algorithm) -> tuple:
 
 @named("audit.see_projection")
 def _see_projection(moment, seen, *, weight, model):
-    release = moment.release
-    if model:  # the model that was broadcast is known
-        release = pytrees.sub(release, moment.before)
-    return seen.at[moment.round].set(watching.projections(release, weight))
+    return seen.at[moment.round].set(watching.projections(watching.change(moment, model), weight))
 
 
 # --- how often the canary counts
 
 
-def law_of(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
+def distribution_of_copies(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
     """Return the probabilities of 0, 1, ... copies of the canary in the observations of a round."""
+    draws = plan.sampler.capacity if plan.sampler.scheme == "with_replacement" else 1
+    cohort = _binomial(draws, _participation_rates(plan.sampler)[client])
     if entry.unit == "client":
-        return _cohort_law(plan.sampler, client)
+        return cohort
+    releases = plan.algorithm.releases
     if entry.implied:
-        whole = all(r.batches.scheme == "full" for r in plan.algorithm.releases)
-        return _cohort_law(plan.sampler, client) if whole else None
-    release = plan.algorithm.releases[0]
-    rows = int(np.asarray(plan.fed.size).reshape(-1)[client])
-    if len(plan.algorithm.releases) > 1 or release.steps or entry.view == "personal":
+        return cohort if all(r.batches.scheme == "full" for r in releases) else None
+    if len(releases) > 1 or releases[0].steps or entry.view == "personal":
         return None
-    if release.batches.scheme == "epochs":
-        law = _epochs_law(release.batches, rows, release.count)
+    rows = int(np.asarray(plan.fed.size).reshape(-1)[client])
+    batches, steps, copies = releases[0].batches, releases[0].count, np.ones(1)
+    if batches.scheme == "epochs":  # an epoch uses every row once
+        whole, rest = divmod(steps, -(-rows // batches.batch))
+        copies = np.append(np.zeros(whole), _binomial(1, rest * batches.batch / rows))
     else:
-        each, law = _batch_law(release.batches, rows), np.ones(1)
-        for _ in range(release.count):
-            law = np.convolve(law, each)
-    mixed = np.zeros((len(law) - 1) * (len(cohort := _cohort_law(plan.sampler, client)) - 1) + 1)
-    for copies, chance in enumerate(cohort):  # a client that is drawn twice counts twice
-        mixed[np.arange(len(law)) * copies] += chance * law
+        for _ in range(steps):
+            copies = np.convolve(copies, _copies_in_a_batch(batches, rows))
+    mixed = np.zeros((len(copies) - 1) * (len(cohort) - 1) + 1)
+    for times, probability in enumerate(cohort):  # a client that is drawn twice counts twice
+        mixed[np.arange(len(copies)) * times] += probability * copies
     return mixed
 
 
-def _batch_law(batches, rows):
-    if batches.scheme == "full" or (
-        batches.scheme == "without_replacement" and rows <= batches.batch
-    ):
-        return np.array([0.0, 1.0])
-    if batches.scheme in ("poisson", "truncated_poisson"):  # of the latter at most
-        rate = float(batches.rate if batches.rate is not None else batches.expected / rows)
-        return _binomial(1, min(rate, 1.0))
+def _copies_in_a_batch(batches, rows):
+    if batches.scheme == "full":
+        return _binomial(1, 1.0)
+    if batches.scheme in ("poisson", "truncated_poisson"):
+        return _binomial(1, batches.rate if batches.rate is not None else batches.expected / rows)
     if batches.scheme == "without_replacement":
         return _binomial(1, batches.batch / rows)
     return _binomial(batches.batch, 1 / rows)
 
 
-def _epochs_law(batches, rows, steps):
-    """Return the probabilities for all steps of a round; an epoch uses every row once."""
-    whole, rest = divmod(steps, -(-rows // batches.batch))
-    law = np.zeros(whole + 2)
-    law[whole + 1] = min(1.0, rest * batches.batch / rows)
-    law[whole] = 1 - law[whole + 1]
-    return law
-
-
-def _cohort_law(sampler, client):
-    draws = sampler.capacity if sampler.scheme == "with_replacement" else 1
-    return _binomial(draws, float(min(_shares(sampler)[client], 1.0)))
-
-
 def _binomial(draws, probability):
     from scipy import stats  # slow: not at import
 
-    return stats.binom.pmf(np.arange(draws + 1), draws, probability)
+    return stats.binom.pmf(np.arange(draws + 1), draws, min(float(probability), 1.0))

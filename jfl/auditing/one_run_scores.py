@@ -1,4 +1,7 @@
-"""Scores of the canaries of one run, chosen on other runs, and the guesses that they give."""
+"""Scores of the canaries of one run, chosen on other runs, and the guesses that follow from them.
+
+Observations of n runs are arrays [n, m, R, k]: k numbers of each of m canaries in each of R rounds.
+"""
 
 import math
 from collections.abc import Callable
@@ -14,12 +17,20 @@ NUM_GUESS_COUNTS = 8  # numbers of guesses that are tried on the learning runs
 
 
 class ChosenScore(NamedTuple):
-    """How the judged run is scored."""
+    """How the judged run is scored.
 
-    worth: tuple  # on the learning runs: the mean epsilon, and minus the mean p-value
-    center: float  # between the scores of both sides
+    Attributes:
+        value: what the score shows on the learning runs: the mean epsilon, and minus the mean
+            p-value, which decides if nothing is shown.
+        center: between the scores of included and excluded canaries.
+        guesses: the number of guesses.
+        score: Float[m, R, k] -> Float[m].
+    """
+
+    value: tuple[float, float]
+    center: float
     guesses: int
-    score: Callable  # Float[m, R, k] -> Float[m]
+    score: Callable
 
 
 def learning_coins(draw, runs, canaries):
@@ -41,52 +52,45 @@ def learn(seen, coins, delta, confidence) -> ChosenScore:
     """
     tried = []
     for subtract in [False, True] if len(seen) > 1 else [False]:
-        left = seen - by_others(seen) if subtract else seen
+        left = seen - _by_others(seen) if subtract else seen
         score, *_ = scores.learn(left[coins], left[~coins], None)
         values = np.stack([score.of(run) for run in left])
         known = seen.mean(0) if subtract else 0.0
         of = lambda run, score=score, known=known: score.of(run - known)
-        tried.append(ChosenScore(*choose_guesses(values, coins, delta, confidence), of))
-    return max(tried, key=lambda chosen: chosen.worth)
+        tried.append(ChosenScore(*_choose_guesses(values, coins, delta, confidence), of))
+    return max(tried, key=lambda chosen: chosen.value)
 
 
-def by_others(seen):
+def _by_others(seen):
     """Estimate what is observed of each canary regardless of its coin, from the other pairs of
     runs."""
     pairs = seen.reshape(-1, 2, *seen.shape[1:]).mean(1)
-    others = (pairs.sum(0) - pairs) / (len(pairs) - 1)
-    return np.repeat(others, 2, axis=0)
+    return np.repeat((pairs.sum(0) - pairs) / (len(pairs) - 1), 2, axis=0)
 
 
-def choose_guesses(scores, included, delta, confidence):
-    """Return the value of the best number of guesses, the center between both sides, and that
-    number, from scores Float[n, m] of n runs; the smallest p-value decides if none shows anything.
-    """
-    center = float(scores[included].mean() + scores[~included].mean()) / 2
-    canaries, best = scores.shape[1], None
-    for guesses in np.unique(np.linspace(0, canaries, NUM_GUESS_COUNTS + 1).astype(int))[1:]:
-        shown, p_values = [], []
-        for values, inside in zip(scores, included, strict=True):
-            try:
-                found, _ = bounds(values, inside, int(guesses), center, delta, confidence)
-            except ArgumentError:  # too few guesses to show anything
-                break
-            shown.append(found.epsilon)
-            counts = (canaries, int(guesses), found.correct)
-            p_values.append(one_run.one_run_p_value(0.0, *counts, delta=delta))
-        else:
-            worth = (float(np.mean(shown)), -float(np.mean(p_values)))
-            best = max(best or (worth, 0), (worth, int(guesses)))
-    worth, guesses = best or ((0.0, -1.0), canaries)
-    return worth, center, guesses
+def _choose_guesses(values, included, delta, confidence):
+    """Return the fields of `ChosenScore` for the best number of guesses, from scores Float[n, m] of
+    n runs."""
+    center = float(values[included].mean() + values[~included].mean()) / 2
+    canaries = values.shape[1]
+    best = ((0.0, -1.0), canaries)
+    for guesses in np.linspace(0, canaries, NUM_GUESS_COUNTS + 1).astype(int)[1:].tolist():
+        try:
+            sides = zip(values, included, strict=True)
+            found = [bounds(*side, guesses, center, delta, confidence)[0] for side in sides]
+        except ArgumentError:  # too few guesses to show anything
+            continue
+        p_values = [one_run.one_run_p_value(0.0, *f[3:6], delta=delta) for f in found]
+        value = (float(np.mean([f.epsilon for f in found])), -float(np.mean(p_values)))
+        best = max(best, (value, guesses))
+    return best[0], center, best[1]
 
 
-def bounds(scores, included, guesses, center, delta, confidence):
+def bounds(values, included, guesses, center, delta, confidence):
     """Return the bounds for any mechanism, and for a Gaussian one."""
-    made = one_run.guesses_from_scores(scores, included, guesses, center=center)
-    counts = (made.canaries, made.guesses, made.correct)
+    made = one_run.guesses_from_scores(values, included, guesses, center=center)
     level = dict(delta=delta, confidence=confidence)
-    return one_run.one_run(*counts, **level), one_run.one_run_tradeoff(*counts, **level)
+    return one_run.one_run(*made[:3], **level), one_run.one_run_tradeoff(*made[:3], **level)
 
 
 def distance(inside, outside):
@@ -94,7 +98,5 @@ def distance(inside, outside):
     if min(len(inside), len(outside)) < 2:
         return 0.0
     freedom = len(inside) + len(outside) - 2
-    squares = len(inside) * inside.var() + len(outside) * outside.var()
-    return (
-        float((inside.mean() - outside.mean()) / math.sqrt(squares / freedom)) if squares else 0.0
-    )
+    variance = (len(inside) * inside.var() + len(outside) * outside.var()) / freedom
+    return float((inside.mean() - outside.mean()) / math.sqrt(variance)) if variance else 0.0

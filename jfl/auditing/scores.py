@@ -1,17 +1,22 @@
-"""Scores: one number per run, computed from its observations and learned on other runs.
+"""From the observations of many runs to a lower bound: a score, its threshold, and its errors.
 
-Any function of the observations gives a valid audit if it was chosen without the judged runs.
-Three are tried: the sum over rounds with the same weights in each; the best weighted sum of all
-observations (Fisher's discriminant), which is optimal if both sides are normal with the same
-covariance, but has a weight per observation to learn; and, if the canary participates at random,
-the sum over rounds of log-likelihood ratios.
+A score is one number per run.  Any function of the observations gives a valid audit if it was
+chosen without the judged runs.  Three are tried: the sum over rounds with the same weights in each;
+the best weighted sum of all observations (Fisher's discriminant), which is optimal if both sides
+are normal with the same covariance, but has a weight per observation to learn; and, if the canary
+participates at random, the sum over rounds of log-likelihood ratios.
+
+Observations of n runs are arrays [n, R, k]: k numbers in each of R rounds.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import logsumexp
+
+from .estimators import thresholds, two_samples
 
 RIDGE = 1e-9  # fraction of the mean variance that is added, for observations that never change
 
@@ -23,22 +28,76 @@ class Score(NamedTuple):
     name: str
 
 
-def learn(inside: np.ndarray, outside: np.ndarray, law: np.ndarray | None) -> list[Score]:
+def bound(
+    seen: list[np.ndarray],
+    copies: np.ndarray | None,
+    delta: float,
+    confidence: float,
+    learn_fraction: float = 0.3,
+) -> tuple[float, str, float]:
+    """Return the lower bound from runs that no choice has used, a description of the estimator, and
+    the distance between both sides in standard deviations.
+
+    Args:
+        seen: the observations with the canary and without it.
+        copies: see `learn`.
+        delta, confidence: of the bound.
+        learn_fraction: the fraction of the runs that choose the score and its threshold.
+    """
+    first = int(learn_fraction * len(seen[0]))
+    learning, judging = ([side[:first] for side in seen], [side[first:] for side in seen])
+    tried = []
+    for score in learn(*learning, copies):
+        epsilon, threshold = _best_threshold(*map(score.of, learning), delta, confidence)
+        tried.append((epsilon, score, threshold))
+    _, score, threshold = max(tried, key=lambda one: one[0])
+    inside, outside = map(score.of, judging)
+    explicit = thresholds.Explicit(threshold)
+    options = dict(delta=delta, confidence=confidence, thresholds=explicit)
+    epsilon = two_samples.lower_bound(inside, outside, **options).epsilon
+    apart, deviation = float(inside.mean() - outside.mean()), float(outside.std())
+    mu = apart / deviation if deviation > 0 else math.copysign(math.inf, apart)
+    words = f"Clopper-Pearson of a {score.name}, chosen on {first} other runs of each side"
+    return float(epsilon), words, mu if apart else 0.0
+
+
+def _best_threshold(inside, outside, delta, confidence) -> tuple[float, float]:
+    """Return the largest epsilon that these scores show, and the threshold that shows it.
+
+    The candidates are at even ranks of both sides together, closer near the ends.
+    """
+    inside, outside = np.sort(inside), np.sort(outside)
+    together = np.sort(np.concatenate([inside, outside]))
+    tail = np.geomspace(1e-4, 0.5, 60)
+    candidates = np.unique(np.quantile(together, np.concatenate([tail, 1 - tail])))
+    rates = thresholds.error_rates(inside, outside, candidates, (1 - confidence) / 2)
+    epsilon, best = two_samples.shown_epsilon(rates, delta)
+    return epsilon, float(candidates[best])
+
+
+def learn(inside: np.ndarray, outside: np.ndarray, copies: np.ndarray | None) -> list[Score]:
     """Learn scores that are higher with the canary, from runs of both sides.
 
     Args:
         inside: Float[n, R, k], observations with the canary.
         outside: Float[n, R, k], observations without it.
-        law: Float64[m], the probabilities that the canary counts 0, 1, ... times in a round.  Only
-            sums are learned if it is None or deterministic.
+        copies: Float64[m], the probabilities that the canary counts 0, 1, ... times in a round.
+            Only sums are learned if it is None or deterministic.
     """
-    found = [_sum_over_rounds(inside, outside), _sum(inside, outside)]
-    if law is not None and np.max(law) < 1 - 1e-12:
-        found.append(_ratios(inside, outside, law))
+    each_round = lambda seen: np.asarray(seen, np.float64).reshape(-1, seen.shape[-1])
+    same = _direction(each_round(inside), each_round(outside))
+    whole = lambda seen: np.asarray(seen, np.float64).reshape(len(seen), -1)
+    best = _direction(whole(inside), whole(outside))
+    found = [
+        Score(lambda seen: (np.asarray(seen, np.float64) @ same).sum(1), "sum over rounds"),
+        Score(lambda seen: whole(seen) @ best, "sum"),
+    ]
+    if copies is not None and np.max(copies) < 1 - 1e-12:
+        found.append(_likelihood_ratio(inside, outside, copies))
     return found
 
 
-def direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
+def _direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
     """Return the direction, Float64[d], along which the means of two samples [n, d] differ by the
     most standard deviations.
 
@@ -49,9 +108,8 @@ def direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
     scale = np.trace(covariance) / len(apart)
     if not scale > 0:
         return apart
-    alive = (
-        np.diag(covariance) > RIDGE * scale
-    )  # a coordinate without noise decides exactly, or is useless
+    # A coordinate without noise decides exactly, or is useless.
+    alive = np.diag(covariance) > RIDGE * scale
     exact = ~alive & (np.abs(apart) > 1e-6 * (1 + np.abs(outside.mean(0))))
     if exact.any():
         return np.where(exact, apart, 0.0) / np.sqrt(RIDGE * scale)
@@ -61,46 +119,30 @@ def direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
     return weights
 
 
-def _flat(seen):
-    return np.asarray(seen, np.float64).reshape(len(seen), -1)
+def _likelihood_ratio(inside, outside, copies):
+    """Learn the sum over rounds of log(sum over m of copies[m] exp(m d s - (m d)^2 / 2)), where s
+    is standard normal without the canary and d is the shift of one copy.
 
-
-def _sum(inside, outside):
-    weights = direction(_flat(inside), _flat(outside))
-    return Score(lambda seen: _flat(seen) @ weights, "sum")
-
-
-def _sum_over_rounds(inside, outside):
-    """Learn one set of weights for all rounds, so that few numbers are learned."""
-    each = lambda seen: np.asarray(seen, np.float64).reshape(-1, seen.shape[-1])
-    weights = direction(each(inside), each(outside))
-    return Score(lambda seen: (np.asarray(seen, np.float64) @ weights).sum(1), "sum over rounds")
-
-
-def _ratios(inside, outside, law):
-    """Learn the sum over rounds of log(sum over m of law[m] exp(m d s - (m d)^2 / 2)), where s is
-    standard normal without the canary and d is the shift of one copy.
-
-    The shift d is also learned, from the means: m copies add m d.
+    The shift d is learned from the means, since m copies add m d.
     """
-    times = np.arange(len(law))
-    expected = float(law @ times)
+    times = np.arange(len(copies))
+    expected = float(copies @ times)
     rounds = []
     for r in range(inside.shape[1]):
-        weights = direction(np.asarray(inside[:, r], float), np.asarray(outside[:, r], float))
+        weights = _direction(np.asarray(inside[:, r], float), np.asarray(outside[:, r], float))
         a, b = inside[:, r] @ weights, outside[:, r] @ weights
         center, deviation = b.mean(), max(b.std(), 1e-300)
         distance = (a.mean() - center) / deviation / max(expected, 1e-300)
         rounds.append((weights, center, deviation, distance))
     with np.errstate(divide="ignore"):
-        log_law = np.log(law)
+        log_copies = np.log(copies)
 
     def score(seen):
         total = np.zeros(len(seen))
         for r, (weights, center, deviation, distance) in enumerate(rounds):
             s = (np.asarray(seen[:, r], float) @ weights - center) / deviation
             moved = times * distance
-            gain: Any = logsumexp(log_law + s[:, None] * moved - np.square(moved) / 2, axis=1)
+            gain: Any = logsumexp(log_copies + s[:, None] * moved - np.square(moved) / 2, axis=1)
             total += gain
         return total
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core import checks
+from ..core import checks, pytrees
 from ..core.errors import NotAnalysable
 from ..core.records import Algorithm, Fn, Tree, named
 
@@ -111,17 +111,20 @@ def _params(server, *, of):
     return of(server.state)
 
 
-def copies(release: Tree, like: list) -> list[list]:
+def change(moment: Moment, is_model: bool) -> Tree:
+    """Return the release; if it is a model, its difference from the broadcast model, which is
+    known."""
+    return pytrees.sub(moment.release, moment.before) if is_model else moment.release
+
+
+def _copies(release: Tree, like: list) -> list[list]:
     """Return the leaves of each copy of the parameters in a release.
 
     Raises:
         NotAnalysable: If the release does not consist of such copies.
     """
     leaves, size = jax.tree.leaves(release), len(like)
-    alike = len(leaves) % size == 0 and all(
-        x.shape == like[i % size].shape for i, x in enumerate(leaves)
-    )
-    if not alike:
+    if len(leaves) % size or any(x.shape != like[i % size].shape for i, x in enumerate(leaves)):
         checks.fail(
             "jfl.audit",
             "a release made of copies of the parameters",
@@ -135,5 +138,5 @@ def projections(release: Tree, weight: list) -> jax.Array:
     """Return the projection of each copy of the parameters onto `weight`, Float[COPIES], padded
     with zeros."""
     dot = lambda part: sum(jnp.vdot(w, x.astype(jnp.float32)) for w, x in zip(weight, part))
-    found = [dot(part) for part in copies(release, weight)[:COPIES]]
+    found = [dot(part) for part in _copies(release, weight)[:COPIES]]
     return jnp.stack([*found, *[jnp.zeros(())] * (COPIES - len(found))])

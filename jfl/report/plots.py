@@ -108,7 +108,7 @@ def curves(names: list[str], panels: list[Panel]):
     for ax, panel in zip(axes, panels):
         for i, curve in panel.curves.items():
             handles.setdefault(i, _curve(ax, i, *curve))
-        if on_logarithmic_axis(panel.metric, [values for _, values in panel.curves.values()]):
+        if _on_logarithmic_axis(panel.metric, [values for _, values in panel.curves.values()]):
             ax.set_yscale("log")
         label = panel.label if panel.label != panel.title else ""
         ax.set(xlabel="round", ylabel=label, title=panel.title)
@@ -117,7 +117,7 @@ def curves(names: list[str], panels: list[Panel]):
     return figure
 
 
-def on_logarithmic_axis(metric: str, values: list[np.ndarray]) -> bool:
+def _on_logarithmic_axis(metric: str, values: list[np.ndarray]) -> bool:
     """Return whether some curve, such as a diverging one, would flatten all others."""
     flat = np.concatenate([np.ravel(v) for v in values])
     low, high = np.nanmin(flat), np.nanmax(flat)
@@ -161,7 +161,7 @@ def drawable(guarantee) -> bool:
     )
 
 
-def of_promise(setting, promise) -> dict:
+def _of_promise(setting, promise) -> dict:
     """Return the smallest epsilon of a setting for a promise, by status."""
     epsilons: dict = {}
     for g in setting.guarantees:
@@ -207,7 +207,7 @@ def _frontier_panel(ax, settings, promise, handles):
     """Draw the settings with a promise, and add a handle of each to `handles` by its index."""
     from matplotlib.lines import Line2D
 
-    epsilons = [of_promise(s, promise) for s in settings]
+    epsilons = [_of_promise(s, promise) for s in settings]
     same_data = [s.data for s, of_setting in zip(settings, epsilons) if of_setting]
     for i, (setting, of_setting) in enumerate(zip(settings, epsilons)):
         colour, _ = look_of(i)
@@ -223,11 +223,11 @@ def _frontier_panel(ax, settings, promise, handles):
             if status == "proved" or i not in handles:
                 handles[i] = Line2D([], [], **look)
     pictures.epsilon_axis(ax, [e for of_setting in epsilons for e in of_setting.values()])
-    ax.set(xlabel=f"ε at δ = {promise[-1]:.3g}", title=promise_words(promise))
+    ax.set(xlabel=f"ε at δ = {promise[-1]:.3g}", title=_promise_words(promise))
     style(ax)
 
 
-def promise_words(promise: tuple) -> str:
+def _promise_words(promise: tuple) -> str:
     """Return the title of a panel."""
     unit, adjacency, view, _ = promise
     viewer = (

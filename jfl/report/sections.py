@@ -86,7 +86,7 @@ def assemble(sources: list[Source]) -> Document:
             Section("Results", results(groups) + run_pictures(groups)),
             *run_sections(groups, labelled),
             Section("Versions and devices", versions(manifests(labelled))),
-            Section("How to run it again", commands(list(map(run_command, sources)))),
+            Section("How to run it again", commands(list(map(_run_command, sources)))),
         ],
         *headline.of(groups),
     )
@@ -153,7 +153,7 @@ def without_empty_columns(caption, columns, rows, keep=()) -> Table:
     return Table(caption, [columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
 
 
-def merge_rows(rows) -> list[tuple]:
+def _merge_rows(rows) -> list[tuple]:
     """Merge rows that differ only in their first cell."""
     names: dict = {}
     for first, *rest in rows:
@@ -322,7 +322,7 @@ def data(facts: list[tuple[str, dict]]) -> list:
     """Return the table of data, from (name, facts)."""
     shown = [k for k in DATA if any(f.get(k) not in (None, [], "") for _, f in facts)]
     columns = [("data of", False), *((DATA[k], k not in NOT_NUMBERS) for k in shown)]
-    rows = merge_rows([(name, *(_fact(f.get(k)) for k in shown)) for name, f in facts])
+    rows = _merge_rows([(name, *(_fact(f.get(k)) for k in shown)) for name, f in facts])
     return [Table("Rows and clients", columns, rows), Text(DATA_WORDS, quiet=True)]
 
 
@@ -375,7 +375,7 @@ def versions(known: list[tuple[str, dict]]) -> list:
         blocks.append(Table(caption, text_columns("what", "value"), same))
     if different:
         rows = zip((name for name, _ in known), *different.values())
-        blocks.append(Table("Differences", text_columns("made by", *different), merge_rows(rows)))
+        blocks.append(Table("Differences", text_columns("made by", *different), _merge_rows(rows)))
     if "noise" in values:
         words = "noise: the smallest and largest multiplier of each noisy chain of the first "
         blocks.append(Text(words + "setting.", quiet=True))
@@ -396,7 +396,7 @@ def one_line(words: str) -> str:
     return " ".join(words.split())
 
 
-def run_command(source: Source) -> str:
+def _run_command(source: Source) -> str:
     """Return the command that reproduces a source."""
     if source.kind == "demo":
         # its parts have different numbers of rounds unless --rounds was given

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jfl
 from jfl.auditing import canaries, trials
@@ -30,7 +31,8 @@ def shared():
     plan = audit_plans.of_clients(1.0)
     one, other = (jfl.audit(plan, 2, 1001, mesh=mesh) for mesh in (1, 8))
     mesh = devices.devices(8)
-    keys = trials._shared(mesh)(jax.random.split(jax.random.key(0), 16))
+    keys = jax.random.split(jax.random.key(0), 16)
+    keys = jax.device_put(keys, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
     program = trials._block.lower(keys, plan_watched(plan), 2, mesh).compile()
     seen, _ = trials._block(keys, plan_watched(plan), 2, mesh)
     try:

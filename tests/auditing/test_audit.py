@@ -27,8 +27,8 @@ FEW = 20_000
 SURE = 1 - 1e-6  # confidence where an alarm would be false: once in a million runs of the test
 
 
-def run_trials(*arguments):
-    return np.concatenate(list(trials.run_blocks(*arguments)))
+def blocks_of(*arguments):
+    return np.concatenate(list(trials._run_blocks(*arguments)))
 
 
 def experiment(plan, rounds, **asked):
@@ -46,8 +46,8 @@ def test_no_more_than_is_proved_and_not_much_less(name):
     plan = make()
     found = jfl.audit(plan, rounds, FEW, **asked)
     made = experiment(plan, rounds, **asked)
-    seen = audit._observe(made, rounds, FEW, 0, None, None, None)
-    sure = audit._bound(seen, made.law, 1e-2, SURE)[0]
+    seen = trials.run_trials(made, rounds, FEW, 0)
+    sure = scores.bound(seen, made.copies, 1e-2, SURE)[0]
     assert sure <= found.proved.epsilon and sure < found.epsilon
     assert found.epsilon > least * found.proved.epsilon
     assert not found.refuted or found.claimed is not None
@@ -112,7 +112,7 @@ def test_a_row_under_the_noise_of_its_client_shows_what_an_upload_shows():
     for name in ("fedavg", "scaffold"):
         plan = audit_plans.of_clients(1.0, name=name)
         found = jfl.audit(plan, 1, FEW, unit="example", confidence=SURE)
-        assert "a row that turns what its client uploads" in found.canary
+        assert "a row that reverses what its client uploads" in found.canary
         assert found.proved.implied and found.mu == pytest.approx(1, abs=0.05)
         assert 1.2 < found.epsilon <= found.proved.epsilon
 
@@ -238,7 +238,7 @@ def test_without_a_canary_the_release_is_its_noise():
     plan = audit_plans.of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5))
     made = experiment(plan, 3)
     keys = jax.random.split(jax.random.key(0), FEW)
-    seen = run_trials(keys, made.outside, 3, 5000)[..., 0]
+    seen = blocks_of(keys, made.outside, 3, 5000)[..., 0]
     deviation = 1.0 * 0.8 / 3
     whole = (seen / deviation).ravel()
     assert stats.kstest(whole, "norm").pvalue > 1e-6
@@ -255,10 +255,10 @@ def test_blocks_change_nothing_and_every_run_has_a_key_of_its_own():
     plan = audit_plans.of_clients(1.0)
     made = experiment(plan, 2)
     keys = jax.random.split(jax.random.key(0), 70)
-    one, other = (run_trials(keys, made.inside, 2, block) for block in (70, 32))
+    one, other = (blocks_of(keys, made.inside, 2, block) for block in (70, 32))
     np.testing.assert_array_equal(one, other)
     assert one.shape[:2] == (70, 2)
-    both = np.concatenate([one, run_trials(keys, made.outside, 2, 70)])[..., 0]
+    both = np.concatenate([one, blocks_of(keys, made.outside, 2, 70)])[..., 0]
     assert len(np.unique(both.ravel())) == both.size
     # noise alone differs between runs: the sides are mirror images
     assert abs(one[..., 0].mean() + both[70:].mean()) < 6 * both.std() / math.sqrt(140)
@@ -356,16 +356,16 @@ def test_absence_does_not_change_the_noise_of_others():
     plan = make(FED, [1.0, 2.0, 3.0, 4.0])
     made = experiment(plan, 1)
     keys = jax.random.split(jax.random.key(0), 4000)
-    inside, outside = (run_trials(keys, p, 1, 4000) for p in (made.inside, made.outside))
+    inside, outside = (blocks_of(keys, p, 1, 4000) for p in (made.inside, made.outside))
     one, other = (v[..., 0].std() for v in (inside, outside))
     assert 0.5 < other / one < 1.05  # with the canary there is a draw more
     found = jfl.audit(plan, 1, 4000)
     assert found.epsilon < found.proved.epsilon and found.mu < 1
-    with pytest.raises(ValueError, match="expected weights that stay"):
+    with pytest.raises(ValueError, match="expected constant weights whose maximum remains"):
         moving = jfl.Fn(lambda round_: jnp.ones(CLIENTS))
         poisson, release = jfl.sampling.poisson(CLIENTS, 0.5), audit_plans.adaptive()
         jfl.audit(audit_plans.of_clients(1.0, poisson, release=release, weights=moving), 1, 1000)
-    with pytest.raises(ValueError, match="expected a second client"):
+    with pytest.raises(ValueError, match="weights whose maximum one client has"):
         jfl.audit(make(make_federation(sizes=(8,)), [1.0]), 1, 1000)
 
 
@@ -379,7 +379,7 @@ def test_a_canary_that_moves_nothing_says_so():
     )
     found = jfl.audit(jfl.plan(FED, TASK, algorithm, jfl.sampling.full(CLIENTS)), 1, 1000)
     assert (found.epsilon, found.mu) == (0.0, 0.0)
-    assert "did not move" in str(found) and "no sign of privacy" in str(found)
+    assert "had no effect" in str(found) and "no sign of privacy" in str(found)
 
 
 # --- scores
@@ -430,9 +430,9 @@ def test_the_bound_holds_as_often_as_it_says(truth, shift):
     for _ in range(audits):
         sides = [r.normal(size=(900, 40, 1)) for _ in range(2)]
         sides[0][:, 0] += shift
-        held_out += audit._bound(sides, None, delta, 0.95)[0] > truth
+        held_out += scores.bound(sides, None, delta, 0.95)[0] > truth
         _, score = scores.learn(*sides, None)
-        the_same += audit._threshold(*map(score.of, sides), delta, 0.95)[1] > truth
+        the_same += scores._best_threshold(*map(score.of, sides), delta, 0.95)[0] > truth
     most = stats.binom.isf(1e-4, audits, 0.05)
     assert held_out <= most
     assert the_same > most or shift  # where there is something to find it shows less than there is
@@ -449,7 +449,7 @@ def test_what_shows_nothing_is_refused():
     for words, call in {
         "whose noise protects something": lambda: jfl.audit(bare, 1),
         "enough trials for confidence": lambda: jfl.audit(plan, 1, 3),
-        "enough trials to refute claimed": lambda: jfl.audit(plan, 1, 1000, claimed=50.0),
+        "numbers that can refute claimed": lambda: jfl.audit(plan, 1, 1000, claimed=50.0),
         "delta": lambda: jfl.audit(plan, 1, delta=0.0),
         "rounds": lambda: jfl.audit(plan, 0),
         "seed": lambda: jfl.audit(plan, 1, seed=-1),
@@ -465,7 +465,7 @@ def test_runs_that_are_not_finite_say_so(monkeypatch):
     made = experiment(audit_plans.of_clients(1.0), 1)
     monkeypatch.setattr(trials, "_block", lambda keys, *_: (jnp.zeros((len(keys), 1, 4)), 2))
     with pytest.raises(jfl.HealthError, match="not finite in 2 of 8 runs") as error:
-        run_trials(jax.random.split(jax.random.key(0), 8), made.inside, 1, 8)
+        blocks_of(jax.random.split(jax.random.key(0), 8), made.inside, 1, 8)
     assert error.value.health == dict(nonfinite=2)
 
 
@@ -532,18 +532,18 @@ def test_blocks_are_as_equal_as_can_be(monkeypatch):
     """300 runs in blocks of at most 128 are 3 of 100, not 2 of 128 and 44 beside 84 that are
     dropped; of 8 devices 3 of 104."""
     made = experiment(audit_plans.of_clients(1.0), 1)
-    monkeypatch.setattr(trials, "BLOCK", 128)
-    assert trials.block_size(made.inside, 1, 300, 1e12) == 100
-    assert trials.block_size(made.inside, 1, 100, 1e12) == 100
-    monkeypatch.setattr(trials, "BLOCK", 16)
-    assert trials.block_size(made.inside, 1, 300, 1e12, devices=8) == 104
+    monkeypatch.setattr(trials, "MAX_BLOCK", 128)
+    assert trials._block_size(made.inside, 1, 300, 1e12) == 100
+    assert trials._block_size(made.inside, 1, 100, 1e12) == 100
+    monkeypatch.setattr(trials, "MAX_BLOCK", 16)
+    assert trials._block_size(made.inside, 1, 300, 1e12, devices=8) == 104
     asked = []
     monkeypatch.setattr(
         trials,
         "_block",
         lambda keys, *_: asked.append(len(keys)) or (np.zeros((len(keys), 1, 4)), 0),
     )
-    assert len(run_trials(jax.random.split(jax.random.key(0), 300), None, 1, 100)) == 300
+    assert len(blocks_of(jax.random.split(jax.random.key(0), 300), None, 1, 100)) == 300
     assert asked == [100, 100, 100]
 
 
@@ -565,16 +565,16 @@ def test_an_audit_goes_on_where_it_was_killed(stop, tmp_path, monkeypatch):
     """On either side: the report is that of an audit that was never stopped, the runs that were
     kept are not run again, and blocks of another size change nothing."""
     plan, file = audit_plans.of_clients(1.0, name="scaffold"), tmp_path / "audit.trials.jsonl"
-    monkeypatch.setattr(trials, "BLOCK", 256)
+    monkeypatch.setattr(trials, "MAX_BLOCK", 256)
     with pytest.raises(Killed):
         jfl.audit(plan, 2, 1000, keep=file, progress=_killed_at(stop))
     told = []
-    monkeypatch.setattr(trials, "BLOCK", 128)
+    monkeypatch.setattr(trials, "MAX_BLOCK", 128)
     found = jfl.audit(plan, 2, 1000, keep=file, progress=lambda *now: told.append(now))
     assert told[0][0] >= stop and told[-1] == (2000, 2000)
     assert found == jfl.audit(plan, 2, 1000)
     ran = []
-    monkeypatch.setattr(audit, "run_blocks", lambda *_: ran.append(1))
+    monkeypatch.setattr(trials, "_run_blocks", lambda *_: ran.append(1))
     assert jfl.audit(plan, 2, 1000, keep=file) == found and not ran
 
 
@@ -594,7 +594,7 @@ def test_runs_of_another_audit_are_refused_and_stay(tmp_path, monkeypatch):
             call()
         assert "Name another file, or remove this one" in str(error.value)
     with monkeypatch.context() as patched, pytest.raises(ResumeRefused, match="jfl: "):
-        patched.setattr(audit.files, "source", lambda: "another")
+        patched.setattr(trials.files, "source", lambda: "another")
         jfl.audit(plan, 1, 1000, keep=file)
     assert file.read_bytes() == before
     jfl.audit(plan, 1, 1000, confidence=0.9, delta=2e-2, keep=file)  # the same runs, read otherwise

@@ -76,7 +76,7 @@ def _uniform(key, like, *more):
 
 BREAKS = {  # what is drawn in place of normals, and a test that must see it
     "three percent": (_changed(lambda i, x: 1.03 * x), "variance"),
-    "uniform": (_uniform, "law"),
+    "uniform": (_uniform, "distribution"),
     "one leaf": (_changed(lambda i, x: x if i == 0 else 0 * x), "variance of each leaf"),
     "one key": (
         lambda key, like, *more: NORMALS(jax.random.key(7), like, *more),
@@ -146,7 +146,7 @@ def test_a_clip_that_the_noise_follows_is_measured(monkeypatch):
     sensitivity = mech.sensitivity
     monkeypatch.setattr(mech, "sensitivity", lambda *given: sensitivity(*given) / 2)
     found = noise_test(_plan(), runs=500)
-    assert {"release: variance", "release: law"} <= {test.name for test in found.failed}
+    assert {"release: variance", "release: distribution"} <= {test.name for test in found.failed}
     assert "0.5" in next(test.found for test in found.failed if test.name == "release: variance")
 
 
@@ -167,7 +167,7 @@ GROUPS = np.array(["leaf 0", "leaf 0", "leaf 0", "leaf 1", "leaf 1"])
 
 
 def _p_values(z):
-    results = list(distribution._tests(z, GROUPS))
+    results = list(distribution._run_tests(z, GROUPS))
     return {name: p for (name, *_), p in zip(results, distribution._holm([r[2] for r in results]))}
 
 
@@ -222,7 +222,7 @@ def test_false_alarms_are_as_rare_as_the_level():
     alarms = 0
     for i in range(200):
         z = drawn.normal(size=shapes[i % 2])
-        results = list(distribution._tests(z, np.array(["leaf 0"] * z.shape[-1])))
+        results = list(distribution._run_tests(z, np.array(["leaf 0"] * z.shape[-1])))
         alarms += min(distribution._holm([r[2] for r in results])) < 0.05
     assert alarms <= stats.binom.isf(1e-4, 200, 0.05)
     assert alarms > 0  # they are not so careful that they see nothing

@@ -129,7 +129,7 @@ def test_tradeoff_as_printed():
 def test_tradeoff_of_one_canary_is_the_best_guess():
     """One guess is correct with probability r at most, where r + curve(r) = 1."""
     right = 0.95  # above the probability of a guess without any information
-    mu = 1 / audit.smallest_rejected(audit.GAUSSIAN, 1, 1, 1, right)
+    mu = 1 / audit._smallest_rejected(audit.GAUSSIAN, 1, 1, 1, right)
     wrong = stats.norm.cdf(stats.norm.ppf(right) - mu)
     assert right + wrong == pytest.approx(1, abs=1e-6)
 

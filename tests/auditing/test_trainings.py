@@ -53,7 +53,7 @@ def of_records(z, batch=None, name="fedavg", clients=None):
 def training(plan, rounds, kind, sees="releases", count=1, **asked):
     asked = dict(unit=None, view=None, adjacency=None) | asked
     entry = choose("test", plan, entries_of(plan, rounds, 1e-2), **asked)
-    return trainings.training(plan, entry, rounds, kind, sees, count)[0]
+    return trainings.training(plan, entry, rounds, kind, sees, count)
 
 
 def without_noise(plan):
@@ -379,7 +379,7 @@ def test_guesses_are_chosen_on_a_run_that_judges_nothing():
     rng, alarms, the_same = np.random.default_rng(0), 0, 0
     for _ in range(200):
         scores, coins = rng.normal(size=(2, 60)), rng.random((2, 60)) < 0.5
-        _, center, number = one_run_scores.choose_guesses(scores[:1], coins[:1], 1e-5, 0.95)
+        _, center, number = one_run_scores._choose_guesses(scores[:1], coins[:1], 1e-5, 0.95)
         alarms += (
             one_run_scores.bounds(scores[1], coins[1], number, center, 1e-5, 0.95)[0].epsilon > 0
         )
@@ -389,7 +389,7 @@ def test_guesses_are_chosen_on_a_run_that_judges_nothing():
     most = stats.binom.isf(1e-4, 200, 0.05)
     assert alarms <= most < the_same
     strong = coins[0] + rng.normal(size=60) * 0.1
-    assert one_run_scores.choose_guesses(strong[None], coins[:1], 1e-5, 0.95)[2] == 60
+    assert one_run_scores._choose_guesses(strong[None], coins[:1], 1e-5, 0.95)[2] == 60
     exact = one_run_scores.distance(np.array([3.0, 5.0]), np.array([1.0, 3.0]))
     assert exact == pytest.approx(2 / math.sqrt(2))
 
@@ -413,12 +413,12 @@ def test_what_others_do_is_taken_away():
     assert 4 < distance(several) < 6.5 and abs(distance(one)) < 1
     # where nothing is there to take away, it is left as it is: the mean of runs adds noise
     plain = learn - by_others
-    assert one_run_scores.learn(plain, coins, 1e-5, 0.95).worth[0] > 2
+    assert one_run_scores.learn(plain, coins, 1e-5, 0.95).value[0] > 2
 
 
 def test_a_run_is_measured_by_the_pairs_it_is_not_of():
     seen = np.arange(6.0).reshape(6, 1, 1, 1)
-    by_others = one_run_scores.by_others(seen).ravel()
+    by_others = one_run_scores._by_others(seen).ravel()
     np.testing.assert_allclose(by_others, [3.5, 3.5, 2.5, 2.5, 1.5, 1.5])
 
 

@@ -90,7 +90,7 @@ def test_ceiling_without_an_error(n, ceiling):
 def test_gaussians_of_known_epsilon(epsilon, mu):
     """The conversion of `gaussian_bound`, and of `tradeoff_bound` where noise is given."""
     assert abs(rdp.gaussian_epsilon(mu, 1e-5) - epsilon) < 1e-9
-    assert abs(two_samples.epsilon_of(gaussian_delta, 1 / mu, 1e-5) - epsilon) < 3e-6
+    assert abs(two_samples._epsilon_of(gaussian_delta, 1 / mu, 1e-5) - epsilon) < 3e-6
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,8 @@ def test_no_other_epsilon_rejects_less_noise():
     inside = generator.normal(0, 1, 20_000) + (generator.random(20_000) < RATE)
     sides = np.sort(inside), np.sort(generator.normal(0, 1, 20_000))
     Explicit([1.4, 2.4]).judge(*sides, alpha=0.05, read=keep(seen))
-    noise, i = two_samples.smallest_rejected(seen[0], by_formula, 0.5, 4.0)
-    shown = [(x, two_samples.shown_delta(seen[0], x)[0]) for x in np.linspace(0, 1.5, 300)]
+    noise, i = two_samples._smallest_rejected(seen[0], by_formula, 0.5, 4.0)
+    shown = [(x, two_samples._shown_delta(seen[0], x)[0]) for x in np.linspace(0, 1.5, 300)]
     rejects = lambda z: any(0 < d >= by_formula(z, x) for x, d in shown)
     assert rejects(noise * (1 + 1e-4)) and not rejects(noise * (1 - 1e-5)) and i in (0, 1)
 
@@ -361,7 +361,7 @@ def null(inside, outside, chosen):
 def shift(inside, outside, chosen):
     """Whether an audit finds more than the shift of two Gaussians."""
     inside, outside = np.sort(inside + 1.0), np.sort(outside)
-    return chosen.judge(inside, outside, 0.5, two_samples.largest_mu).epsilon > 1 + 1e-9
+    return chosen.judge(inside, outside, 0.5, two_samples._largest_mu).epsilon > 1 + 1e-9
 
 
 @pytest.mark.parametrize("exceeds", [null, shift])
@@ -378,7 +378,7 @@ def test_bounds_exceed_the_truth_as_rarely_as_they_say(exceeds):
 def test_the_median_of_splits():
     """At least half of the splits show as much, each at half of alpha."""
     inside, outside = normal_scores(101) + 2, normal_scores(90)
-    read = two_samples.largest_mu
+    read = two_samples._largest_mu
     for splits in (1, 4, 5):
         seeds = np.random.SeedSequence(3).generate_state(splits).tolist()
         each = [Split(0.4, s).judge(inside, outside, 0.05, read).epsilon for s in seeds]
@@ -394,7 +394,7 @@ def test_parts_of_a_split_share_no_score():
     (chose, judged) = seen
     assert len(judged.thresholds) == 1 and judged.false_negatives.size == 1
     generator = np.random.default_rng(0)
-    first, second = thresholds.divide(generator, scores[0], 0.3)
+    first, second = thresholds._divide(generator, scores[0], 0.3)
     assert len(first) == 15 and sorted([*first, *second]) == scores[0].tolist()
     assert np.all(np.diff(first) > 0) and np.all(np.diff(second) > 0)
     assert len(chose.thresholds) <= 30 * 0.3

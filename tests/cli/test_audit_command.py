@@ -331,7 +331,7 @@ def test_an_audit_that_was_stopped_goes_on(copied, capsys, monkeypatch):
     """The same audit.json as of one that was not; the bar goes on where it stopped."""
     straight = shutil.copytree(copied, copied.with_name("straight"))
     assert jfl("audit", straight, *FEW) == 0 and not (straight / command.TRIALS).exists()
-    monkeypatch.setattr(trials, "BLOCK", 150)
+    monkeypatch.setattr(trials, "MAX_BLOCK", 150)
     done = []
 
     class Bar(contextlib.nullcontext):

@@ -262,7 +262,7 @@ MUTANTS = (
     ),
     # --- audits
     Mutant(
-        "jfl/auditing/audit.py",
+        "jfl/auditing/scores.py",
         "[side[first:] for side in seen])",
         "[side[:first] for side in seen])",
         f"{AUDIT}::test_the_bound_holds_as_often_as_it_says",

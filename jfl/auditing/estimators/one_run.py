@@ -349,12 +349,12 @@ def one_run_tradeoff(
         got = f"canaries={canaries}, guesses={guesses}"
         hint = "These numbers show nothing if every guess is correct."
         checks.fail(where, f"more guesses for confidence={confidence!r}", got, hint)
-    z = smallest_rejected(family, canaries, guesses, correct, alpha)
+    z = _smallest_rejected(family, canaries, guesses, correct, alpha)
     epsilon = 0.0 if z is None else float(family.epsilon(z, delta))
     return OneRun(epsilon, delta, confidence, canaries, guesses, correct, assumes=family.name)
 
 
-def smallest_rejected(
+def _smallest_rejected(
     family: Family, canaries: int, guesses: int, correct: int, alpha: float
 ) -> float | None:
     """Return the smallest noise multiplier that is rejected at level `alpha`; None if even the

@@ -74,7 +74,7 @@ class Explicit:
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
         """Apply `read` at these thresholds."""
         thresholds = np.atleast_1d(np.asarray(self.threshold, float))
-        return _shown(_rates(inside, outside, thresholds, alpha / (2 * len(thresholds))), read)
+        return _shown(error_rates(inside, outside, thresholds, alpha / (2 * len(thresholds))), read)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Bonferroni:
         """Apply `read` at these ranks."""
         rank = _ranks(len(outside), self.tried)
         thresholds = np.nextafter(outside[len(outside) - 1 - rank], np.inf)
-        return _shown(_rates(inside, outside, thresholds, alpha / (2 * len(rank)), rank), read)
+        return _shown(error_rates(inside, outside, thresholds, alpha / (2 * len(rank)), rank), read)
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,10 @@ class Split:
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
         """Apply `read` to the second part."""
         draw = np.random.default_rng(self.seed)
-        chooses, judged = zip(*(divide(draw, side, self.fraction) for side in (inside, outside)))
+        chooses, judged = zip(*(_divide(draw, side, self.fraction) for side in (inside, outside)))
         candidates = _thresholds_between(*chooses)
-        chosen = _shown(_rates(*chooses, candidates, alpha / 2), read)
-        return _shown(_rates(*judged, np.array([chosen.threshold]), alpha / 2), read)
+        chosen = _shown(error_rates(*chooses, candidates, alpha / 2), read)
+        return _shown(error_rates(*judged, np.array([chosen.threshold]), alpha / 2), read)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class MultiSplit:
         return sorted(shown, key=lambda s: -s.epsilon)[(self.splits + 1) // 2 - 1]
 
 
-def divide(draw: np.random.Generator, scores: np.ndarray, fraction: float) -> tuple:
+def _divide(draw: np.random.Generator, scores: np.ndarray, fraction: float) -> tuple:
     """Divide sorted scores at random into two non-empty parts, each sorted."""
     if len(scores) < 2:
         checks.fail("Split", "at least 2 scores per side", f"{len(scores)}")
@@ -203,7 +203,7 @@ def _thresholds_between(inside, outside):
     return np.where(np.isinf(above), np.nextafter(below, np.inf), below / 2 + above / 2)
 
 
-def _rates(inside, outside, thresholds, alpha, rank: Any = None):
+def error_rates(inside, outside, thresholds, alpha, rank: Any = None):
     """Count the errors at `thresholds` and bound each rate at `alpha`; `rank` bounds the false
     positives if the thresholds depend on the outside scores."""
     n, m = len(inside), len(outside)

@@ -107,16 +107,19 @@ def lower_bound(
         >>> round(found.epsilon, 6), found.false_negatives, found.kind
         (5.600588, 0, 'lower bound')
     """
-
-    def read(rates):
-        missed, accepted = rates.false_negative_rate, rates.false_positive_rate
-        shown = np.maximum(
-            _log_ratio(1 - missed - delta, accepted), _log_ratio(1 - accepted - delta, missed)
-        )
-        return max(0.0, np.max(shown)), int(np.argmax(shown))
-
+    read = lambda rates: shown_epsilon(rates, delta)
     check_levels("lower_bound", delta, confidence)
     return _audit("lower_bound", inside, outside, confidence, thresholds, read)
+
+
+def shown_epsilon(rates: Rates, delta: float) -> tuple[float, int]:
+    """Return the largest epsilon at `delta` that the tests show for any mechanism, and the index of
+    that test."""
+    missed, accepted = rates.false_negative_rate, rates.false_positive_rate
+    shown = np.maximum(
+        _log_ratio(1 - missed - delta, accepted), _log_ratio(1 - accepted - delta, missed)
+    )
+    return max(0.0, float(np.max(shown))), int(np.argmax(shown))
 
 
 def gaussian_bound(
@@ -152,7 +155,7 @@ def gaussian_bound(
     """
 
     def read(rates):
-        mu, i = largest_mu(rates)
+        mu, i = _largest_mu(rates)
         return (float(rdp.gaussian_epsilon(mu, delta)) if mu > 0 else 0.0), i
 
     check_levels("gaussian_bound", delta, confidence, zero=False)
@@ -160,7 +163,7 @@ def gaussian_bound(
     return found if unsampled_gaussian else found._replace(kind=ESTIMATE)
 
 
-def largest_mu(rates: Rates) -> tuple[float, int]:
+def _largest_mu(rates: Rates) -> tuple[float, int]:
     """Return the largest mu of Gaussian differential privacy that the tests show, and the index of
     that test."""
     # 1 - FPR would lose the digits of a small rate.
@@ -218,13 +221,13 @@ def tradeoff_bound(
     cached = functools.lru_cache(4096)(lambda noise, x: float(profile(noise, x)))
 
     def read(rates):
-        noise, i = smallest_rejected(rates, cached, float(least), float(most))
-        return (0.0 if noise is None else epsilon_of(cached, noise, delta)), i
+        noise, i = _smallest_rejected(rates, cached, float(least), float(most))
+        return (0.0 if noise is None else _epsilon_of(cached, noise, delta)), i
 
     return _audit(where, inside, outside, confidence, thresholds, read)
 
 
-def smallest_rejected(rates: Rates, profile: Profile, least: float, most: float) -> tuple:
+def _smallest_rejected(rates: Rates, profile: Profile, least: float, most: float) -> tuple:
     """Return the smallest rejected noise multiplier that is found (None if there is none), and the
     index of the test that rejects it.
 
@@ -237,13 +240,13 @@ def smallest_rejected(rates: Rates, profile: Profile, least: float, most: float)
 
     missed, accepted = rates.false_negative_rate, rates.false_positive_rate
     shown = [_log_ratio(1 - missed, accepted), _log_ratio(1 - accepted, missed)]
-    largest, (mu, i) = float(np.max(shown)), largest_mu(rates)
+    largest, (mu, i) = float(np.max(shown)), _largest_mu(rates)
     if largest <= 0:
         return None, i
 
     def excess(x, log_noise):
         """Return log(delta of the profile / delta that the tests show); rejected if <= 0."""
-        seen, given = shown_delta(rates, x)[0], profile(math.exp(log_noise), x)
+        seen, given = _shown_delta(rates, x)[0], profile(math.exp(log_noise), x)
         if not seen > 0 or not given >= 0:
             return MAX_LOG_RATIO
         return max(math.log(given / seen), -MAX_LOG_RATIO) if given > 0 else -MAX_LOG_RATIO
@@ -269,10 +272,10 @@ def smallest_rejected(rates: Rates, profile: Profile, least: float, most: float)
             break
     if best is None:
         return None, i
-    return math.exp(log_noise), shown_delta(rates, best)[1]
+    return math.exp(log_noise), _shown_delta(rates, best)[1]
 
 
-def shown_delta(rates: Rates, epsilon: float) -> tuple[float, int]:
+def _shown_delta(rates: Rates, epsilon: float) -> tuple[float, int]:
     """Return a delta that the mechanism exceeds at `epsilon`, and the index of the test that shows
     it.  It holds for all epsilons at once, since the rates hold for all tests at once."""
     a, b = rates.false_positive_rate, rates.false_negative_rate
@@ -280,7 +283,7 @@ def shown_delta(rates: Rates, epsilon: float) -> tuple[float, int]:
     return float(np.max(gap)), int(np.argmax(gap))
 
 
-def epsilon_of(profile: Profile, noise: float, delta: float) -> float:
+def _epsilon_of(profile: Profile, noise: float, delta: float) -> float:
     """Return the smallest epsilon with profile(noise, epsilon) <= delta, rounded down."""
     excess = lambda x: math.log(max(profile(noise, x), 1e-300) / delta)
     high = 1.0
