@@ -19,7 +19,7 @@ A plan that has a mesh keeps it, so errors that occur only on several devices ar
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ class Experiment(NamedTuple):
     adversary: str
 
 
-def refuse(expected: str, actual: str, hint: str):
+def refuse(expected: str, actual: str, hint: str) -> NoReturn:
     """Raise NotAnalysable for a plan in which no canary can be placed."""
     checks.fail("jfl.audit", expected, actual, hint, NotAnalysable)
 
@@ -218,8 +218,8 @@ def _numbers(
     x[starts[client] : starts[client] + min(sizes[client], 1)] = value
     one, none = np.zeros(1, np.float32), np.zeros((len(sizes), 0), np.int32)
     nothing = np.zeros(len(sizes), np.int32)
-    leaves = (x, np.zeros_like(x), index, sizes, one, one, none, nothing)
-    return Federation(*map(jnp.asarray, leaves))
+    arrays: Any = (x, np.zeros_like(x), index, sizes, one, one, none, nothing)
+    return Federation(*jax.tree.map(jnp.asarray, arrays))
 
 
 def numbers_like(fed: Federation, **values: Any) -> Federation:
@@ -525,7 +525,7 @@ def distribution_of_copies(plan: Plan, entry: Entry, client: int) -> np.ndarray 
     cohort = _binomial(draws, _participation_rates(plan.sampler)[client])
     if entry.unit == "client":
         return cohort
-    releases = plan.algorithm.releases
+    releases: Any = plan.algorithm.releases
     if entry.implied:
         return cohort if all(r.batches.scheme == "full" for r in releases) else None
     if len(releases) > 1 or releases[0].steps or entry.view == "personal":

@@ -47,18 +47,20 @@ def bound(
     first = int(learn_fraction * len(seen[0]))
     learning, judging = ([side[:first] for side in seen], [side[first:] for side in seen])
     tried = []
-    for score in learn(*learning, copies):
-        epsilon, threshold = _best_threshold(*map(score.of, learning), delta, confidence)
+    for score in learn(learning[0], learning[1], copies):
+        inside, outside = map(score.of, learning)
+        epsilon, threshold = _best_threshold(inside, outside, delta, confidence)
         tried.append((epsilon, score, threshold))
     _, score, threshold = max(tried, key=lambda one: one[0])
     inside, outside = map(score.of, judging)
-    explicit = thresholds.Explicit(threshold)
-    options = dict(delta=delta, confidence=confidence, thresholds=explicit)
-    epsilon = two_samples.lower_bound(inside, outside, **options).epsilon
+    rule = thresholds.Explicit(threshold)
+    found = two_samples.lower_bound(
+        inside, outside, delta=delta, confidence=confidence, thresholds=rule
+    )
     apart, deviation = float(inside.mean() - outside.mean()), float(outside.std())
     mu = apart / deviation if deviation > 0 else math.copysign(math.inf, apart)
     words = f"Clopper-Pearson of a {score.name}, chosen on {first} other runs of each side"
-    return float(epsilon), words, mu if apart else 0.0
+    return float(found.epsilon), words, mu if apart else 0.0
 
 
 def _best_threshold(inside, outside, delta, confidence) -> tuple[float, float]:

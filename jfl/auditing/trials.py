@@ -133,8 +133,9 @@ def _block(keys, plan, rounds, mesh=None):
     runs = jax.vmap(observe, in_axes=(0, None))
     if mesh is not None:
         share, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
-        options = dict(in_specs=(share, whole), out_specs=share, check_vma=False)
-        runs = jax.shard_map(runs, mesh=mesh, **options)
+        runs = jax.shard_map(
+            runs, mesh=mesh, in_specs=(share, whole), out_specs=share, check_vma=False
+        )
     return runs(keys, plan)
 
 

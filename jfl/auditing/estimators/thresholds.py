@@ -139,10 +139,12 @@ class Split:
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
         """Apply `read` to the second part."""
         draw = np.random.default_rng(self.seed)
-        chooses, judged = zip(*(_divide(draw, side, self.fraction) for side in (inside, outside)))
-        candidates = _thresholds_between(*chooses)
-        chosen = _shown(error_rates(*chooses, candidates, alpha / 2), read)
-        return _shown(error_rates(*judged, np.array([chosen.threshold]), alpha / 2), read)
+        first_in, inside = _divide(draw, inside, self.fraction)
+        first_out, outside = _divide(draw, outside, self.fraction)
+        candidates = _thresholds_between(first_in, first_out)
+        chosen = _shown(error_rates(first_in, first_out, candidates, alpha / 2), read)
+        threshold = np.array([chosen.threshold])
+        return _shown(error_rates(inside, outside, threshold, alpha / 2), read)
 
 
 @dataclass(frozen=True)

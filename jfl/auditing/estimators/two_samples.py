@@ -261,8 +261,8 @@ def _smallest_rejected(rates: Rates, profile: Profile, least: float, most: float
             x = min([x, *grid], key=clearest)
         if step:
             bounds, options = (max(x - width, 0.0), min(x + width, largest)), dict(maxiter=14)
-            refined = optimize.minimize_scalar(clearest, bounds=bounds, options=options).x
-            x = min(x, float(refined), key=clearest)
+            refined: Any = optimize.minimize_scalar(clearest, bounds=bounds, options=options)
+            x = min(x, float(refined.x), key=clearest)
         if not clearest(x) < 0:
             break
         search, before = functools.partial(excess, x), log_noise
@@ -433,7 +433,8 @@ def _audit(where, inside, outside, confidence, thresholds, read):
         got = f"thresholds={checks.short_repr(thresholds)}"
         checks.fail(where, "thresholds, such as Bonferroni() or Explicit(0.5)", got)
     shown = thresholds.judge(*_scores(where, inside, outside), 1 - confidence, read)
-    return Estimate(shown.epsilon, confidence, *shown[1:], LOWER_BOUND)
+    test = (shown.threshold, shown.false_negatives, shown.false_positives)
+    return Estimate(shown.epsilon, confidence, *test, LOWER_BOUND)
 
 
 def _log_ratio(numerator, denominator):
@@ -443,7 +444,7 @@ def _log_ratio(numerator, denominator):
     return np.where(numerator > 0, ratio, -np.inf)
 
 
-def _scores(where, inside, outside):
+def _scores(where, inside, outside) -> Any:
     """Return the scores of both sides, each sorted and in float64."""
     sides = []
     for name, value in (("inside", inside), ("outside", outside)):
