@@ -11,7 +11,7 @@ from ..core import checks
 from ..core.options import Setting
 from ..core.records import Array, Fn, Sampler, named, record, static
 from . import uniform
-from .clients import as_cohort, check_capacity, tail_capacity
+from .clients import chosen_cohort, resolve_capacity
 
 __all__ = ["available_poisson"]
 
@@ -32,9 +32,8 @@ class Available(Sampler):
 @named("sampling.available_poisson")
 def _draw_available(key, round_, *, rate, available, clients, capacity):
     words = jax.random.bits(jax.random.fold_in(key, round_), (clients,), jnp.uint32)
-    chosen = available[round_ % len(available)] & uniform.below(words, rate)
-    ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
-    return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+    is_available = available[round_ % len(available)]
+    return chosen_cohort(is_available & uniform.below(words, rate), capacity)
 
 
 def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
@@ -105,13 +104,20 @@ def available_poisson(
         checks.require_integer(where, period=period)
         checks.require_fraction(where, single=True, awake=awake)
         available = around_the_clock(int(clients), int(period), float(awake))
-    available = _checked(where, available, clients)
+    available = checks.as_array(where, "available", available)
+    is_pattern = available.ndim == 2 and available.shape[1] == clients
+    if not is_pattern or not np.isin(available, (0, 1)).all() or not available.any(0).all():
+        checks.fail(
+            where,
+            f"available: Bool[rounds, {clients}], each client in at least one round",
+            f"{available.dtype}{list(available.shape)}",
+            "Leave clients that are never available out of the federation.",
+        )
+    available = available.astype(bool)
     at_once = int(available.sum(1).max())
-    if capacity is None:
-        capacity = tail_capacity(at_once, rate, where)
-    check_capacity(where, capacity, clients)
+    capacity = resolve_capacity(where, capacity, clients, at_once, rate)
     rate, shown = checks.as_scalar(rate), jnp.asarray(available)
-    fixed: dict[str, Any] = dict(clients=int(clients), capacity=int(capacity))
+    fixed: dict[str, Any] = dict(clients=int(clients), capacity=capacity)
     return Available(
         Fn(_draw_available, dict(rate=rate, available=shown), fixed),
         rate * float(available.sum(1).mean()),
@@ -121,23 +127,3 @@ def available_poisson(
         available=shown,
         at_once=at_once,
     )
-
-
-def _checked(where, available, clients) -> np.ndarray:
-    if not checks.is_concrete(available):
-        checks.fail(where, "available, an array outside of a traced function", "a tracer")
-    found = checks.as_array(where, "available", available)
-    if found.ndim != 2 or found.shape[1] != clients or not len(found):
-        checks.fail(where, f"available: Bool[rounds, {clients}]", f"shape {found.shape}")
-    if not np.isin(found, (0, 1)).all():
-        checks.fail(where, "available: true or false, 1 or 0", checks.short_repr(available))
-    found = found.astype(bool)
-    never = np.flatnonzero(~found.any(0))
-    if len(never):
-        checks.fail(
-            where,
-            "clients that are available in at least one round",
-            f"{len(never)} that never are, the first of them client {never[0]}",
-            "Leave them out of the federation.",
-        )
-    return found

@@ -89,14 +89,18 @@ def is_full_participation(sampler: Sampler) -> bool:
     return sampler.draw.function is _draw_full
 
 
-def as_cohort(ids: Array, clients: int, overflow: ArrayLike = 0) -> Cohort:
+def as_cohort(ids: Array, clients: int) -> Cohort:
     """Return a cohort of distinct clients; the id `clients` is an empty slot."""
-    return Cohort(
-        ids,
-        (ids < clients).astype(jnp.int32),
-        jnp.zeros_like(ids),
-        jnp.asarray(overflow, jnp.int32),
-    )
+    times_drawn = (ids < clients).astype(jnp.int32)
+    return Cohort(ids, times_drawn, jnp.zeros_like(ids), jnp.zeros((), jnp.int32))
+
+
+def chosen_cohort(is_chosen: Array, capacity: int) -> Cohort:
+    """Return the cohort of the chosen clients, Bool[C], in their order."""
+    clients = len(is_chosen)
+    ids = jnp.nonzero(is_chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
+    overflow = jnp.maximum(is_chosen.sum() - capacity, 0).astype(jnp.int32)
+    return as_cohort(ids, clients)._replace(overflow=overflow)
 
 
 @named("sampling.full")
@@ -120,15 +124,10 @@ def full(clients: int) -> Sampler:
     )
 
 
-def _fits(where, clients, cohort):
-    checks.require_integer(where, clients=clients, cohort=cohort)
-    if cohort > clients:
-        checks.fail(
-            where,
-            f"cohort <= clients={clients}",
-            f"cohort={cohort}",
-            "Use sampling.full for everyone, or sampling.with_replacement.",
-        )
+def _check_cohort(where, clients, cohort):
+    checks.require_integer(where, clients=clients)
+    hint = "Use sampling.full for everyone, or sampling.with_replacement."
+    checks.require_integer(where, hint, max_value=clients, cohort=cohort)
 
 
 @named("sampling.without_replacement_few")
@@ -138,10 +137,8 @@ def _draw_few(key, *, clients, cohort):
 
 @named("sampling.without_replacement")
 def _draw_without(key, *, clients, cohort):
-    return as_cohort(
-        jax.lax.top_k(jax.random.bits(key, (clients,), jnp.uint32), cohort)[1].astype(jnp.int32),
-        clients,
-    )
+    words = jax.random.bits(key, (clients,), jnp.uint32)
+    return as_cohort(jax.lax.top_k(words, cohort)[1].astype(jnp.int32), clients)
 
 
 def without_replacement(clients: int, cohort: int) -> Sampler:
@@ -157,7 +154,7 @@ def without_replacement(clients: int, cohort: int) -> Sampler:
         >>> sorted(without_replacement(5, 5).draw(jax.random.key(0)).ids.tolist())
         [0, 1, 2, 3, 4]
     """
-    _fits("sampling.without_replacement", clients, cohort)
+    _check_cohort("sampling.without_replacement", clients, cohort)
     draw = _draw_few if _is_sparse(clients, cohort) else _draw_without
     return Sampler(
         Fn(draw, static=dict(clients=clients, cohort=cohort)),
@@ -219,7 +216,7 @@ def with_replacement(
     """
     checks.require_integer("sampling.with_replacement", clients=clients, cohort=cohort)
     checks.require_one_of("sampling.with_replacement", (False, True), independent=independent)
-    share = edges = None
+    edges = None
     if weights is not None:
         checks.require_positive("sampling.with_replacement", weights=weights)
         if not checks.is_concrete(weights) or np.shape(weights) != (clients,):
@@ -228,19 +225,15 @@ def with_replacement(
                 f"one weight, not traced, for each of {clients} clients",
                 checks.short_repr(weights),
             )
-        share, edges = _probabilities(np.asarray(weights, np.float64))
+        edges = _edges(np.asarray(weights, np.float64))
+    fixed: dict[str, Any] = dict(clients=clients, independent=independent)
     return Sampler(
-        Fn(
-            _draw_with,
-            dict(edges=edges),
-            dict(clients=clients, cohort=cohort, independent=independent),
-        ),
+        Fn(_draw_with, dict(edges=edges), dict(fixed, cohort=cohort)),
         checks.as_scalar(cohort),
-        share,
+        None if edges is None else shares_of(edges),
         scheme="with_replacement",
-        clients=clients,
         capacity=cohort,
-        independent=independent,
+        **fixed,
     )
 
 
@@ -250,29 +243,24 @@ def shares_of(edges: Array) -> Array:
     return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32)
 
 
-def _probabilities(weights):
-    """Return the probabilities Float32[C] and the UInt32[C - 1] edges between the words of clients.
+def _edges(weights):
+    """Return the edges between the words of clients, UInt32[C - 1].
 
-    A probability is exactly the fraction of all words that belong to the client.
+    The probability of a client is exactly the fraction of all words that belong to it.
     """
     clients, sums = len(weights), np.cumsum(weights)
     # Each client has at least one word.
     ends = np.round(sums / sums[-1] * (2**32 - clients)).astype(np.int64)
-    ends += np.arange(1, clients + 1)
-    edges = jnp.asarray(ends[:-1].astype(np.uint32))
-    return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32), edges
+    return jnp.asarray((ends + np.arange(1, clients + 1))[:-1].astype(np.uint32))
 
 
-def check_capacity(where: str, capacity: int, clients: int) -> None:
-    """Require a capacity in 1..clients."""
-    checks.require_integer(where, capacity=capacity)
-    if capacity > clients:
-        checks.fail(
-            where,
-            f"capacity <= clients={clients}",
-            f"capacity={capacity}",
-            "Leave capacity out: it is then chosen from the rate.",
-        )
+def resolve_capacity(where: str, capacity: int | None, clients: int, trials: int, rate: Any) -> int:
+    """Return a capacity in 1..clients; None chooses it from Binomial(trials, rate)."""
+    if capacity is None:
+        capacity = tail_capacity(trials, rate, where)
+    hint = "Leave capacity out: it is then chosen from the rate."
+    checks.require_integer(where, hint, max_value=clients, capacity=capacity)
+    return int(capacity)
 
 
 def tail_capacity(trials: int, rate: Any, where: str) -> int:
@@ -304,9 +292,8 @@ def tail_capacity(trials: int, rate: Any, where: str) -> int:
 
 @named("sampling.poisson")
 def _draw_poisson(key, *, rate, clients, capacity):
-    chosen = uniform.below(jax.random.bits(key, (clients,), jnp.uint32), rate)
-    ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
-    return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+    words = jax.random.bits(key, (clients,), jnp.uint32)
+    return chosen_cohort(uniform.below(words, rate), capacity)
 
 
 @named("sampling.poisson_few")
@@ -318,7 +305,7 @@ def _draw_poisson_few(key, *, rate, steps, clients, capacity):
     taken = jnp.minimum(count, capacity)
     chosen = uniform.sparse_subset(subset_key, clients, capacity, taken)
     ids = jnp.where(jnp.arange(capacity) < taken, chosen, clients)
-    return as_cohort(ids, clients, count - taken)
+    return as_cohort(ids, clients)._replace(overflow=count - taken)
 
 
 def binomial_steps(clients: int, rate: ArrayLike, capacity: int) -> jax.Array:
@@ -332,14 +319,10 @@ def binomial_steps(clients: int, rate: ArrayLike, capacity: int) -> jax.Array:
     # A probability that float64 rounds to 1 becomes 1 - 2^-64, not 1 - 2^-53, so an overflow is
     # rarer than 1e-18.
     is_below_one = probability < 1
-    scaled = np.where(
-        is_below_one,
-        np.floor(np.where(is_below_one, probability, 0) * 2.0**64).astype(np.uint64),
-        np.uint64(2**64 - 1),
-    )
-    return jnp.asarray(
-        np.stack([scaled >> np.uint64(32), scaled & np.uint64(0xFFFFFFFF)]).astype(np.uint32)
-    )
+    scaled = np.full(capacity + 1, 2**64 - 1, np.uint64)
+    scaled[is_below_one] = np.floor(probability[is_below_one] * 2.0**64).astype(np.uint64)
+    words = scaled >> np.uint64(32), scaled & np.uint64(0xFFFFFFFF)
+    return jnp.asarray(np.stack(words).astype(np.uint32))
 
 
 def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampler:
@@ -370,9 +353,7 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
     checks.require_integer("sampling.poisson", clients=clients)
     clients = int(clients)
     checks.require_fraction("sampling.poisson", single=True, rate=rate)
-    if capacity is None:
-        capacity = tail_capacity(clients, rate, "sampling.poisson")
-    check_capacity("sampling.poisson", capacity, clients)
+    capacity = resolve_capacity("sampling.poisson", capacity, clients, clients, rate)
     rate = checks.as_scalar(rate)
     draw, data = _draw_poisson, dict(rate=rate)
     if _is_sparse(clients, capacity) and checks.is_concrete(rate):
@@ -440,8 +421,8 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
         if not checks.is_concrete(rate):
             checks.fail(where, "capacity=... when the rate is traced", "capacity=None")
         capacity = min(clients, room_for(clients * float(np.asarray(rate))))
-    check_capacity(where, capacity, clients)
-    clients, capacity, rate = int(clients), int(capacity), checks.as_scalar(rate)
+    capacity = resolve_capacity(where, capacity, clients, clients, rate)
+    clients, rate = int(clients), checks.as_scalar(rate)
     return Sampler(
         Fn(_draw_truncated, dict(rate=rate), dict(clients=clients, capacity=capacity)),
         rate * clients,
@@ -518,7 +499,7 @@ def first_responders(
         ([1, 3], 'first_responders')
     """
     where = "sampling.first_responders"
-    _fits(where, clients, cohort)
+    _check_cohort(where, clients, cohort)
     checks.require_fraction(where, single=True, jitter=jitter)
     if latency_spread is not None:
         checks.require_positive(where, single=True, latency_spread=latency_spread)
@@ -540,23 +521,3 @@ def first_responders(
         capacity=cohort,
         **data,
     )
-
-
-def participation(sampler: Sampler) -> np.ndarray:
-    """Return Float[C], the probability that a client participates in a round."""
-    clients, cohort = sampler.clients, float(sampler.expected)
-    if sampler.scheme == "first_responders":
-        checks.fail(
-            "sampling.participation",
-            "a scheme with a closed form",
-            sampler.scheme,
-            "Count them in draws of the sampler.",
-        )
-    if sampler.scheme == "with_replacement":
-        share = (
-            np.full(clients, 1 / clients)
-            if sampler.share is None
-            else np.asarray(sampler.share, np.float64)
-        )
-        return -np.expm1(sampler.capacity * np.log1p(-np.minimum(share, 1 - 1e-16)))
-    return np.full(clients, 1.0 if sampler.scheme == "full" else cohort / clients)

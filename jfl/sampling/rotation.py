@@ -14,9 +14,9 @@ from jax.typing import ArrayLike
 
 from ..core import checks
 from ..core.options import Setting
-from ..core.records import Array, Cohort, Fn, Sampler, named
+from ..core.records import Cohort, Fn, Sampler, named
 from . import uniform
-from .clients import as_cohort, check_capacity, tail_capacity
+from .clients import as_cohort, chosen_cohort, resolve_capacity
 
 __all__ = ["min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins"]
 Separation = Annotated[int, Setting(default=2)]
@@ -25,20 +25,12 @@ Epoch = Annotated[int, Setting(default=2)]
 GROUP_KEY = 2**32 - 1
 
 
-def group_of(key: jax.Array, clients: int, separation: int) -> Array:
-    """Return Int32[C], the group of each client, out of `separation` groups that differ in size by
-    at most one.
-
-    Any `separation` consecutive clients are in different groups, so that clients in a sorted order
-    are spread over the groups.
-    """
-    client = jnp.arange(clients, dtype=jnp.int32)
-    shift = _block_shifts(key, clients, separation)[client // separation]
-    return (client % separation + shift) % separation
-
-
 def _block_shifts(key, clients, separation):
-    """Return Int32[blocks], a random shift of the groups of each block of consecutive clients."""
+    """Return Int32[blocks], a random shift of the groups of each block of consecutive clients.
+
+    Client i is in group (i + shift of its block) mod `separation`. So groups differ in size by at
+    most one, and clients in a sorted order are spread over the groups.
+    """
     blocks = -(-clients // separation)
     return jax.random.randint(jax.random.fold_in(key, GROUP_KEY), (blocks,), 0, separation)
 
@@ -90,22 +82,17 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
     """
     where = "sampling.min_separation"
     checks.require_integer(where, clients=clients, cohort=cohort)
-    _check_groups(where, clients, separation=separation)
-    if cohort > clients // separation:
-        checks.fail(
-            where,
-            f"cohort <= clients // separation = {clients // separation}",
-            f"cohort={cohort}",
-            "A group has no more clients: lower separation or cohort.",
-        )
-    fixed = dict(clients=int(clients), cohort=int(cohort), separation=int(separation))
+    hint = "1 is sampling.without_replacement."
+    checks.require_integer(where, hint, min_value=2, max_value=clients, separation=separation)
+    hint = "A group has clients // separation clients: lower separation or cohort."
+    checks.require_integer(where, hint, max_value=clients // separation, cohort=cohort)
+    fixed = dict(clients=int(clients), separation=int(separation))
     return Sampler(
-        Fn(_draw_separated, static=fixed),
+        Fn(_draw_separated, static=dict(fixed, cohort=int(cohort))),
         checks.as_scalar(cohort),
         scheme="min_separation",
-        clients=int(clients),
         capacity=int(cohort),
-        separation=int(separation),
+        **fixed,
     )
 
 
@@ -114,9 +101,7 @@ def _draw_cyclic(key, round_, *, rate, clients, capacity, separation):
     groups = jax.random.bits(jax.random.fold_in(key, GROUP_KEY), (clients,), jnp.uint32)
     words = jax.random.bits(jax.random.fold_in(key, round_), (clients,), jnp.uint32)
     own = groups % jnp.uint32(separation) == round_ % separation
-    chosen = own & uniform.below(words, rate)
-    ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
-    return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+    return chosen_cohort(own & uniform.below(words, rate), capacity)
 
 
 def cyclic_poisson(
@@ -157,37 +142,27 @@ def cyclic_poisson(
     """
     where = "sampling.cyclic_poisson"
     checks.require_integer(where, clients=clients)
-    _check_groups(where, clients, separation=separation)
-    clients, separation = int(clients), int(separation)
+    hint = "1 is sampling.poisson."
+    checks.require_integer(where, hint, min_value=2, max_value=clients, separation=separation)
     checks.require_fraction(where, single=True, rate=rate)
-    if capacity is None:
-        number: Any = rate
-        capacity = tail_capacity(clients, number / separation, where)
-    check_capacity(where, capacity, clients)
-    rate = checks.as_scalar(rate)
-    fixed = dict(clients=clients, capacity=int(capacity), separation=separation)
+    number: Any = rate
+    capacity = resolve_capacity(where, capacity, clients, clients, number / separation)
+    clients, separation, rate = int(clients), int(separation), checks.as_scalar(rate)
+    fixed = dict(clients=clients, capacity=capacity, separation=separation)
     return Sampler(
         Fn(_draw_cyclic, dict(rate=rate), fixed),
         rate * clients / separation,
         rate=rate,
         scheme="cyclic_poisson",
-        clients=clients,
-        capacity=int(capacity),
-        separation=separation,
+        **fixed,
     )
 
 
 @named("sampling.random_allocation")
 def _draw_allocated(key, round_, *, clients, capacity, epoch):
-    number = jax.random.fold_in(jax.random.fold_in(key, GROUP_KEY), round_ // epoch)
-    return _in_bin(jax.random.bits(number, (clients,), jnp.uint32), round_, capacity, epoch)
-
-
-def _in_bin(words, round_, capacity, epoch):
-    clients = len(words)
-    chosen = words % jnp.uint32(epoch) == round_ % epoch
-    ids = jnp.nonzero(chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
-    return as_cohort(ids, clients, jnp.maximum(chosen.sum() - capacity, 0))
+    epoch_key = jax.random.fold_in(jax.random.fold_in(key, GROUP_KEY), round_ // epoch)
+    words = jax.random.bits(epoch_key, (clients,), jnp.uint32)
+    return chosen_cohort(words % jnp.uint32(epoch) == round_ % epoch, capacity)
 
 
 def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
@@ -230,7 +205,7 @@ def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -
 @named("sampling.balls_in_bins")
 def _draw_bins(key, round_, *, clients, capacity, epoch, separation):
     words = jax.random.bits(jax.random.fold_in(key, GROUP_KEY), (clients,), jnp.uint32)
-    return _in_bin(words, round_, capacity, epoch)
+    return chosen_cohort(words % jnp.uint32(epoch) == round_ % epoch, capacity)
 
 
 def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
@@ -270,22 +245,13 @@ def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sa
 def _allocated(scheme, draw, clients, epoch, capacity, **more):
     where = f"sampling.{scheme}"
     checks.require_integer(where, clients=clients)
-    _check_groups(where, clients, epoch=epoch)
-    if capacity is None:
-        capacity = tail_capacity(clients, 1 / epoch, where)
-    check_capacity(where, capacity, clients)
+    checks.require_integer(
+        where, "1 is sampling.full.", min_value=2, max_value=clients, epoch=epoch
+    )
+    capacity = resolve_capacity(where, capacity, clients, clients, 1 / epoch)
     numbers: dict[str, Any] = dict(
-        clients=int(clients), capacity=int(capacity), epoch=int(epoch), **more
+        clients=int(clients), capacity=capacity, epoch=int(epoch), **more
     )
     return Sampler(
         Fn(draw, static=numbers), checks.as_scalar(clients / epoch), scheme=scheme, **numbers
     )
-
-
-def _check_groups(where, clients, **argument):
-    ((name, value),) = argument.items()
-    checks.require_integer(where, **argument)
-    if not 2 <= value <= clients:
-        other = "sampling.poisson" if where.endswith("poisson") else "sampling.without_replacement"
-        other = "sampling.full" if name == "epoch" else other
-        checks.fail(where, f"2 <= {name} <= clients={clients}", f"{name}={value}", f"1 is {other}.")

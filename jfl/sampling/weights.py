@@ -39,17 +39,10 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
     """
     where = "weights.impact"
     checks.require_nonnegative(where, ratios=ratios)
-    if np.ndim(ratios) != 1 or np.shape(ratios) != checks.as_array(where, "groups", groups).shape:
+    if np.ndim(ratios) != 1 or np.shape(ratios) != np.shape(groups):
         checks.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
-    for group, count in enumerate(groups):
-        named: dict[str, Any] = {f"groups[{group}]": count}
-        checks.require_integer(where, **named)
+    each: dict[str, Any] = {f"groups[{group}]": count for group, count in enumerate(groups)}
+    checks.require_integer(where, **each)
     shares, sizes = np.asarray(ratios, np.float64), np.asarray(groups)
-    if not shares.sum() > 0:
-        checks.fail(
-            where,
-            "ratios with a positive sum",
-            f"{shares!r}",
-            "At least one group needs a positive ratio.",
-        )
+    checks.require_positive(where, **{"sum of ratios": shares.sum()})
     return np.repeat(shares / (shares @ sizes), sizes)

@@ -225,8 +225,8 @@ def test_no_data_are_worse_than_the_bound():
     "call, words",
     [
         (lambda: jfl.sampling.random_allocation(10, 1), "1 is sampling.full"),
-        (lambda: jfl.sampling.random_allocation(10, 11), "2 <= epoch <= clients=10"),
-        (lambda: jfl.sampling.balls_in_bins(10, 2, capacity=11), "capacity <= clients=10"),
+        (lambda: jfl.sampling.random_allocation(10, 11), "epoch <= 10, but got epoch=11"),
+        (lambda: jfl.sampling.balls_in_bins(10, 2, capacity=11), "capacity <= 10"),
     ],
 )
 def test_bad_input(call, words):

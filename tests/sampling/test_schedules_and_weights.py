@@ -111,7 +111,7 @@ def test_impact_factors_of_the_paper(ratios, groups, want):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (((0, 0), (3, 4)), "positive sum"),
+        (((0, 0), (3, 4)), "sum of ratios > 0"),
         (((1, -1), (3, 4)), "ratios >= 0"),
         (((1, 2), (3,)), "a ratio and a size"),
         (((1, 2), (3, 0)), r"groups\[1\] >= 1"),
