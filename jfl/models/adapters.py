@@ -70,30 +70,19 @@ def functions(
     """
     where = "models.functions"
     checks.require_type(where, Federation, "jfl.federate", fed=fed)
-    for name, value, form in (
-        ("init", init, "key -> params"),
-        ("apply", apply, "(params, x) -> output"),
-    ):
-        if not callable(value):
-            checks.fail(where, f"{name}, a pure function {form}", checks.short_repr(value))
-        frameworks.function(where, name, value, form)
+    frameworks.function(where, "init", init, "key -> params")
+    frameworks.function(where, "apply", apply, "(params, x) -> output")
     names = inspect.signature(apply).parameters
     key = next((n for n in ("key", "rng") if n in names), None)
-    flags = find_switches(apply)
-    trained, evaluated = (
-        as_items({k: v != off for k, v in flags.items()}) for off in (False, True)
-    )
-    example = jax.ShapeDtypeStruct(fed.x.shape[1:], fed.x.dtype)
-    takes_x = len(inspect.signature(init).parameters) > 1
+    trained, evaluated = find_switches(apply)
     # bound in `static`: its own closure and source are part of the identity
     static = dict(apply=apply, key=key)
-    model = Model(
-        Fn(_given_x, static=dict(init=init, shape=example.shape, dtype=str(example.dtype)))
-        if takes_x
-        else Fn(init),
-        Fn(_applied, static=dict(static, flags=evaluated)),
-    )
-    if key is not None or flags:
+    draw = Fn(init)
+    if len(inspect.signature(init).parameters) > 1:
+        shape = dict(shape=tuple(fed.x.shape[1:]), dtype=str(fed.x.dtype))
+        draw = Fn(_given_x, static=dict(init=init, **shape))
+    model = Model(draw, Fn(_applied, static=dict(static, flags=evaluated)))
+    if key is not None or trained:
         training = Fn(_applied_drawing if key else _applied, static=dict(static, flags=trained))
         model = model._replace(training=training, draws=key is not None)
     return build_task(where, fed, model, target, trainable, params)
@@ -153,15 +142,12 @@ def build_task(where, fed, model: Model, target, trainable, params) -> Task:
 
 
 def _as_task(model: Model, target: str) -> Task:
-    if target == "class" and model.class_loss is not None:
-        loss, evaluation = model.class_loss, None
-    else:
-        facts = dict(target=target)
-        of = lambda apply: Fn(_loss, dict(apply=apply), facts)
-        evaluation = None if model.training is None else of(model.apply)
-        loss = of(model.apply)
-        if model.training is not None:
-            loss = Fn(_drawing_loss if model.draws else _loss, dict(apply=model.training), facts)
+    loss = evaluation = Fn(_loss, dict(apply=model.apply), dict(target=target))
+    if model.training is not None:
+        form = _drawing_loss if model.draws else _loss
+        loss = Fn(form, dict(apply=model.training), dict(target=target))
+    elif target == "class" and model.class_loss is not None:
+        loss = model.class_loss
     metrics = {
         name: Metric(
             Fn(_watched, dict(apply=model.apply), dict(target=target, name=name)),
@@ -169,6 +155,7 @@ def _as_task(model: Model, target: str) -> Task:
         )
         for name in TARGETS[target].metrics
     }
+    evaluation = None if model.training is None else evaluation
     return Task(model.init, loss, model.apply, evaluation, metrics or None, target)
 
 
@@ -210,26 +197,22 @@ def takes_batches(where, trace, apply, x, batched: bool | None) -> tuple[bool, b
     """
     checks.require_one_of(where, (True, False, None), batched=batched)
     if batched is not None:
-        return bool(batched), False
+        return batched, False
 
     def traced(x):
         try:
             params, output = trace(x)
         except Exception:  # of somebody's module, on an input that it may not be written for
-            return None
-        shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params)
-        return params, shapes, getattr(output, "shape", None)
+            return None, ()
+        return params, getattr(output, "shape", ())
 
-    one, two = (traced(batch_shape(x, n)) for n in (1, 2))
-    if one is None or two is None or one[1] != two[1] or not one[2] or not two[2]:
+    (params, one), (same, two) = traced(batch_shape(x, 1)), traced(batch_shape(x, 2))
+    if params is None or same != params or (one[:1], two) != ((1,), (2, *one[1:])):
         return False, False
-    if (one[2][0], two[2][0]) != (1, 2) or one[2][1:] != two[2][1:]:
-        return False, False
-    alone = traced(x)
-    if alone is None or alone[1:] != (one[1], one[2][1:]):
+    if traced(x) != (params, one[1:]):
         return True, False
-    either, mixes = _compare_outputs(apply, one[0], x)
-    return not (either or mixes), either
+    is_same, mixes = _compare_outputs(apply, params, x)
+    return not (is_same or mixes), is_same
 
 
 def _compare_outputs(apply, params, x) -> tuple[bool, bool]:
@@ -239,25 +222,20 @@ def _compare_outputs(apply, params, x) -> tuple[bool, bool]:
         Whether a call without a batch axis gives the same output as a batch of one, and whether the
         model mixes the rows of a batch.
     """
-    draw = np.random.default_rng(0).normal
+    rng, size = np.random.default_rng(0), (2, *x.shape)
 
     def weights(leaf):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.zeros(leaf.shape, leaf.dtype)
-        fan_in = max(1, leaf.size // max(1, leaf.shape[-1] if leaf.shape else 1))
-        return jnp.asarray(draw(size=leaf.shape) / fan_in**0.5, leaf.dtype)
-
-    tokens = not jnp.issubdtype(x.dtype, jnp.floating)
-
-    def rows(size):
-        return np.arange(np.prod(size)).reshape(size) % 2 if tokens else draw(size=size)
+        return jnp.asarray(
+            rng.normal(size=leaf.shape) / np.prod(leaf.shape[:-1]) ** 0.5, leaf.dtype
+        )
 
     @jax.jit
     def outputs(params, pair):
         return apply(params, pair[0]), apply(params, pair[:1])[0], apply(params, pair)[0]
 
-    pair = jnp.asarray(rows((2, *x.shape)), x.dtype)
-    alone, of_one, of_two = outputs(jax.tree.map(weights, params), pair)
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    rows = rng.normal(size=size) if is_float else np.arange(np.prod(size)).reshape(size) % 2
+    alone, of_one, of_two = outputs(jax.tree.map(weights, params), jnp.asarray(rows, x.dtype))
     equal = lambda a, b: np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
     return equal(alone, of_one), not equal(of_one, of_two)
 
@@ -273,16 +251,13 @@ def _on_batch_of_one(params, x, *key, apply):
     return apply(params, x[None], *key)[0]
 
 
-def find_switches(call) -> dict:
-    """Return the switches between training and evaluation that a function takes, with their values
-    in training.
+def find_switches(call) -> tuple[tuple, tuple]:
+    """Return the arguments that switch a function between training and evaluation: their names and
+    values in training, and in evaluation.
     """
     names = inspect.signature(call).parameters
-    return {name: value for name, value in SWITCHES.items() if name in names}
-
-
-def as_items(switches: dict) -> tuple:
-    return tuple(sorted(switches.items()))
+    switches = [(name, value) for name, value in sorted(SWITCHES.items()) if name in names]
+    return tuple(switches), tuple((name, not value) for name, value in switches)
 
 
 @named("models.held_params")

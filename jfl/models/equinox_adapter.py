@@ -49,16 +49,13 @@ def equinox(
     except ImportError:
         checks.fail(where, "equinox", "no such package", "pip install equinox")
     fixed = isinstance(model, eqx.Module)
-    if not fixed and not callable(model):
-        checks.fail(
-            where, "an equinox module, or a function key -> module", checks.short_repr(model)
-        )
-    made = model if fixed else model(jax.random.key(0))
+    made = model(jax.random.key(0)) if callable(model) and not fixed else model
     if not isinstance(made, eqx.Module):
         checks.fail(
             where, "an equinox module, or a function key -> module", checks.short_repr(made)
         )
-    if any(isinstance(n, eqx.nn.BatchNorm) for n in _modules(made, eqx)):
+    is_norm = lambda node: isinstance(node, eqx.nn.BatchNorm)
+    if any(map(is_norm, jax.tree.leaves(made, is_leaf=is_norm))):
         checks.fail(
             where, "a model without BatchNorm", "equinox.nn.BatchNorm", frameworks.BATCH_NORM
         )
@@ -75,17 +72,6 @@ def equinox(
         training = Fn(_eqx_drawing, dict(arrays=trained[1]), dict(rest=_Same(trained[2])))
     made = Model(init, apply, training, draws=key is not None)
     return build_task(where, fed, made, target, trainable, params)
-
-
-def _modules(model, eqx) -> list:
-    """Return all modules in a module."""
-    found, todo = [], [model]
-    while todo:
-        node = todo.pop()
-        is_inner = lambda n, node=node: n is not node and isinstance(n, eqx.Module)
-        found.append(node)
-        todo += [n for n in jax.tree.leaves(node, is_leaf=is_inner) if isinstance(n, eqx.Module)]
-    return found
 
 
 def _divided(model, eqx) -> tuple:

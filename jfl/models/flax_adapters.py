@@ -10,12 +10,10 @@ from flax import nnx as flax_nnx
 from flax.errors import InvalidRngError
 
 from ..core import checks
-from ..core.errors import ArgumentError
 from ..core.records import Federation, Fn, Task, named
 from . import frameworks
 from .adapters import (
     Model,
-    as_items,
     batch_shape,
     build_task,
     find_switches,
@@ -87,55 +85,43 @@ def flax(
             "For others see jfl.models.nnx, .equinox and .functions, or jfl.task.",
         )
     shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
-    flags = find_switches(type(module).__call__)
-    trained, evaluated = ({k: v != off for k, v in flags.items()} for off in (False, True))
+    trained, evaluated = find_switches(type(module).__call__)
+    apply = lambda variables, x: module.apply(variables, x, **dict(evaluated))
 
     def whole(key, x):
-        variables = module.init(key, x, **evaluated)
-        return variables, module.apply(variables, x, **evaluated)
+        variables = module.init(key, x, **dict(evaluated))
+        return variables, apply(variables, x)
 
     example = jax.ShapeDtypeStruct(shape, dtype)
-    batched, either = takes_batches(
-        where,
-        lambda x: jax.eval_shape(whole, jax.random.key(0), x),
-        lambda variables, x: module.apply(variables, x, **evaluated),
-        example,
-        batched,
-    )
+    trace = lambda x: jax.eval_shape(whole, jax.random.key(0), x)
+    batched, either = takes_batches(where, trace, apply, example, batched)
     given = batch_shape(example, 1) if batched else example
     try:
         with linen.intercept_methods(_reject_axis_0(where, batched or either)):
-            variables, _ = jax.eval_shape(whole, jax.random.key(0), given)
-    except ArgumentError:
-        raise
+            variables, _ = trace(given)
     except Exception as error:  # of somebody's module
         frameworks.explain(where, error, f"x is {dtype}{list(shape)}")
         raise
-    if "batch_stats" in variables:
-        checks.fail(
-            where, "a module without BatchNorm", "variables in batch_stats", frameworks.BATCH_NORM
-        )
     if set(variables) != {"params"}:
         checks.fail(
             where,
             "a module with parameters, and no other variables",
             f"collections {sorted(variables)}",
-            "For others use jfl.task(params, loss, predict).",
+            frameworks.BATCH_NORM if "batch_stats" in variables else "For others use jfl.task.",
         )
     # floats are not named: the identity of a plan does not hang on a default
     tokens = {} if dtype == "float32" else dict(dtype=dtype)
-    static = dict(module=module) | (dict(flags=as_items(evaluated)) if flags else {})
-    model = Model(
-        Fn(_init, static=dict(static, shape=given.shape, **tokens)), Fn(_predict, static=static)
-    )
-    if flags:
-        static = dict(module=module, flags=as_items(trained))
-        draws = _draws(lambda v, x: module.apply(v, x, **trained), variables, given)
-        training = Fn(_predict_drawing if draws else _predict, static=static)
+    static = dict(module=module) | (dict(flags=evaluated) if evaluated else {})
+    init = Fn(_init, static=dict(static, shape=given.shape, **tokens))
+    model = Model(init, Fn(_predict, static=static))
+    if trained:
+        draws = _draws(lambda v, x: module.apply(v, x, **dict(trained)), variables, given)
+        form = _predict_drawing if draws else _predict
+        training = Fn(form, static=dict(module=module, flags=trained))
         model = model._replace(training=training, draws=draws)
     if batched:
         model = on_batches_of_one(model)
-    elif not flags:
+    elif not trained:
         model = model._replace(class_loss=Fn(_cross_entropy, static=static))
     return build_task(where, fed, model, target, trainable, params)
 
@@ -228,50 +214,44 @@ def nnx(
     where = "models.nnx"
     checks.require_type(where, Federation, "jfl.federate", fed=fed)
     fixed = isinstance(model, flax_nnx.Module)
-    if not fixed and not callable(model):
-        checks.fail(
-            where, "a flax.nnx model, or a function rngs -> model", checks.short_repr(model)
-        )
-    make = (lambda: flax_nnx.clone(model)) if fixed else (lambda: model(flax_nnx.Rngs(0)))
-    made = make()
-    if not isinstance(made, flax_nnx.Module):
-        checks.fail(where, "a flax.nnx model, or a function rngs -> model", checks.short_repr(made))
-    if jax.tree.leaves(flax_nnx.state(made, flax_nnx.BatchStat)):
-        checks.fail(
-            where, "a model without BatchNorm", "variables in BatchStat", frameworks.BATCH_NORM
-        )
-    parts = {}
-    for name, switch in (("evaluated", "eval"), ("trained", "train")):
-        one = make()
-        getattr(one, switch)()
-        graph, weights, keys, rest = flax_nnx.split(one, flax_nnx.Param, flax_nnx.RngKey, ...)
-        held = dict(rest=rest), dict(graph=graph, keys=jax.tree.structure(keys))
-        parts[name] = weights, len(jax.tree.leaves(keys)), held
-    weights, streams, (data, static) = parts["evaluated"]
-    if fixed:
-        init = Fn(held_params, dict(params=weights))
-    else:
-        init = Fn(_nnx_init, static=dict(make=model))
-    apply = Fn(_nnx, data, static)
-    _, _, in_training = parts["trained"]
+
+    def split(switch):
+        """Return weights, and the other arrays and everything else as arguments of `_nnx`."""
+        made = model(flax_nnx.Rngs(0)) if callable(model) and not fixed else model
+        if not isinstance(made, flax_nnx.Module):
+            got = checks.short_repr(made)
+            checks.fail(where, "a flax.nnx model, or a function rngs -> model", got)
+        if jax.tree.leaves(flax_nnx.state(made, flax_nnx.BatchStat)):
+            got = "variables in BatchStat"
+            checks.fail(where, "a model without BatchNorm", got, frameworks.BATCH_NORM)
+        made = flax_nnx.clone(made)
+        getattr(made, switch)()
+        graph, weights, keys, rest = flax_nnx.split(made, flax_nnx.Param, flax_nnx.RngKey, ...)
+        return made, weights, dict(rest=rest), dict(graph=graph, keys=jax.tree.structure(keys))
+
+    whole, weights, *evaluated = split("eval")
+    _, _, *trained = split("train")
+    init = (
+        Fn(held_params, dict(params=weights)) if fixed else Fn(_nnx_init, static=dict(make=model))
+    )
+    apply = Fn(_nnx, *evaluated)
     made = Model(init, apply)
-    if static["graph"] != in_training[1]["graph"]:  # else nothing differs in training
-        training = Fn(_nnx_drawing if streams else _nnx, *in_training)
-        made = Model(init, apply, training, draws=streams > 0)
+    if evaluated[1]["graph"] != trained[1]["graph"]:  # else nothing differs in training
+        draws = evaluated[1]["keys"].num_leaves > 0
+        made = Model(init, apply, Fn(_nnx_drawing if draws else _nnx, *trained), draws)
     example = jax.ShapeDtypeStruct(tuple(fed.x.shape[1:]), fed.x.dtype)
     shapes = jax.eval_shape(init, jax.random.key(0))
     batched, either = takes_batches(
         where, lambda x: (shapes, jax.eval_shape(apply, shapes, x)), apply, example, batched
     )
-    whole: Any = make()
     norms = [
-        node
-        for _, node in flax_nnx.iter_modules(whole)
-        if isinstance(node, flax_nnx.InstanceNorm)
-        or (isinstance(node, flax_nnx.GroupNorm) and node.reduction_axes is None)
+        type(layer).__name__
+        for _, layer in flax_nnx.iter_modules(whole)
+        if isinstance(layer, flax_nnx.InstanceNorm)
+        or (isinstance(layer, flax_nnx.GroupNorm) and layer.reduction_axes is None)
     ]
     if norms and not (batched or either):
-        _reject_norm(where, type(norms[0]).__name__, "")
+        _reject_norm(where, norms[0], "")
     made = on_batches_of_one(made) if batched else made
     return build_task(where, fed, made, target, trainable, params)
 

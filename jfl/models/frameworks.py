@@ -69,23 +69,19 @@ def parameters(where: str, value: Any) -> Any:
         keys = ", ".join(map(str, value))
         checks.fail(where, "params without batch_stats", f"a dict of {keys}", BATCH_NORM)
     value = checks.as_arrays(where, "params", value)
-    others = [
-        f"{leaf.dtype} at params{jax.tree_util.keystr(path)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
-        if not _is_float(leaf)
-    ]
-    if others:
-        checks.fail(
-            where,
-            "params, a pytree of floating-point numbers",
-            ", ".join(others[:6]),
-            "Numbers that are not trained belong in the loss.",
-        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        if not _is_float(leaf):
+            checks.fail(
+                where,
+                "params, a pytree of floating-point numbers",
+                f"{leaf.dtype} at params{jax.tree_util.keystr(path)}",
+                "Numbers that are not trained belong in the loss.",
+            )
     return value
 
 
 def function(where: str, name: str, value: Any, form: str) -> None:
-    """Reject a module, or a method of one, as a pure function of `params`.
+    """Require a pure function of `params`; reject modules and methods of modules.
 
     Args:
         where: the function that was called, for the message.
@@ -93,20 +89,22 @@ def function(where: str, name: str, value: Any, form: str) -> None:
         value: the argument.
         form: how the function is called, such as "(params, x, y) -> scalar".
     """
-    for module in (value, getattr(value, "__self__", None)):
-        holds_params = {
-            "flax.linen": module is value,  # a bound linen method holds no parameters
-            "flax.nnx": True,
-            "equinox": any(map(_is_float, jax.tree.leaves(module))),
-        }
-        if holds_params.get(library(module) or "", False):
-            checks.fail(
-                where,
-                f"{name}, a pure function {form}",
-                f"the {_describe(module)}",
-                "Write a function: def loss(params, x, y), which calls the module with params on "
-                "one example.",
-            )
+    module = value if library(value) else getattr(value, "__self__", None)
+    kind = library(module)
+    # A bound method of linen holds no parameters, and of equinox only if its module has arrays.
+    is_module = (
+        kind == "flax.nnx"
+        or (kind == "flax.linen" and module is value)
+        or (kind == "equinox" and any(map(_is_float, jax.tree.leaves(module))))
+    )
+    if is_module or not callable(value):
+        checks.fail(
+            where,
+            f"{name}, a pure function {form}",
+            f"the {_describe(module)}" if is_module else checks.short_repr(value),
+            "Write a function: def loss(params, x, y), which calls a module with params on one "
+            "example.",
+        )
 
 
 def explain(where: str, error: Exception, context: str = "") -> None:
@@ -120,10 +118,7 @@ def explain(where: str, error: Exception, context: str = "") -> None:
         context: the shapes of the arguments.
     """
     text = str(error)
-    is_unset = (
-        isinstance(error, ValueError)
-        and "must be passed to the constructor or at call time" in text
-    )
+    is_unset = "must be passed to the constructor or at call time" in text
     if not is_unset and not isinstance(error, errors.FlaxError):
         return
     if "batch_stats" in text or "use_running_average" in text:

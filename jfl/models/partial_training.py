@@ -70,7 +70,7 @@ def trainable(
         return _started(task, given)
     patterns: Any = (which,) if isinstance(which, str) else which
     chosen = which if callable(which) else lambda p: any(fnmatch.fnmatch(p, g) for g in patterns)
-    names = tuple(name for name in shapes if chosen(name))
+    names = tuple(filter(chosen, shapes))
     if not names:
         checks.fail(
             where,
@@ -79,9 +79,9 @@ def trainable(
         )
     # A task that always starts from the same parameters has those of the frozen part.
     constant = getattr(task.init.function, "_registered_name", "") in CONSTANT
-    held = pytrees.by_path(task.init.data["params"]) if constant else {}
-    frozen = {n: given.get(n, held.get(n)) for n in shapes if n not in names}
-    missing = [n for n, value in frozen.items() if value is None]
+    held = (pytrees.by_path(task.init.data["params"]) if constant else {}) | given
+    frozen = {name: held.get(name) for name in shapes if name not in names}
+    missing = [name for name, value in frozen.items() if value is None]
     if missing:
         checks.fail(
             where,
@@ -133,25 +133,15 @@ def _given(where, shapes, params) -> dict:
         return {}
     found = pytrees.by_path(params)
     if isinstance(params, Mapping):
-        found |= {k: v for k, v in params.items() if isinstance(k, str) and not _is_tree(v)}
-    unknown = [name for name in found if name not in shapes]
-    if unknown or not found:
-        checks.fail(
-            where,
-            f"params by the paths of the model: {', '.join(list(shapes)[:12])}",
-            ", ".join(unknown[:6]) or "none",
-        )
-    unlike = {n: np.shape(v) for n, v in found.items() if np.shape(v) != shapes[n].shape}
-    if unlike:
-        name, shape = next(iter(unlike.items()))
-        checks.fail(
-            where, f"params of the model's shapes: {name} {list(shapes[name].shape)}", list(shape)
-        )
-    return {n: jnp.asarray(v, shapes[n].dtype) for n, v in found.items()}
-
-
-def _is_tree(value) -> bool:
-    return isinstance(value, Mapping | list | tuple)
+        found |= {k: v for k, v in params.items() if not isinstance(v, Mapping | list | tuple)}
+    for name, value in found.items():
+        if name not in shapes:
+            expected = f"params by the paths of the model: {', '.join(list(shapes)[:12])}"
+            checks.fail(where, expected, name)
+        if np.shape(value) != shapes[name].shape:
+            expected = f"params of the model's shapes: {name} {list(shapes[name].shape)}"
+            checks.fail(where, expected, list(np.shape(value)))
+    return {name: jnp.asarray(value, shapes[name].dtype) for name, value in found.items()}
 
 
 def _started(task, given) -> Task:
@@ -177,8 +167,7 @@ def _whole(part, frozen, init):
     """Combine the trained and the frozen part, in the type of the trained one."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     kind = jnp.result_type(*jax.tree.leaves(part))
-    half = jnp.finfo(kind).bits < 32
-    cast = lambda x: x.astype(kind) if half else x
+    cast = lambda x: x.astype(kind) if jnp.finfo(kind).bits < 32 else x
     return pytrees.map_by_path(
         lambda path, _: part[path] if path in part else cast(frozen[path]), shapes
     )

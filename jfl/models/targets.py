@@ -149,16 +149,12 @@ def target_of(where: str, fed: Federation, target: str | None) -> str:
         "numbers": not fed.classes,
     }[target]
     if not fits:
-        remedy = {
-            "class": "For others see target= of jfl.models.flax, or jfl.task(params, loss).",
-            "tokens": "Rows of y are Int[T]: jfl.datasets.arrays(..., classes=V).",
-            "labels": "Rows of y are [labels]: jfl.datasets.arrays(..., classes=0).",
-            "numbers": "Labels that are numbers come from jfl.datasets.arrays(..., classes=0).",
-        }[target]
         checks.fail(
             where,
             f"labels for target={target!r}, {TARGETS[target].words}",
             f"y {fed.y.dtype}{list(shape)}, classes={fed.classes}",
-            remedy,
+            "Class labels are integers [n], tokens Int[n, T] with jfl.datasets.arrays(..., "
+            "classes=V), and labels or numbers come with classes=0. For others see target= of "
+            "jfl.models.flax, or jfl.task(params, loss).",
         )
     return target

@@ -62,49 +62,40 @@ def task(
         >>> t.init(jax.random.key(0)).shape
         (3,)
     """
-    if not callable(loss):
-        checks.fail(
-            "task", "loss, a pure function (params, x, y) -> scalar", checks.short_repr(loss)
-        )
-    forms = dict(predict="(params, x) -> output", evaluation="(params, x, y) -> scalar")
-    for name, value in dict(predict=predict, evaluation=evaluation).items():
-        if value is not None and not callable(value):
-            checks.fail(
-                "task", f"{name}, a pure function {forms[name]}, or None", checks.short_repr(value)
-            )
-        frameworks.function("task", name, value, forms[name])
-    frameworks.function("task", "loss", loss, "(params, x, y) -> scalar")
+    scalar = "(params, x, y) -> scalar"
+    frameworks.function("task", "loss", loss, scalar)
+    if predict is not None:
+        frameworks.function("task", "predict", predict, "(params, x) -> output")
+    if evaluation is not None:
+        frameworks.function("task", "evaluation", evaluation, scalar)
     if evaluation is not None and losses.takes_key(evaluation):
         checks.fail("task", "evaluation, a function (params, x, y)", "one that takes a key")
     checks.require_one_of("task", TARGETS, target=target)
     draws = callable(params) and frameworks.library(params) is None
     init = _fn(params) if draws else Fn(_fixed, dict(params=frameworks.parameters("task", params)))
-    return Task(init, _fn(loss), _fn(predict), _fn(evaluation), watched("task", metrics), target)
+    metrics = _metrics(metrics or {})
+    return Task(init, _fn(loss), _fn(predict), _fn(evaluation), metrics or None, target)
 
 
 def _fn(function: Any) -> Any:
     return function if function is None or isinstance(function, Fn) else Fn(function)
 
 
-def watched(where: str, metrics: Mapping[str, Callable | Metric] | None) -> dict | None:
-    """Check custom metrics and return them as records, by name."""
-    if not metrics:
-        return None
+def _metrics(metrics: Mapping[str, Callable | Metric]) -> dict[str, Metric]:
+    """Return custom metrics as records."""
     if not isinstance(metrics, Mapping):
-        checks.fail(where, "metrics, a dict of names and functions", checks.short_repr(metrics))
+        checks.fail("task", "metrics, a dict of names and functions", checks.short_repr(metrics))
     taken = {field.name for field in dataclasses.fields(Metrics)}
     for name, metric in metrics.items():
         if not isinstance(name, str) or not name or name in taken:
             checks.fail(
-                where,
+                "task",
                 "a metric name that jfl does not use",
                 repr(name),
                 f"Reserved names: {', '.join(sorted(taken))}.",
             )
-        if not callable(metric) and not isinstance(metric, Metric):
-            checks.fail(
-                where, f"metric {name!r}, a function (params, x, y)", checks.short_repr(metric)
-            )
+        if not isinstance(metric, Metric):
+            frameworks.function("task", f"metric {name!r}", metric, "(params, x, y) -> number")
     return {
         name: m if isinstance(m, Metric) else Metric(_fn(m)) for name, m in sorted(metrics.items())
     }
@@ -119,12 +110,8 @@ class _Mlp(nn.Module):
         x = x.reshape(-1)
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(
-            self.classes,
-            kernel_init=nn.initializers.zeros
-            if not self.hidden
-            else nn.initializers.lecun_normal(),
-        )(x)
+        kernel_init = nn.initializers.lecun_normal() if self.hidden else nn.initializers.zeros
+        return nn.Dense(self.classes, kernel_init=kernel_init)(x)
 
 
 class _Conv(nn.Module):
@@ -263,7 +250,6 @@ def logistic(fed: Federation) -> Task:
 
     For L2 regularisation, pass l2 to `grad` or `private_grad`.
     """
-    checks.require_type("models.logistic", Federation, "jfl.federate", fed=fed)
     return flax(fed, _Mlp((), fed.classes), target="class", batched=False)
 
 
@@ -274,10 +260,7 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
         fed: the federation, which determines the shape of a row and the number of classes.
         hidden: widths of the hidden layers.
     """
-    checks.require_type("models.mlp", Federation, "jfl.federate", fed=fed)
-    hidden = checks.as_tuple("models.mlp", hidden=hidden)
-    for width in hidden:
-        checks.require_integer("models.mlp", hidden=width)
+    hidden = _widths("models.mlp", hidden=hidden)
     return flax(fed, _Mlp(hidden, fed.classes), target="class", batched=False)
 
 
@@ -300,12 +283,11 @@ def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256
         McMahan et al., AISTATS 2017.
     """
     where = "models.lstm"
-    every = _of_tokens(where, fed)
-    cells = checks.as_tuple(where, cells=cells)
-    numbers: dict[str, Any] = {f"cells[{i}]": n for i, n in enumerate(cells)}
-    checks.require_integer(where, embedding=embedding, **numbers)
+    checks.require_integer(where, embedding=embedding)
+    cells = _widths(where, cells=cells)
     if not cells:
         checks.fail(where, "at least one layer", "cells=()")
+    every = _has_label_per_token(where, fed)
     return flax(fed, _Lstm(embedding, cells, fed.classes, every), batched=False)
 
 
@@ -329,19 +311,28 @@ def gpt(
         has no book-keeping rule for its gradient.
     """
     where = "models.gpt"
-    every = _of_tokens(where, fed)
     checks.require_integer(where, width=width, layers=layers, heads=heads)
     checks.require_nonnegative(where, single=True, dropout=dropout)
-    if dropout >= 1:
-        checks.fail(where, "dropout in [0, 1)", f"{dropout!r}")
-    if width % heads:
-        checks.fail(where, f"a width that is a multiple of heads={heads}", f"width={width}")
+    if dropout >= 1 or width % heads:
+        checks.fail(
+            where,
+            f"dropout in [0, 1), and a width that is a multiple of heads={heads}",
+            f"dropout={dropout!r}, width={width}",
+        )
+    every = _has_label_per_token(where, fed)
     return flax(fed, _Gpt(width, layers, heads, float(dropout), fed.classes, every), batched=False)
 
 
-def _of_tokens(where, fed) -> bool:
+def _widths(where, **widths) -> tuple:
+    """Return the widths of layers as a tuple."""
+    ((name, _),) = widths.items()
+    widths = checks.as_tuple(where, **widths)
+    checks.require_integer(where, **{f"{name}[{i}]": width for i, width in enumerate(widths)})
+    return widths
+
+
+def _has_label_per_token(where, fed) -> bool:
     """Require rows of tokens, and return whether every token has a label."""
-    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if fed.x.ndim != 2 or fed.x.dtype.kind != "i":
         checks.fail(
             where,
@@ -363,12 +354,10 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
         He et al., CVPR 2016, with the 3 x 3 stem for 32 x 32 pixels; Wu and He, ECCV 2018.
     """
     where = "models.resnet18"
-    checks.require_type(where, Federation, "jfl.federate", fed=fed)
-    if len(fed.x.shape) not in (3, 4):
-        checks.fail(where, "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}")
     checks.require_integer(where, min_value=2, width=width)
     if width % 2 or (width > 64 and width % 64):
         checks.fail(where, "an even width, or a multiple of 64", f"width={width}")
+    _require_images(where, fed)
     return flax(fed, _ResNet(width, (2, 2, 2, 2), fed.classes), target="class", batched=False)
 
 
@@ -378,19 +367,16 @@ def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -
     Each 3 x 3 convolution is followed by ReLU and 2 x 2 max pooling; one hidden dense layer
     follows.
     """
-    checks.require_type("models.cnn", Federation, "jfl.federate", fed=fed)
-    channels = checks.as_tuple("models.cnn", channels=channels)
-    if len(fed.x.shape) not in (3, 4):
-        checks.fail(
-            "models.cnn", "images [H, W] or [H, W, C]", f"rows of shape {tuple(fed.x.shape[1:])}"
-        )
-    checks.require_integer(
-        "models.cnn", dense=dense, **{f"channels[{i}]": c for i, c in enumerate(channels)}
-    )
-    if min(fed.x.shape[1:3]) < 2 ** len(channels):
-        checks.fail(
-            "models.cnn",
-            f"images of at least {2 ** len(channels)} pixels a side for {len(channels)} poolings",
-            f"{tuple(fed.x.shape[1:3])}",
-        )
+    checks.require_integer("models.cnn", dense=dense)
+    channels = _widths("models.cnn", channels=channels)
+    _require_images("models.cnn", fed, min_side=2 ** len(channels))
     return flax(fed, _Cnn(channels, dense, fed.classes), target="class", batched=False)
+
+
+def _require_images(where, fed, min_side=1):
+    if len(fed.x.shape) not in (3, 4) or min(fed.x.shape[1:3]) < min_side:
+        checks.fail(
+            where,
+            f"images [H, W] or [H, W, C] of at least {min_side} pixels a side",
+            f"rows of shape {tuple(fed.x.shape[1:])}",
+        )

@@ -335,7 +335,7 @@ def test_targets_that_were_meant_otherwise(y, classes, words):
 def test_a_partition_by_class_needs_one_label_a_row():
     x, y = np.zeros((90, 6), int), np.zeros((90, 6), int)
     data = jfl.datasets.arrays(x, y, x, y, classes=2)
-    with pytest.raises(ValueError, match="partition.dirichlet: expected one label per row"):
+    with pytest.raises(ValueError, match="partition.dirichlet: expected one integer label per row"):
         jfl.federate(data, jfl.partition.dirichlet(4, 0.5))
 
 
