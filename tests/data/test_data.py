@@ -60,9 +60,9 @@ MAKERS = {
     "similarity": lambda c, seed: partition.similarity(c, 0.3, seed=seed),
     "similarity sorted": lambda c, seed: partition.similarity(c, 0.3, by="sorted", seed=seed),
 }
-MNIST = np.repeat(
-    np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-)  # its labels
+MNIST_COUNTS = 5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949
+MNIST_TEST_COUNTS = 980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009
+MNIST = np.repeat(np.arange(10), MNIST_COUNTS)  # its labels
 BATCHES = [f"data_batch_{i}.bin" for i in range(1, 6)]
 ADULT = np.repeat([0, 1], [24720, 7841])
 
@@ -406,92 +406,36 @@ def test_similarity_of_the_papers():
     assert sorted(own[5::10]) == [903, 903, 903, 904, 904, 904]
 
 
+HALVES, TENS = np.arange(10) % 2, np.arange(10)
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: partition.labels(5, 0), "got classes_per_client=0"),
-        (
-            lambda: partition.labels(5, 2, min_rows=1),
-            "min_rows >= 2, but got min_rows=1. A client needs a row of each",
-        ),
+        (lambda: partition.iid(0), "partition.iid: expected an integer clients >= 1"),
+        (lambda: partition.iid(3, seed=-1), "seed >= 0, but got seed=-1"),
+        (lambda: partition.dirichlet(5, 0), "expected alpha > 0 and finite, but got alpha=0"),
+        (lambda: partition.dirichlet(3, 1.0, min_rows=4)(TENS), "min_rows * clients <= rows"),
+        (lambda: partition.dirichlet(1, 1.0)(np.zeros((10, 2), int)), "got labels int64[10, 2]"),
+        (lambda: partition.dirichlet(3, 1.0)(TENS / 9), "one integer label per row"),
+        (lambda: partition.power_law(3, 1.0, min_rows=4)(TENS), "got 4 * 3 > 10"),
+        (lambda: partition.power_law(5, min_rows=0), "got min_rows=0"),
+        (lambda: partition.labels(5, 2, min_rows=1), "A client needs a row of each"),
         (lambda: partition.labels(5, 2, rows=1), "rows >= 2, but got rows=1"),
         (lambda: partition.labels(5, 2, exponent=-1), "exponent >= 0"),
-        (lambda: partition.labels(5, 2, exponent=[1, 2]), "a single number exponent"),
-        (
-            lambda: partition.labels(5, 3, rows=3)(np.zeros(10, int)),
-            "rows * clients <= rows, but got 3 * 5 > 10. Lower rows",
-        ),
-        (
-            lambda: partition.labels(5, 3)(np.arange(10) % 2),
-            "min_rows * clients <= rows, but got 3 * 5 > 10",
-        ),
-        (
-            lambda: partition.labels(2, 3)(np.arange(10) % 2),
-            "got classes_per_client=3 for 2 classes",
-        ),
-        (
-            lambda: partition.labels(3, 1, rows=6)(np.arange(20) % 2),
-            "classes that fill 3 clients of 6 to 6 rows with exactly 1",
-        ),
+        (lambda: partition.labels(5, 3, rows=3)(TENS), "rows * clients <= rows, but got 3 * 5"),
+        (lambda: partition.labels(5, 3)(HALVES), "min_rows * clients <= rows, but got 3 * 5 > 10"),
+        (lambda: partition.labels(2, 3)(HALVES), "got classes_per_client=3 for 2 classes"),
+        (lambda: partition.labels(3, 1, rows=6)(np.arange(20) % 2), "that fill 3 clients of 6 to"),
         (lambda: partition.labels(3, 2)(np.array([0] * 17 + [1])), "20 deals that do not fit"),
-        (lambda: partition.labels(3, 1)(np.linspace(0, 1, 9)), "one integer label per row"),
-        (lambda: partition.similarity(5, -0.1), "share >= 0"),
         (lambda: partition.similarity(5, 1.1), "share in [0, 1], but got share=1.1"),
-        (lambda: partition.similarity(5, float("nan")), "got share=nan"),
         (lambda: partition.similarity(5, 0.1, by="label"), "to be one of 'class', 'sorted'"),
-        (lambda: partition.similarity(5, 0.1, rows=0), "got rows=0"),
-        (
-            lambda: partition.similarity(5, 0.1, rows=3)(np.zeros(10, int)),
-            "rows * clients <= rows, but got 3 * 5 > 10",
-        ),
-        (lambda: partition.similarity(3, 0.5)(np.linspace(0, 1, 10)), "one integer label per row"),
-        (lambda: partition.natural(seed=-1), "seed >= 0"),
-        (
-            lambda: partition.natural()(np.zeros(4)),
-            "expected the owners of the rows, but got none. federate(dataset",
-        ),
-        (
-            lambda: partition.iid(0),
-            "partition.iid: expected an integer clients >= 1, but got clients=0",
-        ),
-        (lambda: partition.iid(2.0), "got clients=2.0"),
-        (lambda: partition.iid(3, seed=-1), "seed >= 0, but got seed=-1"),
-        (
-            lambda: partition.dirichlet(5, 0),
-            "partition.dirichlet: expected alpha > 0 and finite, but got alpha=0",
-        ),
-        (lambda: partition.dirichlet(5, float("nan")), "got alpha=nan"),
-        (lambda: partition.dirichlet(5, float("inf")), "got alpha=inf"),
-        (lambda: partition.dirichlet(5, [0.1, 1.0]), "a single number alpha"),
-        (lambda: partition.dirichlet(5, 1.0, min_rows=-1), "min_rows >= 0, but got min_rows=-1"),
-        (lambda: partition.dirichlet(5, 1.0, balanced="yes"), "got balanced='yes'"),
-        (lambda: partition.power_law(5, -1.0), "exponent >= 0 and finite, but got exponent=-1.0"),
-        (lambda: partition.power_law(5, min_rows=0), "got min_rows=0"),
-        (lambda: partition.shards(5, 0), "got classes_per_client=0"),
+        (lambda: partition.similarity(5, 0.1, rows=3)(TENS), "rows * clients <= rows"),
+        (lambda: partition.shards(3, 3)(HALVES), "2 to 6 shards"),
+        (lambda: partition.shards(3, 2)(TENS), "but got 3 clients * 2 classes = 6"),
+        (lambda: partition.shards(9, 2)(np.array([0] + [1] * 20)), "2 to 10 shards"),
+        (lambda: partition.natural()(np.zeros(4)), "expected the owners of the rows, but got none"),
         (lambda: partition.natural([0.5, 1.0]), "integers or strings"),
-        (lambda: partition.natural([]), "one owner per row"),
-        (
-            lambda: partition.dirichlet(1, 1.0)(np.zeros((10, 2), int)),
-            "one integer label per row, since it splits by class, but got labels int64[10, 2]",
-        ),
-        (
-            lambda: partition.dirichlet(3, 1.0, min_rows=4)(np.zeros(10, int)),
-            "min_rows * clients <= rows, but got 4 * 3 > 10",
-        ),
-        (lambda: partition.power_law(3, 1.0, min_rows=4)(np.zeros(10, int)), "got 4 * 3 > 10"),
-        (lambda: partition.dirichlet(3, 1.0)(np.linspace(0, 1, 10)), "one integer label per row"),
-        (
-            lambda: partition.shards(3, 3)(np.arange(10) % 2),
-            "2 to 6 shards",
-        ),
-        (
-            lambda: partition.shards(3, 2)(np.arange(10)),
-            "but got 3 clients * 2 classes = 6",
-        ),
-        (
-            lambda: partition.shards(9, 2)(np.array([0] + [1] * 20)),
-            "2 to 10 shards",
-        ),
         (lambda: partition.natural([1, 2])(np.zeros(3)), "2 owners for 3 rows"),
     ],
 )
@@ -793,15 +737,13 @@ def test_changed_files_are_decoded_again(place, decodes):
 def test_data_that_are_not_there(place, monkeypatch):
     with pytest.raises(ValueError) as error:
         datasets.emnist("byclass")
-    for part in (
+    parts = (
         "datasets.emnist/byclass: expected files of emnist/byclass",
-        str(place / "data" / "tfds"),
         'pip install -e ".[tfds]" tensorflow',
         "tfds build emnist/byclass",
-        "JFL_DATA_DIR=DIR",
         "download=True",
-    ):
-        assert part in str(error.value)
+    )
+    assert all(part in str(error.value) for part in parts)
     with pytest.raises(ValueError, match=re.escape("'balanced', 'byclass'")):
         datasets.emnist("digit")
     prepare(place / "data", *FAKES["mnist"][1:], file_format="tfrecord")
@@ -894,21 +836,11 @@ def test_fashion_mnist_that_is_not_there(place, monkeypatch):
     monkeypatch.setattr(image_files, "DEBIAN", place / "debian")
     with pytest.raises(DataUnavailable) as error:
         datasets.fashion_mnist()
-    for part in (
-        "datasets.fashion_mnist: expected files of fashion_mnist",
-        str(place / "data" / "tfds"),
-        str(place / "debian"),
-        "apt-get install dataset-fashion-mnist",
-        "JFL_DATA_DIR=DIR",
-        "download=True",
-    ):
-        assert part in str(error.value)
-    with pytest.raises(DataUnavailable) as error:
+    parts = str(place / "data" / "tfds"), str(place / "debian"), "apt-get install", "JFL_DATA_DIR="
+    assert all(part in str(error.value) for part in parts)
+    with pytest.raises(DataUnavailable, match="apt-get") as error:
         datasets.fashion_mnist(data_dir=place / "own")
     assert str(place / "debian") not in str(error.value)
-    (place / "own" / "fashion-mnist").mkdir(parents=True)
-    with pytest.raises(DataUnavailable, match="apt-get"):
-        datasets.fashion_mnist(data_dir=place / "own")
 
 
 TRAIN = "train-images-idx3-ubyte"
@@ -919,27 +851,12 @@ TRAIN = "train-images-idx3-ubyte"
     [
         (TRAIN, lambda c: b"", "not an IDX file of bytes with 3 axes"),
         (TRAIN, lambda c: b"\0\0\x0d" + c[3:], "not an IDX file of bytes with 3 axes"),
-        (
-            "t10k-labels-idx1-ubyte",
-            lambda c: c[:3] + b"\3" + c[4:],
-            "t10k-labels.* not an IDX file of bytes with 1 axes",
-        ),
         (TRAIN, lambda c: c[:9], "buffer is smaller"),
-        (
-            TRAIN,
-            lambda c: c[:-1],
-            "cannot reshape array of size 18031",
-        ),
+        (TRAIN, lambda c: c[:-1], "cannot reshape array of size 18031"),
         (TRAIN, lambda c: c + b"\0", "cannot reshape array of size 18033"),
-        ("t10k-labels-idx1-ubyte", lambda c: None, "FileNotFoundError.*t10k-labels-idx1-ubyte"),
         (TRAIN, lambda c: gzip.compress(c)[:-9], "EOFError"),
-        (TRAIN, lambda c: b"\x1f\x8b" + c[2:], "Error -3 while decompressing"),
-        (TRAIN, lambda c: b"\x1f\x8b\7" + c[3:], "BadGzipFile: Unknown"),
-        (
-            TRAIN,
-            lambda c: gzip.compress(c)[:-8] + bytes(8),
-            "BadGzipFile: CRC check failed",
-        ),
+        (TRAIN, lambda c: gzip.compress(c)[:-8] + bytes(8), "BadGzipFile: CRC check failed"),
+        ("t10k-labels-idx1-ubyte", lambda c: None, "FileNotFoundError.*t10k-labels-idx1-ubyte"),
     ],
 )
 def test_damaged_idx_files(name, change, message, place):
@@ -979,33 +896,10 @@ def test_real_mnist():
     seconds)."""
     data = datasets.mnist()
     assert data.x.shape == (60000, 28, 28, 1) and data.x_test.shape == (10000, 28, 28, 1)
-    assert np.bincount(data.y).tolist() == [
-        5923,
-        6742,
-        5958,
-        6131,
-        5842,
-        5421,
-        5918,
-        6265,
-        5851,
-        5949,
-    ]
-    assert np.bincount(data.y_test).tolist() == [
-        980,
-        1135,
-        1032,
-        1010,
-        982,
-        892,
-        958,
-        1028,
-        974,
-        1009,
-    ]
-    assert (
-        abs(data.x.mean() - 0.1307) < 1e-4 and abs(data.x.std() - 0.3081) < 1e-4
-    )  # the published moments
+    assert tuple(np.bincount(data.y)) == MNIST_COUNTS
+    assert tuple(np.bincount(data.y_test)) == MNIST_TEST_COUNTS
+    # the published moments
+    assert abs(data.x.mean() - 0.1307) < 1e-4 and abs(data.x.std() - 0.3081) < 1e-4
 
 
 # federation
@@ -1234,9 +1128,7 @@ def test_describe():
             "expected one owner per row, but got row 1 given 2 times",
         ),
         (dict(holdout=1.0), "holdout in [0, 1), but got holdout=1.0"),
-        (dict(holdout=-0.1), "got holdout=-0.1"),
         (dict(holdout=float("nan")), "got holdout=nan"),
-        (dict(holdout="a"), "got holdout='a'"),
         (
             dict(holdout=0.2, partition=partition.iid(5)),
             "at least 2 row(s) of each client, but got fewer for client(s) 1, 2, 3",
@@ -1389,13 +1281,12 @@ def test_features_as_the_published_code_of_noble_2022_has_them():
     assert len(new.caveats) == len(data.caveats) + 1 and "private rows" in new.caveats[-1]
 
 
-@pytest.mark.parametrize("wrong", ["no owners", "few rows", "test rows"])
-def test_rows_that_the_published_code_cannot_read_are_refused(wrong):
-    data = datasets.synthetic(0.0, 0.0, clients=2, rows=60, seed=0)
-    data = {
-        "no owners": data._replace(owners=None),
-        "few rows": datasets.synthetic(0.0, 0.0, clients=2, rows=20, seed=0),
-        "test rows": data._replace(x_test=data.x_test[1:], y_test=data.y_test[1:]),
-    }[wrong]
+@pytest.mark.parametrize(
+    "rows, change", [(60, dict(owners=None)), (20, {}), (60, dict(x_test=None))]
+)
+def test_rows_that_the_published_code_cannot_read_are_refused(rows, change):
+    data = datasets.synthetic(0.0, 0.0, clients=2, rows=rows, seed=0)
+    if "x_test" in change:
+        change = dict(x_test=data.x_test[1:], y_test=data.y_test[1:])
     with pytest.raises(ValueError, match="transforms.noble2022_code: expected rows"):
-        transforms.noble2022_code(data)
+        transforms.noble2022_code(data._replace(**change))
