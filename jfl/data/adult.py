@@ -98,7 +98,7 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
             "JFL_DATA_DIR=DIR or pass data_dir=DIR. download=True gets OpenML's copy from here.",
             DataUnavailable,
         )
-    rows = []
+    rows: list[Any] = []
     for name, num_rows in NUM_ROWS.items():
         with readable(where, f"the published lines in {folder / name}"):
             x, y = _read(folder / name)
@@ -109,7 +109,7 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
                 stacklevel=2,
             )
         rows += [x, y]
-    return make_dataset(where, *rows, 2, "adult")
+    return make_dataset(where, rows[0], rows[1], rows[2], rows[3], 2, "adult")
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:

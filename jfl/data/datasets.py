@@ -161,7 +161,8 @@ def prepared(
         if not isinstance(values, tuple) or len(values) not in (2, 3):
             checks.fail(where, "(x, y) or (x, y, owner) of each record", checks.short_repr(values))
     (x, y, *owners), (x_test, y_test, *_) = zip(*train, strict=True), zip(*test, strict=True)
-    data = make_dataset(where, list(x), list(y), list(x_test), list(y_test), classes, name)
+    rows: Any = [list(values) for values in (x, y, x_test, y_test)]
+    data = make_dataset(where, rows[0], rows[1], rows[2], rows[3], classes, name)
     if not owners:
         return data
     names = [o.decode() if isinstance(o, bytes) else str(o) for o in owners[0]]
@@ -264,7 +265,8 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     with explain_missing_package():
         from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
+    loaded: Any = load_digits(return_X_y=True)
+    images, labels = loaded
     is_test = _draw_test_rows(labels, test_fraction, np.random.default_rng(seed))
     x = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     rows = x[~is_test], labels[~is_test], x[is_test], labels[is_test]

@@ -99,7 +99,7 @@ def federate(
     # `on_device` copies: jnp.asarray may share memory with the caller, who could change it later.
     return Federation(
         *(own(on_device(value)) for value in arrays),
-        classes=classes,
+        classes=classes or 0,
         caveats=tuple(getattr(dataset, "caveats", ())),
     )
 
@@ -230,7 +230,8 @@ def _assign_rows(dataset, partition, y, clients, min_rows):
                 "Pass partition.natural(owners), or use another partition.",
             )
         partition = natural(owners, partition.seed)
-    owned = [np.asarray(rows) for rows in partition(y)]
+    split: Any = partition
+    owned = [np.asarray(rows) for rows in split(y)]
     names = clients or range(len(owned))
     short = [name for name, rows in zip(names, owned) if rows.size < min_rows]
     if short or not owned:

@@ -270,7 +270,8 @@ if hasattr(os, "register_at_fork"):  # a child process does not inherit threads
 def _scan_rows(where, host, n, test, classes):
     """Read all rows once: check them, determine their types and classes, and hash them as
     `federate` would. Return the test rows in these types."""
-    total, num_classes, first_row = Rows(), 0, None
+    total, num_classes = Rows(), 0
+    first_row: Any = None
     step = max(1, NUMBERS_PER_READ // max(1, np.asarray(host.read(np.arange(1))[0]).size))
     for first in range(0, n, step):
         x, y = host.read(np.arange(first, min(first + step, n)))

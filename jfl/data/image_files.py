@@ -133,6 +133,7 @@ def _read_folder(name: str, folder: Path) -> dict | None:
     batches = folder / "cifar-10-batches-bin"
     idx = folder / family.replace("_", "-")
     prefix, test = (f"emnist-{split}-", "test") if family == "emnist" else ("", "t10k")
+    images: dict[str, Any]
     if version:
         images = _read_prepared(name, version)
     elif archive.is_file():

@@ -463,8 +463,10 @@ def _fit_to_classes(take, available):
     """
     while ((excess := take.sum(0) - available) > 0).any():
         source = int(excess.argmax())
-        paths = {source: []}  # class -> moves to it: (client, from class, to class)
-        queue = [source]
+        paths: dict[Any, list] = {
+            source: []
+        }  # class -> moves to it: (client, from class, to class)
+        queue: list[Any] = [source]
         for label in queue:
             for client in np.flatnonzero(take[:, label] > 1):
                 for neighbour in np.flatnonzero(take[client]):

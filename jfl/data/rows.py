@@ -38,8 +38,9 @@ def make_dataset(
     checksum: str | None = None,
 ) -> Dataset:
     """Check arrays and return them as a Dataset; without `checksum` its rows are hashed."""
-    arrays = check_arrays(where, x, y, x_test, y_test, classes)
-    return Dataset(*arrays, name, checksum or digest(*arrays[:4]))
+    arrays: Any = check_arrays(where, x, y, x_test, y_test, classes)
+    checksum = checksum or digest(*arrays[:4])
+    return Dataset(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], name, checksum)
 
 
 def digest(*values: ArrayLike) -> str:

@@ -4,7 +4,7 @@ Shapes use C clients, d features and k classes.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -109,7 +109,8 @@ def synthetic(
             "With iid=True all clients share one classifier.",
         )
     size = _sizes(where, rows, clients, sizes, skew, min_rows, seed)
-    checks.require_integer(where, max_value=max_rows, **{"sum of rows": int(size.sum())})
+    total: dict[str, Any] = {"sum of rows": int(size.sum())}
+    checks.require_integer(where, max_value=max_rows, **total)
     num_test = np.minimum(np.round(test_fraction * size).astype(int), size - 1)
     name = "synthetic(iid)" if iid else f"synthetic({alpha:g}, {beta:g})"
     # Standard deviations.

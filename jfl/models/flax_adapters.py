@@ -227,17 +227,19 @@ def nnx(
         made = flax_nnx.clone(made)
         getattr(made, switch)()
         graph, weights, keys, rest = flax_nnx.split(made, flax_nnx.Param, flax_nnx.RngKey, ...)
-        return made, weights, dict(rest=rest), dict(graph=graph, keys=jax.tree.structure(keys))
+        static: dict[str, Any] = dict(graph=graph, keys=jax.tree.structure(keys))
+        return made, weights, dict(rest=rest), static
 
     whole, weights, *evaluated = split("eval")
-    _, _, *trained = split("train")
+    trained = split("train")[2:]
     init = (
         Fn(held_params, dict(params=weights)) if fixed else Fn(_nnx_init, static=dict(make=model))
     )
     apply = Fn(_nnx, *evaluated)
     made = Model(init, apply)
-    if evaluated[1]["graph"] != trained[1]["graph"]:  # else nothing differs in training
-        draws = evaluated[1]["keys"].num_leaves > 0
+    static: Any = evaluated[1]
+    if static["graph"] != trained[1]["graph"]:  # else nothing differs in training
+        draws = static["keys"].num_leaves > 0
         made = Model(init, apply, Fn(_nnx_drawing if draws else _nnx, *trained), draws)
     example = jax.ShapeDtypeStruct(tuple(fed.x.shape[1:]), fed.x.dtype)
     shapes = jax.eval_shape(init, jax.random.key(0))

@@ -86,7 +86,7 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
     checks.require_integer(where, hint, min_value=2, max_value=clients, separation=separation)
     hint = "A group has clients // separation clients: lower separation or cohort."
     checks.require_integer(where, hint, max_value=clients // separation, cohort=cohort)
-    fixed = dict(clients=int(clients), separation=int(separation))
+    fixed: dict[str, Any] = dict(clients=int(clients), separation=int(separation))
     return Sampler(
         Fn(_draw_separated, static=dict(fixed, cohort=int(cohort))),
         checks.as_scalar(cohort),
@@ -148,7 +148,7 @@ def cyclic_poisson(
     number: Any = rate
     capacity = resolve_capacity(where, capacity, clients, clients, number / separation)
     clients, separation, rate = int(clients), int(separation), checks.as_scalar(rate)
-    fixed = dict(clients=clients, capacity=capacity, separation=separation)
+    fixed: dict[str, Any] = dict(clients=clients, capacity=capacity, separation=separation)
     return Sampler(
         Fn(_draw_cyclic, dict(rate=rate), fixed),
         rate * clients / separation,

@@ -228,11 +228,6 @@ def test_a_client_without_rows_is_refused_by_name(kind, options):
         jfl.federate(given, **options)
 
 
-def test_a_client_with_one_row_and_a_holdout_is_refused_by_name():
-    with pytest.raises(ValueError, match="at least 2 row.*'bob'"):
-        jfl.federate({"ann": rows(5), "bob": rows(1)}, holdout=0.25)
-
-
 NUMBERS, CLASSES = rows(4)
 
 

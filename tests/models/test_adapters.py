@@ -234,7 +234,7 @@ def test_dropout_without_a_switch(fed):
             lambda fed: jfl.models.nnx(fed, lambda rngs: 3),
             r"models\.nnx: expected a flax\.nnx model",
         ),
-        (lambda fed: jfl.models.flax(fed, nn.Dense(3), target="tokens"), r"rows of y are Int\[T\]"),
+        (lambda fed: jfl.models.flax(fed, nn.Dense(3), target="tokens"), r"tokens Int\[n, T\]"),
         (lambda fed: jfl.models.flax(fed, nn.Dense(3), target="words"), "target"),
         (lambda fed: jfl.models.functions(fed, KEY, lambda w, x: x), "init, a pure function"),
     ],
