@@ -16,13 +16,13 @@ from jax.typing import ArrayLike
 
 from .pytrees import Words
 
-WORDS = 4
+NUM_WORDS = 4
 SALTS = (0x2545F491, 0x1B873593, 0xC2B2AE3D, 0x27D4EB2F)
 HASH_BLOCK_SIZE = 2**16  # numbers that NumPy hashes at once, which stay in the cache
 MAX_BATCHED_COPY_SIZE = 2**10  # numbers of an array that is hashed jointly with others
 
 
-def mix(x: Words) -> Words:
+def scramble(x: Words) -> Words:
     """Scramble uint32 by a bijection, the finaliser of MurmurHash3."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
@@ -38,19 +38,19 @@ def combine(first: Words, second: Words) -> Words:
     Returns:
         UInt32[4]; every word depends on all words of both.
     """
-    word = mix(first * np.uint32(0x01000193) + second + np.uint32(0x9E3779B9))
-    return mix(word ^ (word.sum(-1, dtype=np.uint32, keepdims=True) * np.uint32(0x85EBCA77)))
+    word = scramble(first * np.uint32(0x01000193) + second + np.uint32(0x9E3779B9))
+    return scramble(word ^ (word.sum(-1, dtype=np.uint32, keepdims=True) * np.uint32(0x85EBCA77)))
 
 
-def of_text(text: str) -> np.ndarray:
+def hash_text(text: str) -> np.ndarray:
     """Return UInt32[4], the hash of a string."""
-    return np.frombuffer(hashlib.sha256(text.encode()).digest()[: 4 * WORDS], np.uint32)
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[: 4 * NUM_WORDS], np.uint32)
 
 
 def hash_int(value: Any) -> Words:
     """Return UInt32[4] that depend on one integer, such as a round."""
     xp = jnp if isinstance(value, jax.Array) else np
-    return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (WORDS,)) ^ np.array(
+    return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (NUM_WORDS,)) ^ np.array(
         SALTS, np.uint32
     )
 
@@ -87,17 +87,19 @@ def raw(x: Any) -> Any:
 
 def _sums(words: Words, places: Words) -> Words:
     """Return UInt32[4] that numbers at their places add to a hash, in any order of summation."""
-    xp, place = jnp if isinstance(words, jax.Array) else np, mix(places)
-    return xp.stack([mix(mix(words + np.uint32(s)) ^ place).sum(dtype=np.uint32) for s in SALTS])
+    xp, place = jnp if isinstance(words, jax.Array) else np, scramble(places)
+    return xp.stack(
+        [scramble(scramble(words + np.uint32(s)) ^ place).sum(dtype=np.uint32) for s in SALTS]
+    )
 
 
-def of_arrays(arrays: Iterable[Any]) -> Words:
+def hash_arrays(arrays: Iterable[Any]) -> Words:
     """Return UInt32[4], the hash of the numbers in a list of arrays.
 
     Concrete arrays are hashed on the host, and traced ones in the program.  Shapes and types do not
     count; a caller that needs them hashes a description as well.
     """
-    total, first, small = np.zeros(WORDS, np.uint32), 0, {True: [], False: []}
+    total, first, small = np.zeros(NUM_WORDS, np.uint32), 0, {True: [], False: []}
     for x in arrays:
         traced = isinstance(x, jax.core.Tracer)
         words = raw(x) if traced else raw(on_host(x))
@@ -134,10 +136,10 @@ def on_host(x: Any) -> np.ndarray:
 # --- data
 
 # id of an array -> a weak reference to it, the sha256 of its bytes once it is known
-_owned: dict[int, list[Any]] = {}
+_immutable: dict[int, list[Any]] = {}
 
 
-def own(x: jax.Array) -> jax.Array:
+def mark_immutable(x: jax.Array) -> jax.Array:
     """Declare that nobody else holds the memory of a JAX array, so that its digest is kept.
 
     An array that shares memory with NumPy (device_put, dlpack) may change, and must not be passed.
@@ -146,24 +148,26 @@ def own(x: jax.Array) -> jax.Array:
         x, unchanged.
     """
     reference = weakref.ref(x)
-    _owned[id(x)] = [reference, None]
+    _immutable[id(x)] = [reference, None]
     weakref.finalize(
         x,
-        lambda name: _owned.pop(name) if _owned.get(name, (None,))[0] is reference else None,
+        lambda name: (
+            _immutable.pop(name) if _immutable.get(name, (None,))[0] is reference else None
+        ),
         id(x),
     )
     return x
 
 
-def owned(x: object) -> bool:
-    """Return whether `own` was called with this array."""
-    known = _owned.get(id(x))
+def is_immutable(x: object) -> bool:
+    """Return whether `mark_immutable` was called with this array."""
+    known = _immutable.get(id(x))
     return known is not None and known[0]() is x
 
 
 def digest(x: jax.Array | np.ndarray) -> bytes:
     """Return the sha256 of the bytes of an array, computed once for an array that jfl owns."""
-    known: list[Any] = _owned[id(x)] if owned(x) else [None, None]
+    known: list[Any] = _immutable[id(x)] if is_immutable(x) else [None, None]
     if known[1] is None:
         known[1] = hashlib.sha256(_bytes(x)).digest()
     return known[1]
@@ -193,7 +197,7 @@ class Rows:
         return _data((self.x.digest(), self.y.digest(), self.owners.digest()), sizes, self.kind)
 
 
-def of_data(x: Any, y: Any, index: Any, size: Any) -> Words:
+def hash_rows(x: Any, y: Any, index: Any, size: Any) -> Words:
     """Return UInt32[4], the hash of rows and of their owners; padding of `index` does not count.
 
     Traced arrays are hashed in the program, to other words than the same values on the host.
@@ -201,7 +205,7 @@ def of_data(x: Any, y: Any, index: Any, size: Any) -> Words:
     if any(isinstance(v, jax.core.Tracer) for v in (x, y, index, size)):
         x, y, index, size = map(jnp.asarray, (x, y, index, size))
         there = jax.lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1) < size[..., None]
-        return of_arrays([x, y, jnp.where(there, index, 0), size])
+        return hash_arrays([x, y, jnp.where(there, index, 0), size])
     host, sizes = np.asarray(index), np.asarray(size)
     if host.shape[:-1] == sizes.shape:  # otherwise nothing can be trained on it
         host = host[np.arange(host.shape[-1]) < sizes[..., None]]
@@ -217,4 +221,4 @@ def _data(digests: Iterable[bytes], sizes: ArrayLike, kind: str) -> np.ndarray:
     found = hashlib.sha256(
         b"".join([*digests, _bytes(np.asarray(sizes, np.int32)), kind.encode()])
     ).digest()
-    return np.frombuffer(found[: 4 * WORDS], np.uint32)
+    return np.frombuffer(found[: 4 * NUM_WORDS], np.uint32)

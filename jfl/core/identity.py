@@ -63,21 +63,8 @@ EXCLUDED_FIELDS = {
 }
 # Packages whose functions are identified by name: they are the same for all points of a sweep.
 LIBRARIES = frozenset(
-    (
-        "jax",
-        "jaxlib",
-        "numpy",
-        "scipy",
-        "optax",
-        "flax",
-        "equinox",
-        "chex",
-        "haiku",
-        "distrax",
-        "ml_dtypes",
-        "orbax",
-        "builtins",
-    )
+    """jax jaxlib numpy scipy optax flax equinox chex haiku distrax ml_dtypes orbax
+    builtins""".split()
 )
 # Functions that have no Python code.
 COMPILED = (
@@ -98,13 +85,13 @@ IGNORED_ATTRIBUTES = frozenset(
     __hash__ __classcell__ __annotations_cache__ __slotnames__ _registered_name
     _registered_code""".split()
 )
-FLAX_ATTRIBUTES = frozenset(
-    "_state _id _parent_ref parent scope".split()
-)  # bookkeeping of flax in a module
+# Bookkeeping of flax in a module.
+FLAX_ATTRIBUTES = frozenset("_state _id _parent_ref parent scope".split())
+# Methods that dataclasses and named tuples generate.
 GENERATED_METHODS = frozenset(
     """__init__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__ __new__
-__replace__""".split()
-)  # methods that dataclasses and named tuples generate
+    __replace__""".split()
+)
 
 
 def plan_identity(plan: Plan) -> Words:
@@ -145,13 +132,15 @@ def initial_history(plan: Plan) -> Words:
     The words depend on everything that determines the initial state except the key.  Two runs of
     one plan and seed that start from different parameters therefore have independent noise.
     """
-    return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)
+    return (
+        np.zeros(hashing.NUM_WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)
+    )
 
 
 def _words(plan: Plan, read: Callable[["Reader", Plan], Any]) -> Words:
     reader = Reader()
     text = reader.text(read(reader, plan))
-    return hashing.combine(hashing.of_text(text), hashing.of_arrays(reader.leaves))
+    return hashing.combine(hashing.hash_text(text), hashing.hash_arrays(reader.leaves))
 
 
 def require_unmodified(fed: Federation) -> None:
@@ -194,10 +183,10 @@ def plan_identities(
             reader.leaves = [
                 _in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places
             ]
-            known[shape, kinds] = places, hashing.of_text(reader.text(tree))
+            known[shape, kinds] = places, hashing.hash_text(reader.text(tree))
         places, text = known[shape, kinds]
         numbers = [_in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places]
-        out.append(hashing.combine(text, hashing.of_arrays(numbers)))
+        out.append(hashing.combine(text, hashing.hash_arrays(numbers)))
     return out
 
 
@@ -213,7 +202,7 @@ def noise_identity(plan: Plan) -> Words:
 
     It is the identity of the plan, or 0 if points of a sweep share their noise.
     """
-    return np.zeros(hashing.WORDS, np.uint32) if plan.paired_noise else plan_identity(plan)
+    return np.zeros(hashing.NUM_WORDS, np.uint32) if plan.paired_noise else plan_identity(plan)
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -288,12 +277,12 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:120]}..."
 
 
-def is_ours(function: Any) -> bool:
+def is_jfl_function(function: Any) -> bool:
     """Whether a function or class is written in jfl."""
     return _module(function).split(".")[0] == "jfl"
 
 
-def registered(function: Any) -> str | None:
+def registered_name(function: Any) -> str | None:
     """Return the name that `jfl.named` gave to a function or class, or None.
 
     Subclasses, and wrappers that copied the attribute, do not have the name.
@@ -349,7 +338,7 @@ def _by_name(value: Any) -> dict[str, Any]:
     )
 
 
-def _is_theirs(cls: Any) -> bool:
+def _is_library_class(cls: Any) -> bool:
     """Whether a library holds a class under its name, which no class made for a user is."""
     found = sys.modules.get(_module(cls))
     for name in cls.__qualname__.split("."):
@@ -377,6 +366,7 @@ class Reader:
         # registered name -> its function or class; one dict for all plans of a program
         self.names = {} if names is None else names
         self.around: frozenset[int] = frozenset()  # ids of the containers around a value
+        self.sets: frozenset[int] = frozenset()  # ids of the sets around it
         # (id, inside_named) -> (value, its description); holding a value keeps its id from reuse
         self.known: dict[tuple[int, bool], Any] = {}
         # inside a function that the user has named, an unreadable value counts by its type only
@@ -386,8 +376,8 @@ class Reader:
 
     def text(self, tree: Any) -> str:
         """Return the static description, in which leaves have only a shape and a type."""
-        plain = lambda leaf: f"{_type(self.leaves[leaf.at])}{list(np.shape(self.leaves[leaf.at]))}"
-        return json.dumps(tree, sort_keys=True, default=plain)
+        kinds = [f"{x.dtype}{list(np.shape(x))}" for x in self.leaves]
+        return json.dumps(tree, sort_keys=True, default=lambda leaf: kinds[leaf.at])
 
     def shown(self, tree: Any) -> Any:
         """Return the description for people, with plain numbers and the checksums of arrays."""
@@ -450,7 +440,7 @@ class Reader:
             return self._items(value, self.data)
         if not _is_pytree(value):
             return self.static(value)
-        if dataclasses.is_dataclass(value) and is_ours(type(value)):
+        if dataclasses.is_dataclass(value) and is_jfl_function(type(value)):
             return self._record(value)
         leaves, fixed = default_registry.flatten_one_level(value)
         return {
@@ -460,7 +450,7 @@ class Reader:
         }
 
     def _function_of_plan(self, value: Fn) -> dict[str, Any]:
-        name = registered(value.function) if is_ours(value.function) else None
+        name = registered_name(value.function) if is_jfl_function(value.function) else None
         left = EXCLUDED_FIELDS.get(name, ()) if name is not None else ()
         held = {
             k: self.data(v)
@@ -475,7 +465,7 @@ class Reader:
         }
 
     def _record(self, value: Any) -> dict[str, Any]:
-        name = registered(type(value)) or type(value).__name__
+        name = registered_name(type(value)) or type(value).__name__
         left = EXCLUDED_FIELDS.get(name, ()) + (
             ("batch",) if name == "Batches" and value.scheme == "poisson" else ()
         )
@@ -526,7 +516,7 @@ class Reader:
                 **{f: self.static(getattr(value, f)) for f in _fields_of(value)},
             }
         if type(value) in (set, frozenset):  # their order differs from process to process
-            return {type(value).__name__: sorted(self._alone(v) for v in value)}
+            return {type(value).__name__: self._elements(value)}
         if type(value) is dict or isinstance(value, types.MappingProxyType):
             pair = lambda item: [self.static(item[0]), self.static(item[1])]
             return {type(value).__name__: self._contents(value, value.items(), pair)}
@@ -548,11 +538,17 @@ class Reader:
         self.around = outside
         return found
 
-    def _alone(self, value: Any) -> str:
-        """Return the description of an element of a set, independent of all others."""
-        reader = Reader(self.names)
-        reader.inside_named = self.inside_named
-        return reader.text(reader.static(value))
+    def _elements(self, value: Any) -> list[str]:
+        """Describe the elements of a set, each independently of the others, in sorted order."""
+        if id(value) in self.sets:
+            self._unreadable("values that do not contain themselves", "a set that does")
+            return []
+        descriptions = []
+        for element in value:
+            reader = Reader(self.names)
+            reader.inside_named, reader.sets = self.inside_named, self.sets | {id(value)}
+            descriptions.append(reader.text(reader.static(element)))
+        return sorted(descriptions)
 
     def _held(self, value: Any) -> Any:
         """Describe an array that a function holds; its numbers belong to the program."""
@@ -586,7 +582,7 @@ class Reader:
     def _read(self, value: Any) -> dict[str, Any]:
         if isinstance(value, type):
             return self._class(value)
-        if isinstance(value, Fn) or (is_ours(type(value)) and _is_pytree(value)):
+        if isinstance(value, Fn) or (is_jfl_function(type(value)) and _is_pytree(value)):
             found = self.data(value)
             return found if isinstance(found, dict) else {"pytree": found}
         if isinstance(value, types.FunctionType):
@@ -640,10 +636,10 @@ class Reader:
         return found | {"of": self.static(owner)}
 
     def _function(self, value: types.FunctionType) -> dict[str, Any]:
-        if name := registered(value):
+        if name := registered_name(value):
             self._require_one_function(name, value)
-            found = {"jfl" if is_ours(value) else "named": name}
-        elif is_ours(value):
+            found = {"jfl" if is_jfl_function(value) else "named": name}
+        elif is_jfl_function(value):
             found = {"jfl": value.__qualname__, "registered": False}
         elif _library(_top(value)):
             found = _by_name(value)
@@ -665,9 +661,9 @@ class Reader:
     def _bound(self, value: types.FunctionType) -> dict[str, Any]:
         """Describe the defaults, the attributes and the closure of a function."""
         found = {}
-        is_users = not is_ours(value) and not _library(_top(value))
+        is_users = not is_jfl_function(value) and not _library(_top(value))
         outside = self.inside_named
-        self.inside_named |= is_users and registered(value) is not None
+        self.inside_named |= is_users and registered_name(value) is not None
         if value.__defaults__ or value.__kwdefaults__:
             defaults = (value.__defaults__, value.__kwdefaults__)
             found["defaults"] = [self.static(v) for v in defaults]
@@ -772,11 +768,11 @@ class Reader:
         return self.static(cls) if isinstance(cls, type) else str(cls)
 
     def _class(self, cls: Any) -> dict[str, Any]:
-        if is_ours(cls):
-            return {"jfl": registered(cls) or cls.__qualname__}
-        if _is_theirs(cls):
+        if is_jfl_function(cls):
+            return {"jfl": registered_name(cls) or cls.__qualname__}
+        if _is_library_class(cls):
             return _by_name(cls)
-        if name := registered(cls):
+        if name := registered_name(cls):
             self._require_one_function(name, cls)
             return {"named": name}
         if issubclass(cls, enum.Enum):
@@ -801,9 +797,8 @@ class Reader:
         An object whose state Python cannot list is rejected.
         """
         cls = type(value)
-        hidden = lambda n: (
-            n.startswith("__") and not n.endswith("__")
-        )  # then Python puts the name of the class before it
+        # Python puts the name of the class before a name with two underscores
+        hidden = lambda n: n.startswith("__") and not n.endswith("__")
         slots = [
             f"_{c.__name__.lstrip('_')}{n}" if hidden(n) else n
             for c in cls.__mro__
@@ -812,25 +807,17 @@ class Reader:
         fields = {
             n: getattr(value, n) for n in slots if n != "__dict__" and hasattr(value, n)
         } | dict(getattr(value, "__dict__", {}))
-        left = (
-            FLAX_ATTRIBUTES
-            if any(
-                c.__module__ == "flax.linen.module" and c.__name__ == "Module" for c in cls.__mro__
-            )
-            else ()
-        )
+        bases = [(c.__module__, c.__name__) for c in cls.__mro__]
+        left = FLAX_ATTRIBUTES if ("flax.linen.module", "Module") in bases else ()
         fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in left}
-        found: dict[str, Any] = {
-            "object": self.static(cls),
-            **({"fields": fields} if fields else {}),
-        }
+        found = {"object": self.static(cls)} | ({"fields": fields} if fields else {})
         for kind in CONTAINERS:  # of a subclass, its content
             if isinstance(value, kind):
                 inner: Any = kind
                 found["content"] = self.static(inner(value))
         if isinstance(value, np.ndarray):
             found["content"] = self._held(np.asarray(value))
-        if not is_ours(cls) and _hides_state(cls):
+        if not is_jfl_function(cls) and _hides_state(cls):
             self._unreadable("objects with fields", checks.short_repr(value))
         return found
 
@@ -877,10 +864,6 @@ def _names(slots: Iterable[str]) -> Iterable[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 
-def _type(x: Any) -> str:
-    return str(x.dtype)
-
-
 def _checksum(x: np.ndarray) -> str:
     return _hash(np.ascontiguousarray(x).tobytes())
 
@@ -903,7 +886,7 @@ def _shown(x: Any) -> Any:
 # --- the source of a user's function
 
 
-class Written(NamedTuple):
+class FunctionSource(NamedTuple):
     """The source of a function."""
 
     text: str
@@ -912,7 +895,7 @@ class Written(NamedTuple):
     imports: frozenset[str]  # modules that it imports when it is called
 
 
-def _source(function: types.FunctionType) -> Written | None:
+def _source(function: types.FunctionType) -> FunctionSource | None:
     """Return the source of a function; None if there is none that compiles to its code.
 
     A file that was edited after its import contains the source of another program, and so does one
@@ -929,7 +912,7 @@ def _source(function: types.FunctionType) -> Written | None:
         return None
     inner = [node for outer in nodes for node in ast.walk(outer)]
     segments = [ast.get_source_segment(text, node) for node in nodes]
-    return Written(
+    return FunctionSource(
         json.dumps([segments, codes.index(code)]),
         frozenset(node.id for node in inner if isinstance(node, ast.Name)),
         frozenset(_passed_on(inner)),

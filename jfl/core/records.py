@@ -120,7 +120,7 @@ def _call_text(self: Any) -> str:
 # --- functions in a plan
 
 
-NAMED: dict[str, str] = {}  # registered names -> where their function or class was written
+REGISTERED_NAMES: dict[str, str] = {}  # name -> the place of its function or class
 
 
 def named(name: str) -> Callable[[Named], Named]:
@@ -149,16 +149,15 @@ def named(name: str) -> Callable[[Named], Named]:
 
     def register(value: Any) -> Any:
         place = f"{value.__module__}.{value.__qualname__}"
-        if name in NAMED and place.startswith("jfl.") and NAMED[name] != place:
+        other = REGISTERED_NAMES.get(name, place)
+        if other != place and place.startswith("jfl."):
             raise ValueError(
-                f"named: expected one name for one thing, but got {name!r} for "
-                f"{NAMED[name]} and {place}."
+                f"named: expected one name for one thing, but got {name!r} for {other} and {place}."
             )
-        NAMED[name] = place
+        REGISTERED_NAMES[name] = place
         value._registered_name = name
-        value._registered_code = getattr(
-            value, "__code__", None
-        )  # a wrapper that copies the name has another
+        # a wrapper that copies the name has other code
+        value._registered_code = getattr(value, "__code__", None)
         return value
 
     return register
@@ -223,32 +222,23 @@ class Federation:
     size: Array  # Int[C]
     x_test: Array  # [m, ...] central test rows
     y_test: Array  # [m]
-    test_index: (
-        Array  # Int[C, Nt] each client's held-out rows, into x and y; Nt = 0 without held-out rows
-    )
+    test_index: Array  # Int[C, Nt] held-out rows of each client, in x and y; Nt may be 0
     test_size: Array  # Int[C]
     classes: int = static(default=0)  # 0: not a classification problem
-    caveats: tuple[Any, ...] = static(
-        default=()
-    )  # sentences about the rows, to be stated with every guarantee
-    host: Any = static(
-        default=None
-    )  # data.host_rows.Population: rows that stay on the host; x, y, index have none
-    identity: Any = dataclasses.field(
-        init=False, default=None, repr=False, compare=False
-    )  # UInt32[4], of the data
+    # sentences about the rows, to be stated with every guarantee
+    caveats: tuple[Any, ...] = static(default=())
+    # a data.host_rows.Population, whose rows stay on the host; then x, y and index have no rows
+    host: Any = static(default=None)
+    # UInt32[4] of the data
+    identity: Any = dataclasses.field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in (
-            "x",
-            "y",
-            "index",
-            "size",
-        ):  # a private copy, so that nobody can change the rows without changing the identity
+        # private copies, so that nobody can change the rows without changing the identity
+        for name in ("x", "y", "index", "size"):
             value = getattr(self, name)
-            if not isinstance(value, jax.core.Tracer) and not hashing.owned(value):
+            if not isinstance(value, jax.core.Tracer) and not hashing.is_immutable(value):
                 copy = jnp.array(value) if isinstance(value, jax.Array) else on_device(value)
-                object.__setattr__(self, name, hashing.own(copy))
+                object.__setattr__(self, name, hashing.mark_immutable(copy))
         words = self.data_identity()
         if not isinstance(words, jax.core.Tracer):
             with jax.ensure_compile_time_eval():
@@ -261,14 +251,14 @@ class Federation:
             return self.host.identity
         rows = self.x, self.y, self.index, self.size
         if np.ndim(self.size) == 1:
-            return hashing.of_data(*rows)
-        together = hashing.of_arrays(rows)  # stacked partitions: one identity each
+            return hashing.hash_rows(*rows)
+        together = hashing.hash_arrays(rows)  # stacked partitions: one identity each
         places = np.arange(np.prod(self.size.shape[:-1]), dtype=np.uint32).reshape(
             self.size.shape[:-1]
         )
         return np.stack(
             [hashing.combine(together, hashing.hash_int(i)) for i in places.reshape(-1)]
-        ).reshape(places.shape + (hashing.WORDS,))
+        ).reshape(places.shape + (hashing.NUM_WORDS,))
 
     @safe_repr
     def __repr__(self) -> str:
@@ -393,9 +383,8 @@ class Mechanism:
     """
 
     stages: tuple[Any, ...]  # of Stage; roles run row -> sum -> noise -> post
-    adjacency: str | None = static(
-        default=None
-    )  # add_remove | replace_one | zero_out | None (bound by `plan`)
+    # add_remove | replace_one | zero_out | None (set by `plan`)
+    adjacency: str | None = static(default=None)
 
     def __repr__(self) -> str:
         adjacency = [] if self.adjacency is None else [f'adjacency="{self.adjacency}"']
@@ -455,9 +444,8 @@ class Algorithm:
     client: Fn  # (ctx, keys, server, own, rows) -> payload, own, Diagnostics
     server: Fn  # (ctx, server, release) -> server
     params: Fn  # server -> params, for evaluation
-    releases: tuple[
-        Any, ...
-    ] = ()  # of Release: the releases that are charged to the examples of a client
+    # of Release: the releases that are charged to the examples of a client
+    releases: tuple[Any, ...] = ()
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
     uploads: str = static(default="difference")  # or "model", whose mean needs all weights

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks
-from ..core.hashing import own
+from ..core.hashing import mark_immutable
 from ..core.records import Federation
 
 __all__ = ["label_noise", "salt_and_pepper"]
@@ -94,7 +94,7 @@ def salt_and_pepper(
         u = rng.random(part.shape)
         part[u < half] = lowest
         part[u >= 1 - half] = highest
-    return dataclasses.replace(fed, x=own(jnp.array(x)))
+    return dataclasses.replace(fed, x=mark_immutable(jnp.array(x)))
 
 
 def label_noise(
@@ -132,7 +132,7 @@ def label_noise(
     y, rng = np.array(fed.y), np.random.default_rng([seed, LABEL_STREAM])
     u, other = rng.random(len(y)), rng.integers(1, fed.classes, len(y))
     y = np.where(u < levels, (y + other) % fed.classes, y).astype(y.dtype)
-    return dataclasses.replace(fed, y=own(jnp.array(y)))
+    return dataclasses.replace(fed, y=mark_immutable(jnp.array(y)))
 
 
 def _levels(where, fed, seed, held_out, **level) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..core import checks
-from ..core.hashing import own
+from ..core.hashing import mark_immutable
 from ..core.lazy import explain_missing_package
 from ..core.pytrees import on_device
 from ..core.records import Federation
@@ -98,7 +98,7 @@ def federate(
     arrays = x, y, index, size, x_test, y_test, test_index, test_size
     # `on_device` copies: jnp.asarray may share memory with the caller, who could change it later.
     return Federation(
-        *(own(on_device(value)) for value in arrays),
+        *(mark_immutable(on_device(value)) for value in arrays),
         classes=classes or 0,
         caveats=tuple(getattr(dataset, "caveats", ())),
     )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks
-from ..core.hashing import Rows, own
+from ..core.hashing import Rows, mark_immutable
 from ..core.records import Federation
 from .rows import check_arrays
 
@@ -123,7 +123,9 @@ def population(
         jnp.zeros(len(sizes), jnp.int32),
     )
     caveats = checks.as_tuple(where, caveats=caveats)
-    return Federation(*map(own, values), classes=host.classes, caveats=caveats, host=host)
+    return Federation(
+        *map(mark_immutable, values), classes=host.classes, caveats=caveats, host=host
+    )
 
 
 class Population:

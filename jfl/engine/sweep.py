@@ -487,7 +487,7 @@ class _Program:
         self.static = dict(treedef=treedef, mapped=self.mapped, keeps=keeps, in_rows=self.in_rows)
         shared = tuple(x for x, m in zip(self.leaves[0], self.mapped) if m == SHARED)
         self.shared = meshes.replicate((shared, jnp.asarray(counts)), mesh)
-        zero = np.zeros(hashing.WORDS, np.uint32)
+        zero = np.zeros(hashing.NUM_WORDS, np.uint32)
         begun = identity.plan_identities(plans, identity.Reader.start)
         known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
         # Words of each point's noise, [points, 3, 4].

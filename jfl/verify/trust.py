@@ -77,7 +77,7 @@ class Findings(NamedTuple):
 
 
 def is_jfl_function(function) -> bool:
-    return isinstance(function, types.FunctionType) and identity.is_ours(function)
+    return isinstance(function, types.FunctionType) and identity.is_jfl_function(function)
 
 
 def user_objects_in(value, skip=()) -> list:

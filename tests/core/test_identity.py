@@ -99,15 +99,15 @@ def arrays():
 
 def test_hashes_are_alike_on_the_host_and_in_a_program():
     held = [jnp.asarray(x) for x in arrays()] + [jax.random.key(1)]
-    host = hashing.of_arrays(held)
+    host = hashing.hash_arrays(held)
     assert (
         isinstance(host, np.ndarray)
-        and not np.array_equal(host, hashing.of_arrays([*held[:7], *held[8:]]))
-        and same_bits(host, jax.jit(hashing.of_arrays)(held))
+        and not np.array_equal(host, hashing.hash_arrays([*held[:7], *held[8:]]))
+        and same_bits(host, jax.jit(hashing.hash_arrays)(held))
     )
     # some concrete, some traced
     assert same_bits(
-        host, jax.jit(lambda part: hashing.of_arrays([*held[:4], *part, *held[7:]]))(held[4:7])
+        host, jax.jit(lambda part: hashing.hash_arrays([*held[:4], *part, *held[7:]]))(held[4:7])
     )
     both = jax.jit(hashing.combine)(jnp.asarray(host), jnp.uint32([1, 2, 3, 4]))
     assert same_bits(both, hashing.combine(host, np.uint32([1, 2, 3, 4])))
@@ -115,7 +115,7 @@ def test_hashes_are_alike_on_the_host_and_in_a_program():
 
 
 def test_hashes_tell_numbers_and_places_apart():
-    of = lambda *x: tuple(hashing.of_arrays([np.asarray(v, np.float32) for v in x]).tolist())
+    of = lambda *x: tuple(hashing.hash_arrays([np.asarray(v, np.float32) for v in x]).tolist())
     assert (
         len(
             {
@@ -136,11 +136,11 @@ def test_hashes_tell_numbers_and_places_apart():
     assert of([0.0]) == of([-0.0]) and of([0.0]) != of([1e-45])
     # 64 flips of one bit each change about half of the 128 bits: fewer than 40 has a chance below
     # 1e-5
-    base, flips = hashing.of_arrays([np.zeros(2, np.uint32)]), []
+    base, flips = hashing.hash_arrays([np.zeros(2, np.uint32)]), []
     for i in range(64):
         x = np.zeros(2, np.uint32)
         x[i // 32] = np.uint32(1 << (i % 32))
-        flips.append(sum(int(v).bit_count() for v in hashing.of_arrays([x]) ^ base))
+        flips.append(sum(int(v).bit_count() for v in hashing.hash_arrays([x]) ^ base))
     assert min(flips) >= 40 and max(flips) <= 88
     a, b = np.uint32([1, 2, 3, 4]), np.uint32([1, 2, 3, 5])
     assert sum(int(v).bit_count() for v in hashing.combine(a, b) ^ hashing.combine(a, a)) >= 40
@@ -152,12 +152,12 @@ def test_numbers_on_a_mesh_hash_alike():
     vary along it."""
     mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
     lies = lambda *axes: jax.device_put(jnp.arange(4.0), jax.NamedSharding(mesh, jax.P(*axes)))
-    host = hashing.of_arrays([np.arange(4, dtype=np.float32)] * 2)
-    assert same_bits(jax.jit(lambda a, b: hashing.of_arrays([a, b]))(lies("a"), lies()), host)
-    part = lambda x: hashing.of_arrays([x[0], x[1], jnp.float32(3)])[None]
+    host = hashing.hash_arrays([np.arange(4, dtype=np.float32)] * 2)
+    assert same_bits(jax.jit(lambda a, b: hashing.hash_arrays([a, b]))(lies("a"), lies()), host)
+    part = lambda x: hashing.hash_arrays([x[0], x[1], jnp.float32(3)])[None]
     spread = jax.jit(jax.shard_map(part, mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a")))
     assert same_bits(
-        spread(lies("a"))[0], hashing.of_arrays([np.float32(0), np.float32(1), np.float32(3)])
+        spread(lies("a"))[0], hashing.hash_arrays([np.float32(0), np.float32(1), np.float32(3)])
     )
 
 
@@ -721,6 +721,10 @@ def test_a_container_that_contains_itself_is_rejected():
         with pytest.raises(ValueError, match="do not contain themselves"):
             said(_closes_over(value))
     assert "contains itself" in said(jfl.named("holds a circle")(_closes_over(held)))
+    node = Fields()
+    node.all = {node}
+    with pytest.raises(ValueError, match="do not contain themselves"):
+        said(_closes_over(node.all))
     # one that is reached again through an object has a description, and so has one that is shared
     node, row = types.SimpleNamespace(), [1]
     node.all = [node]
@@ -1036,7 +1040,7 @@ def test_no_program_reads_rows_for_the_noise(fed, task):
         )
     )
     assert seen and not {fed.x.size, fed.y.size, fed.index.size} & set(seen)
-    assert fed.x.size in set(looks(jax.make_jaxpr(lambda x: hashing.of_arrays([x]))(fed.x).jaxpr))
+    assert fed.x.size in set(looks(jax.make_jaxpr(lambda x: hashing.hash_arrays([x]))(fed.x).jaxpr))
 
 
 # --- pins: the same numbers everywhere
