@@ -624,12 +624,13 @@ def gaussian(
     name, value = (
         ("std", std) if noise_multiplier is None else ("noise_multiplier", noise_multiplier)
     )
+    given: dict[str, Any] = {name: value}
     if not callable(value) and checks.ndim("gaussian", name, value) == 1:
-        checks.require_positive("gaussian", **{name: value})
-        refuse_tiny("gaussian", **{name: value})
+        checks.require_positive("gaussian", **given)
+        refuse_tiny("gaussian", **given)
         value = jnp.asarray(value, jnp.float32)
     else:
-        value = as_level("gaussian", "Leave the stage out for no noise.", **{name: value})
+        value = as_level("gaussian", "Leave the stage out for no noise.", **given)
     generators = GENERATORS if shape is None else ("philox",)
     checks.require_one_of("gaussian", generators, generator=generator)
     return Stage(

@@ -42,9 +42,9 @@ def aim(
     bands: int = 1,
 ) -> Aim:
     """Return the checked arguments of a constructor; `where` names it in errors."""
-    numbers = dict(rounds=rounds, participations=participations, separation=separation)
-    checks.require_integer(where, **numbers)
-    checks.require_integer(where, bands=bands)
+    checks.require_integer(
+        where, rounds=rounds, participations=participations, separation=separation, bands=bands
+    )
     if bands > rounds:
         checks.fail(where, f"bands <= rounds={rounds}", f"bands={bands}")
     checks.require_one_of(where, ("mean", "max"), error=error)
