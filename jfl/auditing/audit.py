@@ -358,7 +358,7 @@ def _attacked_entry(
     Raises:
         NotAnalysable: For a plan without noise.
     """
-    entries = entries_of(plan, rounds, delta, unit, view, adjacency)
+    entries = entries_of(plan, rounds, delta)
     if not entries:
         checks.fail(
             where,

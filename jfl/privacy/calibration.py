@@ -69,7 +69,7 @@ def calibrate(
             f"rounds={rounds!r}, over={over!r}",
         )
     first = 1 if rounds is None else rounds
-    entries = entries_of(plan, first, delta, unit, view, adjacency)
+    entries = entries_of(plan, first, delta)
     if not entries:
         checks.fail(
             "jfl.calibrate",
@@ -137,7 +137,7 @@ def calibrate_per_client(
     Raises:
         ValueError: as `calibrate`.
     """
-    listed = entries_of(plan, rounds, delta, view=view)
+    listed = entries_of(plan, rounds, delta)
     entry = (
         choose("jfl.calibrate_per_client", plan, listed, "example", view, None) if listed else None
     )

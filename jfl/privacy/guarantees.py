@@ -143,7 +143,7 @@ def guarantee(
         checks.fail(
             where, "a list of segments if seeds is given", "one plan", "One run has one seed."
         )
-    entries = entries_of(plan, rounds, delta, unit, view, adjacency)
+    entries = entries_of(plan, rounds, delta)
     assert rounds is not None  # `entries_of` checks it
     if not entries:
         return _bare(delta, unit, adjacency, view)
@@ -193,7 +193,7 @@ def epsilons(
     if times.ndim != 1 or times.dtype.kind not in "iu" or (times < 0).any():
         checks.fail("jfl.epsilons", "rounds: integers >= 0, Int[m]", f"{rounds!r}")
     last = max(int(times.max(initial=1)), 1)
-    entries = entries_of(plan, last, delta, unit, view, adjacency)
+    entries = entries_of(plan, last, delta)
     if not entries or not times.size:
         return np.where(times > 0, math.inf, 0.0)
     entry = choose("jfl.epsilons", plan, entries, unit, view, adjacency)
@@ -236,7 +236,7 @@ def epsilons_per_client(
         ValueError: as `jfl.guarantee`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
-    listed = entries_of(plan, rounds, delta, view=view)
+    listed = entries_of(plan, rounds, delta)
     if not listed:
         return np.where(sizes > 0, math.inf, 0.0)
     entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None)
@@ -392,27 +392,12 @@ def at_scale(
 # --- entries and their epsilons
 
 
-def entries_of(
-    plan: Plan,
-    rounds: int | None,
-    delta: float,
-    unit: str | None = None,
-    view: str | None = None,
-    adjacency: str | None = None,
-) -> list[Entry]:
+def entries_of(plan: Plan, rounds: int | None, delta: float) -> list[Entry]:
     """Return the ledger of a plan, after checking what a guarantee is asked for."""
     checks.require_type("jfl.guarantee", Plan, "jfl.plan", plan=plan)
     checks.require_integer("jfl.guarantee", max_value=MAX_ROUNDS, rounds=rounds)
     check_delta(delta)
-    require_choices(unit, view, adjacency)
     return ledger.entries(plan, int(rounds or 0))
-
-
-def require_choices(unit, view, adjacency) -> None:
-    """Reject other names of units, views and adjacencies."""
-    checks.require_one_of("jfl.guarantee", (None, "example", "client"), unit=unit)
-    checks.require_one_of("jfl.guarantee", (None, *ledger.VIEWS, "personal"), view=view)
-    checks.require_one_of("jfl.guarantee", (None, *ADJACENCIES), adjacency=adjacency)
 
 
 def choose(where, plan, entries, unit, view, adjacency) -> Entry:
@@ -422,6 +407,7 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
         NotAnalysable: with the refusal of the entry that was asked for; if no entry has an answer.
         ArgumentError: with the choices there are, where none or several entries fit.
     """
+    _check_names(unit, view, adjacency)
     fits = {}
     for one in (view,) if view else ledger.VIEWS:
         fit = [
@@ -466,6 +452,12 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
         f"{because}Choices: {options or 'none'}.",
         error=ArgumentError if options else NotAnalysable,
     )
+
+
+def _check_names(unit, view, adjacency):
+    checks.require_one_of("jfl.guarantee", (None, "example", "client"), unit=unit)
+    checks.require_one_of("jfl.guarantee", (None, *ledger.VIEWS, "personal"), view=view)
+    checks.require_one_of("jfl.guarantee", (None, *ADJACENCIES), adjacency=adjacency)
 
 
 def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
@@ -583,7 +575,6 @@ def _of_segments(given, delta, unit, view, adjacency, seeds):
             "jfl.guarantee", "a Plan and rounds, or only a list of (plan, rounds)", f"{given!r}"
         )
     check_delta(delta)
-    require_choices(unit, view, adjacency)
     if not all(ledger.entries(plan) for plan, *_ in given):
         return _bare(delta, unit, adjacency, view)  # one segment without noise
     entries = segments.concatenate(given, seeds)
@@ -592,6 +583,7 @@ def _of_segments(given, delta, unit, view, adjacency, seeds):
 
 
 def _bare(delta, unit, adjacency, view):
+    _check_names(unit, view, adjacency)
     return Guarantee(
         math.inf,
         float(delta),

@@ -297,7 +297,7 @@ def solve_noise(event_of_z: Callable, epsilon: float, delta: float) -> float:
     one percent.
 
     Args:
-        event_of_z: z -> an event, or a tuple of events of which the worst counts.
+        event_of_z: z -> an event.
         epsilon: the target, > 0.
         delta: in (0, 1).
 
@@ -310,11 +310,9 @@ def solve_noise(event_of_z: Callable, epsilon: float, delta: float) -> float:
     """
     check_delta(delta)
 
-    def release(z):
-        event = event_of_z(z)
-        return Release(event if isinstance(event, tuple) else (event,))
+    def reached(z, sizes, quick=False):
+        return tightest(Release((event_of_z(z),)), float(delta), sizes, quick)[0]
 
-    reached = lambda z, sizes, quick=False: tightest(release(z), float(delta), sizes, quick)[0]
     first = smallest("solve_noise", lambda z: reached(z, COARSE, quick=True), epsilon)
     return smallest_refined("solve_noise", reached, epsilon, first)
 
