@@ -255,6 +255,18 @@ MUTANTS = (
         slow=True,
     ),
     Mutant(
+        "jfl/core/identity.py",
+        'return {"list": found} if isinstance(value, list) else found',
+        "return found",
+        f"{IDENTITY}::test_values_of_different_types_are_distinguished",
+    ),
+    Mutant(
+        "jfl/core/identity.py",
+        "if _origin(other) != _origin(value):",
+        "if False:",
+        f"{IDENTITY}::test_two_functions_of_one_name_are_rejected",
+    ),
+    Mutant(
         "jfl/models/targets.py",
         "is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)",
         "is_label = jnp.arange(classes) == label",
