@@ -165,9 +165,9 @@ def _refuse_bad_values(config: Config) -> None:
             "",
         ),
     )
-    for wrong, *words in rules:
+    for wrong, expected, actual, hint in rules:
         if wrong:
-            checks.fail("config", *words)
+            checks.fail("config", expected, actual, hint)
 
 
 def _traits(config) -> Traits:
@@ -253,7 +253,7 @@ def _sampler(config) -> Sampler:
     if not fits:
         checks.fail("config", expected, f"sampler={name!r}, cohort={cohort}, rate={rate}")
     make = lambda rate: _call("sampler", config, name, clients=clients, cohort=cohort, rate=rate)
-    if rate is None and options.takes(function, "rate"):
+    if cohort is not None and options.takes(function, "rate"):
         largest = float(make(1.0).expected)
         if cohort > largest:
             checks.fail(

@@ -161,7 +161,8 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
         checkpoints = Checkpoints(out)
         # Each of several processes initialises the run alone; they share it below.
         run = init(key, dataclasses.replace(plan, mesh=mesh if jax.process_count() == 1 else None))
-        since, meta = 0, dict(history={}, seconds=0.0)
+        since = 0
+        meta: dict[str, Any] = dict(history={}, seconds=0.0)
         if journaled is not None:
             if checkpoints.latest() is not None:
                 saved = checkpoints.load()
