@@ -42,7 +42,7 @@ def chain(z, *clip, divide=3.0):
 
 
 def rows():
-    """32 rows in four equal parts: an audit puts its own into their place."""
+    """Return 32 rows in four equal parts: an audit puts its own into their place."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(CLIENTS * ROWS, FEATURES)), rng.normal(size=CLIENTS * ROWS)
     one = x.astype(np.float32), y.astype(np.float32)
@@ -75,7 +75,7 @@ class Kinds:
 
 
 def cases():
-    """name -> plan, rounds, what is asked of `jfl.audit`."""
+    """Return name -> plan, rounds, what is asked of `jfl.audit`."""
     of, share = Kinds(), sampling.without_replacement(CLIENTS, 2)
     shape = jfl.wavelet.ellipsoid(jfl.bands.flat(start(None)))
     shaped = jfl.wavelet.clip_ellipsoid(0.5, shape), jfl.total(), jfl.gaussian(1.0, shape=shape)
@@ -128,7 +128,7 @@ def digits(clients):
 
 
 def of_clients(clients, z):
-    """Noise on the aggregate of logistic models of ten local steps."""
+    """Return noise on the aggregate of logistic models of ten local steps."""
     fed, task = digits(clients)
     fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=10, lr=0.5)
     release = chain(z, jfl.clip_l2(1.0), divide=float(clients))
@@ -136,7 +136,7 @@ def of_clients(clients, z):
 
 
 def of_rows(clients, z):
-    """Noise in each client's steps, on half of its rows."""
+    """Return noise in each client's steps, on half of its rows."""
     fed, task = digits(clients)
     half = float(fed.size.min()) / 2
     grad = jfl.private_grad(task.loss, chain(z, jfl.clip_l2(1.0), divide=half))
@@ -145,7 +145,7 @@ def of_rows(clients, z):
 
 
 def trainings():
-    """Rows of `--trainings`."""
+    """Return rows of `--trainings`."""
     for unit, plan in {"client": of_clients(10, 0.5), "record": of_rows(10, 1.0)}.items():
         for canary in ("direction", "mislabelled", "blank"):
             for sees in ("releases", "models", "final model"):
@@ -154,7 +154,7 @@ def trainings():
 
 
 def one_run():
-    """Rows of `--one-run`: at a delta that does not spend the level of many canaries."""
+    """Return rows of `--one-run`: at a delta that does not spend the level of many canaries."""
     clients, rows = of_clients(100, 0.5), of_rows(10, 1.0)
     for unit, plan, count in (("client", clients, 100), ("record", rows, 100)):
         for canary in ("direction", "mislabelled"):
@@ -164,7 +164,7 @@ def one_run():
 
 
 def measured(rows):
-    """The rows of `trainings`, with seconds."""
+    """Return the rows of `trainings`, with seconds."""
     before = time.process_time()
     for row, found in rows:
         spent, before = time.process_time() - before, time.process_time()

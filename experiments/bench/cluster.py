@@ -88,7 +88,7 @@ def shot(config: Config, axes: dict, block: int, folder: Path) -> dict:
 
 
 def compared(folder: Path) -> dict:
-    """What is in folder/ray against folder/local."""
+    """Return what is in folder/ray against folder/local."""
     here, there = (
         list(csv.DictReader((folder / name / "metrics.csv").open())) for name in ("local", "ray")
     )

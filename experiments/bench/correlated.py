@@ -27,7 +27,7 @@ BLOCK = 50  # draws of noise in a timed call, so that a call is no part of it
 
 
 def strategies() -> dict:
-    """The noise of each variant."""
+    """Return the noise of each variant."""
     named = jfl.strategies
     return {
         "independent": None,
@@ -51,7 +51,7 @@ def make_plan(fed, strategy):
 
 
 def noise_of(plan):
-    """A function that draws the noise of many rounds, and nothing else."""
+    """Return a function that draws the noise of many rounds, and nothing else."""
     (stage,) = [s for s in plan.release.stages if s.role == "noise"]
     like = jax.eval_shape(plan.task.init, jax.random.key(0))
     if stage.strategy is None:  # the same code, with a strategy that is none

@@ -27,7 +27,7 @@ WORKLOADS = {
 
 
 def make_plan(shape, noise):
-    """A function of a rate."""
+    """Return a function of a rate."""
     clients, cohort, rows, features, classes, batch, steps = shape
     random = np.random.default_rng(0)
     own = lambda: (

@@ -46,7 +46,7 @@ def plan(fed, cohort=COHORT, name="fedavg", sampler=None, chunk=None, steps=5, b
 
 
 def rows_on_disk(folder: Path, clients: int):
-    """x and y of `clients` x ROWS rows in .npy files, a block at a time."""
+    """Return x and y of `clients` x ROWS rows in .npy files, a block at a time."""
     rng, n = np.random.default_rng(0), clients * ROWS
     centre = rng.normal(size=(CLASSES, FEATURES)).astype(np.float32)
     x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (n, FEATURES))
@@ -117,7 +117,7 @@ def population(folder: Path, clients: int, name: str, sampler: str, rounds: int)
 
 
 def in_memory(clients: int, cohort: int, mesh, steps: int, batch: int, rounds: int = 10) -> dict:
-    """A round with rows on the device, by cohort and number of devices."""
+    """Return a round with rows on the device, by cohort and number of devices."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, CLASSES, clients * ROWS).astype(np.int32)
     x = rng.normal(size=(len(y), FEATURES)).astype(np.float32)

@@ -41,7 +41,7 @@ def rows(part: int) -> jfl.Federation:
 
 
 def search(rounds: int = 10, trials: int = 12) -> float:
-    """The learning rate that Optuna finds on public rows.  No epsilon covers the search."""
+    """Return the learning rate that Optuna finds on public rows. No epsilon covers the search."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

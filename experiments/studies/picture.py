@@ -12,8 +12,8 @@ TRAINED = dict(x="x", mean="accuracy", half="±", failed="failed", chosen="chose
 CLAIMS = dict(stated="ε stated", claimed="ε claimed", audited="ε audited", ceiling="at most")
 PROMISE = {"epsilon": "ε proved"} | {k: k for k in ("delta", "unit", "adjacency", "view")}
 NOTES = dict(
-    accuracy="± is half of a 95 % interval over seeds. Accuracies, and the choice of rates on other "
-    "seeds, are in no epsilon.",
+    accuracy="± is half of a 95 % interval over seeds. Accuracies, and the choice of rates on "
+    "other seeds, are in no epsilon.",
     epsilon="Nothing was trained.",
     audit="Audited: a lower bound at 95 %, each by itself. At most: what so many runs could show.",
 )

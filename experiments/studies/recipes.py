@@ -103,8 +103,10 @@ def _scaled(context, keys, server, own, rows, *, client, factors):
 
 
 def impact(config: Made):
-    """A client uploads its factor times its difference, clipped after that; the server takes the
-    mean."""
+    """Return a plan whose clients upload their factor times their difference, clipped after that.
+
+    The server takes the mean.
+    """
     factors = jfl.sampling.weights.impact(config.impact, config.groups) * config.clients
     plan = _without_noise(config, impact=())
     client = Fn(_scaled, dict(client=plan.algorithm.client, factors=jnp.asarray(factors)))
@@ -124,7 +126,7 @@ def variances(config: Made) -> np.ndarray:
 
 
 def of_each(config: Made, inverse: bool = False, known: bool = False):
-    """Noise in local steps, as much as a client of its size needs.
+    """Return a plan with noise in local steps, as much as a client of its size needs.
 
     Args:
         inverse: clients count as 1 over the variance of their noise; else by the config's weights.
@@ -148,7 +150,7 @@ def of_each(config: Made, inverse: bool = False, known: bool = False):
 
 
 def _private(plan, config, clip, noise) -> dict[str, Any]:
-    """Arguments of an algorithm whose local steps clip and add noise."""
+    """Return arguments of an algorithm whose local steps clip and add noise."""
     _refuse(config, (*STEPS, "batch_sampler"))
     chain = jfl.chain(clip, jfl.total(), noise, jfl.divide(config.batch))
     return dict(
@@ -211,7 +213,7 @@ def prox_erm(config: Made):
 
 
 def _convex(config: Made):
-    """The config's plan without noise, of softmax regression on rows of norm 1 at most."""
+    """Return the config's plan without noise, of softmax regression on rows of norm 1 at most."""
     if config.model != "logistic" or not config.preprocess.endswith("unit_norm"):
         raise ValueError(
             f"{config.recipe}: expected model='logistic' on rows of unit norm, but got "
@@ -239,7 +241,8 @@ def _bands(plan):
 
 
 def energies(config: Made):
-    """The plan of one round that measures band energies, on all rows, for SHARE of epsilon."""
+    """Return the plan of one round that measures band energies, on all rows, for SHARE of
+    epsilon."""
     plan = _without_noise(config)
     make = lambda z: jfl.plan(
         plan.fed,
@@ -253,14 +256,14 @@ def energies(config: Made):
 
 @functools.lru_cache(maxsize=64)
 def _measured(config: Made) -> tuple:
-    """The energies that a run of this split and seed measures."""
+    """Return the energies that a run of this split and seed measures."""
     key = jax.random.fold_in(jax.random.key(config.seed), 1)  # not the samples of the training
     run = jfl.simulate(key, energies(config), rounds=1).run
     return tuple(np.maximum(np.asarray(run.server.energies, np.float64), 0.0).tolist())
 
 
 def measured(config: Made, by_level: bool = False):
-    """Noise of an ellipsoid, in the shape of energies that were measured.
+    """Return noise of an ellipsoid, in the shape of energies that were measured.
 
     Args:
         config: the config of the plan.
@@ -296,12 +299,12 @@ RECIPES = dict(
 
 
 def plan_of(config: Made):
-    """The plan that a config with its noise names."""
+    """Return the plan that a config with its noise names."""
     return RECIPES[config.recipe].plan(config)
 
 
 def noise_of(config: Made) -> tuple:
-    """The multipliers with which the plan proves the config's epsilon."""
+    """Return the multipliers with which the plan proves the config's epsilon."""
     recipe = RECIPES[config.recipe]
     target: dict[str, Any] = dict(epsilon=_stated(config), delta=config.delta, rounds=config.rounds)
     draft = lambda z: plan_of(dataclasses.replace(config, noise=z))

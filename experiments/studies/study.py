@@ -110,7 +110,7 @@ def proved(config: Config, plan):
 
 
 def with_noise(store: ResultStore, config: Config, splits) -> tuple[Config, dict | None]:
-    """-> the config with its noise multiplier, and its guarantee for the worst of the splits.
+    """Return the config with its noise multiplier, and its guarantee for the worst of the splits.
 
     Noise is calibrated once for all algorithms that release alike; the guarantee is of each one's
     own plan.
@@ -149,14 +149,14 @@ def with_noise(store: ResultStore, config: Config, splits) -> tuple[Config, dict
 
 
 def multiplier(config: Config):
-    """The noise with which the config proves its epsilon."""
+    """Return the noise with which the config proves its epsilon."""
     if isinstance(config, Made):
         return recipes.noise_of(config)
     return build.build(config)[1].noise_multiplier
 
 
 def _worst(config, splits):
-    """The guarantee of the split that has the weakest one; splits of equal sizes are one."""
+    """Return the guarantee of the split that has the weakest one; splits of equal sizes are one."""
     found = {}
     for seed in splits:
         split = dataclasses.replace(config, partition_seed=seed)
@@ -184,7 +184,7 @@ def claims_of(config: Config) -> dict:
 
 
 def nothing_proved(config: Config, unit: str | None, why: str) -> dict:
-    """A guarantee as `guarantee_rows.as_row` has it, of a plan that has none."""
+    """Return a guarantee as `guarantee_rows.as_row` has it, of a plan that has none."""
     return dict(
         unit=unit,
         adjacency="replace_one",
@@ -329,8 +329,8 @@ def trained(store: ResultStore, cells, study, note) -> list[dict]:
 
 
 def choose(store: ResultStore, grid: list) -> tuple[int, list]:
-    """Which point of a grid of configs has the best mean accuracy, and all of them; a run that
-    failed counts as 0."""
+    """Return which point of a grid of configs has the best mean accuracy, and all of them; a run
+    that failed counts as 0."""
     if len(grid) == 1:
         return 0, [None]
     scores = [float(np.mean([accuracy(store, c) or 0.0 for c in point])) for point in grid]
@@ -338,8 +338,8 @@ def choose(store: ResultStore, grid: list) -> tuple[int, list]:
 
 
 def ends(grid: list[dict], chosen: dict) -> list[str]:
-    """The fields of a grid, of more than two values each, whose chosen value is the smallest or the
-    largest: what lies beyond may be better."""
+    """Return the fields of a grid, of more than two values each, whose chosen value is the smallest
+    or the largest: what lies beyond may be better."""
     values = {n: {point[n] for point in grid if n in point} for n in chosen}
     numbers = {n: v for n, v in values.items() if all(isinstance(x, (int, float)) for x in v)}
     return [n for n, v in numbers.items() if len(v) > 2 and chosen[n] in (min(v), max(v))]

@@ -45,8 +45,8 @@ def problem(
     epsilon=0.3,
     rounds=200,
 ):
-    """A problem and runs under the assumptions of the theorems; DPNFL at the learning rates of
-    Theorem 1 where an algorithm is given no other.
+    """Return a problem and runs under the assumptions of the theorems; DPNFL at the learning rates
+    of Theorem 1 where an algorithm is given no other.
 
     Rows have norm 1, so gradients of softmax regression with a bias have norm at most 2: a clip of
     2 is never active, and the noise protects although the gradients are unbiased.
@@ -85,7 +85,7 @@ def problem(
 
 
 def start_of(params, best):
-    """|w_0 - w*|^2 of models [points, seeds]."""
+    """Return |w_0 - w*|^2 of models [points, seeds]."""
     pairs = zip(jax.tree.leaves(params), jax.tree.leaves(best.params))
     return float(sum(np.sum(np.square(np.asarray(v[0, 0], np.float64) - b)) for v, b in pairs))
 

@@ -35,7 +35,7 @@ class Constants(NamedTuple):
 
     @property
     def ratio(self):
-        """n / r."""
+        """Return n / r."""
         return self.clients / self.per_round
 
     @property
@@ -53,7 +53,7 @@ class Constants(NamedTuple):
     "for uniform cohorts and updates; written on models, whose weights need not add up to 1",
 )
 def aggregate(updates, weights, cohort, rule: str):
-    """What a round adds to the model.
+    """Return what a round adds to the model.
 
     Args:
         updates: u [n, d], one of each client, in units of the model.
@@ -80,7 +80,7 @@ def aggregate(updates, weights, cohort, rule: str):
 
 @claim("aggregation, its energy", "ours", "exact, for uniform cohorts")
 def cohort_energy(updates, weights, per_round):
-    """E|(n / r) sum over the cohort of p_i u_i|^2 over all cohorts of r of n clients.
+    """Return E|(n / r) sum over the cohort of p_i u_i|^2 over all cohorts of r of n clients.
 
     Args:
         updates: u [n, d], one of each client.
@@ -98,7 +98,7 @@ def cohort_energy(updates, weights, per_round):
 
 @claim("aggregation, its energy", "rigorous", "by p_i <= 1 and convexity, in the exact value")
 def cohort_energy_bound(updates, weights, per_round):
-    """(n / r) sum p_i |u_i|^2, never below `cohort_energy`."""
+    """Return (n / r) sum p_i |u_i|^2, never below `cohort_energy`."""
     return len(weights) / per_round * (weights[:, None] * updates**2).sum()
 
 
@@ -111,7 +111,7 @@ def cohort_energy_bound(updates, weights, per_round):
     "2 lr^2 (steps^2 G^2 + steps d sigma^2) is smaller and holds too",
 )
 def drift_convex(c: Constants, lr):
-    """5 tau lr^2 (G^2 + d sigma^2 + 4 tau G^2), which bounds E|w_i - w|^2 at every step of a
+    """Return 5 tau lr^2 (G^2 + d sigma^2 + 4 tau G^2), which bounds E|w_i - w|^2 at every step of a
     round."""
     return 5 * c.steps * lr**2 * (c.energy + 4 * c.steps * c.gradient_bound**2)
 
@@ -122,7 +122,7 @@ def drift_convex(c: Constants, lr):
     "needs lr <= 1 / (8 L tau), which is not stated (Reddi et al., 2021)",
 )
 def drift_nonconvex(c: Constants, lr, gradient_2) -> Checked:
-    """5 tau lr^2 (G^2 + d sigma^2 + 6 tau Gamma_0^2) + 30 tau^2 lr^2 |grad f(w)|^2.
+    """Return 5 tau lr^2 (G^2 + d sigma^2 + 6 tau Gamma_0^2) + 30 tau^2 lr^2 |grad f(w)|^2.
 
     Args:
         c: what the paper takes as known.
@@ -141,7 +141,7 @@ def drift_nonconvex(c: Constants, lr, gradient_2) -> Checked:
 
 
 def theorem1_lr(c: Constants, round_):
-    """The local learning rate of round 0, 1, ...: 4 / (lambda tau t + 16 L tau)."""
+    """Return the local learning rate of round 0, 1, ...: 4 / (lambda tau t + 16 L tau)."""
     return 4 / (c.strong_convexity * c.steps * round_ + 16 * c.smoothness * c.steps)
 
 
@@ -151,8 +151,8 @@ def theorem1_lr(c: Constants, round_):
     "true where ours is smaller (n / r <= 9 tau is enough); false at large n / r",
 )
 def theorem1(c: Constants, rounds, distance_2) -> Checked:
-    """[2 L / lambda^2 H + 8 L^2 / lambda |w_0 - w*|^2] / (16 L / lambda + T), which bounds E f(w_T)
-    - f*.
+    """Return [2 L / lambda^2 H + 8 L^2 / lambda |w_0 - w*|^2] / (16 L / lambda + T), which bounds E
+    f(w_T) - f*.
 
     Args:
         c: what the theorem takes as known.
@@ -171,7 +171,7 @@ def theorem1(c: Constants, rounds, distance_2) -> Checked:
 
 
 def theorem1_constant(c: Constants):
-    """H of Theorem 1."""
+    """Return H of Theorem 1."""
     return (
         40 * (c.energy + 4 * c.steps * c.gradient_bound**2)
         + (8 * c.smoothness * c.ratio + 16 * c.smoothness) * c.objective_gap
@@ -187,8 +187,8 @@ def theorem1_constant(c: Constants):
     "perturbed strong convexity and cohort_energy_bound; noise per round, not step",
 )
 def theorem1_ours(c: Constants, rounds, distance_2) -> Checked:
-    """[8 L C / lambda^2 + 8 L^2 / lambda |w_0 - w*|^2] / (16 L / lambda + T), C = (1 + 2 n / r)(G^2
-    + d sigma^2 / tau).
+    """Return [8 L C / lambda^2 + 8 L^2 / lambda |w_0 - w*|^2] / (16 L / lambda + T), C = (1 + 2 n /
+    r)(G^2 + d sigma^2 / tau).
 
     For the learning rates of Theorem 1 and unbiased gradients with E|g|^2 <= G^2.
     """
@@ -198,7 +198,7 @@ def theorem1_ours(c: Constants, rounds, distance_2) -> Checked:
 
 @claim("Theorem 2", "vacuous", "above 2 n / r G^2, where G^2 is trivial, at every learning rate")
 def theorem2(c: Constants, rounds, gap, lr) -> Checked:
-    """(f(w_0) - f*) / (T Upsilon) + Q / Upsilon, which bounds the mean of E|grad f(w_t)|^2.
+    """Return (f(w_0) - f*) / (T Upsilon) + Q / Upsilon, which bounds the mean of E|grad f(w_t)|^2.
 
     Args:
         c: what the theorem takes as known.
@@ -217,7 +217,7 @@ def theorem2(c: Constants, rounds, gap, lr) -> Checked:
 
 
 def theorem2_constants(c: Constants, lr):
-    """(Upsilon, Q) of Theorem 2."""
+    """Return (Upsilon, Q) of Theorem 2."""
     x = lr * c.steps
     upsilon = (
         x / 2
@@ -234,8 +234,8 @@ def theorem2_constants(c: Constants, lr):
     "Remark 2", "unsound", "a small learning rate does not make Q / Upsilon small: it tends to this"
 )
 def remark2_limit(c: Constants):
-    """lim Q / Upsilon as lr -> 0: 2 (1 + n tau / r + n / r)(G^2 + d sigma^2) / tau + 2 (2 n / r +
-    1) Gamma_n^2."""
+    """Return lim Q / Upsilon as lr -> 0: 2 (1 + n tau / r + n / r)(G^2 + d sigma^2) / tau + 2 (2 n
+    / r + 1) Gamma_n^2."""
     return 2 * (
         (1 + c.ratio * c.steps + c.ratio) * c.energy / c.steps
         + (2 * c.ratio + 1) * c.dissimilarity_2
@@ -248,7 +248,8 @@ def remark2_limit(c: Constants):
     "any learning rate; vanishes with it; unbiased gradients with E|g|^2 <= G^2",
 )
 def theorem2_ours(c: Constants, rounds, gap, lr):
-    """2 (f(w_0) - f*) / (lr tau T) + (2 L^2 lr^2 tau + 2 L lr n / r)(tau G^2 + d sigma^2)."""
+    """Return 2 (f(w_0) - f*) / (lr tau T) + (2 L^2 lr^2 tau + 2 L lr n / r)(tau G^2 + d
+    sigma^2)."""
     spread = c.steps * c.gradient_bound**2 + c.noise_2
     return (
         2 * gap / (lr * c.steps * rounds)
@@ -263,7 +264,7 @@ def theorem2_ours(c: Constants, rounds, gap, lr):
     "Theorem 3, hypotheses", "unsound", "both hold only if 3 d^1.5 tau^2 <= beta2^1.5 < 1: never"
 )
 def theorem3_intervals(c: Constants, beta2, adaptivity):
-    """(least, largest) of the local and of the server learning rate."""
+    """Return (least, largest) of the local and of the server learning rate."""
     scale = (c.smoothness * c.gradient_bound) ** 0.5
     local = (c.dim / beta2) ** 0.5 / scale, 1 / (4 * c.smoothness * c.steps)
     return local, (
@@ -295,7 +296,7 @@ def theorem3(c: Constants, rounds, distance_2, lr, server_lr, beta2, adaptivity)
 
 
 def theorem3_constant(c: Constants, beta2, adaptivity):
-    """The constant K of Theorem 3."""
+    """Return the constant K of Theorem 3."""
     big, g, tau, pi = c.smoothness, c.gradient_bound, c.steps, beta2 * adaptivity**2
     return (
         20 * (c.energy + 4 * tau * g**2) / big**2
@@ -322,8 +323,9 @@ def theorem4_order(
     variant: str = "printed",
     constant=1.0,
 ) -> Checked:
-    """constant (sqrt(beta2 / d) lr tau G + pi)(Theta + Theta'), the order of the mean of E|grad
-    f(w_t)|^2.
+    """Return the order of the mean of E|grad f(w_t)|^2.
+
+    It is constant (sqrt(beta2 / d) lr tau G + pi)(Theta + Theta').
 
     n / r in Theta' is reconstructed.
 
@@ -362,7 +364,7 @@ def theorem4_order(
     "the order at these learning rates does not fall as 1 / sqrt(r tau T): a term stays",
 )
 def remark4(c: Constants, rounds, gap, beta2, adaptivity, variant: str = "printed") -> Checked:
-    """`theorem4_order` at lr = 1 / (L tau sqrt(T)) and server_lr = sqrt(r tau)."""
+    """Return `theorem4_order` at lr = 1 / (L tau sqrt(T)) and server_lr = sqrt(r tau)."""
     lr, server_lr = 1 / (c.smoothness * c.steps * rounds**0.5), (c.per_round * c.steps) ** 0.5
     return theorem4_order(c, rounds, gap, lr, server_lr, beta2, adaptivity, variant)
 

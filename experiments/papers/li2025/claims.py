@@ -43,8 +43,9 @@ class Total(NamedTuple):
     "needs epsilon <= 1; N(0, (sensitivity sigma)^2) would count the sensitivity twice",
 )
 def sigma(sensitivity, epsilon, delta) -> Checked:
-    """Classical noise std, sensitivity sqrt(2 log(1.25 / delta)) / epsilon: the whole std, as
-    equation (20) uses it.
+    """Return the classical noise std, sensitivity sqrt(2 log(1.25 / delta)) / epsilon.
+
+    It is the whole std, as equation (20) uses it.
 
 
     Example:
@@ -62,7 +63,7 @@ def sigma(sensitivity, epsilon, delta) -> Checked:
     "for epsilon <= 1; false for small rates above 1.2564, where e^epsilon - 1 = 2 epsilon",
 )
 def amplify_simple(epsilon, delta, rate) -> Checked:
-    """(min(2 rate epsilon, epsilon), rate delta): a gain for rate < 1/2 only.
+    """Return (min(2 rate epsilon, epsilon), rate delta): a gain for rate < 1/2 only.
 
     >>> round(float(amplify_simple(1.0, 1e-5, 0.1).value[0]), 9)
     0.2
@@ -78,7 +79,7 @@ def amplify_simple(epsilon, delta, rate) -> Checked:
     "the probability of being used amplifies only noise that is added once per round",
 )
 def round_rates(batch: int, steps: int, rows):
-    """The rates of a round, largest first: all rows distinct, batches independent, all draws
+    """Return the rates of a round, largest first: all rows distinct, batches independent, all draws
     independent.
 
     >>> [round(float(q), 6) for q in round_rates(10, 5, 600)]
@@ -96,7 +97,7 @@ def round_rates(batch: int, steps: int, rows):
     "Algorithm 1 clips the last step only (D1); too small in round 0 of lr / (1 + t)",
 )
 def sensitivity_paper(steps: int, clip_norm, lr, first=None, clipped: bool = True) -> Checked:
-    """4 steps clip_norm lr, with the learning rate `lr` after the last step of the round.
+    """Return 4 steps clip_norm lr, with the learning rate `lr` after the last step of the round.
 
     Args:
         steps: local steps of a round.
@@ -104,7 +105,6 @@ def sensitivity_paper(steps: int, clip_norm, lr, first=None, clipped: bool = Tru
         lr: the learning rate after the round's last step.
         first: the learning rate of the round's first step.  None: a constant one.
         clipped: every step is clipped.  False: Algorithm 1 as printed.
-
     """
     bound, last, begin = arrays(clip_norm, lr, lr if first is None else first)
     conditions = {
@@ -118,8 +118,8 @@ def sensitivity_paper(steps: int, clip_norm, lr, first=None, clipped: bool = Tru
     "Lemma 2", "ours", "how far the models of any two sequences of clipped gradients can be apart"
 )
 def sensitivity_sound(lrs, clip_norm):
-    """2 clip_norm sum(lrs), for steps that are all clipped; never above `sensitivity_paper` where
-    that is proved.
+    """Return 2 clip_norm sum(lrs), for steps that are all clipped; never above `sensitivity_paper`
+    where that is proved.
 
     Args:
         lrs: [..., steps], the learning rates of a round.
@@ -144,7 +144,7 @@ def sensitivity_sound(lrs, clip_norm):
 def sensitivity_convex_contractive(
     lipschitz, lrs, batch: int, smoothness, *, convex: bool, scheme: str, clip_norm=np.inf
 ) -> Checked:
-    """2 lipschitz max(lrs) / batch, for losses of one example that are convex, smooth and
+    """Return 2 lipschitz max(lrs) / batch, for losses of one example that are convex, smooth and
     Lipschitz.
 
     It is steps * batch times below the others.  Amplify it with the rate of "wor_round" only.
@@ -209,7 +209,7 @@ def budget_split(epsilon, delta, rate) -> Checked:
     "too small for large epsilon and few steps, too large for the opposite",
 )
 def noise_multiplier_printed(epsilon, delta, rate) -> Checked:
-    """Noise std over sensitivity, 2 rate sqrt(2 log(1.25 rate / delta)) / epsilon;
+    """Return noise std over sensitivity, 2 rate sqrt(2 log(1.25 rate / delta)) / epsilon;
     `delivered_epsilon` judges it."""
     split = budget_split(epsilon, delta, rate)
     return split._replace(value=sigma(1.0, *split.value).value)
@@ -221,8 +221,8 @@ def noise_multiplier_printed(epsilon, delta, rate) -> Checked:
     "made for the model, added to the gradient: uploads have learning rate times this (D2)",
 )
 def noise_std_printed(lr, steps: int, clip_norm, batch: int, rows, epsilon, delta) -> Checked:
-    """A client's noise std, 8 lr steps clip_norm q sqrt(2 log(1.25 q / delta)) / epsilon, q = steps
-    batch / rows.
+    """Return a client's noise std, 8 lr steps clip_norm q sqrt(2 log(1.25 q / delta)) / epsilon, q
+    = steps batch / rows.
 
     >>> round(float(noise_std_printed(0.04, 5, 1.0, 10, 600, 0.5, 1e-5).value), 6)
     1.147049
@@ -236,7 +236,7 @@ def noise_std_printed(lr, steps: int, clip_norm, batch: int, rows, epsilon, delt
 
 @claim("Lemma 3", "ours", "exact amplification and the exact Gaussian: for every epsilon and rate")
 def noise_multiplier(epsilon, delta, rate):
-    """The smallest multiplier with which a round is (epsilon, delta)-private."""
+    """Return the smallest multiplier with which a round is (epsilon, delta)-private."""
     return approximate_dp.analytic_sigma(1.0, *approximate_dp.local_budget(epsilon, delta, rate))
 
 
@@ -245,16 +245,16 @@ def noise_multiplier(epsilon, delta, rate):
 
 @claim("Lemma 3", "ours", "exact for the release on the sample, and then for the sampling")
 def round_epsilon(multiplier, delta, rate):
-    """The epsilon of a round at `delta`; 0 where delta >= rate: the example is then used too seldom
-    to matter."""
+    """Return the epsilon of a round at `delta`; 0 where delta >= rate: the example is then used too
+    seldom to matter."""
     z, d, q = arrays(multiplier, delta, rate)
     return approximate_dp.amplify(rdp.gaussian_epsilon(1 / z, d / q), d, q)[0]
 
 
 @claim("Lemmas 1 to 3", "ours", "epsilon of a round with the printed noise")
 def delivered_epsilon(epsilon, delta, rate, lr=None):
-    """The epsilon that a round really has at `delta` with the noise that is printed for a claimed
-    `epsilon`.
+    """Return the epsilon that a round really has at `delta` with the noise that is printed for a
+    claimed `epsilon`.
 
     Args:
         epsilon: what is claimed for a round.
@@ -278,7 +278,7 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
     "an unknown constant, no delta, the gain of sampling twice, expected participations",
 )
 def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) -> Total:
-    """constant rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
+    """Return constant rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
 
     Args:
         epsilon: epsilon of one round.
@@ -303,7 +303,7 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
     "four bounds that hold; the server sees who takes part, so that hides nothing",
 )
 def total_epsilon(multiplier, rate, participations: int, delta, method: str = "min") -> Total:
-    """The loss of a client that takes part `participations` times, as numbers on the host.
+    """Return the loss of a client that takes part `participations` times, as numbers on the host.
 
     Args:
         multiplier: std of the noise on the model over the sensitivity of a round.
@@ -354,7 +354,7 @@ def participation_quantile(rounds: int, probability, failure, clients: int = 1) 
     "reads the data and is not accounted for: fix the norm, or pay for a private quantile",
 )
 def median_clip_norm(norms):
-    """The median of the gradient norms of a run without clipping."""
+    """Return the median of the gradient norms of a run without clipping."""
     return np.median(np.asarray(norms))
 
 

@@ -31,8 +31,8 @@ SAMPLINGS = ("full", "with_replacement", "with_replacement_independent", "withou
     "printed for models: weights that do not sum to one, and a sum that shrinks them",
 )
 def aggregation_weights(shares, cohort, sampling: str):
-    """The weight of each upload of a cohort, so that the weighted sum of differences is unbiased
-    for sum p_k diff_k.
+    """Return the weight of each upload of a cohort, so that the weighted sum of differences is
+    unbiased for sum p_k diff_k.
 
     Args:
         shares: p_k [C], which add up to 1.
@@ -62,8 +62,8 @@ def aggregation_weights(shares, cohort, sampling: str):
 
 @claim("Theorem 4", "ours", "the paper leaves out that uploads are sampled with their noise")
 def square_weights(shares, sampling: str, cohort: int | None = None):
-    """E[weight^2] of each client under the unbiased weights: how much of its noise variance reaches
-    the model.
+    """Return E[weight^2] of each client under the unbiased weights: how much of its noise variance
+    reaches the model.
 
     Args:
         shares: p_k [C], which add up to 1.
@@ -91,8 +91,8 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
     "as algebra, and by Jensen at least the variance of the mean, sum p_k^2 sigma_k^2",
 )
 def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
-    """sum p_k sigma_k^2 = 128 (lr Q^2 b clip_norm / epsilon)^2 / n sum log(1.25 Q b / (n_k delta))
-    / n_k, Q steps of b.
+    """Return sum p_k sigma_k^2 = 128 (lr Q^2 b clip_norm / epsilon)^2 / n sum log(1.25 Q b / (n_k
+    delta)) / n_k, Q steps of b.
 
     Shapes:
         lr [...], sizes [C] -> [...].
@@ -104,7 +104,7 @@ def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, d
 
 @claim("eq. (21)", "unsound", "the number of rounds times a sum over the rounds")
 def accumulated_noise_printed(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
-    """R times `accumulated_noise`.
+    """Return R times `accumulated_noise`.
 
     Shapes:
         lrs [R], sizes [C] -> [].
@@ -118,7 +118,7 @@ def accumulated_noise_printed(lrs, steps: int, clip_norm, batch: int, sizes, eps
     "the sum over rounds of eq. (20), at the learning rate of each round's last step",
 )
 def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
-    """`mean_noise_variance` of all rounds together.
+    """Return `mean_noise_variance` of all rounds together.
 
     Shapes:
         lrs [R], sizes [C] -> [].
@@ -135,7 +135,7 @@ def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, de
     "for gradients of norm at most clip_norm, so that clipping changes none",
 )
 def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothness, gap):
-    """A = sum p_k^2 variance_k / batch + 8 (steps - 1)^2 clip_norm^2 + 6 L gap.
+    """Return a = sum p_k^2 variance_k / batch + 8 (steps - 1)^2 clip_norm^2 + 6 L gap.
 
     Args:
         shares: p_k [C], which add up to 1.
@@ -152,8 +152,8 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
 
 @claim("Lemma A4", "conditional", "false for many clients with few rows each: use the sum itself")
 def log_sum_bound(sizes, steps: int, batch: int, delta) -> Checked:
-    """log(n) log(1.25^2 steps^2 batch^2 / (n delta^2)) / 2 for sum log(1.25 steps batch / (n_k
-    delta)) / n_k.
+    """Return log(n) log(1.25^2 steps^2 batch^2 / (n delta^2)) / 2 for sum log(1.25 steps batch /
+    (n_k delta)) / n_k.
 
     Shapes:
         sizes [C] -> [].
@@ -186,8 +186,8 @@ def noise_term_printed(
     delta,
     consistent: bool = False,
 ):
-    """B for noise in the gradient: dim times the bound on eq. (20) at lr = 1 / (4 L), times 4
-    (steps - 1)^2 + 2.
+    """Return B for noise in the gradient: dim times the bound on eq. (20) at lr = 1 / (4 L), times
+    4 (steps - 1)^2 + 2.
 
     Args:
         dim: numbers in the model.
@@ -222,8 +222,8 @@ def noise_term(
     sampling: str = "full",
     cohort: int | None = None,
 ):
-    """B = 16 dim steps^2 clip_norm^2 sum square_weights multiplier_k^2: learning rates halve at
-    most within a round.
+    """Return B = 16 dim steps^2 clip_norm^2 sum square_weights multiplier_k^2: learning rates halve
+    at most within a round.
 
     Args:
         dim: numbers in the model.
@@ -244,7 +244,7 @@ def noise_term(
     "without replacement for equal p_k only, which its source assumes",
 )
 def sampling_term_printed(sampling: str, steps: int, clip_norm, clients: int, cohort: int):
-    """H = (2 steps clip_norm)^2 / cohort, times (clients - cohort) / (clients - 1) without
+    """Return H = (2 steps clip_norm)^2 / cohort, times (clients - cohort) / (clients - 1) without
     replacement; 0 if "full"."""
     return sampling_term(sampling, steps, clip_norm, np.full(clients, 1 / clients), cohort)
 
@@ -266,7 +266,7 @@ def sampling_term(sampling: str, steps: int, clip_norm, shares, cohort: int):
 
 @claim("Theorems 3 and 4", "conditional", "false for steps > 8 kappa: its proof takes a = 8 kappa")
 def bound_gap_printed(step, terms, distance, strong_convexity, smoothness, steps: int) -> Checked:
-    """2 kappa / (step + a) (terms / mu + 2 L distance).
+    """Return 2 kappa / (step + a) (terms / mu + 2 L distance).
 
     Args:
         step: t, local steps taken in all.
@@ -275,7 +275,6 @@ def bound_gap_printed(step, terms, distance, strong_convexity, smoothness, steps
         strong_convexity: mu of the losses.
         smoothness: L of the losses; kappa = L / mu.
         steps: local steps of a round.
-
     """
     t, total, far, mu, curve = arrays(step, terms, distance, strong_convexity, smoothness)
     value = (
@@ -291,8 +290,8 @@ def bound_gap_printed(step, terms, distance, strong_convexity, smoothness, steps
     "the same proof for any a: equal to what is printed where steps <= 8 kappa",
 )
 def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, sharp: bool = False):
-    """(2 kappa terms / mu + L a distance / 2) / (step + a); with `sharp`, the larger of the two in
-    place of the sum.
+    """Return (2 kappa terms / mu + L a distance / 2) / (step + a); with `sharp`, the larger of the
+    two in place of the sum.
 
     Args:
         step, terms, distance, strong_convexity, smoothness, steps: as in `bound_gap_printed`.
@@ -304,15 +303,15 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
 
 @claim("Remark 2", "rigorous", "with 4 clip_norm^2 as printed; one clip_norm^2 is enough")
 def distance_bound(gradient_norm, strong_convexity):
-    """||w_0 - w*||^2 <= (||gradient at w_0|| / mu)^2."""
+    """Return a bound on ||w_0 - w*||^2: (||gradient at w_0|| / mu)^2."""
     norm, mu = arrays(gradient_norm, strong_convexity)
     return (norm / mu) ** 2
 
 
 @claim("Remark 3", "ours", "the printed order drops a factor steps^2 of B")
 def steps_to_accuracy(accuracy, terms, distance, strong_convexity, smoothness, steps: int):
-    """The least whole number of local steps after which `bound_gap` is at most `accuracy`; rounds
-    are that / steps."""
+    """Return the least whole number of local steps after which `bound_gap` is at most `accuracy`;
+    rounds are that / steps."""
     return np.ceil(_needed(accuracy, terms, distance, strong_convexity, smoothness, steps))
 
 
@@ -324,8 +323,8 @@ def steps_to_accuracy(accuracy, terms, distance, strong_convexity, smoothness, s
 def optimal_local_steps(
     terms_of_steps, accuracy, distance, strong_convexity, smoothness, most: int = 1000
 ) -> int:
-    """The local steps, at most `most`, with which `bound_gap` is at most `accuracy` after the
-    fewest rounds.
+    """Return the local steps, at most `most`, with which `bound_gap` is at most `accuracy` after
+    the fewest rounds.
 
     Args:
         terms_of_steps: steps -> A + B + H, called with each of 1, 2, ..., most.
@@ -348,7 +347,8 @@ def optimal_local_steps(
     "least (spread + 8 (steps - 1)^2 clip_norm^2) / steps: without noise or a far start",
 )
 def noiseless_local_steps(spread, clip_norm):
-    """sqrt(1 + spread / (8 clip_norm^2)), where spread = sum p_k^2 variance_k / batch + 6 L gap."""
+    """Return sqrt(1 + spread / (8 clip_norm^2)), where spread = sum p_k^2 variance_k / batch + 6 L
+    gap."""
     apart, bound = arrays(spread, clip_norm)
     return np.sqrt(1 + apart / (8 * bound**2))
 

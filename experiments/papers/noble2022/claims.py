@@ -100,8 +100,8 @@ TABLE4 = (
 
 @claim("Appendix D.3.2", "unsound", GAPS)
 def third_party_rdp(orders, sigma_g, user_ratio, data_ratio, local_updates, rounds, users):
-    """The curve behind all epsilons of its experiments: users amplify K batches at the noise of
-    sqrt(l M) clients.
+    """Return the curve behind all epsilons of its experiments: users amplify K batches at the noise
+    of sqrt(l M) clients.
 
     Shapes:
         orders [n] > 1, concrete, interpolated by eq. (8) between whole ones -> Float64[n].
@@ -117,8 +117,9 @@ def third_party_rdp(orders, sigma_g, user_ratio, data_ratio, local_updates, roun
 
 @claim("Section 5 and Appendix D.3.2", "unsound", GAPS)
 def third_party_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta):
-    """Its epsilon for a third party, by rdp + log(1 / delta) / (order - 1), the least over orders 2
-    to 64.
+    """Return the paper's epsilon for a third party.
+
+    It is the least rdp + log(1 / delta) / (order - 1) of orders 2 to 64.
 
     Real orders add nothing: between whole ones the interpolated bound is a ratio of linear
     functions of the order, and so least at an end.  It does not vanish with sigma_g: see
@@ -136,8 +137,8 @@ def third_party_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, 
 
 @claim("Table 1, Figures 9 and 10", "unsound", GAPS)
 def largest_rounds(epsilon, sigma_g, user_ratio, data_ratio, local_updates, users, delta):
-    """The largest T with third_party_epsilon <= epsilon, in closed form; 0 where even one round is
-    too many.
+    """Return the largest T with third_party_epsilon <= epsilon, in closed form; 0 where even one
+    round is too many.
 
     Shapes:
         broadcasts -> Int[...].
@@ -153,8 +154,8 @@ def largest_rounds(epsilon, sigma_g, user_ratio, data_ratio, local_updates, user
 
 @claim("the authors' get_epsilon_bound.py", "unsound", GAPS)
 def code_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta):
-    """What their code prints: `third_party_epsilon` on 1000 real orders around the best, which miss
-    it by a hair.
+    """Return what their code prints: `third_party_epsilon` on 1000 real orders around the best,
+    which miss it by a hair.
 
     >>> round(code_epsilon(*SYNTHETIC), 3)
     12.907
@@ -169,7 +170,7 @@ def code_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, 
 
 @claim("Section 5 (calibration)", "unsound", GAPS)
 def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta) -> float:
-    """The sigma_g that its accountant asks for.
+    """Return the sigma_g that its accountant asks for.
 
     Raises:
         ValueError: where epsilon is not above what the bound gives for infinite noise; the limit is
@@ -198,8 +199,8 @@ def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, del
 def closed_form(
     sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta, optimise: bool = False
 ):
-    """Epsilon by strong composition of T rounds that amplify K batches: its non-asymptotic form of
-    Theorem 4.1.
+    """Return epsilon by strong composition of T rounds that amplify K batches: its non-asymptotic
+    form of Theorem 4.1.
 
     Args:
         sigma_g: a client's noise std over the sensitivity 2 C / batch.
@@ -228,7 +229,7 @@ def closed_form(
     "loose: proved_epsilon with bound='server' is the same sum, tighter",
 )
 def server_epsilon(sigma_g, data_ratio, local_updates, rounds, delta) -> float:
-    """Its epsilon for the server: T K batches at a client's own noise."""
+    """Return the paper's epsilon for the server: T K batches at a client's own noise."""
     whole = wang2019.crude(ORDERS, data_ratio, sigma_g)
     return float(np.min(rounds * local_updates * whole - np.log(delta) / (ORDERS - 1)))
 
@@ -239,7 +240,7 @@ def server_epsilon(sigma_g, data_ratio, local_updates, rounds, delta) -> float:
     "1 / sqrt(M) needs one local step, sqrt(l) that a record is amplified like a user",
 )
 def sigma_required(epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta) -> Checked:
-    """sigma_g = s sqrt(l T K log(2 T l / delta) log(2 / delta)) / (epsilon sqrt(M)), up to a
+    """Return sigma_g = s sqrt(l T K log(2 T l / delta) log(2 / delta)) / (epsilon sqrt(M)), up to a
     constant.
 
     Assumption 1: epsilon < 1; sigma_g >= s sqrt(K / log(2 T l / delta)), with 1 for its constant; s
@@ -260,7 +261,7 @@ def sigma_required(epsilon, user_ratio, data_ratio, local_updates, rounds, users
     "Theorem 4.1, server", "order", "composition at a client's own noise, which holds for K steps"
 )
 def server_pair(epsilon, user_ratio, users, delta):
-    """(epsilon sqrt(M / l), (delta / 2) (1 / l + 1)): what the server gets at the sigma_g of
+    """Return (epsilon sqrt(M / l), (delta / 2) (1 / l + 1)): what the server gets at the sigma_g of
     `sigma_required`."""
     return epsilon * np.sqrt(users / user_ratio), delta / 2 * (1 / user_ratio + 1)
 
@@ -276,7 +277,7 @@ def server_pair(epsilon, user_ratio, users, delta):
 def proved_rdp(
     orders, sigma_g, user_ratio, data_ratio, local_updates, rounds, users, bound: str = "P1"
 ):
-    """A curve that holds, for floor(l M) users in a round.
+    """Return a curve that holds, for floor(l M) users in a round.
 
     Args:
         orders: [n] > 1.
@@ -311,7 +312,7 @@ def proved_rdp(
 def proved_epsilon(
     sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta, bound: str = "P1"
 ) -> float:
-    """Epsilon of a run by `proved_rdp`, over real orders.
+    """Return epsilon of a run by `proved_rdp`, over real orders.
 
     >>> round(proved_epsilon(*SYNTHETIC), 2)
     0.94
@@ -324,7 +325,7 @@ def proved_epsilon(
 def proved_rounds(
     epsilon, sigma_g, user_ratio, data_ratio, local_updates, users, delta, bound: str = "P1"
 ) -> int:
-    """The largest T with proved_epsilon <= epsilon.
+    """Return the largest T with proved_epsilon <= epsilon.
 
     >>> proved_rounds(3.0, 10.0, 0.05, 0.2, 10, 100, 1 / 400_000)
     1756
@@ -340,7 +341,7 @@ def proved_rounds(
 def proved_noise(
     epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta, bound: str = "P1"
 ) -> float:
-    """The smallest sigma_g with proved_epsilon <= epsilon, to a part in 10^9 and on the safe
+    """Return the smallest sigma_g with proved_epsilon <= epsilon, to a part in 10^9 and on the safe
     side."""
     run = user_ratio, data_ratio, local_updates, rounds, users, delta
     reached = lambda sigma_g: proved_epsilon(sigma_g, *run, bound)

@@ -90,8 +90,8 @@ def participation_counterexample(users, user_ratio, rounds, sigma_g, delta) -> L
     "what is left of the gain of l M for K = s = 1; nothing is known for K > 1",
 )
 def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarray:
-    """How much less a record hides in DP-SCAFFOLD than in DP-FedAvg, for one step on all records:
-    Float64[users].
+    """Return how much less a record hides in DP-SCAFFOLD than in DP-FedAvg, for one step on all
+    records: Float64[users].
 
     The server's models show, for each round, the sum over its users of their gradient less the one
     of their last round. So a gradient of rounds t and t' enters by the column f = e_t - e_t', with
@@ -119,7 +119,7 @@ def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarr
     "1 / s larger than 2 C, which is enough without the gain from batches",
 )
 def user_sensitivity(bound, data_ratio):
-    """2 C / s, for which the accountant of one record covers all records of a user."""
+    """Return 2 C / s, for which the accountant of one record covers all records of a user."""
     return 2 * bound / data_ratio
 
 
@@ -129,8 +129,8 @@ def user_sensitivity(bound, data_ratio):
     "a median of private norms is a release, which nothing accounts for",
 )
 def median_multiplier(sigma_g, tensors: int = 1):
-    """sigma_g / sqrt(P): the multiplier where each of P tensors is clipped, and noised, at a norm
-    of its own.
+    """Return sigma_g / sqrt(P): the multiplier where each of P tensors is clipped, and noised, at a
+    norm of its own.
 
     It describes fixed norms; with medians of the batch no multiplier describes the release.
     """
@@ -143,7 +143,8 @@ def median_multiplier(sigma_g, tensors: int = 1):
     "sound in place of a median: the norm follows released noisy fractions only",
 )
 def quantile_multiplier(multiplier, sigma_bit, adjacency: str = "replace_one"):
-    """The joint multiplier of a noisy mean gradient and a noisy fraction of norms below the bound.
+    """Return the joint multiplier of a noisy mean gradient and a noisy fraction of norms below the
+    bound.
 
     Args:
         multiplier: of the gradient, its noise std over the sensitivity 2 C / batch.

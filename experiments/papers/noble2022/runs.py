@@ -178,8 +178,11 @@ def _watched(plan, trained: Trained, l2: float, best: float) -> dict:
 
 
 def unsteady(rising, level):
-    """The variance over seeds is larger on the last of the lines `rising` than on the first, and
-    not more than four times as large on the last of `level`."""
+    """Return a check of the variance over seeds.
+
+    It is larger on the last of the lines `rising` than on the first, and not more than four times
+    as large on the last of `level`.
+    """
 
     def check(results):
         names = [rising[0], rising[-1], level[0], level[-1]]

@@ -93,8 +93,8 @@ class Moments(NamedTuple):
     "Section 4.2", "rigorous", "the expected square of d standard normals is d, not 2 d: exact=True"
 )
 def noise_scale(bound, dim, sigma_g, batch, exact: bool = False):
-    """Sigma_g(C) = 2 C sqrt(2 d) sigma_g / batch, a bound on the root mean square of a client's
-    noise.
+    """Return Sigma_g(C) = 2 C sqrt(2 d) sigma_g / batch, a bound on the root mean square of a
+    client's noise.
 
     >>> round(float(noise_scale(1.0, 8, 1.0, 2) / noise_scale(1.0, 8, 1.0, 2, exact=True)) ** 2, 6)
     2.0
@@ -108,7 +108,8 @@ def noise_scale(bound, dim, sigma_g, batch, exact: bool = False):
     "for clipping that does not act; sampling without replacement only lowers it",
 )
 def gradient_variance(problem: Problem):
-    """V = varsigma^2 / (s R) + Sigma_g^2; the mean over K l M noisy gradients has V / (K l M)."""
+    """Return V = varsigma^2 / (s R) + Sigma_g^2; the mean over K l M noisy gradients has V / (K l
+    M)."""
     return problem.variance + problem.noise**2
 
 
@@ -120,8 +121,8 @@ def gradient_variance(problem: Problem):
 )
 @np.errstate(divide="ignore", invalid="ignore")  # mu may be 0, which is a condition that fails
 def scaffold_rate(problem: Problem, case: str, server_lr=None, paper_literal: bool = False):
-    """Bound on the error of DP-SCAFFOLD, warm, with local_lr of `scaffold_local_lr`: a Checked
-    number.
+    """Return the bound on the error of DP-SCAFFOLD, warm, with local_lr of `scaffold_local_lr`: a
+    Checked number.
 
     Args:
         problem: what the rate depends on.
@@ -161,7 +162,7 @@ def scaffold_rate(problem: Problem, case: str, server_lr=None, paper_literal: bo
 @claim("Theorem C.2", "order", "non-convex: two powers of nu are printed that do not fit its units")
 @np.errstate(divide="ignore", invalid="ignore")
 def fedavg_rate(problem: Problem, case: str, server_lr=None, paper_literal: bool = False):
-    """Bound on the error of DP-FedAvg with local_lr of `fedavg_local_lr`: a Checked number.
+    """Return the bound on the error of DP-FedAvg, a Checked number, with `fedavg_local_lr`.
 
     Args:
         problem: what the rate depends on.
@@ -207,7 +208,7 @@ def fedavg_rate(problem: Problem, case: str, server_lr=None, paper_literal: bool
 
 @claim("Theorem C.1", "order", "the step size of the rates")
 def scaffold_local_lr(problem: Problem, case: str, server_lr=None):
-    """l^(2/3) / (24 nu K eta_g); strongly convex: at most l / (54 mu K eta_g) too."""
+    """Return l^(2/3) / (24 nu K eta_g); strongly convex: at most l / (54 mu K eta_g) too."""
     checks.require_one_of("noble2022.theory.scaffold_local_lr", CASES, case=case)
     p, _, _, _, lr = _prepared(problem, server_lr)
     step = p.user_ratio ** (2 / 3) / (24 * p.smoothness)
@@ -218,7 +219,7 @@ def scaffold_local_lr(problem: Problem, case: str, server_lr=None):
 
 @claim("Theorem C.2", "order", "the step size of the rates")
 def fedavg_local_lr(problem: Problem, server_lr=None):
-    """1 / (8 (1 + B^2) nu K eta_g)."""
+    """Return 1 / (8 (1 + B^2) nu K eta_g)."""
     p, _, _, _, lr = _prepared(problem, server_lr)
     return 1 / (8 * (1 + p.dissimilarity_b**2) * p.smoothness * p.local_updates * lr)
 
@@ -229,8 +230,8 @@ def fedavg_local_lr(problem: Problem, server_lr=None):
     "it rests on the sigma_g of Theorem 4.1; proved_privacy_error is sqrt(8 M) times it",
 )
 def privacy_error(epsilon, delta, bound, dim, users, records, distance, user_ratio, rounds):
-    """The convex price of privacy, D0 C sqrt(d log(T l / delta) log(1 / delta)) / (epsilon M R), up
-    to a constant."""
+    """Return the convex price of privacy, D0 C sqrt(d log(T l / delta) log(1 / delta)) / (epsilon M
+    R), up to a constant."""
     logs = np.log(rounds * user_ratio / delta) * np.log(1 / delta)
     return distance * bound * np.sqrt(dim * logs) / (epsilon * users * records)
 
@@ -241,16 +242,16 @@ def privacy_error(epsilon, delta, bound, dim, users, records, distance, user_rat
     "leading order, for small s, of the noise that P1 asks for; others' noise is no gain",
 )
 def proved_privacy_error(epsilon, delta, bound, dim, users, records, distance):
-    """2 sqrt(2) D0 C sqrt(d log(1 / delta)) / (epsilon R sqrt(M)): D0 Sigma_g / sqrt(T K l M) at a
-    proved sigma_g."""
+    """Return 2 sqrt(2) D0 C sqrt(d log(1 / delta)) / (epsilon R sqrt(M)): D0 Sigma_g / sqrt(T K l
+    M) at a proved sigma_g."""
     spread = 8 * dim * np.log(1 / delta) / users
     return distance * bound * np.sqrt(spread) / (epsilon * records)
 
 
 @claim("Theorem 4.2", "unsound", "its first term: see privacy_error")
 def convex_error(problem: Problem, algorithm: str, privacy):
-    """Theorem 4.2: `scaffold_rate` or `fedavg_rate`, convex, with `privacy` in place of what its
-    noise costs."""
+    """Return Theorem 4.2: `scaffold_rate` or `fedavg_rate`, convex, with `privacy` in place of what
+    its noise costs."""
     checks.require_one_of(
         "noble2022.theory.convex_error", ("dp_scaffold", "dp_fedavg"), algorithm=algorithm
     )
@@ -264,7 +265,8 @@ def convex_error(problem: Problem, algorithm: str, privacy):
 
 @claim("Lemma C.4", "unverified")
 def move_bound(steps: Steps, moments: Moments) -> Checked:
-    """(left, right) of the bound on how far the server moves; needs K eta_l eta_g <= 1 / nu."""
+    """Return (left, right) of the bound on how far the server moves; needs K eta_l eta_g <= 1 /
+    nu."""
     s, m, eta, mean = _round(steps, moments)
     nu = s.smoothness
     right = (
@@ -278,8 +280,8 @@ def move_bound(steps: Steps, moments: Moments) -> Checked:
 
 @claim("Lemma C.5", "unverified")
 def lag_bound(steps: Steps, moments: Moments, power: float = 2 / 3) -> Checked:
-    """(left, right) of the recursion of the lag; needs 1/2 <= power <= 1 and K eta_l eta_g <=
-    l^power / (24 nu)."""
+    """Return (left, right) of the recursion of the lag; needs 1/2 <= power <= 1 and K eta_l eta_g
+    <= l^power / (24 nu)."""
     s, m, eta, mean = _round(steps, moments)
     nu, part, gain = s.smoothness, s.user_ratio, s.user_ratio ** (2 * power - 1)
     right = (
@@ -297,8 +299,8 @@ def lag_bound(steps: Steps, moments: Moments, power: float = 2 / 3) -> Checked:
 
 @claim("Lemma C.6", "unverified")
 def drift_bound(steps: Steps, moments: Moments) -> Checked:
-    """(left, right) of the bound on how far users drift; needs eta_g >= 1 and eta_l <= 1 / (24 nu K
-    eta_g)."""
+    """Return (left, right) of the bound on how far users drift; needs eta_g >= 1 and eta_l <= 1 /
+    (24 nu K eta_g)."""
     s, m, eta, _ = _round(steps, moments)
     nu, square = s.smoothness, s.server_lr**2
     right = (
@@ -315,8 +317,8 @@ def drift_bound(steps: Steps, moments: Moments) -> Checked:
 
 @claim("Lemma C.7", "unverified")
 def descent_bound(steps: Steps, moments: Moments) -> Checked:
-    """(left, right) of the descent of ||x - x*||^2 + (27 / l) (nu K eta_l eta_g)^2 lag; needs
-    `scaffold_local_lr`."""
+    """Return (left, right) of the descent of ||x - x*||^2 + (27 / l) (nu K eta_l eta_g)^2 lag;
+    needs `scaffold_local_lr`."""
     s, m, eta, mean = _round(steps, moments)
     nu, mu, part = s.smoothness, s.strong_convexity, s.user_ratio
     weight = 27 / part * nu**2 * eta**2
@@ -351,7 +353,7 @@ def _root(p):
 
 
 def _start(p, case, literal):
-    """D0 and D0^2, or sqrt(nu F) and F."""
+    """Return D0 and D0^2, or sqrt(nu F) and F."""
     if case == "convex":
         return p.distance, p.distance**2
     return np.sqrt(p.gap * (1 if literal else p.smoothness)), p.gap
@@ -366,7 +368,7 @@ def _conditions(p, case, lr, least):
 
 
 def _round(steps, moments):
-    """Float64 leaves, K eta_l eta_g, and V / (K l M)."""
+    """Return both in float64, K eta_l eta_g, and V / (K l M)."""
     s, m = (each._make(arrays(*each)) for each in (steps, moments))
     return (
         s,

@@ -51,15 +51,15 @@ AUDITED = ("R1", "R2", "R5")  # those whose worst vector is constant
     "for the sum of a range of entries; one entry has about sigma^2 / 3, whatever m",
 )
 def lemma1_variance_bound(m, sigma):
-    """sigma^2 (2 + log2 m) / 2: bounds the noise variance of sums of neighbouring entries, for C =
-    1."""
+    """Return sigma^2 (2 + log2 m) / 2: bounds the noise variance of sums of neighbouring entries,
+    for C = 1."""
     m, sigma = _setting(m, sigma)
     return sigma**2 * (2 + np.log2(m)) / 2
 
 
 @claim("Lemma 1", "ours", "exact: 1 / m^2 from the base and 4^-l from level l")
 def haar_coordinate_variance(m, sigma):
-    """sigma^2 (1/3 + 2 / (3 m^2)): noise variance of every entry, for C = 1."""
+    """Return sigma^2 (1/3 + 2 / (3 m^2)): noise variance of every entry, for C = 1."""
     m, sigma = _setting(m, sigma)
     return sigma**2 * (1 / 3 + 2 / (3 * m**2))
 
@@ -70,7 +70,7 @@ def haar_coordinate_variance(m, sigma):
     "exact; its eigenvalues are 1 / s_j, and the smallest is what privacy hangs on",
 )
 def haar_noise_cov(m: int):
-    """Covariance of the noise on the entries, in units of (sigma C)^2.
+    """Return the covariance of the noise on the entries, in units of (sigma C)^2.
 
     Shapes:
         -> Float64[m, m]: 2 / (3 m^2) - (2/3) 4^-k for two entries whose lowest common node has 2^k
@@ -94,7 +94,7 @@ def haar_noise_cov(m: int):
     "c2 is not given, and it holds for epsilon < c1 rate^2 steps only",
 )
 def abadi_sigma(rate, steps, epsilon, delta, c2=1.0):
-    """c2 rate sqrt(steps log(1 / delta)) / epsilon."""
+    """Return c2 rate sqrt(steps log(1 / delta)) / epsilon."""
     rate, steps, epsilon, delta, c2 = arrays(rate, steps, epsilon, delta, c2)
     return c2 * rate * (steps * -np.log(delta)) ** 0.5 / epsilon
 
@@ -105,12 +105,12 @@ def abadi_sigma(rate, steps, epsilon, delta, c2=1.0):
     "lowers the noise by a bound on the variance of its sums: privacy needs the covariance",
 )
 def lemma2_sigma(m, rate, steps, epsilon, delta, c2=1.0):
-    """`abadi_sigma` times `lemma2_factor`: to reproduce what was run, never to calibrate."""
+    """Return `abadi_sigma` times `lemma2_factor`: to reproduce what was run, never to calibrate."""
     return abadi_sigma(rate, steps, epsilon, delta, c2) * lemma2_factor(m)
 
 
 def lemma2_factor(m):
-    """sqrt(2 / (2 + log2 m)), by which Lemma 2 lowers the noise."""
+    """Return sqrt(2 / (2 + log2 m)), by which Lemma 2 lowers the noise."""
     return lemma1_variance_bound(m, 1.0) ** -0.5
 
 
@@ -123,7 +123,7 @@ def lemma2_factor(m):
     "the sensitivity of the weighted coefficients, which the paper never computes; attained",
 )
 def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain"):
-    """The noise multiplier that a release really has: the one to give to an accountant.
+    """Return the noise multiplier that a release really has: the one to give to an accountant.
 
     Args:
         reading: "R1" to "R6", see the module.
@@ -157,8 +157,8 @@ def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain
 def block_noise_multiplier(
     reading: str, sizes, sigma, clip_norms=None, clip_norm=1.0, calibration: str = "plain"
 ):
-    """`effective_noise_multiplier` for blocks of padded lengths m_j with noise of std sigma C / W
-    in each.
+    """Return `effective_noise_multiplier` for blocks of padded lengths m_j with noise of std sigma
+    C / W in each.
 
     Args:
         reading: "R1" to "R6", see the module.
@@ -181,7 +181,7 @@ def block_noise_multiplier(
 
 @claim("section 4.2", "ours", "exact")
 def true_epsilon(reading: str, m, sigma, delta, calibration: str = "plain"):
-    """The epsilon of one release.
+    """Return the epsilon of one release.
 
     >>> round(float(true_epsilon("R1", 1024, 1.0, 1e-5)), 1)
     647.5
@@ -197,8 +197,8 @@ def true_epsilon(reading: str, m, sigma, delta, calibration: str = "plain"):
     "right for R5 and R6; the others have less noise",
 )
 def nominal_epsilon(rate, sigma, steps, delta):
-    """What an RDP accountant says of `steps` Poisson samples at multiplier sigma: the epsilon that
-    is reported.
+    """Return what an RDP accountant says of `steps` Poisson samples at multiplier sigma: the
+    epsilon that is reported.
 
     >>> [round(float(nominal_epsilon(0.05, s, 300, 1e-5)), 2) for s in (1.0, 1.5, 3.0)]
     [6.46, 3.18, 1.27]
@@ -215,8 +215,8 @@ def nominal_epsilon(rate, sigma, steps, delta):
 def run_epsilon(
     reading: str, m: int, sigma, rate, steps: int, delta, calibration: str = "plain"
 ) -> float:
-    """The smallest proved epsilon of a run, on the host; sampling hides little where multipliers
-    are far below 1."""
+    """Return the smallest proved epsilon of a run, on the host; sampling hides little where
+    multipliers are far below 1."""
     multiplier = float(effective_noise_multiplier(reading, m, sigma, calibration))
     return tightest.epsilon(
         events.repeat(events.poisson(rate, events.gaussian(multiplier)), steps), delta
@@ -229,7 +229,7 @@ def run_epsilon(
     "needs public weights and this fixed divisor, not the weight of those who came",
 )
 def mcmahan_sensitivity(clip_norm, weights, rate):
-    """C max q_k / (rate sum q_k): how far one client moves sum q_k Delta_k / (rate sum q_k),
+    """Return C max q_k / (rate sum q_k): how far one client moves sum q_k Delta_k / (rate sum q_k),
     ||Delta_k|| <= C.
 
     Shapes:
@@ -245,8 +245,8 @@ def mcmahan_sensitivity(clip_norm, weights, rate):
     "free on public data only; a private quantile costs this (Andrew et al.)",
 )
 def median_clip_multiplier(sigma_update, sigma_bit):
-    """(sigma_update^-2 + (2 sigma_bit)^-2)^(-1/2): updates, and bits "norm <= C" shifted to +-1/2,
-    in one release."""
+    """Return (sigma_update^-2 + (2 sigma_bit)^-2)^(-1/2): updates, and bits "norm <= C" shifted to
+    +-1/2, in one release."""
     sigma_update, sigma_bit = arrays(sigma_update, sigma_bit)
     return (sigma_update**-2.0 + (2 * sigma_bit) ** -2.0) ** -0.5
 
@@ -255,7 +255,8 @@ def median_clip_multiplier(sigma_update, sigma_bit):
 
 
 def dynamic_mus(mu, rho, rounds: int):
-    """mu rho^(-t / T) for t = 0, ..., T - 1: inverse multipliers that grow, so that noise falls."""
+    """Return mu rho^(-t / T) for t = 0, ..., T - 1: inverse multipliers that grow, so that noise
+    falls."""
     return mu * rho ** (-np.arange(rounds) / rounds)
 
 
@@ -265,8 +266,8 @@ def dynamic_mus(mu, rho, rounds: int):
     "a limit for many rounds and small rates, often below the truth",
 )
 def gdp_clt_mu(rate, mus):
-    """rate sqrt(sum_t (exp(mu_t^2) - 1)), for Poisson samples at multipliers 1 / mu_t: mus [..., T]
-    -> [...]."""
+    """Return rate sqrt(sum_t (exp(mu_t^2) - 1)), for Poisson samples at multipliers 1 / mu_t: mus
+    [..., T] -> [...]."""
     rate, mus = arrays(rate, mus)
     return rate * np.expm1(mus**2).sum(axis=-1) ** 0.5
 
@@ -277,7 +278,7 @@ def gdp_clt_mu(rate, mus):
     "a bound: by RDP, and by loss distributions of not too many rounds",
 )
 def dynamic_epsilon(rate, mus, delta) -> float:
-    """A proved epsilon of Poisson samples at multipliers 1 / mus, mus [T], on the host."""
+    """Return a proved epsilon of Poisson samples at multipliers 1 / mus, mus [T], on the host."""
     mus, times = np.unique(np.asarray(mus, np.float64), return_counts=True)
     each = events.gaussian(1 / mus)
     return tightest.epsilon(
@@ -298,16 +299,16 @@ class Audit(NamedTuple):
 
 @claim("section 4.2", "ours", "closed form of `audit_wavelet_leak`")
 def audit_power(reading: str, m, sigma):
-    """(d', chance of either error half way) of the sum of all entries, with and without the worst
-    vector."""
+    """Return (d', chance of either error half way) of the sum of all entries, with and without the
+    worst vector."""
     checks.require_one_of("ranaweera2025.audit_power", AUDITED, reading=reading)
     apart = 1 / effective_noise_multiplier(reading, m, sigma)
     return apart, ndtr(-apart / 2)
 
 
 def audit_scores(absent, present, threshold, delta, confidence=0.95) -> Audit:
-    """A lower bound on epsilon from scores of runs without and with one record; `threshold` must
-    not depend on them.
+    """Return a lower bound on epsilon from scores of runs without and with one record; `threshold`
+    must not depend on them.
 
     Each rate of errors has half of 1 - confidence (Clopper and Pearson), so that both bounds hold
     together.

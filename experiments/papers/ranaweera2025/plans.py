@@ -56,7 +56,7 @@ class Rows(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def rows(model: Model) -> Rows:
-    """The parts of its data set, each image of length 1."""
+    """Return the parts of its data set, each image of length 1."""
     aside, rest = transforms.public(
         transforms.unit_norm(getattr(datasets, model.dataset)()), model.public
     )
@@ -78,7 +78,7 @@ def owned(model, clients=1):
 
 
 def dense(model):
-    """The task on pixels."""
+    """Return the task on pixels."""
     fed = owned(model)
     return (
         models.logistic(fed)
@@ -135,7 +135,7 @@ def pixel_bands(model):
 
 @functools.lru_cache(maxsize=8)
 def contributions(model, most=200, clients=10):
-    """What public rows, or made-up clients that share them, contribute at a start: stacked
+    """Return what public rows, or made-up clients that share them, contribute at a start: stacked
     gradients or updates."""
     task, (x, y) = dense(model), map(jnp.asarray, rows(model).public)
     start, options = task.init(jax.random.key(0)), model.options()
@@ -162,7 +162,7 @@ def contributions(model, most=200, clients=10):
 
 @functools.lru_cache(maxsize=8)
 def energies(model):
-    """Their mean energy in each band of the pixels; of gradients, by all public rows."""
+    """Return the mean energy of contributions in each band of the pixels."""
     pixel = pixel_bands(model)
     if model.unit == "example":
         start = dense(model).init(jax.random.key(0))
@@ -174,7 +174,7 @@ def energies(model):
 
 
 def median(model, shape_of):
-    """Their median length in the norm of a shape."""
+    """Return the median length of contributions in the norm of a shape."""
     each = jax.vmap(functools.partial(bands_of.energies, shape_of.bands))(contributions(model))
     return float(jnp.median(jnp.sqrt((each * shape_of.scales[None] ** 2).sum(1))))
 
@@ -183,8 +183,8 @@ def median(model, shape_of):
 
 
 def unit_energies(model):
-    """The prior, for images of length 1: the bias of the pixels' layer is a pixel of value 1, with
-    as much as all others.
+    """Return the prior, for images of length 1: the bias of the pixels' layer is a pixel of value
+    1, with as much as all others.
 
     The library's prior knows nothing of a bias and expects of it what it does of any one pixel.
     """
@@ -197,8 +197,8 @@ def unit_energies(model):
 
 
 def shape_named(model, name):
-    """[per_layer | flat] iso | prior:E | unit:E | proxy:E | weighted; without a word in front over
-    the pixels."""
+    """Return [per_layer | flat] iso | prior:E | unit:E | proxy:E | weighted; without a word in
+    front over the pixels."""
     kind, _, name = name.rpartition(" ")
     like = jax.eval_shape(dense(model).init, jax.random.key(0))
     found = getattr(bands_of, kind)(like) if kind else pixel_bands(model)

@@ -178,14 +178,14 @@ def grid(model, variant, level):
 
 @functools.cache
 def made_by(model, level) -> str:
-    """What the cells of a level follow from, but for variant, rate and seed."""
+    """Return what the cells of a level follow from, but for variant, rate and seed."""
     one = dataclasses.replace(model, levels=model.levels[level], grid=())
     return hashed(one, *about(model.dataset, measure, maker))
 
 
 @functools.cache
 def proved(model, level, variant="iso"):
-    """The epsilon of a variant at a level: what every sound variant of that noise multiplier
+    """Return the epsilon of a variant at a level: what every sound variant of that noise multiplier
     has."""
     plan = maker(model, variant)[0](model.levels[level], 1.0)
     view = "server" if model.unit == "example" else "third_party"
@@ -216,8 +216,8 @@ def run(name, out, models=MODELS, groups=GROUPS, tune=TUNE, seeds=SEEDS):
 
 
 def stored(out) -> ResultStore:
-    """The cells in a file, by their tag, variant, level, learning rate and seed, and what made
-    them."""
+    """Return the cells in a file, by their tag, variant, level, learning rate and seed, and what
+    made them."""
     return ResultStore(
         out, key=lambda r: (r["tag"], r["variant"], r["level"], r["k"], r["seed"], r.get("made"))
     )
@@ -228,7 +228,8 @@ def read(out) -> list:
 
 
 def of_these(lines, models=MODELS) -> list:
-    """The cells of these settings and of this version: a quick study may have left others there."""
+    """Return the cells of these settings and of this version: a quick study may have left others
+    there."""
     made = {
         (name, level): made_by(m, level)
         for name, m in models.items()
@@ -238,8 +239,8 @@ def of_these(lines, models=MODELS) -> list:
 
 
 def chosen(lines, name):
-    """{(variant, level): k} of the best mean accuracy on validation rows; a run that failed has
-    none."""
+    """Return {(variant, level): k} of the best mean accuracy on validation rows; a run that failed
+    has none."""
     scores = {}
     for r in lines:
         if r["tag"] == f"{name} tune":
@@ -253,7 +254,7 @@ def chosen(lines, name):
 
 
 def table(lines, models=MODELS, groups=GROUPS):
-    """A row for each model, level and variant with reported seeds: accuracy, and the paired
+    """Return a row for each model, level and variant with reported seeds: accuracy, and the paired
     difference to iso."""
     found = {}
     for r in lines:
@@ -467,7 +468,7 @@ def collect(out, results, models=MODELS, groups=GROUPS):
 
 
 def levels(cells) -> dict:
-    """The cells as an experiment for each model and noise level."""
+    """Return the cells as an experiment for each model and noise level."""
     found = {}
     special = ("model", "variant", "level", "multiplier", "seeds", "failed", "epsilon_proved")
     special += ("accuracy", "accuracy_95", "gain", "gain_95")
@@ -490,8 +491,8 @@ def levels(cells) -> dict:
 
 
 def special(name, experiment, out, quick):
-    """The groups of the study, one after another; a quick one has one level, three shapes and few
-    steps."""
+    """Return the groups of the study, one after another; a quick one has one level, three shapes
+    and few steps."""
     out, models, groups = Path(out), MODELS, GROUPS
     out.mkdir(parents=True, exist_ok=True)
     if quick:
@@ -509,7 +510,7 @@ def special(name, experiment, out, quick):
 
 
 def main(argv=None):
-    """`--collect` makes the tables of what ran; group names run these groups."""
+    """Run the study: `--collect` makes the tables of what ran; group names run these groups."""
     tables = collect
 
     def command(

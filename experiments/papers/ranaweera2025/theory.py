@@ -28,7 +28,7 @@ VARIANTS = ("iso", "wavelet", "bands")
 
 
 def band_sizes(m: int):
-    """(coefficients n_b, leaves s_b under each) of the Haar bands of m entries.
+    """Return (coefficients n_b, leaves s_b under each) of the Haar bands of m entries.
 
     >>> [v.tolist() for v in band_sizes(8)]
     [[1, 4, 2, 1], [8, 2, 4, 8]]
@@ -39,8 +39,8 @@ def band_sizes(m: int):
 
 
 def mean_subtree_size(energy):
-    """Mean leaf count, weighted by the shares p_b of a vector's energy in its bands; shapes [..., L
-    + 1] -> [...]."""
+    """Return mean leaf count, weighted by the shares p_b of a vector's energy in its bands; shapes
+    [..., L + 1] -> [...]."""
     (energy,) = arrays(energy)
     leaves = band_sizes(2 ** (energy.shape[-1] - 1))[1]
     return (energy * leaves).sum(axis=-1) / energy.sum(axis=-1)
@@ -52,7 +52,7 @@ def mean_subtree_size(energy):
     "exact where no clip acts beyond the norm: a gain only below 3 leaves",
 )
 def ratio_weighted(energy, m: int):
-    """Noise energy of the sound R5 over that of DP-SGD at equal epsilon; `energy` as in
+    """Return noise energy of the sound R5 over that of DP-SGD at equal epsilon; `energy` as in
     `mean_subtree_size`.
 
     >>> n, _ = band_sizes(1024)
@@ -74,8 +74,8 @@ def ratio_weighted(energy, m: int):
     "the least that band stds can reach; at most 1, which is white",
 )
 def ratio_opt(band_norms, sizes):
-    """(sum C_b sqrt(n_b))^2 / (m sum C_b^2): noise energy of `optimal_band_std` over DP-SGD's at
-    equal epsilon."""
+    """Return (sum C_b sqrt(n_b))^2 / (m sum C_b^2): noise energy of `optimal_band_std` over
+    DP-SGD's at equal epsilon."""
     norms, sizes = arrays(band_norms, sizes)
     return (norms * sizes**0.5).sum(axis=-1) ** 2 / (sizes.sum(axis=-1) * (norms**2).sum(axis=-1))
 
@@ -86,8 +86,8 @@ def ratio_opt(band_norms, sizes):
     "sum C_b^2 / tau_b^2 = 1 / sigma^2: one joint Gaussian, to rounding",
 )
 def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
-    """tau_b = sigma sqrt(S C_b / sqrt(a_b n_b)), S = sum C_b sqrt(a_b n_b), so that sum a_b n_b
-    tau_b^2 = sigma^2 S^2.
+    """Return tau_b = sigma sqrt(S C_b / sqrt(a_b n_b)), S = sum C_b sqrt(a_b n_b), so that sum a_b
+    n_b tau_b^2 = sigma^2 S^2.
 
     Args:
         sigma: the noise multiplier of all bands together.
@@ -106,8 +106,8 @@ def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
 
 @claim("bands of their own noise", "ours", "exact: bands are one release, not several samples")
 def band_multiplier(stds, band_norms):
-    """(sum C_b^2 / tau_b^2)^(-1/2): the noise multiplier of all bands together, each clipped to
-    C_b."""
+    """Return (sum C_b^2 / tau_b^2)^(-1/2): the noise multiplier of all bands together, each clipped
+    to C_b."""
     stds, norms = arrays(stds, band_norms)
     return ((norms / stds) ** 2).sum(axis=-1) ** -0.5
 
@@ -121,7 +121,7 @@ def band_multiplier(stds, band_norms):
     "what of the gain is just less noise: DP-SGD with sqrt(this) sigma has as little",
 )
 def noise_power_ratio(m, calibration: str = "plain"):
-    """Noise energy as published over that of DP-SGD at the same sigma and C.
+    """Return noise energy as published over that of DP-SGD at the same sigma and C.
 
     >>> [round(float(noise_power_ratio(2**k, "lemma2")), 3) for k in (10, 15, 18, 20)]
     [0.056, 0.039, 0.033, 0.03]
@@ -136,7 +136,7 @@ def noise_power_ratio(m, calibration: str = "plain"):
     "the same sigma is not the same privacy; energy falls by 3, or 3 times this",
 )
 def variance_saved(m):
-    """(2 + log2 m) / 2, by which the noise variance is said to fall at the same privacy."""
+    """Return (2 + log2 m) / 2, by which the noise variance is said to fall at the same privacy."""
     return privacy.lemma1_variance_bound(m, 1.0)
 
 
@@ -146,7 +146,7 @@ def variance_saved(m):
     "exact, also for entries without the padding, as all have the same variance",
 )
 def dp_noise_energy(variant: str, sigma, clip_norm, sizes, calibration: str = "plain", denom=1.0):
-    """E||noise||^2 of a mean, v_dp of the bounds below.
+    """Return E||noise||^2 of a mean, v_dp of the bounds below.
 
     Args:
         variant: "iso" (DP-SGD); "wavelet", noise sigma C / W, whatever is clipped; "bands",
@@ -206,8 +206,8 @@ class Terms(NamedTuple):
 
 
 def theorem3_terms(c: Constants, lrs) -> Terms:
-    """The factors in `theorem3`, from the learning rates lrs [..., s] since the models last were
-    equal."""
+    """Return the factors in `theorem3`, from the learning rates lrs [..., s] since the models last
+    were equal."""
     (lrs,) = arrays(lrs)
     lr, first, steps = lrs[..., -1], lrs[..., 0], lrs.shape[-1]
     bend = lr * c.smoothness**2 * (c.cohort + 1) / c.cohort
@@ -258,8 +258,8 @@ def theorem3(c: Constants, gap, lrs, gradients_2) -> Checked:
 
 @claim("Theorem 3, one local step", "ours", "proved: smoothness, the variance of a cohort of K, PL")
 def dp_pl_step(c: Constants, gap, lr, gradient_2=0.0) -> Checked:
-    """(1 - mu lr) gap + lr / 2 (lambda L lr (C1 + K) / K - 1) |grad F|^2 + L lr^2 / 2 (sigma_s^2 /
-    (K B) + v_dp)."""
+    """Return (1 - mu lr) gap + lr / 2 (lambda L lr (C1 + K) / K - 1) |grad F|^2 + L lr^2 / 2
+    (sigma_s^2 / (K B) + v_dp)."""
     value = (1 - c.pl * lr) * gap + lr / 2 * (_bracket(c, lr) - 1) * gradient_2 + _step_noise(c, lr)
     return checked(value, _conditions(c, lr))
 
@@ -270,8 +270,8 @@ def dp_pl_step(c: Constants, gap, lr, gradient_2=0.0) -> Checked:
     "the step above, again and again; attained by |w|^2 at lr = 1 / L",
 )
 def dp_pl_rate(c: Constants, gap, lr, rounds) -> Checked:
-    """(1 - mu lr)^T (F_0 - F*) + L lr / (2 mu) (sigma_s^2 / (K B) + v_dp), which bounds E F(w_T) -
-    F*.
+    """Return (1 - mu lr)^T (F_0 - F*) + L lr / (2 mu) (sigma_s^2 / (K B) + v_dp), which bounds E
+    F(w_T) - F*.
 
     >>> dp_pl_rate(Constants(0.1, 1.0, noise_2=0.01), 2.0, 0.5, 100).value < 0.037
     True
@@ -347,5 +347,5 @@ TABLE3 = MappingProxyType(
     "over DP; over its dynamic form not in sample_fmnist",
 )
 def grows_with_noise(gains: Levels) -> bool:
-    """Whether a reported gain is larger at every larger noise."""
+    """Return whether a reported gain is larger at every larger noise."""
     return gains.small < gains.medium < gains.large

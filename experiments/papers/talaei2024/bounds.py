@@ -96,7 +96,7 @@ class Setting:
     delta: float = theory.DELTA
 
     def factors(self) -> np.ndarray:
-        """The impact factors of each stage, [stages, C]."""
+        """Return the impact factors of each stage, [stages, C]."""
         groups = [np.asarray(r, float)[np.arange(self.clients) % len(r)] for r in self.impact]
         return np.array([g / g.sum() for g in groups])
 

@@ -42,8 +42,8 @@ MODES = {
     "needs epsilon < 1 for each release; one upload has 5 or 20 in all runs",
 )
 def gaussian_factor(delta):
-    """c = sqrt(2 log(1.25 / delta)), for a noise std of c sensitivity / epsilon.  At 20, its delta
-    is not 0.01:
+    """Return c = sqrt(2 log(1.25 / delta)), for a noise std of c sensitivity / epsilon. At 20, its
+    delta is not 0.01:
 
     >>> (
     ...     round(float(gaussian_factor(0.01)), 10),
@@ -56,7 +56,7 @@ def gaussian_factor(delta):
 
 @claim("Gaussian mechanism", "ours", "exact for every epsilon")
 def gaussian_mu(epsilon, delta):
-    """The largest sensitivity / std that is (epsilon, delta)-private; `gaussian_epsilon`,
+    """Return the largest sensitivity / std that is (epsilon, delta)-private; `gaussian_epsilon`,
     `gaussian_delta` invert it.
 
     >>> [round(float(gaussian_mu(e, 0.01)), 7) for e in (5.0, 20.0)]
@@ -70,8 +70,8 @@ def gaussian_mu(epsilon, delta):
 
 @claim("Experiments, impact factors", "rigorous", "gives every value that is quoted")
 def assign_impact(ratios, group_sizes):
-    """p of a client of each group, ratio / sum of ratio size; np.repeat(p, group_sizes) is one
-    number per client.
+    """Return p of a client of each group, ratio / sum of ratio size; np.repeat(p, group_sizes) is
+    one number per client.
 
     >>> [round(float(p), 6) for p in assign_impact((0, 2, 1), (20, 35, 5))]
     [0.0, 0.026667, 0.013333]
@@ -82,7 +82,7 @@ def assign_impact(ratios, group_sizes):
 
 @claim("Lemma 3, alpha", "rigorous", "adds up to 0")
 def impact_increments(impact, following):
-    """alpha, the impact factors of the following round less those of this one."""
+    """Return alpha, the impact factors of the following round less those of this one."""
     return _impact(following) - _impact(impact)
 
 
@@ -92,8 +92,8 @@ def impact_increments(impact, following):
     "clients of impact 0 upload too: without them eq. (8) is too small",
 )
 def min_rows(rows, impact, over: str = "all"):
-    """The smallest number of rows [clients] over "all" clients, or the "active" ones, whose impact
-    is not 0."""
+    """Return the smallest number of rows [clients] over "all" clients, or the "active" ones, whose
+    impact is not 0."""
     checks.require_one_of("talaei2024.min_rows", ("all", "active"), over=over)
     used = np.asarray(_impact(impact)) > 0
     return np.min(np.where(used | (over == "all"), rows, np.inf), axis=-1)
@@ -105,8 +105,8 @@ def min_rows(rows, impact, over: str = "all"):
     "delta is that of each release; by basic composition, R or T of them add up",
 )
 def delta_scope(delta, releases, scope: str):
-    """(delta of one release, delta of all by basic composition), where `delta` is "per_release" or
-    "total"."""
+    """Return (delta of one release, delta of all by basic composition), where `delta` is
+    "per_release" or "total"."""
     checks.require_one_of("talaei2024.delta_scope", ("per_release", "total"), scope=scope)
     return (delta, delta * releases) if scope == "per_release" else (delta / releases, delta)
 
@@ -116,8 +116,8 @@ def delta_scope(delta, releases, scope: str):
 
 @claim("eq. (6)", "unsound", "says that the first of the pair is the second")
 def argmins(curvatures, centres, prox_mu=0.0, anchor=0.0):
-    """(minimiser of the mean, mean of the minimisers) of a (x - b)^2 / 2 + prox_mu (x - anchor)^2 /
-    2 over records.
+    """Return (minimiser of the mean, mean of the minimisers) of a (x - b)^2 / 2 + prox_mu (x -
+    anchor)^2 / 2 over records.
 
     Shapes:
         curvatures a [..., records], centres b [..., records] -> ([...], [...]).
@@ -135,7 +135,7 @@ def argmins(curvatures, centres, prox_mu=0.0, anchor=0.0):
     "eq. (7)", "ours", "one of any number of records can move the minimiser by almost 2 clip_norm"
 )
 def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, anchor=0.0):
-    """(how far one record moves the minimiser, what eq. (7) allows).
+    """Return (how far one record moves the minimiser, what eq. (7) allows).
 
     The record has `curvature` and moves from +clip_norm to -clip_norm; the others have 1 and stay
     at 0.  A curvature of `rows` moves it by clip_norm, and then the mean loss is 2-smooth whatever
@@ -154,7 +154,7 @@ def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, 
 
 @claim("eq. (7)", "unsound", "eq. (6) is false, and so is this: by a factor of up to `rows`")
 def client_sensitivity_paper(clip_norm, rows):
-    """2 clip_norm / rows."""
+    """Return 2 clip_norm / rows."""
     return 2 * clip_norm / rows
 
 
@@ -175,7 +175,7 @@ def client_sensitivity(
     grad_clip: Any = None,
     enforced: bool = False,
 ) -> Checked:
-    """How far one record moves the clipped model of a client; never above 2 clip_norm.
+    """Return how far one record moves the clipped model of a client; never above 2 clip_norm.
 
     Args:
         mode: "weight_clip", 2 clip_norm.  "prox_erm", 2 lipschitz / (mu_bar rows) + 2 inexactness
@@ -227,7 +227,7 @@ def client_sensitivity(
     "eq. (7) is false; else (epsilon, R delta), not (epsilon, delta), for epsilon / R < 1",
 )
 def client_noise_std_printed(clip_norm, exposures, factor, rows, epsilon) -> Checked:
-    """2 clip_norm R c / (rows epsilon), the same for all clients."""
+    """Return 2 clip_norm R c / (rows epsilon), the same for all clients."""
     value = client_sensitivity_paper(clip_norm, rows) * exposures * factor / epsilon
     return checked(value, {"epsilon / R < 1": epsilon < exposures})
 
@@ -238,8 +238,8 @@ def client_noise_std_printed(clip_norm, exposures, factor, rows, epsilon) -> Che
     "eq. (7) is false; if it were true, T-fold noise would be far more than is needed",
 )
 def required_std_printed(clip_norm, rounds, factor, impact, rows, epsilon) -> Checked:
-    """2 clip_norm max p / rows times T c / epsilon: the noise that a broadcast is to have, the
-    clients' included.
+    """Return 2 clip_norm max p / rows times T c / epsilon: the noise that a broadcast is to have,
+    the clients' included.
 
     Args:
         clip_norm: bound on a client's model.
@@ -258,7 +258,7 @@ def required_std_printed(clip_norm, rounds, factor, impact, rows, epsilon) -> Ch
 
 @claim("eqs. (10) to (13), clients", "rigorous", "clients draw their noise independently")
 def aggregated_client_std(client_std, impact):
-    """sqrt(sum p^2 client_std^2), the noise of clients in the average; client_std [] or
+    """Return sqrt(sum p^2 client_std^2), the noise of clients in the average; client_std [] or
     [clients]."""
     return ((_impact(impact) * np.asarray(client_std, float)) ** 2).sum(axis=-1) ** 0.5
 
@@ -269,7 +269,7 @@ def aggregated_client_std(client_std, impact):
     "as algebra; R = T never passes it, so the server then adds nothing",
 )
 def server_noise_threshold(exposures, impact):
-    """R sqrt(sum p^2) / max p: with more rounds than this the server adds noise."""
+    """Return R sqrt(sum p^2) / max p: with more rounds than this the server adds noise."""
     return exposures * aggregated_client_std(1.0, impact) / np.asarray(impact, float).max(axis=-1)
 
 
@@ -277,8 +277,8 @@ def server_noise_threshold(exposures, impact):
 def server_noise_std_printed(
     clip_norm, exposures, rounds, factor, impact, rows, epsilon
 ) -> Checked:
-    """2 clip_norm c / (rows epsilon) sqrt(T^2 max p^2 - R^2 sum p^2), what is missing in eq. (10);
-    0 if nothing is."""
+    """Return 2 clip_norm c / (rows epsilon) sqrt(T^2 max p^2 - R^2 sum p^2), what is missing in eq.
+    (10); 0 if nothing is."""
     needed = required_std_printed(clip_norm, rounds, factor, impact, rows, epsilon)
     client = client_noise_std_printed(clip_norm, exposures, factor, rows, epsilon).value
     # at the threshold the difference is rounding
@@ -294,8 +294,8 @@ def server_noise_std_printed(
     "Theorem 1 of Wei et al., 2020 (NbAFL), on the same eq. (7)",
 )
 def nbafl_downlink_std(clip_norm, exposures, rounds, factor, clients, rows, epsilon):
-    """2 clip_norm c / (rows clients epsilon) sqrt(T^2 - R^2 clients) for T > R sqrt(clients), else
-    0."""
+    """Return 2 clip_norm c / (rows clients epsilon) sqrt(T^2 - R^2 clients) for T > R
+    sqrt(clients), else 0."""
     missing = _missing(rounds, exposures * clients**0.5)
     return client_sensitivity_paper(clip_norm, rows) * factor / (clients * epsilon) * missing
 
@@ -305,7 +305,7 @@ def nbafl_downlink_std(clip_norm, exposures, rounds, factor, clients, rows, epsi
 
 @claim("eq. (8), replaced", "ours", "Gaussians compose exactly")
 def client_noise_std_sound(sensitivity, exposures, mu):
-    """sensitivity sqrt(R) / mu, with mu of `gaussian_mu`; R = T against a curious server."""
+    """Return sensitivity sqrt(R) / mu, with mu of `gaussian_mu`; R = T against a curious server."""
     return sensitivity * exposures**0.5 / mu
 
 
@@ -339,8 +339,8 @@ def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
 
 @claim("Theorem 1, all rounds", "ours", "epsilon of any noise over R uploads, or T broadcasts")
 def composed_epsilon(kind: str, releases, sensitivity, std, delta):
-    """epsilon at `delta` of Gaussian releases: "gaussian_exact", or "basic", each of them at delta
-    / releases.
+    """Return epsilon at `delta` of Gaussian releases: "gaussian_exact", or "basic", each of them at
+    delta / releases.
 
     >>> [
     ...     round(float(composed_epsilon(k, 30, 1.0, 10.0, 0.01)), 2)
@@ -360,8 +360,8 @@ def composed_epsilon(kind: str, releases, sensitivity, std, delta):
     "noise counts only if the adversary cannot subtract it",
 )
 def hidden_std(client_std, impact, server_std, known):
-    """Noise std of a broadcast without clients that are `known` (0 or 1): they collude, or their
-    uploads are seen."""
+    """Return noise std of a broadcast without clients that are `known` (0 or 1): they collude, or
+    their uploads are seen."""
     return (
         aggregated_client_std((1 - np.asarray(known, float)) * client_std, impact) ** 2
         + server_std**2

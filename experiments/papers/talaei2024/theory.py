@@ -42,7 +42,7 @@ class Constants(NamedTuple):
 
 @claim("Algorithm 1", "rigorous", "the gradient of the proximal objective")
 def prox_gradient(params, anchor, grad, prox_mu):
-    """grad + prox_mu (params - anchor), with `grad` of the loss at `params`."""
+    """Return grad + prox_mu (params - anchor), with `grad` of the loss at `params`."""
     return grad + prox_mu * (params - anchor)
 
 
@@ -52,8 +52,8 @@ def prox_gradient(params, anchor, grad, prox_mu):
     "measure it each round: it is chosen nowhere",
 )
 def inexactness(prox_grad, anchor_grad):
-    """|gradient of the proximal objective at the end| / |gradient of the loss at the start|; [...,
-    d] -> [...]."""
+    """Return |gradient of the proximal objective at the end| / |gradient of the loss at the start|;
+    [..., d] -> [...]."""
     return _norm(prox_grad) / _norm(anchor_grad)
 
 
@@ -63,7 +63,7 @@ def inexactness(prox_grad, anchor_grad):
     "bounded on a run; over all x it is infinite for most losses",
 )
 def gradient_divergence(client_grads, impact):
-    """max |grad l_i - grad L|; client_grads [..., clients, d], impact [clients] -> [...]."""
+    """Return max |grad l_i - grad L|; client_grads [..., clients, d], impact [clients] -> [...]."""
     return _norm(client_grads - _mean(client_grads, impact)[..., None, :]).max(-1)
 
 
@@ -73,14 +73,14 @@ def gradient_divergence(client_grads, impact):
     "infinite where grad L is 0 and clients differ: needs |grad L| bounded from below",
 )
 def dissimilarity_bound(divergence, grad_norm):
-    """sqrt(1 + divergence^2 / |grad L|^2), never below either kind of `dissimilarity`."""
+    """Return sqrt(1 + divergence^2 / |grad L|^2), never below either kind of `dissimilarity`."""
     return (1 + (divergence / grad_norm) ** 2) ** 0.5
 
 
 @claim("Lemma 1, measured", "ours", "Lemma 2 needs the mean; the square is never smaller")
 def dissimilarity(client_grads, impact, kind: str = "mean"):
-    """A at one x: "mean", sum p |grad l_i| / |grad L|, or "square", sqrt(sum p |grad l_i|^2) /
-    |grad L|.
+    """Return a at one x: "mean", sum p |grad l_i| / |grad L|, or "square", sqrt(sum p |grad l_i|^2)
+    / |grad L|.
 
     Shapes:
         client_grads [..., clients, d], impact [clients] -> [...].
@@ -104,7 +104,8 @@ def dissimilarity_adaptive(a, alpha, client_grads, grad):
     "of a Gaussian in `dim` dimensions; the paper has the number of clients there",
 )
 def noise_norm_mean(dim: int, std):
-    """E|n| = std sqrt(2) Gamma((dim + 1) / 2) / Gamma(dim / 2), a little below sqrt(dim) std.
+    """Return E|n| = std sqrt(2) Gamma((dim + 1) / 2) / Gamma(dim / 2), a little below sqrt(dim)
+    std.
 
     >>> [round(noise_norm_mean(d, 1.0), 7) for d in (1, 10, 1000)]
     [0.7978846, 3.0843278, 31.6148719]
@@ -119,8 +120,8 @@ def noise_norm_mean(dim: int, std):
     "Lemma 2", "conditional", "needs A finite; n is independent with mean 0, so `cross` may be 0"
 )
 def fedprox_lambdas(prox_mu, a, inexactness, smoothness, weak_convexity=0.0) -> Lambdas:
-    """The constants of a round, by A of `dissimilarity`; with A' of `dissimilarity_adaptive` those
-    of Lemma 3.
+    """Return the constants of a round, by A of `dissimilarity`; with A' of `dissimilarity_adaptive`
+    those of Lemma 3.
 
     Example:
         >>> [round(v, 7) for v in fedprox_lambdas(10, 1.5, 0.1, 1.0)]
@@ -140,7 +141,7 @@ def fedprox_lambdas(prox_mu, a, inexactness, smoothness, weak_convexity=0.0) -> 
     "sum alpha l reaches max l: p from (1, 0) to (0, 1), l = (0, 1)",
 )
 def adaptive_extra_printed(losses):
-    """max l / 2, also where the impact factors do not change."""
+    """Return max l / 2, also where the impact factors do not change."""
     return losses.max(-1) / 2
 
 
@@ -148,8 +149,8 @@ def adaptive_extra_printed(losses):
     "Lemma 3, extra term", "ours", "alpha adds up to 0, so any constant may be taken off the losses"
 )
 def adaptive_extra_term(alpha, losses):
-    """sum |alpha| / 2 (max l - min l) >= sum alpha l, what new impact factors add to L; [...,
-    clients] -> [...]."""
+    """Return sum |alpha| / 2 (max l - min l) >= sum alpha l, what new impact factors add to L;
+    [..., clients] -> [...]."""
     return abs(alpha).sum(-1) / 2 * (losses.max(-1) - losses.min(-1))
 
 
@@ -157,7 +158,7 @@ def adaptive_extra_term(alpha, losses):
 
 
 def theorem2_constants(lambdas: Lambdas, c: Constants):
-    """(k_2, k_1, k_0) of Theorem 2."""
+    """Return (k_2, k_1, k_0) of Theorem 2."""
     noise = c.clip_norm * c.factor * c.largest_impact / c.rows
     return (
         lambdas.square * c.grad_bound**2,
@@ -172,8 +173,8 @@ def theorem2_constants(lambdas: Lambdas, c: Constants):
     "beta^2 for |grad L|^2 needs lambda_2 >= 0; N for d and none for N, max m for min m",
 )
 def theorem2_printed(lambdas: Lambdas, c: Constants, rounds, epsilon) -> Checked:
-    """Theta + k_2 T + k_1 T^2 / epsilon + k_0 T^3 / epsilon^2, said to bound E[L(x~_T) - L*]: it
-    can be negative.
+    """Return Theta + k_2 T + k_1 T^2 / epsilon + k_0 T^3 / epsilon^2, said to bound E[L(x~_T) -
+    L*]: it can be negative.
 
     >>> c = Constants(2.3, 1.0, 10.0, 3.1075114601, 1 / 30, 150, 60)
     >>> lambdas = fedprox_lambdas(10, 1.5, 0.1, 1.0)
@@ -189,13 +190,14 @@ def theorem2_printed(lambdas: Lambdas, c: Constants, rounds, epsilon) -> Checked
     "as Theorem 2, with an extra term that is too small, and is there without a change",
 )
 def theorem3_printed(lambdas: Lambdas, c: Constants, largest_loss, rounds, epsilon) -> Checked:
-    """Theorem 2 with the lambdas of A', and largest_loss / 2 a round."""
+    """Return Theorem 2 with the lambdas of A', and largest_loss / 2 a round."""
     return _printed(lambdas, c, rounds, epsilon, largest_loss / 2)
 
 
 @claim("Remarks on the best T", "unsound", "the minimiser of a number that bounds nothing")
 def optimal_rounds_printed(lambdas: Lambdas, c: Constants, epsilon) -> int:
-    """The number of rounds, 1 or more, with the smallest `theorem2_printed`, which is convex in it.
+    """Return the number of rounds, 1 or more, with the smallest `theorem2_printed`, which is convex
+    in it.
 
     Without noise and with lambda_2 < 0 it falls for ever, and there is none.
     """
@@ -212,8 +214,9 @@ def optimal_rounds_printed(lambdas: Lambdas, c: Constants, epsilon) -> int:
 def stationarity_bound(
     lambdas: Lambdas, gap, rounds, std, dim: int, grad_bound=None, extra=0.0
 ) -> Checked:
-    """[gap + extra + T (cross beta E|n| + noise E|n|^2)] / (T |square|) >= min over rounds of
-    E|grad L(x~)|^2.
+    """Return a bound on the least E|grad L(x~)|^2 of all rounds.
+
+    It is [gap + extra + T (cross beta E|n| + noise E|n|^2)] / (T |square|).
 
     Args:
         lambdas: of a round, by `fedprox_lambdas`.
@@ -233,9 +236,9 @@ def stationarity_bound(
 
 @claim("Theorem 2, replaced", "ours", "for |grad L|^2 >= 2 pl (L - L*), as strong convexity has it")
 def pl_gap_bound(lambdas: Lambdas, gap, rounds, std, dim: int, pl, grad_bound=None) -> Checked:
-    """a^T gap + (1 - a^T) / (1 - a) (cross beta E|n| + noise E|n|^2) >= E[L(x~_T) - L*], with a = 1
-    + 2 pl lambda_2.
+    """Return a bound on E[L(x~_T) - L*], with a = 1 + 2 pl lambda_2.
 
+    It is a^T gap + (1 - a^T) / (1 - a) (cross beta E|n| + noise E|n|^2).
     Impact factors are constant.
 
     Args:
@@ -306,7 +309,8 @@ class Run(NamedTuple):
 
 
 def ratios_at(scenario: Scenario, assignment: str, round_: int) -> tuple[int, ...]:
-    """The ratios by group in a round; `talaei2024.assign_impact` makes impact factors of them.
+    """Return the ratios by group in a round; `talaei2024.assign_impact` makes impact factors of
+    them.
 
     >>> [ratios_at(SCENARIOS[4], "adaptive", t) for t in (9, 10)]
     [(0, 1, 2), (2, 1, 0)]
@@ -316,7 +320,7 @@ def ratios_at(scenario: Scenario, assignment: str, round_: int) -> tuple[int, ..
 
 
 def qualities_at(scenario: Scenario, round_: int) -> tuple[str, ...]:
-    """The qualities by group in a round."""
+    """Return the qualities by group in a round."""
     qualities = tuple(group.quality for group in scenario.groups)
     return (
         qualities

@@ -102,7 +102,7 @@ def audit(quick):
 
 
 def _audited(panel, name, fields, asked=None):
-    """A cell without the fields that have no effect in it."""
+    """Return a cell without the fields that have no effect in it."""
     idle = {"batch"} if fields.get("batch_sampler") == "full" else set()
     idle |= {"steps"} if fields.get("algorithm") == "fedsgd" else set()
     fields = {k: v for k, v in fields.items() if k not in idle}
@@ -110,7 +110,7 @@ def _audited(panel, name, fields, asked=None):
 
 
 def _printed(quick):
-    """(line, fields, what is asked of the audit) of each paper's noise."""
+    """Return (line, fields, what is asked of the audit) of each paper's noise."""
     as_printed_ = lambda paper, epsilon, **fields: (
         dict(mode="as_printed", paper=paper, epsilon=epsilon, rounds=1) | fields
     )
@@ -221,5 +221,5 @@ def refuted(paper, is_so):
 
 
 def above_claim(row):
-    """Whether the audited epsilon refutes the claimed one."""
+    """Return whether the audited epsilon refutes the claimed one."""
     return row["claimed"] is not None and row["audited"] > row["claimed"]

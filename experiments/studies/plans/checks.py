@@ -9,8 +9,8 @@ from ...harness.runner import CONFIRMED, NOT, UNKNOWN
 
 
 def gap(rows, one, other):
-    """Mean and half width of the difference in accuracy of two cells over the seeds of both; None
-    without two seeds."""
+    """Return mean and half width of the difference in accuracy of two cells over the seeds of both;
+    None without two seeds."""
     if one not in rows or other not in rows:
         return None
     a, b = (rows[k]["values"] for k in (one, other))
@@ -27,25 +27,29 @@ def _all(rows, pairs, holds):
 
 
 def above(*pairs):
-    """The first of each pair ends above the second: the whole interval of their difference is
-    positive."""
+    """Return a check that the first of each pair ends above the second.
+
+    The whole interval of their difference is positive.
+    """
     return lambda rows: _all(rows, pairs, lambda mean, half: mean - half > 0)
 
 
 def within(margin, *pairs):
-    """The first of each pair ends at most `margin` from the second: the whole interval of their
-    difference does."""
+    """Return a check that the first of each pair ends at most `margin` from the second.
+
+    The whole interval of their difference is that small.
+    """
     return lambda rows: _all(rows, pairs, lambda mean, half: abs(mean) + half <= margin)
 
 
 def no_worse(margin, *pairs):
-    """The first of each pair ends less than `margin` below the second, or above."""
+    """Return a check that no first of a pair ends `margin` or more below the second."""
     return lambda rows: _all(rows, pairs, lambda mean, half: mean + half >= -margin)
 
 
 def proved(holds, told):
-    """A check of epsilons alone; `holds` and `told` take all rows, and a KeyError says that one was
-    not run."""
+    """Return a check of epsilons alone; `holds` and `told` take all rows, and a KeyError says that
+    one was not run."""
 
     def check(rows):
         try:

@@ -8,8 +8,10 @@ from .cells import Cell, Study
 
 
 def claimed(quick):
-    """The papers' formulas choose the noise for the epsilon that is stated; sizes of a paper, or
-    small ones."""
+    """Return the comparison where the papers' formulas choose the noise for a stated epsilon.
+
+    Sizes are those of a paper, or small ones.
+    """
     small = dict(
         dataset="digits",
         partition="iid",
@@ -120,8 +122,10 @@ def claimed(quick):
 
 
 def covers(paper):
-    """The paper's epsilon is no less than the proved one, wherever it was run; without a proof it
-    is not confirmed."""
+    """Return a check that the paper's epsilon is no less than the proved one, wherever it was run.
+
+    Without a proof it is not confirmed.
+    """
 
     def check(rows):
         mine = [r for (_, line_, _), r in rows.items() if line_ == paper]

@@ -13,8 +13,8 @@ IMPACT = "Impact factors: one client, third party"
 
 
 def promises(quick):
-    """The rule: each line chooses at each epsilon, on a seed and a split of its own, from 24
-    points: 6 learning rates (AdDPNFL: of its server) times 4 clip norms.  What contracts has no
+    """Return the rule: each line chooses at each epsilon, on a seed and a split of its own, from 24
+    points: 6 learning rates (AdDPNFL: of its server) times 4 clip norms. What contracts has no
     clip, and 5 rates; what solves its problems has 4 pulls (mu) times 4 rates of the server."""
     epsilons = (8.0, 32.0) if quick else (2.0, 8.0, 32.0)
     data = dict(dataset="digits", rounds=3) if quick else dict(dataset="mnist", rounds=20)

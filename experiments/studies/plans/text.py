@@ -23,8 +23,8 @@ MODELS = dict(  # of 24,000 and 19,000 parameters
 
 
 def text(quick):
-    """The rule: each line chooses its rate and its clip norm, at each epsilon, on a seed of its
-    own; a line without noise its rate alone."""
+    """Return the rule: each line chooses its rate and its clip norm, at each epsilon, on a seed of
+    its own; a line without noise its rate alone."""
     epsilons = (8.0, 32.0) if quick else (2.0, 4.0, 8.0, 16.0)
     base = ROLES | dict(rounds=3 if quick else 100)
     lrs, clips = ((1.0,), (0.3,)) if quick else ((0.3, 1.0, 3.0), (0.1, 0.3))
