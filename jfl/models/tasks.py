@@ -250,6 +250,7 @@ def logistic(fed: Federation) -> Task:
 
     For L2 regularisation, pass l2 to `grad` or `private_grad`.
     """
+    checks.require_type("models.logistic", Federation, "jfl.federate", fed=fed)
     return flax(fed, _Mlp((), fed.classes), target="class", batched=False)
 
 
@@ -260,6 +261,7 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
         fed: the federation, which determines the shape of a row and the number of classes.
         hidden: widths of the hidden layers.
     """
+    checks.require_type("models.mlp", Federation, "jfl.federate", fed=fed)
     hidden = _widths("models.mlp", hidden=hidden)
     return flax(fed, _Mlp(hidden, fed.classes), target="class", batched=False)
 
@@ -333,6 +335,7 @@ def _widths(where, **widths) -> tuple:
 
 def _has_label_per_token(where, fed) -> bool:
     """Require rows of tokens, and return whether every token has a label."""
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if fed.x.ndim != 2 or fed.x.dtype.kind != "i":
         checks.fail(
             where,
@@ -374,6 +377,7 @@ def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -
 
 
 def _require_images(where, fed, min_side=1):
+    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if len(fed.x.shape) not in (3, 4) or min(fed.x.shape[1:3]) < min_side:
         checks.fail(
             where,

@@ -39,7 +39,7 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
     """
     where = "weights.impact"
     checks.require_nonnegative(where, ratios=ratios)
-    if np.ndim(ratios) != 1 or np.shape(ratios) != np.shape(groups):
+    if np.ndim(ratios) != 1 or np.shape(ratios) != checks.as_array(where, "groups", groups).shape:
         checks.fail(where, "a ratio and a size for each group", f"{ratios!r} and {groups!r}")
     each: dict[str, Any] = {f"groups[{group}]": count for group, count in enumerate(groups)}
     checks.require_integer(where, **each)
