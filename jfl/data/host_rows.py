@@ -279,15 +279,16 @@ def _scan_rows(where, host, n, test, classes):
         x, y = host.read(np.arange(first, min(first + step, n)))
         at = f"{where}, rows from {first} on"
         # The first row of the first block stands for test rows: all have one type and shape.
-        x, y, *_, counted = check_arrays(at, x, y, *(first_row or (x[:1], y[:1])), classes)
-        host.kind, first_row = (x.dtype, y.dtype), first_row or (x[:1], y[:1])
-        num_classes = max(num_classes, counted)
+        first_row = first_row or (x[:1], y[:1])
+        x, y, *_, counted = check_arrays(at, x, y, first_row[0], first_row[1], classes)
+        host.kind, num_classes = (x.dtype, y.dtype), max(num_classes, counted)
         total.add(x, y)
         host.release_pages()
-    *_, x_test, y_test, counted = check_arrays(where, *first_row, *test, classes)
+    x, y = first_row
+    *_, x_test, y_test, counted = check_arrays(where, x, y, test[0], test[1], classes)
     host.classes = max(num_classes, counted)
     stored = host.stored(np.arange(1))
-    host.shape = first_row[0].shape[1:]
+    host.shape = x.shape[1:]
     host.sent = [(v.shape[1:], kind) for v, kind in zip(stored, host.kind)]
     if host.prepare_row is not None:
         host.sent[0] = stored[0].shape[1:], stored[0].dtype

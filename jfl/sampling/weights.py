@@ -44,5 +44,6 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
     each: dict[str, Any] = {f"groups[{group}]": count for group, count in enumerate(groups)}
     checks.require_integer(where, **each)
     shares, sizes = np.asarray(ratios, np.float64), np.asarray(groups)
-    checks.require_positive(where, **{"sum of ratios": shares.sum()})
+    total: dict[str, Any] = {"sum of ratios": shares.sum()}
+    checks.require_positive(where, **total)
     return np.repeat(shares / (shares @ sizes), sizes)
