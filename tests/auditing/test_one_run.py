@@ -260,7 +260,7 @@ REFUSED = {
     "per cent": (lambda: one_run(100, 10, 9, delta=0.0, confidence=95), "confidence in"),
     "few": (lambda: one_run(100, 4, 4, delta=0.0), "at least 5 guesses for confidence=0.95"),
     "much delta": (lambda: one_run(100, 50, 50, delta=0.1), r"a smaller canaries \* delta"),
-    "no delta": (lambda: one_run_tradeoff(100, 50, 49, delta=0.0), "delta > 0"),
+    "no delta": (lambda: one_run_tradeoff(100, 50, 49, delta=0.0), "delta in"),
     "few, curve": (lambda: one_run_tradeoff(9, 2, 2, delta=1e-5), "more guesses"),
     "no family": (lambda: one_run_tradeoff(9, 9, 9, delta=1e-5, family=1), "a Family"),
     "ragged": (lambda: guesses_from_scores([1.0, 2.0], [True], 1), "one length"),

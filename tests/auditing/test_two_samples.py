@@ -438,7 +438,7 @@ GOOD = np.arange(40.0)
         ("a list of scores", lambda: two_samples.auroc(["a"], GOOD)),
         ("delta in", lambda: two_samples.lower_bound(GOOD, GOOD, delta=1.0)),
         ("delta >= 0", lambda: two_samples.lower_bound(GOOD, GOOD, delta=math.nan)),
-        ("delta > 0", lambda: two_samples.gaussian_bound(GOOD, GOOD, delta=0.0)),
+        ("delta in", lambda: two_samples.gaussian_bound(GOOD, GOOD, delta=0.0)),
         ("0.95", lambda: two_samples.lower_bound(GOOD, GOOD, delta=0.0, confidence=95)),
         ("Bonferroni", lambda: two_samples.lower_bound(GOOD, GOOD, delta=0.0, thresholds=0.5)),
         ("Bonferroni", lambda: two_samples.lower_bound(GOOD, GOOD, delta=0.0, thresholds=Split)),

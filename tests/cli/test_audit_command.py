@@ -270,8 +270,8 @@ def test_a_directory_in_use_is_refused(asked, copied, capsys):
     [
         (["--trials", 0], "trials >= 1"),
         (["--trials", 3], "which show nothing"),
-        (["--delta", 0], "delta in (0, 1]"),
-        (["--confidence", 2], "confidence in (0, 1]"),
+        (["--delta", 0], "delta in (0, 1)"),
+        (["--confidence", 2], "confidence in (0, 1)"),
         (["--claimed", 50], "which show at most"),
         (["--claimed", -1], "claimed >= 0"),
         (["--rounds", 0], "rounds >= 1"),

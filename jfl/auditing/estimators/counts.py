@@ -68,12 +68,8 @@ def _checked(where, count, trials, alpha):
 def check_levels(where: str, delta: float, confidence: float, *, zero: bool = True) -> None:
     """Reject a delta outside [0, 1), or outside (0, 1) unless `zero`, and a confidence outside
     (0, 1)."""
-    if zero:
-        checks.require_nonnegative(where, single=True, delta=delta)
-    else:
-        checks.require_positive(where, single=True, delta=delta)
-    checks.require_positive(where, single=True, confidence=confidence)
-    if not delta < 1:
+    checks.require_nonnegative(where, single=True, delta=delta, confidence=confidence)
+    if not delta < 1 or (delta == 0 and not zero):
         checks.fail(where, f"delta in {'[' if zero else '('}0, 1)", f"delta={delta!r}")
-    if not confidence < 1:
+    if not 0 < confidence < 1:
         checks.fail(where, "confidence in (0, 1)", f"confidence={confidence!r}", "95 % is 0.95.")

@@ -316,14 +316,14 @@ def raw_counts(
     where = "raw_counts"
     check_levels(where, delta, 0.5)
     checks.require_integer(where, min_count=min_count)
-    inside, outside = _scores(where, inside, outside)
-    n, m = len(inside), len(outside)
+    included, excluded = _scores(where, inside, outside)
+    n, m = len(included), len(excluded)
     if min_count > min(n, m):
         hint = "Score more runs, or lower min_count, which makes the estimate less precise."
         checks.fail(where, f"{min_count} scores per side (min_count)", f"{n} and {m}", hint)
-    thresholds = np.union1d(inside, outside)
-    missed = np.searchsorted(inside, thresholds)
-    accepted = m - np.searchsorted(outside, thresholds)
+    thresholds = np.union1d(included, excluded)
+    missed = np.searchsorted(included, thresholds)
+    accepted = m - np.searchsorted(excluded, thresholds)
     shown = np.maximum(
         np.where(accepted >= min_count, _log_ratio(1 - missed / n - delta, accepted / m), -np.inf),
         np.where(missed >= min_count, _log_ratio(1 - accepted / m - delta, missed / n), -np.inf),
@@ -344,13 +344,13 @@ def tpr_at_fpr(inside: ArrayLike, outside: ArrayLike, fpr: ArrayLike) -> np.ndar
         >>> tpr_at_fpr([1, 3], [0, 2], [0.0, 0.5]).tolist()
         [0.5, 1.0]
     """
-    inside, outside = _scores("tpr_at_fpr", inside, outside)
+    included, excluded = _scores("tpr_at_fpr", inside, outside)
     fpr = np.asarray(fpr, np.float64)
     if not np.all((fpr >= 0) & (fpr <= 1)):
         checks.fail("tpr_at_fpr", "fpr in [0, 1]", f"fpr={checks.short_repr(fpr)}")
-    allowed = np.floor(fpr * len(outside) + 1e-9).astype(int)  # 0.29 * 100 is 28.999999999999996
-    rejected = np.append(outside[::-1], -np.inf)[allowed]  # the highest score below the threshold
-    return 1 - np.searchsorted(inside, rejected, side="right") / len(inside)
+    allowed = np.floor(fpr * len(excluded) + 1e-9).astype(int)  # 0.29 * 100 is 28.999999999999996
+    rejected = np.append(excluded[::-1], -np.inf)[allowed]  # the highest score below the threshold
+    return 1 - np.searchsorted(included, rejected, side="right") / len(included)
 
 
 def auroc(inside: ArrayLike, outside: ArrayLike) -> float:
@@ -361,9 +361,9 @@ def auroc(inside: ArrayLike, outside: ArrayLike) -> float:
         >>> auroc([1, 3], [0, 2])
         0.75
     """
-    inside, outside = _scores("auroc", inside, outside)
-    below = np.searchsorted(outside, inside) + np.searchsorted(outside, inside, side="right")
-    return float(np.mean(below) / (2 * len(outside)))
+    included, excluded = _scores("auroc", inside, outside)
+    below = np.searchsorted(excluded, included) + np.searchsorted(excluded, included, side="right")
+    return float(np.mean(below) / (2 * len(excluded)))
 
 
 def max_accuracy(inside: ArrayLike, outside: ArrayLike, prevalence: float = 0.5) -> float:
@@ -375,12 +375,12 @@ def max_accuracy(inside: ArrayLike, outside: ArrayLike, prevalence: float = 0.5)
         >>> max_accuracy([1, 3], [0, 2])
         0.75
     """
-    inside, outside = _scores("max_accuracy", inside, outside)
+    included, excluded = _scores("max_accuracy", inside, outside)
     if not 0 <= prevalence <= 1:
         checks.fail("max_accuracy", "prevalence in [0, 1]", f"prevalence={prevalence!r}")
-    thresholds = np.append(inside, np.inf)  # others have a larger FPR at the same TPR
-    accepted = 1 - np.searchsorted(inside, thresholds) / len(inside)
-    rejected = np.searchsorted(outside, thresholds) / len(outside)
+    thresholds = np.append(included, np.inf)  # others have a larger FPR at the same TPR
+    accepted = 1 - np.searchsorted(included, thresholds) / len(included)
+    rejected = np.searchsorted(excluded, thresholds) / len(excluded)
     return float(np.max(prevalence * accepted + (1 - prevalence) * rejected))
 
 
@@ -415,12 +415,12 @@ def bootstrap(
         True
     """
     check_levels("bootstrap", 0.0, confidence)
-    inside, outside = _scores("bootstrap", inside, outside)
+    included, excluded = _scores("bootstrap", inside, outside)
     draw = np.random.default_rng(seed)
     number = lambda *sides: float(getattr(found := statistic(*sides), "epsilon", found))
     resample = lambda side: draw.choice(side, len(side))
-    value = number(inside, outside)
-    drawn = np.array([number(resample(inside), resample(outside)) for _ in range(samples)])
+    value = number(included, excluded)
+    drawn = np.array([number(resample(included), resample(excluded)) for _ in range(samples)])
     below = np.mean(drawn < value) + np.mean(drawn == value) / 2
     shift = special.ndtri(np.clip(below, 0.5 / samples, 1 - 0.5 / samples))
     tail = special.ndtri((1 - confidence) / 2)
