@@ -9,7 +9,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from helpers.numpy_loops import ROUNDS, address, clip, draws, example_gradient, run_jfl
 from helpers.problems import (
@@ -364,30 +363,6 @@ def test_a_release_that_is_not_declared_is_found(name):
     algorithm = dataclasses.replace(plan.algorithm, releases=less)
     plan = dataclasses.replace(plan, algorithm=algorithm)
     assert jfl.guarantee(plan, 5, delta=1e-5).status == "conditional"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedadam", "fedavgm", "fedyogi", "fedadagrad"])
-def test_presets_are_fedavg_with_that_optimizer(name):
-    optimizers = dict(
-        fedavgm=functools.partial(optax.sgd, momentum=0.9, nesterov=False),
-        fedadam=functools.partial(optax.adam, b1=0.9, b2=0.99, eps=1e-3),
-        fedyogi=functools.partial(optax.yogi, b1=0.9, b2=0.99, eps=1e-3),
-        fedadagrad=functools.partial(optax.adagrad, initial_accumulator_value=0.0, eps=1e-3),
-    )
-    batch = jfl.batches.without_replacement(3)
-    rest = dict(lr=LR, steps=STEPS, batch=batch, server_lr=0.05)
-    task = jfl.task(start_params(), squared)
-
-    def trained(algorithm):
-        plan = jfl.plan(fed(), task, algorithm, jfl.sampling.full(CLIENTS))
-        return jfl.simulate(jax.random.key(0), plan, 3).params
-
-    grad = jfl.grad(squared)
-    preset = getattr(jfl.algorithms, name)(grad, **rest)
-    by_hand = jfl.algorithms.fedavg(grad, server_optimizer=optimizers[name], **rest)
-    assert preset.name == name
-    close(trained(preset), trained(by_hand), rtol=1e-6)
 
 
 @pytest.mark.slow
