@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers.numpy_loops import ROUNDS, address, clip, draws, example_gradient, run_jfl
 from helpers.problems import (
@@ -363,6 +364,24 @@ def test_a_release_that_is_not_declared_is_found(name):
     algorithm = dataclasses.replace(plan.algorithm, releases=less)
     plan = dataclasses.replace(plan, algorithm=algorithm)
     assert jfl.guarantee(plan, 5, delta=1e-5).status == "conditional"
+
+
+@pytest.mark.parametrize(
+    "name, optimizer",
+    [
+        ("fedavgm", functools.partial(optax.sgd, momentum=0.9, nesterov=False)),
+        ("fedadam", functools.partial(optax.adam, b1=0.9, b2=0.99, eps=1e-3)),
+        ("fedyogi", functools.partial(optax.yogi, b1=0.9, b2=0.99, eps=1e-3)),
+        ("fedadagrad", functools.partial(optax.adagrad, initial_accumulator_value=0.0, eps=1e-3)),
+    ],
+)
+def test_presets_are_fedavg_with_that_optimizer(name, optimizer):
+    preset = getattr(jfl.algorithms, name)(jfl.grad(squared), server_lr=0.05)
+    by_hand = jfl.algorithms.fedavg(jfl.grad(squared), server_lr=0.05, server_optimizer=optimizer)
+    assert preset.name == name
+    structure = jax.tree.structure(dataclasses.replace(preset, name="fedavg"))
+    assert structure == jax.tree.structure(by_hand)
+    close(jax.tree.leaves(preset), jax.tree.leaves(by_hand), rtol=0, atol=0)
 
 
 @pytest.mark.slow
