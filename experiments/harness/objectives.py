@@ -135,7 +135,7 @@ def _objective(params, loss, fed, rows, weight, l2):
 
     def add(total, block):
         index, part = block
-        x, y = pytrees.keep(part > 0, (fed.x[index], fed.y[index]))
+        x, y = pytrees.mask_rows(part > 0, (fed.x[index], fed.y[index]))
         x = x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
         return pytrees.add(total, jax.value_and_grad(value)(params, x, y, part)), None
 

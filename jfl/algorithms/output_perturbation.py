@@ -75,7 +75,7 @@ def _train_and_release(context, keys, server, client_state, rows, work, chain, c
     dtypes = pytrees.dtypes_of(mean)
     mean, num_nonfinite = mech.release_one(chain, keys.noise, mean, **whose)
     return (
-        pytrees.cast(pytrees.scale(rate_sum, mean), dtypes),
+        pytrees.cast_to(pytrees.scale(rate_sum, mean), dtypes),
         client_state,
         diagnostics._replace(nonfinite=diagnostics.nonfinite + num_nonfinite),
     )

@@ -48,7 +48,7 @@ def _client(context, keys, server, client_state, rows, *, work, mu, mechanism, m
             realised=context.size,
             client=context.client,
         )
-        payload = pytrees.cast(payload, dtypes)
+        payload = pytrees.cast_to(payload, dtypes)
         diagnostics = diagnostics._replace(nonfinite=diagnostics.nonfinite + num_nonfinite)
     client_state = jnp.where(jnp.isfinite(inexact), inexact, jnp.finfo(jnp.float32).max)
     return payload, client_state, diagnostics

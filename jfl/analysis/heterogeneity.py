@@ -125,7 +125,7 @@ def _gradients(loss, params, fed, l2, chunk):
         index, size = client
         mask = jnp.arange(len(index)) < size
         # A padded row may hold NaN, and 0 * NaN would reach the gradient.
-        x, y = pytrees.keep(mask, (fed.x[index], fed.y[index]))
+        x, y = pytrees.mask_rows(mask, (fed.x[index], fed.y[index]))
 
         def mean_loss(w):
             losses = jax.vmap(loss, (None, 0, 0))(w, x, y)

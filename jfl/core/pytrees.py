@@ -104,7 +104,7 @@ def norm_l1(t: Tree) -> Array | int:
     )
 
 
-def wide(t: Tree) -> Tree:
+def at_least_float32(t: Tree) -> Tree:
     """Convert float leaves to float32 or better, so that sums are not rounded more coarsely."""
     return map(
         lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _floating(x) else x, t
@@ -112,12 +112,12 @@ def wide(t: Tree) -> Tree:
 
 
 def dtypes_of(t: Tree) -> Form:
-    """Return the structure of a tree and the types of its leaves, as `cast` needs them."""
+    """Return the structure of a tree and the types of its leaves, as `cast_to` needs them."""
     leaves, treedef = jax.tree.flatten(t)
     return treedef, tuple(x.dtype for x in leaves)
 
 
-def cast(t: Tree, form: Form) -> Tree:
+def cast_to(t: Tree, form: Form) -> Tree:
     """Convert float leaves to the types of `form`; a tree of another structure is unchanged."""
     leaves, treedef = jax.tree.flatten(t)
     if treedef != form[0]:
@@ -155,7 +155,7 @@ def scatter_rows(t: Tree, ids: Array, rows: Tree) -> Tree:
     return map(lambda x, r: x.at[ids].set(r, mode="drop"), t, rows)
 
 
-def keep(mask: Array, t: Tree) -> Tree:
+def mask_rows(mask: Array, t: Tree) -> Tree:
     """Replace rows where `mask` is False by zeros.  A product would not do: 0 * nan is nan."""
     return map(
         lambda x: jnp.where(

@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/mechanisms/chain.py",
-        "form, rows = pytrees.dtypes_of(rows), pytrees.wide(rows)",
+        "form, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)",
         "form = pytrees.dtypes_of(rows)",
         f"{FLOATS}::test_the_sum_is_that_of_a_loop",
         slow=True,

@@ -54,8 +54,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/algorithms/output_perturbation.py",
-        "pytrees.cast(pytrees.scale(rate_sum, mean), dtypes)",
-        "pytrees.cast(mean, dtypes)",
+        "pytrees.cast_to(pytrees.scale(rate_sum, mean), dtypes)",
+        "pytrees.cast_to(mean, dtypes)",
         "tests/algorithms/test_output_perturbation.py::test_equals_numpy[levels-all-None]",
     ),
     # --- rounds

@@ -361,7 +361,7 @@ def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Pa
         of every coordinate.  A contribution that is not finite would be visible through any
         noise.
     """
-    form, rows = pytrees.dtypes_of(rows), pytrees.wide(rows)
+    form, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)
 
     def one(row: Tree) -> tuple[Tree, Array, Array]:
         clipped = jnp.zeros((), bool)
@@ -429,7 +429,7 @@ def release_sum(
         nan: Health stops it.
     """
     form = pytrees.dtypes_of(value) if dtypes is None else dtypes
-    after, value = After(realised), pytrees.wide(value)
+    after, value = After(realised), pytrees.at_least_float32(value)
     stage = noise_of(mechanism)
     if stage is not None:
         level = stage.noise
@@ -451,7 +451,7 @@ def release_sum(
             state, value = s.update(state, value)
     for s in _of(mechanism, "post"):
         value, after = s.apply(value, after)
-    return pytrees.cast(value, form), state
+    return pytrees.cast_to(value, form), state
 
 
 def _add_noise(
