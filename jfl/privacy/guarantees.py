@@ -42,7 +42,6 @@ from .mechanisms.chain import ADJACENCIES, noisy, remembers
 
 BARE = Caveat("No privacy: no mechanism of this plan adds noise.", "no-noise")
 MAX_ROUNDS = 10**12
-MAX_LISTED_LEVELS = 16  # of noise; more of them are listed round by round
 MAX_KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed
 AT_SCALE = (
     "Applies to a deployment with {:,} of {:,} clients per round and the same noise in the mean; "
@@ -498,15 +497,11 @@ def quick_epsilons(entry: Entry, times, delta):
     listed, happened = events_of_round(entry), times
     if not listed:
         return np.zeros(times.shape), np.ones(times.shape, bool)
-    if entry.changes:  # how often each round's noise was added
-        most = int(np.max(times, initial=1))
-        levels, which = levels_of(listed, most)
-        happened = np.arange(most) < times[:, None]
+    if entry.changes:  # how often each level of noise was added
+        listed, which = levels_of(listed, int(np.max(times, initial=1)))
         count = which.max(initial=0) + 1
-        if count <= MAX_LISTED_LEVELS:
-            listed, most = levels, count
-            happened = happened.astype(float) @ (which[:, None] == np.arange(count))
-        listed = tuple(events.series(e, np.ones(most)) for e in listed)
+        happened = np.array([np.bincount(which[:n], minlength=count) for n in times])
+        listed = tuple(events.series(e, np.ones(count)) for e in listed)
     lost = lost_of(entry, times, float(delta))
     truncation.refuse_if_beyond("jfl.guarantee", lost, delta, Overflow)
     return bounds(listed, happened, float(delta) - lost, entry.overflow * times)
