@@ -143,7 +143,8 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
             f"breakpoints, a rising list of integers from 1 to {LAST}",
             checks.short_repr(breakpoints),
         )
-    if not hasattr(values, "__len__") or len(values) != len(marks) + 1:
+    has_length = hasattr(values, "__len__") and getattr(values, "ndim", 1)  # not a 0-d array
+    if not has_length or len(values) != len(marks) + 1:
         checks.fail(where, f"{len(marks) + 1} values", checks.short_repr(values))
     if checks.is_concrete(values):
         given = checks.as_array(where, "values of one shape", values)
