@@ -18,7 +18,9 @@ from jfl.auditing.distribution import noise_test
 from jfl.engine import devices
 from jfl.privacy.guarantees import choose, entries_of
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script of its own: tests/ is not on the path
+# A script does not have the repository and tests/ on its path; `experiments` is that of the former.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from helpers import audit_plans
 from helpers.audit_plans import THIRD
