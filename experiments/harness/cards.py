@@ -48,11 +48,12 @@ Which one? Begin with [FedAvg](local.md#fedavg). If your clients differ and the 
 local steps, try [SCAFFOLD](local.md#scaffold). If each client should have a model of its own, try
 [Ditto](personal.md#ditto). Everything else answers a question of its own: its card says which.
 
-The columns of ε compare what algorithms cost at one noise multiplier. All are of {CLIENTS} clients
-with {ROWS} rows that all take part in {ROUNDS} rounds of {STEPS} local steps on all their rows,
+The column ε compares what algorithms cost under one common plan: {CLIENTS} clients with {ROWS} rows
+each, all of which take part in {ROUNDS} rounds of {STEPS} local steps on all their rows,
 with noise multiplier {NOISE:g}, δ = {DELTA:g}, add or remove one row, against the server.
-Where another adjacency is the only one, it is named. Client-level privacy (noise on the release)
-costs the same for each: one release a round, however many local steps there are.
+Where only another adjacency has a proof, its name follows in brackets. Client-level
+privacy (noise on the release) costs the same for each: one release a round,
+however many local steps there are.
 
 """
 FOOT = """
@@ -71,8 +72,9 @@ Any algorithm takes another server optimizer. It works on the release, so it cos
 | `optimizer=optax.adam` | any optax optimizer on the clients: DP-Adam, where gradients are noisy |
 | `jfl.optimizers.adam_without_noise_bias` | Adam, its second moment without the bias of noise |
 
-All have the contract tests of `tests/contracts`: they compile once, scan equals loop, resume equals
-straight, a sweep equals separate runs. [Your own](../guides/algorithm.md) gets them with one line.
+All have the contract tests of `tests/contracts`: they compile once, a scan equals a loop, a
+resumed run equals an uninterrupted one, and a sweep equals separate runs.
+[Your own](../guides/algorithm.md) gets them with one line.
 """
 
 
@@ -162,7 +164,7 @@ def card(name: str) -> str:
     rows = [
         ("equation", by_hand["equation"]),
         ("paper", flat(sections(inspect.cleandoc(module.__doc__ or ""))["References"])),
-        ("noisy releases a participation", f"{releases}" + steps),
+        ("noisy releases per participation", f"{releases}" + steps),
         ("ε of the [common plan](index.md)", epsilon),
         ("clients remember something", remembers),
         ("source", f"[`{source}`](../../{source})"),
@@ -194,7 +196,8 @@ def pages() -> dict:
     table = ["| algorithm | releases | ε | when |", "|---|---|---|---|"]
     found = {}
     for family, title in families.items():
-        text = [f"# {title}\n", "[All algorithms](index.md), and what the ε is of.\n"]
+        intro = "[All algorithms](index.md) compares them and states the plan behind each ε.\n"
+        text = [f"# {title}\n", intro]
         for name in of[family]:
             releases, epsilon = cost(name)
             link = f"[{NAMES[name]}]({family}.md#{name})"

@@ -192,7 +192,7 @@ def missing(paper: str) -> str:
         names = [name for name, n in open_ if n == number]
         rows.append((f"undecided with {number} seeds", len(names), names))
     cells = [(told, str(count), _cell(", ".join(dict.fromkeys(of)))) for told, count, of in rows]
-    return _table(("reason", "checks", "experiments"), cells)
+    return _table(("reason", "checks (a statement can have several)", "experiments"), cells)
 
 
 def notes(paper: str) -> str:

@@ -34,7 +34,7 @@ def addpnfl(
 ) -> Algorithm:
     """Return AdDPNFL: DPNFL with momentum on the server, divided by the root of a second moment.
 
-    All other parameters are those of `fedavg`, except for server_optimizer, which is `adaptive`.
+    It also takes the parameters of `fedavg`, except for server_optimizer, which is `adaptive`.
     The plan determines the aggregation, as in `dpnfl`. In the paper's experiments both learning
     rates are schedules: schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
     every=steps).

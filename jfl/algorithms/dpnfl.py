@@ -13,7 +13,7 @@ from .fedavg import fedavg
 
 @extends(fedavg)
 def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
-    """Return `fedavg` under the name of the paper, for clipping and noise in every local step.
+    """Return `fedavg` under its name in Chen et al. (2024): clipping and noise in every local step.
 
     For noise of standard deviation sigma on the mean gradient of B rows, `grad` is
     private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B))). The paper

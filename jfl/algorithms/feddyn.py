@@ -50,8 +50,9 @@ def _server(context, server, diff, *, step, mu):
 def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
     """Return FedDyn: clients minimize loss - <h_i, w> + (mu / 2) ||w - w_server||^2.
 
-    The client state h_i is the gradient where the client last stopped. It is computed from released
-    differences, so it does not affect privacy.
+    The client state h_i is the gradient at the model where the client last stopped. With noise in
+    local steps it is post-processing. With noise on the release, the guarantee of sampled cohorts
+    counts clients with states as a participation mixture, which costs more than for `fedavg`.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

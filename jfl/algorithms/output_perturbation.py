@@ -128,8 +128,8 @@ def output_perturbation(
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     Privacy:
-        Each participation is one release, for examples under replace_one. A row that no batch of
-        the round draws is not part of it, which is the only gain from sampling.
+        Each participation is one release, for examples under replace_one. The only gain from
+        sampling is that the release does not depend on rows that no batch of the round draws.
 
     References:
         Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step. For

@@ -87,7 +87,7 @@ def qfedavg(
         privacy, both parts of an upload share the clip of `release`.
 
     References:
-        Li et al., ICLR 2020, Algorithm 2, with 1 / L the mean learning rate.
+        Li et al., ICLR 2020, Algorithm 2; the paper's 1 / L is the mean learning rate here.
 
     Example:
         >>> import jfl

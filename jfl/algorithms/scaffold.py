@@ -109,12 +109,12 @@ def scaffold(
     weights, no repeated clients in a cohort, and no clip or noise on the release, c remains the
     mean of all c_i.
 
-    A client uploads its model difference and its change of c_i times K lr, for K local steps. A
-    client-level clip covers both together.
+    A client uploads its model difference and the change of its c_i multiplied by K lr, where K is
+    the number of local steps. A client-level clip covers both together.
 
-    SCAFFOLD suits noise in local steps, which leaves c when c_i is next replaced. Client-level
-    noise is added to c and never removed: it accumulates, and local steps follow it until the clip
-    norm limits them. FedAvg works better at that level.
+    SCAFFOLD suits noise in local steps: the noise in c_i, and its part of c, vanish when c_i is
+    next replaced. Client-level noise is added to c and never removed: it accumulates, and local
+    steps follow it until the clip norm limits them. FedAvg works better at that level.
 
     Args:
         warm_rounds: number of initial rounds that only compute control variates, at the initial

@@ -117,7 +117,7 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
 
 
 def refuse_implied(entry: Entry) -> None:
-    """Reject added or removed rows if the noise protects clients."""
+    """Reject an entry that follows from the guarantee of clients, unless a row is replaced."""
     if entry.implied and entry.adjacency != "replace_one":
         refuse(
             "the unit that the noise is for",
@@ -520,7 +520,8 @@ def _see_projection(moment, seen, *, weight, model):
 
 
 def distribution_of_copies(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
-    """Return the probabilities of 0, 1, ... copies of the canary in the observations of a round."""
+    """Return the probabilities of 0, 1, ... copies of the canary in the observations of a round;
+    None if they are unknown."""
     draws = plan.sampler.capacity if plan.sampler.scheme == "with_replacement" else 1
     cohort = _binomial(draws, _participation_rates(plan.sampler)[client])
     if entry.unit == "client":

@@ -98,7 +98,7 @@ def experiment(plan: Plan, entry: Entry, rounds: int, kind: str, sees: str) -> c
 def training(
     plan: Plan, entry: Entry, rounds: int, kind: str, sees: str, count: int = 1
 ) -> Training:
-    """Return a plan with canaries.
+    """Place canaries in a plan; return the changed plan and what is needed to detect them.
 
     Args:
         plan: the audited plan, with rows on the device.

@@ -486,7 +486,7 @@ class Reader:
     # --- everything else
 
     def static(self, value: Any) -> Any:
-        """Describe a value of the structure of a program, with all digits of numbers."""
+        """Describe a static value, for which a program is compiled, with all digits of numbers."""
         if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):

@@ -779,7 +779,7 @@ class Guarantee(_Fields):
         return self._curve
 
     def delta_at(self, epsilon: ArrayLike) -> np.ndarray:
-        """Return the smallest delta that is proved at an epsilon.
+        """Return the smallest delta that follows from this guarantee at an epsilon.
 
         Args:
             epsilon: [...] >= 0.

@@ -50,7 +50,8 @@ def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
 
     Args:
         dataset: the dataset whose training and test rows are changed.
-        public: rows [p, ...] to estimate the two from. None uses the training rows.
+        public: rows [p, ...] from which the mean and standard deviation are computed. None uses the
+            training rows.
 
     Privacy:
         Without `public`, the mean and standard deviation of private rows enter every feature, and
@@ -189,8 +190,8 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     """Split off random training rows that everyone may read; no client gets them.
 
     Shapes:
-        Public: x [rows, ...], y [rows], in random order. The other n - rows keep their order and
-            owners.
+        Public: x [rows, ...], y [rows], in random order. The remaining rows, n minus `rows`
+            of them, keep their order and owners.
 
     Privacy:
         Valid only because these rows are treated as public: what is measured on them

@@ -184,7 +184,8 @@ def restore(path: str | Path, plan: Plan) -> Run:
         plan: the plan that ran.
 
     Raises:
-        ArgumentError: If the file holds the state of another kind of plan.
+        ArgumentError: If the shapes in the file are not those of this plan's state.  Nothing else
+            is compared.
     """
     like = init(jax.random.key(0), plan)
     wanted, structure = jax.tree.flatten(pytrees.keys_to_words(like))

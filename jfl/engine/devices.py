@@ -86,7 +86,7 @@ def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int 
 
 
 def spans_all_processes(mesh: Mesh | None) -> bool:
-    """Return whether the mesh has devices of every one of several processes."""
+    """Return whether there are several processes, and the mesh has devices of each of them."""
     return (
         mesh is not None
         and 1 < len({d.process_index for d in mesh.devices.flat}) == jax.process_count()

@@ -362,9 +362,10 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def widths(plans: list[Plan]) -> dict[str, Any]:
-    """Return the largest widths of the tables of rows.
+    """Return the largest width of `fed.index` and of `fed.test_index` among the plans, by name.
 
-    With tables of equal widths, points whose clients own different rows share a program.
+    These tables list the rows of each client.  If they are equally wide, points whose clients own
+    different rows share a program.
     """
     return {
         name: max(getattr(p.fed, name).shape[-1] for p in plans) for name in ("index", "test_index")
@@ -501,9 +502,10 @@ class _Program:
     def fit(self, memory: float | None) -> None:
         """Choose how many points run at the same time, from the memory that the compiler reports.
 
-        The first number is an estimate.  If the compiled program needs too much memory, it is
-        compiled again for fewer points, at most twice.  The memory of a block is assumed to be a
-        constant plus a part proportional to its points.
+        `memory` is in bytes; None means what the device has.  The first number of points is an
+        estimate.  If the compiled program needs too much memory, it is compiled again for fewer
+        points, at most twice.  The memory of a block is assumed to be a constant plus a part
+        proportional to its points.
         """
         limit = lambda share: memory if memory is not None else device_memory(share) or MEMORY
         estimated, available = (

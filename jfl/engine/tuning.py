@@ -81,7 +81,7 @@ def choose(
     Showing the best point of a sweep reveals something about all of its points, and the epsilon of
     a single run does not cover that.  Here the number of runs is drawn from a distribution with a
     suitable tail and never revealed, and each run draws its setting from the grid and has its own
-    seed.  Releasing the best run then costs two to four times the epsilon of one run, however many
+    seed.  Releasing the best run then costs 1.5 to 4 times the epsilon of one run, however many
     runs there are on average.
 
     Several numbers of rounds with one distribution each make a tournament (successive halving).

@@ -25,7 +25,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Grad:
     """A gradient: (key, params, batch, ctx) -> gradient, (loss, clipped fraction)."""
 
-    loss: Fn  # (params, x, y) -> scalar, one example; x is a pair in one that draws: models.losses
+    loss: (
+        Fn  # (params, x, y) -> scalar, one example; a random loss takes a pair as x: models.losses
+    )
     mechanism: Mechanism | None  # None: the mean gradient, not private
     l2: Any  # added after the mechanism: l2 * params
     microbatch: int | None = static(default=None)

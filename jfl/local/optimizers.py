@@ -84,7 +84,7 @@ def adam_without_noise_bias(
     Args:
         learning_rate: > 0.
         noise_std: standard deviation of the noise in each coordinate of a gradient, from
-            `noise_std(chain)`; 0 gives Adam.
+            `noise_std(chain)`; 0 gives Adam with `least` in place of its epsilon.
         b1: decay of the mean, in [0, 1).
         b2: decay of the mean square, in [0, 1).
         least: minimum of the mean square after subtraction, > 0.

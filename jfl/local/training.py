@@ -83,7 +83,8 @@ def _ready(lr, *, transformation):
 
 
 def rate(lr, name="lr"):
-    """Check a learning rate: a number (traced data), or a schedule of round * steps + step."""
+    """Check a learning rate, and return it as a scalar array (traced) or as a function of
+    round * steps + step."""
     if callable(lr):
         return lr if isinstance(lr, Fn) else Fn(lr)
     checks.require_positive("algorithm", single=True, **{name: lr})

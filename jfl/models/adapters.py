@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.records import Federation, Fn, Metric, Task, named
-from . import frameworks, partial_training
+from . import fine_tuning, frameworks
 from .targets import TARGETS, loss_of, target_of
 
 __all__ = ["functions"]
@@ -138,7 +138,7 @@ def build_task(where, fed, model: Model, target, trainable, params) -> Task:
     made = _as_task(model, target)
     if params is None and trainable is None:
         return made
-    return partial_training.trainable(made, trainable, params, where=where)
+    return fine_tuning.trainable(made, trainable, params, where=where)
 
 
 def _as_task(model: Model, target: str) -> Task:

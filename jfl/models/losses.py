@@ -64,7 +64,7 @@ def joined(loss: Fn) -> Fn:
 
 
 def draws(loss: Fn | None) -> bool:
-    """Return whether `joined` made a loss, or the loss that it wraps as `loss` or `of`."""
+    """Return whether a loss draws random numbers: `joined` made it, or made a loss inside it."""
     while isinstance(loss, Fn):
         if loss.function is _with_key:
             return True

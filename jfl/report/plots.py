@@ -171,9 +171,9 @@ def _of_promise(setting, promise) -> dict:
 
 
 def frontier(settings: list[Setting]):
-    """Draw final accuracy against epsilon, with a panel per promise.
+    """Draw final accuracy against epsilon, with a panel per unit, adjacency, view and delta.
 
-    Settings of the same data without any epsilon are dashed lines.  The claimed and the proved
+    Settings without any epsilon, on the same data, are dashed lines.  The claimed and the proved
     epsilon of a setting are connected.
 
     Returns:

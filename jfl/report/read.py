@@ -196,10 +196,10 @@ def read_run(path: Path, label: str, kind: str, complete: bool = True) -> Source
 
 
 def audits(folder) -> list[dict]:
-    """Return the audits that `jfl audit` stored in a folder, the newest last.
+    """Return the audits that `jfl audit` stored in a folder, the newest last; [] if none.
 
     Raises:
-        ValueError: If no audit wrote the file; it names the file.
+        ValueError: If the file is there but is not one that `jfl audit` writes; it names the file.
     """
     path = Path(folder) / AUDITS
     if not path.exists():

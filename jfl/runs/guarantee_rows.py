@@ -72,8 +72,11 @@ def add_caveats(row: dict, caveats) -> dict:
 
 
 def best(guarantees: list[dict]) -> dict:
-    """Return the guarantee to show if there is room for only one: proved, not implied, and for the
-    server if possible."""
+    """Return the guarantee to show if there is room for only one.
+
+    In order of priority, it is no claim of a paper, has an epsilon, does not follow from the
+    guarantee of another unit, and is for the server.
+    """
     return min(
         guarantees,
         key=lambda g: (

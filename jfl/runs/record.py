@@ -21,8 +21,8 @@ from ..data.federation import describe
 from ..gradients.per_example import gradient_path
 from ..kernels.conv import multiplies_patches
 from . import guarantee_rows, pictures
-from .checkpoint import environment
 from .config import Config
+from .environment import environment
 
 FORMAT = 1  # of summary.json and results.json; readers reject other formats
 COLUMNS = (

@@ -382,13 +382,15 @@ def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list
     """Divide points into blocks, and keep points of one seed together, since they share draws.
 
     Args:
-        plans: the plans of the points, of equal widths.
+        plans: the plans of the points, with tables of rows of equal widths
+            (`engine.sweep.widened`).
         seeds: the seeds of the points.
         memory: bytes for the points of a block.
         most: the maximum number of points of a block.
 
     Returns:
-        For each static group its blocks, the largest first; a block is the indices of its points.
+        For each group of plans that share a program its blocks, the largest first; a block is the
+        indices of its points.
     """
     out = []
     for members in static_groups(plans):

@@ -25,7 +25,7 @@ class Available(Sampler):
 
     @property
     def over_rounds(self) -> bool:
-        """True: `draw` takes the key of the run and the round."""
+        """True: `draw` takes two arguments, the key of the run and the number of the round."""
         return True
 
 

@@ -50,7 +50,7 @@ class Released(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Findings about a client, as sentences; no findings are ()."""
+    """Findings about a client, as sentences; () if there are none."""
 
     example: tuple  # findings against guarantees for examples
     client: tuple  # findings against guarantees for clients
@@ -76,7 +76,7 @@ MAX_TRACES = 256
 
 
 def cached(name, make):
-    """Return make(), which is called once for each name."""
+    """Return make(); its result is kept for the MAX_TRACES names that were used last."""
     if name not in TRACES:
         TRACES[name] = make()
         while len(TRACES) > MAX_TRACES:

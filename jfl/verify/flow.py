@@ -91,7 +91,7 @@ class Flow:
         self._passes = 0
 
     def node(self, *content, shape=None) -> int:
-        """Return the symbol with this content."""
+        """Return the symbol of a value computed as `content` says: the same for equal contents."""
         symbol = self._symbols.setdefault(content, len(self.nodes))
         if symbol == len(self.nodes):
             self.nodes.append(content)

@@ -70,7 +70,7 @@ def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
 
 
 def noise_key(key: Key) -> Key:
-    """Mark the key of the noise of a release, which the check judges at the release."""
+    """Mark the key from which a release draws its noise; the check judges it at that release."""
     return _bind(key_p, key)
 
 

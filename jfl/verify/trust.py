@@ -200,7 +200,7 @@ def records_in(value) -> list:
 
 
 def gradients_in(value) -> list:
-    """Return the gradients of losses: each `per_example.Grad`, which lies above this module."""
+    """Return every `per_example.Grad` in a value, by its name: this module cannot import it."""
     is_grad = lambda t: t.__name__ == "Grad" and is_jfl_function(vars(t).get("__call__"))
     return [n for n in records_in(value) if is_grad(type(n))]
 

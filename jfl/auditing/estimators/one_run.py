@@ -260,8 +260,8 @@ def one_run(
 def one_run_p_value(
     epsilon: float, canaries: int, guesses: int, correct: int, *, delta: float
 ) -> float:
-    """Return a bound of the probability of this number of correct guesses under (epsilon,
-    delta)-DP.
+    """Return an upper bound on the probability of at least `correct` correct guesses under
+    (epsilon, delta)-DP.
 
     With q = 1 / (1 + e^-epsilon) and B ~ Binomial(guesses, q), the bound is
 

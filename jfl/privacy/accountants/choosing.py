@@ -1,7 +1,7 @@
 """The privacy cost of choosing the best of a random number of runs and releasing only that run.
 
 A fixed number of runs composes, whichever run is shown: choosing the best of m can cost as much as
-showing all m.  A random, secret number of runs costs two to four times as much as one run, whatever
+showing all m.  A random, secret number of runs costs 1.5 to 4 times as much as one run, whatever
 its mean, if its distribution has the right tail (Papernot and Steinke, arXiv:2110.03620).  This
 requires:
 
@@ -43,7 +43,8 @@ HALVINGS = 200
 class Runs(NamedTuple):
     """The distribution of the number of runs, at least 1; `geometric` and `logarithmic` make it.
 
-    Both are truncated negative binomial distributions: P(k) ~ Gamma(k + shape) / k! (1 - gamma)^k.
+    Both are truncated negative binomial distributions: P(k) is proportional to
+    (1 - gamma)^k Gamma(k + shape) / k!.
     """
 
     law: str  # geometric | logarithmic

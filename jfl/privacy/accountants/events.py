@@ -110,7 +110,7 @@ class ZeroedOut:
 
 @_event
 class WithReplacement:
-    """`event` on `draws` independent draws of one unit of `population`: it may be drawn twice."""
+    """`event` on `draws` uniform draws from `population` units, of which one may be drawn again."""
 
     draws: Any
     population: Any

@@ -190,7 +190,8 @@ def removed(rate: Any, z: ArrayLike) -> Pair:
 
 
 def halves(direction: str, rate: Any, z: ArrayLike) -> tuple[Pair, Pair, jax.Array]:
-    """Return the pairs of losses above 0, and below, mirrored; and the probability of loss 0."""
+    """Return a pair for the losses above 0, one whose losses above 0 mirror those below 0, and the
+    probability of loss 0."""
     if direction in PLACES:
         up, down = (_shared(*places, rate[0], z) for places in PLACES[direction])
         return up, down, _even_of_shared(direction, rate[0], z)

@@ -105,8 +105,8 @@ def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
 
 
 def gaussian_mu(event: Any) -> float:
-    """Return the mu for which an event is mu-GDP, as if all of it always took part with all its
-    copies.
+    """Return the mu for which an event is mu-GDP if sampling is ignored: as if a unit were in every
+    sample, as often as it can be drawn.
 
     Example:
         >>> gaussian_mu(events.repeat(events.poisson(0.1, events.gaussian(2.0)), 16))
@@ -141,7 +141,8 @@ def bounds(
     delta: np.ndarray,
     overflow: ArrayLike = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return epsilons [m] of the worst of several events, and whether the exact Gaussian gave each.
+    """Return the epsilon of the worst of several events, for each of m pairs (times, delta), and
+    whether the exact composition of Gaussians gave it.
 
     Args:
         alternatives: events, at least one.

@@ -18,7 +18,7 @@ LARGEST = 1e9  # values of a search on the host are cut off here: interpolation 
 
 
 class Bracket(NamedTuple):
-    """Two ends of the crossing of a decreasing function with zero, and the function there.
+    """An interval in which a decreasing function crosses zero, and its values at both ends.
 
     `low_value` > 0 >= `high_value`, up to the halving of the Illinois rule, which keeps signs.
     `last_side` is 1 where the last point replaced `low`, -1 where it replaced `high`, else 0.

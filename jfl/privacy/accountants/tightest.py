@@ -466,7 +466,8 @@ def _narrowed(height, low, f_low, high, f_high, tolerance):
 
 
 def largest(where: str, many: Callable, one: Callable, target: float) -> int:
-    """Return the largest integer, of at most 10^12, whose epsilon is <= target; 0 if there is none.
+    """Return the largest integer whose epsilon is <= target, to a relative 3e-3 and up to about
+    10^12; 0 if there is none.
 
     Args:
         where: who asks, for errors.

@@ -334,8 +334,8 @@ def multipliers(
 
 
 def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
-    """Return whether the noise multiplier is a function of the round.  It is not where only clips
-    and maps are, and the noise follows the clip."""
+    """Return whether the noise multiplier is a function of the round.  A clip that changes does not
+    change it, unless the noise has an absolute std."""
     stage = noise_of(mechanism)
     if mechanism is None or stage is None:
         return False
@@ -413,20 +413,20 @@ def release_sum(
         state: the state of the chain, as in `clip_and_sum`.
         value: the sum.
         max_weight: the largest weight that a contribution can have.
-        realised: the value of a divisor that is not a number: the client's rows, or the cohort's
-            weight.
+        realised: the value of divide("size") or divide("weight"): the number of the client's rows,
+            or the weight of the cohort.
         client: whose noise it is, where each client has its own level.
         dtypes: `pytrees.dtypes_of` of a contribution: the release is rounded to its types, after
             everything else.  None: of the sum.
-        series: a function from the number of a release of the run to its key, and the number of
-            this one, where noise is correlated over releases.
+        series: for noise that is correlated over the releases of a run, a pair: a function from the
+            number of a release to its key, and the number of this release.
 
     Returns:
         The release, and the state for the next one.
 
     Privacy:
-        Noise is added in float32 at least.  Noise or a bound below what float32 can hold becomes
-        nan: Health stops it.
+        Noise is added in float32 at least.  Noise or a bound that is too small for float32 becomes
+        nan, which stops the run with a HealthError.
     """
     form = pytrees.dtypes_of(value) if dtypes is None else dtypes
     after, value = After(realised), pytrees.at_least_float32(value)

@@ -139,8 +139,12 @@ def reset_buffers_if(state: Any, other: Any) -> Any:
 
 
 def fit_buffers(state: Any, fresh: Any) -> Any:
-    """Return the state of a run that continues under another plan, whose first state would have the
-    shapes `fresh`: empty if their buffers differ, since another plan begins with new noise."""
+    """Return the state with which a run continues under another plan.
+
+    `fresh` is the first state of that plan, or its shapes.  If its buffers have other shapes than
+    those of `state`, the result is empty buffers of the new shapes, because another plan begins
+    with new noise.
+    """
     ours = all(isinstance(one, Buffers) or jax.tree.leaves(one) == [] for one in (state, fresh))
     of_state, of_fresh = (jax.tree.map(lambda x: (x.shape, x.dtype), v) for v in (state, fresh))
     if not ours or of_state == of_fresh:

@@ -8,7 +8,8 @@ jit, vmap and grad.
     bands = pixels(params, (28, 28))           # the levels of the images that a first layer sees
     energies(bands, gradient)                  # Float32[count(bands)]
 
-Bands stand block by block, in a block the base first, then level 1 (finest) to the root.
+Bands stand block by block, in a block the base (its scaled mean) first, then level 1 (finest) to
+the root.
 """
 
 import math
@@ -39,7 +40,7 @@ class Block(NamedTuple):
 
 @record
 class Bands:
-    """The blocks of a contribution, and the shapes of the leaves that it must have."""
+    """How a contribution is cut into blocks that are transformed, and the shapes of its leaves."""
 
     blocks: tuple[Any, ...] = static()
     shapes: tuple[Any, ...] = static()
@@ -144,8 +145,11 @@ def blocks(bands: Bands) -> np.ndarray:
 
 
 def levels(bands: Bands) -> np.ndarray:
-    """Return the level of each band, Int[n]: 1 (finest) to L (root); 0 for the base, -1 for a plain
-    band."""
+    """Return the level of each band, Int[n].
+
+    It is 1 (finest) to L (root), 0 for the base (the scaled mean of a block), and -1 for a plain
+    band (entries that are not transformed).
+    """
     return _table(bands)[1].astype(int)
 
 

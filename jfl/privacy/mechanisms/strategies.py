@@ -523,8 +523,8 @@ def dense(
 
 @record
 class Table(Strategy):
-    """Any C, as a table together with the noise of each round; a round regenerates the noise that
-    it uses."""
+    """Any C, as a dense matrix, with a dense matrix M (M C = I) whose row t weights the draws that
+    make the noise of round t; a round regenerates the draws that it uses."""
 
     table: Any = None  # Float64[draws, rounds], C
     inverse: Any = None  # Float64[rounds, draws], M
@@ -729,7 +729,7 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
 
 @record
 class Derived(Strategy):
-    """A strategy made of another one, from which it has its widest column."""
+    """A strategy made of another one, with the same sensitivity to one participation."""
 
     of: Any = None  # a Strategy; with a default, since fields of the base have one
 

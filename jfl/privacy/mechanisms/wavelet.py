@@ -50,11 +50,11 @@ SMALLEST_ENERGY = 1e-3**2
 
 
 def shape(bands: Bands, std: ArrayLike) -> Shape:
-    """Return the shape of noise with these relative standard deviations of a coefficient in each
-    band.
+    """Return the shape of noise whose coefficients have these standard deviations, one per band.
 
-    They are scaled so that, at one clip norm and noise multiplier, the noise has the power of
-    isotropic noise: what a shape changes is how much of a contribution its clip lets through.
+    Only their ratios matter: they are scaled such that, at the same clip norm and noise multiplier,
+    the noise has as much power as isotropic noise.  What a shape changes is how much of a
+    contribution passes a clip in its norm.
 
     Args:
         bands: of `jfl.bands`.
@@ -181,16 +181,16 @@ def _bands_bound(state: Any, shape: Shape | None, *, bounds: Array, bands: Bands
 def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
     """Shrink each band of a contribution on its own.
 
-    What is clipped, summed and made noisy are the coefficients with those of padding; dropping the
-    padding comes last, and is post-processing, though a contribution without it may look longer
-    than its bound.
+    All coefficients are clipped, summed and made noisy, including those of the padding.  The
+    padding is dropped last, which is post-processing.  A contribution without its padding may then
+    look longer than its bound.
 
     Args:
         bounds: Float[bands], > 0, on the norms of the orthonormal coefficients of each band.
         bands: of `jfl.bands`.
 
     Privacy:
-        the bound of a contribution is the root of the sum of squared bounds, each in units of its
+        The bound of a contribution is the root of the sum of squared bounds, each in units of its
         band's noise: bands with multipliers sigma_b are one release with 1 / sigma^2 = sum of 1 /
         sigma_b^2.
     """

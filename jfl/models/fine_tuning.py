@@ -1,4 +1,4 @@
-"""Partial training: frozen backbones, LoRA, and pretrained weights from a file."""
+"""Fine-tuning: LoRA, frozen backbones, and pretrained weights from a file."""
 
 import fnmatch
 import io
