@@ -124,7 +124,8 @@ def _bind_chains(
     """
     also = sampling.adjacencies(sampler)
     if adjacency is not None:
-        checks.require_one_of("plan", also, adjacency=adjacency)
+        where = f"plan with sampling.{sampler.scheme}"
+        checks.require_one_of(where, also, adjacency=adjacency)
         also = ("zero_out",)
     if release is None:
         release = chain(total(), divide(sampler.expected))
@@ -229,7 +230,7 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
         **{f"the loss of gradient {i}": per_example.exact(g.loss) for i, g in enumerate(grads)},
     }
     for name, loss in scalars.items():
-        value = jnp.zeros(()) if loss is None else _traced(name, loss, params, x, y)
+        value = np.zeros(()) if loss is None else _traced(name, loss, params, x, y)
         if jax.tree.leaves(value) != [value] or value.shape != ():
             shapes = [f"{v.dtype}{list(v.shape)}" for v in jax.tree.leaves(value)]
             checks.fail(

@@ -148,6 +148,7 @@ def guarantee(
         return _bare(delta, unit, adjacency, view)
     if uplinks:
         return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned)
+    _check_names(unit, view, adjacency)
     entries = [ledger.personal(plan, rounds)] if view == "personal" else entries
     entry = choose(where, plan, entries, unit, view, adjacency)
     if as_planned:

@@ -228,7 +228,11 @@ def with_replacement(
         edges = _edges(np.asarray(weights, np.float64))
     fixed: dict[str, Any] = dict(clients=clients, independent=independent)
     return Sampler(
-        Fn(_draw_with, dict(edges=edges), dict(fixed, cohort=cohort)),
+        Fn(
+            _draw_with,
+            dict(edges=None if edges is None else jnp.asarray(edges)),
+            dict(fixed, cohort=cohort),
+        ),
         checks.as_scalar(cohort),
         None if edges is None else shares_of(edges),
         scheme="with_replacement",
@@ -251,7 +255,7 @@ def _edges(weights):
     clients, sums = len(weights), np.cumsum(weights)
     # Each client has at least one word.
     ends = np.round(sums / sums[-1] * (2**32 - clients)).astype(np.int64)
-    return jnp.asarray((ends + np.arange(1, clients + 1))[:-1].astype(np.uint32))
+    return (ends + np.arange(1, clients + 1))[:-1].astype(np.uint32)
 
 
 def resolve_capacity(where: str, capacity: int | None, clients: int, trials: int, rate: Any) -> int:

@@ -229,7 +229,7 @@ def test_two_steps_and_another_start():
     half = adaptive(np.float32(0.5), b1=np.float32(0.5))
     state = half.init(jnp.zeros(2, jnp.bfloat16))
     after = half.update(jnp.ones(2, jnp.bfloat16), state)[1]
-    assert [x.dtype for x in state] == [x.dtype for x in after] == [jnp.bfloat16] * 2
+    assert [x.dtype for x in state[:2]] == [x.dtype for x in after[:2]] == [jnp.bfloat16] * 2
 
 
 def test_known_noise_is_subtracted_where_the_second_moment_divides():
@@ -277,7 +277,7 @@ def test_every_number_of_the_server_is_data():
     other = dict(server_lr=0.2, beta1=0.0, beta2=0.5, adaptivity=1e-1, initial=1e-2)
     points = [base, *(base | {name: value} for name, value in other.items())]
 
-    def make(**numbers):
+    def make(seed, **numbers):
         algorithm = addpnfl(jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.full(), **numbers)
         return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS), weights="size")
 

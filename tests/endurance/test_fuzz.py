@@ -354,7 +354,7 @@ API = {
     ),
     "bands.pixels": (
         lambda **given: jfl.bands.pixels({"k": jnp.zeros((64, 3))}, **given),
-        dict(shape=(8, 8, 1), leaves=None),
+        dict(shape=(8, 8, 1)),
     ),
     "wavelet.ellipsoid": (wavelet.ellipsoid, dict(bands=BANDS, exponent=0.25, energies=None)),
     "wavelet.clip_ellipsoid": (

@@ -594,7 +594,7 @@ def test_a_bound_that_is_none_is_not_reached():
         (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: jax.numpy.ones(1))), "one noise level"),
         (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: None)), "traceable function"),
         (lambda: (jfl.clip_l2(1.0), jfl.gaussian(lambda r: 1.0 if r < 3 else 2.0)), "jnp.where"),
-        (lambda: (jfl.clip_l2(1.0), jfl.gaussian(np.array([]))), "of each client"),
+        (lambda: (jfl.clip_l2(1.0), jfl.gaussian(np.array([]))), "one per client"),
     ],
 )
 def test_functions_of_the_round_have_a_shape(fed, task, stages, match):

@@ -266,9 +266,13 @@ def test_clients_that_remember_show_who_came(fed):
 
 
 def test_add_remove_is_refused_for_truncated_samples(fed):
-    with pytest.raises(ArgumentError, match="'zero_out' or 'replace_one' for sampling.truncated"):
+    with pytest.raises(
+        ArgumentError, match="sampling.truncated_poisson: .*'zero_out', 'replace_one'"
+    ):
         client_plan(fed, jfl.sampling.truncated_poisson(C, 0.25, 5), "add_remove")
-    with pytest.raises(ArgumentError, match="'replace_one' or 'zero_out' for sampling.without"):
+    with pytest.raises(
+        ArgumentError, match="sampling.without_replacement: .*'replace_one', 'zero_out'"
+    ):
         client_plan(fed, jfl.sampling.without_replacement(C, 5), "add_remove")
 
 
