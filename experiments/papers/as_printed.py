@@ -383,7 +383,7 @@ def _li_noise(plan, epsilon, rounds, delta, view):
 # --- Ranaweera et al. 2025
 
 
-def _claimed(chain):
+def _claimed(chain) -> Any:
     """Return the multiplier that the paper states for the noise of a chain, or None."""
     stage = mechanism.noise_of(chain)
     return None if stage is None else stage.claimed

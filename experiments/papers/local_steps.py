@@ -77,11 +77,11 @@ def last_step_shared(
 
 def nonexpansive(
     orders: ArrayLike,
-    probability: ArrayLike,
+    probability: float,
     steps: int,
-    rate: ArrayLike,
-    z: ArrayLike,
-    cohort: ArrayLike,
+    rate: float,
+    z: float,
+    cohort: float,
 ) -> np.ndarray:
     """Return P2: all steps hide in the noise of the whole cohort, if the steps are non-expansive.
 
@@ -113,5 +113,5 @@ def nonexpansive(
     power = a * (a - 1) * copies**2 / (2 * cohort * z**2)
     # E[e^power] - 1 = E[expm1(power)]: nothing cancels.
     excess = np.log(-np.expm1(-power[:, 1:])) + power[:, 1:] + log_law[1:]
-    curve = np.logaddexp(logsumexp(excess, axis=1), 0.0) / (a[:, 0] - 1)
+    curve = np.logaddexp(np.asarray(logsumexp(excess, axis=1)), 0.0) / (a[:, 0] - 1)
     return rdp.participation(order, probability, curve.reshape(order.shape))

@@ -113,5 +113,5 @@ def _log_moments(evens, z):
     signed = np.where(x > 0.5, loss, 0.0)  # |e^X - 1| = e^X (1 - e^-X) or 1 - e^X
     size = signed + np.log(np.maximum(-np.expm1(-loss), 1e-300))
     weight = np.log(step / z) - (x / z) ** 2 / 2 - rdp.HALF_LOG_2PI
-    moments = logsumexp(evens[:, None] * size + weight, axis=1)
+    moments = np.asarray(logsumexp(evens[:, None] * size + weight, axis=1))
     return np.where(evens + rdp.TAIL * z <= x[-1], moments, np.inf)

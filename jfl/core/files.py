@@ -95,7 +95,7 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(plain(value)))
 
 
-def digest_of(record: dict) -> str:
+def digest_of(record: dict[str, Any]) -> str:
     """Return the digest of a JSON record, independent of the order of its fields."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
@@ -126,9 +126,9 @@ class ResultStore:
 
     def __init__(
         self,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         *,
-        key: Callable[[dict], Hashable] = lambda record: record["key"],
+        key: Callable[[dict[str, Any]], Hashable] = lambda record: record["key"],
         fields: tuple[str, ...] | None = None,
         head: tuple[str, ...] | None = None,
         signed: bool = False,
@@ -146,18 +146,18 @@ class ResultStore:
     def __contains__(self, key: Hashable) -> bool:
         return key in self.records
 
-    def __getitem__(self, key: Hashable) -> dict:
+    def __getitem__(self, key: Hashable) -> dict[str, Any]:
         return self.records[key]
 
-    def begin(self, head: dict) -> None:
+    def begin(self, head: dict[str, Any]) -> None:
         """Write the first line of a new file."""
         self._add([as_json(head)])
 
-    def put(self, records: Iterable[dict]) -> None:
+    def put(self, records: Iterable[dict[str, Any]]) -> None:
         """Add records, each as a line; they are on the disk when this returns."""
         self._add([as_json(record) for record in records])
 
-    def get(self, key: Hashable, compute: Callable[[], dict]) -> dict:
+    def get(self, key: Hashable, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the record of a key, and compute and store it first if it is missing."""
         if key not in self.records:
             self.put([compute() | dict(key=key)])
@@ -179,7 +179,7 @@ class ResultStore:
                 )
         self._size += len(whole + end)
 
-    def _verified(self, record: dict) -> dict:
+    def _verified(self, record: Any) -> dict[str, Any]:
         """Return the record of a line without its digest."""
         if not isinstance(record, dict):
             raise TypeError(f"{type(record).__name__} instead of an object")
@@ -190,14 +190,14 @@ class ResultStore:
             raise ValueError(f"another digest than {digest}")
         return record
 
-    def _keep(self, record: dict) -> None:
+    def _keep(self, record: dict[str, Any]) -> None:
         if self._head_fields is not None and self.head is None:
             self.head = {k: record[k] for k in self._head_fields}
             return
         key = self.key(record)
         self.records[key] = {k: record[k] for k in self._fields} if self._fields else record
 
-    def _add(self, records: list[dict]) -> None:
+    def _add(self, records: list[dict[str, Any]]) -> None:
         lines = "".join(
             json.dumps(r | dict(digest=digest_of(r)), ensure_ascii=False) + "\n" for r in records
         ).encode()

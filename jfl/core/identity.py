@@ -522,7 +522,7 @@ class Reader:
             return {type(value).__name__: self._contents(value, value.items(), pair)}
         return self._once(value)
 
-    def _items(self, value: list | tuple, read: Callable[[Any], Any]) -> Any:
+    def _items(self, value: list[Any] | tuple[Any, ...], read: Callable[[Any], Any]) -> Any:
         """Describe a tuple as a JSON list, and a list as a dict that names its type."""
         found = self._contents(value, value, read)
         return {"list": found} if isinstance(value, list) else found

@@ -546,7 +546,7 @@ class _Program:
         """
         height, width = self.shape
         rows = np.array(self.rows)
-        missing = [(0, -n % size) for n, size in zip(rows.shape, self.shape)]
+        missing: Any = [(0, -n % size) for n, size in zip(rows.shape, self.shape)]
         rows = np.pad(rows, missing, mode="edge")
         return [
             rows[r : r + height, p : p + width]

@@ -188,7 +188,7 @@ def dpnfl_epsilon(participations, steps, clip_norm, batch, rows, sigma, delta) -
     """
     tcdp = dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma)
     whole = _client(participations, steps, clip_norm, batch, rows, sigma)[1]
-    value = np.minimum(lemma2(*tcdp.value, delta), lemma2(whole, math.inf, delta))
+    value = np.minimum(lemma2(tcdp.value[0], tcdp.value[1], delta), lemma2(whole, math.inf, delta))
     return tcdp._replace(value=value)
 
 

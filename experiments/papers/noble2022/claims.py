@@ -366,9 +366,11 @@ def _grid(sigma_g, user_ratio, data_ratio, local_updates, users):
 
 
 def _published(*run):
-    *mechanism, rounds, users, delta = run
+    noise, user_ratio, data_ratio, local_updates, rounds, users, delta = run
     price = np.log(_axis(delta)) / (ORDERS - 1)
-    return np.min(_axis(rounds) * _grid(*mechanism, users) - price, axis=-1)
+    return np.min(
+        _axis(rounds) * _grid(noise, user_ratio, data_ratio, local_updates, users) - price, axis=-1
+    )
 
 
 def _least(value) -> float:

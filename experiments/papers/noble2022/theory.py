@@ -6,7 +6,7 @@ C.1), clipping that does not act, and DP-SCAFFOLD whose clients start from noisy
 `Checked`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -367,9 +367,9 @@ def _conditions(p, case, lr, least):
     return conditions
 
 
-def _round(steps, moments):
+def _round(steps, moments) -> tuple[Steps, Moments, Any, Any]:
     """Return both in float64, K eta_l eta_g, and V / (K l M)."""
-    s, m = (each._make(arrays(*each)) for each in (steps, moments))
+    s, m = Steps._make(arrays(*steps)), Moments._make(arrays(*moments))
     return (
         s,
         m,
