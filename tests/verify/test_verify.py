@@ -1,6 +1,7 @@
 """The check of paths from rows to payloads: what jfl makes passes, and each way of cheating that is
 listed here is seen."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -35,6 +36,7 @@ from jfl.privacy.mechanisms.stages import Stage
 from jfl.sampling import batches
 from jfl.verify import check, marks, trust
 from jfl.verify import client as client_checks
+from jfl.verify import client as traced
 
 STEPS = 2
 FULL = jfl.sampling.full(CLIENTS)
@@ -856,10 +858,9 @@ def as_often_as_rows(ctx, moved, **_):
     return jax.lax.fori_loop(0, ctx.size, more, moved)
 
 
-def params_times_size(server, rows, **_):
+def at_params_times_size(work, ctx, keys, params, batch):
     """One more row changes the gradients of all rows."""
-    params = pytrees.map(lambda x: x * rows.size, server.params)
-    return dict(server=dataclasses.replace(server, params=params))
+    return work.grad(keys.noise, pytrees.map(lambda x: x * ctx.size, params), batch, ctx)[0]
 
 
 def size_of_the_last_round(ctx, keys, server, own, rows, *, work):
@@ -871,7 +872,7 @@ def size_of_the_last_round(ctx, keys, server, own, rows, *, work):
 SIZES = dict(
     times_size=(sends(times_size), {}),
     as_often_as_rows=(sends(as_often_as_rows), {}),
-    params_times_size=(trains(params_times_size), {}),
+    at_params_times_size=(first_gradient(at_params_times_size), dict(steps=1)),
     size_of_the_last_round=(
         size_of_the_last_round,
         dict(own=dict(size=jnp.zeros(())), stateful=True),
@@ -1406,10 +1407,20 @@ def test_a_loss_that_calls_python_is_declared(fed, task):
     assert jfl.guarantee(private_plan(fed, task, printing), 3).status == "proved"
 
 
-def test_a_function_that_was_jitted_and_traced_before_is_looked_into():
+def test_a_function_that_was_jitted_and_traced_before_is_looked_into(monkeypatch):
+    """The trace that `jax.jit` keeps of an ordinary run does not answer for the check."""
     client = first_gradient(by_a_mixed_loss_within_jit)
-    plan = build(client, steps=1)
-    jfl.simulate(jax.random.key(0), plan, 1)
+
+    class Ordinary:
+        value = False
+
+        def __call__(self, value):
+            return contextlib.nullcontext()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(marks, "CHECKING", Ordinary())
+        plan = build(client, steps=1)
+    traced.TRACES.clear()
     caught(plan, "what custom_vmap_call does")
 
 
