@@ -175,7 +175,7 @@ def refuse_unpaired(where: str, *chains: Mechanism | None) -> None:
     stages = [s for chain in chains if chain is not None for s in chain.stages]
     there = [s.apply for s in stages if s.is_map]
     back = [s.apply for s in stages if s.name == "map_back"]
-    is_pair = lambda one, other: _drawn_alike(one, other) or not checks.is_concrete((one, other))
+    is_pair = lambda one, other: not checks.is_concrete((one, other)) or _drawn_alike(one, other)
     if len(there) != len(back) or not all(map(is_pair, there, reversed(back))):
         checks.fail(
             where,
