@@ -16,7 +16,7 @@ from ..core.records import Guarantee, Plan
 from ..privacy import plain_numbers
 from ..privacy.accountants import events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
-from ..privacy.ledger.entries import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
+from ..privacy.ledger.caveats import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
 from ..runs import config as configs
 from ..runs import guarantee_rows, pictures, train
 from ..runs.build import build

@@ -18,7 +18,7 @@ from ..privacy.accountants import choosing, truncation
 from ..privacy.accountants.tightest import Release
 from ..privacy.guarantees import choose as choose_entry
 from ..privacy.guarantees import entries_of, release_of
-from ..privacy.ledger.entries import STOPS
+from ..privacy.ledger.caveats import STOPS
 from ..privacy.mechanisms.correlated import strategy_of
 from .callbacks import metric_of
 from .metrics import has_accuracy

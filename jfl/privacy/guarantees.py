@@ -26,6 +26,7 @@ from .accountants.tightest import solve_rate as solve_rate
 from .accountants.tightest import solve_rounds as solve_rounds
 from .ledger import entries as ledger
 from .ledger import segments
+from .ledger.caveats import BARE
 from .ledger.entry import (
     Entry,
     effective,
@@ -40,7 +41,6 @@ from .ledger.facts import attendance
 from .ledger.participation import counted, participations
 from .mechanisms.chain import ADJACENCIES, noisy, remembers
 
-BARE = Caveat("No privacy: no mechanism of this plan adds noise.", "no-noise")
 MAX_ROUNDS = 10**12
 MAX_KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed
 AT_SCALE = (

@@ -1,5 +1,5 @@
 """From a plan to what its rounds release about an example or a client, for each view: the facts of
-the plan, the rules of the table, and the caveats of all of them."""
+the plan, the rules of the table, and the caveats of both."""
 
 import dataclasses
 from typing import Any
@@ -14,6 +14,21 @@ from ...verify import check as verify
 from ...verify.client import params_shapes
 from ..mechanisms.chain import check_schedules, noisy
 from . import rules
+from .caveats import (
+    EVERY_ROUND,
+    HONEST,
+    IMPLIED,
+    IMPLIED_TWICE,
+    OF_CLIENTS,
+    PAIRED,
+    PERSONAL,
+    PERSONAL_BARE,
+    PERSONAL_TOO,
+    PUBLIC,
+    SIMULATION,
+    STOPS,
+    TURNS,
+)
 from .entry import Entry, effective, with_reach, worst_columns
 from .facts import Facts, Site, read
 
@@ -21,65 +36,6 @@ VIEWS = ("server", "third_party", "aggregate")
 # Normals that are drawn for each parameter of the model, at most: wavelet noise is padded, and an
 # upload may hold several trees.  Only the square root of their number counts.
 NORMALS_OF_A_PARAMETER = 64
-
-EVERY_ROUND = Caveat(
-    "Assumes the worst case: the client participates in every round.", "every-round"
-)
-TURNS = "Assumes the worst case: the client participates in every round of its group, one round in "
-HONEST = Caveat(
-    "Assumes that cohorts are sampled honestly and are not revealed to the third party.",
-    "honest-cohort",
-)
-SIMULATION = Caveat(
-    "For simulation only: the noise is float32 from a non-cryptographic generator. Anyone who "
-    "knows the seed can remove it. The low bits of a float32 release distinguish neighbouring data "
-    "sets with delta >= 0.13 at any epsilon.",
-    "simulation",
-)
-STOPS = Caveat(
-    "Does not cover what an early stop reveals (non-finite values, an empty cohort, an inexact "
-    "solve), except for sampling overflow, which delta includes.",
-    "stops",
-)
-PUBLIC = Caveat("Assumes that client sizes, sampling rates and weights are public.", "public-sizes")
-# arrays of a sampler that describe clients
-OF_CLIENTS = {
-    "latency": Caveat("Assumes that the latencies of clients are public.", "public-latencies"),
-    "available": Caveat(
-        "Assumes that the times at which clients are available are public.", "public-availability"
-    ),
-    "share": Caveat(
-        "Assumes that the probabilities with which clients are drawn are public.", "public-shares"
-    ),
-}
-PERSONAL = Caveat(
-    "Does not cover the personal models of clients, which stay with them; view='personal' does.",
-    "personal",
-)
-PERSONAL_BARE = Caveat(
-    "Does not cover the personal models of clients: no noise for examples protects them, so they "
-    "must stay with their clients.",
-    "personal",
-)
-PERSONAL_TOO = Caveat(
-    "Covers uploads and personal models: the observer sees all models of all clients after every "
-    "round.",
-    "personal-too",
-)
-PAIRED = Caveat(
-    "Sweep points with the same seed share their noise, so releasing several of them together is "
-    "not covered.",
-    "paired-noise",
-)
-IMPLIED = Caveat(
-    "Follows from the client-level guarantee, which protects each example of a client as well.",
-    "implied",
-)
-IMPLIED_TWICE = Caveat(
-    "Follows from the client-level noise: replacing one example changes an upload by up to twice "
-    "the clip norm.",
-    "implied-twice",
-)
 
 
 def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:

@@ -7,18 +7,10 @@ import numpy as np
 from ...core import checks
 from ...core.records import Caveat, Plan
 from ..mechanisms.correlated import strategy_of
+from .caveats import ASSERTED, LIKELY, SEEN
 from .entries import EVERY_ROUND
 from .entry import Entry, effective, worst_columns
 from .facts import OTHER, SCHEMES, attendance
-
-ASSERTED = "Assumes, without enforcing it, that no client participates more than {} times."
-LIKELY = (
-    "Assumes honest sampling that is independent of the data. Delta includes the probability {:g} "
-    "that a client participates more often than assumed."
-)
-SEEN = Caveat(
-    "Describes this run, with the participations that occurred; it is not a guarantee.", "realised"
-)
 
 
 class Participations(NamedTuple):

@@ -17,6 +17,7 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat
 from ..mechanisms.chain import bound, limit
+from .caveats import OTHERS, SECURE
 from .entry import ABSENT, ONE, Part, WeightedSum
 from .facts import EVENTS, FIXED, OTHER, SCHEMES, Facts, Site, binomial_tail, drawn_rate
 
@@ -219,16 +220,6 @@ for name, view in itertools.product(BATCHES, ("server", "third_party", "personal
 
 
 # --- noise on uploads
-
-SECURE = Caveat(
-    "Assumes secure aggregation: the server sees only the sum of a cohort's uploads, no client "
-    "drops out, and no client reveals its noise.",
-    "secure-aggregation",
-)
-OTHERS = Caveat(
-    "Counts the noise of the other clients, and assumes that none of them helps the third party.",
-    "others",
-)
 
 
 def _of_others(f: Facts, s: Site) -> tuple:

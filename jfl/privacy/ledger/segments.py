@@ -15,24 +15,15 @@ import numpy as np
 
 from ...core import checks, identity
 from ...core.errors import NotAnalysable
-from ...core.records import Caveat, Fn, Plan
+from ...core.records import Fn, Plan
 from ..mechanisms.chain import later
 from ..mechanisms.correlated import strategy_of
+from .caveats import FOLLOWING, SEEDS, SHARED
 from .entries import entries
 from .entry import Entry, Stretch
 from .facts import changing
 
 WHERE = "jfl.guarantee"
-FOLLOWING = Caveat(
-    "Assumes that a segment without a first round continues directly after the previous segment.",
-    "following",
-)
-SEEDS = Caveat("Assumes, without checking, which segments share a seed.", "seeds")
-SHARED = Caveat(
-    "Each epsilon is that of one point: points with the same seed share samples, so releasing "
-    "several of them together is not covered.",
-    "shared-seed",
-)
 WAYS = 64  # to combine the noise of uploads and releases over segments
 COMBINATIONS = 4096  # of different clients
 
