@@ -34,8 +34,9 @@ guarantee. Of several rules, the first whose conditions hold is used. A dash is 
 
 - The server sees every upload before it adds the noise of a release, so that noise proves nothing
   for the view `server`.
-- A guarantee for clients implies one for their examples, in the same rows.  Under replace_one it is
-  the same.  Otherwise it counts half the noise multiplier, and no amplification except absence.
+- A guarantee for clients implies one for their examples, in the same rows of these tables.  Under
+  replace_one it is the same.  Otherwise it counts half the noise multiplier, and no amplification
+  except absence.
 - The view `personal` sees every upload and all personal models.
 """
 PLACES = {

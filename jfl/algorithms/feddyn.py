@@ -51,8 +51,8 @@ def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
     """Return FedDyn: clients minimize loss - <h_i, w> + (mu / 2) ||w - w_server||^2.
 
     The client state h_i is the gradient at the model where the client last stopped. With noise in
-    local steps it is post-processing. With noise on the release, the guarantee of sampled cohorts
-    counts clients with states as a participation mixture, which costs more than for `fedavg`.
+    local steps it is post-processing. With noise on the release and sampled cohorts, it costs
+    more than `fedavg`: sampling helps a client with a state only by its absence.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

@@ -352,11 +352,12 @@ def _split_labels(labels, clients, rng, *, classes_per_client, rows, exponent, m
 def sizes(
     rows: Sequence[int], *, classes_per_client: int | None = None, seed: int = 0
 ) -> Partition:
-    """Give client c exactly rows[c] rows, drawn from all or of exactly `classes_per_client`
-    classes.
+    """Give client c exactly rows[c] rows, from all classes or from exactly `classes_per_client` of
+    them.
 
     Without `classes_per_client`, rows are iid. With it, classes are drawn as in `labels`, in parts
-    as equal as the data allow. Remaining rows have no owner, and the note says how many.
+    as equal as the data allow. Remaining rows have no owner, and the note in the manifest says how
+    many.
 
     Args:
         rows: Int[C], number of rows of each client, at least classes_per_client.

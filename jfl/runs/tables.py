@@ -93,7 +93,7 @@ def frame(
         plan: as in `tidy`.
         delta: as in `tidy`.
         kind: "pandas", "polars", or "xarray": a Dataset over the axes of a sweep, `seed` and
-            `round`, where each combination was run.
+            `round`, with nan where a combination was not run.
 
     Raises:
         ArgumentError: If the package is missing.

@@ -183,7 +183,7 @@ class Flow:
     def contains(self, equation, names) -> bool:
         """Return whether programs within an equation hold one of these primitives.
 
-        The constants of these programs are kept with all others.
+        The first call for an equation also records the constants of its programs.
         """
         if id(equation) not in self._names:
             held, self._names[id(equation)] = contents(_programs_in(equation.params))

@@ -309,7 +309,7 @@ def _is_own_strategy(strategy) -> bool:
 
 
 def is_own_row_stage(stage: Stage) -> bool:
-    """Return whether the bound of a row stage is that of what it does, as jfl's are."""
+    """Return whether jfl made the function and the bound of a row stage, so that they agree."""
     apply, bound, update = stage.apply, stage.bound, stage.update
     if apply is None or not is_jfl_function(apply.function):
         return False

@@ -563,7 +563,7 @@ def precision(event: Any) -> Any:
 
 
 def weighted_precision(counts: np.ndarray, each: np.ndarray) -> np.ndarray:
-    """Return counts @ each, in which an event that never happens adds nothing, however precise."""
+    """Return counts @ each with 0 * inf = 0: an event that never happens adds nothing."""
     is_known = np.isfinite(each)
     total = counts @ np.where(is_known, each, 0.0)
     return np.where((counts > 0) @ ~is_known, np.inf, total)

@@ -134,7 +134,7 @@ def tightest(
 
 
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
-    """Return `tightest` of one event.
+    """Return the smallest proved epsilon of one event, and the method that proved it: `tightest`.
 
     Units:
         delta in (0, 1).

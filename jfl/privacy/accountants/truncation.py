@@ -53,7 +53,7 @@ def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
     Args:
         length: the sensitivity in standard deviations of the noise.
         normals: maximum number of independent normals that enter the release.
-        missing: mass of the two normals of a pair that is beyond their reach.
+        missing: probability that an ideal pair of normals lies beyond the reach of computed ones.
 
     Returns:
         Float64 with the shape of `length`; 1 where the shift is so long that nothing is proved.

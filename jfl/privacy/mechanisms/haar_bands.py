@@ -68,7 +68,7 @@ def per_layer(like: Any) -> Bands:
 
 
 def plain(like: Any) -> Bands:
-    """Return one band of all entries: isotropic."""
+    """Return one band that holds all entries, so that its noise is isotropic."""
     shapes = _shapes("bands.plain", like)
     return Bands((Block(tuple(range(len(shapes))), (1,), (sum(map(math.prod, shapes)),)),), shapes)
 

@@ -691,8 +691,8 @@ def _noise_of_nodes(rounds: int, efficient: bool = False) -> np.ndarray:
 def restarted(strategy: Strategy, rounds: int) -> Strategy:
     """Return `strategy`, started again whenever its rounds are over, for `rounds` rounds.
 
-    The contributions of a client then interact only within one copy, so the sensitivity grows with
-    the participations in each copy, while the error of a sum is the sum of the copies' errors.
+    The noise of a copy covers only the contributions of its own rounds. The squared sensitivity is
+    a sum over the copies, and so is the error of a sum, which is a variance.
 
     Args:
         strategy: one that regenerates earlier noise, such as `tree` or `inverse_banded`.
@@ -701,7 +701,7 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
         rounds: the number of rounds that it covers.
 
     Raises:
-        ValueError: for a strategy that stores buffers, or one of more rounds than these.
+        ValueError: for a strategy that stores buffers, or one that covers more than `rounds`.
 
     References:
         Kairouz et al., ICML 2021, section 5 (DP-FTRL with tree restarts).
