@@ -248,7 +248,7 @@ def test_zero_out_of_rows():
     drawn = guaranteed(jfl.batches.poisson(1.0, capacity=3), "zero_out")
     same = guaranteed(jfl.batches.poisson(1.0, capacity=3))
     assert drawn.epsilon == same.epsilon and same.adjacency == "add_remove"
-    with pytest.raises(ValueError, match="adjacency 'replace_one' for batches.with_replacement"):
+    with pytest.raises(ValueError, match="with_replacement', adjacency='zero_out'"):
         guaranteed(jfl.batches.with_replacement(2), "zero_out")
 
 
