@@ -39,7 +39,8 @@ SPLIT = {
     "flax.nnx": (
         "Use jfl.models.nnx(fed, model). Or split it: graphdef, params, rest = "
         "nnx.split(model, nnx.Param, ...). Pass params, and call "
-        "nnx.merge(graphdef, params, rest)(x[None])[0] in the loss."
+        "nnx.merge(graphdef, params, rest)(x[None])[0] in the loss, which needs a name since it "
+        'holds objects of flax: jfl.named("...")(loss).'
     ),
     "equinox": (
         "Use jfl.models.equinox(fed, model). Or split it: params, static = "

@@ -228,10 +228,15 @@ def test_a_split_nnx_module_is_trained(fed):
     model.eval()
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
+    @jfl.named("test.predict_of_a_split_module")
     def predict(params, x):
         return nnx.merge(graphdef, params, rest)(x)
 
-    out = run(fed, params, lambda params, x, y: entropy(predict(params, x), y), predict)
+    @jfl.named("test.loss_of_a_split_module")
+    def loss(params, x, y):
+        return entropy(predict(params, x), y)
+
+    out = run(fed, params, loss, predict)
     assert moved(params, out) and np.isfinite(out.metrics.accuracy).all()
 
 
