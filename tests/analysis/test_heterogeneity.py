@@ -3,24 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.problems import SIZES, flat, make_federation, squared, start_params
+from helpers.problems import SIZES, design_matrices, flat, make_federation, squared, start_params
 
 import jfl
 from jfl.analysis import heterogeneity as het
 
 L2 = 0.3
-
-
-def owned(fed, client):
-    index = np.asarray(fed.index)[client, : int(fed.size[client])]
-    return np.asarray(fed.x, np.float64)[index], np.asarray(fed.y, np.float64)[index]
-
-
-def parts(fed):
-    """Each client's rows with a column for the bias in front: the order of the leaves {b, w}."""
-    for client in range(len(fed.size)):
-        x, y = owned(fed, client)
-        yield np.concatenate([np.ones((len(x), 1)), x], 1), y
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +23,7 @@ def task():
 
 
 def gradients(fed, w, l2=0.0):
-    return np.array([x.T @ (x @ w - y) / len(y) + l2 * w for x, y in parts(fed)])
+    return np.array([x.T @ (x @ w - y) / len(y) + l2 * w for x, y in design_matrices(fed)])
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 3])

@@ -4,25 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.problems import SIZES, flat, make_federation, squared, start_params
+from helpers.problems import (
+    SIZES,
+    design_matrices,
+    flat,
+    make_federation,
+    rows_of_client,
+    squared,
+    start_params,
+)
 
 import jfl
 from experiments.harness import objectives
 from jfl.analysis import heterogeneity as het
 
 L2 = 0.3
-
-
-def owned(fed, client):
-    index = np.asarray(fed.index)[client, : int(fed.size[client])]
-    return np.asarray(fed.x, np.float64)[index], np.asarray(fed.y, np.float64)[index]
-
-
-def parts(fed):
-    """Each client's rows with a column for the bias in front: the order of the leaves {b, w}."""
-    for client in range(len(fed.size)):
-        x, y = owned(fed, client)
-        yield np.concatenate([np.ones((len(x), 1)), x], 1), y
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +34,7 @@ def task():
 
 def test_gradient_variance(fed, task):
     w, want = flat(start_params()), []
-    for x, y in parts(fed):
+    for x, y in design_matrices(fed):
         rows = x * (x @ w - y)[:, None]
         want.append(((rows - rows.mean(0)) ** 2).sum(1).mean())
     want, n = np.array(want), np.array(SIZES)
@@ -54,7 +50,7 @@ def test_batch_variance_is_that_of_batches(fed, task):
     import itertools
 
     client = SIZES.index(4)
-    x, y = list(parts(fed))[client]
+    x, y = list(design_matrices(fed))[client]
     rows = x * (x @ flat(start_params()) - y)[:, None]
     means = np.array([rows[list(pair)].mean(0) for pair in itertools.combinations(range(4), 2)])
     exact = ((means - rows.mean(0)) ** 2).sum(1).mean()
@@ -72,9 +68,9 @@ def ridge(x, y, weight, l2):
 @pytest.mark.by_default("size")
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_optimum_and_gap_of_a_quadratic(fed, task, weights):
-    local = [ridge(x, y, np.full(len(y), 1 / len(y)), L2) for x, y in parts(fed)]
+    local = [ridge(x, y, np.full(len(y), 1 / len(y)), L2) for x, y in design_matrices(fed)]
     p = np.array(SIZES) / sum(SIZES) if weights == "size" else np.full(7, 1 / 7)
-    x, y = (np.concatenate(v) for v in zip(*parts(fed), strict=True))
+    x, y = (np.concatenate(v) for v in zip(*design_matrices(fed), strict=True))
     w, best = ridge(x, y, np.repeat(p / SIZES, SIZES), L2)
     got = objectives.objective_gap(task, fed, L2, weights=weights)
     assert got.pooled.gradient_norm <= 1e-8 and got.pooled.params["w"].dtype == np.float64
@@ -91,7 +87,7 @@ def test_optimum_and_gap_of_a_quadratic(fed, task, weights):
 
 def test_newton_finishes_what_lbfgs_leaves(fed, task):
     """Two steps of L-BFGS are far from 1e-8; a quadratic needs one step of Newton."""
-    x, y = (np.concatenate(v) for v in zip(*parts(fed), strict=True))
+    x, y = (np.concatenate(v) for v in zip(*design_matrices(fed), strict=True))
     got = objectives.optimum(task, fed, L2, steps=2)
     np.testing.assert_allclose(
         flat(got.params), ridge(x, y, np.full(len(y), 1 / len(y)), L2)[0], atol=1e-7
@@ -135,13 +131,13 @@ def test_smoothness_bounds_the_hessian():
     task = jfl.models.logistic(data)
     vector, shaped = jax.flatten_util.ravel_pytree(task.init(jax.random.key(0)))
     bound = objectives.smoothness(data, "softmax", l2=0.1)
-    x, y = (jnp.asarray(v) for v in owned(data, 2))
+    x, y = (jnp.asarray(v) for v in rows_of_client(data, 2))
     hessian = jax.jit(
         jax.hessian(lambda w: jax.vmap(task.loss, (None, 0, 0))(shaped(w), x, y.astype(int)).mean())
     )
     top = np.linalg.eigvalsh(np.asarray(hessian(vector), np.float64))[-1] + 0.1
     assert top == pytest.approx(bound[2], rel=1e-4)  # two classes at w = 0: the bound is met
-    design = np.concatenate([owned(data, 0)[0], np.ones((int(data.size[0]), 1))], 1)
+    design = np.concatenate([rows_of_client(data, 0)[0], np.ones((int(data.size[0]), 1))], 1)
     top = np.linalg.eigvalsh(design.T @ design)[-1] / len(design)
     assert objectives.smoothness(data, "logistic")[0] == pytest.approx(top / 4, rel=1e-6)
     bare = np.linalg.eigvalsh(design[:, :3].T @ design[:, :3])[-1] / len(design)

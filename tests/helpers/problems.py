@@ -62,6 +62,19 @@ def make_federation(seed=0, sizes=SIZES, classes=0, pad=0, junk=None, held_out=0
     return Federation(*map(jnp.asarray, arrays), classes=classes)
 
 
+def rows_of_client(fed, client):
+    """Return the x and y of a client in float64."""
+    index = np.asarray(fed.index)[client, : int(fed.size[client])]
+    return np.asarray(fed.x, np.float64)[index], np.asarray(fed.y, np.float64)[index]
+
+
+def design_matrices(fed):
+    """Yield each client's rows, with a column for the bias in front, as the leaves {b, w} stand."""
+    for client in range(len(fed.size)):
+        x, y = rows_of_client(fed, client)
+        yield np.concatenate([np.ones((len(x), 1)), x], 1), y
+
+
 def squared(params, x, y):
     """Linear regression: two leaves, so that noise and clipping over several leaves are seen."""
     return 0.5 * (x @ params["w"] + params["b"] - y) ** 2
