@@ -193,7 +193,7 @@ def personal_findings(plan: Plan) -> tuple:
 
 
 def _judge_other_parts(plan) -> Findings:
-    """Return findings about stages, samplers, losses and what the server calls."""
+    """Return findings about stages, samplers, losses and the functions of the server."""
     hidden = Findings((), ())
     own_losses = [g.loss for g in gradients_in(plan.algorithm.client)]
     traces = [("the loss", "example", trace) for trace in _trace_losses(plan, own_losses)]
@@ -202,8 +202,8 @@ def _judge_other_parts(plan) -> Findings:
         found = tuple(f"what {name} in {words} does" for name in trace.opaque)
         # A function for examples may hide the rows of other clients as well.
         hidden += Findings(found if unit == "example" else (), found)
-    # What a client gave to Python, such as by a debug callback, may come back in the server.
-    for place, trace in _traced_server_side(plan):
+    # What a client showed to Python, by a debug callback for example, may come back in the server.
+    for place, trace in _traced_functions(plan):
         found = tuple(f"what {name} in {place} does" for name in trace.opaque)
         hidden += Findings(found, found)
     found = judge_records(plan) + hidden
@@ -270,36 +270,29 @@ def _arrays_by_place(plan) -> list[tuple[str, list]]:
     held += [(LOSS, trace.consts) for trace in _trace_losses(plan, own_losses)]
     held += [(UNLISTED, trace.consts) for trace in _trace_losses(plan, [task.evaluation])]
     held += [(place, trace.consts) for place, _, trace in _traced_stages(plan)]
-    skip = judged_apart(algorithm.client)
-    if user_objects_in(_server_side(plan), skip):
-        held.append(("client", judge_client(plan).consts))
-    return held + [(place, trace.consts) for place, trace in _traced_server_side(plan)]
+    return held + [(place, trace.consts) for place, trace in _traced_functions(plan)]
 
 
-def _server_side(plan) -> tuple:
-    """Return the functions of an algorithm, of which the client is judged in `client`."""
-    algorithm = plan.algorithm
-    return algorithm.init, algorithm.client, algorithm.server, algorithm.params
-
-
-def _traced_server_side(plan) -> list[tuple[str, "Trace"]]:
-    """Return (place, Trace) of each function of a user that the server calls."""
+def _traced_functions(plan) -> list[tuple[str, "Trace"]]:
+    """Return (place, Trace) of a user's client, and of each function of a user on the server."""
     task, algorithm, num_clients = plan.task, plan.algorithm, plan.sampler.clients
+    skip, found = judged_apart(algorithm.client), []
     functions: list[tuple] = [
         (INIT, task.init, key_shape()),
         (WEIGHTS, plan.weights, jax.ShapeDtypeStruct((), jnp.int32)),
     ]
-    skip = judged_apart(algorithm.client)
-    shapes = judge_client(plan).shapes if user_objects_in(_server_side(plan), skip) else None
-    if shapes is not None:
-        server, payload = shapes
-        functions += [
-            ("algorithm.init", algorithm.init, params_shapes(plan)),
-            ("server", algorithm.server, context_shapes(), server, payload),
-            ("algorithm.params", algorithm.params, server),
-        ]
+    parts = (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
+    if user_objects_in(parts, skip):
+        verdict = judge_client(plan)
+        found.append(("client", Trace(verdict.consts, ())))  # `judge_client` says what it hides
+        if verdict.shapes is not None:
+            server, payload = verdict.shapes
+            functions += [
+                ("algorithm.init", algorithm.init, params_shapes(plan)),
+                ("server", algorithm.server, context_shapes(), server, payload),
+                ("algorithm.params", algorithm.params, server),
+            ]
     serve = lambda f, numbers, *rest: f(make_context(numbers, num_clients), *rest)
-    found = []
     for place, function, *operands in functions:
         if user_objects_in(function, skip):
             call = serve if place == "server" else _call

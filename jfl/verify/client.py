@@ -22,8 +22,8 @@ from . import marks
 from .flow import Flow, Place, first_overlap, is_key, may_be_equal
 from .trust import bits_of, declared_releases
 
-# Tokens that no payload may have, the worst first.  "size" is the number of rows under add_remove.
 SIZE = "the number of rows, which adjacency add_remove changes,"
+# Tokens that no payload may have, the worst first.  "size" is the number of rows under add_remove.
 SOURCES = ("rows", "draw", "batch", "example", "bounded", "kept", "opaque", "size")
 
 MAX_STEPS_SHOWN = 7  # of a path
