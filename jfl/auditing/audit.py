@@ -205,11 +205,12 @@ def audit(
         True
     """
     where = "jfl.audit"
-    checks.require_integer(where, trials=trials)
     checks.require_one_of(where, (WORST, *trainings.CANARIES), canary=canary)
     _check(where, plan, rounds, seed, sees, delta, confidence)
-    too_few = LEARN_FRACTION * trials < MIN_LEARNING_TRIALS
-    most = 0.0 if too_few else ceiling(trials, delta, confidence)
+    fewest = math.ceil(MIN_LEARNING_TRIALS / LEARN_FRACTION)
+    hint = f"{LEARN_FRACTION:.0%} of the trials choose the score."
+    checks.require_integer(where, hint, min_value=fewest, trials=trials)
+    most = ceiling(trials, delta, confidence)
     _check_shown(where, most, f"trials={trials}", claimed, "Raise trials, or audit fewer rounds.")
     if devices.devices(mesh) is not None and devices.devices(plan.mesh) is not None:
         expected, got = "mesh=None for a plan that has a mesh", checks.short_repr(mesh)

@@ -26,6 +26,7 @@ from .canaries import refuse
 SEED = 2023  # of random directions
 MAX_GRADIENTS = 32  # of canaries that are in memory at once
 MAX_ROWS = 64  # of a client whose loss is observed
+MAX_DIRECTION_NUMBERS = 2**28  # of all random directions together
 
 CANARIES = ("mislabelled", "blank", "direction")
 DESCRIPTIONS = {
@@ -128,6 +129,10 @@ def training(
     if entry.unit == "example" and not entry.implied:
         chain = plan.algorithm.releases[0].mechanism
     if kind == "direction":
+        most = MAX_DIRECTION_NUMBERS // pytrees.size(like)
+        if count > most:
+            hint = 'Use fewer canaries, or canary="mislabelled".'
+            checks.fail("jfl.audit", f"at most {most} random directions of this size", count, hint)
         bound = canaries.chain_of(plan) if entry.unit == "client" else chain
         sent, weights = canaries.random(bound, like, rounds, count, SEED)
         if sees == "releases":

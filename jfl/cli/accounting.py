@@ -291,7 +291,8 @@ def _sample(numbers: Numbers):
 
 def _show_numbers(name: str, numbers: Numbers, noise_multiplier: float, target=None):
     guarantee = guarantee_of_numbers(numbers, noise_multiplier)
-    if text := guarantee_rows.noise_warning(guarantee.epsilon, numbers.delta, numbers.unit):
+    epsilon_at = lambda delta: guarantee.epsilon_at(delta).item()
+    if text := guarantee_rows.noise_warning(epsilon_at, numbers.delta, numbers.unit):
         console.warn(name, text)
     row = guarantee_rows.as_row(guarantee)
     console.table(

@@ -140,7 +140,12 @@ def parse_with_config(
     values, rest = split_config_files(arguments)
     axes = values.pop("sweep", {})
     if axes and not of_sweep:
-        checks.fail(program, "the config of one run", "one with [sweep]", "Use jfl sweep.")
+        checks.fail(
+            program,
+            "the config of one run",
+            "one with [sweep]",
+            "Leave [sweep] out, or use jfl sweep.",
+        )
     # Noise that is given by a flag replaces noise in the file, in either form.
     flags = {word.split("=")[0].replace("_", "-") for word in rest}
     for one, other in (("noise-multiplier", "epsilon"), ("epsilon", "noise-multiplier")):

@@ -110,7 +110,9 @@ def submodules(
 
 
 def later(path: str) -> Callable[..., Any]:
-    """Return a function that imports another one from a higher room when it is called.
+    """Return a function that imports another one when it is called.
+
+    The other function may be of a package that builds on the one of the caller.
 
     Args:
         path: the path of the other function, such as "jfl.runs.load.load".

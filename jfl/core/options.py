@@ -16,9 +16,12 @@ or another default.  `Annotated[float, PYTHON_ONLY]`, or a line under `Other Par
 `Args:`, keeps a parameter out of configs.
 """
 
+import ast
 import dataclasses
 import functools
 import inspect
+import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -144,12 +147,21 @@ def _helps(factory: Callable[..., Any]) -> dict[str, str]:
     base = getattr(factory, "extends", None)
     helps = {} if base is None else _helps(base)
     style = docstring_parser.DocstringStyle.GOOGLE
-    for entry in docstring_parser.parse(factory.__doc__ or "", style).params:
+    for entry in docstring_parser.parse(_docstring(factory), style).params:
         if entry.args[0] == "param":  # and not under "Other Parameters:"
             text = " ".join((entry.description or "").split())
             sentence = text.partition(". ")[0].rstrip(".")
             helps |= dict.fromkeys(entry.arg_name.split(", "), sentence)
     return helps
+
+
+def _docstring(factory: Callable[..., Any]) -> str:
+    """Return the docstring of a factory; `python -OO` leaves it only in the source."""
+    text = factory.__doc__
+    if text is None and sys.flags.optimize > 1:
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(factory))).body[0]
+        text = ast.get_docstring(tree)
+    return text or ""
 
 
 def split_optional(kind: Any) -> tuple[Any, bool]:

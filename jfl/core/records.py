@@ -1,8 +1,8 @@
-"""The records that all rooms of jfl share.  Read this file first.
+"""The records that all packages of jfl share.  Read this file first.
 
-Every record is a frozen dataclass and a pytree.  Numbers and arrays are leaves: they are traced,
-and a sweep is a vmap over them.  Fields marked `static` are structure: they are hashable, and
-another value compiles another program.
+Most records are frozen dataclasses and pytrees; results are named tuples.  Numbers and arrays are
+leaves: they are traced, and a sweep is a vmap over them.  Fields marked `static` are structure:
+they are hashable, and another value compiles another program.
 
 Shapes use C clients, K slots of a cohort, N rows per client (padded), B rows per batch, T local
 steps, R rounds and S points of a sweep.

@@ -158,8 +158,13 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
             "0 leaves a client's rows unchanged.",
         )
     levels = np.zeros(len(fed.x))
-    parts = [(fed.index, fed.size)] + [(fed.test_index, fed.test_size)] * held_out
-    for index, size in parts:
+    parts = (fed.index, fed.size, given), (fed.test_index, fed.test_size, given * held_out)
+    wanted = []
+    for index, size, level_of_client in parts:
         is_row = np.arange(index.shape[1]) < np.asarray(size)[:, None]
-        levels[np.asarray(index)[is_row]] = np.repeat(np.broadcast_to(given, clients), size)
+        rows = np.asarray(index)[is_row]
+        levels[rows] = level_of_rows = np.repeat(np.broadcast_to(level_of_client, clients), size)
+        wanted.append((rows, level_of_rows))
+    if any(np.any(levels[rows] != level_of_rows) for rows, level_of_rows in wanted):
+        checks.fail(where, f"one {name} for each row", "a row of two clients, or held out as well")
     return levels

@@ -196,7 +196,7 @@ def _check_dataset(dataset, test, classes) -> tuple[Any, ...]:
             checks.fail(where, f"the dataset's classes, {dataset.classes}", f"classes={classes}")
         classes = dataset.classes
     arrays = tuple(arrays) if isinstance(arrays, tuple | list) else ()
-    if test is not None:
+    if test is not None and len(arrays) in (2, 4):
         arrays = (*arrays[:2], *test)
     if len(arrays) != 4:
         checks.fail(

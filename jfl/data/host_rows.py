@@ -20,6 +20,7 @@ from ..core.hashing import Rows, mark_immutable
 from ..core.records import Federation
 from .rows import check_arrays
 
+CHANGED = "Rows must not change after jfl.population: make the population again."
 NUMBERS_PER_READ = 2**22  # while all rows are checked
 NUM_THREADS = 4
 # One thread copies a cohort of this size as fast as several do.
@@ -89,7 +90,7 @@ def population(
     arrays = isinstance(rows, tuple | list)
     if arrays:
         rows = tuple(map(np.asanyarray, rows))
-        if len(rows) != 2 or rows[1].ndim == 0 or rows[0].shape[:1] != rows[1].shape[:1]:
+        if len(rows) != 2 or rows[1].ndim != 1 or rows[0].shape[:1] != rows[1].shape[:1]:
             shapes = ", ".join(str(list(v.shape)) for v in rows)
             checks.fail(where, "(x, y) with the same number of rows, or a data source", shapes)
     n = len(rows[1] if arrays else rows)
@@ -101,7 +102,7 @@ def population(
         checks.fail(where, f"sizes that add up to at most {n} rows", offsets[-1])
     if order is not None:
         order = checks.as_array(where, "order", order)
-        is_rows = order.shape == offsets[-1:] and order.dtype.kind in "iu"
+        is_rows = order.shape == (offsets[-1],) and order.dtype.kind in "iu"
         if not is_rows or order.min() < 0 or order.max() >= n or np.bincount(order).max() > 1:
             checks.fail(
                 where,
@@ -210,16 +211,18 @@ class Population:
         if self.arrays and self.prepare is None:
             out[1][mask] = self.arrays[1][positions[mask]]
             self._copy(positions, mask, out[0])
-            return
-        for value, (shape, _), slots in zip(self.stored(positions[mask]), self.sent, out):
-            if value.shape != (mask.sum(), *shape):  # NumPy might broadcast it
-                checks.fail(
-                    "population",
-                    f"{mask.sum()} rows of shape {list(shape)}, as before",
-                    list(value.shape),
-                    "Rows must not change after jfl.population: make the population again.",
-                )
-            slots[mask] = value
+        else:
+            for value, (shape, _), slots in zip(self.stored(positions[mask]), self.sent, out):
+                if value.shape != (mask.sum(), *shape):  # NumPy might broadcast it
+                    expected = f"{mask.sum()} rows of shape {list(shape)}, as before"
+                    checks.fail("population", expected, list(value.shape), CHANGED)
+                slots[mask] = value
+        labels = out[1][mask]
+        if self.classes and labels.ndim == 1 and labels.size:
+            least, most = labels.min(), labels.max()
+            if least < 0 or most >= self.classes:
+                expected = f"labels below {self.classes}, as before"
+                checks.fail("population", expected, f"{least} to {most}", CHANGED)
 
     def _copy(self, positions, mask, out):
         """Copy rows of arrays into their slots, in the fastest way for their layout."""
@@ -272,6 +275,16 @@ if hasattr(os, "register_at_fork"):  # a child process does not inherit threads
 def _scan_rows(where, host, n, test, classes):
     """Read all rows once: check them, determine their types and classes, and hash them as
     `federate` would. Return the test rows in these types."""
+    x_test, y_test = test
+    stored = host.stored(np.arange(1))
+    # Devices compute in 32 bits.
+    if host.prepare_row is not None and stored[0].dtype.itemsize > 4:
+        checks.fail(
+            where,
+            "x with at most 32 bits per number when prepare_row is given",
+            stored[0].dtype,
+            "Store x with 32 bits, or use `prepare`.",
+        )
     total, num_classes = Rows(), 0
     first_row: Any = None
     step = max(1, NUMBERS_PER_READ // max(1, np.asarray(host.read(np.arange(1))[0]).size))
@@ -285,20 +298,12 @@ def _scan_rows(where, host, n, test, classes):
         total.add(x, y)
         host.release_pages()
     x, y = first_row
-    *_, x_test, y_test, counted = check_arrays(where, x, y, test[0], test[1], classes)
+    *_, x_test, y_test, counted = check_arrays(where, x, y, x_test, y_test, classes)
     host.classes = max(num_classes, counted)
-    stored = host.stored(np.arange(1))
     host.shape = x.shape[1:]
     host.sent = [(v.shape[1:], kind) for v, kind in zip(stored, host.kind)]
     if host.prepare_row is not None:
         host.sent[0] = stored[0].shape[1:], stored[0].dtype
-        if stored[0].dtype.itemsize > 4:  # devices compute in 32 bits
-            checks.fail(
-                where,
-                "x with at most 32 bits per number when prepare_row is given",
-                stored[0].dtype,
-                "Store x with 32 bits, or use `prepare`.",
-            )
     step = max(1, NUMBERS_PER_READ // host.slots)
     for first in range(0, len(host.offsets) - 1, step):
         positions, mask = host.rows(np.arange(first, min(first + step, len(host.offsets) - 1)))

@@ -121,7 +121,7 @@ def readable(where: str, expected: str) -> Iterator[None]:
     except Exception as error:  # these libraries have no common error
         hint = "Copy or prepare the data again."
         if isinstance(error, ImportError):
-            hint = 'Install the packages that read the data: pip install -e ".[tfds]".'
+            hint = 'Install the packages that read the data: pip install -e ".[cli,tfds]".'
         checks.fail(where, expected, checks.describe_error(error), hint, DataUnavailable)
 
 

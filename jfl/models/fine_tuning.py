@@ -133,11 +133,14 @@ def _given(where, shapes, params) -> dict:
         return {}
     found = pytrees.by_path(params)
     if isinstance(params, Mapping):
-        found |= {k: v for k, v in params.items() if not isinstance(v, Mapping | list | tuple)}
+        by_name = {k: v for k, v in params.items() if isinstance(k, str)}
+        found |= {k: v for k, v in by_name.items() if not isinstance(v, Mapping | list | tuple)}
+    paths = f"params by the paths of the model: {', '.join(list(shapes)[:12])}"
+    if not found:
+        checks.fail(where, paths, "none")
     for name, value in found.items():
         if name not in shapes:
-            expected = f"params by the paths of the model: {', '.join(list(shapes)[:12])}"
-            checks.fail(where, expected, name)
+            checks.fail(where, paths, name)
         if np.shape(value) != shapes[name].shape:
             expected = f"params of the model's shapes: {name} {list(shapes[name].shape)}"
             checks.fail(where, expected, list(np.shape(value)))

@@ -194,6 +194,7 @@ def epsilons(
         checks.fail("jfl.epsilons", "rounds: integers >= 0, Int[m]", f"{rounds!r}")
     last = max(int(times.max(initial=1)), 1)
     entries = entries_of(plan, last, delta)
+    _check_names(unit, view, adjacency)
     if not entries or not times.size:
         return np.where(times > 0, math.inf, 0.0)
     entry = choose("jfl.epsilons", plan, entries, unit, view, adjacency)
@@ -237,6 +238,7 @@ def epsilons_per_client(
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
     listed = entries_of(plan, rounds, delta)
+    _check_names(None, view, None)
     if not listed:
         return np.where(sizes > 0, math.inf, 0.0)
     entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None)

@@ -97,6 +97,11 @@ def _refuse_bad_values(config: Config) -> None:
     published = config.noise_shape == "published"
     printed = config.mode == "as_printed"
     constant = config.clip == "flat" and config.clip_decay == config.noise_decay == 1
+    if config.average_from is not None:
+        last = config.rounds - 1
+        checks.require_integer(
+            "config", min_value=0, max_value=last, average_from=config.average_from
+        )
     # (whether it is wrong, what was expected, what was given, a hint)
     rules = (
         (
@@ -104,12 +109,6 @@ def _refuse_bad_values(config: Config) -> None:
             "delta in (0, 1)",
             given("delta"),
             "Below 1 / (number of examples) is usual.",
-        ),
-        (
-            config.average_from is not None and not 0 <= config.average_from < config.rounds,
-            f"0 <= average_from < rounds={config.rounds}",
-            given("average_from"),
-            "",
         ),
         (
             config.noise_multiplier is not None and config.epsilon is not None,

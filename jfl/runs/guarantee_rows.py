@@ -2,6 +2,7 @@
 noise."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -174,7 +175,10 @@ def noise_levels(plan: Plan, rounds: int) -> list:
 
 
 def noise_warning(
-    epsilon: float, delta: float, unit: str, num_units: float = TYPICAL_NUM_UNITS
+    epsilon_at: Callable[[float], float],
+    delta: float,
+    unit: str,
+    num_units: float = TYPICAL_NUM_UNITS,
 ) -> str:
     """Return a warning for an epsilon so small that the model is noise whatever the data are, or so
     large that it protects almost nothing; "" for others.
@@ -183,14 +187,24 @@ def noise_warning(
     of at most e^(n epsilon), except with a probability of at most n e^(n epsilon) delta.  So up to
     1 / epsilon and 0.1 / delta of them have almost no effect.
 
-    >>> noise_warning(8.0, 1e-5, "example")
+    Args:
+        epsilon_at: the smallest epsilon that is proved at a delta.
+        delta: the delta of the run.
+        unit: "example" or "client".
+        num_units: how many rows, or clients, there are.
+
+    >>> noise_warning(lambda delta: 8.0, 1e-5, "example")
     ''
     """
     units = "rows" if unit == "example" else "clients"
-    hidden = min(1 / max(epsilon, 1e-300), 0.1 / delta)
+    epsilon = least = float(epsilon_at(delta))
+    small = min(delta, 0.099 / num_units)  # at which all units together can be hidden
+    if small < delta:
+        least = float(epsilon_at(small))
+    hidden = min(1 / max(least, 1e-300), 0.1 / small)
     if num_units <= hidden:
         return (
-            f"this trains on noise: epsilon {epsilon:.3g} at delta {delta:.3g} hides even "
+            f"this trains on noise: epsilon {least:.3g} at delta {small:.3g} hides even "
             f"{hidden:.2g} {units} together almost completely, and a model that is trained on "
             f"fewer is noise. Raise epsilon, or lower the noise."
         )

@@ -103,8 +103,9 @@ def read_rows(path: str | Path, like: jax.ShapeDtypeStruct) -> np.ndarray:
                 x = x["x" if "x" in x else x.files[0]]
         elif path.suffix == ".csv":
             with open(path) as file:
-                numbers = re.match(r"\s*([-+.\d]|nan|inf)", file.readline(), re.IGNORECASE)
-            x = np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(numbers is None))
+                number = r'\s*"?([-+.\d]|(nan|inf|infinity)\b)'
+                header = re.match(number, file.readline(), re.IGNORECASE) is None
+            x = np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(header), quotechar='"')
         else:
             raise ValueError("not a file .npy, .npz or .csv")
     except (OSError, ValueError) as error:

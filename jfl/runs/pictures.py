@@ -71,7 +71,7 @@ def draw_epsilon_curve(
     """
     figure, ax = _figure((7.2, 4.6))
     drawn = np.where(np.isfinite(epsilons) & (epsilons > 0), epsilons, np.nan)
-    last = f"ε = {drawn[-1]:.4g} after {rounds[-1]} rounds"
+    last = f"ε = {epsilons[-1]:.4g} after {rounds[-1]} rounds"
     ax.plot(rounds, drawn, color=PALETTE[1], lw=2, marker="o", ms=3, label=last)
     if target is not None:
         ax.axhline(target, color="0.35", ls=":", lw=1.4, label=f"target ε = {target:g}")

@@ -239,13 +239,19 @@ def save_summary(directory, entries: list[dict]):
 
 
 def void(directory):
-    """Remove files with the epsilon of another number of rounds: summary.json, and pages that
-    `jfl report` wrote next to it."""
+    """Remove files with the epsilon of another number of rounds: summary.json, and pages and
+    pictures that `jfl report` wrote next to it."""
     (directory / "summary.json").unlink(missing_ok=True)
     for path in list(directory.iterdir()):
         head = PAGES.get(path.suffix)
         if head is not None and path.is_file() and path.read_bytes().startswith(head):
             path.unlink()
+            folder = path.with_name(f"{path.stem}_files")
+            if folder.is_dir() and not folder.is_symlink():
+                for picture in folder.glob("picture-*.png"):
+                    picture.unlink()
+                with contextlib.suppress(OSError):  # the folder has other files
+                    folder.rmdir()
 
 
 def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict:

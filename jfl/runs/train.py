@@ -166,7 +166,9 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
         if journaled is not None:
             if checkpoints.latest() is not None:
                 saved = checkpoints.load()
-                run, meta = checkpoints.restore(run, saved), saved.meta
+                meta = dict(saved.meta)
+                _refuse_other_run(meta.pop("facts") | dict(until=0), facts, out)
+                run = checkpoints.restore(run, saved)
             since = journal.resume(int(run.round))
         ready(f"{facts} {code()}")
         with disk_errors_explained(f"run {out}", lambda: _last_checkpoint(checkpoints, out)):
@@ -308,7 +310,8 @@ def _run_segments(session: Session, curve: dict, stopwatch: Stopwatch, writers: 
                 history.setdefault(name, []).extend(values)
             if done - saved >= session.save_every or done == config.rounds:
                 seconds = session.seconds + stopwatch.read()[0]
-                session.checkpoints.save(output.run, dict(history=history, seconds=seconds))
+                meta = dict(facts=session.facts, history=history, seconds=seconds)
+                session.checkpoints.save(output.run, meta)
                 saved = done
             _log(writers, seen, curve)
             session.watch(
@@ -472,13 +475,16 @@ def noise_warning(plan, config) -> str:
     if (unit := configs.the_unit(config)) is None:
         return ""
     whose = unit, configs.the_view(config), config.adjacency
-    try:
-        (epsilon,) = guarantee_rows.epsilons(plan, [config.rounds], config.delta, *whose, most=0)
-    except ArgumentError:  # nothing is proved
-        return ""
     sizes = np.asarray(plan.fed.size)
     num_units = sizes.sum() if unit == "example" else sizes.size
-    return guarantee_rows.noise_warning(epsilon, config.delta, unit, num_units)
+
+    def epsilon_at(delta):
+        return guarantee_rows.epsilons(plan, [config.rounds], delta, *whose, most=0)[0]
+
+    try:
+        return guarantee_rows.noise_warning(epsilon_at, config.delta, unit, num_units)
+    except ArgumentError:  # nothing is proved
+        return ""
 
 
 def privacy(plan: Plan, config: Config, rounds: int) -> list[dict]:

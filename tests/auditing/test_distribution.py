@@ -101,7 +101,7 @@ def test_noise_that_is_not_is_found(name, monkeypatch):
 
 
 def _every_round_the_first(monkeypatch):
-    streams = engine_round.streams
+    streams = engine_round.stream_keys
     first = lambda key, names, round_: streams(key, names, 0 * round_)
     monkeypatch.setattr(engine_round, "stream_keys", first)
     return "rounds"

@@ -192,16 +192,23 @@ def test_what_states_an_epsilon_of_fewer_rounds_goes(tmp_path, capsys, no_progra
         "accuracy.png",
     }
     assert len(pages) == 4
+    (out / "report_files" / "mine.png").write_text("mine")
     assert jfl(*command, "--resume") == 0  # nothing to add: it stands
     assert pages < {p.name for p in out.iterdir()}
     assert jfl(*command, "--resume", "--rounds", 6) == 0
     assert {p.name for p in out.iterdir()} & pages == {"accuracy.png", "report_files"} and summary(
         out
     )[0]["rounds"] == 6
-    assert not list(out.glob("index.*"))
+    assert [p.name for p in (out / "report_files").iterdir()] == ["mine.png"]
+    assert not list(out.glob("index*"))
     (out / "report.md").write_text("my notes")
+    (out / "linked.md").write_bytes(record.PAGES[".md"])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "picture-1.png").write_text("mine")
+    (out / "linked_files").symlink_to(tmp_path / "elsewhere")
     record.void(out)
     assert (out / "report.md").read_text() == "my notes" and not (out / "summary.json").exists()
+    assert (tmp_path / "elsewhere" / "picture-1.png").exists() and not (out / "linked.md").exists()
 
 
 @pytest.mark.slow
@@ -452,12 +459,13 @@ def test_a_sweep_and_the_accountant_warn_of_noise(tmp_path, capsys):
     [
         (1e-4, 1e-5, 1438, "hides even 1e+04 rows together"),
         (1.0, 1e-5, 1438, ""),
-        (1e-4, 1e-3, 1438, ""),  # the delta of so many rows is 1
+        (1e-4, 1e-3, 1438, "at delta 6.88e-05 hides even 1.5e+03 rows"),
+        (0.0, 1e-5, 60_000, "at delta 1.65e-06 hides even 6.1e+04 rows"),
         (25.0, 1e-5, 1438, "protects almost nothing"),
     ],
 )
 def test_too_few_rows_for_an_epsilon_are_noise(epsilon, delta, num_units, warns):
-    text = guarantee_rows.noise_warning(epsilon, delta, "example", num_units)
+    text = guarantee_rows.noise_warning(lambda _: epsilon, delta, "example", num_units)
     assert warns in text and bool(text) == bool(warns)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import jfl
 from jfl.cli import main
+from jfl.runs.load import read_rows
 
 TINY = (
     "--clients 6 --min-rows 8 --model logistic --sampler full --batch-sampler full --steps 2 "
@@ -56,6 +57,17 @@ def test_what_is_no_run(tmp_path, trained):
 
 
 # --- predict
+
+
+@pytest.mark.parametrize("text", ['"1","2"\n3,4\n', "infos,b\n1,2\n3,4\n", "1,2\n3,4\n", "nan,b\n"])
+def test_the_first_line_of_a_csv_is_a_header_if_it_is_no_number(text, tmp_path):
+    (tmp_path / "rows.csv").write_text(text)
+    like = jax.ShapeDtypeStruct((2,), np.float32)
+    if text.startswith("nan"):
+        with pytest.raises(ValueError, match="rows of numbers"):
+            read_rows(tmp_path / "rows.csv", like)
+    else:
+        assert read_rows(tmp_path / "rows.csv", like).tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "csv", "header.csv", "flat.npy"])

@@ -196,6 +196,17 @@ def test_salt_and_pepper_refuses(options, message):
         corruption.salt_and_pepper(federate(grey(12, (2, 2)), partition.iid(3)), **options)
 
 
+def test_a_row_with_two_levels_is_refused():
+    fed = federate(grey(12, (2, 2)), partition.iid(3))
+    shared = dataclasses.replace(fed, index=fed.index.at[1].set(fed.index[0]))
+    assert corruption.salt_and_pepper(shared, 0.1).x.shape == fed.x.shape
+    with pytest.raises(ValueError, match="expected one density for each row, but got a row of two"):
+        corruption.salt_and_pepper(shared, [0.1, 0.2, 0.1])
+    tested = dataclasses.replace(fed, test_index=fed.index[:, :1], test_size=jnp.ones(3, jnp.int32))
+    with pytest.raises(ValueError, match="or held out as well"):
+        corruption.salt_and_pepper(tested, 0.1, held_out=False)
+
+
 def test_corrupt_refuses_what_it_cannot_read():
     fed = federate(grey(12, (2, 2)), partition.iid(3))
     with pytest.raises(ValueError, match="corrupt before jax.jit"):

@@ -759,7 +759,7 @@ def test_damaged_source_and_missing_packages(place, monkeypatch):
     file.write_bytes(whole)
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, "tensorflow_datasets", None)
-        with pytest.raises(ValueError, match=re.escape('pip install -e ".[tfds]"')):
+        with pytest.raises(ValueError, match=re.escape('pip install -e ".[cli,tfds]"')):
             datasets.cifar10()
     datasets.cifar10()
     with monkeypatch.context() as patch:  # a cache needs none of these packages
@@ -1135,6 +1135,13 @@ def test_describe():
         (dict(test=(np.zeros((2, 4)), [0, 1])), "x_test float32[2, 4]"),
         (dict(dataset=np.zeros((6, 3))), "a Dataset, (x, y, x_test, y_test)"),
         (dict(dataset=(np.zeros((6, 3)), np.zeros(6, int))), "got 2 arrays"),
+        (
+            dict(
+                dataset=(np.zeros((6, 3)), np.zeros(6, int), np.arange(6)),
+                test=(np.zeros((2, 3)), np.zeros(2, int)),
+            ),
+            "got 3 arrays",
+        ),
         (
             dict(partition=partition.natural()),
             "names the owners of its rows for partition.natural(), but got 'arrays'",

@@ -113,7 +113,9 @@ def test_identity_is_gaussian_noise():
     one = plan("identity")
     stages = [jfl.gaussian(1.5) if s.role == "noise" else s for s in one.release.stages]
     other = dataclasses.replace(one, release=jfl.chain(*stages, adjacency="replace_one"))
-    assert jfl.guarantee(one, 5).epsilon == jfl.guarantee(other, 5).epsilon
+    # What computed normals cannot reach is charged for the shift of the whole run, not of a round.
+    mine, independent = (jfl.guarantee(p, 5).epsilon for p in (one, other))
+    assert independent <= mine <= independent * (1 + 1e-9)
     same = identity.noise_identity(one)
     run = dataclasses.replace(jfl.init(KEY, other), plan_identity=jnp.asarray(same))
     mine = jfl.init(KEY, one)

@@ -305,6 +305,48 @@ def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, large, at_onc
                 assert value.shape[1] == max(sizes) and not value[i, len(own) :].any()
 
 
+def test_rows_of_a_population_that_changed_are_refused():
+    x, y = np.zeros((6, 2), np.float32), np.arange(6) % 3
+    test = (x[:2].copy(), y[:2].copy())
+    fed = jfl.population((x, y), [2, 4], test=test)
+    y[3] = 77
+    fed.host.fetch(np.array([0]))
+    with pytest.raises(ValueError, match="expected labels below 3, as before, but got 1 to 77"):
+        fed.host.fetch(np.array([1]))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(rows=(np.zeros((6, 2)), np.zeros((6, 1), int))), "the same number of rows"),
+        (dict(order=np.arange(6)[None]), "6 different row numbers below 6"),
+        (dict(test=(np.zeros((2, 2)), np.zeros(2, int), 2)), "too many values"),
+    ],
+)
+def test_a_population_of_other_shapes_is_refused(change, words):
+    x, y = np.zeros((6, 2)), np.arange(6) % 2
+    given = dict(rows=(x, y), sizes=[2, 4], test=(x[:2], y[:2])) | change
+    with pytest.raises(ValueError, match=words):
+        jfl.population(**given)
+
+
+def test_rows_of_64_bits_for_the_device_are_refused_before_they_are_read():
+    reads = []
+
+    class Source:
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, i):
+            reads.append(i)
+            return dict(image=np.zeros(2), label=0)
+
+    test = (np.zeros((2, 2)), np.zeros(2, int))
+    with pytest.raises(ValueError, match="at most 32 bits"):
+        jfl.population(Source(), [2, 4], test=test, prepare_row=lambda row: row)
+    assert len(reads) == 1
+
+
 def test_rows_without_numbers():
     fed = jfl.population(
         (np.zeros((8, 0, 3), np.float32), np.arange(8) % 2),

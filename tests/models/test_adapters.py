@@ -499,6 +499,7 @@ def test_parts_that_do_not_fit(fed):
             r"shapes: body/kernel \[3, 8\], but got \[2, 2\]",
         ),
         ("head/*", {"tail": np.zeros(2)}, "params by the paths.*got tail"),
+        (None, {}, "params by the paths.*got none"),
     ):
         with pytest.raises(ValueError, match=words):
             jfl.models.trainable(task, which, given)

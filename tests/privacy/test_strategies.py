@@ -270,6 +270,16 @@ def test_no_pattern_exceeds_the_sensitivity(made, name, about):
         assert found == pytest.approx(worst, rel=1e-9)
 
 
+@pytest.mark.parametrize("epochs", [False, True])
+def test_a_restarted_strategy_costs_no_more_than_its_copies(epochs):
+    """At most the sum over the copies of the squares, for the worst spread of participations."""
+    of, about = square_root(8), (5, 3)
+    whole = restarted(of, 24).sensitivity(*about, epochs=epochs)
+    one = [0.0] + [of.sensitivity(k, 3, epochs=epochs) ** 2 for k in (1, 2, 3)]
+    spreads = [k for k in itertools.product(range(4), repeat=3) if sum(k) == 5]
+    assert whole == pytest.approx(max(sum(one[i] for i in k) for k in spreads) ** 0.5, rel=1e-12)
+
+
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(
     "separation", [3, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 4))]

@@ -266,7 +266,8 @@ PADPFL = dataclasses.replace(
         (dataclasses.replace(PADPFL, noise_decay=0.5), "a flat clip and noise as printed"),
         (dataclasses.replace(PADPFL, unit="example"), "unit = client for padpfl"),
         (dataclasses.replace(PADPFL, cohort=5), "all clients|sampling.full"),
-        (dataclasses.replace(BASE, average_from=5), "average_from < rounds=5"),
+        (dataclasses.replace(BASE, average_from=5), "average_from <= 4"),
+        (dataclasses.replace(BASE, average_from=1.5), "an integer average_from >= 0"),
         (
             dataclasses.replace(BASE, noise_multiplier=1.0, noise_shape="published"),
             "mode='as_printed'",

@@ -573,6 +573,16 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_and_named(half, kind):
         Checkpoints(half).load()
 
 
+@pytest.mark.parametrize("other", [dict(seed=1), dict(lr=0.01)], ids=str)
+def test_a_checkpoint_of_another_run_is_refused(half, other, tmp_path):
+    """One that was copied or synchronised into the directory of a run of the same shapes."""
+    (name,) = other
+    train.train(dataclasses.replace(STATEFUL, rounds=4, **other), tmp_path / "other")
+    shutil.copytree(tmp_path / "other" / "checkpoints", half / "checkpoints", dirs_exist_ok=True)
+    with pytest.raises(ResumeRefused, match=rf"{name}: .* there, .* here"):
+        train.train(STATEFUL, half, resume=True)
+
+
 def test_every_part_of_a_checkpoint_is_watched(half):
     """A flip anywhere is an error, never another state."""
     path, store = half / "checkpoints" / "4", Checkpoints(half)

@@ -136,6 +136,10 @@ def curve_of_tournament(
         checks.fail(where, "orders [n] > 1, ascending", checks.short_repr(orders))
     chosen = np.zeros(orders.shape)
     for curve, runs in _rungs(where, curves, laws):
+        curve = checks.as_array(where, "curve", curve)
+        if curve.shape != orders.shape or not np.all(curve >= 0):
+            expected = f"a curve {list(orders.shape)} of numbers >= 0"
+            checks.fail(where, expected, checks.short_repr(curve))
         chosen = chosen + curve
         if runs.gamma == 1:
             continue

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-GOLDEN_RATIO = (5**0.5 - 1) / 2
 LARGEST = 1e9  # values of a search on the host are cut off here: interpolation needs finite ones
 
 

@@ -159,7 +159,7 @@ def epsilon(event: Any, delta: float) -> tuple[float, str]:
 
 def delta(event: Any, epsilon: float) -> float:
     """Return the smallest delta at which the event is proved to be `epsilon`-private; 1 if nothing
-    smaller was found.
+    smaller was found.  A delta that underflows is 1e-300.
 
     Units:
         epsilon >= 0.
@@ -168,7 +168,7 @@ def delta(event: Any, epsilon: float) -> float:
         ValueError: as `epsilon`.
     """
     checks.require_nonnegative("tightest.delta", epsilon=epsilon)
-    return float(Release((event,)).curve().delta_at(epsilon))
+    return max(float(Release((event,)).curve().delta_at(epsilon)), 1e-300)
 
 
 def _worst_epsilon(alternatives, delta, sizes):

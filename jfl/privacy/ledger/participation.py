@@ -7,8 +7,7 @@ import numpy as np
 from ...core import checks
 from ...core.records import Caveat, Plan
 from ..mechanisms.correlated import strategy_of
-from .caveats import ASSERTED, LIKELY, SEEN
-from .entries import EVERY_ROUND
+from .caveats import ASSERTED, EVERY_ROUND, LIKELY, SEEN
 from .entry import Entry, effective, worst_columns
 from .facts import OTHER, SCHEMES, attendance
 

@@ -33,8 +33,9 @@ ROLES = ("row", "sum", "noise", "post")
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 LAWS = ("gaussian", "laplace", "discrete_gaussian", "skellam")
 INTEGER_LAWS = ("discrete_gaussian", "skellam")
-# Schedules are checked in blocks of this many rounds, so that all runs share one program.
-ROUNDS_PER_CHECK = 2**14
+# Schedules are checked in blocks of this many rounds, so that all runs share one program.  Blocks
+# are smaller if a round has a number for each client.
+ROUNDS_PER_CHECK, NUMBERS_PER_CHECK = 2**14, 2**20
 # The last round that the clock of a run can count.
 LAST_ROUND = 2**31 - 1
 
@@ -554,8 +555,10 @@ def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None
 
 def _check_schedule(where: str, name: str, function: Fn, first: int, rounds: int) -> None:
     end = min(first + rounds, LAST_ROUND)
-    for begin in range(first, end, ROUNDS_PER_CHECK):
-        block = np.minimum(begin + np.arange(ROUNDS_PER_CHECK), end - 1).astype(np.int32)
+    shape = jax.eval_shape(lambda r: jnp.asarray(function(r)), np.int32(first)).shape
+    size = max(min(ROUNDS_PER_CHECK, NUMBERS_PER_CHECK // max(math.prod(shape), 1)), 1)
+    for begin in range(first, end, size):
+        block = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
         values = _values_of_rounds(function, block)
         if not checks.is_concrete(values):  # a closure over something traced
             return

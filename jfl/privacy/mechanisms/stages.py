@@ -670,7 +670,7 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
         >>> jfl.chain(jfl.clip_l1(1.0), jfl.total(), jfl.laplace(2.0), jfl.divide(10))
         chain(clip_l1(1), total(), laplace(2), divide(10))
     """
-    hint = "Leave the stage out for no noise; the noise is the same in all rounds."
+    hint = "It cannot be a function of the round. Leave the stage out for no noise."
     value = as_number("laplace", hint, noise_multiplier=noise_multiplier)
     return Stage(None, noise=value, name="laplace", role="noise", law="laplace")
 

@@ -58,6 +58,7 @@ __all__ = [
 
 # By default an accelerator may round noise before it multiplies: a GPU to 10 bits, a TPU to 7.
 FULL_PRECISION = lax.Precision.HIGHEST
+MAX_TABLE = 2048  # rounds of a restarted copy of which a table of pairs is made
 
 
 @record
@@ -780,6 +781,10 @@ class Restarted(Derived):
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
         lengths = self._lengths(rounds)
+        if self.of.rounds > MAX_TABLE:  # the sum of the maxima of the copies, which is a bound
+            one = self.of.squared_sensitivities(min(self.of.rounds, rounds), separation)
+            before = np.arange(len(lengths))[:, None] * one[-1]
+            return (before + one).reshape(-1)[:rounds]
         by_length = {
             n: _squares_by_offset(self.of.matrix_until(n), separation) for n in set(lengths)
         }
@@ -789,6 +794,22 @@ class Restarted(Derived):
             so_far.append(before + by_length[length][offset])
             before = so_far[-1][:, -1:]
         return np.maximum.accumulate(np.hstack(so_far).max(0))
+
+    def sensitivity(
+        self, participations: int = 1, separation: int = 1, *, epochs: bool = False
+    ) -> float:
+        participations = self._max_participations(participations, separation)
+        if epochs and participations == -(-self.rounds // separation):
+            return float(np.sqrt(self.squared_sensitivities(self.rounds, separation)[-1]))
+        most = min(participations, -(-self.of.rounds // separation))
+        one = [0.0] + [
+            self.of.sensitivity(k, separation, epochs=epochs) ** 2 for k in range(1, most + 1)
+        ]
+        best = np.zeros(participations + 1)  # by the number of participations in earlier copies
+        for _ in self._lengths(self.rounds):
+            spread = [best[k::-1][: len(one)] + one[: k + 1] for k in range(participations + 1)]
+            best = np.array([squares.max() for squares in spread])
+        return float(np.sqrt(best[-1]))
 
     def _lengths(self, rounds: int) -> list[int]:
         """Return the number of rounds of each copy; the last one may be cut short."""
