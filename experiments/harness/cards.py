@@ -44,37 +44,45 @@ NAMES = {  # how papers write them
 }
 HEAD = f"""# Algorithms
 
-Which one? Begin with [FedAvg](local.md#fedavg). If your clients differ and the noise is in their
-local steps, try [SCAFFOLD](local.md#scaffold). If each client should have a model of its own, try
-[Ditto](personal.md#ditto). Everything else answers a question of its own: its card says which.
+Start with [FedAvg](local.md#fedavg). If your clients differ and the noise is in their local steps,
+try [SCAFFOLD](local.md#scaffold). If each client should have a personal model, try
+[Ditto](personal.md#ditto). The other algorithms serve special purposes, which the table names.
 
-The column ε compares what algorithms cost under one common plan: {CLIENTS} clients with {ROWS} rows
-each, all of which take part in {ROUNDS} rounds of {STEPS} local steps on all their rows,
-with noise multiplier {NOISE:g}, δ = {DELTA:g}, add or remove one row, against the server.
-Where only another adjacency has a proof, its name follows in brackets. Client-level
-privacy (noise on the release) costs the same for each: one release a round,
-however many local steps there are.
+The table also compares what the algorithms cost in privacy, in one example plan: {CLIENTS} clients
+with {ROWS} rows each participate in all {ROUNDS} rounds and take {STEPS} local steps on all of their
+rows. Every local gradient gets Gaussian noise with multiplier {NOISE:g}. *Releases* counts the noisy
+releases of a client per round. *ε* protects one row against the server, for δ = {DELTA:g} and the
+adjacency add_remove, or the adjacency in brackets if jfl proves nothing for add_remove.
+
+With noise on the release (client-level privacy), every algorithm makes one release per round,
+however many local steps it takes. If all clients participate, every algorithm then has the same ε.
 
 """
+INTRO = """Each card gives the equation, the paper and the privacy cost of one algorithm. In the equations,
+w is the server's model, wᵢ is the copy that client i trains, Fᵢ is the mean loss of client i, ∇Fᵢ
+its gradient (with noise, if the gradient is private), and η is a learning rate. [All
+algorithms](index.md) helps you choose, and describes the example plan.
+"""
 FOOT = """
-(made from the code by `python -m experiments.harness.cards`)
+This table is made from the code by `python -m experiments.harness.cards`.
 
-## Servers and averaging
+## Server optimizers
 
-Any algorithm takes another server optimizer. It works on the release, so it costs no privacy.
+You can combine any algorithm with another optimizer on the server. A server optimizer reads only
+the release, so it does not change ε.
 
-| you write | it is |
+| you write | what it is |
 |---|---|
 | `jfl.algorithms.fedavgm(grad, ...)` | FedAvg with momentum on the server (Hsu et al., 2019) |
 | `jfl.algorithms.fedadam`, `fedyogi`, `fedadagrad` | adaptive servers (Reddi et al., ICLR 2021) |
 | `jfl.algorithms.averaged(algorithm)` | the mean of the models of all rounds so far |
 | `server_optimizer=optax.adam` | any optax optimizer on the server |
-| `optimizer=optax.adam` | any optax optimizer on the clients: DP-Adam, where gradients are noisy |
-| `jfl.optimizers.adam_without_noise_bias` | Adam, its second moment without the bias of noise |
+| `optimizer=optax.adam` | any optax optimizer on the clients; DP-Adam if the gradients are private |
+| `jfl.optimizers.adam_without_noise_bias` | Adam that subtracts the known noise variance |
 
-All have the contract tests of `tests/contracts`: they compile once, a scan equals a loop, a
-resumed run equals an uninterrupted one, and a sweep equals separate runs.
-[Your own](../guides/algorithm.md) gets them with one line.
+The tests in `tests/contracts` run every algorithm. They check that it compiles once, that a scan
+over rounds equals a loop, that a resumed run equals an uninterrupted one, and that a sweep equals
+separate runs. One line adds [your own algorithm](../guides/algorithm.md) to them.
 """
 
 
@@ -160,13 +168,13 @@ def card(name: str) -> str:
     releases, epsilon = cost(name)
     source = Path(inspect.getsourcefile(make) or "").relative_to(ROOT).as_posix()
     steps = "" if name == "fedsgd" else f", in {STEPS} local steps"
-    remembers = "yes" if example(name, private=False).stateful else "no"
+    is_stateful = "yes" if example(name, private=False).stateful else "no"
     rows = [
         ("equation", by_hand["equation"]),
         ("paper", flat(sections(inspect.cleandoc(module.__doc__ or ""))["References"])),
         ("noisy releases per participation", f"{releases}" + steps),
-        ("ε of the [common plan](index.md)", epsilon),
-        ("clients remember something", remembers),
+        ("ε in the [example plan](index.md)", epsilon),
+        ("clients keep a state", is_stateful),
         ("source", f"[`{source}`](../../{source})"),
         ("tests", ", ".join(f"[`{t}`](../../{t})" for t in tests_of(name))),
         ("reference", f"[`jfl.algorithms.{name}`](../reference/algorithms.md)"),
@@ -196,8 +204,7 @@ def pages() -> dict:
     table = ["| algorithm | releases | ε | when |", "|---|---|---|---|"]
     found = {}
     for family, title in families.items():
-        intro = "[All algorithms](index.md) compares them and states the plan behind each ε.\n"
-        text = [f"# {title}\n", intro]
+        text = [f"# {title}\n", INTRO]
         for name in of[family]:
             releases, epsilon = cost(name)
             link = f"[{NAMES[name]}]({family}.md#{name})"

@@ -14,29 +14,42 @@ from jfl.privacy.ledger.rules import TABLE
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 HEAD = """# What can be proved
 
-Made from the code by `python -m experiments.harness.matrix`: a row for each way to draw batches or
-cohorts and each adjacency, a column for each noise and view. A cell names the rule that gives the
-guarantee. Of several rules, the first whose conditions hold is used. A dash is a combination that
-`jfl.guarantee` refuses. [What ε means](concepts/epsilon.md) has the words.
+This page lists every combination for which `jfl.guarantee` can prove an ε. To look up a plan, find
+the table for the place where it adds noise, the row for its sampler and adjacency, and the column
+for its kind of noise and the observer. The cell names the rule that jfl applies, and a dash means
+that `jfl.guarantee` refuses the combination. If a cell has several rules ("A or B"), jfl uses the
+first one whose conditions hold. The page is made from the code by
+`python -m experiments.harness.matrix`.
 
-| rule | what is counted |
+[What ε means](concepts/epsilon.md) explains unit, adjacency and view, and [guarantees and
+bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in more detail.
+
+| rule | what jfl counts |
 | --- | --- |
-| `sampled batches`, `sampled cohorts` | privacy amplification by sampling |
-| `every batch`, `every round` | composition without any amplification |
-| `absence` | a client's absence from a round, which the third party does not see |
-| `touched rows` | one release of several steps; the absence of a row from all of their batches |
+| `every batch`, `every round` | every release in full, without amplification by sampling |
+| `sampled batches`, `sampled cohorts` | amplification by random batches or cohorts |
+| `absence` | the probability that the client is absent from a round, which a third party does not see |
+| `touched rows` | one release per round; amplification only by the chance that no batch has the row |
 | `uploads` | the noise of the client's own upload |
-| `sum of uploads`, `uploads and model` | the noise of all clients, with the server's |
-| `sum of a cohort` | under secure aggregation, the noise of the cohort with the least noise |
-| `Renyi bound` | noise of integers |
+| `sum of uploads` | the noise of all clients together |
+| `uploads and model` | the noise of all clients together with the noise of the server |
+| `sum of a cohort` | the noise of the cohort with the least noise, assuming secure aggregation |
+| `Renyi bound` | noise that consists of integers |
 | `all rounds at once` | all rounds as one Gaussian release, with the sensitivity of the strategy |
-| `group`, `one bin`, `one group, sampled` | the rounds of one group of clients that take turns |
+| `group` | only the rounds in which the client can participate |
+| `one bin` | all rounds of the client's bin, where the observer does not see which bin it is |
+| `one group, sampled` | the rounds of the client's group, amplified by the sampling in the group |
 
-- The server sees every upload before it adds the noise of a release, so that noise proves nothing
-  for the view `server`.
-- A guarantee for clients implies one for their examples, in the same rows of these tables.  Under
-  replace_one it is the same.  Otherwise it counts half the noise multiplier, and no amplification
-  except absence.
+In the tables, `other` is a sampler of your own whose scheme jfl does not know, `correlated` is the
+noise of `jfl.correlated`, and `integers` is the integer noise of `jfl.distributed`. Four facts
+hold for all tables:
+
+- The server sees every upload before it adds noise to the release. Noise on the release therefore
+  proves nothing for the view `server`, and its table has no such column.
+- A guarantee for clients implies one for their examples. Under replace_one it has the same ε. Under
+  the other adjacencies, jfl counts half the noise multiplier and no amplification except absence.
+- With Laplace noise, sampling amplifies privacy only for Poisson samples, and for samples of fixed
+  size under replace_one. Every other sample is treated as known.
 - The view `personal` sees every upload and all personal models.
 """
 PLACES = {
