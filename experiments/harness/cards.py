@@ -48,28 +48,28 @@ Start with [FedAvg](local.md#fedavg). If your clients differ and the noise is in
 try [SCAFFOLD](local.md#scaffold). If each client should have a personal model, try
 [Ditto](personal.md#ditto). The other algorithms serve special purposes, which the table names.
 
-The table also compares what the algorithms cost in privacy, in one example plan: {CLIENTS} clients
-with {ROWS} rows each participate in all {ROUNDS} rounds and take {STEPS} local steps on all of their
-rows. Every local gradient gets Gaussian noise with multiplier {NOISE:g}. *Releases* counts the noisy
-releases of a client per round. *ε* protects one row against the server, for δ = {DELTA:g} and the
-adjacency add_remove, or the adjacency in brackets if jfl proves nothing for add_remove.
+The table also compares what the algorithms cost in privacy, in one example plan: {CLIENTS}
+clients with {ROWS} rows each participate in all {ROUNDS} rounds and take {STEPS} local steps on all
+of their rows. Every local gradient gets Gaussian noise with multiplier {NOISE:g}. *Releases* counts
+the noisy releases of a client per round. *ε* protects one row against the server, for δ = {DELTA:g}
+and the adjacency add_remove, or the adjacency in brackets if jfl proves nothing for add_remove.
 
 With noise on the release (client-level privacy), every algorithm makes one release per round,
 however many local steps it takes. If all clients participate, every algorithm then has the same ε.
 
 """
-INTRO = """Each card gives the equation, the paper and the privacy cost of one algorithm. In the equations,
-w is the server's model, wᵢ is the copy that client i trains, Fᵢ is the mean loss of client i, ∇Fᵢ
-its gradient (with noise, if the gradient is private), and η is a learning rate. [All
-algorithms](index.md) helps you choose, and describes the example plan.
+INTRO = """Each card gives the equation, the paper and the privacy cost of one algorithm. In the
+equations, w is the server's model, wᵢ is the copy that client i trains, Fᵢ is the mean loss of
+client i, ∇Fᵢ is its gradient (with noise, if the gradient is private), and η is a learning rate.
+[All algorithms](index.md) helps you choose, and describes the example plan.
 """
 FOOT = """
 This table is made from the code by `python -m experiments.harness.cards`.
 
-## Server optimizers
+## Optimizers
 
-You can combine any algorithm with another optimizer on the server. A server optimizer reads only
-the release, so it does not change ε.
+You can combine any algorithm with another optimizer. A server optimizer reads only the release, and
+a client's optimizer reads only the (noisy) gradients, so neither changes ε.
 
 | you write | what it is |
 |---|---|
@@ -77,7 +77,7 @@ the release, so it does not change ε.
 | `jfl.algorithms.fedadam`, `fedyogi`, `fedadagrad` | adaptive servers (Reddi et al., ICLR 2021) |
 | `jfl.algorithms.averaged(algorithm)` | the mean of the models of all rounds so far |
 | `server_optimizer=optax.adam` | any optax optimizer on the server |
-| `optimizer=optax.adam` | any optax optimizer on the clients; DP-Adam if the gradients are private |
+| `optimizer=optax.adam` | any optax optimizer on the clients; DP-Adam with private gradients |
 | `jfl.optimizers.adam_without_noise_bias` | Adam that subtracts the known noise variance |
 
 The tests in `tests/contracts` run every algorithm. They check that it compiles once, that a scan

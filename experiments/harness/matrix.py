@@ -28,8 +28,8 @@ bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in mo
 | --- | --- |
 | `every batch`, `every round` | every release in full, without amplification by sampling |
 | `sampled batches`, `sampled cohorts` | amplification by random batches or cohorts |
-| `absence` | the probability that the client is absent from a round, which a third party does not see |
-| `touched rows` | one release per round; amplification only by the chance that no batch has the row |
+| `absence` | the chance that a client is absent from a round, which a third party does not see |
+| `touched rows` | one release per round, amplified only by the chance that no batch has the row |
 | `uploads` | the noise of the client's own upload |
 | `sum of uploads` | the noise of all clients together |
 | `uploads and model` | the noise of all clients together with the noise of the server |
