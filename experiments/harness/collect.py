@@ -110,16 +110,13 @@ def thin_curves(trace: dict[str, list]) -> dict[str, list]:
 
     Returns:
         The same metrics at no more than MAX_EVALUATIONS evaluations, evenly spaced up to the last
-        one. All values but the last have six significant digits, and rounds that all seeds share
-        are stored once.
+        one. Rounds that all seeds share are stored once.
     """
     thinned = {}
     for metric, rows in trace.items():
         kept = [row[:: -max(1, -(-len(row) // MAX_EVALUATIONS))][::-1] for row in rows]
-        if metric == "round":
-            thinned[metric] = kept[:1] if all(row == kept[0] for row in kept) else kept
-        else:
-            thinned[metric] = [[*(float(f"{v:.6g}") for v in row[:-1]), row[-1]] for row in kept]
+        same = metric == "round" and all(row == kept[0] for row in kept)
+        thinned[metric] = kept[:1] if same else kept
     return thinned
 
 

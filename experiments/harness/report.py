@@ -602,7 +602,8 @@ def _points(experiment: Experiment) -> list:
     if caveats:
         items = Items(list(caveats), numbered=True)
         blocks.append(Fold("Caveats, by the numbers in the last column", [items]))
-    configs = [(_point_name(p), p.config) for p in points if p.config is not None]
+    configs = [(_point_name(p), experiment.config | p.config) for p in points]
+    configs = [(name, config) for name, config in configs if config]
     return blocks + ([_configs(configs)] if configs else [])
 
 

@@ -63,6 +63,9 @@ NOTES = dict(
     caption="",
     verdict="Verdict",
 )
+# A float32 is exact at nine significant digits. No page shows six of a curve.
+DIGITS, CURVE_DIGITS = 9, 6
+MEASURED = ("accuracy", "loss", "columns", "values", "grid")  # fields whose numbers are rounded
 MAX_JSON_LINE = 100
 MAX_JSON_ITEM = 3000  # characters of an item of a list, which stays on one line
 
@@ -133,7 +136,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         return f"{count or 0} (+{failed} failed)" if failed else count
 
 
-class Point(msgspec.Struct, forbid_unknown_fields=True):
+class Point(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """One point in a panel of a study, with the guarantee of its runs.
 
     Args:
@@ -161,7 +164,7 @@ class Point(msgspec.Struct, forbid_unknown_fields=True):
         mu: estimated distance of both in standard deviations.
         canary, adversary, estimator: what was inserted, what was observed, how it was evaluated.
         epsilon, delta, unit, adjacency, view, method, status, caveats: the proved guarantee.
-        config: the values of its config.
+        config: the values of its config, except those in `Experiment.config`.
     """
 
     panel: str
@@ -197,7 +200,7 @@ class Point(msgspec.Struct, forbid_unknown_fields=True):
     method: str | None = None
     status: str | None = None
     caveats: list[str] | None = None
-    config: dict[str, Any] | None = None
+    config: dict[str, Any] = {}
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -255,6 +258,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
         unread: dataset -> why it was not read.
         lines: lines of a figure, or rows of a table, by name.
         points: of a study.
+        config: the values that the configs of all points share.
         xlabel: name of x in the panels of a study.
         tables: other results.
         verdicts: on its claims.
@@ -276,6 +280,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     unread: dict[str, str] = {}
     lines: dict[str, Line] = {}
     points: list[Point] = []
+    config: dict[str, Any] = {}
     xlabel: str = ""
     tables: list[Table] = []
     verdicts: list[Verdict] = []
@@ -379,7 +384,18 @@ def of(found: dict) -> Experiment:
     )
     made = dict(known, notes=notes, tables=tables_, settings=settings, versions=versions)
     values = record.as_json(msgspec.to_builtins(made)) | dict(format=FORMAT)
-    return checked(f"results of {found.get('experiment') or 'an experiment'}", values, Experiment)
+    what = f"results of {found.get('experiment') or 'an experiment'}"
+    return _with_shared_config(checked(what, values, Experiment))
+
+
+def _with_shared_config(experiment: Experiment) -> Experiment:
+    """Return an experiment with the config values that all points share in one place."""
+    configs = [experiment.config | p.config for p in experiment.points]
+    first = configs[0] if configs else {}
+    shared = {k: v for k, v in first.items() if all(repr(c.get(k)) == repr(v) for c in configs)}
+    own = [{k: v for k, v in config.items() if k not in shared} for config in configs]
+    points = [msgspec.structs.replace(p, config=c) for p, c in zip(experiment.points, own)]
+    return msgspec.structs.replace(experiment, points=points, config=shared)
 
 
 def _notes(found, key, heading) -> list[str]:
@@ -403,10 +419,37 @@ def _table(key, value) -> Table:
 
 
 def write(path, experiment: Experiment):
-    """Write an experiment as JSON that people can read and compare."""
-    values = dict(format=FORMAT) | msgspec.to_builtins(experiment)
+    """Write an experiment as JSON that people can read and compare.
+
+    Measured numbers have nine significant digits, and values of a curve before its last have six.
+    An epsilon has all of its digits, so that a claimed and a proved one compare as they did.
+    """
+    values = dict(format=FORMAT) | _rounded(msgspec.to_builtins(experiment))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_text(Path(path), _json(values) + "\n")
+
+
+def _rounded(value, digits: int | None = None):
+    """Round the numbers below the fields in MEASURED, and those of curves."""
+    if isinstance(value, float):
+        return value if digits is None else float(f"{value:.{digits}g}")
+    if isinstance(value, list):
+        return [_rounded(v, digits) for v in value]
+    if not isinstance(value, dict):
+        return value
+    rounded = {}
+    for key, inner in value.items():
+        if key == "tables":  # their cells are not only of runs
+            rounded[key] = inner
+        elif key == "trace":
+            rounded[key] = {
+                metric: [_rounded(r[:-1], CURVE_DIGITS) + _rounded(r[-1:], DIGITS) for r in rows]
+                for metric, rows in inner.items()
+            }
+        else:
+            of_key = DIGITS if key in MEASURED else None if "ε" in key else digits
+            rounded[key] = _rounded(inner, of_key)
+    return rounded
 
 
 def _json(value, indent: str = "\n", width: int = MAX_JSON_LINE) -> str:

@@ -220,6 +220,32 @@ def test_what_is_written_is_read_again(tmp_path):
         results.of(found | dict(verdicts=[dict(claim="c", verdict="maybe")]))
 
 
+def test_measured_numbers_are_rounded_and_epsilons_are_not(tmp_path):
+    values, epsilon = [float(np.float32(v)) for v in (0.1, 1 / 3, 1e-7)], 1.0000000004
+    line = dict(accuracy=values, trace=dict(loss=[values]), epsilon_proved=epsilon)
+    line["columns"] = {"ε of a round": epsilon, "clip norm": epsilon}
+    cells = dict(columns=["ε"], rows=[[epsilon]])
+    points = [point("a", "b", x, epsilon) for x in (1.0, epsilon)]
+    results.write(tmp_path / "a.json", results.of(dict(lines=dict(a=line), points=points, **cells)))
+    again = results.read(tmp_path / "a.json")
+    kept, curve = again.lines["a"], again.lines["a"].trace["loss"][0]
+    assert [*np.float32(kept.accuracy)] == values and kept.accuracy != values
+    assert curve == [0.1, 0.333333, kept.accuracy[-1]]
+    assert kept.columns == {"ε of a round": epsilon, "clip norm": 1.0}
+    assert again.tables[0].rows == [[epsilon]] and kept.epsilon_proved == epsilon
+    assert again.config == dict(lr=0.3, rounds=12)  # which the points share
+    assert [(p.epsilon, p.config) for p in again.points] == [
+        (x, {"epsilon": x}) for x in (1, epsilon)
+    ]
+
+
+def test_stored_results_are_as_they_are_written(tmp_path):
+    for path in RESULTS.glob("*.json"):
+        if path.read_text().startswith(f'{{\n "format": {results.FORMAT}'):
+            results.write(tmp_path / path.name, results.read(path))
+            assert (tmp_path / path.name).read_text() == path.read_text(), path.name
+
+
 PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
 
 LINES = "Lines of the experiment, with ε in its view"
