@@ -61,20 +61,23 @@ FIX = "Correct docs/site/stories.toml, or collect the result that it names."
 
 
 def short(paper: str) -> str:
-    """Return the summary of a page and the counts of verdicts."""
-    return f"**In short.** {_front(paper)}\n\n{counts(paper)}"
+    """Return what a paper proposes, what we found, and how many claims have each verdict."""
+    return f"**In short.** {_front(paper)}\n- **All claims.** {counts(paper)}"
 
 
 def _front(paper: str) -> str:
-    return quoted(page_words()[paper]["front"], paper)
+    """Return what a paper proposes, and below it what we found."""
+    words = page_words()[paper]
+    proposes, finds, privacy = (quoted(words[k], paper) for k in ("proposes", "finds", "privacy"))
+    return f"{proposes}\n\n- **Accuracy and convergence.** {finds}\n- **Privacy.** {privacy}"
 
 
 def counts(paper: str) -> str:
     """Return how many statements of a paper have each verdict, in one sentence."""
     given = list(results.statements(stored(paper).parts()).values())
-    each = ", ".join(f"{given.count(word)} {_plural(word, given)}" for word in results.VERDICTS)
+    *each, last = (f"{given.count(word)} {_plural(word, given)}" for word in results.VERDICTS)
     whole = f"[all {len(given)} statements](../../experiments/results/papers.md)"
-    return f"Of {whole} of the paper that we check, {each}."
+    return f"Of {whole} of the paper that we check, {', '.join(each)}, and {last}."
 
 
 def _plural(word: str, given: list) -> str:
@@ -101,7 +104,8 @@ def claims(paper: str) -> str:
         if "note" in row:
             place = re.search(r"\(((?:Figure|Table|Theorem|equation)[^()]*)\)", row["says"])
             name = _cell(place[1] if place else row["says"])
-            remarks.append(f"- *{name}*: {quoted(row['note'].strip(), paper)}")
+            note = quoted(row["note"].strip(), paper).replace("\n\n", "\n\n    ")
+            remarks.append(f"- *{name}*: {note}")
     # The usual number of seeds is in the caption and not in every cell.
     seeds = collections.Counter(
         re.findall(r" \((\d+ seeds)\)$", "\n".join(r[1] for r in rows), re.M)
@@ -238,10 +242,9 @@ def commands(paper: str) -> str:
         if one.lines or one.tables:  # not claims on several experiments, nor without data
             each.append(f"`{name}` ({', '.join(filter(None, facts)) or 'computed'})")
     return (
-        "The claims above rest on these experiments. Hours are for all seeds on 2 shared CPU "
-        "cores, if no other device is named; figures share their common runs. "
-        + ", ".join(each)
-        + "."
+        "The claims above rest on these experiments. A line is one method at one setting. Hours "
+        "are for all seeds, on 2 shared CPU cores if no other device is named. Experiments that "
+        "have runs in common run them once. " + ", ".join(each) + "."
     )
 
 
