@@ -2,11 +2,10 @@
 
     python -m experiments.harness.report experiments/results/li2025.json --out li2025.html
 
-The page takes folders of experiments, and files of their results.  Nothing is computed again.
-FILE.md and FILE_files are written next to the page.
+The page takes files of results, and folders of experiments that hold one.  Nothing is computed
+again.  FILE.md is written next to the page.
 """
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -15,14 +14,12 @@ from typing import NamedTuple
 import tyro
 
 from jfl.core import checks
-from jfl.report import document, headline, page, plots, read, sections
-from jfl.report.document import Card, Document, Fold, Items, Picture, Section, Table, Text
-from jfl.report.headline import PROMISE as COMPARED
-from jfl.report.headline import Candidate
+from jfl.report import document, page, read, sections
+from jfl.report.document import Card, Document, Fold, Items, Section, Table, Text
 from jfl.report.sections import OUTSIDE, number_columns, text_columns
 from jfl.runs.statistics import PLUS_MINUS, plus_minus
 
-from . import pictures, results
+from . import results
 from .results import Experiment
 
 QUICK = "A quick run at small settings: it shows that the experiment works, and has no findings."
@@ -35,17 +32,6 @@ SPREADS = (
     f"Below, {PLUS_MINUS} If a file has too little for an interval, a separate column has the "
     "standard deviation over seeds. In a paper's values ± means what the paper says."
 )
-STUDY_WORDS = (
-    "Means over seeds with 95 % intervals as bands; dashed lines have no noise, horizontal ones do "
-    "not depend on the axis."
-)
-AUDIT_WORDS = (
-    "What an attack refutes of each plan, next to the claimed and the proved ε. A claim left of "
-    "the dot is too small."
-)
-CLAIMS_WORDS = (
-    "Proved against claimed ε: on the dotted line they are equal, above it the claim is too small."
-)
 PROMISE = ("delta", "unit", "adjacency", "view", "method", "status")
 ALL_VERDICTS = (*results.VERDICTS[:-1], *results.STUDIED)
 COUNTED = dict(
@@ -56,66 +42,31 @@ MARKS = {
     "not confirmed": "bad",
     "cannot be checked": "open",
 } | document.MARKS
-KINDS = dict(
-    experiment="an experiment", collection="a collection of {} experiments", study="a study"
-)
 
 
 class Source(NamedTuple):
-    """The experiments of one folder or file; the first of a collection is the collection itself.
-
-    Attributes:
-        lines: the runs of an experiment's lines, if their folders exist.
-    """
+    """The experiments of one file; the first of a collection is the collection itself."""
 
     label: str
-    path: Path
     experiments: list[Experiment]
-    lines: list[read.Source] = []
-
-    @property
-    def kind(self) -> str:
-        if len(self.experiments) > 1:
-            return "collection"
-        return "study" if self.experiments[0].points else "experiment"
 
 
 def read_source(path, label: str | None = None) -> Source:
-    """Read the folder of an experiment, or a file of results.
+    """Read a file of results, or the results.json of a folder.
 
     Raises:
         ValueError: naming the file, if no experiment wrote it or it is incomplete.
     """
     path = Path(path)
-    label = label or read.default_label(path)
-    if path.is_file():
-        return Source(label, path, results.read(path).parts())
-    if not path.is_dir():
+    file = path / "results.json" if path.is_dir() else path
+    if not file.exists():
         checks.fail(
             "report",
-            "folders of experiments, or files of their results",
-            f"{path}, which is not there",
+            "files of results, or folders of finished experiments",
+            f"no {file}",
+            "Run the experiment again: finished runs are kept. For a run of jfl, use jfl report.",
         )
-    if not (path / "results.json").exists():
-        checks.fail(
-            "report",
-            "a finished experiment",
-            f"{path} without results.json",
-            "Run it again: finished cells are kept. For a run of jfl, use jfl report.",
-        )
-    experiments = results.read(path / "results.json").parts()
-    folders = {
-        name: path / name.replace(" ", "_").replace("/", "_")
-        for experiment in experiments
-        for name in (*experiment.lines, *experiment.failed)
-    }
-    # An experiment that runs its own sweep may write only a summary.
-    lines = [
-        read.read_run(folder, name, "line", complete=False)
-        for name, folder in folders.items()
-        if (folder / "summary.json").exists()
-    ]
-    return Source(label, path, experiments, lines)
+    return Source(label or read.default_label(path), results.read(file).parts())
 
 
 def assemble(sources: list[Source]) -> Document:
@@ -125,42 +76,26 @@ def assemble(sources: list[Source]) -> Document:
         sources: from `read_source`, in the order of the page.
     """
     several = len(sources) > 1
-    labelled = [
-        (f"{source.label}: {line.label}" if several else line.label, line)
-        for source in sources
-        for line in source.lines
-    ]
-    groups = [group for label, line in labelled for group in _groups(label, line)]
     found = []
-    if groups:
-        found.append(Section("Results", sections.results(groups) + sections.run_pictures(groups)))
     if sum(len(s.experiments) for s in sources) > 1:
         found.append(Section("What holds", [Text(OUTSIDE), *_overview(sources)]))
     found += [Section(f"Claims: {s.label}" if several else "Claims", _source(s)) for s in sources]
-    found += sections.run_sections(groups, labelled)
-    known = sections.manifests(labelled) + [facts for s in sources for facts in _versions(s)]
-    lines = [line for source in sources for line in _commands(source)]
-    more = ""
-    if any(line.startswith("python -m experiments.papers MODULE") for line in lines):
-        more = "; MODULE is the paper's module, such as noble2022, which the results do not name"
-    found += [
-        Section("Versions and devices", sections.versions(known)),
-        Section("How to run it again", sections.commands(lines, more)),
+    every = [e for s in sources for e in s.experiments]
+    versions = sections.versions([facts for s in sources for facts in _versions(s)])
+    found.append(Section("Versions and devices", versions))
+    if commands := [_command(e) for e in every if e.module]:
+        found.append(Section("How to run it again", sections.commands(commands)))
+    kinds = [
+        f"a collection of {len(s.experiments) - 1} experiments"
+        if len(s.experiments) > 1
+        else "a study"
+        if s.experiments[0].points
+        else "an experiment"
+        for s in sources
     ]
-    cards, below = headline.of(groups, _points_of_studies(sources))
-    origins = [f"{s.label} ({KINDS[s.kind].format(len(s.experiments) - 1)})" for s in sources]
+    origins = [f"{s.label} ({kind})" for s, kind in zip(sources, kinds)]
     title = "jfl report: " + ", ".join(s.label for s in sources)
-    return Document(
-        title, "From " + "; ".join(origins) + ".", found, cards + _claims(sources), below
-    )
-
-
-def _groups(label: str, line: read.Source) -> list[read.Group]:
-    """Return the settings of a line's runs; a single one has the name of the line."""
-    groups = read.groups_of(line, f"{label}, ")
-    if len(groups) > 1:
-        return groups
-    return [g._replace(setting=g.setting._replace(label=label)) for g in groups]
+    return Document(title, "From " + "; ".join(origins) + ".", found, _cards(every))
 
 
 def _versions(source: Source) -> list[tuple[str, dict]]:
@@ -173,53 +108,16 @@ def _versions(source: Source) -> list[tuple[str, dict]]:
     return found
 
 
-def cell(value) -> str:
-    """Return what a table shows of a value."""
-    if isinstance(value, results.Spread):
-        half = "" if value.half is None else f" ± {value.half:.2g}"
-        return "" if value.mean is None else f"{value.mean:.4g}{half}"
-    return sections.cell(value)
+def _command(e: Experiment) -> str:
+    """Return the command that runs an experiment again."""
+    module = "studies" if e.module == "studies" else f"papers {shlex.quote(e.module)}"
+    quick = " --quick" if e.quick else ""
+    only = " --lines " + " ".join(map(shlex.quote, e.only)) if e.only else ""
+    return f"python -m experiments.{module} {shlex.quote(e.name)}{quick}{only} --out NEW"
 
 
-# --- cards at the top
-
-
-def _points_of_studies(sources: list[Source]) -> list[Candidate]:
-    """Return the points of studies that trained with a finite epsilon."""
-    found = []
-    for source in sources:
-        for experiment in source.experiments:
-            for p in experiment.points:
-                if p.mean is None:
-                    continue
-                trained = p.claimed is None and p.audited is None
-                promised = all(getattr(p, k) is not None for k in (*COMPARED, "epsilon", "method"))
-                if trained and promised and p.status in ("proved", "conditional"):
-                    at = "" if p.x is None else f", {experiment.xlabel or 'x'} {p.x:.4g}"
-                    guarantee = {
-                        k: getattr(p, k)
-                        for k in (*COMPARED, "epsilon", "status", "method", "caveats")
-                    }
-                    label = f"{p.panel}: {p.line}{at}"
-                    seeds = len(p.values)
-                    found.append(
-                        Candidate(
-                            label,
-                            "points",
-                            p.mean,
-                            p.half,
-                            seeds,
-                            p.failed,
-                            guarantee,
-                            p.panel,
-                        )
-                    )
-    return found
-
-
-def _claims(sources: list[Source]) -> list[Card]:
+def _cards(experiments: list[Experiment]) -> list[Card]:
     """Return cards that count the claims that were checked and the claimed epsilons that hold."""
-    experiments = [e for source in sources for e in source.experiments]
     counts = _counted([v.verdict for e in experiments for v in e.verdicts])
     pairs = [
         (line.epsilon_claimed, line.epsilon_proved)
@@ -250,6 +148,14 @@ def _counted(verdicts: list[str]) -> dict[str, int]:
     """Return how often each verdict was given, in the same order on all pages."""
     order = [*MARKS, *verdicts]
     return {v: verdicts.count(v) for v in sorted(set(verdicts), key=order.index)}
+
+
+def cell(value) -> str:
+    """Return what a table shows of a value."""
+    if isinstance(value, results.Spread):
+        half = "" if value.half is None else f" ± {value.half:.2g}"
+        return "" if value.mean is None else f"{value.mean:.4g}{half}"
+    return sections.cell(value)
 
 
 # --- all experiments
@@ -355,7 +261,6 @@ def _source(source: Source) -> list:
         notes = _notes(first.notes + first.missing())
         return [
             *blocks,
-            *experiment_picture(first),
             *experiment_tables(first),
             *notes,
             *_verdicts([first]),
@@ -371,7 +276,6 @@ def _source(source: Source) -> list:
         if experiment is not first:
             inner = _notes(experiment.notes + experiment.missing()) + inner
             heading = f"Numbers of {_full_name(experiment)}"
-        inner = experiment_picture(experiment) + inner
         if inner:
             blocks.append(Fold(heading + _effort(experiment), inner))
     return blocks
@@ -442,57 +346,6 @@ def _verdicts(experiments) -> list:
             columns, rows = columns[1:], [row[1:] for row in rows]
         blocks += [Table(caption, columns, rows)] if rows else []
     return blocks
-
-
-def experiment_picture(experiment: Experiment) -> list[Picture]:
-    """Return pictures of the points of a study, or of the lines of an experiment."""
-    if any(p.audited is not None for p in experiment.points):
-        figure, words = pictures.audits(experiment.points, experiment.xlabel), AUDIT_WORDS
-    elif experiment.points:
-        figure = pictures.study(experiment.points, experiment.xlabel)
-        words = STUDY_WORDS
-        if any(p.claimed is not None for p in experiment.points):
-            unproved = ", ".join(dict.fromkeys(p.line for p in experiment.points if p.mean is None))
-            words = CLAIMS_WORDS
-            words += (
-                f" Nothing is proved for {unproved}, whose points are at the top."
-                if unproved
-                else ""
-            )
-    else:
-        lines = experiment.lines
-        figure = pictures.lines(lines)
-        words = (
-            f"Final test accuracy of its lines, {_bars(lines.values())}; filled if the file has a "
-            "proved ε."
-        )
-        if len(lines) > pictures.LINES:
-            words += f" The first {pictures.LINES} of {len(lines)} lines."
-    words = f"{_full_name(experiment)}. {words}"
-    drawn = sections.as_pictures(figure, f"{words} The numbers are in the tables.", words)
-    return drawn + _curves_of_lines(experiment)
-
-
-def _curves_of_lines(experiment: Experiment) -> list[Picture]:
-    """Return the picture of lines against rounds, if the values of rounds are stored."""
-    names, panels = pictures.panels_of_lines(experiment.lines)
-    words = (
-        f"{_full_name(experiment)}. Against rounds: means over seeds, and bands from the smallest "
-        "to the largest value."
-    )
-    if len(names) == plots.SHOWN or len(panels) == pictures.MAX_TRACE_PANELS:
-        most = f"{plots.SHOWN} lines per panel and {pictures.MAX_TRACE_PANELS} panels"
-        words += f" At most {most} are drawn."
-    return sections.as_pictures(plots.curves(names, panels), words, words)
-
-
-def _bars(lines) -> str:
-    spreads = [results.summary(line.accuracy) for line in lines]
-    if any(spread.half is not None for spread in spreads):
-        return "bars are 95 % intervals"
-    if any(spread.std for spread in spreads):
-        return "bars are standard deviations over seeds"
-    return "of one seed"
 
 
 def experiment_tables(experiment: Experiment) -> list:
@@ -602,59 +455,7 @@ def _points(experiment: Experiment) -> list:
     if caveats:
         items = Items(list(caveats), numbered=True)
         blocks.append(Fold("Caveats, by the numbers in the last column", [items]))
-    configs = [(_point_name(p), experiment.config | p.config) for p in points]
-    configs = [(name, config) for name, config in configs if config]
-    return blocks + ([_configs(configs)] if configs else [])
-
-
-def _configs(configs: list[tuple[str, dict]]) -> Fold:
-    """Return the settings of points: those that are equal, and those that differ."""
-    keys = list(dict.fromkeys(k for _, config in configs for k in config))
-    different = [k for k in keys if len({json.dumps(c.get(k)) for _, c in configs}) > 1]
-    first = configs[0][1]
-    same = [(k, cell(first[k])) for k in keys if k not in different and first.get(k) is not None]
-    blocks = []
-    if same:
-        blocks.append(Table("The same for all points", text_columns("field", "value"), same))
-    if different:
-        rows = [(name, *(cell(c.get(k)) for k in different)) for name, c in configs]
-        columns = [*text_columns("point"), *number_columns(*different)]
-        blocks.append(Table("Fields that differ between points", columns, rows))
-    return Fold("Settings of the points", blocks)
-
-
-# --- commands
-
-
-def _experiment_commands(source: Source) -> list[str]:
-    """Return the commands of a source's experiments, if it names their module."""
-    with_module = [e for e in source.experiments if e.module]
-    if source.kind == "collection" and source.path.suffix == ".json" and not with_module:
-        names = ", ".join(sections.one_line(e.name) for e in source.experiments if e.name)
-        return [
-            f"python -m experiments.{_module(source.path.stem)} --list",
-            f"# {sections.one_line(source.label)} collects {names}; see above for what was reduced",
-        ]
-    lines = []
-    for e in with_module or source.experiments[:1]:
-        module, name = _module(e.module or "MODULE"), shlex.quote(e.name or "NAME")
-        quick = " --quick" if e.quick else ""
-        only = " --lines " + " ".join(map(shlex.quote, e.only)) if e.only else ""
-        lines.append(f"python -m experiments.{module} {name}{quick}{only} --out NEW")
-    return lines
-
-
-def _module(name: str) -> str:
-    """Return the module of `experiments` that runs what results call `name`."""
-    return name if name == "studies" else f"papers {shlex.quote(name)}"
-
-
-def _commands(source: Source) -> list[str]:
-    """Return the commands that make a source again."""
-    configs = [shlex.quote(str(p.path / "config.toml")) for p in source.lines if p.config]
-    return _experiment_commands(source) + [
-        f"jfl sweep --config {config} --out NEW" for config in configs
-    ]
+    return blocks
 
 
 def write(paths, out: Path | None = None) -> str:

@@ -1,6 +1,5 @@
 """The cards at the top of a page: the best private accuracy, its epsilon, and what is proved."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..runs import tables
@@ -27,7 +26,6 @@ class Candidate(NamedTuple):
     """A setting with a finite epsilon.
 
     Attributes:
-        kind: a word for settings of this kind.
         mean, half: the mean accuracy and half of its confidence interval.
         seeds: the number of seeds that did not fail.
         failed: the number of seeds that failed.
@@ -35,7 +33,6 @@ class Candidate(NamedTuple):
     """
 
     label: str
-    kind: str
     mean: float
     half: float | None
     seeds: int
@@ -44,21 +41,20 @@ class Candidate(NamedTuple):
     data: object = ""
 
 
-def of(groups: list[Group], others: Sequence[Candidate] = ()) -> tuple[list[Card], list[Text]]:
+def of(groups: list[Group]) -> tuple[list[Card], list[Text]]:
     """Return the cards of a page, and the text below them.
 
     Args:
         groups: the settings of the runs.
-        others: further candidates for the best setting.
 
     Returns:
-        Both; empty if there is neither a run nor another candidate.
+        Both; empty if there is no run.
     """
-    candidates = _candidates(groups) + list(others)
+    candidates = _candidates(groups)
     chosen = best(candidates)
     cards, below = [], ""
     if chosen is not None:
-        cards, below = _cards_of(chosen, candidates, groups, others)
+        cards, below = _cards_of(chosen, candidates, groups)
     elif groups:
         note = f"None of {len(groups)} settings has a finite ε, so nothing is guaranteed."
         cards = [Card("Best private accuracy", "none", notes=[note])]
@@ -72,7 +68,7 @@ def of(groups: list[Group], others: Sequence[Candidate] = ()) -> tuple[list[Card
 def best(candidates: list[Candidate]) -> Candidate | None:
     """Return the most accurate proved candidate, or else the most accurate conditional one.
 
-    >>> one = Candidate("a", "settings", 0.9, None, 1, 0, dict(status="conditional"))
+    >>> one = Candidate("a", 0.9, None, 1, 0, dict(status="conditional"))
     >>> best([one, one._replace(label="b", mean=0.5, guarantee=dict(status="proved"))]).label
     'b'
     """
@@ -81,12 +77,11 @@ def best(candidates: list[Candidate]) -> Candidate | None:
     return max(known, key=rank, default=None)
 
 
-def _cards_of(chosen, candidates, groups, others) -> tuple[list[Card], str]:
+def _cards_of(chosen, candidates, groups) -> tuple[list[Card], str]:
     """Return the cards of the best setting, and what has to be said about the choice."""
     guarantee = chosen.guarantee
     peers = [c for c in candidates if c.guarantee["status"] == guarantee["status"]]
-    kinds = " and ".join(dict.fromkeys(c.kind for c in peers))
-    below = [CHOSEN.format(f"{len(peers)} {kinds} with an ε") if len(peers) > 1 else ONLY]
+    below = [CHOSEN.format(f"{len(peers)} settings with an ε") if len(peers) > 1 else ONLY]
     if len({tuple(c.guarantee[k] for k in PROMISE) for c in peers}) > 1:
         below.append(INCOMPARABLE)
     if len({c.data for c in peers}) > 1:
@@ -94,11 +89,8 @@ def _cards_of(chosen, candidates, groups, others) -> tuple[list[Card], str]:
     heading, notes = "Best accuracy with a conditional ε", [CONDITIONAL]
     if guarantee["status"] == "proved":
         heading, notes = "Best private accuracy", []
-        if groups:
-            proved = sum(tables.proved(g.guarantees)["epsilon"] is not None for g in groups)
-            notes.append(f"{proved} of {len(groups)} settings have a proved ε.")
-        if others:
-            notes.append(f"{len(others)} {others[0].kind} have an ε.")
+        proved = sum(tables.proved(g.guarantees)["epsilon"] is not None for g in groups)
+        notes.append(f"{proved} of {len(groups)} settings have a proved ε.")
     seeds = f"{chosen.seeds}" + (f" (+{chosen.failed} failed)" if chosen.failed else "")
     single = ["One seed gives no interval."] if chosen.half is None else []
     facts = [("setting", chosen.label), ("seeds", seeds)]
@@ -130,7 +122,7 @@ def _candidates(groups: list[Group]) -> list[Candidate]:
             guarantee = min(known, key=key, default=None)
         final = group.setting.final
         if final and guarantee is not None:
-            whose = (group.setting.label, "settings", *tables.interval(final))
+            whose = (group.setting.label, *tables.interval(final))
             counts = (len(final), group.failed)
             found.append(Candidate(*whose, *counts, guarantee, group.setting.data))
     return found

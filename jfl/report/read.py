@@ -172,23 +172,20 @@ def default_label(path) -> str:
     return name.removesuffix(".json") if Path(path).is_file() else name
 
 
-def read_run(path: Path, label: str, kind: str, complete: bool = True) -> Source:
+def read_run(path: Path, label: str, kind: str) -> Source:
     """Read the folder of a run or a sweep.
 
     Args:
         path: the folder.
         label: its name on the page.
         kind: the kind of the `Source`.
-        complete: whether metrics.csv and manifest.json are required, as every command writes them.
     """
     summary = load(path / "summary.json")
     checked(path / "summary.json", summary, Summary)
-    runs, manifest, rows = summary["runs"], {}, []
-    if complete or (path / "manifest.json").exists():
-        manifest = load(path / "manifest.json")
-        checked(path / "manifest.json", manifest, Manifest)
-    if complete or (path / "metrics.csv").exists():
-        rows = _rows(path / "metrics.csv", runs)
+    manifest = load(path / "manifest.json")
+    checked(path / "manifest.json", manifest, Manifest)
+    runs = summary["runs"]
+    rows = _rows(path / "metrics.csv", runs)
     config = _text(path / "config.toml")
     if kind == "train" and "\n[sweep]" in config:
         kind = "sweep"

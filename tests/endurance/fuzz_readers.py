@@ -226,17 +226,12 @@ def config(folder, data):
     configs.Config(**{k: v for k, v in values.items() if k != "sweep"})
 
 
-def _page(found, module, pictures):
-    """Everything but the pictures that a report makes of sources."""
+def _page(found, module):
+    """Everything that a report makes of sources."""
     from jfl.report import document as markup
 
-    kept = getattr(module, pictures)
-    setattr(module, pictures, lambda of: [])
-    try:
-        document = module.assemble(found)
-        markup.page(document), markup.markdown(document, "files")
-    finally:
-        setattr(module, pictures, kept)
+    document = module.assemble(found)
+    markup.page(document), markup.markdown(document, "files")
 
 
 def _folder(folder, **files):
@@ -252,7 +247,11 @@ def _folder(folder, **files):
     )
     for name, content in whole.items():
         (folder / (name + (".csv" if name == "metrics" else ".json"))).write_bytes(content)
-    _page([read.read(folder)], sections, "run_pictures")
+    kept, sections.run_pictures = sections.run_pictures, lambda of: []  # they take the time
+    try:
+        _page([read.read(folder)], sections)
+    finally:
+        sections.run_pictures = kept
 
 
 def summary(folder, data):
@@ -275,7 +274,7 @@ def results(folder, data):
     from experiments.harness import report
 
     (folder / "r.json").write_bytes(text_of(data, RESULTS))
-    _page([report.read_source(folder / "r.json")], report, "experiment_picture")
+    _page([report.read_source(folder / "r.json")], report)
 
 
 def adult(folder, data):

@@ -11,7 +11,7 @@ import jax
 import pytest
 from helpers import pretended
 
-from experiments.harness import kept_runs, report, runner
+from experiments.harness import kept_runs, results, runner
 from experiments.harness import programs as harness_programs
 from experiments.harness.programs import Plans
 from experiments.harness.runner import Claim, Experiment
@@ -361,7 +361,6 @@ def test_rows_of_another_run_do_not_stay(tmp_path):
 
     runner.run("tiny", dataclasses.replace(made, runs=bare), tmp_path)
     assert not (where / "metrics.csv").exists() and not (where / "manifest.json").exists()
-    assert report.read_source(tmp_path).lines[0].rows == []
 
 
 def test_more_seeds_after_a_stop_begin_with_what_is_there(tmp_path, monkeypatch, small, ran):
@@ -425,7 +424,7 @@ def test_failed_runs_are_told_and_kept(tmp_path, capsys):
     # seeds that fail alone are those that fail beside others
     found = runner.run("tiny", dataclasses.replace(made, seeds=(0, 1, 2)), tmp_path)
     assert list(found["failed"]) == ["bad"]
-    assert report.read_source(tmp_path).lines
+    assert results.read(tmp_path / "results.json").failed == found["failed"]
 
 
 def test_seeds_that_fail_are_told_and_decide_no_claim(tmp_path, capsys):

@@ -2,30 +2,23 @@
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
 from helpers.paths import RESULTS
-from helpers.report_pages import VERSIONS, Tables, guarantee, made
+from helpers.report_pages import VERSIONS, Tables
 
 from experiments.harness import pictures, report, results
 from jfl.report import document as markup
-from jfl.report import plots, sections
+from jfl.report import plots
 
-HEAD, ALL = (
-    "Final test accuracy and what is proved of it",
-    "Every guarantee and claim of every setting",
-)
+PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
+LINES = "Lines of the experiment, with ε in its view"
 
 
 def shown(*paths):
-    """The page without its pictures, which take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sections, "run_pictures", lambda groups: [])
-        patch.setattr(report, "experiment_picture", lambda e: [])
-        sources = [report.read_source(p) for p in paths]
-        return Tables(markup.page(report.assemble(sources), report.MARKS))
+    sources = [report.read_source(p) for p in paths]
+    return Tables(markup.page(report.assemble(sources), report.MARKS))
 
 
 def records(parsed, caption):
@@ -33,20 +26,15 @@ def records(parsed, caption):
     return [dict(zip(head, r)) for r in rows]
 
 
-def edit(name, change):
-    def apply(folder):
-        found = json.loads((folder / name).read_text())
-        found = change(found) or found
-        (folder / name).write_text(json.dumps(found))
-
-    return apply
+def edit(folder, **changes):
+    path = folder / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.fixture
 def experiment(tmp_path):
     folder = tmp_path / "fig"
-    made(folder / "DP,_K=5", config="lr = 1\n\n[sweep]\nseed = [0]\n")
-    made(folder / "bare", table=False)
+    folder.mkdir()
     line = dict(
         accuracy=[0.5, 0.7],
         loss=[1, 1],
@@ -60,6 +48,7 @@ def experiment(tmp_path):
             dict(
                 format=results.FORMAT,
                 experiment="fig",
+                module="noble2022",
                 title="A figure",
                 quick=True,
                 seeds=[0, 1],
@@ -99,59 +88,38 @@ def test_an_experiment_has_its_verdicts(experiment):
         records(parsed, "Numbers of the experiment") == [{"m": "8", "value": "0.125"}]
         and "of eight" in parsed.words
     )
-    assert (
-        "A quick run" in parsed.words
-        and "python -m experiments.papers MODULE fig --quick --out NEW" in parsed.words
-    )
-    assert [r["setting"] for r in records(parsed, HEAD)] == ["DP, K=5", "bare"]
+    assert "A quick run" in parsed.words
 
 
-def test_the_line_that_runs_an_experiment_again(experiment):
-    def again(**more):
-        edit("results.json", lambda r: r | more)(experiment)
-        return shown(experiment).words
-
-    assert "python -m experiments.papers noble2022 fig --quick --out NEW" in (
-        words := again(module="noble2022")
-    )
-    assert "MODULE" not in words
-    assert "python -m experiments.papers noble2022 fig --lines 'DP, K=5' bare --out NEW" in again(
-        quick=False, only=["DP, K=5", "bare"]
-    )
-    assert "python -m experiments.papers 'x; rm' fig --lines" in again(
-        module="x; rm"
-    )  # words of a file are one word
-
-
-def test_lines_and_seeds_that_failed_are_told(experiment, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "experiment_picture", lambda e: [])
-    monkeypatch.setattr(plots, "png", lambda f: b"")  # what takes the time
-    monkeypatch.setattr(plots, "svg", lambda f: "")
-    made(experiment / "all", {"fedavg": ([0.1, 0.1], [guarantee()], dict(failed=(0, 1)))})
-    edit(
-        "results.json", lambda r: r["lines"]["bare"].update(accuracy=[0.5], seeds=[0], failed=[1])
-    )(experiment)
-    edit(
-        "results.json",
-        lambda r: (
-            r
-            | dict(
-                failed=dict(all="all of its runs failed", thrown="NaN"),
-                unread=dict(svhn="need data"),
-            )
+@pytest.mark.parametrize(
+    "changes, command",
+    [
+        (dict(), "papers noble2022 fig --quick"),
+        (
+            dict(quick=False, only=["DP, K=5", "bare"]),
+            "papers noble2022 fig --lines 'DP, K=5' bare",
         ),
-    )(experiment)
-    parsed = shown(experiment)
+        (dict(module="x; rm"), "papers 'x; rm' fig --quick"),  # words of a file are one word
+        (dict(module="studies"), "studies fig --quick"),
+    ],
+)
+def test_the_line_that_runs_an_experiment_again(experiment, changes, command):
+    edit(experiment, **changes)
+    assert f"python -m experiments.{command} --out NEW" in shown(experiment).words
+
+
+def test_lines_and_seeds_that_failed_are_told(experiment, tmp_path):
+    lines = json.loads((experiment / "results.json").read_text())["lines"]
+    lines["bare"] |= dict(accuracy=[0.5], seeds=[0], failed=[1])
+    failed = dict(all="all of its runs failed", thrown="NaN")
+    edit(experiment, lines=lines, failed=failed, unread=dict(svhn="need data"))
     rows = [
         ("DP, K=5", "2"),
         ("bare", "1 (+1 failed)"),
         ("all", "0 (+2 failed)"),
         ("thrown", "0 (+2 failed)"),
     ]
-    assert [(r["line"], r["seeds"]) for r in records(parsed, LINES)] == rows
-    assert [(r["setting"], r["seeds"]) for r in records(parsed, HEAD)][2:] == [
-        ("all", "0 (+2 failed)")
-    ]
+    assert [(r["line"], r["seeds"]) for r in records(shown(experiment), LINES)] == rows
     notes = [
         "Failed: all: all of its runs failed",
         "Failed: thrown: NaN",
@@ -160,20 +128,14 @@ def test_lines_and_seeds_that_failed_are_told(experiment, tmp_path, monkeypatch)
     inner = json.loads((experiment / "results.json").read_text())
     whole = dict(format=results.FORMAT, experiments=dict(fig=inner, fig2=inner))
     (tmp_path / "some.json").write_text(json.dumps(whole))
-    collection = report.assemble([report.read_source(tmp_path / "some.json")])
-    alone = report.assemble([report.read_source(experiment)])
-    assert "bare: 0.9000 ± 0.2484; all: none." in alone.sections[0].blocks[3].alt
-    for document, after in ((alone, ""), (collection, " (fig, fig2)")):
+    for path, after in ((experiment, ""), (tmp_path / "some.json", " (fig, fig2)")):
+        document = report.assemble([report.read_source(path)])
         (claims,) = (s.blocks for s in document.sections if s.heading == "Claims")
         visible = [words for b in claims if isinstance(b, markup.Items) for words in b.items]
         assert [w for w in visible if w.startswith(("Failed", "Not run"))] == [
             n + after for n in notes
         ]
         assert not any("As the file gives them" in str(s) for s in document.sections)
-    assert (
-        results.read(tmp_path / "some.json").experiments["fig"].lines["bare"].seed_count()
-        == "1 (+1 failed)"
-    )
 
 
 @pytest.mark.parametrize("given", [dict(format=1), {}], ids=["numbered", "before numbers"])
@@ -246,11 +208,6 @@ def test_stored_results_are_as_they_are_written(tmp_path):
             assert (tmp_path / path.name).read_text() == path.read_text(), path.name
 
 
-PAPERS = ("noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024")
-
-LINES = "Lines of the experiment, with ε in its view"
-
-
 def verdicts(value):
     """All verdicts in a file, wherever they stand."""
     if isinstance(value, dict):
@@ -304,10 +261,7 @@ def test_the_five_papers_stand_on_one_page():
     took = json.loads((RESULTS / "chen2024.json").read_text())["experiments"]["fig6a"]["seconds"]
     assert apart["chen2024: fig6a"]["minutes"] == f"{took / 60:.3g}"
     assert apart["noble2022: table1_small"]["minutes"] == ""
-    assert (
-        "python -m experiments.papers chen2024 fig6a --out NEW" in parsed.words
-        and "MODULE" not in parsed.words
-    )
+    assert "python -m experiments.papers chen2024 fig6a --out NEW" in parsed.words
     assert "python -m experiments.papers li2025 fig2-mnist --out NEW" in parsed.words
     made_by = [*records(parsed, "The same everywhere"), *records(parsed, "Differences")]
     assert "7a797fea70a850b8" in str(made_by) and "seeds" in str(made_by)
@@ -590,10 +544,6 @@ def test_a_study_has_its_points_and_guarantees(tmp_path):
     assert (
         records(parsed, "The study's claims, checked on these results")[0]["verdict"] == "confirmed"
     )
-    assert records(parsed, "The same for all points") == [
-        {"field": "lr", "value": "0.3"},
-        {"field": "rounds", "value": "12"},
-    ]
     assert "python -m experiments.studies frontier --quick --out NEW" in parsed.words
     both = shown(tmp_path / "frontier.json", RESULTS / "li2025.json")
     row = records(both, "How far lines are apart: final test accuracy")[0]
@@ -611,40 +561,6 @@ def test_a_study_has_its_points_and_guarantees(tmp_path):
         records(both, "How far lines are apart: final test accuracy")[0]["claimed ε holds"]
         == "1 of 2"
     )
-    assert (
-        "for li2025"
-        in report.experiment_picture(results.read(tmp_path / "frontier.json"))[0].caption
-    )
-
-
-def test_lines_are_drawn_below_each_other():
-    spread = results.Spread
-    found = {
-        "$a^$": results.Line(spread(0.8, 0.1), epsilon_claimed=0.3, epsilon_proved=0.25),
-        "b": results.Line(spread(0.5, std=0.05), epsilon_claimed=2.0),
-        "gone": results.Line(),
-        "c": results.Line([0.9]),
-    }
-    figure = pictures.lines(found)
-    (ax,) = figure.axes
-    marks = [line for line in ax.lines if line.get_marker() == "o"]
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in marks] == [
-        (0.8, 0),
-        (0.5, 1),
-        (0.9, 2),
-    ]
-    assert [line.get_markerfacecolor() == "none" for line in marks] == [False, True, True]
-    bars = [c.get_segments()[0][:, 0] for c in ax.collections]
-    np.testing.assert_allclose(bars, [[0.7, 0.9], [0.45, 0.55]])
-    assert [t.get_text() for t in ax.texts] == [
-        "$a^$",
-        "ε 0.3 claimed, 0.25 proved",
-        "b",
-        "ε 2 claimed",
-        "c",
-        "",
-    ]
-    assert "$a^$" in plots.svg(figure) and pictures.lines({"c": found["c"]}) is None
 
 
 def test_a_study_is_drawn_in_panels():
@@ -677,48 +593,20 @@ def test_a_study_is_drawn_in_panels():
     assert pictures.study(drawable([point("a", "p", 4.0, None)]), "ε") is None
 
 
-SHOWN = ("fig2", "study, scenario 1", "study, scenario 3")
-
-
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory):
-    """The page of some of a paper's collection and of a study, with their pictures."""
-    out = tmp_path_factory.mktemp("collection") / "out.html"
-    found = json.loads((RESULTS / "talaei2024.json").read_text())
-    found["experiments"] = {n: found["experiments"][n] for n in SHOWN}
-    (out.parent / "talaei2024.json").write_text(json.dumps(found))
-    paths = [out.parent / "talaei2024.json", study(out.parent / "in", POINTS)]
-    assert report.main([*map(str, paths), "--out", str(out)]) == 0
-    return out
-
-
-@pytest.mark.slow
-def test_a_page_of_collections_has_pictures(collection, tmp_path):
-    text, mark = collection.read_text(), collection.with_suffix(".md").read_text()
-    parsed = Tables(text)
-    pictures = [attrs["aria-label"] for tag, attrs in parsed.tags if tag == "svg"]
-    names = ["fig2", *SHOWN, "frontier"]  # how far its lines are apart, and their curves
-    assert (
-        [p.split(":")[0] for p in pictures] == names
-        and mark.count("picture-") == len(names)
-        and "| confirmed |" in mark
-    )
-    ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
-    assert len(set(ids)) == len(ids)
-    shutil.copy(
-        RESULTS / "talaei2024.json", tmp_path / "mine.json"
-    )  # by itself it is put beside the file
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "experiment_picture", lambda e: [])
-        assert str(tmp_path / "mine.html") in report.write([tmp_path / "mine.json"])
-    assert (tmp_path / "mine.md").exists()
+def test_a_page_is_written_next_to_its_file_or_where_it_is_asked(experiment, tmp_path):
+    file = experiment / "results.json"
+    assert str(file.with_suffix(".html")) in report.write([file])
+    out = tmp_path / "out.html"
+    assert report.main([str(file), str(study(tmp_path / "in", POINTS)), "--out", str(out)]) == 0
+    ids = [attrs["id"] for _, attrs in Tables(out.read_text()).tags if "id" in attrs]
+    assert len(set(ids)) == len(ids) and "| confirmed |" in out.with_suffix(".md").read_text()
 
 
 # --- refused
 
 
 BROKEN = dict(
-    interrupted=(lambda f: (f / "cells.json").touch(), "run without results.json"),
+    interrupted=(lambda f: (f / "cells.json").touch(), "no "),
     reasons=(
         lambda f: (f / "results.json").write_text('{"format": 2, "failed": ["a"]}'),
         "results.json, failed: expected `object`, as this version",
@@ -777,7 +665,8 @@ BROKEN = dict(
 
 @pytest.mark.parametrize("change, words", BROKEN.values(), ids=BROKEN)
 def test_broken_folders_are_rejected_and_nothing_is_written(tmp_path, change, words):
-    folder = made(tmp_path / "run")
+    folder = tmp_path / "run"
+    folder.mkdir()
     change(folder)
     with pytest.raises(ValueError, match=re.escape(words)):
         report.write([folder], tmp_path / "out.html")
@@ -788,22 +677,17 @@ def test_broken_folders_are_rejected_and_nothing_is_written(tmp_path, change, wo
 
 
 def cards(path):
-    """heading -> card, and the text below them."""
-    document = report.assemble([report.read_source(path)])
-    return {c.heading: c for c in document.cards}, " ".join(t.words for t in document.below)
-
-
-def facts(card):
-    return dict(card.facts)
+    """heading -> card."""
+    return {c.heading: c for c in report.assemble([report.read_source(path)]).cards}
 
 
 @pytest.mark.parametrize("paper", ["li2025", "talaei2024"])
 def test_the_claims_of_a_paper_are_counted(paper):
-    found, beside = cards(RESULTS / f"{paper}.json")
+    found = cards(RESULTS / f"{paper}.json")
     experiments = report.read_source(RESULTS / f"{paper}.json").experiments
     verdicts = [v.verdict for e in experiments for v in e.verdicts]
     card = found["Claims checked"]
-    assert card.value == str(len(verdicts)) and not beside
+    assert card.value == str(len(verdicts))
     assert {name: int(count) for name, count in card.facts} == {
         v: verdicts.count(v) for v in set(verdicts)
     }
@@ -813,32 +697,6 @@ def test_the_claims_of_a_paper_are_counted(paper):
         x for x in claimed if x.epsilon_proved is not None and x.epsilon_proved <= x.epsilon_claimed
     ]
     assert found["Claimed ε that hold"].value == f"{len(held)} of {len(claimed)}"
-
-
-def test_points_of_a_study_have_a_promise_too():
-    found, beside = cards(RESULTS / "study_frontier.json")
-    points = report.read_source(RESULTS / "study_frontier.json").experiments[0].points
-    best = max((p for p in points if p.status == "proved" and p.epsilon), key=lambda p: p.mean)
-    assert found["Best private accuracy"].value.startswith(f"{best.mean:.4f} ± ")
-    assert facts(found["Best private accuracy"])["setting"].startswith(f"{best.panel}: {best.line}")
-    assert found["ε"].value == f"{best.epsilon:.4g}" and facts(found["ε"])["unit"] == best.unit
-    assert "points with an ε here" in beside and "data differ too" in beside
-
-
-def test_a_point_whose_promise_is_not_whole_is_no_candidate(tmp_path):
-    whole = dict(panel="p", line="a", x=1.0, mean=0.5, epsilon=1.0, status="proved", method="pld")
-    whole |= dict(unit="example", adjacency="zero_out", view="server", delta=1e-5)
-    for without, shown in ((None, True), *((k, False) for k in (*report.COMPARED, "method"))):
-        points = [{k: v for k, v in whole.items() if k != without}]
-        (tmp_path / "study.json").write_text(json.dumps(dict(format=2, points=points)))
-        found, _ = cards(tmp_path / "study.json")
-        assert ("Best private accuracy" in found) == shown, without
-
-
-def test_claims_and_audits_are_no_accuracies():
-    for name in ("claimed", "audit"):
-        found, _ = cards(RESULTS / f"study_{name}.json")
-        assert "Best private accuracy" not in found and "Claims checked" in found
 
 
 def test_verdicts_have_one_order_on_all_pages():

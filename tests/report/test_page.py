@@ -632,6 +632,22 @@ def test_curves_have_bands_over_seeds():
     svg = plots.svg(figure)
     assert "$x^$" in svg and plots.INK not in svg and svg == plots.svg(figure)
     assert plots.panels_of_runs([setting("one", [0.5], [])], ("clip_fraction",)) == []
+    assert plots.curves([], []) is None
+
+
+@pytest.mark.parametrize(
+    "values, scale",
+    [([[1.0, 100.0, np.nan], [2.0, 50.0, np.inf]], "log"), ([[1.0, 2.0, 2.0]], "linear")],
+)
+def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis(values, scale):
+    run = plots.Setting("a", {"loss": ([1, 2, 3], np.array(values))}, [], [], "")
+    (ax,) = plots.curves(["a"], plots.panels_of_runs([run], ("loss",))).axes
+    assert ax.get_yscale() == scale
+
+
+def test_as_many_settings_look_different_as_are_shown():
+    looks = {plots.look_of(i) for i in range(plots.SHOWN)}
+    assert len(looks) == plots.SHOWN
 
 
 # --- rows
