@@ -134,8 +134,8 @@ def _notes(stored: results.Experiment, experiment, lines: dict) -> dict[str, str
         draws=_by_line({n: line.draws or "not stored" for n, line in stored.lines.items()}),
         devices=counts if len(devices) > 1 else "",
         not_tuned=not_tuned(experiment, lines),
-        at_edge=", ".join(n for n in stored.lines if n in experiment.at_edge),
-        stale=", ".join(stale),
+        at_edge="; ".join(n for n in stored.lines if n in experiment.at_edge),
+        stale="; ".join(stale),
     )
 
 

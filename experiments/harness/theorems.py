@@ -91,7 +91,7 @@ def is_below_the_start(name: str, lines: dict, which: str) -> Claim:
     seen += f": {'; '.join(found)}" if found else ""
     seen += f"; below 0 in {'; '.join(negative)}" if negative else ""
     return Claim(
-        f"{name} says something somewhere: it is below its value at the start",
+        f"{name} is informative in some line: it is below the value at the start",
         exactly(bool(found), seen),
         "ours",
     )

@@ -336,7 +336,7 @@ def test_notes_name_the_baselines_that_the_rule_marks(module):
         words = not_tuned(experiment, lines)
         told = [n for n in part.notes if n.startswith("Baseline not tuned")]
         assert told == [f"Baseline not tuned: {words}"] * bool(words), name
-        ends = ", ".join(n for n in part.lines if n in experiment.at_edge)
+        ends = "; ".join(n for n in part.lines if n in experiment.at_edge)
         heading = results_file.NOTES["at_edge"]
         told = [n for n in part.notes if n.startswith(heading)]
         assert told == [f"{heading}: {ends}"] * bool(ends), name

@@ -289,7 +289,7 @@ def worth(name, experiment, out, quick):
     attained, allowed = noble2022_gaps.round_counterexample(1.0, 20, 800)
     published, _, exact = noble2022_gaps.participation_counterexample(1000, 0.01, 1000, 1.0, 1e-6)
     note = (
-        f"Its proof is not sound: one round of two steps shows a record with total variation "
+        f"Its proof is not sound: one round of two steps reveals a record with total variation "
         f"{attained:.3f}, where it allows {allowed:.3f}; 1000 rounds of one step have epsilon "
         f"{exact:.3g}, where it gives {published:.3g}."
     )

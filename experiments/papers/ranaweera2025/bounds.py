@@ -50,9 +50,9 @@ COLUMNS = (
     "seconds",
 )
 NOTE = (
-    "Gaps are those after the last round, means over seeds with their errors. Theorem 3 is applied "
-    "step after step, from the start, with the gradients of the run. Lambda is finite everywhere "
-    "only of clients that are alike and take one step"
+    "Gaps are those after the last round: means over seeds with their standard errors. Theorem 3 "
+    "is applied to one step after another, from the start, with the gradients of the run. Lambda "
+    "has a finite bound for all models only if clients have the same rows and take one step"
 )
 
 # `rate` is the learning rate times L; early lines stop where gradients are long

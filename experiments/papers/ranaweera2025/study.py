@@ -331,7 +331,8 @@ def finding(rows):
                 f"{iso['epsilon_proved']:.3g}: "
                 f"isotropic {iso['accuracy']:.2f} ± {iso['accuracy_95']:.2f} %; above it "
                 f"{told(above)}; below it "
-                f"{told(below)}; no difference that {len(iso['seeds'])} seeds show: {told(same)}."
+                f"{told(below)}; no significant difference with {len(iso['seeds'])} seeds: "
+                f"{told(same)}."
             )
     return " ".join(text)
 

@@ -175,7 +175,7 @@ EXPERIMENTS |= dict(
     noise=Experiment("noise, printed and sound", {}, {}, special=noise),
     argmin=Experiment("the sensitivity of a minimiser", {}, {}, special=argmin),
     bounds=Experiment(
-        "Adult, softmax regression with l2: Theorems 2 and 3 beside measured runs",
+        "Adult, softmax regression with l2: Theorems 2 and 3 compared with measured runs",
         {},
         {},
         seeds=tuple(range(8)),
