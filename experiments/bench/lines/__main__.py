@@ -30,12 +30,6 @@ TASKS = dict(
     lora="LoRA",
 )
 TOOLS = dict(jfl="jfl", flower="Flower", pfl="pfl", fedjax="FedJAX + optax")
-ACCOUNTING = dict(
-    jfl="of the plan that ran, the smallest of several bounds",
-    flower="its own (Rényi), for full participation and equal weights",
-    pfl="its own (PLD), of numbers that the user repeats",
-    fedjax="none, and no privacy: dp-accounting, and clip and noise by hand",
-)
 PACKAGES = dict(
     jfl=("jax", "flax", "optax"),
     flower=("flwr", "flwr-datasets", "ray", "torch", "peft", "dp-accounting"),
@@ -115,7 +109,6 @@ def table(rows: list[dict]) -> str:
             for r in cells
         ]
         lines.append(f"| {name} | " + " | ".join(told) + " |")
-    lines.append("| says ε | " + " | ".join(ACCOUNTING.values()) + " |")
     return "\n".join(lines)
 
 
