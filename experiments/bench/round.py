@@ -24,24 +24,27 @@ replaced when it is timed again.
 
 import argparse
 import json
-import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from types import SimpleNamespace
-from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-ROOT = pathlib.Path(__file__).parents[2]
+import jfl
+
+from . import timing
+
 PEERS = pathlib.Path(__file__).parent / "peers"
 sys.path.insert(0, str(PEERS))
 
-import workloads  # noqa: E402  (peers is a folder of scripts)
+import jfl_peer  # noqa: E402  (peers is a folder of scripts)
+import workloads  # noqa: E402
 
 OWN = dict(record=("private", "threefry", "vmap", "clipped", "plain"), client=("private", "plain"))
 ROUNDS = dict(W1=20)  # rounds in a timed block, where not 1
@@ -69,8 +72,6 @@ def data(workload, folder) -> pathlib.Path:
             index=rng.permutation(50_000).reshape(1000, 50),
         )
     elif not path.exists():
-        import jfl
-
         fed = jfl.federate(jfl.datasets.mnist(), jfl.partition.iid(100))
         np.savez(
             path,
@@ -81,35 +82,18 @@ def data(workload, folder) -> pathlib.Path:
     return path
 
 
-def turns(runs, repeats):
-    """Return the seconds and CPU seconds of every function, called alternately."""
-    times = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            run()
-            times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-    return {name: [statistics.median(column) for column in zip(*t)] for name, t in times.items()}
-
-
 def machine():
     """Return FLOP/s of a large matrix product and bytes/s of a large copy on this device."""
-    import jax
-    import jax.numpy as jnp
-
     a, held = jnp.ones((2048, 2048)), [jnp.ones(2**25)]
-    product, copy = (
-        jax.jit(jnp.matmul),
-        jax.jit(jnp.negative, donate_argnums=0),
-    )  # in place: no new pages
+    product = jax.jit(jnp.matmul)
+    copy = jax.jit(jnp.negative, donate_argnums=0)  # in place: no new pages
     runs = dict(
         product=lambda: product(a, a).block_until_ready(),
         copy=lambda: held.append(copy(held.pop()).block_until_ready()),
     )
-    for run in runs.values():
-        run()
-    t = turns(runs, 5)
-    return 2 * 2048**3 / t["product"][0], 2 * held[0].nbytes / t["copy"][0]
+    found = timing.alternate(runs, 5)
+    seconds = {name: one["seconds"] for name, one in found.items()}
+    return 2 * 2048**3 / seconds["product"], 2 * held[0].nbytes / seconds["copy"]
 
 
 def floor(spec, flops, bandwidth):
@@ -126,29 +110,25 @@ def floor(spec, flops, bandwidth):
 
 def variants(workload, path, repeats):
     """Time jfl's variants of a workload in this process."""
-    import jfl_peer
-
     spec = SimpleNamespace(**workloads.WORKLOADS[workload])
     block, runs = ROUNDS.get(workload, 1), {}
     for mode in OWN[spec.level]:
         run, _ = jfl_peer.build(
             SimpleNamespace(**vars(spec), block=block), workloads.load(path), mode
         )
-        done = []
-        run(1 + block, done.append)
         runs[mode] = lambda run=run: run(1 + block, lambda wait: wait())
-    # a call plays 1 + block rounds
-    seconds = {mode: [t / (1 + block) for t in pair] for mode, pair in turns(runs, repeats).items()}
+    found = timing.alternate(runs, repeats)
     flops, bandwidth = machine()
     least = floor(spec, flops, bandwidth)
-    for mode, (wall, cpu) in seconds.items():
+    for mode, one in found.items():
+        wall, cpu = (one[k] / (1 + block) for k in ("seconds", "cpu_seconds"))  # of one round
         yield dict(
             workload=workload,
             tool="jfl",
             mode=mode,
             seconds=wall,
             cpu_seconds=cpu,
-            ratio=wall / seconds["private"][0],
+            ratio=one["ratio"],  # to "private", the first
             floor=least,
             over_floor=wall / least,
             gflops=flops / 1e9,
@@ -161,48 +141,24 @@ def variants(workload, path, repeats):
 def alone(workload, script, python, mode, path, repeats):
     """Time one tool in a separate process."""
     rounds = ROUNDS.get(workload, 1)
-    command = [
-        python,
-        f"{script}.py",
-        "--workload",
-        workload,
-        "--data",
-        str(path),
-        "--rounds",
-        str(rounds),
-        "--repeats",
-        str(repeats),
-        "--mode",
-        mode,
-    ]
+    flags = dict(workload=workload, data=path, rounds=rounds, repeats=repeats, mode=mode)
+    command = [python, f"{script}.py", *(w for k, v in flags.items() for w in (f"--{k}", str(v)))]
     done = subprocess.run(command, cwd=PEERS, capture_output=True, text=True, timeout=1800)
-    said: dict[str, Any]
     try:
         said = json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        said = dict(
-            tool=script.removesuffix("_peer"),
-            mode=mode,
-            workload=workload,
-            skipped=(
-                f"exit code {done.returncode}: "
-                f"{(done.stderr.strip() or 'no output').splitlines()[-1]}"
-            ),
-        )
-    if "skipped" not in said:
-        said |= {k: statistics.median(said[k]) for k in ("seconds", "cpu_seconds")} | dict(
-            repeats=repeats
-        )
-    return said
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
+        why = f"exit code {done.returncode}: {last}"
+        tool = script.removesuffix("_peer")
+        return dict(tool=tool, mode=mode, workload=workload, skipped=why)
+    if "skipped" in said:
+        return said
+    medians = {k: statistics.median(said[k]) for k in ("seconds", "cpu_seconds")}
+    return said | medians | dict(repeats=repeats)
 
 
 def sweep(path, repeats):
     """Time W4 and 64 times W1."""
-    import jax
-    import jfl_peer
-
-    import jfl
-
     spec = SimpleNamespace(**workloads.WORKLOADS["W1"])
     fed = jfl_peer.federation(workloads.load(path))
 
@@ -221,16 +177,15 @@ def sweep(path, repeats):
     begun = time.perf_counter()
     many()
     first = time.perf_counter() - begun
-    one()
-    t = turns(dict(many=many, one=one), repeats)
+    found = timing.alternate(dict(many=many, one=one), repeats)
     yield dict(
         workload="W4",
         tool="jfl",
         mode="private",
-        seconds=t["many"][0],
-        cpu_seconds=t["many"][1],
+        seconds=found["many"]["seconds"],
+        cpu_seconds=found["many"]["cpu_seconds"],
         first=first,
-        of_64_runs=t["many"][0] / (64 * t["one"][0]),
+        of_64_runs=found["many"]["seconds"] / (64 * found["one"]["seconds"]),
         repeats=repeats,
         rounds=rounds,
         peak_mib=workloads.peak_mib(),
@@ -239,11 +194,6 @@ def sweep(path, repeats):
 
 def scaffold(repeats):
     """Time W6, and compare with the CPU seconds of the published code."""
-    import jax
-    import jfl_peer
-
-    import jfl
-
     fed = jfl.federate(jfl.datasets.synthetic(0.0, 0.0), jfl.partition.natural())
     task = jfl.models.logistic(fed)
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(60.0), jfl.divide(800))
@@ -254,23 +204,22 @@ def scaffold(repeats):
         batch=jfl.batches.without_replacement(800),
     )
     plan = jfl.plan(fed, task, alg, jfl.sampling.without_replacement(100, 20))
+    row = timed(plan, 1, repeats)
+    share = PUBLISHED_W6 / row["cpu_seconds"]
+    yield dict(workload="W6", mode="private", published_over_ours_cpu=share) | row
+
+
+def timed(plan, rounds, repeats):
+    """Return seconds per round of a plan, those of its first round, and the peak memory."""
+    workloads.forget_peak()
     play, state = jfl_peer.program(plan), jfl.init(jax.random.key(0), plan)
+    run = lambda n: jax.block_until_ready(play(jax.tree.map(jnp.copy, state), plan, n))
     begun = time.perf_counter()
-    state = jax.block_until_ready(play(state, plan, 1))
+    run(1)
     first = time.perf_counter() - begun
-    run = lambda: jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, 1))
-    wall, cpu = turns(dict(run=run), repeats)["run"]
-    yield dict(
-        workload="W6",
-        tool="jfl",
-        mode="private",
-        seconds=wall,
-        cpu_seconds=cpu,
-        first=first,
-        repeats=repeats,
-        published_over_ours_cpu=PUBLISHED_W6 / cpu,
-        peak_mib=workloads.peak_mib(),
-    )
+    found = timing.alternate(dict(run=lambda: run(rounds)), repeats)["run"]
+    each = {k: found[k] / rounds for k in ("seconds", "cpu_seconds")}
+    return dict(tool="jfl", first=first, repeats=repeats, peak_mib=workloads.peak_mib()) | each
 
 
 SCALES = dict(
@@ -280,43 +229,16 @@ SCALES = dict(
 
 def scaled(axis, value, repeats):
     """Time W1 with one number changed; rows are random, 20 per client."""
-    import jax
-    import jfl_peer
-
     spec = SimpleNamespace(**workloads.WORKLOADS["W1"] | dict(clients=1000, rows=20))
     setattr(spec, axis, value if axis != "hidden" else (value,) * (value > 0))
     rng = np.random.default_rng(0)
     features = 784 if axis != "clients" else 50  # 100,000 clients of 784 features would be 6 GB
     x = rng.normal(size=(spec.clients, spec.rows, features)).astype(np.float32)
-    plan = jfl_peer.make(
-        spec,
-        jfl_peer.federation(
-            SimpleNamespace(x=x, y=rng.integers(0, 10, x.shape[:2]).astype(np.int32))
-        ),
-        "private",
-    )
-    import jfl
-
-    del x
-    workloads.forget_peak()
-    play, state = jfl_peer.program(plan), jfl.init(jax.random.key(0), plan)
-    begun = time.perf_counter()
-    jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, 1))
-    first = time.perf_counter() - begun
+    data = SimpleNamespace(x=x, y=rng.integers(0, 10, x.shape[:2]).astype(np.int32))
+    plan = jfl_peer.make(spec, jfl_peer.federation(data), "private")
+    del x, data
     rounds = 10 if value * (axis in ("cohort", "steps")) < 300 else 2
-    run = lambda: jax.block_until_ready(play(jax.tree.map(lambda x: x.copy(), state), plan, rounds))
-    run()
-    wall, cpu = turns(dict(run=run), repeats)["run"]
-    yield dict(
-        workload="scaling",
-        tool="jfl",
-        mode=f"{axis}={value}",
-        seconds=wall / rounds,
-        cpu_seconds=cpu / rounds,
-        first=first,
-        repeats=repeats,
-        peak_mib=workloads.peak_mib(),
-    )
+    yield dict(workload="scaling", mode=f"{axis}={value}") | timed(plan, rounds, repeats)
 
 
 def child(words, path, repeats):
@@ -334,20 +256,9 @@ def child(words, path, repeats):
 
 def apart(words, path, repeats):
     """Run `child` in a separate process."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            __file__,
-            "--repeats",
-            str(repeats),
-            "--data",
-            str(path),
-            "--child",
-            *words,
-        ],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "experiments.bench.round", "--repeats", str(repeats)]
+    command += ["--data", str(path), "--child", *words]
+    done = subprocess.run(command, cwd=timing.ROOT, capture_output=True, text=True)
     if done.returncode:
         yield dict(
             workload=words[-1],
@@ -392,7 +303,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = [*workloads.WORKLOADS, "W4", "W6", "scaling"]
-    parser.add_argument("--out", default=str(ROOT / "experiments" / "results" / "round.json"))
+    parser.add_argument("--out", type=pathlib.Path, default=timing.RESULTS / "round.json")
     parser.add_argument(
         "--repeats", type=int, default=7, help="timed blocks; about half as many for slow workloads"
     )
@@ -408,12 +319,9 @@ def main():
         return child(args.child, args.data, args.repeats)
     args.only = args.only or sorted(known)
     args.python = dict(pair.split("=", 1) for pair in args.python)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         for row in jobs(args, pathlib.Path(folder)):
-            save(pathlib.Path(args.out), row | dict(commit=commit, load=os.getloadavg()[0]))
+            save(args.out, row | {k: timing.machine()[k] for k in ("commit", "load")})
             print(
                 "  ".join(f"{row.get(k) or '':<10}" for k in ("workload", "tool", "mode"))
                 + "  "
@@ -428,24 +336,9 @@ def main():
 
 def save(out, row):
     """Add a row, or replace an older one; finished rows are kept if the rest is stopped."""
-    import jax
-
-    from jfl.runs.checkpoint import environment
-
     same = lambda row: (row["workload"], row["tool"], row["mode"], bool(row.get("one_process")))
     old = json.loads(out.read_text())["rows"] if out.exists() else []
-    about = dict(
-        versions=environment(),
-        device=jax.devices()[0].device_kind,
-        cpus=os.cpu_count(),
-        machine=platform.machine(),
-    )
-    out.write_text(
-        json.dumps(
-            dict(about=about, rows=[r for r in old if same(r) != same(row)] + [row]), indent=1
-        )
-        + "\n"
-    )
+    timing.save(out, [r for r in old if same(r) != same(row)] + [row])
 
 
 if __name__ == "__main__":

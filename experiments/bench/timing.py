@@ -42,7 +42,8 @@ def alternate(runs: dict, repeats: int) -> dict:
         repeats: number of turns.
 
     Returns:
-        Name -> the median of its seconds, and of its ratio to the first function in a turn.
+        Name -> the medians of its seconds, of its CPU seconds, and of the ratio of its seconds to
+        those of the first function in a turn.
     """
     for run in runs.values():
         run()
@@ -50,15 +51,16 @@ def alternate(runs: dict, repeats: int) -> dict:
     for _ in range(repeats):
         turn = {}
         for name, run in runs.items():
-            begun = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             run()
-            turn[name] = time.perf_counter() - begun
+            turn[name] = time.perf_counter() - wall, time.process_time() - cpu
         turns.append(turn)
     first = next(iter(runs))
     return {
         name: dict(
-            seconds=statistics.median(t[name] for t in turns),
-            ratio=statistics.median(t[name] / t[first] for t in turns),
+            seconds=statistics.median(t[name][0] for t in turns),
+            cpu_seconds=statistics.median(t[name][1] for t in turns),
+            ratio=statistics.median(t[name][0] / t[first][0] for t in turns),
         )
         for name in runs
     }
@@ -83,9 +85,12 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
+def machine() -> dict:
+    """Return the commit, and how many CPUs there are and how busy they are."""
+    return dict(commit=commit(), cpus=os.cpu_count(), load=os.getloadavg()[0])
+
+
 def save(path: Path, rows: list, **about):
-    """Write rows, together with versions, commit and machine."""
-    known = dict(
-        versions=environment(), commit=commit(), cpus=os.cpu_count(), load=os.getloadavg()[0]
-    )
+    """Write rows, together with versions and machine."""
+    known = dict(versions=environment()) | machine()
     path.write_text(json.dumps(dict(about=known | about, rows=rows), indent=1) + "\n")

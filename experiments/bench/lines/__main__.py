@@ -18,8 +18,8 @@ import subprocess
 import sys
 
 from experiments.bench.lines import counting
+from experiments.bench.timing import ROOT, commit
 
-ROOT = pathlib.Path(__file__).parents[3]
 FOLDER = pathlib.Path(__file__).parent
 RESULTS = ROOT / "experiments" / "results" / "lines.json"
 TASKS = dict(
@@ -138,9 +138,7 @@ def main():
         rule=f"lines of code as ruff format lays them out at width {counting.WIDTH}, without "
         "imports, docstrings, comments, blank lines, and without tasks.py, which all share",
         versions={tool: versions(python, tool) for tool, python in pythons.items()},
-        commit=subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        ).stdout.strip(),
+        commit=commit(),
     )
     kept = {} if args.again or not args.out.exists() else earlier(args.out)
     for row in rows:

@@ -4,20 +4,12 @@ is given to it.
     python fedjax_peer.py --workload W1 --data FILE.npz --rounds 20 --repeats 5 --mode jit
 
 Mode `jit`: FedJAX's default backend; in W1 and W2 its grad_fn is vmap(grad), clipped, with noise
-shaped like the leaves.  Mode `pmap`: the same on FedJAX's pmap backend with two host devices.  Mode
-`control` (W1, W2): the jit backend with a hand-written book-keeping gradient (norms from
-activations and back-propagated errors, one pass) and one flat vector of noise, so that a table can
-tell what the algorithm gains from what the structure gains.  W3 and W5 clip each client's update
-and add noise to the sum.  Needs jax 0.5: FedJAX 0.0.17 installs with later ones, but fails there.
+shaped like the leaves.  Mode `control` (W1, W2): the same backend with a hand-written book-keeping
+gradient (norms from activations and back-propagated errors, one pass) and one flat vector of noise,
+so that a table can tell what the algorithm gains from what the structure gains.  W3 and W5 clip
+each client's update and add noise to the sum.  Needs jax 0.5: FedJAX 0.0.17 installs with later
+ones, but fails there.
 """
-
-import os
-import sys
-
-if "pmap" in sys.argv:  # must be said before jax starts
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
-    )
 
 import numpy as np
 import workloads
@@ -163,7 +155,7 @@ def client_level(spec, sgd, batches):
 
 
 def build(spec, data, mode):
-    fedjax.set_for_each_client_backend("pmap" if mode == "pmap" else "jit")
+    fedjax.set_for_each_client_backend("jit")
     x = data.x.reshape(*data.x.shape[:2], *spec.image) if spec.level == "client" else data.x
     federated = fedjax.InMemoryFederatedData(
         {i: dict(x=x[i], y=data.y[i]) for i in range(spec.clients)}
@@ -178,13 +170,7 @@ def build(spec, data, mode):
 
     def run(rounds, tick):
         for _ in range(rounds):
-            state, _ = apply(now["state"], sampler.sample())
-            if mode == "pmap":  # its outputs keep a device axis of 1 on jax 0.5
-                params = jax.tree.map(
-                    lambda a, b: a.reshape(b.shape), state.params, now["state"].params
-                )
-                state = fed_avg.ServerState(params, state.opt_state)
-            now["state"] = state
+            now["state"], _ = apply(now["state"], sampler.sample())
             tick(lambda: jax.block_until_ready(now["state"].params))
 
     return run, lambda: [np.asarray(leaf) for leaf in jax.tree.leaves(now["state"].params)]
@@ -194,7 +180,7 @@ if __name__ == "__main__":
     workloads.main(
         "FedJAX",
         build,
-        dict(record=("jit", "pmap", "control"), client=("jit", "pmap")),
+        dict(record=("jit", "control"), client=("jit",)),
         ("fedjax", "jax", "jaxlib", "numpy"),
         'pip install fedjax==0.0.17 "jax==0.5.3" "jaxlib==0.5.3"',
         MISSING,

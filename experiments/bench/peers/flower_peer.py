@@ -3,11 +3,11 @@
     python flower_peer.py --workload W1 --data FILE.npz --rounds 20 --repeats 5 --mode ghost
 
 Flower has no record-level DP: in W1 and W2 modes `hooks` and `ghost` put Opacus' two ways of
-clipping into the client.  W3 and W5 use its central DP with fixed clipping: mode `client` its
-client-side form (each actor clips), mode `server` its server-side form.  One actor for each CPU,
-one PyTorch thread each; actors map the data from a file, and keep model and data between messages.
-A round ends when FedAvg has aggregated, seen through its server-side evaluation callback; `first`
-includes starting Ray.
+clipping into the client.  W3 and W5 (mode `client`) use its central DP with fixed clipping in its
+client-side form, where each actor clips.  There is one actor for each CPU, with one PyTorch thread
+each; actors map the data from a file, and keep model and data between messages.  A round ends when
+FedAvg has aggregated, seen through its server-side evaluation callback; `first` includes starting
+Ray.
 """
 
 import functools
@@ -32,11 +32,7 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.clientapp.mod import fixedclipping_mod
     from flwr.serverapp import ServerApp
-    from flwr.serverapp.strategy import (
-        DifferentialPrivacyClientSideFixedClipping,
-        DifferentialPrivacyServerSideFixedClipping,
-        FedAvg,
-    )
+    from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
     from flwr.simulation import run_simulation
 
     MISSING = opacus_peer.MISSING
@@ -98,10 +94,6 @@ def build(spec, data, mode):
             strategy = DifferentialPrivacyClientSideFixedClipping(
                 strategy, spec.noise, spec.clip, spec.cohort
             )
-        elif mode == "server":
-            strategy = DifferentialPrivacyServerSideFixedClipping(
-                strategy, spec.noise, spec.clip, spec.cohort
-            )
         server, ended = ServerApp(), []
 
         @server.main()
@@ -138,7 +130,7 @@ if __name__ == "__main__":
     workloads.main(
         "Flower",
         peer.build,
-        dict(record=("hooks", "ghost"), client=("client", "server")),
+        dict(record=("hooks", "ghost"), client=("client",)),
         ("flwr", "ray", "torch", "opacus", "numpy"),
         'pip install torch opacus "flwr[simulation]"',
         MISSING,

@@ -2,7 +2,7 @@
 
 Modes of record-level workloads: private; threefry (the key's own generator in place of Philox);
 vmap (every example's gradient is formed); clipped (no noise); plain (neither clip nor noise).  Of
-client-level ones: private; plain; coarse (local steps in bfloat16).
+client-level ones: private; plain.
 """
 
 import functools
@@ -66,7 +66,7 @@ def make(spec, fed, mode, sampler=None, algorithm="fedavg"):
     else:
         task = jfl.models.cnn(fed) if spec.parameters < 1e6 else jfl.models.flax(fed, Conv5())
         noise = [jfl.gaussian(multiplier)] if multiplier else []
-        grad = jfl.grad(task.loss, compute="bfloat16" if mode == "coarse" else "float32")
+        grad = jfl.grad(task.loss)
         batch = jfl.batches.epochs(spec.batch)
         release = (
             None
@@ -124,7 +124,7 @@ if __name__ == "__main__":
         build,
         dict(
             record=("private", "threefry", "vmap", "clipped", "plain"),
-            client=("private", "plain", "coarse"),
+            client=("private", "plain"),
         ),
         ("jfl", "jax", "jaxlib", "flax", "optax", "numpy"),
         "pip install jfl",

@@ -273,8 +273,6 @@ def main(tool, build, modes, packages, install, missing=None, notes=None):
     parser.add_argument("--rounds", type=int, default=1, help="rounds in a timed block")
     parser.add_argument("--repeats", type=int, default=1, help="timed blocks")
     parser.add_argument("--mode", choices=sorted(set(sum(modes.values(), ()))))
-    if "control" in modes["record"]:
-        parser.add_argument("--control", dest="mode", action="store_const", const="control")
     parser.add_argument(
         "--check", action="store_true", help="check clipping, averaging and noise, and stop"
     )
