@@ -25,7 +25,7 @@ def arrays(*values: ArrayLike) -> tuple[np.ndarray, ...]:
 def gaussian_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike) -> np.ndarray:
     """Return the classical noise std, sensitivity * sqrt(2 log(1.25 / delta)) / epsilon.
 
-    It proves its epsilon for epsilon <= 1 only: beyond, use `analytic_sigma`.
+    It proves its epsilon only for epsilon <= 1; for larger ones use `analytic_sigma`.
 
     References:
         Dwork and Roth, 2014, Theorem A.1.
@@ -41,7 +41,7 @@ def gaussian_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
 def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike) -> np.ndarray:
     """Return the smallest noise std that makes one Gaussian (epsilon, delta)-private.
 
-    It is exact to rounding, and on the safe side.
+    It is exact up to rounding, which errs on the conservative side.
 
     References:
         Balle and Wang, ICML 2018, Theorem 8, by bisection.
@@ -56,7 +56,7 @@ def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
 def compose_advanced(
     epsilon: ArrayLike, delta: ArrayLike, times: ArrayLike, slack: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `times` adaptive releases spend, at the price of `slack` in delta.
+    """Return the (epsilon, delta) of `times` adaptive releases; `slack` is added to delta.
 
     The epsilon is that of basic composition, times * epsilon, if that is smaller.
 
@@ -70,7 +70,9 @@ def compose_advanced(
 
 
 def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a release on a sample spends: (log(1 + rate (e^epsilon - 1)), rate delta).
+    """Return the (epsilon, delta) of a release on a sample.
+
+    It is (log(1 + rate (e^epsilon - 1)), rate delta).
 
     The sample holds an element with probability `rate`.  This holds for Poisson sampling under
     add_remove, and for samples of fixed size under replace_one, if the release on the whole sample
@@ -92,7 +94,8 @@ def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[np.n
 def local_budget(
     epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what the release on the sample may spend: the inverse of `amplify`.
+    """Return the (epsilon, delta) that the release on the sample may have: the inverse of
+    `amplify`.
 
     Raises:
         ValueError: if delta / rate is not below 1, since then no sampling helps.
@@ -116,9 +119,9 @@ def local_budget(
 def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarray:
     """Return the probability that a row is used at least once in a round of batches.
 
-    It amplifies noise that is added once a round (output perturbation), where the sensitivity
-    covers a change of all the round's gradients, so that a row may be used many times.  It says
-    nothing about noise at every step.
+    It amplifies noise that is added once per round (output perturbation). There, the sensitivity
+    covers a change of all gradients of the round, so a row may be used many times. It does not
+    apply to noise in every step.
 
     Args:
         batch: rows of a batch.

@@ -1,8 +1,8 @@
 """Compute the epsilon that a paper claims for a plan, and the noise that its formula chooses.
 
-This is the mode "as_printed".  A claim is not a guarantee.  `claimed` is the number that the paper
-would print for a run of the plan, with its status and what is wrong with it; `jfl.guarantee` is
-what is proved for the noise that ran.
+This is the mode "as_printed". A claim is not a guarantee. `claimed` returns the number that the
+paper would print for a run of the plan, with its status and caveats; `jfl.guarantee` returns what
+is proved for the noise that ran.
 """
 
 from typing import Any
@@ -52,9 +52,9 @@ def claimed(
         delta: in (0, 1).
         paper: "noble2022" (either view), "chen2024" or "li2025" (the server's view; its epsilon is
             for one round, and by its Theorem 2 with c_0 = 1 for the whole run): unit example,
-            replace_one.  "ranaweera2025": the multiplier that `wavelet.published` states, through
-            an accountant.  "talaei2024": each broadcast for the view third_party, one upload for
-            the view server.  None: the paper of the algorithm or of the noise.
+            replace_one.  "ranaweera2025": an accountant applied to the multiplier that
+            `wavelet.published` states. "talaei2024": each broadcast for the view third_party, one
+            upload for the view server. None: the paper of the algorithm or of the noise.
         view: "server" or "third_party".
 
     Raises:
@@ -93,8 +93,8 @@ def calibrate(
 ):
     """Return the noise multiplier that a paper's formula chooses.
 
-    The plan gives everything except the noise; put the result into its chain.  `guarantee` computes
-    what is proved for it.
+    The plan defines everything except the noise. Put the result into its chain; `jfl.guarantee`
+    then computes what is proved.
 
     Args:
         plan: what runs.
@@ -105,8 +105,9 @@ def calibrate(
         view: "server" or "third_party".
 
     Returns:
-        A number, or Float32[C] if it differs between clients.  For talaei2024 a std: of an upload
-        for the view server, else of the release, which is 0 if uploads have enough noise.
+        A number, or Float32[C] if it differs between clients. For talaei2024 it is a standard
+        deviation: of the noise of an upload for the view server, otherwise of the noise of the
+        release, which is 0 if the uploads have enough noise.
 
     Raises:
         ValueError: as `claimed`; for noble2022 also if its bound cannot reach epsilon.
@@ -287,7 +288,7 @@ def _chen(plan, rounds, delta, view):
         checks.fail(WHERE, "the same noise in all rounds", "noise that changes")
     often, steps, clip_norm, batch, rows = _chen_run(plan, rounds)
     sigma = z[0] * 2 * clip_norm / np.minimum(batch, rows)
-    # the formula whatever its preconditions; those that fail are told
+    # the value of the formula even if preconditions fail; those are listed in the caveats
     missed = chen2024.dpnfl_tcdp(often, steps, clip_norm, batch, rows, sigma).failed
     rho = 26 * often * steps * (clip_norm / (rows * sigma)) ** 2
     omega = (batch * sigma / clip_norm) ** 2 * np.log(np.maximum(rows / batch, 1)) / 8
@@ -358,7 +359,7 @@ def _li(plan, rounds, delta, view):
 
 @named("printed.std")
 def printed_std(round_, *, constant, work_lr, steps):
-    """Return the std of Algorithm 1 as printed, in units of the mean gradient of a round.
+    """Return the noise std of Algorithm 1 as printed, in units of the mean gradient of a round.
 
     It is lr^2 constant / (sum of lr).
     """
@@ -446,7 +447,7 @@ def _talaei_run(plan, rounds, delta):
 
 
 def _talaei_std(plan):
-    """Return the noise of an upload, and of the average of all."""
+    """Return the std of the noise of an upload, and of the server's noise in the average."""
     server = 0.0
     if noisy(plan.release):
         most = float(

@@ -1,10 +1,10 @@
-"""Claims: functions with their place in a paper and what they are worth.
+"""Mark functions as claims of a paper, with a place and a verdict.
 
     @claim("Theorem 5", "unsound", "delta is an output, not an input")
     def theorem5(...): ...
 
 A function with preconditions returns `Checked`: its value proves nothing if a precondition fails.
-`of(module)` lists a module's claims for reports.
+`of(module)` lists the claims of a module for reports.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class Claim(NamedTuple):
 
 
 def claim(place: str, verdict: str, why: str = ""):
-    """Return a decorator that leaves a function as it is and gives it a `claim`."""
+    """Return a decorator that gives a function the attribute `claim` and changes nothing else."""
     checks.require_one_of("claim", tuple(VERDICTS), verdict=verdict)
 
     def mark(function):
@@ -64,7 +64,7 @@ def of(module) -> tuple[Claim, ...]:
 
 
 class Checked(NamedTuple):
-    """A value, and the preconditions that it misses.
+    """A value, and the preconditions that fail for it.
 
     Attributes:
         value: what the preconditions are about.

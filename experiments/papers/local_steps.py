@@ -1,9 +1,11 @@
-"""Renyi curves of a round in which a client takes several noisy steps, for replace_one of a row.
+"""Compute Renyi curves of a round in which a client takes several noisy steps.
+
+The adjacency is replace_one of a row.
 
 `participates` (P1) holds for all algorithms and views and is what the ledger uses.  The other two
-are smaller and need more than a plan can show, so they are here for those who know that their
-algorithm fits.  All take the curve of one noisy step, at the client's own noise or at the noise of
-the whole cohort.
+are smaller, but their conditions cannot be checked on a plan, so the caller must know that the
+algorithm meets them. All take the curve of one noisy step, with the client's own noise or with the
+noise of the whole cohort.
 """
 
 import numpy as np
@@ -18,7 +20,7 @@ from .approximate_dp import arrays
 def participates(
     orders: ArrayLike, probability: ArrayLike, steps: int, step: ArrayLike
 ) -> np.ndarray:
-    """Return P1: a client that takes part runs its steps with its own noise, and may be seen.
+    """Return P1: only the client's own noise protects its steps, and its participation is known.
 
     Args:
         orders: [n] > 1.
@@ -30,7 +32,7 @@ def participates(
         [n], the curve of the round.
 
     Privacy:
-        server and third party; any local work on the noisy gradients, any state that they make.
+        server and third party; any local computation on the noisy gradients, and any state.
 
     References:
         Reveal the cohort and all noisy gradients: the rest is post-processing.
@@ -45,12 +47,12 @@ def participates(
 def last_step_shared(
     orders: ArrayLike, probability: ArrayLike, steps: int, participant: ArrayLike, shared: ArrayLike
 ) -> np.ndarray:
-    """Return P1a: as `participates`, but the last step hides in the noise of the whole cohort.
+    """Return P1a: like `participates`, but the noise of the whole cohort protects the last step.
 
-    Conditions, none of which a plan states: a third party, who sees averages of uploads only;
-    clients that remember nothing; a cohort of fixed size K; equal weights; the upload is the model
-    after the last step, which adds that step's noise to it with the same factor for all; no noise
-    but the steps'.
+    Conditions, none of which a plan states: the observer is a third party, who sees only averages
+    of uploads; clients have no state; the cohort has a fixed size K; weights are equal; the upload
+    is the model after the last step, which adds its noise with the same factor for all clients;
+    there is no other noise.
 
     Args:
         orders: [n] > 1.
@@ -63,9 +65,9 @@ def last_step_shared(
         [n], the curve of the round.
 
     References:
-        Reveal all steps but the last, and the cohort: the last noises of all add up.  At one step
-        it is the formula of Noble, Bellet, Dieuleveut, AISTATS 2022, without their gain from hidden
-        participation.
+        Reveal the cohort and all steps except the last; the noise of all clients in the last step
+        adds up. For one step this is the formula of Noble, Bellet, Dieuleveut, AISTATS 2022,
+        without their gain from hidden participation.
 
     Example:
         >>> float(last_step_shared(2.0, 1.0, 5, 0.1, 0.01))
@@ -83,21 +85,22 @@ def nonexpansive(
     z: float,
     cohort: float,
 ) -> np.ndarray:
-    """Return P2: all steps hide in the noise of the whole cohort, if the steps are non-expansive.
+    """Return P2: the noise of the whole cohort protects all steps, if they are non-expansive.
 
-    Conditions, beside those of `last_step_shared`: convex losses that are L-smooth, step sizes at
-    most 2 / L, and no clipping that acts, or the clipping of a generalised linear model; batches of
-    rate * rows, independent.
+    Conditions in addition to those of `last_step_shared`: losses are convex and L-smooth; step
+    sizes are at most 2 / L; no clip is active, or the clip is that of a generalised linear model;
+    batches of rate * rows are independent.
 
-    An upload then moves by at most one sensitivity for each of the B ~ Binomial(steps, rate) steps
-    that draw the example, and B may be seen.
+    An upload then changes by at most one sensitivity for each of the B ~ Binomial(steps, rate)
+    steps that draw the example, and B may be known.
 
     Args:
         orders: [n] > 1.
         probability: that the client takes part.
-        steps: local steps of the client, a whole number.
+        steps: local steps of the client, an integer.
         rate: the probability that a step draws the example.
-        z: multiplier of one client's step; the cohort's is sqrt(cohort) z, over B sensitivities.
+        z: noise multiplier of one client's step; that of the cohort is sqrt(cohort) z, for a change
+            of B sensitivities.
         cohort: clients of the round.
 
     Returns:

@@ -1,6 +1,7 @@
-"""Softmax regression on the rows of clients in float64 NumPy, without the library's gradients.
+"""Compute softmax regression on the rows of clients in float64 NumPy.
 
-Bounds treat some quantities as known; this module measures them along a run.
+Bounds take some quantities as known. This module measures them along a run, without the library's
+gradients.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,7 @@ DEALS = dict(iid=1.0, skewed=0.5, classes=0.0)  # the share of a client's rows t
 
 
 class Rows(NamedTuple):
-    """Rows of clients, of which all hold as many; the objectives have l2 / 2 |w|^2."""
+    """Rows of clients that all have the same number of rows; objectives have l2 / 2 |w|^2."""
 
     x: np.ndarray  # Float64[C, n, f], the last column is 1
     y: np.ndarray  # Float64[C, n, k], one-hot
@@ -26,7 +27,7 @@ class Rows(NamedTuple):
 
 
 def federation(dataset: str, deal: str, clients: int, rows: int):
-    """Return rows of norm 1, `rows` per client, dealt as "alike" or as one of DEALS says."""
+    """Return rows of norm 1, `rows` per client; `deal` is "alike" (all the same) or in DEALS."""
     data = jfl.transforms.unit_norm(jfl.transforms.flatten(getattr(jfl.datasets, dataset)()))
     test = data.x_test[:10], data.y_test[:10]  # accuracies are not looked at
     if deal != "alike":
@@ -64,7 +65,7 @@ def gradients(rows: Rows, w) -> np.ndarray:
 
 
 def moments(rows: Rows, w) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return losses [C], gradients [C, f, k], and mean squared norms of rows' gradients [C].
+    """Return losses [C], gradients [C, f, k], and mean squared norms of the rows' gradients [C].
 
     The last are without l2.
     """
@@ -78,7 +79,7 @@ def moments(rows: Rows, w) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def best(fed, l2: float, weights) -> tuple[np.ndarray, float]:
-    """Return the minimiser and the least value of the weighted objective."""
+    """Return the minimiser and the minimum of the weighted objective."""
     found = objectives.optimum(jfl.models.logistic(fed), fed, l2, weights=weights)
     return matrix(found.params), found.value
 

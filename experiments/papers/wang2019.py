@@ -1,9 +1,9 @@
-"""Two series of Wang, Balle and Kasiviswanathan for samples of fixed size, as papers use them.
+"""Compute two Renyi bounds of Wang, Balle and Kasiviswanathan for samples of fixed size.
 
-`rdp.without_replacement` is up to four times smaller for the Gaussian and as sound.  These exist to
-evaluate what was published, and for mechanisms that are known by their curve only.  They may exceed
-the curve without sampling, which holds too: take the smaller one.  Curves are for replace_one of an
-element *of the sampled population*, and `rate` is sample / population.
+`rdp.without_replacement` is up to four times smaller for the Gaussian and also sound. The bounds
+here serve to evaluate published numbers, and mechanisms of which only the curve is known. They can
+exceed the curve without sampling, which also holds: take the smaller one.  Curves are for
+replace_one of an element *of the sampled population*, and `rate` is sample / population.
 """
 
 import math
@@ -24,7 +24,7 @@ def crude(orders: ArrayLike, rate: float, z: float) -> np.ndarray:
     """Return the general bound at a Gaussian's curve.
 
     Args:
-        orders: [n] > 1; those between whole ones are interpolated.
+        orders: [n] > 1; orders between integers are interpolated.
         rate: sample / population, in (0, 1].
         z: noise multiplier, std over the replace_one sensitivity.
 
@@ -38,11 +38,12 @@ def crude(orders: ArrayLike, rate: float, z: float) -> np.ndarray:
 
 
 def refined(orders: ArrayLike, rate: float, z: float) -> np.ndarray:
-    """Return the bound with alternating sums in place of raw moments.
+    """Return the bound with alternating sums instead of raw moments.
 
     The sums are B(l) = E[(e^X - 1)^l], X ~ N(-1 / (2 z^2), 1 / z^2).  Each term is the smaller of
-    the two series.  B is needed at even l, where it is the mean of nonnegative numbers: the
-    trapezoid rule on logarithms loses nothing, where the sum itself needs a hundred digits.
+    the two series.  B is needed only at even l, where it is the mean of nonnegative numbers. The
+    trapezoid rule on logarithms computes it without loss; the sum itself would need a hundred
+    digits.
 
     Arguments and result are those of `crude`.
 
@@ -59,12 +60,12 @@ def refined(orders: ArrayLike, rate: float, z: float) -> np.ndarray:
 def wor_rdp(orders: ArrayLike, rate: float, rdp_of_order: Callable) -> np.ndarray:
     """Return the general bound on a mechanism that runs on a sample of fixed size.
 
-    It does not vanish with the curve: its terms from the third on tend to 2 rate^j binom(a, j).
+    It does not vanish if the curve does: its terms from the third on tend to 2 rate^j binom(a, j).
 
     Args:
         orders: [n] > 1, as in `crude`.
         rate: sample / population, in (0, 1].
-        rdp_of_order: the mechanism's curve under replace_one, whole orders [m] -> [m].
+        rdp_of_order: the mechanism's curve under replace_one, integer orders [m] -> [m].
 
     Returns:
         Float64[n], the curve at `orders`.
@@ -76,7 +77,9 @@ def wor_rdp(orders: ArrayLike, rate: float, rdp_of_order: Callable) -> np.ndarra
 
 
 def interpolate(orders: np.ndarray, whole: np.ndarray, curve: np.ndarray) -> np.ndarray:
-    """Return a curve between whole orders: (a - 1) times it is convex in a, so below its chords.
+    """Return a bound on a curve between integer orders a.
+
+    (a - 1) times the curve is convex in a, so it lies below its chords.
 
     Shapes:
         orders [n] > 1; whole = 2, 3, ... [m]; curve [m] at them -> [n].
@@ -106,7 +109,7 @@ def _series(orders, rate, rdp_of_order, log_moments):
 
 
 def _log_moments(evens, z):
-    """Return log B(l) for even l; inf if l lies beyond the reach of the points."""
+    """Return log B(l) for even l; inf if l is outside the range of the points."""
     step = 0.5 * z * min(1.0, z)
     x = -rdp.TAIL * z + step * np.arange(NODES)
     loss = np.abs(2 * x - 1) / (2 * z**2)

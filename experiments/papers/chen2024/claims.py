@@ -94,11 +94,11 @@ def lemma2(rho, omega, delta):
 def lemma4(rho, rate) -> Checked:
     """Return (rho, omega) of a release on a sample of fixed size, for replace_one.
 
-    The pair is (13 rate^2 rho, log(1 / rate) / (4 rho)).  Where a precondition fails, (rho, inf)
-    holds without the sampling.  Poisson samples are not covered.
+    The pair is (13 rate^2 rho, log(1 / rate) / (4 rho)).  If a precondition fails, (rho, inf)
+    holds, without the gain from sampling. Poisson samples are not covered.
 
     Args:
-        rho: of the release, with omega = inf.
+        rho: rho of the release, with omega = inf.
         rate: sample / population.
 
     References:
@@ -125,7 +125,7 @@ def lemma4(rho, rate) -> Checked:
     "says that batches are Poisson samples; Lemma 4 and Theorem 5 are for fixed size",
 )
 def covered(sampler: str, adjacency: str) -> bool:
-    """Return whether Lemma 4, and so Theorem 5, covers batches drawn so."""
+    """Return whether Lemma 4, and so Theorem 5, covers batches of this scheme."""
     checks.require_one_of(
         "chen2024.covered", ("without_replacement", "with_replacement", "poisson"), sampler=sampler
     )
@@ -183,8 +183,8 @@ def dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma) -> Checked:
 def dpnfl_epsilon(participations, steps, clip_norm, batch, rows, sigma, delta) -> Checked:
     """Return the epsilon of a client at `delta` by the paper's lemmas.
 
-    It is the smaller one with Lemma 4 and without it, and sound whatever fails; a client that never
-    takes part has 0.  Arguments are those of `dpnfl_tcdp`.
+    It is the smaller one of the epsilons with and without Lemma 4, and sound even if a precondition
+    fails. A client that never participates has 0. Arguments are those of `dpnfl_tcdp`.
     """
     tcdp = dpnfl_tcdp(participations, steps, clip_norm, batch, rows, sigma)
     whole = _client(participations, steps, clip_norm, batch, rows, sigma)[1]
@@ -252,9 +252,9 @@ def rho_star(epsilon, delta):
 def calibrate_sigma(epsilon, delta, participations, steps, clip_norm, batch, rows) -> Checked:
     """Return the std per coordinate with which a client reaches epsilon at delta by Lemmas 2 to 4.
 
-    It is clip_norm sqrt(26 K steps / rho_star) / rows, or more: so much that log(1 / delta) <=
-    (omega - 1)^2 rho_star.  There is one std for each client, and the preconditions are tested at
-    it.  Arguments are those of `dpnfl_tcdp`.
+    It is clip_norm sqrt(26 K steps / rho_star) / rows, or larger if that is necessary for log(1 /
+    delta) <= (omega - 1)^2 rho_star. Each client has its std, at which the preconditions are
+    tested. Arguments are those of `dpnfl_tcdp`.
 
     >>> round(float(calibrate_sigma(0.3, 1e-2, 10, 300, 1.0, 10, 600).value), 4)
     6.766
@@ -278,7 +278,7 @@ def calibrate_sigma(epsilon, delta, participations, steps, clip_norm, batch, row
 def participation_bound(
     kind: str, rounds: int, clients: int, per_round: int, beta: float = 1e-6
 ) -> int:
-    """Return in how many of `rounds` rounds a client takes part.
+    """Return in how many of `rounds` rounds a client participates.
 
     Args:
         kind: "quantile", the number that a client exceeds with probability at most beta / clients
@@ -307,11 +307,11 @@ def participation_bound(
 def compare(
     participations: int, steps: int, clip_norm, batch: int, rows: int, sigma, delta
 ) -> dict:
-    """Return epsilons of a client at `delta`, all of them sound, by what proves them.
+    """Return sound epsilons of a client at `delta`, by the bound that proves each.
 
     - tcdp: `dpnfl_epsilon`.
     - rdp_refined, rdp_crude: the series of Wang, Balle, Kasiviswanathan.
-    - no_amplification: Lemma 2 of all steps as they are.
+    - no_amplification: Lemma 2 for all steps, without sampling.
     - gaussian_exact: the same, exactly.
     - tight: `jfl.privacy.accountants.tightest`.
 

@@ -1,4 +1,4 @@
-"""Build plans of Chen et al. (2024), which need more than the fields of a Config.
+"""Build plans of Chen et al. (2024) that the fields of a Config cannot express.
 
 rates      of clients fall as 1 / sqrt(round); of the server only for AdDPNFL (Algorithm 1 has none)
 sampling   with_replacement draws clients by their rows (the paper's MD), and each draw counts
@@ -60,7 +60,7 @@ def _dirichlet(config: Config):
 
 
 def federation(config: Config):
-    """Return rows and owners of a line.
+    """Return the rows of a line, with the client that owns each.
 
     Raises:
         ValueError: if its data are not on this machine.
@@ -147,7 +147,7 @@ def privacy(plan, config: Config) -> list[dict]:
 
 
 def _short(plan, config):
-    """Return the Renyi bound of a run, which is too short for a tighter one to matter."""
+    """Return the Renyi bound of a run that is too short for a tighter bound to matter."""
     rounds: Any = [config.rounds]
     value = float(jfl.epsilons(plan, rounds, config.delta, "example", "server")[0])
     return jfl.Guarantee(value, config.delta, "example", "replace_one", "server", "rdp")

@@ -1,5 +1,4 @@
-"""A run of Chen et al. (2024) under the hypotheses of its theorems, and what is measured along
-it."""
+"""Define a run of Chen et al. (2024) that meets the hypotheses of its theorems, and measure it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,8 +44,9 @@ def problem(
     epsilon=0.3,
     rounds=200,
 ):
-    """Return a problem and runs under the assumptions of the theorems; DPNFL at the learning rates
-    of Theorem 1 where an algorithm is given no other.
+    """Return a problem and its runs under the assumptions of the theorems.
+
+    An algorithm without other learning rates has those of Theorem 1.
 
     Rows have norm 1, so gradients of softmax regression with a bias have norm at most 2: a clip of
     2 is never active, and the noise protects although the gradients are unbiased.
@@ -91,8 +91,11 @@ def start_of(params, best):
 
 
 def worst(plan, known, params, batch):
-    """Variance and dissimilarity at their largest among the models of the first seed, and the
-    longest gradient with its penalty among all: a bound has no less."""
+    """Return the constants at their largest along the runs, which is the least that a bound needs.
+
+    Variance and dissimilarity are maxima over the models of the first seed, the gradient norm
+    (with the penalty) is a maximum over all models.
+    """
     l2, leaves = known.strong_convexity, jax.tree.leaves(params)
     at = [jax.tree.map(lambda v, i=i: v[i, 0], params) for i in range(len(leaves[0]))]
     seen = [heterogeneity.gradient_dissimilarity(plan.task, w, plan.fed, l2=l2) for w in at]

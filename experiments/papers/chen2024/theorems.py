@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The results of `beyond` on these theorems."""
+    """The results of `beyond`."""
 
     claims: list
     rows: list  # plain
@@ -89,7 +89,7 @@ def allowed4(known):
 
 
 def beside(case, line, level, multipliers, seeds, counts):
-    """Return the Rows of one Line, and its constants.
+    """Run one Line, and return its Rows and constants.
 
     Args:
         case: the Problem.
@@ -139,16 +139,17 @@ def bound(theorem, known, rounds, lr, gap, away):
 
 
 def orders(rows):
-    """Return in words how far bounds are above the measured values."""
+    """Return in words how many orders of magnitude bounds are above the measured values."""
     far = [np.log10(r.bound / r.values.mean()) for r in rows]
     return f"10^{min(far):.1f} to 10^{max(far):.1f} times what is measured"
 
 
 def is_above(rows, note="", order=False):
-    """Return a check that the measured value is below the bound, at all Rows that may be judged.
+    """Return a check that the measured value is below the bound, at all Rows that meet the
+    hypotheses.
 
     Args:
-        rows: of one theorem.
+        rows: the rows of one theorem.
         note: a remark.
         order: whether the theorem holds up to a constant.
     """
@@ -264,7 +265,7 @@ def beyond(case, seeds, counts, quick=False) -> Found:
 def worst_before(case):
     """Return the constants with which learning rates are chosen.
 
-    G is that of a model as far from 0 as the optimum is.
+    G is the bound for a model that is as far from 0 as the optimum.
     """
     square = sum(float(np.sum(np.square(v))) for v in jax.tree.leaves(case.best.params))
     more = case.known.strong_convexity * square**0.5

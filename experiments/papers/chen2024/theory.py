@@ -1,10 +1,8 @@
-"""Convergence claims of Chen, Ding, Bao, Zhou, Jin (TKDE 2024) for DPNFL and AdDPNFL, and the
-numbers they report.
+"""Convergence claims of Chen, Ding, Bao, Zhou, Jin (TKDE 2024), and the numbers that they report.
 
-The proofs are in a supplement that was not available; verdicts are about the statements.
-`Constants` holds what a theorem takes as known.  Plain arithmetic: floats stay floats, and arrays
-and tracers go through.  Under clipping the gradients are biased, and then none of these bounds
-speaks of the run.
+The proofs are in a supplement that was not available, so verdicts are about the statements.
+`Constants` holds what a theorem takes as known. Functions accept floats, arrays and tracers. If a
+clip is active, the gradients are biased, and none of these bounds applies to the run.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +16,8 @@ VARIANTS = ("printed", "unloosened")
 
 
 class Constants(NamedTuple):
-    """Assumptions 1 and 2 and the definitions of non-iid data; `_2` are squares."""
+    """Constants of Assumptions 1 and 2 and of the definitions of non-iid data; `_2` marks
+    squares."""
 
     clients: Any  # n
     per_round: Any  # r
@@ -40,7 +39,7 @@ class Constants(NamedTuple):
 
     @property
     def energy(self):
-        """G^2 + d sigma^2: what bounds the square of one noisy gradient."""
+        """Return G^2 + d sigma^2, which bounds the mean square of one noisy gradient."""
         return self.gradient_bound**2 + self.noise_2
 
 
@@ -53,10 +52,10 @@ class Constants(NamedTuple):
     "for uniform cohorts and updates; written on models, whose weights need not add up to 1",
 )
 def aggregate(updates, weights, cohort, rule: str):
-    """Return what a round adds to the model.
+    """Return the change of the model in a round.
 
     Args:
-        updates: u [n, d], one of each client, in units of the model.
+        updates: u [n, d], the change of each client's model.
         weights: p [n], which add up to 1.
         cohort: Int[r], the clients of the round.
         rule: "uniform_wor", (n / r) sum p_i u_i over the cohort; "md", the mean over a cohort drawn
@@ -279,7 +278,7 @@ def theorem3_intervals(c: Constants, beta2, adaptivity):
     "its hypotheses cannot hold together, and its constant does not fall with T",
 )
 def theorem3(c: Constants, rounds, distance_2, lr, server_lr, beta2, adaptivity) -> Checked:
-    """L / (2 T) |w_0 - w*|^2 + 3 L K / 2, with K of `theorem3_constant`."""
+    """Return L / (2 T) |w_0 - w*|^2 + 3 L K / 2, with K of `theorem3_constant`."""
     value = c.smoothness * (
         distance_2 / (2 * rounds) + 1.5 * theorem3_constant(c, beta2, adaptivity)
     )
@@ -336,10 +335,10 @@ def theorem4_order(
         lr: local learning rate.
         server_lr: learning rate of the server.
         beta2: decay of the second moment.
-        adaptivity: pi, what is added to the root of the second moment.
-        variant: "printed", whose second term of Theta does not fall with lr; "unloosened", the term
-            5 lr^2 tau L^2 / (2 pi) of the usual analysis in its place.
-        constant: the factor that an order leaves open.
+        adaptivity: pi, the constant that is added to the root of the second moment.
+        variant: "printed", whose second term of Theta does not fall with lr; "unloosened", which
+            has the term 5 lr^2 tau L^2 / (2 pi) of the usual analysis instead.
+        constant: the constant factor that the theorem leaves open.
     """
     checks.require_one_of("chen2024.theorem4_order", VARIANTS, variant=variant)
     tau, pi, g = c.steps, adaptivity, c.gradient_bound

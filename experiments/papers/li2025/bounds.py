@@ -72,9 +72,9 @@ def constants(config):
 
 
 def theorem(config, found, run):
-    """Return A + B + H as printed, and ours; None if nothing is known.
+    """Return A + B + H as printed, and our version of it; None if nothing is known.
 
-    The run is without noise, as printed or sound.
+    The run has no noise, the printed noise or the sound noise.
     """
     fed, clients = assemble.federation(config), config.clients
     shares, cohort = np.full(clients, 1 / clients), config.cohort or clients
@@ -111,7 +111,7 @@ def theorem(config, found, run):
 def against(config, run, seeds):
     """Compare one run with its bounds.
 
-    At each evaluation there are the steps, the mean gap with its error, and both bounds.
+    Each evaluation has the number of steps, the mean gap with its error, and both bounds.
     """
     found = constants(_problem(config))
     plain = (
@@ -154,9 +154,9 @@ def _problem(config):
 
 
 def rounds_needed(config, found, target, run):
-    """Return rounds after which our bound is at most `target`, by number of local steps.
+    """Return the rounds after which our bound is at most `target`, by number of local steps.
 
-    A client must have rows for that number.
+    Only numbers of local steps are used for which a client has enough rows.
     """
     rest = target, found["distance"], found["mu"], found["smoothness"]
     terms = lambda q: theorem(dataclasses.replace(config, steps=q), found, run)[1]

@@ -1,12 +1,14 @@
-"""Li, Wang, Wu, "Convergence analysis for differentially private federated averaging in
-heterogeneous settings", Mathematics 13(3):497, 2025: what it claims about privacy, and what holds.
+"""Privacy claims of Li, Wang, Wu, 2025 (DP-FedAvg), as printed and corrected.
+
+The paper is "Convergence analysis for differentially private federated averaging in heterogeneous
+settings", Mathematics 13(3):497.
 
 A client takes `steps` steps on batches of `batch` of its `rows`, adds Gaussian noise once, and
-uploads its model to a server that sees who takes part.  The unit is one example of one client,
-under replace_one.  As printed, the sensitivity needs bounded gradients where only the last one of a
-round is clipped (D1), and noise made for the model is added to the gradient, so the learning rate
-shrinks it (D2).  Sound: clip every step, and then add to the model noise of std `noise_multiplier`
-times `sensitivity_sound`.
+uploads its model to a server that knows who participates. The unit is one example of one client,
+under replace_one. The printed algorithm has two defects. The sensitivity needs bounded gradients,
+but only the last gradient of a round is clipped (D1). The noise is computed for the model but added
+to the gradient, so the learning rate shrinks it (D2). The sound version clips every step and then
+adds to the model noise of std `noise_multiplier` times `sensitivity_sound`.
 
 Float64; functions with preconditions return `Checked`.  `rate` is the probability that a round uses
 an example, and a multiplier is the std of the noise on the model over the sensitivity that covers
@@ -63,7 +65,7 @@ def sigma(sensitivity, epsilon, delta) -> Checked:
     "for epsilon <= 1; false for small rates above 1.2564, where e^epsilon - 1 = 2 epsilon",
 )
 def amplify_simple(epsilon, delta, rate) -> Checked:
-    """Return (min(2 rate epsilon, epsilon), rate delta): a gain for rate < 1/2 only.
+    """Return (min(2 rate epsilon, epsilon), rate delta), which is a gain only for rate < 1/2.
 
     >>> round(float(amplify_simple(1.0, 1e-5, 0.1).value[0]), 9)
     0.2
@@ -104,7 +106,7 @@ def sensitivity_paper(steps: int, clip_norm, lr, first=None, clipped: bool = Tru
         clip_norm: bound on a step's gradient.
         lr: the learning rate after the round's last step.
         first: the learning rate of the round's first step.  None: a constant one.
-        clipped: every step is clipped.  False: Algorithm 1 as printed.
+        clipped: whether every step is clipped. False: Algorithm 1 as printed.
     """
     bound, last, begin = arrays(clip_norm, lr, lr if first is None else first)
     conditions = {
@@ -209,8 +211,10 @@ def budget_split(epsilon, delta, rate) -> Checked:
     "too small for large epsilon and few steps, too large for the opposite",
 )
 def noise_multiplier_printed(epsilon, delta, rate) -> Checked:
-    """Return noise std over sensitivity, 2 rate sqrt(2 log(1.25 rate / delta)) / epsilon;
-    `delivered_epsilon` judges it."""
+    """Return noise std over sensitivity, 2 rate sqrt(2 log(1.25 rate / delta)) / epsilon.
+
+    `delivered_epsilon` returns the epsilon that it really gives.
+    """
     split = budget_split(epsilon, delta, rate)
     return split._replace(value=sigma(1.0, *split.value).value)
 
@@ -245,8 +249,10 @@ def noise_multiplier(epsilon, delta, rate):
 
 @claim("Lemma 3", "ours", "exact for the release on the sample, and then for the sampling")
 def round_epsilon(multiplier, delta, rate):
-    """Return the epsilon of a round at `delta`; 0 where delta >= rate: the example is then used too
-    seldom to matter."""
+    """Return the epsilon of a round at `delta`.
+
+    It is 0 if delta >= rate, since the example is then used too rarely to matter.
+    """
     z, d, q = arrays(multiplier, delta, rate)
     return approximate_dp.amplify(rdp.gaussian_epsilon(1 / z, d / q), d, q)[0]
 
@@ -257,7 +263,7 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
     claimed `epsilon`.
 
     Args:
-        epsilon: what is claimed for a round.
+        epsilon: the epsilon that is claimed for a round.
         delta: in (0, 1).
         rate: the probability that a round uses an example.
         lr: None: the noise is added to the model.  A number: it is added to the gradient of a step

@@ -85,9 +85,10 @@ def above_floor(floor, names):
 
 
 def at_one_rate(results, line):
-    """Return the line without privacy at the rate of the private ones.
+    """Return the line without privacy at the rate of the private lines.
 
-    The cost of noise is a difference at one rate, and a line whose rate was chosen has another one.
+    The cost of noise is a difference at one rate. A line without privacy whose rate was chosen has
+    another rate, so its first rate is used.
     """
     return line + FIRST if line + FIRST in results else line
 
@@ -119,10 +120,9 @@ def drop_is_larger(split, mode):
 def best_differs(split, mode):
     """Return a check that the datasets differ in their best number of steps.
 
-    Only numbers that both have count: the largest is limited by a client's rows and differs anyway.
-         If
-    both have the same best number, the claim is contradicted if it is better than each other one on
-    both.
+    Only numbers that both datasets have are compared: the largest is limited by the rows of a
+    client and differs anyway.  If both have the same best number, the claim is contradicted if this
+    number is better than each other one on both.
     """
     shared = [q for q in STEPS["mnist"] if q in STEPS["adult"]]
     name = lambda d, q: f"{d} {split} {mode} Q={q}"
@@ -160,8 +160,7 @@ def fig2(data, modes=MODES, splits=SPLITS, what="", **more):
     """Define accuracy against epsilon.
 
     Args:
-        data: a key of DATA.
-        modes: name -> fields of the private lines.
+        data: a key of DATA. modes: name -> fields of the private lines.
         splits: name -> fields.
         what: how the title differs.
         more: for `figure`.
@@ -343,11 +342,9 @@ def by_round():
 def tuned():
     """Define printed lines at ε = 0.5, and those without privacy, with tuned rates.
 
-    Each line is at the best of one grid.  G stays 1.  It was in the grid at first, and the smallest
-    of
-    any grid was best: the noise is proportional to G, but only the last step of a round is clipped,
-        so
-    a small G removes the noise.
+    Each line has the best rate of one grid.  The clip norm G stays 1.  G was in the grid at first,
+    and the smallest G of any grid was best: the noise is proportional to G, but only the last step
+    of a round is clipped, so a small G removes the noise.
     """
     lines = {n: f for n, f in of_both().items() if "sound" not in n}
     claims = [

@@ -93,7 +93,7 @@ def rate_of(config, fed):
 
 
 def multiplier(config, fed):
-    """Return noise over sensitivity that makes a round private for the smallest client."""
+    """Return the noise over the sensitivity that makes a round private for the smallest client."""
     return float(li2025.noise_multiplier(config.epsilon, config.delta, rate_of(config, fed)))
 
 
@@ -140,8 +140,8 @@ def median_norm(config, seed=0, evaluations=10, batches_of_each=20):
     It reads the rows of a run without privacy, and no guarantee covers that.
 
     Args:
-        config: of a line, whose noise is left out.
-        seed: of the run and the minibatches.
+        config: config of a line; its noise is ignored.
+        seed: seed of the run and of the minibatches.
         evaluations: number of times during the run at which norms are taken.
         batches_of_each: minibatches of each client, each time.
     """

@@ -1,12 +1,12 @@
-"""Li, Wang, Wu, Mathematics 13(3):497, 2025: noise in the average, and convergence.
+"""Noise in the average and convergence, by Li, Wang, Wu, Mathematics 13(3):497, 2025.
 
     E F(w_t) - F* <= 2 kappa / (t + a) ((A + B + H) / mu + 2 L ||w_0 - w*||^2),   a = max(8 kappa,
     steps)
 
 for mu-strongly convex, L-smooth losses with gradients of norm at most `clip_norm`, learning rates
 `rates.theory`, t counted in local steps.  A is `gradient_term`, B a `noise_term`, H a
-`sampling_term`; the paper's B is for noise in the gradient, ours for noise on the model.  Bounds
-are far above what is measured: they show how things scale.
+`sampling_term`; the paper's B is for noise in the gradient, ours for noise on the model.  The
+bounds are far above measured values; they only show how the gap scales.
 
 Float64 and traceable.  `shares` [C] are the weights p_k of the clients, with sum 1; `sizes` [C]
 their rows.
@@ -194,11 +194,12 @@ def noise_term_printed(
         steps: local steps of a round.
         clip_norm: bound on a step's gradient.
         batch: rows of a step.
-        rows: of all clients together.
+        rows: number of rows of all clients together.
         smoothness: L of the losses.
-        epsilon: of one round.
+        epsilon: epsilon of one round.
         delta: in (0, 1).
-        consistent: with 8 (steps - 1)^2 + 2, which the paper's lemmas give together.
+        consistent: whether to use 8 (steps - 1)^2 + 2, which follows from the paper's lemmas
+            together.
     """
     bound, n, curve, e = arrays(clip_norm, rows, smoothness, epsilon)
     drift = (8 if consistent else 4) * (steps - 1) ** 2 + 2
@@ -222,8 +223,9 @@ def noise_term(
     sampling: str = "full",
     cohort: int | None = None,
 ):
-    """Return B = 16 dim steps^2 clip_norm^2 sum square_weights multiplier_k^2: learning rates halve
-    at most within a round.
+    """Return B = 16 dim steps^2 clip_norm^2 sum square_weights multiplier_k^2.
+
+    It assumes that learning rates fall at most by half within a round.
 
     Args:
         dim: numbers in the model.
@@ -290,8 +292,9 @@ def bound_gap_printed(step, terms, distance, strong_convexity, smoothness, steps
     "the same proof for any a: equal to what is printed where steps <= 8 kappa",
 )
 def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, sharp: bool = False):
-    """Return (2 kappa terms / mu + L a distance / 2) / (step + a); with `sharp`, the larger of the
-    two in place of the sum.
+    """Return (2 kappa terms / mu + L a distance / 2) / (step + a).
+
+    With `sharp`, the larger of the two terms replaces their sum.
 
     Args:
         step, terms, distance, strong_convexity, smoothness, steps: as in `bound_gap_printed`.

@@ -8,13 +8,15 @@ The theorems hold up to a constant (`harness.theorems`).
                      interval, at each number of rounds that meets the preconditions
     below the start  the bound is below the measured value at x^0
 
-Convex: we measure F - F* of the mean of x^0, ..., x^(T-1). Strongly convex: F - F* of their
-weighted mean, with the weights (1 - mu e / 2)^-t by which the descents of Lemma C.7 add up, where e
-= K eta_l eta_g. Non-convex: the mean of |grad F|^2 over these models. All hold at the step size
-that a theorem names. Its proof takes a smaller one if T is large, so the theorem gives an upper
-limit of step sizes. The paper's claim is judged at the step sizes of the proofs, and ours at the
-named ones. This was decided after the runs, for all cases alike; before, the paper was judged at
-the named ones.
+What is measured: in the convex case, F - F* at the mean of x^0, ..., x^(T-1). In the strongly
+convex case, F - F* at their weighted mean, with the weights (1 - mu e / 2)^-t by which the descents
+of Lemma C.7 add up, and e = K eta_l eta_g. In the non-convex case, the mean of |grad F|^2 over
+these models.
+
+Each theorem names a step size. Its proof takes a smaller one if T is large, so the named step size
+is an upper limit. The paper's claim is judged at the step sizes of the proofs, and our own claims
+at the named ones. This was decided after the runs, for all cases in the same way; before, the paper
+was judged at the named ones.
 """
 
 import dataclasses
@@ -81,7 +83,7 @@ CURVATURE = _ROOT**2 * (1 - _ROOT) * (2 - 3 * _ROOT)
 
 
 class Setting(NamedTuple):
-    """One problem, and what is known of it before a run."""
+    """A problem, and its constants that are known before a run."""
 
     task: Any
     l2: float
@@ -163,7 +165,7 @@ def along(keys, plan, segments, l2, warm, keep):
     Args:
         keys: one per seed.
         plan: what runs.
-        segments: Int[segments], additional rounds, after the warm ones.
+        segments: Int[segments], additional rounds after the warm ones.
         l2: of the objective.
         warm: the warm rounds.
         keep: the weight of a model over that of the next one.
@@ -239,8 +241,8 @@ def _largest(plan, points, batch):
 def constants(setting, plan, config, points, gap):
     """Return (as printed, exact) constants of the problem.
 
-    The first have the noise and variance of the paper, the second those of the run.  Maxima over
-    these models replace maxima over all.
+    The first have the noise and variance of the paper, the second those of the run. Maxima over the
+    models of the run replace maxima over all models.
     """
     variance, drawn, differ = _largest(plan, points, config.batch)
     dim = pytrees.size(points[0])
@@ -255,7 +257,7 @@ def constants(setting, plan, config, points, gap):
 
 
 def _known(setting, config, gap):
-    """Return what is known of a problem before a run."""
+    """Return the constants of a problem that are known before a run."""
     return theory.Problem(
         setting.smoothness,
         config.cohort / config.clients,
@@ -286,10 +288,10 @@ def named_lr(problem, algorithm, case):
 def proofs_lr(problem, algorithm, case, rounds):
     """Return the local step size with which the proof of a theorem ends, up to constants.
 
-    With e = K eta_l eta_g the proof arrives at r / (e T) + a e + b e^2, and takes the least of the
-    named e, sqrt(r / (a T)) and (r / (b T))^(1/3).  Non-convex, r is F_0, else |x^0 - x*|^2.
-    Strongly convex, the first term is mu r exp(-mu e T / 2), and it takes the least of the named e
-    and 2 log(max(2, mu^2 r T / a)) / (mu T).
+    With e = K eta_l eta_g, the proof arrives at r / (e T) + a e + b e^2 and takes the minimum of
+    the named e, sqrt(r / (a T)) and (r / (b T))^(1/3). Here r is F_0 in the non-convex case and
+    |x^0 - x*|^2 otherwise. In the strongly convex case the first term is mu r exp(-mu e T / 2), and
+    the proof takes the minimum of the named e and 2 log(max(2, mu^2 r T / a)) / (mu T).
     """
     p, cohort = problem, problem.user_ratio * problem.users
     first, second = float(theory.gradient_variance(p)) / (p.local_updates * cohort), 0.0
@@ -310,7 +312,7 @@ def proofs_lr(problem, algorithm, case, rounds):
 
 
 class Row(NamedTuple):
-    """One number of rounds of one line."""
+    """The results of one line after one number of rounds."""
 
     step: str  # NAMED or PROOFS
     rounds: int
@@ -433,7 +435,8 @@ def shown(algorithm, case, row):
 
 
 def bounds(name, experiment, out, quick):
-    """Compare Theorems C.1 and C.2 with what they bound, with constants measured on the runs."""
+    """Compare Theorems C.1 and C.2 with the measured values, with constants measured on the
+    runs."""
     base = Config(**{**experiment.base, **(experiment.quick if quick else {})})
     fed, seeds = build.federation(base), experiment.seeds[: 2 if quick else None]
     stops = [int(t) for t in np.geomspace(10, base.rounds, 3 if quick else 6)]

@@ -1,14 +1,12 @@
-"""Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD): what the paper says about privacy, and
-what can be proved.
+"""Privacy claims of Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD), as printed and proved.
 
 The unit is one record, the adjacency replace_one, and sigma_g a client's noise std over the
-sensitivity 2 C / batch.  The argument for a third party is wrong (`gaps`), and its bound is loose
-by much more than that costs: every epsilon that the paper prints is above `proved_epsilon` of the
-same run.
+sensitivity 2 C / batch.  The derivation for a third party is wrong (`gaps`). Its bound is also so
+loose that every epsilon which the paper prints is above `proved_epsilon` of the same run.
 
-Functions take a run in the order of `Setting`, to be splatted.  user_ratio is the share l of the
-users in a round, data_ratio the share s of a user's records in a batch, both drawn without
-replacement.
+Functions take the fields of `Setting` in their order, so a run is passed as `f(*run)`. user_ratio
+is the fraction l of the users in a round, data_ratio the fraction s of a user's records in a batch;
+both are drawn without replacement.
 """
 
 import collections
@@ -27,7 +25,7 @@ from ..claim import Checked, checked, claim
 ORDERS, GRID = (
     np.arange(2.0, 65.0),
     64,
-)  # of the paper's search; how many a proved bound tries at once
+)  # orders of the paper's search; number of orders that a proved bound tries at once
 BOUNDS = ("P1", "P1a", "P2", "server")
 GAPS = (
     "K > 1 steps hide in their own noise, not the cohort's; and a changed record is not a "
@@ -39,7 +37,7 @@ GAPS = (
 Setting = collections.namedtuple(
     "Setting", "sigma_g user_ratio data_ratio local_updates rounds users delta"
 )
-Setting.__doc__ = "A run of the paper: its noise, who takes part, and for how long."
+Setting.__doc__ = "A run of the paper: its noise, sampling and length."
 
 # --- what the paper prints
 
@@ -100,8 +98,9 @@ TABLE4 = (
 
 @claim("Appendix D.3.2", "unsound", GAPS)
 def third_party_rdp(orders, sigma_g, user_ratio, data_ratio, local_updates, rounds, users):
-    """Return the curve behind all epsilons of its experiments: users amplify K batches at the noise
-    of sqrt(l M) clients.
+    """Return the Renyi curve behind all epsilons of the paper's experiments.
+
+    The sampling of users amplifies K batches with the noise of sqrt(l M) clients.
 
     Shapes:
         orders [n] > 1, concrete, interpolated by eq. (8) between whole ones -> Float64[n].
@@ -119,11 +118,9 @@ def third_party_rdp(orders, sigma_g, user_ratio, data_ratio, local_updates, roun
 def third_party_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta):
     """Return the paper's epsilon for a third party.
 
-    It is the least rdp + log(1 / delta) / (order - 1) of orders 2 to 64.
-
-    Real orders add nothing: between whole ones the interpolated bound is a ratio of linear
-    functions of the order, and so least at an end.  It does not vanish with sigma_g: see
-    `noise_for`.
+    It is the minimum of rdp + log(1 / delta) / (order - 1) over the orders 2 to 64. Real orders add
+    nothing: between integers the interpolated bound is a ratio of linear functions of the order, so
+    its minimum is at an end. It does not tend to 0 as sigma_g grows: see `noise_for`.
 
     Shapes:
         broadcasts -> Float64[...], on the host.
@@ -137,8 +134,9 @@ def third_party_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, 
 
 @claim("Table 1, Figures 9 and 10", "unsound", GAPS)
 def largest_rounds(epsilon, sigma_g, user_ratio, data_ratio, local_updates, users, delta):
-    """Return the largest T with third_party_epsilon <= epsilon, in closed form; 0 where even one
-    round is too many.
+    """Return the largest T with third_party_epsilon <= epsilon; 0 if one round is too many.
+
+    It has a closed form.
 
     Shapes:
         broadcasts -> Int[...].
@@ -154,8 +152,9 @@ def largest_rounds(epsilon, sigma_g, user_ratio, data_ratio, local_updates, user
 
 @claim("the authors' get_epsilon_bound.py", "unsound", GAPS)
 def code_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta):
-    """Return what their code prints: `third_party_epsilon` on 1000 real orders around the best,
-    which miss it by a hair.
+    """Return the epsilon that the published code prints.
+
+    It is `third_party_epsilon` on 1000 real orders around the best one, which they narrowly miss.
 
     >>> round(code_epsilon(*SYNTHETIC), 3)
     12.907
@@ -170,11 +169,11 @@ def code_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, 
 
 @claim("Section 5 (calibration)", "unsound", GAPS)
 def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta) -> float:
-    """Return the sigma_g that its accountant asks for.
+    """Return the sigma_g that the paper's accountant requires.
 
     Raises:
-        ValueError: where epsilon is not above what the bound gives for infinite noise; the limit is
-            named.
+        ValueError: if epsilon is not above the value of the bound for infinite noise; the message
+            names this limit.
 
     Example:
         >>> round(noise_for(13.0, *SYNTHETIC[1:]), 2)
@@ -199,8 +198,9 @@ def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, del
 def closed_form(
     sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta, optimise: bool = False
 ):
-    """Return epsilon by strong composition of T rounds that amplify K batches: its non-asymptotic
-    form of Theorem 4.1.
+    """Return epsilon by the non-asymptotic form of Theorem 4.1.
+
+    It is strong composition of T rounds that amplify K batches.
 
     Args:
         sigma_g: a client's noise std over the sensitivity 2 C / batch.
@@ -210,10 +210,12 @@ def closed_form(
         rounds: T.
         users: M.
         delta: in (0, 1).
-        optimise: also how delta is split between the rounds and the composition; else it is halved.
+        optimise: whether to optimise how delta is split between the rounds and the composition;
+            otherwise each gets half.
 
     References:
-        Lemmas B.1, B.2, B.4, B.7; at most the sum of T rounds, which the paper does not say.
+        Lemmas B.1, B.2, B.4, B.7. We also bound it by the sum of T rounds, which the paper does
+        not.
     """
     part = np.linspace(0.01, 0.99, 99) if optimise else np.array([0.5])
     inner = wang2019.crude(ORDERS, data_ratio, math.sqrt(user_ratio * users) * sigma_g)[:, None]
@@ -229,7 +231,7 @@ def closed_form(
     "loose: proved_epsilon with bound='server' is the same sum, tighter",
 )
 def server_epsilon(sigma_g, data_ratio, local_updates, rounds, delta) -> float:
-    """Return the paper's epsilon for the server: T K batches at a client's own noise."""
+    """Return the paper's epsilon for the server: T K batches with a client's own noise."""
     whole = wang2019.crude(ORDERS, data_ratio, sigma_g)
     return float(np.min(rounds * local_updates * whole - np.log(delta) / (ORDERS - 1)))
 
@@ -243,8 +245,8 @@ def sigma_required(epsilon, user_ratio, data_ratio, local_updates, rounds, users
     """Return sigma_g = s sqrt(l T K log(2 T l / delta) log(2 / delta)) / (epsilon sqrt(M)), up to a
     constant.
 
-    Assumption 1: epsilon < 1; sigma_g >= s sqrt(K / log(2 T l / delta)), with 1 for its constant; s
-    = o(1), untested.
+    Assumption 1 is epsilon < 1 and sigma_g >= s sqrt(K / log(2 T l / delta)), with a constant of 1;
+    s = o(1) is not tested.
     """
     log = np.log(2 * rounds * user_ratio / delta)
     spread = user_ratio * rounds * local_updates * log * np.log(2 / delta) / users
@@ -261,8 +263,10 @@ def sigma_required(epsilon, user_ratio, data_ratio, local_updates, rounds, users
     "Theorem 4.1, server", "order", "composition at a client's own noise, which holds for K steps"
 )
 def server_pair(epsilon, user_ratio, users, delta):
-    """Return (epsilon sqrt(M / l), (delta / 2) (1 / l + 1)): what the server gets at the sigma_g of
-    `sigma_required`."""
+    """Return the (epsilon, delta) against the server at the sigma_g of `sigma_required`.
+
+    It is (epsilon sqrt(M / l), (delta / 2) (1 / l + 1)).
+    """
     return epsilon * np.sqrt(users / user_ratio), delta / 2 * (1 / user_ratio + 1)
 
 
@@ -277,7 +281,7 @@ def server_pair(epsilon, user_ratio, users, delta):
 def proved_rdp(
     orders, sigma_g, user_ratio, data_ratio, local_updates, rounds, users, bound: str = "P1"
 ):
-    """Return a curve that holds, for floor(l M) users in a round.
+    """Return a proved Renyi curve, for floor(l M) users in a round.
 
     Args:
         orders: [n] > 1.
@@ -341,8 +345,10 @@ def proved_rounds(
 def proved_noise(
     epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta, bound: str = "P1"
 ) -> float:
-    """Return the smallest sigma_g with proved_epsilon <= epsilon, to a part in 10^9 and on the safe
-    side."""
+    """Return the smallest sigma_g with proved_epsilon <= epsilon.
+
+    It is rounded up, by at most a part in 10^9.
+    """
     run = user_ratio, data_ratio, local_updates, rounds, users, delta
     reached = lambda sigma_g: proved_epsilon(sigma_g, *run, bound)
     return smallest("noble2022.proved_noise", reached, epsilon)
@@ -374,7 +380,8 @@ def _published(*run):
 
 
 def _least(value) -> float:
-    """Return the least value [n] over orders [n]: a coarse look, and two finer ones at the best."""
+    """Return the minimum [n] over orders [n], by a coarse grid and two finer ones around its
+    best."""
     low, high, least = 1e-2, 1e5, np.inf
     for _ in range(3):
         orders = 1 + np.geomspace(low, high, GRID)

@@ -1,10 +1,10 @@
 """Define the experiments of Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD).
 
-These are its figures and tables, the epsilon that its noise gives, and tuned variants.  Step sizes
-are the published ones if there are any: eta_l = eta_0 / max(1, K s).  The clip norm is 1: the paper
-clips at medians of private norms, which no accountant covers.  Lines of the figures run the paper's
-noise and show the epsilon that it claims for a third party next to the proved one.  Accuracy is
-measured at the end, on the central test rows.
+These are the figures and tables of the paper, the epsilon that its noise gives, and tuned variants.
+Step sizes are the published ones if there are any: eta_l = eta_0 / max(1, K s). The clip norm is 1,
+because the paper clips at medians of private norms, which no accountant covers.  Lines of the
+figures run the paper's noise and show the epsilon that it claims for a third party next to the
+proved one. Accuracy is measured at the end, on the central test rows.
 """
 
 import dataclasses
@@ -203,7 +203,7 @@ ALPHA_IS_A_SCALE = (
 def same_law(lines):
     """Return lines of Figure 1 with the same distribution as those with only alpha or beta.
 
-    Alpha changes nothing (ALPHA_IS_A_SCALE).
+    Alpha does not change the distribution (ALPHA_IS_A_SCALE).
     """
     beta = {c: round(f["synthetic_beta"]) for c, f in (ALPHAS | BETAS).items()}
     split = {line: line.rpartition(", ") for line in lines}
@@ -341,8 +341,8 @@ def each_tuned(experiment):
 def published_curves(whose="ours"):
     """Return the claim that we reproduce the published curves.
 
-    The published code has no l2, prepares features in another way (CODE), and seeds all clients of
-    a round alike. So the claim is the paper's only if all of that is the same.
+    The published code has no l2, prepares features in another way (CODE), and gives all clients of
+    a round the same seed. So the claim counts as the paper's only if all of this is the same.
     """
     drawn = (c for curves in CURVES.values() for c in curves)
     return Claim(
@@ -363,7 +363,7 @@ def as_coded(features, shared_noise):
 
 
 def ours(claims):
-    """Return claims of the paper at other settings: they are not separate statements of it."""
+    """Return claims of the paper at other settings as ours; the paper does not state them."""
     as_ours = dict(whose="ours", statement="")
     return tuple(dataclasses.replace(c, **as_ours) for c in claims)
 
@@ -555,7 +555,8 @@ def table(name, title, alpha, beta, published, alike, **changes):
 def table_sound():
     """Define Table 1 by the proved accountant.
 
-    Either there is less noise for the same rounds, or there are more rounds at its least noise.
+    Either there is less noise for the same number of rounds, or there are more rounds at the
+    smallest noise of the table.
     """
     epsilon, lines = privacy.TABLE_EPSILON, {}
     for steps, t, most in zip(

@@ -1,7 +1,8 @@
-"""Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD): how far its argument for privacy fails.
+"""Show where the privacy derivation of Noble, Bellet, Dieuleveut, AISTATS 2022, fails.
 
-Two counterexamples to what Theorem 4.1 composes, what remains of it for DP-SCAFFOLD with one local
-step, and clipping at a median.  `noble2022.proved_rdp` holds in all these cases except the last.
+There are two counterexamples to the composition of Theorem 4.1, the exact value for DP-SCAFFOLD
+with one local step, and the case of clipping at a median. `noble2022.proved_rdp` holds in all these
+cases except the last.
 """
 
 import functools
@@ -41,12 +42,13 @@ class Loss(NamedTuple):
     "later gradients see the user's own noise only, and may amplify what it hides",
 )
 def round_counterexample(sigma_g, cohort, batch) -> Variation:
-    """One round of two steps on all records, in which the claim allows less than what is attained.
+    """Return the total variation of one round of two steps, which exceeds what the claim allows.
 
-    The changed record moves a user's first iterate by one sensitivity, under its own noise.  All
-    other records of that user have the gradient +C u or -C u by the sign of that coordinate: a bit,
-    which the mean of all uploads shows at C against a noise of (2 C / batch) sigma_g sqrt(2
-    cohort).  The claim: two Gaussians of multiplier sqrt(cohort) sigma_g.
+    Each step uses all records. The changed record moves a user's first iterate by one sensitivity,
+    under that user's own noise. All other records of the user have the gradient +C u or -C u,
+    depending on the sign of this coordinate. The mean of all uploads reveals this bit, with a
+    signal of C against a noise of (2 C / batch) sigma_g sqrt(2 cohort). The claim composes two
+    Gaussians of multiplier sqrt(cohort) sigma_g.
 
     >>> [round(v, 3) for v in round_counterexample(1.0, 20, 800)]
     [0.383, 0.126]
@@ -61,10 +63,12 @@ def round_counterexample(sigma_g, cohort, batch) -> Variation:
     "users are sampled, but one record changes: the gain is l, not l^2",
 )
 def participation_counterexample(users, user_ratio, rounds, sigma_g, delta) -> Loss:
-    """Runs of one step on all records, where a user's mean gradient shows whether it takes part.
+    """Return the exact epsilon of runs whose releases reveal who participates, and the claimed
+    ones.
 
-    The release is then n ~ Binomial(rounds, user_ratio) and a Gaussian of mu = sqrt(n) / (sqrt(l M)
-    sigma_g): the mean over n of the Gaussian profile is exact.
+    A round has one step on all records, and a user's mean gradient reveals whether the user
+    participates. The release is then n ~ Binomial(rounds, user_ratio) and a Gaussian with mu =
+    sqrt(n) / (sqrt(l M) sigma_g), so the mean over n of the Gaussian profile is exact.
 
     >>> [round(v, 2) for v in participation_counterexample(1000, 0.01, 1000, 1.0, 1e-6)]
     [2.47, 1.1, 5.95]
@@ -90,14 +94,16 @@ def participation_counterexample(users, user_ratio, rounds, sigma_g, delta) -> L
     "what is left of the gain of l M for K = s = 1; nothing is known for K > 1",
 )
 def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarray:
-    """Return how much less a record hides in DP-SCAFFOLD than in DP-FedAvg, for one step on all
-    records: Float64[users].
+    """Return the factor by which DP-SCAFFOLD reveals a record more than DP-FedAvg, Float64[users].
 
-    The server's models show, for each round, the sum over its users of their gradient less the one
-    of their last round. So a gradient of rounds t and t' enters by the column f = e_t - e_t', with
-    its noise.  With F all columns and F_i a user's, its gradients hide at sigma_g /
-    sqrt(lambda_max(F_i^T (F F^T)^-1 F_i)), cohorts seen, where DP-FedAvg has sigma_g sqrt(cohort):
-    the result is cohort * lambda_max, by which the curve grows; 0 for a user who never came.
+    Each round has one step on all records.
+
+    In each round, the server's models reveal the sum over its users of their gradient minus the
+    gradient of their previous round. So a gradient of rounds t and t' enters by the column f = e_t
+    - e_t', with its noise. Let F hold all columns and F_i those of a user. If the cohorts are
+    known, the gradients of this user have the noise multiplier sigma_g / sqrt(lambda_max(F_i^T (F
+    F^T)^-1 F_i)); in DP-FedAvg it is sigma_g sqrt(cohort). The result is cohort * lambda_max, by
+    which the curve grows; 0 for a user who never participates.
 
     >>> bool(1 < leverage_k1(20, 4, 50).max() < 4)
     True
@@ -119,7 +125,8 @@ def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarr
     "1 / s larger than 2 C, which is enough without the gain from batches",
 )
 def user_sensitivity(bound, data_ratio):
-    """Return 2 C / s, for which the accountant of one record covers all records of a user."""
+    """Return 2 C / s: with this sensitivity, the accountant of one record covers all records of
+    a user."""
     return 2 * bound / data_ratio
 
 
@@ -129,10 +136,9 @@ def user_sensitivity(bound, data_ratio):
     "a median of private norms is a release, which nothing accounts for",
 )
 def median_multiplier(sigma_g, tensors: int = 1):
-    """Return sigma_g / sqrt(P): the multiplier where each of P tensors is clipped, and noised, at a
-    norm of its own.
+    """Return sigma_g / sqrt(P), the multiplier if each of P tensors has a separate clip and noise.
 
-    It describes fixed norms; with medians of the batch no multiplier describes the release.
+    It applies to fixed clip norms; with medians of the batch, no multiplier describes the release.
     """
     return sigma_g / math.sqrt(tensors)
 
@@ -147,9 +153,9 @@ def quantile_multiplier(multiplier, sigma_bit, adjacency: str = "replace_one"):
     bound.
 
     Args:
-        multiplier: of the gradient, its noise std over the sensitivity 2 C / batch.
+        multiplier: noise std of the gradient over its sensitivity 2 C / batch.
         sigma_bit: for replace_one the noise std of the fraction over its sensitivity 1 / batch; for
-            add_remove the noise std of the number of norms below, less half of all.
+            add_remove the noise std of the number of norms below the bound, minus half of all.
         adjacency: "replace_one" or "add_remove".
 
     References:
@@ -166,7 +172,7 @@ def quantile_multiplier(multiplier, sigma_bit, adjacency: str = "replace_one"):
 
 
 def _variation(mu) -> float:
-    """Of N(0, 1) and N(mu, 1): 2 Phi(mu / 2) - 1."""
+    """Return the total variation of N(0, 1) and N(mu, 1): 2 Phi(mu / 2) - 1."""
     return math.erf(mu / math.sqrt(8))
 
 

@@ -76,9 +76,9 @@ def alike(context, keys, server, client_state, rows, *, client, seed):
 def drawn_alike(config):
     """Build a plan like `drawn`, in which all clients of a round draw the same batches and noise.
 
-    The published code seeds all clients of a round alike.  The mean of their models then has the
-    noise of one of them, instead of 1 / sqrt(n) of it for n clients.  Proofs assume independent
-    noise, so the guarantees of these plans are conditional, and say why.
+    The published code gives all clients of a round the same seed. The mean of their models then has
+    the noise of one of them, instead of 1 / sqrt(n) of it for n clients. Proofs assume independent
+    noise, so the guarantees of these plans are conditional and name this assumption.
     """
     plan, config = drawn(config)
     client = Fn(alike, dict(client=plan.algorithm.client, seed=jnp.int32(config.seed)))
@@ -105,7 +105,8 @@ def watch(config, axes, out, build_plan):
     """Run like `jfl.runs.sweep.sweep` over seeds, and trace the server's model.
 
     Each seed has a separate draw of the data.  The trace holds GAP, DIFFERENCE and RATIO at each
-    evaluation.  All seeds are one program: the steps of a single one are too small for a GPU.
+    evaluation.  All seeds run in one program, because the steps of a single seed are too small for
+    a GPU.
     """
     out = directory.checked(out, resume=False)
     seeds = axes["seed"]
@@ -161,7 +162,7 @@ def _stop_if_unhealthy(seed: int, trained: Trained):
 
 
 def _watched(plan, trained: Trained, l2: float, best: float) -> dict:
-    """Return what a trace holds of one evaluation of a run."""
+    """Return the values that a trace stores for one evaluation of a run."""
     dissimilarity = heterogeneity.gradient_dissimilarity(
         plan.task, trained.params, plan.fed, "uniform", l2=l2
     )
@@ -180,8 +181,8 @@ def _watched(plan, trained: Trained, l2: float, best: float) -> dict:
 def unsteady(rising, level):
     """Return a check of the variance over seeds.
 
-    It is larger on the last of the lines `rising` than on the first, and not more than four times
-    as large on the last of `level`.
+    The claim is that it is larger on the last of the lines `rising` than on the first, and at most
+    four times as large on the last of the lines `level`.
     """
 
     def check(results):
@@ -203,7 +204,10 @@ def unsteady(rising, level):
 
 
 def as_drawn(curves, within=0.15):
-    """At all marks GAP lies within this of the published curves (line -> values at MARKS)."""
+    """Return a check that GAP is within a distance of the published curves at all MARKS.
+
+    The curves are line -> values at MARKS.
+    """
 
     def at(name, line):
         if GAP not in line.trace:

@@ -1,8 +1,8 @@
-"""Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD): what the paper says about convergence.
+"""Convergence claims of Noble, Bellet, Dieuleveut, AISTATS 2022 (DP-SCAFFOLD).
 
-Rates hold up to absolute constants, for noisy gradients of variance `variance` + `noise`^2 (Lemma
-C.1), clipping that does not act, and DP-SCAFFOLD whose clients start from noisy gradients at x^0
-("warm").  The inequalities of one round have all constants.  Those with preconditions return
+Rates hold up to absolute constants. They assume noisy gradients of variance `variance` + `noise`^2
+(Lemma C.1), clips that are never active, and for DP-SCAFFOLD a warm start, from noisy gradients at
+x^0.  The inequalities of one round have all constants.  Those with preconditions return
 `Checked`.
 """
 
@@ -51,7 +51,8 @@ class Problem(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """One round: nu, mu, l, M, K, eta_l, eta_g, and V, the variance of a noisy gradient."""
+    """The constants of one round: nu, mu, l, M, K, eta_l, eta_g, and V, the variance of a noisy
+    gradient."""
 
     smoothness: float
     strong_convexity: float
@@ -126,9 +127,10 @@ def scaffold_rate(problem: Problem, case: str, server_lr=None, paper_literal: bo
 
     Args:
         problem: what the rate depends on.
-        case: "strongly_convex" or "convex", where the error is E F(mean of iterates) - F*; or
-            "nonconvex", where it is E ||grad F||^2 at a random iterate.
-        server_lr: eta_g; None for sqrt(l M), else V grows by 1 + l M / server_lr^2.
+        case: "strongly_convex" or "convex", with the error E F(mean of iterates) - F*; or
+            "nonconvex", with the error E ||grad F||^2 at a random iterate.
+        server_lr: eta_g; None means sqrt(l M). For another value, V grows by a factor of 1 + l M /
+            server_lr^2.
         paper_literal: the first non-convex term as printed.
 
     Preconditions: server_lr >= 1; strongly convex: mu > 0 and
@@ -168,8 +170,8 @@ def fedavg_rate(problem: Problem, case: str, server_lr=None, paper_literal: bool
         problem: what the rate depends on.
         case: as in `scaffold_rate`.
         server_lr: eta_g, as in `scaffold_rate`.
-        paper_literal: non-convex with nu G sqrt(F) and nu^(1/3), where units ask for sqrt(nu F) G
-            and nu^(2/3).
+        paper_literal: the non-convex case with nu G sqrt(F) and nu^(1/3), although units require
+            sqrt(nu F) G and nu^(2/3).
 
     Preconditions: server_lr >= 1, B >= 1; strongly convex: mu > 0
     and T >= 8 (1 + B^2) nu / mu.
@@ -230,7 +232,7 @@ def fedavg_local_lr(problem: Problem, server_lr=None):
     "it rests on the sigma_g of Theorem 4.1; proved_privacy_error is sqrt(8 M) times it",
 )
 def privacy_error(epsilon, delta, bound, dim, users, records, distance, user_ratio, rounds):
-    """Return the convex price of privacy, D0 C sqrt(d log(T l / delta) log(1 / delta)) / (epsilon M
+    """Return the convex cost of privacy, D0 C sqrt(d log(T l / delta) log(1 / delta)) / (epsilon M
     R), up to a constant."""
     logs = np.log(rounds * user_ratio / delta) * np.log(1 / delta)
     return distance * bound * np.sqrt(dim * logs) / (epsilon * users * records)
@@ -250,8 +252,8 @@ def proved_privacy_error(epsilon, delta, bound, dim, users, records, distance):
 
 @claim("Theorem 4.2", "unsound", "its first term: see privacy_error")
 def convex_error(problem: Problem, algorithm: str, privacy):
-    """Return Theorem 4.2: `scaffold_rate` or `fedavg_rate`, convex, with `privacy` in place of what
-    its noise costs."""
+    """Return Theorem 4.2: the convex `scaffold_rate` or `fedavg_rate`, with `privacy` instead of
+    the cost of its noise."""
     checks.require_one_of(
         "noble2022.theory.convex_error", ("dp_scaffold", "dp_fedavg"), algorithm=algorithm
     )
