@@ -21,7 +21,7 @@ from ..core.records import Plan
 from ..engine import devices
 from ..engine.round import init
 from ..engine.simulate import scan
-from ..engine.sweep import FULL, device_memory
+from ..engine.sweep import COMPILED_MEMORY_FRACTION, device_memory
 from ..gradients.per_example import Grad
 from .canaries import Experiment
 from .watching import WatchedClient
@@ -61,7 +61,7 @@ def run_trials(
     if sum(done) < 2 * trials:
         keys = jax.random.split(jax.random.key(seed), (2, trials))
         mesh = devices.devices(mesh)
-        memory = memory or device_memory(FULL) or CPU_MEMORY
+        memory = memory or device_memory(COMPILED_MEMORY_FRACTION) or CPU_MEMORY
         block = _block_size(made.inside, rounds, trials, memory, 1 if mesh is None else mesh.size)
         for side, plan in enumerate((made.inside, made.outside)):
             for found in _run_blocks(keys[side], plan, rounds, block, mesh, done[side]):

@@ -19,7 +19,12 @@ import jax
 from ..core import checks, identity
 from ..core.errors import ArgumentError
 from ..data.federation import checksum
-from ..engine.sweep import FULL, MEMORY, device_memory, widened
+from ..engine.sweep import (
+    COMPILED_MEMORY_FRACTION,
+    DEFAULT_MEMORY_BYTES,
+    device_memory,
+    pad_row_tables,
+)
 from . import build, checkpoint
 from . import sweep as sweeps
 from .config import Config
@@ -89,7 +94,10 @@ class Cluster:
         # Tasks share the memory of a machine equally; on an accelerator, a task has what its
         # process gets.
         self.memory = min(
-            [MEMORY, *(n["memory"] / p for n, p in zip(nodes, places) if p and "memory" in n)]
+            [
+                DEFAULT_MEMORY_BYTES,
+                *(n["memory"] / p for n, p in zip(nodes, places) if p and "memory" in n),
+            ]
         )
         env = {}
         if total.get("GPU") and not gpus:  # otherwise the task would use a GPU of its machine
@@ -209,7 +217,7 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
         there = dict(data=data, plan=signature)
         if refusal := _refusal("the driver's data and noise", there, here):
             return refusal
-    padded = widened([plans[setting] for setting in of_seed_0], widths)
+    padded = pad_row_tables([plans[setting] for setting in of_seed_0], widths)
     block = Block([Point(config, plan) for config, plan in zip(configs, padded)], size)
     environment, context = checkpoint.environment(), ray.get_runtime_context()
     worker = dict(
@@ -217,7 +225,7 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
         device=f"{environment['backend']} {environment['device']}",
     )
     if jax.default_backend() != "cpu":
-        memory = device_memory(FULL) or memory  # of this worker's accelerator
+        memory = device_memory(COMPILED_MEMORY_FRACTION) or memory  # of this worker's accelerator
     return [worker | measured for measured in sweeps.compute(block, memory)]
 
 

@@ -235,8 +235,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/sampling/clients.py",
-        "jax.lax.sort((wait, late, ids), num_keys=2)",
-        "jax.lax.sort((wait, ids, ids), num_keys=2)",
+        "jax.lax.sort((times, words, ids), num_keys=2)",
+        "jax.lax.sort((times, ids, ids), num_keys=2)",
         f"{SAMPLERS}::test_equal_latencies_are_a_uniform_cohort",
         slow=True,
     ),
@@ -249,7 +249,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/sweep.py",
-        "if known[0] != number:",
+        "if first_program != number:",
         "if False:",
         f"{IDENTITY}::test_points_that_would_be_compiled_apart_are_refused",
         slow=True,
