@@ -177,23 +177,28 @@ def _bytes(x: Any) -> memoryview:
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
 
 
-class Rows:
-    """The identity of data that arrive in blocks: rows, labels, and the rows of each client."""
+class RowHasher:
+    """A hash of data that arrive in blocks: rows, labels, and the rows of each client.
+
+    The result equals that of `hash_rows` for the same data.
+    """
 
     def __init__(self) -> None:
         self.x, self.y, self.owners = (hashlib.sha256() for _ in range(3))
         self.kind = ""
 
-    def add(self, x: np.ndarray, y: np.ndarray) -> None:
+    def add_rows(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Add the next rows and labels."""
         self.x.update(_bytes(x))
         self.y.update(_bytes(y))
         self.kind = _kind(x, y)
 
-    def own(self, rows: ArrayLike) -> None:
+    def add_owned_rows(self, rows: ArrayLike) -> None:
         """Add the row numbers of the next clients."""
         self.owners.update(_bytes(np.asarray(rows, np.int32)))
 
     def words(self, sizes: ArrayLike) -> np.ndarray:
+        """Return UInt32[4], given the number of rows of each client."""
         return _data((self.x.digest(), self.y.digest(), self.owners.digest()), sizes, self.kind)
 
 
