@@ -62,7 +62,7 @@ def _make(where, loss, mechanism, l2, compute, **options) -> "Grad":
         l2 = checks.as_scalar(l2)
     loss = loss if isinstance(loss, Fn) else Fn(loss)
     if losses.takes_key(loss):
-        loss = losses.joined(loss)
+        loss = losses.with_key_in_x(loss)
     if compute != "float32":
         loss = Fn(_coarse, dict(loss=loss), dict(dtype=compute))
     return Grad(loss, mechanism, l2, **options)
@@ -85,7 +85,7 @@ def computed_in(grad: Grad) -> str:
 
 def exact(loss: Fn) -> Fn:
     """Return the loss in float32, whatever type the steps use, and with a fixed key if it draws."""
-    return losses.of_three(loss.data["loss"] if loss.function is _coarse else loss)
+    return losses.without_key(loss.data["loss"] if loss.function is _coarse else loss)
 
 
 def grad(loss: Callable, *, l2: ArrayLike | None = None, compute: str = "float32") -> Grad:
