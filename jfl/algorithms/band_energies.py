@@ -41,7 +41,7 @@ def _client(context, keys, server, client_state, rows, *, grad, batch):
         batch, keys.batch, jnp.int32(0), rows.size, rows.index.shape[0]
     )
     grad = dataclasses.replace(grad, mechanism=mech.at_round(grad.mechanism, context.round))
-    shares, diagnostics = grad.watched(
+    shares, diagnostics = grad.with_diagnostics(
         keys.noise, server.params, gather(rows, slots, mask), context
     )
     return shares, client_state, diagnostics._replace(overflow=overflow)

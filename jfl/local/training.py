@@ -211,7 +211,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         s, drawn = inputs
         params, state, mean, total = carry
         (slots, mask, overflow), key = drawn if draws_at_once else draw(first + s)
-        gradient, stats = grad.watched(key, params, gather(rows, slots, mask), ctx)
+        gradient, stats = grad.with_diagnostics(key, params, gather(rows, slots, mask), ctx)
         pytrees.refuse_other_shapes("local step", gradient, params)
         if drop:
             is_lost = ~pytrees.all_finite(gradient)
