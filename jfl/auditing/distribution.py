@@ -302,7 +302,7 @@ def _probe(plan, source, params, like, which, rounds):
         work = dataclasses.replace(
             source.work,
             grad=dataclasses.replace(grad, loss=loss, mechanism=mechanism, l2=None, path=path),
-            optimizer=training.optimizer(optax.sgd),
+            optimizer=training.as_optimizer(optax.sgd),
             steps=min(source.work.steps, MAX_STEPS),
         )
     else:

@@ -51,8 +51,8 @@ def zeros_like(t: Tree) -> Tree:
     return map(jnp.zeros_like, t)
 
 
-def refuse_other_shapes(where: str, a: Tree, b: Tree) -> None:
-    """Reject two trees whose leaves differ in shape, and would broadcast without a warning."""
+def require_equal_shapes(where: str, a: Tree, b: Tree) -> None:
+    """Reject two trees whose leaves differ in shape, which could otherwise be broadcast."""
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=False
     ):
@@ -67,12 +67,12 @@ def refuse_other_shapes(where: str, a: Tree, b: Tree) -> None:
 
 
 def add(a: Tree, b: Tree) -> Tree:
-    refuse_other_shapes("pytrees.add", a, b)
+    require_equal_shapes("pytrees.add", a, b)
     return map(jnp.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
-    refuse_other_shapes("pytrees.sub", a, b)
+    require_equal_shapes("pytrees.sub", a, b)
     return map(jnp.subtract, a, b)
 
 
@@ -82,7 +82,7 @@ def scale(s: ArrayLike, t: Tree) -> Tree:
 
 def axpy(s: ArrayLike, a: Tree, b: Tree) -> Tree:
     """Return s * a + b."""
-    refuse_other_shapes("pytrees.axpy", a, b)
+    require_equal_shapes("pytrees.axpy", a, b)
     return map(lambda u, v: jnp.asarray(s, v.dtype) * u + v, a, b)
 
 

@@ -231,7 +231,7 @@ def test_configs_of_changing_and_own_noise(monkeypatch):
     decayed, _ = build.build(
         dataclasses.replace(BASE, algorithm="scaffold", lr_schedule="inverse_sqrt", warm_rounds=2.0)
     )
-    rate = lambda t: float(training.rates(decayed.algorithm.client.data["work"].lr, t, 1))
+    rate = lambda t: float(training.sum_of_rates(decayed.algorithm.client.data["work"].lr, t, 1))
     assert rate(0) == rate(4) == pytest.approx(0.3) and rate(5) == pytest.approx(0.3 / 2**0.5)
 
 
