@@ -18,9 +18,8 @@ from jfl.privacy.accountants.tightest import smallest
 from jfl.privacy.guarantees import quick_epsilons
 from jfl.privacy.ledger import entries
 from jfl.privacy.ledger.entry import with_noise
-from jfl.privacy.ledger.facts import levels
 from jfl.privacy.mechanisms import chain as mechanism
-from jfl.privacy.mechanisms.chain import bound, noisy
+from jfl.privacy.mechanisms.chain import bound, multipliers, noisy
 
 from .chen2024 import claims as chen2024
 from .li2025 import claims as li2025
@@ -221,7 +220,7 @@ def _own(plan, rounds):
     )
     if not noisy(mechanism):
         checks.fail(WHERE, "noise of the client's own", "none")
-    return levels(mechanism, rounds, plan.sampler.clients)
+    return multipliers(mechanism, rounds, plan.sampler.clients)
 
 
 # --- Noble, Bellet, Dieuleveut 2022

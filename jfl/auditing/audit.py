@@ -14,7 +14,7 @@ from ..core.records import Guarantee, Plan
 from ..engine import devices
 from ..privacy import guarantees
 from ..privacy.accountants import rdp
-from ..privacy.guarantees import choose, entries_of
+from ..privacy.guarantees import choose
 from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.entry import Entry
 from . import canaries as worst_case
@@ -219,7 +219,7 @@ def audit(
     if canary == WORST and sees != "releases":
         expected, hint = f'sees="releases" for canary="{WORST}"', 'Use canary="direction".'
         checks.fail(where, expected, f"sees={sees!r}", hint)
-    entry = _attacked_entry(where, plan, rounds, delta, unit, view, adjacency)
+    entry = _attacked_entry(where, plan, rounds, unit, view, adjacency)
     if canary == WORST:
         made = worst_case.experiment(plan, entry, rounds)
     else:
@@ -306,7 +306,7 @@ def audit_one_run(
     level = dict(delta=delta, confidence=confidence)
     most = one_run.one_run(canaries, canaries, canaries, **level).epsilon
     _check_shown(where, most, f"canaries={canaries}", claimed, "Use more canaries.")
-    entry = _attacked_entry(where, plan, rounds, delta, unit, view, adjacency)
+    entry = _attacked_entry(where, plan, rounds, unit, view, adjacency)
     made = trainings.training(plan, entry, rounds, canary, sees, canaries)
     draw = np.random.default_rng([seed, 1])
     coins = one_run_scores.learning_coins(draw, learning_runs, canaries)
@@ -351,15 +351,13 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
     return math.log(left / rate) if left > rate else 0.0
 
 
-def _attacked_entry(
-    where: str, plan: Plan, rounds: int, delta: float, unit, view, adjacency
-) -> Entry:
+def _attacked_entry(where: str, plan: Plan, rounds: int, unit, view, adjacency) -> Entry:
     """Return the ledger entry whose privacy is attacked.
 
     Raises:
         NotAnalysable: For a plan without noise.
     """
-    entries = entries_of(plan, rounds, delta)
+    entries = ledger.entries(plan, rounds)
     if not entries:
         checks.fail(
             where,

@@ -42,7 +42,7 @@ from ..core.records import (
     named,
 )
 from ..gradients.per_example import Grad
-from ..privacy.ledger.entry import Entry, effective
+from ..privacy.ledger.entry import Entry
 from ..privacy.ledger.facts import attendance
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands as bands
@@ -133,7 +133,7 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
     rows = np.asarray(plan.fed.size).reshape(-1)
     noise = np.full(len(rows), np.inf)
     for part in entry.parts:
-        noise = np.minimum(noise, np.asarray(effective(part), np.float64).min(axis=0))
+        noise = np.minimum(noise, part.noise.min(axis=0))
     often = np.ones(len(rows))
     if entry.view == "third_party":
         often = _participation_rates(plan.sampler)

@@ -26,7 +26,6 @@ from ..core.records import Algorithm, Diagnostics, Fn, Mechanism, Plan, Task, na
 from ..engine.round import enter_plan, init, run_noise_key
 from ..engine.simulate import scan_from
 from ..local import training
-from ..privacy.ledger.facts import levels
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands as bands
 from ..privacy.mechanisms.stages import total
@@ -261,7 +260,7 @@ def _stated_deviation(plan, source, like, rounds):
     if source.kind == "release":
         of = lambda r: plan.weights(r) if isinstance(plan.weights, Fn) else plan.weights
         weights = np.array([float(np.max(np.asarray(of(r)))) for r in range(rounds)])
-    multiplier = levels(mechanism, rounds, plan.sampler.clients, lambda r: weights[r])
+    multiplier = mech.multipliers(mechanism, rounds, plan.sampler.clients, lambda r: weights[r])
     sides = 2.0 if mechanism.adjacency == "replace_one" else 1.0
     every = range(rounds) if mech.scheduled(mechanism) else [0]
     change = [_largest_change(mech.at_round(mechanism, jnp.int32(r)), like) for r in every]

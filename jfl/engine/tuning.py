@@ -17,8 +17,9 @@ from ..privacy import guarantees
 from ..privacy.accountants import choosing, truncation
 from ..privacy.accountants.tightest import Release
 from ..privacy.guarantees import choose as choose_entry
-from ..privacy.guarantees import entries_of, release_of
+from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.caveats import STOPS
+from ..privacy.ledger.entry import release_of
 from ..privacy.mechanisms.correlated import strategy_of
 from .callbacks import metric_of
 from .metrics import has_accuracy
@@ -344,7 +345,7 @@ def _guarantee(
             error=NotAnalysable,
         )
     if len(rungs) > 1:
-        entries = [_entry_of_equal_rounds(plan, rounds, delta, *kind) for plan in plans]
+        entries = [_entry_of_equal_rounds(plan, rounds, *kind) for plan in plans]
         releases = [[release_of(entry, rung.rounds) for entry in entries] for rung in rungs]
     distributions = [rung.runs for rung in rungs]
     name = "repeat_and_select" if len(rungs) == 1 else f"tournament of {len(rungs)}"
@@ -377,9 +378,7 @@ def _combine_settings(releases: Sequence[Any]) -> Release:
     )
 
 
-def _entry_of_equal_rounds(
-    plan: Plan, rounds: int, delta: float, unit: str, adjacency: str, view: str
-) -> Any:
+def _entry_of_equal_rounds(plan: Plan, rounds: int, unit: str, adjacency: str, view: str) -> Any:
     """Return the ledger entry of a plan for a tournament.
 
     Any number of its rounds must have the same guarantee, whichever rounds they are and whatever
@@ -392,7 +391,7 @@ def _entry_of_equal_rounds(
         unequal = "noise that is correlated across rounds"
     elif plan.sampler.over_rounds:
         unequal = f"{scheme}, which draws the cohorts of several rounds together"
-    entries = [] if unequal else entries_of(plan, rounds, delta)
+    entries = [] if unequal else ledger.entries(plan, rounds)
     entry = None if unequal else choose_entry(WHERE, plan, entries, unit, view, adjacency)
     if entry is not None and (entry.changes or entry.method):
         unequal = "noise that changes relative to the sensitivity over rounds"

@@ -14,7 +14,6 @@ import jfl
 from jfl.core.errors import ArgumentError, NotAnalysable
 from jfl.privacy.accountants import tightest
 from jfl.privacy.accountants.events import gaussian, renyi_bound, repeat
-from jfl.privacy.ledger.entry import effective
 from jfl.privacy.mechanisms import distributed as shares
 from jfl.privacy.mechanisms.distributed import encoding_of
 
@@ -274,7 +273,7 @@ def test_of_unequal_weights_the_least_noisy_cohort_counts(fed):
     one = plan(fed, weights=weights)
     scaled = np.asarray(one.weights, np.float64)
     (entry,) = [e for e in jfl.ledger(one, 5) if (e.unit, e.view) == ("client", "aggregate")]
-    levels = effective(entry.parts[0])[0] / entry.parts[0].multiplier[0, 0]
+    levels = entry.parts[0].noise[0] / entry.parts[0].multiplier[0, 0]
     for client in range(C):
         others = [c for c in range(C) if c != client]
         noise = min(

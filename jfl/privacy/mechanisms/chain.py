@@ -324,14 +324,41 @@ def multiplier_follows(mechanism: Mechanism) -> bool:
 
 
 def multipliers(
-    mechanism: Mechanism | None, rounds: int, max_weight: Any = lambda round_: 1.0
-) -> np.ndarray | None:
-    """Return `multiplier` for each of the first `rounds` rounds: Float64[rounds], or one number
-    where all are alike."""
-    if not multiplier_changes(mechanism):
-        return multiplier(mechanism, max_weight(0))
-    values = [multiplier(at_round(mechanism, jnp.int32(r)), max_weight(r)) for r in range(rounds)]
-    return np.array(values)
+    mechanism: Mechanism, rounds: int, clients: int, max_weight: Any = lambda round_: 1.0
+) -> np.ndarray:
+    """Return the noise multipliers of the first rounds, Float64[rounds or 1, clients or 1]: one row
+    unless rounds differ, one column unless clients differ.
+
+    Args:
+        mechanism: a chain with noise.
+        rounds: the number of rounds.
+        clients: the number of clients.
+        max_weight: round -> the largest weight, for noise with an absolute std.
+
+    Raises:
+        NotAnalysable: unless they are positive and finite, one or one for each client.
+    """
+    if multiplier_changes(mechanism):
+        at = lambda round_: at_round(mechanism, jnp.int32(round_))
+        noise = np.array([multiplier(at(r), max_weight(r)) for r in range(rounds)])
+    else:
+        noise = np.asarray(multiplier(mechanism, max_weight(0)))[None]
+    noise = noise if noise.ndim == 2 else noise[:, None]
+    if noise.shape[1] not in (1, clients):
+        checks.fail(
+            "jfl.guarantee",
+            f"one noise level, or one for each of {clients} clients",
+            f"{noise.shape[1]}",
+            error=NotAnalysable,
+        )
+    if not (np.all(noise > 0) and np.all(np.isfinite(noise))):
+        checks.fail(
+            "jfl.guarantee",
+            "clip norms and noise > 0 in every round",
+            f"noise multipliers {np.min(noise)}",
+            error=NotAnalysable,
+        )
+    return noise
 
 
 def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
