@@ -14,6 +14,7 @@ from jfl import sampling
 from jfl.core import records
 from jfl.privacy import calibration, guarantees
 from jfl.privacy.accountants import events, pld, rdp_events, tightest
+from jfl.privacy.ledger import caveats
 from jfl.sampling import batches
 
 pytestmark = pytest.mark.usefixtures("endless_noise")
@@ -480,7 +481,7 @@ def test_responders_gain_nothing(renyi):
     server = guarantees.guarantee(plan, 50)
     third = guarantees.guarantee(plan, 50, view="third_party")
     assert third.epsilon == server.epsilon == eps_of(fixed(0.1, 1.0, 150, 100))
-    assert guarantees.ledger.EVERY_ROUND in third.caveats
+    assert caveats.EVERY_ROUND in third.caveats
     assert guarantees.guarantee(plan, 50, quantile=1e-7).epsilon >= server.epsilon
     released = make(release=NOISY(), sampler=plan.sampler)
     assert guarantees.guarantee(released, 50, view="third_party").epsilon == eps_of(
