@@ -2,8 +2,7 @@
 
     python -m experiments.harness.cards        # writes docs/algorithms
 
-The equation and the advice are written by hand. The description, the releases and the cost are
-generated.
+The equation and the advice are written by hand; what an algorithm is, releases and costs is not.
 """
 
 import functools
@@ -132,7 +131,7 @@ def cost(name: str) -> tuple[int, str]:
 
 @functools.cache
 def written() -> dict:
-    """Return the hand-written texts of the cards."""
+    """Return what is written by hand."""
     return tomllib.loads((ROOT / "docs" / "site" / "cards.toml").read_text())
 
 

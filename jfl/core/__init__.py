@@ -1,4 +1,5 @@
-"""The base of all other packages: records, checks, random streams and identities of plans."""
+"""The base of all other packages: records, pytrees, checks, random streams, and the identity of a
+plan."""
 
 from .lazy import submodules as _submodules
 

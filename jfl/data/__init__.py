@@ -1,4 +1,4 @@
-"""Datasets, partitions of their rows among clients, and federations, which combine both."""
+"""Data: rows (`datasets`), who owns them (`partition`), and both as one record (`federate`)."""
 
 from ..core.lazy import submodules as _submodules
 from . import datasets as datasets

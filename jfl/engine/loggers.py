@@ -46,8 +46,6 @@ class Logger(Protocol):
 
 
 class _Closing:
-    """A base class of loggers that `with` closes."""
-
     def __enter__(self) -> Self:
         return self
 
@@ -59,7 +57,7 @@ class _Closing:
 
 
 class CSV(_Closing):
-    """A CSV file with one row per evaluation, written during the run.
+    """A CSV file with one row per evaluation, written while the run goes on.
 
     Args:
         path: the file; an existing one is replaced.

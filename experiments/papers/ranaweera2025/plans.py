@@ -1,7 +1,5 @@
-"""Build the plans of the study at equal privacy.
-
-Models are dense networks on images. Noise and clip follow the Haar levels of the pixels.
-"""
+"""Plans of the study at equal privacy: dense models on images, whose noise and clip follow the Haar
+levels of the pixels."""
 
 import dataclasses
 import functools
@@ -32,7 +30,7 @@ CLIP = 0.5  # of the median norm of public contributions
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model of the study, and the noise levels at which it is trained."""
+    """What is trained, at which noise."""
 
     name: str  # "linear", or the widths of the hidden layers joined by dashes
     unit: str  # example | client
@@ -99,7 +97,7 @@ def sample_plan(model, clip, noise, post, lr, *, batch, rounds, average=True):
 def client_plan(
     model, clip, noise, post, lr, *, clients, rate, batch, steps, local_lr, rounds, average=True
 ):
-    """Return DP-FedAvg: clipped model differences, with noise on their sum."""
+    """DP-FedAvg: clipped model differences, noise on their sum."""
     algorithm = algorithms.fedavg(
         grad(dense(model).loss),
         lr=local_lr,
@@ -117,7 +115,7 @@ def client_plan(
 
 
 def averaged(algorithm, rounds, average):
-    """Return the plan judged by the mean of the models of the last half."""
+    """Judged by the mean of the models of the last half."""
     return algorithms.averaged(algorithm, rounds // 2) if average else algorithm
 
 
@@ -218,7 +216,7 @@ def maker(model, variant):
     norm.
 
     Variants are the names of `shape_named`; product (a clip for each band); james_stein and soft,
-    after isotropic noise; any of these names followed by ", last model", without averaging.
+    after isotropic noise; any with ", last model" behind it, without averaging.
     """
     name, _, last = variant.partition(", ")
     options, post, apart = model.options() | dict(average=not last), (), name == "product"

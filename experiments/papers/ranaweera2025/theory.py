@@ -1,4 +1,5 @@
-"""Noise and utility, convergence, and reported gains of Ranaweera et al., arXiv 2503.21154, 2025.
+"""Ranaweera et al., 2025 (arXiv 2503.21154): noise and utility, convergence, and the gains that are
+reported.
 
 Noise shaped by Haar levels costs privacy where it is small and the signal large; what it can gain
 at the same epsilon is `ratio_weighted` for the paper's weights, and `ratio_opt` for the best
@@ -196,7 +197,7 @@ class Constants(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The terms that one step adds to the bound on the distance from the optimum."""
+    """What one step adds to the bound on the distance from the optimum."""
 
     contraction: Any  # Delta_t
     constant: Any  # c_t
