@@ -1,3 +1,1 @@
-"""Numerical kernels: arrays in, arrays out.  Imports jax and numpy only.  Installed as
-`jfl.kernels`.
-"""
+"""Arrays in, arrays out; imports jax and numpy only.  Installed as `jfl.kernels`."""

@@ -112,7 +112,8 @@ def endless_noise(monkeypatch):
     """Noise without an end: tests that compare a plan's epsilon with that of an event, to the last
     digit.  test_truncation.py has what the end of the noise costs."""
     from jfl.privacy.accountants import truncation
-    from jfl.privacy.ledger import entry
+    from jfl.privacy.ledger import entries, entry
 
     monkeypatch.setattr(truncation, "lost_mass", lambda length, normals, missing: 0.0 * length)
-    monkeypatch.setattr(entry, "MISSING", 0.0)  # also of Laplace noise
+    monkeypatch.setattr(entry, "MISSING", 0.0)
+    monkeypatch.setattr(entries, "MISSING", 0.0)  # also of Laplace noise

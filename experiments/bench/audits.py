@@ -144,47 +144,29 @@ def of_rows(clients, z):
     return jfl.plan(fed, task, fedavg, sampling.full(clients))
 
 
+def small_plans(trials):
+    """Yield a row and a report for each of `cases`."""
+    for name, (plan, rounds, asked) in cases().items():
+        found = jfl.audit(plan, rounds, trials, DELTA, **asked)
+        yield dict(case=name, rounds=rounds, runs=2 * trials), found
+
+
 def trainings():
-    """Return rows of `--trainings`."""
+    """Yield the rows and reports of `--trainings`."""
     for unit, plan in {"client": of_clients(10, 0.5), "record": of_rows(10, 1.0)}.items():
         for canary in ("direction", "mislabelled", "blank"):
             for sees in ("releases", "models", "final model"):
                 found = jfl.audit(plan, 5, TRAININGS, DELTA, canary=canary, sees=sees)
-                yield dict(case=unit, runs=2 * TRAININGS), found
+                yield dict(case=unit, rounds=5, runs=2 * TRAININGS), found
 
 
 def one_run():
-    """Return rows of `--one-run`: at a delta that does not spend the level of many canaries."""
-    clients, rows = of_clients(100, 0.5), of_rows(10, 1.0)
-    for unit, plan, count in (("client", clients, 100), ("record", rows, 100)):
+    """Yield those of `--one-run`: at a delta that does not spend the level of many canaries."""
+    for unit, plan in {"client": of_clients(100, 0.5), "record": of_rows(10, 1.0)}.items():
         for canary in ("direction", "mislabelled"):
-            found = jfl.audit_one_run(plan, 5, count, 1e-5, canary=canary)
+            found = jfl.audit_one_run(plan, 5, 100, 1e-5, canary=canary)
             runs = 1 + (found.learning_runs or 0)
-            yield dict(case=unit, runs=runs, canaries=count, estimate=found.estimate), found
-
-
-def measured(rows):
-    """Return the rows of `trainings`, with seconds."""
-    before = time.process_time()
-    for row, found in rows:
-        spent, before = time.process_time() - before, time.process_time()
-        row |= dict(
-            canary=found.canary,
-            sees=found.adversary,
-            audited=found.epsilon,
-            proved=found.proved.epsilon,
-            ratio=found.epsilon / found.proved.epsilon,
-            delta=found.delta,
-            mu=found.mu,
-            contradicted=found.contradicted,
-            processor_seconds=spent,
-        )
-        print(
-            f"{row['case']:8} {row['runs']:6} runs, {row['canary'][:45]:45} {row['sees'][:36]:36} "
-            f"audited {row['audited']:6.3f} of {row['proved']:6.3f}, mu {row['mu']:.3f}",
-            flush=True,
-        )
-        yield row
+            yield dict(case=unit, rounds=5, runs=runs, canaries=100, estimate=found.estimate), found
 
 
 def main():
@@ -196,49 +178,34 @@ def main():
     parser.add_argument("--one-run", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found, begun = [], time.perf_counter()
-    for chosen, rows, name in (
-        (args.trainings, trainings, "audits_of_trainings.json"),
-        (args.one_run, one_run, "audits_in_one_run.json"),
-    ):
-        if chosen:
-            found = list(measured(rows()))
-            seconds = time.perf_counter() - begun
-            timing.save(
-                args.out or RESULTS.with_name(name), found, confidence=0.95, seconds=seconds
-            )
-            return
-    for name, (plan, rounds, asked) in cases().items():
-        before = time.process_time()
-        report = jfl.audit(plan, rounds, args.trials, DELTA, **asked)
-        assert report.proved is not None
-        ratio = report.epsilon / report.proved.epsilon
-        found.append(
-            dict(
-                case=name,
-                rounds=rounds,
-                audited=report.epsilon,
-                proved=report.proved.epsilon,
-                method=report.proved.method,
-                ratio=ratio,
-                claimed=report.claimed,
-                refuted=report.refuted,
-                contradicted=report.contradicted,
-                mu=report.mu,
-                unit=report.unit,
-                view=report.view,
-                adjacency=report.adjacency,
-                processor_seconds=time.process_time() - before,
-            )
+    reports, out = small_plans(args.trials), RESULTS
+    if args.trainings:
+        reports, out = trainings(), RESULTS.with_name("audits_of_trainings.json")
+    elif args.one_run:
+        reports, out = one_run(), RESULTS.with_name("audits_in_one_run.json")
+    rows, begun, before = [], time.perf_counter(), time.process_time()
+    for row, found in reports:
+        spent, before = time.process_time() - before, time.process_time()
+        assert found.proved is not None
+        reported = ("claimed", "refuted", "contradicted", "mu", "unit", "view", "adjacency")
+        reported += ("delta", "canary")
+        row |= {name: getattr(found, name) for name in reported} | dict(
+            sees=found.adversary,
+            audited=found.epsilon,
+            proved=found.proved.epsilon,
+            method=found.proved.method,
+            ratio=found.epsilon / found.proved.epsilon,
+            processor_seconds=spent,
         )
-        claim = f", claimed {report.claimed:.3g}" if report.claimed is not None else ""
+        rows.append(row)
+        claim = f", claimed {found.claimed:.3g}" if found.claimed is not None else ""
         print(
-            f"{name:40} audited {report.epsilon:6.3f} of {report.proved.epsilon:6.3f} "
-            f"({ratio:.2f}), mu {report.mu:.3f}{claim}",
+            f"{row['case']:40} {row['canary'][:30]:30} {row['sees'][:36]:36} "
+            f"audited {row['audited']:6.3f} of {row['proved']:6.3f} ({row['ratio']:.2f}), "
+            f"mu {row['mu']:.3f}{claim}",
             flush=True,
         )
-    about = dict(trials=args.trials, delta=DELTA, confidence=0.95)
-    timing.save(args.out or RESULTS, found, seconds=time.perf_counter() - begun, **about)
+    timing.save(args.out or out, rows, confidence=0.95, seconds=time.perf_counter() - begun)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 import jfl
-from jfl.runs.checkpoint import environment
+
+from . import timing
 
 ROWS, FEATURES, CLASSES, COHORT = 20, 32, 10, 1000
 CLIENTS = (10**4, 10**5, 10**6)
@@ -76,12 +77,12 @@ def peak() -> float:
     return int(found[0].split()[1]) / 2**20
 
 
-def population(folder: Path, clients: int, name: str, sampler: str, rounds: int) -> dict:
+def population(folder: str, clients: int, name: str, sampler: str, rounds: int) -> dict:
     """One population in this process."""
     begun = time.perf_counter()
-    test = np.load(folder / "test.npz")
+    test = np.load(f"{folder}/test.npz")
     fed = jfl.population(
-        (np.load(folder / "x.npy", mmap_mode="r"), np.load(folder / "y.npy", mmap_mode="r")),
+        tuple(np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in "xy"),
         np.full(clients, ROWS),
         test=(test["x"], test["y"]),
         classes=CLASSES,
@@ -141,35 +142,6 @@ def in_memory(clients: int, cohort: int, mesh, steps: int, batch: int, rounds: i
     )
 
 
-def host_feed(folder: Path, clients: int) -> dict:
-    """Reading a cohort's rows, and putting them on the device."""
-    test = np.load(folder / "test.npz")
-    fed = jfl.population(
-        (np.load(folder / "x.npy", mmap_mode="r"), np.load(folder / "y.npy", mmap_mode="r")),
-        np.full(clients, ROWS),
-        test=(test["x"], test["y"]),
-        classes=CLASSES,
-    )
-    rng, read, put = np.random.default_rng(0), [], []
-    for _ in range(20):
-        ids = rng.choice(clients, COHORT, replace=False)
-        begun = time.perf_counter()
-        rows = fed.host.fetch(ids)
-        read.append(time.perf_counter() - begun)
-        begun = time.perf_counter()
-        jax.block_until_ready(jax.device_put(rows))
-        put.append(time.perf_counter() - begun)
-    size = sum(v.nbytes for v in rows)
-    return dict(
-        kind="feed",
-        clients=clients,
-        cohort=COHORT,
-        bytes=size,
-        seconds_reading=float(np.median(read)),
-        seconds_putting=float(np.median(put)),
-    )
-
-
 def child(*args, devices=None):
     env = dict(os.environ)
     if devices:
@@ -177,7 +149,8 @@ def child(*args, devices=None):
             f"{env.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         )
     done = subprocess.run(
-        [sys.executable, __file__, "--one", json.dumps(args)],
+        [sys.executable, "-m", "experiments.bench.scale", "--one", json.dumps(args)],
+        cwd=timing.ROOT,
         capture_output=True,
         text=True,
         env=env,
@@ -190,59 +163,34 @@ def child(*args, devices=None):
     return row
 
 
-def one(kind, *args):
-    if kind == "population":
-        return population(Path(args[0]), *args[1:])
-    return host_feed(Path(args[0]), args[1]) if kind == "feed" else in_memory(*args)
-
-
 def main():
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    flags.add_argument("--out", default="experiments/results/scale.json")
+    flags.add_argument("--out", type=Path, default=timing.RESULTS / "scale.json")
     flags.add_argument("--clients", type=int, nargs="*", default=CLIENTS)
     flags.add_argument("--rounds", type=int, default=30)
     flags.add_argument("--one", help=argparse.SUPPRESS)
     args = flags.parse_args()
     if args.one:
-        print(json.dumps(one(*json.loads(args.one))))
+        kind, *asked = json.loads(args.one)
+        print(json.dumps(dict(population=population, devices=in_memory)[kind](*asked)))
         return
     rows = []
     for clients in args.clients:
         with tempfile.TemporaryDirectory() as folder:
             rows_on_disk(Path(folder), clients)
-            rows.append(
-                child("population", folder, clients, "fedavg", "without_replacement", args.rounds)
-            )
-            rows.append(child("population", folder, clients, "fedavg", "poisson", args.rounds))
-            rows.append(child("feed", folder, clients))
-            if clients == max(args.clients):
-                rows.append(
-                    child(
-                        "population",
-                        folder,
-                        clients,
-                        "scaffold",
-                        "without_replacement",
-                        args.rounds,
-                    )
-                )
+            kinds = [("fedavg", "without_replacement"), ("fedavg", "poisson")]
+            kinds += [("scaffold", "without_replacement")] * (clients == max(args.clients))
+            rows += [child("population", folder, clients, *kind, args.rounds) for kind in kinds]
     for cohort in (16, 64, 256, 1024):
         rows.append(child("devices", 4096, cohort, None, 5, 10))
     for steps, batch in ((20, 10), (5, 20)):
         rows.append(child("devices", 4096, 256, None, steps, batch))
     for devices in (2, 4, 8):
         rows.append(child("devices", 4096, 256, devices, 5, 10, devices=devices))
-    facts = dict(
-        rows=rows,
-        features=FEATURES,
-        classes=CLASSES,
-        rows_per_client=ROWS,
-        versions=environment(),
-        command="python -m experiments.bench.scale",
-    )
-    Path(args.out).write_text(json.dumps(facts, indent=1) + "\n")
+    about = dict(features=FEATURES, classes=CLASSES, rows_per_client=ROWS)
+    timing.save(args.out, rows, **about)
 
 
 if __name__ == "__main__":

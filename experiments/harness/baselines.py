@@ -1,10 +1,12 @@
-"""Choose learning rates and clip norms, of baselines without privacy or of all methods of a figure.
+"""Choose learning rates and clip norms for baselines without privacy, or for all methods of a
+figure.
 
     python -m experiments.harness.baselines chen2024 fig1ab --kept runs/chen2024/kept
 
-The rules were fixed before the runs, except for two changes that were made after a look: at first
-the mark shared its 5 % among all pairs of a figure and so hardly marked anything, and the two grids
-of Ranaweera et al. were widened for all methods, since most choices were at their ends.
+The rules were fixed before the runs, except for two changes that were made after we had seen
+results. At first the mark shared its 5 % among all pairs of a figure and so marked hardly any line.
+The two grids of Ranaweera et al. were widened for all methods, since most choices were at their
+ends.
 
     marked   A line without privacy is "not tuned" if it ends below a private line of its setting by
              more than their paired interval, or (convex models) more than verdicts.FAR below what

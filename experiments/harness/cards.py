@@ -2,7 +2,8 @@
 
     python -m experiments.harness.cards        # writes docs/algorithms
 
-The equation and the advice are written by hand; what an algorithm is, releases and costs is not.
+The equation and the advice are written by hand. The description, the releases and the cost are
+generated.
 """
 
 import functools
@@ -131,7 +132,7 @@ def cost(name: str) -> tuple[int, str]:
 
 @functools.cache
 def written() -> dict:
-    """Return what is written by hand."""
+    """Return the hand-written texts of the cards."""
     return tomllib.loads((ROOT / "docs" / "site" / "cards.toml").read_text())
 
 

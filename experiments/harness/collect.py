@@ -140,7 +140,7 @@ def _notes(stored: results.Experiment, experiment, lines: dict) -> dict[str, str
 
 
 def _by_line(facts: dict[str, str]) -> str:
-    """Return what is true of most lines, then each other fact with the lines it is true of."""
+    """Return the fact that holds for most lines, then each other fact with its lines."""
     (usual, _), *others = collections.Counter(facts.values()).most_common()
     names = {fact: ", ".join(n for n in facts if facts[n] == fact) for fact, _ in others}
     return "; ".join([usual, *(f"{fact} of {names[fact]}" for fact, _ in others)])
@@ -149,8 +149,8 @@ def _by_line(facts: dict[str, str]) -> str:
 def _merge(before: results.Experiment, one: results.Experiment, experiment):
     """Add the lines of `before` to `one`, each with the source that ran it.
 
-    A line that failed now is no longer what it was.  Data could not be read if they could not then
-    and a line of them is still missing.
+    A line that failed in the new run replaces the earlier line. Data count as unread if they were
+    unread before and a line on them is still missing.
     """
     for line in before.lines.values():
         line.source = line.source or before.versions.get("source", "")
@@ -166,7 +166,7 @@ def _merge(before: results.Experiment, one: results.Experiment, experiment):
 
 
 def _unread(known: dict[str, str], one: results.Experiment, experiment) -> dict[str, str]:
-    """Data that could not be read and of which `one` still lacks a line."""
+    """Return the data that could not be read and on which `one` still lacks a line."""
     missing = {
         fields.get("dataset", experiment.base.get("dataset"))
         for name, fields in experiment.lines.items()

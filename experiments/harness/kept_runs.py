@@ -1,4 +1,4 @@
-"""Keep runs of experiments under the hash of what was asked for, so that figures share them.
+"""Keep the runs of experiments under a hash of their settings, so that figures share them.
 
     KEPT/HASH/runs.jsonl     runs of one config, one row per seed
     KEPT/HASH/running        directory of a function that runs a line itself
@@ -81,7 +81,7 @@ def key(config: Config, how) -> str:
 
 
 def about(dataset: str, *how) -> list:
-    """Return what a run depends on besides its settings."""
+    """Return the facts on which a run depends besides its settings."""
     where = environment()
     return [_rows(dataset), code(), {k: where[k] for k in MATTERS}, *map(_named, how)]
 

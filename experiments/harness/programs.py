@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jfl.core.records import Plan
-from jfl.engine.sweep import widened
+from jfl.engine.sweep import pad_row_tables
 from jfl.runs import build as assembly
 from jfl.runs import guarantee_rows, record, train
 from jfl.runs import sweep as sweeps
@@ -129,7 +129,7 @@ def _blocks(groups, asked: list[Asked], pairs):
     engine = sweeps.Local()
     for group in groups:
         plans = [pairs[i][0] for i in group]
-        plans, seeds = widened(plans), [asked[i].seed for i in group]
+        plans, seeds = pad_row_tables(plans), [asked[i].seed for i in group]
         most = min(MAX_BLOCK_POINTS, engine.most(len(group)))
         if len({id(plan.fed.x) for plan in plans}) > 1:  # each point holds its own rows
             most = max(1, min(most, sweeps.memory() // plans[0].fed.x.nbytes))

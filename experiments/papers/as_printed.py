@@ -12,15 +12,14 @@ import numpy as np
 from jfl.core import checks
 from jfl.core.errors import NotAnalysable
 from jfl.core.records import Fn, Guarantee, Plan, named
-from jfl.local.training import rates
+from jfl.local.training import sum_of_rates
 from jfl.privacy.accountants.rdp_events import check_delta
 from jfl.privacy.accountants.tightest import smallest
 from jfl.privacy.guarantees import quick_epsilons
 from jfl.privacy.ledger import entries
 from jfl.privacy.ledger.entry import with_noise
-from jfl.privacy.ledger.facts import levels
 from jfl.privacy.mechanisms import chain as mechanism
-from jfl.privacy.mechanisms.chain import bound, noisy
+from jfl.privacy.mechanisms.chain import bound, multipliers, noisy
 
 from .chen2024 import claims as chen2024
 from .li2025 import claims as li2025
@@ -221,7 +220,7 @@ def _own(plan, rounds):
     )
     if not noisy(mechanism):
         checks.fail(WHERE, "noise of the client's own", "none")
-    return levels(mechanism, rounds, plan.sampler.clients)
+    return multipliers(mechanism, rounds, plan.sampler.clients)
 
 
 # --- Noble, Bellet, Dieuleveut 2022
@@ -335,8 +334,8 @@ def _li_run(plan, rounds):
     begins = release.steps * np.arange(
         rounds if callable(work.lr) else 1
     )  # of a rate that is fixed, once
-    last = np.array([float(rates(work.lr, b + release.steps - 1, 1)) for b in begins])
-    total = np.array([float(rates(work.lr, b, release.steps)) for b in begins])
+    last = np.array([float(sum_of_rates(work.lr, b + release.steps - 1, 1)) for b in begins])
+    total = np.array([float(sum_of_rates(work.lr, b, release.steps)) for b in begins])
     return release.steps, used / _rows(plan), last, total
 
 
@@ -363,8 +362,8 @@ def printed_std(round_, *, constant, work_lr, steps):
 
     It is lr^2 constant / (sum of lr).
     """
-    last = rates(work_lr, round_ * steps + steps - 1, 1)
-    return constant * last**2 / rates(work_lr, round_ * steps, steps)
+    last = sum_of_rates(work_lr, round_ * steps + steps - 1, 1)
+    return constant * last**2 / sum_of_rates(work_lr, round_ * steps, steps)
 
 
 def _li_noise(plan, epsilon, rounds, delta, view):

@@ -1,5 +1,6 @@
-"""Federated algorithms, one per file. The contract tests and the command line cover all names in
-`__all__`.
+"""Federated algorithms, one per file.
+
+The contract tests and the command line cover all names in `__all__`.
 """
 
 from ..core.lazy import submodules as _submodules

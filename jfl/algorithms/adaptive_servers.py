@@ -16,7 +16,8 @@ from .base import Rate, variant
 from .fedavg import fedavg
 
 
-def _preset(name, grad, optimizer, server_lr, fedavg_options) -> Algorithm:
+def _fedavg_with_server(name, grad, optimizer, server_lr, fedavg_options) -> Algorithm:
+    """Return FedAvg with a server optimizer, under another name."""
     base = fedavg(grad, server_lr=server_lr, server_optimizer=optimizer, **fedavg_options)
     return variant(base, name)
 
@@ -30,11 +31,10 @@ def fedavgm(
     nesterov: bool = False,
     **fedavg_options,
 ) -> Algorithm:
-    """Return FedAvg with momentum on the server.
+    """Return FedAvgM: FedAvg with momentum on the server.
 
-    With nesterov=True, and clip_l2 and correlated noise in `release`, this is the algorithm that
-    Google's keyboard deploys (Xu et al., ACL 2023): momentum 0.9 on the server, plain SGD on the
-    clients.
+    With nesterov=True, momentum 0.9, plain SGD on the clients, and clip_l2 and correlated noise in
+    `release`, this is the algorithm that Google's keyboard uses (Xu et al., ACL 2023).
 
     Args:
         grad: as in `fedavg`.
@@ -46,7 +46,7 @@ def fedavgm(
         Hsu et al., arXiv:1909.06335.
     """
     optimizer = functools.partial(optax.sgd, momentum=momentum, nesterov=nesterov)
-    return _preset("fedavgm", grad, optimizer, server_lr, fedavg_options)
+    return _fedavg_with_server("fedavgm", grad, optimizer, server_lr, fedavg_options)
 
 
 @extends(fedavg, without=["server_optimizer"])
@@ -61,7 +61,7 @@ def fedadam(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorith
         Reddi et al., ICLR 2021. Their Adam has no bias correction; optax's has.
     """
     optimizer = functools.partial(optax.adam, b1=0.9, b2=0.99, eps=1e-3)
-    return _preset("fedadam", grad, optimizer, server_lr, fedavg_options)
+    return _fedavg_with_server("fedadam", grad, optimizer, server_lr, fedavg_options)
 
 
 @extends(fedavg, without=["server_optimizer"])
@@ -76,7 +76,7 @@ def fedyogi(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorith
         Reddi et al., ICLR 2021.
     """
     optimizer = functools.partial(optax.yogi, b1=0.9, b2=0.99, eps=1e-3)
-    return _preset("fedyogi", grad, optimizer, server_lr, fedavg_options)
+    return _fedavg_with_server("fedyogi", grad, optimizer, server_lr, fedavg_options)
 
 
 @extends(fedavg, without=["server_optimizer"])
@@ -91,4 +91,4 @@ def fedadagrad(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algor
         Reddi et al., ICLR 2021.
     """
     optimizer = functools.partial(optax.adagrad, initial_accumulator_value=0.0, eps=1e-3)
-    return _preset("fedadagrad", grad, optimizer, server_lr, fedavg_options)
+    return _fedavg_with_server("fedadagrad", grad, optimizer, server_lr, fedavg_options)

@@ -1,4 +1,4 @@
-"""AdDPNFL: clients as in DPNFL, and an adaptive server.
+"""AdDPNFL: DPNFL with an adaptive server optimizer.
 
 References:
     Chen et al., IEEE TKDE 2024, Algorithm 2.
@@ -32,30 +32,29 @@ def addpnfl(
     noise_std: Annotated[Number | None, PYTHON_ONLY] = None,
     **dpnfl_options,
 ) -> Algorithm:
-    """Return AdDPNFL: DPNFL with momentum on the server, divided by the root of a second moment.
+    """Return AdDPNFL: DPNFL with an Adam-like server optimizer, `adaptive`.
 
-    It also takes the parameters of `fedavg`, except for server_optimizer, which is `adaptive`.
-    The plan determines the aggregation, as in `dpnfl`. In the paper's experiments both learning
-    rates are schedules: schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr,
-    every=steps).
-
-    It releases the same as `dpnfl`, since the server's work is post-processing.
+    It releases the same as `dpnfl`, since the server's work is post-processing. It also takes the
+    parameters of `fedavg`, except for server_optimizer. The plan determines the aggregation, as in
+    `dpnfl`. In the paper's experiments both learning rates are schedules:
+    schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr, every=steps).
 
     Args:
         grad: gradient of a client, as in `dpnfl`.
-        server_lr: a number, or a schedule of the round.
+        server_lr: learning rate of the server: a number, or a schedule of the round.
         beta1: decay of the first moment, b1 of `adaptive`.
         beta2: decay of the second moment, b2 of `adaptive`.
-        adaptivity: number added to the root of the second moment.
+        adaptivity: number added to the root of the second moment, > 0, in units of a model
+            difference.
         second_moment_of: "diff" or "momentum", as in `adaptive`.
         initial: as in `adaptive`.
-        noise_std: as in `adaptive_without_noise_bias`, for the released mean of the uploads. None
-            uses `adaptive`, as in the paper.
+        noise_std: standard deviation of the noise in each coordinate of the released mean. It is
+            used as in `adaptive_without_noise_bias`. None uses `adaptive`, as in the paper.
 
     Raises:
         ValueError: as in `adaptive`, and for a server_optimizer.
     """
-    _check("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
+    _check_arguments("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
     if noise_std is not None:
         checks.require_nonnegative("addpnfl", single=True, noise_std=noise_std)
         if second_moment_of == "momentum":
@@ -89,7 +88,7 @@ class Moments(NamedTuple):
 
     first: Any  # mu
     second: Any  # nu
-    noise: Any  # the amount that the known noise has added to nu so far
+    noise: Any  # the expected amount that the known noise has added to nu so far
 
 
 @named("addpnfl.adaptive")
@@ -101,12 +100,15 @@ def adaptive(
     second_moment_of: str = "diff",
     initial: Number | None = None,
 ) -> optax.GradientTransformation:
-    """Return FedAdam's server as an optax transformation: Adam without bias correction.
+    """Return Adam without bias correction as an optax transformation, the server of FedAdam.
 
-    mu = b1 mu + (1 - b1) g, nu = b2 nu + (1 - b2) g^2, step = -learning_rate mu / (sqrt(nu) +
-    adaptivity)
+    For a gradient g, it computes
 
-    In a server optimizer, g is minus the released difference: fedavg(...,
+        mu = b1 mu + (1 - b1) g
+        nu = b2 nu + (1 - b2) g^2
+        step = -learning_rate mu / (sqrt(nu) + adaptivity)
+
+    On a server, g is minus the released model difference: fedavg(...,
     server_optimizer=functools.partial(adaptive, b1=0.5)).
 
     Args:
@@ -114,10 +116,10 @@ def adaptive(
         b1: decay of the first moment mu, in [0, 1).
         b2: decay of the second moment nu, in [0, 1).
         adaptivity: number added to the root of nu, > 0, in units of g.
-        second_moment_of: "diff" uses g^2 as above; "momentum" uses mu^2, as printed in the text of
-            the paper.
-        initial: nu before the first step, in units of g^2. None means adaptivity^2, the minimum
-            that the paper's theorems allow.
+        second_moment_of: "diff" uses g^2 as above; "momentum" uses mu^2 instead, as the text of
+            Chen et al. prints.
+        initial: nu before the first step, in units of g^2. None means adaptivity^2, the smallest
+            value that the theorems of Chen et al. allow.
 
     Privacy:
         Post-processing of a release.
@@ -134,7 +136,7 @@ def adaptive(
         >>> np.asarray(step, float).round(6).tolist()
         [0.00905, -0.009513]
     """
-    _check("adaptive", second_moment_of, adaptivity, initial, b1=b1, b2=b2)
+    _check_arguments("adaptive", second_moment_of, adaptivity, initial, b1=b1, b2=b2)
     return _transformation(learning_rate, b1, b2, adaptivity, second_moment_of, initial, 0.0)
 
 
@@ -149,9 +151,9 @@ def adaptive_without_noise_bias(
 ) -> optax.GradientTransformation:
     """Return `adaptive` with the expected contribution of noise subtracted from the second moment.
 
-    Noise in g adds to nu and would shorten every step. The amount that it is expected to have added
-    so far is subtracted from nu where nu divides, down to 0; the state keeps the full nu.
-    `jfl.optimizers.adam_without_noise_bias` does the same for Adam.
+    Noise in g increases nu and would shorten every step. Each step therefore divides by the root of
+    max(nu - n, 0), where n is the amount that noise is expected to have added to nu so far; the
+    state keeps nu itself. `jfl.optimizers.adam_without_noise_bias` does the same for Adam.
 
     Args:
         learning_rate: factor of the step.
@@ -172,13 +174,13 @@ def adaptive_without_noise_bias(
         [0.050126, -0.0109]
     """
     where = "adaptive_without_noise_bias"
-    _check(where, "diff", adaptivity, initial, b1=b1, b2=b2)
+    _check_arguments(where, "diff", adaptivity, initial, b1=b1, b2=b2)
     checks.require_nonnegative(where, single=True, noise_std=noise_std)
-
     return _transformation(learning_rate, b1, b2, adaptivity, "diff", initial, noise_std)
 
 
 def _transformation(learning_rate, b1, b2, adaptivity, second_moment_of, initial, noise_std):
+    """Return the transformation of `adaptive` (noise_std 0) or `adaptive_without_noise_bias`."""
     decay = lambda b, old, new: pytrees.map(
         lambda o, n: (b * o + (1 - b) * n).astype(o.dtype), old, new
     )
@@ -204,7 +206,8 @@ def _transformation(learning_rate, b1, b2, adaptivity, second_moment_of, initial
     return optax.GradientTransformation(init, rule)
 
 
-def _check(where, second_moment_of, adaptivity, initial, **decays):
+def _check_arguments(where, second_moment_of, adaptivity, initial, **decays):
+    """Check the arguments that `adaptive` and its variants share."""
     checks.require_one_of(where, ("diff", "momentum"), second_moment_of=second_moment_of)
     checks.require_positive(where, single=True, adaptivity=adaptivity)
     checks.require_nonnegative(

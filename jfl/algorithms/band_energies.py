@@ -1,4 +1,4 @@
-"""A private estimate of how the energy of per-example gradients is distributed over bands.
+"""A private estimate of how the energy of per-example gradients is distributed over wavelet bands.
 
 It helps to choose the shape of noise with `wavelet.ellipsoid`.
 """
@@ -26,7 +26,7 @@ from .base import Number, Rate, algorithm
 class State:
     """The server's state."""
 
-    params: Any  # never change, since nothing is trained
+    params: Any  # constant, since nothing is trained
     energies: Any  # Float[bands], mean fraction of energy in each band over the rounds so far
 
 
@@ -41,7 +41,7 @@ def _client(context, keys, server, client_state, rows, *, grad, batch):
         batch, keys.batch, jnp.int32(0), rows.size, rows.index.shape[0]
     )
     grad = dataclasses.replace(grad, mechanism=mech.at_round(grad.mechanism, context.round))
-    shares, diagnostics = grad.watched(
+    shares, diagnostics = grad.with_diagnostics(
         keys.noise, server.params, gather(rows, slots, mask), context
     )
     return shares, client_state, diagnostics._replace(overflow=overflow)
@@ -61,25 +61,27 @@ def band_energies(
     batch: Batches = full(),
     divisor: Number | str | None = None,
 ) -> Algorithm:
-    """Estimate the mean fraction of an example's gradient energy in each band, with noise.
+    """Return an algorithm that estimates the fraction of gradient energy in each wavelet band.
 
-    An example contributes its fractions, which are nonnegative and sum to 1, so the contribution
-    has a norm of at most 1 for any gradient. Nothing is trained. Noise may make entries of
-    `out.run.server.energies` slightly negative; for `wavelet.ellipsoid` use jnp.maximum(energies,
-    0).
+    The energy of a gradient in a band is the squared norm of its wavelet coefficients there. An
+    example contributes the fractions of its gradient, which are nonnegative and sum to 1, so the
+    contribution has a norm of at most 1. Nothing is trained. The result is
+    `out.run.server.energies`. Noise may make entries slightly negative; for `wavelet.ellipsoid` use
+    jnp.maximum(energies, 0).
 
     Args:
         loss: any pure function (params, x, y) -> scalar of one example.
         bands: the bands of the parameters, from `jfl.bands`.
-        noise_multiplier: standard deviation of the noise over the sensitivity of the sum.
+        noise_multiplier: standard deviation of the noise divided by the sensitivity of the sum.
         batch: the sampler of the rows that a client uses.
-        divisor: the divisor of the sum: a public number, or "size" for the number of the client's
-            rows. None means the number of rows of a batch, or "size" if a batch is all rows.
+        divisor: the divisor of the sum over rows: a public number, or "size" for the number of the
+            client's rows. None means the number of rows of a batch, or "size" if a batch is all
+            rows.
 
     Privacy:
-        One release per example and round. The estimate is a separate plan, run with a separate
-        seed. The guarantee for both is jfl.guarantee([(estimate, 1), (training, rounds)],
-        delta=..., seeds="different").
+        Each participation is one release. Run the estimate as a plan of its own, with a different
+        seed than the training. jfl.guarantee([(estimate, 1), (training, rounds)], delta=...,
+        seeds="different") returns the guarantee for both.
     """
     if not isinstance(bands, Bands):
         checks.fail("band_energies", "bands of jfl.bands", f"{bands!r}")

@@ -1,4 +1,4 @@
-"""The parts of an algorithm, and the traits that the builder of a run reads."""
+"""The constructor of algorithms, parts that several of them share, and their traits."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -12,23 +12,25 @@ from ..core import checks, pytrees
 from ..core.records import Algorithm, Fn, Mechanism, Release, named
 from ..privacy.mechanisms import chain as mech
 
-# A hyperparameter. It is traced data, so a sweep over it is a vmap.
+# A hyperparameter. It is traced, so a sweep over it is a vmap.
 Number = float | jax.Array
-# A learning rate, or a schedule: of round * steps + step for a client, of the round for a server.
+# A learning rate: a number, or a schedule, which is a function of round * steps + step for a client
+# and of the round for the server.
 Rate = Number | Callable
-Optimizer = Callable | optax.GradientTransformation  # an optax factory, or what it returns
+# An optax factory such as optax.adam, or the transformation that it returns.
+Optimizer = Callable | optax.GradientTransformation
 
 
 class Traits(NamedTuple):
-    """Properties of an algorithm that its signature does not show, for the builder of a run.
+    """Properties of an algorithm that its signature does not show, for `jfl train` and configs.
 
     Attributes:
-        example_noise: where noise for example-level privacy goes: "gradient" (each local step),
-            "mechanism" (the argument of that name), or None (nowhere).
-        client_noise: where noise for client-level privacy goes: "release" (the aggregate), "upload"
-            (each client's upload), or None (nowhere).
-        payload_models: size of an upload, in models.
-        as_printed: arguments that make it the algorithm as printed in its paper.
+        example_noise: where a config adds noise for example-level privacy: "gradient" (in each
+            local step), "mechanism" (the argument of that name), or None (nowhere).
+        client_noise: where a config adds noise for client-level privacy: "release" (to the
+            aggregate), "upload" (to each client's upload), or None (nowhere).
+        payload_models: the size of an upload, in multiples of the size of the model.
+        as_printed: arguments with which it is the algorithm that its paper prints.
     """
 
     example_noise: str | None = "gradient"
@@ -43,7 +45,7 @@ class Traits(NamedTuple):
 
 
 def traits(**values) -> Callable:
-    """Set the `Traits` of an algorithm's factory, if they are not the usual ones."""
+    """Decorate the factory of an algorithm with its `Traits`; the defaults need no decorator."""
 
     def decorate(factory):
         factory.traits = Traits(**values)
@@ -76,34 +78,36 @@ def algorithm(
     personal: Callable | None = None,
     personal_releases: Sequence[Release] | None = None,
 ) -> Algorithm:
-    """Make an algorithm of three pure functions.
+    """Return an algorithm from three pure functions: `init`, `client` and `server`.
 
     Write the functions at module level and bind their hyperparameters with jfl.Fn, so that plans
     that differ only in numbers share one compiled program.
 
     Args:
-        init: maps params to (server state, client state).  The client state is that of one client,
-            () for stateless clients.
-        client: maps (context, keys, server, client_state, rows) to (payload, client_state,
-            Diagnostics).
-        server: maps (context, server, release) to the new server state.  `release` has the shape of
-            the payload.
-        releases: the noisy releases from which the client computes its payload, for the accountant:
-            `work.releases()`, or a tuple of jfl.Release.  () claims nothing about examples.
+        init: maps the initial params to (server state, client state).  The client state is that of
+            one client, or () if clients keep none.
+        client: maps (context, keys, server state, client state, rows) to (payload, new client
+            state, Diagnostics).  The payload is the upload before any noise.
+        server: maps (context, server state, release) to the new server state.  `release` has the
+            structure of the payload.
+        releases: the noisy releases of a client from which it computes its payload, for the
+            accountant: `work.releases()`, or a tuple of jfl.Release.  With () the plan has no
+            guarantee for examples.
         params: maps the server state to params.  By default `server.params`, or the server state
             itself.
-        name: what plans and results call the algorithm.
+        name: the name of the algorithm in plans and results.
         stateful: True if clients keep state between rounds, which limits what can be proved.
-        uploads: "difference" of models, or "model".  With "model" all clients have to participate,
-            because a mean of models needs weights that add up to 1.
-        checks_its_solve: True if a client that stops its solve too early counts as an overflow,
-            which voids the run.  Only then may its mechanism declare bounded(..., "prox_erm").
-        personal: maps (server, client_state) to a client's own params, with which its test rows are
-            evaluated.  None evaluates all clients with `params`.
-        personal_releases: the noisy releases, beyond `releases`, from which personal models are
-            computed; () if there are none.  With them `jfl.guarantee(plan, view="personal")` covers
-            uploads and personal models together.  None declares nothing: a guarantee then covers no
-            personal model that a client hands on.
+        uploads: "difference" if clients upload differences of models, or "model".  With "model" all
+            clients have to participate, because the weights of a mean must add up to 1.
+        checks_its_solve: True if a client that solves its problem too inaccurately counts as an
+            overflow, so that no guarantee holds for the run.  Only then may its mechanism declare
+            bounded(..., "prox_erm").
+        personal: maps (server state, client state) to a client's personal params, with which its
+            test rows are evaluated.  None evaluates all clients with `params`.
+        personal_releases: the noisy releases, in addition to `releases`, from which personal models
+            are computed; () if there are none.  `jfl.guarantee(plan, view="personal")` then covers
+            uploads and personal models together.  None means unknown: no guarantee covers personal
+            models.
     """
     for argument, declared in (
         ("releases", releases),
@@ -144,13 +148,16 @@ def algorithm(
 
 
 def train_difference(work, context, keys, start, rows, correct=None):
-    """Take local steps from a model, and return how far they led, and Diagnostics."""
+    """Take local steps from the model `start`; return the difference of models and Diagnostics."""
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows, correct)
     return pytrees.sub(trained, start), diagnostics
 
 
 def pull_to(center, weight) -> Callable:
-    """Return the correction of local steps by the proximal term (weight / 2) ||w - center||^2."""
+    """Return a function that adds the gradient of (weight / 2) ||w - center||^2 to a gradient.
+
+    It is an argument `correct` of `local.train`.
+    """
     return lambda gradient, params, step: pytrees.axpy(
         weight, pytrees.sub(params, center), gradient
     )
@@ -165,13 +172,13 @@ def variant(
     server: Fn | None = None,
     **fields,
 ) -> Algorithm:
-    """Return an algorithm with some functions of another one replaced.
+    """Return a copy of an algorithm with another name and some other functions.
 
     Args:
-        base: an algorithm, such as `fedavg`.
-        name: the name of the new one.
-        init, client, server: new functions. They get the values that are bound to those of `base`,
-            and their own.
+        base: an algorithm, such as the result of `fedavg`.
+        name: the name of the new algorithm.
+        init, client, server: new functions. Hyperparameters that are bound to the function of
+            `base` are bound to the new one as well. None keeps the function.
         fields: other fields of `Algorithm` that change.
     """
     for field, new in (("init", init), ("client", client), ("server", server)):
@@ -182,23 +189,29 @@ def variant(
 
 
 def scalars(check: Callable, where: str, **values: Number) -> dict[str, Any]:
-    """Check hyperparameters, such as by `checks.require_positive`, and return them as leaves."""
+    """Check hyperparameters, and return them as arrays by name.
+
+    Args:
+        check: a function of core.checks, such as `require_positive`.
+        where: the algorithm, for messages.
+        **values: the hyperparameters.
+    """
     check(where, single=True, **values)
     return {name: checks.as_scalar(value) for name, value in values.items()}
 
 
 def bind_model_chain(where: str, mechanism: Any, bound: str) -> Mechanism:
-    """Bind the chain that a client applies once per round, to its trained model.
+    """Bind the chain that a client applies to its trained model to the adjacency replace_one.
 
-    Replacing one row may change the whole model, so the chain protects examples under replace_one.
+    It protects examples: replacing one row may change the whole model.
 
     Args:
         where: the algorithm, for messages.
         mechanism: the chain.
         bound: its first stage, for messages.
     """
-    chains = isinstance(mechanism, Mechanism)
-    if not chains or not mech.has_clip(mechanism) or mech.remembers(mechanism):
+    is_chain = isinstance(mechanism, Mechanism)
+    if not is_chain or not mech.has_clip(mechanism) or mech.remembers(mechanism):
         expected = f"mechanism = chain({bound}, total(), gaussian(z))"
         checks.fail(where, expected, f"{mechanism!r}")
     return mech.bind(mechanism, "replace_one", where, required=True, also=())

@@ -1,5 +1,4 @@
-"""DiceSGD with clients instead of examples: clipped-off parts are uploaded later, which removes the
-bias of clipping.
+"""DiceSGD with clients instead of examples: error feedback removes the bias of clipping.
 
 References:
     Zhang et al., "Differentially private SGD without clipping bias: an error-feedback approach",
@@ -39,29 +38,29 @@ def _client(context, keys, server, client_state, rows, *, work, upload_norm, fee
 def dicesgd(
     grad: Grad, *, upload_norm: Number = 1.0, feedback_norm: Number = 1.0, **fedavg_options
 ) -> Algorithm:
-    """Return FedAvg with error feedback: clients keep what clipping cuts off and upload it later.
+    """Return FedAvg with error feedback: clients upload later what clipping removed before.
 
-    A client clips its difference, adds the clipped-off part to its state, and uploads a clipped
-    part of that state together with the next difference. If the states stay bounded, the mean of
-    all uploads converges to that of the differences. With clipping only, the limit is biased if
-    clients differ.
+    The client state is the sum of all parts that clipping has removed. A client uploads its clipped
+    model difference plus its clipped state, and subtracts from the state what it uploaded. If the
+    states stay bounded, the mean of all uploads converges to the mean of the differences; with
+    clipping alone, it is biased if clients differ.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        upload_norm: C1, the clip norm of the difference.
-        feedback_norm: C2, the clip norm of the client state. With less than C1 the state grows.
+        upload_norm: clip norm of the model difference, C1 in the paper.
+        feedback_norm: clip norm of the client state, C2 in the paper. If it is smaller than
+            upload_norm, the state grows.
 
     Privacy:
-        Client level: the norm of an upload is at most upload_norm + feedback_norm. Put
-            clip_l2(upload_norm + feedback_norm) on the release: it changes nothing, and bounds the
-            upload for any client. The client state is computed from the client's rows and leaves it
-            only in uploads. Example level: the client state is computed from noisy gradients, so it
-            is post-processing.
+        For clients, an upload has a norm of at most upload_norm + feedback_norm. Put clip_l2 with
+        this norm into `release`: it changes no upload, and makes the bound known to the accountant.
+        For examples, uploads and client states are computed from noisy gradients, so they are
+        post-processing.
 
     References:
-        Zhang et al., ICLR 2024, Algorithm 1. Their server keeps one error for all examples, a sum
-        over all rows that no release covers; this version has no such sum. Client errors: Seide et
-        al., 2014; with clipping, Khirirat et al., 2023 (Clip21).
+        Zhang et al., ICLR 2024, Algorithm 1, where the server keeps a single error for all
+        examples. Errors of each client: Seide et al., 2014; with clipping, Khirirat et al., 2023
+        (Clip21).
 
     Example:
         >>> import jfl

@@ -1,4 +1,4 @@
-"""Ditto: each client trains a personal model that is pulled to the shared one.
+"""Ditto: each client also trains a personal model that stays close to the shared one.
 
 References:
     Li et al., "Ditto: Fair and robust federated learning through personalization", ICML 2021,
@@ -42,21 +42,23 @@ def ditto(
     personal_lr: Annotated[Rate | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """Make FedAvg with a personal model v per client, trained on gradient + mu * (v - w_server).
+    """Return Ditto: FedAvg in which each client also trains a personal model v.
 
-    Clients are evaluated with their personal models (`metrics.client_accuracy`,
-    `client_percentiles`), which are in `run.client_states`, [C, ...].
+    Local steps of v follow gradient + mu * (v - w_server). Clients are evaluated with their
+    personal models (`metrics.client_accuracy`, `client_percentiles`), which are in
+    `run.client_states`, [C, ...].
 
     Args:
-        grad: gradients of the loss for the shared model, as in `fedavg`.
-        mu: how strongly a personal model is pulled to the shared one.
-        personal_grad: gradients for the personal models; None means the same loss without noise.
+        grad: gradient of the loss for the shared model, as in `fedavg`.
+        mu: weight of the distance between a personal model and the shared one.
+        personal_grad: gradient for the personal models; None means the same loss without noise.
         personal_lr: learning rate of the personal models; None means that of the shared model.
 
     Privacy:
         A personal model stays with its client, and guarantees for the server do not cover it.
-        Without `personal_grad` it is trained on the client's rows without noise.  With a private
-        one, `jfl.guarantee(plan, ..., view="personal")` covers its releases and the uploads.
+        Without `personal_grad` it is trained on the client's rows without noise. With a private
+        `personal_grad`, `jfl.guarantee(plan, ..., view="personal")` covers uploads and personal
+        models together.
 
     References:
         Li et al., ICML 2021, Algorithm 1.

@@ -41,8 +41,7 @@ def fedavg(
     server_lr: Rate = 1.0,
     server_optimizer: Optimizer = optax.sgd,
 ) -> Algorithm:
-    """Return FedAvg: clients take local steps, and the server applies the mean of their model
-    differences.
+    """Return FedAvg: clients train locally, and the server applies their mean model difference.
 
     Each round releases the mean difference. With a private gradient, each participation of a client
     also releases `steps` noisy gradients.
@@ -51,12 +50,12 @@ def fedavg(
         grad: the gradient of a local step: jfl.grad(loss), or jfl.private_grad(loss, mechanism).
         lr: learning rate of the clients: a number, or a schedule of round * steps + step.
         batch: the sampler of the rows of a local step.
-        optimizer: optimizer of the clients, any optax factory or transformation. optax.adam is
-            DP-Adam.
+        optimizer: optimizer of the clients, any optax factory or transformation. With optax.adam
+            and a private gradient this is DP-Adam.
         server_lr: learning rate of the server: a number, or a schedule of the round.
-        server_optimizer: any optax factory or transformation. FedAvgM is
-            functools.partial(optax.sgd, momentum=0.9), FedAdam is optax.adam, and FedAdagrad is
-            optax.adagrad.
+        server_optimizer: optimizer of the server, any optax factory or transformation. optax.adam
+            makes it FedAdam, optax.adagrad FedAdagrad, and functools.partial(optax.sgd,
+            momentum=0.9) FedAvgM.
 
     Other Parameters:
         steps: number of local steps of a client in a round.

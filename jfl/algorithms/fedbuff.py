@@ -1,4 +1,4 @@
-"""FedBuff, in rounds: clients train on models that are some rounds old.
+"""FedBuff as a synchronous algorithm: clients train on models that are some rounds old.
 
 References:
     Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022.
@@ -57,19 +57,19 @@ def _server(context, server, diff, *, step):
 
 @extends(fedavg)
 def fedbuff(grad: Grad, *, staleness: int = 4, **fedavg_options) -> Algorithm:
-    """Return FedAvg with stale clients: each trains on a model that is 0 to `staleness` rounds old.
+    """Return FedBuff: clients train on models that are 0 to `staleness` rounds old.
 
-    The age of a client's model changes from round to round, and its difference has weight 1 /
-    sqrt(1 + age). A round corresponds to a full buffer, and its cohort to the uploads in the
-    buffer.
+    The age of the model is drawn for each client and round, and the client's model difference is
+    multiplied by 1 / sqrt(1 + age). A round corresponds to a full buffer of the server, and the
+    cohort to the uploads in it.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
         staleness: maximum age of a model in rounds. 0 is `fedavg`.
 
     Privacy:
-        Ages depend only on the numbers of the round and of the client, so they do not change
-        guarantees.
+        Ages depend only on the numbers of the round and of the client, so guarantees are the same
+        as for `fedavg`.
 
     References:
         Nguyen et al., AISTATS 2022, Algorithm 1, with the discount of section 5.

@@ -1,4 +1,4 @@
-"""FedDyn: a linear term in the local losses makes clients agree on the minimum of the mean loss.
+"""FedDyn: a linear term in each local loss makes clients agree on the minimum of the mean loss.
 
 References:
     Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
@@ -48,15 +48,16 @@ def _server(context, server, diff, *, step, mu):
 
 @extends(fedavg)
 def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
-    """Return FedDyn: clients minimize loss - <h_i, w> + (mu / 2) ||w - w_server||^2.
+    """Return FedDyn: client i minimizes loss - <h_i, w> + (mu / 2) ||w - w_server||^2.
 
-    The client state h_i is the gradient at the model where the client last stopped. With noise in
-    local steps it is post-processing. With noise on the release and sampled cohorts, it costs
-    more than `fedavg`: sampling helps a client with a state only by its absence.
+    The client state h_i approximates the gradient at the model where the client last stopped. If
+    local steps have noise, it is post-processing. If the release has noise and cohorts are sampled,
+    epsilon is larger than for `fedavg`, because the amplification by sampling is smaller for
+    clients that keep state.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        mu: weight of the proximal term, more than 0.
+        mu: weight of the proximal term, > 0.
 
     References:
         Acar et al., ICLR 2021, Algorithm 1, with local steps instead of an exact minimum.

@@ -44,10 +44,11 @@ def fednova(
     local_steps: Annotated[ArrayLike | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """Return FedAvg of normalised differences, (w_i - w) / t_i, times the mean number of steps.
+    """Return FedNova: FedAvg of model differences that are divided by the number of local steps.
 
-    Plain averaging pulls the model towards clients that take more steps t_i; normalisation does
-    not. Local steps use plain SGD.
+    Client i takes t_i steps and uploads (w_i - w) / t_i; the server multiplies the mean of the
+    uploads by the mean of all t_i. Plain averaging would favour clients that take more steps. Local
+    steps use plain SGD.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
@@ -55,8 +56,9 @@ def fednova(
             all clients take all steps, which is `fedavg`.
 
     Privacy:
-        The numbers of steps are public: they may depend on the speed of a device, not on the number
-            of its rows. All `steps` noisy gradients are counted, including unused ones.
+        The numbers of local steps are assumed public: they may depend on the speed of a device, but
+        not on its rows. The guarantee counts `steps` noisy gradients per participation, including
+        unused ones.
 
     References:
         Wang et al., NeurIPS 2020, equation 6, without momentum and proximal terms.

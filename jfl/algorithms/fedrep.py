@@ -21,7 +21,7 @@ from .fedavg import fedavg
 
 
 class Shared:
-    """The paths of a model that are shared: shell patterns, or a function."""
+    """A test of whether a path of a model is shared, from shell patterns or a function."""
 
     def __init__(self, which):
         self.which = which if callable(which) or isinstance(which, str) else tuple(which)
@@ -98,18 +98,17 @@ def fedper(
     shared: Annotated[str | Sequence[str] | Callable, PYTHON_ONLY] = "*kernel",
     **fedavg_options,
 ) -> Algorithm:
-    """Return FedAvg of a part of the model; the other part, such as the last layer, stays with each
-    client.
+    """Return FedPer: FedAvg of a part of the model, while each client keeps its own other part.
 
-    Clients are evaluated with the shared part and their personal part (`metrics.client_accuracy`).
-    `run.client_states` holds the personal parts by path. The model in `out.params` has the personal
-    part that every client started from.
+    The personal part is, for example, the last layer. Clients are evaluated with the shared part
+    and their personal part (`metrics.client_accuracy`). `run.client_states` contains the personal
+    parts by path. The personal part of the model in `out.params` is the initial one.
 
     Args:
         grad: gradient of the loss of the whole model, as in `fedavg`.
-        shared: shell patterns of paths to the shared part, such as `"body/*"` or `("Dense_0/*",
-            "*/bias")`; or a function path -> bool. By default kernels are shared, and everything
-            else (biases, scales) is personal.
+        shared: shell patterns for the paths of the shared part, such as `"body/*"` or
+            `("Dense_0/*", "*/bias")`; or a function path -> bool. By default kernels are shared,
+            and everything else (biases, scales) is personal.
 
     Privacy:
         Both parts are trained with the same noisy gradients, so the guarantee for examples also
@@ -134,13 +133,13 @@ def fedrep(
     personal_steps: Annotated[int | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """Return FedRep: as `fedper`, but local steps first train only the personal part, then only the
-    shared part.
+    """Return FedRep: `fedper` whose local steps train first the personal, then the shared part.
 
     Args:
         grad: as in `fedper`.
         shared: as in `fedper`.
-        personal_steps: number of the first steps, which train the personal part. None means half.
+        personal_steps: the number of local steps that train the personal part. None means half of
+            them.
 
     Privacy:
         As in `fedper`; all `steps` noisy gradients are counted.
@@ -162,6 +161,7 @@ def fedrep(
 
 
 def _with_personal_part(name, grad, shared, personal_steps, fedavg_options) -> Algorithm:
+    """Return `fedper` if `personal_steps` is None, and otherwise `fedrep`."""
     if not (callable(shared) or isinstance(shared, str | list | tuple)):
         checks.fail(name, "shared, patterns of paths or a function", checks.short_repr(shared))
     facts = dict(shared=Shared(shared))

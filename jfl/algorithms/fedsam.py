@@ -34,8 +34,8 @@ def _client(context, keys, server, client_state, rows, *, work, rho):
         ascent, first = gradient_at(params, work.steps + number)
         length = jnp.maximum(pytrees.norm(ascent), jnp.finfo(jnp.float32).tiny)
         gradient, second = gradient_at(pytrees.axpy(rho / length, ascent, params), number)
-        lr = local.rates(work.lr, context.round * work.steps + number, 1)
-        return pytrees.axpy(-lr, gradient, params), local.both(first, second)
+        lr = local.sum_of_rates(work.lr, context.round * work.steps + number, 1)
+        return pytrees.axpy(-lr, gradient, params), local.add_counts(first, second)
 
     with jax.named_scope("local_steps"):  # as in `local.train`
         trained, diagnostics = jax.lax.scan(step, server.params, jnp.arange(work.steps))
@@ -44,17 +44,18 @@ def _client(context, keys, server, client_state, rows, *, work, rho):
 
 @extends(fedavg, without=["optimizer"])
 def fedsam(grad: Grad, *, rho: Number = 0.05, **fedavg_options) -> Algorithm:
-    """Return FedSAM: local steps follow the gradient at w + rho * g / ||g||, where g is the
-    gradient at w.
+    """Return FedSAM: local steps follow the gradient at w + rho * g / ||g||.
+
+    Here w is the current model, and g is the gradient at w on a separate batch.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        rho: distance between w and the point of the gradient, at least 0.
+        rho: distance between w and the point at which the gradient is computed, >= 0.
 
     Privacy:
-        A step uses two gradients of two batches, so each participation releases 2 * `steps`
-        gradients if they are noisy. With client-level privacy, as in the paper, it costs the same
-        as `fedavg`.
+        A step uses the gradients of two batches, so each participation releases 2 * `steps` noisy
+        gradients. With client-level privacy, as in the paper, guarantees are the same as for
+        `fedavg`.
 
     References:
         Shi et al., CVPR 2023, Algorithm 1; Foret et al., ICLR 2021.

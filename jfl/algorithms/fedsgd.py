@@ -38,10 +38,15 @@ def fedsgd(
     batch: Batches = full(),
     server_optimizer: Optimizer = optax.sgd,
 ) -> Algorithm:
-    """Return FedSGD: each client uploads the gradient of one batch, and the server takes a step of
-    size `lr`.
+    """Return FedSGD: clients upload the gradient of one batch, and the server takes one step.
 
-    A batch is all rows of the client by default. Each round releases the (noisy) gradient.
+    A batch is all rows of the client by default. Each participation of a client releases one
+    gradient, which is noisy if `grad` is private.
+
+    Other Parameters:
+        grad, batch: as in `fedavg`.
+        lr: learning rate of the server: a number, or a schedule of the round.
+        server_optimizer: as in `fedavg`.
     """
     work = local.work(grad, batch, lr=1.0, steps=1)
     step = dict(step=local.server_step(lr, server_optimizer, default_lr=0.1, name="lr"))

@@ -46,12 +46,14 @@ def _mean(server):
 def averaged(algorithm: Algorithm, first: Number = 0) -> Algorithm:
     """Return an algorithm whose model is the mean of the models since round `first`.
 
-    Clients continue from the last model, not from the mean. This is post-processing, so it does not
-    affect privacy, and it removes much of the noise that the last rounds left in the model.
+    The mean is evaluated and returned; clients continue from the last model. Averaging is
+    post-processing, so it does not affect privacy, and it removes much of the noise of the last
+    rounds.
 
     Args:
         algorithm: any algorithm.
-        first: a round, >= 0. Before it, the model is the last one.
+        first: the first round whose model enters the mean, >= 0. Before it, the model is the last
+            one.
     """
     if not isinstance(algorithm, Algorithm):
         checks.fail("averaged", "an algorithm of jfl.algorithms", f"{algorithm!r}")

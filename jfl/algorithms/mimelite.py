@@ -54,7 +54,7 @@ def _client(context, keys, server, client_state, rows, *, work, momentum):
         one_step, context, keys, server.params, rows, moving=0.0, first=work.steps
     )
     payload = Payload(pytrees.sub(trained, server.params), pytrees.scale(rate_sum, gradient))
-    return payload, client_state, local.both(of_steps, of_gradient)
+    return payload, client_state, local.add_counts(of_steps, of_gradient)
 
 
 @named("mimelite.server")
@@ -68,14 +68,15 @@ def _server(context, server, release, *, step, momentum, scale):
 @traits(payload_models=2)  # a difference and a gradient
 @extends(fedavg, without=["optimizer"])
 def mimelite(grad: Grad, *, momentum: Number = 0.9, **fedavg_options) -> Algorithm:
-    """Return MimeLite: local steps follow (1 - momentum) * gradient + momentum * m.
+    """Return MimeLite: local steps use the momentum of the server.
 
-    m belongs to the server and does not change during a round. After the round it is updated with
-    the mean of the clients' gradients at the server's model, computed on one more batch each.
+    They follow (1 - momentum) * gradient + momentum * m, where m does not change during a round.
+    After the round the server updates m with the mean of the clients' gradients at its model, for
+    which each client uses a separate batch.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        momentum: in [0, 1); 0 is `fedavg`.
+        momentum: the weight of m, in [0, 1); 0 is `fedavg`.
 
     Privacy:
         Each participation releases `steps` + 1 noisy gradients.

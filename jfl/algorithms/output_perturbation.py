@@ -59,7 +59,12 @@ def _contracting(context, keys, server, client_state, rows, *, work, mechanism):
 def _train_and_release(context, keys, server, client_state, rows, work, chain, correct, clips):
     """Take local steps, add noise to their mean gradient, and return it as a model difference.
 
-    With `clips`, the chain clips the mean gradient before the noise.
+    Args:
+        context, keys, server, client_state, rows: as for a client of `algorithm`.
+        work: the local training.
+        chain: the chain at this round.
+        correct: as in `local.train`.
+        clips: whether the chain clips the mean gradient before the noise.
     """
     trained, _, rate_sum, diagnostics = local.train(
         work, context, keys, server.params, rows, correct, drop=True
@@ -68,12 +73,12 @@ def _train_and_release(context, keys, server, client_state, rows, work, chain, c
     # the clip norm, whatever the rows are. (With lr * mu > 1 it may be larger; then the clip of
     # the chain takes effect.)
     mean = pytrees.scale(1 / rate_sum, pytrees.sub(trained, server.params))
-    whose = dict(realised=context.size, client=context.client)
+    of_client = dict(realised=context.size, client=context.client)
     if not clips:
-        mean, _ = mech.release_sum(chain, keys.noise, (), mean, **whose)
+        mean, _ = mech.release_sum(chain, keys.noise, (), mean, **of_client)
         return pytrees.scale(rate_sum, mean), client_state, diagnostics
     dtypes = pytrees.dtypes_of(mean)
-    mean, num_nonfinite = mech.release_one(chain, keys.noise, mean, **whose)
+    mean, num_nonfinite = mech.release_one(chain, keys.noise, mean, **of_client)
     return (
         pytrees.cast_to(pytrees.scale(rate_sum, mean), dtypes),
         client_state,
@@ -100,36 +105,39 @@ def output_perturbation(
     mu: Annotated[Number | None, PYTHON_ONLY] = None,
     smoothness: Annotated[float | None, PYTHON_ONLY] = None,
 ) -> Algorithm:
-    """Return FedAvg whose clients clip each minibatch gradient and add noise once, to the uploaded
-    model.
+    """Return FedAvg whose clients add noise once per round, to their trained model.
+
+    By default the gradient of every local step is clipped, which is valid for any loss. Replacing
+    one row may change all gradients of a round, each by up to 2 G for the clip norm G, so the noise
+    in the model has standard deviation z * 2 G * (sum of learning rates).
+
+    For convex and smooth losses much less noise is enough (`smoothness`): steps with lr <= 2 /
+    smoothness do not increase the distance between two models, so a row that one batch of a round
+    uses changes the model by at most 2 L lr / batch, where L bounds the gradient of each example.
+    Steps are then not clipped.
 
     Args:
         grad: jfl.grad(loss), or a private_grad without noise, which clips the gradient of each
             example.
-        mechanism: chain(clip_l2(G), total(), gaussian(z)), for the mean gradient of a round. Its
-            clip norm also clips each step. Changing one row may change all gradients of the round,
-            each by up to 2 G, so the noise in the model has standard deviation z * 2 G * (sum of
-            learning rates).
+        mechanism: chain(clip_l2(G), total(), gaussian(z)), which releases the mean gradient of a
+            round. Its clip norm also clips each step.
         clip_steps: "all", or "last" for the algorithm as printed, which clips only the last step
-            and proves nothing.
-        mu: weight of a proximal term, as in FedProx. It does not read rows, and for lr * mu <= 1 it
-            only shortens the difference.
-        smoothness: an upper bound of the smoothness (largest eigenvalue of the Hessian) of the loss
-            of every example, if all these losses are convex and have gradients of norm at most L.
-            Then much less noise suffices: steps with lr <= 2 / smoothness do not move models apart,
-            so a row that is used by one batch of a round moves the model by at most 2 L lr / batch.
-            No step is clipped. It requires mechanism = chain(bounded(L / (steps * batch),
-            "contraction"), total(), gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a
-            grad without l2, loss and parameters in float32, and steps * batch rows per client. jfl
-            cannot verify L and smoothness, so the guarantee is "conditional". None clips every
-            step, which is valid for any loss.
+            and has no guarantee.
+        mu: weight of a proximal term, as in FedProx; None means no such term. It does not read
+            rows, and for lr * mu <= 1 it only shortens the difference.
+        smoothness: an upper bound on the smoothness (largest eigenvalue of the Hessian) of the loss
+            of every example. All these losses must be convex, and their gradients must have a norm
+            of at most L. It requires mechanism = chain(bounded(L / (steps * batch), "contraction"),
+            total(), gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a grad without
+            l2, loss and parameters in float32, and steps * batch rows per client. jfl cannot verify
+            L and smoothness, so the guarantee is "conditional". None clips every step.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     Privacy:
-        Each participation is one release, for examples under replace_one. The only gain from
-        sampling is that the release does not depend on rows that no batch of the round draws.
+        Each participation is one release, for examples under replace_one. Sampling helps only in
+        one way: a release does not depend on rows that no batch of the round draws.
 
     References:
         Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step. For
@@ -171,7 +179,7 @@ def output_perturbation(
 
 
 def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
-    """Return whether the noise relies on contracting steps; if so, check what contraction needs."""
+    """Return whether the noise relies on steps that contract, after checking their conditions."""
     declared = any(s.declared == "contraction" for s in mechanism.stages)
     if declared != (smoothness is not None):
         checks.fail(
@@ -210,12 +218,12 @@ def _contracts(grad, mechanism, lr, batch, mu, smoothness) -> bool:
             kind,
             f"Rounding to {kind} makes the loss non-smooth.",
         )
-    changed = {"l2": getattr(grad, "l2", None), "mechanism": getattr(grad, "mechanism", None)}
-    if given := [name for name, value in (changed | {"mu": mu}).items() if value is not None]:
+    terms = dict(l2=getattr(grad, "l2", None), mechanism=getattr(grad, "mechanism", None), mu=mu)
+    if present := [name for name, value in terms.items() if value is not None]:
         checks.fail(
             WHERE,
             "a plain gradient when smoothness is given",
-            f"one with {' and '.join(given)}",
+            f"one with {' and '.join(present)}",
             "Add these terms to the loss, and include them in smoothness and the bound.",
         )
     return True

@@ -1,4 +1,6 @@
-"""PADPFL: FedProx with clipped models and impact factors. With equal factors it is NbAFL.
+"""PADPFL: FedProx with clipped models and weights of clients ("impact factors").
+
+With equal weights it is NbAFL.
 
 References:
     Talaei, Izadi, 2024 (PADPFL). Wei et al., "Federated learning with differential privacy:
@@ -55,9 +57,10 @@ def _client(context, keys, server, client_state, rows, *, work, mu, mechanism, m
 
 
 def _inexactness(grad, context, start, trained, rows, mu):
-    """Return the norm of the proximal problem's gradient at the end, relative to the start.
+    """Return the inexactness of a solve, Float[].
 
-    Gradients are over all rows of the client.
+    It is the norm of the gradient of loss + (mu / 2) ||w - start||^2 at `trained`, divided by that
+    at `start`. The loss is the mean over all rows of the client.
     """
     slots = jnp.arange(rows.index.shape[0])
     all_rows = gather(rows, slots, slots < rows.size)
@@ -90,30 +93,29 @@ def padpfl(
 ) -> Algorithm:
     """Return PADPFL: clients approximately minimize loss + (mu / 2) ||w - w_server||^2.
 
-    The server takes the weighted mean of their models. The impact factors are the `weights` of
-    `jfl.plan`: fixed, from `jfl.sampling.weights.impact`, or a function of the round. All clients
-    participate (`sampling.full`). Noise as in the paper, on a clipped upload and on the broadcast
-    model, is
+    The new model is the weighted mean of their models. The weights, which the paper calls impact
+    factors, are the `weights` of `jfl.plan`: fixed, for example from `jfl.sampling.weights.impact`,
+    or a function of the round. All clients participate (`sampling.full`). The paper adds noise to
+    clipped uploads and to the broadcast model:
 
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
-    `run.client_states`, [C], holds the inexactness of each client's last solve: a measurement,
-    which no guarantee covers. `output_perturbation(..., mu=mu)` derives the sensitivity from
-    clipped steps instead.
+    `run.client_states`, [C], contains the inexactness of each client's last solve: the norm of the
+    gradient of its problem at the end, divided by that at the start. No guarantee covers it.
 
     Args:
         grad: gradient of the loss without the proximal term, as in `fedavg`.
         mu: weight of the proximal term.
         upload: "model" or "difference", the quantity that a client clips and uploads. The paper
-            prints "model"; a "difference" permits a much smaller clip norm, and so useful noise.
-        mechanism: instead of a noisy upload, a chain inside the client, for its examples:
-            chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), with s from
-            `experiments.papers.talaei2024.claims.client_sensitivity`. s is the effect of replacing
-            a row, and replace_one doubles a bound. The guarantee is conditional on convex Lipschitz
-            losses.
-        inexactness: the required accuracy of a solve, in (0, 1]. A less accurate solve counts as an
-            overflow in Health, which stops the run; then use more steps or a larger lr.
+            prints "model". A "difference" allows a much smaller clip norm, and so less noise.
+        mechanism: a chain that a client applies to its trained model, instead of a noisy upload:
+            chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), with the sensitivity s of
+            `experiments.papers.talaei2024.claims.client_sensitivity`; replace_one doubles a bound.
+            The guarantee is for examples, and conditional on convex Lipschitz losses.
+            `output_perturbation(..., mu=mu)` derives the sensitivity from clipped steps instead.
+        inexactness: the largest inexactness of a solve, in (0, 1]. A less accurate solve counts as
+            an overflow in Health, which stops the run; then use more steps or a larger lr.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.

@@ -52,19 +52,18 @@ def pfedme(
     steps: int = 10,
     **fedavg_options,
 ) -> Algorithm:
-    """Return pFedMe: clients alternate between a personal model v and their copy w of the shared
-    model.
+    """Return pFedMe: clients train a personal model v and their copy w of the shared model in turn.
 
-    The personal model approximately minimizes loss + (pull / 2) ||v - w||^2, and then w takes a
-    step towards it. Clients are evaluated with their personal models, which are in
+    In each local step, v approximately minimizes loss + (pull / 2) ||v - w||^2, and then w takes a
+    step towards v. Clients are evaluated with their personal models, which are in
     `run.client_states`, [C, ...].
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        pull: lambda, the weight of the distance between v and w.
-        outer_lr: eta, the learning rate of w.
-        inner_steps: K, the number of steps of v, with learning rate `lr`, per step of w.
-        steps: R, the number of steps of w.
+        pull: weight of the distance between v and w, lambda in the paper.
+        outer_lr: learning rate of w, eta in the paper.
+        inner_steps: number of steps of v, with learning rate `lr`, per step of w; K in the paper.
+        steps: number of steps of w, R in the paper.
 
     Other Parameters:
         fedavg_options: as in `fedavg`; server_lr is the beta of the paper.

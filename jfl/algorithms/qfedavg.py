@@ -18,7 +18,8 @@ from ..gradients.per_example import grad as plain_grad
 from .base import Number, scalars, traits, variant
 from .fedavg import fedavg
 
-# The server divides by the released weight, or by this if noise made it smaller.
+# The server divides by the released weight. If noise made the weight smaller than this number, it
+# divides by this number.
 MIN_WEIGHT = 1e-3
 
 
@@ -52,7 +53,7 @@ def _client(context, keys, server, client_state, rows, *, work, measure, q):
     lipschitz = work.steps / rate_sum
     weight = loss**q + q * loss ** (q - 1) * lipschitz * jnp.square(pytrees.norm(diff))
     payload = Payload(pytrees.scale(loss**q, diff), weight)
-    return payload, client_state, local.both(of_steps, of_loss)
+    return payload, client_state, local.add_counts(of_steps, of_loss)
 
 
 @named("qfedavg.server")
@@ -70,17 +71,17 @@ def qfedavg(
     loss_mechanism: Annotated[Mechanism | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """Return q-FedAvg, which minimizes sum F_i^(q + 1) / (q + 1): a larger q makes client losses
-    more equal.
+    """Return q-FedAvg, which gives clients with larger losses more weight.
 
-    The weight of a client depends on its loss on one more batch, at the server's model.
+    It minimizes the sum of F_i^(q + 1) / (q + 1), where F_i is the loss of client i. The weight of
+    a client depends on its loss at the server's model, which is measured on a separate batch.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        q: fairness, at least 0; 0 is `fedavg`.
-        loss_mechanism: a chain that releases a client's mean loss, chain(clip_l2(max_loss),
-            total(), gaussian(z), divide(batch)); a larger loss counts as max_loss. Required if
-            `grad` is private.
+        q: exponent >= 0. A larger q makes the losses of clients more equal; 0 is `fedavg`.
+        loss_mechanism: a chain that releases a client's mean loss, such as chain(clip_l2(max_loss),
+            total(), gaussian(z), divide(batch)), in which a larger loss counts as max_loss. It is
+            required if `grad` is private.
 
     Privacy:
         Each participation releases `steps` noisy gradients and one noisy loss. With client-level

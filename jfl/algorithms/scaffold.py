@@ -86,7 +86,7 @@ def _server(context, server, release, *, step, scale, warm):
 @named("scaffold.rates")
 def _rate_sum(round_, *, lr, steps):
     """Return the sum of the learning rates of a round's local steps."""
-    return local.rates(lr, round_ * steps, steps)
+    return local.sum_of_rates(lr, round_ * steps, steps)
 
 
 @traits(payload_models=2)  # an upload is as large as two models
@@ -101,13 +101,13 @@ def scaffold(
     server_optimizer: Optimizer = optax.sgd,
     warm_rounds: Number | None = None,
 ) -> Algorithm:
-    """Return SCAFFOLD: local steps follow gradient + c - c_i.
+    """Return SCAFFOLD: local steps of client i follow gradient + c - c_i.
 
-    Control variates c_i (of client i) and c (their mean) correct local steps for the differences
-    between clients. They are added after clipping and noise, so a private gradient keeps its
-    guarantee. After a round, a client's c_i is the mean of its (noisy) gradients. With uniform
-    weights, no repeated clients in a cohort, and no clip or noise on the release, c remains the
-    mean of all c_i.
+    The control variates c_i of the clients and c, their mean on the server, correct local steps for
+    the differences between clients. They are added after clipping and noise, so a private gradient
+    keeps its guarantee. After a round, a client's c_i is the mean of its (noisy) gradients. c
+    remains exactly the mean of all c_i if weights are uniform, no client occurs twice in a cohort,
+    and the release neither clips nor adds noise.
 
     A client uploads its model difference and the change of its c_i multiplied by K lr, where K is
     the number of local steps. A client-level clip covers both together.
@@ -140,7 +140,7 @@ def scaffold(
         lr=lr,
         steps=steps,
         optimizer=optimizer,
-        default_lr=None,  # a ready transformation would hide the learning rate from _rate_sum
+        default_lr=None,  # _rate_sum needs `lr`, also if the optimizer is a transformation
     )
     server_side = dict(
         step=local.server_step(server_lr, server_optimizer),

@@ -14,7 +14,7 @@ from ..core.records import Guarantee, Plan
 from ..engine import devices
 from ..privacy import guarantees
 from ..privacy.accountants import rdp
-from ..privacy.guarantees import choose, entries_of
+from ..privacy.guarantees import choose
 from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.entry import Entry
 from . import canaries as worst_case
@@ -23,8 +23,8 @@ from .estimators import counts, one_run, two_samples
 from .trials import open_store, run_trials, watch_once
 
 WORST = "worst case"
-LEARN_FRACTION = 0.3  # fraction of the trials that choose the score and its threshold
-MIN_LEARNING_TRIALS = 100  # minimum number of those trials, for each side
+LEARN_FRACTION = 0.3  # of the trials, which choose the score and its threshold
+MIN_LEARNING_TRIALS = 100  # of each side
 
 
 class AuditReport(NamedTuple):
@@ -219,7 +219,7 @@ def audit(
     if canary == WORST and sees != "releases":
         expected, hint = f'sees="releases" for canary="{WORST}"', 'Use canary="direction".'
         checks.fail(where, expected, f"sees={sees!r}", hint)
-    entry = _attacked_entry(where, plan, rounds, delta, unit, view, adjacency)
+    entry = _attacked_entry(where, plan, rounds, unit, view, adjacency)
     if canary == WORST:
         made = worst_case.experiment(plan, entry, rounds)
     else:
@@ -306,7 +306,7 @@ def audit_one_run(
     level = dict(delta=delta, confidence=confidence)
     most = one_run.one_run(canaries, canaries, canaries, **level).epsilon
     _check_shown(where, most, f"canaries={canaries}", claimed, "Use more canaries.")
-    entry = _attacked_entry(where, plan, rounds, delta, unit, view, adjacency)
+    entry = _attacked_entry(where, plan, rounds, unit, view, adjacency)
     made = trainings.training(plan, entry, rounds, canary, sees, canaries)
     draw = np.random.default_rng([seed, 1])
     coins = one_run_scores.learning_coins(draw, learning_runs, canaries)
@@ -345,21 +345,19 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
         9.84
     """
     judged = trials - int(LEARN_FRACTION * trials)
-    # One threshold has two error rates, so each bound gets half of 1 - confidence.
+    # one threshold, two rates
     rate = float(counts.clopper_pearson_upper(0, judged, (1 - confidence) / 2))
     left = 1 - rate - delta
     return math.log(left / rate) if left > rate else 0.0
 
 
-def _attacked_entry(
-    where: str, plan: Plan, rounds: int, delta: float, unit, view, adjacency
-) -> Entry:
+def _attacked_entry(where: str, plan: Plan, rounds: int, unit, view, adjacency) -> Entry:
     """Return the ledger entry whose privacy is attacked.
 
     Raises:
         NotAnalysable: For a plan without noise.
     """
-    entries = entries_of(plan, rounds, delta)
+    entries = ledger.entries(plan, rounds)
     if not entries:
         checks.fail(
             where,
@@ -395,7 +393,6 @@ def _check_shown(where, most, numbers, claimed, hint):
 
 
 def _whose(entry: Entry) -> dict:
-    """Return the unit, view and adjacency of an entry."""
     return dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
 
 

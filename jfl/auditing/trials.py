@@ -1,5 +1,5 @@
-"""Many runs of a plan as one program, with an adversary's observations and a file that keeps
-them."""
+"""Many runs of a plan as one program, what an adversary observes of each, and a file that keeps the
+observations."""
 
 import base64
 import functools
@@ -21,12 +21,12 @@ from ..core.records import Plan
 from ..engine import devices
 from ..engine.round import init
 from ..engine.simulate import scan
-from ..engine.sweep import FULL, device_memory
+from ..engine.sweep import COMPILED_MEMORY_FRACTION, device_memory
 from ..gradients.per_example import Grad
 from .canaries import Experiment
 from .watching import WatchedClient
 
-MAX_BLOCK = 4096  # number of trials that run at once on a device; more are not faster
+MAX_BLOCK = 4096  # trials at once on a device; more are not faster
 CPU_MEMORY = 2**30  # bytes for the trials that run at once on a CPU
 
 
@@ -61,7 +61,7 @@ def run_trials(
     if sum(done) < 2 * trials:
         keys = jax.random.split(jax.random.key(seed), (2, trials))
         mesh = devices.devices(mesh)
-        memory = memory or device_memory(FULL) or CPU_MEMORY
+        memory = memory or device_memory(COMPILED_MEMORY_FRACTION) or CPU_MEMORY
         block = _block_size(made.inside, rounds, trials, memory, 1 if mesh is None else mesh.size)
         for side, plan in enumerate((made.inside, made.outside)):
             for found in _run_blocks(keys[side], plan, rounds, block, mesh, done[side]):
@@ -148,7 +148,6 @@ def watch_once(key: jax.Array, plan: Plan, rounds: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _watch_once(key, plan, rounds):
-    """Run `watch` as one compiled program."""
     return watch(key, plan, rounds)
 
 
@@ -172,7 +171,6 @@ def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array
 
 
 def _refuse_not_finite(bad, runs):
-    """Raise a HealthError if any run had a value that is not finite."""
     if bad:
         raise HealthError(
             "jfl.audit: expected runs that stay finite, but got a number that is not finite in "

@@ -1,5 +1,4 @@
-"""The base of all other packages: records, pytrees, checks, random streams, and the identity of a
-plan."""
+"""The base of all other packages: records, checks, random streams and identities of plans."""
 
 from .lazy import submodules as _submodules
 

@@ -28,12 +28,12 @@ def fail(
     hint: str = "",
     error: type[Exception] = ArgumentError,
 ) -> NoReturn:
-    """Reject an argument.
+    """Reject an argument, with the message "where: expected ..., but got .... hint".
 
     Args:
         where: the function that was called.
-        expected: a noun phrase.
-        actual: what was passed, described as `expected` is.
+        expected: what was expected, a noun phrase.
+        actual: what was passed instead, in the same form.
         hint: what to do, in one sentence; a reason may follow.
         error: the class of `core.errors` to raise.
     """
@@ -41,7 +41,7 @@ def fail(
 
 
 def short_repr(value: object) -> str:
-    """Return a repr of at most 200 characters; never raises."""
+    """Return the repr of a value, cut to 200 characters; never raise."""
     try:
         text = repr(value)
     except Exception:  # a user's class, or an integer with more digits than Python prints
@@ -50,7 +50,7 @@ def short_repr(value: object) -> str:
 
 
 def describe_error(error: BaseException | None) -> str:
-    """Return the type and the message of an exception that jfl did not raise."""
+    """Return the type and the first 200 characters of the message of an exception."""
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
@@ -58,12 +58,19 @@ def describe_error(error: BaseException | None) -> str:
 
 
 def is_concrete(value: Any) -> bool:
-    """Return whether no leaf is traced.  Traced values are judged by `Health` instead."""
+    """Return whether no leaf of a pytree is traced."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
 def as_array(where: str, name: str, value: Any, hint: str = "") -> np.ndarray:
-    """Convert `value` to a NumPy array; reject ragged lists and keys, which have none."""
+    """Convert `value` to a NumPy array; reject values for which this fails, such as ragged lists.
+
+    Args:
+        where: the function that was called.
+        name: the name of the argument.
+        value: the argument.
+        hint: what to do, as in `fail`.
+    """
     try:
         return np.asarray(value)
     except Exception as error:  # NumPy, JAX and array-like classes raise no common error
@@ -83,13 +90,14 @@ def _require(
     single: bool,
     values: dict[str, Any],
 ) -> None:
+    """Reject concrete values for which `holds` is False anywhere; traced values pass."""
     for name, value in values.items():
         if not is_concrete(value):
             continue
         array = as_array(where, name, value, hint)
         if single and array.ndim:
             fail(where, f"a single number {name} {expected}", f"{name}={short_repr(value)}", hint)
-        # programs compute in float32, in which 1e-60 would be no noise at all
+        # Programs compute in float32, in which a noise level of 1e-60 is 0.
         if array.dtype.kind not in "iuf" or not np.all(holds(_float32(array))):
             fail(where, f"{name} {expected}", f"{name}={short_repr(value)}", hint)
 
@@ -130,19 +138,19 @@ def require_integer(
 
 
 def require_seed(where: str, **values: Any) -> None:
-    """Reject seeds that jax.random.key would cut to 32 bits: two of them would be one run."""
+    """Reject seeds of more than 32 bits, which jax.random.key would truncate to another seed."""
     require_integer(where, "A seed has 32 bits.", min_value=0, max_value=2**32 - 1, **values)
 
 
 def as_bytes(where: str, value: Any) -> float:
-    """Convert a limit of memory to a number of bytes; infinity becomes 2^100."""
+    """Check a memory limit in bytes, and return it as a float; infinity becomes 2^100."""
     value = 2.0**100 if isinstance(value, float) and value == np.inf else value
     require_positive(where, single=True, memory=value)
     return float(value)
 
 
 def as_scalar(value: ArrayLike) -> jax.Array | np.ndarray:
-    """Convert a hyperparameter to a leaf: float32 on the host; JAX arrays stay unchanged."""
+    """Convert a number to a float32 NumPy scalar; JAX arrays stay unchanged."""
     if np.ndim(value):
         fail(
             "hyperparameter",
@@ -161,9 +169,9 @@ def as_scalar(value: ArrayLike) -> jax.Array | np.ndarray:
 def require_one_of(where: str, options: Collection[Any], **values: Any) -> None:
     """Reject values that are not among `options`."""
     for name, value in values.items():
-        # `in` compares, and the comparison of an array is not a bool
-        plain = isinstance(value, (str, numbers.Number, np.bool_, type(None)))
-        if not plain or value not in options:
+        # Do not compare arrays, for which `in` fails.
+        is_plain = isinstance(value, (str, numbers.Number, np.bool_, type(None)))
+        if not is_plain or value not in options:
             expected = f"{name} to be one of {', '.join(map(repr, options))}"
             fail(where, expected, f"{name}={short_repr(value)}")
 
@@ -176,7 +184,7 @@ def require_type(where: str, wanted: type, make: str, **values: object) -> None:
 
 
 def require_device_rows(where: str, fed: Any) -> None:
-    """Reject a population, whose rows stay on the host, and what is not a Federation."""
+    """Require a Federation whose rows are on the device; reject a population."""
     if not hasattr(fed, "host"):
         fail(where, "fed of jfl.federate, a Federation", f"fed={short_repr(fed)}")
     if fed.host is not None:
@@ -190,7 +198,14 @@ def require_device_rows(where: str, fed: Any) -> None:
 
 
 def require_gradient(where: str, loss: Callable[..., Any], params: Any, *row: Any) -> None:
-    """Reject a loss that has no gradient at these params and this row; it is only traced."""
+    """Trace the gradient of a loss, and reject a loss that has none.
+
+    Args:
+        where: the function that was called.
+        loss: a function (params, *row) -> scalar.
+        params: a pytree of floats.
+        *row: the further arguments of the loss, such as x and y.
+    """
     try:
         gradient = jax.eval_shape(jax.grad(loss), params, *row)
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(gradient)}
@@ -208,7 +223,7 @@ def require_gradient(where: str, loss: Callable[..., Any], params: Any, *row: An
 
 
 def as_tuple(where: str, **values: Any) -> tuple[Any, ...]:
-    """Convert a list, a tuple or a one-dimensional array to a tuple."""
+    """Convert a list, a tuple or a one-dimensional array, given as name=value, to a tuple."""
     ((name, value),) = values.items()
     if not (isinstance(value, (list, tuple)) or isinstance(value, np.ndarray) and value.ndim == 1):
         fail(where, f"{name}, a list", f"{name}={short_repr(value)}")
@@ -216,7 +231,7 @@ def as_tuple(where: str, **values: Any) -> tuple[Any, ...]:
 
 
 def as_key(where: str, value: Any) -> jax.Array:
-    """Convert `value` to one typed key; a raw uint32 key is wrapped."""
+    """Convert `value` to one typed key of JAX; a raw uint32 key is wrapped."""
     try:
         typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         found = value if typed else jax.random.wrap_key_data(value)

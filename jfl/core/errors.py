@@ -8,19 +8,19 @@ class ArgumentError(ValueError):
 
 
 class NotAnalysable(ArgumentError):
-    """A plan that no theorem known to jfl covers under this view, so that nothing is proved."""
+    """A plan for which jfl knows no theorem under the requested unit, adjacency and view."""
 
 
 class DataUnavailable(ArgumentError):
-    """A dataset, a file or a column that is not on this machine."""
+    """A dataset or a file that is not on this machine, or cannot be read."""
 
 
 class ResumeRefused(ArgumentError):
-    """A directory with another run than the requested one; the message says what differs."""
+    """A directory that contains a different run; the message says what differs."""
 
 
 class HealthError(RuntimeError):
-    """A run that must not be trusted.
+    """A run whose result must not be trusted, because a Health count is positive.
 
     Attributes:
         run: the state of the run, or the Sweep of a sweep.

@@ -1,8 +1,8 @@
 """Files that survive a crash: atomic replacement, and a store of JSON records.
 
-A `ResultStore` is a file to which lines are only added.  Each line is the JSON of one record and
-ends with its digest, and it is on the disk before the record is returned to anybody.  A process
-that is killed therefore loses at most the line that it was writing, which is computed again.
+A `ResultStore` is a file to which lines are only appended.  Each line is one record as JSON, with a
+digest.  A record is on the disk before it is returned.  A process that is killed therefore loses at
+most the record that it was writing, which is computed again.
 """
 
 import contextlib
@@ -60,13 +60,13 @@ def write(path: str | Path, content: str | Iterable[Any]) -> None:
 
 
 def temporary(path: str | Path) -> bool:
-    """Return whether a file was left behind by a process that was killed during `write`."""
+    """Return whether a file is a temporary file of `write`, left by a process that was killed."""
     return bool(TEMPORARY.fullmatch(Path(path).name))
 
 
 @functools.cache
 def source() -> str:
-    """Return a hash of jfl's code, which changes in a working copy while the version does not."""
+    """Return a hash of jfl's code, which in a working copy changes without the version."""
     package = Path(__file__).parents[1]
     kernels = Path(str(importlib.import_module("jfl.kernels").__file__)).parent
     parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
@@ -77,7 +77,7 @@ def source() -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as JSON can hold it: NaN and infinity become None."""
+    """Convert a value to types of JSON; NaN and infinity become None."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -91,7 +91,7 @@ def plain(value: Any) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Return the value as a JSON file gives it back."""
+    """Return the value that results from writing a value to a JSON file and reading it."""
     return json.loads(json.dumps(plain(value)))
 
 
@@ -101,20 +101,20 @@ def digest_of(record: dict[str, Any]) -> str:
 
 
 class ResultStore:
-    """Records by key in a file; of two records with the same key, the later one counts.
+    """A file of records with keys; of two records with the same key, the later one counts.
 
-    An incomplete last line is ignored, and removed from the file before the next line is added.
-    Lines that another process added in the meantime are kept.
+    An incomplete last line is ignored, and removed from the file before the next line is appended.
+    Lines that another process appended in the meantime are kept.
 
     Args:
         path: the file, which need not exist.
-        key: the key of a record.
-        fields: the fields that every record has; only these are kept in memory.  None keeps all.
-        head: the fields of the first line, which describes all records.  None means a file without
-            such a line.
-        signed: reject lines without a digest.
-        line: the name of a line in messages.
-        remedy: what to do about a damaged line.
+        key: a function that returns the key of a record.
+        fields: the fields of a record to keep in memory.  None keeps all.
+        head: the fields of the first line, which describes all records.  None means that the first
+            line is a record, too.
+        signed: whether to reject lines without a digest.
+        line: what a line is called in messages.
+        remedy: what to do about a damaged line, for messages.
 
     Attributes:
         records: the records by key.
@@ -158,13 +158,13 @@ class ResultStore:
         self._add([as_json(record) for record in records])
 
     def get(self, key: Hashable, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the record of a key, and compute and store it first if it is missing."""
+        """Return the record of a key; if it is missing, compute and store it first."""
         if key not in self.records:
             self.put([compute() | dict(key=key)])
         return self.records[key]
 
     def _read(self, content: bytes) -> None:
-        """Read the complete lines of further content of the file."""
+        """Read the complete lines in the next part of the file."""
         whole, end, _ = content.rpartition(b"\n")
         for line in whole.split(b"\n") if end else ():
             self._count += 1
@@ -180,7 +180,7 @@ class ResultStore:
         self._size += len(whole + end)
 
     def _verified(self, record: Any) -> dict[str, Any]:
-        """Return the record of a line without its digest."""
+        """Check the digest of a line, and return its record without it."""
         if not isinstance(record, dict):
             raise TypeError(f"{type(record).__name__} instead of an object")
         digest = record.pop("digest", None)
@@ -191,6 +191,7 @@ class ResultStore:
         return record
 
     def _keep(self, record: dict[str, Any]) -> None:
+        """Keep a record in memory, or the head if there is none yet."""
         if self._head_fields is not None and self.head is None:
             self.head = {k: record[k] for k in self._head_fields}
             return
@@ -198,6 +199,7 @@ class ResultStore:
         self.records[key] = {k: record[k] for k in self._fields} if self._fields else record
 
     def _add(self, records: list[dict[str, Any]]) -> None:
+        """Append records to the file, after reading what other processes have appended."""
         lines = "".join(
             json.dumps(r | dict(digest=digest_of(r)), ensure_ascii=False) + "\n" for r in records
         ).encode()

@@ -1,6 +1,7 @@
-"""Hashes of 128 bits that distinguish plans and data, not secure against forgery.
+"""Hashes of 128 bits, four words UInt32[4], that distinguish plans and data.
 
-Numbers have the same hash on the host (NumPy) and inside a program (jax.numpy).
+Numbers have the same hash on the host (NumPy) and inside a program (jax.numpy).  The hashes are not
+secure against somebody who looks for collisions.
 """
 
 import hashlib
@@ -18,12 +19,14 @@ from .pytrees import Words
 
 NUM_WORDS = 4
 SALTS = (0x2545F491, 0x1B873593, 0xC2B2AE3D, 0x27D4EB2F)
-HASH_BLOCK_SIZE = 2**16  # numbers that NumPy hashes at once, which stay in the cache
-MAX_BATCHED_COPY_SIZE = 2**10  # numbers of an array that is hashed jointly with others
+# Numbers that NumPy hashes at a time, so that they stay in the processor's cache.
+HASH_BLOCK_SIZE = 2**16
+# Arrays with at most this many numbers are hashed together in one call.
+MAX_JOINT_SIZE = 2**10
 
 
 def scramble(x: Words) -> Words:
-    """Scramble uint32 by a bijection, the finaliser of MurmurHash3."""
+    """Apply a bijection that mixes the bits of each uint32, the finaliser of MurmurHash3."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
@@ -48,7 +51,7 @@ def hash_text(text: str) -> np.ndarray:
 
 
 def hash_int(value: Any) -> Words:
-    """Return UInt32[4] that depend on one integer, such as a round."""
+    """Return UInt32[4], the hash of an integer, such as the number of a round."""
     xp = jnp if isinstance(value, jax.Array) else np
     return xp.broadcast_to(xp.asarray(value).astype(np.uint32), (NUM_WORDS,)) ^ np.array(
         SALTS, np.uint32
@@ -59,7 +62,7 @@ def hash_int(value: Any) -> Words:
 
 
 def raw(x: Any) -> Any:
-    """Return the bits of an array as UInt32[n]; -0 counts as 0."""
+    """Return the bits of an array as UInt32[n]; -0 has the bits of 0."""
     xp = jnp if isinstance(x, jax.Array) else np
     x = x if xp is jnp else np.asarray(x)
     if xp is jnp and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -86,7 +89,12 @@ def raw(x: Any) -> Any:
 
 
 def _sums(words: Words, places: Words) -> Words:
-    """Return UInt32[4] that numbers at their places add to a hash, in any order of summation."""
+    """Return UInt32[4], the sum of hashes of numbers and their places, which has no order.
+
+    Args:
+        words: UInt32[n], the bits of numbers.
+        places: UInt32[n], the position of each of them in a list of arrays.
+    """
     xp, place = jnp if isinstance(words, jax.Array) else np, scramble(places)
     return xp.stack(
         [scramble(scramble(words + np.uint32(s)) ^ place).sum(dtype=np.uint32) for s in SALTS]
@@ -96,17 +104,15 @@ def _sums(words: Words, places: Words) -> Words:
 def hash_arrays(arrays: Iterable[Any]) -> Words:
     """Return UInt32[4], the hash of the numbers in a list of arrays.
 
-    Concrete arrays are hashed on the host, and traced ones in the program.  Shapes and types do not
-    count; a caller that needs them hashes a description as well.
+    Concrete arrays are hashed on the host, and traced ones in the program.  The hash does not
+    depend on shapes and dtypes; a caller that needs them also hashes a description.
     """
     total, first, small = np.zeros(NUM_WORDS, np.uint32), 0, {True: [], False: []}
     for x in arrays:
         traced = isinstance(x, jax.core.Tracer)
         words = raw(x) if traced else raw(on_host(x))
         start, first = np.uint32(first % 2**32), first + words.size
-        if words.size <= MAX_BATCHED_COPY_SIZE and (
-            not traced or jax.typeof(x).sharding.mesh.empty
-        ):
+        if words.size <= MAX_JOINT_SIZE and (not traced or jax.typeof(x).sharding.mesh.empty):
             small[traced].append((words, np.arange(words.size, dtype=np.uint32) + start))
         elif traced:
             total = total + _sums(words, jax.lax.iota(jnp.uint32, words.size) + start)
@@ -116,7 +122,7 @@ def hash_arrays(arrays: Iterable[Any]) -> Words:
                 total = total + _sums(
                     part, np.arange(begin, begin + part.size, dtype=np.uint32) + start
                 )
-    for traced, parts in small.items():  # jointly, since a plan holds dozens of single numbers
+    for traced, parts in small.items():  # in one call, since a plan has dozens of single numbers
         if parts:
             words, places = zip(*parts)
             total = total + _sums(
@@ -126,7 +132,7 @@ def hash_arrays(arrays: Iterable[Any]) -> Words:
 
 
 def on_host(x: Any) -> np.ndarray:
-    """Return an array as a NumPy array, and a key as its data."""
+    """Return an array as a NumPy array, and the words of a key."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         with jax.ensure_compile_time_eval():
             return np.asarray(jax.random.key_data(x))
@@ -135,14 +141,14 @@ def on_host(x: Any) -> np.ndarray:
 
 # --- data
 
-# id of an array -> a weak reference to it, the sha256 of its bytes once it is known
+# id of an array -> [a weak reference to it, the sha256 of its bytes or None]
 _immutable: dict[int, list[Any]] = {}
 
 
 def mark_immutable(x: jax.Array) -> jax.Array:
-    """Declare that nobody else holds the memory of a JAX array, so that its digest is kept.
+    """Declare that nothing can change the memory of a JAX array, so that its digest can be kept.
 
-    An array that shares memory with NumPy (device_put, dlpack) may change, and must not be passed.
+    Do not pass an array that shares memory with NumPy (device_put, dlpack), which could change it.
 
     Returns:
         x, unchanged.
@@ -166,7 +172,7 @@ def is_immutable(x: object) -> bool:
 
 
 def digest(x: jax.Array | np.ndarray) -> bytes:
-    """Return the sha256 of the bytes of an array, computed once for an array that jfl owns."""
+    """Return the sha256 of the bytes of an array; that of an immutable array is computed once."""
     known: list[Any] = _immutable[id(x)] if is_immutable(x) else [None, None]
     if known[1] is None:
         known[1] = hashlib.sha256(_bytes(x)).digest()
@@ -177,48 +183,62 @@ def _bytes(x: Any) -> memoryview:
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
 
 
-class Rows:
-    """The identity of data that arrive in blocks: rows, labels, and the rows of each client."""
+class RowHasher:
+    """A hash of data that arrive in blocks: rows, labels, and the rows of each client.
+
+    The result equals that of `hash_rows` for the same data.
+    """
 
     def __init__(self) -> None:
         self.x, self.y, self.owners = (hashlib.sha256() for _ in range(3))
         self.kind = ""
 
-    def add(self, x: np.ndarray, y: np.ndarray) -> None:
+    def add_rows(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Add the next rows and labels."""
         self.x.update(_bytes(x))
         self.y.update(_bytes(y))
         self.kind = _kind(x, y)
 
-    def own(self, rows: ArrayLike) -> None:
+    def add_owned_rows(self, rows: ArrayLike) -> None:
         """Add the row numbers of the next clients."""
         self.owners.update(_bytes(np.asarray(rows, np.int32)))
 
     def words(self, sizes: ArrayLike) -> np.ndarray:
-        return _data((self.x.digest(), self.y.digest(), self.owners.digest()), sizes, self.kind)
+        """Return UInt32[4], given the number of rows of each client."""
+        return _combine_digests(
+            (self.x.digest(), self.y.digest(), self.owners.digest()), sizes, self.kind
+        )
 
 
 def hash_rows(x: Any, y: Any, index: Any, size: Any) -> Words:
-    """Return UInt32[4], the hash of rows and of their owners; padding of `index` does not count.
+    """Return UInt32[4], the hash of the rows of a federation and of their owners.
 
-    Traced arrays are hashed in the program, to other words than the same values on the host.
+    The padding of `index` does not count.  Traced arrays are hashed in the program, and have
+    another hash than the same values on the host.
+
+    Args:
+        x: [n, ...].
+        y: [n].
+        index: Int[C, N], the rows of each client.
+        size: Int[C], the number of rows of each client.
     """
     if any(isinstance(v, jax.core.Tracer) for v in (x, y, index, size)):
         x, y, index, size = map(jnp.asarray, (x, y, index, size))
-        there = jax.lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1) < size[..., None]
-        return hash_arrays([x, y, jnp.where(there, index, 0), size])
-    host, sizes = np.asarray(index), np.asarray(size)
-    if host.shape[:-1] == sizes.shape:  # otherwise nothing can be trained on it
-        host = host[np.arange(host.shape[-1]) < sizes[..., None]]
-    owners = hashlib.sha256(_bytes(host.astype(np.int32))).digest()
-    return _data((digest(x), digest(y), owners), sizes, _kind(x, y))
+        slot = jax.lax.broadcasted_iota(np.int32, index.shape, index.ndim - 1)
+        return hash_arrays([x, y, jnp.where(slot < size[..., None], index, 0), size])
+    owned, sizes = np.asarray(index), np.asarray(size)
+    if owned.shape[:-1] == sizes.shape:  # other shapes are rejected later
+        owned = owned[np.arange(owned.shape[-1]) < sizes[..., None]]
+    owners = hashlib.sha256(_bytes(owned.astype(np.int32))).digest()
+    return _combine_digests((digest(x), digest(y), owners), sizes, _kind(x, y))
 
 
 def _kind(x: jax.Array | np.ndarray, y: jax.Array | np.ndarray) -> str:
+    """Return the dtypes of rows and labels, and the shapes of one row and one label."""
     return f"{x.dtype}{tuple(x.shape[1:])} {y.dtype}{tuple(y.shape[1:])}"
 
 
-def _data(digests: Iterable[bytes], sizes: ArrayLike, kind: str) -> np.ndarray:
-    found = hashlib.sha256(
-        b"".join([*digests, _bytes(np.asarray(sizes, np.int32)), kind.encode()])
-    ).digest()
-    return np.frombuffer(found[: 4 * NUM_WORDS], np.uint32)
+def _combine_digests(digests: Iterable[bytes], sizes: ArrayLike, kind: str) -> np.ndarray:
+    """Return UInt32[4], the hash of the digests of rows, labels and owners, and of sizes."""
+    parts = [*digests, _bytes(np.asarray(sizes, np.int32)), kind.encode()]
+    return np.frombuffer(hashlib.sha256(b"".join(parts)).digest()[: 4 * NUM_WORDS], np.uint32)

@@ -1,19 +1,21 @@
 """The identity of a plan: a description of what it computes, and 128 bits that its noise uses.
 
 All noise of a run is derived from its seed and from the identity of its plan.  Two plans that
-compute different things therefore never share noise (subtracting their results would remove it),
-and one plan has the same noise in every process.  The identity is a hash of a static description
-together with the bits of every number, in the type that runs.  The description contains
+compute different things therefore never share noise, which subtracting their results would remove.
+One plan has the same noise in every process.
 
-- functions and classes of jfl, and whatever `jfl.named` has named, by their registered names;
+The identity is a hash of a description of the plan and of the bits of every number in it.  A
+`Reader` makes the description, which consists of nested dicts and lists.  It describes
+
+- functions and classes of jfl, and those that `jfl.named` has named, by their registered names;
 - functions and classes of installed libraries by their qualified names;
 - a user's function by its qualified name and source, its closure, defaults and attributes, and
   the globals that it mentions;
 - a user's class by its members, and an object by its class and its fields.
 
-Whatever cannot be distinguished in this way is rejected.  Three things remain invisible: values
-that a function reads from a file or a clock, attributes that it looks up by a computed name, and a
-state of a run that is changed by hand.
+Values that cannot be described in this way are rejected.  The identity does not cover values that a
+function reads from a file or a clock, attributes that it looks up by a computed name, and a state
+of a run that is changed by hand.
 """
 
 import __future__
@@ -45,20 +47,22 @@ from . import checks, hashing
 from .pytrees import Words
 from .records import Federation, Fn, Plan
 
-# Fields that change how a plan is stored and computed, but not its result.  They are not part of
-# its identity, and neither are the number of rounds, the evaluations and the padding of rows.
+# Fields of records, and arguments of named functions, that change how a plan is stored and computed
+# but not its result.  They are not part of its identity, and neither are the number of rounds, the
+# evaluations and the padding of rows.
 EXCLUDED_FIELDS = {
-    # the assumption about the sum of uploads changes no draw
+    # Secure aggregation is an assumption, which changes no draw.
     "Plan": ("chunk", "mesh", "secure_aggregation"),
     "Grad": ("microbatch", "path"),
     "Task": ("evaluation", "metrics", "target"),
-    # declarations that `plan` checks; the functions determine the computation
+    # These are declarations that `plan` checks; the functions determine the computation.
     "Algorithm": ("uploads", "checks_its_solve", "contracts", "personal", "personal_releases"),
-    "Sampler": ("capacity",),  # an overflow voids the run, so no result depends on it
+    # A run with an overflow is stopped, so no result depends on the capacity.
+    "Sampler": ("capacity",),
     "Responders": ("capacity",),
     "Available": ("capacity", "at_once"),
     "sampling.poisson": ("capacity",),
-    "sampling.poisson_few": ("capacity", "steps"),  # steps: the distribution up to it
+    "sampling.poisson_few": ("capacity", "steps"),  # `steps` has as many entries as the capacity
     "batches.poisson": ("batch",),
 }
 # Packages whose functions are identified by name: they are the same for all points of a sweep.
@@ -76,7 +80,8 @@ COMPILED = (
 )
 # Builtin types; an object of a subclass is described by its content and its fields.
 CONTAINERS = (dict, list, tuple, set, frozenset, str, bytes, int, float)
-IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: no class that is written in Python has it
+# Py_TPFLAGS_IMMUTABLETYPE, a flag that no class written in Python has.
+IMMUTABLE_TYPE = 1 << 8
 # Attributes of a class that do not affect what its objects compute.
 IGNORED_ATTRIBUTES = frozenset(
     """__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__
@@ -98,15 +103,15 @@ def plan_identity(plan: Plan) -> Words:
     """Return the identity of a plan.
 
     Args:
-        plan: a Plan.  Concrete values are read on the host, and traced ones in the program.
+        plan: a Plan.  Concrete values are hashed on the host, and traced ones in the program.
 
     Returns:
-        UInt32[4], equal for both ways.  An array in a closure is an exception: it counts in the
-        program if it is traced and in the description if it is concrete, with different words.
+        UInt32[4], equal whether values are concrete or traced.  The arrays in a function's closure
+        are an exception: the result differs if they are traced.
 
     Raises:
-        ValueError: if the rows of the federation were exchanged, or if a function holds a value
-            that cannot be read.
+        ValueError: if the rows of the federation were replaced, or if a function holds a value that
+            cannot be read.
 
     Example:
         >>> import jfl
@@ -127,10 +132,10 @@ def plan_identity(plan: Plan) -> Words:
 
 
 def initial_history(plan: Plan) -> Words:
-    """Return UInt32[4] for the start of a run, with which its history begins.
+    """Return UInt32[4], the plan history of a run before its first round.
 
-    The words depend on everything that determines the initial state except the key.  Two runs of
-    one plan and seed that start from different parameters therefore have independent noise.
+    It depends on everything that determines the initial state, except for the key.  Two runs of one
+    plan and seed that start from different parameters therefore have independent noise.
     """
     return (
         np.zeros(hashing.NUM_WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)
@@ -138,13 +143,14 @@ def initial_history(plan: Plan) -> Words:
 
 
 def _words(plan: Plan, read: Callable[["Reader", Plan], Any]) -> Words:
+    """Return UInt32[4], the hash of a description that a method of Reader makes."""
     reader = Reader()
     text = reader.text(read(reader, plan))
     return hashing.combine(hashing.hash_text(text), hashing.hash_arrays(reader.leaves))
 
 
 def require_unmodified(fed: Federation) -> None:
-    """Reject a concrete federation whose arrays were exchanged after it was made."""
+    """Reject a concrete federation whose arrays were replaced as those of a pytree."""
     if (
         checks.is_concrete(fed)
         and np.ndim(fed.size) == 1
@@ -174,24 +180,28 @@ def plan_identities(
     for fed in {id(p.fed): p.fed for p in plans}.values():
         require_unmodified(fed)
     for plan in plans:
-        leaves, shape = jax.tree.flatten(plan)
-        kinds = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
-        if (shape, kinds) not in known:
+        leaves, structure = jax.tree.flatten(plan)
+        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
+        if (structure, shapes) not in known:
+            # Describe a plan whose leaves are placeholders, to learn where each of them is read.
             reader = Reader(names)
-            tree = read(reader, shape.unflatten(map(_Place, range(len(leaves)))))
-            places = reader.leaves  # of a number: where it is among the leaves of the pytree
-            reader.leaves = [
-                _in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places
-            ]
-            known[shape, kinds] = places, hashing.hash_text(reader.text(tree))
-        places, text = known[shape, kinds]
-        numbers = [_in_its_type(leaves[x.at]) if isinstance(x, _Place) else x for x in places]
+            tree = read(reader, structure.unflatten(map(_PlanLeaf, range(len(leaves)))))
+            read_leaves = reader.leaves
+            reader.leaves = [_resolve(x, leaves) for x in read_leaves]
+            known[structure, shapes] = read_leaves, hashing.hash_text(reader.text(tree))
+        read_leaves, text = known[structure, shapes]
+        numbers = [_resolve(x, leaves) for x in read_leaves]
         out.append(hashing.combine(text, hashing.hash_arrays(numbers)))
     return out
 
 
-class _Place:
-    """A placeholder for leaf number `at` of a pytree."""
+def _resolve(value: Any, leaves: list[Any]) -> Any:
+    """Replace a placeholder by the leaf of the plan, in the dtype of the program."""
+    return _canonical(leaves[value.at]) if isinstance(value, _PlanLeaf) else value
+
+
+class _PlanLeaf:
+    """A placeholder for leaf number `at` of a plan."""
 
     def __init__(self, at: int):
         self.at = at
@@ -200,18 +210,18 @@ class _Place:
 def noise_identity(plan: Plan) -> Words:
     """Return UInt32[4] that determines the noise of a plan together with the seed.
 
-    It is the identity of the plan, or 0 if points of a sweep share their noise.
+    It is the identity of the plan, or 0 if points of a sweep share their noise (`paired_noise`).
     """
     return np.zeros(hashing.NUM_WORDS, np.uint32) if plan.paired_noise else plan_identity(plan)
 
 
 def describe(plan: Plan) -> dict[str, Any]:
-    """Return everything that determines the identity of a plan, as nested JSON values.
+    """Return a description of everything that determines the identity of a plan.
 
-    A run directory stores the description, and `--resume` and sweeps compare it.  It contains the
-    registered names of jfl's functions; the name of each function of yours, with a hash of its
-    source and the values that it holds; the shape, type and checksum of each array; and the shapes
-    of the model's parameters.
+    The description consists of nested dicts and lists, as in JSON.  A run directory stores it, and
+    `--resume` and sweeps compare it.  It contains the registered names of jfl's functions; the name
+    of each of your functions, with a hash of its source and the values that it holds; the shape,
+    dtype and checksum of each array; and the shapes of the model's parameters.
 
     Args:
         plan: a Plan of concrete values.
@@ -232,11 +242,11 @@ def describe(plan: Plan) -> dict[str, Any]:
         )
     require_unmodified(plan.fed)
     reader = Reader()
-    found: Any = reader.shown(reader.plan(plan))
+    description: Any = reader.readable(reader.plan(plan))
     shapes, _ = jax.tree_util.tree_flatten_with_path(
         jax.eval_shape(plan.task.init, jax.random.key(0))
     )
-    return found | {
+    return description | {
         "parameters": {
             jax.tree_util.keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in shapes
         }
@@ -249,7 +259,12 @@ def signature(description: dict[str, Any]) -> str:
 
 
 def differences(there: Any, here: Any, at: str = "") -> list[str]:
-    """Return the differences of two descriptions, one line each: the path and both values.
+    """Return the differences between two descriptions, as lines with a path and both values.
+
+    Args:
+        there: a description, of a stored run.
+        here: a description, of this run.
+        at: the path of both in their descriptions.
 
     Example:
         >>> differences({"lr": 0.1, "steps": 2}, {"lr": 0.2, "steps": 2})
@@ -273,81 +288,93 @@ def differences(there: Any, here: Any, at: str = "") -> list[str]:
 
 
 def _brief(value: Any) -> str:
+    """Return a value as JSON of at most 120 characters."""
     text = "nothing" if value is None else json.dumps(value)
     return text if len(text) <= 120 else f"{text[:120]}..."
 
 
 def is_jfl_function(function: Any) -> bool:
-    """Whether a function or class is written in jfl."""
+    """Return whether a function or class is written in jfl."""
     return _module(function).split(".")[0] == "jfl"
 
 
 def registered_name(function: Any) -> str | None:
     """Return the name that `jfl.named` gave to a function or class, or None.
 
-    Subclasses, and wrappers that copied the attribute, do not have the name.
+    Subclasses, and wrappers that copied the attributes of a function, do not have its name.
     """
-    given = getattr(function, "__dict__", {})
+    attributes = getattr(function, "__dict__", {})
     return (
-        given.get("_registered_name")
-        if given.get("_registered_code") is getattr(function, "__code__", None)
+        attributes.get("_registered_name")
+        if attributes.get("_registered_code") is getattr(function, "__code__", None)
         else None
     )
 
 
 def _module(value: Any) -> str:
-    """Return the module of a function from its globals; functools.wraps copies `__module__`."""
+    """Return the name of the module that defines a function or class.
+
+    For a function it is taken from the globals, because functools.wraps copies `__module__`.
+    """
     if isinstance(value, types.FunctionType):
         return value.__globals__.get("__name__") or ""
     return getattr(value, "__module__", None) or ""
 
 
-def _top(value: Any) -> str:
+def _package(value: Any) -> str:
+    """Return the name of the top-level package that defines a function or class."""
     return _module(value).split(".")[0]
 
 
-def _ufunc_of_numpy(value: Any) -> bool:
+def _is_numpy_ufunc(value: Any) -> bool:
     return isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value
 
 
 @functools.cache
-def _library(top: str) -> bool:
-    """Whether functions of a package are identified by name: Python's, JAX or an installed one."""
-    if top in LIBRARIES:
+def _is_library(package: str) -> bool:
+    """Return whether a package belongs to Python, or is installed.
+
+    Functions of such a package are identified by their names.
+    """
+    if package in LIBRARIES:
         return True
-    file = getattr(sys.modules.get(top), "__file__", None)
+    file = getattr(sys.modules.get(package), "__file__", None)
     if file is None:
-        return top in sys.stdlib_module_names and top != "__main__"
-    paths = sysconfig.get_paths()  # not the prefix, which may contain a user's files
+        return package in sys.stdlib_module_names and package != "__main__"
+    # Compare with these folders only: others under the prefix may contain a user's files.
+    paths = sysconfig.get_paths()
     return any(
         file.startswith(paths[name] + os.sep)
         for name in ("stdlib", "platstdlib", "purelib", "platlib")
     )
 
 
-def _by_name(value: Any) -> dict[str, Any]:
-    """Describe an object of a library by its name, with the version of an installed package."""
-    top = _top(value)
+def _describe_by_name(value: Any) -> dict[str, Any]:
+    """Describe a function or class of a library by its name, and by the version if installed."""
+    package = _package(value)
     version = (
         ""
-        if top in LIBRARIES or top in sys.stdlib_module_names
-        else getattr(sys.modules.get(top), "__version__", "")
+        if package in LIBRARIES or package in sys.stdlib_module_names
+        else getattr(sys.modules.get(package), "__version__", "")
     )
-    return {"library": f"{top}.{value.__qualname__}"} | (
+    return {"library": f"{package}.{value.__qualname__}"} | (
         {"version": str(version)} if version else {}
     )
 
 
 def _is_library_class(cls: Any) -> bool:
-    """Whether a library holds a class under its name, which no class made for a user is."""
+    """Return whether a library contains a class under its own name.
+
+    A class that a library creates for a user's arguments is not found under its name.
+    """
     found = sys.modules.get(_module(cls))
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is cls and _library(_top(cls))
+    return found is cls and _is_library(_package(cls))
 
 
 class Leaf:
-    """A placeholder for leaf number `at` in a description."""
+    """A placeholder in a description for leaf number `at` of its Reader."""
 
     def __init__(self, at: int):
         self.at = at
@@ -359,33 +386,41 @@ def _fields_of(value: Any) -> tuple[str, ...]:
 
 
 class Reader:
-    """A reader of values into a description; the numbers of a plan become its leaves."""
+    """A reader that turns values into descriptions.
+
+    Numbers of a plan become `leaves`, for which the description has placeholders, so that plans
+    that differ in numbers have equal descriptions.
+
+    Args:
+        names: the functions and classes that are known by their registered names.  One dict is
+            shared by all plans of a program.
+    """
 
     def __init__(self, names: dict[str, Any] | None = None) -> None:
         self.leaves: list[Any] = []
-        # registered name -> its function or class; one dict for all plans of a program
         self.names = {} if names is None else names
-        self.around: frozenset[int] = frozenset()  # ids of the containers around a value
-        self.sets: frozenset[int] = frozenset()  # ids of the sets around it
-        # (id, inside_named) -> (value, its description); holding a value keeps its id from reuse
+        # Ids of the containers, and of the sets, that contain the value that is being read.
+        self.around: frozenset[int] = frozenset()
+        self.sets: frozenset[int] = frozenset()
+        # (id, inside_named) -> (value, its description).  Keeping the value keeps its id in use.
         self.known: dict[tuple[int, bool], Any] = {}
-        # inside a function that the user has named, an unreadable value counts by its type only
+        # Inside a function that the user has named, an unreadable value counts by its type only.
         self.inside_named = False
 
     # --- results
 
     def text(self, tree: Any) -> str:
-        """Return the static description, in which leaves have only a shape and a type."""
-        kinds = [f"{x.dtype}{list(np.shape(x))}" for x in self.leaves]
-        return json.dumps(tree, sort_keys=True, default=lambda leaf: kinds[leaf.at])
+        """Return a description as JSON, in which leaves have only a shape and a dtype."""
+        shapes = [f"{x.dtype}{list(np.shape(x))}" for x in self.leaves]
+        return json.dumps(tree, sort_keys=True, default=lambda leaf: shapes[leaf.at])
 
-    def shown(self, tree: Any) -> Any:
-        """Return the description for people, with plain numbers and the checksums of arrays."""
+    def readable(self, tree: Any) -> Any:
+        """Return a description for people, with numbers and checksums of arrays as leaves."""
         if isinstance(tree, Leaf):
-            return _shown(self.leaves[tree.at])
+            return _readable_leaf(self.leaves[tree.at])
         if isinstance(tree, dict):
-            return {k: self.shown(v) for k, v in tree.items()}
-        return [self.shown(v) for v in tree] if isinstance(tree, list) else tree
+            return {k: self.readable(v) for k, v in tree.items()}
+        return [self.readable(v) for v in tree] if isinstance(tree, list) else tree
 
     # --- a plan
 
@@ -399,6 +434,7 @@ class Reader:
         }
 
     def plan(self, plan: Plan) -> dict[str, Any]:
+        """Describe everything that determines the results of a plan."""
         found = {"data": self.leaf(plan.fed.identity), "classes": plan.fed.classes}
         for field in dataclasses.fields(Plan):
             if field.name not in ("fed", *EXCLUDED_FIELDS["Plan"]):
@@ -408,7 +444,8 @@ class Reader:
     # --- numbers and pytrees
 
     def leaf(self, value: Any) -> Leaf:
-        self.leaves.append(value if isinstance(value, _Place) else _in_its_type(value))
+        """Add a number or an array to the leaves, and return its placeholder."""
+        self.leaves.append(value if isinstance(value, _PlanLeaf) else _canonical(value))
         return Leaf(len(self.leaves) - 1)
 
     def data(self, value: Any) -> Any:
@@ -416,7 +453,7 @@ class Reader:
         if value is None or isinstance(value, (str, bytes, enum.Enum)):
             return self.static(value)
         if isinstance(
-            value, (_Place, bool, int, float, complex, np.ndarray, np.generic, jax.Array)
+            value, (_PlanLeaf, bool, int, float, complex, np.ndarray, np.generic, jax.Array)
         ):
             return (
                 self.static(value)
@@ -424,7 +461,7 @@ class Reader:
                 else self.leaf(value)
             )
         if isinstance(value, Fn):
-            return self._function_of_plan(value)
+            return self._fn(value)
         if isinstance(value, Federation):
             return {"data": self.leaf(value.identity), "classes": value.classes}
         if isinstance(value, dict):
@@ -442,51 +479,52 @@ class Reader:
             return self.static(value)
         if dataclasses.is_dataclass(value) and is_jfl_function(type(value)):
             return self._record(value)
-        leaves, fixed = default_registry.flatten_one_level(value)
+        children, structure = default_registry.flatten_one_level(value)
         return {
             "pytree": self.type(type(value)),
-            "static": self.static(fixed),
-            "leaves": [self.data(v) for v in leaves],
+            "static": self.static(structure),
+            "leaves": [self.data(v) for v in children],
         }
 
-    def _function_of_plan(self, value: Fn) -> dict[str, Any]:
+    def _fn(self, value: Fn) -> dict[str, Any]:
+        """Describe a function of a plan with the hyperparameters that are bound to it."""
         name = registered_name(value.function) if is_jfl_function(value.function) else None
-        left = EXCLUDED_FIELDS.get(name, ()) if name is not None else ()
-        held = {
+        excluded = EXCLUDED_FIELDS.get(name, ()) if name is not None else ()
+        data = {
             k: self.data(v)
             for k, v in sorted(value.data.items())
-            if k not in left and v is not None
+            if k not in excluded and v is not None
         }
-        fixed = {k: self.static(v) for k, v in sorted(value.static.items()) if k not in left}
+        static = {k: self.static(v) for k, v in sorted(value.static.items()) if k not in excluded}
         return {
             "function": self.static(value.function),
-            **({"data": held} if held else {}),
-            **({"static": fixed} if fixed else {}),
+            **({"data": data} if data else {}),
+            **({"static": static} if static else {}),
         }
 
     def _record(self, value: Any) -> dict[str, Any]:
+        """Describe a record of jfl by its fields.
+
+        Defaults are left out, so that a new field with a default changes no recorded identity.
+        """
         name = registered_name(type(value)) or type(value).__name__
-        left = EXCLUDED_FIELDS.get(name, ()) + (
+        excluded = EXCLUDED_FIELDS.get(name, ()) + (
             ("batch",) if name == "Batches" and value.scheme == "poisson" else ()
         )
         found: dict[str, Any] = {"record": name}
         for field in dataclasses.fields(value):
-            held = getattr(value, field.name)
-            plain = field.metadata.get("static")
-            # defaults are left out, so that a new field with a default changes no recorded identity
-            if (
-                field.name in left
-                or held is None
-                or (plain and isinstance(held, (bool, int, str, tuple)) and held == field.default)
-            ):
-                continue
-            found[field.name] = self.static(held) if plain else self.data(held)
+            content = getattr(value, field.name)
+            is_static = field.metadata.get("static")
+            is_plain = isinstance(content, (bool, int, str, tuple))
+            is_default = is_static and is_plain and content == field.default
+            if field.name not in excluded and content is not None and not is_default:
+                found[field.name] = self.static(content) if is_static else self.data(content)
         return found
 
     # --- everything else
 
     def static(self, value: Any) -> Any:
-        """Describe a static value, for which a program is compiled, with all digits of numbers."""
+        """Describe a static value, which is part of a compiled program, with all digits."""
         if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):
@@ -505,7 +543,7 @@ class Reader:
             or type(value) is np.ndarray
             or isinstance(value, np.generic)
         ):
-            return self._held(value)
+            return self._array(value)
         if isinstance(value, np.dtype):
             return {"dtype": str(value)}
         if type(value) in (tuple, list):
@@ -515,12 +553,12 @@ class Reader:
                 "tuple": self.type(type(value)),
                 **{f: self.static(getattr(value, f)) for f in _fields_of(value)},
             }
-        if type(value) in (set, frozenset):  # their order differs from process to process
+        if type(value) in (set, frozenset):
             return {type(value).__name__: self._elements(value)}
         if type(value) is dict or isinstance(value, types.MappingProxyType):
             pair = lambda item: [self.static(item[0]), self.static(item[1])]
             return {type(value).__name__: self._contents(value, value.items(), pair)}
-        return self._once(value)
+        return self._read_once(value)
 
     def _items(self, value: list[Any] | tuple[Any, ...], read: Callable[[Any], Any]) -> Any:
         """Describe a tuple as a JSON list, and a list as a dict that names its type."""
@@ -528,7 +566,7 @@ class Reader:
         return {"list": found} if isinstance(value, list) else found
 
     def _contents(self, value: Any, items: Iterable[Any], read: Callable[[Any], Any]) -> Any:
-        """Describe what a container holds; one that contains itself is rejected."""
+        """Describe the items of a container by `read`; reject a container that contains itself."""
         if id(value) in self.around:
             kind = type(value).__name__
             self._unreadable("values that do not contain themselves", f"a {kind} that does")
@@ -539,7 +577,10 @@ class Reader:
         return found
 
     def _elements(self, value: Any) -> list[str]:
-        """Describe the elements of a set, each independently of the others, in sorted order."""
+        """Describe the elements of a set, whose order differs from process to process.
+
+        Each element is described independently of the others, and the descriptions are sorted.
+        """
         if id(value) in self.sets:
             self._unreadable("values that do not contain themselves", "a set that does")
             return []
@@ -550,36 +591,38 @@ class Reader:
             descriptions.append(reader.text(reader.static(element)))
         return sorted(descriptions)
 
-    def _held(self, value: Any) -> Any:
-        """Describe an array that a function holds; its numbers belong to the program."""
+    def _array(self, value: Any) -> Any:
+        """Describe an array that a function holds, and whose numbers are part of its program."""
         if isinstance(value, jax.core.Tracer):
             return self.leaf(value)
         weak = {"weak": True} if getattr(value, "weak_type", False) else {}
         if isinstance(value, jax.Array):
             value = hashing.on_host(value)
         if value.dtype == object:
-            held = [self.static(v) for v in value.reshape(-1).tolist()]
-            return {"array": list(value.shape), "type": "object", "values": held}
+            values = [self.static(v) for v in value.reshape(-1).tolist()]
+            return {"array": list(value.shape), "type": "object", "values": values}
         kind = {"array": list(value.shape), "type": str(value.dtype)} | weak
         return kind | {"checksum": _checksum(value)}
 
-    def _once(self, value: Any) -> dict[str, Any]:
+    def _read_once(self, value: Any) -> dict[str, Any]:
         """Describe a function, class, object or module once; later mentions refer to it by number.
 
         This also ends circular references.
         """
-        place = id(value), self.inside_named
-        if place in self.known:
-            return self.known[place][1]
-        self.known[place] = value, {"same as": len(self.known)}
-        outside, self.around = self.around, frozenset()  # the line above ends a circle through it
+        key = id(value), self.inside_named
+        if key in self.known:
+            return self.known[key][1]
+        self.known[key] = value, {"same as": len(self.known)}
+        # Containers around the value may occur again in it, since the line above ends the circle.
+        outside, self.around = self.around, frozenset()
         found = self._read(value)
         self.around = outside
-        if all(isinstance(v, (str, bool)) for v in found.values()):  # as short as a number
-            self.known[place] = value, found
+        if all(isinstance(v, (str, bool)) for v in found.values()):  # it is as short as a number
+            self.known[key] = value, found
         return found
 
     def _read(self, value: Any) -> dict[str, Any]:
+        """Describe a function, class, object or module."""
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, Fn) or (is_jfl_function(type(value)) and _is_pytree(value)):
@@ -599,9 +642,9 @@ class Reader:
             }
         if type(value) is property:
             return {"property": [self.static(f) for f in (value.fget, value.fset, value.fdel)]}
-        if _library(_top(type(value))) and hasattr(value, "__wrapped__"):
+        if _is_library(_package(type(value))) and hasattr(value, "__wrapped__"):
             return self._wrapped(value)
-        if isinstance(value, COMPILED) or _ufunc_of_numpy(value):
+        if isinstance(value, COMPILED) or _is_numpy_ufunc(value):
             return self._compiled(value)
         if isinstance(value, logging.Logger):
             return {"logger": value.name}
@@ -611,12 +654,12 @@ class Reader:
         return self._object(value)
 
     def _wrapped(self, value: Any) -> dict[str, Any]:
-        """Describe a user's function inside a transformation of jax, such as jit or custom_jvp."""
-        given = getattr(value, "__dict__", {})
+        """Describe a function inside a transformation of jax, such as jit or custom_jvp."""
+        attributes = getattr(value, "__dict__", {})
         parts = {
-            n: self.static(given[n])
+            n: self.static(attributes[n])
             for n in ("jvp", "fwd", "bwd", "vmap_rule", "nondiff_argnums")
-            if n in given
+            if n in attributes
         }
         return {
             "wrapped": type(value).__name__,
@@ -625,32 +668,33 @@ class Reader:
         }
 
     def _compiled(self, value: Any) -> dict[str, Any]:
-        """Describe a C function by its name; a method (`[].append`) together with its object."""
-        if _ufunc_of_numpy(value):
+        """Describe a C function by its name, and a method such as `[].append` with its object."""
+        if _is_numpy_ufunc(value):
             return {"library": f"numpy.{value.__name__}"}
         name = getattr(value, "__qualname__", value.__name__)
-        found = {"library": f"{_top(value) or 'builtins'}.{name}"}
+        found = {"library": f"{_package(value) or 'builtins'}.{name}"}
         owner = getattr(value, "__self__", None)
         if owner is None or isinstance(owner, types.ModuleType):
             return found
         return found | {"of": self.static(owner)}
 
     def _function(self, value: types.FunctionType) -> dict[str, Any]:
+        """Describe a Python function: by its name, or a user's function by its source."""
         if name := registered_name(value):
             self._require_one_function(name, value)
             found = {"jfl" if is_jfl_function(value) else "named": name}
         elif is_jfl_function(value):
             found = {"jfl": value.__qualname__, "registered": False}
-        elif _library(_top(value)):
-            found = _by_name(value)
+        elif _is_library(_package(value)):
+            found = _describe_by_name(value)
         else:
             return self._users_function(value)
-        return found | self._bound(value)
+        return found | self._bound_values(value)
 
     def _require_one_function(self, name: str, value: Any) -> None:
         """Reject two functions or classes that carry one registered name."""
         other = self.names.setdefault(name, value)
-        if _origin(other) != _origin(value):
+        if _origin(other) != _origin(value):  # the same statement may have made both
             checks.fail(
                 "jfl.describe",
                 f"one function for the name {name!r}",
@@ -658,10 +702,10 @@ class Reader:
                 "Give one of them another name: jfl.named makes their noise the same.",
             )
 
-    def _bound(self, value: types.FunctionType) -> dict[str, Any]:
+    def _bound_values(self, value: types.FunctionType) -> dict[str, Any]:
         """Describe the defaults, the attributes and the closure of a function."""
         found = {}
-        is_users = not is_jfl_function(value) and not _library(_top(value))
+        is_users = not is_jfl_function(value) and not _is_library(_package(value))
         outside = self.inside_named
         self.inside_named |= is_users and registered_name(value) is not None
         if value.__defaults__ or value.__kwdefaults__:
@@ -678,52 +722,57 @@ class Reader:
         return found
 
     def _cell(self, name: str, cell: types.CellType, function: types.FunctionType) -> Any:
+        """Describe a variable in the closure of a function."""
         try:
             content = cell.cell_contents
         except ValueError:
             return {"cell": "empty"}
-        return self._under_name(name, content, function)
+        return self._variable(name, content, function)
 
-    def _under_name(self, name: str, value: Any, function: types.FunctionType) -> Any:
-        """Describe a value that a function finds under a name."""
+    def _variable(self, name: str, value: Any, function: types.FunctionType) -> Any:
+        """Describe the value of a variable that a function mentions.
+
+        Only those members of a module count that the function can take from it.
+        """
         if not isinstance(value, types.ModuleType):
             return self.static(value)
-        written = _source(function)
-        if written is None or name in written.passed_on:
+        source = _source(function)
+        if source is None or name in source.passed_on:
             return self._module(value)
-        return self._module(value, _names_in(function.__code__), written.passed_on)
+        return self._module(value, _names_in(function.__code__), source.passed_on)
 
     def _users_function(self, value: types.FunctionType) -> dict[str, Any]:
         """Describe a user's function by its name, its source and every value that it mentions."""
         found: dict[str, Any] = {"function": value.__qualname__}
-        names, written = _names_in(value.__code__), _source(value)
-        if written is None:
+        names, source = _names_in(value.__code__), _source(value)
+        if source is None:
             self._unreadable(
                 f"the source of the function {value.__qualname__}",
                 "none, or one that compiles to other code (the file was edited since its import, "
                 "or an import hook rewrote it, as pytest does with assert)",
             )
         else:
-            found["source"] = _hash(written.text)
-            self._reject_imports(value, written.imports)
-            # `co_names` mixes globals and attributes; mangled names are not in the source
-            names = {n for n in names if n in written.names or "__" in n}
+            found["source"] = _hash(source.text)
+            self._reject_imports(value, source.imports)
+            # The code mixes the names of globals and attributes.  Mangled names ("__x" in a class)
+            # are not in the source.
+            names = {n for n in names if n in source.names or "__" in n}
         mentioned = {n: value.__globals__[n] for n in sorted(names) if n in value.__globals__}
-        described = {n: self._under_name(n, v, value) for n, v in mentioned.items()}
-        return found | self._bound(value) | ({"globals": described} if described else {})
+        described = {n: self._variable(n, v, value) for n, v in mentioned.items()}
+        return found | self._bound_values(value) | ({"globals": described} if described else {})
 
     def _reject_imports(self, value: types.FunctionType, imports: Iterable[str]) -> None:
         """Reject a function that imports a user's module when it is called."""
         for name in imports:
-            top = name.split(".")[0]
-            if top != "jfl" and (not top or not _library(top)):
+            package = name.split(".")[0]
+            if package != "jfl" and (not package or not _is_library(package)):
                 self._unreadable(
                     "modules that are imported at the top of a file",
                     f"import of {name} inside the function {value.__qualname__}",
                 )
 
     def _unreadable(self, expected: str, actual: str) -> None:
-        """Reject a plan, unless the user has named the function that holds the value."""
+        """Reject a value that cannot be read, unless the user has named the function around it."""
         if not self.inside_named:
             checks.fail(
                 "jfl.describe",
@@ -738,40 +787,42 @@ class Reader:
         names: frozenset[str] | None = None,
         passed_on: frozenset[str] = frozenset(),
     ) -> Any:
-        """Describe a library's module by its name, and a user's by its contents.
+        """Describe a library's module by its name, and a user's by its members.
 
         Args:
             module: a module that a function holds or mentions.
-            names: what this function mentions, and can take from the module.  None if it passes the
-                module on, so that everything in the module counts.
-            passed_on: what this function mentions without taking an attribute of it.
+            names: the names that this function mentions; only members with such names count.  None
+                if the function passes the module on, so that all members count.
+            passed_on: the names that this function mentions without taking an attribute of them.
         """
         found: dict[str, Any] = {}
-        waiting = [(module, names)]
-        for one, names in waiting:
-            top = one.__name__.split(".")[0]
-            if one.__name__ in found:
+        queue = [(module, names)]
+        for current, names in queue:
+            package = current.__name__.split(".")[0]
+            if current.__name__ in found:
                 continue
-            found[one.__name__] = "library"
-            if top != "jfl" and not _library(top):
-                public = {k: v for k, v in sorted(vars(one).items()) if not k.startswith("__")}
+            found[current.__name__] = "library"
+            if package != "jfl" and not _is_library(package):
+                public = {k: v for k, v in sorted(vars(current).items()) if not k.startswith("__")}
                 members = {k: v for k, v in public.items() if names and k in names} or public
-                inner = {k: v for k, v in members.items() if isinstance(v, types.ModuleType)}
-                waiting += [(v, None if k in passed_on else names) for k, v in inner.items()]
-                found[one.__name__] = {
-                    k: v.__name__ if k in inner else self.static(v) for k, v in members.items()
+                modules = {k: v for k, v in members.items() if isinstance(v, types.ModuleType)}
+                queue += [(v, None if k in passed_on else names) for k, v in modules.items()]
+                found[current.__name__] = {
+                    k: v.__name__ if k in modules else self.static(v) for k, v in members.items()
                 }
-        only = found[module.__name__] == "library"
-        return {"module": module.__name__} | ({} if only else {"contents": found})
+        is_library = found[module.__name__] == "library"
+        return {"module": module.__name__} | ({} if is_library else {"contents": found})
 
     def type(self, cls: Any) -> Any:
+        """Describe the type of a tuple or a pytree."""
         return self.static(cls) if isinstance(cls, type) else str(cls)
 
     def _class(self, cls: Any) -> dict[str, Any]:
+        """Describe a class: by its name, or a user's class by its members."""
         if is_jfl_function(cls):
             return {"jfl": registered_name(cls) or cls.__qualname__}
         if _is_library_class(cls):
-            return _by_name(cls)
+            return _describe_by_name(cls)
         if name := registered_name(cls):
             self._require_one_function(name, cls)
             return {"named": name}
@@ -783,7 +834,7 @@ class Reader:
         members = {
             k: self.static(v)
             for k, v in sorted(vars(cls).items())
-            if k not in IGNORED_ATTRIBUTES and not _generated(v, cls)
+            if k not in IGNORED_ATTRIBUTES and not _is_generated(v, cls)
         }
         return {
             "class": cls.__qualname__,
@@ -797,33 +848,33 @@ class Reader:
         An object whose state Python cannot list is rejected.
         """
         cls = type(value)
-        # Python puts the name of the class before a name with two underscores
-        hidden = lambda n: n.startswith("__") and not n.endswith("__")
+        # Python puts the name of the class before a name that begins with two underscores.
+        is_mangled = lambda n: n.startswith("__") and not n.endswith("__")
         slots = [
-            f"_{c.__name__.lstrip('_')}{n}" if hidden(n) else n
+            f"_{c.__name__.lstrip('_')}{n}" if is_mangled(n) else n
             for c in cls.__mro__
-            for n in _names(vars(c).get("__slots__", ()))
+            for n in _as_names(vars(c).get("__slots__", ()))
         ]
         fields = {
             n: getattr(value, n) for n in slots if n != "__dict__" and hasattr(value, n)
         } | dict(getattr(value, "__dict__", {}))
         bases = [(c.__module__, c.__name__) for c in cls.__mro__]
-        left = FLAX_ATTRIBUTES if ("flax.linen.module", "Module") in bases else ()
-        fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in left}
+        ignored = FLAX_ATTRIBUTES if ("flax.linen.module", "Module") in bases else ()
+        fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in ignored}
         found = {"object": self.static(cls)} | ({"fields": fields} if fields else {})
-        for kind in CONTAINERS:  # of a subclass, its content
+        for kind in CONTAINERS:  # the content of an object of a subclass
             if isinstance(value, kind):
-                inner: Any = kind
-                found["content"] = self.static(inner(value))
+                builtin: Any = kind
+                found["content"] = self.static(builtin(value))
         if isinstance(value, np.ndarray):
-            found["content"] = self._held(np.asarray(value))
+            found["content"] = self._array(np.asarray(value))
         if not is_jfl_function(cls) and _hides_state(cls):
             self._unreadable("objects with fields", checks.short_repr(value))
         return found
 
 
 def _hides_state(cls: type) -> bool:
-    """Whether the objects of a class keep state in C that Python cannot list."""
+    """Return whether the objects of a class keep state in C that Python cannot list."""
     readable = (object, types.SimpleNamespace, collections.OrderedDict, np.ndarray, *CONTAINERS)
     for base in cls.__mro__:
         methods_in_c = any(isinstance(v, types.MethodDescriptorType) for v in vars(base).values())
@@ -834,7 +885,7 @@ def _hides_state(cls: type) -> bool:
 
 
 def _origin(value: Any) -> Any:
-    """Return what two functions of one name share if one statement made both."""
+    """Return the module and code of a function, which are equal if one statement made two."""
     return _module(value), getattr(value, "__code__", value.__qualname__)
 
 
@@ -842,8 +893,8 @@ def _is_pytree(value: Any) -> bool:
     return not isinstance(value, type) and default_registry.flatten_one_level(value) is not None
 
 
-def _in_its_type(value: Any) -> jax.Array | np.ndarray:
-    """Return a number in the type with which the program computes."""
+def _canonical(value: Any) -> jax.Array | np.ndarray:
+    """Return a number in the dtype with which the program computes."""
     if isinstance(value, jax.Array):
         return value
     value = np.asarray(value)
@@ -851,16 +902,17 @@ def _in_its_type(value: Any) -> jax.Array | np.ndarray:
 
 
 def _number(value: float) -> float | dict[str, str]:
-    """Return a Python number for JSON, which has no infinity or NaN."""
+    """Describe a Python number for JSON, which has no infinity or NaN."""
     return value if isinstance(value, int) or np.isfinite(value) else {"float": repr(value)}
 
 
 def _key(value: Any) -> str:
-    """Return the key of a dict in a pytree as a string; other types than strings are named."""
+    """Return a key of a dict as a string, with its type if it is not a string."""
     return value if isinstance(value, str) else f"{type(value).__name__} {value!r}"
 
 
-def _names(slots: Iterable[str]) -> Iterable[str]:
+def _as_names(slots: Iterable[str]) -> Iterable[str]:
+    """Return the names in `__slots__`, which may be a single string."""
     return (slots,) if isinstance(slots, str) else slots
 
 
@@ -869,17 +921,19 @@ def _checksum(x: np.ndarray) -> str:
 
 
 def _hash(content: str | bytes) -> str:
+    """Return 16 hexadecimal digits of the sha256 of a string or of bytes."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[
         :16
     ]
 
 
-def _shown(x: Any) -> Any:
+def _readable_leaf(x: Any) -> Any:
+    """Describe a leaf for people: a single number, or an array by its shape and checksum."""
     x = hashing.on_host(x)
     if x.ndim == 0 and x.dtype.kind in "iub":
         return x.item()
     if x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating):
-        return _number(float(str(x)))  # 0.1, and not the float32 that is nearest to it
+        return _number(float(str(x)))  # 0.1 instead of 0.10000000149, the nearest float32
     return {"array": list(x.shape), "type": str(x.dtype), "checksum": _checksum(x)}
 
 
@@ -890,38 +944,37 @@ class FunctionSource(NamedTuple):
     """The source of a function."""
 
     text: str
-    names: frozenset[str]  # variables, without attributes
-    passed_on: frozenset[str]  # variables and attributes of which no attribute is taken
+    names: frozenset[str]  # the variables that it mentions
+    passed_on: frozenset[str]  # names of variables and attributes of which no attribute is taken
     imports: frozenset[str]  # modules that it imports when it is called
 
 
 def _source(function: types.FunctionType) -> FunctionSource | None:
     """Return the source of a function; None if there is none that compiles to its code.
 
-    A file that was edited after its import contains the source of another program, and so does one
-    that an import hook compiles differently.  Several lambdas of one line are distinguished by the
-    position of their code.
+    If a file was edited after its import, or an import hook compiled it differently, its text is
+    not the source of the function.  Several lambdas in one line are distinguished by their order.
     """
     code = function.__code__
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename, function.__globals__))
     flags = code.co_flags & __future__.annotations.compiler_flag
     place = code.co_firstlineno, code.co_name
-    codes, nodes = (found.get(place, []) for found in _functions_in(text, flags))
+    codes, functions = (found.get(place, []) for found in _functions_in(text, flags))
     if code not in codes:
         return None
-    inner = [node for outer in nodes for node in ast.walk(outer)]
-    segments = [ast.get_source_segment(text, node) for node in nodes]
+    nodes = [node for function in functions for node in ast.walk(function)]
+    segments = [ast.get_source_segment(text, function) for function in functions]
     return FunctionSource(
         json.dumps([segments, codes.index(code)]),
-        frozenset(node.id for node in inner if isinstance(node, ast.Name)),
-        frozenset(_passed_on(inner)),
-        frozenset(name for node in inner for name in _imports_of(node)),
+        frozenset(node.id for node in nodes if isinstance(node, ast.Name)),
+        frozenset(_passed_on(nodes)),
+        frozenset(name for node in nodes for name in _imports_of(node)),
     )
 
 
 def _passed_on(nodes: list[ast.AST]) -> Iterator[str]:
-    """Yield each name that ends a chain of attributes: `a` and `d` of `f(a, b.c.d)`."""
+    """Yield the names that end a chain of attributes: f, a and d in `f(a, b.c.d)`."""
     owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     for node in nodes:
         if id(node) not in owners and isinstance(node, (ast.Name, ast.Attribute)):
@@ -929,6 +982,7 @@ def _passed_on(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _imports_of(node: ast.AST) -> list[str]:
+    """Return the modules that a statement imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -938,7 +992,15 @@ def _imports_of(node: ast.AST) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _functions_in(text: str, flags: int) -> tuple[dict[Any, list[Any]], dict[Any, list[Any]]]:
-    """Return the code and the syntax tree of each function in a file, by first line and name."""
+    """Compile a file, and return the functions in it.
+
+    Args:
+        text: the text of the file.
+        flags: flags of the compiler, such as those of `from __future__ import annotations`.
+
+    Returns:
+        The codes, and the syntax trees, of the functions with each (first line, name).
+    """
     codes: dict[Any, list[Any]] = {}
     nodes: dict[Any, list[Any]] = {}
     try:
@@ -966,13 +1028,13 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes that a function mentions, and those inside it."""
+    """Return the names of globals and attributes in a function and the functions inside it."""
     names = (name for inner in _codes_in(code) for name in (*inner.co_names, *inner.co_freevars))
     return frozenset(names)
 
 
-def _generated(member: Any, cls: type) -> bool:
-    """Whether dataclasses or named tuples generated a member of a class from its fields."""
+def _is_generated(member: Any, cls: type) -> bool:
+    """Return whether dataclasses or named tuples generated a member of a class from its fields."""
     if (
         isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
         or type(member).__name__ == "_tuplegetter"

@@ -22,7 +22,7 @@ CLI_PACKAGES = (
 
 @contextlib.contextmanager
 def explain_missing_package() -> Generator[None]:
-    """Say how to install a package of the extra "cli" if an import in the block does not find it.
+    """Explain how to install a package of the extra "cli" that an import in the block lacks.
 
     Raises:
         ModuleNotFoundError: With the command that installs the package.
@@ -51,8 +51,8 @@ def submodules(
     Args:
         package: the `__name__` of the package.
         path: the `__path__` of the package.
-        offers: one or several modules of the package whose names are also names of the package.
-        later: name -> the module that defines it, which is imported on first use of the name.
+        offers: modules of the package whose public names are also names of the package.
+        later: for further names of the package, the module that defines each of them.
 
     Returns:
         `(__getattr__, __dir__)`, to be assigned at the top level of the package.  A name that the
@@ -82,7 +82,8 @@ def submodules(
         if name == "__all__" and len(names) > 1:
             return [offered for module in offering() for offered in module.__all__]
         if not name.startswith("__") or name == "__all__":
-            # in this order: a later module may import the first, which looks up a module here
+            # Try the modules in their order: a later one may import the first, which looks up a
+            # module here.
             for module in offering():
                 if hasattr(module, name):
                     return getattr(module, name)
@@ -110,15 +111,15 @@ def submodules(
 
 
 def later(path: str) -> Callable[..., Any]:
-    """Return a function that imports another one when it is called.
+    """Return a function that imports and calls another function.
 
-    The other function may be of a package that builds on the one of the caller.
+    So a package can offer a function of a package that imports it.
 
     Args:
-        path: the path of the other function, such as "jfl.runs.load.load".
+        path: the other function, such as "jfl.runs.load.load".
 
     Returns:
-        A function that calls it.  As an attribute of a class it is a method.
+        The function.  As an attribute of a class it is a method.
     """
     module, _, name = path.rpartition(".")
 

@@ -37,7 +37,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Setting(NamedTuple):
-    """What configs call a parameter, and its default there, if they differ from the signature."""
+    """An annotation of a parameter that says how configs see it.
+
+    Attributes:
+        name: the name of the option; None means that of the parameter.
+        default: the default in configs; UNSET means that of the signature.
+        offered: whether the parameter is an option.
+    """
 
     name: str | None = None
     default: Any = UNSET
@@ -51,20 +57,20 @@ class Option(NamedTuple):
     """A parameter of a factory that a config can set."""
 
     name: str
-    parameter: str
+    parameter: str  # the name of the parameter, which may differ
     type: Any
     default: Any
     help: str
 
 
 class Shared(NamedTuple):
-    """An option with all factories that have it."""
+    """An option, and all factories that have it."""
 
     name: str
     type: Any
-    default: Any  # None if the factories have different defaults, which then apply
+    default: Any  # None if the defaults of the factories differ; each then applies its own
     help: str
-    takers: dict[str, Any]  # kind -> names of its factories that take the option
+    takers: dict[str, Any]  # kind of factory -> names of the factories that have the option
 
 
 def extends(
@@ -94,7 +100,7 @@ def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a factory, including those of the factory that it extends.
 
     Raises:
-        ArgumentError: if the factory takes `**options` and does not say which function gets them.
+        ArgumentError: if the factory takes `**options` without the decorator `extends`.
     """
     found = inspect.signature(factory, eval_str=True).parameters
     for parameter in found.values():
@@ -141,8 +147,11 @@ def of(factory: Callable[..., Any]) -> tuple[Option, ...]:
 
 
 def _helps(factory: Callable[..., Any]) -> dict[str, str]:
-    """Return the first sentence about each parameter, also of the factory that it extends."""
-    import docstring_parser  # of the extra "cli"
+    """Return the first sentence about each parameter under `Args:` of the docstring.
+
+    Parameters of the factory that it extends are included.
+    """
+    import docstring_parser  # part of the extra "cli"
 
     base = getattr(factory, "extends", None)
     helps = {} if base is None else _helps(base)
@@ -165,10 +174,9 @@ def _docstring(factory: Callable[..., Any]) -> str:
 
 
 def split_optional(kind: Any) -> tuple[Any, bool]:
-    """Return a type without None, and whether None was part of it.
+    """Return the part of a type that a config can write, and whether the type includes None.
 
-    Of `float | jax.Array`, which may be traced, and of `int | Sequence[int]`, a config can write
-    only the plain type.
+    For example, it returns float for `float | jax.Array`, and int for `int | Sequence[int]`.
     """
     if not isinstance(kind, types.UnionType) and typing.get_origin(kind) is not typing.Union:
         return kind, False
@@ -179,10 +187,10 @@ def split_optional(kind: Any) -> tuple[Any, bool]:
 
 
 def shared(kinds: Mapping[str, Mapping[str, Callable[..., Any]]]) -> dict[str, Shared]:
-    """Return the options of all factories by name.
+    """Return the options of all factories, by name.
 
     Args:
-        kinds: kind of factory -> name -> factory.
+        kinds: for each kind of factory, such as "algorithm", the factories by name.
 
     Raises:
         ArgumentError: if two factories give one name different types.
@@ -196,6 +204,7 @@ def shared(kinds: Mapping[str, Mapping[str, Callable[..., Any]]]) -> dict[str, S
 
 
 def _shared(name: str, offers: list[tuple[str, str, Option]]) -> Shared:
+    """Combine options of one name; `offers` has the kind and the name of each factory."""
     plain = {split_optional(option.type)[0] for _, _, option in offers}
     if len(plain) > 1:
         takers = ", ".join(f"{kind} {factory}" for kind, factory, _ in offers)
@@ -226,8 +235,9 @@ def arguments(
 
     Args:
         factory: the function to call.
-        values: option name -> value; None means the factory's default.
-        given: parameter -> value, used if the factory has the parameter.
+        values: values of options, by the name of the option; None means the factory's default.
+        given: values of parameters that are no options, by the name of the parameter.  Those that
+            the factory does not have are ignored.
     """
     found = {name: given[name] for name in parameters(factory) if name in given}
     for option in of(factory):
@@ -248,13 +258,13 @@ def field(
     """Return a field of a dataclass that is an option.
 
     Args:
-        default: the value if nobody sets it.
+        default: the default value.
         help: the text of `--help`.
         choices: a function that returns the allowed values.
-        check: (where, **{name: value}), which rejects a value.
-        needs: description -> whether a config satisfies it.  A value other than the default has no
-            effect unless all of them hold.
-        repeated: whether the flag may be given several times, with one value each.
+        check: a function (where, **{name: value}) that rejects invalid values.
+        needs: conditions under which the option has an effect, by description; each is a function
+            of a config.  A value other than the default is rejected unless all of them hold.
+        repeated: whether the flag may be given several times, with one value each time.
     """
     notes = dict(help=help, choices=choices, check=check, needs=dict(needs or {}))
     return dataclasses.field(default=default, metadata=notes | dict(repeated=repeated))

@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees, the types of their leaves, and the precision of a computation."""
+"""Arithmetic on pytrees, type aliases, and contexts that set the precision of a computation."""
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable
@@ -13,19 +13,19 @@ from . import checks
 
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array
-Number: TypeAlias = jax.Array | np.ndarray | float  # a leaf: traced, on the host, or plain
+Number: TypeAlias = jax.Array | np.ndarray | float  # a scalar
 Tree: TypeAlias = Any  # any pytree
-Words: TypeAlias = Any  # UInt32[...], a NumPy array on the host or a traced one
-Form: TypeAlias = tuple[Any, tuple[Any, ...]]  # the structure of a tree, the types of its leaves
+Words: TypeAlias = Any  # UInt32[...], a NumPy array or a JAX array
+Form: TypeAlias = tuple[Any, tuple[Any, ...]]  # the structure of a tree, and the dtypes of leaves
 
 map = jax.tree.map
 
 
 def on_device(x: Any) -> Array:
-    """Copy NumPy's numbers to the device; the copy shares no memory with them.
+    """Copy a NumPy array to the device; the copy shares no memory with it.
 
-    Unlike `jnp.array`, this compiles no program.  NumPy makes the copy, since JAX on a CPU may
-    share the memory of its argument whatever `may_alias` says.
+    Unlike `jnp.array`, this compiles no program.  NumPy makes the copy, because on a CPU JAX may
+    share the memory of its argument, whatever `may_alias` says.
     """
     return jax.device_put(np.array(x))
 
@@ -36,12 +36,17 @@ def is_key(x: Any) -> bool:
 
 
 def keys_to_words(t: Tree) -> Tree:
-    """Replace the keys of a tree by their words, which can become NumPy arrays."""
+    """Replace the keys in a tree by their words, which can be converted to NumPy arrays."""
     return map(lambda x: jax.random.key_data(x) if is_key(x) else x, t)
 
 
 def words_to_keys(t: Tree, like: Tree) -> Tree:
-    """Undo `keys_to_words` where `like` has keys, or shapes of keys."""
+    """Undo `keys_to_words`.
+
+    Args:
+        t: the tree with words.
+        like: a tree of the same structure, with keys or their shapes where `t` has words of keys.
+    """
     as_key = lambda x, k: jax.random.wrap_key_data(x, impl=jax.random.key_impl(k))
     has_keys = lambda k: jnp.issubdtype(k.dtype, jax.dtypes.prng_key)
     return map(lambda k, x: as_key(x, k) if has_keys(k) else x, like, t)
@@ -51,8 +56,8 @@ def zeros_like(t: Tree) -> Tree:
     return map(jnp.zeros_like, t)
 
 
-def refuse_other_shapes(where: str, a: Tree, b: Tree) -> None:
-    """Reject two trees whose leaves differ in shape, and would broadcast without a warning."""
+def require_equal_shapes(where: str, a: Tree, b: Tree) -> None:
+    """Reject two trees whose leaves differ in shape, which could otherwise be broadcast."""
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=False
     ):
@@ -67,12 +72,12 @@ def refuse_other_shapes(where: str, a: Tree, b: Tree) -> None:
 
 
 def add(a: Tree, b: Tree) -> Tree:
-    refuse_other_shapes("pytrees.add", a, b)
+    require_equal_shapes("pytrees.add", a, b)
     return map(jnp.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
-    refuse_other_shapes("pytrees.sub", a, b)
+    require_equal_shapes("pytrees.sub", a, b)
     return map(jnp.subtract, a, b)
 
 
@@ -82,12 +87,12 @@ def scale(s: ArrayLike, t: Tree) -> Tree:
 
 def axpy(s: ArrayLike, a: Tree, b: Tree) -> Tree:
     """Return s * a + b."""
-    refuse_other_shapes("pytrees.axpy", a, b)
+    require_equal_shapes("pytrees.axpy", a, b)
     return map(lambda u, v: jnp.asarray(s, v.dtype) * u + v, a, b)
 
 
 def norm(t: Tree) -> Array:
-    """Return the Euclidean norm of all leaves together, in float32 or better."""
+    """Return the Euclidean norm of all leaves together, in float32 or a wider dtype."""
     return jnp.sqrt(
         sum(
             jnp.sum(jnp.square(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
@@ -97,7 +102,7 @@ def norm(t: Tree) -> Array:
 
 
 def norm_l1(t: Tree) -> Array | int:
-    """Return the sum of the absolute values of all leaves, in float32 or better."""
+    """Return the sum of the absolute values of all leaves, in float32 or a wider dtype."""
     return sum(
         jnp.sum(jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32))))
         for x in jax.tree.leaves(t)
@@ -105,20 +110,20 @@ def norm_l1(t: Tree) -> Array | int:
 
 
 def at_least_float32(t: Tree) -> Tree:
-    """Convert float leaves to float32 or better, so that sums are not rounded more coarsely."""
+    """Convert float leaves in half precision to float32."""
     return map(
         lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)) if _floating(x) else x, t
     )
 
 
 def dtypes_of(t: Tree) -> Form:
-    """Return the structure of a tree and the types of its leaves, as `cast_to` needs them."""
+    """Return the structure of a tree and the dtypes of its leaves, for `cast_to`."""
     leaves, treedef = jax.tree.flatten(t)
     return treedef, tuple(x.dtype for x in leaves)
 
 
 def cast_to(t: Tree, form: Form) -> Tree:
-    """Convert float leaves to the types of `form`; a tree of another structure is unchanged."""
+    """Convert float leaves to the dtypes of `form`; a tree of another structure is unchanged."""
     leaves, treedef = jax.tree.flatten(t)
     if treedef != form[0]:
         return t
@@ -150,13 +155,12 @@ def gather_rows(t: Tree, ids: Array) -> Tree:
 
 
 def scatter_rows(t: Tree, ids: Array, rows: Tree) -> Tree:
-    """Return the tree with rows `ids` replaced; an id past the end, of an empty slot, does
-    nothing."""
+    """Return the tree with rows `ids` of every leaf replaced; ids past the end are ignored."""
     return map(lambda x, r: x.at[ids].set(r, mode="drop"), t, rows)
 
 
 def mask_rows(mask: Array, t: Tree) -> Tree:
-    """Replace rows where `mask` is False by zeros.  A product would not do: 0 * nan is nan."""
+    """Replace rows for which `mask` is False by zeros, also if they contain NaN."""
     return map(
         lambda x: jnp.where(
             mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros((), x.dtype)
@@ -165,23 +169,23 @@ def mask_rows(mask: Array, t: Tree) -> Tree:
     )
 
 
-# --- by the paths of leaves, such as "Dense_0/kernel"
+# --- functions of the paths of leaves, such as "Dense_0/kernel"
 
 
 def path_of(keys: Iterable[Any]) -> str:
-    """Return a path of jax.tree_util as a string; "params" for a tree that is one leaf."""
+    """Return a path of jax.tree_util as a string; "params" for a tree that is a single leaf."""
     names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-    # a variable of flax.nnx is a node with one child, its value
+    # A variable of flax.nnx is a node with one child, named "value".
     return "/".join(name for name in names if name != "value") or "params"
 
 
 def by_path(t: Tree) -> dict[str, Any]:
-    """Return the leaves by their paths."""
+    """Return the leaves of a tree as a dict by path."""
     return {path_of(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(t)}
 
 
 def map_by_path(f: Callable[[str, Any], Any], t: Tree) -> Tree:
-    """Replace each leaf by f(path, leaf)."""
+    """Return the tree with each leaf replaced by f(path, leaf)."""
     return jax.tree_util.tree_map_with_path(lambda keys, leaf: f(path_of(keys), leaf), t)
 
 
@@ -192,8 +196,7 @@ def map_by_path(f: Callable[[str, Any], Any], t: Tree) -> Tree:
 def in_float64() -> Generator[None]:
     """Compute in float64 inside the context, and broadcast as NumPy does.
 
-    The caller's configuration has no effect inside.  With `jax_numpy_rank_promotion="raise"`, for
-    example, an epsilon is the same number.
+    Results then do not depend on the user's configuration of JAX.
     """
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         yield
@@ -201,7 +204,7 @@ def in_float64() -> Generator[None]:
 
 @contextlib.contextmanager
 def in_full() -> Generator[None]:
-    """Compute products of float32 in full precision inside the context.
+    """Compute matrix products of float32 in full precision inside the context.
 
     An accelerator would otherwise round their factors to about 10 bits.
     """

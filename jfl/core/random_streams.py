@@ -1,13 +1,14 @@
-"""Named random streams, and the generator that computes them quickly inside a program.
+"""Named random streams, and a random generator that compiles and runs fast on a CPU.
 
-A draw is addressed by seed, round, stream, client and step; no key is passed from one draw to the
-next.  Slot order, capacity, chunk size, evaluation and resuming therefore cannot change a draw.
-Noise keys also depend on the identity of the plan: two points of a sweep with the same seed share
-cohorts and batches but never noise, which subtracting their results would otherwise remove.
+Every draw has a key that is derived from the seed, the stream, the round, the client and the step;
+no key is carried from one draw to the next.  The order of slots, capacities, chunk sizes,
+evaluations and resuming therefore cannot change a draw.  Noise keys also depend on the identity of
+the plan: two points of a sweep with the same seed share cohorts and batches but never noise, which
+subtracting their results would otherwise remove.
 
-The generator is JAX's Threefry-2x32, bit for bit.  JAX's own lowering for CPUs is a loop of several
-small kernels for each `fold_in`, `split` or draw, and took two thirds of the compile time of a
-round of a small model.  A key of `as_kernel_key` needs one kernel for each, with the same results.
+The generator computes the same bits as JAX's Threefry-2x32.  On a CPU, JAX compiles every
+`fold_in`, `split` or draw to a loop of several small kernels, which took two thirds of the compile
+time of a round of a small model.  With a key of `as_kernel_key` each is a single kernel.
 
 References:
     Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
@@ -32,10 +33,11 @@ from .pytrees import Array, Key, Words
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 JAX_NAME = "threefry2x32"
-PADDED_LENGTHS = (16, 128, 1024)  # of a row of blocks; longer rows are not padded
+# Numbers of words to which shorter draws are padded, so that few kernels are compiled.
+PADDED_LENGTHS = (16, 128, 1024)
 
-Block: TypeAlias = Callable[[Array, Array], Array]  # (data of keys, numbers) -> words
-CONFIG: Any = jax.config  # whose type does not name its options
+Block: TypeAlias = Callable[[Array, Array], Array]  # (data of keys, counters) -> words
+CONFIG: Any = jax.config  # its type does not declare the options
 
 
 class Stream(enum.IntEnum):
@@ -56,31 +58,31 @@ def stream_key(key: Key, name: Stream, round_: ArrayLike) -> Key:
 
 
 def stream_keys(key: Key, names: Sequence[Stream], round_: ArrayLike) -> Key:
-    """Return one key of each stream, [len(names)].
+    """Return the keys of several streams in a round, [len(names)].
 
-    They are derived in one call: on a CPU the cost of a generator is per call, not per key.
+    They are derived in one call, because on a CPU the generator costs per call, not per key.
     """
     return jax.vmap(lambda name: stream_key(key, name, round_))(jnp.array(names, jnp.int32))
 
 
 def noise_seed_words(identity: Words, history: Words, attempt: Any) -> Words:
-    """Return UInt32[4] that determine all noise of a run together with its key.
+    """Return UInt32[4] that, together with the key of a run, determine all of its noise.
 
     Args:
-        identity: UInt32[4] of the plan that runs (see identity.py).
-        history: UInt32[4] of the plans before it.
-        attempt: Int[]; each attempt has independent noise.
+        identity: UInt32[4], the identity of the plan that runs (see identity.py).
+        history: UInt32[4], a hash of the plans before it.
+        attempt: Int[], the number of times that rounds were computed again.
     """
     return hashing.combine(hashing.combine(history, identity), hashing.hash_int(attempt))
 
 
 def derive_noise_key(key: Key, words: Words) -> Key:
-    """Return the key of all noise of a run, from its own key and `noise_seed_words`."""
+    """Return the noise key of a run, given the key of the run and its `noise_seed_words`."""
     return jax.random.fold_in(jax.random.fold_in(as_kernel_key(key), words[0]), words[1])
 
 
 def as_kernel_key(key: Key) -> Key:
-    """Return the same key with fast kernels; a key that is not threefry is returned unchanged."""
+    """Return a key with the same draws and faster kernels; other generators keep their keys."""
     if str(jax.random.key_impl(key)) != JAX_NAME or not CONFIG.jax_threefry_partitionable:
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=COMPACT)
@@ -90,7 +92,7 @@ def as_kernel_key(key: Key) -> Key:
 
 
 def block(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the two words of `counter` under `key`: Threefry-2x32 with 20 rounds.
+    """Return the two words that Threefry-2x32 with 20 rounds computes for a key and a counter.
 
     Args:
         key: two UInt32[...].
@@ -104,9 +106,9 @@ def block(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
     keys = (*key, key[0] ^ key[1] ^ np.uint32(PARITY))
     first, second = counter[0] + keys[0], counter[1] + keys[1]
     for i in range(5):
-        for turn in ROTATIONS[i % 2]:
+        for shift in ROTATIONS[i % 2]:
             first = first + second
-            second = (second << np.uint32(turn)) | (second >> np.uint32(32 - turn))
+            second = (second << np.uint32(shift)) | (second >> np.uint32(32 - shift))
             second = first ^ second
         first = first + keys[(i + 1) % 3]
         second = second + keys[(i + 2) % 3] + np.uint32(i + 1)
@@ -114,24 +116,29 @@ def block(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def _stacked(data: Array, number: Array) -> Array:
-    """Return UInt32[..., 2], both words of each block."""
+    """Return UInt32[..., 2], both words of each block.
+
+    Args:
+        data: UInt32[..., 2], the data of keys.
+        number: UInt32[...], the counters.
+    """
     return jnp.stack(block(_words(data), (jnp.zeros_like(number), number)), -1)
 
 
 def _packed(data: Array, number: Array) -> Array:
-    """Return the same as `_stacked`, computed through 64 bits.
+    """Return the same as `_stacked`, computed in words of 64 bits.
 
-    XLA for CPU has no kernel with two results, and would compute every block twice.
+    A kernel of XLA for CPU has a single result, so `_stacked` would compute every block twice.
     """
     low, high = block(_words(data), (jnp.zeros_like(number), number))
-    with jax.enable_x64(True):  # only here; the result has 32 bits again
+    with jax.enable_x64(True):  # the result has 32 bits again
         low, high = (lax.convert_element_type(word, np.uint64) for word in (low, high))
         both = low | lax.shift_left(high, lax.full_like(high, 32))
         return lax.bitcast_convert_type(both, np.uint32)
 
 
 def _mixed(data: Array, number: Array) -> Array:
-    """Return UInt32[...], one word of each block."""
+    """Return UInt32[...], both words of each block combined by xor."""
     low, high = block(_words(data), (jnp.zeros_like(number), number))
     return low ^ high
 
@@ -141,51 +148,58 @@ def _words(data: Array) -> tuple[Array, Array]:
 
 
 def _kernel(on_cpu: Block, elsewhere: Block) -> Block:
-    """Return a function of keys UInt32[..., 2] and counters UInt32[...], which broadcast.
+    """Return a function of keys UInt32[..., 2] and counters UInt32[...] that computes their words.
 
-    On a CPU it is computed in a branch that is always taken, which the compiler cannot know, so
-    that it is not fused into each of its uses and computed again there.  Its blocks are padded to
-    a few lengths, so that most draws of a program share one compiled kernel.
+    On a CPU the words are computed in a branch of a condition that is always true, which the
+    compiler does not know.  Otherwise it would fuse the computation into each use of the words, and
+    repeat it there.  Draws are padded to a few lengths, so that most draws of a program share one
+    compiled kernel.
+
+    Args:
+        on_cpu: computes the words on a CPU.
+        elsewhere: computes the same words on other devices.
     """
 
     @jax.jit
-    def row(data: Array, number: Array) -> Array:
+    def run_padded(data: Array, number: Array) -> Array:
         always = lax.optimization_barrier(jnp.bool_(True))
-        # under shard_map both branches must depend on both arguments
+        # Under shard_map both branches must depend on both arguments.
         never = lambda data, number: (
             data[:, 0] + number if on_cpu is _mixed else data + number[:, None]
         )
         return lax.cond(always, on_cpu, never, data, number)
 
     @jax.jit
-    def whole(data: Array, number: Array) -> Array:
+    def run(data: Array, number: Array) -> Array:
         shape = jnp.broadcast_shapes(data.shape[:-1], number.shape)
         data = jnp.broadcast_to(data, (*shape, 2))
         number = jnp.broadcast_to(number, shape)
         if jax.default_backend() != "cpu":
             return elsewhere(data, number)
         count: Any = math.prod(shape)
-        known = isinstance(count, int)  # else a symbolic dimension of an exported program
-        length = next((n for n in PADDED_LENGTHS if n >= count), count) if known else count
-        data, number = _padded(data.reshape(count, 2), length), _padded(number.ravel(), length)
-        words = row(data, number)
+        # In an exported program, the number may be a symbolic dimension.
+        is_known = isinstance(count, int)
+        length = next((n for n in PADDED_LENGTHS if n >= count), count) if is_known else count
+        words = run_padded(_pad(data.reshape(count, 2), length), _pad(number.ravel(), length))
         return words[:count].reshape(*shape, *words.shape[1:])
 
     @jax.custom_batching.custom_vmap
     def kernel(data: Array, number: Array) -> Array:
-        return whole(data, number)
+        return run(data, number)
 
     @kernel.def_vmap
     def _(size: int, batched: list[bool], data: Array, number: Array) -> tuple[Array, bool]:
         data, number = (
-            x if there else x[None] for x, there in zip((data, number), batched, strict=True)
+            x if is_batched else x[None]
+            for x, is_batched in zip((data, number), batched, strict=True)
         )
         return kernel(data, number), True
 
     return kernel
 
 
-def _padded(x: Array, length: int) -> Array:
+def _pad(x: Array, length: int) -> Array:
+    """Pad an array with zeros along its first axis."""
     if length == x.shape[0]:
         return x
     return jnp.pad(x, [(0, length - len(x))] + [(0, 0)] * (x.ndim - 1))

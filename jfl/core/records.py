@@ -34,21 +34,22 @@ def static(**options: Any) -> Any:
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, static))
 def record(cls: type[Class]) -> type[Class]:
     """Turn a class into a frozen dataclass that is a pytree and prints without its arrays."""
-    made: Any = cls
-    made.__repr__ = safe_repr(_call_text if made.__repr__ is object.__repr__ else made.__repr__)
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(made))
+    new: Any = cls
+    new.__repr__ = safe_repr(_call_text if new.__repr__ is object.__repr__ else new.__repr__)
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, repr=False)(new))
 
 
-# --- how records print: in a few lines, and no array
+# --- how records print: in a few lines, without the contents of arrays
 
 MAX_LINE_LENGTH = 200
-MAX_ITEMS = 8  # of a list or a dict that are printed
+# A list or a dict with more items prints only their number.
+MAX_ITEMS = 8
 
 
 def safe_repr(method: Callable[[Any], str]) -> Any:
-    """Decorate a `__repr__` so that it never fails, and has lines of bounded length.
+    """Decorate a `__repr__` so that it never fails, and returns lines of bounded length.
 
-    Pytrees are rebuilt with anything for their leaves, and JAX prints them in its error messages.
+    JAX rebuilds pytrees with leaves of any type, and prints them in its error messages.
     """
 
     @functools.wraps(method)
@@ -84,7 +85,7 @@ def brief(x: Any) -> str:
 
 
 def value_range(x: Any, form: str = "{:.6g}") -> str:
-    """Describe an array by its value, or by the smallest and the largest of several."""
+    """Describe an array by its value, or by its smallest and largest values ("0.1 to 0.5")."""
     try:
         values = np.asarray(x)
     except Exception:  # traced, donated, a key, or stored on another process
@@ -97,6 +98,7 @@ def value_range(x: Any, form: str = "{:.6g}") -> str:
 
 
 def _shape_text(x: Any) -> str:
+    """Describe an array by its type and shape, such as "float32[3,2]"."""
     traced = " traced" if isinstance(x, jax.core.Tracer) else ""
     return f"{x.dtype}[{','.join(map(str, x.shape))}]{traced}"
 
@@ -107,11 +109,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def size_text(tree: Tree) -> str:
-    """Return how many numbers a pytree holds."""
+    """Return the number of entries in the arrays of a pytree, as text: "650 numbers"."""
     return counted(sum(int(np.prod(np.shape(x))) for x in jax.tree.leaves(tree)), "number")
 
 
 def _call_text(self: Any) -> str:
+    """Describe a dataclass as the call that makes it, without fields that are None."""
     fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.repr}
     given = (f"{name}={brief(x)}" for name, x in fields.items() if x is not None)
     return f"{type(self).__name__}({', '.join(given)})"
@@ -120,22 +123,24 @@ def _call_text(self: Any) -> str:
 # --- functions in a plan
 
 
-REGISTERED_NAMES: dict[str, str] = {}  # name -> the place of its function or class
+# The module and qualified name of the function or class that has each registered name.
+REGISTERED_NAMES: dict[str, str] = {}
 
 
 def named(name: str) -> Callable[[Named], Named]:
     """Give a function or class a name that replaces its source in the identity of a plan.
 
-    The noise of a run is derived from the identity of its plan (`jfl.describe`).  A function of
-    your own is identified there by its name and its source, so an edit gives other noise.  A named
-    one is identified by `name` and the values that it closes over, of which those that cannot be
-    read count by their type only.  Choose another name when it computes something else.
+    The noise of a run is derived from the identity of its plan (`jfl.describe`).  Your own
+    functions are identified there by their name and source, so editing one changes the noise.  A
+    named function is identified by `name` and the values in its closure instead; a value that
+    cannot be read counts by its type only.  Choose another name if the function computes something
+    else.
 
     Args:
         name: a name that nothing else in your plans has.
 
     Returns:
-        A decorator that returns what it is given.
+        A decorator, which returns the function or class itself.
 
     Example:
         >>> @named("my.loss")
@@ -145,7 +150,7 @@ def named(name: str) -> Callable[[Named], Named]:
         'my.loss'
     """
     if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
-        raise ValueError(f"named: expected a name, a text, but got {name!r}.")
+        raise ValueError(f"named: expected a name, a non-empty string, but got {name!r}.")
 
     def register(value: Any) -> Any:
         place = f"{value.__module__}.{value.__qualname__}"
@@ -156,7 +161,7 @@ def named(name: str) -> Callable[[Named], Named]:
             )
         REGISTERED_NAMES[name] = place
         value._registered_name = name
-        # a wrapper that copies the name has other code
+        # A wrapper that copied the attributes of the function has other code.
         value._registered_code = getattr(value, "__code__", None)
         return value
 
@@ -164,9 +169,10 @@ def named(name: str) -> Callable[[Named], Named]:
 
 
 def always_traced(function: Any) -> Any:
-    """Decorate a client of jfl whose releases are not determined by its local steps.
+    """Decorate a client of jfl that releases more than the gradients of its local steps.
 
-    Its declaration is then compared with a trace of the client, as for a user's client.
+    `jfl.check_privacy` then compares the declared releases with a trace of the client, as it does
+    for a user's client.
     """
     function._always_traced = True
     return function
@@ -176,9 +182,10 @@ def always_traced(function: Any) -> Any:
 class Fn:
     """A module-level function with hyperparameters that are bound by name.
 
-    `Fn(step, data=dict(lr=0.1), static=dict(steps=5))` is called like `step`, and passes lr and
-    steps.  `data` is a pytree that holds the leaves, and `static` is hashable.  Two Fns that differ
-    in a float share one compiled program, unlike two closures.
+    Calling `Fn(step, data=dict(lr=0.1), static=dict(steps=5))` calls `step` with the same arguments
+    and with lr=0.1 and steps=5.  An Fn is a pytree: the values in `data` are its leaves, and those
+    in `static`, which must be hashable, belong to its structure.  Unlike two closures, two Fns that
+    differ in a float share one compiled program.
     """
 
     def __init__(
@@ -209,11 +216,11 @@ class Fn:
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-    """Rows, and the index of the rows that each client owns.
+    """Rows, and an index of the rows that each client owns.
 
-    There is one copy of the rows, and the index takes 4 bytes per slot of a client.  A federation
-    knows the identity of its data, from which the noise of its runs is derived.  The identity is
-    computed when a federation is made, also by `dataclasses.replace`; pytree functions keep it.
+    There is one copy of the rows.  The index has N slots of 4 bytes for each client.  The field
+    `identity` is a hash of the data, from which the noise of a run is derived.  It is computed when
+    a federation is created, also by `dataclasses.replace`, but not by functions of jax.tree.
     """
 
     x: Array  # [n, ...] float
@@ -225,15 +232,15 @@ class Federation:
     test_index: Array  # Int[C, Nt] held-out rows of each client, in x and y; Nt may be 0
     test_size: Array  # Int[C]
     classes: int = static(default=0)  # 0: not a classification problem
-    # sentences about the rows, to be stated with every guarantee
+    # Sentences about the rows that are printed with every guarantee.
     caveats: tuple[Any, ...] = static(default=())
-    # a data.host_rows.Population, whose rows stay on the host; then x, y and index have no rows
+    # A data.host_rows.Population, whose rows stay on the host; then x, y and index have no rows.
     host: Any = static(default=None)
-    # UInt32[4] of the data
+    # UInt32[4], the hash of the data.
     identity: Any = dataclasses.field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # private copies, so that nobody can change the rows without changing the identity
+        # Make private copies, so that nobody can change the rows without changing the identity.
         for name in ("x", "y", "index", "size"):
             value = getattr(self, name)
             if not isinstance(value, jax.core.Tracer) and not hashing.is_immutable(value):
@@ -252,7 +259,8 @@ class Federation:
         rows = self.x, self.y, self.index, self.size
         if np.ndim(self.size) == 1:
             return hashing.hash_rows(*rows)
-        together = hashing.hash_arrays(rows)  # stacked partitions: one identity each
+        # Several partitions are stacked, and each of them has its own identity.
+        together = hashing.hash_arrays(rows)
         places = np.arange(np.prod(self.size.shape[:-1]), dtype=np.uint32).reshape(
             self.size.shape[:-1]
         )
@@ -266,10 +274,10 @@ class Federation:
         if checks.is_concrete(self.size) and np.ndim(self.size) == 1:
             sizes, held_out = np.asarray(self.size), int(np.sum(np.asarray(self.test_size)))
             on_host = self.host is not None
-            kind, shape = self.x.dtype, self.x.shape[1:]
+            dtype, shape = self.x.dtype, self.x.shape[1:]
             if on_host:
-                kind, shape = "host", self.host.shape
-            rows = f"{counted(int(sizes.sum()), 'row')} of {kind}[{','.join(map(str, shape))}], "
+                dtype, shape = "host", self.host.shape
+            rows = f"{counted(int(sizes.sum()), 'row')} of {dtype}[{','.join(map(str, shape))}], "
             rows += f"{value_range(sizes)} a client{', on the host' if on_host else ''}; "
             rows += counted(self.y_test.shape[0], "test row")
             rows += f"; {held_out:,} held out by clients" if held_out else ""
@@ -280,40 +288,39 @@ class Federation:
     plot = lazy.later("jfl.data.federation.draw")
 
 
-_FEDERATION = tuple(f.name for f in dataclasses.fields(Federation) if not f.metadata.get("static"))
-_FACTS = tuple(f.name for f in dataclasses.fields(Federation) if f.metadata.get("static"))
+_FIELDS = dataclasses.fields(Federation)
+_ARRAY_FIELDS = tuple(f.name for f in _FIELDS if not f.metadata.get("static"))
+_STATIC_FIELDS = tuple(f.name for f in _FIELDS if f.metadata.get("static"))
 
 
-def _take_apart(fed: Federation) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-    keys = map(jax.tree_util.GetAttrKey, _FEDERATION)
-    return list(zip(keys, (getattr(fed, n) for n in _FEDERATION))), tuple(
-        getattr(fed, n) for n in _FACTS
-    )
+def _flatten_federation(fed: Federation) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    arrays = [(jax.tree_util.GetAttrKey(n), getattr(fed, n)) for n in _ARRAY_FIELDS]
+    return arrays, tuple(getattr(fed, n) for n in _STATIC_FIELDS)
 
 
-def _put_together(facts: Iterable[Any], arrays: Iterable[Any]) -> Federation:
+def _unflatten_federation(static_values: Iterable[Any], arrays: Iterable[Any]) -> Federation:
     """Rebuild a federation with its identity, which is one of the arrays."""
     fed = object.__new__(Federation)
-    for name, value in (*zip(_FEDERATION, arrays), *zip(_FACTS, facts)):
+    for name, value in (*zip(_ARRAY_FIELDS, arrays), *zip(_STATIC_FIELDS, static_values)):
         object.__setattr__(fed, name, value)
     return fed
 
 
-jax.tree_util.register_pytree_with_keys(Federation, _take_apart, _put_together)
+jax.tree_util.register_pytree_with_keys(Federation, _flatten_federation, _unflatten_federation)
 
 
 class Rows(NamedTuple):
     """The rows that one client can read: the shared rows and the client's part of the index."""
 
-    x: Array  # [n, ...] shared by all clients
+    x: Array  # [n, ...], the rows of all clients
     y: Array  # [n]
-    # hides a method of tuples that nobody calls
-    index: Array  # Int[N]  # pyright: ignore[reportIncompatibleMethodOverride]
-    size: Array  # Int[]
+    # Int[N], the numbers of the client's rows; slots past `size` hold 0. Hides a method of tuples.
+    index: Array  # pyright: ignore[reportIncompatibleMethodOverride]
+    size: Array  # Int[], the number of the client's rows
 
 
 class Batch(NamedTuple):
-    """Rows of one step; `mask` False marks a slot that holds no row."""
+    """The rows of one local step; a slot whose `mask` is False holds no row."""
 
     x: Array  # [B, ...]
     y: Array  # [B]
@@ -322,12 +329,12 @@ class Batch(NamedTuple):
 
 @record
 class Metric:
-    """A number to report: finish(sum over test rows / number of test rows).
+    """A custom metric of the test rows: `finish` applied to the mean of `row`.
 
     Guarantees do not cover it.
     """
 
-    row: Fn  # (params, x, y) -> a number, or a pair of a sum and its number of terms
+    row: Fn  # (params, x, y) -> a number, or a pair (sum, number of its terms)
     finish: Fn | None = None  # mean -> metric; None: the mean itself
 
 
@@ -358,10 +365,10 @@ class Batches:
 
     draw: Fn  # (round key, step, size, N) -> slots Int[B], mask Bool[B], overflow Int[]
     scheme: str = static()  # the name of its function in jfl.sampling.batches
-    batch: int | None = static()  # slots of a batch, None: N; also the size, except for Poisson
-    short: str = static(default="error")  # if a client has too few rows: "error" | "all"
+    batch: int | None = static()  # B, the slots of a batch; None: N
+    short: str = static(default="error")  # for clients with too few rows: "error" | "all"
     rate: Number | None = None  # Poisson: probability of a row; None: expected / size
-    expected: Number | None = None  # Poisson: expected rows of a batch
+    expected: Number | None = None  # Poisson: expected number of rows of a batch
 
     def __repr__(self) -> str:
         size = self.expected if self.scheme.endswith("poisson") else self.batch
@@ -377,13 +384,14 @@ class Batches:
 
 @record
 class Mechanism:
-    """A map from many masked contributions to one release, the only privacy boundary.
+    """A chain of stages from many contributions to one release, which adds noise.
 
     `jfl.chain` makes one.
     """
 
-    stages: tuple[Any, ...]  # of Stage; roles run row -> sum -> noise -> post
-    # add_remove | replace_one | zero_out | None (set by `plan`)
+    # Stages, in the order of their roles: row, sum, noise, post.
+    stages: tuple[Any, ...]
+    # "add_remove" | "replace_one" | "zero_out"; `plan` replaces None.
     adjacency: str | None = static(default=None)
 
     def __repr__(self) -> str:
@@ -392,39 +400,43 @@ class Mechanism:
 
 
 class Context(NamedTuple):
-    """The facts that a client may use in a round."""
+    """What a client, or the server, knows about a round."""
 
-    round: Array
-    client: Array  # id
-    size: Array  # number of rows of the client
-    weight: Array  # aggregation weight of the client; the mean over clients is 1
+    round: Array  # Int[]
+    client: Array  # Int[], the id of the client; C for the server
+    size: Array  # Int[], the number of rows of the client
+    weight: Array  # the weight of the client in the aggregate; the mean over clients is 1
     clients: int  # C
-    cohort: Array  # expected clients per round
+    cohort: Array  # the expected number of clients per round
 
 
 class Keys(NamedTuple):
-    """The keys of a client: two, so that points of a sweep share batches but never noise."""
+    """The keys of a client in a round.
+
+    There are two, so that points of a sweep can share batches, but never noise.
+    """
 
     batch: Key
     noise: Key
 
 
 class Diagnostics(NamedTuple):
-    """Numbers for the experimenter, which no guarantee covers."""
+    """Measurements of local training for the experimenter, which no guarantee covers."""
 
     loss: Array  # mean training loss over the local steps
     clipped: Array  # fraction of rows that were clipped
-    overflow: Array  # rows that were drawn beyond the slots of a batch
-    nonfinite: Array | int = 0  # rows whose gradient was not finite, and counted as zero
+    overflow: Array  # number of rows that were drawn, but found no slot in their batch
+    nonfinite: Array | int = 0  # number of rows whose gradient was not finite, and counted as zero
 
 
 @record
 class Release:
-    """A place in an algorithm where data enter a mechanism, `count` times per participation.
+    """A declaration of what a client releases about its examples.
 
-    If `steps` is 0, each release is one noisy step.  Otherwise noise is added once to the result of
-    that many steps, under replace_one adjacency, with a sensitivity that covers the whole effect of
-    a row on them (output perturbation).
+    The client applies `mechanism` to batches of its rows, `count` times per participation.  If
+    `steps` is 0, each of these releases is the gradient of one step.  Otherwise noise is added once
+    to the result of that many steps (output perturbation): the adjacency is then replace_one, and
+    the sensitivity covers the whole effect of a row on these steps.
     """
 
     mechanism: Mechanism | None  # None: no privacy
@@ -440,22 +452,24 @@ class Algorithm:
     They contain no vmap, mask, sampling, weighting or noise.  `jfl.algorithm` makes one.
     """
 
-    init: Fn  # params -> server, own; `own` is the state of one client
-    client: Fn  # (ctx, keys, server, own, rows) -> payload, own, Diagnostics
-    server: Fn  # (ctx, server, release) -> server
+    init: Fn  # params -> server state, client state (of one client)
+    client: Fn  # (context, keys, server, client_state, rows) -> payload, client_state, Diagnostics
+    server: Fn  # (context, server, release) -> server
     params: Fn  # server -> params, for evaluation
-    # of Release: the releases that are charged to the examples of a client
+    # The releases of a client about its examples, each a Release.
     releases: tuple[Any, ...] = ()
     name: str = static(default="algorithm")
     stateful: bool = static(default=False)
-    uploads: str = static(default="difference")  # or "model", whose mean needs all weights
-    # whether a client checks its solve, so that its mechanism may declare the bound "prox_erm"
+    # "difference", or "model" if clients upload models, which requires that all participate.
+    uploads: str = static(default="difference")
+    # Whether a client checks its solve, so that its mechanism may declare the bound "prox_erm".
     checks_its_solve: bool = static(default=False)
-    # whether its steps contract for convex losses, so that it may declare "contraction"
+    # Whether local steps contract for convex losses, so that it may declare "contraction".
     contracts: bool = static(default=False)
-    # (server, own) -> params, which are evaluated on the client's held-out rows; None: `params`
+    # (server, client_state) -> params, which are evaluated on the client's held-out rows.
+    # None: `params`.
     personal: Fn | None = None
-    # of Release: releases that only personal models use; None: unknown
+    # The releases, each a Release, that only personal models use; None: unknown.
     personal_releases: tuple[Any, ...] | None = None
 
     def __repr__(self) -> str:
@@ -464,7 +478,7 @@ class Algorithm:
 
     @property
     def all_releases(self) -> tuple[Any, ...]:
-        """All releases, those of uploads first, then those of personal models."""
+        """The releases of uploads, followed by those of personal models."""
         return self.releases + (self.personal_releases or ())
 
 
@@ -489,37 +503,36 @@ class Cohort(NamedTuple):
 
     ids: Array  # Int[K]; C marks an empty slot
     times_drawn: Array  # Int[K]; 0 for an empty slot
-    # Int[K]; how often the client occurs earlier in this cohort, if draws are independent
+    # Int[K]; how often the client occurs earlier in this cohort, if draws are independent.
     repeat_index: Array
-    overflow: Array  # Int[]; clients that were drawn beyond the capacity
+    overflow: Array  # Int[]; number of clients that were drawn, but found no slot
 
 
 class FetchedCohort(NamedTuple):
-    """A cohort with its rows and client states, fetched from the host; [chunks, slots, ...]."""
+    """A cohort with its rows and client states, fetched from the host."""
 
-    slots: tuple[Any, ...]  # ids, times_drawn, repeat_index
-    overflow: Array  # Int[]; clients that were drawn beyond the capacity
-    rows: tuple[Any, ...]  # x [.., N, ...], y [.., N]
-    client_states: Tree
+    slots: tuple[Any, ...]  # ids, times_drawn and repeat_index, each Int[chunks, slots]
+    overflow: Array  # Int[]; number of clients that were drawn, but found no slot
+    rows: tuple[Any, ...]  # x [chunks, slots, N, ...], y [chunks, slots, N]
+    client_states: Tree  # leaves [chunks, slots, ...]
 
 
 @record
 class Sampler:
     """The sampler of the clients of a round, and what an accountant may assume about it."""
 
-    draw: Fn  # key -> Cohort; (key, round) -> Cohort if clients take turns
-    expected: Number  # expected clients per round: the public denominator
-    share: Array | np.ndarray | None = None  # [C] a client's fraction of the draws; None: 1 / C
+    draw: Fn  # key of the round -> Cohort; or (key of the run, round) -> Cohort if `over_rounds`
+    expected: Number  # expected clients per round, a public divisor
+    share: Array | np.ndarray | None = None  # [C], fraction of draws per client; None: 1 / C
     rate: Number | None = None  # Poisson: probability of a client
     scheme: str = static(default="full")  # the name of its function in jfl.sampling
-    clients: int = static(default=0)
-    capacity: int = static(default=0)  # slots K
+    clients: int = static(default=0)  # C
+    capacity: int = static(default=0)  # K, the slots of a cohort
     independent: bool = static(default=False)  # with_replacement: a repeated client runs again
-    # minimum number of rounds from one participation of a client to the next; above 1, groups of
-    # clients take turns, and `draw` takes the key of the run and the round
+    # Minimum number of rounds from one participation of a client to its next. Above 1, groups of
+    # clients participate in rotation.
     separation: int = static(default=1)
-    # number of rounds in which each client participates exactly once, in a random one; above 1,
-    # `draw` takes the key of the run and the round
+    # Number of rounds in which each client participates exactly once, in a random one of them.
     epoch: int = static(default=1)
 
     def __repr__(self) -> str:
@@ -543,15 +556,15 @@ class Plan:
     task: Task
     algorithm: Algorithm
     sampler: Sampler
-    upload: Mechanism | None  # noise on each client's upload
-    release: Mechanism  # from the uploads of a cohort to the value that the server applies
-    weights: Any  # [C] array with mean 1, or Fn(round) -> [C]
-    chunk: int = static(default=0)  # clients that are computed at once; 0: all
-    # whether points of a sweep share noise, which voids their joint guarantee
+    upload: Mechanism | None  # the chain that each client applies to its upload
+    release: Mechanism  # the chain that the server applies to the uploads of a cohort
+    weights: Any  # Float[C], or an Fn of the round that returns it
+    chunk: int = static(default=0)  # clients that a device runs at the same time; 0: all
+    # Whether points of a sweep share noise; no guarantee then covers several of them together.
     paired_noise: bool = static(default=False)
-    # whether the server is assumed to see only sums of uploads
+    # Whether the server is assumed to see only sums of uploads.
     secure_aggregation: bool = static(default=False)
-    # jax.sharding.Mesh whose axis "clients" splits each cohort; None: one device
+    # A jax.sharding.Mesh whose axis "clients" divides each cohort; None: one device.
     mesh: Any = static(default=None)
 
     def __repr__(self) -> str:
@@ -580,26 +593,26 @@ class Plan:
 
 
 class Health(NamedTuple):
-    """Counts of problems, made inside the program and judged on the host."""
+    """Counts of problems.  The program counts; the host decides whether to stop the run."""
 
     nonfinite: Array | np.ndarray  # clients or server states with a value that is not finite
-    overflow: Array | np.ndarray  # clients or rows that were drawn beyond the capacity
+    overflow: Array | np.ndarray  # clients or rows that were drawn, but found no slot
     empty_cohort: Array | np.ndarray  # rounds without a client
-    # rows or clients with a value that is not finite, which a clip counted as zero
+    # Rows or clients with a value that is not finite, which a clip replaced by zero.
     nonfinite_rows: Array | np.ndarray
 
 
 @record
 class Run:
-    """The state of a run, one pytree to donate, vmap, save and resume."""
+    """The state of a run: one pytree that can be donated, vmapped, saved and resumed."""
 
-    round: Array
-    # determines cohorts, batches and initial parameters; noise depends on the plan as well
+    round: Array  # Int[], the number of rounds that have run
+    # Determines cohorts, batches and initial parameters. Noise depends on the plan as well.
     key: Key
-    plan_identity: Array  # UInt32[4] of the plan that ran last
-    # UInt32[4] of the plans before it and the rounds at which they ended; 0 at first
+    plan_identity: Array  # UInt32[4], the identity of the plan that ran last
+    # UInt32[4], a hash of the plans before it and of the rounds at which they ended.
     plan_history: Array
-    # increased when another program computes rounds again; part of every noise key
+    # Increased if another program computes the same rounds again. It is part of every noise key.
     attempt: Array
     server: Tree
     client_states: Tree  # leaves [C, ...]
@@ -625,6 +638,7 @@ class Run:
         )
 
 
+# The percentiles in `Metrics.client_percentiles`.
 PERCENTILES = (10, 25, 50, 75, 90)
 
 
@@ -639,9 +653,9 @@ class Metrics:
     train_loss: Array  # mean over the cohorts since the last evaluation
     clip_fraction: Array  # fraction of clipped uploads if the release clips, otherwise of rows
     update_norm: Array  # mean norm of the server's updates since the last evaluation
-    cohort: Array  # mean clients per round
-    clip_norm: Array | None = None  # current norm of an adaptive release
-    # percentiles over clients of the held-out accuracy, [..., len(PERCENTILES)]
+    cohort: Array  # mean number of clients per round since the last evaluation
+    clip_norm: Array | None = None  # current clip norm, if the release adapts it
+    # Percentiles over clients of the held-out accuracy, [..., len(PERCENTILES)].
     client_percentiles: Array | None = None
     custom: dict[str, Any] | None = None  # the values of `Task.metrics`, by name
 
@@ -669,11 +683,11 @@ class Metrics:
 
 
 class Caveat(str):
-    """A sentence to state with an epsilon, and a code by which programs recognise it.
+    """A sentence that is printed with an epsilon, with a code by which programs recognise it.
 
     Args:
-        text: the sentence, which `str` returns and reports print.
-        code: the kind of caveat; it does not change when the sentence is reworded.
+        text: the sentence.
+        code: the kind of caveat, which does not change if the sentence is reworded.
 
     Example:
         >>> once = Caveat("the server sees every upload", "every-upload")
@@ -688,7 +702,7 @@ class Caveat(str):
         caveat.code = code
         return caveat
 
-    # unlike `str`, a caveat has two arguments
+    # For pickle: unlike `str`, a caveat has two arguments.
     def __getnewargs__(self) -> tuple[str, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return str(self), self.code
 
@@ -704,29 +718,28 @@ class _Fields(NamedTuple):
     unit: str  # example | client
     adjacency: str  # add_remove | replace_one | zero_out
     view: str  # server | aggregate | third_party
-    method: str  # the bound that gave the number
+    method: str  # the name of the bound from which epsilon was computed
     status: str = "proved"  # proved | claimed | audited | conditional | descriptive | none
     caveats: tuple[Any, ...] = ()  # sentences, most of them a `Caveat`
     implied: bool = False  # whether it follows from the guarantee of another unit
-    rounds: int | None = None  # number of rounds that it covers; None: all that were asked for
+    rounds: int | None = None  # number of rounds that it covers; None: all requested ones
 
 
 class Guarantee(_Fields):
     """An epsilon with its delta, what it protects, from whom, and how it was proved.
 
-    All fields are plain Python values.  A guarantee of `jfl.guarantee` also knows the releases that
-    it covers, so that it answers for other epsilons and deltas, for attacks, and for groups.  The
-    releases are not a field: comparing, printing and storing use the fields only.  A guarantee that
-    was read from a file, or that a paper claims, answers with what its epsilon and delta imply.
-
-    Other epsilons and deltas have the same unit, adjacency, view, status and caveats.
+    The fields are plain Python values.  Methods return other epsilons and deltas, bounds on
+    attacks, and guarantees for groups; these have the same unit, adjacency, view, status and
+    caveats.  A guarantee of `jfl.guarantee` computes them from the releases that it covers.  A
+    guarantee that was read from a file, or that a paper claims, derives them from its epsilon and
+    delta alone.  The releases are not a field, so comparing, printing and storing ignore them.
     """
 
-    _release = None  # an object with `curve()` and `group(size)`
-    _curve = None
+    _release = None  # see `about`
+    _curve = None  # the result of `curve`, once it is computed
 
     def __str__(self) -> str:
-        # a guarantee that was stored without a finite epsilon may still be called proved
+        # A stored guarantee without a finite epsilon may have the status "proved".
         none = self.epsilon == float("inf") and self.status in ("none", "proved")
         eps, status = (
             ("no guarantee", "") if none else (f"epsilon = {self.epsilon:.4g}", f"{self.status}; ")
@@ -754,7 +767,7 @@ class Guarantee(_Fields):
         """The releases that it covers; None if only its epsilon and delta are known."""
         return self._release
 
-    # final for type checkers; a changed guarantee keeps its releases
+    # A changed guarantee keeps its releases if its epsilon and delta are the same.
     def _replace(self, **fields: Any) -> "Guarantee":  # pyright: ignore[reportIncompatibleMethodOverride]
         changed = super()._replace(**fields)
         keep = (changed.epsilon, changed.delta) == (self.epsilon, self.delta)
@@ -899,7 +912,7 @@ class Guarantee(_Fields):
 
 
 class _Group(NamedTuple):
-    """The releases of a guarantee for several units."""
+    """The releases of a guarantee, for a group of `size` units."""
 
     one: Guarantee
     size: int
@@ -915,7 +928,7 @@ class _Group(NamedTuple):
 
 
 def _both(first: trade_off.Curve, second: trade_off.Curve) -> trade_off.Curve:
-    """Return the curve that two curves of one mechanism prove together."""
+    """Return the curve of all pairs that either of two curves of one mechanism proves."""
     return trade_off.curve_of(
         np.append(first.epsilon, second.epsilon),
         np.append(first.delta, second.delta),

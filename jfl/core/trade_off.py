@@ -2,7 +2,7 @@
 
 A curve is a list of proved pairs (epsilon, delta).  Each pair bounds every attack by two lines: at
 a false-positive rate a, the true-positive rate is at most e^epsilon a + delta, and at most
-1 - e^-epsilon (1 - delta - a).  All lines together bound the rates by a polygon.
+1 - e^-epsilon (1 - delta - a).  The lines of all pairs together form a concave polygon.
 """
 
 import math
@@ -15,23 +15,33 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from . import checks
 
-MIN_RATE = 1e-12  # smallest false-positive rate for which mu holds
-MIN_EPSILON_GAP = 1e-12  # closer epsilons of a curve count as equal
-MAX_LINES = 4096  # of the polygon of a group
+# The smallest false-positive rate for which `mu` holds.
+MIN_RATE = 1e-12
+# Epsilons of a curve that are closer than this count as equal.
+MIN_EPSILON_GAP = 1e-12
+# The largest number of lines of the polygon of a group.
+MAX_LINES = 4096
 LARGEST_GROUP = 1000
 
 
 class Curve(NamedTuple):
     """Proved pairs of epsilon and delta, as two arrays that can be plotted.
 
-    Between two pairs, the straight line in e^epsilon is proved too, since the true delta is convex
-    in e^epsilon.  `curve_of` removes the pairs above such a line.
+    Linear interpolation of delta in e^epsilon between two pairs is proved as well, since the true
+    delta is convex in e^epsilon.  `curve_of` removes pairs above such a line.
+
+    Attributes:
+        epsilon: Float64[n], ascending; the first is 0.
+        delta: Float64[n], descending, in [0, 1].
+        gaussian_mu: the mechanism is also mu-GDP for this mu, except for `missing`.
+        missing: the probability of the noise that is cut off if it is truncated, which is added to
+            the rates of mu-GDP.
     """
 
-    epsilon: np.ndarray  # Float64[n] ascending, the first is 0
-    delta: np.ndarray  # Float64[n] descending, in [0, 1]
-    gaussian_mu: float = math.inf  # also mu-GDP for this mu, at all rates, up to `missing`
-    missing: float = 0.0  # probability that truncated noise adds to the rates of gaussian_mu
+    epsilon: np.ndarray
+    delta: np.ndarray
+    gaussian_mu: float = math.inf
+    missing: float = 0.0
 
     def delta_at(self, epsilon: ArrayLike) -> np.ndarray:
         """See `Guarantee.delta_at`."""
@@ -78,7 +88,7 @@ class Curve(NamedTuple):
     def mu(self) -> float:
         """See `Guarantee.mu`."""
         lines = _lines(self)
-        # the curve of a Gaussian is concave: if it is above all corners, it is above the polygon
+        # The curve of a Gaussian is concave, so it is above the polygon if it is above all corners.
         kept = (lines.corners >= MIN_RATE) & (lines.corners <= 0.5)
         rates = np.append(lines.corners[kept], MIN_RATE)
         highest = np.clip(lines.height(rates), rates, 1.0)
@@ -109,7 +119,9 @@ class Curve(NamedTuple):
 def curve_of(
     epsilon: ArrayLike, delta: ArrayLike, gaussian_mu: float = math.inf, missing: float = 0.0
 ) -> Curve:
-    """Return the curve of proved pairs in any order: their lower hull, convex in e^epsilon.
+    """Return the curve of proved pairs, given in any order.
+
+    The curve is the lower hull of the pairs, convex in e^epsilon.
 
     Example:
         >>> curve_of([1.0, 0.0, 2.0], [0.4, 0.5, 0.0]).delta.tolist()
@@ -118,7 +130,7 @@ def curve_of(
     order = np.lexsort((np.asarray(delta), np.asarray(epsilon)))
     epsilon = np.asarray(epsilon, np.float64)[order]
     delta = np.clip(np.asarray(delta, np.float64)[order], 0.0, 1.0)
-    # a pair also implies a delta at epsilon 0, which may be smaller than the one given there
+    # A pair also implies a delta at epsilon 0, which may be smaller than the given one.
     sum_of_rates = (1 - delta) * (2 * np.exp(-epsilon) / (1 + np.exp(-epsilon)))
     at_zero = 1 - np.max(sum_of_rates)
     if epsilon[0] > 0:
@@ -134,7 +146,7 @@ def curve_of(
                 continue
             hull.pop()
         lowest = d
-        while len(hull) > 1 and _fall(hull[-2], hull[-1]) <= _fall(hull[-1], (e, d)):
+        while len(hull) > 1 and _log_slope(hull[-2], hull[-1]) <= _log_slope(hull[-1], (e, d)):
             hull.pop()
         hull.append((e, d))
     corners = np.array(hull).T
@@ -153,10 +165,10 @@ def curve_of_pair(epsilon: float, delta: float) -> Curve:
     return curve_of([epsilon], [delta])
 
 
-def _fall(first: tuple[float, float], last: tuple[float, float]) -> float:
-    """Return the log of the slope of delta in e^epsilon between two pairs.
+def _log_slope(first: tuple[float, float], last: tuple[float, float]) -> float:
+    """Return the log of minus the slope of delta in e^epsilon between two pairs.
 
-    The slope is the false-positive rate at which the lines of the two pairs meet.
+    Minus the slope is the false-positive rate at which the lines of the two pairs meet.
     """
     (e, d), (f, g) = first, last
     if not d > g:
@@ -165,13 +177,20 @@ def _fall(first: tuple[float, float], last: tuple[float, float]) -> float:
 
 
 class _Lines(NamedTuple):
-    """A polygon: lines of slope e^epsilon, the steepest first, and the rates of its corners."""
+    """A concave polygon that bounds the true-positive rate, given the false-positive rate.
 
-    epsilon: np.ndarray  # [n] descending, of either sign
-    delta: np.ndarray  # [n] height at rate 0
-    corners: np.ndarray  # [n - 1] ascending
+    Attributes:
+        epsilon: [n], descending, of either sign; e^epsilon is the slope of a line.
+        delta: [n], the height of a line at rate 0.
+        corners: [n - 1], ascending; the false-positive rates at which lines meet.
+    """
+
+    epsilon: np.ndarray
+    delta: np.ndarray
+    corners: np.ndarray
 
     def height(self, rates: np.ndarray) -> np.ndarray:
+        """Return the height of the polygon at false-positive rates."""
         line = np.searchsorted(self.corners, rates)
         with np.errstate(divide="ignore", over="ignore"):
             steep = np.exp(self.epsilon[line] + np.log(rates))
@@ -179,6 +198,7 @@ class _Lines(NamedTuple):
 
 
 def _lines(curve: Curve) -> _Lines:
+    """Return the polygon of a curve, with the two lines of each pair."""
     epsilon, delta = curve.epsilon[::-1], curve.delta[::-1]
     mirrored = -np.expm1(-curve.epsilon) + np.exp(-curve.epsilon) * curve.delta
     epsilon = np.concatenate([epsilon, -curve.epsilon[1:]])
@@ -186,7 +206,7 @@ def _lines(curve: Curve) -> _Lines:
 
 
 def _polygon(epsilon: np.ndarray, delta: np.ndarray) -> _Lines:
-    """Return sorted lines with the corners between neighbours."""
+    """Return the polygon of sorted lines, with the corners between neighbouring lines."""
     gap = epsilon[:-1] - epsilon[1:]
     rise = np.maximum(delta[1:] - delta[:-1], 0.0)
     with np.errstate(divide="ignore", over="ignore"):
@@ -195,12 +215,13 @@ def _polygon(epsilon: np.ndarray, delta: np.ndarray) -> _Lines:
 
 
 def _after(second: _Lines, first: _Lines) -> _Lines:
-    """Return `second` applied to the heights of `first`.
+    """Return the polygon of the function `second(first(rate))`.
 
-    Every pair of lines gives a valid bound, so leaving some out is safe.
+    Any line of one polygon applied to a line of the other is a valid bound, so leaving some out is
+    safe.
     """
     heights = np.clip(first.height(first.corners), 0.0, 1.0)
-    # the rates at which the height reaches a corner of the second, solved on the line below it
+    # The rates at which the height of `first` is a corner of `second`.
     line = np.searchsorted(heights, second.corners)
     above = np.maximum(second.corners - first.delta[line], 0.0)
     with np.errstate(divide="ignore"):
@@ -218,7 +239,7 @@ def _after(second: _Lines, first: _Lines) -> _Lines:
 
 
 def _gaussian_delta(mu: float, epsilon: np.ndarray) -> np.ndarray | float:
-    """Return delta of the Gaussian mechanism, or the trivial 1 if rounding would matter."""
+    """Return delta of the Gaussian mechanism; the trivial bound 1 if rounding would matter."""
     if not 1e-3 <= mu < math.inf:
         return 1.0
     s = epsilon / mu
@@ -226,9 +247,10 @@ def _gaussian_delta(mu: float, epsilon: np.ndarray) -> np.ndarray | float:
 
 
 def _gaussian_epsilon(mu: float, delta: np.ndarray) -> np.ndarray | float:
-    """Return an epsilon of the Gaussian mechanism, by bisection from above.
+    """Return an upper bound on epsilon of the Gaussian mechanism, by bisection.
 
-    The tail exp(-s^2 / 2) at s = epsilon / mu - mu / 2 bounds delta.
+    Bisection starts from the epsilon at which exp(-s^2 / 2), with s = epsilon / mu - mu / 2, is
+    delta; this tail bounds the true delta.
     """
     if not 0 < mu < math.inf:
         return math.inf if mu else 0.0
@@ -243,9 +265,10 @@ def _gaussian_epsilon(mu: float, delta: np.ndarray) -> np.ndarray | float:
 
 
 def _numbers(
-    where: str, name: str, value: ArrayLike, test: Callable[[np.ndarray], Any], need: str
+    where: str, name: str, value: ArrayLike, holds: Callable[[np.ndarray], Any], expected: str
 ) -> np.ndarray:
+    """Return numbers as Float64[...]; reject those for which `holds` is False."""
     array = checks.as_array(where, name, value)
-    if array.dtype.kind not in "iuf" or not np.all(test(array)):
-        checks.fail(where, f"{name}, numbers {need}", f"{name}={checks.short_repr(value)}")
+    if array.dtype.kind not in "iuf" or not np.all(holds(array)):
+        checks.fail(where, f"{name}, numbers {expected}", f"{name}={checks.short_repr(value)}")
     return array.astype(np.float64)

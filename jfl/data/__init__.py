@@ -1,4 +1,4 @@
-"""Data: rows (`datasets`), who owns them (`partition`), and both as one record (`federate`)."""
+"""Datasets, partitions of their rows among clients, and federations, which combine both."""
 
 from ..core.lazy import submodules as _submodules
 from . import datasets as datasets

@@ -13,9 +13,9 @@ from .rows import Dataset, make_dataset
 
 NUM_ROWS = {"adult.data": 32561, "adult.test": 16281}
 
-# The published attributes in the order of the file. A number is what the raw value is divided by, a
-# round one near the largest that the attribute can take. Text is the list of categories, without
-# "?", which stands for an unknown value.
+# The published attributes in the order of the file. A numeric attribute has the number by which its
+# raw values are divided, a round number near the largest value. A categorical attribute has the
+# list of its categories, without "?", which marks an unknown value.
 ATTRIBUTES = {
     "age": 100,
     "workclass": (
@@ -57,15 +57,16 @@ CATEGORIES = {name: kind.split() for name, kind in ATTRIBUTES.items() if isinsta
 
 
 def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """Return UCI Adult: x [32561, 105], 16,281 test rows; label 1 means an income above 50,000
-    dollars.
+    """Return UCI Adult: x [32561, 105], 16,281 test rows, 2 classes.
 
-    The encoding does not depend on the rows. An unknown value ("?") is zero in all columns of its
-    attribute. The columns of x are
+    Label 1 means an income above 50,000 dollars. The columns of x are
 
     - age / 100, fnlwgt / 1e6, education-num / 16, capital-gain / 1e5, capital-loss / 5000 and
       hours-per-week / 100,
-    - then a column of 0 and 1 for each of the 99 categories in the published attribute list.
+    - then a column of 0 and 1 for each of the 99 categories in the published attribute list. All
+      columns of an attribute are 0 if its value is unknown ("?").
+
+    This encoding does not depend on the rows.
 
     Other Parameters:
         data_dir: the folder with the files adult/adult.data and adult/adult.test. None searches the
@@ -113,12 +114,13 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return x Float32[n, 105] and y Int32[n] of one of the published files."""
     # adult.test begins with a comment, "|", and ends its labels with a full stop.
     table = np.loadtxt(path, "U40", comments="|", delimiter=",", ndmin=2, encoding="ascii")
     columns = dict(zip([*ATTRIBUTES, "income"], np.char.strip(table.T, " ."), strict=True))
 
     def positions(name, known):
-        """Return the position of each value in a list that has to hold all of them."""
+        """Return the position of each value of a column in the list of its known values."""
         matches = columns[name][:, None] == np.array(known)
         if not matches.any(1).all():
             unknown = str(columns[name][~matches.any(1)][0])
@@ -137,8 +139,10 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _download(folder: Path):
-    """Write OpenML's copy as the two published files. It holds the rows of both in their order,
-    those of adult.test first."""
+    """Write OpenML's copy as the two published files.
+
+    The copy holds the rows of both files in their order, those of adult.test first.
+    """
     from sklearn.datasets import fetch_openml
 
     copy: Any = fetch_openml("adult", version=2, as_frame=False, parser="liac-arff", cache=False)

@@ -1,12 +1,12 @@
-"""Corrupted rows, for studies of how much each client should count: Federation to Federation.
+"""Corruption of the rows of a Federation, for studies with clients of unequal data quality.
 
-What happens to a row depends only on the seed, the row number and the corruption level of its
-owner, not on the partition or the order of clients. A higher level changes everything that a lower
-one changes, in the same way. So different levels can be compared on the same draws.
+Whether and how a row is corrupted depends only on the seed, the row number and the corruption level
+of its owner, not on the partition or the order of clients. A higher level corrupts everything that
+a lower one does, in the same way, so that different levels can be compared on the same draws.
 
 Privacy:
-    If the levels are public, each row is changed independently, so neighbouring datasets stay
-    neighbouring and caveats stay the same.
+    Each row is changed independently if the levels are public. Neighbouring datasets then stay
+    neighbouring, and no caveat is needed.
 
 Shapes use n rows and C clients.
 """
@@ -23,8 +23,10 @@ from ..core.records import Federation
 
 __all__ = ["label_noise", "salt_and_pepper"]
 
-PIXEL_STREAM, LABEL_STREAM = 2, 3  # random streams of a seed; partitions use others
-MAX_DRAWS = 1 << 22  # held at once
+# The numbers of the random streams of a seed that are used here. Partitions use others.
+PIXEL_STREAM, LABEL_STREAM = 2, 3
+# Random numbers that are in memory at a time.
+MAX_DRAWS = 1 << 22
 
 
 def salt_and_pepper(
@@ -36,7 +38,7 @@ def salt_and_pepper(
     high: float | None = None,
     held_out: bool = False,
 ) -> Federation:
-    """Set each pixel to `low` or `high`, with probability density / 2 each.
+    """Set each pixel to `low` with probability density / 2, and to `high` with density / 2.
 
     Args:
         fed: the federation.
@@ -72,7 +74,7 @@ def salt_and_pepper(
         [0.0, 0.2, 0.5]
     """
     where = "corruption.salt_and_pepper"
-    levels = _levels(where, fed, seed, held_out, density=density)
+    levels = _levels_of_rows(where, fed, seed, held_out, density=density)
     if not jnp.issubdtype(fed.x.dtype, jnp.floating):
         checks.fail(
             where,
@@ -86,11 +88,10 @@ def salt_and_pepper(
     lowest, highest = (np.asarray(end, x.dtype) for end in (low, high))
     rng, shape = np.random.default_rng([seed, PIXEL_STREAM]), x.shape[1:]
     step = max(1, MAX_DRAWS // max(x[:1].size, 1))
-    for first in range(0, len(x), step):  # draws for every row, in order
-        part, half = (
-            x[first : first + step],
-            levels[first : first + step].reshape(-1, *[1] * len(shape)) / 2,
-        )
+    # Numbers are drawn for every row in order, whether it changes or not.
+    for first in range(0, len(x), step):
+        part = x[first : first + step]
+        half = levels[first : first + step].reshape(-1, *[1] * len(shape)) / 2
         u = rng.random(part.shape)
         part[u < half] = lowest
         part[u >= 1 - half] = highest
@@ -121,7 +122,7 @@ def label_noise(
         0.2
     """
     where = "corruption.label_noise"
-    levels = _levels(where, fed, seed, held_out, share=share)
+    levels = _levels_of_rows(where, fed, seed, held_out, share=share)
     if fed.classes < 2:
         checks.fail(
             where,
@@ -135,8 +136,18 @@ def label_noise(
     return dataclasses.replace(fed, y=mark_immutable(jnp.array(y)))
 
 
-def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
-    """Return Float64[n]: the level of each row's owner, and 0 for rows that do not change."""
+def _levels_of_rows(where, fed, seed, held_out, **level) -> np.ndarray:
+    """Check the common arguments, and return Float64[n], the corruption level of each row.
+
+    The level is that of the row's owner, and 0 for rows that do not change.
+
+    Args:
+        where: the function, for messages.
+        fed: the federation.
+        seed: the seed.
+        held_out: whether held-out rows change too.
+        **level: the levels of clients under the name of the argument, a number or Float[C].
+    """
     ((name, value),) = level.items()
     if not isinstance(fed, Federation) or not checks.is_concrete((fed, value)):
         checks.fail(
@@ -149,8 +160,8 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
     checks.require_seed(where, seed=seed)
     checks.require_one_of(where, (False, True), held_out=held_out)
     checks.require_nonnegative(where, **{name: value})
-    clients, given = len(fed.size), np.asarray(value, np.float64)
-    if given.shape not in ((), (clients,)) or np.any(given > 1):
+    clients, of_clients = len(fed.size), np.asarray(value, np.float64)
+    if of_clients.shape not in ((), (clients,)) or np.any(of_clients > 1):
         checks.fail(
             where,
             f"{name} in [0, 1], one number or one for each of {clients} clients",
@@ -158,13 +169,16 @@ def _levels(where, fed, seed, held_out, **level) -> np.ndarray:
             "0 leaves a client's rows unchanged.",
         )
     levels = np.zeros(len(fed.x))
-    parts = (fed.index, fed.size, given), (fed.test_index, fed.test_size, given * held_out)
-    wanted = []
+    parts = (
+        (fed.index, fed.size, of_clients),
+        (fed.test_index, fed.test_size, of_clients * held_out),
+    )
+    assigned = []
     for index, size, level_of_client in parts:
         is_row = np.arange(index.shape[1]) < np.asarray(size)[:, None]
         rows = np.asarray(index)[is_row]
         levels[rows] = level_of_rows = np.repeat(np.broadcast_to(level_of_client, clients), size)
-        wanted.append((rows, level_of_rows))
-    if any(np.any(levels[rows] != level_of_rows) for rows, level_of_rows in wanted):
+        assigned.append((rows, level_of_rows))
+    if any(np.any(levels[rows] != level_of_rows) for rows, level_of_rows in assigned):
         checks.fail(where, f"one {name} for each row", "a row of two clients, or held out as well")
     return levels

@@ -1,7 +1,8 @@
-"""Datasets: rows and labels as NumPy arrays on the host, checked once when they are made.
+"""Datasets: rows and labels as NumPy arrays on the host.
 
-Shapes use n for the number of training rows and m for the number of test rows. To add a dataset,
-write one function and add its name to `__all__`.
+Each function returns a `Dataset`, whose arrays are checked once. Shapes use n for the number of
+training rows and m for the number of test rows. To add a dataset, write one function and add its
+name to `__all__`.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,9 +52,9 @@ def arrays(
     Args:
         x: [n, ...], training rows as the model gets them. Floats become float32, and integers
             (tokens) become int32.
-        y: [n], labels: integers in [0, classes), or numbers if classes=0. Or [n, k]: sequences of
-            tokens in [0, classes), in which negative labels are masked; or k numbers if classes=0,
-            which may be several labels of 0 and 1.
+        y: [n] or [n, k], labels. One label per row is an integer in [0, classes), or a number if
+            classes=0. Several labels per row are tokens in [0, classes), of which negative ones are
+            masked; or numbers if classes=0, such as 0 and 1 for each of k attributes.
         x_test: [m, ...], test rows.
         y_test: [m], their labels.
         classes: number of classes. None counts them from the labels, and 0 means regression.
@@ -92,7 +93,7 @@ def frame(
             owner a client.
         features: the columns of x, all of them numeric. None selects all remaining columns.
         test: a frame of test rows with the same columns. None takes test rows from `data`.
-        test_fraction: fraction of each owner's rows, in (0, 1), used for the test if `test` is
+        test_fraction: fraction of each owner's rows, in (0, 1), that become test rows if `test` is
             None.
         classes: as in `arrays`.
         seed: seed of the choice of test rows.
@@ -130,13 +131,13 @@ def prepared(
     classes: int | None = None,
     data_dir: str | Path | None = None,
 ) -> Dataset:
-    """Return any dataset that tensorflow_datasets has prepared, such as FEMNIST or StackOverflow.
+    """Return a dataset that tensorflow_datasets has prepared, such as FEMNIST or StackOverflow.
 
-    TensorFlow is not needed to read it.
+    Reading it does not need TensorFlow.
 
     Other Parameters:
         name: the name of the prepared data, or "name/config".
-        row: a function from one record, a dict of its features, to (x, y), or to (x, y, owner) for
+        row: a function that maps one record, a dict of features, to (x, y), or to (x, y, owner) for
             `partition.natural()`.
         splits: the names of the training and the test split.
         classes: as in `arrays`.
@@ -184,8 +185,8 @@ def hugging_face(
 
     Other Parameters:
         train: a `datasets.Dataset` of training rows, or a dict of arrays.
-        x: the column of rows (images, or sequences of numbers or tokens, all of one shape), or
-            several columns of numbers, which become one vector.
+        x: the column of features, such as images or sequences of tokens, all of one shape; or the
+            names of several columns of numbers, which become one vector.
         y: the column of labels.
         test: test rows, in the same form as `train`.
         owner: the column that names the owner of each row, for `partition.natural()`.
@@ -223,6 +224,7 @@ def hugging_face(
 
 
 def _matrix(where, data, names) -> np.ndarray:
+    """Return columns of a data frame as Float32[n, columns]."""
     columns = {name: np.asarray(data[name]) for name in names}
     for name, column in columns.items():
         if column.dtype.kind not in "biuf":
@@ -236,7 +238,13 @@ def _matrix(where, data, names) -> np.ndarray:
 
 
 def _draw_test_rows(groups, fraction, rng) -> np.ndarray:
-    """Draw a fraction of the rows of each group; at least one stays. Return Bool[rows]."""
+    """Draw a fraction of the rows of each group, but not all of them; return Bool[n].
+
+    Args:
+        groups: [n], the group of each row.
+        fraction: the fraction, in (0, 1].
+        rng: the generator.
+    """
     is_test = np.zeros(len(groups), bool)
     for group in np.unique(groups):
         rows = rng.permutation(np.flatnonzero(groups == group))
@@ -377,7 +385,7 @@ def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
 
 
 def _images(name: str, data_dir: str | Path | None, download: bool) -> Dataset:
-    """Return images with values in [0, 1]. The checksum is that of the stored bytes."""
+    """Return a dataset of images with values in [0, 1], and the checksum of the stored bytes."""
     stored = image_files.read_images(name, data_dir, download)
     classes = np.int32(image_files.NUM_CLASSES[name])
     checksum = digest(*(stored[key] for key in image_files.KEYS), classes)

@@ -1,8 +1,7 @@
-"""From a dataset and a partition to a `core.Federation`: one copy of the rows, and an index of who
-owns them.
+"""Construction of a `Federation`: one copy of the rows, and an index of the rows of each client.
 
-Shapes use n rows, m test rows, C clients, and N and Nt slots for the training and held-out rows of
-a client.
+Shapes use n rows, m test rows and C clients.  N and Nt are the largest numbers of training and
+held-out rows of a client.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,8 @@ from ..core.records import Federation
 from .partition import Partition, natural
 from .rows import ONE_ARRAY, Dataset, check_arrays, digest
 
-MAX_BARS = 60  # clients that a picture shows
+# The largest number of clients that `draw` shows.
+MAX_BARS = 60
 
 __all__ = ["checksum", "describe", "federate"]
 
@@ -38,19 +38,19 @@ def federate(
             the rows of each client: a dict {client: (x, y)}, or a list of tuples (x, y), without a
             partition.
         partition: a partition, or any function of the labels [n] that returns a list of C index
-            arrays. Rows may have no owner, but not two. `partition.natural()` without arguments
-            uses the owners that the dataset names.
-        holdout: the fraction of each client's rows, in [0, 1), kept for a test of that client,
-            rounded; at least one row stays on either side. Held-out rows leave the training rows,
-            so the partition's min_rows counts both.
+            arrays. A row may be in none of them, but not in two. `partition.natural()` without
+            arguments uses the owners that the dataset names.
+        holdout: the fraction of each client's rows, in [0, 1), that is held out to test the model
+            on that client. The number is rounded, and every client keeps at least one training row
+            and one held-out row. The partition's min_rows counts both.
         test: (x_test, y_test), central test rows that replace those of the dataset. If rows are
             given by client and `test` is not, the central test rows are all held-out rows.
         classes: as in `jfl.datasets.arrays`, if `dataset` is not from jfl.datasets.
 
     Returns:
-        The federation: index Int32[C, N], where N is the size of the largest client, and test_index
-            Int32[C, Nt], where Nt = 0 without a holdout. Slots beyond a client's size hold 0. Rows
-            of a client are in random order, drawn from the partition's seed.
+        The federation: index Int32[C, N] and test_index Int32[C, Nt], where Nt = 0 without a
+            holdout. Slots beyond a client's size hold 0. Rows of a client are in random order,
+            drawn from the partition's seed.
 
     Privacy:
         The caveats of the dataset (such as standardisation with private rows) are copied to the
@@ -105,10 +105,9 @@ def federate(
 
 
 def checksum(fed: Federation) -> str:
-    """Return 16 hexadecimal digits of the sha256 over all arrays: rows, labels, owners, test sets.
+    """Return a checksum of rows, labels, owners and test rows, 16 hexadecimal digits.
 
-    A population contributes the digest of its rows, so its checksum differs from that of the same
-    rows on the device.
+    The checksum of a population differs from that of a federation with the same rows.
     """
     return digest(
         *_arrays(fed), np.int64(fed.classes), *([] if fed.host is None else [fed.host.identity])
@@ -116,7 +115,7 @@ def checksum(fed: Federation) -> str:
 
 
 def describe(fed: Federation, partition: Partition | None = None) -> dict:
-    """Return facts for the manifest as plain Python values.
+    """Return facts about a federation as plain Python values, for the record of a run.
 
     Args:
         fed: the federation.
@@ -125,8 +124,8 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
     Returns:
         Among others:
 
-        - rows: number of training rows with an owner; slots: number of index entries that hold
-          them.
+        - rows: number of training rows with an owner; slots: C * N, the number of entries of the
+          index, including padding.
         - min_size, median_size, max_size: training rows of a client.
         - held_out: held-out rows of all clients; test_rows: central test rows.
         - label_spread: the mean over clients of the total variation distance between their class
@@ -156,9 +155,10 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
 
 
 def _join_clients(clients, partition, holdout, test):
-    """Return all rows, and a partition that gives them back to their clients.
+    """Join the rows of all clients; return them, and a partition that assigns them again.
 
-    Without `test`, the first row stands for test rows until `federate` knows the held-out rows.
+    Without `test`, the first row takes the place of test rows until `federate` knows the held-out
+    rows.
     """
     where, parts = "federate({client: (x, y)})", []
     if partition is not None:
@@ -209,10 +209,9 @@ def _check_dataset(dataset, test, classes) -> tuple[Any, ...]:
 
 
 def _assign_rows(dataset, partition, y, clients, min_rows):
-    """Return the row numbers of each client.
+    """Apply a partition to the labels y [n], and return the row numbers of each client.
 
-    A row with two owners would be counted for both, and protected for neither. A client without
-    rows would vanish, and every later client would move up by one.
+    Rejects rows with two owners, because no guarantee would protect them, and clients without rows.
     """
     if not callable(partition):
         checks.fail(
@@ -271,11 +270,13 @@ def _pad(rows):
 
 
 def _arrays(fed):
+    """Return the arrays of a federation as NumPy arrays."""
     names = ("x", "y", "index", "size", "x_test", "y_test", "test_index", "test_size")
     return [np.asarray(getattr(fed, name)) for name in names]
 
 
 def _label_spread(y, index, size, classes):
+    """Return the `label_spread` of `describe`."""
     if not classes:
         return None
     filled = np.arange(index.shape[1]) < size[:, None]
@@ -286,16 +287,18 @@ def _label_spread(y, index, size, classes):
 
 
 def draw(fed: Federation, axes: Any = None) -> Any:
-    """Draw the number of rows of each client, by class: `fed.plot()`.
+    """Plot the number of rows of each client, by class.  `fed.plot()` calls this function.
 
-    Each client is a bar, and its classes have different colours; the clients with most rows come
-    first.  Of more than 60 clients, 60 are drawn, evenly spaced in this order.
+    Each client is a bar, and its classes have different colours.  Clients are sorted by the number
+    of their rows, the largest first.  If there are more than 60, only 60 of them are shown, evenly
+    spaced in this order.
 
     Args:
-        axes: the axes of matplotlib to draw in.  None makes a new figure.
+        fed: the federation.
+        axes: the matplotlib axes to draw in.  None makes a new figure.
 
     Returns:
-        The axes: `fed.plot().figure.savefig("clients.svg")`.
+        The axes.  `fed.plot().figure.savefig("clients.svg")` writes a file.
 
     Example:
         >>> import jfl
@@ -320,8 +323,8 @@ def draw(fed: Federation, axes: Any = None) -> Any:
         axes.bar(places, counts[:, label], bottom=bottom, color=colours(label), label=name)
         bottom = bottom + counts[:, label]
     axes.set_xticks(places, [str(c) for c in shown], rotation=90, fontsize=7)
-    few = f"{len(shown)} of {len(sizes):,} clients" if len(shown) < len(sizes) else "client"
-    axes.set(xlabel=few, ylabel="rows", xlim=(-0.6, len(shown) - 0.4))
+    label = f"{len(shown)} of {len(sizes):,} clients" if len(shown) < len(sizes) else "client"
+    axes.set(xlabel=label, ylabel="rows", xlim=(-0.6, len(shown) - 0.4))
     axes.spines[["top", "right"]].set_visible(False)
     if 1 < counts.shape[1] <= 20:
         axes.legend(title="class", fontsize=7, ncols=2, loc="upper right", frameon=False)
@@ -331,13 +334,17 @@ def draw(fed: Federation, axes: Any = None) -> Any:
 def _class_counts(fed: Federation, clients: np.ndarray) -> np.ndarray:
     """Return Int[clients, classes], the rows of each class; one column without classes."""
     if fed.host is not None:
-        rows, there = fed.host.rows(clients)
+        rows, mask = fed.host.rows(clients)
         labels = np.asarray(fed.host.read(rows.reshape(-1))[1]).reshape(rows.shape)
     else:
         rows = np.asarray(fed.index)[clients]
-        there = np.arange(rows.shape[1]) < np.asarray(fed.size)[clients, None]
+        mask = np.arange(rows.shape[1]) < np.asarray(fed.size)[clients, None]
         labels = np.asarray(fed.y)[rows]
     if not fed.classes or labels.ndim > 2:
-        return there.sum(1)[:, None]
-    one = lambda row, mask: np.bincount(row[mask], minlength=fed.classes)
-    return np.stack([one(row, mask) for row, mask in zip(labels, there, strict=True)])
+        return mask.sum(1)[:, None]
+    return np.stack(
+        [
+            np.bincount(labels_of_client[is_row], minlength=fed.classes)
+            for labels_of_client, is_row in zip(labels, mask, strict=True)
+        ]
+    )

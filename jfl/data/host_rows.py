@@ -1,7 +1,7 @@
-"""Populations that do not fit on the device: rows stay on the host or on disk, and each round
-fetches the rows of its cohort.
+"""Populations that do not fit on the device.
 
-Shapes use n rows, C clients, N slots of the largest client, and K slots of a cohort.
+Rows stay on the host or on disk, and each round fetches the rows of its cohort.  Shapes use n rows,
+C clients, N slots of the largest client, and K slots of a cohort.
 """
 
 import concurrent.futures
@@ -16,16 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks
-from ..core.hashing import Rows, mark_immutable
+from ..core.hashing import RowHasher, mark_immutable
 from ..core.records import Federation
 from .rows import check_arrays
 
 CHANGED = "Rows must not change after jfl.population: make the population again."
-NUMBERS_PER_READ = 2**22  # while all rows are checked
+# The numbers that are in memory at a time while all rows are checked.
+NUMBERS_PER_READ = 2**22
 NUM_THREADS = 4
 # One thread copies a cohort of this size as fast as several do.
 MAX_SINGLE_THREAD_BYTES = 2**20
-MAX_PART_BYTES = 2**24  # that a thread copies at once
+# The largest part of a cohort that a thread copies at a time.
+MAX_PART_BYTES = 2**24
 # For clients of at least this size, a loop over clients costs little compared to copying.
 LARGE_CLIENT_BYTES = 2**16
 __all__ = ["population"]
@@ -43,42 +45,43 @@ def population(
     prepare_row: Callable | None = None,
     caveats: tuple = (),
 ) -> Federation:
-    """Return a federation whose rows stay on the host; `jfl.simulate` fetches those of each cohort
-    while the device works.
+    """Return a federation whose rows stay on the host.
+
+    `jfl.simulate` fetches the rows of the next cohort while the device works on the current one.
 
     Args:
         rows: (x, y), two arrays of n rows, which may be memory-mapped (np.load(...,
-            mmap_mode="r")); or a data source with len and [i], or __getitems__, whose items are (x,
-            y) or dicts with `fields` (such as TFDS's data_source or ArrayRecord).
+            mmap_mode="r")). Or a data source such as TFDS's data_source or ArrayRecord, with `len`
+            and either [i] or __getitems__, whose items are (x, y) or dicts.
         sizes: Int[C], number of rows of each client, in the order of the rows.
         test: (x_test, y_test), central test rows, which are kept on the device.
-        order: Int[n], if the rows of a client are not contiguous: the row numbers of the first
-            client, then of the second, and so on, each row once. None means rows are in order.
+        order: the row numbers of the first client, then those of the second, and so on, each row
+            once. None means that the rows of each client are contiguous, in the order of clients.
         classes: number of classes. 0 means regression, and None means one more than the largest
             label.
-        fields: names of x and y if the items of `rows` are dicts.
-        prepare: a NumPy function, run on the host, that turns stored x [m, ...] into features [m,
-            ...], such as lambda x: x / np.float32(255).
-        prepare_row: the same for one row, as a JAX function that runs on the device, such as lambda
-            x: x / jnp.float32(255). Rows are transferred as stored, and pixels as bytes have a
-            quarter of the size. The last digits may differ from NumPy's, which makes other data and
-            so other noise.
-        caveats: sentences about the rows to be printed with every guarantee.
+        fields: the names of x and y if the items of `rows` are dicts.
+        prepare: a NumPy function that runs on the host and turns stored rows [m, ...] into features
+            [m, ...], such as lambda x: x / np.float32(255).
+        prepare_row: a JAX function that runs on the device and turns one stored row into features,
+            such as lambda x: x / jnp.float32(255). Rows are transferred as stored, so pixels take a
+            quarter of the bytes of floats. Its results may differ from those of `prepare` in the
+            last digits; the noise of a run, which is derived from the data, then differs as well.
+        caveats: sentences about the rows that are printed with every guarantee.
 
     Returns:
         The federation: x [0, ...], index Int32[C, 0], size Int[C]; fed.host holds the rows.
 
     Privacy:
-        As for `federate`. All rows are read once by this call, for their checks and for the digest
-        that the noise key is derived from. Do not change them later.
+        As for `federate`. This call reads all rows once, to check them and to compute the digest
+        from which noise is derived. Do not change them later.
 
     Raises:
         ValueError: for rows that `datasets.arrays` rejects, sizes that do not add up, or an invalid
             order.
 
     Costs:
-        12 bytes per client on the host and 4 on the device, and the stored rows of two cohorts.
-        Arrays are read by several threads.
+        A population takes 12 bytes per client on the host and 4 on the device, and memory for the
+        stored rows of two cohorts. Several threads copy arrays.
 
     Example:
         >>> x, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
@@ -130,19 +133,21 @@ def population(
 
 
 class Population:
-    """The rows of a population on the host. It equals only itself, so programs are compiled for it
-    once.
+    """The rows of a population on the host.
+
+    Populations are compared by identity, so each of them has its own compiled programs.
 
     Attributes:
-        rows: a data source, or (x, y) if `arrays`.
-        offsets: Int[C + 1], where the rows of each client begin.
+        source: (x, y), or a data source.
+        arrays: (x, y), or () for a data source.
+        offsets: Int[C + 1], where the rows of each client begin, in `order` or in the source.
         slots: number of rows of the largest client.
-        order: Int[n] or None, as in `population`.
+        order: the row numbers of all clients, or None, as in `population`.
         kind: the types of x and y as a model gets them.
-        shape: the shape of a row of x.
+        shape: the shape of a row of x as a model gets it.
         sent: the shapes and types of a row of x and y as they are transferred.
         classes: number of classes.
-        identity: the words that noise is derived from.
+        identity: UInt32[4] of the data, from which noise is derived.
     """
 
     kind: Any = None
@@ -158,7 +163,7 @@ class Population:
         self.prepare_rows = None if prepare_row is None else jax.jit(jax.vmap(prepare_row))
 
     def stored(self, positions):
-        """Return x and y of rows as they are transferred."""
+        """Return x and y of the rows at `positions` as they are transferred."""
         if self.arrays:
             x, y = (values[positions] for values in self.arrays)
         else:
@@ -169,7 +174,7 @@ class Population:
         return (x if self.prepare is None else np.asarray(self.prepare(x))), y
 
     def read(self, positions):
-        """Return x and y of rows as a model gets them."""
+        """Return x and y of the rows at `positions` as a model gets them."""
         x, y = self.stored(positions)
         if self.prepare_rows is not None:
             x = np.asarray(self.prepare_rows(x))
@@ -177,8 +182,9 @@ class Population:
         return x, y
 
     def rows(self, ids):
-        """Return row numbers of clients [m, N] and a mask Bool[m, N]; an id past the end has no
-        rows.
+        """Return the row numbers of clients `ids`, Int[m, N], and a mask Bool[m, N] of real rows.
+
+        An id past the end has no rows.
         """
         exists = ids < len(self.offsets) - 1
         first = self.offsets[np.where(exists, ids, 0)]
@@ -188,8 +194,9 @@ class Population:
         return (positions if self.order is None else np.where(mask, self.order[positions], 0)), mask
 
     def fetch(self, ids):
-        """Return x [m, N, ...] and y [m, N] of clients `ids`, as they are transferred; empty slots
-        hold 0.
+        """Return x [m, N, ...] and y [m, N] of clients `ids`, as they are transferred.
+
+        Empty slots hold 0.
         """
         positions, mask = self.rows(np.asarray(ids))
         out = tuple(np.zeros((*mask.shape, *shape), kind) for shape, kind in self.sent)
@@ -207,7 +214,7 @@ class Population:
         return out
 
     def _fill(self, positions, mask, out):
-        """Write rows into their slots of a cohort."""
+        """Write the rows at `positions` [m, N] into x and y of a cohort where `mask` is True."""
         if self.arrays and self.prepare is None:
             out[1][mask] = self.arrays[1][positions[mask]]
             self._copy(positions, mask, out[0])
@@ -219,13 +226,13 @@ class Population:
                 slots[mask] = value
         labels = out[1][mask]
         if self.classes and labels.ndim == 1 and labels.size:
-            least, most = labels.min(), labels.max()
-            if least < 0 or most >= self.classes:
+            lowest, highest = labels.min(), labels.max()
+            if lowest < 0 or highest >= self.classes:
                 expected = f"labels below {self.classes}, as before"
-                checks.fail("population", expected, f"{least} to {most}", CHANGED)
+                checks.fail("population", expected, f"{lowest} to {highest}", CHANGED)
 
     def _copy(self, positions, mask, out):
-        """Copy rows of arrays into their slots, in the fastest way for their layout."""
+        """Copy rows of x into their slots, in the fastest way for their layout."""
         x, filled = self.arrays[0], mask.sum()
         is_large = self.order is None and out[:1].nbytes >= LARGE_CLIENT_BYTES
         # With any other layout np.take would first copy all of x.
@@ -242,9 +249,7 @@ class Population:
             out[mask] = x[positions[mask]]
 
     def release_pages(self):
-        """Release the pages of memory-mapped files; they stay in the system's cache, not in this
-        process.
-        """
+        """Release the pages of memory-mapped files, which stay in the system's cache."""
         for x in self.arrays:
             memory_map = getattr(x, "_mmap", None)
             if memory_map is not None and hasattr(mmap, "MADV_DONTNEED") and x.mode in ("r", "r+"):
@@ -252,7 +257,7 @@ class Population:
 
 
 def _split_clients(size, max_parts) -> list:
-    """Return at most `max_parts` slices of clients with about equally many rows each."""
+    """Return at most `max_parts` slices of clients with about equally many rows in each slice."""
     total = np.cumsum(size)
     if not len(total) or not total[-1]:
         return []
@@ -273,8 +278,10 @@ if hasattr(os, "register_at_fork"):  # a child process does not inherit threads
 
 
 def _scan_rows(where, host, n, test, classes):
-    """Read all rows once: check them, determine their types and classes, and hash them as
-    `federate` would. Return the test rows in these types."""
+    """Read all rows once to check and hash them, and to find their types and classes.
+
+    Sets the attributes of `host` that depend on the rows.  Returns the test rows in these types.
+    """
     x_test, y_test = test
     stored = host.stored(np.arange(1))
     # Devices compute in 32 bits.
@@ -285,17 +292,17 @@ def _scan_rows(where, host, n, test, classes):
             stored[0].dtype,
             "Store x with 32 bits, or use `prepare`.",
         )
-    total, num_classes = Rows(), 0
+    hashes, num_classes = RowHasher(), 0
     first_row: Any = None
     step = max(1, NUMBERS_PER_READ // max(1, np.asarray(host.read(np.arange(1))[0]).size))
     for first in range(0, n, step):
         x, y = host.read(np.arange(first, min(first + step, n)))
         at = f"{where}, rows from {first} on"
-        # The first row of the first block stands for test rows: all have one type and shape.
+        # Compare each block with the first row, in place of test rows: all have one type and shape.
         first_row = first_row or (x[:1], y[:1])
         x, y, *_, counted = check_arrays(at, x, y, first_row[0], first_row[1], classes)
         host.kind, num_classes = (x.dtype, y.dtype), max(num_classes, counted)
-        total.add(x, y)
+        hashes.add_rows(x, y)
         host.release_pages()
     x, y = first_row
     *_, x_test, y_test, counted = check_arrays(where, x, y, x_test, y_test, classes)
@@ -307,6 +314,6 @@ def _scan_rows(where, host, n, test, classes):
     step = max(1, NUMBERS_PER_READ // host.slots)
     for first in range(0, len(host.offsets) - 1, step):
         positions, mask = host.rows(np.arange(first, min(first + step, len(host.offsets) - 1)))
-        total.own(positions[mask])
-    host.identity = total.words(np.diff(host.offsets))
+        hashes.add_owned_rows(positions[mask])
+    host.identity = hashes.words(np.diff(host.offsets))
     return x_test, y_test

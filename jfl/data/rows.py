@@ -13,7 +13,7 @@ from ..core import checks
 
 
 class Dataset(NamedTuple):
-    """Rows with their labels, and what identifies them."""
+    """Training and test rows with their labels, and a checksum that identifies them."""
 
     x: np.ndarray  # [n, ...] float32, or int32 for tokens
     y: np.ndarray  # [n] or [n, k] int32, or float32 if classes is 0
@@ -23,7 +23,7 @@ class Dataset(NamedTuple):
     name: str
     checksum: str  # sha256 of the rows as stored or passed
     owners: np.ndarray | None = None  # [n], the owner of each training row, if rows have owners
-    # Preprocessing that no guarantee covers. `federate` passes these sentences on.
+    # Sentences about preprocessing that no guarantee covers, which `federate` passes on.
     caveats: tuple = ()
 
 
@@ -44,7 +44,7 @@ def make_dataset(
 
 
 def digest(*values: ArrayLike) -> str:
-    """Return the sha256 over types, shapes and bytes of arrays."""
+    """Return the sha256 of the types, shapes and bytes of arrays, 64 hexadecimal digits."""
     sha = hashlib.sha256()
     for value in values:
         value = np.ascontiguousarray(value)
@@ -61,7 +61,16 @@ def check_arrays(
     y_test: ArrayLike,
     classes: int | None,
 ) -> tuple[Any, ...]:
-    """Return x, y, x_test, y_test and classes in their final types, or reject the first bad row."""
+    """Return x, y, x_test, y_test and classes in their final types, or reject bad rows.
+
+    Args:
+        where: the function, for messages.
+        x: as in `datasets.arrays`.
+        y: as in `datasets.arrays`.
+        x_test: as in `datasets.arrays`.
+        y_test: as in `datasets.arrays`.
+        classes: as in `datasets.arrays`.
+    """
     x, x_test = _features(where, "x", x), _features(where, "x_test", x_test)
     if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
         checks.fail(
@@ -93,6 +102,7 @@ def check_arrays(
     return x, y, x_test, y_test, int(classes)
 
 
+# A hint for rows that do not form one array.
 ONE_ARRAY = (
     "Pad or cut rows to one shape, where the labels of padded tokens are -1. Join several "
     "features into one array and take it apart in the model."
@@ -100,6 +110,7 @@ ONE_ARRAY = (
 
 
 def _features(where, name, value):
+    """Return features as float32, or as int32 if they are tokens."""
     x = checks.as_array(where, name, value, ONE_ARRAY)
     if x.dtype.kind not in "biuf":
         checks.fail(where, f"{name}, one array of numbers", f"dtype {x.dtype}", ONE_ARRAY)
@@ -121,7 +132,7 @@ def _features(where, name, value):
 
 
 def _labels(where, name, value, num_rows, classes):
-    """Return labels [num_rows], or [num_rows, k] if `classes` says what several labels are."""
+    """Return labels [num_rows]; or [num_rows, k], which requires `classes` to be given."""
     y = checks.as_array(where, name, value, ONE_ARRAY)
     if y.dtype.kind not in ("biuf" if classes == 0 else "biu"):
         checks.fail(
@@ -141,16 +152,17 @@ def _labels(where, name, value, num_rows, classes):
     if y.shape != (num_rows,) and (not is_sequence or is_one_hot or classes is None):
         checks.fail(
             where,
-            f"{name} of shape [{num_rows}], one label a row",
+            f"{name} of shape [{num_rows}], one label per row",
             f"{'one-hot labels, ' if is_one_hot else ''}shape {list(y.shape)}",
             "Use .ravel() for a column, .argmax(-1) for one-hot labels. For sequences of tokens "
-            "say how many there are, jfl.datasets.arrays(..., classes=V); for several numbers or "
-            "labels a row, classes=0.",
+            "pass the size of the vocabulary, jfl.datasets.arrays(..., classes=V); for several "
+            "numbers or labels per row, classes=0.",
         )
     return y
 
 
 def _finite(where, name, value):
+    """Return values as float32; reject those that are not finite."""
     value = value.astype(np.float32, copy=False)
     is_bad = ~np.isfinite(value).reshape(len(value), -1).all(1)
     if is_bad.any():

@@ -1,4 +1,4 @@
-"""Synthetic(alpha, beta): rows of clients with different classifiers and different centres.
+"""The dataset Synthetic(alpha, beta), whose clients have different classifiers and centres.
 
 Shapes use C clients, d features and k classes.
 """
@@ -13,7 +13,8 @@ from ..core.options import Setting
 from .partition import split_with_minimum
 from .rows import Dataset, make_dataset
 
-MAX_NUMBERS = 2**31  # in x, which is 8 GiB, and in a classifier
+# The largest number of entries of x (8 GiB) and of a classifier.
+MAX_NUMBERS = 2**31
 
 
 def synthetic(
@@ -34,19 +35,21 @@ def synthetic(
     test_fraction: float = 0.2,
     seed: Annotated[int, Setting("partition_seed")] = 0,
 ) -> Dataset:
-    """Return Synthetic(alpha, beta): each client has a linear classifier and a cloud of points.
+    """Return Synthetic(alpha, beta): Gaussian rows of clients, labelled by linear classifiers.
 
     A client draws a classifier W [features, classes] and b [classes] ~ N(u, 1), and a centre
     v [features] ~ N(B, 1). Its rows are x ~ N(v, diag(j^-1.2)), where j = 1, 2, ... numbers the
-    features, and its labels are y = argmax(x W + b). u has variance alpha, and B has variance beta.
+    features, and its labels are y = argmax(x W + b). The means u ~ N(0, alpha) and B ~ N(0, beta)
+    differ between clients.
 
-    alpha does not change the distribution of labels. A single u adds the same number to every
-    logit, and a separate u per entry multiplies all logits by sqrt(1 + alpha); neither changes the
-    argmax. So only beta controls how different clients are, and they differ much at (0, 0) already.
+    Clients differ much even if alpha = beta = 0, and only beta makes them more different. alpha
+    does not change the distribution of labels: a single u adds the same number to every logit, and
+    a separate u per entry multiplies all logits by sqrt(1 + alpha), neither of which changes the
+    argmax.
 
-    Use `partition.natural()`, which gives every client its rows. The rows of a client depend only
-    on the seed, its number and its size. For held-out rows of each client use `federate(...,
-    holdout=0.2)`.
+    Use `partition.natural()`, which gives every client its own rows. The rows of a client depend
+    only on the seed, its number and its size. `federate(..., holdout=0.2)` adds held-out rows for
+    each client.
 
     Args:
         alpha: variance of the mean of a client's classifier.
@@ -63,7 +66,7 @@ def synthetic(
             and one B per client.
         scale: "variance", or "std" if alpha and beta are standard deviations.
         iid: whether all clients share one W and b ~ N(0, 1) and v = 0. Requires alpha = beta = 0.
-        sizes: "equal", or "lognormal" or "power_law", which divide clients * rows unequally.
+        sizes: the distribution of the sizes of clients: "equal", "lognormal" or "power_law".
         skew: standard deviation of the log size ("lognormal"), or the exponent ("power_law").
         min_rows: minimum number of rows of a client if sizes are not equal.
         test_fraction: fraction of each client's rows, in [0, 1), that become central test rows; at
@@ -140,12 +143,17 @@ def synthetic(
 
 
 def _normal(rng, shape, spread, means, mean=None):
-    """Draw N(u, 1) entries, whose mean u ~ N(0, spread^2) is drawn per entry, or once."""
+    """Draw an array with entries ~ N(u, 1).
+
+    The mean u ~ N(0, spread^2) is drawn for each entry, or once for all if `means` is "client".  If
+    `mean` is given, it takes the place of u.
+    """
     mean = spread * rng.standard_normal(shape if means == "entry" else ()) if mean is None else mean
     return mean + rng.standard_normal(shape)
 
 
 def _classifier(rng, features, classes, spread, means):
+    """Draw a classifier: W [features, classes] and b [classes]."""
     # With means="client", W and b have the same mean.
     mean = spread * rng.standard_normal() if means == "client" else None
     return tuple(
@@ -154,7 +162,7 @@ def _classifier(rng, features, classes, spread, means):
 
 
 def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
-    """Return the number of rows of each client."""
+    """Return Int[clients], the number of rows of each client."""
     if np.ndim(rows):
         size = np.asarray(rows)
         is_count = size.shape == (clients,) and size.dtype.kind in "iu" and size.min() >= 1

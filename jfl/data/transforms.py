@@ -1,6 +1,6 @@
-"""Preprocessing of features, from Dataset to Dataset. Labels, owners and caveats stay; caveats may
-be added.
+"""Preprocessing of the features of a Dataset.
 
+A transform returns a new Dataset with the same labels, owners and caveats, and may add a caveat.
 `public` removes rows instead. Shapes use n training rows, m test rows and d features.
 """
 
@@ -16,13 +16,15 @@ from .rows import Dataset, make_dataset
 # The transforms that a config can name.
 __all__ = ["flatten", "noble2022_code", "pca", "standardise", "unit_norm"]
 
-PUBLIC_STREAM = 4  # random stream of a seed that draws public rows; partitions use others
-ROWS_PER_BLOCK = 1 << 13  # converted to float64 at once
+# The number of the random stream that draws public rows. Partitions use other streams of a seed.
+PUBLIC_STREAM = 4
+# Rows that are converted to float64 at a time.
+ROWS_PER_BLOCK = 1 << 13
 
 
 def flatten(dataset: Dataset) -> Dataset:
     """Reshape rows to vectors [d]. Each row is changed independently, so privacy is unaffected."""
-    return _changed("flatten", dataset, *(_flat(x) for x in _rows("flatten", dataset)))
+    return _replace_features("flatten", dataset, *(_flat(x) for x in _rows("flatten", dataset)))
 
 
 def unit_norm(dataset: Dataset) -> Dataset:
@@ -41,12 +43,15 @@ def unit_norm(dataset: Dataset) -> Dataset:
         norm = np.sqrt(np.square(_flat(x), dtype=np.float64).sum(1))
         return x / np.where(norm > 0, norm, 1).reshape(-1, *[1] * (x.ndim - 1)).astype(np.float32)
 
-    return _changed("unit_norm", dataset, *(scaled(x) for x in _rows("unit_norm", dataset)))
+    return _replace_features(
+        "unit_norm", dataset, *(scaled(x) for x in _rows("unit_norm", dataset))
+    )
 
 
 def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
-    """Subtract the mean from each feature and divide by its standard deviation; constant features
-    become 0.
+    """Subtract the mean of each feature and divide by its standard deviation.
+
+    Constant features become 0.
 
     Args:
         dataset: the dataset whose training and test rows are changed.
@@ -61,44 +66,47 @@ def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
         ValueError: for tokens, and for public rows of another shape.
     """
     x, x_test = _rows("standardise", dataset)
-    mean, scatter, _ = _moments(_fitted("standardise", x, public))
+    mean, variance, _ = _moments(_rows_to_fit("standardise", x, public))
     # Rounding gives a constant feature a standard deviation of about 1e-8 times its value.
-    varies = scatter > (1e-6 * np.abs(mean)) ** 2
-    spread = np.sqrt(np.where(varies, scatter, 1))
-    mean, spread = (v.astype(np.float32).reshape(x.shape[1:]) for v in (mean, spread))
+    varies = variance > (1e-6 * np.abs(mean)) ** 2
+    std = np.sqrt(np.where(varies, variance, 1))
+    mean, std = (v.astype(np.float32).reshape(x.shape[1:]) for v in (mean, std))
     varies = varies.reshape(x.shape[1:])
     caveat = (
         "Does not cover the preprocessing: features were standardised with the mean and standard "
         "deviation of private rows, without noise."
     )
-    values = (np.where(varies, (part - mean) / spread, np.float32(0)) for part in (x, x_test))
-    return _changed("standardise", dataset, *values, caveat=caveat if public is None else None)
+    values = (np.where(varies, (part - mean) / std, np.float32(0)) for part in (x, x_test))
+    return _replace_features(
+        "standardise", dataset, *values, caveat=caveat if public is None else None
+    )
 
 
 def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> Dataset:
-    """Project flattened rows on their first principal components, centred and not whitened: x [n,
-    components].
+    """Project flattened, centred rows onto their first principal components: x [n, components].
 
-    The sign of an axis is chosen such that its largest entry is positive.
+    The result is not whitened. The sign of a component is chosen such that its largest entry is
+    positive.
 
     Args:
         dataset: the dataset whose training and test rows are changed.
-        components: number of components; at most d, and less than the number of rows that are read.
-        public: rows [p, ...] to compute the mean and the axes from. None uses the training rows.
+        components: number of components; at most d, and less than the number of rows from which
+            they are computed.
+        public: rows [p, ...] from which the mean and the components are computed. None uses the
+            training rows.
 
     Privacy:
         As in `standardise`: without `public`, a caveat is printed with every guarantee.
 
     Speed:
-        The covariance takes n d^2 operations and its eigenvectors d^3; 60,000 x 784 takes about 2
-        s.
+        The covariance takes n d^2 operations and its eigenvectors d^3: about 2 s for 60,000 x 784.
 
     Raises:
         ValueError: for tokens, and for too many components.
     """
     checks.require_integer("transforms.pca", components=components)
     x, x_test = _rows("pca", dataset)
-    fit = _fitted("pca", x, public)
+    fit = _rows_to_fit("pca", x, public)
     if components > fit.shape[1] or components >= len(fit):
         checks.fail(
             "transforms.pca",
@@ -119,19 +127,19 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
         f"Does not cover the preprocessing: the {components} principal components were computed "
         "from private rows, without noise."
     )
-    return _changed(
+    return _replace_features(
         f"pca({components})", dataset, *values, caveat=caveat if public is None else None
     )
 
 
 def noble2022_code(dataset: Dataset) -> Dataset:
-    """Scale Synthetic as the published code of Noble et al. 2022 does; their paper says
-    "standardised".
+    """Scale the features of each client as the published code of Noble et al. 2022 does.
 
-    For each client, and for each feature j in ascending order, subtract the minimum and divide by
-    the range of the numbers in the client's *row number j*, as it is after the features before j.
-    Using the row instead of the column gives each client separate random factors and offsets, which
-    makes clients more different.
+    Their paper says that features are standardised. Their code instead subtracts from feature j of
+    a client the minimum of the client's *row number j*, and divides by the range of that row; it
+    does so for j = 0, 1, ..., and row j already contains the changed features before j. Using a row
+    instead of a column gives each client random factors and offsets, which makes clients more
+    different.
 
     Args:
         dataset: a dataset with owners, with at least as many rows per client as features, and the
@@ -139,8 +147,8 @@ def noble2022_code(dataset: Dataset) -> Dataset:
             `datasets.synthetic`.
 
     Privacy:
-        Factors are computed from private rows without noise: the dataset gets a caveat that is
-            printed with every guarantee.
+        Factors are computed from private rows without noise, so the dataset gets a caveat that is
+        printed with every guarantee.
 
     Raises:
         ValueError: for rows without owners, clients with fewer rows than features, or a number of
@@ -169,7 +177,7 @@ def noble2022_code(dataset: Dataset) -> Dataset:
             rows[:, j] = (rows[:, j] - low) / (high - low)
             rows_test[:, j] = (rows_test[:, j] - low) / (high - low)
         new[own] = rows
-    return _changed(
+    return _replace_features(
         "noble2022_code",
         dataset,
         new.astype(np.float32),
@@ -180,24 +188,28 @@ def noble2022_code(dataset: Dataset) -> Dataset:
 
 
 class Public(NamedTuple):
-    """Rows that may be read without noise."""
+    """Rows that everyone may read without noise."""
 
     x: np.ndarray  # [p, ...]
     y: np.ndarray  # [p]
 
 
 def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]:
-    """Split off random training rows that everyone may read; no client gets them.
+    """Split off random training rows that are treated as public and belong to no client.
 
-    Shapes:
-        Public: x [rows, ...], y [rows], in random order. The remaining rows, n minus `rows`
-            of them, keep their order and owners.
+    Args:
+        dataset: the dataset.
+        rows: number of public rows.
+        seed: seed of the choice of rows.
+
+    Returns:
+        The public rows, x [rows, ...] and y [rows] in random order; and the dataset without them,
+        whose n - rows training rows keep their order and owners.
 
     Privacy:
-        Valid only because these rows are treated as public: what is measured on them
-            (`jfl.analysis.public_data`) reveals nothing about the other rows, which stay private.
-            In a study with a private dataset this is an assumption, so the dataset gets a caveat
-            that is printed with every guarantee.
+        Measurements on public rows (`jfl.analysis.public_data`) reveal nothing about the other
+        rows, which stay private. That the chosen rows are public is an assumption, so the dataset
+        gets a caveat that is printed with every guarantee.
 
     Raises:
         ValueError: unless 1 <= rows < n.
@@ -217,11 +229,12 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
     owners = None if dataset.owners is None else dataset.owners[rest]
     left = dataset._replace(x=dataset.x[rest], y=dataset.y[rest], owners=owners)
     caveat = f"Assumes that {rows} rows of the training set are public."
-    left = _changed(f"public({rows})", left, left.x, left.x_test, caveat)
+    left = _replace_features(f"public({rows})", left, left.x, left.x_test, caveat)
     return Public(dataset.x[proxy], dataset.y[proxy]), left
 
 
 def _rows(name, dataset):
+    """Return x and x_test of a dataset; reject features that are not floats."""
     checks.require_type(f"transforms.{name}", Dataset, "jfl.datasets", dataset=dataset)
     if dataset.x.dtype.kind != "f":
         checks.fail(
@@ -237,7 +250,8 @@ def _flat(x):
     return x.reshape(len(x), -1)
 
 
-def _fitted(name, x, public):
+def _rows_to_fit(name, x, public):
+    """Return the flattened rows from which a transform computes its statistics."""
     if public is None:
         return _flat(x)
     public = checks.as_array(f"transforms.{name}", "public", public)
@@ -254,20 +268,21 @@ def _fitted(name, x, public):
 def _moments(x: np.ndarray, covariance: bool = False) -> tuple[Any, Any, Any]:
     """Return the mean [d], the variance [d] and optionally the covariance [d, d], in float64.
 
-    The mean is computed first, and the others from what remains after subtracting it.
+    The variance and the covariance are computed from centred rows.
     """
     blocks = [x[first : first + ROWS_PER_BLOCK] for first in range(0, len(x), ROWS_PER_BLOCK)]
     mean = sum(block.sum(0, dtype=np.float64) for block in blocks) / len(x)
     if not covariance:
         return mean, sum(np.square(block - mean).sum(0) for block in blocks) / len(x), None
-    both = np.zeros((x.shape[1], x.shape[1]))
+    total = np.zeros((x.shape[1], x.shape[1]))
     for block in blocks:
-        rest = block - mean
-        both += rest.T @ rest
-    return mean, np.diag(both) / len(x), both / len(x)
+        centred = block - mean
+        total += centred.T @ centred
+    return mean, np.diag(total) / len(x), total / len(x)
 
 
-def _changed(name, dataset, x, x_test, caveat=None):
+def _replace_features(name, dataset, x, x_test, caveat=None):
+    """Return a dataset with other features, the name of the transform and possibly a caveat."""
     label = f"{dataset.name}, {name}"
     new = make_dataset(
         f"transforms.{name}", x, dataset.y, x_test, dataset.y_test, dataset.classes, label

@@ -24,7 +24,8 @@ from .round import init
 __all__ = ["Moment", "checkpoint", "early_stopping", "log", "restore"]
 
 
-NOT_SCALAR = ("client_percentiles", "custom")  # metrics of several numbers
+# Fields of Metrics that are more than one number per evaluation.
+NON_SCALAR_FIELDS = ("client_percentiles", "custom")
 
 
 class Moment(NamedTuple):
@@ -97,21 +98,22 @@ def metric_of(where: str, metrics: Metrics, name: str) -> Any:
     Raises:
         ArgumentError: If the run has no metric of this name.
     """
-    found = _by_name(metrics)
-    if name not in found:
-        checks.fail(where, f"a metric of this run: {', '.join(found)}", repr(name))
-    return found[name]
+    values = _scalar_metrics(metrics)
+    if name not in values:
+        checks.fail(where, f"a metric of this run: {', '.join(values)}", repr(name))
+    return values[name]
 
 
-def _by_name(metrics: Metrics) -> dict[str, Any]:
-    """Return the metrics that are one number per evaluation."""
-    names = [n for n in Metrics.__dataclass_fields__ if n not in NOT_SCALAR]
-    found = {n: getattr(metrics, n) for n in names} | (metrics.custom or {})
-    return {n: value for n, value in found.items() if value is not None}
+def _scalar_metrics(metrics: Metrics) -> dict[str, Any]:
+    """Return the metrics that are one number per evaluation, by name."""
+    names = [n for n in Metrics.__dataclass_fields__ if n not in NON_SCALAR_FIELDS]
+    values = {n: getattr(metrics, n) for n in names} | (metrics.custom or {})
+    return {n: value for n, value in values.items() if value is not None}
 
 
-def _numbers(metrics: Metrics) -> dict[str, float]:
-    return {n: float(value) for n, value in _by_name(metrics).items()}
+def _as_floats(metrics: Metrics) -> dict[str, float]:
+    """Return the metrics of one evaluation as Python numbers, by name."""
+    return {n: float(value) for n, value in _scalar_metrics(metrics).items()}
 
 
 def log(write: Callable[[dict[str, Any]], Any] | Logger) -> Callable[..., Any]:
@@ -139,7 +141,7 @@ def log(write: Callable[[dict[str, Any]], Any] | Logger) -> Callable[..., Any]:
 
     def tell(moment: Moment) -> None:
         nonlocal begun
-        numbers = _numbers(moment.metrics)
+        numbers = _as_floats(moment.metrics)
         if not isinstance(write, Logger):
             write(numbers)
             return
@@ -213,7 +215,20 @@ def watching(
     callbacks: Sequence[Any],
     tolerate: Sequence[Any],
 ) -> Generator[Callable[[Run, list[Metrics]], bool] | None]:
-    """Yield a function (run, metrics so far) -> whether to stop, or None without callbacks."""
+    """Set up callbacks and the progress bar of a run; report compilations.
+
+    Args:
+        plan: the plan.
+        rounds: the number of rounds that will run.
+        before: the number of rounds that have run in earlier calls.
+        progress: as in `simulate`.
+        callbacks: as in `simulate`.
+        tolerate: names of Health counts that may be positive.
+
+    Yields:
+        A function that `simulate` calls after each evaluation with the run and the list of metrics
+        so far, and that returns whether to stop.  None if nothing needs to be called.
+    """
     callbacks = checks.as_tuple("simulate", callbacks=callbacks)
     for callback in callbacks:
         if not callable(callback):
@@ -225,16 +240,16 @@ def watching(
             return
         bar = stack.enter_context(_bar(plan, rounds)) if progress else None
 
-        def watch(run: Run, found: list[Any]) -> bool:
+        def watch(run: Run, history: list[Any]) -> bool:
             stop_if_unhealthy(run, tolerate)
-            last = found[-1]
+            last = history[-1]
             if bar is not None:
-                bar(int(run.round) - before, _numbers(last))
+                bar(int(run.round) - before, _as_floats(last))
             if not callbacks:
                 return False
-            history = jax.tree.map(lambda *x: jnp.stack(x), *found)
+            stacked = jax.tree.map(lambda *x: jnp.stack(x), *history)
             copy = jax.tree.map(lambda x: x.copy(), run)
-            moment = Moment(int(run.round), before + rounds, last, history, copy, plan)
+            moment = Moment(int(run.round), before + rounds, last, stacked, copy, plan)
             return any([callback(moment) is True for callback in callbacks])
 
         yield watch
@@ -242,7 +257,11 @@ def watching(
 
 @contextlib.contextmanager
 def _bar(plan: Plan, rounds: int) -> Generator[Callable[[int, Mapping[str, float]], None]]:
-    """Show a progress bar on standard error; yield a function (rounds done, numbers) -> None."""
+    """Show a progress bar on standard error.
+
+    Yields:
+        A function that updates the bar, given the number of completed rounds and the metrics.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -274,17 +293,18 @@ def _bar(plan: Plan, rounds: int) -> Generator[Callable[[int, Mapping[str, float
 # --- health
 
 
+# What to do about each Health count that is not 0.
 ADVICE = dict(
     nonfinite="Lower the learning rate, clip, or look for bad rows.",
     nonfinite_rows="Lower the learning rate or look for bad rows; or pass "
-    'tolerate=("nonfinite_rows",): they '
-    "count as zero, and a run that does not stop does not show that they are there.",
-    overflow="Give the sampler a larger capacity: delta pays for the chance of such a run, and "
-    "nothing else protects it.  Of padpfl(inexactness=...): give more local steps; nothing pays "
-    "for a solve that stopped too early.",
+    'tolerate=("nonfinite_rows",): such rows count as zero, and a run that does not stop does not '
+    "reveal them.",
+    overflow="Give the sampler a larger capacity: delta includes the probability of an overflow, "
+    "and nothing else protects such a run.  For padpfl(inexactness=...), use more local steps: "
+    "delta does not include solves that stop too early.",
     empty_cohort=(
-        'Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson '
-        "round is legal."
+        'Raise the sampling rate, or pass tolerate=("empty_cohort",): an empty Poisson cohort is '
+        "valid."
     ),
 )
 

@@ -47,8 +47,8 @@ def log_compilation(plan: Plan) -> Generator[None]:
 def keep_compiled_programs(folder: str | Path | None = None) -> Path:
     """Cache compiled programs on disk, so that a later process does not compile them again.
 
-    The command line does this by default.  A cached program is used if its code, its shapes, the
-    version of JAX and the device are the same.
+    The command line does this by default.  A cached program is used for the same computation and
+    shapes, on the same device and with the same version of JAX.
 
     Args:
         folder: where to store programs.  None means $JFL_CACHE_DIR/programs if that variable is

@@ -25,8 +25,10 @@ from ..core.errors import ArgumentError
 from ..core.pytrees import Tree
 
 MESH_AXES = ("points", "clients")
-SHUTDOWN_TIMEOUT_SECONDS = 20  # seconds
-MAX_REFUSAL_BYTES = 2000  # bytes of a refusal that travel
+SHUTDOWN_TIMEOUT_SECONDS = 20
+# A longer error message is cut before it is sent to the other processes.
+MAX_ERROR_BYTES = 2000
+# Words in the runtime's messages about a process that is gone.
 LOST_PROCESS_WORDS = (
     "gloo",
     "connection",
@@ -35,7 +37,7 @@ LOST_PROCESS_WORDS = (
     "coordination",
     "unavailable",
     "nccl",
-)  # in messages
+)
 __all__ = ["connect", "devices"]
 
 
@@ -63,25 +65,28 @@ def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int 
         return Mesh(
             mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
         )
-    every = jax.devices()
-    if not isinstance(mesh, str) or mesh != "auto":  # an array has no truth of its own
+    used = jax.devices()
+    if not isinstance(mesh, str) or mesh != "auto":  # comparing an array with "auto" would fail
         checks.require_integer("mesh", devices=mesh)
         wanted: Any = mesh
         hosts = jax.process_count()
-        if (hosts > 1 and wanted != len(every)) or wanted > len(every):
+        if (hosts > 1 and wanted != len(used)) or wanted > len(used):
             checks.fail(
                 "mesh",
-                f"{'all' if hosts > 1 else 'at most the'} {len(every)} devices that are here",
+                f"{'all' if hosts > 1 else 'at most the'} {len(used)} devices that are here",
                 mesh,
                 'Use mesh="auto". To try on a CPU: '
                 "XLA_FLAGS=--xla_force_host_platform_device_count=8.",
             )
-        every = every[:wanted]
-    if len(every) == 1:
+        used = used[:wanted]
+    if len(used) == 1:
         return None
-    lines = max(d for d in range(1, len(every) + 1) if len(every) % d == 0 and d <= points)
+    of_points = max(d for d in range(1, len(used) + 1) if len(used) % d == 0 and d <= points)
     return jax.make_mesh(
-        (lines, len(every) // lines), MESH_AXES, devices=every, axis_types=(AxisType.Auto,) * 2
+        (of_points, len(used) // of_points),
+        MESH_AXES,
+        devices=used,
+        axis_types=(AxisType.Auto,) * 2,
     )
 
 
@@ -187,12 +192,12 @@ def connect(
 
 
 def _leave() -> None:
-    """Wait at the end for the other processes, because process 0 runs the service they leave."""
+    """Wait at exit for the other processes; process 0 runs the service that connects them."""
     client = distributed.global_state.client  # JAX has no public name for this client
     if client is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client.wait_at_barrier("jfl: the end", 1000 * SHUTDOWN_TIMEOUT_SECONDS)
-            if is_lead_process():
+            if is_lead_process():  # give the others time to disconnect
                 time.sleep(1)
 
 
@@ -220,54 +225,56 @@ def min_over_processes(number: float, mesh: Mesh | None) -> float:
 
 
 def require_agreement(where: str, text: str = "", refusal: str = "") -> None:
-    """Raise in all processes if one of them refuses, or if their texts differ.
+    """Raise in all processes if one of them cannot start, or if their descriptions differ.
 
     Args:
         where: the function that is named in messages.
         text: a description of what this process is about to do.
-        refusal: the reason why this process refuses; "" if it does not.
+        refusal: the reason why this process cannot start; "" if it can.
 
     Raises:
-        ValueError: With the first refusal, or naming the processes whose text differs from that of
-            process 0.
+        ValueError: With the first reason, or naming the processes whose description differs from
+            that of process 0.
     """
     if jax.process_count() == 1:
         return
-    said = refusal.encode()[:MAX_REFUSAL_BYTES].ljust(MAX_REFUSAL_BYTES)
-    mine = np.frombuffer(hashlib.sha256(text.encode()).digest() + said, np.uint8)
+    reason = refusal.encode()[:MAX_ERROR_BYTES].ljust(MAX_ERROR_BYTES)
+    mine = np.frombuffer(hashlib.sha256(text.encode()).digest() + reason, np.uint8)
     every = np.asarray(multihost_utils.process_allgather(mine))
-    for i, words in enumerate(every[:, 32:]):
-        if message := words.tobytes().decode(errors="replace").strip():
+    for i, row in enumerate(every[:, 32:]):  # behind the 32 bytes of the hash
+        if message := row.tobytes().decode(errors="replace").strip():
             raise ArgumentError(
                 message if i == jax.process_index() else f"process {i} refuses: {message}"
             )
-    if other := [i for i, one in enumerate(every) if not np.array_equal(one, every[0])]:
+    if other := [i for i, row in enumerate(every) if not np.array_equal(row, every[0])]:
         checks.fail(
             where,
             "the same config, data and versions in all processes",
             f"others in {other} than in 0",
-            "Give all processes the same command, but for --process.",
+            "Give all processes the same command, except for --process.",
         )
 
 
 @contextlib.contextmanager
 def fail_together(where: str) -> Generator[Callable[[str], None]]:
-    """Let all processes fail together if one of them fails before a common start.
+    """Raise an error of one process in all of them, until all are ready to start.
 
-    The block gets a function `ready(text)`.  It calls this function when it is ready; an exception
-    before that is raised in all processes.
+    The context manager yields a function `ready(text)`, which the block calls when its process is
+    ready; `text` describes what it is about to do.  A ValueError or OSError before that call is
+    raised in all processes.
     """
-    done = []
+    is_ready = False
 
     def ready(text: str) -> None:
-        done.append(True)
+        nonlocal is_ready
+        is_ready = True
         with explain_lost_process():
             require_agreement(where, text)
 
     try:
         yield ready
     except (ValueError, OSError) as error:
-        if not done and jax.process_count() > 1:
+        if not is_ready and jax.process_count() > 1:
             with explain_lost_process():
                 require_agreement(where, refusal=str(error) or type(error).__name__)
         raise
@@ -275,7 +282,7 @@ def fail_together(where: str) -> Generator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def explain_lost_process() -> Generator[None]:
-    """Replace the runtime's error after the loss of a process by a message of one line.
+    """Replace the runtime's error after another process was lost by a message of one line.
 
     Raises:
         ConnectionError: If another process of the run has ended.

@@ -24,7 +24,8 @@ from .devices import replicated
 from .round import RoundStats, advance_fetched, init_run_jit, run_sampling_key
 from .sharding import chunk_cohort
 
-COPY_BLOCK = 2**18  # numbers of a state that are copied at a time
+# Numbers of client states that are copied at a time.
+COPY_BLOCK = 2**18
 _sampling_key_jit = jax.jit(run_sampling_key)
 
 
@@ -32,14 +33,27 @@ _sampling_key_jit = jax.jit(run_sampling_key)
 def _step(
     run: Run, plan: Plan, sums: RoundStats, noise: Key, feed: FetchedCohort
 ) -> tuple[Run, RoundStats, Tree]:
-    run, seen, new = advance_fetched(run, plan, noise, feed)
+    """Run one round of a fetched cohort.
+
+    Args:
+        run: the state before the round, which is donated.
+        plan: the plan.
+        sums: statistics of the rounds since the last evaluation, which are donated.
+        noise: the noise key of the run.
+        feed: the cohort.
+
+    Returns:
+        The run after the round, the sums including this round, and the cohort's new client states.
+    """
+    run, stats, new_states = advance_fetched(run, plan, noise, feed)
     if plan.mesh is not None:  # states are written back by every host
-        new = jax.lax.with_sharding_constraint(new, replicated(plan.mesh))
-    return run, pytrees.add(sums, seen), new
+        new_states = jax.lax.with_sharding_constraint(new_states, replicated(plan.mesh))
+    return run, pytrees.add(sums, stats), new_states
 
 
 @jax.jit
-def _drawn(key: Key, plan: Plan, round_: Any) -> tuple[tuple[Array, ...], Array]:
+def _draw_chunks(key: Key, plan: Plan, round_: Any) -> tuple[tuple[Array, ...], Array]:
+    """Return the chunks of a round's cohort (see `chunk_cohort`), and its overflow."""
     cohort = sampling.draw_cohort(plan.sampler, key, round_)
     return chunk_cohort(cohort, plan), cohort.overflow
 
@@ -57,55 +71,58 @@ def init_population_run(key: Key, plan: Plan, words: Words, history: Words) -> R
         history,
     )
 
-    def every(x: Any) -> np.ndarray:
+    def repeat(x: Any) -> np.ndarray:
         x = np.asarray(x)
         return np.repeat(x, clients, 0) if x.any() else _zeros((clients, *x.shape[1:]), x.dtype)
 
-    return dataclasses.replace(run, client_states=jax.tree.map(every, run.client_states))
+    return dataclasses.replace(run, client_states=jax.tree.map(repeat, run.client_states))
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Return zeros that take memory page by page as they are written.
 
-    np.zeros of such a size gets huge pages, of which a single written number takes 2 MB.
+    np.zeros would get huge pages, so that writing a single number would take 2 MB.
     """
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if size < COPY_BLOCK or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
-    held = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    held.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(held, dtype).reshape(shape)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, dtype).reshape(shape)
 
 
 def copy_states(states: Tree) -> Tree:
-    """Copy client states; blocks of zeros still take no memory."""
+    """Copy client states; clients whose state is zero take no memory in the copy either."""
 
-    def one(x: Any) -> np.ndarray:
+    def copy(x: Any) -> np.ndarray:
         x, step = np.asarray(x), max(1, COPY_BLOCK * len(x) // max(x.size, 1))
         out = _zeros(x.shape, x.dtype)
         for i in range(0, len(x), step):
-            some = x[i : i + step]
-            there = np.flatnonzero(some.reshape(len(some), -1).any(1))
-            out[i + there] = some[there]
+            block = x[i : i + step]
+            is_nonzero = np.flatnonzero(block.reshape(len(block), -1).any(1))
+            out[i + is_nonzero] = block[is_nonzero]
         return out
 
-    return jax.tree.map(one, states)
+    return jax.tree.map(copy, states)
 
 
 class Feeder:
-    """Context manager that runs rounds and holds the rows and states that stay on the host."""
+    """A context manager that fetches cohorts from the host and runs their rounds.
+
+    Args:
+        run: the state before the first round, without client states.
+        states: the states of all clients, NumPy arrays [C, ...], which are updated in place.
+        plan: the plan.
+        noise: the noise key of the run.
+        rounds: the number of rounds that will run.
+    """
 
     def __init__(self, run: Run, states: Tree, plan: Plan, noise: Key, rounds: int):
-        self.plan, self.noise, self.key, self.host = (
-            plan,
-            noise,
-            _sampling_key_jit(run),
-            plan.fed.host,
-        )
-        self.next, self.last = int(run.round), int(run.round) + rounds
-        self.states = states  # numpy arrays [C, ...], written in place
+        self.plan, self.states, self.noise, self.host = plan, states, noise, plan.fed.host
+        self.key = _sampling_key_jit(run)
+        self.next_round, self.end = int(run.round), int(run.round) + rounds
         self.pool = concurrent.futures.ThreadPoolExecutor(1)
-        self.coming: Any = None
+        self.prefetched: Any = None  # a future with the result of `_fetch`
 
     def __enter__(self) -> Self:
         self._fetch_next()
@@ -116,32 +133,41 @@ class Feeder:
 
     def _fetch_next(self) -> None:
         """Draw the next cohort before the device is busy, and fetch its rows in the background."""
-        self.coming = None
-        if self.next < self.last:
-            drawn = _drawn(self.key, self.plan, self.next)
-            self.coming = self.pool.submit(self._fetched, *drawn)
-            self.next += 1
+        self.prefetched = None
+        if self.next_round < self.end:
+            drawn = _draw_chunks(self.key, self.plan, self.next_round)
+            self.prefetched = self.pool.submit(self._fetch, *drawn)
+            self.next_round += 1
 
-    def _fetched(self, slots: tuple[Array, ...], overflow: Array) -> tuple[Any, ...]:
-        ids = np.asarray(slots[0])
-        return slots, overflow, ids, np.asarray(slots[1]) > 0, self._shared(ids, self.host.fetch)
+    def _fetch(self, slots: tuple[Array, ...], overflow: Array) -> tuple[Any, ...]:
+        """Return a drawn cohort, the ids and occupied slots on the host, and the rows."""
+        ids, is_occupied = np.asarray(slots[0]), np.asarray(slots[1]) > 0
+        return slots, overflow, ids, is_occupied, self._put_on_devices(ids, self.host.fetch)
 
-    def _shared(
+    def _put_on_devices(
         self, ids: np.ndarray, fetch: Callable[[np.ndarray], Sequence[Any]]
     ) -> tuple[Array, ...]:
-        """Fetch the data of clients [chunks, slots] and put it on the devices that run them."""
-        fetched = lambda ids: tuple(
+        """Fetch data of clients and put it on the devices that run them.
+
+        Args:
+            ids: Int[chunks, slots].
+            fetch: maps ids Int[n] to arrays [n, ...].
+
+        Returns:
+            The arrays of `fetch`, [chunks, slots, ...].
+        """
+        fetch_chunks = lambda ids: tuple(
             v.reshape(ids.shape + v.shape[1:]) for v in fetch(ids.reshape(-1))
         )
         if self.plan.mesh is None:
-            return jax.device_put(fetched(ids))
+            return jax.device_put(fetch_chunks(ids))
         sharding = NamedSharding(self.plan.mesh, PartitionSpec("clients"))
         parts = {}  # each host fetches for its own devices
         places: Any = sharding.addressable_devices_indices_map(ids.shape).values()
         for at in places:
             span = at[0].indices(ids.shape[0])[:2]
             if span not in parts:
-                parts[span] = fetched(ids[slice(*span)])
+                parts[span] = fetch_chunks(ids[slice(*span)])
         first = next(iter(parts.values()))
         take = lambda i: lambda at: parts[at[0].indices(ids.shape[0])[:2]][i]
         return tuple(
@@ -151,24 +177,23 @@ class Feeder:
 
     def round(self, run: Run, sums: RoundStats) -> tuple[Run, RoundStats]:
         """Run one round; the buffers of `run` and `sums` are donated."""
-        slots, overflow, ids, taken, rows = self.coming.result()
+        slots, overflow, ids, is_occupied, rows = self.prefetched.result()
         leaves, treedef = jax.tree.flatten(self.states)
-        own = treedef.unflatten(
-            self._shared(ids, lambda at: [_read(x, at) for x in leaves]) if leaves else []
-        )
+        read_states = lambda ids: [_read_rows(x, ids) for x in leaves]
+        states = treedef.unflatten(self._put_on_devices(ids, read_states) if leaves else [])
         self._fetch_next()
-        run, sums, new = _step(
-            run, self.plan, sums, self.noise, FetchedCohort(slots, overflow, rows, own)
-        )
-        for x, value in zip(leaves, jax.tree.leaves(new)):
-            x[ids[taken]] = np.asarray(value)[taken]  # waits for the round
+        cohort = FetchedCohort(slots, overflow, rows, states)
+        run, sums, new_states = _step(run, self.plan, sums, self.noise, cohort)
+        for x, new in zip(leaves, jax.tree.leaves(new_states)):
+            x[ids[is_occupied]] = np.asarray(new)[is_occupied]  # waits for the round
         return run, sums
 
 
-def _read(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    there = ids < len(x)
+def _read_rows(x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return rows `ids` of an array; an id past the end, of an empty slot, gives zeros."""
+    exists = ids < len(x)
     return np.where(
-        there.reshape((-1,) + (1,) * (x.ndim - 1)),
-        x[np.where(there, ids, 0)],
+        exists.reshape((-1,) + (1,) * (x.ndim - 1)),
+        x[np.where(exists, ids, 0)],
         np.zeros((), x.dtype),
     )

@@ -46,6 +46,8 @@ class Logger(Protocol):
 
 
 class _Closing:
+    """A base class of loggers that `with` closes."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -57,7 +59,7 @@ class _Closing:
 
 
 class CSV(_Closing):
-    """A CSV file with one row per evaluation, written while the run goes on.
+    """A CSV file with one row per evaluation, written during the run.
 
     Args:
         path: the file; an existing one is replaced.

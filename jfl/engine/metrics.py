@@ -15,8 +15,10 @@ from ..models import frameworks, losses
 from ..models.targets import TARGETS
 from . import sharding
 
-BLOCK = 2048  # test rows that are evaluated at a time
-EVALUATION_SEED = 0  # for a loss that draws random numbers: the same draws in every evaluation
+# Test rows that are evaluated at a time.
+BLOCK = 2048
+# A loss that draws random numbers gets the same ones in every evaluation.
+EVALUATION_SEED = 0
 
 
 def _hits(task: Task, params: Tree, x: Array, y: Array) -> Tree:
@@ -24,11 +26,11 @@ def _hits(task: Task, params: Tree, x: Array, y: Array) -> Tree:
     predict: Any = task.predict
     try:
         output = predict(params, x)
-    except Exception as error:  # of somebody's module
+    except Exception as error:  # raised by a user's model
         frameworks.explain("predict", error, f"x is {x.dtype}{list(x.shape)}")
         raise
-    of_target: Any = TARGETS[task.target].hits
-    hits = of_target(output, y)
+    count_hits: Any = TARGETS[task.target].hits
+    hits = count_hits(output, y)
     return jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), hits)
 
 
@@ -51,9 +53,9 @@ def evaluate(
         params: parameters of the shared model.
         fed: the federation, whose test rows are used.
         mesh: devices that share the work.
-        personal: a function (server state, client state) -> the client's own parameters, with which
-            its accuracy is measured, the server state, and the client states, leaves [C, ...].
-            None measures all clients with `params`.
+        personal: for personal models, three values: a function that maps the server state and a
+            client state to that client's parameters, the server state, and the client states,
+            leaves [C, ...].  None measures the accuracy of all clients with `params`.
 
     Returns:
         The loss, accuracy, client_accuracy, client_percentiles and custom metrics of `Metrics`.
@@ -73,17 +75,17 @@ def evaluate(
         )
 
     numbers = jnp.arange(len(fed.x_test), dtype=jnp.uint32)
-    found = _mean(measure, params, (fed.x_test, fed.y_test, numbers), mesh)
+    means = _mean(measure, params, (fed.x_test, fed.y_test, numbers), mesh)
     for name, metric in metrics.items():
         if metric.finish is not None:
-            found["custom"][name] = metric.finish(found["custom"][name])
-    found["custom"] = found["custom"] or None
-    found["client_accuracy"] = found["client_percentiles"] = None
+            means["custom"][name] = metric.finish(means["custom"][name])
+    means["custom"] = means["custom"] or None
+    means["client_accuracy"] = means["client_percentiles"] = None
     if has_accuracy(task) and fed.test_index.shape[-1] > 0:
         each = _client_accuracy(task, fed, mesh, *personal or (lambda own, _: own, params, ()))
-        found["client_accuracy"] = jnp.nanmean(each)
-        found["client_percentiles"] = jnp.nanpercentile(each, jnp.array(PERCENTILES))
-    return found
+        means["client_accuracy"] = jnp.nanmean(each)
+        means["client_percentiles"] = jnp.nanpercentile(each, jnp.array(PERCENTILES))
+    return means
 
 
 def predict(task: Task, params: Any, x: Any) -> np.ndarray:
@@ -110,20 +112,21 @@ def predict(task: Task, params: Any, x: Any) -> np.ndarray:
     checks.require_type("predict", Task, "jfl.models or jfl.task", task=task)
     if task.predict is None:
         checks.fail("predict", "a task with predict", "one without", "jfl.task(params, loss, f).")
-    return np.asarray(_predicted(task.predict, params, jnp.asarray(x)))
+    return np.asarray(_predict_rows(task.predict, params, jnp.asarray(x)))
 
 
 @jax.jit
-def _predicted(function: Callable[..., Any], params: Tree, x: Array) -> Any:
+def _predict_rows(function: Callable[..., Any], params: Tree, x: Array) -> Any:
     return jax.lax.map(lambda row: function(params, row), x, batch_size=min(BLOCK, len(x)))
 
 
 def _mean(
     measure: Callable[..., dict[str, Any]], given: Tree, items: tuple[Any, ...], mesh: Mesh | None
 ) -> dict[str, Any]:
-    """Return the mean of `measure(given, *item)` over items, computed by blocks on all devices.
+    """Return the mean of `measure(given, *item)` over items, computed in blocks on all devices.
 
-    If `measure` returns a pair, the result is the sum of the first over the sum of the second.
+    Where `measure` returns a pair, the result is the sum of its first numbers divided by the sum of
+    its second numbers.
     """
 
     def sums(given: Tree, items: tuple[Any, ...], mask: Array) -> Tree:
@@ -138,7 +141,7 @@ def _mean(
 
 
 def _ratio(value: Any, count: Any) -> Any:
-    """Return a sum divided by a count, which the sum itself may bring: NaN if that is zero."""
+    """Return `value / count`; a pair (sum, count) has its own count, and gives NaN if that is 0."""
     if not isinstance(value, tuple):
         return value / count
     total, count = value
@@ -166,7 +169,7 @@ def _client_accuracy(
         return _ratio(right, jnp.maximum(size, 1))
 
     def at_clients(given: tuple[Any, ...], items: tuple[Any, ...], mask: Array) -> Array:
-        """Return results at the places of their clients, and zeros at all others."""
+        """Return Float[C] with the results of some clients, and zeros for all others."""
         clients, *own = items
         each = jax.lax.map(
             lambda item: accuracy(given, *item), tuple(own), batch_size=min(block, len(mask))

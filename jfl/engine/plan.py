@@ -25,7 +25,8 @@ from ..sampling import clients as sampling
 from ..verify import check as verify
 from .sharding import CPU_CHUNKS_PER_COHORT
 
-MAX_CHUNK_BYTES = 2**31  # of what a round computes at the same time, if `chunk` is None
+# Bytes that the clients of one chunk may take on a device, if `chunk` is None.
+MAX_CHUNK_BYTES = 2**31
 
 
 def plan(
@@ -51,23 +52,24 @@ def plan(
         task: the model and its loss.
         algorithm: what clients and the server compute.
         sampler: how the cohort of a round is drawn.
-        upload: a chain that each client applies to its own upload, as to a sum of one, such as
-            jfl.chain(clip_l2(1.0), total(), gaussian(1.1)).
-        release: a chain that the server applies to the uploads of a cohort.  None means their mean
-            over the expected cohort size, which is not private.
+        upload: a chain that each client applies to its own upload before it is sent, such as
+            jfl.chain(clip_l2(1.0), total(), gaussian(1.1)).  Its sum has a single term.
+        release: a chain that the server applies to the uploads of a cohort.  None means their sum
+            divided by the expected cohort size, which is not private.
         weights: the weights of clients: "uniform"; "size", proportional to their rows; Float[C]; or
             a function of the round that returns Float[C].  They are scaled to mean 1 and divided by
             the probability with which a client is drawn, so that the release is an unbiased
-            estimate of the weighted mean over all clients.  They apply after the row clip.
+            estimate of the weighted mean over all clients.  They multiply uploads that the release
+            has already clipped.
         adjacency: the adjacency of the release: "add_remove", "replace_one" or "zero_out".  None
             means the one that the sampler implies.
-        chunk: the number of clients that a device computes at the same time.  None means as many as
-            fit into about 2 GiB, and fewer if the cohort size is random, because chunks without a
+        chunk: the number of clients that a device runs at the same time.  None means as many as fit
+            into about 2 GiB, and fewer if the cohort size is random, because chunks without a
             client do not run.  On an accelerator the default depends on the rate of a Poisson
-            cohort, so plans with other rates are compiled separately unless `chunk` is given;
-            points of a sweep share one.  A round can be differentiated forwards; backwards it must
-            be a single chunk, chunk=sampler.capacity, and with client states it must run on one
-            device.
+            cohort, so plans with different rates are compiled separately unless `chunk` is given;
+            points of a sweep use the largest one.  Reverse-mode differentiation of a round requires
+            a single chunk (chunk=sampler.capacity), and one device if clients keep state;
+            forward-mode differentiation always works.
         secure_aggregation: True assumes that the server sees only the sum of a cohort's uploads,
             and adds the view "aggregate" to the ledger.  Nothing is encrypted here.
         paired_noise: True gives points of a sweep with the same seed the same noise.  Releasing
@@ -98,10 +100,10 @@ def plan(
     algorithm, upload, release = _bind_chains(algorithm, sampler, upload, release, adjacency)
     _check_declared_bounds(algorithm, sampler, upload, release)
     _check_contraction(fed, task, algorithm)
-    _check_levels(sampler.clients, release, upload, *(r.mechanism for r in algorithm.all_releases))
-    weights = _weights(weights, fed, sampler)
-    result = Plan(fed, task, algorithm, sampler, upload, release, weights, 0, **flags)
     private = [r.mechanism for r in algorithm.all_releases]
+    _check_level_shapes(sampler.clients, release, upload, *private)
+    weights = _client_weights(weights, fed, sampler)
+    result = Plan(fed, task, algorithm, sampler, upload, release, weights, 0, **flags)
     correlated.check_plan("plan", upload, release, private, weights)
     distributed.check_plan("plan", upload, release, private, weights)
     # Only the first round is checked here, because the number of rounds is not known yet.
@@ -119,22 +121,20 @@ def _bind_chains(
     release: Mechanism | None,
     adjacency: str | None,
 ) -> tuple[Algorithm, Mechanism | None, Mechanism]:
-    """Bind the chains of a plan to their adjacencies, and refuse those that cannot be where they
-    are.
-    """
-    also = sampling.adjacencies(sampler)
+    """Bind each chain of a plan to an adjacency, and reject chains that cannot be used there."""
+    accepted = sampling.adjacencies(sampler)
     if adjacency is not None:
         where = f"plan with sampling.{sampler.scheme}"
-        checks.require_one_of(where, also, adjacency=adjacency)
-        also = ("zero_out",)
+        checks.require_one_of(where, accepted, adjacency=adjacency)
+        accepted = ("zero_out",)
     if release is None:
         release = chain(total(), divide(sampler.expected))
     for site, m in (("release", release), ("upload", upload)):
         if m is not None:
             checks.require_type("plan", Mechanism, "jfl.chain", **{site: m})
-            _refuse_secret_divisor(m, site)
+            _reject_private_divisor(m, site)
     implied = adjacency or sampling.adjacency(sampler)
-    release = bind(release, implied, "plan(release=...)", required=True, also=also)
+    release = bind(release, implied, "plan(release=...)", required=True, also=accepted)
     if upload is not None and mech.remembers(upload):
         checks.fail(
             "plan",
@@ -148,16 +148,15 @@ def _bind_chains(
         linear_maps.refuse_unpaired("private_grad", declared.mechanism)
     # The server sees which clients upload, so noise can only hide the content of an upload.
     upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
-    algorithm = _bind_example_chains(algorithm)
-    return algorithm, upload, release
+    return _bind_example_chains(algorithm), upload, release
 
 
 def _default_chunk(sampler: Sampler) -> int:
     """Return the number of slots of a chunk if memory does not limit it.
 
-    Chunks without a client do not run.  A CPU is as fast with small chunks, which leave fewer slots
-    of the last chunk empty.  On an accelerator each chunk launches as many kernels as a whole
-    cohort, so nearly every cohort should fit into one chunk.
+    If the cohort size is random, small chunks leave fewer slots of the last chunk empty, and cost
+    a CPU nothing.  On an accelerator each chunk launches as many kernels as a whole cohort, so
+    nearly every cohort should fit into one chunk.
     """
     if sampling.fills_every_slot(sampler):
         return sampler.capacity
@@ -171,6 +170,7 @@ def _default_chunk(sampler: Sampler) -> int:
 
 
 def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sampler) -> None:
+    """Reject parts of other types, and parts that cannot be combined."""
     checks.require_type("plan", Federation, "jfl.federate", fed=fed)
     checks.require_type("plan", Task, "jfl.models or jfl.task", task=task)
     checks.require_type("plan", Algorithm, "jfl.algorithms", algorithm=algorithm)
@@ -208,7 +208,14 @@ def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sam
 
 
 def _require_rows(size: Array, needed: int, use: str, hint: str) -> None:
-    """Refuse clients that own fewer rows than a round uses."""
+    """Reject clients that own fewer rows than a round uses.
+
+    Args:
+        size: Int[C], the rows of each client.
+        needed: the rows that a round uses.
+        use: what the rows are needed for, in the message.
+        hint: how to provide enough rows.
+    """
     if checks.is_concrete(size) and (few := np.flatnonzero(np.asarray(size) < needed)).size:
         checks.fail(
             "plan",
@@ -219,18 +226,18 @@ def _require_rows(size: Array, needed: int, use: str, hint: str) -> None:
 
 
 def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
-    """Reject losses, predictions and metrics that do not take one example; nothing is computed."""
-    params = _initial(task)
+    """Trace losses, predictions and metrics, and reject those that do not take one example."""
+    params = _parameter_shapes(task)
     x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (fed.x, fed.y))
     is_grad = lambda node: isinstance(node, per_example.Grad)
     grads = [g for g in jax.tree.leaves(algorithm, is_leaf=is_grad) if is_grad(g)]
     scalars = {
-        "the loss": losses.of_three(task.loss),
+        "the loss": losses.without_key(task.loss),
         "evaluation": task.evaluation,
         **{f"the loss of gradient {i}": per_example.exact(g.loss) for i, g in enumerate(grads)},
     }
     for name, loss in scalars.items():
-        value = np.zeros(()) if loss is None else _traced(name, loss, params, x, y)
+        value = np.zeros(()) if loss is None else _output_shape(name, loss, params, x, y)
         if jax.tree.leaves(value) != [value] or value.shape != ():
             shapes = [f"{v.dtype}{list(v.shape)}" for v in jax.tree.leaves(value)]
             checks.fail(
@@ -240,13 +247,14 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
                 "Return its .mean() or .sum().",
             )
     for name, metric in (task.metrics or {}).items():
-        _traced(f"metric {name!r}", metric.row, params, x, y)
+        _output_shape(f"metric {name!r}", metric.row, params, x, y)
     if task.predict is not None:
-        _check_output(_traced("predict", task.predict, params, x), task.target, fed.classes, y)
+        output = _output_shape("predict", task.predict, params, x)
+        _check_predictions(output, task.target, fed.classes, y)
 
 
-def _traced(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: Any) -> Any:
-    """Return the shape of what a function of one example returns."""
+def _output_shape(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: Any) -> Any:
+    """Return the shapes of what a function of one example returns; explain why it fails."""
     kinds = " and ".join(f"{v.dtype}{list(v.shape)}" for v in (x, *y))
     # The function is an argument because an nnx model changes the counters that it holds.
     call = lambda function, *given: function(*given)
@@ -267,8 +275,8 @@ def _traced(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: A
         ) from error
 
 
-def _check_output(output: Any, target: str, classes: int, y: Any) -> None:
-    """Reject an output from which no accuracy can be computed."""
+def _check_predictions(output: Any, target: str, classes: int, y: Any) -> None:
+    """Reject a shape of predictions from which no accuracy can be computed."""
     if TARGETS[target].hits is None or not classes:
         return
     wanted, got = TARGETS[target].shape(classes, tuple(y.shape)), getattr(output, "shape", None)
@@ -283,8 +291,8 @@ def _check_output(output: Any, target: str, classes: int, y: Any) -> None:
         )
 
 
-def _refuse_secret_divisor(mechanism: Mechanism, site: str) -> None:
-    """Refuse a realised number as the divisor of a private sum, because it depends on the data."""
+def _reject_private_divisor(mechanism: Mechanism, site: str) -> None:
+    """Reject a private sum that is divided by a number that depends on the data."""
     divisors = {s.divisor for s in mechanism.stages}
     if "size" in divisors:
         checks.fail(
@@ -305,7 +313,7 @@ def _refuse_secret_divisor(mechanism: Mechanism, site: str) -> None:
 def _check_declared_bounds(
     algorithm: Algorithm, sampler: Sampler, upload: Mechanism | None, release: Mechanism
 ) -> None:
-    """Refuse declared bounds in places where nothing ensures that they hold."""
+    """Reject declared bounds in places where nothing ensures that they hold."""
     declared = lambda m: [s.declared for s in m.stages] if m is not None else []
     of_clients = [r for r in algorithm.all_releases if any(declared(r.mechanism))]
     for r in of_clients:
@@ -348,7 +356,7 @@ def _check_declared_bounds(
 
 
 def _check_declared_uploads(sampler: Sampler, upload: Mechanism | None, release: Mechanism) -> None:
-    """Refuse a release that relies on bounded uploads if the uploads may be larger."""
+    """Reject a release that relies on bounded uploads if the uploads may be larger."""
     what = 'bounded(..., "upload")'
     if upload is None or not mech.has_clip(upload):
         checks.fail("plan", f"an upload with a clip for {what}", f"upload={upload!r}")
@@ -384,10 +392,10 @@ def _check_declared_uploads(sampler: Sampler, upload: Mechanism | None, release:
 
 
 def _check_contraction(fed: Federation, task: Task, algorithm: Algorithm) -> None:
-    """Refuse plans in which local steps that are declared to contract visibly do not."""
+    """Reject a plan whose local steps are declared to contract but cannot."""
     if not algorithm.contracts:
         return
-    dtypes = {str(p.dtype) for p in jax.tree.leaves(_initial(task))}
+    dtypes = {str(p.dtype) for p in jax.tree.leaves(_parameter_shapes(task))}
     if coarse := dtypes - {"float32", "float64"}:
         checks.fail(
             "plan",
@@ -405,17 +413,18 @@ def _check_contraction(fed: Federation, task: Task, algorithm: Algorithm) -> Non
         )
 
 
-def _check_levels(clients: int, release: Mechanism, *own: Mechanism | None) -> None:
-    """Refuse noise and clip norms with shapes that the engine cannot use."""
-    for m in (release, *(m for m in own if m is not None)):
+def _check_level_shapes(clients: int, release: Mechanism, *client_chains: Mechanism | None) -> None:
+    """Reject noise levels and clip norms with shapes that the engine cannot use."""
+    for m in (release, *(m for m in client_chains if m is not None)):
         for s in m.stages:
             for function in (
                 v for f in (s.apply, s.bound) if f is not None for v in f.data.values()
             ):
-                if isinstance(function, Fn) and (shape := _shape(function, s.name)) != ():
+                if isinstance(function, Fn) and (shape := _schedule_shape(function, s.name)) != ():
                     expected = f"one number per round from the function in {s.name}"
                     checks.fail("plan", expected, f"shape {shape}")
-            shape = _shape(s.noise, "gaussian") if isinstance(s.noise, Fn) else np.shape(s.noise)
+            is_schedule = isinstance(s.noise, Fn)
+            shape = _schedule_shape(s.noise, "gaussian") if is_schedule else np.shape(s.noise)
             if shape != () and (m is release or shape != (clients,)):
                 of_clients = f"one noise level, or one per client for {clients} clients"
                 checks.fail(
@@ -425,7 +434,8 @@ def _check_levels(clients: int, release: Mechanism, *own: Mechanism | None) -> N
                 )
 
 
-def _shape(function: Callable[..., Any], name: str) -> tuple[int, ...]:
+def _schedule_shape(function: Callable[..., Any], name: str) -> tuple[int, ...]:
+    """Return the shape of what a function of the round returns."""
     try:
         return jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32)).shape
     except (TypeError, AttributeError, jax.errors.JAXTypeError) as error:
@@ -440,19 +450,20 @@ def _shape(function: Callable[..., Any], name: str) -> tuple[int, ...]:
 def _bind_example_chains(algorithm: Algorithm) -> Algorithm:
     """Bind the chains inside an algorithm to the adjacency that its batch sampler implies."""
     releases = [r for r in algorithm.all_releases if r.mechanism is not None]
-    kinds = {"replace_one" if r.steps else batches.adjacency(r.batches) for r in releases}
-    if not kinds:
+    implied = {"replace_one" if r.steps else batches.adjacency(r.batches) for r in releases}
+    if not implied:
         return algorithm
-    if len(kinds) > 1:
-        checks.fail("plan", "batch samplers that imply one adjacency", f"{sorted(kinds)}")
-    (kind,) = kinds
-    free = all(r.batches.scheme == "full" and not r.steps for r in algorithm.all_releases)
-    also = ("zero_out", "replace_one") if kind != "replace_one" else ("zero_out",)
+    if len(implied) > 1:
+        checks.fail("plan", "batch samplers that imply one adjacency", f"{sorted(implied)}")
+    (adjacency,) = implied
+    # Full batches suit every adjacency, so the user may choose.
+    is_free = all(r.batches.scheme == "full" and not r.steps for r in algorithm.all_releases)
+    accepted = ("zero_out", "replace_one") if adjacency != "replace_one" else ("zero_out",)
 
     def bind_chain(node: Any) -> Any:
         if not isinstance(node, Mechanism):
             return node
-        bound = bind(node, kind, "private_grad", required=not free, also=also)
+        bound = bind(node, adjacency, "private_grad", required=not is_free, also=accepted)
         divisors = {s.divisor for s in bound.stages}
         if "weight" in divisors:
             hint = 'Use a number, or divide("size").'
@@ -465,14 +476,15 @@ def _bind_example_chains(algorithm: Algorithm) -> Algorithm:
     return jax.tree.map(bind_chain, algorithm, is_leaf=lambda n: isinstance(n, Mechanism))
 
 
-def _weights(
+def _client_weights(
     weights: str | ArrayLike | Callable[..., Any], fed: Federation, sampler: Sampler
 ) -> Array | Fn:
+    """Return the weights that `plan` describes: Float[C], or a function of the round."""
     clients = sampler.clients
     share = np.full(clients, 1 / clients, np.float32) if sampler.share is None else sampler.share
     if callable(weights):
         weights = weights if isinstance(weights, Fn) else Fn(weights)
-        if (shape := _shape(weights, "weights")) != (clients,):
+        if (shape := _schedule_shape(weights, "weights")) != (clients,):
             expected = f"one weight per client ({clients}) from a function of the round"
             checks.fail("plan", expected, f"shape {shape}")
         return Fn(_scaled, dict(of=weights, share=jnp.asarray(share)))
@@ -507,9 +519,14 @@ def _sums_exactly(weights: np.ndarray) -> bool:
 
 @named("plan.weights")
 def _scaled(round_: Array | None, *, of: Any, share: Array) -> Array:
-    """Return p / q, where p are the normalised weights and q the clients' shares of draws.
+    """Return of / sum(of) / share, Float[C].
 
-    Its mean is 1 for uniform q.
+    Its mean is 1 if all clients are drawn equally often.
+
+    Args:
+        round_: Int[], the round; None if `of` is not a function.
+        of: Float[C], the weights, or a function of the round that returns them.
+        share: Float[C], the fraction of draws that each client gets; the sum is 1.
     """
     values = jnp.asarray(of(round_) if isinstance(of, Fn) else of, jnp.float32)
     # Noise is scaled to the largest weight. A negative weight becomes NaN, which Health reports.
@@ -517,8 +534,8 @@ def _scaled(round_: Array | None, *, of: Any, share: Array) -> Array:
     return values / values.sum() / share
 
 
-def _initial(task: Task) -> Tree:
-    """Return the shapes of the parameters, and refuse parameters that cannot be trained."""
+def _parameter_shapes(task: Task) -> Tree:
+    """Return the shapes of the parameters; reject parameters that cannot be trained."""
     try:
         return jax.eval_shape(
             lambda key: frameworks.parameters("task", task.init(key)), jax.random.key(0)
@@ -529,11 +546,11 @@ def _initial(task: Task) -> Tree:
 
 
 def client_bytes(plan: Plan) -> float:
-    """Estimate the bytes that one client of a round holds.
+    """Estimate the bytes that one client takes on a device during a round.
 
-    They are for models, optimizer state and per-example gradients.
+    The estimate counts copies of the model, the optimizer's state and per-example gradients.
     """
     slots = plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
     private = [r.batches for r in plan.algorithm.releases if r.mechanism is not None]
     rows = max([2 * (b.batch or slots) for b in private], default=0)
-    return 4.0 * pytrees.size(_initial(plan.task)) * (8 + rows)
+    return 4.0 * pytrees.size(_parameter_shapes(plan.task)) * (8 + rows)

@@ -23,10 +23,14 @@ from ..core.records import Cohort, Plan, Run
 from ..sampling import clients as sampling
 from .devices import put, replicated
 
-CPU_CHUNKS_PER_COHORT = 16  # for cohorts of random size
-HALF_BITS = 12  # the sum of this many bits over 4,096 devices is exact in float32
+# On a CPU, a cohort of random size is divided into about so many chunks.
+CPU_CHUNKS_PER_COHORT = 16
+# Numbers with so many bits have an exact sum in float32 over up to 4,096 devices.
+HALF_BITS = 12
+# Fields of a federation that are divided among the devices.
 TEST_FIELDS = ("x_test", "y_test", "test_index", "test_size")
-TRANSFER_BYTES = 2**26  # of client states that are gathered on every device at a time
+# Bytes of client states that are gathered on every device at a time.
+TRANSFER_BYTES = 2**26
 
 # How an argument of a shard_map is divided among the devices.
 REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("clients")
@@ -38,6 +42,7 @@ def num_devices(mesh: Mesh | None) -> int:
 
 
 def _divides_evenly(x: Any, mesh: Mesh | None) -> bool:
+    """Return whether all devices can hold equally many entries of an array's first axis."""
     return x.shape[0] % num_devices(mesh) == 0
 
 
@@ -107,30 +112,31 @@ def _slice_on_every_device(mesh: Mesh, num_rows: int) -> Callable[..., Any]:
 
 
 def psum_exact(tree: Any) -> Any:
-    """Sum a tree over the devices of a shard_map, in one message, with exact counts.
+    """Sum a tree over the devices of a shard_map, with exact sums of integers.
 
-    A message has one dtype.  An int32 is a non-negative count and is sent as two halves, whose sums
-    are exact in float32.
+    Everything is sent as floats, so that the devices exchange one message instead of one per dtype.
+    Each int32 leaf is a non-negative count.  It is sent as two halves, whose sums are exact in
+    float32.
     """
     leaves, treedef = jax.tree.flatten(tree)
     is_count = [x.dtype == jnp.int32 for x in leaves]
-    counts = [x for x, is_one in zip(leaves, is_count) if is_one]
+    counts = [x for x, is_int in zip(leaves, is_count) if is_int]
     halves = [(x >> HALF_BITS, x % 2**HALF_BITS) for x in counts]
-    floats = [x for x, is_one in zip(leaves, is_count) if not is_one]
+    floats = [x for x, is_int in zip(leaves, is_count) if not is_int]
     message = floats, jax.tree.map(lambda x: x.astype(jnp.float32), halves)
     floats, halves = jax.lax.psum(message, "clients")
     as_int = lambda x: x.astype(jnp.int32)
     counts = iter([as_int(high) * 2**HALF_BITS + as_int(low) for high, low in halves])
     floats = iter(floats)
-    return treedef.unflatten([next(counts if is_one else floats) for is_one in is_count])
+    return treedef.unflatten([next(counts if is_int else floats) for is_int in is_count])
 
 
 def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: Mesh | None) -> Any:
-    """Return `sum_items(common, items, mask)`, computed by all devices, each on a part of `items`.
+    """Return the sums of `sum_items` over all items, each device computing those of its part.
 
     Args:
-        sum_items: maps `common`, items [n, ...] and Bool[n] to sums over the items that are True in
-            the mask.
+        sum_items: maps `common`, items [n, ...] and a mask Bool[n] to sums over the items for which
+            the mask is True.
         common: arrays that every device needs.
         items: arrays [N, ...].
         mesh: the devices.

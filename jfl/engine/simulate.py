@@ -35,19 +35,27 @@ from .round import (
     run_sampling_key,
 )
 
-MAX_EVALUATIONS = 10**7  # more in one run must be a mistake
-LARGEST_PARAMETER = 1e18  # the square of a larger one overflows in float32
-MIN_METRIC_SLOTS = 32  # enough for the default number of evaluations
+# More evaluations in one run must be a mistake.
+MAX_EVALUATIONS = 10**7
+# The square of a larger parameter overflows in float32.
+LARGEST_PARAMETER = 1e18
+# A compiled program has room for at least so many evaluations.  The default is about twenty.
+MIN_METRIC_SLOTS = 32
+# What each part of a Run is called in messages, for the parts that must fit a plan.
+STATE_DESCRIPTIONS = dict(
+    server="a server state",
+    client_states="client states",
+    mechanism="a state of the release",
+)
 
 
 class Output(NamedTuple):
     """The result of a simulation.
 
-    `params` is what a guarantee covers.  `metrics`, and the losses and norms in it, are for the
-    experimenter and are not covered.
+    A guarantee covers `params`.  It does not cover `metrics`, which are for the experimenter.
     """
 
-    run: Run
+    run: Run  # the state after the last round
     metrics: Metrics  # leaves [evaluations]
     params: Any
     frame = lazy.later("jfl.runs.tables.frame")
@@ -96,14 +104,18 @@ def scan_from(
     noise: Key,
     evaluations: Array | int | None = None,
 ) -> tuple[Run, Metrics]:
-    """Same as `scan`, for a run that `enter_plan` has bound to its plan.
+    """Do the same as `scan` for a run that `enter_plan` has bound to its plan.
 
     Args:
         run: the state before the first round.
         plan: a Plan.
-        rounds: Int[E].
+        rounds: Int[E], the number of rounds before each evaluation.
         noise: `run_noise_key(run)`.
-        evaluations: run only this many of the E evaluations; the metrics of the others are zero.
+        evaluations: the number of evaluations to run, at most E; the metrics of the others are
+            zero.  None runs all of them.
+
+    Returns:
+        The run after all rounds, and metrics with leaves [E].
     """
     sampling_key, states = run_sampling_key(run), run.client_states
     rounds = jnp.asarray(rounds, jnp.int32)
@@ -122,27 +134,27 @@ def scan_from(
         return run, _metrics(run, plan, sums)
 
     def evaluate_one(i: Array, carry: tuple[Run, Metrics]) -> tuple[Run, Metrics]:
-        run, found = carry
-        run, seen = until_evaluation(run, rounds[i])
-        return run, jax.tree.map(lambda all_, x: all_.at[i].set(x), found, seen)
+        run, metrics = carry
+        run, new_metrics = until_evaluation(run, rounds[i])
+        return run, jax.tree.map(lambda old, new: old.at[i].set(new), metrics, new_metrics)
 
     padded_states = sharding.pad_client_states(states, meshes.devices(plan.mesh))
     run = dataclasses.replace(run, client_states=padded_states)
-    of_one = jax.eval_shape(until_evaluation, run, jnp.int32(0))[1]
-    found = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), of_one)
+    _, shapes = jax.eval_shape(until_evaluation, run, jnp.int32(0))
+    metrics = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), shapes)
     with jax.named_scope("evaluations"):
         evaluations = len(rounds) if evaluations is None else evaluations
-        run, found = jax.lax.fori_loop(0, evaluations, evaluate_one, (run, found))
+        run, metrics = jax.lax.fori_loop(0, evaluations, evaluate_one, (run, metrics))
     states = sharding.unpad_client_states(run.client_states, states)
-    return dataclasses.replace(run, client_states=states), found
+    return dataclasses.replace(run, client_states=states), metrics
 
 
 def _metrics(run: Run, plan: Plan, sums: RoundStats) -> Metrics:
-    """Evaluate the model of a run, and average the statistics of the rounds since the last time."""
+    """Evaluate the model of a run, and average the round statistics since the last evaluation."""
     personal = None
     if plan.algorithm.personal is not None:
-        own = jax.tree.map(lambda x: x[: plan.sampler.clients], run.client_states)
-        personal = plan.algorithm.personal, run.server, own
+        client_states = jax.tree.map(lambda x: x[: plan.sampler.clients], run.client_states)
+        personal = plan.algorithm.personal, run.server, client_states
     params, mesh = plan.algorithm.params(run.server), meshes.devices(plan.mesh)
     mean = lambda x: x / jnp.maximum(sums.rounds, 1)
     return Metrics(
@@ -163,10 +175,10 @@ _metrics_jit = jax.jit(_metrics)
 def _scan(
     run: Run, plan: Plan, rounds: Array, evaluations: Array, words: Words
 ) -> tuple[Run, Metrics]:
-    """Same as `scan`, for the first `evaluations` entries of `rounds`.
+    """Do the same as `scan` for the first `evaluations` entries of `rounds`.
 
-    One program serves every number of rounds, and every number of evaluations up to the length of
-    `rounds`.
+    One compiled program serves any number of rounds, and any number of evaluations up to the length
+    of `rounds`.
     """
     return scan_from(run, plan, rounds, derive_noise_key(run.key, words), evaluations)
 
@@ -212,7 +224,7 @@ def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
 
 
 def tolerated_health(where: str, tolerate: Any) -> tuple[str, ...]:
-    """Return the names of the Health counts that may be positive.
+    """Check an argument `tolerate`, and return the names of the Health counts that may be positive.
 
     Tolerating "nonfinite" includes tolerating "nonfinite_rows".
     """
@@ -237,14 +249,15 @@ def simulate(
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
-    Plans with the same structure share one compiled program, whatever their numbers and however
-    many rounds they run.  The logger "jfl" reports each compilation at level INFO.  For a
-    `jfl.population`, each round is one call of a program, and the rows of the next cohort are
-    fetched meanwhile; client states are then NumPy arrays.
+    Plans that differ only in numbers share one compiled program, however many rounds they run.  The
+    logger "jfl" reports each compilation at level INFO.  For a `jfl.population`, each round is one
+    call of a program, and the rows of the next cohort are fetched meanwhile; client states are then
+    NumPy arrays.
 
     Args:
-        key: jax.random.key(seed).  Every draw is derived from this key, the round and the client,
-            so evaluating more often, other chunks, or stopping and resuming changes no draw.
+        key: jax.random.key(seed).  Every draw is derived from this key, the round and the client.
+            Evaluating more often, changing the chunk size, or stopping and resuming therefore
+            changes no draw.
         plan: a Plan.
         rounds: the number of rounds to run.
         evaluate_every: rounds between evaluations; by default about twenty evaluations.
@@ -281,23 +294,22 @@ def simulate(
     with meshes.explain_lost_process():
         # Otherwise processes with different noise would go unnoticed.
         if meshes.spans_all_processes(mesh):
-            begun = (
+            initial = (
                 (key, 0, 0)
                 if start is None
                 else (start.key, int(start.round), int(start.attempt), start.plan_history.tolist())
             )
             meshes.require_agreement(
-                "simulate", f"{identity.plan_identity(plan).tolist()} {begun} {counts.tolist()}"
+                "simulate", f"{identity.plan_identity(plan).tolist()} {initial} {counts.tolist()}"
             )
     plan = sharding.place(dataclasses.replace(plan, mesh=mesh), mesh)
     key = meshes.replicate(key, mesh)
     with meshes.explain_lost_process():
-        fresh = host_feed.init_population_run if plan.fed.host is not None else init_run_jit
-        run = (
-            fresh(key, plan, words, identity.initial_history(plan))
-            if start is None
-            else _copy_of_start(start, plan)
-        )
+        if start is not None:
+            run = _copy_start(start, plan)
+        else:
+            init = init_run_jit if plan.fed.host is None else host_feed.init_population_run
+            run = init(key, plan, words, identity.initial_history(plan))
         run, words = _enter_plan_on_host(run, words)
         with watching(plan, rounds, int(run.round), progress, callbacks, tolerate) as watch:
             if plan.fed.host is not None:
@@ -315,9 +327,9 @@ def simulate(
 
 
 def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
-    """Return what says that a run without a non-finite state has diverged, "" if nothing does.
+    """Describe signs that a run diverged although its state is finite; return "" if there are none.
 
-    A loss can be nan while its gradients are finite, and parameters can be finite while their
+    A loss can be NaN while its gradients are finite, and parameters can be finite while their
     squares are not.  Neither stops a run.
     """
     if not checks.is_concrete((health, metrics, params)):  # inside a user's jit
@@ -342,8 +354,12 @@ def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
 def _enter_plan_on_host(run: Run, words: Words) -> tuple[Run, Words]:
     """Bind a concrete run to its plan with NumPy, which needs no compiled program.
 
+    Args:
+        run: the run.
+        words: UInt32[4], the noise identity of the plan.
+
     Returns:
-        The run, and the seed words of its noise.
+        The run, and UInt32[4], from which `derive_noise_key` derives the key of its noise.
     """
     names = ("round", "plan_identity", "plan_history", "attempt")
     on_host = dataclasses.replace(run, **{n: np.asarray(getattr(run, n)) for n in names})
@@ -362,16 +378,25 @@ def _simulate_on_device(
     mesh: Any,
     watch: Callable[[Run, list[Metrics]], bool] | None,
 ) -> tuple[Run, Metrics]:
-    """Run all rounds in one call, or, if there are callbacks, one call per evaluation."""
+    """Run all rounds in one call, or, if there are callbacks, one call per evaluation.
+
+    Args:
+        run: the state before the first round, which is donated.
+        plan: the plan.
+        counts: Int[E], the number of rounds before each evaluation.
+        words: UInt32[4] of `_enter_plan_on_host`.
+        mesh: the devices.
+        watch: a function of the run and the metrics so far that returns whether to stop, or None.
+    """
     if watch is None:
         return _run_program(run, plan, counts, words, mesh)
-    found = []
+    history = []
     for count in counts:
-        run, seen = _run_program(run, plan, [count], words, mesh)
-        found.append(jax.tree.map(lambda x: x[0], seen))
-        if watch(run, found):
+        run, metrics = _run_program(run, plan, [count], words, mesh)
+        history.append(jax.tree.map(lambda x: x[0], metrics))
+        if watch(run, history):
             break
-    return run, jax.tree.map(lambda *x: jnp.stack(x), *found)
+    return run, jax.tree.map(lambda *x: jnp.stack(x), *history)
 
 
 def _simulate_population(
@@ -381,8 +406,8 @@ def _simulate_population(
     words: Words,
     watch: Callable[[Run, list[Metrics]], bool] | None,
 ) -> tuple[Run, Metrics]:
-    """Run the rounds of a population, whose rows and client states are on the host."""
-    found, states = [], run.client_states
+    """Do the same as `_simulate_on_device` for a population, whose rows are on the host."""
+    history, states = [], run.client_states
     run = meshes.replicate(dataclasses.replace(run, client_states=()), plan.mesh)
     noise = _noise_key_jit(run.key, meshes.replicate(words, plan.mesh))
     with host_feed.Feeder(run, states, plan, noise, int(counts.sum())) as feeder:
@@ -390,29 +415,29 @@ def _simulate_population(
             sums = RoundStats.zeros()
             for _ in range(count):
                 run, sums = feeder.round(run, sums)
-            found.append(_metrics_jit(run, plan, sums))
-            if watch is not None and watch(run, found):
+            history.append(_metrics_jit(run, plan, sums))
+            if watch is not None and watch(run, history):
                 break
-    metrics = jax.tree.map(lambda *x: jnp.stack(x), *found)
+    metrics = jax.tree.map(lambda *x: jnp.stack(x), *history)
     return dataclasses.replace(run, client_states=states), metrics
 
 
-def _copy_of_start(run: Run, plan: Plan) -> Run:
-    """Return a copy of the state to continue from, after checking that it fits the plan.
+def _copy_start(run: Run, plan: Plan) -> Run:
+    """Check that the state to continue from fits the plan, and copy it.
 
     The compiled program donates its arguments, so it must not get the caller's arrays.
     """
     fresh = jax.eval_shape(init_run, run.key, plan, run.plan_identity, run.plan_history)
-    held = correlated.fit_buffers(run.mechanism, fresh.mechanism)
-    run = dataclasses.replace(run, mechanism=held)
+    buffers = correlated.fit_buffers(run.mechanism, fresh.mechanism)
+    run = dataclasses.replace(run, mechanism=buffers)
     shapes = lambda tree: jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
-    for name, words in STATES.items():
-        needed, got = (shapes(getattr(r, name)) for r in (fresh, run))
-        if jax.tree.flatten(needed) != jax.tree.flatten(got):
+    for name, description in STATE_DESCRIPTIONS.items():
+        expected, actual = (shapes(getattr(r, name)) for r in (fresh, run))
+        if jax.tree.flatten(expected) != jax.tree.flatten(actual):
             checks.fail(
                 "simulate(start=...)",
-                f"{words} like this plan's: {needed}",
-                f"{got}",
+                f"{description} like this plan's: {expected}",
+                f"{actual}",
                 "Use the plan that made it, or one with the same algorithm, model and clients.",
             )
     if plan.fed.host is not None:
@@ -422,10 +447,3 @@ def _copy_of_start(run: Run, plan: Plan) -> Run:
         )
     # States that came from several processes are NumPy arrays.
     return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else jnp.copy(x), run)
-
-
-STATES = dict(
-    server="a server state",
-    client_states="client states",
-    mechanism="a state of the release",
-)

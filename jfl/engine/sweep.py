@@ -1,4 +1,9 @@
-"""Run many plans as few programs: one vmapped program per static structure."""
+"""Run many plans as few programs: one vmapped program per static structure.
+
+A sweep has S points, each with a plan and a seed.  Points whose plans have the same structure run
+as one program, in blocks that fit into memory.  Points with the same seed form a row of a program,
+because they share cohorts and batches.
+"""
 
 import dataclasses
 import inspect
@@ -27,15 +32,15 @@ from .round import init_run
 from .simulate import rounds_before_evaluations, scan_from, signs_of_divergence, tolerated_health
 
 # Bytes for the points that run at the same time, if a device does not report its memory.
-MEMORY = 2**32
-# Share of an accelerator's free memory for the estimate of `client_bytes`.
-SHARE = 0.25
-# Share of an accelerator's free memory for a compiled program, whose size is known.
-FULL = 0.9
+DEFAULT_MEMORY_BYTES = 2**32
+# Fraction of an accelerator's free memory that points may take by the estimate of `client_bytes`.
+ESTIMATED_MEMORY_FRACTION = 0.25
+# Fraction of an accelerator's free memory that a compiled program may take; its size is known.
+COMPILED_MEMORY_FRACTION = 0.9
 # Maximum number of times that a program is compiled to find how many points fit.
-COMPILATIONS = 3
-# A leaf of the plans of a program is shared by all points, by the points of a row (which have one
-# key), or by none.
+MAX_COMPILATIONS = 3
+# How an array differs between the plans of a program: it is the same for all points, the same for
+# the points of a row, or different for each point.
 SHARED, BY_ROW, BY_POINT = 0, 1, 2
 
 
@@ -97,7 +102,8 @@ def points_of(axes: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(lists, values)) for values in itertools.product(*lists.values())]
 
 
-def _checked_points(points: Any, axes: dict[str, Any]) -> list[dict[str, Any]]:
+def _check_points(points: Any, axes: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the points of a sweep from either of the two arguments that describe them."""
     if points is not None and axes:
         checks.fail("sweep", "either points or axes", f"both: {sorted(axes)}")
     points = points_of(axes) if points is None else list(checks.as_tuple("sweep", points=points))
@@ -112,7 +118,7 @@ def _checked_points(points: Any, axes: dict[str, Any]) -> list[dict[str, Any]]:
     return points
 
 
-def _plans_of(
+def _make_plans(
     make_plan: Callable[..., Any], points: Sequence[dict[str, Any]], rounds: int
 ) -> list[Plan]:
     """Return the plan of each point; points that differ only in their seed share one plan."""
@@ -122,12 +128,13 @@ def _plans_of(
         checks.fail(
             "sweep", "make_plan, a function that returns a plan", checks.short_repr(make_plan)
         )
-    takes = signature.parameters
-    wants_seed = "seed" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    parameters = signature.parameters
+    takes_seed = "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     plans, plan_of = [], {}
     for point in points:
-        arguments = {k: v for k, v in point.items() if k != "seed" or wants_seed}
-        identical = tuple(
+        arguments = {k: v for k, v in point.items() if k != "seed" or takes_seed}
+        # Points with equal arguments share a plan, and with it the arrays of the plan.
+        argument_key = tuple(
             (k, type(v), v if isinstance(v, (int, float, str)) else id(v))
             for k, v in sorted(arguments.items())
         )
@@ -139,9 +146,9 @@ def _plans_of(
                 f"make_plan{signature} to take {sorted(arguments)}",
                 checks.describe_error(error),
             )
-        if identical not in plan_of:  # so that its seeds share the arrays of one plan
-            plan_of[identical] = make_plan(**arguments)
-        plans.append(plan_of[identical])
+        if argument_key not in plan_of:
+            plan_of[argument_key] = make_plan(**arguments)
+        plans.append(plan_of[argument_key])
     for plan in plans:
         checks.require_type("sweep", Plan, "make_plan", plan=plan)
         checks.require_device_rows("sweep", plan.fed)
@@ -176,8 +183,9 @@ def sweep(
         points: a dict of arguments per point, instead of `axes`.
         evaluate_every: rounds between evaluations; by default about twenty evaluations.
         memory: bytes on each device for the points that run at the same time.  The default is the
-            free memory of an accelerator, and 4 GiB on a CPU.  If the program compiled for a first
-            estimate takes more, it is compiled again for fewer points, at most twice.
+            free memory of an accelerator, and 4 GiB on a CPU.  The number of points is first
+            estimated; if the compiled program takes more memory than allowed, it is compiled again
+            for fewer points, at most twice.
         strict: True raises HealthError if any point fails, and not only if all of them do.
         tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
         mesh: devices that share the points: "auto", a number, or the result of
@@ -199,7 +207,7 @@ def sweep(
         >>> [p["lr"] for p in points_of(dict(lr=[0.1, 0.2], seed=range(2)))]
         [0.1, 0.1, 0.2, 0.2]
     """
-    points = _checked_points(points, axes)
+    points = _check_points(points, axes)
     memory = None if memory is None else checks.as_bytes("sweep", memory)
     checks.require_one_of("sweep", (False, True), strict=strict)
     tolerate = tolerated_health("sweep", tolerate)
@@ -210,18 +218,19 @@ def sweep(
     counts = rounds_before_evaluations(rounds, evaluate_every)
     meshes.devices(mesh, len(points))  # refuses an invalid mesh
     points = [dict(seed=0) | p for p in points]
-    seeds = [_key(p["seed"]) for p in points]
-    plans = _plans_of(make_plan, points, rounds)
-    plans = widened(plans)
-    groups, words = static_groups(plans), identity.plan_identities(plans)
-    _refuse_equal_noise_in_two_programs(points, plans, seeds, words, groups)
+    seeds = [_key_of_seed(p["seed"]) for p in points]
+    plans = _make_plans(make_plan, points, rounds)
+    plans = pad_row_tables(plans)
+    groups, identities = static_groups(plans), identity.plan_identities(plans)
+    _reject_equal_noise_in_two_programs(points, plans, seeds, identities, groups)
     if meshes.spans_all_processes(meshes.devices(mesh, len(points))):
         with meshes.explain_lost_process():
             meshes.require_agreement(
-                "sweep", f"{[(w.tolist(), key) for w, key in zip(words, seeds)]} {counts.tolist()}"
+                "sweep",
+                f"{[(w.tolist(), key) for w, key in zip(identities, seeds)]} {counts.tolist()}",
             )
     results, seconds, point_bytes = _run_programs(
-        plans, seeds, words, groups, counts, mesh, memory, watch
+        plans, seeds, identities, groups, counts, mesh, memory, watch
     )
     health = jax.tree.map(lambda *counts: np.array(counts, int), *[r.health for r in results])
     failed = np.any([getattr(health, f) * (f not in tolerate) for f in Health._fields], axis=0)
@@ -256,8 +265,8 @@ class Trained(NamedTuple):
     """The result of one point of `train`.
 
     Attributes:
-        health: its Health counts.
-        metrics: Metrics at its end, with leaves [1].
+        health: the Health counts of the point.
+        metrics: Metrics after its last round, with leaves [1].
         params: its parameters.
         state: a Run without its key, from which `train` can continue; None if it was not kept.
     """
@@ -273,41 +282,57 @@ def train(
     seeds: Sequence[int],
     rounds: int,
     states: Sequence[Any] | None = None,
-    keeps: bool = False,
+    keep_states: bool = False,
 ) -> list[Trained]:
-    """Train plans for a number of rounds as few programs, from their start or from a state.
+    """Train plans for a number of rounds as few programs, from the start or from given states.
 
     Args:
         plans: the plan of each point.
         seeds: the seed of each point, all different.
         rounds: the number of rounds to train each point now.
-        states: the state of each point, reached by its own plan and seed; None starts all points.
-        keeps: whether to return the states at the end.
+        states: the state from which each point continues, reached with its own plan and seed.  None
+            starts all points from the beginning.
+        keep_states: whether to return the states after the last round.
 
     Returns:
         A Trained per point.  A point that continues from a state equals one that ran all of its
         rounds at once.
     """
-    plans = widened(plans)
+    plans = pad_row_tables(plans)
     keys = [jax.random.key(int(seed)) for seed in seeds]
-    words, groups = identity.plan_identities(plans), static_groups(plans)
+    identities, groups = identity.plan_identities(plans), static_groups(plans)
     counts = rounds_before_evaluations(rounds, rounds)
-    return _run_programs(plans, keys, words, groups, counts, states=states, keeps=keeps)[0]
+    results, _, _ = _run_programs(
+        plans, keys, identities, groups, counts, states=states, keep_states=keep_states
+    )
+    return results
 
 
 def _run_programs(
     plans: list[Plan],
     keys: Sequence[Key],
-    words: Sequence[Any],
+    identities: Sequence[Any],
     groups: list[list[int]],
     counts: np.ndarray,
     mesh: Any = None,
     memory: float | None = None,
     watch: Callable[[str], None] | None = None,
     states: Sequence[Any] | None = None,
-    keeps: bool = False,
+    keep_states: bool = False,
 ) -> tuple[list[Trained], np.ndarray, np.ndarray]:
     """Run each group of plans as one program.
+
+    Args:
+        plans: the plan of each point.
+        keys: the key of each point.
+        identities: UInt32[4] of each plan.
+        groups: the indices of the points of each program, from `static_groups`.
+        counts: Int[E], the rounds before each evaluation.
+        mesh: as in `sweep`.
+        memory: as in `sweep`.
+        watch: as in `sweep`.
+        states: as in `train`.
+        keep_states: as in `train`.
 
     Returns:
         The result of each point, its share of the seconds, and its bytes, Float[S].
@@ -315,16 +340,16 @@ def _run_programs(
     results: list[Any] = [None] * len(plans)
     seconds, point_bytes = np.zeros(len(plans)), np.zeros(len(plans))
     for members in groups:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         pick = lambda values, members=members: [values[i] for i in members]
         program = _Program(
             pick(plans),
             jnp.stack(pick(keys)),
-            pick(words),
+            pick(identities),
             counts,
             meshes.devices(mesh, len(members)),
             states and pick(states),
-            keeps,
+            keep_states,
         )
         program.fit(memory)
         if watch is not None:
@@ -332,11 +357,12 @@ def _run_programs(
         for i, result in zip(members, program.run()):
             results[i] = result
         point_bytes[members] = program.point_bytes
-        seconds[members] = (time.perf_counter() - begun) / len(members)
+        seconds[members] = (time.perf_counter() - started) / len(members)
     return results, seconds, point_bytes
 
 
-def _key(seed: Any) -> Key:
+def _key_of_seed(seed: Any) -> Key:
+    """Return the key of a point, whose seed may also be a key."""
     if pytrees.is_key(seed):
         return checks.as_key("sweep", seed)
     checks.require_seed("sweep", seed=seed)
@@ -346,13 +372,14 @@ def _key(seed: Any) -> Key:
 def _stack_metrics(all_metrics: Sequence[Metrics]) -> Metrics:
     """Stack the metrics of all points; a field that only some points define is NaN for the rest."""
     names = [f for f in Metrics.__dataclass_fields__ if f != "custom"]
-    out: dict[str, Any] = {f: _stacked([getattr(m, f) for m in all_metrics]) for f in names}
+    out: dict[str, Any] = {f: _stack_or_nan([getattr(m, f) for m in all_metrics]) for f in names}
     customs = [m.custom or {} for m in all_metrics]
-    custom = {n: _stacked([c.get(n) for c in customs]) for n in sorted(set().union(*customs))}
+    custom = {n: _stack_or_nan([c.get(n) for c in customs]) for n in sorted(set().union(*customs))}
     return Metrics(**out, custom=custom or None)
 
 
-def _stacked(values: Sequence[Any]) -> Any:
+def _stack_or_nan(values: Sequence[Any]) -> Any:
+    """Stack values, with NaN instead of None; return None if all of them are None."""
     if all(v is None for v in values):
         return None
     like = next(v for v in values if v is not None)
@@ -361,7 +388,7 @@ def _stacked(values: Sequence[Any]) -> Any:
     )
 
 
-def widths(plans: list[Plan]) -> dict[str, Any]:
+def max_row_widths(plans: list[Plan]) -> dict[str, Any]:
     """Return the largest width of `fed.index` and of `fed.test_index` among the plans, by name.
 
     These tables list the rows of each client.  If they are equally wide, points whose clients own
@@ -372,28 +399,30 @@ def widths(plans: list[Plan]) -> dict[str, Any]:
     }
 
 
-def widened(plans: list[Plan], to: dict[str, Any] | None = None) -> list[Plan]:
-    """Return the plans with tables of rows of equal widths, on which no draw depends.
+def pad_row_tables(plans: list[Plan], to: dict[str, Any] | None = None) -> list[Plan]:
+    """Pad the tables of rows of all plans to the same widths.  No draw depends on the widths.
 
     Args:
         plans: the plans.
-        to: the widths; None means the `widths` of these plans.
+        to: the width of each table, by name; None means the `max_row_widths` of these plans.
     """
-    to = widths(plans) if to is None else to
-    tables, feds = {}, {}
+    to = max_row_widths(plans) if to is None else to
+    # Plans that share a table or a federation also share the padded one.
+    padded_tables, padded_feds = {}, {}
 
-    def wide(table: Array, width: int) -> Array:
+    def pad(table: Array, width: int) -> Array:
         if table.shape[-1] == width:
             return table
-        if id(table) not in tables:  # plans that share a table still do
-            tables[id(table)] = jnp.pad(table, ((0, 0), (0, width - table.shape[-1])))
-        return tables[id(table)]
+        if id(table) not in padded_tables:
+            padding = ((0, 0), (0, width - table.shape[-1]))
+            padded_tables[id(table)] = jnp.pad(table, padding)
+        return padded_tables[id(table)]
 
     for fed in (p.fed for p in plans):
-        if id(fed) not in feds:
-            new = {name: wide(getattr(fed, name), width) for name, width in to.items()}
-            feds[id(fed)] = dataclasses.replace(fed, **new)
-    return [dataclasses.replace(p, fed=feds[id(p.fed)]) for p in plans]
+        if id(fed) not in padded_feds:
+            new = {name: pad(getattr(fed, name), width) for name, width in to.items()}
+            padded_feds[id(fed)] = dataclasses.replace(fed, **new)
+    return [dataclasses.replace(p, fed=padded_feds[id(p.fed)]) for p in plans]
 
 
 def static_groups(plans: list[Plan]) -> list[list[int]]:
@@ -411,21 +440,21 @@ def static_groups(plans: list[Plan]) -> list[list[int]]:
 
 
 def largest_chunk(plans: list[Plan]) -> int:
-    """Return the number of clients that a program of these plans computes at the same time.
+    """Return the number of clients that a program of these plans runs at the same time.
 
     Plans whose cohorts have different rates have different chunks.
     """
     return max(p.chunk or p.sampler.capacity for p in plans)
 
 
-def _refuse_equal_noise_in_two_programs(
+def _reject_equal_noise_in_two_programs(
     points: Sequence[dict[str, Any]],
     plans: Sequence[Plan],
     seeds: Sequence[Key],
-    words: Sequence[Any],
+    identities: Sequence[Any],
     groups: Sequence[Sequence[int]],
 ) -> None:
-    """Refuse points with equal noise that would run in different programs.
+    """Reject points with equal noise that would run in different programs.
 
     Points with the same seed and identity have the same noise.  Two programs may add numbers in a
     different order, so the difference of their results could be free of noise.
@@ -433,15 +462,14 @@ def _refuse_equal_noise_in_two_programs(
     seen = {}
     for number, members in enumerate(groups):
         for i in (i for i in members if not plans[i].paired_noise):
-            known = seen.setdefault(
-                (hashing.on_host(seeds[i]).tobytes(), words[i].tobytes()),
-                (number, i),
+            first_program, first_point = seen.setdefault(
+                (hashing.on_host(seeds[i]).tobytes(), identities[i].tobytes()), (number, i)
             )
-            if known[0] != number:
+            if first_program != number:
                 checks.fail(
                     "sweep",
                     "points with different computations or different seeds",
-                    f"{checks.short_repr(points[known[1]])} and "
+                    f"{checks.short_repr(points[first_point])} and "
                     f"{checks.short_repr(points[i])}, which differ "
                     "only in how they are computed (a capacity, a gradient path, a function that "
                     "is created again for each point)",
@@ -450,9 +478,9 @@ def _refuse_equal_noise_in_two_programs(
 
 
 def device_memory(share: float) -> float | None:
-    """Return a share of the free memory of this process's accelerator, in bytes.
+    """Return a fraction of the free memory of this process's accelerator, in bytes.
 
-    None means that the device does not report its memory.
+    Returns None if the device does not report its memory, as a CPU does not.
     """
     stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit")
@@ -460,68 +488,85 @@ def device_memory(share: float) -> float | None:
 
 
 class _Program:
-    """Plans of one structure as one vmapped program, which runs a block of points at a time.
+    """A vmapped program for plans of one structure, which runs a block of points at a time.
 
     Points with the same key have the same cohorts and batches.  If every key has the same number of
-    points and there is no mesh, the points form rows with one key each, and the program draws and
-    gathers once per row (bench/one_seed.py measures the gain).
+    points and there is no mesh, the points form rows with one key each, and the program draws
+    cohorts and gathers batches once per row (bench/one_seed.py measures the gain).  Otherwise each
+    point is a row.
+
+    The arguments of the constructor are those of `_run_programs` for the points of the program.
     """
 
     def __init__(
         self,
         plans: list[Plan],
         keys: Key,
-        words: Sequence[Any],
+        identities: Sequence[Any],
         counts: ArrayLike,
         mesh: Any,
         states: Sequence[Any] | None = None,
-        keeps: bool = False,
+        keep_states: bool = False,
     ):
         chunk = largest_chunk(plans)
         self.plans = [dataclasses.replace(p, mesh=mesh, chunk=chunk) for p in plans]
         self.keys, self.states, self.mesh = keys, states, mesh
-        self.rows = _rows(keys) if mesh is None else [[i] for i in range(len(plans))]
+        self.rows = _group_by_key(keys) if mesh is None else [[i] for i in range(len(plans))]
         self.in_rows = len(self.rows[0]) > 1  # otherwise the points are one axis of the program
         self.leaves = [jax.tree.leaves(p) for p in plans]
-        self.mapped = tuple(_varies(column, self.rows) for column in zip(*self.leaves))
+        self.mapped = tuple(_sharing_of(column, self.rows) for column in zip(*self.leaves))
         treedef = jax.tree.structure(self.plans[0])
-        self.static = dict(treedef=treedef, mapped=self.mapped, keeps=keeps, in_rows=self.in_rows)
+        self.static = dict(
+            treedef=treedef, mapped=self.mapped, keep_states=keep_states, in_rows=self.in_rows
+        )
         shared = tuple(x for x, m in zip(self.leaves[0], self.mapped) if m == SHARED)
         self.shared = meshes.replicate((shared, jnp.asarray(counts)), mesh)
         zero = np.zeros(hashing.NUM_WORDS, np.uint32)
-        begun = identity.plan_identities(plans, identity.Reader.start)
-        known = [(zero, zero) if p.paired_noise else (w, h) for p, w, h in zip(plans, words, begun)]
-        # Words of each point's noise, [points, 3, 4].
-        self.noise = np.stack([np.stack([w, h, noise_seed_words(w, h, 0)]) for w, h in known])
-        # Devices that share the points equally.
+        histories = identity.plan_identities(plans, identity.Reader.start)
+        words = [
+            (zero, zero) if plan.paired_noise else (plan_identity, history)
+            for plan, plan_identity, history in zip(plans, identities, histories)
+        ]
+        # UInt32[points, 3, 4]: the identity, the history and the noise seed words of each point.
+        self.noise = np.stack([np.stack([w, h, noise_seed_words(w, h, 0)]) for w, h in words])
+        # The number of devices that share the points equally.
         self.devices = 1 if mesh is None else mesh.shape.get("points", 1)
         self.point_bytes = math.nan
-        self.first = None  # arguments of the first block, for which the program is compiled
+        # The arguments of the first block, from compiling the program until it runs.
+        self.first_arguments = None
         self._choose_block(len(plans))
 
     def fit(self, memory: float | None) -> None:
         """Choose how many points run at the same time, from the memory that the compiler reports.
 
-        `memory` is in bytes; None means what the device has.  The first number of points is an
-        estimate.  If the compiled program needs too much memory, it is compiled again for fewer
-        points, at most twice.  The memory of a block is assumed to be a constant plus a part
-        proportional to its points.
+        The first number of points is an estimate.  If the compiled program needs too much memory,
+        it is compiled again for fewer points, at most twice.  The memory of a block is assumed to
+        be a constant plus a part that is proportional to its points.
+
+        Args:
+            memory: bytes on each device; None means what the device has.
         """
-        limit = lambda share: memory if memory is not None else device_memory(share) or MEMORY
+        limit = lambda share: (
+            memory if memory is not None else device_memory(share) or DEFAULT_MEMORY_BYTES
+        )
         estimated, available = (
-            meshes.min_over_processes(limit(share), self.mesh) for share in (SHARE, FULL)
+            meshes.min_over_processes(limit(share), self.mesh)
+            for share in (ESTIMATED_MEMORY_FRACTION, COMPILED_MEMORY_FRACTION)
         )
         self._choose_block(estimated / (client_bytes(self.plans[0]) * largest_chunk(self.plans)))
         tried = []  # (points on a device, bytes)
         while True:
             points, needed = self.block // self.devices, self._compiled_bytes()
             tried.append((points, needed))
-            if needed <= available or points == 1 or len(tried) == COMPILATIONS:
+            if needed <= available or points == 1 or len(tried) == MAX_COMPILATIONS:
                 return
-            (a, first), (b, last) = tried[0], tried[-1]
-            each = last / b if a == b else (first - last) / (a - b)
-            fewer = (last - available) / each if each > 0 else 1
-            self._choose_block(points - max(1, fewer))
+            (first_points, first_bytes), (last_points, last_bytes) = tried[0], tried[-1]
+            if first_points == last_points:
+                bytes_per_point = last_bytes / last_points
+            else:
+                bytes_per_point = (first_bytes - last_bytes) / (first_points - last_points)
+            excess = (last_bytes - available) / bytes_per_point if bytes_per_point > 0 else 1
+            self._choose_block(points - max(1, excess))
 
     def _choose_block(self, points: float) -> None:
         """Choose blocks of at most `points` points per device, as equal as possible.
@@ -559,13 +604,13 @@ class _Program:
 
         0 means that the compiler does not report it.
         """
-        self.first = arguments = self._arguments(self._blocks()[0])
-        lowered = _points.lower(*arguments, **self.static)
-        found = lowered.compile().memory_analysis()  # the next call reuses this program
-        if found is None:
+        self.first_arguments = arguments = self._arguments(self._blocks()[0])
+        lowered = _run_block_jit.lower(*arguments, **self.static)
+        analysis = lowered.compile().memory_analysis()  # the next call reuses this program
+        if analysis is None:
             return 0.0
-        mine = sum(x.nbytes for x in jax.tree.leaves(arguments[:4])) / self.devices
-        needed = found.temp_size_in_bytes + found.output_size_in_bytes + mine
+        of_points = sum(x.nbytes for x in jax.tree.leaves(arguments[:4])) / self.devices
+        needed = analysis.temp_size_in_bytes + analysis.output_size_in_bytes + of_points
         needed = -meshes.min_over_processes(-needed, self.mesh)
         self.point_bytes = needed / (self.block // self.devices)
         return needed
@@ -594,26 +639,32 @@ class _Program:
         )
         states = stack([self.states[i] for i in points]) if self.states else None
         noise = jnp.asarray(self.noise[points].reshape(*shape, *self.noise.shape[1:]))
-        mine = (self.keys[jnp.array(block[:, 0])], noise, varied, states)
+        of_points = (self.keys[jnp.array(block[:, 0])], noise, varied, states)
         axis = "points" if self.devices > 1 else None
-        return *meshes.replicate(mine, self.mesh, axis), *self.shared
+        return *meshes.replicate(of_points, self.mesh, axis), *self.shared
 
     def run(self) -> list[Trained]:
         """Run all blocks and return the result of each point."""
         out: dict[int, Trained] = {}
         for block in self._blocks():
-            arguments, self.first = self.first or self._arguments(block), None
-            found = jax.tree.map(np.asarray, _points(*arguments, **self.static))
+            arguments = self.first_arguments or self._arguments(block)
+            self.first_arguments = None
+            results = jax.tree.map(np.asarray, _run_block_jit(*arguments, **self.static))
             if self.in_rows:
-                found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+                results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results)
             for at, point in enumerate(block.ravel().tolist()):
-                out.setdefault(point, Trained(*jax.tree.map(lambda x, at=at: x[at], found)))
+                out.setdefault(point, Trained(*jax.tree.map(lambda x, at=at: x[at], results)))
         return [out[i] for i in range(len(self.plans))]
 
 
-def _varies(column: Sequence[Any], rows: list[list[int]]) -> int:
-    """Return whether a leaf of the plans is SHARED or varies BY_ROW or BY_POINT."""
-    differ = lambda members: any(not _same(column[members[0]], column[i]) for i in members[1:])
+def _sharing_of(column: Sequence[Any], rows: list[list[int]]) -> int:
+    """Return whether a leaf of the plans is SHARED, or varies BY_ROW or BY_POINT.
+
+    Args:
+        column: the leaf of each plan.
+        rows: the points of each row.
+    """
+    differ = lambda members: any(not _are_equal(column[members[0]], column[i]) for i in members[1:])
     if any(differ(row) for row in rows):
         return BY_POINT
     if not differ([row[0] for row in rows]):
@@ -621,25 +672,28 @@ def _varies(column: Sequence[Any], rows: list[list[int]]) -> int:
     return BY_ROW if len(rows[0]) > 1 else BY_POINT
 
 
-def _rows(keys: Key) -> list[list[int]]:
-    """Return rows of points with one key each, or a row per point if rows had different lengths."""
-    of: dict[bytes, list[int]] = {}
+def _group_by_key(keys: Key) -> list[list[int]]:
+    """Return the points of each row: those with the same key.
+
+    If keys have different numbers of points, every point is a row.
+    """
+    points_of_key: dict[bytes, list[int]] = {}
     for i, words in enumerate(hashing.on_host(keys)):
-        of.setdefault(words.tobytes(), []).append(i)
-    rows = list(of.values())
+        points_of_key.setdefault(words.tobytes(), []).append(i)
+    rows = list(points_of_key.values())
     if any(len(row) != len(rows[0]) for row in rows):
         return [[i] for i in range(len(keys))]
     return rows
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two leaves are equal; a user's algorithm may hold keys, which compare by words."""
+def _are_equal(a: Any, b: Any) -> bool:
+    """Return whether two leaves are equal; keys, which an algorithm may hold, by their words."""
     return a is b or np.array_equal(hashing.on_host(a), hashing.on_host(b))
 
 
-def _points_impl(
+def _run_block(
     keys: Key,
-    words: Array,
+    noise: Array,
     varied: tuple[Any, ...],
     states: Tree,
     shared: tuple[Any, ...],
@@ -647,14 +701,31 @@ def _points_impl(
     *,
     treedef: Any,
     mapped: tuple[int, ...],
-    keeps: bool,
+    keep_states: bool,
     in_rows: bool,
 ) -> Any:
-    def point(
+    """Run a block of points and return the fields of a `Trained`, with leaves [points, ...].
+
+    If `in_rows`, the points form a grid, and the leaves are [rows, points per row, ...].
+
+    Args:
+        keys: the key of each row, or of each point without rows.
+        noise: UInt32[points, 3, 4] of `_Program.noise`.
+        varied: the leaves of the plans that differ between points, stacked.
+        states: the stacked states to continue from, or None.
+        shared: the leaves that all plans share.
+        counts: Int[E], the rounds before each evaluation.
+        treedef: the structure of the plans.
+        mapped: SHARED, BY_ROW or BY_POINT for each leaf of a plan.
+        keep_states: whether to return the states.
+        in_rows: whether the points form rows.
+    """
+
+    def run_point(
         key: Key, words: Array, of_row: tuple[Any, ...], of_point: tuple[Any, ...], state: Any
     ) -> tuple[Any, ...]:
-        having = {SHARED: iter(shared), BY_ROW: iter(of_row), BY_POINT: iter(of_point)}
-        plan = treedef.unflatten([next(having[m]) for m in mapped])
+        leaves_of = {SHARED: iter(shared), BY_ROW: iter(of_row), BY_POINT: iter(of_point)}
+        plan = treedef.unflatten([next(leaves_of[m]) for m in mapped])
         run = (
             init_run(key, plan, words[0], words[1])
             if state is None
@@ -662,22 +733,24 @@ def _points_impl(
         )
         run, metrics = scan_from(run, plan, counts, derive_noise_key(key, words[2]))
         # The caller knows the key, which cannot become a NumPy array.
-        kept = dataclasses.replace(run, key=()) if keeps else None
+        kept = dataclasses.replace(run, key=()) if keep_states else None
         return run.health, metrics, plan.algorithm.params(run.server), kept
 
     varying = [m for m in mapped if m != SHARED]
     of_row, of_point = (
         tuple(x for x, m in zip(varied, varying) if m == by) for by in (BY_ROW, BY_POINT)
     )
-    arguments = keys, words, of_row, of_point, states
+    arguments = keys, noise, of_row, of_point, states
     if in_rows:  # whatever depends only on the key is computed once per row
-        return jax.vmap(jax.vmap(point, (None, 0, None, 0, 0)))(*arguments)
+        return jax.vmap(jax.vmap(run_point, (None, 0, None, 0, 0)))(*arguments)
     mesh = treedef.unflatten(mapped).mesh
     axis = "points" if mesh is not None and "points" in mesh.shape else None
-    found = jax.vmap(point, spmd_axis_name=axis)(*arguments)
+    results = jax.vmap(run_point, spmd_axis_name=axis)(*arguments)
     if mesh is None:
-        return found
-    return jax.lax.with_sharding_constraint(found, meshes.replicated(mesh))
+        return results
+    return jax.lax.with_sharding_constraint(results, meshes.replicated(mesh))
 
 
-_points = jax.jit(_points_impl, static_argnames=("treedef", "mapped", "keeps", "in_rows"))
+_run_block_jit = jax.jit(
+    _run_block, static_argnames=("treedef", "mapped", "keep_states", "in_rows")
+)

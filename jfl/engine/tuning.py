@@ -17,8 +17,9 @@ from ..privacy import guarantees
 from ..privacy.accountants import choosing, truncation
 from ..privacy.accountants.tightest import Release
 from ..privacy.guarantees import choose as choose_entry
-from ..privacy.guarantees import entries_of, release_of
+from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.caveats import STOPS
+from ..privacy.ledger.entry import release_of
 from ..privacy.mechanisms.correlated import strategy_of
 from .callbacks import metric_of
 from .metrics import has_accuracy
@@ -31,16 +32,18 @@ SECRET = Caveat(
     "Assumes that the number of runs stays secret: logs, timings and files must not reveal it.",
     "secret-runs",
 )
-SEEDS = 2**31
+# Seeds of runs are below this number.
+NUM_SEEDS = 2**31
+# The function that messages name.
 WHERE = "jfl.choose"
 
 
 class Rung(NamedTuple):
-    """A rung of a tournament: training followed by a choice.
+    """A stage of a tournament: all remaining runs train, and the best run of each group continues.
 
     Attributes:
-        rounds: rounds that each run trains in this rung.
-        runs: distribution of the number of runs that each group chooses from.
+        rounds: the number of rounds that each run trains in this rung.
+        runs: the distribution of the number of runs in each group.
     """
 
     rounds: int
@@ -51,10 +54,10 @@ class Choice(NamedTuple):
     """The released result of many runs.  The other runs and their number stay secret.
 
     Attributes:
-        params: parameters of the best run; None if all runs failed.
-        setting: arguments of make_plan for the best run, or None.
-        score: score of the best run, or None.
-        guarantee: guarantee of the whole choice.
+        params: the parameters of the best run; None if all runs failed.
+        setting: the arguments of make_plan for the best run; None if all runs failed.
+        score: the score of the best run; None if all runs failed.
+        guarantee: the guarantee of the whole choice.
     """
 
     params: Any
@@ -84,29 +87,31 @@ def choose(
     seed.  Releasing the best run then costs 1.5 to 4 times the epsilon of one run, however many
     runs there are on average.
 
-    Several numbers of rounds with one distribution each make a tournament (successive halving).
-    Short runs are drawn in groups, the best run of each group continues to the next number of
-    rounds, and so on up to the last group, whose best run is released.  With rounds=(10, 30, 90)
-    and means 4, 3 and 2, on average 24 runs train to round 10, 6 of them continue to round 30 and 2
-    to round 90.  The choice of each rung is charged for all rounds before it, so early rounds cost
-    several times as much as late ones.
+    A list of numbers of rounds, with one distribution for each, makes a tournament (successive
+    halving).  All runs train to the first number of rounds, in groups; the best run of each group
+    continues to the next number, and so on.  The best run of the last group is released.  With
+    rounds=(10, 30, 90) and means 4, 3 and 2, on average 24 runs train to round 10, 6 of them
+    continue to round 30 and 2 to round 90.  Every choice is charged for all rounds before it, so
+    early rounds cost several times as much as late ones.
 
     Args:
         make_plan: maps settings to a Plan, as in `jfl.sweep`.
         rounds: the number of rounds of each run.  In a tournament, the rounds after which each rung
             chooses, in ascending order.
-        runs: distribution of the number of runs, for example `choosing.logarithmic(10)` of
-            jfl.privacy.accountants, which draws ten on average.  In a tournament, one per rung.
-        seed: determines all random draws.  Keep it secret.
+        runs: the distribution of the number of runs, for example `choosing.logarithmic(10)` of
+            jfl.privacy.accountants, whose mean is 10.  In a tournament, the distribution of the
+            size of a group in each rung.
+        seed: the seed of all random draws.  Keep it secret.
         delta: delta of the guarantee.
-        score: maps parameters to a number, where larger is better.  It must use public data only,
-            which nobody can check, so the guarantee is then conditional.  None means the accuracy
-            on the federation's test rows, which are then assumed to be public.
+        score: a function that maps parameters to a number, larger for a better model.  It must use
+            public data only.  jfl cannot check that, so the status of the guarantee is then
+            "conditional".  None means the accuracy on the federation's test rows, which are then
+            assumed to be public.
         unit: as in `jfl.guarantee`.
         view: as in `jfl.guarantee`.
         adjacency: as in `jfl.guarantee`.
-        **axes: values of each argument of make_plan.  They form a grid whose points are equally
-            likely.  Without axes, the choice is the best of several seeds.
+        **axes: a list of values for each argument of make_plan.  Each run draws its setting
+            uniformly from their cartesian product.  Without axes, runs differ in their seeds only.
 
     Returns:
         A Choice.  Its params are None if all runs failed.  A run fails if its parameters or its
@@ -150,8 +155,8 @@ def choose(
         )
     grid = points_of(axes)
     plans = [make_plan(**setting) for setting in grid]
-    ask = dict(unit=unit, view=view, adjacency=adjacency)
-    guarantee = _guarantee(plans, rungs, delta, ask)
+    selected = dict(unit=unit, view=view, adjacency=adjacency)
+    guarantee = _guarantee(plans, rungs, delta, selected)
     for plan in plans:
         checks.require_device_rows(WHERE, plan.fed)
         if score is None and not has_accuracy(plan.task):
@@ -187,20 +192,20 @@ def _rungs(rounds: Any, runs: Any) -> list[Rung]:
         checks.require_integer(WHERE, **{f"rounds[{i}]": last})
         name = f"runs[{i}]"
         checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", **{name: distribution})
-    own = np.diff([int(last) for last in until], prepend=0)
-    if (own <= 0).any():
+    rounds_of_rung = np.diff([int(last) for last in until], prepend=0)
+    if (rounds_of_rung <= 0).any():
         checks.fail(
             WHERE,
             "rounds in ascending order, because each rung continues the one before",
             f"rounds={checks.short_repr(until)}",
         )
-    if (mean := np.prod([number.mean for number in runs])) > choosing.MAX_MEAN_RUNS:
+    if (mean := np.prod([distribution.mean for distribution in runs])) > choosing.MOST_RUNS:
         checks.fail(
             WHERE,
-            f"at most {choosing.MAX_MEAN_RUNS:g} runs on average (the product of all means)",
+            f"at most {choosing.MOST_RUNS:g} runs on average, which is the product of all means",
             f"{mean:g}",
         )
-    return [Rung(int(n), number) for n, number in zip(own, runs)]
+    return [Rung(int(n), distribution) for n, distribution in zip(rounds_of_rung, runs)]
 
 
 # --- the tournament
@@ -225,7 +230,7 @@ def _draw_runs(
         number = int(groups[0].sum())
     settings = np.asarray(jax.random.randint(setting_key, (number,), 0, num_settings))
     first = int(jax.random.bits(seed_key, (), "uint32"))
-    return groups, settings.tolist(), [(first + i) % SEEDS for i in range(number)]
+    return groups, settings.tolist(), [(first + i) % NUM_SEEDS for i in range(number)]
 
 
 class _Runner(NamedTuple):
@@ -249,30 +254,38 @@ def _run_tournament(
     groups: Sequence[np.ndarray],
     score: Callable[..., Any] | None,
 ) -> _Runner | None:
-    """Train all runs and return the one to release, or None if there is none.
+    """Train all runs and return the one to release, or None if all failed.
 
     A run continues from its own state, exactly as a longer run would.  The accounting treats all of
-    its earlier releases as known in the next rung, and only the clients use their client states.
+    its earlier releases as known in the next rung.  Only the clients themselves use their client
+    states, which are not released.
+
+    Args:
+        plans: the plan of each run.
+        seeds: the seed of each run.
+        rungs: the rungs.
+        groups: Int[groups] per rung, the number of runs in each group.
+        score: as in `choose`.
     """
-    field: list[_Runner | None] = [_Runner(i) for i in range(len(plans))]
+    # None marks a group of which all runs failed.
+    runners: list[_Runner | None] = [_Runner(i) for i in range(len(plans))]
     for rung, sizes in zip(rungs, groups):
-        # All remaining runs continue as one program.
-        alive = [runner for runner in field if runner is not None]
+        alive = [runner for runner in runners if runner is not None]
         if not alive:
             return None
+        # All remaining runs continue together, as few programs.
         trained = train(
             [plans[runner.number] for runner in alive],
             [seeds[runner.number] for runner in alive],
             rung.rounds,
             None if rung is rungs[0] else [runner.trained.state for runner in alive],
-            keeps=rung is not rungs[-1],
+            keep_states=rung is not rungs[-1],
         )
-        done = iter([(run, _score(run, score)) for run in trained])
-        field = [runner and _Runner(runner.number, *next(done)) for runner in field]
-        slots = iter(field)
-        groups_of_rung = [[next(slots) for _ in range(size)] for size in sizes]
-        field = [_best_of(group) for group in groups_of_rung]
-    return field[0]
+        scored = iter([(run, _score(run, score)) for run in trained])
+        runners = [runner and _Runner(runner.number, *next(scored)) for runner in runners]
+        remaining = iter(runners)
+        runners = [_best_of([next(remaining) for _ in range(size)]) for size in sizes]
+    return runners[0]
 
 
 def _best_of(group: Sequence[_Runner | None]) -> _Runner | None:
@@ -284,9 +297,8 @@ def _best_of(group: Sequence[_Runner | None]) -> _Runner | None:
 def _score(run: Trained, score: Callable[..., Any] | None) -> float:
     """Return the score of a run; -inf if it failed.
 
-    Only the released parameters and the score decide whether a run failed.  Its health counts
-    (empty cohorts, rows that are not finite or found no slot) depend on the data in ways that the
-    epsilon does not cover.
+    Only the released parameters and the score decide whether a run failed.  Its Health counts, such
+    as empty cohorts or non-finite rows, depend on the data in ways that epsilon does not cover.
     """
     value = run.metrics.accuracy[-1] if score is None else score(run.params)  # pyright: ignore[reportOptionalSubscript]  # `choose` checked it
     found = checks.as_array(WHERE, "the result of score", value)
@@ -302,11 +314,18 @@ def _score(run: Trained, score: Callable[..., Any] | None) -> float:
 
 
 def _guarantee(
-    plans: Sequence[Plan], rungs: Sequence[Rung], delta: float, ask: dict[str, Any]
+    plans: Sequence[Plan], rungs: Sequence[Rung], delta: float, selected: dict[str, Any]
 ) -> Guarantee:
-    """Return the guarantee of the choice, from the releases of each setting and each rung."""
+    """Return the guarantee of the choice, from the releases of each setting and each rung.
+
+    Args:
+        plans: the plan of each setting.
+        rungs: the rungs.
+        delta: the delta of the guarantee.
+        selected: the unit, view and adjacency; None is decided by `jfl.guarantee`.
+    """
     rounds = sum(rung.rounds for rung in rungs)
-    each = [guarantees.guarantee(plan, rounds, delta, **ask) for plan in plans]
+    each = [guarantees.guarantee(plan, rounds, delta, **selected) for plan in plans]
     kinds = {(g.unit, g.adjacency, g.view) for g in each}
     if len(kinds) > 1:
         checks.fail(
@@ -316,8 +335,9 @@ def _guarantee(
             "Pass unit=, adjacency= and view=.",
         )
     (kind,) = kinds
-    parts = [[getattr(g, "release", None) for g in each]]  # per rung, with each setting
-    if None in parts[0]:
+    # For each rung, the releases of each setting.
+    releases = [[getattr(g, "release", None) for g in each]]
+    if None in releases[0]:
         checks.fail(
             WHERE,
             "noise in every setting",
@@ -325,26 +345,26 @@ def _guarantee(
             error=NotAnalysable,
         )
     if len(rungs) > 1:
-        entries = [_entry_of_equal_rounds(plan, rounds, delta, *kind) for plan in plans]
-        parts = [[release_of(entry, rung.rounds) for entry in entries] for rung in rungs]
+        entries = [_entry_of_equal_rounds(plan, rounds, *kind) for plan in plans]
+        releases = [[release_of(entry, rung.rounds) for entry in entries] for rung in rungs]
     distributions = [rung.runs for rung in rungs]
     name = "repeat_and_select" if len(rungs) == 1 else f"tournament of {len(rungs)}"
     return Guarantee(
         choosing.epsilon_of_tournament(
-            [_combine_settings(part) for part in parts], distributions, delta
+            [_combine_settings(of_rung) for of_rung in releases], distributions, delta
         ),
         float(delta),
         *kind,
-        f"{name}, {', '.join(dict.fromkeys(d.name for d in distributions))}, rdp",
+        f"{name}, {', '.join(dict.fromkeys(d.law for d in distributions))}, rdp",
         "conditional" if any(g.status != "proved" for g in each) else "proved",
-        # The reason why a run stopped is not a release here, because no run stops early.
+        # No run stops early, so the reason for stopping is not a release here.
         (*dict.fromkeys(c for g in each for c in g.caveats if c != STOPS), SCORED, SECRET),
     )
 
 
 def _combine_settings(releases: Sequence[Any]) -> Release:
-    """Return a release that bounds those of all settings."""
-    # Settings whose releases are equal for the accountant count once.
+    """Return one Release that bounds the releases of all settings."""
+    # Equal alternatives are kept once.
     alternatives = {
         str([np.asarray(x).tolist() for x in jax.tree.leaves(e)]) + str(jax.tree.structure(e)): e
         for release in releases
@@ -358,9 +378,7 @@ def _combine_settings(releases: Sequence[Any]) -> Release:
     )
 
 
-def _entry_of_equal_rounds(
-    plan: Plan, rounds: int, delta: float, unit: str, adjacency: str, view: str
-) -> Any:
+def _entry_of_equal_rounds(plan: Plan, rounds: int, unit: str, adjacency: str, view: str) -> Any:
     """Return the ledger entry of a plan for a tournament.
 
     Any number of its rounds must have the same guarantee, whichever rounds they are and whatever
@@ -373,7 +391,7 @@ def _entry_of_equal_rounds(
         unequal = "noise that is correlated across rounds"
     elif plan.sampler.over_rounds:
         unequal = f"{scheme}, which draws the cohorts of several rounds together"
-    entries = [] if unequal else entries_of(plan, rounds, delta)
+    entries = [] if unequal else ledger.entries(plan, rounds)
     entry = None if unequal else choose_entry(WHERE, plan, entries, unit, view, adjacency)
     if entry is not None and (entry.changes or entry.method):
         unequal = "noise that changes relative to the sensitivity over rounds"
@@ -404,20 +422,20 @@ def ask_tell(
     seeds: Sequence[int] = (0,),
     tolerate: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Let a tuner such as Optuna choose settings, several at a time, each batch as one sweep.
+    """Let a tuner such as Optuna choose settings; each batch of settings runs as one sweep.
 
     Args:
         make_plan: maps settings to a Plan, as in `jfl.sweep`.
-        study: an object with ask(space), which returns a trial with `params`, and
-            tell(trial, value), such as a study of Optuna.  It knows whether a larger value is
-            better.
-        space: the distribution of each setting, in the form that the study expects.
+        study: a study of Optuna, or an object with the same methods ask(space), which returns a
+            trial with `params`, and tell(trial, value).  The study decides whether larger values
+            are better.
+        space: the distribution of each argument of make_plan, in the form that the study expects.
         rounds: the number of rounds of each run.
         trials: the number of settings to try.
         at_once: the number of settings to ask for at a time; they run as one program.
-        metric: the metric of the last evaluation that the study gets: a field of Metrics, or the
-            name of a custom metric.
-        seeds: every setting runs with each of these seeds, and the study gets the mean.
+        metric: the metric of the last evaluation that is passed to the study: a field of Metrics,
+            or the name of a custom metric.
+        seeds: every setting runs with each of these seeds, and the study gets the mean metric.
         tolerate: as in `jfl.sweep`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Gradients of one example at a time, clipped and summed: in chunks, or by ghost clipping."""
+"""Gradients of single examples, clipped and summed: formed one by one, or by ghost clipping."""
 
 from ..core.lazy import submodules as _submodules
 

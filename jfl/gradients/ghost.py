@@ -1,13 +1,17 @@
-"""Book-keeping for clipped gradient sums: which parameters of a loss have a rule, and the numbers
-that the rules need.
+"""Book-keeping: sums of clipped per-example gradients, without forming most of these gradients.
 
 The loss of one example is traced to a jaxpr, which shows every use of every parameter, in any
-library. A leaf that meets the data once, in a matrix product, a convolution or a table lookup, gets
-a tap: a zero that is added to the result, whose gradient is the backprop there. A leaf that enters
-elementwise (a bias, a scale) has gradients no larger than the activations, so they are formed. The
-same holds for a leaf that a loop over time (a scan) reads once per iteration, as recurrent layers
-do; the tap then has an axis of iterations. Every other leaf (used twice, or under a nonlinear
-function) has no rule: its gradients are formed too, as vmap(grad) does.
+library. A parameter has a *rule* if it is used once, in a matrix product, a convolution or a table
+lookup with the data. The gradient of an example is then a product of activations and of the
+gradient at the result of that operation, its backprop, from which norms and clipped sums are
+computed directly. To get the backprop, a *tap* is added to the result: a zero whose gradient is the
+backprop. There are also rules for parameters that a loop over time (a scan) reads once per
+iteration, as recurrent layers do; their taps have an additional axis of iterations.
+
+The gradients of all other parameters are formed, as vmap(grad) does. For a parameter that is used
+elementwise (a bias, a scale) they are no larger than the activations.
+
+In this module, a leaf is a parameter array, and an equation is one operation of the jaxpr.
 """
 
 import functools
@@ -23,7 +27,7 @@ from ..models import frameworks
 from ..verify.flow import scan_counts
 from .ghost_rules import RULES, convolution, over_time
 
-# the same numbers in another shape: a gradient passes with its norm
+# Operations that keep all numbers and change their shape or dtype, so gradients keep their norms.
 VIEWS = (
     p.reshape_p,
     p.transpose_p,
@@ -36,31 +40,49 @@ ELEMENTWISE = (p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p)
 
 
 class Rule(NamedTuple):
-    """How one leaf meets the data."""
+    """The rule of one leaf, for the equation that uses it.
+
+    Attributes:
+        leaf: the index of the leaf among the parameters.
+        parts: the `Parts` of ghost_rules for this kind of equation.
+        shape: the shape of the tap.
+        dtype: the dtype of the tap.
+        apply: maps the operands of the equation to its output and to the activations to record.
+        gather: maps records and backprops, [N, ...], to Formed, Product or Lookup.
+        back: maps a sum over examples in the shape of the rule to the shape of the leaf.
+    """
 
     leaf: int | None
-    parts: Any  # what ghost_rules says of the equation
-    shape: tuple  # of the tap
+    parts: Any
+    shape: tuple
     dtype: Any
-    apply: Any  # operands of the equation -> its output, what to record
-    gather: Any  # (records, backprops) [N, ...] -> Formed, Product or Lookup
-    back: Any  # a sum in the rule's shape -> in the leaf's
+    apply: Any
+    gather: Any
+    back: Any
 
 
 class Book(NamedTuple):
-    """A traced loss with its rules."""
+    """A traced loss with the rules of its parameters.
 
-    jaxpr: Any  # (leaves of the parameters, of the loss, of x, of y) -> loss; no inner jit
-    rules: dict  # (index of an equation, of one in its loop or None) -> Rule
-    why_not: dict  # name of a leaf -> why it has no rule
-    loops: dict  # index of a scan -> the jaxpr of its turn, without inner jits
+    Attributes:
+        jaxpr: (leaves of the parameters, of the loss, of x, of y) -> loss, without inner jits.
+        rules: the Rule of each equation that has one. The key is (index of the equation, None), or
+            (index of a scan, index of the equation in its iteration).
+        why_not: for each leaf without a rule, by name, the reason.
+        loops: for each scan, by index, the jaxpr of its iteration, without inner jits.
+    """
+
+    jaxpr: Any
+    rules: dict
+    why_not: dict
+    loops: dict
 
 
 def read(loss, params, x, y) -> Book:
-    """Find the rule of every leaf.
+    """Trace a loss and find the rule of every leaf.
 
     Args:
-        loss: (params, x, y) -> scalar, as a pytree, such as Fn.
+        loss: (params, x, y) -> scalar, which is a pytree, such as an Fn.
         params: a pytree of floats.
         x: one example, as arrays or jax.ShapeDtypeStruct.
         y: its label, likewise.
@@ -72,35 +94,37 @@ def read(loss, params, x, y) -> Book:
         >>> read(loss, {"in": jnp.ones((3, 2)), "out": jnp.ones(2)}, jnp.ones(3), 0).why_not
         {'out': 'it is used 2 times'}
     """
-    flat = _flat(loss, params, x, y)
+    traced = _trace(loss, params, x, y)
     paths = jax.tree_util.tree_leaves_with_path(params)
-    inputs = flat.jaxpr.invars[: len(paths)]
-    data = flat.jaxpr.invars[-len(jax.tree.leaves((x, y))) :]
+    inputs = traced.jaxpr.invars[: len(paths)]
+    data = traced.jaxpr.invars[-len(jax.tree.leaves((x, y))) :]
     loops = {
-        at: _unfolded(equation.params["jaxpr"])
-        for at, equation in enumerate(flat.jaxpr.eqns)
+        at: _inline_jits(equation.params["jaxpr"])
+        for at, equation in enumerate(traced.jaxpr.eqns)
         if equation.primitive is p.scan_p
     }
     rules, why_not = {}, {}
-    for leaf, ((path, _), (place, end)) in enumerate(
-        zip(paths, _ends(flat.jaxpr, inputs, data, loops))
-    ):
-        if isinstance(end, Rule):
-            rules[place] = end._replace(leaf=leaf)
-        elif end and inputs[leaf].aval.size > 1:  # of one number the gradient is one number
-            why_not[jax.tree_util.keystr(path, simple=True, separator="/") or "params"] = end
-    return Book(flat, rules, why_not, loops)
+    found = _find_rules(traced.jaxpr, inputs, data, loops)
+    for leaf, ((path, _), (place, rule)) in enumerate(zip(paths, found)):
+        if isinstance(rule, Rule):
+            rules[place] = rule._replace(leaf=leaf)
+        elif rule and inputs[leaf].aval.size > 1:  # the gradient of one number is one number
+            why_not[jax.tree_util.keystr(path, simple=True, separator="/") or "params"] = rule
+    return Book(traced, rules, why_not, loops)
 
 
-def _ends(jaxpr, leaves, data, loops) -> list:
-    """Return, for each of `leaves`, its place and its Rule, or the reason why it has none ("" for
-    an elementwise use).
+def _find_rules(jaxpr, leaves, data, loops) -> list:
+    """Find the rules of the leaves of a jaxpr.
 
     Args:
         jaxpr: the jaxpr of the loss, or of one iteration of a loop.
         leaves: input variables that are parameters.
         data: input variables that are data, or depend on data.
         loops: index of a scan -> the jaxpr of its iteration; empty for an iteration.
+
+    Returns:
+        For each leaf, its key in `Book.rules` and its Rule; or None and the reason why it has no
+        rule, which is "" for an elementwise use.
     """
     equations, uses = jaxpr.eqns, {}
     for at, equation in enumerate(equations):
@@ -110,94 +134,116 @@ def _ends(jaxpr, leaves, data, loops) -> list:
     for v in jaxpr.outvars:
         if not isinstance(v, Literal):
             uses.setdefault(v, []).append((None, 0))
-    reached, found = _reached(equations, data), []
+    depends_on_data, found = _dependent_variables(equations, data), []
     for v in leaves:
-        views, end = _follow(equations, uses, v)
-        if isinstance(end, str):
-            found.append((None, end))
+        views, use = _follow(equations, uses, v)
+        if isinstance(use, str):
+            found.append((None, use))
             continue
-        (at, side), equation = end, equations[end[0]]
-        if reached.isdisjoint(equation.outvars):
+        (at, side), equation = use, equations[use[0]]
+        if depends_on_data.isdisjoint(equation.outvars):
             name = equation.primitive.name
             found.append((None, f"it enters {name} before it meets the data"))
         elif at in loops and side < scan_counts(equation.params)[0]:
-            found.append(_in_loop(equation, at, side, views, v.aval, loops[at].jaxpr))
+            found.append(_rule_in_loop(equation, at, side, views, v.aval, loops[at].jaxpr))
         else:
-            found.append(((at, None), _rule(equation, side, views, v.aval)))
+            found.append(((at, None), _rule_of_use(equation, side, views, v.aval)))
     return found
 
 
-def _in_loop(equation, at, side, views, aval, turn):
-    """Return the entry of `_ends` for a leaf that a loop over time reads in each iteration."""
+def _rule_in_loop(equation, at, side, views, aval, iteration):
+    """Return the entry of `_find_rules` for a leaf that a loop over time reads in each iteration.
+
+    Args:
+        equation: the scan.
+        at: its index.
+        side: which operand of the scan the leaf is.
+        views: the views through which the leaf enters the scan.
+        aval: the shape and dtype of the leaf.
+        iteration: the jaxpr of an iteration.
+    """
     (constants, _), length = scan_counts(equation.params), equation.params["length"]
-    ((place, end),) = _ends(turn, [turn.invars[side]], turn.invars[constants:], {})
-    if not isinstance(end, Rule):
-        return None, end and f"in a loop {end}"
-    if end.parts.factors is None:
-        return None, "in a loop it enters what is no matrix product"
-    parts = over_time(end.parts, length)
-    rule = end._replace(
-        shape=(length, *end.shape),
+    leaf, data = iteration.invars[side], iteration.invars[constants:]
+    ((place, rule),) = _find_rules(iteration, [leaf], data, {})
+    if not isinstance(rule, Rule):
+        return None, rule and f"in a loop {rule}"
+    if rule.parts.factors is None:
+        return None, "in a loop it enters an operation that is not a matrix product"
+    parts = over_time(rule.parts, length)
+    rule_over_time = rule._replace(
+        shape=(length, *rule.shape),
         gather=parts.gather,
-        back=lambda total: _through(views, aval, end.back(total)),
+        back=lambda total: _undo_views(views, aval, rule.back(total)),
     )
-    return (at, place[0]), rule
+    return (at, place[0]), rule_over_time
 
 
-def _unfolded(closed):
+def _inline_jits(closed):
     """Return a jaxpr without inner jits."""
     return jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)
 
 
-def _flat(loss, params, x, y):
+def _trace(loss, params, x, y):
     """Return the jaxpr (leaves of params, of loss, of x, of y) -> loss, without inner jits."""
     try:
         closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
-    except Exception as error:  # whose rows a user may have thought of another shape
+    except Exception as error:  # the user's loss may expect rows of another shape
         shapes = [f"{jnp.result_type(v)}{list(jnp.shape(v))}" for v in jax.tree.leaves((x, y))]
         frameworks.explain("the loss", error, f"x and y are {' and '.join(shapes)}")
         error.add_note(f"In the loss of one example, whose x and y are {' and '.join(shapes)}.")
         raise
-    return _unfolded(closed)
+    return _inline_jits(closed)
 
 
-def _reached(equations, start) -> set:
-    """Return the variables that depend on those in `start`."""
-    found = set(start)
+def _dependent_variables(equations, start) -> set:
+    """Return the variables in `start`, and all variables that depend on them."""
+    dependent = set(start)
     for equation in equations:
-        if any(v in found for v in equation.invars if not isinstance(v, Literal)):
-            found.update(equation.outvars)
-    return found
+        if any(v in dependent for v in equation.invars if not isinstance(v, Literal)):
+            dependent.update(equation.outvars)
+    return dependent
 
 
 def _follow(equations, uses, v):
     """Follow a leaf through views to its only use.
 
+    Args:
+        equations: the equations of the jaxpr.
+        uses: for each variable, the equations that use it, as (index, operand).
+        v: the variable of the leaf.
+
     Returns:
-        The views, and (equation, operand), or the reason why there is none.
+        The views, and the use as (index of the equation, operand), or the reason why there is none.
     """
     views = []
     while True:
-        found = uses.get(v, [])
-        if not found:
+        uses_of_v = uses.get(v, [])
+        if not uses_of_v:
             return views, ""  # not used: its gradient is zero
-        if len(found) > 1:
-            return views, f"it is used {len(found)} times"
-        ((at, side),) = found
+        if len(uses_of_v) > 1:
+            return views, f"it is used {len(uses_of_v)} times"
+        ((at, side),) = uses_of_v
         if at is None:
             return views, "it is the loss itself"
-        made: Any = equations[at].outvars[0] if len(equations[at].outvars) == 1 else None
+        result: Any = equations[at].outvars[0] if len(equations[at].outvars) == 1 else None
         if equations[at].primitive not in VIEWS or not jnp.issubdtype(
-            made.aval.dtype, jnp.floating
+            result.aval.dtype, jnp.floating
         ):
             return views, (at, side)
         views.append(equations[at])
-        v = made
+        v = result
 
 
-def _rule(equation, side, views, aval):
-    """Return the Rule of a leaf that `equation` uses as operand `side`; "" for an elementwise use,
-    or the reason why there is none.
+def _rule_of_use(equation, side, views, aval):
+    """Return the Rule of a leaf that an equation uses, or the reason why there is none.
+
+    The reason is "" for an elementwise use.
+
+    Args:
+        equation: the equation.
+        side: which operand the leaf is.
+        views: the views through which the leaf enters the equation.
+        aval: the shape and dtype of the leaf.
     """
     if equation.primitive in ELEMENTWISE:
         return ""
@@ -209,15 +255,15 @@ def _rule(equation, side, views, aval):
     if operands[side].size != aval.size:
         return "it is repeated before it is used"
     bind = lambda w, other: _bind(equation, (other, w) if side else (w, other))[0]
-    ordered = lambda *operands: parts.apply(bind, operands[side], operands[1 - side])
-    whole = lambda total: _through(views, aval, parts.back(total))
-    return Rule(None, parts, out.shape, out.dtype, ordered, parts.gather, whole)
+    apply = lambda *operands: parts.apply(bind, operands[side], operands[1 - side])
+    back = lambda total: _undo_views(views, aval, parts.back(total))
+    return Rule(None, parts, out.shape, out.dtype, apply, parts.gather, back)
 
 
-def _through(views, aval, total):
-    """Apply the transposed views of a leaf to a sum.
+def _undo_views(views, aval, total):
+    """Convert a sum from the shape after the views of a leaf to the shape of the leaf.
 
-    Conversions of type are skipped, because rounding comes last, after the noise.
+    Conversions of dtype are skipped, because the release rounds once, after the noise.
     """
     view = lambda w: functools.reduce(
         lambda x, e: (
@@ -234,55 +280,62 @@ def _through(views, aval, total):
 
 
 def _bind(equation, operands):
+    """Run an equation, and return the list of its outputs."""
     with equation.ctx.manager:
-        made = equation.primitive.bind(
+        outputs = equation.primitive.bind(
             *operands, **equation.primitive.get_bind_params(equation.params)
         )
-    return made if equation.primitive.multiple_results else [made]
+    return outputs if equation.primitive.multiple_results else [outputs]
 
 
 def _run(closed, args, hooks=None):
-    """Evaluate a jaxpr without inner jits.
+    """Evaluate a jaxpr; inner jits are inlined.
 
     Args:
-        hooks: index of an equation -> a function that runs instead and returns all its outputs.
+        closed: the jaxpr.
+        args: its arguments.
+        hooks: functions that run instead of equations, by index, and return all their outputs.
     """
     env = dict(zip([*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args]))
     value = lambda v: v.val if isinstance(v, Literal) else env[v]
     for at, equation in enumerate(closed.jaxpr.eqns):
         operands = [value(v) for v in equation.invars]
         if hooks and at in hooks:
-            made = hooks[at](*operands)
+            outputs = hooks[at](*operands)
         elif equation.primitive is p.jit_p:
-            made = _run(equation.params["jaxpr"], operands)
+            outputs = _run(equation.params["jaxpr"], operands)
         else:
-            made = _bind(equation, operands)
-        env.update(zip(equation.outvars, made))
+            outputs = _bind(equation, operands)
+        env.update(zip(equation.outvars, outputs))
     return [value(v) for v in closed.jaxpr.outvars]
 
 
-def convolved(loss, params, x, y, examples: int):
+def with_fast_convolutions(loss, params, x, y, examples: int):
     """Return `loss` with its convolutions computed as in kernels.conv, or `loss` if it has none.
 
     Under vmap over clients a convolution becomes a grouped one, whose backward pass inside a loop
-    is slow on a CPU: for a small CNN seven times slower than this. Values are equal up to rounding.
+    is slow on a CPU: seven times slower than this for a small CNN. Values are equal up to rounding.
 
     Args:
-        examples: number of examples whose gradients are added.
+        loss: as in `read`.
+        params: as in `read`.
+        x: as in `read`.
+        y: as in `read`.
+        examples: the number of examples whose gradients are added.
     """
-    flat, hooks = _flat(loss, params, x, y), {}
-    for at, equation in enumerate(flat.jaxpr.eqns):
+    traced, hooks = _trace(loss, params, x, y), {}
+    for at, equation in enumerate(traced.jaxpr.eqns):
         if equation.primitive is p.conv_general_dilated_p:
             shapes, out = [v.aval.shape for v in equation.invars], equation.outvars[0].aval
             if parts := convolution(equation.params, 1, shapes, out, examples):
                 hooks[at] = lambda x, w, apply=parts.apply: apply(None, w, x)[:1]
     if not hooks:
         return loss
-    return lambda params, x, y: _run(flat, jax.tree.leaves((params, loss, x, y)), hooks)[0]
+    return lambda params, x, y: _run(traced, jax.tree.leaves((params, loss, x, y)), hooks)[0]
 
 
-def rows(book: Book, loss, params, x, y):
-    """Run one forward and one backward pass.
+def gradients(book: Book, loss, params, x, y):
+    """Run one forward and one backward pass, and return the gradients in the forms of the rules.
 
     Args:
         book: the result of `read` for this loss.
@@ -292,95 +345,106 @@ def rows(book: Book, loss, params, x, y):
         y: leaves [N, ...], their labels.
 
     Returns:
-        The losses [N]; and for each leaf its gradients, and a function that maps their sum back to
-        the leaf's shape.
+        The losses [N]; and for each leaf its gradients as Formed, Product or Lookup, and a function
+        that maps their sum to the leaf's shape.
     """
     leaves = jax.tree.leaves(params)
-    ruled = {rule.leaf: at for at, rule in book.rules.items()}
-    formed = {leaf: leaves[leaf] for leaf in range(len(leaves)) if leaf not in ruled}
-    taps = {at: jnp.zeros(rule.shape, rule.dtype) for at, rule in book.rules.items()}
+    key_of_leaf = {rule.leaf: key for key, rule in book.rules.items()}
+    formed = {leaf: leaves[leaf] for leaf in range(len(leaves)) if leaf not in key_of_leaf}
+    taps = {key: jnp.zeros(rule.shape, rule.dtype) for key, rule in book.rules.items()}
 
-    def one(formed, taps, x, y):
+    def loss_of_example(formed, taps, x, y):
         records = {}
-
-        held = [formed.get(leaf, w) for leaf, w in enumerate(leaves)]
+        weights = [formed.get(leaf, w) for leaf, w in enumerate(leaves)]
         hooks = _hooks(book, taps, records)
-        (value,) = _run(book.jaxpr, [*held, *jax.tree.leaves((loss, x, y))], hooks)
+        (value,) = _run(book.jaxpr, [*weights, *jax.tree.leaves((loss, x, y))], hooks)
         return value, records
 
-    derive = jax.vmap(jax.value_and_grad(one, (0, 1), has_aux=True), (None, None, 0, 0))
-    (losses, records), (g, backprops) = derive(formed, taps, x, y)
+    with_gradient = jax.value_and_grad(loss_of_example, (0, 1), has_aux=True)
+    (losses, records), (formed_gradients, backprops) = jax.vmap(with_gradient, (None, None, 0, 0))(
+        formed, taps, x, y
+    )
     parts = []
     for leaf in range(len(leaves)):
-        at = ruled.get(leaf)
-        parts.append(
-            (Formed(g[leaf]), lambda total: total)
-            if at is None
-            else (book.rules[at].gather(records[at], backprops[at]), book.rules[at].back)
-        )
+        key = key_of_leaf.get(leaf)
+        if key is None:
+            parts.append((Formed(formed_gradients[leaf]), lambda total: total))
+        else:
+            rule = book.rules[key]
+            parts.append((rule.gather(records[key], backprops[key]), rule.back))
     return losses, parts
 
 
-def _tapped(rule, tap, records, key):
-    """Return a function that runs instead of an equation, records the factors and adds the tap."""
+def _add_tap(rule, tap, records, key):
+    """Return a function that runs instead of an equation, records activations and adds the tap."""
 
     def run(*operands):
-        made, records[key] = rule.apply(*operands)
-        return [made + tap]
+        output, records[key] = rule.apply(*operands)
+        return [output + tap]
 
     return run
 
 
 def _hooks(book, taps, records) -> dict:
-    """Return the functions that run instead of the equations of the loss that have rules."""
-    hooks, loops = {}, {}
+    """Return the functions that run instead of the equations of the loss that have rules.
+
+    Args:
+        book: the traced loss.
+        taps: the tap of each rule, by its key.
+        records: a dict to which the functions add the activations of each rule.
+    """
+    hooks, taps_of_loop = {}, {}
     for (at, inner), tap in taps.items():
         if inner is None:
-            hooks[at] = _tapped(book.rules[at, None], tap, records, (at, None))
+            hooks[at] = _add_tap(book.rules[at, None], tap, records, (at, None))
         else:
-            loops.setdefault(at, {})[inner] = tap
-    for at, inside in loops.items():
-        hooks[at] = functools.partial(_loop, book, at, inside, records)
+            taps_of_loop.setdefault(at, {})[inner] = tap
+    for at, inner_taps in taps_of_loop.items():
+        hooks[at] = functools.partial(_run_loop, book, at, inner_taps, records)
     return hooks
 
 
-def _loop(book, at, taps, records, *operands):
+def _run_loop(book, at, taps, records, *operands):
     """Run a loop over time with taps and records in its iterations.
 
     Args:
-        taps: index of an equation -> taps [iterations, ...].
+        book: the traced loss.
+        at: the index of the scan.
+        taps: taps [iterations, ...], by the index of the equation in an iteration.
+        records: a dict to which the activations [iterations, ...] are added.
+        *operands: the operands of the scan.
     """
-    params, turn = book.jaxpr.jaxpr.eqns[at].params, book.loops[at]
+    params, iteration = book.jaxpr.jaxpr.eqns[at].params, book.loops[at]
     constants, carried = scan_counts(params)
-    fixed, begin = operands[:constants], operands[constants : constants + carried]
+    fixed, initial = operands[:constants], operands[constants : constants + carried]
 
-    def one(carry, step):
-        xs, of_turn = step
-        noted = {}
+    def run_iteration(carry, inputs):
+        xs, inner_taps = inputs
+        inner_records = {}
         hooks = {
-            inner: _tapped(book.rules[at, inner], tap, noted, (at, inner))
-            for inner, tap in of_turn.items()
+            inner: _add_tap(book.rules[at, inner], tap, inner_records, (at, inner))
+            for inner, tap in inner_taps.items()
         }
-        made = _run(turn, [*fixed, *carry, *xs], hooks)
-        return made[:carried], (made[carried:], noted)
+        outputs = _run(iteration, [*fixed, *carry, *xs], hooks)
+        return outputs[:carried], (outputs[carried:], inner_records)
 
-    carry, (ys, noted) = jax.lax.scan(
-        one,
-        list(begin),
+    carry, (ys, inner_records) = jax.lax.scan(
+        run_iteration,
+        list(initial),
         (list(operands[constants + carried :]), taps),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    records.update(noted)
+    records.update(inner_records)
     return [*carry, *ys]
 
 
 def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
-    """Return the sum of clipped gradients.
+    """Return the weighted sum of clipped per-example gradients.
 
-    A gradient whose norm is not finite in float32 adds exactly nothing: its activations and
-    backprops are masked.
+    A gradient whose norm is not finite in float32 counts as zero: its activations and backprops are
+    masked.
 
     Args:
         book: the result of `read` for this loss.
@@ -388,27 +452,27 @@ def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
         params: a pytree of floats.
         x: leaves [N, ...], the rows.
         y: leaves [N, ...], their labels.
-        weight: Float[N], 0 for a row that does not count.
-        bounds: a list of clip norms, in the units of the gradient: one, or one per leaf.
-        together: whether a bound is for all leaves together or for each leaf.
+        weight: Float[N], 0 for a masked row.
+        bounds: a list of clip norms: one, or one per leaf.
+        together: whether a clip norm bounds the norm of all leaves together, or of each leaf.
 
     Returns:
-        The sum, a tree like params, at least in float32; two Bool[N], which gradients were clipped
-        and which were finite; and the losses [N].
+        The sum, a tree like params, at least in float32; Bool[N], which gradients were clipped;
+        Bool[N], which were finite; and the losses [N].
     """
-    losses, parts = rows(book, loss, params, x, y)
+    losses, parts = gradients(book, loss, params, x, y)
     squares = [part.squares() for part, _ in parts]
     norms = [jnp.sqrt(sum(squares))] * len(parts) if together else [jnp.sqrt(s) for s in squares]
-    finite = jnp.all(jnp.isfinite(jnp.stack(norms)), 0)
+    is_finite = jnp.all(jnp.isfinite(jnp.stack(norms)), 0)
     bounds = list(bounds) * len(parts) if len(bounds) == 1 else bounds
     sums = []
     for (part, back), norm, bound in zip(parts, norms, bounds):
-        factor = jnp.where(finite & (weight != 0), weight * shrink(norm, bound), 0.0)
+        factor = jnp.where(is_finite & (weight != 0), weight * shrink(norm, bound), 0.0)
         sums.append(back(part.total(factor)))
-    over = jnp.any(jnp.stack([n > b for n, b in zip(norms, bounds)]), 0)
-    return jax.tree.structure(params).unflatten(sums), over, finite, losses
+    is_clipped = jnp.any(jnp.stack([n > b for n, b in zip(norms, bounds)]), 0)
+    return jax.tree.structure(params).unflatten(sums), is_clipped, is_finite, losses
 
 
-def words(book: Book) -> str:
-    """Return the description of a book in a manifest."""
+def describe(book: Book) -> str:
+    """Return "bookkeeping" and the names of leaves without a rule, for the record of a run."""
     return "bookkeeping" + (f" (vmap for {', '.join(book.why_not)})" if book.why_not else "")

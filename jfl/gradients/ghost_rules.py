@@ -1,13 +1,8 @@
-"""Rules for matrix products, convolutions and table lookups, one function per primitive.
+"""Rules of ghost.py for matrix products, convolutions and table lookups: a function per primitive.
 
-A rule takes the params of the equation, which operand the parameter is, the shapes of the operands
-and the output. It returns `Parts`, or None if it does not apply.
-
-- apply: (bind, leaf, other operand) -> output, and what to record; `bind` runs the equation itself.
-- gather: (records, backprops), both [N, ...] -> Formed, Product or Lookup.
-- back: a sum in the rule's shape -> a sum in the parameter's shape.
-- factors: (records, backprops) -> the two factors of a Product, [N, E, P, ...] each; None if the
-  gradient is not a product. A rule inside a loop needs it.
+A rule takes the params of the equation, `side` (0 or 1: which operand the parameter is), the shapes
+of both operands, and the shape and dtype of the output. It returns `Parts`, or None if there is no
+rule for such an equation.
 """
 
 import math
@@ -30,7 +25,16 @@ MODES = (
 
 
 class Parts(NamedTuple):
-    """How one kind of equation uses a parameter; see the module docstring."""
+    """How one kind of equation uses a parameter.
+
+    Attributes:
+        apply: (bind, parameter, other operand) -> output and activations to record, where `bind`
+            runs the equation itself.
+        gather: (records, backprops), both [N, ...], -> Formed, Product or Lookup, the gradients.
+        back: maps a sum of such gradients to the shape of the parameter.
+        factors: (records, backprops) -> the two factors of a Product, [N, E, P, I] and
+            [N, E, P, O]. None if gradients are not products, and then there is no rule in loops.
+    """
 
     apply: Callable
     gather: Callable
@@ -39,6 +43,7 @@ class Parts(NamedTuple):
 
 
 def matmul(params, side, shapes, out):
+    """Return the rule of a matrix product, with or without batch dimensions."""
     mine, theirs = ([tuple(d[s]) for d in params["dimension_numbers"]] for s in (side, 1 - side))
     free = lambda dims, shape: tuple(d for d in range(len(shape)) if d not in dims[0] + dims[1])
     here, there = free(mine, shapes[side]), free(theirs, shapes[1 - side])
@@ -63,11 +68,14 @@ def matmul(params, side, shapes, out):
 
 
 def convolution(params, side, shapes, out, examples=math.inf):
-    """The way of kernels.conv: patches, or XLA's own.
+    """Return the rule of a convolution, which multiplies patches of the input with the kernel.
+
+    Where kernels.conv prefers it, XLA's own convolution computes the output instead.
 
     Args:
-        examples: that XLA adds up in the gradient by the kernel: none in book-keeping, which
-            multiplies patches for it.
+        params: as in the module docstring, like `side`, `shapes` and `out`.
+        examples: the number of examples over which XLA would sum the gradient of the kernel; inf
+            for book-keeping, which multiplies patches instead.
     """
     if side == 0 or params["batch_group_count"] != 1 or 0 in out.shape:
         return None
@@ -83,10 +91,10 @@ def convolution(params, side, shapes, out, examples=math.inf):
     shape = [out.shape[d] for d in last(dims.out_spec)]
     places = math.prod(shape[:-1])
 
-    own = not multiplies_patches() and is_kept_apart(groups, sizes[-2], o, examples)
+    uses_xla = not multiplies_patches() and is_kept_apart(groups, sizes[-2], o, examples)
 
     def cut(x):
-        """[groups, places, what each multiplies]"""
+        """Return the patches of an input, [groups, positions, entries of a patch]."""
         a = patches(x.transpose(last(dims.lhs_spec)), *where)
         return (
             a.reshape(places, math.prod(window), groups, -1)
@@ -95,7 +103,7 @@ def convolution(params, side, shapes, out, examples=math.inf):
         )
 
     def apply(bind, leaf, other):
-        if own:
+        if uses_xla:
             return apart(other, leaf, params), other
         a, w = cut(other), leaf.transpose(kernel).reshape(-1, groups, o)
         value = jnp.einsum(
@@ -109,7 +117,7 @@ def convolution(params, side, shapes, out, examples=math.inf):
 
     def gather(a, b):
         b = b.transpose(0, *(d + 1 for d in last(dims.out_spec))).reshape(-1, places, groups, o)
-        return product(jax.vmap(cut)(a) if own else a, b.swapaxes(1, 2))
+        return product(jax.vmap(cut)(a) if uses_xla else a, b.swapaxes(1, 2))
 
     def back(total):
         return total.swapaxes(0, 1).reshape(sizes).transpose(np.argsort(kernel))
@@ -118,23 +126,25 @@ def convolution(params, side, shapes, out, examples=math.inf):
 
 
 def lookup(params, side, shapes, out):
+    """Return the rule of a table lookup, such as an embedding: rows of a parameter by index."""
     dims, (size, *row) = params["dimension_numbers"], shapes[0] or (0,)
     at, mode = shapes[1][:-1], params["mode"]
-    plain = (
+    selects_rows = (
         dims.collapsed_slice_dims == (0,) == dims.start_index_map
         and not dims.operand_batching_dims
         and tuple(params["slice_sizes"]) == (1, *row)
         and dims.offset_dims == tuple(range(len(at), len(at) + len(row)))
     )
-    if side or not plain or mode not in MODES:
+    if side or not selects_rows or mode not in MODES:
         return None
 
     def apply(bind, leaf, other):
         rows = other.reshape(-1).astype(jnp.int32)
-        past = jnp.where((rows < 0) | (rows >= size), size, rows)
-        return bind(leaf, other), past if mode != jax.lax.GatherScatterMode.CLIP else jnp.clip(
-            rows, 0, size - 1
-        )
+        if mode == jax.lax.GatherScatterMode.CLIP:
+            rows = jnp.clip(rows, 0, size - 1)
+        else:  # row `size` has no gradient
+            rows = jnp.where((rows < 0) | (rows >= size), size, rows)
+        return bind(leaf, other), rows
 
     return Parts(
         apply,
@@ -147,13 +157,10 @@ RULES = {p.dot_general_p: matmul, p.conv_general_dilated_p: convolution, p.gathe
 
 
 def over_time(parts: Parts, length: int) -> Parts:
-    """Return the rule of an equation that runs in each iteration of a loop: positions of all
-    iterations together.
+    """Return the rule of an equation that runs in each of `length` iterations of a loop.
 
-    Shapes:
-        Records and backprops have an axis of iterations after that of examples.
+    The positions of all iterations form one product. Records and backprops are [N, length, ...].
     """
-
     factors: Any = parts.factors
 
     def gather(a, b):

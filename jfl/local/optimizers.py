@@ -1,5 +1,6 @@
-"""Optimizers for noisy gradients, as optax transformations. They are post-processing, so they do
-not affect privacy.
+"""Optimizers for noisy gradients, as optax transformations.
+
+They are post-processing, so they do not affect privacy.
 """
 
 from typing import Any, NamedTuple
@@ -28,10 +29,11 @@ class Moments(NamedTuple):
 def noise_std(mechanism: Mechanism) -> float:
     """Return the standard deviation of the noise in each coordinate of a chain's release.
 
-    Public divisors of the chain are included.
+    The noise is divided by the divisors of the chain.
 
     Args:
-        mechanism: a chain with isotropic noise of one level, and divisors that are numbers.
+        mechanism: a chain with isotropic Gaussian noise of one level, and divisors that are
+            numbers.
 
     Raises:
         ValueError: for noise that changes with the round, differs between clients, or has a shape.
@@ -46,11 +48,11 @@ def noise_std(mechanism: Mechanism) -> float:
     checks.require_type(where, Mechanism, "jfl.chain", mechanism=mechanism)
     bound = mechanism if mechanism.adjacency else Mechanism(mechanism.stages, "add_remove")
     noise = chain.noise_of(bound)
-    levels = None if chain.scheduled(bound) else chain.multiplier(bound)
+    multiplier = None if chain.scheduled(bound) else chain.multiplier(bound)
     post = [s for s in bound.stages if s.role == "post"]
     divisor = chain.denominator(bound) or 1.0
     if (
-        not isinstance(levels, float)
+        not isinstance(multiplier, float)
         or noise is None
         or noise.law != "gaussian"
         or noise.shape is not None
@@ -65,7 +67,7 @@ def noise_std(mechanism: Mechanism) -> float:
             "Compute the standard deviation yourself.",
             error=NotAnalysable,
         )
-    return levels * float(chain.sensitivity(bound)) / divisor
+    return multiplier * float(chain.sensitivity(bound)) / divisor
 
 
 def adam_without_noise_bias(
@@ -77,17 +79,17 @@ def adam_without_noise_bias(
 ) -> optax.GradientTransformation:
     """Return Adam with the noise variance subtracted from its second moment (DP-Adam-BC).
 
-    Noise of standard deviation s adds s^2 to the mean square of every gradient. If gradients are
-    small in comparison, Adam divides all coordinates by nearly the same number, and becomes slow
-    gradient descent. Subtracting s^2 restores Adam.
+    Noise of standard deviation s adds s^2 to the second moment of every coordinate. If gradients
+    are small in comparison, Adam divides all coordinates by nearly the same number, and becomes
+    slow gradient descent. Subtracting s^2 restores Adam.
 
     Args:
         learning_rate: > 0.
         noise_std: standard deviation of the noise in each coordinate of a gradient, from
-            `noise_std(chain)`; 0 gives Adam with `least` in place of its epsilon.
-        b1: decay of the mean, in [0, 1).
-        b2: decay of the mean square, in [0, 1).
-        least: minimum of the mean square after subtraction, > 0.
+            `noise_std(chain)`. With 0 this is Adam with `least` instead of its epsilon.
+        b1: decay of the first moment, in [0, 1).
+        b2: decay of the second moment, in [0, 1).
+        least: minimum of the second moment after the subtraction, > 0.
 
     Privacy:
         Post-processing: no row is read.

@@ -15,24 +15,26 @@ from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import draw_slots, gather
 from ..sampling.uniform import MAX_FLOYD_SIZE
 
-# Batches of all steps are drawn at once if they have at most this many rows in all: one call of
-# the generator is faster.
+# The batches of all steps are drawn in one call of the generator, which is faster, if they have at
+# most this many rows in all.
 MAX_ROWS_DRAWN_AT_ONCE = 2**10
 
 
 # --- optimizers
 
 
-def optimizer(factory) -> Fn:
-    """Convert an optax transformation to a function from learning rate to transformation.
+def as_optimizer(factory) -> Fn:
+    """Convert what a user passes as an optimizer to an Fn from learning rate to transformation.
 
-    `factory` is an optax factory whose first argument is the learning rate (optax.sgd, optax.adam,
-    or a functools.partial of one), or a transformation, which keeps its own learning rate.
+    Args:
+        factory: an optax factory whose first argument is the learning rate, such as optax.sgd,
+            optax.adam, or a functools.partial of one; or a transformation, which keeps its own
+            learning rate.
     """
     if isinstance(factory, Fn):
         return factory
     if isinstance(factory, optax.GradientTransformation):
-        return Fn(_ready, static=dict(transformation=_Held(factory)))
+        return Fn(_fixed_transformation, static=dict(transformation=_Held(factory)))
     if isinstance(factory, functools.partial) and not factory.args:
         data = {
             k: checks.as_scalar(v)
@@ -51,7 +53,7 @@ def optimizer(factory) -> Fn:
 
 
 class _Held:
-    """A transformation (a tuple of functions) as one static argument."""
+    """An optax transformation, a tuple of functions, as a single static argument."""
 
     def __init__(self, transformation):
         self.transformation = transformation
@@ -64,7 +66,7 @@ class _Held:
 
 
 def _reject_unused_rate(name, lr, default, factory):
-    """Reject a learning rate that a transformation would ignore."""
+    """Reject a learning rate that differs from its default, if a transformation ignores it."""
     if default is None or not isinstance(factory, optax.GradientTransformation):
         return
     if callable(lr) or lr != default:
@@ -78,32 +80,32 @@ def _reject_unused_rate(name, lr, default, factory):
 
 
 @named("local.optimizer")
-def _ready(lr, *, transformation):
+def _fixed_transformation(lr, *, transformation):
     return transformation.transformation
 
 
 def rate(lr, name="lr"):
-    """Check a learning rate, and return it as a scalar array (traced) or as a function of
-    round * steps + step."""
+    """Check a learning rate, and return it as a scalar array, or as an Fn of the step."""
     if callable(lr):
         return lr if isinstance(lr, Fn) else Fn(lr)
     checks.require_positive("algorithm", single=True, **{name: lr})
     return checks.as_scalar(lr)
 
 
-def _at(lr, step):
+def _rate_at(lr, step):
+    """Return the learning rate of a step, Float[]."""
     return jnp.asarray(lr(step) if isinstance(lr, Fn) else lr, jnp.float32)
 
 
-def rates(lr, first, steps: int):
+def sum_of_rates(lr, first, steps: int):
     """Return the sum of the learning rates of `steps` steps, beginning with step `first`."""
-    return jax.vmap(lambda s: _at(lr, s))(first + jnp.arange(steps)).sum()
+    return jax.vmap(lambda s: _rate_at(lr, s))(first + jnp.arange(steps)).sum()
 
 
 def _set_clock(state, step):
-    """Set the step count of schedules inside a transformation to round * steps + step.
+    """Set the step count of schedules inside the state of a transformation.
 
-    Moments start again in each round, but schedules continue.
+    The optimizer state of a client starts again in each round, but its schedules continue.
     """
     scheduled = optax.ScaleByScheduleState
     return jax.tree.map(
@@ -122,12 +124,12 @@ def _set_clock(state, step):
 
 @record
 class Work:
-    """Local training: `steps` optimizer steps on batches drawn by `batches`."""
+    """Local training of a client in a round: `steps` optimizer steps on batches of its rows."""
 
     grad: Grad
     batches: Batches
-    lr: Any
-    optimizer: Fn
+    lr: Any  # a number, or an Fn of round * steps + step
+    optimizer: Fn  # learning rate -> optax transformation
     steps: int = static()
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -143,12 +145,17 @@ class Work:
 def work(
     grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd, default_lr=0.1
 ) -> Work:
-    """Check and collect the parts of local training.
+    """Check the parts of local training, and return them as a Work.
 
     Args:
-        default_lr: the algorithm's default of `lr`. Another value is rejected if the optimizer is a
-            transformation with its own learning rate. None means that the algorithm itself reads
-            `lr`, so nothing is rejected.
+        grad: a Grad, from jfl.grad or jfl.private_grad.
+        batches: a batch sampler.
+        lr: a number, or a function of round * steps + step.
+        steps: the number of local steps.
+        optimizer: as in `as_optimizer`.
+        default_lr: the algorithm's default of `lr`. Other values are rejected if the optimizer is a
+            transformation with its own learning rate. None accepts all values, for an algorithm
+            that itself uses `lr`.
     """
     if not isinstance(grad, Grad):
         checks.fail(
@@ -162,44 +169,48 @@ def work(
         )
     checks.require_integer("algorithm", steps=steps)
     _reject_unused_rate("lr", lr, default_lr, optimizer)
-    return Work(grad, batches, rate(lr), globals()["optimizer"](optimizer), steps)
+    return Work(grad, batches, rate(lr), as_optimizer(optimizer), steps)
 
 
 def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=False, first=0):
-    """Take local steps from `params`.
+    """Take the local steps of a client in a round.
 
     Args:
         work: the steps to take.
-        ctx: the context of the round.
-        keys: the client's keys for batches and noise.
+        ctx: the Context of the round.
+        keys: the client's Keys, for batches and noise.
         params: the initial model.
-        rows: the client's rows.
-        correct: a function (gradient, params, step) -> gradient, applied after the mechanism, such
-            as a proximal term. It is post-processing if it reads no example. The returned mean
-            gradient does not include it.
-        moving: a factor of the updates that does not affect the returned gradient and rates. 0
-            computes the mean gradient at `params`.
+        rows: the client's Rows.
+        correct: a function (gradient, params, step) that returns the gradient to follow, for
+            example with a proximal term. It is applied after the mechanism, and is post-processing
+            if it reads no example. The returned mean gradient does not include it.
+        moving: a factor of all updates. With 0 the model stays at `params`, and the returned
+            gradient is the mean gradient there.
         drop: whether a step with a non-finite gradient uses a zero gradient, and is counted among
             the non-finite rows.
-        first: number of the first step, from which batches and noise are derived. Further work in
-            the same round continues the numbers of the work before.
+        first: the number of the first step in this round, from which batches and noise are derived.
+            If a client trains twice in a round, the second call continues the numbers of the first.
 
     Returns:
-        The trained params, the mean gradient, the sum of learning rates, and Diagnostics.
+        The trained params, the mean gradient over the steps, the sum of learning rates, and
+        Diagnostics.
     """
-    clock = ctx.round * work.steps
+    # Schedules of the learning rate count the steps of all rounds.
+    first_of_round = ctx.round * work.steps
     num_slots = rows.index.shape[0]
     grad = work.grad
-    if grad.mechanism is not None:  # once per round, not in every step
+    if grad.mechanism is not None:  # evaluate schedules once per round, not in every step
         grad = dataclasses.replace(grad, mechanism=mech.at_round(grad.mechanism, ctx.round))
-    state = _set_clock(work.optimizer(_at(work.lr, clock)).init(params), clock)
+    transformation = work.optimizer(_rate_at(work.lr, first_of_round))
+    state = _set_clock(transformation.init(params), first_of_round)
 
     def draw(number):
+        """Draw the batch of a step; return its slots and the key of its noise."""
         slots = draw_slots(work.batches, keys.batch, number, rows.size, num_slots)
         return slots, jax.random.fold_in(keys.noise, number)
 
-    # Other schemes draw a number for each row of the client, so all steps at once take too much
-    # memory.
+    # Other schemes draw a number for each row of the client, so drawing for all steps at once would
+    # take too much memory.
     batch: Any = work.batches.batch
     draws_at_once = (
         work.batches.scheme in ("without_replacement", "with_replacement")
@@ -211,14 +222,14 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
         s, drawn = inputs
         params, state, mean, total = carry
         (slots, mask, overflow), key = drawn if draws_at_once else draw(first + s)
-        gradient, stats = grad.watched(key, params, gather(rows, slots, mask), ctx)
-        pytrees.refuse_other_shapes("local step", gradient, params)
+        gradient, stats = grad.with_diagnostics(key, params, gather(rows, slots, mask), ctx)
+        pytrees.require_equal_shapes("local step", gradient, params)
         if drop:
-            is_lost = ~pytrees.all_finite(gradient)
+            is_dropped = ~pytrees.all_finite(gradient)
             gradient = pytrees.map(
-                lambda x: jnp.where(is_lost, jnp.zeros((), x.dtype), x), gradient
+                lambda x: jnp.where(is_dropped, jnp.zeros((), x.dtype), x), gradient
             )
-            stats = stats._replace(nonfinite=stats.nonfinite + is_lost)
+            stats = stats._replace(nonfinite=stats.nonfinite + is_dropped)
         mean = pytrees.axpy(1.0 / work.steps, gradient, mean)
         total = Diagnostics(
             total.loss + stats.loss / work.steps,
@@ -227,7 +238,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
             total.nonfinite + stats.nonfinite,
         )
 
-        lr = _at(work.lr, clock + s)
+        lr = _rate_at(work.lr, first_of_round + s)
         if correct is not None:
             gradient = correct(gradient, params, s)
         updates, state = work.optimizer(lr).update(gradient, state, params)
@@ -247,15 +258,16 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     return trained, mean, rates.sum(), total
 
 
-def both(one: Diagnostics, other: Diagnostics) -> Diagnostics:
-    """Combine two diagnostics: loss and clipped fraction of the first, and counts of both."""
-    return one._replace(
-        overflow=one.overflow + other.overflow, nonfinite=one.nonfinite + other.nonfinite
+def add_counts(diagnostics: Diagnostics, other: Diagnostics) -> Diagnostics:
+    """Add the counts of `other` to diagnostics, whose loss and clipped fraction stay."""
+    return diagnostics._replace(
+        overflow=diagnostics.overflow + other.overflow,
+        nonfinite=diagnostics.nonfinite + other.nonfinite,
     )
 
 
 def over_steps(diagnostics: Diagnostics) -> Diagnostics:
-    """Combine diagnostics stacked over steps: means of losses and clipped fractions, and counts."""
+    """Combine diagnostics of several steps, leaves [steps]: average fractions, and add counts."""
     return Diagnostics(
         diagnostics.loss.mean(),
         diagnostics.clipped.mean(),
@@ -266,7 +278,7 @@ def over_steps(diagnostics: Diagnostics) -> Diagnostics:
 
 @record
 class Server:
-    """The state of most servers."""
+    """The server state of most algorithms."""
 
     params: Any
     optimizer: Any
@@ -274,10 +286,10 @@ class Server:
 
 @record
 class ServerStep:
-    """A server optimizer that uses a released model difference as minus the gradient."""
+    """A server optimizer, for which a released model difference is minus the gradient."""
 
-    lr: Any
-    optimizer: Fn
+    lr: Any  # a number, or an Fn of the round
+    optimizer: Fn  # learning rate -> optax transformation
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the settings of the server by name, as they print."""
@@ -285,18 +297,25 @@ class ServerStep:
 
     def init(self, params) -> Server:
         """Return the server's state before the first round."""
-        return Server(params, self.optimizer(_at(self.lr, 0)).init(params))
+        return Server(params, self.optimizer(_rate_at(self.lr, 0)).init(params))
 
     def __call__(self, ctx, server: Server, diff) -> Server:
-        pytrees.refuse_other_shapes("server step", diff, server.params)
-        descent = pytrees.scale(-1.0, diff)
-        updates, state = self.optimizer(_at(self.lr, ctx.round)).update(
-            descent, server.optimizer, server.params
+        pytrees.require_equal_shapes("server step", diff, server.params)
+        gradient = pytrees.scale(-1.0, diff)
+        updates, state = self.optimizer(_rate_at(self.lr, ctx.round)).update(
+            gradient, server.optimizer, server.params
         )
         return Server(optax.apply_updates(server.params, updates), state)
 
 
-def server_step(lr, optimizer_=optax.sgd, default_lr=1.0, name="server_lr") -> ServerStep:
-    """Return the server's step: optax.sgd at rate 1.0 is plain averaging, optax.adam is FedAdam."""
-    _reject_unused_rate(name, lr, default_lr, optimizer_)
-    return ServerStep(rate(lr, "server_lr"), optimizer(optimizer_))
+def server_step(lr, optimizer=optax.sgd, default_lr=1.0, name="server_lr") -> ServerStep:
+    """Return the step of a server: optax.sgd at rate 1.0 averages models, optax.adam is FedAdam.
+
+    Args:
+        lr: a number, or a function of the round.
+        optimizer: as in `as_optimizer`.
+        default_lr: the algorithm's default of `lr`, as in `work`.
+        name: the name of the argument `lr` in the algorithm, for messages.
+    """
+    _reject_unused_rate(name, lr, default_lr, optimizer)
+    return ServerStep(rate(lr, "server_lr"), as_optimizer(optimizer))

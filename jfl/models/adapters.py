@@ -1,7 +1,8 @@
 """The protocol of model adapters, and the adapter of plain functions.
 
-An adapter returns a `Model`, which says how a library draws parameters and calls a model on one
-example; `build_task` does the rest. Other adapters: flax_adapters.py and equinox_adapter.py.
+An adapter turns a model of some library into a `Model`: functions that draw parameters, and that
+apply the model to one example. `build_task` turns a `Model` into a Task. Other adapters are in
+flax_adapters.py and equinox_adapter.py.
 """
 
 import inspect
@@ -19,7 +20,7 @@ from .targets import TARGETS, loss_of, target_of
 
 __all__ = ["functions"]
 
-# Arguments of `__call__` that switch between training and evaluation, and their value in training.
+# Arguments of a model that switch between training and evaluation, and their values in training.
 SWITCHES = dict(train=True, training=True, is_training=True, deterministic=False)
 
 
@@ -29,11 +30,11 @@ class Model(NamedTuple):
     Attributes:
         init: key -> params.
         apply: (params, x) -> output, in evaluation.
-        training: the same in training: (params, x) -> output, or (params, x, key) if `draws`. None
-            means that training does not differ from evaluation.
+        training: like `apply`, in training; it takes (params, x, key) if `draws`. None means that
+            training does not differ from evaluation.
         draws: whether `training` takes a key.
-        class_loss: (params, x, y) -> loss for class labels. None means that it is computed from
-            `apply`.
+        class_loss: (params, x, y) -> loss, for class labels. None means that the loss is computed
+            from the output of `apply`.
     """
 
     init: Fn
@@ -52,13 +53,13 @@ def functions(
     trainable: str | Sequence[str] | Callable | None = None,
     params: Any = None,
 ) -> Task:
-    """Return a task from a pair of pure functions, such as those of haiku's `transform`.
+    """Return a task from two pure functions, such as those of haiku's `transform`.
 
     Args:
-        init: key -> params; or (key, x) -> params, for one example x.
-        apply: (params, x) -> output, for one example. It may take `key` (or `rng`), which local
-            steps pass, and `train` (or `training`, `is_training`, `deterministic`), which differs
-            between training and evaluation. Without such a switch, the key is None in evaluations.
+        init: a function key -> params, or (key, x) -> params with one example x.
+        apply: a function (params, x) -> output of one example. It may also take `key` (or `rng`),
+            which is None in evaluations, and `train` (or `training`, `is_training`,
+            `deterministic`), which jfl sets for training and for evaluation.
         fed, target, trainable, params: as in `jfl.models.flax`.
 
     Example:
@@ -104,8 +105,15 @@ def _applied_drawing(params, x, drawn, *, apply, key, flags):
 
 
 def _call(apply, params, x, drawn, key, flags):
-    """Call `apply` with its key and switches by name, and with params and x for the remaining
-    arguments.
+    """Call a user's `apply`; its first two arguments that are no key or switch are params and x.
+
+    Args:
+        apply: the function.
+        params: its parameters.
+        x: one example.
+        drawn: the key, or None.
+        key: the name of the argument that takes the key, or None.
+        flags: names and values of the switches.
     """
     given = dict(flags) | ({key: drawn} if key else {})
     free = [n for n in inspect.signature(apply).parameters if n not in given][:2]
@@ -113,35 +121,45 @@ def _call(apply, params, x, drawn, key, flags):
 
 
 def build_task(where, fed, model: Model, target, trainable, params) -> Task:
-    """Check a model on one example, and return its task."""
+    """Check a model on one example, and return its task.
+
+    Args:
+        where: the function that was called, for messages.
+        fed: the federation, which determines the shape of a row and the kind of labels.
+        model: the model.
+        target: as in `jfl.models.flax`.
+        trainable: as in `jfl.models.flax`.
+        params: as in `jfl.models.flax`.
+    """
     target = target_of(where, fed, target)
     kind = TARGETS[target]
-    checked = lambda key: frameworks.parameters(where, model.init(key))
-    shape = jax.eval_shape(checked, jax.random.key(0))
+    init = lambda key: frameworks.parameters(where, model.init(key))
+    shapes = jax.eval_shape(init, jax.random.key(0))
     x = jax.ShapeDtypeStruct(fed.x.shape[1:], fed.x.dtype)
     try:
-        output = jax.eval_shape(model.apply, shape, x)
-    except Exception as error:  # of somebody's model
+        output = jax.eval_shape(model.apply, shapes, x)
+    except Exception as error:  # raised by a user's model
         frameworks.explain(where, error, f"x is {x.dtype}{list(x.shape)}")
-        error.add_note(f"In {where}, of one example, whose x is {x.dtype}{list(x.shape)}.")
+        error.add_note(f"In {where}, for one example with x {x.dtype}{list(x.shape)}.")
         raise
-    wanted = kind.shape(fed.classes, tuple(fed.y.shape[1:]))
-    got = getattr(output, "shape", None)
-    if got != wanted:
+    expected = kind.shape(fed.classes, tuple(fed.y.shape[1:]))
+    actual = getattr(output, "shape", None)
+    if actual != expected:
         checks.fail(
             where,
-            f"a model from one example {tuple(x.shape)} to {list(wanted)}, for {kind.words}",
-            f"{list(got) if got is not None else checks.short_repr(output)}",
+            f"a model from one example {tuple(x.shape)} to {list(expected)}, for {kind.words}",
+            f"{list(actual) if actual is not None else checks.short_repr(output)}",
             "It is called on one example; a module of flax that is written for a batch, on a "
             "batch of one.",
         )
-    made = _as_task(model, target)
+    task = _as_task(model, target)
     if params is None and trainable is None:
-        return made
-    return fine_tuning.trainable(made, trainable, params, where=where)
+        return task
+    return fine_tuning.trainable(task, trainable, params, where=where)
 
 
 def _as_task(model: Model, target: str) -> Task:
+    """Return the task of a model, with the loss and the metrics of a kind of labels."""
     loss = evaluation = Fn(_loss, dict(apply=model.apply), dict(target=target))
     if model.training is not None:
         form = _drawing_loss if model.draws else _loss
@@ -150,8 +168,8 @@ def _as_task(model: Model, target: str) -> Task:
         loss = model.class_loss
     metrics = {
         name: Metric(
-            Fn(_watched, dict(apply=model.apply), dict(target=target, name=name)),
-            Fn(_finished, static=dict(target=target, name=name)),
+            Fn(_metric_of_row, dict(apply=model.apply), dict(target=target, name=name)),
+            Fn(_finish_metric, static=dict(target=target, name=name)),
         )
         for name in TARGETS[target].metrics
     }
@@ -170,12 +188,12 @@ def _drawing_loss(params, x, y, key, *, apply, target):
 
 
 @named("models.watched")
-def _watched(params, x, y, *, apply, target, name):
+def _metric_of_row(params, x, y, *, apply, target, name):
     return TARGETS[target].metrics[name][0](apply(params, x), y)
 
 
 @named("models.finished")
-def _finished(mean, *, target, name):
+def _finish_metric(mean, *, target, name):
     return TARGETS[target].metrics[name][1](mean)
 
 
@@ -185,34 +203,39 @@ def batch_shape(x, examples: int) -> jax.ShapeDtypeStruct:
 
 
 def takes_batches(where, trace, apply, x, batched: bool | None) -> tuple[bool, bool]:
-    """Return whether to call a model on a batch of one, and whether the other call gives the same.
+    """Return whether a model is written for batches.
 
     Args:
-        where: the function that was called, for errors.
-        trace: a function from the shape of an input to the shapes of (parameters, output). It
+        where: the function that was called, for messages.
+        trace: a function that maps the shape of an input to the shapes of (params, output). It
             raises an error if the model cannot take such an input.
-        apply: (parameters, input) -> output.
-        x: shape of one example.
+        apply: (params, input) -> output.
+        x: the shape of one example.
         batched: the user's choice; None means that it is determined here.
+
+    Returns:
+        Whether to call the model on a batch of one instead of on one example, and whether both
+        calls are known to give the same output.
     """
     checks.require_one_of(where, (True, False, None), batched=batched)
     if batched is not None:
         return batched, False
 
-    def traced(x):
+    def shapes(x):
         try:
             params, output = trace(x)
-        except Exception:  # of somebody's module, on an input that it may not be written for
+        except Exception:  # raised by a user's module that is not written for this input
             return None, ()
         return params, getattr(output, "shape", ())
 
-    (params, one), (same, two) = traced(batch_shape(x, 1)), traced(batch_shape(x, 2))
-    if params is None or same != params or (one[:1], two) != ((1,), (2, *one[1:])):
+    params, one = shapes(batch_shape(x, 1))
+    params_of_two, two = shapes(batch_shape(x, 2))
+    if params is None or params_of_two != params or (one[:1], two) != ((1,), (2, *one[1:])):
         return False, False
-    if traced(x) != (params, one[1:]):
+    if shapes(x) != (params, one[1:]):
         return True, False
-    is_same, mixes = _compare_outputs(apply, params, x)
-    return not (is_same or mixes), is_same
+    is_same, mixes_rows = _compare_outputs(apply, params, x)
+    return not (is_same or mixes_rows), is_same
 
 
 def _compare_outputs(apply, params, x) -> tuple[bool, bool]:
@@ -220,11 +243,11 @@ def _compare_outputs(apply, params, x) -> tuple[bool, bool]:
 
     Returns:
         Whether a call without a batch axis gives the same output as a batch of one, and whether the
-        model mixes the rows of a batch.
+        output of a row depends on the other rows of its batch.
     """
     rng, size = np.random.default_rng(0), (2, *x.shape)
 
-    def weights(leaf):
+    def draw_weights(leaf):
         return jnp.asarray(
             rng.normal(size=leaf.shape) / np.prod(leaf.shape[:-1]) ** 0.5, leaf.dtype
         )
@@ -235,7 +258,8 @@ def _compare_outputs(apply, params, x) -> tuple[bool, bool]:
 
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
     rows = rng.normal(size=size) if is_float else np.arange(np.prod(size)).reshape(size) % 2
-    alone, of_one, of_two = outputs(jax.tree.map(weights, params), jnp.asarray(rows, x.dtype))
+    weights = jax.tree.map(draw_weights, params)
+    alone, of_one, of_two = outputs(weights, jnp.asarray(rows, x.dtype))
     equal = lambda a, b: np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
     return equal(alone, of_one), not equal(of_one, of_two)
 
@@ -252,8 +276,10 @@ def _on_batch_of_one(params, x, *key, apply):
 
 
 def find_switches(call) -> tuple[tuple, tuple]:
-    """Return the arguments that switch a function between training and evaluation: their names and
-    values in training, and in evaluation.
+    """Return the arguments that switch a function between training and evaluation.
+
+    Returns:
+        Their names and values in training, and their names and values in evaluation.
     """
     names = inspect.signature(call).parameters
     switches = [(name, value) for name, value in sorted(SWITCHES.items()) if name in names]
@@ -262,4 +288,5 @@ def find_switches(call) -> tuple[tuple, tuple]:
 
 @named("models.held_params")
 def held_params(key, *, params):
+    """Return parameters that do not depend on the key."""
     return params

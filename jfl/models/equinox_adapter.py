@@ -1,4 +1,4 @@
-"""The adapter of equinox modules. equinox is imported only when it is used."""
+"""The adapter of equinox modules, which imports equinox only when it is used."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -25,19 +25,18 @@ def equinox(
 ) -> Task:
     """Return a task from an equinox model.
 
-    The model is called on one example. If its `__call__` takes `key`, local steps pass one;
-    evaluations call it in inference mode. All arrays of floats are trained, and everything else
-    stays.
+    The model is called on one example. If its `__call__` takes `key`, local steps pass one.
+    Evaluations call the model in inference mode. All arrays of floats are trained.
 
     Args:
-        model: an equinox module, whose arrays every run starts from; or a function key -> module,
-            which draws them from the seed of a run.
-        fed, target, trainable, params: as in `jfl.models.flax`. Paths are such as
+        model: an equinox module, whose arrays are the initial parameters of every run; or a
+            function key -> module, which draws them from the seed of a run.
+        fed, target, trainable, params: as in `jfl.models.flax`. An example of a path is
             "layers/0/weight".
 
     Returns:
-        A task whose parameters are the module with None instead of everything that is not trained:
-            `eqx.combine(out.params, model)` is the trained model.
+        A task. Its parameters are the module, with None for everything that is not trained, so that
+        `eqx.combine(out.params, model)` is the trained model.
 
     Raises:
         ValueError: as in `jfl.models.flax`, and if equinox is not installed.
@@ -49,18 +48,18 @@ def equinox(
     except ImportError:
         checks.fail(where, "equinox", "no such package", "pip install equinox")
     fixed = isinstance(model, eqx.Module)
-    made = model(jax.random.key(0)) if callable(model) and not fixed else model
-    if not isinstance(made, eqx.Module):
+    instance = model(jax.random.key(0)) if callable(model) and not fixed else model
+    if not isinstance(instance, eqx.Module):
         checks.fail(
-            where, "an equinox module, or a function key -> module", checks.short_repr(made)
+            where, "an equinox module, or a function key -> module", checks.short_repr(instance)
         )
     is_norm = lambda node: isinstance(node, eqx.nn.BatchNorm)
-    if any(map(is_norm, jax.tree.leaves(made, is_leaf=is_norm))):
+    if any(map(is_norm, jax.tree.leaves(instance, is_leaf=is_norm))):
         checks.fail(
             where, "a model without BatchNorm", "equinox.nn.BatchNorm", frameworks.BATCH_NORM
         )
-    key = inspect.signature(type(made).__call__).parameters.get("key")
-    trained, evaluated = (_divided(m, eqx) for m in (made, eqx.nn.inference_mode(made)))
+    key = inspect.signature(type(instance).__call__).parameters.get("key")
+    trained, evaluated = (_split(m, eqx) for m in (instance, eqx.nn.inference_mode(instance)))
     weights = trained[0]
     init = (
         Fn(held_params, dict(params=weights)) if fixed else Fn(_eqx_init, static=dict(make=model))
@@ -70,18 +69,18 @@ def equinox(
     training = None
     if key is not None:
         training = Fn(_eqx_drawing, dict(arrays=trained[1]), dict(rest=_Same(trained[2])))
-    made = Model(init, apply, training, draws=key is not None)
-    return build_task(where, fed, made, target, trainable, params)
+    adapted = Model(init, apply, training, draws=key is not None)
+    return build_task(where, fed, adapted, target, trainable, params)
 
 
-def _divided(model, eqx) -> tuple:
+def _split(model, eqx) -> tuple:
     """Split a module into trained arrays, other arrays, and everything else."""
     weights, rest = eqx.partition(model, eqx.is_inexact_array)
     return weights, *eqx.partition(rest, eqx.is_array)
 
 
 class _Same:
-    """A pytree without arrays as a static argument; equal if leaves and structure are."""
+    """A pytree without arrays that can be a static argument: it has a hash and can be compared."""
 
     def __init__(self, value):
         self.value = value

@@ -15,7 +15,8 @@ from ..core import checks, files, pytrees
 from ..core.records import Fn, Metric, Task, named
 from . import losses
 
-CONSTANT = ("models.fixed", "models.held_params")  # init functions that ignore the key
+# Registered names of init functions that ignore the key.
+CONSTANT_INITS = ("models.fixed", "models.held_params")
 
 __all__ = ["merged", "read_params", "trainable", "write_params"]
 
@@ -29,17 +30,17 @@ def trainable(
 ) -> Task:
     """Return a task that trains a part of a model, such as LoRA layers or the last layers.
 
-    The frozen part is one copy that all clients read; no client, mechanism or server holds another
-    one. Only the trained part is uploaded, clipped and made noisy.
+    Only the trained part is uploaded, clipped and made noisy. All clients read the same copy of the
+    frozen part.
 
     Args:
         task: any task.
-        which: shell patterns of paths to the trained part, such as "*lora*" or ("head/*",
-            "*/bias"); or a function path -> bool. None means everything.
-        params: pretrained parameters, all or some: a pytree like the task's, or a dict of paths.
-            The others are drawn by the task, which is rejected for a frozen part unless the task
-            always starts from the same parameters.
-        where: the function that is named in errors.
+        which: shell patterns for the paths of trained parameters, such as "*lora*" or ("head/*",
+            "*/bias"); or a function path -> bool. None trains everything.
+        params: pretrained parameters, all or some of them: a pytree like the task's, or a dict from
+            paths to arrays. Missing ones are drawn by the task. Frozen parameters must be given,
+            unless the task always starts from the same parameters.
+        where: the function that is named in messages.
 
     Returns:
         A task whose parameters are a dict from the path of each trained array to the array.
@@ -49,8 +50,8 @@ def trainable(
         No guarantee covers the data that `params` were computed from: pretrain on public data.
 
     Raises:
-        ValueError: for patterns that match nothing, shapes or paths that are not the task's, and
-            frozen parts that would be drawn.
+        ValueError: for patterns that match nothing, paths or shapes that the task does not have,
+            and frozen parameters that are not given.
 
     References:
         Yu et al., ICLR 2022 (differentially private fine-tuning); Hu et al., ICLR 2022 (LoRA).
@@ -65,22 +66,22 @@ def trainable(
     """
     checks.require_type(where, Task, "jfl.models or jfl.task", task=task)
     shapes = pytrees.by_path(jax.eval_shape(task.init, jax.random.key(0)))
-    given = _given(where, shapes, params)
+    pretrained = _by_path(where, shapes, params)
     if which is None:
-        return _started(task, given)
+        return _start_from(task, pretrained)
     patterns: Any = (which,) if isinstance(which, str) else which
-    chosen = which if callable(which) else lambda p: any(fnmatch.fnmatch(p, g) for g in patterns)
-    names = tuple(filter(chosen, shapes))
+    matches = which if callable(which) else lambda p: any(fnmatch.fnmatch(p, g) for g in patterns)
+    names = tuple(filter(matches, shapes))
     if not names:
         checks.fail(
             where,
             "a part to train",
             f"{which!r}, which matches none of {', '.join(list(shapes)[:12])}",
         )
-    # A task that always starts from the same parameters has those of the frozen part.
-    constant = getattr(task.init.function, "_registered_name", "") in CONSTANT
-    held = (pytrees.by_path(task.init.data["params"]) if constant else {}) | given
-    frozen = {name: held.get(name) for name in shapes if name not in names}
+    # A task that always starts from the same parameters provides those of the frozen part.
+    constant = getattr(task.init.function, "_registered_name", "") in CONSTANT_INITS
+    known = (pytrees.by_path(task.init.data["params"]) if constant else {}) | pretrained
+    frozen = {name: known.get(name) for name in shapes if name not in names}
     missing = [name for name, value in frozen.items() if value is None]
     if missing:
         checks.fail(
@@ -89,88 +90,101 @@ def trainable(
             f"none for {', '.join(missing[:6])}{', ...' * (len(missing) > 6)}",
             "A frozen layer with random parameters is not useful: pass params.",
         )
-    started = _started(task, {n: v for n, v in given.items() if n in names})
-    held = dict(frozen=frozen, init=task.init)
+    started = _start_from(task, {n: v for n, v in pretrained.items() if n in names})
 
-    def part(f: Any, form: Callable) -> Any:
-        return None if f is None else Fn(form, dict(held, of=f))
+    def of_part(function: Any, form: Callable) -> Any:
+        """Return a function of the whole model as one of its trained part."""
+        if function is None:
+            return None
+        return Fn(form, dict(frozen=frozen, init=task.init, of=function))
 
     metrics = {
-        name: Metric(part(metric.row, _on_part), metric.finish)
+        name: Metric(of_part(metric.row, _on_part), metric.finish)
         for name, metric in (task.metrics or {}).items()
     }
     return Task(
-        Fn(_part, dict(init=started.init), dict(names=names)),
-        part(task.loss, _on_part_with_key if losses.takes_key(task.loss) else _on_part),
-        part(task.predict, _output_of_part),
-        part(task.evaluation, _on_part),
+        Fn(_init_part, dict(init=started.init), dict(names=names)),
+        of_part(task.loss, _on_part_with_key if losses.takes_key(task.loss) else _on_part),
+        of_part(task.predict, _predict_with_part),
+        of_part(task.evaluation, _on_part),
         metrics or None,
         task.target,
     )
 
 
 def merged(task: Task, params: Mapping[str, Any]) -> Any:
-    """Return the whole model of a task made by `trainable`.
+    """Combine the trained and the frozen part of a model.
 
     Args:
-        task: a task of `trainable`.
+        task: a task that `trainable` returned.
         params: the trained part, such as `out.params`.
 
     Returns:
         A pytree like that of the original task.
 
     Raises:
-        ValueError: for another task.
+        ValueError: for a task that `trainable` did not return.
     """
     if not isinstance(task, Task) or task.loss.function not in (_on_part, _on_part_with_key):
         checks.fail("models.merged", "a task of jfl.models.trainable", checks.short_repr(task))
     return _whole(params, task.loss.data["frozen"], task.loss.data["init"])
 
 
-def _given(where, shapes, params) -> dict:
-    """Return pretrained arrays by path, in the types of the task."""
+def _by_path(where, shapes, params) -> dict:
+    """Return pretrained arrays by path, in the dtypes of the task.
+
+    Args:
+        where: the function that is named in messages.
+        shapes: the shape of each parameter of the task, by path.
+        params: as in `trainable`.
+    """
     if params is None:
         return {}
-    found = pytrees.by_path(params)
+    arrays = pytrees.by_path(params)
     if isinstance(params, Mapping):
         by_name = {k: v for k, v in params.items() if isinstance(k, str)}
-        found |= {k: v for k, v in by_name.items() if not isinstance(v, Mapping | list | tuple)}
+        arrays |= {k: v for k, v in by_name.items() if not isinstance(v, Mapping | list | tuple)}
     paths = f"params by the paths of the model: {', '.join(list(shapes)[:12])}"
-    if not found:
+    if not arrays:
         checks.fail(where, paths, "none")
-    for name, value in found.items():
+    for name, value in arrays.items():
         if name not in shapes:
             checks.fail(where, paths, name)
         if np.shape(value) != shapes[name].shape:
             expected = f"params of the model's shapes: {name} {list(shapes[name].shape)}"
             checks.fail(where, expected, list(np.shape(value)))
-    return {name: jnp.asarray(value, shapes[name].dtype) for name, value in found.items()}
+    return {name: jnp.asarray(value, shapes[name].dtype) for name, value in arrays.items()}
 
 
-def _started(task, given) -> Task:
-    """Return the task with these arrays instead of those that it draws."""
-    if not given:
+def _start_from(task, pretrained) -> Task:
+    """Return the task with pretrained arrays, by path, instead of those that it draws."""
+    if not pretrained:
         return task
-    init = Fn(_replaced, dict(init=task.init, given=given))
+    init = Fn(_init_pretrained, dict(init=task.init, given=pretrained))
     return Task(init, task.loss, task.predict, task.evaluation, task.metrics, task.target)
 
 
 @named("models.pretrained")
-def _replaced(key, *, init, given):
+def _init_pretrained(key, *, init, given):
+    """Draw parameters, and replace those that are given by path."""
     return pytrees.map_by_path(lambda path, leaf: given.get(path, leaf), init(key))
 
 
 @named("models.part")
-def _part(key, *, init, names):
+def _init_part(key, *, init, names):
+    """Draw parameters, and return the trained ones by path."""
     whole = pytrees.by_path(init(key))
     return {name: whole[name] for name in names}
 
 
 def _whole(part, frozen, init):
-    """Combine the trained and the frozen part, in the type of the trained one."""
+    """Combine the trained and the frozen part in one pytree.
+
+    If the trained part has half precision, the frozen part is converted to its dtype.
+    """
     shapes = jax.eval_shape(init, jax.random.key(0))
-    kind = jnp.result_type(*jax.tree.leaves(part))
-    cast = lambda x: x.astype(kind) if jnp.finfo(kind).bits < 32 else x
+    dtype = jnp.result_type(*jax.tree.leaves(part))
+    cast = lambda x: x.astype(dtype) if jnp.finfo(dtype).bits < 32 else x
     return pytrees.map_by_path(
         lambda path, _: part[path] if path in part else cast(frozen[path]), shapes
     )
@@ -187,12 +201,12 @@ def _on_part_with_key(part, x, y, key, *, of, frozen, init):
 
 
 @named("models.output_of_part")
-def _output_of_part(part, x, *, of, frozen, init):
+def _predict_with_part(part, x, *, of, frozen, init):
     return of(_whole(part, frozen, init), x)
 
 
 def write_params(path: str | Path, params: Any) -> None:
-    """Write a model to a file .npz, as arrays by path; `read_params` reads it.
+    """Write the parameters of a model to an .npz file, which `read_params` reads.
 
     Args:
         path: the file, whose name ends in .npz.
@@ -208,11 +222,11 @@ def write_params(path: str | Path, params: Any) -> None:
 
 
 def read_params(path: str | Path) -> dict:
-    """Read pretrained parameters from a file, as arrays by path, for `params=` of an adapter.
+    """Read pretrained parameters from a file, for the argument `params` of an adapter.
 
     Args:
-        path: a file .npz, .safetensors (which needs the package safetensors) or .msgpack (of
-            flax.serialization). Paths in it may be written with "/" or ".".
+        path: an .npz file, a .safetensors file (which needs the package safetensors), or a .msgpack
+            file of flax.serialization. Paths of parameters may be written with "/" or ".".
 
     Returns:
         A dict from paths such as "Dense_0/kernel" to NumPy arrays.

@@ -38,31 +38,31 @@ def flax(
 ) -> Task:
     """Return a task from a flax.linen module.
 
-    A module that is written for a batch, [N, ...] to [N, ...], is called on a batch of one; a
-    module that is written for one example is called without a batch axis. If its `__call__` takes
-    `train` (or `training`, `is_training`, `deterministic`), jfl sets it for training and for
-    evaluation. If the module draws random numbers in training, as Dropout does, each row of each
-    local step has a separate key.
+    jfl calls a module on one example. A module that is written for batches, [N, ...] to [N, ...],
+    is called on a batch of one. If its `__call__` takes `train` (or `training`, `is_training`,
+    `deterministic`), jfl sets this argument for training and for evaluation. If the module draws
+    random numbers in training, as Dropout does, each row of each local step has a separate key.
 
     Args:
         fed: the federation, which determines the shape of a row and the kind of labels.
-        module: a module from x to logits [classes], or to the output that `target` needs.
-        target: the kind of labels: "class", "tokens" (y Int[T], negative ones are masked; logits
-            [T, classes]), "labels" (y [labels] of 0 and 1; the same number of logits) or "numbers"
-            (y has the shape of the output). None chooses "class", "tokens" or "numbers" by the
-            labels of `fed`.
-        trainable: which parameters are trained, as in `jfl.models.trainable`; the others stay as in
-            `params`, in one copy for all clients. None means all.
-        params: pretrained parameters, all or some: a pytree like the module's, or a dict of paths
-            such as "Dense_0/kernel", as returned by `jfl.models.read_params`. The others are drawn.
-        batched: whether the module is written for a batch. None means True if, with the same
-            parameters, it maps batches of one and of two examples to outputs of one and two rows,
-            unless a call without a batch axis gives the same outputs.
+        module: a module that maps x to logits [classes], or to the output that `target` needs.
+        target: the kind of labels: "class" (logits [classes]), "tokens" (y Int[T], of which
+            negative ones are masked; logits [T, classes]), "labels" (y [k] of 0 and 1; k logits) or
+            "numbers" (an output with the shape of y). None chooses "class", "tokens" or "numbers"
+            from the labels of `fed`.
+        trainable: the parameters to train, as in `jfl.models.trainable`. The others keep the values
+            in `params`, in one copy for all clients. None trains all.
+        params: pretrained parameters, all or some of them: a pytree like the module's, or a dict
+            from paths such as "Dense_0/kernel" to arrays, as returned by `jfl.models.read_params`.
+            Missing ones are drawn.
+        batched: whether the module is written for batches. None decides it: True if the module maps
+            batches of one and two examples to outputs with one and two rows, with the same
+            parameters, unless a call without a batch axis gives the same outputs.
 
     Raises:
-        ValueError: for BatchNorm, modules with other variables, or outputs of another shape; for
-            GroupNorm and InstanceNorm in a module of one example, because they take axis 0 for the
-            batch.
+        ValueError: for BatchNorm, modules with other variables than parameters, or outputs of
+            another shape; and for GroupNorm and InstanceNorm in a module that is written for one
+            example, because they treat axis 0 as the batch.
 
     Example:
         >>> import jfl
@@ -88,18 +88,18 @@ def flax(
     trained, evaluated = find_switches(type(module).__call__)
     apply = lambda variables, x: module.apply(variables, x, **dict(evaluated))
 
-    def whole(key, x):
+    def init_and_apply(key, x):
         variables = module.init(key, x, **dict(evaluated))
         return variables, apply(variables, x)
 
     example = jax.ShapeDtypeStruct(shape, dtype)
-    trace = lambda x: jax.eval_shape(whole, jax.random.key(0), x)
-    batched, either = takes_batches(where, trace, apply, example, batched)
-    given = batch_shape(example, 1) if batched else example
+    trace = lambda x: jax.eval_shape(init_and_apply, jax.random.key(0), x)
+    batched, either_works = takes_batches(where, trace, apply, example, batched)
+    module_input = batch_shape(example, 1) if batched else example
     try:
-        with linen.intercept_methods(_reject_axis_0(where, batched or either)):
-            variables, _ = trace(given)
-    except Exception as error:  # of somebody's module
+        with linen.intercept_methods(_reject_axis_0(where, batched or either_works)):
+            variables, _ = trace(module_input)
+    except Exception as error:  # raised by a user's module
         frameworks.explain(where, error, f"x is {dtype}{list(shape)}")
         raise
     if set(variables) != {"params"}:
@@ -109,13 +109,13 @@ def flax(
             f"collections {sorted(variables)}",
             frameworks.BATCH_NORM if "batch_stats" in variables else "For others use jfl.task.",
         )
-    # floats are not named: the identity of a plan does not hang on a default
-    tokens = {} if dtype == "float32" else dict(dtype=dtype)
+    # Leave out the default dtype, so that the identity of a plan does not depend on it.
+    other_dtype = {} if dtype == "float32" else dict(dtype=dtype)
     static = dict(module=module) | (dict(flags=evaluated) if evaluated else {})
-    init = Fn(_init, static=dict(static, shape=given.shape, **tokens))
+    init = Fn(_init, static=dict(static, shape=module_input.shape, **other_dtype))
     model = Model(init, Fn(_predict, static=static))
     if trained:
-        draws = _draws(lambda v, x: module.apply(v, x, **dict(trained)), variables, given)
+        draws = _draws(lambda v, x: module.apply(v, x, **dict(trained)), variables, module_input)
         form = _predict_drawing if draws else _predict
         training = Fn(form, static=dict(module=module, flags=trained))
         model = model._replace(training=training, draws=draws)
@@ -127,27 +127,33 @@ def flax(
 
 
 def _reject_axis_0(where, allowed: bool):
-    """Return an interceptor that rejects layers which take axis 0 of an example for the batch."""
+    """Return an interceptor of flax that rejects layers which treat axis 0 as the batch.
+
+    Args:
+        where: the function that was called, for messages.
+        allowed: whether axis 0 is the batch, so that nothing is rejected.
+    """
 
     def call(next_call, args, kwargs, context):
         layer = context.module
-        takes = isinstance(layer, linen.InstanceNorm) or (
+        is_norm = isinstance(layer, linen.InstanceNorm) or (
             isinstance(layer, linen.GroupNorm) and layer.reduction_axes is None
         )
         x: Any = args[0] if args else None
-        if not allowed and takes and context.method_name == "__call__" and jnp.ndim(x) > 1:
+        if not allowed and is_norm and context.method_name == "__call__" and jnp.ndim(x) > 1:
             _reject_norm(where, f"{type(layer).__name__} of {list(jnp.shape(x))}")
         return next_call(*args, **kwargs)
 
     return call
 
 
-def _reject_norm(where, got: str, axes=", or give GroupNorm reduction_axes=(-3, -2, -1)"):
+def _reject_norm(where, layer: str, axes=", or give GroupNorm reduction_axes=(-3, -2, -1)"):
+    """Reject a layer that treats axis 0 as the batch; `axes` is a further remedy."""
     checks.fail(
         where,
-        "a module for a batch, [N, ...] to [N, ...], around GroupNorm and InstanceNorm, which take "
-        "axis 0 for the batch",
-        f"a module for one example with {got}",
+        "a module for batches, [N, ...] to [N, ...], if it has GroupNorm or InstanceNorm, which "
+        "treat axis 0 as the batch",
+        f"a module for one example with {layer}",
         f"Write x.mean((1, 2)) and x.reshape(len(x), -1){axes}.",
     )
 
@@ -173,7 +179,7 @@ def _predict(params, x, *, module, flags=()):
 
 @named("models.predict_drawing")
 def _predict_drawing(params, x, key, *, module, flags):
-    # a stream that is not named falls back to "params"
+    # flax uses the stream "params" for a stream that is not passed.
     streams = {"params": key, "dropout": jax.random.fold_in(key, 1)}
     return module.apply({"params": params}, x, rngs=streams, **dict(flags))
 
@@ -194,13 +200,13 @@ def nnx(
 ) -> Task:
     """Return a task from a flax.nnx model.
 
-    The model is called on a batch of one or on one example, as in `jfl.models.flax`: in `train()`
-    mode by local steps, and in `eval()` mode by evaluations. The model itself does not change.
+    The model is called on a batch of one or on one example, as in `jfl.models.flax`. Local steps
+    call it in `train()` mode, and evaluations in `eval()` mode. The object itself does not change.
 
     Args:
-        model: a model, whose parameters every run starts from; or a function rngs -> model, which
-            draws them from the seed of a run.
-        fed, target, trainable, params, batched: as in `jfl.models.flax`. Paths are such as
+        model: a model, whose parameters are the initial ones of every run; or a function rngs ->
+            model, which draws them from the seed of a run.
+        fed, target, trainable, params, batched: as in `jfl.models.flax`. An example of a path is
             "layer/kernel", and trainable="*lora*" trains LoRA layers.
 
     Raises:
@@ -216,46 +222,46 @@ def nnx(
     fixed = isinstance(model, flax_nnx.Module)
 
     def split(switch):
-        """Return weights, and the other arrays and everything else as arguments of `_nnx`."""
-        made = model(flax_nnx.Rngs(0)) if callable(model) and not fixed else model
-        if not isinstance(made, flax_nnx.Module):
-            got = checks.short_repr(made)
-            checks.fail(where, "a flax.nnx model, or a function rngs -> model", got)
-        if jax.tree.leaves(flax_nnx.state(made, flax_nnx.BatchStat)):
-            got = "variables in BatchStat"
-            checks.fail(where, "a model without BatchNorm", got, frameworks.BATCH_NORM)
-        made = flax_nnx.clone(made)
-        getattr(made, switch)()
-        graph, weights, keys, rest = flax_nnx.split(made, flax_nnx.Param, flax_nnx.RngKey, ...)
+        """Return the model in a mode, its weights, and the data and static arguments of `_nnx`."""
+        instance = model(flax_nnx.Rngs(0)) if callable(model) and not fixed else model
+        if not isinstance(instance, flax_nnx.Module):
+            actual = checks.short_repr(instance)
+            checks.fail(where, "a flax.nnx model, or a function rngs -> model", actual)
+        if jax.tree.leaves(flax_nnx.state(instance, flax_nnx.BatchStat)):
+            actual = "variables in BatchStat"
+            checks.fail(where, "a model without BatchNorm", actual, frameworks.BATCH_NORM)
+        instance = flax_nnx.clone(instance)
+        getattr(instance, switch)()
+        graph, weights, keys, rest = flax_nnx.split(instance, flax_nnx.Param, flax_nnx.RngKey, ...)
         static: dict[str, Any] = dict(graph=graph, keys=jax.tree.structure(keys))
-        return made, weights, dict(rest=rest), static
+        return instance, weights, dict(rest=rest), static
 
-    whole, weights, *evaluated = split("eval")
+    instance, weights, *evaluated = split("eval")
     trained = split("train")[2:]
     init = (
         Fn(held_params, dict(params=weights)) if fixed else Fn(_nnx_init, static=dict(make=model))
     )
     apply = Fn(_nnx, *evaluated)
-    made = Model(init, apply)
+    adapted = Model(init, apply)
     static: Any = evaluated[1]
-    if static["graph"] != trained[1]["graph"]:  # else nothing differs in training
+    if static["graph"] != trained[1]["graph"]:  # otherwise training does not differ
         draws = static["keys"].num_leaves > 0
-        made = Model(init, apply, Fn(_nnx_drawing if draws else _nnx, *trained), draws)
+        adapted = Model(init, apply, Fn(_nnx_drawing if draws else _nnx, *trained), draws)
     example = jax.ShapeDtypeStruct(tuple(fed.x.shape[1:]), fed.x.dtype)
     shapes = jax.eval_shape(init, jax.random.key(0))
-    batched, either = takes_batches(
+    batched, either_works = takes_batches(
         where, lambda x: (shapes, jax.eval_shape(apply, shapes, x)), apply, example, batched
     )
     norms = [
         type(layer).__name__
-        for _, layer in flax_nnx.iter_modules(whole)
+        for _, layer in flax_nnx.iter_modules(instance)
         if isinstance(layer, flax_nnx.InstanceNorm)
         or (isinstance(layer, flax_nnx.GroupNorm) and layer.reduction_axes is None)
     ]
-    if norms and not (batched or either):
+    if norms and not (batched or either_works):
         _reject_norm(where, norms[0], "")
-    made = on_batches_of_one(made) if batched else made
-    return build_task(where, fed, made, target, trainable, params)
+    adapted = on_batches_of_one(adapted) if batched else adapted
+    return build_task(where, fed, adapted, target, trainable, params)
 
 
 @named("models.nnx_init")

@@ -1,7 +1,7 @@
-"""Recognise modules of flax and equinox where jfl expects parameters or functions.
+"""Messages about modules of flax and equinox where jfl expects parameters or functions.
 
-equinox and flax.nnx are looked up among the modules that are already imported: who has an object
-of theirs has imported them.
+equinox and flax.nnx are looked up among the modules that are already imported: a user who passes an
+object of theirs has imported them.
 """
 
 import sys
@@ -82,7 +82,7 @@ def parameters(where: str, value: Any) -> Any:
 
 
 def function(where: str, name: str, value: Any, form: str) -> None:
-    """Require a pure function of `params`; reject modules and methods of modules.
+    """Require a pure function of params; reject modules and methods of modules.
 
     Args:
         where: the function that was called, for the message.
@@ -109,18 +109,19 @@ def function(where: str, name: str, value: Any, form: str) -> None:
 
 
 def explain(where: str, error: Exception, context: str = "") -> None:
-    """Raise a flax error again, with what it means for a function of one example.
-
-    Other errors are not raised again: the function returns.
+    """Replace an error of flax by a message that says what to do; return for other errors.
 
     Args:
         where: what was traced, such as "the loss".
         error: the error.
         context: the shapes of the arguments.
+
+    Raises:
+        ValueError: if the error is one of flax.
     """
     text = str(error)
-    is_unset = "must be passed to the constructor or at call time" in text
-    if not is_unset and not isinstance(error, errors.FlaxError):
+    is_missing_argument = "must be passed to the constructor or at call time" in text
+    if not is_missing_argument and not isinstance(error, errors.FlaxError):
         return
     if "batch_stats" in text or "use_running_average" in text:
         expected, hint = "a module without BatchNorm", BATCH_NORM
@@ -136,8 +137,7 @@ def explain(where: str, error: Exception, context: str = "") -> None:
 
 
 def library(value: Any) -> str | None:
-    """Return the library of a module: "flax.linen", "flax.nnx" or "equinox"; None for other
-    values."""
+    """Return "flax.linen", "flax.nnx" or "equinox" for a module of theirs, and None otherwise."""
     if isinstance(value, linen.Module):
         return "flax.linen"
     for name in ("flax.nnx", "equinox"):

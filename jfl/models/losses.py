@@ -1,8 +1,7 @@
-"""Random losses (params, x, y, key), for dropout, noise layers and sampled latent variables.
+"""Losses (params, x, y, key) that draw random numbers, for example for dropout.
 
-Gradients are computed for losses (params, x, y).  A loss with a key becomes one whose x is a pair:
-the example, and the words of a key for this example.  Gradients are then formed, clipped and summed
-in the same way for random and deterministic losses.
+The rest of jfl computes gradients of losses (params, x, y).  A loss with a key is therefore turned
+into one whose x is a pair: the example, and the words UInt32[2] of a key for this example.
 """
 
 import inspect
@@ -16,7 +15,8 @@ from ..core.pytrees import Array, Key, Tree
 from ..core.records import Fn, Task, named
 
 IMPLEMENTATION = "threefry2x32"
-ROWS = 0x726F7773  # "rows": the number that derives the keys of a batch from the key of its step
+# The number that is folded into the key of a step to derive the keys of its rows: "rows" in ASCII.
+ROWS = 0x726F7773
 
 
 def key_of(number: int) -> Key:
@@ -26,10 +26,10 @@ def key_of(number: int) -> Key:
 
 
 def takes_key(loss: Callable[..., Any]) -> bool:
-    """Return whether a loss is (params, x, y, key), and not (params, x, y).
+    """Return whether a loss takes a key, as (params, x, y, key).
 
-    It takes a key if its fourth free positional parameter has no default, or is named `key` or
-    `rng`.
+    It does if it has a fourth positional parameter that is not bound, and that has no default or is
+    named `key` or `rng`.
 
     Example:
         >>> takes_key(lambda params, x, y, key: 0.0), takes_key(lambda params, x, y, scale=1: 0.0)
@@ -58,13 +58,13 @@ def _with_key(params: Tree, x_and_words: tuple[Tree, Array], y: Array, *, loss: 
     return loss(params, x, y, jax.random.wrap_key_data(words, impl=IMPLEMENTATION))
 
 
-def joined(loss: Fn) -> Fn:
-    """Return a loss (params, x, y, key) as a loss (params, (x, words of the key), y)."""
+def with_key_in_x(loss: Fn) -> Fn:
+    """Turn a loss (params, x, y, key) into a loss (params, (x, words of the key), y)."""
     return Fn(_with_key, dict(loss=loss))
 
 
 def draws(loss: Fn | None) -> bool:
-    """Return whether a loss draws random numbers: `joined` made it, or made a loss inside it."""
+    """Return whether `with_key_in_x` made a loss, or a loss that it wraps."""
     while isinstance(loss, Fn):
         if loss.function is _with_key:
             return True
@@ -73,12 +73,15 @@ def draws(loss: Fn | None) -> bool:
 
 
 def with_words(x: Tree, key: Key, rows: int) -> tuple[Tree, Array]:
-    """Return the rows of a batch with the words of a key for each, (x, UInt32[rows, 2]).
+    """Pair the rows of a batch with the words of a key for each row.
 
     Args:
         x: leaves [rows, ...].
         key: the key of the step.
         rows: the number of rows.
+
+    Returns:
+        x, and UInt32[rows, 2].
     """
     base = jax.random.fold_in(key, ROWS)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(base, jnp.arange(rows, dtype=jnp.uint32))
@@ -86,7 +89,7 @@ def with_words(x: Tree, key: Key, rows: int) -> tuple[Tree, Array]:
 
 
 def words_shape() -> jax.ShapeDtypeStruct:
-    """Return the shape of the words of one row."""
+    """Return the shape of the words of one row's key."""
     return jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 
@@ -95,13 +98,13 @@ def _at_one_key(params: Tree, x: Tree, y: Array, *, loss: Fn) -> Any:
     return loss(params, x, y, key_of(0))
 
 
-def of_three(loss: Fn) -> Fn:
-    """Return the loss as (params, x, y); a random loss uses one fixed key for all rows."""
+def without_key(loss: Fn) -> Fn:
+    """Turn a loss into one of (params, x, y); a random loss uses one fixed key for all rows."""
     if loss.function is _with_key:
         loss = loss.data["loss"]
     return Fn(_at_one_key, dict(loss=loss)) if takes_key(loss) else loss
 
 
 def for_evaluation(task: Task) -> Fn:
-    """Return the loss for the test rows of a task, (params, x, y) -> scalar."""
-    return of_three(task.loss if task.evaluation is None else task.evaluation)
+    """Return the loss of a task's test rows, (params, x, y) -> scalar."""
+    return without_key(task.loss if task.evaluation is None else task.evaluation)

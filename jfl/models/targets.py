@@ -1,4 +1,4 @@
-"""Kinds of labels, and what they determine: the loss of an output, its accuracy, and other metrics.
+"""Kinds of labels, each of which determines a loss, an accuracy and further metrics.
 
 To add a kind of label, write its functions and its entry in `TARGETS`.
 """
@@ -18,12 +18,14 @@ class Target(NamedTuple):
     """A kind of label.
 
     Attributes:
-        words: description, for errors.
-        loss: (output, y) -> scalar, of one example.
-        shape: (classes, shape of y) -> the shape that an output must have.
-        hits: (output, y) -> the number of correct parts, or a pair of that and the number of parts.
-            None means that there is no accuracy.
-        metrics: name -> a function like `hits`, and a function that is applied to the mean.
+        words: a description for messages.
+        loss: a function (output, y) -> scalar of one example.
+        shape: a function (classes, shape of y) that returns the shape that an output must have.
+        hits: a function (output, y) that returns whether an output is correct; for several labels
+            per row, how many of them are correct, and their number. None means that there is no
+            accuracy.
+        metrics: further metrics by name, each a pair: a function like `hits`, and a function that
+            is applied to its mean over test rows.
     """
 
     words: str
@@ -40,23 +42,25 @@ def cross_entropy(logits: jax.Array, label: ArrayLike) -> jax.Array:
         logits: Float[classes]; label: Int[], in range(classes).
     """
     label = jnp.asarray(label)
-    pick = _looked_up if jax.default_backend() == "cpu" else _compared
-    return jax.nn.logsumexp(logits) - pick(logits, label)
+    logit_of = _logit_by_lookup if jax.default_backend() == "cpu" else _logit_by_comparison
+    return jax.nn.logsumexp(logits) - logit_of(logits, label)
 
 
-def _looked_up(logits, label):
+def _logit_by_lookup(logits, label):
+    """Return logits[label]; NaN if the label is out of range."""
     return jnp.take_along_axis(logits, label[None], 0)[0]
 
 
-def _compared(logits, label):
-    """Return the same without a lookup, which is slow on an accelerator, as is its derivative, a
-    scatter.
+def _logit_by_comparison(logits, label):
+    """Return the same as `_logit_by_lookup`, without a gather, which is slow on an accelerator.
+
+    The derivative of a gather, a scatter, is slow as well.
     """
     classes = logits.shape[0]
     is_label = jnp.arange(classes) == jnp.where(label < 0, label + classes, label)
-    found = jnp.where(is_label, logits, 0).sum()
+    logit = jnp.where(is_label, logits, 0).sum()
     is_known = (-classes <= label) & (label < classes)
-    return jnp.where(is_known, found, jnp.nan)
+    return jnp.where(is_known, logit, jnp.nan)
 
 
 def _class_hit(logits, label):
@@ -129,22 +133,23 @@ TARGETS = {
 
 @named("targets.loss")
 def loss_of(output, y, target: str):
+    """Return the loss of one example for a kind of labels."""
     return TARGETS[target].loss(output, y)
 
 
 def target_of(where: str, fed: Federation, target: str | None) -> str:
-    """Return the kind of labels of a federation, as given by `target` or by the labels themselves.
+    """Return the kind of labels of a federation: `target`, or the kind that the labels suggest.
 
     Raises:
         ValueError: if the labels are not of this kind.
     """
-    shape, whole = tuple(fed.y.shape[1:]), jnp.issubdtype(fed.y.dtype, jnp.integer)
+    shape, is_integer = tuple(fed.y.shape[1:]), jnp.issubdtype(fed.y.dtype, jnp.integer)
     if target is None:
         target = "numbers" if not fed.classes else ("tokens" if shape else "class")
     checks.require_one_of(where, TARGETS, target=target)
     fits = {
-        "class": whole and not shape and fed.classes > 1,
-        "tokens": whole and len(shape) == 1 and fed.classes > 1,
+        "class": is_integer and not shape and fed.classes > 1,
+        "tokens": is_integer and len(shape) == 1 and fed.classes > 1,
         "labels": len(shape) == 1,
         "numbers": not fed.classes,
     }[target]

@@ -1,4 +1,4 @@
-"""Tasks: ready-made flax models, or any pure loss of one example."""
+"""Tasks from ready-made flax models, or from your own loss of one example."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ __all__ = ["logistic", "mlp", "cnn", "lstm", "gpt", "resnet18"]
 
 
 @named("models.fixed")
-def _fixed(key, *, params):
+def _fixed_params(key, *, params):
     return params
 
 
@@ -35,26 +35,27 @@ def task(
     """Return a task with your own parameters and loss.
 
     Args:
-        params: the initial parameters, a pytree of floats; or a pure function key -> params. An
-            equinox module whose leaves are all arrays of floats is such a pytree; for others, and
-            for flax.nnx, see `jfl.models`.
+        params: the initial parameters, a pytree of float arrays; or a pure function key -> params.
+            For modules of flax and equinox see `jfl.models`.
         loss: a pure function (params, x, y) -> scalar of one example; or (params, x, y, key), which
             may draw random numbers. The key of a row is derived from the seed, the round, the
             client and the step.
         predict: a pure function (params, x) -> output of one example; without it no accuracy is
             computed.
-        evaluation: the loss of test rows, if it differs, such as without dropout. None uses `loss`;
-            if that takes a key, each test row has the same key in all evaluations.
-        metrics: further metrics of the test rows, by name: a pure function (params, x, y) -> a
-            number, or a pair of a sum and the number of its terms; or a jfl.Metric, which also
-            transforms the mean. They are in `out.metrics.custom`.
+        evaluation: the loss of test rows, (params, x, y) -> scalar, if it differs from `loss`, for
+            example because it leaves out dropout. None uses `loss`; if that takes a key, each test
+            row has the same key in all evaluations.
+        metrics: further metrics of the test rows, by name. Each is a pure function (params, x, y)
+            -> number, whose mean over test rows is reported; a function that returns a sum and its
+            number of terms instead; or a jfl.Metric, which also transforms the mean. Results are in
+            `out.metrics.custom`.
         target: the kind of y, which determines when an output is correct: "class" (the largest
             logit), "tokens" (each token of a sequence, except for negative ones), "labels" (the
             sign of each of several logits) or "numbers" (no accuracy).
 
     Raises:
-        ValueError: for what cannot be trained (modules, leaves that are not floats, statistics of
-            BatchNorm).
+        ValueError: for parameters that cannot be trained, such as modules, leaves that are not
+            floats, and the statistics of BatchNorm.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -72,32 +73,37 @@ def task(
         checks.fail("task", "evaluation, a function (params, x, y)", "one that takes a key")
     checks.require_one_of("task", TARGETS, target=target)
     draws = callable(params) and frameworks.library(params) is None
-    init = _fn(params) if draws else Fn(_fixed, dict(params=frameworks.parameters("task", params)))
-    metrics = _metrics(metrics or {})
-    return Task(init, _fn(loss), _fn(predict), _fn(evaluation), metrics or None, target)
+    if draws:
+        init = _as_fn(params)
+    else:
+        init = Fn(_fixed_params, dict(params=frameworks.parameters("task", params)))
+    metrics = _as_metrics(metrics or {})
+    return Task(init, _as_fn(loss), _as_fn(predict), _as_fn(evaluation), metrics or None, target)
 
 
-def _fn(function: Any) -> Any:
+def _as_fn(function: Any) -> Any:
+    """Return a function as an Fn; None stays None."""
     return function if function is None or isinstance(function, Fn) else Fn(function)
 
 
-def _metrics(metrics: Mapping[str, Callable | Metric]) -> dict[str, Metric]:
-    """Return custom metrics as records."""
+def _as_metrics(metrics: Mapping[str, Callable | Metric]) -> dict[str, Metric]:
+    """Check custom metrics, and return each as a Metric."""
     if not isinstance(metrics, Mapping):
         checks.fail("task", "metrics, a dict of names and functions", checks.short_repr(metrics))
-    taken = {field.name for field in dataclasses.fields(Metrics)}
+    reserved = {field.name for field in dataclasses.fields(Metrics)}
     for name, metric in metrics.items():
-        if not isinstance(name, str) or not name or name in taken:
+        if not isinstance(name, str) or not name or name in reserved:
             checks.fail(
                 "task",
                 "a metric name that jfl does not use",
                 repr(name),
-                f"Reserved names: {', '.join(sorted(taken))}.",
+                f"Reserved names: {', '.join(sorted(reserved))}.",
             )
         if not isinstance(metric, Metric):
             frameworks.function("task", f"metric {name!r}", metric, "(params, x, y) -> number")
     return {
-        name: m if isinstance(m, Metric) else Metric(_fn(m)) for name, m in sorted(metrics.items())
+        name: m if isinstance(m, Metric) else Metric(_as_fn(m))
+        for name, m in sorted(metrics.items())
     }
 
 
@@ -143,8 +149,9 @@ class _Cnn(nn.Module):
 
 
 class _LstmLayer(nn.Module):
-    """LSTM cells over time, for x [T, features]: one product for all inputs, and a scan over
-    states.
+    """A layer of LSTM cells, from x [T, features] to outputs [T, width].
+
+    One matrix product computes the inputs of all time steps, and a scan the states.
     """
 
     width: int
@@ -156,15 +163,15 @@ class _LstmLayer(nn.Module):
         recurrent = self.param("recurrent", nn.initializers.orthogonal(), (self.width, four))
         bias = self.param("bias", nn.initializers.zeros, (four,))
 
-        def turn(state, inputs):
+        def step(state, inputs):
             cell, output = state
-            take_in, keep, new, give_out = jnp.split(inputs + output @ recurrent, 4)
-            cell = nn.sigmoid(keep) * cell + nn.sigmoid(take_in) * jnp.tanh(new)
-            output = nn.sigmoid(give_out) * jnp.tanh(cell)
+            input_gate, forget_gate, new, output_gate = jnp.split(inputs + output @ recurrent, 4)
+            cell = nn.sigmoid(forget_gate) * cell + nn.sigmoid(input_gate) * jnp.tanh(new)
+            output = nn.sigmoid(output_gate) * jnp.tanh(cell)
             return (cell, output), output
 
         zeros = jnp.zeros(self.width, kernel.dtype)
-        return jax.lax.scan(turn, (zeros, zeros), x @ kernel + bias[None])[1]
+        return jax.lax.scan(step, (zeros, zeros), x @ kernel + bias[None])[1]
 
 
 class _Lstm(nn.Module):
@@ -206,7 +213,7 @@ class _Gpt(nn.Module):
 
 
 def _group_norm(features):
-    """Return GroupNorm for one image [H, W, C]; without axes, flax takes axis 0 for the batch."""
+    """Return GroupNorm for one image [H, W, C]; by default flax would treat axis 0 as the batch."""
     return nn.GroupNorm(num_groups=min(32, features // 2), reduction_axes=(-3, -2, -1))
 
 
@@ -246,16 +253,19 @@ class _ResNet(nn.Module):
 
 
 def logistic(fed: Federation) -> Task:
-    """Return softmax regression, initialised at zero.
+    """Return softmax regression, with parameters that start at zero.
 
     For L2 regularisation, pass l2 to `grad` or `private_grad`.
+
+    Args:
+        fed: the federation, which determines the shape of a row and the number of classes.
     """
     checks.require_type("models.logistic", Federation, "jfl.federate", fed=fed)
     return flax(fed, _Mlp((), fed.classes), target="class", batched=False)
 
 
 def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
-    """Return dense layers with ReLU.
+    """Return a multilayer perceptron: dense layers with ReLU between them.
 
     Args:
         fed: the federation, which determines the shape of a row and the number of classes.
@@ -267,19 +277,19 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
 
 
 def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256)) -> Task:
-    """Return a next-token model: an embedding, layers of LSTM cells, and a dense layer.
+    """Return an LSTM that predicts the next token.
 
-    If a row has one label, the dense layer gets the last state; if each token has a label (y
-    Int[T]), it gets all states. The defaults are those of the reference, for the plays of
-    `datasets.shakespeare`.
+    It consists of an embedding, layers of LSTM cells, and a dense layer. The dense layer gets the
+    last output of the cells if a row has one label, and all outputs if each token has a label (y
+    Int[T]). The defaults are those of McMahan et al. for the plays of `datasets.shakespeare`.
 
     Args:
         embedding: size of the embedding of a token.
         cells: number of cells of each layer.
 
     Other Parameters:
-        fed: rows of tokens, Int[T], each in [0, classes), and the label that follows them, or one
-            label per token.
+        fed: a federation whose rows are tokens Int[T] in [0, classes), each with the next token as
+            its label, or with one label per token.
 
     References:
         McMahan et al., AISTATS 2017.
@@ -296,8 +306,9 @@ def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256
 def gpt(
     fed: Federation, width: int = 64, layers: int = 2, heads: int = 4, dropout: float = 0.0
 ) -> Task:
-    """Return a small causal transformer: learned positions, and LayerNorm before attention and
-    dense layers.
+    """Return a small causal transformer that predicts the next token, like GPT-2.
+
+    Positions are learned, and LayerNorm precedes attention and dense layers.
 
     Args:
         width: size of the embedding of a token; a multiple of `heads`.
@@ -309,8 +320,8 @@ def gpt(
         fed: as in `lstm`.
 
     References:
-        Radford et al., 2019 (GPT-2). Embeddings are not tied, because a table that is used twice
-        has no book-keeping rule for its gradient.
+        Radford et al., 2019 (GPT-2). Unlike there, the embedding is not used again as the output
+        layer, because book-keeping (`jfl.private_grad`) has no rule for a table that is used twice.
     """
     where = "models.gpt"
     checks.require_integer(where, width=width, layers=layers, heads=heads)
@@ -326,7 +337,7 @@ def gpt(
 
 
 def _widths(where, **widths) -> tuple:
-    """Return the widths of layers as a tuple."""
+    """Check the widths of layers, and return them as a tuple."""
     ((name, _),) = widths.items()
     widths = checks.as_tuple(where, **widths)
     checks.require_integer(where, **{f"{name}[{i}]": width for i, width in enumerate(widths)})
@@ -367,8 +378,13 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
 def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:
     """Return a CNN for images [H, W] or [H, W, C].
 
-    Each 3 x 3 convolution is followed by ReLU and 2 x 2 max pooling; one hidden dense layer
-    follows.
+    Each 3 x 3 convolution is followed by ReLU and 2 x 2 max pooling. One hidden dense layer and the
+    output layer follow.
+
+    Args:
+        fed: the federation, which determines the shape of an image and the number of classes.
+        channels: the number of channels of each convolution.
+        dense: the width of the hidden dense layer.
     """
     checks.require_integer("models.cnn", dense=dense)
     channels = _widths("models.cnn", channels=channels)
@@ -377,10 +393,11 @@ def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -
 
 
 def _require_images(where, fed, min_side=1):
+    """Require a federation whose rows are images with sides of at least `min_side` pixels."""
     checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if len(fed.x.shape) not in (3, 4) or min(fed.x.shape[1:3]) < min_side:
         checks.fail(
             where,
-            f"images [H, W] or [H, W, C] of at least {min_side} pixels a side",
+            f"images [H, W] or [H, W, C] with sides of at least {min_side} pixels",
             f"rows of shape {tuple(fed.x.shape[1:])}",
         )

@@ -12,9 +12,11 @@ from ..core import checks
 from ..core.errors import ArgumentError, NotAnalysable
 from ..core.records import Plan
 from ..verify import check as verify
+from .accountants.rdp_events import check_delta
 from .accountants.tightest import FINE, LEAST, largest, smallest, smallest_refined, tightest
-from .guarantees import Overflow, choose, entries_of, for_each_client, quick_epsilons, release_of
-from .ledger.entry import with_noise
+from .guarantees import Overflow, choose, for_each_client, quick_epsilons
+from .ledger import entries as ledger
+from .ledger.entry import release_of, with_noise
 from .ledger.facts import attendance, changing
 from .mechanisms.chain import noisy
 
@@ -68,8 +70,8 @@ def calibrate(
             "rounds, unless over='rounds' finds them",
             f"rounds={rounds!r}, over={over!r}",
         )
-    first = 1 if rounds is None else rounds
-    entries = entries_of(plan, first, delta)
+    check_delta(delta)
+    entries = ledger.entries(plan, 1 if rounds is None else rounds)
     if not entries:
         checks.fail(
             "jfl.calibrate",
@@ -137,7 +139,8 @@ def calibrate_per_client(
     Raises:
         ValueError: as `calibrate`.
     """
-    listed = entries_of(plan, rounds, delta)
+    check_delta(delta)
+    listed = ledger.entries(plan, rounds)
     entry = (
         choose("jfl.calibrate_per_client", plan, listed, "example", view, None) if listed else None
     )

@@ -3,6 +3,7 @@
 Everything here runs on the host, on concrete numbers.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,30 +19,25 @@ from ..verify.check import PUBLIC_CONSTANTS
 from .accountants import events, truncation
 from .accountants.rdp_events import EXACT, Overflow, bounds, check_delta
 from .accountants.rdp_events import curve as curve
-from .accountants.tightest import Release, tightest
 from .accountants.tightest import delta as delta
 from .accountants.tightest import epsilon as epsilon
 from .accountants.tightest import solve_noise as solve_noise
 from .accountants.tightest import solve_rate as solve_rate
 from .accountants.tightest import solve_rounds as solve_rounds
+from .accountants.tightest import tightest
 from .ledger import entries as ledger
 from .ledger import segments
-from .ledger.caveats import BARE
-from .ledger.entry import (
-    Entry,
-    effective,
-    events_of,
-    events_of_round,
-    levels_of,
-    lost_of,
-    of_client,
-    shifts_of,
-)
+from .ledger.caveats import BARE, EVERY_ROUND
+from .ledger.entry import Entry, events_of, levels_of, lost_of, of_client, release_of
 from .ledger.facts import attendance
 from .ledger.participation import counted, participations
 from .mechanisms.chain import ADJACENCIES, noisy, remembers
 
-MAX_ROUNDS = 10**12
+NAMES = dict(
+    unit=(None, "example", "client"),
+    view=(None, *ledger.VIEWS, "personal"),
+    adjacency=(None, *ADJACENCIES),
+)
 MAX_KINDS = 64  # of clients, for each of which a privacy-loss distribution is computed
 AT_SCALE = (
     "Applies to a deployment with {:,} of {:,} clients per round and the same noise in the mean; "
@@ -56,8 +52,9 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
     Raises:
         ValueError: unless rounds is whole and delta in (0, 1).
     """
+    check_delta(delta)
     proved = []
-    for entry in entries_of(plan, rounds, delta):
+    for entry in ledger.entries(plan, rounds):
         try:
             proved.append(guarantee_of(entry, rounds, delta))
         except NotAnalysable:  # guarantee(unit, view) says why
@@ -128,7 +125,8 @@ def guarantee(
     """
     where, options = "jfl.guarantee", dict(cap=cap, quantile=quantile, realised=realised)
     as_planned = all(v is None for v in options.values())
-    checks.require_integer(where, min_value=0, max_value=MAX_ROUNDS, uplinks=uplinks)
+    checks.require_integer(where, min_value=0, max_value=ledger.MAX_ROUNDS, uplinks=uplinks)
+    check_delta(delta)
     if not isinstance(plan, Plan):
         if uplinks or rounds is not None or not as_planned:
             checks.fail(
@@ -142,20 +140,19 @@ def guarantee(
         checks.fail(
             where, "a list of segments if seeds is given", "one plan", "One run has one seed."
         )
-    entries = entries_of(plan, rounds, delta)
-    assert rounds is not None  # `entries_of` checks it
+    entries = ledger.entries(plan, rounds)
+    assert rounds is not None  # which `entries` checks
     if not entries:
         return _bare(delta, unit, adjacency, view)
     if uplinks:
         return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned)
-    _check_names(unit, view, adjacency)
     entries = [ledger.personal(plan, rounds)] if view == "personal" else entries
     entry = choose(where, plan, entries, unit, view, adjacency)
     if as_planned:
         return guarantee_of(entry, rounds, delta)
     often = participations(plan, entry, rounds, delta, options)
     entry = counted(plan, entry, rounds, often.most)
-    kept = tuple(c for c in entry.caveats if code_of(c) != ledger.EVERY_ROUND.code)
+    kept = tuple(c for c in entry.caveats if code_of(c) != EVERY_ROUND.code)
     proved = guarantee_of(entry._replace(caveats=kept + often.caveats), 1, delta - often.beta)
     status = proved.status if often.status == "proved" else often.status
     behind = proved.release._replace(extra=often.beta)
@@ -193,10 +190,10 @@ def epsilons(
     if times.ndim != 1 or times.dtype.kind not in "iu" or (times < 0).any():
         checks.fail("jfl.epsilons", "rounds: integers >= 0, Int[m]", f"{rounds!r}")
     last = max(int(times.max(initial=1)), 1)
-    entries = entries_of(plan, last, delta)
-    _check_names(unit, view, adjacency)
+    check_delta(delta)
+    entries = ledger.entries(plan, last)
     if not entries or not times.size:
-        return np.where(times > 0, math.inf, 0.0)
+        return np.where(times > 0, _bare(delta, unit, adjacency, view).epsilon, 0.0)
     entry = choose("jfl.epsilons", plan, entries, unit, view, adjacency)
     verify.warn_if_conditional("jfl.epsilons", entry)
     return quick_epsilons(entry, times, delta)[0]
@@ -237,10 +234,10 @@ def epsilons_per_client(
         ValueError: as `jfl.guarantee`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
-    listed = entries_of(plan, rounds, delta)
-    _check_names(None, view, None)
+    check_delta(delta)
+    listed = ledger.entries(plan, rounds)
     if not listed:
-        return np.where(sizes > 0, math.inf, 0.0)
+        return np.where(sizes > 0, _bare(delta, None, None, view).epsilon, 0.0)
     entry = choose("jfl.epsilons_per_client", plan, listed, "example", view, None)
     verify.warn_if_conditional("jfl.epsilons_per_client", entry)
     if entry.noise_of == "server":  # it protects all clients equally
@@ -251,7 +248,9 @@ def epsilons_per_client(
             return guarantee_of(entry, 1, left).epsilon
         return quick_epsilons(entry, np.ones(1), left)[0][0]
 
-    levels = [np.broadcast_to(z, (len(z), len(sizes))) for z in map(effective, entry.parts)]
+    levels = [
+        np.broadcast_to(z, (len(z), len(sizes))) for z in (part.noise for part in entry.parts)
+    ]
     options = dict(cap=cap, quantile=quantile, realised=realised)
     return for_each_client(plan, entry, rounds, delta, options, levels, value)
 
@@ -364,7 +363,8 @@ def at_scale(
         "a fixed clip norm",
         f"{plan.release!r}, whose clip depends on the noise of this cohort",
     )
-    entry = choose(where, plan, entries_of(plan, rounds, delta), "client", "third_party", None)
+    check_delta(delta)
+    entry = choose(where, plan, ledger.entries(plan, rounds), "client", "third_party", None)
     part = entry.parts[0]
     need(
         entry.noise_of == "server" and part.summed is None,
@@ -384,7 +384,7 @@ def at_scale(
     sizes = dict(none=(1, 1), poisson=(cohort / clients, 1), without_replacement=(cohort, clients))
     sample, population = (np.array([float(size)]) for size in sizes[part.sampling])
     multiplier = part.multiplier * (cohort / expected)
-    part = part._replace(multiplier=multiplier, sample=sample, population=population)
+    part = dataclasses.replace(part, multiplier=multiplier, sample=sample, population=population)
     caveat = Caveat(AT_SCALE.format(cohort, clients, here), "at-scale")
     larger = entry._replace(parts=(part,), overflow=0.0, caveats=(caveat, *entry.caveats))
     found = guarantee_of(larger, rounds, delta)
@@ -394,14 +394,6 @@ def at_scale(
 # --- entries and their epsilons
 
 
-def entries_of(plan: Plan, rounds: int | None, delta: float) -> list[Entry]:
-    """Return the ledger of a plan, after checking what a guarantee is asked for."""
-    checks.require_type("jfl.guarantee", Plan, "jfl.plan", plan=plan)
-    checks.require_integer("jfl.guarantee", max_value=MAX_ROUNDS, rounds=rounds)
-    check_delta(delta)
-    return ledger.entries(plan, int(rounds or 0))
-
-
 def choose(where, plan, entries, unit, view, adjacency) -> Entry:
     """Return the one entry that answers; without a view, of the first view that has one.
 
@@ -409,7 +401,9 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
         NotAnalysable: with the refusal of the entry that was asked for; if no entry has an answer.
         ArgumentError: with the choices there are, where none or several entries fit.
     """
-    _check_names(unit, view, adjacency)
+    asked = dict(unit=unit, view=view, adjacency=adjacency)
+    for name, value in asked.items():
+        checks.require_one_of("jfl.guarantee", NAMES[name], **{name: value})
     fits = {}
     for one in (view,) if view else ledger.VIEWS:
         fit = [
@@ -429,7 +423,6 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
         return answers[0]
     if single:
         raise NotAnalysable(single[0].refusal)
-    asked = dict(unit=unit, view=view, adjacency=adjacency)
     names = [f"{name}={value!r}" for name, value in asked.items() if value]
     count = [
         f"{len(fit)} of them" + f" for view={one!r}" * (view is None) for one, fit in fits.items()
@@ -456,12 +449,6 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
     )
 
 
-def _check_names(unit, view, adjacency):
-    checks.require_one_of("jfl.guarantee", (None, "example", "client"), unit=unit)
-    checks.require_one_of("jfl.guarantee", (None, *ledger.VIEWS, "personal"), view=view)
-    checks.require_one_of("jfl.guarantee", (None, *ADJACENCIES), adjacency=adjacency)
-
-
 def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
     """Return the guarantee of `rounds` rounds of an entry."""
     release = release_of(entry, rounds)
@@ -486,18 +473,10 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
     ).about(release)
 
 
-def release_of(entry: Entry, rounds) -> Release:
-    """Return what `rounds` rounds of an entry release."""
-    listed = events_of(entry, rounds)
-    if not listed:  # nobody takes part
-        return Release(listed)
-    return Release(listed, entry.overflow * rounds, shifts=shifts_of(entry, rounds))
-
-
 def quick_epsilons(entry: Entry, times, delta):
     """Return quick bounds after each of several numbers of rounds, and whether the exact Gaussian
     gave each."""
-    listed, happened = events_of_round(entry), times
+    listed, happened = events_of(entry), times
     if not listed:
         return np.zeros(times.shape), np.ones(times.shape, bool)
     if entry.changes:  # how often each level of noise was added
@@ -513,7 +492,7 @@ def quick_epsilons(entry: Entry, times, delta):
 def _better(entries: list[Entry]) -> Entry:
     """Return the entry that proves more, of noise on uploads and on the release, which may both
     prove the same."""
-    rounds = max((len(effective(p)) for e in entries if e.changes for p in e.parts), default=1)
+    rounds = max((len(p.noise) for e in entries if e.changes for p in e.parts), default=1)
     found = []
     for entry in entries:
         try:
@@ -580,8 +559,10 @@ def _of_segments(given, delta, unit, view, adjacency, seeds):
     return guarantee_of(entry, 1, delta)
 
 
-def _bare(delta, unit, adjacency, view):
-    _check_names(unit, view, adjacency)
+def _bare(delta, unit, adjacency, view) -> Guarantee:
+    """Return the guarantee of a plan without noise."""
+    for name, value in dict(unit=unit, view=view, adjacency=adjacency).items():
+        checks.require_one_of("jfl.guarantee", NAMES[name], **{name: value})
     return Guarantee(
         math.inf,
         float(delta),

@@ -1,4 +1,4 @@
-"""Runs on disk: configurations, training, sweeps, checkpoints and records."""
+"""Runs on disk: configuration, training, sweeps, checkpoints, records."""
 
 from ..core.lazy import submodules as _submodules
 

@@ -1,8 +1,9 @@
-"""Sweeps on the machines of a Ray cluster (extra `ray`).
+"""Sweeps over the machines of a Ray cluster (extra `ray`): the driver checks and writes, and the
+workers compute blocks.
 
-The driver checks arguments and writes files, and the workers compute blocks.  A task is a block of
-points of one static group.  A worker receives the values of its configs and loads the data itself.
-It refuses a task unless its code, library versions, data and noise are those of the driver.
+A task is a block of points of one static group.  A worker receives the values of its configs and
+loads the data itself.  It refuses the task unless its code, library versions, data and noise are
+those of the driver.
 """
 
 import contextlib
@@ -18,16 +19,21 @@ import jax
 from ..core import checks, identity
 from ..core.errors import ArgumentError
 from ..data.federation import checksum
-from ..engine.sweep import FULL, MEMORY, device_memory, widened
+from ..engine.sweep import (
+    COMPILED_MEMORY_FRACTION,
+    DEFAULT_MEMORY_BYTES,
+    device_memory,
+    pad_row_tables,
+)
 from . import build, checkpoint
 from . import sweep as sweeps
 from .config import Config
 from .sweep import CPU_BLOCK_SIZE, Block, Point
 
 CONFIG: Any = jax.config  # its type does not declare the options
-MAX_RETRIES = 5  # number of times that a block is retried if its worker or machine was lost
-WARN_AFTER_SECONDS = 10.0  # without a worker, before a message says what the sweep is waiting for
-KEPT_POINTS = "Finished points are kept: --resume computes the others"
+MAX_RETRIES = 5  # of a block whose worker or machine was lost
+WAIT_SECONDS = 10.0  # without a worker, before a message says what the sweep is waiting for
+KEPT = "Finished points are kept: --resume computes the others"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,15 +86,18 @@ class Cluster:
         if local and not sum(places):
             checks.fail(
                 "--engine ray",
-                f"a machine with {_describe_resources(need)} for a task",
-                _describe_resources({k: nodes[0].get(k, 0) for k in need}),
+                f"a machine with {_words(need)} for a task",
+                _words({k: nodes[0].get(k, 0) for k in need}),
                 "Lower --cpus-per-task or --gpus-per-task.",
             )
         self.nodes, self.places = len([p for p in places if p]), max(1, sum(places))
         # Tasks share the memory of a machine equally; on an accelerator, a task has what its
         # process gets.
         self.memory = min(
-            [MEMORY, *(n["memory"] / p for n, p in zip(nodes, places) if p and "memory" in n)]
+            [
+                DEFAULT_MEMORY_BYTES,
+                *(n["memory"] / p for n, p in zip(nodes, places) if p and "memory" in n),
+            ]
         )
         env = {}
         if total.get("GPU") and not gpus:  # otherwise the task would use a GPU of its machine
@@ -106,8 +115,8 @@ class Cluster:
         )
         # Ask one worker now, so that another version of jfl is reported before anything is written.
         ref = self.remote(look).remote(checkpoint.code())
-        if not ray.wait([ref], timeout=WARN_AFTER_SECONDS)[0]:
-            watch(note=f"waiting for a worker with {_describe_resources(need)}")
+        if not ray.wait([ref], timeout=WAIT_SECONDS)[0]:
+            watch(note=f"waiting for a worker with {_words(need)}")
         self.accelerator = self._get(ref)
         self.memory = self.accelerator or self.memory
 
@@ -137,8 +146,7 @@ class Cluster:
                 self.ray.cancel(ref)
 
     def _get(self, ref):
-        """Return the result of a task; raise an error if it is a text, which says why the worker
-        refused."""
+        """Return the result of a task; raise its refusal if the result is a text."""
         errors = self.ray.exceptions
         try:
             result = self.ray.get(ref)
@@ -146,15 +154,15 @@ class Cluster:
             checks.fail(
                 "--engine ray",
                 "a task without an error",
-                _first_line(error.cause or error),
-                f"{KEPT_POINTS}; perhaps use a smaller --block.",
+                _first(error.cause or error),
+                f"{KEPT}; perhaps use a smaller --block.",
             )
         except errors.RayError as error:
             checks.fail(
                 "--engine ray",
                 f"a worker that survives; {MAX_RETRIES + 1} tries of a block were lost",
-                _first_line(error),
-                f"{KEPT_POINTS}.",
+                _first(error),
+                f"{KEPT}.",
             )
         if isinstance(result, str):
             raise ArgumentError(result)
@@ -165,10 +173,8 @@ class Cluster:
 
 
 def look(code: dict):
-    """Return the bytes for the points of a block on this worker's accelerator; None on a CPU.
-
-    The result is a text, with a reason, if the worker must refuse.
-    """
+    """Return the bytes for the points of a block on this worker's accelerator, or None on a CPU; or
+    a text if the worker must refuse."""
     return _refusal("the driver's code", code, checkpoint.code()) or (
         None if jax.default_backend() == "cpu" else sweeps.memory()
     )
@@ -211,7 +217,7 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
         there = dict(data=data, plan=signature)
         if refusal := _refusal("the driver's data and noise", there, here):
             return refusal
-    padded = widened([plans[setting] for setting in of_seed_0], widths)
+    padded = pad_row_tables([plans[setting] for setting in of_seed_0], widths)
     block = Block([Point(config, plan) for config, plan in zip(configs, padded)], size)
     environment, context = checkpoint.environment(), ray.get_runtime_context()
     worker = dict(
@@ -219,12 +225,12 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
         device=f"{environment['backend']} {environment['device']}",
     )
     if jax.default_backend() != "cpu":
-        memory = device_memory(FULL) or memory  # of this worker's accelerator
+        memory = device_memory(COMPILED_MEMORY_FRACTION) or memory  # of this worker's accelerator
     return [worker | measured for measured in sweeps.compute(block, memory)]
 
 
 def _refusal(need: str, there: dict, here: dict) -> str | None:
-    """Return why a worker must refuse a task, if it differs from the driver; otherwise None."""
+    """Return the reason why a worker that differs from the driver must refuse."""
     differ = [
         f"{k} {there[k]} on the driver, {here[k]} on a worker" for k in there if there[k] != here[k]
     ]
@@ -240,7 +246,6 @@ def _refusal(need: str, there: dict, here: dict) -> str | None:
 
 
 def _ray():
-    """Import Ray, or explain how to install it."""
     try:
         import ray
     except ImportError:
@@ -254,15 +259,13 @@ def _ray():
 
 
 def _start(ray, address: str) -> bool:
-    """Connect to a cluster, and return whether it is a new one on this machine."""
+    """Connect, and return whether the cluster is a new one on this machine."""
     local = address == "local"
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # jfl sends nobody statistics
     try:
         if port.isdecimal():  # Ray itself would retry for minutes
-            socket.create_connection(
-                (host.strip("[]"), int(port)), timeout=WARN_AFTER_SECONDS
-            ).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS).close()
         with warnings.catch_warnings():
             # harmless: the children of Ray exec at once
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
@@ -272,18 +275,16 @@ def _start(ray, address: str) -> bool:
         checks.fail(
             "--address",
             "a Ray cluster that answers",
-            f"{address!r} ({_first_line(error)})",
+            f"{address!r} ({_first(error)})",
             "Start one with `ray start --head`, or leave out --address for a local cluster.",
         )
     return local
 
 
-def _first_line(error) -> str:
-    """Return the first line of an error's text."""
+def _first(error) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300] if text else ''}".rstrip(" .")
 
 
-def _describe_resources(resources: dict) -> str:
-    """Return resources as a phrase, such as "4 CPU and 1 GPU"."""
+def _words(resources: dict) -> str:
     return " and ".join(f"{v:g} {k}" for k, v in resources.items())

@@ -27,15 +27,15 @@ from ..data.federation import checksum
 from ..engine import devices as meshes
 from ..engine.plan import client_bytes
 from ..engine.sweep import (
-    FULL,
-    MEMORY,
-    SHARE,
+    COMPILED_MEMORY_FRACTION,
+    DEFAULT_MEMORY_BYTES,
+    ESTIMATED_MEMORY_FRACTION,
     device_memory,
     largest_chunk,
+    max_row_widths,
+    pad_row_tables,
     points_of,
     static_groups,
-    widened,
-    widths,
 )
 from ..engine.sweep import sweep as run_sweep
 from ..privacy.ledger import segments
@@ -213,7 +213,7 @@ def checked_points(config: Config, grid: list[dict], warn=lambda text: None) -> 
         first = "the first " if len(warnings) > 1 else ""
         warn(f"{len(warnings)} of {len(settings)} settings, {first}{words}: {text}")
     plans = [point.plan for point in settings.values()]
-    padded = dict(zip(settings, widened(plans)))
+    padded = dict(zip(settings, pad_row_tables(plans)))
     source, points = checkpoint.code()["source"], []
     for values in grid:
         point = settings[_setting(values)]
@@ -329,7 +329,7 @@ def _run_missing(points: list[Point], store: ResultStore, machine, watch):
     ]
     count = lambda: sum(point.key in store for point in points)
     watch(completed=count(), total=len(points), note="compiling")
-    for block, measured in machine.run(missing, widths([point.plan for point in points])):
+    for block, measured in machine.run(missing, max_row_widths([point.plan for point in points])):
         lines = [
             dict(key=point.key, point=point.values) | line
             for point, line in zip(block.points, measured)
@@ -375,7 +375,7 @@ def shown_runs(points: list[Point], lines: list[dict], caveats=()) -> list[Shown
 
 def memory() -> float:
     """Return the bytes available for the points that this process computes at once."""
-    return device_memory(SHARE) or MEMORY
+    return device_memory(ESTIMATED_MEMORY_FRACTION) or DEFAULT_MEMORY_BYTES
 
 
 def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list[list[list[int]]]:
@@ -383,7 +383,7 @@ def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list
 
     Args:
         plans: the plans of the points, with tables of rows of equal widths
-            (`engine.sweep.widened`).
+            (`engine.sweep.pad_row_tables`).
         seeds: the seeds of the points.
         memory: bytes for the points of a block.
         most: the maximum number of points of a block.
@@ -499,7 +499,7 @@ class Local:
         for block in blocks:
             found = compute(
                 block,
-                device_memory(FULL) or math.inf,
+                device_memory(COMPILED_MEMORY_FRACTION) or math.inf,
                 self.mesh,
                 lambda line: self.watch(note=line),
             )

@@ -18,10 +18,10 @@ __all__ = ["available_poisson"]
 
 @record
 class Available(Sampler):
-    """A sampler that also holds which clients are available when."""
+    """A sampler that also knows in which rounds each client is available."""
 
     available: Array | None = None  # Bool[P, C], row p for rounds t with t mod P = p
-    at_once: int = static(default=0)  # maximum number of reachable clients in a round
+    at_once: int = static(default=0)  # maximum number of available clients in a round
 
     @property
     def over_rounds(self) -> bool:
@@ -39,8 +39,7 @@ def _draw_available(key, round_, *, rate, available, clients, capacity):
 def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
     """Return Bool[period, C]: each client is available in round(awake * period) consecutive rounds.
 
-    The times at which clients become available are spread evenly over the period, in the order of
-    clients.
+    The first of these rounds is spread evenly over the period, in the order of clients.
 
     Example:
         >>> around_the_clock(4, 4, 0.5).astype(int).tolist()
@@ -62,10 +61,11 @@ def available_poisson(
 ) -> Sampler:
     """Include each available client independently with probability `rate`.
 
-    When a client is available is public and must not depend on data. Without `available`, each
-    client is available for a fraction of a day of `period` rounds, and clients are spread over the
-    time zones in their order. So if similar clients have consecutive numbers, rounds see one kind
-    after the other (semi-cyclic data).
+    The rounds in which a client is available are public and must not depend on data. Without
+    `available`, a day has `period` rounds, each client is available for a fraction of the day, and
+    consecutive clients live in neighbouring time zones. If similar clients have consecutive
+    numbers, cohorts then consist of different kinds of clients in different rounds (semi-cyclic
+    data).
 
     Args:
         period: number of rounds in a day.
@@ -74,16 +74,16 @@ def available_poisson(
     Other Parameters:
         clients: number of clients.
         rate: probability of an available client, in (0, 1].
-        available: Bool[P, C], which clients are available in the rounds t with t mod P = p, instead
-            of `period` and `awake`. Clients that are available longer participate more often and
-            have more influence; weights do not correct for this.
+        available: Bool[P, C], instead of `period` and `awake`. Row p says which clients are
+            available in rounds t with t mod P = p. Clients that are available more often have more
+            influence; weights do not correct for this.
         capacity: number of slots of a cohort. None chooses it such that an overflow is very
             unlikely.
 
     Privacy:
-        add_remove of a client, as `poisson(clients, rate)`: each round counts as if the client were
-        available, which is an upper bound. If few clients are available, a cohort of a given size
-        needs a larger rate, so it costs more than the same cohort out of all clients.
+        add_remove of a client, at the cost of `poisson(clients, rate)`: every round counts as if
+        the client were available, which is an upper bound. If few clients are available, a cohort
+        of a given size needs a larger rate, and so costs more than one drawn from all clients.
 
     Raises:
         ValueError: for arguments out of range, and for a client that is never available.

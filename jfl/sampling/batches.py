@@ -1,8 +1,9 @@
-"""Batch samplers: which rows of a client a local step uses.
+"""Samplers of batches, which draw the rows of a client for a local step.
 
-A sampler's `draw(key, step, size, N)` returns slots Int[B], mask Bool[B] and overflow Int[]. `key`
-belongs to one client and one round. A draw depends on key, step and size, but not on N, the padded
-number of rows.
+A Batches has a function `draw(key, step, size, N)` that returns slots Int[B], which are positions
+among the client's rows, mask Bool[B] and overflow Int[]. `key` belongs to one client and one round,
+and `size` is the client's number of rows. A draw depends on key, step and size, but not on N, the
+padded number of rows.
 """
 
 from typing import Any
@@ -36,9 +37,9 @@ def adjacency(batches: Batches) -> str:
 
 
 def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
-    """Return the rows in `slots`.
+    """Return the rows of a client at the positions `slots`, Int[B].
 
-    Masked slots hold zeros, because 0 * nan would reach a gradient.
+    Slots with `mask` False get zeros: a NaN in a row would reach the gradient even with weight 0.
     """
     index = rows.index[jnp.where(mask, slots, 0)]
     zero_masked = lambda x: jnp.where(
@@ -49,23 +50,29 @@ def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
 
 
 def draw_slots(batches: Batches, key: Key, step: ArrayLike, size: ArrayLike, n: int) -> tuple:
-    """Draw a batch, marked for the privacy check.
+    """Draw the slots of a batch; return slots, mask and overflow as `batches.draw` does.
 
-    An algorithm that draws with this function and reads rows with `gather` can be checked by
-    `jfl.check_privacy`.
+    `jfl.check_privacy` recognises draws of this function, and rows that `gather` reads.
+
+    Args:
+        batches: the sampler.
+        key: the batch key of the client in this round.
+        step: Int[], the number of the local step.
+        size: Int[], the number of rows of the client.
+        n: N, the padded number of rows.
     """
     slots, mask, overflow = batches.draw(key, step, size, n)
     return *marks.slots((slots, mask), batches, key, step, size), overflow
 
 
-def _none():
+def _no_overflow():
     return jnp.zeros((), jnp.int32)
 
 
 @named("batches.full")
 def _draw_full(key, step, size, n):
     slots = jnp.arange(n)
-    return slots, slots < size, _none()
+    return slots, slots < size, _no_overflow()
 
 
 def full() -> Batches:
@@ -81,7 +88,7 @@ def full() -> Batches:
 def _draw_without(key, step, size, n, *, batch):
     key, every = jax.random.fold_in(key, step), jnp.arange(batch)
     slots = uniform.subset(key, size, batch, n)
-    return jnp.where(size > batch, slots, every), every < size, _none()
+    return jnp.where(size > batch, slots, every), every < size, _no_overflow()
 
 
 def without_replacement(batch: int, short: str = "error") -> Batches:
@@ -93,8 +100,8 @@ def without_replacement(batch: int, short: str = "error") -> Batches:
             their rows.
 
     Privacy:
-        Amplification under replace_one of an example at rate batch / rows; none for a client whose
-        rows are all used.
+        Amplification under replace_one of an example at rate batch / rows. There is none for a
+        client whose rows are all used.
 
     Raises:
         ValueError: if batch < 1. With short="error", `jfl.plan` rejects clients with fewer rows.
@@ -107,7 +114,7 @@ def without_replacement(batch: int, short: str = "error") -> Batches:
 @named("batches.with_replacement")
 def _draw_with(key, step, size, n, *, batch):
     slots = jax.random.randint(jax.random.fold_in(key, step), (batch,), 0, jnp.maximum(size, 1))
-    return slots, jnp.broadcast_to(size > 0, (batch,)), _none()
+    return slots, jnp.broadcast_to(size > 0, (batch,)), _no_overflow()
 
 
 def with_replacement(batch: int) -> Batches:
@@ -137,7 +144,7 @@ def _chernoff(expected: float) -> int:
     By Chernoff's bound, P(X >= c) <= exp(c - m - c log(c / m)) for a sum of independent indicators
     with mean m.
     """
-    from scipy import optimize  # half a second: not at import
+    from scipy import optimize  # takes half a second, so not at the top
 
     log_target = np.log(OVERFLOW) - 2 * np.log(HORIZON)
     excess = lambda c: c - expected - c * np.log(c / expected) - log_target
@@ -157,8 +164,9 @@ def poisson(
             for `batch`.
 
     Privacy:
-        Poisson subsampling under add_remove of an example; the number of rows of a client is a
-        public, nominal number. The accountant adds the probability of an overflow to delta.
+        Poisson subsampling under add_remove of an example. The number of rows that determines the
+        rate is public, and the same for neighbouring datasets. The accountant adds the probability
+        of an overflow to delta.
 
     Raises:
         ValueError: unless exactly one of batch and rate is given.
@@ -199,19 +207,19 @@ def _draw_truncated(key, step, size, n, *, expected, batch):
     words = jax.random.bits(jax.random.fold_in(key, step), (n,), jnp.uint32)
     rate = jnp.minimum(expected / jnp.maximum(size, 1), 1.0)
     chosen = uniform.below(words, rate) & (jnp.arange(n) < size)
-    # The words of rows that join are uniform, so the rows with the smallest are a uniform subset.
+    # The words of included rows are uniform, so those with the smallest words are a uniform subset.
     words = jnp.pad(jnp.where(chosen, ~words | jnp.uint32(1), 0), (0, max(batch - n, 0)))
     slots = jnp.sort(
         jnp.where(words > 0, jnp.arange(len(words)), n)[jax.lax.top_k(words, batch)[1]]
     )
-    return slots.astype(jnp.int32), slots < n, _none()
+    return slots.astype(jnp.int32), slots < n, _no_overflow()
 
 
 def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
-    """Include each row independently with probability batch / rows, and at most `capacity` rows.
+    """Include each row independently with probability batch / rows, but at most `capacity` rows.
 
-    If more rows join, a uniform subset of them is used. Compared to `poisson`, a batch has few
-    empty slots and nothing can overflow.
+    If more rows are drawn, a uniform subset of them is used. Unlike with `poisson`, a batch has few
+    empty slots and cannot overflow.
 
     Other Parameters:
         batch: expected number of rows before truncation, > 0.
@@ -220,8 +228,8 @@ def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
             as much.
 
     Privacy:
-        zero_out (or replace_one) of an example. add_remove is not possible, because whether the
-        other rows fill the batch depends on the number of rows.
+        zero_out or replace_one of an example. add_remove is not possible, because an added row
+        changes which of the others are left out.
 
     Raises:
         ValueError: unless batch > 0 and capacity is an integer.
@@ -250,12 +258,11 @@ def _draw_epochs(key, step, size, n, *, batch):
     # The client's rows come first, in random order.
     order = jnp.argsort(jnp.where(jnp.arange(n) < size, score, 2.0))
     position = (step % per_epoch) * batch + jnp.arange(batch)
-    return order[jnp.minimum(position, n - 1)].astype(jnp.int32), position < size, _none()
+    return order[jnp.minimum(position, n - 1)].astype(jnp.int32), position < size, _no_overflow()
 
 
 def epochs(batch: int) -> Batches:
-    """Use consecutive parts of a random order of the client's rows, with a new order for each
-    epoch.
+    """Use each row once per epoch: consecutive batches of a new random order of the rows.
 
     The last batch of an epoch may be smaller.
 

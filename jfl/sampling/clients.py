@@ -1,12 +1,12 @@
-"""Client samplers: which clients participate in a round, and what an accountant may assume about
-it.
+"""Samplers of clients, which draw the cohort of a round.
 
-A sampler's `draw(key)` returns a Cohort. Samplers whose groups of clients participate in rotation
-are in rotation.py.
+A Sampler has a function `draw(key)` that returns a Cohort, and fields from which the accountant
+takes its assumptions. Samplers in which groups of clients participate in rotation are in
+rotation.py.
 
-A capacity is the number of slots that a program reserves. A draw that does not fit is counted in
-Health.overflow and voids the guarantee. Capacities are chosen such that an overflow in HORIZON
-draws has probability below OVERFLOW.
+The capacity of a sampler is the number of slots that a program reserves for a cohort. If more
+clients are drawn, Health.overflow counts them, and the guarantee does not hold for that run.
+Default capacities are chosen such that an overflow in HORIZON draws has probability below OVERFLOW.
 """
 
 import math
@@ -25,7 +25,8 @@ from . import uniform
 
 OVERFLOW = 1e-12
 HORIZON = 1_000_000
-# Words per draw with replacement; the first one below a multiple of the number of clients counts.
+# Random words per draw with replacement. The first one that is below the largest multiple of the
+# number of clients determines the client.
 NUM_TRIES = 8
 # From this number of clients on, the cost of a draw depends on the cohort, not on the population.
 MIN_SPARSE_CLIENTS = 2**15
@@ -63,18 +64,22 @@ def adjacencies(sampler: Sampler) -> tuple[str, ...]:
     return ("replace_one", "zero_out") + ("add_remove",) * (sampler.scheme == "full")
 
 
-def draw_cohort(sampler: Sampler, key: Key, round_: ArrayLike, own: Key | None = None) -> Cohort:
+def draw_cohort(
+    sampler: Sampler, key: Key, round_: ArrayLike, cohort_key: Key | None = None
+) -> Cohort:
     """Draw the cohort of a round.
 
     Args:
         sampler: a sampler of jfl.sampling.
         key: the sampling key of the run.
         round_: Int[], the number of the round.
-        own: stream_key(key, Stream.COHORT, round_), if it is already computed.
+        cohort_key: stream_key(key, Stream.COHORT, round_), if it is already computed.
     """
     if sampler.over_rounds:
         return sampler.draw(jax.random.fold_in(key, Stream.COHORT), round_)
-    return sampler.draw(stream_key(key, Stream.COHORT, round_) if own is None else own)
+    if cohort_key is None:
+        cohort_key = stream_key(key, Stream.COHORT, round_)
+    return sampler.draw(cohort_key)
 
 
 def fills_every_slot(sampler: Sampler) -> bool:
@@ -96,7 +101,7 @@ def as_cohort(ids: Array, clients: int) -> Cohort:
 
 
 def chosen_cohort(is_chosen: Array, capacity: int) -> Cohort:
-    """Return the cohort of the chosen clients, Bool[C], in their order."""
+    """Return the cohort of the clients for which `is_chosen`, Bool[C], is True, in their order."""
     clients = len(is_chosen)
     ids = jnp.nonzero(is_chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
     overflow = jnp.maximum(is_chosen.sum() - capacity, 0).astype(jnp.int32)
@@ -125,6 +130,7 @@ def full(clients: int) -> Sampler:
 
 
 def _check_cohort(where, clients, cohort):
+    """Require 1 <= cohort <= clients."""
     checks.require_integer(where, clients=clients)
     hint = "Use sampling.full for everyone, or sampling.with_replacement."
     checks.require_integer(where, hint, max_value=clients, cohort=cohort)
@@ -166,6 +172,7 @@ def without_replacement(clients: int, cohort: int) -> Sampler:
 
 
 def _is_sparse(clients, cohort):
+    """Return whether a cohort is drawn without a random word for every client."""
     return clients >= MIN_SPARSE_CLIENTS and 2 * cohort <= clients
 
 
@@ -182,34 +189,37 @@ def _draw_with(key, *, edges, clients, cohort, independent):
         drawn = words[accepted, jnp.arange(cohort)] % np.uint32(clients)
     drawn = jnp.sort(drawn.astype(jnp.int32))
     first = jnp.searchsorted(drawn, drawn, side="left").astype(jnp.int32)
-    turn = jnp.arange(cohort, dtype=jnp.int32) - first
+    repeat_index = jnp.arange(cohort, dtype=jnp.int32) - first
     if independent:
-        return Cohort(drawn, jnp.ones(cohort, jnp.int32), turn, jnp.zeros((), jnp.int32))
+        return Cohort(drawn, jnp.ones(cohort, jnp.int32), repeat_index, jnp.zeros((), jnp.int32))
+    # Keep the first slot of each client, and move empty slots to the end.
     count = jnp.searchsorted(drawn, drawn, side="right").astype(jnp.int32) - first
-    ids, count = jax.lax.sort(  # empty slots last
-        (jnp.where(turn == 0, drawn, clients), jnp.where(turn == 0, count, 0)), num_keys=1
+    ids, times_drawn = jax.lax.sort(
+        (jnp.where(repeat_index == 0, drawn, clients), jnp.where(repeat_index == 0, count, 0)),
+        num_keys=1,
     )
-    return Cohort(ids, count, jnp.zeros_like(turn), jnp.zeros((), jnp.int32))
+    return Cohort(ids, times_drawn, jnp.zeros_like(repeat_index), jnp.zeros((), jnp.int32))
 
 
 def with_replacement(
     clients: int, cohort: int, weights: ArrayLike | None = None, independent: bool = False
 ) -> Sampler:
-    """Draw `cohort` clients independently, uniformly or with probabilities proportional to
-    `weights`.
+    """Draw `cohort` clients with replacement, uniformly or in proportion to `weights`.
 
-    A client that is drawn m times runs once and counts m times. With `independent` it runs m times,
-    with separate batches and noise, and releases m times as much about its examples.
+    A client that is drawn m times runs once, and its upload has m times its weight. With
+    `independent` it runs m times, with separate batches and noise, and releases m times as much
+    about its examples.
 
     Other Parameters:
         clients: number of clients.
         cohort: number of draws per round, which is the number of slots.
-        weights: Float[C] > 0, not traced. None means uniform.
+        weights: Float[C] > 0, concrete; probabilities are proportional to them. None means uniform.
         independent: whether a client that is drawn m times runs m times.
 
     Privacy:
-        replace_one of a stateless client; the accountant counts repeated draws. Probabilities are
-        multiples of 2^-32 and at least 2^-32, both in draws and in the accountant.
+        replace_one of a client without state; the accountant counts repeated draws. Probabilities
+        are rounded to multiples of 2^-32, and are at least 2^-32. The accountant uses the rounded
+        ones.
 
     Raises:
         ValueError: unless weights are C finite numbers > 0.
@@ -242,24 +252,34 @@ def with_replacement(
 
 
 def shares_of(edges: Array) -> Array:
-    """Return Float32[C], the fraction of all words between consecutive `edges`."""
+    """Return Float32[C], the probability of each client, from the `edges` of `_edges`."""
     ends = np.append(np.asarray(edges).astype(np.int64), 2**32)
     return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32)
 
 
 def _edges(weights):
-    """Return the edges between the words of clients, UInt32[C - 1].
+    """Divide the 2^32 words among the clients in proportion to `weights`.
 
-    The probability of a client is exactly the fraction of all words that belong to it.
+    A client is drawn if a uniform word is in its interval.  Every interval has at least one word.
+
+    Returns:
+        UInt32[C - 1], the first word of the intervals of clients 1, 2, ...
     """
     clients, sums = len(weights), np.cumsum(weights)
-    # Each client has at least one word.
     ends = np.round(sums / sums[-1] * (2**32 - clients)).astype(np.int64)
     return (ends + np.arange(1, clients + 1))[:-1].astype(np.uint32)
 
 
 def resolve_capacity(where: str, capacity: int | None, clients: int, trials: int, rate: Any) -> int:
-    """Return a capacity in 1..clients; None chooses it from Binomial(trials, rate)."""
+    """Check a capacity; choose one if it is None.
+
+    Args:
+        where: the function that was called, for messages.
+        capacity: the capacity, in 1..clients, or None.
+        clients: the number of clients.
+        trials: the number of clients that are drawn independently, for the choice.
+        rate: the probability with which each of them is drawn.
+    """
     if capacity is None:
         capacity = tail_capacity(trials, rate, where)
     hint = "Leave capacity out: it is then chosen from the rate."
@@ -268,11 +288,10 @@ def resolve_capacity(where: str, capacity: int | None, clients: int, trials: int
 
 
 def tail_capacity(trials: int, rate: Any, where: str) -> int:
-    """Return a capacity that Binomial(trials, rate) exceeds with probability below OVERFLOW /
-    HORIZON.
+    """Return a capacity that Binomial(trials, rate) exceeds with negligible probability.
 
-    This is the smallest one if it is at most half of `trials`, and otherwise `trials`, which
-    nothing exceeds.
+    It is the smallest number whose probability of overflow is below OVERFLOW / HORIZON, if that is
+    at most half of `trials`, and otherwise `trials`, which cannot overflow.
     """
     if not checks.is_concrete(rate):
         checks.fail(
@@ -281,7 +300,7 @@ def tail_capacity(trials: int, rate: Any, where: str) -> int:
             "capacity=None",
             "A program's shapes cannot depend on a traced number.",
         )
-    from scipy import stats  # half a second: not at import
+    from scipy import stats  # takes half a second, so not at the top
 
     # The program uses the nearest float32, so widen the rate by one part in 1e6. Bisect, because
     # `isf` has no accuracy below 1e-16.
@@ -302,7 +321,10 @@ def _draw_poisson(key, *, rate, clients, capacity):
 
 @named("sampling.poisson_few")
 def _draw_poisson_few(key, *, rate, steps, clients, capacity):
-    """Draw the number of clients, and then a subset of that size: no word per client."""
+    """Draw the number of clients, and then a subset of that size.
+
+    This needs random words in proportion to the cohort, not to the population.
+    """
     count_key, subset_key = jax.random.split(key)
     high, low = jax.random.bits(count_key, (2,), jnp.uint32)
     count = ((steps[0] < high) | ((steps[0] == high) & (steps[1] <= low))).sum(dtype=jnp.int32)
@@ -313,8 +335,10 @@ def _draw_poisson_few(key, *, rate, steps, clients, capacity):
 
 
 def binomial_steps(clients: int, rate: ArrayLike, capacity: int) -> jax.Array:
-    """Return UInt32[2, capacity + 1]: the probability of at most k clients, for k = 0..capacity, in
-    2^-64.
+    """Return the distribution function of Binomial(clients, rate) at 0..capacity.
+
+    Returns:
+        UInt32[2, capacity + 1], the high and the low words of probabilities in units of 2^-64.
     """
     from scipy import stats
 
@@ -339,9 +363,10 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
             unlikely.
 
     Privacy:
-        Poisson subsampling under add_remove of a client, at `rate` in float32. From 2^15 clients
-        on, the number of clients that join is drawn from its distribution in float64, within 1e-12.
-        The accountant adds the probability of an overflow to delta.
+        Poisson subsampling under add_remove of a client, at `rate` rounded to float32. From 2^15
+        clients on, the size of a cohort is drawn from its distribution, which is computed in
+        float64 up to an error of 1e-12. The accountant adds the probability of an overflow to
+        delta.
 
     Raises:
         ValueError: if rate is outside (0, 1] or capacity is not in 1..clients.
@@ -385,18 +410,19 @@ def room_for(mean: float) -> int:
 def _draw_truncated(key, *, rate, clients, capacity):
     words = jax.random.bits(key, (clients,), jnp.uint32)
     chosen = uniform.below(words, rate)
-    # The words of clients that join are uniform, so those with the smallest are a uniform subset.
+    # The words of included clients are uniform, so those with the smallest words are a uniform
+    # subset.
     first = jax.lax.top_k(jnp.where(chosen, ~words | jnp.uint32(1), 0), capacity)[1]
     ids = jnp.sort(jnp.where(chosen[first], first, clients).astype(jnp.int32))
     return as_cohort(ids, clients)
 
 
 def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampler:
-    """Include each client independently with probability `rate`, and at most `capacity` clients.
+    """Include each client independently with probability `rate`, but at most `capacity` clients.
 
-    If more clients join, a uniform subset of them participates. Compared to `poisson`, a cohort has
-    few empty slots and nothing can overflow. With the default capacity it costs the same epsilon as
-    `poisson`; with the mean plus two standard deviations, about twice as much.
+    If more clients are drawn, a uniform subset of them participates. Unlike with `poisson`, a
+    cohort has few empty slots and cannot overflow. With the default capacity it costs the same
+    epsilon as `poisson`; with the mean plus two standard deviations, about twice as much.
 
     Other Parameters:
         clients: number of clients, which is public.
@@ -404,8 +430,8 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
         capacity: number of slots of a cohort. None means the mean plus five standard deviations.
 
     Privacy:
-        zero_out (or replace_one) of a client. add_remove is not possible, because whether the
-        others fill the cohort depends on the number of clients.
+        zero_out or replace_one of a client. add_remove is not possible, because an added client
+        changes which of the others are left out.
 
     Raises:
         ValueError: if rate is outside (0, 1] or capacity is not in 1..clients.
@@ -439,7 +465,7 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
 
 @record
 class Responders(Sampler):
-    """A sampler with latencies as data, so that plans with other latencies get other noise."""
+    """A sampler with latencies as fields, so that plans with other latencies get other noise."""
 
     latency: Array | None = None  # [C]
     jitter: Array | None = None
@@ -447,12 +473,13 @@ class Responders(Sampler):
 
 @named("sampling.first_responders")
 def _draw_responders(key, *, latency, jitter, clients, cohort):
-    # Small numbers are fast answers. They are taken from the end where float32 has more digits;
-    # otherwise the fastest of many clients would tie.
-    late = jnp.invert(jax.random.bits(key, (clients,), jnp.uint32))
-    wait = latency * (1 - jitter - jitter * jnp.log1p(-(late.astype(jnp.float32) + 0.5) * 2.0**-32))
+    # Fast answers come from small words, where float32 has more digits; otherwise the fastest of
+    # many clients would tie.
+    words = jnp.invert(jax.random.bits(key, (clients,), jnp.uint32))
+    exponential = -jnp.log1p(-(words.astype(jnp.float32) + 0.5) * 2.0**-32)
+    times = latency * (1 - jitter + jitter * exponential)
     ids = jnp.arange(clients, dtype=jnp.int32)
-    return as_cohort(jax.lax.sort((wait, late, ids), num_keys=2)[2][:cohort], clients)
+    return as_cohort(jax.lax.sort((times, words, ids), num_keys=2)[2][:cohort], clients)
 
 
 def first_responders(
@@ -463,21 +490,20 @@ def first_responders(
     jitter: ArrayLike = 1.0,
     latency_spread: Annotated[float | None, Setting(default=3.0)] = None,
 ) -> Sampler:
-    """Select the `cohort` clients that answer first, in each round again.
+    """Select the `cohort` clients that answer first in each round.
 
-    A client answers after latency * (1 - jitter + jitter * E), where E ~ Exp(1) is independent of
-    everything else: a constant part and a random part, with mean `latency`. Without `latency` all
-    clients are identical, their order is a uniform permutation for any distribution of E, and this
-    is `without_replacement`.
+    A client answers after latency * (1 - jitter + jitter * E) with mean `latency`, where E ~ Exp(1)
+    is drawn independently for each client and round. Fast clients participate more often; for small
+    jitter always the same clients participate. Weights do not correct for this, so the release is
+    biased towards fast clients.
 
-    Equal latencies also draw the same cohorts as `without_replacement`. With unequal ones, fast
-    clients participate more often; for small jitter always the same clients participate. Weights do
-    not correct for this, so the release is biased to fast clients.
+    Without `latency` all clients are equally fast and their order is random, so the sampler is
+    `without_replacement`. Equal latencies also draw the same cohorts as `without_replacement`.
 
     Args:
-        latency: Float[C] > 0, mean time to an answer of each client, in any unit. None means that
-            all clients are identical, unless `latency_spread` is given.
-        jitter: the random fraction of a client's time, in (0, 1].
+        latency: Float[C] > 0, the mean time in which each client answers, in any unit. None means
+            that all clients are equally fast, unless `latency_spread` is given.
+        jitter: the random fraction of the time in which a client answers, in (0, 1].
         latency_spread: mean latency of the slowest client divided by that of the fastest, instead
             of `latency`.
 
@@ -486,9 +512,9 @@ def first_responders(
         cohort: number of clients per round, which is the number of slots.
 
     Privacy:
-        Without `latency`, as without_replacement. With it there is no amplification: probabilities
-        differ between clients and may be 1, so every round counts for every client, under
-        replace_one. Latencies are assumed public.
+        Without `latency`, as without_replacement. With it, replace_one of a client without
+        amplification: the probability that a client participates may be 1, so every round counts
+        for every client. Latencies are assumed public.
 
     Raises:
         ValueError: if cohort is not in 1..clients, or another argument is out of range.

@@ -1,9 +1,9 @@
-"""Samplers in which groups of clients participate in rotation, so that a client's participations
-are several rounds apart.
+"""Samplers in which groups of clients participate in rotation.
 
-A sampler's `draw(key, round)` returns a Cohort, where the key is the cohort key of the run.
-Correlated noise needs such samplers: the more rounds lie between the participations of a client,
-the less they add up to. Groups depend only on the seed.
+The participations of a client are several rounds apart. Correlated noise needs such samplers: the
+further apart participations are, the smaller is their joint effect. A sampler's function `draw(key,
+round)` returns a Cohort, where the key is the cohort key of the run. Groups depend only on the
+seed.
 """
 
 from typing import Annotated, Any
@@ -21,15 +21,16 @@ from .clients import as_cohort, chosen_cohort, resolve_capacity
 __all__ = ["min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins"]
 Separation = Annotated[int, Setting(default=2)]
 Epoch = Annotated[int, Setting(default=2)]
-# The groups are drawn with this number instead of a round's.
+# Groups are drawn with the key of this number, which no round has.
 GROUP_KEY = 2**32 - 1
 
 
 def _block_shifts(key, clients, separation):
-    """Return Int32[blocks], a random shift of the groups of each block of consecutive clients.
+    """Return Int32[blocks], a random shift for each block of `separation` consecutive clients.
 
-    Client i is in group (i + shift of its block) mod `separation`. So groups differ in size by at
-    most one, and clients in a sorted order are spread over the groups.
+    Client i is in group (i + shift of its block) mod `separation`, so that every group gets one
+    client of each block. Groups therefore differ in size by at most one, and similar clients with
+    consecutive numbers are spread over the groups.
     """
     blocks = -(-clients // separation)
     return jax.random.randint(jax.random.fold_in(key, GROUP_KEY), (blocks,), 0, separation)
@@ -47,12 +48,11 @@ def _draw_separated(key: jax.Array, round_: ArrayLike, *, clients, cohort, separ
 
 
 def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler:
-    """Select cohorts of fixed size, in which a client is absent for at least `separation` - 1
-    rounds after participating.
+    """Select cohorts of fixed size; participations of a client are `separation` rounds apart.
 
-    Clients are assigned to `separation` groups at random, once per run. Round t draws from group t
-    mod `separation`, uniformly and without replacement. With cohort = clients / separation this is
-    a cyclic order in which every client participates once in `separation` rounds.
+    Clients are assigned to `separation` groups at random, once per run. Round t draws its cohort
+    from group t mod `separation`, uniformly and without replacement. With cohort = clients /
+    separation every client participates exactly once in `separation` rounds.
 
     Args:
         separation: minimum number of rounds from one participation of a client to its next. If it
@@ -65,8 +65,8 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
             separation.
 
     Privacy:
-        replace_one or zero_out of a client, without amplification. But a client participates in at
-        most one of `separation` rounds, whatever is drawn.
+        replace_one or zero_out of a client, without amplification by sampling. A client
+        participates in at most one of any `separation` consecutive rounds.
 
     Raises:
         ValueError: unless separation >= 2 and cohort is in 1..clients // separation.
@@ -107,12 +107,10 @@ def _draw_cyclic(key, round_, *, rate, clients, capacity, separation):
 def cyclic_poisson(
     clients: int, rate: ArrayLike, separation: Separation, capacity: int | None = None
 ) -> Sampler:
-    """Include each client of one group independently with probability `rate`; groups are used in
-    rotation.
+    """Include each client of a group independently with probability `rate`; groups take turns.
 
-    Each client is assigned to one of `separation` groups, independently and once per run; round t
-    uses group t mod `separation`. The expected cohort is rate * clients / separation, as for
-    `poisson(clients, rate / separation)`.
+    Each client is assigned to one of `separation` groups, independently and once per run. Round t
+    uses group t mod `separation`. The expected cohort is rate * clients / separation.
 
     Args:
         separation: number of rounds from one possible participation of a client to its next.
@@ -124,9 +122,9 @@ def cyclic_poisson(
             unlikely.
 
     Privacy:
-        Under add_remove of a client: Poisson subsampling at `rate` in one of `separation` rounds,
-            also if the noise is correlated over at most `separation` rounds. The accountant adds
-            the probability of an overflow to delta.
+        Poisson subsampling at `rate` in one of `separation` rounds, under add_remove of a client.
+        This also holds if the noise is correlated over at most `separation` rounds. The accountant
+        adds the probability of an overflow to delta.
 
     Raises:
         ValueError: unless rate is in (0, 1], separation >= 2 and capacity in 1..clients.
@@ -166,12 +164,12 @@ def _draw_allocated(key, round_, *, clients, capacity, epoch):
 
 
 def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
-    """Let each client participate once in every `epoch` rounds, in a uniformly drawn round.
+    """Let each client participate once per epoch of `epoch` rounds, in a random round of it.
 
-    Clients draw independently, and again for each epoch. As with a shuffle, every client
-    participates exactly once per epoch, with an amplification similar to Poisson sampling at rate 1
-    / epoch. For k participations in t rounds use epochs of t // k rounds, whose proved cost is the
-    same.
+    Clients draw their rounds independently of each other and of earlier epochs. As with shuffling,
+    every client participates exactly once per epoch, but privacy is amplified about as much as by
+    Poisson sampling at rate 1 / epoch. For k participations in t rounds use epochs of t // k
+    rounds, whose proved cost is the same.
 
     Args:
         epoch: number of rounds in which each client participates once.
@@ -183,10 +181,10 @@ def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -
 
     Privacy:
         add_remove or zero_out of a client. The rounds of an epoch are one release, in which a
-        client changes one hidden round. Since a client participates once per epoch, its
-        contribution may depend on all earlier releases and still be rotated to one direction, so
-        the bound is that for scalars. An incomplete epoch counts as a whole one. The accountant
-        adds the probability of an overflow to delta.
+        client changes one secret round. The bound is that of scalar contributions: since a client
+        participates once per epoch, its contribution can be rotated to a fixed direction, even if
+        it depends on all earlier releases. An incomplete epoch counts as a whole one. The
+        accountant adds the probability of an overflow to delta.
 
     Raises:
         ValueError: unless epoch is in 2..clients and capacity in 1..clients.
@@ -209,10 +207,10 @@ def _draw_bins(key, round_, *, clients, capacity, epoch, separation):
 
 
 def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
-    """Let each client draw one of `epoch` bins, once per run, and participate when t mod `epoch` is
-    its bin.
+    """Let each client participate in every round t for which t mod `epoch` is its random bin.
 
-    The same clients always participate together, `epoch` rounds apart.
+    Each client draws one of `epoch` bins, once per run. The same clients therefore always
+    participate together, `epoch` rounds apart.
 
     Args:
         epoch: number of bins, and of rounds from one participation of a client to its next.
@@ -223,9 +221,10 @@ def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sa
             unlikely.
 
     Privacy:
-        add_remove or zero_out of a client: all its rounds are one release in a secret bin, which
-            amplifies privacy for a few epochs. Over many epochs, `random_allocation` amplifies
-            more. With correlated noise it separates participations, without amplification.
+        add_remove or zero_out of a client. All rounds of a run are one release, in which a client
+        changes one secret bin. This amplifies privacy over a few epochs; over many,
+        `random_allocation` amplifies it more. With correlated noise there is no amplification, but
+        participations are `epoch` rounds apart.
 
     Raises:
         ValueError: unless epoch is in 2..clients and capacity in 1..clients.
@@ -243,6 +242,7 @@ def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sa
 
 
 def _allocated(scheme, draw, clients, epoch, capacity, **more):
+    """Check the arguments of a sampler with epochs, and return it; `more` are further fields."""
     where = f"sampling.{scheme}"
     checks.require_integer(where, clients=clients)
     checks.require_integer(

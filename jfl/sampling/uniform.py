@@ -12,15 +12,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 WORD_BITS = 32
-MAX_FLOYD_SIZE = 64  # up to this size Floyd's algorithm is faster than marking drawn numbers
-# Draws that are made beyond the mean, in standard deviations of the number that is needed.
+# Up to this size of a subset Floyd's algorithm is faster than marking drawn numbers.
+MAX_FLOYD_SIZE = 64
+# Draws that are made in addition to the expected number, in standard deviations.
 NUM_SPARE_DEVIATIONS = 10
 
 
 def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
-    """Return whether UInt32 words, as numbers in [0, 1), are below a rate.
+    """Return whether words / 2^32, numbers in [0, 1), are below a rate.
 
-    A uniform word is below with probability `rate`, minus at most 2^-32.
+    For uniform words UInt32[...] this is True with probability `rate`, minus at most 2^-32.
     """
     high = jnp.floor(rate * 2.0**16)  # exact: a float32 is split, not rounded
     low = jnp.floor((rate * 2.0**16 - high) * 2.0**16)
@@ -33,7 +34,7 @@ def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> 
 
     Args:
         key: a key of jax.random.key.
-        size: Int[], may be traced; at most `max_size`. If size <= count, the result has no meaning.
+        size: Int[], may be traced; at most `max_size`. If size <= count, the result is arbitrary.
         count: size of the subset.
         max_size: maximum of `size`.
     """
@@ -43,8 +44,10 @@ def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> 
 
 
 def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
-    """Return a uniform subset of `count` numbers of range(size) by Floyd's algorithm, with `count`
-    draws.
+    """Return a uniform subset of `count` numbers of range(size), from `count` draws.
+
+    This is Floyd's algorithm: draw i is from 0..size - count + i, and is replaced by the largest of
+    these numbers if the subset already contains it.
 
     References:
         Bentley and Floyd, Communications of the ACM 30(9), 1987.
@@ -69,55 +72,67 @@ def _resolve_in_loop(draws, top):
 def _resolve_at_once(draws, top):
     """Compute the result of `_resolve_in_loop` without a loop, which is slow on an accelerator.
 
-    Draw i is replaced if an equal number was drawn before, or if it is top[k] for an earlier k
-    whose draw was replaced. Comparing all pairs finds the first case; at most one k has that top.
-    Which draws are replaced is then computed from a few bits, sequentially.
+    Draw i is replaced in two cases: if an equal number was drawn before, or if it equals top[k] for
+    an earlier draw k that was replaced. Comparing all pairs of draws finds the first case. The
+    second case depends on a single k, so it is computed for one draw after the other, with one bit
+    per draw.
     """
-    count, place, none = len(draws), jnp.arange(len(draws)), np.uint32(0)
+    count, place, zero = len(draws), jnp.arange(len(draws)), np.uint32(0)
     bit = jnp.uint32(1) << (place % WORD_BITS).astype(jnp.uint32)
-    again = (place[:, None] > place[None]) & (draws[:, None] == draws[None])
-    taken = []  # a bit for each draw, in words
+    is_repeat = (place[:, None] > place[None]) & (draws[:, None] == draws[None])
+    # Whether each draw is replaced, as bits of words.
+    replaced = []
     for start in range(0, count, WORD_BITS):
         part = slice(start, start + WORD_BITS)
-        bits = jnp.where(again[part], bit[part, None], none)
-        taken.append(jax.lax.reduce_or(bits, axes=(0, 1)))
-    before = (draws - top[0]).astype(
-        jnp.uint32
-    )  # the k with top[k] == draw, large if there is none
+        bits = jnp.where(is_repeat[part], bit[part, None], zero)
+        replaced.append(jax.lax.reduce_or(bits, axes=(0, 1)))
+    # The k with top[k] equal to the draw; a large number if there is none.
+    draw_with_top = (draws - top[0]).astype(jnp.uint32)
     for i in range(1, count):
-        k, mine, held = before[i], i // WORD_BITS, taken[0]
-        for other in range(1, mine + 1):
-            held = jnp.where(k >= WORD_BITS * other, taken[other], held)
-        is_taken = (k < i) & ((held >> (k % WORD_BITS)) & 1 == 1)
-        taken[mine] = taken[mine] | jnp.where(is_taken, np.uint32(1 << i % WORD_BITS), none)
-    each = jnp.concatenate([jnp.broadcast_to(word, (WORD_BITS,)) for word in taken])[:count]
-    return jnp.where(each & bit != 0, top, draws).astype(jnp.int32)
+        k, word_of_i, word_of_k = draw_with_top[i], i // WORD_BITS, replaced[0]
+        for other in range(1, word_of_i + 1):
+            word_of_k = jnp.where(k >= WORD_BITS * other, replaced[other], word_of_k)
+        is_taken = (k < i) & ((word_of_k >> (k % WORD_BITS)) & 1 == 1)
+        new_bit = jnp.where(is_taken, np.uint32(1 << i % WORD_BITS), zero)
+        replaced[word_of_i] = replaced[word_of_i] | new_bit
+    words = [jnp.broadcast_to(word, (WORD_BITS,)) for word in replaced]
+    return jnp.where(jnp.concatenate(words)[:count] & bit != 0, top, draws).astype(jnp.int32)
 
 
-def draws_for(count: int) -> int:
-    """Return a number of uniform draws that contain `count` distinct numbers of a range of at least
-    2 * count.
+def num_draws(count: int) -> int:
+    """Return how many uniform draws contain `count` distinct numbers, almost surely.
 
-    The mean is 1.39 * count, and the standard deviation is 0.78 * sqrt(count). With a margin of 12
-    standard deviations and 20 draws, the probability of fewer distinct numbers is below 1e-20 for
-    any count above 64, much less than the resolution 2^-32 of the draws.
+    The range has at least 2 * count numbers. The number of draws until `count` of them are distinct
+    has mean 1.39 * count and standard deviation 0.78 * sqrt(count). The result is the mean plus 12
+    standard deviations plus 20. For any count above 64, the probability of fewer distinct numbers
+    is below 1e-20, much less than the resolution 2^-32 of the draws.
     """
     return math.ceil(2 * math.log(2) * count + 9.4 * math.sqrt(count) + 20)
 
 
 def first_distinct(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> jax.Array:
-    """Return a uniform subset of `count` numbers of range(size), for size > count: the first
-    distinct ones of uniform draws.
+    """Return a uniform subset of `count` numbers of range(size), for size > count.
 
-    If fewer numbers are left out than chosen, those are drawn instead, so the number of draws is
-    O(count), not size log(size).
+    The subset consists of the first distinct numbers of uniform draws. If it contains more than
+    half of the range, the numbers that it leaves out are drawn instead, so O(count) draws are
+    enough.
+
+    Args:
+        key: a key of jax.random.key.
+        size: Int[], may be traced; at most `max_size`.
+        count: size of the subset.
+        max_size: maximum of `size`.
+
+    Returns:
+        Int32[count].
     """
-    tries, numbers = draws_for(count), jnp.arange(2 * count)
+    tries, numbers = num_draws(count), jnp.arange(2 * count)
     draw_excluded, position = size < 2 * count, jnp.arange(tries)
     draws = jax.random.randint(key, (tries,), 0, jnp.maximum(size, 1), jnp.int32)
-    first = jnp.full(max(max_size, 2 * count), tries).at[draws].min(position)  # draw of each number
+    # The first draw of each number.
+    first = jnp.full(max(max_size, 2 * count), tries).at[draws].min(position)
     is_new = first[draws] == position
-    # This draw completes the set.
+    # The draw that completes the set.
     last = jnp.searchsorted(jnp.cumsum(is_new), jnp.where(draw_excluded, size - count, count))
     not_drawn = (first[: 2 * count] > last) & (numbers < size)
     pad = lambda x: jnp.pad(x, (0, max(tries, 2 * count) - len(x)))
@@ -132,17 +147,19 @@ def first_distinct(key: jax.Array, size: jax.Array | int, count: int, max_size: 
 
 
 def sparse_subset(key: jax.Array, size: int, length: int, count: ArrayLike) -> jax.Array:
-    """Return `count` <= `length` distinct uniform numbers of range(size), followed by arbitrary
-    ones: Int32[length].
+    """Return a uniform subset of a large range, with a number of draws that depends on its size.
 
-    These are the first distinct ones of independent draws. If there are too few, which has
-    probability below 1e-9, all are drawn again; this rule treats all numbers equally.
+    The subset consists of the first distinct numbers of independent draws. If these are too few,
+    which has probability below 1e-9, all are drawn again. This rule treats all numbers equally.
 
     Args:
         key: a key of jax.random.key.
         size: the size of the range.
-        length: length of the result, at most size / 2.
-        count: Int[], may be traced; the number of valid entries of the result.
+        length: the length of the result, at most size / 2.
+        count: Int[], may be traced; the size of the subset, at most `length`.
+
+    Returns:
+        Int32[length], of which the first `count` numbers are the subset, and the others arbitrary.
     """
     # Larger words are not used, because they would make some numbers more likely.
     usable = 2**32 // size * size

@@ -11,12 +11,13 @@ __all__ = ["impact"]
 
 
 def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
-    """Return weights for groups of clients: p_g = ratio_g / sum_h ratio_h size_h for each member of
-    group g.
+    """Return weights of clients that are equal within a group and in given ratios between groups.
+
+    A client of group g has weight ratio_g / sum_h(ratio_h size_h).
 
     Args:
-        ratios: [G], the weight of a client of each group, relative to the others.
-        groups: [G], the number of clients of each group.
+        ratios: [G], the relative weight of a client of each group.
+        groups: [G], the size of each group, its number of clients.
 
     Returns:
         Float64[C], for C clients in the order of the groups; the sum is 1.
@@ -30,8 +31,8 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
             1.
 
     References:
-        Talaei and Izadi, 2024: this rule gives the impact factors that they quote, 0-1-2 -> 0,
-            1/60, 1/30.
+        Talaei and Izadi, 2024. This rule gives their impact factors 0, 1/60 and 1/30 for the
+        ratios 0, 1 and 2.
 
     Example:
         >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()

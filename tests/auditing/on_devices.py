@@ -16,7 +16,8 @@ import jfl
 from jfl.auditing import canaries, trials
 from jfl.auditing.distribution import noise_test
 from jfl.engine import devices
-from jfl.privacy.guarantees import choose, entries_of
+from jfl.privacy.guarantees import choose
+from jfl.privacy.ledger.entries import entries
 
 # A script does not have the repository and tests/ on its path; `experiments` is that of the former.
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -51,7 +52,7 @@ def shared():
 
 
 def plan_watched(plan):
-    entry = choose("test", plan, entries_of(plan, 2, 1e-2), unit=None, view=None, adjacency=None)
+    entry = choose("test", plan, entries(plan, 2), unit=None, view=None, adjacency=None)
     return canaries.experiment(plan, entry, 2).inside
 
 

@@ -20,7 +20,8 @@ from jfl.core import pytrees
 from jfl.core.errors import NotAnalysable, ResumeRefused
 from jfl.core.records import Fn
 from jfl.local import server_step
-from jfl.privacy.guarantees import choose, entries_of
+from jfl.privacy.guarantees import choose
+from jfl.privacy.ledger.entries import entries
 from jfl.privacy.mechanisms import chain as mech
 
 FEW = 20_000
@@ -33,7 +34,7 @@ def blocks_of(*arguments):
 
 def experiment(plan, rounds, **asked):
     asked = dict(unit=None, view=None, adjacency=None) | asked
-    entry = choose("test", plan, entries_of(plan, rounds, 1e-2), **asked)
+    entry = choose("test", plan, entries(plan, rounds), **asked)
     return canaries.experiment(plan, entry, rounds)
 
 

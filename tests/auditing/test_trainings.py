@@ -15,7 +15,8 @@ import jfl
 from jfl.auditing import one_run_scores, trainings, trials
 from jfl.core import pytrees
 from jfl.engine.simulate import scan
-from jfl.privacy.guarantees import choose, entries_of
+from jfl.privacy.guarantees import choose
+from jfl.privacy.ledger.entries import entries
 
 ROWS, CLIENTS = 12, 6
 TASK = jfl.task(start_params(), squared)
@@ -52,7 +53,7 @@ def of_records(z, batch=None, name="fedavg", clients=None):
 
 def training(plan, rounds, kind, sees="releases", count=1, **asked):
     asked = dict(unit=None, view=None, adjacency=None) | asked
-    entry = choose("test", plan, entries_of(plan, rounds, 1e-2), **asked)
+    entry = choose("test", plan, entries(plan, rounds), **asked)
     return trainings.training(plan, entry, rounds, kind, sees, count)
 
 

@@ -717,7 +717,7 @@ def test_what_points_of_one_seed_have_in_common_is_drawn_once(fed, task):
         plan_identity = [np.zeros(4, np.uint32)] * len(plans)
         program = sweeps._Program(plans, keys, plan_identity, [1], None)
         arguments = program._arguments(program._blocks()[0])
-        traced = sweeps._points.trace(*arguments, **program.static)
+        traced = sweeps._run_block_jit.trace(*arguments, **program.static)
         return numbers(traced.jaxpr.jaxpr)
 
     one = drawn([0], 1)
@@ -752,10 +752,10 @@ def test_axes():
 
 
 def test_sweep_checks_every_point_before_it_compiles(fed, task):
-    before = sweeps._points._cache_size()
+    before = sweeps._run_block_jit._cache_size()
     with pytest.raises(ValueError, match="lr"):
         jfl.sweep(lambda lr: plain_plan(fed, task, lr=lr), rounds=3, lr=[0.1, -1.0])
-    assert sweeps._points._cache_size() == before
+    assert sweeps._run_block_jit._cache_size() == before
 
 
 # --- health

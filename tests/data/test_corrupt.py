@@ -271,7 +271,7 @@ def test_sizes_are_exact_or_refused(rows, classes, seed):
     try:
         got = split(labels)
     except ValueError as error:
-        assert classes == 1 and "20 deals that do not fit" in str(error)
+        assert classes == 1 and "20 random attempts that failed" in str(error)
         return
     assert [len(part) for part in got] == rows and len(np.unique(np.concatenate(got))) == sum(rows)
     assert classes is None or {len(np.unique(labels[part])) for part in got} == {classes}

@@ -382,7 +382,7 @@ def test_similarity(clients, share, classes, part, by, whole, seed):
     else:
         strange = sum(int((own != client % classes).sum()) for client, own in enumerate(rest))
         assert note == (
-            f"{strange} of {total} rows from another class, their own had run dry"
+            f"{strange} of {total} rows are from another class, whose own was used up"
             if strange
             else ""
         )
@@ -427,7 +427,10 @@ HALVES, TENS = np.arange(10) % 2, np.arange(10)
         (lambda: partition.labels(5, 3)(HALVES), "min_rows * clients <= rows, but got 3 * 5 > 10"),
         (lambda: partition.labels(2, 3)(HALVES), "got classes_per_client=3 for 2 classes"),
         (lambda: partition.labels(3, 1, rows=6)(np.arange(20) % 2), "that fill 3 clients of 6 to"),
-        (lambda: partition.labels(3, 2)(np.array([0] * 17 + [1])), "20 deals that do not fit"),
+        (
+            lambda: partition.labels(3, 2)(np.array([0] * 17 + [1])),
+            "20 random attempts that failed",
+        ),
         (lambda: partition.similarity(5, 1.1), "share in [0, 1], but got share=1.1"),
         (lambda: partition.similarity(5, 0.1, by="label"), "to be one of 'class', 'sorted'"),
         (lambda: partition.similarity(5, 0.1, rows=3)(TENS), "rows * clients <= rows"),
@@ -528,7 +531,7 @@ def test_arrays():
         ),
         (dict(x=np.zeros((0, 3))), "at least one row in x, but got shape [0, 3]"),
         (dict(x=3.0), "at least one row in x, but got shape []"),
-        (dict(x=np.zeros((5, 3))), "y of shape [5], one label a row, but got shape [6]"),
+        (dict(x=np.zeros((5, 3))), "y of shape [5], one label per row, but got shape [6]"),
         (dict(x_test=np.zeros((2, 4))), "x float32[6, 3], x_test float32[2, 4]"),
         (dict(x_test=np.zeros((2, 3), int)), "x_test int32[2, 3]"),
         (dict(x=np.zeros((6, 3), np.uint8)), "Images: x / 255"),
@@ -536,7 +539,7 @@ def test_arrays():
         (dict(x=np.full((6, 3), "a")), "x, one array of numbers"),
         (dict(x=np.full((6, 3), None)), "x, one array of numbers"),
         (dict(y=np.zeros((6, 1), int)), "Use .ravel() for a column"),
-        (dict(y=np.eye(6, dtype=int)), "y of shape [6], one label a row, but got shape [6, 6]"),
+        (dict(y=np.eye(6, dtype=int)), "y of shape [6], one label per row, but got shape [6, 6]"),
         (dict(y=[0, 1, 2, -1, 0, 1]), "labels in [0, 3), but got y[3] = -1"),
         (dict(y=[-1] * 6, y_test=[-2, -1]), "labels in [0, 1), but got y[0] = -1"),
         (dict(classes=2), "labels in [0, 2), but got y[2] = 2"),
@@ -1246,7 +1249,7 @@ def test_mnist_and_emnist_of_idx_files(compressed, place):
     [
         (dict(x=np.zeros((2, 4, 4))), "float64"),
         (dict(y=np.array([0, 10])), r"labels in \[0, 10\)"),
-        (dict(y=np.array([0])), "one label a row"),
+        (dict(y=np.array([0])), "one label per row"),
         (dict(x=np.zeros((2, 4), np.uint8)), "uint8\\[2, 4\\]"),
         (dict(x_test=None), "x_test"),
     ],

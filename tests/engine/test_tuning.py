@@ -197,8 +197,8 @@ def test_a_tournament_is_paid_for_each_rung_that_follows():
 def runner(scores, log, failing=()):
     """In place of `train`: a run is its seed, its state is how far it came."""
 
-    def train(plans, seeds, rounds, states=None, keeps=False):
-        log.append((list(seeds), rounds, states, keeps))
+    def train(plans, seeds, rounds, states=None, keep_states=False):
+        log.append((list(seeds), rounds, states, keep_states))
         before = [0] * len(seeds) if states is None else [state[1] for state in states]
         return [
             Trained(
@@ -207,7 +207,7 @@ def runner(scores, log, failing=()):
                 params=np.float32(
                     np.nan if (seed, b + rounds) in failing else scores[seed, b + rounds]
                 ),
-                state=(seed, b + rounds) if keeps else None,
+                state=(seed, b + rounds) if keep_states else None,
             )
             for seed, b in zip(seeds, before)
         ]

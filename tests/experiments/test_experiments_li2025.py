@@ -123,7 +123,10 @@ def test_noise_in_the_model_is_that_of_the_gradient_over_the_rate(round_):
     work = plans["model"].algorithm.client.data["work"]
     std = {r: p.algorithm.client.data["mechanism"].stages[-1].noise for r, p in plans.items()}
     at = lambda r: np.asarray(std[r](round_))
-    last, whole = training.rates(work.lr, 3 * round_ + 2, 1), training.rates(work.lr, 3 * round_, 3)
+    last, whole = (
+        training.sum_of_rates(work.lr, 3 * round_ + 2, 1),
+        training.sum_of_rates(work.lr, 3 * round_, 3),
+    )
     assert at("model") == pytest.approx(at("gradient") / float(last), rel=1e-5)
     sizes = np.asarray(plans["model"].fed.size)
     formula = paper.noise_std_printed(float(last), 3, 1.0, 10, sizes, 0.5, 1e-5)
@@ -406,7 +409,7 @@ def test_theory_runs_take_the_rates_of_the_theorem(monkeypatch):
     with pytest.raises(RuntimeError, match="far enough"):
         li2025_bounds.against(config, "sound", (0,))
     smooth = li2025_bounds.constants(li2025_bounds._problem(config))["smoothness"]
-    assert float(training.rates(taken["lr"], 0, 1)) == pytest.approx(
+    assert float(training.sum_of_rates(taken["lr"], 0, 1)) == pytest.approx(
         2 / (0.1 * max(8 * smooth / 0.1, 2))
     )
 

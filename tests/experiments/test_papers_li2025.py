@@ -51,14 +51,14 @@ def test_schedules(schedule, formula):
     want = [formula(t) for t in ticks.tolist()]
     close([float(schedule(t)) for t in ticks.tolist()], want, 1e-6)  # clocks in Python
     close(
-        jax.jit(jax.vmap(lambda t: training._at(schedule, t)))(jnp.asarray(ticks)), want, 1e-6
+        jax.jit(jax.vmap(lambda t: training._rate_at(schedule, t)))(jnp.asarray(ticks)), want, 1e-6
     )  # and traced
     assert training.rate(schedule) is schedule
 
 
 def test_a_schedule_serves_clients_and_servers_and_sweeps():
     fn = schedules.inverse_sqrt(0.04, every=5)
-    close(training.rates(fn, 3 * 5, 5), 5 * 0.04 / 2, 1e-6)  # constant within a round
+    close(training.sum_of_rates(fn, 3 * 5, 5), 5 * 0.04 / 2, 1e-6)  # constant within a round
     server = training.server_step(schedules.inverse_sqrt(1.0))
     after = server(
         type("Context", (), dict(round=jnp.int32(3))), server.init(jnp.zeros(2)), jnp.ones(2)

@@ -556,7 +556,7 @@ def test_plain_gradients_of_a_cpu_multiply_matrices(name):
 
 def test_a_loss_without_convolutions_is_left_alone():
     loss, params, x, y = problem(*COVERED["dense_at_many_positions"])
-    assert ghost.convolved(loss, *example(params, x, y), ROWS) is loss
+    assert ghost.with_fast_convolutions(loss, *example(params, x, y), ROWS) is loss
 
 
 @pytest.mark.by_default("conv-gpu")

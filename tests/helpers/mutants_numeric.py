@@ -36,8 +36,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/mechanisms/haar_bands.py",
-        '_require_one_per_band("bands.noise", bands, stds), normals(key, drawn)',
-        '_require_one_per_band("bands.noise", bands, stds) ** 2, normals(key, drawn)',
+        '_one_each("bands.noise", bands, stds), normals(key, drawn))',
+        '_one_each("bands.noise", bands, stds) ** 2, normals(key, drawn))',
         f"{KERNELS}/test_haar.py::test_covariance_of_the_noise",
     ),
     Mutant(
@@ -79,14 +79,14 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/mechanisms/chain.py",
-        "is_used, nonfinite = is_present & finite, is_present & ~finite",
-        "is_used, nonfinite = is_present, is_present & ~finite",
+        "counts, bad = is_counted & finite, is_counted & ~finite",
+        "counts, bad = is_counted, is_counted & ~finite",
         f"{FLOATS}::test_a_row_that_is_not_finite_counts_as_zero",
     ),
     Mutant(
         "jfl/privacy/mechanisms/chain.py",
-        "dtypes, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)",
-        "dtypes = pytrees.dtypes_of(rows)",
+        "form, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)",
+        "form = pytrees.dtypes_of(rows)",
         f"{FLOATS}::test_the_sum_is_that_of_a_loop",
         slow=True,
     ),
@@ -176,8 +176,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/accountants/pairs.py",
-        "zero_loss = rate[0] * erf(points_of(jnp.zeros(1))[0] / math.sqrt(2))",
-        "zero_loss = erf(points_of(jnp.zeros(1))[0] / math.sqrt(2))",
+        "even = rate[0] * erf(place(jnp.zeros(1))[0] / math.sqrt(2))",
+        "even = erf(place(jnp.zeros(1))[0] / math.sqrt(2))",
         f"{PRIVACY}/test_with_replacement.py::test_the_profile_is_the_worst_of_all_mixtures",
         slow=True,
     ),
@@ -235,8 +235,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/sampling/clients.py",
-        "jax.lax.sort((wait, late, ids), num_keys=2)",
-        "jax.lax.sort((wait, ids, ids), num_keys=2)",
+        "jax.lax.sort((times, words, ids), num_keys=2)",
+        "jax.lax.sort((times, ids, ids), num_keys=2)",
         f"{SAMPLERS}::test_equal_latencies_are_a_uniform_cohort",
         slow=True,
     ),
@@ -249,7 +249,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/sweep.py",
-        "if known[0] != number:",
+        "if first_program != number:",
         "if False:",
         f"{IDENTITY}::test_points_that_would_be_compiled_apart_are_refused",
         slow=True,

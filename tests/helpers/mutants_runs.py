@@ -162,8 +162,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/sweep.py",
-        "known = [(zero, zero) if p.paired_noise else (w, h)",
-        "known = [(zero, zero) if True else (w, h)",
+        "(zero, zero) if plan.paired_noise else (plan_identity, history)",
+        "(zero, zero) if True else (plan_identity, history)",
         f"{ENGINE}::test_points_of_a_sweep_never_share_noise[rows]",
     ),
     Mutant(

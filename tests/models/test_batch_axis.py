@@ -118,12 +118,12 @@ def test_norms_in_a_module_of_one_example(fed):
 
     linen = lambda norm: nn.Sequential([nn.Conv(4, (3, 3)), norm, mean_of_one, nn.Dense(3)])
     for bad in (nn.GroupNorm(2), nn.InstanceNorm()):
-        with pytest.raises(ValueError, match="a module for a batch.*Norm.*reduction_axes"):
+        with pytest.raises(ValueError, match="a module for batches.*Norm.*reduction_axes"):
             jfl.models.flax(fed, linen(bad))
     axes = nn.GroupNorm(2, reduction_axes=(-3, -2, -1))
     assert jfl.models.flax(fed, linen(axes)).predict is not None
     for name in ("group", "instance"):
-        with pytest.raises(ValueError, match=r"a module for a batch.*Norm.*x\.mean\(\(1, 2\)\)"):
+        with pytest.raises(ValueError, match=r"a module for batches.*Norm.*x\.mean\(\(1, 2\)\)"):
             jfl.models.nnx(fed, lambda rngs, name=name: Nnx(NNX[name], mean_of_one, rngs))
 
 

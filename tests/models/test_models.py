@@ -50,7 +50,7 @@ def images():
     return Federation(*map(jnp.asarray, arrays), classes=2)
 
 
-WAYS = dict(cpu=targets._looked_up, elsewhere=targets._compared)
+WAYS = dict(cpu=targets._logit_by_lookup, elsewhere=targets._logit_by_comparison)
 
 
 def _losses(pick):

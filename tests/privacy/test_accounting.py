@@ -31,7 +31,7 @@ from jfl.core import records
 from jfl.privacy import guarantees
 from jfl.privacy.accountants import events, rdp, rdp_events
 from jfl.privacy.accountants import tightest as tight
-from jfl.privacy.ledger import entries, facts
+from jfl.privacy.ledger import caveats, entries, facts
 from jfl.privacy.ledger.entry import worst_columns
 from jfl.privacy.mechanisms.chain import chain
 from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
@@ -57,7 +57,7 @@ TWOS = [
 def renyi_alone(monkeypatch):
     """Without loss distributions: for the few tests whose point is a Renyi value, or that ask for
     many inverses."""
-    monkeypatch.setattr(tight, "has_loss_distribution", lambda *args: False)
+    monkeypatch.setattr(tight, "takes", lambda *args: False)
 
 
 # --- golden values
@@ -476,7 +476,7 @@ def test_examples_seen_by_the_server():
     assert g.epsilon == best(fixed(0.1, 1.0, 150, 100)) and type(g.epsilon) is float
     assert (
         entries.SIMULATION in g.caveats
-        and entries.EVERY_ROUND in g.caveats
+        and caveats.EVERY_ROUND in g.caveats
         and entries.PUBLIC not in g.caveats
     )
     assert "epsilon" in str(g)
@@ -484,7 +484,7 @@ def test_examples_seen_by_the_server():
 
 def test_examples_seen_by_a_third_party():
     g = guarantees.guarantee(make(NOISY()), 50, DELTA, view="third_party")
-    assert g.method == "pld, participation mixture" and entries.HONEST in g.caveats
+    assert g.method == "pld, participation mixture" and caveats.HONEST in g.caveats
     assert g.epsilon == best(events.repeat(events.participation(0.25, fixed(0.1, 1.0, 3, 100)), 50))
     assert len(guarantees.guarantees(make(NOISY()), 50)) == 2
 
@@ -623,7 +623,7 @@ def test_clients_behind_the_server(few_orders):
         == best(events.repeat(events.participation(0.25, events.gaussian(1.0)), 50))
         > g.epsilon
     )
-    assert hidden.method == "pld, participation mixture" and entries.HONEST in hidden.caveats
+    assert hidden.method == "pld, participation mixture" and caveats.HONEST in hidden.caveats
 
 
 def test_clients_joining_on_their_own():
@@ -778,8 +778,8 @@ def test_traced_plans_are_refused():
 
 
 def test_caveats_travel():
-    assert entries.PAIRED in guarantees.guarantee(make(NOISY(), paired=True), 50).caveats
-    assert not {entries.EVERY_ROUND, entries.HONEST, entries.PAIRED} & set(
+    assert caveats.PAIRED in guarantees.guarantee(make(NOISY(), paired=True), 50).caveats
+    assert not {caveats.EVERY_ROUND, caveats.HONEST, caveats.PAIRED} & set(
         guarantees.guarantee(make(NOISY(), sampler=sampling.full(CLIENTS)), 50).caveats
     )
 
@@ -924,7 +924,7 @@ def test_participation_of_clients(few_orders):
     assert capped.status == "conditional" and any(c.code == "cap" for c in capped.caveats)
     assert (
         capped.epsilon == best(events.repeat(fixed(0.25, 1.0, 3, 40), 5))
-        and entries.EVERY_ROUND not in capped.caveats
+        and caveats.EVERY_ROUND not in capped.caveats
     )
     likely = guarantees.guarantee(plan, 50, quantile=1e-6)
     from scipy import stats

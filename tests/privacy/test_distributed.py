@@ -14,7 +14,6 @@ import jfl
 from jfl.core.errors import ArgumentError, NotAnalysable
 from jfl.privacy.accountants import tightest
 from jfl.privacy.accountants.events import gaussian, renyi_bound, repeat
-from jfl.privacy.ledger.entry import effective
 from jfl.privacy.mechanisms import distributed as shares
 from jfl.privacy.mechanisms.distributed import encoding_of
 
@@ -77,8 +76,8 @@ def test_an_upload_equals_a_loop(law):
 def without_noise(code, key, x):
     """What is rounded, before noise; and the norm that it may have."""
     clipped = x * jnp.minimum(1.0, code.clip_norm / jnp.linalg.norm(x))
-    scaled = shares.rotate(clipped, shares._signs_key()) * code.scale
-    return shares._round_randomly(scaled, code.longest, key)
+    scaled = shares.rotated(clipped, shares._signs_key()) * code.scale
+    return shares._rounded(scaled, code.longest, key)
 
 
 def test_no_rounded_upload_is_longer_than_the_bound():
@@ -94,7 +93,9 @@ def test_rounding_is_right_on_average():
     code = encoding(bits=10)
     x = jax.random.normal(KEY, (23,))
     whole = jax.vmap(lambda k: without_noise(code, k, x))(jax.random.split(KEY, 20_000))
-    exact = shares.rotate(x * code.clip_norm / jnp.linalg.norm(x), shares._signs_key()) * code.scale
+    exact = (
+        shares.rotated(x * code.clip_norm / jnp.linalg.norm(x), shares._signs_key()) * code.scale
+    )
     error = (np.asarray(whole).mean(0) - exact) / (0.5 / 20_000**0.5)
     assert np.abs(error).max() < 6  # of 23 standard normals at most: a false alarm in 1e7
 
@@ -114,7 +115,7 @@ def test_noise_has_its_law(law):
     code = encoding(law, z=1.0, cohort=9, size=200, bits=8)
     std = code.scale * code.share
     keys = jax.random.split(KEY, 500)
-    drawn = np.asarray(jax.jit(jax.vmap(lambda k: shares._draw_noise(code, k)))(keys)).ravel()
+    drawn = np.asarray(jax.jit(jax.vmap(lambda k: shares._noise(code, k)))(keys)).ravel()
 
     def rejects(std):
         k, mass = law_of(law, std, 60)
@@ -272,7 +273,7 @@ def test_of_unequal_weights_the_least_noisy_cohort_counts(fed):
     one = plan(fed, weights=weights)
     scaled = np.asarray(one.weights, np.float64)
     (entry,) = [e for e in jfl.ledger(one, 5) if (e.unit, e.view) == ("client", "aggregate")]
-    levels = effective(entry.parts[0])[0] / entry.parts[0].multiplier[0, 0]
+    levels = entry.parts[0].noise[0] / entry.parts[0].multiplier[0, 0]
     for client in range(C):
         others = [c for c in range(C) if c != client]
         noise = min(

@@ -10,6 +10,7 @@ import jfl
 from jfl import sampling
 from jfl.core import records
 from jfl.core.errors import NotAnalysable
+from jfl.privacy.accountants import samples
 from jfl.privacy.ledger import entries, facts, rules
 from jfl.sampling import batches
 
@@ -184,11 +185,11 @@ def test_every_need_has_a_case():
         if isinstance(value, rules.Need) and value in of_rules
     }
     assert len(names) == len(of_rules)
-    tested = {need for _, need in CASES} | set(CHOICES) | {"LONG", "ASSUMED", "TURNS"}
+    tested = {need for _, need in CASES} | set(CHOICES) | {"LONG", "ASSUMED", "ROTATION"}
     assert names == tested
 
 
-@pytest.mark.parametrize("need", ["LONG", "ASSUMED", "TURNS"])
+@pytest.mark.parametrize("need", ["LONG", "ASSUMED", "ROTATION"])
 def test_needs_that_other_checks_make_first(need):
     """More rounds than a strategy has, and a view that is not declared, are refused before."""
     read = lambda plan, rounds: facts.read(plan, rounds)
@@ -220,11 +221,11 @@ def test_what_has_no_row_names_the_nearest():
 def test_rows_have_proofs():
     """A row of a sampled release has an event for its sample and adjacency."""
     for unit, place, _, _, scheme, adjacency in rules.TABLE:
-        assert unit in ("example", "client") and adjacency in facts.ALL
+        assert unit in ("example", "client") and adjacency in samples.ALL
         if place == "local step":
-            assert adjacency in facts.EVENTS[facts.SCHEMES[scheme].kind]
+            assert adjacency in samples.EVENTS[facts.SCHEMES[scheme].kind]
         if place == "local training":
-            assert adjacency in facts.EVENTS["touched"]
+            assert adjacency in samples.EVENTS["touched"]
 
 
 def test_examples_under_secure_aggregation_are_those_of_the_worst_client():

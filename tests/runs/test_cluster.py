@@ -14,7 +14,7 @@ import types
 
 import pytest
 
-from jfl.engine.sweep import widened
+from jfl.engine.sweep import pad_row_tables
 from jfl.runs import build as assemble
 from jfl.runs import checkpoint, on_ray, pictures, sweep, train
 from jfl.runs.config import Config
@@ -227,7 +227,7 @@ def test_the_order_of_axes_may_change(straight, tmp_path, computed):
 def test_blocks_hold_every_point_once_and_fit():
     build = lambda **fields: assemble.build(dataclasses.replace(CONFIG, **fields))[0]
     few, others = [build(partition_seed=s) for s in range(7)], [build(algorithm="scaffold")] * 3
-    plans = widened(few + others)
+    plans = pad_row_tables(few + others)
     assert len({p.fed.index.shape for p in plans}) == 1 < len({p.fed.index.shape for p in few})
     assert sweep.programs(plans, range(10), 1e12, 3) == [[[0, 3, 6], [1, 4], [2, 5]], [[7, 8, 9]]]
     one = sweep.client_bytes(plans[0]) * plans[0].chunk

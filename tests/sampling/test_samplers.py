@@ -472,7 +472,7 @@ def test_an_accelerator_draws_without_a_loop(traced_for):
 
 @pytest.mark.parametrize("batch", [65, 400, 3000])
 def test_draws_suffice_for_large_batches(batch):
-    """`draws_for`: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20;
+    """`num_draws`: fewer than `batch` distinct numbers of 2 * batch are a matter of 1e-20;
     of fewer draws, not."""
 
     def too_few(draws):
@@ -486,8 +486,8 @@ def test_draws_suffice_for_large_batches(batch):
             chance[1:] += rise
         return chance[:batch].sum()
 
-    assert too_few(uniform.draws_for(batch)) < 1e-20
-    assert too_few(uniform.draws_for(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
+    assert too_few(uniform.num_draws(batch)) < 1e-20
+    assert too_few(uniform.num_draws(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
 
 
 @pytest.mark.by_default("300")

@@ -160,7 +160,8 @@ def fig2(data, modes=MODES, splits=SPLITS, what="", **more):
     """Define accuracy against epsilon.
 
     Args:
-        data: a key of DATA. modes: name -> fields of the private lines.
+        data: a key of DATA.
+        modes: name -> fields of the private lines.
         splits: name -> fields.
         what: how the title differs.
         more: for `figure`.

@@ -84,7 +84,7 @@ def build(config, clock="step", lr=None, reading="gradient"):
 @named("li2025.std_in_model")
 def _std_in_model(round_, *, constant, work_lr, steps):
     """Return `as_printed.printed_std` for noise that no learning rate shrinks."""
-    last = training.rates(work_lr, round_ * steps + steps - 1, 1)
+    last = training.sum_of_rates(work_lr, round_ * steps + steps - 1, 1)
     return as_printed.printed_std(round_, constant=constant, work_lr=work_lr, steps=steps) / last
 
 

@@ -117,7 +117,7 @@ def watch(config, axes, out, build_plan):
     traces: list[dict] = [{"round": [], GAP: [], DIFFERENCE: [], RATIO: []} for _ in seeds]
     stopwatch, states = Stopwatch(), None
     for count in rounds_before_evaluations(config.rounds, config.evaluate_every).tolist():
-        trained = train(list(plans), seeds, count, states, keeps=True)
+        trained = train(list(plans), seeds, count, states, keep_states=True)
         for seed, one in zip(seeds, trained):
             _stop_if_unhealthy(seed, one)
         states = [one.state for one in trained]

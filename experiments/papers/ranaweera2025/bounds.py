@@ -99,7 +99,7 @@ class Setting:
 
 
 class Problem(NamedTuple):
-    """A line's plan, and what is known before it runs."""
+    """A line's plan, and the constants that are known before it runs."""
 
     plan: Any
     rows: softmax_rows.Rows
@@ -172,8 +172,8 @@ def problem(setting: Setting) -> Problem:
 class Seen(NamedTuple):
     """Measured values from one server's model on.
 
-    They are the gap there, and for each local step of a round the squared mean gradient, lambda and
-    the largest mean square of rows' gradients.
+    These are the gap at the model, and for each local step of a round the squared mean gradient,
+    lambda and the largest mean square of rows' gradients.
     """
 
     gap: float

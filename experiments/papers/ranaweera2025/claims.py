@@ -1,18 +1,19 @@
-"""Ranaweera et al., "Federated learning with differential privacy: an utility-enhanced approach"
-(arXiv 2503.21154, 2025): what it claims about privacy, and what holds.  Utility, convergence and
-reported gains: `theory`.
+"""Privacy claims of Ranaweera et al., arXiv 2503.21154, 2025, as printed and corrected.
+
+The paper is "Federated learning with differential privacy: an utility-enhanced approach". `theory`
+has its utility, convergence and reported gains.
 
 Vectors of length m = 2^L go through the Haar transform h (means and half differences of pairs);
 coefficient j, above s_j leaves, gets Gaussian noise of std sigma C / W_j with weight W_j = s_j, and
-the transform is undone.  An accountant is then given sigma.  That holds only where ||W h|| <= C
-(R5, R6).  As printed it does not: the sum of all entries has m times less noise variance than in
-DP-SGD, and the true noise multiplier is sigma / sqrt(m) or less.
+the transform is undone.  The paper then passes sigma to an accountant. This is correct only if ||W
+h|| <= C (R5, R6). As printed it is not: the sum of all entries has m times less noise variance than
+in DP-SGD, and the true noise multiplier is sigma / sqrt(m) or less.
 
 Readings of the clip, which the text leaves open: R1 ||g|| <= C; R2 ||h|| <= C; R3 each level of h
 <= C; R4 each level of W h <= C; R5 ||W h|| <= C; R6 each level l of W h <= C_l, sum C_l^2 = C^2.
 The base is a level by itself.
 
-Everything is for add_remove.  Arguments are numbers or arrays, which broadcast.
+The adjacency is add_remove.  Arguments are numbers or arrays, which broadcast.
 """
 
 import functools
@@ -123,7 +124,7 @@ def lemma2_factor(m):
     "the sensitivity of the weighted coefficients, which the paper never computes; attained",
 )
 def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain"):
-    """Return the noise multiplier that a release really has: the one to give to an accountant.
+    """Return the true noise multiplier of a release, which an accountant needs.
 
     Args:
         reading: "R1" to "R6", see the module.
@@ -290,7 +291,7 @@ def dynamic_epsilon(rate, mus, delta) -> float:
 
 
 class Audit(NamedTuple):
-    """What an attack on one release showed."""
+    """The result of an attack on one release."""
 
     false_positives: int
     false_negatives: int
@@ -331,8 +332,9 @@ def audit_scores(absent, present, threshold, delta, confidence=0.95) -> Audit:
 def audit_wavelet_leak(
     reading: str, m: int, sigma: float, runs: int, key, delta=1e-5, confidence=0.95
 ) -> Audit:
-    """Release `runs` times without and `runs` times with a constant vector, clipped as R1, R2 or
-    R5; add up; count.
+    """Attack `runs` releases without and `runs` with a constant vector, clipped as R1, R2 or R5.
+
+    The attack adds up the entries of a release and compares the sum with a threshold.
 
     Every coefficient gets its noise and goes through the inverse transform; the threshold is half
     way.

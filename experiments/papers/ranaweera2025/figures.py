@@ -1,18 +1,18 @@
-"""Wavelet noise (Ranaweera et al., arXiv 2503.21154): its figures and tables, what its noise is
-worth, and a study.
+"""Define the experiments of Ranaweera et al., arXiv 2503.21154 (wavelet noise).
 
     python -m experiments.papers ranaweera2025 sample_mnist --quick
     python -m experiments.papers.ranaweera2025.study --collect
 
-The paper prints gains over its baselines; batch sizes, learning rates, filters and delta are lost.
-Lines "WAV" are the mechanism as published, under two of six readings of its clip and with or
-without the smaller noise of Lemma 2: the epsilon that is claimed stands beside the one that is
-proved.  The readings bound R1 the gradient, R2 its coefficients, R3 each level of the coefficients,
-R4 each level of the weighted ones (section 4.3), R5 the weighted ones as a whole, R6 each level of
-them by a norm of its own; R5 and R6 are sound.  "matched" is isotropic noise of the same power,
-"ellipsoid" is sound.  Experiments are reduced: softmax regression instead of a CNN, fewer rounds
-and local steps.  With "-middle" in their names they have the CNN, 5 local epochs and 60 rounds;
-with "-full" the numbers of the paper.  "hours" predicts how long both take here.
+The paper prints gains over its baselines. Its batch sizes, learning rates, filters and delta are
+lost in our copy. Lines "WAV" run the mechanism as published, under some of six readings of its
+clip, with or without the smaller noise of Lemma 2, and show the claimed and the proved epsilon. The
+readings differ in what is clipped: R1 the gradient, R2 its coefficients, R3 each level of the
+coefficients, R4 each level of the weighted coefficients (section 4.3), R5 all weighted coefficients
+together, R6 each level of them by a separate norm. R5 and R6 are sound. Lines "matched" have
+isotropic noise of the same power. Lines "ellipsoid" have a sound shape. Experiments are reduced:
+softmax regression instead of a CNN, fewer rounds and local steps. With "-middle" in their names
+they have the CNN, 5 local epochs and 60 rounds; with "-full" the numbers of the paper. "hours"
+predicts how long both take here.
 """
 
 import dataclasses

@@ -1,5 +1,7 @@
-"""Plans of the study at equal privacy: dense models on images, whose noise and clip follow the Haar
-levels of the pixels."""
+"""Build the plans of the study at equal privacy.
+
+Models are dense networks on images. Noise and clip follow the Haar levels of the pixels.
+"""
 
 import dataclasses
 import functools
@@ -30,7 +32,7 @@ CLIP = 0.5  # of the median norm of public contributions
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What is trained, at which noise."""
+    """A model of the study, and the noise levels at which it is trained."""
 
     name: str  # "linear", or the widths of the hidden layers joined by dashes
     unit: str  # example | client
@@ -97,7 +99,7 @@ def sample_plan(model, clip, noise, post, lr, *, batch, rounds, average=True):
 def client_plan(
     model, clip, noise, post, lr, *, clients, rate, batch, steps, local_lr, rounds, average=True
 ):
-    """DP-FedAvg: clipped model differences, noise on their sum."""
+    """Return DP-FedAvg: clipped model differences, with noise on their sum."""
     algorithm = algorithms.fedavg(
         grad(dense(model).loss),
         lr=local_lr,
@@ -115,7 +117,7 @@ def client_plan(
 
 
 def averaged(algorithm, rounds, average):
-    """Judged by the mean of the models of the last half."""
+    """Return the plan judged by the mean of the models of the last half."""
     return algorithms.averaged(algorithm, rounds // 2) if average else algorithm
 
 
@@ -216,7 +218,7 @@ def maker(model, variant):
     norm.
 
     Variants are the names of `shape_named`; product (a clip for each band); james_stein and soft,
-    after isotropic noise; any with ", last model" behind it, without averaging.
+    after isotropic noise; any of these names followed by ", last model", without averaging.
     """
     name, _, last = variant.partition(", ")
     options, post, apart = model.options() | dict(average=not last), (), name == "product"

@@ -7,8 +7,9 @@ import numpy as np
 
 import jfl
 from jfl.privacy.accountants.tightest import tightest
-from jfl.privacy.guarantees import Overflow, release_of
+from jfl.privacy.guarantees import Overflow
 from jfl.privacy.ledger import entries
+from jfl.privacy.ledger.entry import release_of
 from jfl.runs import train
 from jfl.runs.config import the_unit, the_view
 

@@ -178,7 +178,7 @@ def grid(model, variant, level):
 
 @functools.cache
 def made_by(model, level) -> str:
-    """Return what the cells of a level follow from, but for variant, rate and seed."""
+    """Return the settings that define the cells of a level, except for variant, rate and seed."""
     one = dataclasses.replace(model, levels=model.levels[level], grid=())
     return hashed(one, *about(model.dataset, measure, maker))
 
@@ -303,7 +303,8 @@ def table(lines, models=MODELS, groups=GROUPS):
 
 
 def finding(rows):
-    """One paragraph: what beat isotropic noise beyond its interval, what lost, what did neither."""
+    """Return one paragraph that says which shapes are significantly better or worse than
+    isotropic noise."""
     text = []
     for model in dict.fromkeys(r["model"] for r in rows):
         for level in sorted({r["level"] for r in rows if r["model"] == model}):
@@ -345,7 +346,8 @@ TITLES = dict(
 
 
 def picture(rows, out):
-    """Difference to isotropic noise in points, with its interval, a panel for each model."""
+    """Draw the difference to isotropic noise in points, with its interval, in a panel for each
+    model."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(r["model"] for r in rows))
@@ -423,7 +425,8 @@ def picture(rows, out):
 
 
 def collect(out, results, models=MODELS, groups=GROUPS):
-    """All cells in `out` -> ranaweera2025.json and ranaweera2025_study.png in `results`."""
+    """Collect all cells in `out` into ranaweera2025.json and ranaweera2025_study.png in
+    `results`."""
     lines, others = of_these(every := read(out), models), "of other settings or another version"
     if not lines:
         checks.fail(
@@ -492,8 +495,8 @@ def levels(cells) -> dict:
 
 
 def special(name, experiment, out, quick):
-    """Return the groups of the study, one after another; a quick one has one level, three shapes
-    and few steps."""
+    """Run the groups of the study sequentially; a quick study has one level, three shapes and
+    few steps."""
     out, models, groups = Path(out), MODELS, GROUPS
     out.mkdir(parents=True, exist_ok=True)
     if quick:

@@ -1,5 +1,4 @@
-"""Ranaweera et al., 2025 (arXiv 2503.21154): noise and utility, convergence, and the gains that are
-reported.
+"""Noise and utility, convergence, and reported gains of Ranaweera et al., arXiv 2503.21154, 2025.
 
 Noise shaped by Haar levels costs privacy where it is small and the signal large; what it can gain
 at the same epsilon is `ratio_weighted` for the paper's weights, and `ratio_opt` for the best
@@ -197,7 +196,7 @@ class Constants(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What one step adds to the bound on the distance from the optimum."""
+    """The terms that one step adds to the bound on the distance from the optimum."""
 
     contraction: Any  # Delta_t
     constant: Any  # c_t

@@ -1,14 +1,16 @@
-"""Privacy claims of Talaei, Izadi, "Enhancing federated learning with adaptive differential privacy
-and priority-based aggregation", 2024 (PADPFL): what is printed, and what holds.
+"""Privacy claims of Talaei, Izadi, 2024 (PADPFL), as printed and corrected.
+
+The paper is "Enhancing federated learning with adaptive differential privacy and priority-based
+aggregation".
 
 Every client clips its model to norm `clip_norm`, adds noise and uploads; the server averages with
 impact factors p that add up to 1, adds noise and broadcasts.  The unit is one record of one client,
 replace_one.  `rounds` (T) broadcasts are seen, and `exposures` (R) uploads of a client; an
 honest-but-curious server sees an upload in every round.
 
-As printed, noise is made for a sensitivity of 2 clip_norm / rows, which is false
-(`argmin_counterexample`): the clip only gives 2 clip_norm.  Impact factors that depend on data
-would be an additional release, which nothing here counts.
+As printed, the noise is computed for a sensitivity of 2 clip_norm / rows, which is false
+(`argmin_counterexample`): the clip only gives 2 clip_norm. Impact factors that depend on data would
+be an additional release, which is not counted here.
 
 Plain arithmetic: numbers and NumPy arrays are float64, tracers go through.  Arguments broadcast;
 impact factors are [..., clients].  `rows` is the smallest number of any client (`min_rows`), and
@@ -82,7 +84,7 @@ def assign_impact(ratios, group_sizes):
 
 @claim("Lemma 3, alpha", "rigorous", "adds up to 0")
 def impact_increments(impact, following):
-    """Return alpha, the impact factors of the following round less those of this one."""
+    """Return alpha, the impact factors of the next round minus those of this one."""
     return _impact(following) - _impact(impact)
 
 
@@ -190,8 +192,8 @@ def client_sensitivity(
         inexactness: 0 for an exact solve.
         lrs: [..., steps], the learning rates of a round.
         grad_clip: bound on a step.
-        enforced: that all this is so; if not, the value is 2 clip_norm, which holds.  Clipped
-            gradients do not make a loss Lipschitz.
+        enforced: whether the run enforces all of this; if not, the value is 2 clip_norm, which
+            always holds. Clipping gradients does not make a loss Lipschitz.
 
     Example:
         >>> round(
@@ -238,8 +240,8 @@ def client_noise_std_printed(clip_norm, exposures, factor, rows, epsilon) -> Che
     "eq. (7) is false; if it were true, T-fold noise would be far more than is needed",
 )
 def required_std_printed(clip_norm, rounds, factor, impact, rows, epsilon) -> Checked:
-    """Return 2 clip_norm max p / rows times T c / epsilon: the noise that a broadcast is to have,
-    the clients' included.
+    """Return the noise that a broadcast needs, including that of clients: 2 clip_norm max p T c /
+    (rows epsilon).
 
     Args:
         clip_norm: bound on a client's model.
@@ -315,7 +317,8 @@ def client_noise_std_sound(sensitivity, exposures, mu):
     "if only broadcasts are seen; `joint_epsilon` covers uploads too",
 )
 def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
-    """Return the noise that the average lacks for max(p sensitivity) sqrt(T) / mu per broadcast.
+    """Return the noise that is missing in the average for max(p sensitivity) sqrt(T) / mu per
+    broadcast.
 
     Args:
         sensitivity: sensitivity of a client's upload, [] or [clients].

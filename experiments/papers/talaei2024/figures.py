@@ -1,11 +1,11 @@
-"""PADPFL (Talaei, Izadi, 2024): its figures, its noise, and what impact factors are worth under
-noise that is enough.
+"""Define the experiments of Talaei, Izadi, 2024 (PADPFL): figures, noise, and impact factors under
+sound noise.
 
 The paper prints loss curves and no numbers; splits, clip norms, densities and widths are ours.
-Lines "printed" add the paper's noise, made for a sensitivity that is false: what it proves stands
-beside what is claimed.  Lines "sound" clip the models as it does, "difference" clips what a round
-changes; both get the noise that the server's view asks for, "third" that which is enough if only
-models leave the server.
+Lines "printed" add the paper's noise, which is computed for a false sensitivity; they show the
+claimed and the proved epsilon. Lines "sound" clip the models, as the paper does, and lines
+"difference" clip the change of a model in a round; both have the noise that protects against the
+server. Lines "third" have the noise that is enough if only models leave the server.
 """
 
 import numpy as np
@@ -85,8 +85,8 @@ def stds(
 ) -> dict:
     """Return printed noise, sufficient noise and proved epsilons of a scenario.
 
-    "enough" is for a server that sees all uploads, and "one_upload" for a third party that sees
-    one of a client.
+    "enough" is for a server that sees all uploads, and "one_upload" for a third party that sees one
+    upload of a client.
     """
     groups = theory.SCENARIOS[number].groups
     p = np.repeat(

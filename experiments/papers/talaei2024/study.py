@@ -3,8 +3,8 @@
 Softmax regression on MNIST runs on the clients of scenarios 1 and 3, two classes per client.
 Uploads are differences of models with a small clip norm; noise is calibrated to the view of the
 server, or of a third party that sees only the models.  Clip norm and learning rate are chosen by
-loss on other splits.  For comparison, there are runs without noise, and as printed (clipped models,
-noise for the sensitivity that is false) with the epsilon that this noise proves.
+loss on other splits.  For comparison, there are runs without noise, and runs as printed (clipped
+models, noise for the false sensitivity) with the epsilon that is proved for them.
 """
 
 import time

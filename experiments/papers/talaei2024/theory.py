@@ -1,10 +1,9 @@
-"""Convergence claims of Talaei, Izadi, 2024 (PADPFL), and the settings and statements of their
-experiments.
+"""Convergence claims of Talaei, Izadi, 2024 (PADPFL), and the settings of their experiments.
 
 Clients solve min l_i(x) + prox_mu |x - x~|^2 / 2 from the broadcast x~, up to an inexactness; L =
 sum p_i l_i.  Losses are `smoothness`-smooth, `weak_convexity` bounds how concave they are (0 if
-convex), and mu_bar = prox_mu - weak_convexity.  The bias of clipped weights is in no bound.  Plain
-arithmetic: floats stay floats, and arrays and tracers go through; parameters are flat arrays.
+convex), and mu_bar = prox_mu - weak_convexity.  No bound includes the bias of clipped weights.
+Functions accept floats, arrays and tracers; parameters are flat arrays.
 """
 
 import math
@@ -26,7 +25,7 @@ class Lambdas(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What Theorems 2 and 3 take as known."""
+    """Constants that Theorems 2 and 3 take as known."""
 
     gap: Any  # Theta = L(x_0) - L*
     grad_bound: Any  # beta >= |grad L|
@@ -190,7 +189,7 @@ def theorem2_printed(lambdas: Lambdas, c: Constants, rounds, epsilon) -> Checked
     "as Theorem 2, with an extra term that is too small, and is there without a change",
 )
 def theorem3_printed(lambdas: Lambdas, c: Constants, largest_loss, rounds, epsilon) -> Checked:
-    """Return Theorem 2 with the lambdas of A', and largest_loss / 2 a round."""
+    """Return Theorem 2 with the lambdas of A', plus largest_loss / 2 per round."""
     return _printed(lambdas, c, rounds, epsilon, largest_loss / 2)
 
 
@@ -199,7 +198,7 @@ def optimal_rounds_printed(lambdas: Lambdas, c: Constants, epsilon) -> int:
     """Return the number of rounds, 1 or more, with the smallest `theorem2_printed`, which is convex
     in it.
 
-    Without noise and with lambda_2 < 0 it falls for ever, and there is none.
+    Without noise and with lambda_2 < 0 the bound falls without end, and there is no such number.
     """
     square, cross, noise = theorem2_constants(lambdas, c)
     if square >= 0:
@@ -219,14 +218,14 @@ def stationarity_bound(
     It is [gap + extra + T (cross beta E|n| + noise E|n|^2)] / (T |square|).
 
     Args:
-        lambdas: of a round, by `fedprox_lambdas`.
+        lambdas: constants of a round, from `fedprox_lambdas`.
         gap: L(x_0) - L*.
         rounds: T.
-        std: of the noise in a broadcast, that of clients included.
+        std: std of the noise in a broadcast, including that of clients.
         dim: numbers in the model.
         grad_bound: beta >= |grad L|; None: `cross` is 0.
         extra: sum of `adaptive_extra_term` over the rounds, for impact factors that change; then
-            `gap` is the first L at x_0 less the least value of the last L.
+            `gap` is the first L at x_0 minus the minimum of the last L.
 
     It needs lambda_2 < 0.
     """
@@ -292,8 +291,11 @@ class Group(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """Rounds are counted from 0; from round `swap_round` on, the first and the last group change
-    places in quality."""
+    """Groups of clients and assignments of impact factors.
+
+    Rounds are counted from 0. From round `swap_round` on, the first and the last group swap
+    their qualities.
+    """
 
     groups: tuple[Group, ...]
     # name -> ratios by group, for each stage; the second one begins at swap_round

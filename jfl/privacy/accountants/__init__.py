@@ -1,5 +1,4 @@
-"""Privacy accountants: pure functions from events to epsilon or delta.  They know nothing of
-plans."""
+"""Accountants: pure functions from events to epsilon or delta, which know no plan."""
 
 from ...core.lazy import submodules as _submodules
 

@@ -6,7 +6,11 @@ BARE = Caveat("No privacy: no mechanism of this plan adds noise.", "no-noise")
 EVERY_ROUND = Caveat(
     "Assumes the worst case: the client participates in every round.", "every-round"
 )
-TURNS = "Assumes the worst case: the client participates in every round of its group, one round in "
+TURNS = Caveat(
+    "Assumes the worst case: the client participates in every round of its group, one round in "
+    "{f.sampler.separation}.",
+    "turns",
+)
 HONEST = Caveat(
     "Assumes that cohorts are sampled honestly and are not revealed to the third party.",
     "honest-cohort",
@@ -60,6 +64,24 @@ IMPLIED_TWICE = Caveat(
     "Follows from the client-level noise: replacing one example changes an upload by up to twice "
     "the clip norm.",
     "implied-twice",
+)
+ONE_SAMPLE = Caveat(
+    "The releases of this algorithm may share a sample, so no privacy amplification by sampling is "
+    "counted.",
+    "one-sample",
+)
+PROX_ERM = (
+    "Assumes convex, Lipschitz losses, solved accurately enough that replacing one row moves a "
+    "client's solution by at most {:g}."
+)
+CONTRACTION = (
+    "Assumes that losses are convex, (2 / lr)-smooth and {:g}-Lipschitz for every row and all "
+    "parameters, and have finite gradients."
+)
+INTEGERS = Caveat(
+    "Uploads are integers of {s.encoding.bits} bits per coordinate, and noise is drawn from a "
+    "63-bit table.",
+    "integers",
 )
 SECURE = Caveat(
     "Assumes secure aggregation: the server sees only the sum of a cohort's uploads, no client "

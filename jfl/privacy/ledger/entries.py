@@ -1,22 +1,21 @@
-"""From a plan to what its rounds release about an example or a client, for each view: the facts of
-the plan, the rules of the table, and the caveats of both."""
+"""The entries of a plan's ledger: what its rounds release about an example or a client, to each
+view.  The facts of the plan choose a rule of the table for each noisy place; the rule gives the
+release, and the caveats that go with it."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from ...core import checks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan
-from ...kernels.normals import MAX_VALUES as MAX_NORMALS
+from ...kernels.normals import MISSING
+from ...kernels.normals import MOST as MAX_NORMALS
 from ...verify import check as verify
 from ...verify.client import params_shapes
 from ..mechanisms.chain import check_schedules, noisy
 from . import rules
 from .caveats import (
-    EVERY_ROUND,
-    HONEST,
     IMPLIED,
     IMPLIED_TWICE,
     OF_CLIENTS,
@@ -27,30 +26,32 @@ from .caveats import (
     PUBLIC,
     SIMULATION,
     STOPS,
-    TURNS,
 )
-from .entry import Entry, effective, with_reach, worst_columns
+from .entry import Entry, worst_columns
 from .facts import Facts, Site, read
 
 VIEWS = ("server", "third_party", "aggregate")
+MAX_ROUNDS = 10**12
 # Normals that are drawn for each parameter of the model, at most: wavelet noise is padded, and an
 # upload may hold several trees.  Only the square root of their number counts.
-NORMALS_OF_A_PARAMETER = 64
+NORMALS_PER_PARAMETER = 64
 
 
-def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
-    """Return all that the noise of the first `rounds` rounds of a plan may protect; empty without
-    noise.
+def entries(plan: Plan, rounds: int | None = 1, others: bool = True) -> list[Entry]:
+    """Return everything that the noise of the first `rounds` rounds of a plan may protect; empty
+    without noise.
 
     Args:
         plan: a Plan.
-        rounds: how many of its rounds are looked at.
+        rounds: the number of rounds.
         others: whether noise of other clients counts for a third party.
 
     Raises:
-        ValueError: if the plan holds traced values: a ledger is kept on the host; if a clip norm or
-            noise that is a function of the round falls below 1e-15 in one of the rounds.
+        ValueError: if the plan holds traced values, because the ledger runs on the host; if a clip
+            norm or noise that is a function of the round falls below 1e-15 in one of the rounds.
     """
+    checks.require_type("jfl.guarantee", Plan, "jfl.plan", plan=plan)
+    checks.require_integer("jfl.guarantee", max_value=MAX_ROUNDS, rounds=rounds)
     if not checks.is_concrete(plan):
         checks.fail(
             "jfl.guarantee",
@@ -58,27 +59,26 @@ def entries(plan: Plan, rounds: int = 1, others: bool = True) -> list[Entry]:
             "traced ones",
             "Call it outside jit and vmap.",
         )
+    rounds = int(rounds or 0)  # an integer > 0, which is checked above
     check_schedules("jfl.guarantee", plan, rounds)
     facts = read(plan, rounds, others)
-    own = [_entry_of(facts, facts.local, "example", v) for v in VIEWS[:2] if facts.local]
+
     views = VIEWS if facts.is_secure else VIEWS[:2]
-    clients = [_entry_of(facts, (facts.upload,), "client", v) for v in views if facts.upload]
+    of_examples = [_entry_of(facts, facts.local, "example", v) for v in VIEWS[:2] if facts.local]
+    of_clients = [_entry_of(facts, (facts.upload,), "client", v) for v in views if facts.upload]
     if facts.release:
-        clients.append(_entry_of(facts, (facts.release,), "client", "third_party"))
-    listed = own + clients
-    if all(e.refusal for e in own):
-        listed += [_implied(facts, e) for e in clients]
+        of_clients.append(_entry_of(facts, (facts.release,), "client", "third_party"))
+    listed = of_examples + of_clients
+    if all(e.refusal for e in of_examples):
+        listed += [_implied(facts, e) for e in of_clients]
     if not listed:
         return []
+
     try:  # how many normals one release of one client is computed from, at most
-        normals = min(NORMALS_OF_A_PARAMETER * pytrees.size(params_shapes(plan)), MAX_NORMALS)
+        normals = min(NORMALS_PER_PARAMETER * pytrees.size(params_shapes(plan)), MAX_NORMALS)
     except Exception:  # a task that cannot be traced here: what one key can draw at most
         normals = MAX_NORMALS
-    for k, entry in enumerate(listed):
-        releases = plan.sampler.clients if entry.unit == "client" or entry.implied else 1
-        entry = entry._replace(caveats=entry.caveats + _caveats_of_plan(plan, entry))
-        listed[k] = with_reach(entry, float(normals) * releases)
-    return verify.judge_entries(plan, listed)
+    return verify.judge_entries(plan, [_of_plan(plan, e, float(normals)) for e in listed])
 
 
 def _entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> Entry:
@@ -93,69 +93,60 @@ def _entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> En
                 "Use batch samplers of one kind.",
                 error=NotAnalysable,
             )
-        found = [rules.find(facts, site, unit, view) for site in sites]
+        proofs = [(rules.find(facts, site, unit, view), site) for site in sites]
     except NotAnalysable as error:
         return Entry(unit, view, adjacencies[0], refusal=str(error))
+    parts = tuple(rule.part(facts, site) for rule, site in proofs)
+    rule, site = proofs[0]
+    remarks = [
+        (Caveat(remark.caveat.format(f=facts, s=site), remark.caveat.code), remark.is_assumption)
+        for rule, site in proofs
+        for remark in rule.remarks
+        if remark.applies(facts, site)
+    ]
+    caveats = [caveat for caveat, _ in remarks] + [c for site in sites for c in site.assumed]
+    is_assumed = any(is_assumption for _, is_assumption in remarks)
+
+    # The server sees who participates, so every client counts as participating in every round.
     attendance, count = facts.attendance, len(facts.rows)
-    parts = tuple(rule.part(facts, site) for rule, site in zip(found, sites))
-    is_local, of_round = unit == "example", found[0].of_round
-    gains = view == "third_party" and facts.scheme.absence and not of_round
-    share = np.zeros(count)
-    if view == "third_party" and not of_round:
-        share = np.broadcast_to(attendance.share, (count,))
+    is_hidden = view == "third_party" and not rule.of_round
+    gains = is_hidden and facts.scheme.absence
+    share = np.broadcast_to(attendance.share if is_hidden else 0.0, (count,))
     chance = np.broadcast_to(attendance.chance if gains else 1.0, (count,))
-    turns = 1 if of_round else attendance.turns
-    row_overflow: Any = None
-    overflow = attendance.overflow
-    if is_local:
-        lost = [rules.row_overflow(facts, site) for site in sites]
-        overflow, row_overflow = turns * sum(float(each.max()) for each in lost), sum(lost)
-    elif sites[0].place == "upload" and parts[0].joint:
+    turns = 1 if rule.of_round else attendance.turns
+
+    rows, counted = np.ones(count, int), np.arange(count)
+    overflow, row_overflow = attendance.overflow, None
+    if unit == "example":
+        rows, counted = facts.rows, np.flatnonzero(facts.rows > 0)
+        overflow = turns * sum(float(site.overflow.max()) for site in sites)
+        row_overflow = sum(site.overflow for site in sites)
+    elif site.place == "upload" and parts[0].joint:
         overflow = 0.0
-    assumed, remarks = [], []
-    for rule, site in zip(found, sites):
-        for texts, out in ((rule.assumes, assumed), (rule.remarks, remarks)):
-            for text in texts:
-                out.extend([text] if isinstance(text, Caveat) else text(facts, site))
-    rows = facts.rows if is_local else np.ones(count, int)
-    counted = np.flatnonzero(facts.rows > 0) if is_local else np.arange(count)
     return Entry(
         unit,
         view,
         adjacencies[0],
         parts,
-        None if of_round else chance,
+        None if rule.of_round else chance,
         turns,
-        worst_columns(rows, share, [effective(p) for p in parts], counted),
+        worst_columns(rows, share, [p.noise for p in parts], counted),
         overflow,
         row_overflow,
         mixture=gains or parts[0].sampling == "participation",
-        noise_of="server" if sites[0].place == "release" else "client",
-        status="conditional" if assumed else "proved",
-        caveats=(*_caveats_of_attendance(facts, sites[0], view), *dict.fromkeys(assumed + remarks)),
-        method=found[0].method,
+        noise_of="server" if site.place == "release" else "client",
+        status="conditional" if is_assumed or any(site.assumed for site in sites) else "proved",
+        caveats=tuple(dict.fromkeys(caveats)),
+        method=rule.method,
     )
-
-
-def _caveats_of_attendance(facts: Facts, site: Site, view: str) -> tuple:
-    """Return the caveats about who takes part."""
-    sampler, scheme = facts.sampler, facts.scheme
-    if site.place == "release" and sampler.epoch > 1:
-        return (HONEST,)
-    if site.place == "release" and sampler.separation > 1:
-        turns = Caveat(f"{TURNS}{sampler.separation}.", "turns")
-        return (turns, HONEST) if scheme.kind == "poisson" else (turns,)
-    if sampler.scheme == "full":
-        return ()
-    return (HONEST,) if view == "third_party" and scheme.absence else (EVERY_ROUND,)
 
 
 def _implied(facts: Facts, entry: Entry) -> Entry:
     """Return what noise for clients proves for their examples.
 
-    Under replace_one the numbers are the same.  Under the others they are not: the client with the
+    Under replace_one the numbers are the same.  Under the other adjacencies the client with the
     other example is two steps away, so its upload moves by twice the bound, and only its absence is
-    credited.
+    a gain.
     """
     entry = entry._replace(unit="example", implied=True)
     if entry.refusal:
@@ -163,44 +154,55 @@ def _implied(facts: Facts, entry: Entry) -> Entry:
     if entry.adjacency == "replace_one":
         return entry._replace(caveats=entry.caveats + (IMPLIED,))
     (part,) = entry.parts
-    plain = part._replace(sampling="none", moves=2.0, summed=None)
+    alone = dataclasses.replace(part, sampling="none", moves=2.0, summed=None)
     if part.renyi is not None:
-        plain = rules.integers(facts.upload, part.renyi[2], moves=2.0)
-    # rounds that are not independent: a client absent from one is in the noise of others
-    alone = not plain.joint
-    gains = alone and entry.view == "third_party" and facts.scheme.absence
-    chance = np.max(facts.attendance.chance) if gains else 1.0
-    rows = np.ones(facts.rows.shape, int)
+        alone = rules.integers(facts.upload, part.renyi[2], moves=2.0)
+    # If rounds are not independent, a client absent from one round is in the noise of others.
+    gains = not part.joint and entry.view == "third_party" and facts.scheme.absence
+    count = len(facts.rows)
+    chance = np.full(count, np.max(facts.attendance.chance) if gains else 1.0)
     return entry._replace(
-        parts=(plain,),
-        chance=np.full(rows.shape, chance) if alone else None,
-        turns=facts.attendance.turns if alone else 1,
-        worst=worst_columns(rows, 0.0 * rows, [effective(plain)], np.arange(len(rows))),
+        parts=(alone,),
+        chance=None if part.joint else chance,
+        turns=1 if part.joint else facts.attendance.turns,
+        worst=worst_columns(np.ones(count), np.zeros(count), [alone.noise], np.arange(count)),
         overflow=0.0,
         mixture=gains,
         caveats=entry.caveats + (IMPLIED_TWICE,),
     )
 
 
-def _caveats_of_plan(plan: Plan, entry: Entry) -> tuple:
-    """Return the caveats of everything that the plan releases."""
-    uneven = entry.unit == "client" and (
-        callable(plan.weights) or np.ptp(np.asarray(plan.weights)) > 0
-    )
-    algorithm, personal = plan.algorithm, ()
+def _of_plan(plan: Plan, entry: Entry, normals: float) -> Entry:
+    """Return an entry with the caveats of everything that the plan releases, and with the number of
+    normals from which its releases are computed.
+
+    The distribution of computed noise differs from the exact one by at most the mass that its
+    normals miss, which costs (1 + e^epsilon) of delta, as an overflow does.  It is charged here
+    where `shifts_of` does not charge it: for Laplace noise, each number of which is made of two
+    pairs of normals, and for samples that may hold a unit several times.
+    """
+    if entry.unit == "client" or entry.implied:  # a release holds the noise of all clients
+        normals = normals * plan.sampler.clients
+    charged = [p for p in entry.parts if p.is_laplace or p.sampling == "with_replacement"]
+    missed = 2 * MISSING * normals * sum(float(np.max(p.count)) for p in charged)
+    row_overflow = None if entry.row_overflow is None else entry.row_overflow + missed
+
+    weights, algorithm = plan.weights, plan.algorithm
+    uneven = entry.unit == "client" and (callable(weights) or np.ptp(np.asarray(weights)) > 0)
+    caveats = [SIMULATION, STOPS]
+    caveats += [PUBLIC] if entry.adjacency == "add_remove" or uneven else []
+    caveats += [c for n, c in OF_CLIENTS.items() if getattr(plan.sampler, n, None) is not None]
+    caveats += [PAIRED] if plan.paired_noise else []
     if algorithm.personal is not None:
         declared = bool(algorithm.releases) and algorithm.personal_releases is not None
-        counted = declared and all(noisy(r.mechanism) for r in algorithm.all_releases)
-        personal = (PERSONAL if counted else PERSONAL_BARE,)
-    of_clients = (c for n, c in OF_CLIENTS.items() if getattr(plan.sampler, n, None) is not None)
-    return (
-        SIMULATION,
-        STOPS,
-        *((PUBLIC,) if entry.adjacency == "add_remove" or uneven else ()),
-        *of_clients,
-        *((PAIRED,) if plan.paired_noise else ()),
-        *personal,
-        *(Caveat(text, "data") for text in getattr(plan.fed, "caveats", ())),
+        is_counted = declared and all(noisy(r.mechanism) for r in algorithm.all_releases)
+        caveats.append(PERSONAL if is_counted else PERSONAL_BARE)
+    caveats += [Caveat(text, "data") for text in getattr(plan.fed, "caveats", ())]
+    return entry._replace(
+        normals=normals,
+        overflow=entry.overflow + missed * entry.turns,
+        row_overflow=row_overflow,
+        caveats=(*entry.caveats, *caveats),
     )
 
 
@@ -271,11 +273,10 @@ def personal(plan: Plan, rounds: int) -> Entry:
         return both
     caveats = (c for c in both.caveats + server.caveats if c != PERSONAL)
     conditional = "conditional" in (both.status, server.status)
-    both = both._replace(
+    return _of_plan(plan, both, server.normals)._replace(
         status="conditional" if conditional else "proved",
         caveats=(*dict.fromkeys(caveats), PERSONAL_TOO),
     )
-    return with_reach(both, server.normals)
 
 
 # --- the ledger as a table for people
@@ -344,7 +345,7 @@ def _lines(entry: Entry) -> list:
             sampling = f"{show(part.sample)} draws with_replacement"
         if part.seen:
             sampling, rate = f"{sampling}, seen", ""
-        noise = show(effective(part)) + " laplace" * (part.law == "laplace")
+        noise = show(part.noise) + " laplace" * part.is_laplace
         lines.append((*who, part.release, sampling, rate, noise, show(part.count), participation))
         who = ("", "", "")
     return lines

@@ -1,10 +1,11 @@
-"""Entries of the ledger: what one plan releases about one unit to one view, as data, and as the
-events of an accountant.
+"""An entry of the ledger: what one plan releases about one unit to one view, as plain data; and its
+release, as the events of an accountant.
 
 An entry has a part for each noisy release.  Arrays have a column for each client [C], or one column
 if all clients are identical, and a row for each round, or one row if all rounds are identical.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -14,12 +15,13 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 from ...kernels.normals import MISSING
 from ..accountants import events
+from ..accountants.samples import Sample, gaussian_on, laplace_on
+from ..accountants.tightest import Release
 from ..accountants.truncation import Shift, left_of
-from .facts import EVENTS, Sample, laplace
 
-GROUPS = 16  # of clients, in the search for the worst one
-ABSENT = 1e12  # a noise multiplier where a unit does not come
-ONE = np.ones((1, 1))
+MAX_PAIRS = 16  # of clients, among which the worst one is searched
+ABSENT = 1e12  # the noise multiplier of a round in which a unit does not participate
+ONE, ONES, ZEROS = np.ones((1, 1)), np.ones(1), np.zeros(1)
 
 
 class WeightedSum(NamedTuple):
@@ -27,32 +29,52 @@ class WeightedSum(NamedTuple):
 
     weights: np.ndarray  # [rounds or 1, C]
     others: bool  # whether the noise of the other clients counts
-    # noise of the server is added to a sum of uploads with noise of their own:
-    uploads: np.ndarray | None = None  # their multipliers [rounds or 1, C or 1]
-    unit: np.ndarray | None = None  # sensitivity of the release, in those of an upload [rounds, 1]
+    # If the server adds noise to the sum:
+    uploads: np.ndarray | None = None  # noise multipliers of uploads, [rounds or 1, C or 1]
+    unit: np.ndarray | None = (
+        None  # sensitivity of the sum over that of an upload, [rounds or 1, 1]
+    )
 
 
-class Part(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
     """One noisy release: what is released, on which sample, with how much noise, how often."""
 
     release: str  # local step | local training | upload | sum of uploads | model
-    multiplier: np.ndarray  # [rounds or 1, C or 1], std over sensitivity: what the chain states
-    sampling: str = "none"  # a kind of sample, as in facts.EVENTS
-    sample: np.ndarray = np.ones(1)  # [C or 1] elements drawn, or the probability of one
-    population: np.ndarray = np.ones(1)  # [C or 1] elements that they are drawn from
-    capacity: np.ndarray = np.zeros(1)  # [C or 1] of a truncated Poisson sample
-    count: np.ndarray = np.ones(1)  # [C or 1] times in a participation (or in a round)
-    seen: bool = False  # the sample counts as known: no gain
+    multiplier: np.ndarray  # std over sensitivity, as the chain states it, [rounds or 1, C or 1]
+    is_laplace: bool = False
+    sampling: str = "none"  # a kind of sample, as in samples.EVENTS
+    # Elements drawn, or the probability of one, [C or 1]; elements that they are drawn from,
+    # [C or 1]; capacity of a truncated Poisson sample, [C or 1]:
+    sample: np.ndarray = dataclasses.field(default_factory=ONES.copy)
+    population: np.ndarray = dataclasses.field(default_factory=ONES.copy)
+    capacity: np.ndarray = dataclasses.field(default_factory=ZEROS.copy)
+    # Releases in a participation, or in a round, [C or 1]:
+    count: np.ndarray = dataclasses.field(default_factory=ONES.copy)
+    seen: bool = False  # the sample counts as known, so it amplifies nothing
     moves: float = 1.0  # sensitivities by which the unit moves the release at most
-    # [rounds or 1, C or 1]: times the multiplier, the noise that a unit meets; inf in a round in
-    # which it does not come
-    factor: np.ndarray = ONE
-    joint: bool = False  # the rounds are one release, of which the factor is the share of each
+    # noise that protects the unit over the multiplier, [rounds or 1, C or 1]; inf in a round in
+    # which the unit does not participate
+    factor: np.ndarray = dataclasses.field(default_factory=ONE.copy)
+    joint: bool = False  # all rounds are one release, of which each round has a share
     summed: WeightedSum | None = None
-    # slopes and constants of Renyi bounds, all that is known where the noise is of integers; and
-    # of how many clients it is
+    # of integers: slopes and constants of Renyi bounds, and the number of clients
     renyi: tuple | None = None
-    law: str = "gaussian"  # or "laplace", with its multiplier in the sum of absolute values
+    noise: np.ndarray = dataclasses.field(init=False)  # the multipliers that protect the unit
+
+    def __post_init__(self):
+        total = self.summed
+        if total is None:
+            noise = np.minimum(self.multiplier / self.moves * self.factor, ABSENT)
+        else:  # the noise is everybody's, but only the client's own upload moves the sum
+            uploads = self.multiplier if total.uploads is None else total.uploads
+            server = 0.0 if total.uploads is None else total.unit * self.multiplier
+            square = np.square(total.weights * uploads)
+            square = square.sum(1, keepdims=True) if total.others else square
+            shares = np.where(total.weights > 0, total.weights, 1.0)
+            std = np.sqrt(square + np.square(server)) / shares
+            noise = np.where(total.weights > 0, np.minimum(std, ABSENT), ABSENT)
+        object.__setattr__(self, "noise", noise)
 
     @property
     def rate(self) -> np.ndarray:
@@ -62,37 +84,39 @@ class Part(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One thing to guarantee: what is released about a unit to a view, in each round.
+    """One thing to guarantee: what each round releases about a unit to a view.
 
-    With `rounds`, an entry says what a whole run of that many rounds releases; with `stretches`,
-    what several stretches of rounds release together.
+    With `rounds`, it is what a whole run of that many rounds releases; with `stretches`, what
+    several stretches of rounds release together.
     """
 
     unit: str  # example | client
     view: str  # server | third_party | aggregate | personal
     adjacency: str  # add_remove | replace_one | zero_out
-    parts: tuple = ()  # of Part: a participation of a client; a round where `chance` is None
-    chance: np.ndarray | None = None  # [C] probability that the client takes part; 1: every round
-    turns: int = 1  # how often a client may run in a round, each with its chance
-    worst: tuple = ()  # of columns (of parts, of chances): no client is worse off than one of these
-    overflow: float = 0.0  # probability, a round, that a draw finds no slot
-    row_overflow: np.ndarray | None = None  # [C] of a row drawn, in a participation
-    mixture: bool = False  # gains from a client's absence only
+    # of Part: the releases of a participation of a client, or of a round if `chance` is None
+    parts: tuple = ()
+    chance: np.ndarray | None = None  # probability that the client participates, [C]
+    turns: int = 1  # how often a client may participate in a round, each time with its chance
+    # Pairs of columns, of parts and of chances: no client is worse off than one of these pairs.
+    worst: tuple = ()
+    overflow: float = 0.0  # probability that a draw of a round finds no slot
+    row_overflow: np.ndarray | None = None  # probability of it in a participation, [C]
+    mixture: bool = False  # the only gain is a client's absence
     implied: bool = False  # by another unit's guarantee
     noise_of: str = "client"  # who adds it: client | server
-    rounds: int | None = None  # None: an entry of each round
-    participations: np.ndarray | None = None  # Int[C] in all those rounds, instead of a chance
+    rounds: int | None = None  # None: the entry is of each round
+    participations: np.ndarray | None = None  # Int[C], in all these rounds, instead of a chance
     stretches: tuple = ()  # of Stretch
     refusal: str = ""  # the reason if there is no epsilon
     status: str = "proved"  # proved | conditional
     caveats: tuple = ()
     method: str = ""  # the name of a mechanism whose rounds are not independent
-    normals: float = 1.0  # drawn for one release, at most; 0: ideal noise
+    normals: float = 1.0  # maximum number drawn for one release; 0: ideal noise
 
     @property
     def changes(self) -> bool:
-        """Whether the noise of a round depends on its number."""
-        return self.rounds is None and any(len(effective(p)) > 1 for p in self.parts)
+        """Whether the noise differs between rounds."""
+        return self.rounds is None and any(len(p.noise) > 1 for p in self.parts)
 
 
 class Stretch(NamedTuple):
@@ -100,21 +124,6 @@ class Stretch(NamedTuple):
 
     rounds: int
     entry: Entry
-
-
-def effective(part: Part) -> np.ndarray:
-    """Return the multipliers that a client meets, [rounds or 1, C or 1]."""
-    total = part.summed
-    if total is None:
-        return np.minimum(part.multiplier / part.moves * part.factor, ABSENT)
-    # the noise is everybody's, the shift the client's own
-    uploads = part.multiplier if total.uploads is None else total.uploads
-    server = 0.0 if total.uploads is None else total.unit * part.multiplier
-    noise = np.square(total.weights * uploads)
-    noise = noise.sum(1, keepdims=True) if total.others else noise
-    shares = np.where(total.weights > 0, total.weights, 1.0)
-    std = np.sqrt(noise + np.square(server)) / shares
-    return np.where(total.weights > 0, np.minimum(std, ABSENT), ABSENT)
 
 
 def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry:
@@ -136,8 +145,8 @@ def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry
         )
     steady = constant or not entry.changes
     course = lambda p: ONE if steady else p.multiplier / p.multiplier[:1]
-    parts = tuple(p._replace(multiplier=multiplier * course(p)) for p in entry.parts)
-    return entry._replace(parts=parts)
+    parts = [dataclasses.replace(p, multiplier=multiplier * course(p)) for p in entry.parts]
+    return entry._replace(parts=tuple(parts))
 
 
 def of_client(entry: Entry, client: int) -> Entry:
@@ -145,12 +154,9 @@ def of_client(entry: Entry, client: int) -> Entry:
     return entry._replace(worst=((client, client),))
 
 
-# --- which clients may be the worst off
-
-
 def worst_columns(rows, amount, noise, counted) -> tuple:
     """Return pairs of columns such that every client is at most as badly off as one of these: with
-    the rows and noise of the one, and the amount of the other.
+    the rows and noise of the first, and the participation of the second.
 
     Args:
         rows: Int[C]; fewer never help: a larger rate, or more looks at each row.
@@ -166,76 +172,74 @@ def worst_columns(rows, amount, noise, counted) -> tuple:
         columns = [z[:, counted] for z in noise if z.shape[1] > 1]
         distinct = np.unique(np.vstack([rows, amount, *columns]), axis=1, return_index=True)[1]
         return tuple((c, c) for c in counted[distinct].tolist())
-    # by ascending rows, the clients with more participation than all that have fewer rows
+    # by ascending rows, the clients that participate more than all clients with fewer rows
     order = np.lexsort((-amount, rows))
     before = np.maximum.accumulate(np.append(-1.0, amount[order]))[:-1]
     clients = order[amount[order] > before]
     # neighbours share a pair: the fewest rows of one, the largest amount of another
-    groups = np.array_split(clients, min(GROUPS, len(clients)))
+    groups = np.array_split(clients, min(MAX_PAIRS, len(clients)))
     return tuple((int(counted[group[0]]), int(counted[group[-1]])) for group in groups)
 
 
-# --- events
+# --- the release of an entry
 
 
-def events_of(entry: Entry, rounds: int) -> tuple:
-    """Return the events of `rounds` repetitions of an entry, one for each client that may
-    be the worst off."""
-    listed = events_of_round(entry)
-    if entry.changes:
-        return tuple(of_rounds(event, rounds) for event in listed)
-    return tuple(events.repeat(event, rounds) for event in listed)
+def release_of(entry: Entry, rounds: int) -> Release:
+    """Return what `rounds` rounds of an entry release: the events, and the delta they leave out."""
+    listed = events_of(entry, rounds)
+    if not listed:  # nobody participates
+        return Release(listed)
+    return Release(listed, entry.overflow * rounds, shifts=shifts_of(entry, rounds))
 
 
-def events_of_round(entry: Entry) -> tuple:
-    """Return the events of a round, or of a whole run: one for each client that may be the worst
-    off.  If the noise of a round depends on its number, it is an array."""
+def events_of(entry: Entry, rounds: int | None = None) -> tuple:
+    """Return the events of `rounds` rounds of an entry, one for each client that may be the worst
+    off; without `rounds`, those of one round, whose noise is an array if it differs by rounds."""
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
     if not entry.stretches:
-        return tuple(_event_of_client(entry, *columns) for columns in entry.worst)
+        return tuple(_event_of_client(entry, *columns, rounds) for columns in entry.worst)
     out = []
     for columns in entry.worst:  # a column for each stretch
         each = zip(entry.stretches, columns)
         ran = [events_of(s.entry._replace(worst=(c,)), s.rounds)[0] for s, c in each]
-        out.append(ran[0] if len(ran) == 1 else events.compose(*ran))
+        event = ran[0] if len(ran) == 1 else events.compose(*ran)
+        out.append(event if rounds is None else events.repeat(event, rounds))
     return tuple(out)
 
 
-def _event_of_client(entry: Entry, first: int, other: int):
+def _event_of_client(entry: Entry, first: int, other: int, rounds: int | None):
     """Return the event for a client with the parts of one column and the participation of
     another."""
     times, releases, changes = entry.rounds, [], False
     if entry.participations is not None:
         times = int(entry.participations[other])
     for part in entry.parts:
-        numbers = part.sample, part.population, part.capacity, part.count, effective(part)
+        numbers = part.sample, part.population, part.capacity, part.count, part.noise
         *numbers, noise = (v[..., first if v.shape[-1] > 1 else 0] for v in numbers)
         drawn, population, capacity, count = map(float, numbers)
         if entry.participations is not None and len(noise) > 1:
-            # the client may have come in the rounds with the least noise
+            # the client may have participated in the rounds with the least noise
             noise = np.sort(np.repeat(noise, entry.turns))[:times]
         noise, changes = (noise, True) if len(noise) > 1 else (float(noise[0]), changes)
-        sample = Sample(drawn, population, capacity, drawn / population)
         if part.renyi is not None:
             release = events.renyi_bound(*part.renyi[:2])
-        elif part.law == "laplace":
-            release = laplace(part.sampling, entry.adjacency, sample, noise, part.seen)
         else:
-            release = events.gaussian(noise)
-            everybody = part.sampling in ("without_replacement", "touched") and sample.rate >= 1
-            if not everybody:
-                release = EVENTS[part.sampling][entry.adjacency](sample, release)
-            release = events.seen(release) if part.seen else release
+            sample = Sample(drawn, population, capacity, drawn / population)
+            on_sample = laplace_on if part.is_laplace else gaussian_on
+            release = on_sample(part.sampling, entry.adjacency, sample, noise, part.seen)
         releases.append(events.repeat(release, count))
     event = releases[0] if len(releases) == 1 else events.compose(*releases)
     if entry.participations is None and entry.chance is not None:
         chance = float(entry.chance[other])
         event = events.participation(chance, event) if chance < 1 else event
         event = events.repeat(event, entry.turns)
-    if times is None:
+    if times is not None:  # a whole run
+        event = events.series(event, np.ones(times)) if changes else events.repeat(event, times)
+        changes = False
+    if rounds is None:
         return event
-    return events.series(event, np.ones(times)) if changes else events.repeat(event, times)
+    return of_rounds(event, rounds) if changes else events.repeat(event, rounds)
 
 
 def of_rounds(event, rounds: int):
@@ -263,27 +267,7 @@ def levels_of(event: Any, rounds: int) -> tuple:
     return jax.tree.map(lambda z: z[first] if np.ndim(z) else z, event), which.reshape(-1)
 
 
-# --- what the reach of computed noise costs
-
-
-def with_reach(entry: Entry, normals: float) -> Entry:
-    """Return an entry that knows from how many normals its releases are computed.
-
-    The distribution of computed noise differs from the exact one by at most the mass that its
-    normals miss, which costs (1 + e^epsilon) of delta, as an overflow does.  That is charged where
-    the shifts are not: for Laplace noise, of which a number is made of two pairs of normals, and
-    for samples that may hold a unit several times.
-    """
-    often = sum(
-        float(np.max(p.count))
-        for p in entry.parts
-        if p.law != "gaussian" or p.sampling == "with_replacement"
-    )
-    missed = 2 * MISSING * normals * often
-    rows = None if entry.row_overflow is None else entry.row_overflow + missed
-    return entry._replace(
-        normals=normals, overflow=entry.overflow + missed * entry.turns, row_overflow=rows
-    )
+# --- the cost of the finite reach of computed noise
 
 
 def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
@@ -316,9 +300,9 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
     found = []
     for part in entry.parts:
         # integers have a separate table, which says what it leaves out
-        if part.renyi is not None or part.law != "gaussian" or part.sampling == "with_replacement":
+        if part.renyi is not None or part.is_laplace or part.sampling == "with_replacement":
             continue
-        lengths = 1 / effective(part).min(axis=1)  # [rounds or 1], of the client that shifts most
+        lengths = 1 / part.noise.min(axis=1)  # [rounds or 1], of the client that shifts most
         often = float(np.max(part.count)) * entry.turns
         absent = entry.chance is not None and bool(np.min(entry.chance) < 1)
         if entry.adjacency == "replace_one" and (absent or part.sampling != "none"):

@@ -1,29 +1,27 @@
-"""Everything that the accounting of a plan needs, read once: its noisy places, and how batches and
-cohorts are drawn."""
+"""The facts of a plan that its accounting uses, read once: the places that add noise, how cohorts
+are drawn, and how batches are drawn.  Nothing else in the ledger interprets mechanisms or samplers.
+"""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
 
-from ...core import checks
 from ...core.errors import NotAnalysable
-from ...core.records import Fn, Plan, Sampler
+from ...core.records import Caveat, Fn, Plan, Sampler
 from ...sampling import batches, clients
-from ..accountants import events
+from ..accountants.samples import ALL, FIXED
 from ..mechanisms import chain
 from ..mechanisms.stages import DECLARED
-
-FIXED = ("zero_out", "replace_one")
-ALL = ("add_remove", *FIXED)
+from .caveats import CONTRACTION, PROX_ERM
 
 
 class Scheme(NamedTuple):
-    """The properties of a scheme of jfl.batches or jfl.sampling that an accountant uses."""
+    """The properties of a scheme of jfl.batches or jfl.sampling that matter for privacy."""
 
-    kind: str  # of sample, as in EVENTS
+    kind: str  # of sample, as in samples.EVENTS
     adjacencies: tuple[str, ...]
-    # whether the probability that a client is absent from a round is known, and the same in all
+    # whether the probability that a client is absent from a round is known, and equal in all rounds
     absence: bool = False
 
 
@@ -41,34 +39,37 @@ SCHEMES = {
     "random_allocation": Scheme("allocation", ALL),
     "balls_in_bins": Scheme("allocation", ALL),
 }
-OTHER = Scheme("none", ())  # of a sampler that jfl does not know
+OTHER = Scheme("none", ())  # the scheme of a sampler that jfl does not know
 
 
 class Site(NamedTuple):
-    """One noisy mechanism of a plan, and what it is applied to."""
+    """One noisy mechanism of a plan, and the sample that it is applied to."""
 
     place: str  # local step | local training | upload | release
     noise: str  # gaussian | laplace | correlated | integers
-    scheme: str  # of the sampler inside which the noise is added: of batches, or of cohorts
+    scheme: str  # of the batches or the cohorts to which the noise is added
     adjacency: str
     mechanism: Any
-    law: str = "gaussian"  # distribution of the noise of one round, or "laplace"
-    strategy: Any = None  # of correlated noise
-    encoding: Any = None  # of integers
-    is_isotropic: bool = True
-    declared: frozenset = frozenset()  # what the stages declare their bound to rest on
+    strategy: Any  # of correlated noise
+    encoding: Any  # of integers
+    is_isotropic: bool
+    declared: frozenset  # the stages whose bound is declared, not computed
     multiplier: np.ndarray = np.ones((1, 1))  # std / sensitivity, [rounds or 1, C or 1]
     refusal: str = ""  # why the multiplier is not known
-    batches: Any = None  # of a place inside the client
+    # Only for places inside the client:
+    batches: Any = None
     count: int = 1  # releases in a participation
     steps: int = 0  # that one release of local training covers
+    row_rate: np.ndarray = np.ones(1)  # [C], probability that a Poisson batch takes a row
+    overflow: np.ndarray = np.zeros(1)  # [C], probability that batches of a participation overflow
+    assumed: tuple[Caveat, ...] = ()  # about losses
 
 
 class Attendance(NamedTuple):
     """How a sampler draws clients."""
 
-    share: Any  # probability that one draw takes a client: a number, or [C]
-    chance: Any  # probability that a client participates, each time that it may: a number, or [C]
+    share: Any  # probability that one draw takes a client, a number or [C]
+    chance: Any  # probability that a client participates when it may, a number or [C]
     turns: int  # how often a client may participate in one round, each time with its chance
     overflow: float  # probability that a cohort has more clients than slots
 
@@ -77,20 +78,20 @@ class Facts(NamedTuple):
     """The noisy places of a plan, and what is the same for all of them."""
 
     rounds: int
-    local: tuple[Site, ...]  # inside the client; none if one of them adds no noise
-    upload: Any  # Site, or None
-    release: Any  # Site, or None
+    local: tuple[Site, ...]  # inside the client; () if one of its mechanisms adds no noise
+    upload: Site | None
+    release: Site | None
     sampler: Sampler
     rows: np.ndarray  # Int[C]
     weights: np.ndarray  # [rounds or 1, C], of aggregation
     is_stateful: bool  # clients keep state
     is_secure: bool  # the server is assumed to see only sums of uploads
-    is_plain_sum: bool  # uploads are summed as their noise left them
+    is_plain_sum: bool  # no stage changes uploads between their noise and their sum
     others: bool  # noise of other clients counts for a third party
     share_sample: bool  # local places may draw one sample, since their batches use one key
     scheme: Scheme  # of the sampler
     attendance: Attendance
-    period: int  # rounds in which a client participates once, in a round that is known or not
+    period: int  # rounds in which a client participates once; which one may be known or hidden
 
 
 def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> Facts:
@@ -98,47 +99,58 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
 
     Args:
         plan: a Plan.
-        rounds: how many of its rounds are looked at.
+        rounds: the number of rounds.
         others: whether noise of other clients counts for a third party.
         apart: whether the releases of a client are known to draw their batches independently.
     """
-    count, sampler, releases = plan.sampler.clients, plan.sampler, plan.algorithm.releases
-    local, upload, release = (), None, None
-    if releases and all(chain.noisy(r.mechanism) for r in releases):
-        for r in releases:
-            neighbours = "replace_one" if r.steps else batches.adjacency(r.batches)
-            place = "local training" if r.steps else "local step"
-            site = _site(place, r.batches.scheme, r.mechanism, neighbours, rounds, count)
-            local += (site._replace(batches=r.batches, count=r.count, steps=r.steps),)
-    if chain.noisy(plan.upload):
-        upload = _site("upload", sampler.scheme, plan.upload, "replace_one", rounds, count)
-    is_fixed = chain.noisy(plan.release) and not chain.multiplier_follows(plan.release)
-    weights = np.ones((1, count))
-    if upload or is_fixed:
+    sampler, rows = plan.sampler, np.asarray(plan.fed.size).reshape(-1)
+    local = []
+    for r in plan.algorithm.releases:
+        place, default = "local step", batches.adjacency(r.batches)
+        if r.steps:
+            place, default = "local training", "replace_one"
+        site = _site(place, r.batches.scheme, r.mechanism, default, rounds, sampler.clients)
+        if site is None:  # without noise in one of them, the others protect no example
+            local = []
+            break
+        rate, overflow = _row_sampling(r.batches, rows, r.count * max(r.steps, 1))
+        site = site._replace(
+            batches=r.batches, count=r.count, steps=r.steps, row_rate=rate, overflow=overflow
+        )
+        local.append(site._replace(assumed=_convexity(site)) if site.declared else site)
+
+    cohort = sampler.scheme
+    upload = _site("upload", cohort, plan.upload, "replace_one", rounds, sampler.clients)
+    release = _site("release", cohort, plan.release, "", rounds, 1)
+    if release is not None:
+        release = release._replace(adjacency=release.adjacency or clients.adjacency(sampler))
+    is_fixed = release is not None and not chain.multiplier_follows(release.mechanism)
+    weights = np.ones((1, sampler.clients))
+    if upload is not None or is_fixed:
         changing = isinstance(plan.weights, Fn)
         each = [plan.weights(r) for r in range(rounds)] if changing else [plan.weights]
         weights = np.stack([np.asarray(w, np.float64) for w in each])
-    if chain.noisy(plan.release):
-        neighbours = clients.adjacency(sampler)
-        release = _site("release", sampler.scheme, plan.release, neighbours, rounds, 1)
-        if is_fixed:  # its std does not follow the weights
-            largest = weights.max(1, keepdims=True)
-            release = release._replace(multiplier=release.multiplier / largest)
-    straight = all(s.role != "row" or DECLARED.get(s.name) == "upload" for s in plan.release.stages)
-    divided = upload is None or all(
+    if is_fixed:  # the std is absolute, but the sensitivity follows the largest weight
+        multiplier = release.multiplier / weights.max(1, keepdims=True)
+        release = release._replace(multiplier=multiplier)
+
+    is_unchanged = all(
+        s.role != "row" or DECLARED.get(s.name) == "upload" for s in plan.release.stages
+    )
+    is_divided = upload is None or all(
         s.role != "post" or s.divisor == "number" for s in upload.mechanism.stages
     )
     return Facts(
         rounds,
-        local,
+        tuple(local),
         upload,
         release,
         sampler,
-        np.asarray(plan.fed.size).reshape(-1),
+        rows,
         weights,
         plan.algorithm.stateful,
         plan.secure_aggregation,
-        straight and divided,
+        is_unchanged and is_divided,
         others,
         sum(site.scheme != "full" for site in local) > 1 and not apart,
         SCHEMES.get(sampler.scheme, OTHER),
@@ -147,127 +159,55 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
     )
 
 
-def _site(place, scheme, mechanism, neighbours, rounds, count) -> Site:
-    (stage,) = (s for s in mechanism.stages if s.role == "noise")
-    noise = stage.law
-    if stage.strategy is not None:
-        noise = "correlated"
-    elif stage.encoding is not None:
-        noise = "integers"
+def _site(place, scheme, mechanism, default, rounds, count) -> Site | None:
+    """Return the facts of one mechanism with its `default` adjacency; None without noise."""
+    stages = () if mechanism is None else mechanism.stages
+    stage = next((s for s in stages if s.role == "noise"), None)
+    if stage is None:
+        return None
+    kinds = dict(
+        correlated=stage.strategy is not None,
+        integers=stage.encoding is not None,
+        laplace=stage.law == "laplace",
+    )
     site = Site(
         place,
-        noise,
+        # two kinds at once have a name that is in no row of the table
+        " and ".join(name for name, is_present in kinds.items() if is_present) or stage.law,
         scheme,
-        mechanism.adjacency or neighbours,
+        mechanism.adjacency or default,
         mechanism,
-        "laplace" if stage.law == "laplace" else "gaussian",
         stage.strategy,
         stage.encoding,
         stage.shape is None,
-        frozenset(DECLARED.get(s.name, "") for s in mechanism.stages),
+        frozenset(DECLARED[s.name] for s in stages if s.name in DECLARED),
     )
     try:
-        return site._replace(multiplier=levels(mechanism, rounds, count))
+        return site._replace(multiplier=chain.multipliers(mechanism, rounds, count))
     except NotAnalysable as error:
         return site._replace(refusal=str(error))
 
 
-def levels(mechanism, rounds: int, clients: int, max_weight=lambda round_: 1.0) -> np.ndarray:
-    """Return noise multipliers [rounds or 1, clients or 1]: one row unless they change, one column
-    unless clients differ.
-
-    Raises:
-        NotAnalysable: unless they are positive and finite, one or one for each client.
-    """
-    noise = np.asarray(chain.multipliers(mechanism, rounds, max_weight))
-    noise = noise if chain.multiplier_changes(mechanism) else noise[None]
-    noise = noise if noise.ndim == 2 else noise[:, None]
-    if noise.shape[1] not in (1, clients):
-        checks.fail(
-            "jfl.guarantee",
-            f"one noise level, or one for each of {clients} clients",
-            f"{noise.shape[1]}",
-            error=NotAnalysable,
-        )
-    if not (np.all(noise > 0) and np.all(np.isfinite(noise))):
-        checks.fail(
-            "jfl.guarantee",
-            "clip norms and noise > 0 in every round",
-            f"noise multipliers {np.min(noise)}",
-            error=NotAnalysable,
-        )
-    return noise
+def _convexity(site: Site) -> tuple:
+    """Return what the declared bound of a client's solution, or of its steps, assumes of losses."""
+    texts, bound = [], float(chain.bound(site.mechanism))
+    if "prox_erm" in site.declared:  # replace_one doubles the bound
+        texts.append(PROX_ERM.format(2 * bound))
+    if "contraction" in site.declared:
+        texts.append(CONTRACTION.format(bound * site.steps * site.batches.batch))
+    return tuple(Caveat(text, "convex") for text in texts)
 
 
 def changing(plan: Plan) -> bool:
-    """Return whether the noise is not the same in every round."""
-    fixed_std = chain.noisy(plan.release) and not chain.multiplier_follows(plan.release)
-    return ((fixed_std or chain.noisy(plan.upload)) and isinstance(plan.weights, Fn)) or any(
+    """Return whether the noise differs between rounds."""
+    is_fixed = chain.noisy(plan.release) and not chain.multiplier_follows(plan.release)
+    return ((is_fixed or chain.noisy(plan.upload)) and isinstance(plan.weights, Fn)) or any(
         chain.multiplier_changes(m)
         for m in (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
     )
 
 
-# --- what drawing a sample does to a release
-
-
-class Sample(NamedTuple):
-    """The numbers of a sample, for one client."""
-
-    drawn: float  # elements drawn; or the probability of one, of a population of 1
-    population: float
-    capacity: float
-    rate: float  # drawn / population
-
-
-# kind of sample -> adjacency -> the event of a release on the sample.  What has no entry has no
-# proof.
-EVENTS = {
-    "none": dict.fromkeys(ALL, lambda s, release: release),
-    "poisson": dict(
-        add_remove=lambda s, release: events.poisson(s.rate, release),
-        zero_out=lambda s, release: events.poisson(s.rate, release),
-        replace_one=lambda s, release: events.replaced(s.rate, release),
-    ),
-    "without_replacement": dict(
-        zero_out=lambda s, release: events.zeroed_out(s.drawn, s.population, release),
-        replace_one=lambda s, release: events.without_replacement(s.drawn, s.population, release),
-    ),
-    "with_replacement": dict(
-        replace_one=lambda s, release: events.with_replacement(s.drawn, s.population, release)
-    ),
-    "truncated_poisson": {
-        adjacency: lambda s, release, adjacency=adjacency: events.truncated_poisson(
-            min(s.rate, 1.0), s.population, min(s.capacity, s.population), release, adjacency
-        )
-        for adjacency in FIXED
-    },
-    "allocation": dict.fromkeys(
-        ALL[:2], lambda s, release: events.allocation(s.population, release)
-    ),
-    # one release of several steps: a row is in at least one of their batches, or in none
-    "touched": dict(replace_one=lambda s, release: events.touched(s.rate, release)),
-    # the others of a sample are known: only absence from it is a gain
-    "participation": dict.fromkeys(ALL, lambda s, release: events.participation(s.rate, release)),
-}
-# samples that gain for pure privacy; elsewhere a release with Laplace noise counts as if its sample
-# were seen, which is sound because a sample does not depend on the data
-PURE = {("poisson", a) for a in ALL} | {("without_replacement", "replace_one")}
-
-
-def laplace(kind: str, adjacency: str, sample: Sample, multiplier: ArrayLike, seen: bool):
-    """Return the event of a release with Laplace noise on a sample."""
-    if kind == "with_replacement":  # an element may be all of a sample
-        return events.laplace(multiplier / sample.drawn)
-    if kind == "participation":
-        return events.participation(sample.rate, events.laplace(multiplier))
-    if seen or sample.rate >= 1 or (kind, adjacency) not in PURE:
-        return events.laplace(multiplier)
-    whole = 1 / np.asarray(multiplier)
-    return events.pure(whole + np.log(sample.rate + (1 - sample.rate) * np.exp(-whole)))
-
-
-# --- how clients are drawn
+# --- how clients and rows are drawn
 
 
 def attendance(sampler: Sampler) -> Attendance:
@@ -282,7 +222,7 @@ def attendance(sampler: Sampler) -> Attendance:
         share = 1 / sampler.clients
     elif kind == "allocation":
         share = 1 / sampler.epoch
-    elif kind in ("poisson", "truncated_poisson"):  # in the rounds of its group, if there are some
+    elif kind in ("poisson", "truncated_poisson"):  # with groups: in the rounds of its group
         rate: Any = sampler.rate
         share = float(drawn_rate(rate))
     elif scheme == "without_replacement":
@@ -299,14 +239,32 @@ def attendance(sampler: Sampler) -> Attendance:
     return Attendance(share, chance, sampler.capacity if sampler.independent else 1, overflow)
 
 
+def _row_sampling(batches, rows: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return two probabilities for each client, [C]: that a Poisson batch takes one of its rows,
+    and that one of `steps` batches has more rows than slots."""
+    if batches.scheme not in ("poisson", "truncated_poisson"):
+        return np.ones(1), np.zeros(rows.shape)
+    sizes, which = np.unique(np.maximum(rows, 1), return_inverse=True)
+    if batches.rate is not None:
+        rate = np.broadcast_to(drawn_rate(batches.rate), sizes.shape)
+    else:
+        expected = np.asarray(batches.expected, np.float32)
+        rate = drawn_rate(np.minimum(np.float32(1), expected / sizes.astype(np.float32)))
+    lost = np.zeros(sizes.shape)
+    if batches.scheme == "poisson" and batches.batch is not None:
+        lost = steps * binomial_tail(batches.batch, sizes, rate)
+    which = which.reshape(-1)
+    return rate[which], np.where(rows > 0, lost[which], 0.0)
+
+
 def drawn_rate(rate: ArrayLike) -> np.ndarray:
-    """Return the probability that a uniform float32, a multiple of 2^-23, lies below the float32
-    that `rate` is."""
+    """Return the probability that a uniform float32, a multiple of 2^-23, is less than `rate` as a
+    float32."""
     return np.ceil(np.asarray(rate, np.float32).astype(np.float64) * 2**23) / 2**23
 
 
 def binomial_tail(capacity: float, trials: ArrayLike, rate: ArrayLike):
     """Return the probability that a binomial number exceeds `capacity`."""
-    from scipy import stats  # half a second: not at import
+    from scipy import stats  # takes half a second to import
 
     return np.where(capacity >= np.asarray(trials), 0.0, stats.binom.sf(capacity, trials, rate))

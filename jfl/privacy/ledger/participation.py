@@ -1,5 +1,6 @@
 """How often clients participate: the planned worst case, or what the user of a guarantee says."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ from ...core import checks
 from ...core.records import Caveat, Plan
 from ..mechanisms.correlated import strategy_of
 from .caveats import ASSERTED, EVERY_ROUND, LIKELY, SEEN
-from .entry import Entry, effective, worst_columns
+from .entry import Entry, worst_columns
 from .facts import OTHER, SCHEMES, attendance
 
 
@@ -103,7 +104,8 @@ def counted(plan: Plan, entry: Entry, rounds: int, often: np.ndarray) -> Entry:
         moved = np.array([_sensitivity(plan, rounds, int(n)) for n in levels])
         with np.errstate(divide="ignore"):
             factor = 1 / moved[which.reshape(-1)][None]
-        entry = entry._replace(parts=tuple(p._replace(factor=factor) for p in entry.parts))
+        parts = tuple(dataclasses.replace(p, factor=factor) for p in entry.parts)
+        entry = entry._replace(parts=parts)
         often = np.minimum(often, 1)
     rows, by_rows = np.asarray(plan.fed.size).reshape(-1), entry.row_overflow is not None
     holds = rows > 0 if entry.unit == "example" else np.ones(rows.shape, bool)
@@ -117,7 +119,7 @@ def counted(plan: Plan, entry: Entry, rounds: int, often: np.ndarray) -> Entry:
         worst=worst_columns(
             rows if by_rows else np.zeros(len(rows), int),
             often,
-            [effective(p) for p in entry.parts],
+            [p.noise for p in entry.parts],
             active,
         ),
         # the noise on an upload is not drawn by rows: what may overflow is the cohort, every round

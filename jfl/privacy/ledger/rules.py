@@ -1,51 +1,63 @@
 """The rules of the ledger, as one table: (unit, place of the noise, noise, view, scheme of the
 sampler, adjacency) -> rules, best first.
 
-The first rule whose needs are met answers; what has no row, or no rule whose needs are met, is
-refused.  `python -m experiments.harness.matrix` writes the table into docs/matrix.md.
+`find` returns the first rule whose needs are met.  A combination that has no row, or no rule whose
+needs are met, is refused.  Everything that is specific to a combination is a field of its rule:
+what is released, what the proof needs, and the caveats.  `python -m experiments.harness.matrix`
+writes the table into docs/matrix.md.
 """
 
 import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...core import checks
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat
+from ..accountants.samples import EVENTS, FIXED
 from ..mechanisms.chain import bound, limit
-from .caveats import OTHERS, SECURE
-from .entry import ABSENT, ONE, Part, WeightedSum
-from .facts import EVENTS, FIXED, OTHER, SCHEMES, Facts, Site, binomial_tail, drawn_rate
+from .caveats import EVERY_ROUND, HONEST, INTEGERS, ONE_SAMPLE, OTHERS, SECURE, TURNS
+from .entry import ABSENT, Part, WeightedSum
+from .facts import OTHER, SCHEMES, Facts, Site
 
-MANY = 10**6  # rounds, of which no table is made
+MAX_GROUP_ROUNDS = 10**6  # for which factors of each round are written out
 FIELDS = ("unit", "place", "noise", "view", "scheme", "adjacency")
 TABLE: dict[tuple, list["Rule"]] = {}
 
 
 class Need(NamedTuple):
-    """A condition without which a rule proves nothing; its words may name the facts f and s."""
+    """A condition without which a rule proves nothing.
+
+    Its words may name the facts f and the site s.
+    """
 
     words: str
     test: Callable[[Facts, Site], bool]
     remedy: str = ""
 
 
+class Remark(NamedTuple):
+    """A caveat of a rule, whose text may name the facts f and the site s."""
+
+    caveat: Caveat
+    applies: Callable[[Facts, Site], bool] = lambda f, s: True
+    is_assumption: bool = False  # with which the guarantee is only "conditional"
+
+
 @dataclass(frozen=True)
 class Rule:
     """A way to prove a guarantee: what a unit meets of a release, and what that rests on."""
 
-    name: str  # as docs/matrix.md calls it
+    name: str  # in docs/matrix.md
     part: Callable[[Facts, Site], Part]
-    needs: tuple[Need, ...] = ()
-    # whether the part describes a round, whoever participates; otherwise each participating client
+    needs: tuple[Need, ...]
+    remarks: tuple[Remark, ...]
+    # whether the part describes a round, whoever participates; otherwise a participation
     of_round: bool = False
-    # caveats, or functions of the facts and the site that give some
-    remarks: tuple = ()
-    assumes: tuple = ()  # caveats in the same form, with which nothing is proved unconditionally
     method: str = ""  # the name of a mechanism whose rounds are not independent
 
 
@@ -84,12 +96,34 @@ def find(facts: Facts, site: Site, unit: str, view: str) -> Rule:
 
 
 def add_rows(rule: Rule, place: str, noise, view, scheme, adjacency) -> None:
-    """Register a rule for all combinations of these names, each one name or several, after the
-    rules that these rows have."""
+    """Add a rule to all rows with these names, each one name or several, after the rules that the
+    rows already have."""
     unit = "example" if place.startswith("local") else "client"
     names = [(n,) if isinstance(n, str) else n for n in (noise, view, scheme, adjacency)]
     for row in itertools.product((unit,), (place,), *names):
         TABLE.setdefault(row, []).append(rule)
+
+
+# --- what the rows of a view assume of participation
+
+DRAWN = Remark(EVERY_ROUND, lambda f, s: f.sampler.scheme != "full")
+UNSEEN = (  # a third party does not see who participates
+    Remark(HONEST, lambda f, s: f.scheme.absence),
+    Remark(EVERY_ROUND, lambda f, s: f.sampler.scheme != "full" and not f.scheme.absence),
+)
+PARTICIPATION = dict(server=(DRAWN,), aggregate=(DRAWN,), personal=(DRAWN,), third_party=UNSEEN)
+OF_RELEASE = (
+    Remark(TURNS, lambda f, s: f.sampler.epoch == 1 and f.sampler.separation > 1),
+    Remark(
+        HONEST,
+        lambda f, s: f.scheme.kind != "none" if f.period > 1 else f.scheme.absence,
+    ),
+    Remark(
+        EVERY_ROUND,
+        lambda f, s: f.sampler.scheme != "full" and f.period == 1 and not f.scheme.absence,
+    ),
+)
+OF_OTHERS = Remark(OTHERS, lambda f, s: f.others)
 
 
 # --- noise in a client's own steps
@@ -97,24 +131,30 @@ def add_rows(rule: Rule, place: str, noise, view, scheme, adjacency) -> None:
 
 def _local_step(f: Facts, s: Site) -> Part:
     """Return one noisy step on a batch."""
-    rows, batches = np.maximum(f.rows, 1), s.batches
-    kind, sample, population, capacity = SCHEMES[s.scheme].kind, ONE[0], ONE[0], 0.0
-    if kind == "without_replacement":
-        sample, population = np.minimum(batches.batch, rows), rows
-    elif kind == "with_replacement":
-        sample, population = np.full(rows.shape, batches.batch), rows
-    elif kind == "poisson":
-        sample = _row_rate(batches, rows)
-    elif kind == "truncated_poisson":
-        sample, population, capacity = _row_rate(batches, rows) * rows, rows, batches.batch
+    rows, batch = np.maximum(f.rows, 1), s.batches.batch or 0
+    kind, one = SCHEMES[s.scheme].kind, np.ones(1)
+    drawn, population, capacity = {
+        "none": (one, one, 0.0),
+        "poisson": (s.row_rate, one, 0.0),
+        "truncated_poisson": (s.row_rate * rows, rows, batch),
+        "without_replacement": (np.minimum(rows, batch), rows, 0.0),
+        "with_replacement": (np.full(rows.shape, batch), rows, 0.0),
+    }[kind]
     count = np.full(rows.shape, s.count)
     if s.scheme == "epochs":  # a row is in one batch of each epoch
-        count = np.ceil(s.count / np.ceil(rows / batches.batch))
-    sample, population, capacity = (
-        np.asarray(v, np.float64) for v in (sample, population, capacity * ONE[0])
+        count = np.ceil(s.count / np.ceil(rows / batch))
+    drawn, population = np.asarray(drawn, np.float64), np.asarray(population, np.float64)
+    return Part(
+        s.place,
+        s.multiplier,
+        s.noise == "laplace",
+        kind,
+        drawn,
+        population,
+        capacity * one,
+        count,
+        f.share_sample,
     )
-    part = Part(s.place, s.multiplier, kind, sample, population, capacity, count)
-    return part._replace(law=s.law, seen=f.share_sample)
 
 
 def _local_training(f: Facts, s: Site) -> Part:
@@ -124,62 +164,22 @@ def _local_training(f: Facts, s: Site) -> Part:
     if s.scheme == "full":
         missed = np.zeros(rows.shape)
     elif s.scheme in ("poisson", "truncated_poisson"):
-        missed = (1 - _row_rate(s.batches, rows)) ** steps
+        missed = (1 - s.row_rate) ** steps
     elif s.scheme == "without_replacement":
         missed = (1 - np.minimum(batch / rows, 1)) ** steps
     elif s.scheme == "with_replacement":
         missed = (1 - 1 / rows) ** (steps * batch)
     else:  # epochs
         missed = np.maximum(0.0, 1 - steps * batch / rows)
-    part = Part(s.place, s.multiplier, "touched", 1 - missed, count=np.array([s.count]))
-    return part._replace(law=s.law, seen=f.share_sample)
-
-
-def _row_rate(batches, rows: np.ndarray) -> np.ndarray:
-    """Return the probability that a Poisson batch takes a row of a client, given the number of its
-    rows."""
-    if batches.rate is not None:
-        return np.broadcast_to(drawn_rate(batches.rate), rows.shape)
-    expected = np.asarray(batches.expected, np.float32)
-    return drawn_rate(np.minimum(np.float32(1), expected / rows.astype(np.float32)))
-
-
-def row_overflow(f: Facts, s: Site) -> np.ndarray:
-    """Return the probability that a batch of a participation has more rows than slots, [C]."""
-    batches, steps = s.batches, s.count * max(s.steps, 1)
-    if batches.scheme != "poisson" or batches.batch is None:
-        return np.zeros(f.rows.shape)
-    sizes, which = np.unique(np.maximum(f.rows, 1), return_inverse=True)
-    lost = steps * binomial_tail(batches.batch, sizes, _row_rate(batches, sizes))
-    return np.where(f.rows > 0, lost[which.reshape(-1)], 0.0)
-
-
-def _convexity(f: Facts, s: Site) -> tuple:
-    """Return what noise for the solution of a client, or for steps that contract, assumes of the
-    losses."""
-    texts = []
-    if "prox_erm" in s.declared:
-        moves = 2 * float(bound(s.mechanism))  # replace_one doubles the bound
-        texts.append(
-            "Assumes convex, Lipschitz losses, solved accurately enough that replacing one row "
-            f"moves a client's solution by at most {moves:g}."
-        )
-    if "contraction" in s.declared:
-        steepest = float(bound(s.mechanism)) * s.steps * s.batches.batch
-        texts.append(
-            f"Assumes that losses are convex, (2 / lr)-smooth and {steepest:g}-Lipschitz for every "
-            "row and all parameters, and have finite gradients."
-        )
-    return tuple(Caveat(text, "convex") for text in texts)
-
-
-def _one_sample(f: Facts, s: Site) -> tuple:
-    """Return the caveat of batches that follow from one key."""
-    text = (
-        "The releases of this algorithm may share a sample, so no privacy amplification by "
-        "sampling is counted."
+    return Part(
+        s.place,
+        s.multiplier,
+        s.noise == "laplace",
+        "touched",
+        1 - missed,
+        count=np.array([s.count]),
+        seen=f.share_sample,
     )
-    return (Caveat(text, "one-sample"),) * f.share_sample
 
 
 FULL_BATCHES = Need(
@@ -212,9 +212,9 @@ BATCHES = (
 for name, view in itertools.product(BATCHES, ("server", "third_party", "personal")):
     sampled = "every batch" if SCHEMES[name].kind == "none" else "sampled batches"
     absence = ", absence" * (view == "third_party")
-    common: dict[str, Any] = dict(remarks=(_one_sample,), assumes=(_convexity,))
-    step = Rule(sampled + absence, _local_step, (SOME_ROWS, FULL_BATCHES), **common)
-    work = Rule("touched rows" + absence, _local_training, (SOME_ROWS, ROWS_ONCE), **common)
+    remarks = (*PARTICIPATION[view], Remark(ONE_SAMPLE, lambda f, s: f.share_sample))
+    step = Rule(sampled + absence, _local_step, (SOME_ROWS, FULL_BATCHES), remarks)
+    work = Rule("touched rows" + absence, _local_training, (SOME_ROWS, ROWS_ONCE), remarks)
     add_rows(step, "local step", ("gaussian", "laplace"), view, name, SCHEMES[name].adjacencies)
     add_rows(work, "local training", ("gaussian", "laplace"), view, name, "replace_one")
 
@@ -222,20 +222,9 @@ for name, view in itertools.product(BATCHES, ("server", "third_party", "personal
 # --- noise on uploads
 
 
-def _of_others(f: Facts, s: Site) -> tuple:
-    """Return the caveat of noise of other clients, if it counts."""
-    return (OTHERS,) * f.others
-
-
-def _bits(f: Facts, s: Site) -> tuple:
-    """Return the caveat of uploads that are integers."""
-    text = "Uploads are integers of {} bits per coordinate, and noise is drawn from a 63-bit table."
-    return (Caveat(text.format(s.encoding.bits), "integers"),)
-
-
 def _upload(f: Facts, s: Site) -> Part:
     """Return an upload with its own noise."""
-    return Part("upload", s.multiplier, law=s.law)
+    return Part("upload", s.multiplier, s.noise == "laplace")
 
 
 def _sum_of_uploads(f: Facts, s: Site) -> Part:
@@ -309,56 +298,80 @@ PLAIN = Need(
 EQUAL = Need("uploads with noise of one level", lambda f, s: s.multiplier.shape[1] == 1)
 # cohorts of a fixed size, in which a client participates once
 EQUAL_SIZES = ("full", "without_replacement", "first_responders", "min_separation")
+IN_ROTATION = ("min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins")
 COHORTS = [scheme for scheme in SCHEMES if scheme != "epochs"]
 
-summed = Rule("sum of uploads", _sum_of_uploads, (PLAIN,), of_round=True, remarks=(_of_others,))
+summed = Rule("sum of uploads", _sum_of_uploads, (PLAIN,), (OF_OTHERS,), of_round=True)
 add_rows(summed, "upload", "gaussian", "third_party", "full", FIXED)
 for view, scheme in itertools.product(("server", "third_party"), (*COHORTS, "other")):
-    is_gain = view == "third_party" and SCHEMES.get(scheme, OTHER).absence
-    own = Rule("uploads" + ", absence" * is_gain, _upload)
+    is_gain, remarks = SCHEMES.get(scheme, OTHER).absence, PARTICIPATION[view]
+    name = "uploads" + ", absence" * (is_gain and view == "third_party")
+    own = Rule(name, _upload, (), remarks)
     add_rows(own, "upload", ("gaussian", "laplace"), view, scheme, FIXED)
     if scheme != "with_replacement":  # a client drawn several times adds several times as much
-        needs, method = (LONG, APART), "matrix_gaussian"
-        series = Rule("all rounds at once", _correlated_upload, needs, of_round=True, method=method)
-        add_rows(series, "upload", "correlated", view, scheme, FIXED)
-for view, clients, needs, remarks, assumes in (
-    ("server", lambda f: 1, (), (), ()),
-    ("third_party", lambda f: f.sampler.capacity if f.others else 1, (), (_of_others,), ()),
-    ("aggregate", lambda f: f.sampler.capacity, (ASSUMED,), (), (SECURE,)),
+        add_rows(
+            Rule(
+                "all rounds at once",
+                _correlated_upload,
+                (LONG, APART),
+                remarks,
+                of_round=True,
+                method="matrix_gaussian",
+            ),
+            "upload",
+            "correlated",
+            view,
+            scheme,
+            FIXED,
+        )
+for view, clients, needs, remarks in (
+    ("server", lambda f: 1, (), ()),
+    ("third_party", lambda f: f.sampler.capacity if f.others else 1, (), (OF_OTHERS,)),
+    ("aggregate", lambda f: f.sampler.capacity, (ASSUMED,), ()),
 ):
+    assumed = (Remark(SECURE, is_assumption=True),) * (view == "aggregate")
     coded = Rule(
         "Renyi bound",
         lambda f, s, clients=clients: integers(s, clients(f)),
         (SHARES, *needs),
-        remarks=(_bits, *remarks),
-        assumes=assumes,
+        (*PARTICIPATION[view], *assumed, Remark(INTEGERS), *remarks),
     )
     add_rows(coded, "upload", "integers", view, EQUAL_SIZES, FIXED)
-hidden = Rule("sum of a cohort", _secure_sum, (ASSUMED, PLAIN, EQUAL), assumes=(SECURE,))
+hidden = Rule(
+    "sum of a cohort",
+    _secure_sum,
+    (ASSUMED, PLAIN, EQUAL),
+    (DRAWN, Remark(SECURE, is_assumption=True)),
+)
 add_rows(hidden, "upload", "gaussian", "aggregate", EQUAL_SIZES, FIXED)
 
 
 # --- noise of the server, on what it releases
 
 
-def _model(f: Facts, s: Site, kind: str | None = None) -> Part:
-    """Return the release of a round, on its cohort: as a sample of this kind, of the sampler's own
-    without one."""
+def _model(f: Facts, s: Site, kind: str = "", **fields) -> Part:
+    """Return the release of a round, on its cohort.
+
+    Args:
+        f: the facts of the plan.
+        s: the site of the release.
+        kind: of the sample; "" for that of the sampler.
+        fields: further fields of the part.
+    """
     sampler, share = f.sampler, np.max(f.attendance.share)
     kind = kind or (f.scheme.kind if s.adjacency in EVENTS[f.scheme.kind] else "none")
     kind = "none" if kind == "without_replacement" and _takes_all(f, s) else kind
     numbers = {
-        "none": (1.0, 1.0),
-        "poisson": (share, 1.0),
-        "participation": (share, 1.0),
-        "allocation": (1.0, sampler.epoch),
-        "without_replacement": (sampler.capacity, sampler.clients),
-        "with_replacement": (sampler.capacity, 1 / share),
+        "none": (1.0, 1.0, 0.0),
+        "poisson": (share, 1.0, 0.0),
+        "participation": (share, 1.0, 0.0),
+        "allocation": (1.0, sampler.epoch, 0.0),
+        "without_replacement": (sampler.capacity, sampler.clients, 0.0),
+        "with_replacement": (sampler.capacity, 1 / share, 0.0),
         "truncated_poisson": (share * sampler.clients, sampler.clients, sampler.capacity),
     }[kind]
-    part = Part("model", s.multiplier, kind, law=s.law)
-    names = ("sample", "population", "capacity")
-    return part._replace(**{n: np.array([float(v)]) for n, v in zip(names, numbers)})
+    drawn = (np.array([float(v)]) for v in numbers)
+    return Part("model", s.multiplier, s.noise == "laplace", kind, *drawn, **fields)
 
 
 def _takes_all(f: Facts, s: Site) -> bool:
@@ -367,37 +380,37 @@ def _takes_all(f: Facts, s: Site) -> bool:
 
 
 def _of_one_group(f: Facts) -> np.ndarray:
-    """Return 1 in the rounds of the first group, which comes most often, and inf in others."""
+    """Return 1 in the rounds of the first group, which runs most often, and inf in the others."""
     return np.where(np.arange(f.rounds)[:, None] % f.period == 0, 1.0, np.inf)
 
 
 def _group(f: Facts, s: Site) -> Part:
-    """Return the releases of one group of clients, of those that take turns; or one in every epoch,
-    if the round of a client in an epoch is drawn and not seen."""
-    return _model(f, s)._replace(factor=_of_one_group(f), joint=True)
+    """Return the releases of one group of clients in rotation; or one release in every epoch, if
+    the round of a client in an epoch is drawn and hidden."""
+    return _model(f, s, factor=_of_one_group(f), joint=True)
 
 
 def _one_bin(f: Facts, s: Site) -> Part:
     """Return all rounds of a client as one release, in the first round: they are those of one bin,
-    and nobody sees of which."""
+    and which one is hidden."""
     if s.adjacency == "replace_one":
         return _group(f, s)
     epochs = math.ceil(f.rounds / f.period)
     factor = np.where(np.arange(f.rounds)[:, None] == 0, epochs**-0.5, np.inf)
-    return _model(f, s)._replace(factor=factor, joint=True)
+    return _model(f, s, factor=factor, joint=True)
 
 
 def _correlated_model(f: Facts, s: Site) -> Part:
     """Return all rounds as one release."""
-    return _model(f, s, "none")._replace(factor=_of_strategy(f, s), joint=True)
+    return _model(f, s, "none", factor=_of_strategy(f, s), joint=True)
 
 
 def _banded_model(f: Facts, s: Site) -> Part:
-    """Return the releases of one group, whose rounds never meet in the noise of one: so the
-    probability of a round counts."""
+    """Return the releases of one group, of which no two share noise, so that the probability of
+    each round counts."""
     factor = _of_one_group(f) / s.strategy.largest_column()
-    kind = "none" if s.adjacency == "replace_one" else None
-    return _model(f, s, kind)._replace(factor=factor, joint=True)
+    kind = "none" if s.adjacency == "replace_one" else ""
+    return _model(f, s, kind, factor=factor, joint=True)
 
 
 def _uploads_and_model(f: Facts, s: Site) -> Part:
@@ -411,9 +424,9 @@ def _uploads_and_model(f: Facts, s: Site) -> Part:
 
 STEADY = Need(
     "the same noise in every round of clients in rotation",
-    lambda f, s: len(s.multiplier) == 1 and f.rounds <= MANY,
+    lambda f, s: len(s.multiplier) == 1 and f.rounds <= MAX_GROUP_ROUNDS,
 )
-TURNS = Need("clients in rotation", lambda f, s: f.period > 1)
+ROTATION = Need("clients in rotation", lambda f, s: f.period > 1)
 NARROW = Need(
     "at most as many bands as rounds from one turn to the next",
     lambda f, s: s.strategy.width <= f.sampler.separation,
@@ -435,37 +448,64 @@ ISOTROPIC = Need(
     "isotropic noise, of uploads that are summed unchanged",
     lambda f, s: s.is_isotropic and f.is_plain_sum and f.upload.is_isotropic,
 )
-
 both = Rule(
     "uploads and model",
     _uploads_and_model,
     (NOISY_UPLOADS, ISOTROPIC),
+    (OF_OTHERS,),
     of_round=True,
-    remarks=(_of_others,),
 )
 add_rows(both, "release", "gaussian", "third_party", "full", "replace_one")
 for scheme in COHORTS:
     kind, row = SCHEMES[scheme].kind, ("third_party", scheme, SCHEMES[scheme].adjacencies)
     if scheme == "cyclic_poisson":
-        needs, method = (LONG, APART, NARROW), "banded_cyclic_poisson"
-        banded = Rule("one group, sampled", _banded_model, needs, of_round=True, method=method)
-        add_rows(banded, "release", "correlated", *row)
+        add_rows(
+            Rule(
+                "one group, sampled",
+                _banded_model,
+                (LONG, APART, NARROW),
+                OF_RELEASE,
+                of_round=True,
+                method="banded_cyclic_poisson",
+            ),
+            "release",
+            "correlated",
+            *row,
+        )
     if scheme != "with_replacement":
-        needs, method = (LONG, APART), "matrix_gaussian"
-        series = Rule("all rounds at once", _correlated_model, needs, of_round=True, method=method)
-        add_rows(series, "release", "correlated", *row)
-    if scheme in ("min_separation", "cyclic_poisson", "random_allocation", "balls_in_bins"):
+        add_rows(
+            Rule(
+                "all rounds at once",
+                _correlated_model,
+                (LONG, APART),
+                OF_RELEASE,
+                of_round=True,
+                method="matrix_gaussian",
+            ),
+            "release",
+            "correlated",
+            *row,
+        )
+    if scheme in IN_ROTATION:
         one = ("one bin", _one_bin) if scheme == "balls_in_bins" else ("group", _group)
-        add_rows(Rule(*one, (TURNS, STEADY), of_round=True), "release", "gaussian", *row)
-        # as if a client might come in all of them
-        kept = "none" if kind == "allocation" else None
-        each = Rule("every round", lambda f, s, kept=kept: _model(f, s, kept), of_round=True)
-        add_rows(each, "release", "gaussian", *row)
+        add_rows(
+            Rule(*one, (ROTATION, STEADY), OF_RELEASE, of_round=True), "release", "gaussian", *row
+        )
+        # as if a client might participate in all of them
+        kept = "none" if kind == "allocation" else ""
+        each = lambda f, s, kept=kept: _model(f, s, kept)
+        every = Rule("every round", each, (), OF_RELEASE, of_round=True)
+        add_rows(every, "release", "gaussian", *row)
         continue
     if kind in ("without_replacement", "truncated_poisson"):
         # the state of clients shows who participated with them
         seen = lambda f, s: _model(f, s, "participation")
-        absent = Rule("absence", seen, (STATEFUL,), of_round=True)
+        absent = Rule("absence", seen, (STATEFUL,), OF_RELEASE, of_round=True)
         add_rows(absent, "release", ("gaussian", "laplace"), *row)
     name = "every round" if kind == "none" else "sampled cohorts"
-    add_rows(Rule(name, _model, (HIDDEN,), of_round=True), "release", ("gaussian", "laplace"), *row)
+    add_rows(
+        Rule(name, _model, (HIDDEN,), OF_RELEASE, of_round=True),
+        "release",
+        ("gaussian", "laplace"),
+        *row,
+    )
