@@ -1,1 +1,3 @@
-"""Arrays in, arrays out; imports jax and numpy only.  Installed as `jfl.kernels`."""
+"""Numerical kernels: arrays in, arrays out.  Imports jax and numpy only.  Installed as
+`jfl.kernels`.
+"""

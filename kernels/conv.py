@@ -17,7 +17,7 @@ NAMES = ("NHWC", "HWIO", "NHWC")
 
 
 def multiplies_patches() -> bool:
-    """Whether the current backend computes a convolution as a matrix product of patches."""
+    """Return whether the current backend computes a convolution as a matrix product of patches."""
     if jax.default_backend() == "gpu":
         # Compilers of earlier versions reject some of these products.
         return jax.__version_info__ >= (0, 11)
@@ -38,6 +38,7 @@ def conv_same(x, kernel):
 
 
 def _multiply_patches(x, kernel, around):
+    """Convolve one example by one product of patches and the kernel."""
     kh, kw, c, out = kernel.shape
     h, w = x.shape[:2]
     padded = jnp.pad(x, (*around, (0, 0)))
@@ -49,7 +50,7 @@ def _multiply_patches(x, kernel, around):
 
 
 def is_kept_apart(groups: int, channels: int, out: int, examples: float) -> bool:
-    """Whether `apart` can compute a convolution; any other convolution must multiply patches.
+    """Return whether `apart` can compute a convolution; any other one must multiply patches.
 
     Args:
         groups: the number of groups of the convolution itself.
@@ -82,6 +83,7 @@ def apart(x, kernel, params):
 
 
 def _append_zeros(x, axis):
+    """Append a channel of zeros along `axis`."""
     return jnp.pad(x, [(0, int(at == axis)) for at in range(x.ndim)])
 
 

@@ -1,13 +1,13 @@
-"""Orthonormal Haar transforms along one axis, or two at once (a square pyramid), in O(m).
+"""Orthonormal Haar transforms along one axis, or along two (a square pyramid), in O(m).
 
-Coefficients come in the order base, finest details (level 1), ..., root detail (level L); a detail
+Coefficients are in the order base, finest details (level 1), ..., root detail (level L); a detail
 is left minus right.  Lengths are padded with zeros to a power of two, m = 2 ** L.  The
 un-normalised transform of Ranaweera et al., 2025, has means and half differences: it is
 `analysis(x) / sqrt(leaves(m))`.
 
-A "piece" is what one level has of one kind of detail, without the coefficients that see padding
-alone: those are zero in an analysis and reach nothing in a synthesis.  Work on pieces needs no
-gather and moves no padding.
+A "piece" holds the coefficients of one level and one kind of detail, without those that depend on
+padding only: these are zero in an analysis and have no effect in a synthesis.  Working on pieces
+needs no gather and moves no padding.
 """
 
 import functools
@@ -21,19 +21,24 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 PATHS = ("auto", "xla", "pallas", "interpret")
-AT_ONCE = 5  # levels of one product: a CPU takes as long for 3 to 5, and twice as long for 7
+# `energies` computes this number of levels by one product.  A CPU takes as long for 3 as for 5, and
+# twice as long for 7.
+LEVELS_PER_PRODUCT = 5
 
 
 def height(*lengths) -> int:
-    """L, the levels of the tree over the longest of `lengths`."""
+    """Return L, the number of levels of the tree over the longest of `lengths`."""
     return (max(lengths) - 1).bit_length()
 
 
 def layout(*lengths) -> tuple:
-    """(level, grid of the piece, grid with padding) of every piece in order; the base has level 0.
+    """Return (level, shape of the piece, shape with padding) of every piece in order.
 
-    >>> layout(3)
-    ((0, (1,), (1,)), (1, (2,), (2,)), (2, (1,), (1,)))
+    The base has level 0.
+
+    Example:
+        >>> layout(3)
+        ((0, (1,), (1,)), (1, (2,), (2,)), (2, (1,), (1,)))
     """
     top, base = height(*lengths), (1,) * len(lengths)
     out = [(0, base, base)]
@@ -47,9 +52,9 @@ def layout(*lengths) -> tuple:
 
 
 def split(x, axes=(-1,)) -> tuple:
-    """The pieces of x along `axes`, as `layout` of their lengths lists them.
+    """Return the pieces of x along `axes`, in the order of `layout`.
 
-    Two axes have three pieces a level: (low, high), (high, low), (high, high).
+    Two axes have three pieces per level: (low, high), (high, low), (high, high).
     """
     axes = tuple(a % x.ndim for a in axes)
     details = []
@@ -65,7 +70,7 @@ def split(x, axes=(-1,)) -> tuple:
 
 
 def merge(pieces, lengths, axes=(-1,)):
-    """The array of these pieces: the inverse of `split`, and its transpose."""
+    """Return the array of these pieces: the inverse of `split`, which is also its transpose."""
     x, *details = pieces
     axes = tuple(a % x.ndim for a in axes)
     kinds = 2 ** len(axes) - 1
@@ -83,14 +88,17 @@ def merge(pieces, lengths, axes=(-1,)):
 
 
 def _interleave(even, odd, axis):
+    """Return an array whose even and odd positions along an axis come from two arrays."""
     shape = list(even.shape)
     shape[axis] *= 2
     return jnp.stack([even, odd], axis + 1).reshape(shape)
 
 
 def join(pieces, lengths, axes=(-1,)):
-    """All coefficients of these pieces, padding included, on one axis of m or m * m in the place of
-    `axes`."""
+    """Return all coefficients of these pieces, including padding.
+
+    They are on one axis of m, or m * m, that replaces `axes`.
+    """
     first, out = axes[0] % pieces[0].ndim, []
     for piece, (_, grid, full) in zip(pieces, layout(*lengths)):
         pad = [(0, 0)] * piece.ndim
@@ -101,7 +109,7 @@ def join(pieces, lengths, axes=(-1,)):
 
 
 def cut(coefficients, lengths, axis=-1) -> tuple:
-    """The pieces of coefficients that stand on `axis`, without padding: the inverse of `join`."""
+    """Return the pieces of coefficients along `axis`, without padding: the inverse of `join`."""
     axis, start, out = axis % coefficients.ndim, 0, []
     for _, grid, full in layout(*lengths):
         piece = lax.slice_in_dim(coefficients, start, start + math.prod(full), axis=axis)
@@ -117,13 +125,13 @@ def cut(coefficients, lengths, axis=-1) -> tuple:
 
 
 def analysis(x, path: str = "auto"):
-    """x [..., d] -> coefficients [..., m], m the next power of two.
-
-    "auto" is XLA: no benchmark on an accelerator has shown that the Pallas kernel is faster.
+    """Return the coefficients [..., m] of x [..., d], where m is the next power of two.
 
     Args:
-        path: "auto", "xla", "pallas", or "interpret" (the Pallas kernel where there is no
-            accelerator).
+        x: Float[..., d].
+        path: "auto", "xla", "pallas", or "interpret" (the Pallas kernel without an accelerator).
+            "auto" is XLA: no benchmark on an accelerator has shown that the Pallas kernel is
+            faster.
 
     Example:
         >>> c = analysis(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3])) / jnp.sqrt(leaves(8))
@@ -131,27 +139,28 @@ def analysis(x, path: str = "auto"):
         [5.25, -2.0, -4.0, 2.0, 1.0, 0.5, 1.0, 0.25]
     """
     d = x.shape[-1]
-    if _path("analysis", path) == "xla":
+    if _resolve_path("analysis", path) == "xla":
         return join(split(x), (d,))
     pad = [(0, 0)] * (x.ndim - 1) + [(0, 2 ** height(d) - d)]
     return _pallas(jnp.pad(x, pad), True, path == "interpret")
 
 
 def synthesis(coefficients, length: int, path: str = "auto"):
-    """coefficients [..., m] -> x [..., length]: the inverse of `analysis`, without the padding."""
-    _padded("synthesis", coefficients, 2 ** height(length), length)
-    if _path("synthesis", path) == "xla":
+    """Return x [..., length] from coefficients [..., m]: the inverse of `analysis`, without
+    padding."""
+    _require_coefficients("synthesis", coefficients, 2 ** height(length), length)
+    if _resolve_path("synthesis", path) == "xla":
         return merge(cut(coefficients, (length,)), (length,))
     found: Any = _pallas(coefficients, False, path == "interpret")
     return found[..., :length]
 
 
 def energies(x):
-    """x [d] -> Float32[L + 1], the squared norms of the base, of level 1 and so on to level L.
+    """Return the squared norms of the base and of levels 1 to L of x [d], Float32[L + 1].
 
-    A few levels at a time are a product with their small matrix, and of its result only sums and
-    the means that the next levels split are kept.  A norm is right to about 1e-7 of that of x: a
-    level that is zero may not be found so.
+    A few levels at a time are a product with their small matrix; only the sums and the means that
+    the next levels split are kept.  The absolute error of a norm is about 1e-7 of that of x, so a
+    level that is exactly zero may not give 0.
 
     Example:
         >>> [round(float(v), 4) for v in energies(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3]))]
@@ -159,7 +168,7 @@ def energies(x):
     """
     x, details = jnp.asarray(x, jnp.float32), []
     while x.shape[0] > 1:
-        m = 2 ** min(height(x.shape[0]), AT_ONCE)
+        m = 2 ** min(height(x.shape[0]), LEVELS_PER_PRODUCT)
         x = jnp.pad(x, (0, -x.shape[0] % m)).reshape(-1, m)
         coefficients = jnp.dot(x, _matrix(m), precision=lax.Precision.HIGHEST)
         first = np.searchsorted(levels(m), range(1, height(m) + 1))  # coefficient of each level
@@ -169,7 +178,7 @@ def energies(x):
 
 
 def _matrix(m: int) -> np.ndarray:
-    """Float32[m, m]: the transform of m entries, a coefficient in each column."""
+    """Return the transform of m entries, Float32[m, m], with one coefficient per column."""
     found = np.ones((1, 1))
     while len(found) < m:  # the means of pairs, then their differences
         half = len(found)
@@ -180,57 +189,65 @@ def _matrix(m: int) -> np.ndarray:
 
 
 def levels(m: int):
-    """NumPy Int[m], m a power of two: the level of each coefficient, 1 (finest) to L (root); the
-    base has 0.
+    """Return the level of each of m coefficients, Int[m], for m a power of two.
 
-    >>> levels(8).tolist()
-    [0, 1, 1, 1, 1, 2, 2, 3]
+    Levels are 1 (finest) to L (root); the base has 0.
+
+    Example:
+        >>> levels(8).tolist()
+        [0, 1, 1, 1, 1, 2, 2, 3]
     """
-    return _each("levels", m, 1, lambda level, top: level)
+    return _per_level("levels", m, 1, lambda level, top: level)
 
 
 def leaves(m: int):
-    """NumPy Int[m]: how many entries each coefficient is made of, 2 ** level; the base, all m.
+    """Return the number of entries from which each coefficient is computed, Int[m].
 
-    >>> leaves(8).tolist()
-    [8, 2, 2, 2, 2, 4, 4, 8]
+    It is 2 ** level; for the base it is m.
+
+    Example:
+        >>> leaves(8).tolist()
+        [8, 2, 2, 2, 2, 4, 4, 8]
     """
-    return _each("leaves", m, 1, lambda level, top: 2 ** (level or top))
+    return _per_level("leaves", m, 1, lambda level, top: 2 ** (level or top))
 
 
 # --- two axes
 
 
 def analysis2(x):
-    """x [..., h, w] -> coefficients [..., m * m] of the pyramid on the smallest square, m = 2 ** L,
-    around x.
+    """Return the coefficients [..., m * m] of the pyramid of x [..., h, w].
 
-    Each level splits a square in four: means, which the next level splits, and three kinds of
-    details.
+    x is padded to the smallest square of m = 2 ** L.  Each level splits a square into four: means,
+    which the next level splits, and three kinds of details.
 
-    >>> analysis2(jnp.ones((2, 2))).tolist()
-    [2.0, 0.0, 0.0, 0.0]
+    Example:
+        >>> analysis2(jnp.ones((2, 2))).tolist()
+        [2.0, 0.0, 0.0, 0.0]
     """
     return join(split(x, (-2, -1)), x.shape[-2:], (-2, -1))
 
 
 def synthesis2(coefficients, shape):
-    """coefficients [..., m * m] -> x [..., h, w]: the inverse of `analysis2`, without the
+    """Return x [..., h, w] from coefficients [..., m * m]: the inverse of `analysis2`, without
     padding."""
-    _padded("synthesis2", coefficients, 4 ** height(*shape), shape)
+    _require_coefficients("synthesis2", coefficients, 4 ** height(*shape), shape)
     return merge(cut(coefficients, shape), shape, (-2, -1))
 
 
 def levels2(m: int):
-    """NumPy Int[m * m]: the level of each coefficient of the pyramid; the base has 0.
+    """Return the level of each coefficient of the pyramid, Int[m * m]; the base has 0.
 
-    >>> levels2(4).tolist()
-    [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
+    Example:
+        >>> levels2(4).tolist()
+        [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
     """
-    return _each("levels2", m, 2, lambda level, top: level)
+    return _per_level("levels2", m, 2, lambda level, top: level)
 
 
-def _each(where, m, dimensions, value):
+def _per_level(where, m, dimensions, value):
+    """Return value(level, ...) of each coefficient as one array; reject an m that is no power of
+    two."""
     if m < 1 or m & (m - 1):
         raise ValueError(
             f"haar.{where}: expected m to be a power of two, but got {m!r}. It is the "
@@ -243,7 +260,8 @@ def _each(where, m, dimensions, value):
         return jax.device_get(jnp.array(out))
 
 
-def _padded(where, coefficients, size, shape):
+def _require_coefficients(where, coefficients, size, shape):
+    """Reject another number of coefficients than `size`."""
     if coefficients.shape[-1] != size:
         raise ValueError(
             f"haar.{where}: expected {size} coefficients for {shape}, but got "
@@ -252,7 +270,8 @@ def _padded(where, coefficients, size, shape):
         )
 
 
-def _path(where, path):
+def _resolve_path(where, path):
+    """Return the path that "auto" stands for; reject an unknown one."""
     if path not in PATHS:
         raise ValueError(
             f"haar.{where}: expected path to be one of {', '.join(map(repr, PATHS))}, "
@@ -261,34 +280,38 @@ def _path(where, path):
     return "xla" if path == "auto" else path
 
 
-# --- the kernel: all levels of a row at once
+# --- the Pallas kernel, which computes all levels of a row
 
 
-def _sign(dtype):
+def _signs(dtype):
+    """Return (1, -1) along the last of three axes."""
     return 1 - 2 * lax.broadcasted_iota(jnp.int32, (1, 1, 2), 2).astype(dtype)
 
 
 def _analysis_kernel(x_ref, out_ref):
+    """Compute all levels of a block of rows."""
     x, start = x_ref[...], 1
     while half := x.shape[-1] // 2:
         pairs = x.reshape(1, half, 2)
         x = pairs.sum(-1) * 0.5**0.5
-        out_ref[:, pl.ds(start, half)] = (pairs * _sign(x.dtype)).sum(-1) * 0.5**0.5
+        out_ref[:, pl.ds(start, half)] = (pairs * _signs(x.dtype)).sum(-1) * 0.5**0.5
         start += half
     out_ref[:, pl.ds(0, 1)] = x
 
 
 def _synthesis_kernel(c_ref, out_ref):
+    """Invert all levels of a block of rows."""
     m = c_ref.shape[-1]
     x = c_ref[:, pl.ds(0, 1)]
     while (n := x.shape[-1]) < m:
         details = c_ref[:, pl.ds(m - 2 * n + 1, n)]
-        x = ((x[..., None] + _sign(x.dtype) * details[..., None]) * 0.5**0.5).reshape(1, 2 * n)
+        x = ((x[..., None] + _signs(x.dtype) * details[..., None]) * 0.5**0.5).reshape(1, 2 * n)
     out_ref[...] = x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _pallas(x, forward, interpret):
+    """Run a kernel over blocks of rows."""
     rows, m = x.size // x.shape[-1], x.shape[-1]
     block = pl.BlockSpec((1, m), lambda i: (i, 0))
     kernel = _analysis_kernel if forward else _synthesis_kernel

@@ -65,6 +65,7 @@ def traced_for():
 
 
 def _round(upper, c0, c1, c2, c3, k0, k1):
+    """Apply one round of the cipher to a counter and a key."""
     m0, m1 = (jnp.full_like(c0, m) for m in MULTIPLIERS)
     return upper(m1, c2) ^ c1 ^ k0, m1 * c2, upper(m0, c0) ^ c3 ^ k1, m0 * c0
 
@@ -124,11 +125,13 @@ def _seed(seed):
 
 
 def _split(data, shape):
+    """Return the keys of jax.random.split."""
     count = int(np.prod(shape, dtype=np.int64))
     return jnp.stack(draw(data, lax.iota(np.uint32, count), SPLIT), -1).reshape(*shape, 4)
 
 
 def _fold_in(data, number):
+    """Return the key of jax.random.fold_in."""
     return jnp.stack(draw(data, lax.convert_element_type(number, np.uint32), FOLD))
 
 
@@ -167,10 +170,9 @@ PHILOX = jax.extend.random.define_prng_impl(
 
 
 def words(key):
-    """The four words of a key of any type with two or four of its own.
+    """Return the four words of a key of any type with two or four words.
 
-    Two words k (threefry) become (k, "jfl-", "key2"): nothing is lost, so keys that differ stay
-    different.
+    Two words k (threefry) become (k, "jfl-", "key2"), so different keys stay different.
     """
     data = jax.random.key_data(key)
     if data.shape == (4,):
@@ -184,8 +186,9 @@ def words(key):
 
 
 def blocks(key, index, upper=None):
-    """The blocks `index` of a key of any type, apart from all that jax.random draws from it: for
-    fused kernels.
+    """Return the blocks `index` of a key of any type, for fused kernels.
+
+    They differ from everything that jax.random draws from the key.
 
     Shapes:
         index UInt32[...] -> four UInt32[...].

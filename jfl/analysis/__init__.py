@@ -1,4 +1,4 @@
-"""What one measures before training: heterogeneity of clients, bounds from public data."""
+"""Measurements before training: the heterogeneity of clients, and bounds from public data."""
 
 from ..core.lazy import submodules as _submodules
 

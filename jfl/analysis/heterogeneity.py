@@ -121,6 +121,8 @@ def client_gradients(
 
 @jax.jit(static_argnames="chunk")
 def _gradients(loss, params, fed, l2, chunk):
+    """Return the gradients of all clients, `chunk` clients at a time."""
+
     def of_client(client):
         index, size = client
         mask = jnp.arange(len(index)) < size

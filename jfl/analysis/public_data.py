@@ -105,6 +105,7 @@ def gradient_norms(
 
 @jax.jit(static_argnames="microbatch")
 def _norms(loss, params, x, y, microbatch):
+    """Return the gradient norm of each row."""
     norm = lambda row: pytrees.norm(jax.grad(loss)(params, *row))
     return jax.lax.map(norm, (x, y), batch_size=microbatch)
 
@@ -158,6 +159,7 @@ def update_norms(
 
 @jax.jit(static_argnames=("clients", "steps"))
 def _updates(loss, params, x, y, batch, lr, key, clients, steps):
+    """Return the update norms of the made-up clients."""
     rows = len(x) // clients
     order_key, batch_key = jax.random.split(key)
     index = jax.random.permutation(order_key, len(x))[: clients * rows].reshape(clients, rows)
@@ -209,6 +211,7 @@ def band_energies(
 
 @jax.jit(static_argnames="microbatch")
 def _energies(loss, params, x, y, bands, microbatch):
+    """Return the mean energy of the rows' gradients in each band."""
     energies = lambda row: haar.energies(bands, jax.grad(loss)(params, *row))
     return jax.lax.map(energies, (x, y), batch_size=microbatch).mean(0)
 
@@ -217,7 +220,7 @@ def _checked(where, task, params, x, y, microbatch):
     """Return the arguments in the form that the compiled functions take."""
     try:
         x, y = jnp.asarray(x), jnp.asarray(y)
-    except Exception as error:  # JAX raises no common error for what is not a number
+    except Exception as error:  # JAX has no single error for values that are not numbers
         checks.fail(where, "public rows x and y of numbers", checks.describe_error(error))
     if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
         checks.fail(

@@ -23,8 +23,8 @@ from .estimators import counts, one_run, two_samples
 from .trials import open_store, run_trials, watch_once
 
 WORST = "worst case"
-LEARN_FRACTION = 0.3  # of the trials, which choose the score and its threshold
-MIN_LEARNING_TRIALS = 100  # of each side
+LEARN_FRACTION = 0.3  # fraction of the trials that choose the score and its threshold
+MIN_LEARNING_TRIALS = 100  # minimum number of those trials, for each side
 
 
 class AuditReport(NamedTuple):
@@ -345,7 +345,7 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
         9.84
     """
     judged = trials - int(LEARN_FRACTION * trials)
-    # one threshold, two rates
+    # One threshold has two error rates, so each bound gets half of 1 - confidence.
     rate = float(counts.clopper_pearson_upper(0, judged, (1 - confidence) / 2))
     left = 1 - rate - delta
     return math.log(left / rate) if left > rate else 0.0
@@ -393,6 +393,7 @@ def _check_shown(where, most, numbers, claimed, hint):
 
 
 def _whose(entry: Entry) -> dict:
+    """Return the unit, view and adjacency of an entry."""
     return dict(unit=entry.unit, view=entry.view, adjacency=entry.adjacency)
 
 

@@ -51,9 +51,10 @@ from ..sampling import clients as sampling
 from . import watching
 
 UPLOAD_VIEWS = ("server", "personal")  # whose observer sees each upload separately
-FIXED_SIZE = ("without_replacement", "with_replacement", "truncated_poisson")  # samples
-MAX_QR_PRODUCTS = 1e11  # for making random directions orthogonal
-LENGTH = 1e4  # of a canary before the clip, in units of the clip norm
+# Sampling schemes with samples of fixed size.
+FIXED_SIZE = ("without_replacement", "with_replacement", "truncated_poisson")
+MAX_QR_PRODUCTS = 1e11  # the largest QR decomposition that makes random directions orthogonal
+LENGTH = 1e4  # the norm of a canary before the clip, in units of the clip norm
 
 
 class Experiment(NamedTuple):
@@ -128,8 +129,11 @@ def refuse_implied(entry: Entry) -> None:
 
 
 def weakest_client(plan: Plan, entry: Entry) -> int:
-    """Return the client with the least noise; of several, the one that participates most often,
-    then the one with the fewest rows or the largest weight."""
+    """Return the client with the least noise.
+
+    If there are several, it is the one that participates most often, then the one with the fewest
+    rows or the largest weight.
+    """
     rows = np.asarray(plan.fed.size).reshape(-1)
     noise = np.full(len(rows), np.inf)
     for part in entry.parts:
@@ -173,8 +177,11 @@ def _participation_rates(sampler: Any) -> np.ndarray:
 
 
 def alone(plan: Plan, client: int) -> tuple[Plan, int]:
-    """Return the plan with only one client, and the client's number in it; if noise differs
-    between clients, the plan of the whole federation in which only that client has weight."""
+    """Return the plan with only one client, and the number of that client in it.
+
+    If noise differs between clients, the result is the plan of the whole federation in which only
+    that client has weight.
+    """
     count = plan.sampler.clients
     noises = [
         stage.noise(0) if isinstance(stage.noise, Fn) else stage.noise
@@ -232,6 +239,7 @@ def numbers_like(fed: Federation, **values: Any) -> Federation:
 
 
 def _record_pair(plan, entry, client, rounds):
+    """Return the Experiment for a row under example-level noise."""
     release = plan.algorithm.releases[0]
     if entry.view == "personal" and plan.sampler.clients > 1:
         refuse(
@@ -316,6 +324,7 @@ def _neighbour(what, opposite, others):
 
 
 def _client_pair(plan, entry, client, rounds, upload):
+    """Return the Experiment for a client."""
     row, weight, words = worst(chain_of(plan), upload, rounds)
     replaced = entry.adjacency == "replace_one"
     drawn = plan.sampler.scheme in FIXED_SIZE
@@ -341,6 +350,7 @@ def _client_pair(plan, entry, client, rounds, upload):
 
 @named("audit.upload")
 def _upload(context, keys, server, own, rows, *, row, each):
+    """Return the prescribed upload of each client, instead of running it."""
     coefficient = each.at[context.client].get(mode="fill", fill_value=0.0)
     zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
     return pytrees.scale(coefficient, row), own, Diagnostics(zero, zero, none, none)
@@ -477,12 +487,14 @@ def against_noise(mechanism: Mechanism, moved: Tree) -> Tree:
 
 
 def _check_range(length, distance):
+    """Reject a canary whose length or effect is outside the range of float32."""
     if not 0 < distance < math.inf:
         got, hint = f"{length:g} for a canary", "Scale the loss and the bound."
         checks.fail("jfl.audit", "a bound whose square is in the range of float32", got, hint)
 
 
 def _dot(a, b):
+    """Return the inner product of two pytrees."""
     return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
@@ -513,6 +525,7 @@ def along(weight: Tree, rounds: int, of: Algorithm) -> tuple:
 
 @named("audit.see_projection")
 def _see_projection(moment, seen, *, weight, model):
+    """Record the projection of a round's release."""
     return seen.at[moment.round].set(watching.projections(watching.change(moment, model), weight))
 
 
@@ -546,6 +559,7 @@ def distribution_of_copies(plan: Plan, entry: Entry, client: int) -> np.ndarray 
 
 
 def _copies_in_a_batch(batches, rows):
+    """Return the probabilities of 0, 1, ... copies of one row in a batch."""
     if batches.scheme == "full":
         return _binomial(1, 1.0)
     if batches.scheme in ("poisson", "truncated_poisson"):
@@ -556,6 +570,7 @@ def _copies_in_a_batch(batches, rows):
 
 
 def _binomial(draws, probability):
+    """Return the binomial probabilities of 0 to `draws` successes."""
     from scipy import stats  # slow: not at import
 
     return stats.binom.pmf(np.arange(draws + 1), draws, min(float(probability), 1.0))

@@ -32,12 +32,12 @@ from ..privacy.mechanisms.stages import total
 from ..sampling import clients as sampling
 from . import canaries
 
-MAX_COORDINATES = 256  # of a release that are tested, of all leaves or bands together
-MAX_STEPS = 4  # of a client's local steps that are tested, the first ones
-MAX_ALL_PAIRS = 256  # slices of an axis, all pairs of which are compared
-MAX_LAG = 8  # the distance of compared slices if there are more
-MAX_NUMBERS = 2**22  # of runs that are drawn at once
-RESOLUTION = 1e-4  # standard deviations to which numbers are rounded to find repeats
+MAX_COORDINATES = 256  # number of tested coordinates of a release, over all leaves or bands
+MAX_STEPS = 4  # number of tested local steps of a client, counted from the first
+MAX_ALL_PAIRS = 256  # up to this number of slices of an axis, all pairs are compared
+MAX_LAG = 8  # with more slices, the largest distance between compared slices
+MAX_NUMBERS = 2**22  # number of noise values that are drawn at once
+RESOLUTION = 1e-4  # numbers are rounded to this, in standard deviations, to find repeats
 AXES = ("runs", "sweep points", "rounds", "clients", "steps", "coordinates")
 WHERE = "noise_test"
 
@@ -161,6 +161,8 @@ def noise_test(
 
 
 class _Source(NamedTuple):
+    """A place at which a plan adds noise."""
+
     name: str
     kind: str  # local | upload | release
     mechanism: Mechanism
@@ -168,6 +170,7 @@ class _Source(NamedTuple):
 
 
 def _sources(plan):
+    """Return the places at which a plan adds noise."""
     is_work = lambda node: isinstance(node, training.Work)
     works = [w for w in jax.tree.leaves(plan.algorithm, is_leaf=is_work) if is_work(w)]
     works = {id(w): w for w in works if mech.noisy(w.grad.mechanism)}.values()
@@ -282,6 +285,8 @@ def _largest_change(mechanism, like):
 
 
 class _Server(NamedTuple):
+    """The server state of a probed run."""
+
     params: object
     seen: object  # Float[rounds, d] of the release
 
@@ -350,12 +355,14 @@ def _observe(key, plan, *, kind, rounds, points):
 
 @named("noise_test.init")
 def _init(_, *, params, size, rounds, steps):
+    """Return the initial states of a probed run."""
     own = jnp.zeros((rounds, steps, size)) if steps else ()
     return _Server(params, jnp.zeros((rounds, size))), own
 
 
 @named("noise_test.client")
 def _client(context, keys, server, own, rows, *, work, like, which, shape):
+    """Return a zero upload, and record the noise of this round."""
     zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
     diagnostics = Diagnostics(zero, zero, none, none)
     if work is None:
@@ -373,16 +380,19 @@ def _client(context, keys, server, own, rows, *, work, like, which, shape):
 
 @named("noise_test.one_step")
 def _one_step(clock, *, step, steps):
+    """Return a learning rate that is 1 in one local step and 0 in all others."""
     return jnp.where(clock % steps == step, 1.0, 0.0)
 
 
 @named("noise_test.server")
 def _server(context, server, release, *, point, which, shape):
+    """Record the tested coordinates of a release."""
     return server._replace(seen=server.seen.at[context.round].set(_tested(release, which, shape)))
 
 
 @named("noise_test.params")
 def _params(server):
+    """Return the parameters of a probed run."""
     return server.params
 
 

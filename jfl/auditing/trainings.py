@@ -23,10 +23,10 @@ from ..privacy.mechanisms import chain as mech
 from . import canaries, watching
 from .canaries import refuse
 
-SEED = 2023  # of random directions
-MAX_GRADIENTS = 32  # of canaries that are in memory at once
-MAX_ROWS = 64  # of a client whose loss is observed
-MAX_DIRECTION_NUMBERS = 2**28  # of all random directions together
+SEED = 2023  # the seed of random directions
+MAX_GRADIENTS = 32  # number of canaries whose gradients are in memory at once
+MAX_ROWS = 64  # number of rows of a client whose loss is observed
+MAX_DIRECTION_NUMBERS = 2**28  # total number of coordinates of all random directions
 
 CANARIES = ("mislabelled", "blank", "direction")
 DESCRIPTIONS = {
@@ -379,6 +379,7 @@ def _observations(made, rounds):
 
 @named("audit.see_projections")
 def _see_projections(moment, seen, *, weights, model):
+    """Record the projections of a round's release, one for each canary."""
     release = watching.change(moment, model)
     return seen.at[moment.round].set(jax.vmap(lambda w: watching.projections(release, w))(weights))
 
@@ -436,4 +437,5 @@ def _see_models(moment, seen, *, loss, shown, weights, last, final):
 
 
 def _mean_loss(loss, params, x, y):
+    """Return the mean loss of several rows."""
     return jax.vmap(loss, (None, 0, 0))(params, x, y).astype(jnp.float32).mean()

@@ -1,5 +1,5 @@
-"""Many runs of a plan as one program, what an adversary observes of each, and a file that keeps the
-observations."""
+"""Many runs of a plan as one program, with an adversary's observations and a file that keeps
+them."""
 
 import base64
 import functools
@@ -26,7 +26,7 @@ from ..gradients.per_example import Grad
 from .canaries import Experiment
 from .watching import WatchedClient
 
-MAX_BLOCK = 4096  # trials at once on a device; more are not faster
+MAX_BLOCK = 4096  # number of trials that run at once on a device; more are not faster
 CPU_MEMORY = 2**30  # bytes for the trials that run at once on a CPU
 
 
@@ -148,6 +148,7 @@ def watch_once(key: jax.Array, plan: Plan, rounds: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _watch_once(key, plan, rounds):
+    """Run `watch` as one compiled program."""
     return watch(key, plan, rounds)
 
 
@@ -171,6 +172,7 @@ def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array
 
 
 def _refuse_not_finite(bad, runs):
+    """Raise a HealthError if any run had a value that is not finite."""
     if bad:
         raise HealthError(
             "jfl.audit: expected runs that stay finite, but got a number that is not finite in "

@@ -73,7 +73,7 @@ PRIVACY = [
 
 
 def privacy(g: dict) -> tuple:
-    """Return the cells of a guarantee for the columns PRIVACY."""
+    """Return the cells of a guarantee, for the columns PRIVACY."""
     if g["epsilon"] is None:
         return ("none", "", "", "", "", g["method"])
     method = f"claimed: {g['method']}" if g["status"] == "claimed" else g["method"]
@@ -81,6 +81,7 @@ def privacy(g: dict) -> tuple:
 
 
 def caveats(guarantees) -> str:
+    """Return the caveats of guarantees as one text, each once."""
     seen = dict.fromkeys(
         c
         for g in guarantees
@@ -94,7 +95,7 @@ def caveats(guarantees) -> str:
 
 
 def results(entries, out, title=None, notes=()):
-    """Print the runs of a summary, with a row per setting over its seeds."""
+    """Print the runs of a summary, with one row per setting over its seeds."""
     groups, rows, shown = {}, [], []
     for e in entries:
         groups.setdefault(e["name"], []).append(e)
@@ -165,11 +166,14 @@ def names():
 def _options(factory) -> str:
     """Return the options of a function with their defaults."""
     return " ".join(
-        option.name if option.default is None else f"{option.name}={_shown(option.default)}"
+        option.name
+        if option.default is None
+        else f"{option.name}={_format_default(option.default)}"
         for option in options.of(factory)
         if option.name in OPTIONS
     )
 
 
-def _shown(value) -> str:
+def _format_default(value) -> str:
+    """Return a default as text; the elements of a tuple are separated by commas."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,4 +1,4 @@
-"""Exit codes of commands, and one line about an error."""
+"""The exit codes of commands, and one-line messages for errors."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ OK, FAILED, USAGE, UNHEALTHY, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class Failed(Exception):
-    """A command finished, but what it checked does not hold; the message says why."""
+    """Raised by a command that finished but whose check failed; the message says why."""
 
 
 def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
@@ -54,6 +54,7 @@ def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
 
 
 def _say(line, debug):
+    """Print a line to stderr, and the traceback if debugging is on."""
     if debug or os.environ.get("JFL_DEBUG", "0") != "0":
         traceback.print_exc()
     print(line, file=sys.stderr, flush=True)

@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _help():
+    """Print the commands."""
     print("usage: jfl COMMAND [--help] ...\n\nDifferentially private federated learning in JAX.\n")
     print("\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items()))
     print("\n--debug, or JFL_DEBUG=1 in the environment, shows the traceback of an error.")
@@ -54,6 +55,7 @@ def _help():
 
 
 def _report(arguments):
+    """Run `jfl report`."""
     command = parse(page.flags(), arguments, "jfl report")
     print(page.main(command.directories, command.out))
 
@@ -67,6 +69,7 @@ class List:
 
 
 def _list(arguments):
+    """Run `jfl list`."""
     parse(List, arguments, "jfl list")
     console.names()
 

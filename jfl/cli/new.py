@@ -22,7 +22,7 @@ class New:
 
 
 def new(arguments: list[str]) -> None:
-    """Write the three files; none of them may exist."""
+    """Run `jfl new algorithm NAME`: write the three files, none of which may exist."""
     words = [word for word in arguments[:2] if not word.startswith("-")]
     command = parse(New, arguments[len(words) :], "jfl new algorithm NAME")
     if not words or words[0] != "algorithm" or len(words) < 2:

@@ -208,6 +208,7 @@ def _axes(flags) -> dict[str, list]:
 
 
 def _engine(command):
+    """Return the engine of a sweep."""
     checks.require_one_of("jfl sweep", ENGINES, engine=command.engine)
     if command.engine == "ray":
         if command.devices != "1":
@@ -251,6 +252,7 @@ def _kept(out: Path, begun: str, count: Callable[[], str]):
 
 
 def _value(text):
+    """Parse a value of `--sweep`: an integer, a number, or text."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)

@@ -199,10 +199,10 @@ def _rungs(rounds: Any, runs: Any) -> list[Rung]:
             "rounds in ascending order, because each rung continues the one before",
             f"rounds={checks.short_repr(until)}",
         )
-    if (mean := np.prod([distribution.mean for distribution in runs])) > choosing.MOST_RUNS:
+    if (mean := np.prod([distribution.mean for distribution in runs])) > choosing.MAX_MEAN_RUNS:
         checks.fail(
             WHERE,
-            f"at most {choosing.MOST_RUNS:g} runs on average, which is the product of all means",
+            f"at most {choosing.MAX_MEAN_RUNS:g} runs on average (the product of all means)",
             f"{mean:g}",
         )
     return [Rung(int(n), distribution) for n, distribution in zip(rounds_of_rung, runs)]
@@ -355,7 +355,7 @@ def _guarantee(
         ),
         float(delta),
         *kind,
-        f"{name}, {', '.join(dict.fromkeys(d.law for d in distributions))}, rdp",
+        f"{name}, {', '.join(dict.fromkeys(d.name for d in distributions))}, rdp",
         "conditional" if any(g.status != "proved" for g in each) else "proved",
         # No run stops early, so the reason for stopping is not a release here.
         (*dict.fromkeys(c for g in each for c in g.caveats if c != STOPS), SCORED, SECRET),

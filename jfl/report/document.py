@@ -17,8 +17,8 @@ from ..runs import record
 
 HEAD, MARKDOWN_HEAD = (record.PAGES[suffix].decode() for suffix in (".html", ".md"))
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src"
-# values that are highlighted in a column of verdicts, with the class of their colour; shape and
-# text carry the meaning too
+# The values that are highlighted in a column of verdicts, with the class of their colour.  Their
+# shape and text carry the meaning too.
 CONTRADICTED, REFUTED = "the proof is contradicted: a bug", "the claim is refuted"
 MARKS = {
     "proved": "good",
@@ -56,16 +56,20 @@ GLOSSARY = {
     "status": "How certain ε is: proved, conditional, claimed, audited, descriptive (of a run that "
     "happened, not a promise) or no guarantee.",
 }
-# headings of tables that are a term of the glossary
+# Headings of tables that are terms of the glossary.
 HEADINGS = {f"{status} ε": status for status in ("proved", "claimed", "audited")}
 
 
 class Text(NamedTuple):
+    """A paragraph; `quiet` makes it less prominent."""
+
     words: str
     quiet: bool = False
 
 
 class Items(NamedTuple):
+    """A list, with bullets or numbers."""
+
     items: list
     numbered: bool = False
 
@@ -116,6 +120,8 @@ class Card(NamedTuple):
 
 
 class Section(NamedTuple):
+    """A section with a heading and blocks."""
+
     heading: str
     blocks: list
 
@@ -177,6 +183,7 @@ def markdown(document: Document, folder: str) -> tuple[str, dict]:
 
 
 def _templates(autoescape: bool):
+    """Return the Jinja environment of jfl's templates."""
     import jinja2
 
     templates = jinja2.Environment(
@@ -220,6 +227,6 @@ def _card(card: Card) -> str:
 
 
 def _plain(words) -> str:
-    """Escape text for Markdown."""
+    """Return text with the special characters of Markdown escaped."""
     words = html.escape(" ".join(str(words).split()), quote=False)
     return re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", words)

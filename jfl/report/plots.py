@@ -27,7 +27,7 @@ TITLES = dict(
     client_accuracy="test accuracy of personal models",
 )
 SCALED = ("loss", "update_norm", TITLES["loss"])  # experiments name metrics by their titles
-# only epsilons that agree in these fields are comparable
+# Epsilons are comparable only if they agree in these fields.
 PROMISE = ("unit", "adjacency", "view", "delta")
 PANELS = 8
 MARKS: dict[str, dict[str, Any]] = dict(
@@ -125,6 +125,7 @@ def _on_logarithmic_axis(metric: str, values: list[np.ndarray]) -> bool:
 
 
 def _curve(ax, index, rounds, values):
+    """Draw one curve and its band over seeds."""
     colour, dashes = look_of(index)
     marker = "o" if len(rounds) == 1 else None
     (line,) = ax.plot(rounds, values.mean(0), color=colour, ls=dashes, lw=1.8, marker=marker)
@@ -148,6 +149,7 @@ def promises(settings: list[Setting]) -> list[tuple]:
 
 
 def _promise(guarantee) -> tuple:
+    """Return the fields of a guarantee that make its epsilon comparable."""
     return tuple(guarantee[k] for k in PROMISE)
 
 
@@ -239,6 +241,7 @@ def _promise_words(promise: tuple) -> str:
 
 
 def _figure_of_runs(panels: int, named: int, **options):
+    """Return a figure for several panels, with space for a legend of `named` names."""
     size = (WIDTH if panels > 1 else 7, 3.8)
     return new_figure(panels, size, legend=0.11 * min(named, SHOWN), **options)
 

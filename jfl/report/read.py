@@ -27,6 +27,8 @@ Positive = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge
 
 
 class Accuracy(msgspec.Struct):
+    """The accuracy of a run in summary.json."""
+
     final: Number | None
 
 
@@ -70,6 +72,8 @@ class Run(msgspec.Struct):
 
 
 class Summary(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of summary.json."""
+
     runs: list[Run]
     format: int | None = None  # None in the first files
 
@@ -100,11 +104,15 @@ class Audit(msgspec.Struct):
 
 
 class Audits(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of audit.json."""
+
     audits: list[Audit]
     format: int | None = None
 
 
 class Manifest(msgspec.Struct):
+    """The fields of manifest.json that a page uses."""
+
     versions: dict[str, Any]
     data: dict[str, Any] = {}
     seeds: list = []
@@ -207,6 +215,7 @@ def audits(folder) -> list[dict]:
 
 
 def _rows(path, runs) -> list[dict]:
+    """Return the rows of metrics.csv, and reject rows of other runs than those in summary.json."""
     rows = tables.read(path)
     present = {(row["name"], row["seed"]) for row in rows}
     missing = [
@@ -219,6 +228,7 @@ def _rows(path, runs) -> list[dict]:
 
 
 def _text(path) -> str:
+    """Return the text of a file; "" if there is none."""
     try:
         return path.read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, UnicodeDecodeError) as error:

@@ -133,6 +133,7 @@ def cell(value) -> str:
 
 
 def _fact(value) -> str:
+    """Return the text of a value in a table; a dict becomes "key value" pairs."""
     if isinstance(value, dict):
         return ", ".join(f"{k} {cell(v)}" for k, v in value.items() if v not in ("", None))
     return "; ".join(map(cell, value)) if isinstance(value, list) else cell(value)
@@ -206,12 +207,14 @@ def results(groups: list[Group]) -> list:
 
 
 def _epsilon_and_delta(guarantee) -> tuple[str, str]:
+    """Return the cells of a guarantee's epsilon and delta."""
     if guarantee["epsilon"] is None:
         return "none", ""
     return f"{guarantee['epsilon']:.4g}", f"{guarantee['delta']:.3g}"
 
 
 def _whose(guarantee) -> tuple:
+    """Return the cells of a guarantee's unit, adjacency and view."""
     return tuple(guarantee[k].replace("_", " ") for k in ("unit", "adjacency", "view"))
 
 

@@ -1,4 +1,4 @@
-"""Runs on disk: configuration, training, sweeps, checkpoints, records."""
+"""Runs on disk: configurations, training, sweeps, checkpoints and records."""
 
 from ..core.lazy import submodules as _submodules
 

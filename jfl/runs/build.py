@@ -1,4 +1,4 @@
-"""From the plain values of a config to the plan that they name."""
+"""Builds a plan from the plain values of a config."""
 
 import dataclasses
 import functools
@@ -49,7 +49,7 @@ from .config import (
 
 MODULE_OF_FORMULAS = "experiments.papers.as_printed"
 REPOSITORY = Path(__file__).resolve().parents[2]
-# the fields that rows and their owners follow from
+# The fields that determine the rows and which client owns them.
 DATA = (
     "dataset",
     "preprocess",
@@ -65,18 +65,21 @@ DATA = (
 
 
 def build(config: Config) -> tuple[Plan, Config]:
-    """Build the plan that a config names.
+    """Build the plan of a config.
+
+    Args:
+        config: the config of a run.
 
     Returns:
-        The plan, and the config with the calibrated noise multiplier, where that is one number.
+        The plan; and the config with the calibrated noise multiplier, if that is a single number.
 
     Raises:
-        ArgumentError: For values and combinations of values that name no plan.
+        ArgumentError: For values, or combinations of values, that describe no valid plan.
     """
     _refuse_bad_values(config)
     if config.epsilon is None:
         return _plan(config, config.noise_multiplier), config
-    noise: Any = _calibrated(config, _plan(config, 1.0))
+    noise: Any = _calibrate_noise(config, _plan(config, 1.0))
     # Noise that differs by client or round is calibrated again when the config is read.
     if np.ndim(noise) == 0 and not callable(noise):
         config = dataclasses.replace(config, noise_multiplier=float(noise), epsilon=None)
@@ -154,7 +157,7 @@ def _refuse_bad_values(config: Config) -> None:
             "The papers' formulas are for noise in local steps; padpfl's for unit='client'.",
         ),
         (
-            # in local steps the formulas allow them all
+            # for noise in local steps, the formulas allow all of them
             printed
             and traits.example_noise != "gradient"
             and not (constant and (not shaped or traits.client_noise != "upload")),
@@ -170,11 +173,13 @@ def _refuse_bad_values(config: Config) -> None:
 
 
 def _traits(config) -> Traits:
+    """Return the traits of the algorithm of a config."""
     return traits_of(factory("algorithm", config.algorithm))
 
 
-def _calibrated(config, draft: Plan):
-    """Return the noise with which the plan reaches the config's epsilon, as `_plan` takes it."""
+def _calibrate_noise(config, draft: Plan):
+    """Return the noise with which the plan reaches the epsilon of the config, in the form for
+    `_plan`."""
     target = dict(epsilon=config.epsilon, delta=config.delta, rounds=config.rounds)
     if config.mode == "as_printed" and _traits(config).client_noise == "upload":
         return [
@@ -192,8 +197,9 @@ def _plan(config: Config, noise) -> Plan:
     """Build the plan with this noise.
 
     Args:
-        noise: a multiplier; one for each client; a function of the round; a pair of standard
-            deviations, of uploads and of the server's; or None.
+        config: the config.
+        noise: a multiplier; one multiplier for each client; a function of the round; a pair of
+            standard deviations, of uploads and of the server's release; or None.
     """
     fed = federation(config)
     task = _call("model", config, config.model, fed)
@@ -216,25 +222,26 @@ def _plan(config: Config, noise) -> Plan:
 
 
 def _weights(config):
+    """Return the weights of clients, as `jfl.plan` takes them."""
     return client_weights.impact(config.impact, config.groups) if config.impact else config.weights
 
 
 def _call(kind: str, config: Config, name: str, *args, **given):
-    """Call the function of a kind and name with the config's values of its options.
+    """Call the function with this kind and name, with the config's values of its options.
 
     Args:
-        kind: the kind of function.
-        config: has the values.
-        name: its name.
-        args: before all other arguments.
-        given: other arguments, of which it gets those that it takes.
+        kind: the kind of function, such as "sampler".
+        config: the config.
+        name: the name of the function.
+        args: arguments that come before all others.
+        given: further keyword arguments; those that the function does not take are ignored.
     """
     function = factory(kind, name)
     return function(*args, **options.arguments(function, vars(config), given))
 
 
 def _sampler(config) -> Sampler:
-    """Return the sampler of clients.  A cohort stands for the rate with that expected cohort."""
+    """Return the sampler of clients; if it takes a rate, a cohort is converted to one."""
     cohort, rate, clients = config.cohort, config.rate, config.clients
     name = sampler_of(config)
     function = factory("sampler", name)
@@ -269,6 +276,7 @@ def _sampler(config) -> Sampler:
 
 @functools.lru_cache(maxsize=8)
 def _dataset(name, preprocess, **arguments):
+    """Load a dataset and preprocess it."""
     data = getattr(datasets, name)(**arguments)
     for step in () if preprocess == "none" else preprocess.split(","):
         step, _, number = step.partition(":")
@@ -284,28 +292,31 @@ def _dataset(name, preprocess, **arguments):
 
 
 def the_partition(config: Config) -> partition.Partition:
-    """Return the partition: which rows belong to which client."""
+    """Return the partition, which says which rows belong to which client."""
     seed = config.partition_seed
     if not config.group_rows:
         return _call("partition", config, config.partition, clients=config.clients, seed=seed)
     checks.require_one_of("config", ("iid", "labels", "dirichlet"), partition=config.partition)
     few = config.classes_per_client if config.partition == "labels" else None
-    return partition.sizes(_of_each_client(config, "group_rows"), classes_per_client=few, seed=seed)
+    return partition.sizes(
+        _values_of_clients(config, "group_rows"), classes_per_client=few, seed=seed
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _federation(config: Config) -> Federation:
+    """Build the federation of a config, without a cache."""
     arguments = options.arguments(factory("dataset", config.dataset), vars(config), {})
     data = _dataset(config.dataset, config.preprocess, **arguments)
     fed = federate(data, the_partition(config), holdout=config.holdout)
     if config.group_noise:
-        noise = _of_each_client(config, "group_noise")
+        noise = _values_of_clients(config, "group_noise")
         fed = corruption.salt_and_pepper(fed, noise, seed=config.partition_seed)
     return fed
 
 
-def _of_each_client(config, name) -> list:
-    """Return the value of each client, from those of the groups."""
+def _values_of_clients(config, name) -> list:
+    """Return the value of a field for each client, given one value per group."""
     values, groups = getattr(config, name), config.groups
     if len(values) != len(groups) or sum(groups) != config.clients:
         checks.fail(
@@ -318,7 +329,7 @@ def _of_each_client(config, name) -> list:
 
 
 def federation(config: Config) -> Federation:
-    """Return the rows and their owners, which points of a sweep share if they are the same."""
+    """Return the rows and their owners; points of a sweep with the same data share them."""
     factory("dataset", config.dataset)
     return _federation(Config(**{name: getattr(config, name) for name in DATA}))
 
@@ -327,6 +338,7 @@ def federation(config: Config) -> Federation:
 
 
 def _algorithm(config, fed, task, noise) -> Algorithm:
+    """Return the algorithm of a config, with private gradients if the noise is in local steps."""
     function, unit = factory("algorithm", config.algorithm), the_unit(config)
     traits = traits_of(function)
     given: dict[str, Any] = dict(
@@ -382,7 +394,8 @@ def _rate(config, lr, every):
 
 
 def _upload_chains(config, task, noise) -> tuple[Mechanism, Mechanism | None]:
-    """Return the chain of uploads, and as printed that of the mean that the server broadcasts."""
+    """Return the chain of uploads and, as printed, the chain of the mean that the server
+    broadcasts."""
     if not isinstance(noise, list):
         return _chain(config, task, noise), None
     (client, server), clients = noise, config.clients
@@ -398,9 +411,10 @@ def _upload_chains(config, task, noise) -> tuple[Mechanism, Mechanism | None]:
 
 
 def _chain(config, task, noise: Any, *post) -> Mechanism:
-    noise = _decaying(config, noise)
+    """Return a chain that clips, sums, adds noise and applies the stages `post`."""
+    noise = _schedule_noise(config, noise)
     if config.noise_shape != "isotropic":
-        clip, stage = _shaped(config, task, noise)
+        clip, stage = _shaped_stages(config, task, noise)
     else:
         clip = _clip(config, task)
         as_std = callable(noise) and config.mode == "as_printed"
@@ -413,22 +427,25 @@ def _chain(config, task, noise: Any, *post) -> Mechanism:
 
 
 def _strategy(config) -> Strategy:
-    """Return the strategy of correlated noise, for all rounds and the separation of the sampler."""
+    """Return the strategy of correlated noise, for all rounds and for the separation of the
+    sampler."""
     function, separation = factory("strategy", config.strategy), _sampler(config).separation
     given = dict(
         rounds=config.rounds,
         participations=-(-config.rounds // separation),
         separation=separation,
     )
-    return _made(function, tuple(options.arguments(function, vars(config), given).items()))
+    return _call_cached(function, tuple(options.arguments(function, vars(config), given).items()))
 
 
 @functools.lru_cache(64)  # points of a sweep share a strategy
-def _made(function, arguments):
+def _call_cached(function, arguments):
+    """Call a function once for the same arguments."""
     return function(**dict(arguments))
 
 
-def _decaying(config, noise):
+def _schedule_noise(config, noise):
+    """Return the noise as a function of the round, if the config makes it decay."""
     if config.noise_decay == 1:
         return noise
     if np.ndim(noise) or callable(noise):
@@ -441,6 +458,7 @@ def _decaying(config, noise):
 
 
 def _clip(config, task) -> Stage:
+    """Return the clip of a config."""
     unit = the_unit(config)
     if config.clip == "per_layer":
         layers = len(jax.tree.leaves(_contribution(config, task)))
@@ -454,27 +472,28 @@ def _clip(config, task) -> Stage:
 
 
 def _bound(config):
+    """Return the clip norm, as a function of the round if the config makes it decay."""
     if config.clip_decay == 1:
         return config.clip_norm
     return schedules.exponential(config.clip_norm, config.clip_decay, config.rounds)
 
 
 def _contribution(config, task: Task):
-    """Return the shapes of what is clipped: a gradient, or what a client uploads."""
+    """Return the shapes of a contribution to the clipped sum: a gradient, or an upload."""
     model = jax.eval_shape(task.init, jax.random.key(0))
     copies = _traits(config).payload_models if the_unit(config) == "client" else 1
     return model if copies == 1 else (model,) * copies
 
 
-def _shaped(config, task, noise) -> tuple[Stage, Stage]:
-    """Return the clip and the noise along the bands of a contribution."""
+def _shaped_stages(config, task, noise) -> tuple[Stage, Stage]:
+    """Return the clip and the noise that follow the bands of a contribution."""
     contribution, fed, bound = _contribution(config, task), federation(config), _bound(config)
     if config.bands == "pixels":
         bands = haar_bands.pixels(contribution, fed.x.shape[1:])
     else:
         bands = getattr(haar_bands, config.bands)(contribution)
     if config.noise_shape == "published":
-        return _published(config, fed, bound, noise, bands)
+        return _published_stages(config, fed, bound, noise, bands)
     if config.noise_shape == "weighted":
         shape = wavelet.weighted(bands)
     else:
@@ -482,8 +501,9 @@ def _shaped(config, task, noise) -> tuple[Stage, Stage]:
     return wavelet.clip_ellipsoid(bound, shape), gaussian(noise, shape=shape)
 
 
-def _published(config, fed, bound, noise, bands) -> tuple[Stage, Stage]:
-    """Return the wavelet paper's own mechanism, which does not have the privacy that it states."""
+def _published_stages(config, fed, bound, noise, bands) -> tuple[Stage, Stage]:
+    """Return the clip and the noise of the wavelet paper, which do not have the privacy that it
+    states."""
     if callable(bound) or np.ndim(noise) or callable(noise):
         checks.fail(
             "config",

@@ -1,4 +1,4 @@
-"""What a killed run is resumed from: its checkpoints, and its journal.
+"""The files from which a killed run is resumed: its checkpoints, and its journal.
 
 A checkpoint is a line with the format and the digest of the rest, a line of JSON, and the bytes of
 the arrays.  The digest detects a truncated file and a flipped bit.
@@ -6,9 +6,9 @@ the arrays.  The digest detects a truncated file and a flipped bit.
 The journal records which rounds may have been seen, and which program computed them.  It is written
 before anything that those rounds released leaves the process: a checkpoint, a metric, a line on the
 terminal.  A resumed run computes the rounds since its last checkpoint again.  The same program
-computes the same releases again, bit for bit, so they count once.  Another program would release
-the same rounds a second time with other rounding errors, so the resume is refused.  If nothing was
-seen since the last checkpoint, any program may continue.
+computes the same releases bit for bit, so they count once.  Another program would release the same
+rounds a second time with other rounding errors, so it refuses to resume.  If nothing was seen since
+the last checkpoint, any program may continue.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ from .environment import code as code
 from .environment import environment
 
 MAGIC, FORMAT = "jfl-checkpoint", 4  # of checkpoints and of the journal
-KEPT = 2
+NUM_KEPT_CHECKPOINTS = 2
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 PROCESS = uuid.uuid4().hex
 NEW_START = "Start in a new directory with a new --seed."
 
 
 def differences(there: dict, here: dict) -> list[str]:
-    """Describe the entries in which two dicts differ: those of a stored run and those of this
-    one."""
+    """Return descriptions of the entries in which the dict of a stored run differs from that of
+    this run."""
     return [
         f"{k}: {there.get(k)!r} there, {here.get(k)!r} here"
         for k in there | here
@@ -73,15 +73,17 @@ class Checkpoints:
         return next(iter(self.rounds()), None)
 
     def save(self, run: Run, meta: dict):
-        """Save a run together with JSON metadata, then remove older checkpoints.  The file is on
-        the disk when this returns."""
+        """Save a run together with JSON metadata, then remove older checkpoints.
+
+        The file is on the disk when this returns.
+        """
         leaves = [np.asarray(x) for x in jax.tree.leaves(pytrees.keys_to_words(run))]
         record = json.dumps(dict(meta=meta, arrays=_arrays(leaves))).encode() + b"\n"
         parts = [record, *(np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in leaves)]
         self.folder.mkdir(exist_ok=True)
         head = f"{MAGIC} {FORMAT} {_digest(parts)}\n".encode()
         write(self.folder / str(int(run.round)), [head, *parts])
-        for old in self.rounds()[KEPT:]:
+        for old in self.rounds()[NUM_KEPT_CHECKPOINTS:]:
             (self.folder / str(old)).unlink()
 
     def load(self) -> Saved:
@@ -139,10 +141,12 @@ class Checkpoints:
 
 
 def _arrays(leaves) -> list:
+    """Return the types and shapes of arrays, for the metadata of a checkpoint."""
     return [[str(x.dtype), list(x.shape)] for x in leaves]
 
 
 def _digest(parts) -> str:
+    """Return the SHA-256 digest of several byte strings."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(part)

@@ -1,8 +1,8 @@
-"""One experiment as plain values: what a TOML file holds and what the command line sets.
+"""One experiment as plain values, as in a TOML file or on the command line.
 
-`Experiment` declares what belongs to no algorithm, sampler, partition, dataset or model.  The
-options of those come from their own signatures (`jfl.core.options`), and both together are
-`Config`.
+`Experiment` declares the fields that belong to no particular algorithm, sampler, partition, dataset
+or model.  The options of those come from their own signatures (`jfl.core.options`).  Both together
+are `Config`.
 """
 
 import dataclasses
@@ -83,19 +83,21 @@ _MODULES: dict[str, Any] = dict(
 FACTORIES = {kind: {name: factory(kind, name) for name in names(kind)} for kind in _MODULES}
 
 
-# --- what the fields of an experiment need for an effect
+# --- conditions under which the fields of an experiment have an effect
 
 
 def _private(config) -> bool:
+    """Return whether a config asks for noise."""
     return config.noise_multiplier is not None or config.epsilon is not None
 
 
 def _algorithm(config):
+    """Return the function of the config's algorithm."""
     return factory("algorithm", config.algorithm)
 
 
 def _takes(kind: str, parameter: str) -> dict:
-    """Return a need: a function of this kind that takes the parameter."""
+    """Return the condition that the function of this kind takes the parameter."""
     article = "an" if kind[0] in "aeiou" else "a"
     return {
         f"{article} {kind} that takes {parameter}": lambda config: options.takes(
@@ -114,13 +116,16 @@ PUBLISHED = {"noise_shape='published'": lambda config: config.noise_shape == "pu
 
 
 def _clips(config) -> bool:
-    """Return whether a run clips; an algorithm with its own mechanism does without noise, too."""
+    """Return whether a run clips contributions.
+
+    An algorithm with its own mechanism clips without noise, too.
+    """
     return _private(config) or traits_of(_algorithm(config)).example_noise == "mechanism"
 
 
 def _one_of(default: str | None, choices, help: str = "{}", needs: dict | None = None):
-    """Return a field with one of the choices, or None if that is the default; its help names
-    them."""
+    """Return a field with a fixed set of choices, which its help lists; None is valid if it is the
+    default."""
     several = (None, *choices) if default is None else tuple(choices)
     text = help.format(" | ".join(choices))
     return field(default, text, choices=lambda: several, needs=needs)
@@ -128,7 +133,7 @@ def _one_of(default: str | None, choices, help: str = "{}", needs: dict | None =
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One experiment.  Fields that are None follow from the others."""
+    """One experiment.  Fields that are None are derived from other fields."""
 
     algorithm: str = _one_of("fedavg", names("algorithm"))
     dataset: str = _one_of("digits", names("dataset"))
@@ -326,7 +331,7 @@ class Experiment:
         return ("empty_cohort",) if self.allow_empty else ()
 
 
-# the options that only some factories take, and that are no fields of an experiment
+# The options that only some factories take, and that are not fields of an experiment.
 OPTIONS = {
     name: option
     for name, option in options.shared(FACTORIES).items()
@@ -336,7 +341,8 @@ if typing.TYPE_CHECKING:
 
     @dataclasses.dataclass(frozen=True)
     class Config(Experiment):
-        """An experiment with the options of all factories, whose names are found when jfl runs."""
+        """An experiment with the options of all factories, whose names are determined at run
+        time."""
 
         def __init__(self, **options: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
@@ -354,7 +360,7 @@ else:
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 
 
-# --- what a config chooses
+# --- choices that follow from several fields
 
 
 def sampler_of(config: Config) -> str:
@@ -367,7 +373,7 @@ def sampler_of(config: Config) -> str:
 
 
 def the_unit(config: Config) -> str | None:
-    """Return what the noise protects, "example" or "client"; None without privacy."""
+    """Return the unit that the noise protects, "example" or "client"; None without noise."""
     if config.unit is not None:
         checks.require_one_of("config", UNITS, unit=config.unit)
     if not _private(config):
@@ -383,7 +389,7 @@ def the_unit(config: Config) -> str | None:
 
 
 def the_view(config: Config) -> str:
-    """Return the observer of the guarantee: the server, or a third party."""
+    """Return the observer of the guarantee: "server" or "third_party"."""
     if config.view is not None:
         checks.require_one_of("config", VIEWS, view=config.view)
         return config.view
@@ -392,7 +398,7 @@ def the_view(config: Config) -> str:
     return "server"
 
 
-# --- options without an effect; their results would look like effects
+# --- options without an effect, which would mislead readers of the results
 
 
 def refuse_unused(*configs: Config) -> None:
@@ -413,8 +419,8 @@ def refuse_unused(*configs: Config) -> None:
 
 
 def _unused(config: Config) -> dict[str, str]:
-    """Return the options that differ from their defaults but have no effect, with what each
-    requires."""
+    """Return the options that were changed but have no effect, with the conditions that they
+    require."""
     taken = {option.name for chosen in _factories(config) for option in options.of(chosen)}
     unused = {}
     for name, declared in FIELDS.items():
@@ -432,7 +438,7 @@ def _unused(config: Config) -> dict[str, str]:
 
 
 def _factories(config: Config) -> list:
-    """Return the functions that a config names, except a partition that group_rows replaces."""
+    """Return the functions that a config uses, except a partition that group_rows replaces."""
     chosen = {kind: getattr(config, kind) for kind in _MODULES} | dict(sampler=sampler_of(config))
     if config.group_rows:
         chosen["partition"] = None
@@ -455,7 +461,7 @@ def load(path) -> dict:
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
-    # numbers and nesting beyond Python's limits are no TOML error
+    # Numbers and nesting beyond Python's limits raise other errors than TOML errors.
     except (OSError, ValueError, RecursionError) as error:
         checks.fail("config", "a readable TOML file", f"{path}: {error}")
     axes = values.pop("sweep", {})
@@ -490,8 +496,14 @@ def dump(values: dict, comment: str = "") -> str:
 def coerce(name: str, value, where: str):
     """Convert a value to the type of a field, without rounding.
 
+    Args:
+        name: the name of the field.
+        value: the value from a file or the command line.
+        where: the source of the value, for messages.
+
     Raises:
-        ArgumentError: for a value of another type, or an unknown name, with names that are close.
+        ArgumentError: For a value of another type, or an unknown name; the message suggests similar
+            names.
     """
     if name not in FIELDS:
         close = difflib.get_close_matches(name, FIELDS, 3)
@@ -523,10 +535,10 @@ def coerce(name: str, value, where: str):
 
 
 class Preset(NamedTuple):
-    """The fields of a config, and the accuracy that they reached."""
+    """The fields of a config, and the accuracy that it reached."""
 
     fields: dict
-    # mean and range over seeds 0, 1 and 2, each with its own split
+    # mean and range over seeds 0, 1 and 2, each with a separate split
     accuracy: str
 
 

@@ -14,8 +14,9 @@ LOCK = ".lock"
 
 
 def checked(out, resume: bool) -> Path:
-    """Check the directory `out` and return its path.  It is not created, so that a rejected run
-    leaves nothing behind.
+    """Check the directory `out` and return its path.
+
+    It is not created, so that a rejected run leaves nothing behind.
 
     Args:
         out: the name of a directory.
@@ -53,8 +54,9 @@ def has_files(out: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(out: Path):
-    """Lock a run directory.  Two processes in one directory would release twice what is accounted
-    for once.
+    """Lock a run directory while the context is active.
+
+    Two processes in one directory would release twice what is accounted for once.
 
     The kernel releases the lock when the process ends, even if it is killed.
 
@@ -101,7 +103,7 @@ def disk_errors_explained(where: str, kept: Callable[[], str]):
     """
     try:
         yield
-    except ConnectionError:  # of the terminal, or of another process
+    except ConnectionError:  # a lost terminal or process, not a disk error
         raise
     except OSError as error:
         raise OSError(

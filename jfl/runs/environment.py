@@ -1,4 +1,4 @@
-"""The versions, settings and machine that decide the bits of a run."""
+"""The versions, settings and machine that determine the bits of a run."""
 
 import functools
 import hashlib
@@ -76,8 +76,10 @@ def _flags() -> str:
 
 
 def _cores() -> int:
-    """Return how many CPU cores this process may use.  Sums are divided among them, so the last
-    bits of a sum depend on this number."""
+    """Return the number of CPU cores that this process may use.
+
+    Sums are divided among the cores, so the last bits of a sum depend on this number.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

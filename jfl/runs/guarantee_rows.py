@@ -1,5 +1,6 @@
-"""The guarantees of a run as rows of its files, epsilon along its rounds, and warnings about its
-noise."""
+"""The guarantees of a run as rows of its files, epsilon over its rounds, and warnings about its
+noise.
+"""
 
 import math
 from collections.abc import Callable
@@ -18,12 +19,14 @@ VIEWS = dict(
     aggregate="secure aggregation",
     personal="personal models",
 )
-# evaluations whose epsilon is proved as tightly as that of the whole run, and those with at least a
-# Renyi bound
+# The number of evaluations whose epsilon is proved as tightly as that of the whole run, and the
+# number of those with at least a Renyi bound.
 TIGHT, MANY = 32, 128
 WEAK = 20  # a guarantee with a larger epsilon protects almost nothing
 TYPICAL_NUM_UNITS = 1000  # rows or clients of a training whose data are unknown
-GAIN = 1e-3  # the relative gain in epsilon that justifies computing a privacy-loss distribution
+MIN_PLD_GAIN = (
+    1e-3  # the relative gain in epsilon that justifies computing a privacy-loss distribution
+)
 
 
 def all_rows(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[dict]:
@@ -73,7 +76,7 @@ def add_caveats(row: dict, caveats) -> dict:
 
 
 def best(guarantees: list[dict]) -> dict:
-    """Return the guarantee to show if there is room for only one.
+    """Return the guarantee to show if there is space for only one.
 
     In order of priority, it is no claim of a paper, has an epsilon, does not follow from the
     guarantee of another unit, and is for the server.
@@ -108,8 +111,9 @@ def epsilons(
     last: float | None = None,
     most: int = TIGHT,
 ) -> np.ndarray:
-    """Return epsilon after several numbers of rounds, as `jfl.guarantee` proves it; the last is
-    that of the whole run.
+    """Return epsilon after several numbers of rounds, as `jfl.guarantee` proves it.
+
+    The last one is the epsilon of the whole run.
 
     A privacy-loss distribution takes about a tenth of a second per number of rounds, and a Renyi
     bound a hundredth.  So with more than `most` numbers some get only a Renyi bound, and with more
@@ -142,19 +146,23 @@ def epsilons(
             return 0.0
         return accounting.guarantee(plan, int(rounds[i]), delta, unit, view, adjacency).epsilon
 
-    values, bounded = np.full(count, np.inf), _spread(count, MANY)
+    values, bounded = np.full(count, np.inf), _choose_indices(count, MANY)
     values[bounded] = accounting.epsilons(plan, rounds[bounded], delta, unit, view, adjacency)
     if most and count:
         quick, values[-1] = values[-1], proved(-1) if last is None else last
-        if values[-1] < (1 - GAIN) * quick:  # else Renyi bounds and exact Gaussians do as well
-            for i in _spread(count, most)[:-1]:
+        if (
+            values[-1] < (1 - MIN_PLD_GAIN) * quick
+        ):  # else Renyi bounds and exact Gaussians do as well
+            for i in _choose_indices(count, most)[:-1]:
                 values[i] = proved(i)
     return np.minimum.accumulate(values[::-1])[::-1]
 
 
-def _spread(count: int, most: int) -> np.ndarray:
-    """Choose at most `most` of the indices 0, ..., count - 1, including the last; they are dense at
-    the beginning, where epsilon grows fast."""
+def _choose_indices(count: int, most: int) -> np.ndarray:
+    """Return at most `most` of the indices 0, ..., count - 1, including the last.
+
+    They are dense at the beginning, where epsilon grows fast.
+    """
     if count <= most:
         return np.arange(count)
     if most < 2:
@@ -180,8 +188,8 @@ def noise_warning(
     unit: str,
     num_units: float = TYPICAL_NUM_UNITS,
 ) -> str:
-    """Return a warning for an epsilon so small that the model is noise whatever the data are, or so
-    large that it protects almost nothing; "" for others.
+    """Return a warning for an epsilon that makes the model pure noise or protects almost nothing,
+    or "".
 
     By group privacy, n rows (for unit "client", n clients) change the odds of a result by a factor
     of at most e^(n epsilon), except with a probability of at most n e^(n epsilon) delta.  So up to
@@ -198,7 +206,7 @@ def noise_warning(
     """
     units = "rows" if unit == "example" else "clients"
     epsilon = least = float(epsilon_at(delta))
-    small = min(delta, 0.099 / num_units)  # at which all units together can be hidden
+    small = min(delta, 0.099 / num_units)  # a delta at which all units together can be hidden
     if small < delta:
         least = float(epsilon_at(small))
     hidden = min(1 / max(least, 1e-300), 0.1 / small)

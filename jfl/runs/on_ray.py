@@ -1,9 +1,8 @@
-"""Sweeps over the machines of a Ray cluster (extra `ray`): the driver checks and writes, and the
-workers compute blocks.
+"""Sweeps on the machines of a Ray cluster (extra `ray`).
 
-A task is a block of points of one static group.  A worker receives the values of its configs and
-loads the data itself.  It refuses the task unless its code, library versions, data and noise are
-those of the driver.
+The driver checks arguments and writes files, and the workers compute blocks.  A task is a block of
+points of one static group.  A worker receives the values of its configs and loads the data itself.
+It refuses a task unless its code, library versions, data and noise are those of the driver.
 """
 
 import contextlib
@@ -31,9 +30,9 @@ from .config import Config
 from .sweep import CPU_BLOCK_SIZE, Block, Point
 
 CONFIG: Any = jax.config  # its type does not declare the options
-MAX_RETRIES = 5  # of a block whose worker or machine was lost
-WAIT_SECONDS = 10.0  # without a worker, before a message says what the sweep is waiting for
-KEPT = "Finished points are kept: --resume computes the others"
+MAX_RETRIES = 5  # number of times that a block is retried if its worker or machine was lost
+WARN_AFTER_SECONDS = 10.0  # without a worker, before a message says what the sweep is waiting for
+KEPT_POINTS = "Finished points are kept: --resume computes the others"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +85,8 @@ class Cluster:
         if local and not sum(places):
             checks.fail(
                 "--engine ray",
-                f"a machine with {_words(need)} for a task",
-                _words({k: nodes[0].get(k, 0) for k in need}),
+                f"a machine with {_describe_resources(need)} for a task",
+                _describe_resources({k: nodes[0].get(k, 0) for k in need}),
                 "Lower --cpus-per-task or --gpus-per-task.",
             )
         self.nodes, self.places = len([p for p in places if p]), max(1, sum(places))
@@ -115,8 +114,8 @@ class Cluster:
         )
         # Ask one worker now, so that another version of jfl is reported before anything is written.
         ref = self.remote(look).remote(checkpoint.code())
-        if not ray.wait([ref], timeout=WAIT_SECONDS)[0]:
-            watch(note=f"waiting for a worker with {_words(need)}")
+        if not ray.wait([ref], timeout=WARN_AFTER_SECONDS)[0]:
+            watch(note=f"waiting for a worker with {_describe_resources(need)}")
         self.accelerator = self._get(ref)
         self.memory = self.accelerator or self.memory
 
@@ -146,7 +145,8 @@ class Cluster:
                 self.ray.cancel(ref)
 
     def _get(self, ref):
-        """Return the result of a task; raise its refusal if the result is a text."""
+        """Return the result of a task; raise an error if it is a text, which says why the worker
+        refused."""
         errors = self.ray.exceptions
         try:
             result = self.ray.get(ref)
@@ -154,15 +154,15 @@ class Cluster:
             checks.fail(
                 "--engine ray",
                 "a task without an error",
-                _first(error.cause or error),
-                f"{KEPT}; perhaps use a smaller --block.",
+                _first_line(error.cause or error),
+                f"{KEPT_POINTS}; perhaps use a smaller --block.",
             )
         except errors.RayError as error:
             checks.fail(
                 "--engine ray",
                 f"a worker that survives; {MAX_RETRIES + 1} tries of a block were lost",
-                _first(error),
-                f"{KEPT}.",
+                _first_line(error),
+                f"{KEPT_POINTS}.",
             )
         if isinstance(result, str):
             raise ArgumentError(result)
@@ -173,8 +173,10 @@ class Cluster:
 
 
 def look(code: dict):
-    """Return the bytes for the points of a block on this worker's accelerator, or None on a CPU; or
-    a text if the worker must refuse."""
+    """Return the bytes for the points of a block on this worker's accelerator; None on a CPU.
+
+    The result is a text, with a reason, if the worker must refuse.
+    """
     return _refusal("the driver's code", code, checkpoint.code()) or (
         None if jax.default_backend() == "cpu" else sweeps.memory()
     )
@@ -230,7 +232,7 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
 
 
 def _refusal(need: str, there: dict, here: dict) -> str | None:
-    """Return the reason why a worker that differs from the driver must refuse."""
+    """Return why a worker must refuse a task, if it differs from the driver; otherwise None."""
     differ = [
         f"{k} {there[k]} on the driver, {here[k]} on a worker" for k in there if there[k] != here[k]
     ]
@@ -246,6 +248,7 @@ def _refusal(need: str, there: dict, here: dict) -> str | None:
 
 
 def _ray():
+    """Import Ray, or explain how to install it."""
     try:
         import ray
     except ImportError:
@@ -259,13 +262,15 @@ def _ray():
 
 
 def _start(ray, address: str) -> bool:
-    """Connect, and return whether the cluster is a new one on this machine."""
+    """Connect to a cluster, and return whether it is a new one on this machine."""
     local = address == "local"
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # jfl sends nobody statistics
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
     try:
         if port.isdecimal():  # Ray itself would retry for minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS).close()
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=WARN_AFTER_SECONDS
+            ).close()
         with warnings.catch_warnings():
             # harmless: the children of Ray exec at once
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
@@ -275,16 +280,18 @@ def _start(ray, address: str) -> bool:
         checks.fail(
             "--address",
             "a Ray cluster that answers",
-            f"{address!r} ({_first(error)})",
+            f"{address!r} ({_first_line(error)})",
             "Start one with `ray start --head`, or leave out --address for a local cluster.",
         )
     return local
 
 
-def _first(error) -> str:
+def _first_line(error) -> str:
+    """Return the first line of an error's text."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300] if text else ''}".rstrip(" .")
 
 
-def _words(resources: dict) -> str:
+def _describe_resources(resources: dict) -> str:
+    """Return resources as a phrase, such as "4 CPU and 1 GPU"."""
     return " and ".join(f"{v:g} {k}" for k, v in resources.items())

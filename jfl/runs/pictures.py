@@ -13,14 +13,15 @@ from ..core.files import write
 from .guarantee_rows import VIEWS
 from .statistics import interval
 
-# distinguishable for colour-blind readers (Okabe and Ito, 2008)
+# Colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
 PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
-    """Draw accuracy against rounds, with the range over seeds, and final accuracy against epsilon,
-    with 95 % intervals.
+    """Draw accuracy against rounds, and final accuracy against epsilon.
+
+    The first plot shows the range over seeds, the second one 95 % intervals.
 
     Args:
         path: the file to write.
@@ -127,6 +128,7 @@ def _plain_ticks(axis, low, high, first=()):
 
 
 def _style(ax, x: str, y: str, title: str) -> None:
+    """Set the labels and the title of axes, and a faint grid."""
     ax.set(xlabel=x, ylabel=y)
     ax.set_title(title, fontsize=10)
     ax.grid(alpha=0.25, which="major")
@@ -134,6 +136,7 @@ def _style(ax, x: str, y: str, title: str) -> None:
 
 
 def _figure(size, *shape, **options):
+    """Return a figure and its axes, without matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -143,6 +146,7 @@ def _figure(size, *shape, **options):
 
 
 def _save(figure, path):
+    """Write a figure to a file, atomically."""
     out = io.BytesIO()
     figure.savefig(out, dpi=140, format=path.suffix[1:].lower())
     write(path, [out.getvalue()])

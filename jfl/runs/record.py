@@ -41,7 +41,7 @@ COLUMNS = (
 )
 MAX_DRAWN_SETTINGS = 16
 SERIES = [c for c in COLUMNS if c in Metrics.__dataclass_fields__ and c != "round"]
-# the beginnings of the pages of `jfl report`, which jfl.report.document uses
+# The first lines of the pages of `jfl report`, by which `void` recognises them.
 PAGES = {
     ".md": b"<!-- jfl report -->\n",
     ".html": b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -94,7 +94,7 @@ class RunRecord:
 
     @property
     def failed(self) -> dict:
-        """All counts if one that is not tolerated is positive; otherwise an empty dict."""
+        """Return all counts if one that is not tolerated is positive; otherwise an empty dict."""
         bad = any(count for name, count in self.health.items() if name not in self.tolerated)
         return self.health if bad else {}
 
@@ -179,7 +179,7 @@ def lists(metrics: Metrics, point: int | None = None) -> dict:
 
 
 class ShownRun(NamedTuple):
-    """A run together with what its table and its picture show of its privacy.
+    """A run with the epsilons and the guarantee that its table and its picture show.
 
     Attributes:
         record: the record of the run.
@@ -239,8 +239,10 @@ def save_summary(directory, entries: list[dict]):
 
 
 def void(directory):
-    """Remove files with the epsilon of another number of rounds: summary.json, and pages and
-    pictures that `jfl report` wrote next to it."""
+    """Remove the results of another number of rounds from a directory.
+
+    These are summary.json, and the pages and pictures that `jfl report` wrote next to it.
+    """
     (directory / "summary.json").unlink(missing_ok=True)
     for path in list(directory.iterdir()):
         head = PAGES.get(path.suffix)
@@ -280,7 +282,10 @@ _compilations: list[float] = []  # seconds of each since the first call of `comp
 
 def compile_seconds() -> float:
     """Return the seconds that this process has spent on tracing and compilation since the first
-    call; only differences are meaningful."""
+    call.
+
+    Only differences are meaningful.
+    """
     if not _compilations:
         _compilations.append(0.0)
 

@@ -36,7 +36,7 @@ from .config import Config
 from .directory import checked, disk_errors_explained, has_files, locked
 from .record import RunRecord, Stopwatch
 
-# the loggers of `jfl train --log`, by name, for a run directory
+# The loggers of `jfl train --log`: name -> (run directory -> logger).
 LOGGERS: dict[str, Callable[[Path], Any]] = dict(
     csv=lambda out: loggers.CSV(out / "log.csv"),
     tensorboard=lambda out: loggers.TensorBoard(out / "tensorboard"),
@@ -44,21 +44,22 @@ LOGGERS: dict[str, Callable[[Path], Any]] = dict(
 
 
 class Session(NamedTuple):
-    """One call of `train` in the process that writes, and where it begins or resumes.
+    """One call of `train` in the process that writes files, with the point where it begins or
+    resumes.
 
     Attributes:
-        asked: the config as it was given.
+        asked: the config that the caller passed.
         config: the config with the calibrated noise multiplier.
         plan: the plan that runs.
-        facts: the values that a resumed run must have in common with this one.
+        facts: values that a resumed run must have in common with this one.
         evaluations: the rounds after which the model is evaluated.
-        save_every: rounds between checkpoints.
+        save_every: the number of rounds between checkpoints.
         out: the run directory.
         checkpoints: the checkpoints in the run directory.
         journal: the journal in the run directory.
-        mesh: the devices that share a cohort, None for one.
+        mesh: the devices that share a cohort; None for one.
         watch: called after each evaluation.
-        log: names of loggers.
+        log: the names of loggers.
         run: the state at the beginning.
         since: the rounds after this one are computed by this program.
         history: metrics of the rounds of earlier processes, as lists over evaluations.
@@ -125,11 +126,11 @@ def train(
         mesh = meshes.devices(mesh)
         layout = meshes.layout(mesh, str(environment()))
         if meshes.is_lead_process():
-            return _lead(config, out, resume, watch, mesh, layout, ready, warn, log)
-        return _follow(config, mesh, ready)
+            return _train_on_coordinator(config, out, resume, watch, mesh, layout, ready, warn, log)
+        return _train_on_worker(config, mesh, ready)
 
 
-def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
+def _train_on_coordinator(asked, out, resume, watch, mesh, layout, ready, warn, log):
     """Train in the process that reads and writes files."""
     out, names = checked(out, resume), _logger_names(log)
     journaled = None
@@ -198,7 +199,7 @@ def _lead(asked, out, resume, watch, mesh, layout, ready, warn, log):
             return _train(session)
 
 
-def _follow(config, mesh, ready):
+def _train_on_worker(config, mesh, ready):
     """Compute the same rounds in a process that is not the first, without using files."""
     plan, config = build.build(config)
     ready(f"{_facts(plan, config)} {code()}")
@@ -329,6 +330,7 @@ def _run_segments(session: Session, curve: dict, stopwatch: Stopwatch, writers: 
 
 
 def _last_checkpoint(checkpoints: Checkpoints, out: Path) -> str:
+    """Return a sentence about the latest checkpoint, for messages about a full disk."""
     last = checkpoints.latest()
     return f"Last good checkpoint: {f'round {last} in {out}' if last else 'none'}."
 

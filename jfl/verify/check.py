@@ -1,13 +1,14 @@
-"""The check of users' code: does every path from a client's rows to what it sends end in a release
-that is accounted?
+"""The check of users' code: does every path from a client's rows to its upload end in a release?
 
+The releases must be those that the algorithm declares, because these are accounted for.
 `check_privacy` reports what the check finds.  `judge_entries` does the same for the ledger, so that
-a guarantee is "conditional" if something that it rests on is not proved.
+a guarantee is "conditional" if something that it depends on is not proved.
 
-* `client` follows rows and keys through the traced client (by `flow`, an interpreter of jaxprs).
-* `trust` says which functions and records are jfl's own and need no trace.
-* This module traces all other functions of a user to see which arrays they hold: the rows of the
-  federation are refused, and all other arrays are named as constants that are assumed public.
+* `client` follows rows and keys through the traced client (by `flow`, an interpreter of jaxprs). *
+`trust` says which functions and records are jfl's own and need no trace. * This module traces all
+other functions of a user to see which arrays they hold.  A function that
+  holds the rows of the federation is rejected; all other arrays are listed as constants that are
+  assumed public.
 
 docs/concepts/checked.md says what the check cannot see.
 """
@@ -30,16 +31,16 @@ from ..privacy.mechanisms.stages import After
 from .client import (
     Released,
     abstract,
-    avals,
-    batch_words,
     cached,
-    chain_words,
     context_shapes,
+    describe_batches,
+    describe_chain,
     judge_client,
     key_shape,
     make_context,
     params_shapes,
     row_shapes,
+    shapes_key,
 )
 from .flow import OPAQUE, contents
 from .trust import (
@@ -56,40 +57,42 @@ from .trust import (
 DECLARED = Caveat("declared by the algorithm's author", "declared")
 PUBLIC_CONSTANTS = "public-constants"  # the code of the caveat that names assumed constants
 INIT, LOSS, WEIGHTS = "starting parameters", "loss", "weights"
-# Arrays that no caveat names: jfl computed them, or nothing that is released depends on them.
+# The place of arrays that no caveat lists: jfl computed them, or no release depends on them.
 UNLISTED = ""
-MAX_SHAPES = 8  # of one place that a caveat writes out
+MAX_SHAPES = 8  # maximum number of shapes that a caveat lists for one place
 
 
 class Report(NamedTuple):
-    """The result of `check_privacy`.  Findings are sentences; () is none."""
+    """The result of `check_privacy`.  Findings are sentences; () if there are none."""
 
     algorithm: str
-    releases: tuple  # of Released, that reach what the client sends
-    declared: tuple  # of Released, as the algorithm declares them
+    releases: tuple  # of Released: those that reach the upload, as traced
+    declared: tuple  # of Released: those that the algorithm declares
     example: tuple  # findings against guarantees for examples
     client: tuple  # findings against guarantees for clients
     noisy: bool  # whether uploads or the release have noise for whole clients
-    refused: str = ""  # why `jfl.plan` refuses it
+    refused: str = ""  # which rows a function holds, so that `jfl.plan` rejects it; "" if none
     personal: tuple = ()  # findings against view "personal", for an algorithm with personal models
 
     @property
     def status(self) -> str:
-        """Return "proved", "conditional" if a finding stands against what is declared, or "no
-        noise"."""
+        """The result in a word: "proved", "conditional" or "no noise".
+
+        It is "conditional" if there is a finding against a guarantee that the plan would have.
+        """
         if not (self.declared or self.noisy):
             return "no noise"
         against = self.refused or self.declared and self.example or self.noisy and self.client
         return "conditional" if against else "proved"
 
     def __str__(self):
-        many = lambda r: f"  {r.times} x {r.mechanism}; {r.reads}"
+        describe = lambda r: f"  {r.times} x {r.mechanism}; {r.reads}"
         parts = [
             f"{self.algorithm}: {self.status}",
             "releases of examples in a participation, as traced:",
-            *([f"{many(r)}; noise of {r.key}" for r in self.releases] or ["  none"]),
+            *([f"{describe(r)}; noise of {r.key}" for r in self.releases] or ["  none"]),
             "as declared:",
-            *([many(r) for r in self.declared] or ["  none"]),
+            *([describe(r) for r in self.declared] or ["  none"]),
         ]
         for what, findings in (
             ("a guarantee for examples", self.example),
@@ -101,25 +104,25 @@ class Report(NamedTuple):
 
 
 def check_privacy(plan: Plan) -> Report:
-    """Follow the rows of a client through what it computes, to what it sends.
+    """Follow the rows of a client through its computation to its upload, and report what is not
+    proved.
 
-    `jfl.guarantee` does the same if a function is not jfl's own, and says "conditional" if this
-    finds something.
+    `jfl.guarantee` runs the same check if a function is not jfl's own, and says "conditional" if
+    there are findings.
 
     Args:
         plan: a Plan.
 
     Returns:
-        A report that prints: the releases that reach the payload, how often, with which key, and
-        what stands against a proof, as paths such as "rows.x -> dot_general -> add ->
-        payload['w']".
+        A Report, which prints: the releases that reach the upload, how often, and with which key;
+        and the findings, as paths such as "rows.x -> dot_general -> add -> payload['w']".
 
     Raises:
         ValueError: if the plan holds traced values.
 
     Privacy:
-        A check of the program as JAX traces it, not of Python: see
-        docs/concepts/checked.md for what it cannot see.
+        this checks the program as JAX traces it, not Python: see docs/concepts/checked.md for what
+        it cannot see.
 
     Example:
         >>> print(jfl.check_privacy(plan))  # doctest: +SKIP
@@ -139,7 +142,7 @@ def check_privacy(plan: Plan) -> Report:
         plan.algorithm.name,
         verdict.releases,
         tuple(
-            Released(chain_words(r.mechanism), r.count, "", batch_words(r.batches, r.steps))
+            Released(describe_chain(r.mechanism), r.count, "", describe_batches(r.batches, r.steps))
             for r in declared_releases(plan)
         ),
         *findings,
@@ -150,7 +153,8 @@ def check_privacy(plan: Plan) -> Report:
 
 
 def judge_entries(plan: Plan, entries: list) -> list:
-    """Return entries of the ledger, "conditional" if something that they rest on is not proved."""
+    """Return the entries of the ledger; "conditional" if something that they depend on is not
+    proved."""
     if not entries:
         return entries
     held = _arrays_by_place(plan)
@@ -173,7 +177,7 @@ def judge_entries(plan: Plan, entries: list) -> list:
 
 
 def warn_if_conditional(where: str, entry) -> None:
-    """Warn about what a bare number cannot say: that it is conditional."""
+    """Warn that a guarantee is conditional, if only its epsilon will be shown."""
     if DECLARED in entry.caveats:
         reasons = entry.caveats[entry.caveats.index(DECLARED) :]
         why = "; ".join(c for c in reasons if code_of(c) != PUBLIC_CONSTANTS)
@@ -181,10 +185,10 @@ def warn_if_conditional(where: str, entry) -> None:
 
 
 def personal_findings(plan: Plan) -> tuple:
-    """Return what the trace of a client finds against view "personal".
+    """Return findings against view "personal", for an algorithm with personal models.
 
-    The client is traced even if it is jfl's own: both what it sends and what it keeps must follow
-    from the releases of uploads and of personal models.
+    The client is traced even if it is jfl's own: its upload and its personal model must both depend
+    on rows only through the releases of uploads and of personal models.
     """
     algorithm = dataclasses.replace(plan.algorithm, releases=plan.algorithm.all_releases)
     verdict = judge_client(dataclasses.replace(plan, algorithm=algorithm), keeps=True)
@@ -194,16 +198,18 @@ def personal_findings(plan: Plan) -> tuple:
 
 def _judge_other_parts(plan) -> Findings:
     """Return findings about stages, samplers, losses and the functions of the server."""
-    hidden = Findings((), ())
+    hidden = Findings((), ())  # findings about primitives that may hide anything
     own_losses = [g.loss for g in gradients_in(plan.algorithm.client)]
     traces = [("the loss", "example", trace) for trace in _trace_losses(plan, own_losses)]
-    traces += [(f"the stage {name!r}", unit, trace) for name, unit, trace in _traced_stages(plan)]
+    traces += [
+        (f"the stage {name!r}", unit, trace) for name, unit, trace in _trace_stages_of_plan(plan)
+    ]
     for words, unit, trace in traces:
         found = tuple(f"what {name} in {words} does" for name in trace.opaque)
         # A function for examples may hide the rows of other clients as well.
         hidden += Findings(found if unit == "example" else (), found)
-    # What a client showed to Python, by a debug callback for example, may come back in the server.
-    for place, trace in _traced_functions(plan):
+    # Data that a client passed to Python, as in a debug callback, may return in the server.
+    for place, trace in _trace_functions(plan):
         found = tuple(f"what {name} in {place} does" for name in trace.opaque)
         hidden += Findings(found, found)
     found = judge_records(plan) + hidden
@@ -221,21 +227,21 @@ def require_no_held_rows(where: str, plan: Plan, held: list | None = None) -> No
             where,
             "functions that receive rows as arguments",
             f"a function that holds {name}",
-            "Read examples from the arguments of the loss or client: nothing protects what a "
-            "closure holds.",
+            "Read examples from the arguments of the loss or client: nothing protects the "
+            "arrays of a closure.",
         )
 
 
 def held_rows(plan: Plan, held: list) -> str:
-    """Return which array of the federation is held; "" if none is.
+    """Return the name of the array of the federation that a function holds; "" if none does.
 
-    The arrays x and y are found, and whole copies of them in another shape or dtype.  Some rows,
-    and what was computed from rows, are not: a guarantee lists such arrays as constants that it
-    assumes to be public.
+    Only the arrays x and y are recognised, and complete copies of them in another shape or dtype.
+    Subsets of rows, and values computed from rows, are not; a guarantee lists such arrays as
+    constants that it assumes to be public.
 
     Args:
         plan: a Plan.
-        held: arrays by place, as of `_arrays_by_place`.
+        held: arrays by place, from `_arrays_by_place`.
     """
     fed = plan.fed
     if not checks.is_concrete((fed.x, fed.y)):
@@ -249,7 +255,7 @@ def held_rows(plan: Plan, held: list) -> str:
 
 
 def _is_copy(array, rows) -> bool:
-    """Return whether an array has all the numbers of the rows, which are not all equal."""
+    """Return whether an array has the same numbers as the rows, which are not all equal."""
     if isinstance(array, jax.core.Tracer) or np.size(array) != np.size(rows):
         return False
     if not jnp.issubdtype(jnp.result_type(array), jnp.number):
@@ -263,20 +269,21 @@ def _is_copy(array, rows) -> bool:
 
 
 def _arrays_by_place(plan) -> list[tuple[str, list]]:
-    """Return the arrays that a plan holds, in its records and in the closures of its functions."""
+    """Return pairs (place, arrays) of the arrays in a plan's records and in the closures of its
+    functions."""
     task, algorithm = plan.task, plan.algorithm
     held = _arrays_in_records(plan)
     own_losses = [task.loss, *(g.loss for g in gradients_in(algorithm.client))]
     held += [(LOSS, trace.consts) for trace in _trace_losses(plan, own_losses)]
     held += [(UNLISTED, trace.consts) for trace in _trace_losses(plan, [task.evaluation])]
-    held += [(place, trace.consts) for place, _, trace in _traced_stages(plan)]
-    return held + [(place, trace.consts) for place, trace in _traced_functions(plan)]
+    held += [(place, trace.consts) for place, _, trace in _trace_stages_of_plan(plan)]
+    return held + [(place, trace.consts) for place, trace in _trace_functions(plan)]
 
 
-def _traced_functions(plan) -> list[tuple[str, "Trace"]]:
-    """Return (place, Trace) of a user's client, and of each function of a user on the server."""
+def _trace_functions(plan) -> list[tuple[str, "Trace"]]:
+    """Return pairs (place, Trace) for a user's client and each user's function of the server."""
     task, algorithm, num_clients = plan.task, plan.algorithm, plan.sampler.clients
-    skip, found = judged_apart(algorithm.client), []
+    skip, traces = judged_apart(algorithm.client), []
     functions: list[tuple] = [
         (INIT, task.init, key_shape()),
         (WEIGHTS, plan.weights, jax.ShapeDtypeStruct((), jnp.int32)),
@@ -284,7 +291,8 @@ def _traced_functions(plan) -> list[tuple[str, "Trace"]]:
     parts = (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
     if user_objects_in(parts, skip):
         verdict = judge_client(plan)
-        found.append(("client", Trace(verdict.consts, ())))  # `judge_client` says what it hides
+        # `judge_client` reports what the client hides, so only its arrays are needed here.
+        traces.append(("client", Trace(verdict.consts, ())))
         if verdict.shapes is not None:
             server, payload = verdict.shapes
             functions += [
@@ -292,12 +300,12 @@ def _traced_functions(plan) -> list[tuple[str, "Trace"]]:
                 ("server", algorithm.server, context_shapes(), server, payload),
                 ("algorithm.params", algorithm.params, server),
             ]
-    serve = lambda f, numbers, *rest: f(make_context(numbers, num_clients), *rest)
+    call_server = lambda f, numbers, *rest: f(make_context(numbers, num_clients), *rest)
     for place, function, *operands in functions:
         if user_objects_in(function, skip):
-            call = serve if place == "server" else _call
-            found.append((place, _trace((place, num_clients), call, function, *operands)))
-    return found
+            call = call_server if place == "server" else _call
+            traces.append((place, _trace_cached((place, num_clients), call, function, *operands)))
+    return traces
 
 
 def _call(function, *operands):
@@ -305,6 +313,7 @@ def _call(function, *operands):
 
 
 def _arrays_in_records(plan) -> list[tuple[str, list]]:
+    """Return pairs (place, arrays) of the arrays in the records of a plan."""
     task, algorithm = plan.task, plan.algorithm
     is_chain = lambda node: isinstance(node, Mechanism)
     plain = [x for x in jax.tree.leaves(algorithm, is_leaf=is_chain) if not is_chain(x)]
@@ -321,25 +330,26 @@ def _arrays_in_records(plan) -> list[tuple[str, list]]:
 
 def _weights_follow_sizes(plan) -> bool:
     """Return whether the weights are those of "uniform" or "size"."""
-    share = getattr(plan.sampler, "share", None)
+    share = getattr(plan.sampler, "share", None)  # weights are divided by it
     numbers = (plan.weights, plan.fed.size, share)
     if isinstance(plan.weights, Fn) or not checks.is_concrete(numbers):
         return False
-    wanted = np.asarray(plan.weights, np.float64) * (1.0 if share is None else np.asarray(share))
+    weights = np.asarray(plan.weights, np.float64) * (1.0 if share is None else np.asarray(share))
     sizes = np.asarray(plan.fed.size, np.float64).reshape(-1)
-    same = lambda other: np.allclose(wanted * other.sum(), other * wanted.sum(), rtol=1e-4)
-    return same(np.ones(wanted.shape)) or same(sizes)
+    is_multiple_of = lambda v: np.allclose(weights * v.sum(), v * weights.sum(), rtol=1e-4)
+    return is_multiple_of(np.ones(weights.shape)) or is_multiple_of(sizes)
 
 
 def constants_caveat(held: list[tuple[str, list]]) -> tuple[Caveat, ...]:
-    """Return the caveat that names the arrays that a guarantee assumes public, or nothing.
+    """Return the caveat that lists the arrays that a guarantee assumes public; () if there are
+    none.
 
-    No check can see what an array was computed from: a mean of rows and a model that was trained
-    on them look like any other numbers.  Scalars, such as a learning rate, and arrays of one
-    repeated number are not named: a plan has dozens of them, and none can hold a row.
+    No check can see what an array was computed from: a mean of rows and a model that was trained on
+    them look like any other numbers.  Scalars, such as a learning rate, and arrays of one repeated
+    number are not listed: a plan has dozens of them, and none can hold a row.
 
     Args:
-        held: arrays by place.  An array in several places is named once.
+        held: arrays by place.  An array in several places is listed once.
     """
     named, seen = collections.defaultdict(collections.Counter), set()
     for place, arrays in held:
@@ -362,7 +372,8 @@ def constants_caveat(held: list[tuple[str, list]]) -> tuple[Caveat, ...]:
 def _may_hold_rows(array) -> bool:
     """Return whether an array holds numbers that are not all equal.
 
-    No data set stores uint32, which is the dtype of the constants of random number generators.
+    uint32 is excluded: it is the dtype of the constants of random number generators, and data sets
+    do not use it.
     """
     if isinstance(array, jax.core.Tracer) or np.ndim(array) == 0:
         return False
@@ -374,38 +385,41 @@ def _may_hold_rows(array) -> bool:
     return bool((values != values[0]).any())
 
 
-# --- functions of a user, traced one by one on shapes
+# --- functions of a user, each traced on shapes
 
 
 class Trace(NamedTuple):
+    """What the trace of one function shows."""
+
     consts: list  # arrays that the function holds
-    opaque: tuple  # names of primitives that hide what they do
+    opaque: tuple  # names of primitives that may hide anything
 
 
-def _look_into(function, *operands) -> Trace:
+def _trace_once(function, *operands) -> Trace:
     """Trace a function without running it."""
     try:
         closed = jax.make_jaxpr(function)(*operands)
-    except Exception:  # the function is the user's, and running it will explain the error
+    except Exception:  # an error of the user's function, which running it will show
         return Trace([], ())
     consts, names = contents([(closed.jaxpr.eqns, closed.consts)])
     arrays = [c for c in consts if np.size(c) > 1 and not isinstance(c, jax.core.Tracer)]
     return Trace(arrays, tuple(sorted(names & set(OPAQUE))))
 
 
-def _trace(kind, call, *operands) -> Trace:
-    """Trace `call`, once for all operands of the same structure and shapes."""
-    name = (kind, avals(operands))
-    return cached(name, lambda: _look_into(call, *abstract(operands)))
+def _trace_cached(kind, call, *operands) -> Trace:
+    """Trace `call`, once for all operands with the same structure and shapes."""
+    name = (kind, shapes_key(operands))
+    return cached(name, lambda: _trace_once(call, *abstract(operands)))
 
 
 def _trace_losses(plan, losses_) -> list:
-    """Return the Trace of each loss that is a user's."""
+    """Return the Trace of each loss that was written by a user."""
     return [_loss_trace(loss, plan) for loss in losses_ if user_objects_in(loss)]
 
 
 def _loss_trace(loss, plan) -> Trace:
-    """Trace a loss with its gradient: a rule for derivatives may hold what the loss does not."""
+    """Trace a loss with its gradient, since a custom derivative rule may hold other arrays than the
+    loss."""
     x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in row_shapes(plan))
     draw = lambda: (jax.random.key(0),) if losses.takes_key(loss) else ()
     if not losses.takes_key(loss) and losses.draws(loss):
@@ -414,37 +428,45 @@ def _loss_trace(loss, plan) -> Trace:
     def differentiate(loss, params, x, y):
         return jax.value_and_grad(lambda w: loss(w, x, y, *draw()))(params)
 
-    name = ("loss", avals(loss), avals(plan.task.init), avals(row_shapes(plan)))
+    name = ("loss", shapes_key(loss), shapes_key(plan.task.init), shapes_key(row_shapes(plan)))
     parts = abstract(loss), params_shapes(plan), x, y
-    return cached(name, lambda: _look_into(differentiate, *parts))
+    return cached(name, lambda: _trace_once(differentiate, *parts))
 
 
-def _traced_stages(plan) -> list:
-    """Return (stage, unit, Trace) of each function of a user in the stages of a plan.
+def _trace_stages_of_plan(plan) -> list:
+    """Return (stage name, unit, Trace) of each user's function in the stages of a plan.
 
     Raises:
-        ValueError: if a stage takes nothing that is contributed, so that its functions cannot be
+        ValueError: if the stages do not accept a contribution, so that their functions cannot be
             traced.
     """
     algorithm, found = plan.algorithm, []
     number = lambda: jax.ShapeDtypeStruct((), jnp.float32)
     # A client may hold chains that it does not declare, over gradients, models or one number.
     for chain in nodes((algorithm.client, algorithm.releases), Mechanism):
-        found += _traced_chain("example", chain, lambda: params_shapes(plan), number)
+        found += _trace_chain("example", chain, lambda: params_shapes(plan), number)
     for chain in (plan.upload, plan.release):
         if chain is not None:
-            found += _traced_chain("client", chain, lambda: judge_client(plan).shapes[1])
+            found += _trace_chain("client", chain, lambda: judge_client(plan).shapes[1])
     return found
 
 
-def _traced_chain(unit, chain, *contributions) -> list:
+def _trace_chain(unit, chain, *contributions) -> list:
+    """Return (stage name, unit, Trace) of each user's function in one chain.
+
+    Args:
+        unit: the unit that the chain protects, "example" or "client".
+        chain: a Mechanism.
+        contributions: functions that return the shapes of a contribution; the first one that the
+            chain accepts is used.
+    """
     found = []
     for s in chain.stages:
         numbers = [*s.apply.data.values()] if s.apply is not None else []
         for schedule in (*numbers, s.noise):
             if isinstance(schedule, Fn) and user_objects_in(schedule):
                 round_ = jax.ShapeDtypeStruct((), jnp.int32)
-                trace = _trace("schedule", _call, schedule, round_)
+                trace = _trace_cached("schedule", _call, schedule, round_)
                 found.append((s.name, unit, trace))
     if not any(map(_is_users_stage, chain.stages)):
         return found
@@ -453,25 +475,27 @@ def _traced_chain(unit, chain, *contributions) -> list:
     for contribution in contributions:
         try:
             shapes = contribution()
-            name = ("stages", avals(chain), avals(shapes))
+            name = ("stages", shapes_key(chain), shapes_key(shapes))
             traces = cached(name, lambda shapes=shapes: _trace_stages(chain, shapes))
             return found + [(name, unit, trace) for name, trace in traces]
         except Exception as error:  # the function is the user's, and so is its error
             errors.append(checks.describe_error(error))
     return checks.fail(
         "jfl.plan",
-        "stages that take what is contributed",
+        "stages that accept a contribution",
         f"{' -> '.join(s.name for s in chain.stages)}, which fails: {errors[0]}",
     )
 
 
 def _is_users_stage(stage) -> bool:
+    """Return whether a user wrote a function of this stage."""
     functions = (stage.apply, stage.bound, stage.update)
     return bool(user_objects_in([f for f in functions if f is not None]))
 
 
 def _trace_stages(chain, value) -> list:
-    """Trace each stage of a user on what the stage before it returns."""
+    """Return pairs (name, Trace) of a user's stages, each traced on the result of the stage before
+    it."""
     state, number = abstract(mech.initial_state(chain)), jax.ShapeDtypeStruct((), jnp.float32)
     shape = next((s.shape for s in chain.stages if s.shape is not None), None)
     found = []
@@ -480,7 +504,7 @@ def _trace_stages(chain, value) -> list:
             continue
         operands = (state, value) if s.role == "row" else (value, After(number, number, shape))
         if _is_users_stage(s):
-            found.append((s.name, _look_into(_call, abstract(s.apply), *operands)))
+            found.append((s.name, _trace_once(_call, abstract(s.apply), *operands)))
         if s.is_map or s.role == "post":  # a clip does not change shapes
             value = jax.eval_shape(_call, s.apply, *operands)[0]
     return found

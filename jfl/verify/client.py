@@ -1,7 +1,7 @@
-"""The verdict on a client: what it sends or keeps that no declared release protects.
+"""The verdict on a client: the data in its upload or state that no declared release protects.
 
 The client is traced on shapes, `flow` follows its rows and keys through the program, and `Judge`
-compares what it found with the releases that the algorithm declares.
+compares the result with the releases that the algorithm declares.
 """
 
 import collections
@@ -23,10 +23,11 @@ from .flow import Flow, Place, first_overlap, is_key, may_be_equal
 from .trust import bits_of, declared_releases
 
 SIZE = "the number of rows, which adjacency add_remove changes,"
-# Tokens that no payload may have, the worst first.  "size" is the number of rows under add_remove.
+# Kinds of tokens (see `flow`) that no payload may have, the worst first.  "size" is the number of
+# rows, under add_remove.
 SOURCES = ("rows", "draw", "batch", "example", "bounded", "kept", "opaque", "size")
 
-MAX_STEPS_SHOWN = 7  # of a path
+MAX_STEPS_SHOWN = 7  # of a path in a finding
 STEPS_NOT_SHOWN = (
     "convert_element_type",
     "reshape",
@@ -41,7 +42,7 @@ STEPS_NOT_SHOWN = (
 
 
 class Released(NamedTuple):
-    """A place in a client at which it releases something."""
+    """A release in a client, described for a report."""
 
     mechanism: str  # the names of its stages
     times: int  # per participation
@@ -59,11 +60,13 @@ class Verdict(NamedTuple):
     shapes: Any  # of the server's state and of a payload; None if the client cannot be traced
 
 
-def chain_words(mechanism) -> str:
+def describe_chain(mechanism) -> str:
+    """Return the names of a chain's stages, for reports."""
     return " -> ".join(s.name for s in mechanism.stages)
 
 
-def batch_words(batches, steps=0) -> str:
+def describe_batches(batches, steps=0) -> str:
+    """Return a phrase about the rows that a release reads, for reports."""
     has_size = batches.batch is not None and batches.scheme not in ("full", "poisson")
     size = f"({batches.batch})" if has_size else ""
     return f"rows of batches.{batches.scheme}{size}" + (f", {steps} steps" if steps else "")
@@ -76,7 +79,7 @@ MAX_TRACES = 256
 
 
 def cached(name, make):
-    """Return make(); its result is kept for the MAX_TRACES names that were used last."""
+    """Return make(), which is run once per name; the MAX_TRACES names used last are kept."""
     if name not in TRACES:
         TRACES[name] = make()
         while len(TRACES) > MAX_TRACES:
@@ -86,15 +89,18 @@ def cached(name, make):
 
 
 def abstract(value):
+    """Return the shapes and dtypes of a pytree."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), value)
 
 
-def avals(value):
+def shapes_key(value):
+    """Return a hashable description of the structure, shapes and dtypes of a pytree."""
     leaves, structure = jax.tree.flatten(value)
     return structure, tuple((jnp.shape(x), str(jnp.result_type(x))) for x in leaves)
 
 
 def key_shape():
+    """Return the shape and dtype of a random key."""
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
@@ -108,15 +114,18 @@ def row_shapes(plan: Plan) -> tuple:
 
 
 def params_shapes(plan: Plan):
+    """Return the shapes of the model parameters."""
     init = plan.task.init
-    return cached(("params", avals(init)), lambda: jax.eval_shape(init, key_shape()))
+    return cached(("params", shapes_key(init)), lambda: jax.eval_shape(init, key_shape()))
 
 
 def context_shapes() -> list:
+    """Return the shapes of the numbers of a Context, for `make_context`."""
     return [jax.ShapeDtypeStruct((), t) for t in (jnp.int32,) * 3 + (jnp.float32,) * 2]
 
 
 def make_context(numbers, num_clients) -> Context:
+    """Return the Context of a client from its numbers."""
     round_, id_, size, weight, cohort = numbers
     return Context(round_, id_, size, weight, num_clients, cohort)
 
@@ -137,20 +146,26 @@ def judge_client(plan: Plan, keeps: bool = False) -> Verdict:
     classes = [first.setdefault(bits_of(x), len(first)) for x in jax.tree.leaves(parts)]
     name = (
         "client",
-        avals(parts),
+        shapes_key(parts),
         tuple(classes),
         tuple((r.count, r.steps) for r in declared),
         plan.algorithm.stateful,
-        avals((plan.task.init, plan.algorithm.init)),
-        avals(row_shapes(plan)),
+        shapes_key((plan.task.init, plan.algorithm.init)),
+        shapes_key(row_shapes(plan)),
         plan.fed.index.shape[-1],
         plan.sampler.clients,
-        (avals(plan.algorithm.personal),) if keeps else (),
+        (shapes_key(plan.algorithm.personal),) if keeps else (),
     )
     return cached(name, lambda: trace_client(plan, declared, parts, classes, keeps))
 
 
 def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
+    """Trace a client and return the verdict on it; the arguments are as in `judge_client`.
+
+    Args:
+        parts: the client, and the mechanism and batches of each declared release.
+        classes: for each number in `parts`, an index that is the same for equal numbers.
+    """
     x, y = row_shapes(plan)
     slots = x.shape[0] if plan.fed.host is not None else plan.fed.index.shape[-1]
     leaves, structure = jax.tree.flatten(abstract(parts))
@@ -163,9 +178,9 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
         payload, kept, _ = client(context, Keys(*keys), server, client_state, rows)
         if keeps:
             payload = payload, kept, plan.algorithm.personal(server, kept)
-        now = [(mech.at_round(m, context.round), b) for m, b in releases]
-        structures[:] = [tuple(map(jax.tree.structure, r)) for r in now]
-        return payload, kept, [[jax.tree.leaves(part) for part in r] for r in now]
+        releases = [(mech.at_round(m, context.round), b) for m, b in releases]
+        structures[:] = [tuple(map(jax.tree.structure, r)) for r in releases]
+        return payload, kept, [[jax.tree.leaves(part) for part in r] for r in releases]
 
     try:
         server, state = jax.eval_shape(plan.algorithm.init, params_shapes(plan))
@@ -175,13 +190,13 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*operands)
         judge = Judge(plan, declared, keeps, shapes)
         return judge.verdict(closed, operands, classes, structures)
-    except Exception as error:  # the algorithm is the user's, and so is its error
+    except Exception as error:  # an error of the user's algorithm
         why = (f"the client could not be followed: {checks.describe_error(error)}",)
         return Verdict(why, why, (), [], None)
 
 
 class Judge:
-    """Compares what `Flow` found in one client with what its algorithm declares."""
+    """Compares the result of `Flow` for one client with the declarations of its algorithm."""
 
     def __init__(self, plan, declared, keeps, shapes):
         self.plan, self.declared, self.shapes = plan, declared, shapes
@@ -191,9 +206,16 @@ class Judge:
         self.names = [path for tree, name in seen for path in _leaf_names(tree, name)]
         self.num_sent = len(self.names)
         self.names += _leaf_names(shapes[1], "own")
-        self.shows = "sends or keeps" if keeps else "sends"
+        self.verb = "sends or keeps" if keeps else "sends"
 
     def verdict(self, closed, operands, classes, structures) -> Verdict:
+        """Interpret a traced client and return the verdict on it.
+
+        Args:
+            closed: the jaxpr of `program` in `trace_client`.
+            operands: the shapes of its arguments.
+            classes, structures: as in `trace_client`.
+        """
         self.follow(closed, operands, classes, structures)
         self.find_tainted_state()
         self.judge_payload()
@@ -205,7 +227,7 @@ class Judge:
         return Verdict(once(self.example), once(self.client), releases, consts, shapes)
 
     def follow(self, closed, operands, classes, structures):
-        """Interpret the client, whose inputs are the sources."""
+        """Interpret the client, with a token on every input that is a source of data."""
         leaves, context, keys, server, state, rows = operands
         of_rows = ("rows.x", "rows.y", "rows.index")
         inputs = [
@@ -224,13 +246,13 @@ class Judge:
         if any(r.mechanism.adjacency == "add_remove" for r in self.declared):
             tokens["size"] = [("size", "rows.size")]
         values = [self.flow.input(name, aval, *tokens.get(name, ())) for name, aval in inputs]
-        self.at = {name: value.symbol for (name, _), value in zip(inputs, values)}
+        self.inputs = {name: value.symbol for (name, _), value in zip(inputs, values)}
         outputs = self.flow.run(closed, values, Place())
         self.outputs, numbers = outputs[: len(self.names)], iter(outputs[len(self.names) :])
         self.sent, self.kept = self.outputs[: self.num_sent], self.outputs[self.num_sent :]
-        # The mechanism and the batches of each declared release, with symbols for numbers.
+        # The mechanism and batches of each declared release: structures, and symbols for numbers.
         symbols = lambda part: tuple(next(numbers).symbol for _ in part)
-        self.charged = [
+        self.declared_symbols = [
             tuple((structure, symbols(part)) for structure, part in zip(pair, parts))
             for pair, parts in zip(structures, self.shapes[2])
         ]
@@ -238,42 +260,47 @@ class Judge:
     # --- what reaches the payload
 
     def find_tainted_state(self):
-        """Find the client states that hold data, now or after some rounds, and how it got there."""
-        self.ways = {}
+        """Find the client states that hold data, now or after some rounds, and the paths of the
+        data."""
+        self.state_paths = {}
         while True:
             new = {}
             for i, value in enumerate(self.kept):
                 token = next(filter(self.is_source, value.tokens), None)
-                if token is not None and i not in self.ways:
-                    new[i] = self.way(token, value.tokens[token], self.names[self.num_sent + i])
+                if token is not None and i not in self.state_paths:
+                    new[i] = self.describe_path(
+                        token, value.tokens[token], self.names[self.num_sent + i]
+                    )
             if not new:
                 return
-            self.ways |= new
+            self.state_paths |= new
 
     def is_source(self, token) -> bool:
-        return token[0] in SOURCES and (token[0] != "kept" or token[1] in self.ways)
+        """Return whether a token stands for data that no release protects."""
+        return token[0] in SOURCES and (token[0] != "kept" or token[1] in self.state_paths)
 
     def judge_payload(self):
-        found = {}  # one path for each kind of source
+        """Find data that reaches the payload without noise, and noise keys that are kept."""
+        paths = {}  # one path for each kind of source
         for name, value in zip(self.names, self.sent):
             for token in filter(self.is_source, value.tokens):
                 detail = token[1] if token[0] in ("rows", "opaque", "draw") else ""
-                found.setdefault((token[0], detail), (token, value.tokens[token], name))
-        for kind, detail in sorted(found, key=lambda source: SOURCES.index(source[0])):
+                paths.setdefault((token[0], detail), (token, value.tokens[token], name))
+        for kind, detail in sorted(paths, key=lambda source: SOURCES.index(source[0])):
             what = {"size": SIZE, "draw": "which rows were drawn"}.get(kind, "rows")
             reach = "reaches" if kind in ("size", "draw") else "reach"
             end = "" if kind == "draw" else " without noise"
-            words = f"{what} {reach} what the client {self.shows}{end}"
+            words = f"{what} {reach} what the client {self.verb}{end}"
             # Rows that are sent reveal which rows were drawn.
-            if kind != "draw" or all(other != "rows" for other, _ in found):
-                self.blame(self.example, words, *found[kind, detail])
+            if kind != "draw" or all(other != "rows" for other, _ in paths):
+                self.blame(self.example, words, *paths[kind, detail])
         avals = jax.tree.leaves(self.shapes[:2])
         for name, value, aval in zip(self.names, self.outputs, avals):
             if is_key(aval) and ("key", "keys.noise") in value.tokens:
                 self.example.append(f"a noise key outlives its round: {name}")
 
     def judge_clients(self):
-        """Find what noise for whole clients does not protect: rows of another client."""
+        """Find rows of other clients, which noise for whole clients does not protect."""
         for name, value in zip(self.names, self.outputs):
             for token, path in value.tokens.items():
                 if token[0] in ("rows", "opaque") and token[1] != "rows.index":
@@ -282,8 +309,9 @@ class Judge:
         for mark in self.flow.marks.values():
             if mark.kind == "jfl_batch" and not self.read_batch(mark)[0]:
                 self.client.append(
-                    "rows are read that may be another client's: gather needs rows as the client "
-                    "got them, with slots of batches.draw_slots or a mask of slots < rows.size"
+                    "rows are read that may be another client's: gather needs the rows that "
+                    "the client received, with slots of batches.draw_slots or a mask of "
+                    "slots < rows.size"
                 )
         reads_state = any(t[0] == "own" for value in self.sent for t in value.tokens)
         if reads_state and not self.plan.algorithm.stateful:
@@ -292,7 +320,7 @@ class Judge:
     # --- the releases
 
     def judge_releases(self) -> tuple:
-        """Judge all releases that reach the payload, now or in a later round."""
+        """Judge all releases that reach the payload, now or in a later round, and return them."""
         reached, todo, states = {}, list(self.sent), set()
         while todo:
             for kind, what in todo.pop().tokens:
@@ -307,87 +335,99 @@ class Judge:
                 self.sites[mark.site].append(mark)
         self.reached = reached
         self.drawn_batches = []  # (address of the draw, scheme) of batches that count as sampled
-        rows, counted = [], collections.Counter()
+        releases, counts = [], collections.Counter()
         for site in reached:
-            words, times = set(), 0
+            descriptions, times = set(), 0
             for mark in self.sites[site]:
                 repeats = [size for size, _ in mark.params["batch"]]
-                reads, charged = self.judge_release(mark)
-                words.add((self.chain_of(mark), reads))
-                counted[charged] += math.prod(repeats)
+                reads, declared = self.judge_release(mark)
+                descriptions.add((self.describe_chain(mark), reads))
+                counts[declared] += math.prod(repeats)
                 times += math.prod(repeats)
-            ((name, reads), *_) = sorted(words)
-            rows.append(Released(name, times, self.key_words(site), reads))
-        self.judge_counts(counted)
+            ((name, reads), *_) = sorted(descriptions)
+            releases.append(Released(name, times, self.describe_keys(site), reads))
+        self.judge_counts(counts)
         self.judge_keys()
         self.judge_draws()
-        return tuple(rows)
+        return tuple(releases)
 
-    def judge_counts(self, counted):
-        """Check that each declared release occurs at most as often as declared."""
-        for charged, times in counted.items():
-            same = [r for r, c in zip(self.declared, self.classes()) if c == charged]
+    def judge_counts(self, counts):
+        """Check that each declared release occurs at most as often as declared.
+
+        Args:
+            counts: the number of releases in the trace, by the index of the first equivalent
+                declaration.
+        """
+        for first, times in counts.items():
+            same = [r for r, f in zip(self.declared, self.equivalent_releases()) if f == first]
             declared = sum(r.count for r in same)
             if same and times > declared:
-                words = chain_words(same[0].mechanism)
+                words = describe_chain(same[0].mechanism)
                 self.example.append(f"{times} releases, {declared} declared: {words}")
 
-    def classes(self) -> list:
-        """Return, for each declared release, the first one that is charged in the same way."""
-        charged = [(c, bool(r.steps)) for c, r in zip(self.charged, self.declared)]
+    def equivalent_releases(self) -> list:
+        """Return, for each declared release, the index of the first one with the same mechanism and
+        batches."""
+        charged = [(c, bool(r.steps)) for c, r in zip(self.declared_symbols, self.declared)]
         return [charged.index(c) for c in charged]
 
-    def mechanism(self, mark):
+    def mechanism_symbols(self, mark):
+        """Return the mechanism of a mark: its structure, and symbols for its numbers."""
         skip = 2 * mark.params["n"] + 3 if mark.kind == "jfl_release" else mark.params["n"] + 1
         return mark.params["structure"], tuple(o.symbol for o in mark.operands[skip:])
 
-    def chain_of(self, mark) -> str:
-        pairs = zip(self.declared, self.charged)
-        words = [chain_words(r.mechanism) for r, c in pairs if c[0] == self.mechanism(mark)]
+    def describe_chain(self, mark) -> str:
+        """Return the stage names of a mark's chain, if it is declared."""
+        pairs = zip(self.declared, self.declared_symbols)
+        words = [
+            describe_chain(r.mechanism) for r, c in pairs if c[0] == self.mechanism_symbols(mark)
+        ]
         return words[0] if words else "a chain that is not declared"
 
     def judge_release(self, mark):
         """Judge one release.
 
         Returns:
-            (which rows it reads, in words; the declared release that it is, or None).
+            A phrase about the rows that it reads; and the index of its declaration (see
+            `equivalent_releases`), or None if it is not declared.
         """
         n = mark.params["n"]
-        where = f"a release of {self.chain_of(mark)}"
+        where = f"a release of {self.describe_chain(mark)}"
         note = lambda finding: self.example.append(f"{where}: {finding}")
         _, weight, client = mark.operands[2 * n : 2 * n + 3]
-        if any(key[0] != self.at["keys.noise"] for key in self.keys_of(mark)):
+        if any(key[0] != self.inputs["keys.noise"] for key in self.keys_of(mark)):
             note(
-                "its noise key does not come from keys.noise, so it is the same again in other "
-                "rounds or clients"
+                "its noise key does not come from keys.noise, so it is the same in other rounds or "
+                "clients"
             )
         if not _is_one(weight):
-            note("another max_weight than 1")
-        if mark.params["each"] and client.symbol != self.at["client"]:
+            note("a max_weight other than 1")
+        if mark.params["each"] and client.symbol != self.inputs["client"]:
             note("the noise level of another client")
         name = self.flow.bounded_sum(mark)
         if name is None:
             words = "noise on a sum that no row stage of its chain bounds"
             found = [
-                self.way(t, path, "release") for t, path in self.data_in(mark.operands[n : 2 * n])
+                self.describe_path(t, path, "release")
+                for t, path in self.sources_in(mark.operands[n : 2 * n])
             ]
             self.example.append(": ".join([words, *found[:1]]))
             return "rows", None
         bounded = self.flow.marks[name]
-        if self.mechanism(bounded) != self.mechanism(mark):
-            note("the sum is bounded by another chain than its noise is of")
+        if self.mechanism_symbols(bounded) != self.mechanism_symbols(mark):
+            note("the sum is bounded by one chain, and its noise is from another")
         if bounded.params["batch"] or mark.params["batch"]:
-            note("under a vmap of the client, which is not followed")
+            note("a vmap of the client around it, which is not followed")
         is_single = bounded.params["kind"] == "single"
         used = self.batches_of_client(bounded, note) if is_single else self.batch_of(bounded, note)
         if used is None:
             return "rows", None
         read = [self.read_batch(batch) for batch in used]
         if not all(is_own for is_own, _, _ in read):
-            note("rows that are not seen to be the client's own")
+            note("rows that may not be the client's own")
             return "rows", None
         for i, release in enumerate(self.declared):
-            (chain, batches), scheme = self.charged[i], release.batches.scheme
+            (chain, batches), scheme = self.declared_symbols[i], release.batches.scheme
             may_be_it = (
                 release.mechanism.adjacency == "replace_one" if is_single else not release.steps
             )
@@ -395,35 +435,39 @@ class Judge:
                 drawn == batches for _, drawn, _ in read
             )
             is_full = scheme == "full" and (is_single or read[0][1] == "full")
-            if chain == self.mechanism(bounded) and may_be_it and (is_sampled or is_full):
+            if chain == self.mechanism_symbols(bounded) and may_be_it and (is_sampled or is_full):
                 self.drawn_batches += [(address, scheme) for _, _, address in read]
-                return batch_words(release.batches, release.steps), self.classes()[i]
-        note("declared neither with this chain and adjacency, nor with such batches")
+                return describe_batches(release.batches, release.steps), self.equivalent_releases()[
+                    i
+                ]
+        note("no declared release has this chain, this adjacency and these batches")
         return "rows", None
 
-    def data_in(self, operands) -> list:
-        """Return the sources in operands, as (token, path)."""
+    def sources_in(self, operands) -> list:
+        """Return the sources in operands, as pairs (token, path)."""
         return [(t, p) for o in operands for t, p in o.tokens.items() if self.is_source(t)]
 
     def blame(self, findings, words, token, path, end):
-        """Add a finding about a path, or about the primitive on it that hides what it does."""
+        """Add a finding about a path, or about the primitive on it that may hide anything."""
         words = f"what {token[1]} does" if token[0] == "opaque" else words
-        findings.append(f"{words}: {self.way(token, path, end)}")
+        findings.append(f"{words}: {self.describe_path(token, path, end)}")
 
     def batch_of(self, bounded, note):
-        """Return the batch whose rows each contribute to a sum, in a list; None if it is not seen
-        that they do."""
+        """Return the batch whose rows each contribute separately to a sum, as a list of one mark.
+
+        The result is None if the program does not show that they do.
+        """
         flow = self.flow
         kind, group, *_ = flow.nodes[bounded.operands[bounded.params["n"]].symbol]
         is_mark = kind == "mark" and flow.marks[group].kind == "jfl_example"
-        for token, path in self.data_in(bounded.operands):
+        for token, path in self.sources_in(bounded.operands):
             if not (is_mark and token == ("example", group)):
                 words = "rows reach the gradient of another row"
                 if token[0] == "size":
                     words = f"{SIZE} reaches the gradients of all rows"
                 self.blame(self.example, words, token, path, "clipped sum")
         if not is_mark:
-            note("contributions that are not seen to be of one row each")
+            note("contributions that may depend on several rows")
             return None
         read = [flow.nodes[o.symbol] for o in flow.marks[group].operands[:3]]
         batch = read[0][1]
@@ -433,14 +477,14 @@ class Judge:
         return [flow.marks[batch]]
 
     def batches_of_client(self, bounded, note) -> list:
-        """Return the batches that went into one contribution of the whole client.
+        """Return the marks of the batches that one contribution of the whole client depends on.
 
-        Those of earlier releases in the sum count as well, unless these releases reach the payload
-        themselves: then they are charged already.
+        Batches of earlier releases in the sum count as well, unless these releases reach the
+        payload themselves: then they are already counted.
         """
         if not _is_one(bounded.operands[bounded.params["n"]]):
-            note("a contribution whose weight is not seen to be 1")
-        for token, path in self.data_in(bounded.operands):
+            note("a contribution whose weight may not be 1")
+        for token, path in self.sources_in(bounded.operands):
             if token[0] in ("rows", "opaque"):
                 words = "rows are read other than by batches.gather"
                 self.blame(self.example, words, token, path, "release")
@@ -460,41 +504,54 @@ class Judge:
     # --- batches
 
     def read_batch(self, mark):
-        """Return (whether a gather reads only the client's rows, its batches with symbols for
-        numbers, the address of their draw)."""
-        no, flow = (False, None, None), self.flow
+        """Return what the program shows about the rows that a gather reads.
+
+        Returns:
+            Whether they are rows of the client; its batches, with symbols for numbers, or "full";
+            and the address of their draw (see `judge_draws`).
+        """
+        unknown, flow = (False, None, None), self.flow
         x, y, index, size, slots, mask = (o.symbol for o in mark.operands[3:9])
         given = {"rows.x": x, "rows.y": y, "size": size}
         if self.plan.fed.host is None:
             given["rows.index"] = index
-        if mark.params["batch"] or any(self.at[name] != symbol for name, symbol in given.items()):
-            return no
-        one, other = self.drawn(slots, 0), self.drawn(mask, 1)
-        if one is not None and one == other:
-            name, i = one
+        if mark.params["batch"] or any(
+            self.inputs[name] != symbol for name, symbol in given.items()
+        ):
+            return unknown
+        slots_draw, mask_draw = self.find_draw(slots, 0), self.find_draw(mask, 1)
+        if slots_draw is not None and slots_draw == mask_draw:
+            name, i = slots_draw
             draw = flow.marks[name]
             dims = draw.params["batch"][0][1] if draw.params["batch"] else [-1] * 5
             key, step, size = draw.operands[2:5]
-            if size.symbol != self.at["size"] or from_data(key) or from_data(step):
-                return no
+            if size.symbol != self.inputs["size"] or depends_on_data(key) or depends_on_data(step):
+                return unknown
             at = lambda known, dim: int(known[i] if dim == 0 else known)
             step = f"#{step.symbol}" if step.known is None else at(step.known, dims[3])
             address = (*flow.keys[at(key.known, dims[2])], step)
             batches = draw.params["structure"], tuple(o.symbol for o in draw.operands[5:])
             return True, batches, address
-        test = flow.nodes[mask]  # slots below the client's size, each once
+        # All rows: a mask of slots below the client's size, where no slot occurs twice.
+        test = flow.nodes[mask]
         if test[:2] == ("op", "lt") and test[3] == slots and self.are_distinct(mark.operands[7]):
-            if self.unwrapped(test[4]) == self.at["size"]:
+            if self.unwrap(test[4]) == self.inputs["size"]:
                 return True, "full", None
-        return no
+        return unknown
 
     def are_distinct(self, slots) -> bool:
+        """Return whether no slot occurs twice."""
         if slots.known is not None:
             return np.unique(slots.known).size == slots.known.size
         return self.flow.nodes[slots.symbol][:2] == ("op", "iota")
 
-    def drawn(self, symbol, which):
-        """Return (mark of the draw, its pass) if a symbol is result `which` of a batch sampler."""
+    def find_draw(self, symbol, which):
+        """Return (mark of the draw, pass of the loop) if a symbol is a result of a batch sampler.
+
+        Args:
+            symbol: the symbol of slots or of a mask.
+            which: 0 for slots, 1 for a mask.
+        """
         flow, node, i, dim = self.flow, self.flow.nodes[symbol], None, None
         if node[0] == "element":
             i, dim, node = node[2], 0, flow.nodes[node[1]]
@@ -511,8 +568,8 @@ class Judge:
             return None
         return node[1], i
 
-    def unwrapped(self, symbol) -> int:
-        """Return the symbol of a number before it was only stored in another form."""
+    def unwrap(self, symbol) -> int:
+        """Return the symbol of a number before changes of its shape or dtype."""
         node = self.flow.nodes[symbol]
         forms = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze")
         while node[0] == "op" and node[1] in forms:
@@ -521,13 +578,16 @@ class Judge:
         return symbol
 
     def judge_draws(self):
-        """Check that batches that count as independent samples are drawn independently."""
+        """Check that batches that count as independent samples are drawn independently.
+
+        The address of a draw is its key, as a path from its root, followed by its step.
+        """
         note = self.example.append
         used = [(a, s) for a, s in self.drawn_batches if s != "full" and a is not None]
-        if any(address[0] != self.at["keys.batch"] for address, _ in used):
+        if any(address[0] != self.inputs["keys.batch"] for address, _ in used):
             note(
-                "batches are not drawn from keys.batch, so they are the same again in other rounds "
-                "or clients"
+                "batches are not drawn from keys.batch, so they are the same in other rounds or "
+                "clients"
             )
             return
         epochs = [address[1:] for address, scheme in used if scheme == "epochs"]
@@ -539,12 +599,13 @@ class Judge:
     # --- keys
 
     def keys_of(self, mark) -> list:
+        """Return the noise keys of a release, as paths from their root."""
         known = mark.operands[2 * mark.params["n"]].known
         return [self.flow.keys[i] for i in np.unique(known)]
 
     def judge_keys(self):
         """Check that each release has a separate key, and that nothing else draws from it."""
-        root, note = self.at["keys.noise"], self.example.append
+        root, note = self.inputs["keys.noise"], self.example.append
         released = [
             (mark.site, key)
             for marks in self.sites.values()
@@ -556,9 +617,9 @@ class Judge:
         if overlap is not None:
             (site, one), (other_site, other) = (released[i] for i in overlap)
             if site == other_site:
-                note(f"the passes of a loop share one noise key: {self.said(one)}")
+                note(f"the iterations of a loop share one noise key: {self.describe_key(one)}")
             else:
-                words = f"{self.said(one)} and {self.said(other)}"
+                words = f"{self.describe_key(one)} and {self.describe_key(other)}"
                 note(f"two releases share one noise key: {words}")
         sent = [key for site, key in released if site in self.reached]
         for operand, equation in self.flow.draws.values():
@@ -566,24 +627,24 @@ class Judge:
                 continue
             line = _user_line(equation)
             for key in (self.flow.keys[i] for i in np.unique(operand.known)):
-                if any(self.may_be_above(key, other) for other in sent):
+                if any(self.may_be_ancestor(key, other) for other in sent):
                     note(
                         f"{equation.primitive.name} reads the noise key of a release, "
-                        f"{self.said(key)}" + (f" ({line})" if line else "")
+                        f"{self.describe_key(key)}" + (f" ({line})" if line else "")
                     )
 
-    def may_be_above(self, key, other) -> bool:
-        """Return whether a key may be another key or one from which the other descends.
+    def may_be_ancestor(self, key, other) -> bool:
+        """Return whether a key may be equal to another key, or one from which the other is derived.
 
-        A key of unknown origin, such as one that data chose, may be any key.
+        A key of unknown origin, such as one that depends on data, may be any key.
         """
-        is_unknown = key[0] != self.at["keys.noise"]
+        is_unknown = key[0] != self.inputs["keys.noise"]
         return is_unknown or len(key) <= len(other) and may_be_equal(key, other)
 
     # --- words
 
-    def way(self, token, path, name) -> str:
-        """Return a path as text: its source, the steps that say something, and its end."""
+    def describe_path(self, token, path, name) -> str:
+        """Return a path as text: its source, the steps worth showing, and its end."""
         kind, source = token
         steps, line = [], ""
         while path is not None:
@@ -600,25 +661,26 @@ class Judge:
         if kind in ("batch", "example", "bounded"):
             begin = "rows"
         if kind == "kept":
-            begin = self.ways[source].split(" (")[0]
+            begin = self.state_paths[source].split(" (")[0]
         return " -> ".join([begin, *steps, name]) + (f" ({line})" if line else "")
 
-    def key_words(self, site) -> str:
-        """Return the keys of a release: all of them if there are two or fewer."""
-        keys = [self.said(key) for mark in self.sites[site] for key in self.keys_of(mark)]
+    def describe_keys(self, site) -> str:
+        """Return the noise keys of a release as text: the first and, if there are several, the
+        last."""
+        keys = [self.describe_key(key) for mark in self.sites[site] for key in self.keys_of(mark)]
         return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
 
-    def said(self, key) -> str:
+    def describe_key(self, key) -> str:
         """Return a key as a user would write it."""
-        names = {symbol: name for name, symbol in self.at.items() if isinstance(name, str)}
+        names = {symbol: name for name, symbol in self.inputs.items() if isinstance(name, str)}
         text = names.get(key[0], "a key that is not the client's")
         for step in key[1:]:
             text = f"fold_in({text}, {step if isinstance(step, int) else 'a number'})"
         return text
 
 
-def from_data(value) -> bool:
-    """Whether a value may depend on the client's data; its draws do not."""
+def depends_on_data(value) -> bool:
+    """Return whether a value may depend on the client's data (other than through random draws)."""
     return any(token[0] in SOURCES and token[0] != "draw" for token in value.tokens)
 
 

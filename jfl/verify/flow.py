@@ -3,15 +3,16 @@
 Every value of the program is interpreted as a `Value` with three parts:
 
 * a symbol, which is equal for two values only if they are computed in the same way from the same
-  inputs,
-* tokens, the sources that influence the value, each with the path by which it came.  The tokens of
-  a result are the union of the tokens of its operands: a result may depend on all of them,
-* what is known exactly: small constants, counters of loops, and keys as paths from their root.
+  inputs; * tokens, the sources that influence the value, each with the path by which it came.  A
+  token is a
+  pair (kind, detail), such as ("rows", "rows.x").  The tokens of a result are the union of the
+  tokens of its operands, because a result may depend on all of them;
+* known numbers: small constants, loop counters, and keys as paths from their root.
 
-Loops of a fixed length that hold marks or keys are unrolled, so that each pass has its own counters
-and keys.  `RULES` at the end of this module says which primitive is interpreted by which rule.  Of
-all others, other loops among them, each result may depend on each operand.  The marks (see `marks`)
-are collected here and judged in `client`.
+Loops of a fixed length that contain marks or keys are unrolled, so that each iteration (a pass) has
+its own counters and keys.  `RULES` at the end of this module says which rule interprets which
+primitive.  For all other primitives, including other loops, each result may depend on each operand.
+The marks (see `marks`) are collected here and judged in `client`.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ OPAQUE = (
     "call_exported",
     "infeed",
 )
-# Primitives that hold a program and are no calls of it.
+# Primitives that hold a program but do not call it once.
 NOT_CALLS = (*OPAQUE, "shard_map", "reduce", "reduce_window")
 MARKS = (
     "jfl_release",
@@ -46,12 +47,14 @@ MARKS = (
 )
 # Primitives that move keys or derive keys.  Every other primitive that reads a key draws from it.
 KEY_DERIVATIONS = ("random_fold_in", "random_split", "stack")
-MAX_KNOWN = 2**12  # elements of an array whose values are followed
-MAX_HASHED = 2**20  # elements of a constant that is compared by value; others by identity
-MAX_PASSES = 10_000  # of all unrolled loops together
+MAX_KNOWN = 2**12  # maximum size of an array whose values are followed
+MAX_HASHED = 2**20  # maximum size of a constant that is compared by value; others by identity
+MAX_ITERATIONS = 10_000  # maximum number of iterations of all unrolled loops together
 
 
 class Value(NamedTuple):
+    """The interpretation of one value of a program."""
+
     symbol: int
     tokens: dict  # source -> path, where a path is (earlier path, equation) or None
     known: np.ndarray | None = None  # numbers; for keys, indices into `Flow.keys`
@@ -61,9 +64,10 @@ class Place(NamedTuple):
     """The position of an equation in an execution of the program."""
 
     site: tuple = ()  # the equations around it, outermost first
-    passes: tuple = ()  # the pass of each unrolled loop around it, and each branch
+    passes: tuple = ()  # the iteration of each unrolled loop around it, and each branch
 
     def enter(self, equation, index=None):
+        """Return the place inside an equation; `index` is the iteration of a loop, or a branch."""
         passes = self.passes if index is None else (*self.passes, index)
         return Place((*self.site, id(equation)), passes)
 
@@ -72,13 +76,13 @@ class Mark(NamedTuple):
     """One execution of a mark."""
 
     kind: str
-    site: int  # the same for all passes of a loop
+    site: int  # the same for all iterations of a loop
     params: dict
     operands: list[Value]
 
 
 class Flow:
-    """Interprets one jaxpr; the attributes hold what was found."""
+    """Interprets one jaxpr; its attributes hold the results."""
 
     def __init__(self):
         self.nodes = []  # symbol -> how it was computed
@@ -110,6 +114,7 @@ class Flow:
         return Value(symbol, tokens, known)
 
     def input(self, name, aval, *sources) -> Value:
+        """Return the value of an input, with these tokens."""
         return self.value(aval, dict.fromkeys(sources), "in", name)
 
     def key(self, path) -> int:
@@ -120,6 +125,7 @@ class Flow:
         return index
 
     def constant(self, value) -> Value:
+        """Return the value of a constant of the program."""
         if not hasattr(value, "dtype"):
             value = np.asarray(value)
         if np.ndim(value):
@@ -164,7 +170,7 @@ class Flow:
         """Interpret an equation as a whole: every result may depend on every operand."""
         name, here = equation.primitive.name, place.enter(equation)
         known = self.known(equation, operands)
-        tokens = joined(equation, operands)
+        tokens = merge_tokens(equation, operands)
         if name not in KEY_DERIVATIONS and name not in MOVES:
             for v, operand in zip(equation.invars, operands):
                 if is_key(v.aval):
@@ -203,28 +209,30 @@ class Flow:
         return text
 
     def mark(self, equation, operands, place):
+        """Record a mark, and replace the tokens of its results by those that it stands for."""
         kind, here = equation.primitive.name, place.enter(equation)
         site = self.node("site", here.site)
         name = self.node("mark at", here.site, here.passes)
         mark = Mark(kind, site, equation.params, operands)
         self.marks[name] = mark
-        if kind == "jfl_noise_key":  # what is drawn from here on is the noise of a release
+        if kind == "jfl_noise_key":  # everything drawn from this key is the noise of a release
             tokens = {}
         elif kind == "jfl_slots":  # which rows were drawn is as secret as the rows
-            tokens = joined(equation, operands)
+            tokens = merge_tokens(equation, operands)
         elif kind == "jfl_release":
             tokens = {("released", site): None} | self.published(mark)
         else:
             kinds = ("rows", "batch", "example", "bounded", "kept")
             ways = [path for o in operands for t, path in o.tokens.items() if t[0] in kinds]
             tokens = {(kind.removeprefix("jfl_"), name): ways[0] if ways else None}
-            tokens |= _tokens(operands, ("released", "own", "opaque"))
+            tokens |= _select_tokens(operands, ("released", "own", "opaque"))
             hidden = [("opaque", name) for name in equation.params.get("hides", ())]
             tokens |= dict.fromkeys(hidden, (None, equation))
         return [self.value(v.aval, tokens, "mark", name, i) for i, v in enumerate(equation.outvars)]
 
     def bounded_sum(self, mark) -> int | None:
-        """Return the name of the mark whose bounded sum a release made noisy, if there is one."""
+        """Return the name of the mark whose bounded sum a release adds noise to; None if there is
+        none."""
         n = mark.params["n"]
         nodes = [self.nodes[o.symbol] for o in mark.operands[n : 2 * n]]
         (name, *others) = {x[1] if x[0] == "mark" else None for x in nodes}
@@ -233,17 +241,19 @@ class Flow:
         return name if is_bounded else None
 
     def published(self, mark) -> dict:
-        """Return the tokens that noise does not end: a release may depend on earlier releases."""
+        """Return the tokens that noise does not remove: a release may depend on earlier
+        releases."""
         name, n = self.bounded_sum(mark), mark.params["n"]
         operands = mark.operands[n : 2 * n] if name is None else self.marks[name].operands
         if name is not None and self.marks[name].params["kind"] == "single":
             # The noise on a single contribution covers the releases that it was computed from.
-            return _tokens(operands, ("own", "opaque"))
-        return _tokens(operands, ("released", "own", "opaque"))
+            return _select_tokens(operands, ("own", "opaque"))
+        return _select_tokens(operands, ("released", "own", "opaque"))
 
     # --- loops and branches
 
     def scan(self, equation, operands, place):
+        """Interpret a scan; one with marks or keys is unrolled."""
         params, length = equation.params, equation.params["length"]
         consts, carried = scan_counts(params)
         fixed, carry, xs = (
@@ -255,8 +265,8 @@ class Flow:
         if not has_key and not self.contains(equation, MARKS):
             return self.primitive(equation, operands, place)
         self._passes += length
-        if self._passes > MAX_PASSES:
-            raise ValueError(f"its loops have more than {MAX_PASSES:,} passes")
+        if self._passes > MAX_ITERATIONS:
+            raise ValueError(f"its loops have more than {MAX_ITERATIONS:,} iterations")
         columns = [[] for _ in equation.outvars[carried:]]
         for i in reversed(range(length)) if params["reverse"] else range(length):
             inner = [*fixed, *carry, *(self.element(x, i) for x in xs)]
@@ -278,6 +288,7 @@ class Flow:
         return Value(symbol, x.tokens, known)
 
     def stack(self, rows, aval) -> Value:
+        """Return the value of stacked rows."""
         tokens = {token: path for row in rows for token, path in row.tokens.items()}
         values = [row.known for row in rows]
         is_known = bool(rows) and math.prod(aval.shape) <= MAX_KNOWN
@@ -285,6 +296,7 @@ class Flow:
         return self.value(aval, tokens, "stack", *(row.symbol for row in rows), known=known)
 
     def cond(self, equation, operands, place):
+        """Interpret all branches of a cond, and merge their results."""
         which, *rest = operands
         branches = [
             self.run(branch, rest, place.enter(equation, ("branch", i)))
@@ -293,7 +305,7 @@ class Flow:
         results = []
         for i, choices in enumerate(zip(*branches)):
             # Every result reveals which branch was taken.
-            tokens = joined(equation, [which])
+            tokens = merge_tokens(equation, [which])
             for choice in choices:
                 tokens = choice.tokens | tokens
             if len({choice.symbol for choice in choices}) == 1:
@@ -334,7 +346,13 @@ class Flow:
         return None
 
     def children(self, parents, numbers, unknown):
-        """Return the children of keys.  Child i of `split` is `fold_in` of i."""
+        """Return the children of keys.  (Child i of `split` is the same as `fold_in` of i.)
+
+        Args:
+            parents: Int[...], indices into `keys`.
+            numbers: Int[...], the numbers of the children; None if they are not known.
+            unknown: the step that stands for a number that is not known.
+        """
         if numbers is None:
             child = lambda parent: self.key((*self.keys[parent], unknown))
             return np.vectorize(child, otypes=[int])(parents)
@@ -343,10 +361,10 @@ class Flow:
 
 
 def contents(programs) -> tuple[list, set]:
-    """Return the constants of programs, and the names of their primitives, however deep.
+    """Return the constants of programs, and the names of their primitives, at any depth.
 
     Args:
-        programs: each as its equations and its constants.
+        programs: pairs of equations and constants.
     """
     constants, names, todo = [], set(), [*programs]
     while todo:
@@ -366,7 +384,7 @@ def opaque_in(closed: ClosedJaxpr) -> tuple:
 
 
 def _programs_in(params):
-    """Yield the equations and the constants of each program that an equation holds."""
+    """Yield the equations and the constants of each program in the parameters of an equation."""
     todo = [*params.values()]
     while todo:
         value = todo.pop()
@@ -379,15 +397,16 @@ def _programs_in(params):
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many constants a scan takes and how many values it carries, from its params."""
+    """Return the number of constants and the number of carried values of a scan, from its
+    parameters."""
     if "num_consts" in params:  # before JAX 0.11
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = params["ft_in"].unpack()
     return len(list(constants)), len(list(carried))
 
 
-def joined(equation, operands) -> dict:
-    """Return the tokens of all operands, whose paths now lead through the equation."""
+def merge_tokens(equation, operands) -> dict:
+    """Return the tokens of all operands, with paths that lead through the equation."""
     tokens = {}
     for operand in operands:
         for token, path in operand.tokens.items():
@@ -396,11 +415,13 @@ def joined(equation, operands) -> dict:
     return tokens
 
 
-def _tokens(operands, kinds) -> dict:
+def _select_tokens(operands, kinds) -> dict:
+    """Return the tokens of all operands that have one of these kinds."""
     return {t: path for o in operands for t, path in o.tokens.items() if t[0] in kinds}
 
 
 def is_key(aval) -> bool:
+    """Return whether an abstract value is a random key."""
     dtype = getattr(aval, "dtype", None)
     return not isinstance(dtype, np.dtype) and "key<" in str(dtype)
 
@@ -418,11 +439,13 @@ def first_overlap(paths):
 
 
 def may_be_equal(one, other) -> bool:
+    """Return whether no step of two paths of keys is known to differ."""
     differ = lambda s, t: isinstance(s, int) and isinstance(t, int) and s != t
     return not any(map(differ, one, other))
 
 
 def _gather(params, x, index):
+    """Return one element of a known vector."""
     if x.ndim != 1 or index.size != 1 or not 0 <= index.item() < len(x):
         raise ValueError("not an element of a vector")
     sizes = params["slice_sizes"]
@@ -432,19 +455,21 @@ def _gather(params, x, index):
 
 
 def _dynamic_slice(params, x, *starts):
+    """Return a slice of a known array, with clamped starts as in XLA."""
     sizes = params["slice_sizes"]
     begin = [min(max(int(s), 0), n - m) for s, n, m in zip(starts, x.shape, sizes)]
     return x[tuple(slice(b, b + m) for b, m in zip(begin, sizes))]
 
 
 def _convert(params, x):
-    """Convert integers; for floats NumPy and XLA may differ, so these are not followed."""
+    """Convert known integers.  Floats are not followed, because NumPy and XLA may differ."""
     if any(getattr(dtype, "kind", "") not in "iub" for dtype in (x.dtype, params["new_dtype"])):
         raise ValueError("not a conversion of integers")
     return x.astype(params["new_dtype"])
 
 
 def _broadcast(params, x):
+    """Return a known array after broadcast_in_dim."""
     shape = [1] * len(params["shape"])
     for axis, n in zip(params["broadcast_dimensions"], x.shape):
         shape[axis] = n

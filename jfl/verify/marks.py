@@ -1,11 +1,11 @@
-"""Marks in a traced program: equations that compute nothing and say what a mechanism did.
+"""Marks in a traced program: equations that compute nothing, but record what a mechanism did.
 
-A mark returns its first `n` operands and lowers to nothing, so that the compiled program is the
-same with and without it.  Its other operands are what the mark is about, such as the key and the
-numbers of the mechanism, so that the check sees where they come from.  Derivatives skip a mark: the
-tangent of a release has no noise.
+A mark returns its first `n` operands and lowers to nothing, so the compiled program is the same
+with and without it.  Its other operands describe the event, such as the key and the numbers of the
+mechanism, so that the check sees where they come from.  Derivatives skip a mark: the tangent of a
+release has no noise.
 
-Only jfl sets marks.  The check trusts every mark, also one that is set by hand.
+Only jfl sets marks.  The check trusts every mark, including one that a user sets.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,11 @@ from .flow import opaque_in
 
 
 def _define(name: str) -> Primitive:
-    """Define a mark.  Its parameter `batch` has, for each vmap, the size and the mapped axes."""
+    """Return the primitive of a mark.
+
+    Its parameter `batch` holds, for each vmap around it, the size and the mapped axes of its
+    operands.
+    """
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(lambda *operands, n, **_: list(operands[:n]))
@@ -34,7 +38,7 @@ def _define(name: str) -> Primitive:
     ) -> tuple[list[Any], list[Any]]:
         return primitive.bind(*primals, n=n, **params), list(tangents[:n])
 
-    def batched(
+    def add_batch_dimension(
         operands: Sequence[Any],
         dims: Sequence[int | None],
         *,
@@ -47,7 +51,7 @@ def _define(name: str) -> Primitive:
         return primitive.bind(*operands, n=n, batch=batch, **params), list(dims[:n])
 
     ad.primitive_jvps[primitive] = jvp
-    batching.primitive_batchers[primitive] = batched
+    batching.primitive_batchers[primitive] = add_batch_dimension
     mlir.register_lowering(
         primitive, lambda ctx, *operands, n, **_: list(operands[:n]), cacheable=False
     )
@@ -56,13 +60,21 @@ def _define(name: str) -> Primitive:
 
 release_p = _define("jfl_release")  # a noisy sum
 bounded_p = _define("jfl_bounded")  # a sum of contributions that a row stage bounded
-example_p = _define("jfl_example")  # a batch of which each row is used separately
+example_p = _define("jfl_example")  # a batch whose rows are used separately
 batch_p = _define("jfl_batch")  # rows that were read from a client's rows
 slots_p = _define("jfl_slots")  # the slots that a batch sampler drew
-key_p = _define("jfl_noise_key")  # the key that a mechanism draws its noise from
+key_p = _define("jfl_noise_key")  # the key from which a mechanism draws its noise
 
 
 def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
+    """Apply a mark to a pytree.
+
+    Args:
+        primitive: the mark.
+        value: the pytree that the mark returns.
+        of: arrays that describe the event.
+        params: static parameters of the mark.
+    """
     leaves, treedef = jax.tree.flatten(value)
     if not leaves:
         return value
@@ -70,7 +82,8 @@ def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
 
 
 def noise_key(key: Key) -> Key:
-    """Mark the key from which a release draws its noise; the check judges it at that release."""
+    """Mark the key from which a release draws its noise; the check judges the key at that
+    release."""
     return _bind(key_p, key)
 
 
@@ -83,7 +96,10 @@ def release(
     max_weight: ArrayLike,
     client: Array | None,
 ) -> Tree:
-    """Mark `noisy` as the sum `summed` with the noise of a mechanism, drawn from a key."""
+    """Mark `noisy` as the sum `summed` plus the noise of a mechanism.
+
+    The noise was drawn from `key`; `max_weight` and `client` are as in `chain.release_sum`.
+    """
     leaves, structure = jax.tree.flatten(mechanism)
     each = any(s.role == "noise" and jnp.ndim(s.noise) > 0 for s in mechanism.stages)
     return _bind(
@@ -114,7 +130,7 @@ def bounded(value: Tree, mechanism: Mechanism, reference: Array, kind: str) -> T
     return _bind(bounded_p, value, reference, *leaves, structure=structure, kind=kind)
 
 
-# True while `check_privacy` traces a client.  The caches of `jax.jit` know this context, so that a
+# True while `check_privacy` traces a client.  The caches of `jax.jit` depend on this context, so a
 # function that was traced before is traced again.
 CHECKING = jax.make_user_context(False)
 
@@ -123,7 +139,7 @@ def example(batch: Batch, loss: Callable[..., Any], params: Tree, x: Tree, y: Tr
     """Mark a batch whose rows are used separately from here on, one in each call of a loss.
 
     A `custom_vmap` within the loss may mix rows, and a vmap leaves no trace of it.  The check
-    therefore looks into the loss of one row.
+    therefore also looks into the loss of one row.
 
     Args:
         batch: the rows.
@@ -139,11 +155,23 @@ def example(batch: Batch, loss: Callable[..., Any], params: Tree, x: Tree, y: Tr
 
 
 def batch(found: Batch, rows: Rows, slots: Array, mask: Array) -> Batch:
-    """Mark a batch as the rows in some slots of a client."""
+    """Mark a batch as the rows in some slots of a client.
+
+    Args:
+        found: the batch.
+        rows: the client's rows.
+        slots: Int[B], the slots that were read.
+        mask: Bool[B], which of them hold a row of the batch.
+    """
     return Batch(*_bind(batch_p, tuple(found), rows.x, rows.y, rows.index, rows.size, slots, mask))
 
 
 def slots(found: Tree, batches: Batches, key: Key, step: ArrayLike, size: ArrayLike) -> Tree:
-    """Mark slots and their mask as drawn by a batch sampler."""
+    """Mark slots and their mask as drawn by a batch sampler.
+
+    Args:
+        found: the slots and their mask.
+        batches, key, step, size: the arguments of the draw.
+    """
     leaves, structure = jax.tree.flatten(batches)
     return _bind(slots_p, found, key, step, size, *leaves, structure=structure)

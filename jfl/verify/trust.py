@@ -1,8 +1,8 @@
-"""The parts of a plan that need no trace: functions of jfl, and records as jfl built them.
+"""The parts of a plan that need no trace: functions of jfl, and records that jfl made.
 
 The functions of jfl and of the libraries below are covered by their own tests.  A record, such as a
-stage or a sampler, states facts that an accountant relies on.  They hold if its functions are
-jfl's and use the same numbers that the record states.
+stage or a sampler, states facts that an accountant relies on.  They hold if the functions in the
+record are jfl's and use the same numbers that the record states.
 """
 
 import dataclasses
@@ -24,27 +24,28 @@ from ..sampling import clients
 
 LIBRARIES = "jax jaxlib optax flax equinox numpy functools operator builtins jfl".split()
 ARRAYS = (np.ndarray, jax.Array)
-PLAIN = (*ARRAYS, np.generic, str, bytes, int, float, complex, type(None), types.ModuleType)
+LEAF_TYPES = (*ARRAYS, np.generic, str, bytes, int, float, complex, type(None), types.ModuleType)
 
-# The row stages of jfl: what clips -> (what states the bound, what follows a release).
+# The row stages of jfl: the function that clips -> (the one for its bound, the one that updates its
+# state after a release).
 ROW_STAGES = {
-    stages._clip_l2: (stages._its_bound, None),
-    stages._clip_l1: (stages._its_bound, None),
+    stages._clip_l2: (stages._clip_bound, None),
+    stages._clip_l1: (stages._clip_bound, None),
     stages._clip_per_layer: (stages._layers_bound, None),
-    stages._clip_adaptive: (stages._adaptive_bound, stages._adapt),
+    stages._clip_adaptive: (stages._adaptive_bound, stages._update_clip_norm),
     wavelet._clip_ellipsoid: (wavelet._ellipsoid_bound, None),
     wavelet._clip_bands: (wavelet._bands_bound, None),
-    wavelet._shares: (wavelet._one, None),
+    wavelet._shares: (wavelet._shares_bound, None),
     stages._clip_scaled: (stages._scaled_bound, stages._unscale),
 }
-# Accountants read some facts off these names.
+# Accountants rely on these names.
 STAGE_NAMES = {
     "clip_l2": stages._clip_l2,
     "clip_l1": stages._clip_l1,
     "clip_per_layer": stages._clip_per_layer,
     "clip_adaptive": stages._clip_adaptive,
 }
-# The scheme that each function of jfl draws cohorts or batches by.
+# The sampling scheme of each function of jfl that draws cohorts or batches.
 SCHEMES = {
     "_draw_full": "full",
     "_draw_without": "without_replacement",
@@ -64,7 +65,7 @@ SCHEMES = {
 
 
 class Findings(NamedTuple):
-    """Findings that stand against a proof, as sentences."""
+    """Findings against a proof, as sentences."""
 
     example: tuple  # against guarantees for examples
     client: tuple  # against guarantees for clients
@@ -77,11 +78,12 @@ class Findings(NamedTuple):
 
 
 def is_jfl_function(function) -> bool:
+    """Return whether this is a Python function of jfl."""
     return isinstance(function, types.FunctionType) and identity.is_jfl_function(function)
 
 
 def user_objects_in(value, skip=()) -> list:
-    """Return the functions and objects in a value that neither jfl nor its libraries made.
+    """Return the functions and objects in a value that were made neither by jfl nor by a library.
 
     The closures and defaults of functions are searched as well.
 
@@ -92,10 +94,10 @@ def user_objects_in(value, skip=()) -> list:
     found, seen, todo = [], {}, [value]
     while todo:
         value = todo.pop()
-        if id(value) in seen or type(value) in skip or isinstance(value, PLAIN):
+        if id(value) in seen or type(value) in skip or isinstance(value, LEAF_TYPES):
             continue
-        seen[id(value)] = value  # and keeps it alive, so that no other object has its id
-        parts = _parts_of(value)
+        seen[id(value)] = value  # keep it alive, so that no other object gets its id
+        parts = _children(value)
         if parts is None:
             found.append(value)
         else:
@@ -103,8 +105,8 @@ def user_objects_in(value, skip=()) -> list:
     return found
 
 
-def _parts_of(value) -> list | None:
-    """Return what a value of jfl or a library holds, or None if the value is a user's."""
+def _children(value) -> list | None:
+    """Return the values inside a value of jfl or a library; None if the value is a user's."""
     if isinstance(value, dict):
         return [*value.values()]
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -133,11 +135,12 @@ def _parts_of(value) -> list | None:
 
 
 def _is_library(module) -> bool:
+    """Return whether a module belongs to jfl or to one of LIBRARIES."""
     return str(module).split(".")[0] in LIBRARIES
 
 
 def _python_function(function):
-    """Return the Python function in a partial, a method or a jit."""
+    """Return the Python function inside a partial, a method or a jit."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -150,8 +153,10 @@ def _python_function(function):
 
 
 def _binds_arrays(function) -> bool:
-    """Return whether a partial or a method holds an array, so that it is a user's even if its
-    function is a library's."""
+    """Return whether a partial or a method holds an array.
+
+    Such a function counts as a user's even if the function inside is a library's.
+    """
     if isinstance(getattr(function, "__self__", None), ARRAYS):
         return True
     if not isinstance(function, functools.partial):
@@ -161,6 +166,7 @@ def _binds_arrays(function) -> bool:
 
 
 def _is_filled(cell) -> bool:
+    """Return whether the cell of a closure has a value."""
     try:
         return cell.cell_contents is cell.cell_contents
     except ValueError:
@@ -168,6 +174,7 @@ def _is_filled(cell) -> bool:
 
 
 def name_of(function) -> str:
+    """Return the qualified name of a function, for messages."""
     function = function.function if isinstance(function, Fn) else function
     return getattr(_python_function(function), "__qualname__", type(function).__name__)
 
@@ -176,13 +183,13 @@ def name_of(function) -> str:
 
 
 def nodes(value, kind) -> list:
-    """Return the nodes of one type in a pytree."""
+    """Return the nodes of type `kind` in a pytree."""
     found = jax.tree.leaves(value, is_leaf=lambda n: isinstance(n, kind))
     return [n for n in found if isinstance(n, kind)]
 
 
 def records_in(value) -> list:
-    """Return all records and bound functions in a pytree, however deep."""
+    """Return all records and bound functions in a pytree, at any depth."""
     found, todo = [], [value]
     while todo:
         current = todo.pop()
@@ -200,17 +207,20 @@ def records_in(value) -> list:
 
 
 def gradients_in(value) -> list:
-    """Return every `per_example.Grad` in a value, by its name: this module cannot import it."""
+    """Return every `per_example.Grad` in a value, recognised by name since it cannot be imported
+    here."""
     is_grad = lambda t: t.__name__ == "Grad" and is_jfl_function(vars(t).get("__call__"))
     return [n for n in records_in(value) if is_grad(type(n))]
 
 
 def judged_apart(value) -> tuple:
-    """Return the types of records whose functions are judged where they are declared."""
+    """Return the types of records whose functions are checked separately, where they are
+    declared."""
     return (Mechanism, Batches, *{type(g) for g in gradients_in(value)})
 
 
 def bits_of(x):
+    """Return the dtype, shape and bytes of an array or key; an identifier for a traced value."""
     if isinstance(x, jax.core.Tracer):
         return "traced", id(x)
     is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
@@ -218,21 +228,22 @@ def bits_of(x):
     return str(x.dtype), x.shape, x.tobytes()
 
 
-def same_bits(one, other) -> bool:
+def has_same_bits(one, other) -> bool:
     """Return whether two pytrees have equal structures and equal bits."""
     (a, s), (b, t) = (jax.tree.flatten(v) for v in (one, other))
     return s == t and all(bits_of(x) == bits_of(y) for x, y in zip(a, b))
 
 
-# --- what a plan declares
+# --- the declarations of a plan
 
 
 def declared_releases(plan: Plan) -> tuple:
-    """Return the noisy releases that an algorithm declares, with schedules from its round 0 on.
+    """Return the noisy releases that an algorithm declares, with schedules that start at round 0.
 
-    This undoes the shift that `chain.later` gives to what an accountant reads.
+    This undoes the shift by `chain.later` in releases that an accountant reads.
     """
-    start = lambda f: f.data["of"] if isinstance(f, Fn) and f.function is mech._shifted else f
+    is_shifted = lambda f: isinstance(f, Fn) and f.function is mech._evaluate_later
+    start = lambda f: f.data["of"] if is_shifted(f) else f
     inside = lambda f: f and Fn(f.function, {k: start(v) for k, v in f.data.items()}, f.static)
 
     def from_start(release):
@@ -249,9 +260,10 @@ def declared_releases(plan: Plan) -> tuple:
 
 
 def is_trusted(plan: Plan) -> bool:
-    """Return whether jfl made the client, and the client holds what it declares.
+    """Return whether jfl made the client, and the client contains what the algorithm declares.
 
-    A client of jfl whose releases do not follow from its steps only is never trusted.
+    A client that is marked `_always_traced` is never trusted: its releases depend on more than its
+    steps.
     """
     client, records = plan.algorithm.client, records_in(plan.algorithm.client)
     functions = [r.function for r in records if isinstance(r, Fn)]
@@ -261,20 +273,20 @@ def is_trusted(plan: Plan) -> bool:
         return False
     counts = [getattr(r, "steps", None) for r in records if not isinstance(r, Fn)]
     steps = max((n for n in counts if isinstance(n, int)), default=1)
-    held = lambda part, kind: any(same_bits(part, n) for n in nodes(client, kind))
+    contains = lambda part, kind: any(has_same_bits(part, n) for n in nodes(client, kind))
     return all(
-        held(r.mechanism, Mechanism)
-        and held(r.batches, Batches)
+        contains(r.mechanism, Mechanism)
+        and contains(r.batches, Batches)
         and (r.steps >= steps and r.count >= 1 if r.steps else r.count >= steps)
         for r in declared_releases(plan)
     )
 
 
 def judge_records(plan: Plan) -> Findings:
-    """Return what the stages and samplers of a plan state without proof."""
+    """Return findings about what the stages and samplers of a plan state without proof."""
     algorithm, sampler = plan.algorithm, plan.sampler
     parts = (algorithm.client, algorithm.releases)
-    example = [f for m in nodes(parts, Mechanism) for f in _unproved_in(m)]
+    example = [f for m in nodes(parts, Mechanism) for f in _unproved_facts(m)]
     example += [
         f"which rows a batch holds: {name_of(b.draw)}"
         for b in nodes(parts, Batches)
@@ -282,11 +294,12 @@ def judge_records(plan: Plan) -> Findings:
     ]
     chains = [m for m in (plan.upload, plan.release) if m is not None]
     cohort = [] if _samples_as_stated(sampler) else [f"who takes part: {name_of(sampler.draw)}"]
-    client = [f for m in chains for f in _unproved_in(m)]
+    client = [f for m in chains for f in _unproved_facts(m)]
     return Findings(tuple(example + cohort), tuple(client + cohort))
 
 
-def _unproved_in(mechanism) -> list:
+def _unproved_facts(mechanism) -> list:
+    """Return which facts about a mechanism are not proved, as phrases."""
     rows = [s for s in mechanism.stages if s.role == "row"]
     follows_l1 = bool(rows) and rows[-1].apply.function is stages._clip_l1
     found = [f"the bound of the row stage {s.name!r}" for s in rows if not is_own_row_stage(s)]
@@ -299,7 +312,8 @@ def _unproved_in(mechanism) -> list:
 
 
 def _is_own_strategy(strategy) -> bool:
-    """Return whether a strategy is as `jfl.strategies` made it, restarted or not."""
+    """Return whether `jfl.strategies` made a strategy, restarted or not, and its numbers are
+    unchanged."""
     part = strategy
     while part is not None:
         if type(part).__module__ != "jfl.privacy.mechanisms.strategies":
@@ -314,34 +328,36 @@ def is_own_row_stage(stage: Stage) -> bool:
     if apply is None or not is_jfl_function(apply.function):
         return False
     if bound is None:  # a linear map; `chain` requires a clip after it
-        return apply.function in linear_maps.OWN and stage.state is update is None
+        return apply.function in linear_maps.MAPS_BEFORE_CLIP and stage.state is update is None
     is_named = STAGE_NAMES.get(stage.name, apply.function) is apply.function
-    if not is_named or not same_bits(apply.data, bound.data):
+    if not is_named or not has_same_bits(apply.data, bound.data):
         return False
-    if apply.function is stages._as_it_is:  # `jfl.plan` checks where it may be
-        return bool(stage.declared) and bound.function is stages._declared
+    if apply.function is stages._keep_row:  # `jfl.plan` checks where `bounded` is allowed
+        return bool(stage.declared) and bound.function is stages._declared_bound
     own_bound, own_update = ROW_STAGES.get(apply.function, (None, None))
     updates = update is None or (
-        update.function is own_update and same_bits(update.data, apply.data)
+        update.function is own_update and has_same_bits(update.data, apply.data)
     )
     is_complete = (update is None) == (stage.state is None) and apply.static == bound.static
     return bound.function is own_bound and updates and is_complete
 
 
 def _has_scheme(record) -> bool:
+    """Return whether a record draws with the function of jfl for its scheme."""
     function = record.draw.function
     return is_jfl_function(function) and SCHEMES.get(function.__name__) == record.scheme
 
 
 def _draws_as_stated(batches: Batches) -> bool:
+    """Return whether a batch sampler draws with the numbers that it states."""
     drawn = {**batches.draw.data, **batches.draw.static}
     names = ("batch", "rate", "expected")
     stated = [getattr(batches, n) for n in names]
-    return _has_scheme(batches) and same_bits(stated, [drawn.get(n) for n in names])
+    return _has_scheme(batches) and has_same_bits(stated, [drawn.get(n) for n in names])
 
 
 def _samples_as_stated(sampler) -> bool:
-    """Return whether a sampler draws by the numbers that it states."""
+    """Return whether a sampler draws with the numbers that it states."""
     if not _has_scheme(sampler):
         return False
     data, fixed = sampler.draw.data, sampler.draw.static
@@ -361,4 +377,4 @@ def _samples_as_stated(sampler) -> bool:
     drawn = fixed["clients"], capacity, *(fixed.get(n, 1) for n in ("separation", "epoch"))
     stated = sampler.clients, sampler.capacity, sampler.separation, sampler.epoch
     is_independent = fixed.get("independent", False) == sampler.independent
-    return all(same_bits(*pair) for pair in arrays) and drawn == stated and is_independent
+    return all(has_same_bits(*pair) for pair in arrays) and drawn == stated and is_independent

@@ -236,7 +236,7 @@ def with_rows(fed, x, y):
     ids=["without", "with", "epochs", "more_than_an_epoch", "full", "poisson"],
 )
 def test_a_row_is_protected_by_its_absence_from_the_round(batch, rate, monkeypatch):
-    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
     fed = make_federation(sizes=(5,) * CLIENTS)
     plan = jfl.plan(
         fed, jfl.task(start_params(), squared), algorithm(batch=batch), jfl.sampling.full(CLIENTS)

@@ -384,7 +384,7 @@ def test_epsilons_of_many_evaluations_never_fall_and_end_in_the_guarantee():
     )
     for count in (1, 2, 31, 32, 33, 1000):
         for most in (0, 1, 2, 3, 32):
-            places = guarantee_rows._spread(count, most)
+            places = guarantee_rows._choose_indices(count, most)
             assert len(places) <= max(most, 0) or count <= most
             assert most == 0 or places[-1] == count - 1 and (np.diff(places) > 0).all()
 

@@ -187,7 +187,7 @@ BASE = configs.Config(clients=20, cohort=5, rounds=6, steps=5, partition="iid", 
 
 @pytest.mark.slow
 def test_a_config_as_printed(monkeypatch):
-    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
     config = dataclasses.replace(BASE, algorithm="scaffold", mode="as_printed", epsilon=20.0)
     plan, found = build.build(config)
     assert found.epsilon is None and found.noise_multiplier > 0
@@ -210,7 +210,7 @@ def test_a_config_as_printed(monkeypatch):
 
 @pytest.mark.slow
 def test_configs_of_changing_and_own_noise(monkeypatch):
-    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
     config = dataclasses.replace(
         BASE, noise_multiplier=2.0, clip_decay=0.5, noise_decay=0.7, rounds=4
     )
@@ -261,7 +261,7 @@ def test_noise_that_follows_the_rounds_does_not_go_on(tmp_path, monkeypatch):
     """More rounds would mean other noise from the start: what was proved would not be what ran."""
     from jfl.runs import train
 
-    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
     small = dataclasses.replace(BASE, clients=4, cohort=2, rounds=2, steps=2, batch=8)
     for name, changes in dict(
         own=dict(per_client_noise=True, epsilon=5.0),
@@ -285,7 +285,7 @@ def test_noise_that_follows_the_rounds_does_not_go_on(tmp_path, monkeypatch):
 def test_what_cannot_be_claimed_is_refused_before_it_runs(changes, tmp_path, monkeypatch):
     from jfl.runs import train
 
-    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
     config = dataclasses.replace(BASE, mode="as_printed", noise_multiplier=1.0, **changes)
     with pytest.raises(ValueError, match="printed"):
         train.train(config, tmp_path / "run")
@@ -331,7 +331,7 @@ def test_a_clip_without_noise_is_a_field_of_output_perturbation():
 
 
 def test_the_noise_that_ran_is_written_down(monkeypatch):
-    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
     plan, _ = build.build(
         dataclasses.replace(BASE, noise_multiplier=2.0, noise_decay=0.25, rounds=3)
     )

@@ -36,8 +36,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/mechanisms/haar_bands.py",
-        '_one_each("bands.noise", bands, stds), normals(key, drawn))',
-        '_one_each("bands.noise", bands, stds) ** 2, normals(key, drawn))',
+        '_require_one_per_band("bands.noise", bands, stds), normals(key, drawn)',
+        '_require_one_per_band("bands.noise", bands, stds) ** 2, normals(key, drawn)',
         f"{KERNELS}/test_haar.py::test_covariance_of_the_noise",
     ),
     Mutant(
@@ -79,14 +79,14 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/mechanisms/chain.py",
-        "counts, bad = is_counted & finite, is_counted & ~finite",
-        "counts, bad = is_counted, is_counted & ~finite",
+        "is_used, nonfinite = is_present & finite, is_present & ~finite",
+        "is_used, nonfinite = is_present, is_present & ~finite",
         f"{FLOATS}::test_a_row_that_is_not_finite_counts_as_zero",
     ),
     Mutant(
         "jfl/privacy/mechanisms/chain.py",
-        "form, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)",
-        "form = pytrees.dtypes_of(rows)",
+        "dtypes, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)",
+        "dtypes = pytrees.dtypes_of(rows)",
         f"{FLOATS}::test_the_sum_is_that_of_a_loop",
         slow=True,
     ),
@@ -176,8 +176,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/accountants/pairs.py",
-        "even = rate[0] * erf(place(jnp.zeros(1))[0] / math.sqrt(2))",
-        "even = erf(place(jnp.zeros(1))[0] / math.sqrt(2))",
+        "zero_loss = rate[0] * erf(points_of(jnp.zeros(1))[0] / math.sqrt(2))",
+        "zero_loss = erf(points_of(jnp.zeros(1))[0] / math.sqrt(2))",
         f"{PRIVACY}/test_with_replacement.py::test_the_profile_is_the_worst_of_all_mixtures",
         slow=True,
     ),

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jfl.kernels import philox
-from jfl.kernels.normals import TILE, leaf, normals, pair, where_they_are_read
+from jfl.kernels.normals import TILE, leaf, leaf_by_leaf, normals, pair
 from jfl.kernels.philox import PHILOX
 from scipy import stats
 
@@ -352,7 +352,7 @@ def test_leaves_by_themselves_are_those_of_the_flat_vector(shapes, impl):
     """What an accelerator draws, run here, is what a CPU draws: bit for bit, in every program."""
     keys = jax.random.split(jax.random.key(5, impl=impl), 3)
     here = lambda key: normals(key, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
-    there = functools.partial(where_they_are_read, tuple(shapes))
+    there = functools.partial(leaf_by_leaf, tuple(shapes))
     scan = lambda draw: lambda keys: jax.lax.scan(lambda c, key: (c, draw(key)), 0, keys)[1]
     plain = [here(key) for key in keys]
     assert [x.shape for x in plain[0]] == shapes

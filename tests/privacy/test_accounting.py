@@ -57,7 +57,7 @@ TWOS = [
 def renyi_alone(monkeypatch):
     """Without loss distributions: for the few tests whose point is a Renyi value, or that ask for
     many inverses."""
-    monkeypatch.setattr(tight, "takes", lambda *args: False)
+    monkeypatch.setattr(tight, "has_loss_distribution", lambda *args: False)
 
 
 # --- golden values

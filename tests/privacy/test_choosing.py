@@ -60,7 +60,7 @@ def test_golden_values(runs):
     # on exact curves of all orders it is a little less
     value = choosing.epsilon_of_choice(RUN, runs, 1e-5)
     assert GOLDEN[runs] * (1 - 3e-4) < value <= GOLDEN[runs]
-    of_curve = choosing._curve([Release((RUN,))], [runs]).epsilon_at(1e-5)
+    of_curve = choosing._trade_off_curve([Release((RUN,))], [runs]).epsilon_at(1e-5)
     assert value * (1 - 1e-9) <= of_curve <= value * (1 + 2e-6)
 
 
@@ -199,7 +199,7 @@ def test_a_tournament_of_one_rung_is_a_choice():
 @pytest.mark.parametrize("law", [choosing.logarithmic, choosing.geometric])
 def test_the_price_of_a_tournament(law):
     """Between that of its last choice of straight runs, and that of showing the best of each."""
-    orders = choosing.FEW_ORDERS
+    orders = choosing.COARSE_ORDERS
     one, louder = (rdp_events.curve(poisson(0.01, z, 1), orders) for z in (1.0, 0.9))
 
     def price(curves, means, delta=1e-5):
@@ -231,7 +231,7 @@ def test_each_run_that_is_started_may_go_wrong():
         dirty = [Release((event,), **{kind: b}) for b in wrong]
         found = choosing.epsilon_of_tournament(dirty, laws, 1e-5)
         # the same of one choice among as many that go wrong as often
-        curve = choosing._curve(clean, laws)
+        curve = choosing._trade_off_curve(clean, laws)
         cost = curve.delta + total * (1 + np.exp(curve.epsilon))
         assert math.isclose(found, curve.epsilon[cost <= 1e-5].min(), rel_tol=1e-3)
         assert found > choosing.epsilon_of_tournament(clean, laws, 1e-5)
@@ -259,7 +259,7 @@ def test_laws(runs):
     assert math.isclose(law @ number, runs.mean, rel_tol=1e-9)
     if runs.gamma == 1:
         want = np.ones(1)
-    elif runs.law == "geometric":
+    elif runs.name == "geometric":
         want = stats.geom.pmf(number, runs.gamma)
     else:
         want = stats.logser.pmf(number, 1 - runs.gamma)
@@ -302,7 +302,7 @@ def test_guarantees_and_series():
     bare = choosing.epsilon_of_choice(clean, runs, 1e-5)
     assert bare < value
     # an overflow of any of the runs is paid
-    curve = lambda release: choosing._curve([release], [runs])
+    curve = lambda release: choosing._trade_off_curve([release], [runs])
     paid = curve(Release(clean.alternatives, 1e-7))
     epsilon = curve(clean).epsilon_at(1e-7)
     cost = 5 * 1e-7 * (1 + math.exp(epsilon))
@@ -343,14 +343,14 @@ def test_guarantees_and_series():
         (lambda: choosing.epsilon_of_choice(RUN, 3, 1e-5), "expected runs of choosing.geometric"),
         (
             lambda: choosing.epsilon_of_tournament([RUN, RUN], [choosing.geometric(2)], 1e-5),
-            "a release and a distribution for each rung, and a rung, but got 2 releases and 1 "
+            "a release and a distribution for each of one or more rungs, but got 2 releases and 1 "
             "distributions",
         ),
-        (lambda: choosing.epsilon_of_tournament([], [], 1e-5), "for each rung, and a rung"),
+        (lambda: choosing.epsilon_of_tournament([], [], 1e-5), "for each of one or more rungs"),
         (lambda: choosing.epsilon_of_tournament([RUN], [3], 1e-5), "runs of choosing.geometric"),
         (
             lambda: choosing.curve_of_tournament([2.0], [[1.0]], []),
-            "a release and a distribution for each rung, and a rung, but got 1 releases and 0 "
+            "a release and a distribution for each of one or more rungs, but got 1 releases and 0 "
             "distributions",
         ),
         (lambda: choosing.epsilon_of_choice(RUN, choosing.geometric(2), 2.0), "delta in"),
@@ -366,5 +366,7 @@ def test_errors(call, message):
 def test_a_guarantee_without_releases_is_refused():
     claimed = Guarantee(1.0, 1e-5, "example", "replace_one", "server", "a paper")
     for one in (claimed, 1.0):
-        with pytest.raises(NotAnalysable, match="an event, or a guarantee that knows its releases"):
+        with pytest.raises(
+            NotAnalysable, match="an event, or a guarantee that contains its events"
+        ):
             choosing.epsilon_of_choice(one, choosing.geometric(2), 1e-5)

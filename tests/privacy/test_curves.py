@@ -177,7 +177,7 @@ def test_other_events(event):
 def test_renyi_bounds_alone_give_a_looser_curve(monkeypatch):
     event = poisson(0.05, 1.0, 100)
     tight = curve((event,))
-    monkeypatch.setattr(tightest, "takes", lambda event: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda event: False)
     loose = curve((event,))
     assert (loose.delta_at(EPSILONS) >= tight.delta_at(EPSILONS)).all()
     assert (loose.tpr(RATES) >= tight.tpr(RATES)).all() and loose.mu > tight.mu
@@ -275,7 +275,7 @@ def test_golden_group():
 @pytest.mark.parametrize("q, size, z", [(0.1, 2, 1.0), (0.3, 5, 4.0), (0.01, 3, 0.8)])
 def test_one_step_of_a_group_is_exact(q, size, z):
     event = events.poisson_group(q, size, events.gaussian(z))
-    exact = np.array([of_one_group(event.law, z, e) for e in EPSILONS])
+    exact = np.array([of_one_group(event.distribution, z, e) for e in EPSILONS])
     got = pld.deltas(event, EPSILONS)
     assert (got >= exact * (1 - 1e-9)).all()
     np.testing.assert_allclose(got, exact, rtol=1e-3, atol=1e-13)
@@ -294,7 +294,7 @@ def test_renyi_curve_of_a_group(q, size, z):
         for power in (order, 1 - order):
 
             def integrand(x, power=power):
-                ratio = event.law @ np.exp((2 * number * x - number**2) / (2 * z**2))
+                ratio = event.distribution @ np.exp((2 * number * x - number**2) / (2 * z**2))
                 return stats.norm.pdf(x / z) / z * ratio**power
 
             ends = -12 * z, order * size + 12 * z
@@ -302,11 +302,11 @@ def test_renyi_curve_of_a_group(q, size, z):
             log_moments.append(math.log(value))
         want = max(log_moments) / (order - 1)
         for curve_of_event in (
-            rdp.poisson_group(order, event.law, z),
+            rdp.poisson_group(order, event.distribution, z),
             rdp_events.curve(event, np.array([order]))[0],
         ):
             np.testing.assert_allclose(np.ravel(curve_of_event)[0], want, rtol=1e-9)
-    whole = rdp.poisson_group(1e6, event.law, z)
+    whole = rdp.poisson_group(1e6, event.distribution, z)
     assert math.isclose(whole.item(), 1e6 * size**2 / (2 * z**2))
 
 
@@ -321,7 +321,7 @@ def test_a_group_of_one_is_none_and_all_of_it_is_a_gaussian():
         want = pld.epsilon(sample, 1e-6, times)
         np.testing.assert_allclose(pld.epsilon(one, 1e-6, times), want, rtol=1e-6, atol=1e-8)
     everyone = events.poisson_group(1.0, 4, events.gaussian(8.0))
-    assert everyone.law.tolist() == [0, 0, 0, 0, 1]
+    assert everyone.distribution.tolist() == [0, 0, 0, 0, 1]
     assert rdp_events.gaussian_mu(everyone) == 0.5
     for known in (curve((everyone,)), Release((events.gaussian(8.0),)).group(4).curve()):
         assert math.isclose(known.mu, 0.5, rel_tol=1e-9)
@@ -334,7 +334,10 @@ def test_which_groups_have_events_of_their_own():
     sampled, noise = poisson(0.1, 2.0, 3), events.gaussian(1.0)
     group = events.of_group(events.compose(sampled, noise), 3)
     assert group.events[1] == events.gaussian(1 / 3)
-    assert group.events[0].event.law.tolist() == events.poisson_group(0.1, 3, noise).law.tolist()
+    assert (
+        group.events[0].event.distribution.tolist()
+        == events.poisson_group(0.1, 3, noise).distribution.tolist()
+    )
     series = events.series(events.poisson(0.1, events.gaussian(np.array([1.0, 3.0]))), [4, 5])
     known = Release((events.of_group(series, 2),)).curve()
     parts = [
@@ -373,7 +376,7 @@ def test_reading_many_epsilons_of_one_distribution():
     mass = rng.dirichlet(np.ones(500)) * 0.9
     epsilon = np.concatenate([[0.0, 0.499], rng.uniform(0.5, 5.49, 50), [5.6]])
     brute = [1e-3 + (mass * -np.expm1(np.minimum(e - losses, 0))).sum() for e in epsilon]
-    got = pld._read(losses, mass, 1e-3, epsilon)
+    got = pld._deltas_of_composed(losses, mass, 1e-3, epsilon)
     assert got[0] == got[1] == 1.0  # below the window nothing is known
     np.testing.assert_allclose(got[2:], brute[2:], rtol=1e-8)
     assert (got[2:] >= np.array(brute[2:]) * (1 - 1e-12)).all()

@@ -76,8 +76,8 @@ def test_an_upload_equals_a_loop(law):
 def without_noise(code, key, x):
     """What is rounded, before noise; and the norm that it may have."""
     clipped = x * jnp.minimum(1.0, code.clip_norm / jnp.linalg.norm(x))
-    scaled = shares.rotated(clipped, shares._signs_key()) * code.scale
-    return shares._rounded(scaled, code.longest, key)
+    scaled = shares.rotate(clipped, shares._signs_key()) * code.scale
+    return shares._round_randomly(scaled, code.longest, key)
 
 
 def test_no_rounded_upload_is_longer_than_the_bound():
@@ -93,9 +93,7 @@ def test_rounding_is_right_on_average():
     code = encoding(bits=10)
     x = jax.random.normal(KEY, (23,))
     whole = jax.vmap(lambda k: without_noise(code, k, x))(jax.random.split(KEY, 20_000))
-    exact = (
-        shares.rotated(x * code.clip_norm / jnp.linalg.norm(x), shares._signs_key()) * code.scale
-    )
+    exact = shares.rotate(x * code.clip_norm / jnp.linalg.norm(x), shares._signs_key()) * code.scale
     error = (np.asarray(whole).mean(0) - exact) / (0.5 / 20_000**0.5)
     assert np.abs(error).max() < 6  # of 23 standard normals at most: a false alarm in 1e7
 
@@ -115,7 +113,7 @@ def test_noise_has_its_law(law):
     code = encoding(law, z=1.0, cohort=9, size=200, bits=8)
     std = code.scale * code.share
     keys = jax.random.split(KEY, 500)
-    drawn = np.asarray(jax.jit(jax.vmap(lambda k: shares._noise(code, k)))(keys)).ravel()
+    drawn = np.asarray(jax.jit(jax.vmap(lambda k: shares._draw_noise(code, k)))(keys)).ravel()
 
     def rejects(std):
         k, mass = law_of(law, std, 60)

@@ -104,13 +104,13 @@ def test_a_unit_that_is_hardly_ever_drawn_costs_nothing():
 @pytest.mark.parametrize("setting", [(1e-6, 10**6, 1e-5, 0.1), (0.01, 1000, 0.4, 1.0)])
 def test_hard_calibrations_take_few_of_the_finest_grids(monkeypatch, setting):
     rate, times, delta, target = setting
-    finest, of_grid = [], pld._above
+    finest, of_grid = [], pld._compose_upper
 
     def counted(groups, way, size, delta):
         finest.extend([size] if size == tightest.FINE[-1] else [])
         return of_grid(groups, way, size, delta)
 
-    monkeypatch.setattr(pld, "_above", counted)
+    monkeypatch.setattr(pld, "_compose_upper", counted)
     make_event = lambda z: events.repeat(events.poisson(rate, events.gaussian(z)), times)
     z = tightest.solve_noise(make_event, target, delta)
     assert len(finest) <= 16
@@ -492,7 +492,7 @@ def test_responders_gain_nothing(renyi):
 @pytest.fixture
 def renyi(monkeypatch):
     """Without loss distributions: which events the ledger finds."""
-    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
 
 
 def eps_of(event):
@@ -628,7 +628,7 @@ def test_many_events_at_once_bound_each():
         for q, z in zip(np.linspace(0.01, 0.1, 7), np.linspace(2, 0.9, 7)[::-1])
     ]
     alone = [rdp_events.epsilon(e, DELTA)[0] for e in each]
-    high = rdp_events.above(tuple(each), np.ones(1), np.full(1, DELTA))
+    high = rdp_events.quick_bounds(tuple(each), np.ones(1), np.full(1, DELTA))
     assert (high >= np.array(alone) * (1 - 1e-12)).all() and (high <= np.array(alone) * 1.15).all()
     assert rdp_events.bounds(tuple(each), np.ones(1), np.full(1, DELTA))[0][0] == max(alone)
     assert tightest.tightest(tightest.Release(tuple(each)), DELTA)[0] == max(

@@ -61,12 +61,12 @@ def on_the_middle_grid(rate, z, times, delta):
 
 
 def highest(groups, grid, size):
-    return pld._highest(pld_compose.compose_upper(groups, "remove", grid, size), 1e-5)
+    return pld._upper_epsilon(pld_compose.compose_upper(groups, "remove", grid, size), 1e-5)
 
 
 def lowest(groups, grid, size):
     composed, reach = pld_compose.compose_lower(groups, "remove", grid, size, 1e-11)
-    return pld._lowest(composed, reach, grid.tilt, 1e-5)
+    return pld._lower_epsilon(composed, reach, grid.tilt, 1e-5)
 
 
 # --- golden values
@@ -299,7 +299,7 @@ def test_tails_and_lost_mass_compose():
         part = pld_compose.Part(
             jnp.array([2.0, 0.5]), jnp.ones(1, complex), jnp.asarray(1e-3), jnp.zeros(2)
         )
-        some, many = pld_compose._mixture(part, 0.25), pld_compose._power(part, 7.0)
+        some, many = pld_compose._mix_with_nothing(part, 0.25), pld_compose._power(part, 7.0)
         np.testing.assert_allclose(
             some.moments, np.log(0.75 + 0.25 * np.exp([2.0, 0.5])), rtol=1e-14
         )

@@ -170,7 +170,7 @@ def test_small_coordinates_get_less_noise():
         (dict(count=-1.0), "count > 0"),
         (dict(decay=1.0), "decay < 1"),
         (dict(least=0.0), "least > 0"),
-        (dict(like={}), "like=task, or what is contributed"),
+        (dict(like={}), "like=task, or the contribution of a client"),
     ],
 )
 def test_errors(change, words):

@@ -28,7 +28,7 @@ ROUNDS = 20
 @pytest.fixture
 def renyi_alone(monkeypatch):
     """Without loss distributions, where they cost too much: they compile for each event."""
-    monkeypatch.setattr(tightest, "takes", lambda *args: False)
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
 
 
 def found(*given, **options):

@@ -129,7 +129,7 @@ def test_energies_decide_the_shape():
         (lambda: wavelet.shape(LAYOUTS["flat"], np.ones(3)), "one of std for each of 5 bands"),
         (lambda: wavelet.shape(LAYOUTS["flat"], np.array([1.0, 1, 1, 1, 0])), "std > 0"),
         (lambda: wavelet.ellipsoid(LIKE, 0.25, np.ones(5)), "bands of jfl.bands"),
-        (lambda: wavelet.ellipsoid(LAYOUTS["flat"], np.nan), "exponent within -4 and 4"),
+        (lambda: wavelet.ellipsoid(LAYOUTS["flat"], np.nan), "exponent between -4 and 4"),
         (lambda: wavelet.ellipsoid(LAYOUTS["flat"], 0.5, -np.ones(5)), "energies >= 0"),
         (lambda: wavelet.clip_ellipsoid(1.0, LAYOUTS["flat"]), "a shape of jfl.wavelet"),
         (lambda: wavelet.clip_ellipsoid(0.0, wavelet.ellipsoid(LAYOUTS["flat"])), "bound > 0"),

@@ -77,7 +77,9 @@ def worst(epsilon, law, z):
 
 @functools.cache
 def program(function, *fixed):
-    return rdp.float64(functools.partial(function, *fixed), compiler_options=pld._quick())
+    return rdp.float64(
+        functools.partial(function, *fixed), compiler_options=pld._compiler_options()
+    )
 
 
 def on_a_grid(law, z, interval, start, size):
@@ -310,7 +312,7 @@ def test_rare_repeats_are_paid_from_delta(monkeypatch):
     counted, rare = rdp_events.with_multiplicities(event, pld.TAIL_DELTA_FRACTION * delta)
     assert 0 < rare <= pld.TAIL_DELTA_FRACTION * delta and counted.event.most < 7
     monkeypatch.setattr(pld, "TAIL_DELTA_FRACTION", 0.0)
-    assert pld._groups(event, 0.0)[1:] == ("replace_one", 0)
+    assert pld._group_parts(event, 0.0)[1:] == ("replace_one", 0)
     whole = pld.epsilon(event, delta)[0]
     assert whole * (1 - 1e-5) <= cut <= whole * (1 + 1e-3)
 

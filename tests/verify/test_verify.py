@@ -713,7 +713,7 @@ same_keys = lambda keys, i: keys
 fold_noise = lambda keys, i: Keys(keys.batch, jax.random.fold_in(keys.noise, i))
 faster = lambda work: dataclasses.replace(work, lr=jnp.float32(0.2))
 RAW = r"rows reach what the client sends without noise|may be another client's"
-FOREIGN = "not seen to be the client's own"
+FOREIGN = "may not be the client's own"
 MUTANTS = dict(
     raw_rows=(
         sends(lambda rows, **_: dict(w=1e-6 * rows.x[rows.index].mean(0))),
@@ -738,7 +738,7 @@ MUTANTS = dict(
     same_in_every_step=(
         steps_of(lambda key, s: key),
         {},
-        "passes of a loop share one noise key",
+        "iterations of a loop share one noise key",
     ),
     unclipped=(
         first_gradient(unclipped),
@@ -795,7 +795,7 @@ MUTANTS = dict(
     other_batches=(
         steps_of(batch_of=lambda rows, at, mask: _mine(rows)),
         {},
-        "nor with such batches",
+        "this adjacency and these batches",
     ),
     one_row_often=(
         steps_of(batch_of=lambda rows, at, mask: batches.gather(rows, 0 * at, mask)),
@@ -823,7 +823,7 @@ MUTANTS = dict(
     ),
     equal_keys_by_a_cast=(equal_keys_by_a_cast, dict(times=2, steps=1), r"a number\) and fold_in"),
     tangent=(first_gradient(of_a_tangent), dict(steps=1), RAW),
-    other_chain=(trains(other_chain), {}, "declared neither with this chain"),
+    other_chain=(trains(other_chain), {}, "no declared release has this chain"),
     key_for_later=(
         a_key_for_later,
         dict(own=dict(key=jax.random.key(0)), stateful=True),
@@ -842,7 +842,7 @@ def test_too_many_passes_are_not_followed():
     report = jfl.check_privacy(build(many_passes))
     assert report.status == "conditional"
     assert report.example == (
-        "the client could not be followed: ValueError: its loops have more than 10,000 passes",
+        "the client could not be followed: ValueError: its loops have more than 10,000 iterations",
     )
 
 
@@ -1069,9 +1069,9 @@ def release_with(weight, **options):
 
 WHOLE = dict(
     twice_as_much=(contributes(of_two_sums), "no row stage of its chain bounds"),
-    heavier=(release_with(7.0), "weight is not seen to be 1"),
-    quieter=(release_with(1.0, max_weight=1e-3), "another max_weight than 1"),
-    raw=(MUTANTS["raw_rows"][0], "declared neither|rows reach"),
+    heavier=(release_with(7.0), "weight may not be 1"),
+    quieter=(release_with(1.0, max_weight=1e-3), "a max_weight other than 1"),
+    raw=(MUTANTS["raw_rows"][0], "no declared release|rows reach"),
 )
 
 
@@ -1145,7 +1145,7 @@ def test_every_row_stage_of_jfl_is_known():
     assert all(map(trust.is_own_row_stage, made))
     other_bound = Fn(stages._layers_bound, made[0].bound.data, made[0].bound.static)
     assert not trust.is_own_row_stage(dataclasses.replace(made[0], bound=other_bound))
-    assert {s.apply.function for s in made} == {*trust.ROW_STAGES, stages._as_it_is}
+    assert {s.apply.function for s in made} == {*trust.ROW_STAGES, stages._keep_row}
 
 
 def test_what_a_user_says_of_samplers_and_releases(fed, task):
@@ -1168,9 +1168,12 @@ def test_what_a_user_says_of_samplers_and_releases(fed, task):
         (dataclasses.replace(one, count=1), "2 releases, 1 declared"),
         (
             dataclasses.replace(one, mechanism=noisy_grad(z=9.0).mechanism),
-            "declared neither with this chain",
+            "no declared release has this chain",
         ),
-        (dataclasses.replace(one, batches=batches.without_replacement(1)), "nor with such batches"),
+        (
+            dataclasses.replace(one, batches=batches.without_replacement(1)),
+            "this adjacency and these batches",
+        ),
     ):
         plan = jfl.plan(fed, task, dataclasses.replace(fair, releases=(changed,)), FULL)
         cases.append((plan, pattern))

@@ -50,11 +50,14 @@ def jeffreys_upper(count: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> np.
 
 def _quantile(errors, others, alpha, all_are_errors):
     # The inverse of the complement keeps the digits of a small alpha.
+    """Return the upper bound from the quantile of a beta distribution; 1 where all trials are
+    errors."""
     value = special.betainccinv(errors, np.where(all_are_errors, 1.0, others), alpha)
     return np.where(all_are_errors, 1.0, value)
 
 
 def _checked(where, count, trials, alpha):
+    """Return the arguments as float arrays; reject counts and levels outside their ranges."""
     count, trials, alpha = (np.asarray(v, float) for v in (count, trials, alpha))
     whole = np.all((count == np.floor(count)) & (trials == np.floor(trials)))
     if not whole or not np.all((count >= 0) & (count <= trials) & (trials >= 1)):

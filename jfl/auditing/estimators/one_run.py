@@ -104,6 +104,8 @@ class Family(NamedTuple):
 
 
 def _gaussian_curve(noise_multiplier):
+    """Return the curve of a Gaussian mechanism for `Family.curve`."""
+
     def smallest_probability(x):
         if not 0 < x < 1:
             return float(x >= 1)
@@ -112,7 +114,7 @@ def _gaussian_curve(noise_multiplier):
     return smallest_probability
 
 
-# all compositions of Gaussian mechanisms without sampling
+# The family of all compositions of Gaussian mechanisms without sampling.
 GAUSSIAN = Family(
     curve=_gaussian_curve,
     epsilon=lambda z, delta: float(rdp.gaussian_epsilon(1 / z, delta)),
@@ -203,6 +205,7 @@ def guesses_from_scores(
 
 
 def _check_counts(where, canaries, guesses, correct):
+    """Reject numbers of canaries and guesses that are not consistent."""
     checks.require_integer(where, canaries=canaries, guesses=guesses)
     checks.require_integer(where, min_value=0, correct=correct)
     if not correct <= guesses <= canaries:

@@ -225,6 +225,7 @@ def error_rates(inside, outside, thresholds, alpha, rank: Any = None):
 
 
 def _shown(rates, read):
+    """Return what the tests show, as a `Shown`."""
     epsilon, i = read(rates)
     test = (rates.thresholds[i], rates.false_negatives[i], rates.false_positives[i])
     return Shown(float(epsilon), float(test[0]), int(test[1]), int(test[2]))

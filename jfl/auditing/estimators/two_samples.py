@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 LOWER_BOUND, ESTIMATE = "lower bound", "estimate"
-NUM_EPSILONS = 17  # at which the curves of a family are compared with the error rates at once
+NUM_EPSILONS = 17  # number of epsilons at which curves are compared with the error rates at once
 MAX_STEPS = 8  # of the search for the smallest rejected noise
-MAX_LOG_RATIO = 1e3  # of two deltas, in this search
-TOLERANCE = 1e-6  # of epsilon, and of the logarithm of a noise multiplier
-MAX_EPSILON = 2.0**12  # of a profile
+MAX_LOG_RATIO = 1e3  # the largest log ratio of two deltas in this search
+TOLERANCE = 1e-6  # absolute tolerance of epsilon, and of the logarithm of a noise multiplier
+MAX_EPSILON = 2.0**12  # the largest epsilon at which a profile is evaluated
 
 Profile = Callable[[float, float], float]  # (noise_multiplier, epsilon) -> delta
 
@@ -429,6 +429,7 @@ def bootstrap(
 
 
 def _audit(where, inside, outside, confidence, thresholds, read):
+    """Check the scores, and return the Estimate of the largest epsilon that `read` finds."""
     if isinstance(thresholds, type) or not hasattr(thresholds, "judge"):
         got = f"thresholds={checks.short_repr(thresholds)}"
         checks.fail(where, "thresholds, such as Bonferroni() or Explicit(0.5)", got)

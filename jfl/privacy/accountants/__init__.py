@@ -1,4 +1,5 @@
-"""Accountants: pure functions from events to epsilon or delta, which know no plan."""
+"""Privacy accountants: pure functions from events to epsilon or delta.  They know nothing of
+plans."""
 
 from ...core.lazy import submodules as _submodules
 

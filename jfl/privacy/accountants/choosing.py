@@ -1,19 +1,19 @@
 """The privacy cost of choosing the best of a random number of runs and releasing only that run.
 
-A fixed number of runs composes, whichever run is shown: choosing the best of m can cost as much as
-showing all m.  A random, secret number of runs costs 1.5 to 4 times as much as one run, whatever
-its mean, if its distribution has the right tail (Papernot and Steinke, arXiv:2110.03620).  This
-requires:
+Choosing the best of a fixed number m of runs can cost as much as releasing all m.  A random, secret
+number of runs costs 1.5 to 4 times as much as one run, whatever its mean, if its distribution has
+the right tail (Papernot and Steinke, arXiv:2110.03620).  This requires:
 
-- `draw` draws the number of runs before the first run, and nobody reveals it: no times, no logs, no
-  count of runs.
+- `draw` draws the number of runs before the first run, and nobody reveals it: no timings, no logs,
+  no count of runs.
 - Each run draws its setting (learning rate, clip norm, ...) independently, from one distribution
   that does not depend on the data.  It has independent cohorts, batches and noise: a separate seed.
 - The score by which the best run is chosen is part of what the run releases.  It is computed from
   public rows, or privately at a cost that the guarantee of the run includes.
 
-The best of several runs may continue as one run of a larger choice, and so on: a tournament.  The
-same theorem, applied at each rung to everything before it, gives the guarantee.
+A choice may have several rungs (a tournament): the best of several runs continues as one run of the
+next rung, and so on.  The same theorem, applied at each rung to everything before it, gives the
+guarantee.
 """
 
 import math
@@ -30,34 +30,37 @@ from ...core.trade_off import Curve, curve_of
 from . import events, rdp, rdp_events, truncation
 from .tightest import Release
 
-MOST_RUNS = 1e4  # on average
+MAX_MEAN_RUNS = 1e4
 ORDERS = 1 + np.geomspace(1e-2, 1e4, 64 * rdp_events.BLOCK)
-# used if the noise changes over rounds
-FEW_ORDERS = 1 + np.geomspace(1e-2, 1e4, 8 * rdp_events.BLOCK)
-POINTS = 4096  # on a curve
-LEAST_DELTA = 1e-18  # at the end of a curve
-TAIL = 40.0  # -log of the probability of more runs than `draw` knows
-HALVINGS = 200
+# Used if the noise changes over rounds.
+COARSE_ORDERS = 1 + np.geomspace(1e-2, 1e4, 8 * rdp_events.BLOCK)
+NUM_CURVE_POINTS = 4096
+MIN_CURVE_DELTA = 1e-18
+# `draw` never returns numbers of runs whose total probability is below exp(-TAIL_EXPONENT).
+TAIL_EXPONENT = 40.0
+MAX_BISECTIONS = 200
 
 
 class Runs(NamedTuple):
-    """The distribution of the number of runs, at least 1; `geometric` and `logarithmic` make it.
+    """The distribution of the number of runs, at least 1; made by `geometric` or `logarithmic`.
 
-    Both are truncated negative binomial distributions: P(k) is proportional to
-    (1 - gamma)^k Gamma(k + shape) / k!.
+    Both are truncated negative binomial distributions: P(k) is proportional to (1 - gamma)^k
+    Gamma(k + shape) / k!.
     """
 
-    law: str  # geometric | logarithmic
+    name: str  # "geometric" or "logarithmic"
     mean: float
-    shape: float  # 1 geometric, 0 logarithmic
-    gamma: float  # 1: always one run
+    shape: float  # 1 for geometric, 0 for logarithmic
+    gamma: float  # in (0, 1]; with 1 there is always one run
 
 
 def geometric(mean: float) -> Runs:
-    """Return the distribution of stopping after each run with probability 1 / mean.
+    """Return the distribution of the number of runs if each run is the last with probability 1 /
+    mean.
 
     Args:
-        mean: in [1, 10000]; 1: always one run, which costs nothing.
+        mean: the mean number of runs, in [1, 10000].  With 1 there is always one run, at no extra
+            cost.
 
     Raises:
         ValueError: outside that range.
@@ -66,24 +69,25 @@ def geometric(mean: float) -> Runs:
         >>> geometric(10.0).gamma
         0.1
     """
-    mean = _mean("choosing.geometric", mean)
+    mean = _as_mean("choosing.geometric", mean)
     return Runs("geometric", mean, 1.0, 1 / mean)
 
 
 def logarithmic(mean: float) -> Runs:
-    """Return the logarithmic distribution.
+    """Return the logarithmic distribution of the number of runs.
 
-    It costs less than `geometric`, and more often there is only one run.
+    It costs less privacy than `geometric` with the same mean, but more often there is only one run.
 
     Args:
-        mean: in [1, 10000]; 1: always one run, which costs nothing.
+        mean: the mean number of runs, in [1, 10000].  With 1 there is always one run, at no extra
+            cost.
 
     Raises:
         ValueError: outside that range.
     """
-    mean = _mean("choosing.logarithmic", mean)
-    low, high = -700.0, 0.0  # of log(gamma), which decreases with the mean
-    for _ in range(HALVINGS):
+    mean = _as_mean("choosing.logarithmic", mean)
+    low, high = -700.0, 0.0  # bounds on log(gamma), which decreases with the mean
+    for _ in range(MAX_BISECTIONS):
         middle = (low + high) / 2
         if middle in (low, high):
             break
@@ -91,12 +95,12 @@ def logarithmic(mean: float) -> Runs:
             low = middle
         else:
             high = middle
-    # the smaller end costs more
+    # a smaller gamma costs more, so take the lower end
     return Runs("logarithmic", mean, 0.0, 1.0 if mean == 1 else math.exp(low))
 
 
 def curve_of_tournament(
-    orders: ArrayLike, curves: Sequence[ArrayLike], laws: Sequence[Runs]
+    orders: ArrayLike, curves: Sequence[ArrayLike], distributions: Sequence[Runs]
 ) -> np.ndarray:
     """Return the Renyi curve of a choice in several rungs.
 
@@ -105,25 +109,27 @@ def curve_of_tournament(
     a random number of runs of the last rung is released.
 
     Args:
-        orders: > 1, ascending.
-        curves: the curve of the rounds of each rung, for the worst setting at each order.
-        laws: the distribution of the number of runs from which each rung chooses; all numbers are
-            independent.
+        orders: Float[n] > 1, ascending.
+        curves: Float[rungs, n], the Renyi curve of the rounds of each rung; at each order, that of
+            the worst setting.
+        distributions: for each rung, the distribution of the number of runs from which it chooses.
+            The numbers are independent.
 
-    Shapes:
-        orders [n], curves [L, n] -> Float64[n].
+    Returns:
+        Float64[n].
 
     Privacy:
-        of the unit and adjacency of the curves, for the released run with its scores, if the curve
-        of a rung bounds its rounds whatever came before them.  Then the curve of a run is that of
-        the choice before it plus that of its rounds (adaptive composition at each order), and the
-        choice among such runs costs what Theorem 2 says.
+        for the unit and adjacency of the curves; covers the released run with its scores.  The
+        curve of a rung must bound its rounds whatever was released before them.  Then the curve of
+        a run is that of the choice before it plus that of its rounds (adaptive composition at each
+        order), and Theorem 2 gives the cost of the choice among such runs.
 
     Raises:
-        ValueError: unless the orders are such, and each rung has a curve and a distribution.
+        ValueError: unless the orders are ascending and > 1, and each rung has a curve and a
+            distribution.
 
     References:
-        arXiv:2110.03620, Theorem 2, once for each rung.
+        arXiv:2110.03620, Theorem 2, applied once per rung.
 
     Example:
         >>> orders, runs = np.array([1.5, 2.0, 8.0, 64.0]), geometric(1.0)
@@ -135,7 +141,7 @@ def curve_of_tournament(
     if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
         checks.fail(where, "orders [n] > 1, ascending", checks.short_repr(orders))
     chosen = np.zeros(orders.shape)
-    for curve, runs in _rungs(where, curves, laws):
+    for curve, runs in _pair_rungs(where, curves, distributions):
         curve = checks.as_array(where, "curve", curve)
         if curve.shape != orders.shape or not np.all(curve >= 0):
             expected = f"a curve {list(orders.shape)} of numbers >= 0"
@@ -143,9 +149,10 @@ def curve_of_tournament(
         chosen = chosen + curve
         if runs.gamma == 1:
             continue
-        price = np.min((1 - 1 / orders) * chosen - math.log(runs.gamma) / orders)
-        chosen = chosen + math.log(runs.mean) / (orders - 1) + (1 + runs.shape) * price
-        # a curve does not fall with its order: larger ones bound smaller ones
+        cost = np.min((1 - 1 / orders) * chosen - math.log(runs.gamma) / orders)
+        chosen = chosen + math.log(runs.mean) / (orders - 1) + (1 + runs.shape) * cost
+        # Renyi divergences do not decrease with the order, so a bound at a larger order also holds
+        # at smaller ones.
         chosen = np.minimum.accumulate(chosen[::-1])[::-1]
     return chosen
 
@@ -154,42 +161,43 @@ def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
     """Return the epsilon of choosing the best of a random number of runs.
 
     Args:
-        one: what one run releases: its `Guarantee` of jfl.guarantee, or an event.
-        runs: the distribution of their number.
+        one: what one run releases: its Guarantee from jfl.guarantee, or an event.
+        runs: the distribution of the number of runs.
         delta: the delta of the whole choice, in (0, 1).
 
     Privacy:
-        of the unit, adjacency and view of one run, by Renyi bounds, which may be larger than the
-        loss distribution of one run.
+        for the unit, adjacency and view of one run.  Uses Renyi bounds, which can be larger than
+        the privacy-loss distribution of one run.
 
     Raises:
-        NotAnalysable: for a guarantee that does not know its releases.
+        NotAnalysable: for a guarantee that does not contain its events.
         ValueError: unless delta is in (0, 1).
 
     Example:
         >>> from jfl.privacy.accountants import events
         >>> run = events.repeat(events.poisson(0.01, events.gaussian(1.0)), 1000)
-        >>> [round(epsilon_of_choice(run, law, 1e-5), 2) for law in (geometric(1), geometric(10))]
+        >>> [round(epsilon_of_choice(run, runs, 1e-5), 2) for runs in (geometric(1), geometric(10))]
         [2.1, 4.1]
     """
     return epsilon_of_tournament((one,), (runs,), delta)
 
 
-def epsilon_of_tournament(rungs: Sequence, laws: Sequence[Runs], delta: float) -> float:
+def epsilon_of_tournament(rungs: Sequence, distributions: Sequence[Runs], delta: float) -> float:
     """Return the epsilon of a choice in several rungs; see `curve_of_tournament`.
 
     Args:
-        rungs: what the rounds of each rung release, without those of the rungs before: its
-            `Guarantee` of jfl.guarantee, or an event.
-        laws: the distribution of the number of runs from which each rung chooses.
+        rungs: for each rung, what its rounds release, without those of earlier rungs: a Guarantee
+            from jfl.guarantee, or an event.
+        distributions: for each rung, the distribution of the number of runs from which it chooses.
         delta: the delta of the whole choice, in (0, 1).
 
     Privacy:
-        as `epsilon_of_choice`, for independent rounds, whose guarantee holds whatever came before
-        them.  It does not cover noise that is correlated over rounds, or clients in rotation.
+        as for `epsilon_of_choice`, for independent rounds, whose guarantee holds whatever was
+        released before them.  Does not cover noise that is correlated across rounds, or clients in
+        rotation.
 
     Raises:
-        NotAnalysable: for a guarantee that does not know its releases.
+        NotAnalysable: for a guarantee that does not contain its events.
         ValueError: unless each rung has a distribution, and delta is in (0, 1).
 
     Example:
@@ -202,23 +210,28 @@ def epsilon_of_tournament(rungs: Sequence, laws: Sequence[Runs], delta: float) -
     """
     where = "choosing.epsilon_of_tournament"
     rdp_events.check_delta(delta)
-    rungs = _rungs(where, rungs, laws)
-    laws, releases = [runs for _, runs in rungs], [_release(where, one) for one, _ in rungs]
+    rungs = _pair_rungs(where, rungs, distributions)
+    distributions, releases = (
+        [runs for _, runs in rungs],
+        [_as_release(where, one) for one, _ in rungs],
+    )
     if any(release.overflow or release.extra for release in releases):
-        return float(_curve(releases, laws).epsilon_at(delta))
-    delta = delta - _lost(releases, laws, lambda release: truncation.total(release.shifts))
-    orders, chosen = _chosen(releases, laws)
+        return float(_trade_off_curve(releases, distributions).epsilon_at(delta))
+    delta = delta - _lost_delta(
+        releases, distributions, lambda release: truncation.total(release.shifts)
+    )
+    orders, chosen = _orders_and_curve(releases, distributions)
     return float(rdp.convert(orders, chosen, delta).min()) if delta > 0 else math.inf
 
 
 def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndarray:
-    """Draw a number of runs; equal keys give equal numbers, on any machine.
+    """Draw a number of runs.  Equal keys give equal numbers, on any machine.
 
     Args:
         key: a key of jax.random.  Anyone who knows it knows the number, so keep it secret and use
             it only once.
         runs: the distribution.
-        number: how many numbers; None: one, as an int.
+        number: how many numbers to draw; None for one, as an int.
 
     Returns:
         An int, or Int[number].
@@ -239,7 +252,8 @@ def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndar
 
 
 def probabilities(runs: Runs) -> np.ndarray:
-    """Return P(K = k) for k = 1, 2, ..., until the rest is below e^-40.
+    """Return P(number of runs = k) for k = 1, 2, ..., until the remaining probability is below
+    e^-40.
 
     Example:
         >>> probabilities(geometric(2.0))[:3].tolist()
@@ -247,86 +261,102 @@ def probabilities(runs: Runs) -> np.ndarray:
     """
     if runs.gamma == 1:
         return np.ones(1)
-    stays = math.log1p(-runs.gamma)
-    longest = TAIL + runs.shape * (math.log1p(runs.shape + TAIL) - math.log(runs.gamma))
-    k = np.arange(1, 2 + math.ceil(longest / -stays))
+    log_continue = math.log1p(-runs.gamma)
+    longest = TAIL_EXPONENT + runs.shape * (
+        math.log1p(runs.shape + TAIL_EXPONENT) - math.log(runs.gamma)
+    )
+    k = np.arange(1, 2 + math.ceil(longest / -log_continue))
     if runs.shape == 1:
         return runs.gamma * (1 - runs.gamma) ** (k - 1)
-    return np.exp(k * stays) / (k * -math.log(runs.gamma))
+    return np.exp(k * log_continue) / (k * -math.log(runs.gamma))
 
 
-def _mean(where, mean) -> float:
+def _as_mean(where, mean) -> float:
+    """Return the mean as a float; reject one outside [1, MAX_MEAN_RUNS]."""
     checks.require_positive(where, single=True, mean=mean)
-    if not 1 <= mean <= MOST_RUNS:
-        checks.fail(where, f"a mean in [1, {MOST_RUNS:g}]", f"mean={checks.short_repr(mean)}")
+    if not 1 <= mean <= MAX_MEAN_RUNS:
+        checks.fail(where, f"a mean in [1, {MAX_MEAN_RUNS:g}]", f"mean={checks.short_repr(mean)}")
     return float(mean)
 
 
-def _rungs(where, releases, laws) -> list:
-    """Return pairs of what the rounds of a rung release and the distribution of its runs."""
-    laws, releases = checks.as_tuple(where, laws=laws), list(releases)
-    if not laws or len(releases) != len(laws):
+def _pair_rungs(where, releases, distributions) -> list:
+    """Return a list of pairs (what the rounds of a rung release, the distribution of its runs)."""
+    distributions, releases = checks.as_tuple(where, distributions=distributions), list(releases)
+    if not distributions or len(releases) != len(distributions):
         checks.fail(
             where,
-            "a release and a distribution for each rung, and a rung",
-            f"{len(releases)} releases and {len(laws)} distributions",
+            "a release and a distribution for each of one or more rungs",
+            f"{len(releases)} releases and {len(distributions)} distributions",
         )
-    for runs in laws:
+    for runs in distributions:
         checks.require_type(where, Runs, "choosing.geometric", runs=runs)
-    return list(zip(releases, laws))
+    return list(zip(releases, distributions))
 
 
-def _release(where, one) -> Release:
-    if isinstance(one, events.KINDS):
+def _as_release(where, one) -> Release:
+    """Return the Release of an event or of a guarantee."""
+    if isinstance(one, events.EVENT_TYPES):
         return Release((one,))
     release = one if isinstance(one, Release) else getattr(one, "release", None)
     if isinstance(release, Release):
         return release
     checks.fail(
         where,
-        "an event, or a guarantee that knows its releases",
+        "an event, or a guarantee that contains its events",
         checks.short_repr(one),
-        "Use the result of jfl.guarantee: a guarantee of a group, from a file or of a paper has no "
-        "curve of Renyi divergences.",
+        "Use the result of jfl.guarantee: the guarantee of a group, of a paper, or loaded from a "
+        "file contains none.",
         error=NotAnalysable,
     )
 
 
-def _lost(releases, laws, delta_of_one) -> float:
-    """Return the delta that all runs that are started lose, given that of one run of each rung.
+def _lost_delta(releases, distributions, delta_of_one) -> float:
+    """Return the delta that all started runs spend outside the Renyi curve.
 
-    What goes wrong in the rounds of one run may go wrong in every run.  The mean number of runs of
-    a rung is the product of the means from this rung on.
+    Whatever goes wrong in the rounds of one run may go wrong in every run.  The mean number of runs
+    of a rung is the product of the means from this rung on.
+
+    Args:
+        releases, distributions: of each rung.
+        delta_of_one: Release -> the delta that one run of its rung spends.
     """
     lost, started = 0.0, 1.0
-    for release, runs in zip(reversed(releases), reversed(laws)):
+    for release, runs in zip(reversed(releases), reversed(distributions)):
         started *= runs.mean
         lost += started * delta_of_one(release)
     return lost
 
 
-def _chosen(releases, laws) -> tuple:
-    """Return the orders and the curve of the choice, for the worst event of each rung at each
-    order: a run may have any setting."""
-    kinds = [events.event_types(e) for release in releases for e in release.alternatives]
-    if not kinds:  # nobody takes part
+def _orders_and_curve(releases, distributions) -> tuple:
+    """Return the orders and the Renyi curve of the choice.
+
+    A run may have any setting, so the worst event of each rung counts, separately at each order.
+    """
+    types = [events.event_types(e) for release in releases for e in release.alternatives]
+    if not types:  # no client participates
         return np.full(1, 2.0), np.zeros(1)
-    orders = FEW_ORDERS if any(events.Series in kind for kind in kinds) else ORDERS
+    orders = COARSE_ORDERS if any(events.Series in t for t in types) else ORDERS
     curves = []
     for release in releases:
-        nobody = np.zeros(len(orders))
         each = (rdp_events.curve(event, orders) for event in release.alternatives)
-        curves.append(np.max([nobody, *each], axis=0))
-    return orders, curve_of_tournament(orders, curves, laws)
+        curves.append(np.max([np.zeros(len(orders)), *each], axis=0))
+    return orders, curve_of_tournament(orders, curves, distributions)
 
 
-def _curve(releases, laws) -> Curve:
-    """Return pairs of epsilon and delta of the choice, with all that goes wrong."""
-    orders, chosen = _chosen(releases, laws)
-    epsilon = np.linspace(0.0, float(rdp.convert(orders, chosen, LEAST_DELTA).min()), POINTS)
+def _trade_off_curve(releases, distributions) -> Curve:
+    """Return pairs (epsilon, delta) of the choice, including overflow and the finite range of
+    noise."""
+    orders, chosen = _orders_and_curve(releases, distributions)
+    epsilon = np.linspace(
+        0.0, float(rdp.convert(orders, chosen, MIN_CURVE_DELTA).min()), NUM_CURVE_POINTS
+    )
     delta = rdp_events.deltas_of_curve(orders, chosen, epsilon)
-    wrong = _lost(releases, laws, lambda release: release.overflow + release.extra)
-    beyond = _lost(releases, laws, lambda release: truncation.total(release.shifts))
+    overflow = _lost_delta(
+        releases, distributions, lambda release: release.overflow + release.extra
+    )
+    truncated = _lost_delta(
+        releases, distributions, lambda release: truncation.total(release.shifts)
+    )
     with np.errstate(over="ignore"):
-        paid = wrong * (1 + np.exp(epsilon)) if wrong else 0.0
-    return curve_of(epsilon, delta + paid + beyond)
+        overflow_cost = overflow * (1 + np.exp(epsilon)) if overflow else 0.0
+    return curve_of(epsilon, delta + overflow_cost + truncated)

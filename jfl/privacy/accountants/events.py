@@ -1,10 +1,15 @@
-"""Events: what a run releases about one unit, as a small tree.  Nothing here computes an epsilon.
+"""Events: what a run releases about one unit (an example or a client), as a small tree.
 
-A noise multiplier is std / sensitivity *under the adjacency in use*: the sensitivity of replace_one
-is twice the clip norm, so an event means the same whatever the adjacency.  Numbers become float64
-when an event is built, whatever they were (an accountant that treats np.float32(2) unlike 2.0 is
-wrong without a word).  Every event is a pytree whose leaves are its numbers, so a new multiplier or
-number of rounds compiles nothing again.
+An event states which noise was added, to which sample, and how often.  Nothing here computes an
+epsilon; the accountants do.
+
+A noise multiplier is the standard deviation of the noise divided by the sensitivity *under the
+adjacency in use*.  For replace_one the sensitivity is twice the clip norm, so an event means the
+same under every adjacency.
+
+Numbers become float64 when an event is built.  (An accountant that treated np.float32(2) and 2.0
+differently would be silently wrong.)  Every event is a pytree whose leaves are its numbers, so
+changing a multiplier or a number of rounds does not recompile anything.
 """
 
 import dataclasses
@@ -21,31 +26,33 @@ from ...core import checks
 from ...core.errors import NotAnalysable
 
 Class = TypeVar("Class")
-LARGEST_GROUP = 16  # of units on one Poisson sample, that are counted as such
+# Larger groups have no event `PoissonGroup`: no guarantee is derived for them.
+MAX_GROUP_SIZE = 16
 
 
 @dataclass_transform(frozen_default=True)
 def _event(cls: type[Class]) -> type[Class]:
+    """Make a class a frozen dataclass and a pytree node."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
 @_event
 class Gaussian:
-    """One Gaussian release, of std / sensitivity `noise_multiplier`."""
+    """One release with Gaussian noise of standard deviation noise_multiplier * sensitivity."""
 
     noise_multiplier: Any
 
 
 @_event
 class Laplace:
-    """One Laplace release, of scale / sensitivity `noise_multiplier`, the latter in the L1 norm."""
+    """One release with Laplace noise of scale noise_multiplier * sensitivity, in the L1 norm."""
 
     noise_multiplier: Any
 
 
 @_event
 class Pure:
-    """A release of which only its epsilon at delta = 0 is known."""
+    """A release that is `epsilon`-private at delta = 0, about which nothing else is known."""
 
     epsilon: Any
 
@@ -60,16 +67,16 @@ class Poisson:
 
 @_event
 class PoissonGroup:
-    """`event` on a Poisson sample, for several units at once: k of them join with probability
-    law[k]."""
+    """`event` on a Poisson sample, for a group of units: k of them join with probability
+    distribution[k]."""
 
-    law: Any
+    distribution: Any
     event: Any
 
 
 @_event
 class WithoutReplacement:
-    """`event` on `sample` distinct units of `population`, drawn uniformly."""
+    """`event` on a uniform sample of `sample` distinct units out of `population`."""
 
     sample: Any
     population: Any
@@ -78,7 +85,7 @@ class WithoutReplacement:
 
 @_event
 class Allocation:
-    """`event` in one of `slots` rounds, which is drawn uniformly and not seen; for add_remove."""
+    """`event` in one of `slots` rounds, drawn uniformly and kept secret; for add_remove."""
 
     slots: Any
     event: Any
@@ -88,8 +95,8 @@ class Allocation:
 class Replaced:
     """`event` on a Poisson sample of limited capacity, for replace_one.
 
-    The other elements fill it with probability `full`.  Then the sample is a uniform subset, which
-    holds the unit with probability `rate_when_full`.
+    The other elements fill the sample with probability `full`.  Given that, the sample is a uniform
+    subset, which contains the unit with probability `rate_when_full`.
     """
 
     rate: Any
@@ -100,7 +107,7 @@ class Replaced:
 
 @_event
 class ZeroedOut:
-    """Same as Replaced, for zero_out; a sample of fixed size is always full."""
+    """The same as `Replaced`, for zero_out.  A sample of fixed size has full = 1."""
 
     rate: Any
     full: Any
@@ -110,7 +117,8 @@ class ZeroedOut:
 
 @_event
 class WithReplacement:
-    """`event` on `draws` uniform draws from `population` units, of which one may be drawn again."""
+    """`event` on `draws` independent uniform draws from `population` units; a unit may be drawn
+    again."""
 
     draws: Any
     population: Any
@@ -119,18 +127,23 @@ class WithReplacement:
 
 @_event
 class Multiplicity:
-    """The form of WithReplacement that bounds use: an element counts k times with probability
-    law[k]."""
+    """The form of `WithReplacement` that the accountants use.
 
-    law: Any
+    A unit is in the sample k times with probability distribution[k].  `most` is the largest k with
+    a positive probability.
+    """
+
+    distribution: Any
     most: Any
     event: Any
 
 
 @_event
 class RenyiBound:
-    """A release of which only Renyi bounds are known: for every order a > 1 its divergence is at
-    most the minimum of slopes * a + constants."""
+    """A release for which only Renyi bounds are known.
+
+    For every order a > 1, its divergence is at most the minimum of slopes * a + constants.
+    """
 
     slopes: Any
     constants: Any
@@ -146,15 +159,18 @@ class Repeat:
 
 @_event
 class Compose:
-    """All `events`, sequentially."""
+    """All `events`, one after another."""
 
     events: tuple
 
 
 @_event
 class Series:
-    """Releases with different noise: multipliers [n] in the Gaussians of `event`, each times[n]
-    times."""
+    """Releases that differ in their noise only.
+
+    The Gaussians inside `event` hold multipliers [n]; release i uses the i-th of them and happens
+    times[i] times.
+    """
 
     event: Any
     times: Any
@@ -162,7 +178,8 @@ class Series:
 
 @_event
 class Participation:
-    """`event` with this `probability`, otherwise nothing; the observer does not see which."""
+    """`event` with this `probability`, and otherwise nothing.  The observer may see which
+    happened."""
 
     probability: Any
     event: Any
@@ -175,32 +192,32 @@ def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
         noise_multiplier: dimensionless, > 0.
 
     Raises:
-        ValueError: unless it is finite and > 0.
+        ValueError: unless noise_multiplier is finite and > 0.
 
     Example:
         >>> gaussian(np.float32(2)) == gaussian(2)
         True
     """
     return Gaussian(
-        _number("events.gaussian", checks.require_positive, noise_multiplier=noise_multiplier)
+        _as_float64("events.gaussian", checks.require_positive, noise_multiplier=noise_multiplier)
     )
 
 
 def laplace(noise_multiplier: ArrayLike) -> Laplace:
-    """Return one release of a sum plus Laplace noise of scale noise_multiplier * sensitivity, in
-    the norm of the sum of absolute values.
+    """Return one release of a sum plus Laplace noise of scale noise_multiplier * sensitivity.
 
-    Several coordinates are at most as bad as one: the Renyi divergence is convex in the shift of a
-    coordinate and 0 without one, so shifts that add up to the sensitivity cost most in one place.
+    The sensitivity is in the L1 norm.  Several coordinates are no worse than one: the Renyi
+    divergence is convex in the shift of a coordinate and 0 without a shift, so shifts that add up
+    to the sensitivity cost most in a single coordinate.
 
     Units:
         noise_multiplier: dimensionless, > 0.
 
     Raises:
-        ValueError: unless it is finite and > 0.
+        ValueError: unless noise_multiplier is finite and > 0.
     """
     return Laplace(
-        _number("events.laplace", checks.require_positive, noise_multiplier=noise_multiplier)
+        _as_float64("events.laplace", checks.require_positive, noise_multiplier=noise_multiplier)
     )
 
 
@@ -210,12 +227,13 @@ def pure(epsilon: ArrayLike) -> Pure:
     Raises:
         ValueError: unless epsilon is finite and >= 0.
     """
-    return Pure(_number("events.pure", checks.require_nonnegative, epsilon=epsilon))
+    return Pure(_as_float64("events.pure", checks.require_nonnegative, epsilon=epsilon))
 
 
 def poisson(rate: ArrayLike, event: Any) -> Poisson:
-    """Return `event` on a sample that each element joins independently with probability `rate`; for
-    add_remove.
+    """Return `event` on a sample that each element joins independently with probability `rate`.
+
+    The adjacency is add_remove.
 
     Units:
         rate in (0, 1].
@@ -224,71 +242,77 @@ def poisson(rate: ArrayLike, event: Any) -> Poisson:
         ValueError: outside that range.
     """
     return Poisson(
-        _number("events.poisson", checks.require_fraction, rate=rate),
-        _known("events.poisson", event),
+        _as_float64("events.poisson", checks.require_fraction, rate=rate),
+        _require_event("events.poisson", event),
     )
 
 
 def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
-    """Return `event` on a sample that each of `size` units joins independently with probability
-    `rate`; for add_remove of all of them.
+    """Return `event` on a Poisson sample at `rate`, for a group of `size` units.
 
-    The noise multiplier is that of one unit.
+    Each unit joins the sample independently.  The adjacency is add_remove of the whole group; the
+    noise multiplier is that of one unit.
 
     Units:
         rate in (0, 1], concrete.
 
     Raises:
-        ValueError: outside that range, or unless size is whole.
+        ValueError: outside that range, or unless size is an integer.
 
     Example:
-        >>> poisson_group(0.1, 2, gaussian(1.0)).law.round(2).tolist()
+        >>> poisson_group(0.1, 2, gaussian(1.0)).distribution.round(2).tolist()
         [0.81, 0.18, 0.01]
     """
     where = "events.poisson_group"
     checks.require_integer(where, size=size)
-    rate = float(_number(where, checks.require_fraction, rate=rate))
+    rate = float(_as_float64(where, checks.require_fraction, rate=rate))
     absent = [(1 - rate) ** (size - k) for k in range(size + 1)]
-    law = [math.comb(size, k) * rate**k * absent[k] for k in range(size + 1)]
-    return PoissonGroup(np.array(law, np.float64), _known(where, event))
+    distribution = [math.comb(size, k) * rate**k * absent[k] for k in range(size + 1)]
+    return PoissonGroup(np.array(distribution, np.float64), _require_event(where, event))
 
 
 def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) -> WithoutReplacement:
     """Return `event` on a uniform subset of `sample` of the `population` elements; for replace_one.
 
     Raises:
-        ValueError: unless both are whole and 1 <= sample <= population.
+        ValueError: unless both are integers and 1 <= sample <= population.
     """
     where = "events.without_replacement"
-    sample, population = _whole(where, sample=sample), _whole(where, population=population)
+    sample, population = (
+        _as_integer(where, sample=sample),
+        _as_integer(where, population=population),
+    )
     if checks.is_concrete((sample, population)) and np.any(np.greater(sample, population)):
         checks.fail(where, "sample <= population", f"sample={sample:g}, population={population:g}")
-    return WithoutReplacement(sample, population, _known(where, event))
+    return WithoutReplacement(sample, population, _require_event(where, event))
 
 
 def allocation(slots: int, event: Any) -> Allocation:
-    """Return `slots` releases of `event`, in one of which a unit participates, drawn uniformly; for
-    add_remove.
+    """Return `event` in one of `slots` rounds, for a unit whose round is drawn uniformly.
+
+    The adjacency is add_remove, and nobody sees which round was drawn.
 
     Raises:
-        ValueError: unless slots is whole.
+        ValueError: unless slots is an integer.
     """
-    return Allocation(_whole("events.allocation", slots=slots), _known("events.allocation", event))
+    return Allocation(
+        _as_integer("events.allocation", slots=slots), _require_event("events.allocation", event)
+    )
 
 
 def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
-    """Return a release whose Renyi divergence of order a is at most each slopes[i] * a +
-    constants[i].
+    """Return a release whose Renyi divergence of order a is at most slopes[i] * a + constants[i],
+    for all i.
 
     Raises:
-        ValueError: unless all are >= 0 where it matters, for a >= 1.
+        ValueError: unless slopes >= 0 and slopes + constants >= 0, so that no bound is negative.
 
     Example:
-        >>> renyi_bound([0.5, 0.4], [0.0, 0.1]).slopes.tolist()  # zCDP of rho 0.5, and another
+        >>> renyi_bound([0.5, 0.4], [0.0, 0.1]).slopes.tolist()  # zCDP with rho = 0.5, and another
         [0.5, 0.4]
     """
     where = "events.renyi_bound"
-    slopes = np.atleast_1d(_number(where, checks.require_nonnegative, slopes=slopes))
+    slopes = np.atleast_1d(_as_float64(where, checks.require_nonnegative, slopes=slopes))
     constants = np.atleast_1d(np.asarray(constants, np.float64))
     if slopes.shape != constants.shape or not np.all(slopes + constants >= 0):
         checks.fail(
@@ -300,8 +324,9 @@ def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
 
 
 def replaced(rate: ArrayLike, event: Any) -> Replaced:
-    """Return `event` on a sample that each element joins independently with probability `rate`; for
-    replace_one.
+    """Return `event` on a sample that each element joins independently with probability `rate`.
+
+    The adjacency is replace_one.
 
     Units:
         rate in (0, 1].
@@ -310,57 +335,61 @@ def replaced(rate: ArrayLike, event: Any) -> Replaced:
         ValueError: outside that range.
     """
     where = "events.replaced"
-    rate = _number(where, checks.require_fraction, rate=rate)
-    return Replaced(rate, np.zeros_like(rate)[()], rate, _known(where, event))
+    rate = _as_float64(where, checks.require_fraction, rate=rate)
+    return Replaced(rate, np.zeros_like(rate)[()], rate, _require_event(where, event))
 
 
 def zeroed_out(sample: ArrayLike, population: ArrayLike, event: Any) -> ZeroedOut:
     """Return `event` on a uniform subset of `sample` of the `population` elements; for zero_out.
 
     Raises:
-        ValueError: unless both are whole and 1 <= sample <= population.
+        ValueError: unless both are integers and 1 <= sample <= population.
 
     Example:
         >>> float(zeroed_out(1, 4, gaussian(1.0)).rate_when_full)
         0.25
     """
-    whole = without_replacement(sample, population, event)
-    rate = whole.sample / whole.population
-    return ZeroedOut(rate, np.ones_like(rate)[()], rate, whole.event)
+    sizes = without_replacement(sample, population, event)
+    rate = sizes.sample / sizes.population
+    return ZeroedOut(rate, np.ones_like(rate)[()], rate, sizes.event)
 
 
 def truncated_poisson(
     rate: float, population: int, capacity: int, event: Any, adjacency: str = "zero_out"
 ) -> Replaced | ZeroedOut:
-    """Return `event` on a Poisson sample of `population` elements at `rate`, of which a uniform
-    subset is kept if there are more than `capacity`.
+    """Return `event` on a Poisson sample of limited capacity.
+
+    Each of `population` elements joins independently with probability `rate`.  If more than
+    `capacity` join, a uniform subset of `capacity` elements is kept.
 
     Args:
         rate: in (0, 1].
-        population: elements that may join, a public number.
+        population: the number of elements that may join; assumed public.
         capacity: the maximum size of the sample.
         event: a Gaussian, or several.
         adjacency: "zero_out" or "replace_one".
 
     Raises:
-        ValueError: outside (0, 1], or unless both numbers are whole and 1 <= capacity <=
-            population.
+        ValueError: if rate is outside (0, 1], or unless both numbers are integers and 1 <= capacity
+            <= population.
 
     References:
-        Ganesh, arXiv:2508.15089 (2025), for the two cases, full and not.
+        Ganesh, arXiv:2508.15089 (2025), for the distinction between full and other samples.
     """
     where = "events.truncated_poisson"
     checks.require_one_of(where, ("zero_out", "replace_one"), adjacency=adjacency)
     sizes = without_replacement(capacity, population, event)
-    rate = _number(where, checks.require_fraction, rate=rate)
-    full, then = _binomial_tails(float(rate), int(sizes.population), int(sizes.sample))
+    rate = _as_float64(where, checks.require_fraction, rate=rate)
+    full, rate_when_full = _binomial_tails(float(rate), int(sizes.population), int(sizes.sample))
     kind = ZeroedOut if adjacency == "zero_out" else Replaced
-    return kind(rate, np.float64(full), np.float64(then), sizes.event)
+    return kind(rate, np.float64(full), np.float64(rate_when_full), sizes.event)
 
 
 def _binomial_tails(rate: float, population: int, capacity: int) -> tuple[float, float]:
-    """Return the probability that the others fill a Poisson sample of at most `capacity` elements,
-    and the probability that a unit is then in it, as one of a uniform subset.
+    """Return the two probabilities of a Poisson sample of at most `capacity` elements.
+
+    The first is that the other elements fill the sample; the second is that the sample then
+    contains the unit.
 
     Example:
         >>> _binomial_tails(1.0, 10, 4)
@@ -369,101 +398,109 @@ def _binomial_tails(rate: float, population: int, capacity: int) -> tuple[float,
     from scipy import stats  # half a second: not at import
 
     full = float(stats.binom.sf(capacity - 1, population - 1, rate))
-    taken = float(stats.binom.sf(capacity, population, rate)) * capacity / population
-    return full, min(taken / full, rate) if full > 0 else rate
+    full_with_unit = float(stats.binom.sf(capacity, population, rate)) * capacity / population
+    return full, min(full_with_unit / full, rate) if full > 0 else rate
 
 
 def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> WithReplacement:
-    """Return `event` on `draws` independent draws from `population`, which count an element each
-    time that it is drawn; for replace_one.
+    """Return `event` on `draws` independent draws from `population`; for replace_one.
 
-    The noise multiplier is that of an element drawn once.
+    An element counts each time that it is drawn.  The noise multiplier is that of an element drawn
+    once.
 
     Units:
-        population: the inverse of the probability that a draw takes the element, >= 1, whole or
-        not.
+        population: 1 / (the probability that one draw takes the element), >= 1, not necessarily an
+            integer.
 
     Raises:
-        ValueError: unless draws is whole.
+        ValueError: unless draws is an integer.
     """
     where = "events.with_replacement"
     draws, population = (
-        _whole(where, draws=draws),
-        _number(where, checks.require_positive, population=population),
+        _as_integer(where, draws=draws),
+        _as_float64(where, checks.require_positive, population=population),
     )
     if checks.is_concrete(population) and np.any(np.less(population, 1)):
         checks.fail(where, "population >= 1", f"population={population:g}")
-    return WithReplacement(draws, population, _known(where, event))
+    return WithReplacement(draws, population, _require_event(where, event))
 
 
 def repeat(event: Any, times: ArrayLike) -> Repeat:
-    """Return `event`, repeated `times` times with fresh randomness; later ones may depend on
-    earlier releases."""
-    return Repeat(_known("events.repeat", event), _whole("events.repeat", times=times))
+    """Return `event`, repeated `times` times with fresh randomness.
+
+    Later repetitions may depend on earlier releases.
+    """
+    return Repeat(_require_event("events.repeat", event), _as_integer("events.repeat", times=times))
 
 
 def compose(*events: Any) -> Compose:
-    """Return all of `events`, sequentially; later ones may depend on earlier releases."""
-    return Compose(tuple(_known("events.compose", e) for e in events))
+    """Return all `events`, one after another.  Later ones may depend on earlier releases."""
+    return Compose(tuple(_require_event("events.compose", e) for e in events))
 
 
 def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
-    """Return `event`, which an element reaches with probability `rate`, and then any number of
-    times; for replace_one.
+    """Return `event`, which depends on an element only with probability `rate`; for replace_one.
 
-    The noise multiplier covers all that the element can do; noise added once per round (output
-    perturbation) is of this kind.
+    The noise multiplier covers everything that the element can change, however often it is used.
+    Noise added once per round (output perturbation) is of this kind.
 
     Units:
         rate in (0, 1].
 
     References:
-        Li, Wang, Wu, 2025, section III: the two neighbours agree unless the element is drawn.
+        Li, Wang, Wu, 2025, section III: the outputs on two neighbours are identical unless the
+        element is drawn.
     """
     where = "events.touched"
     return WithoutReplacement(
-        _number(where, checks.require_fraction, rate=rate), np.float64(1.0), _known(where, event)
+        _as_float64(where, checks.require_fraction, rate=rate),
+        np.float64(1.0),
+        _require_event(where, event),
     )
 
 
 def series(event: Any, times: ArrayLike) -> Series:
-    """Return `event` for each of its noise multipliers Float[n], times Float[n] >= 0 each,
-    sequentially.
+    """Return `event` with each of its noise multipliers Float[n]; the i-th one happens times[i]
+    times.
 
-    >>> import jfl.privacy.accountants.rdp_events as bounds
-    >>> one = bounds.epsilon(series(gaussian(np.array([1.0, 2.0])), np.array([1, 4])), 1e-5)
-    >>> one == bounds.epsilon(compose(gaussian(1.0), repeat(gaussian(2.0), 4)), 1e-5)
-    True
+    Example:
+        >>> import jfl.privacy.accountants.rdp_events as bounds
+        >>> one = bounds.epsilon(series(gaussian(np.array([1.0, 2.0])), np.array([1, 4])), 1e-5)
+        >>> one == bounds.epsilon(compose(gaussian(1.0), repeat(gaussian(2.0), 4)), 1e-5)
+        True
     """
     return Series(
-        _known("events.series", event),
-        _number("events.series", checks.require_nonnegative, times=times),
+        _require_event("events.series", event),
+        _as_float64("events.series", checks.require_nonnegative, times=times),
     )
 
 
 def participation(probability: ArrayLike, event: Any) -> Participation:
-    """Return `event` of one record if the client that holds it participates, which may be visible.
+    """Return `event`, which concerns a record only if the client that holds it participates.
 
-    The gain is `probability`, not its square: a client differs from the others by more than any
-    noise hides, so only its absence protects the record.
+    Participation may be visible.  The amplification is by `probability`, not by its square: clients
+    differ by more than the noise hides, so the record is protected only by the absence of its
+    client.
 
     Units:
-        probability in (0, 1], the same whatever the data.
+        probability in (0, 1], which must not depend on the data.
 
     Raises:
         ValueError: outside that range.
     """
     where = "events.participation"
     return Participation(
-        _number(where, checks.require_fraction, probability=probability), _known(where, event)
+        _as_float64(where, checks.require_fraction, probability=probability),
+        _require_event(where, event),
     )
 
 
 def seen(event: Any) -> Any:
-    """Return one release whose sample is known: a Gaussian, without amplification.
+    """Return one release whose sample is known to the observer: a Gaussian, without amplification.
 
     Args:
-        event: a Gaussian, or a sample of one; drawn with replacement, an element may be all of it.
+        event: a Gaussian, or a sample of one.  An element drawn with replacement may be in every
+            draw.
 
     Example:
         >>> (
@@ -479,9 +516,9 @@ def seen(event: Any) -> Any:
 
 
 def of_group(event: Any, size: int) -> Any:
-    """Return `event` for `size` units that differ at once; None if no such event is known.
+    """Return `event` for `size` units that differ together; None if no such event is known.
 
-    Units move a sum by at most `size` sensitivities, wherever they are.
+    A group changes a sum by at most `size` sensitivities.
     """
     if isinstance(event, Gaussian):
         return gaussian(event.noise_multiplier / size)
@@ -489,18 +526,18 @@ def of_group(event: Any, size: int) -> Any:
         return laplace(event.noise_multiplier / size)
     if isinstance(event, Pure):
         return pure(event.epsilon * size)
-    if isinstance(event, Poisson) and size <= LARGEST_GROUP:
+    if isinstance(event, Poisson) and size <= MAX_GROUP_SIZE:
         return poisson_group(event.rate, size, event.event)
     if isinstance(event, Compose):
-        inner = tuple(of_group(e, size) for e in event.events)
-        return None if None in inner else Compose(inner)
+        grouped = tuple(of_group(e, size) for e in event.events)
+        return None if None in grouped else Compose(grouped)
     if isinstance(event, (Repeat, Series)):
         inner = of_group(event.event, size)
         return None if inner is None else type(event)(inner, event.times)
     return None
 
 
-KINDS = (
+EVENT_TYPES = (
     Gaussian,
     Laplace,
     Pure,
@@ -519,8 +556,10 @@ KINDS = (
 )
 
 
-NOT_GAUSSIAN = (Laplace, Pure, RenyiBound)  # releases of which only a curve is known
-SAMPLED = {  # events in which a unit may be absent
+# Releases for which only a Renyi curve is known.
+NOT_GAUSSIAN = (Laplace, Pure, RenyiBound)
+# Events in which a unit may be absent.
+SAMPLED = {
     Poisson,
     PoissonGroup,
     Allocation,
@@ -533,7 +572,7 @@ SAMPLED = {  # events in which a unit may be absent
 }
 
 
-# --- what accountants ask of an event
+# --- properties of an event, for the accountants
 
 
 def event_types(event: Any) -> set[type]:
@@ -543,8 +582,11 @@ def event_types(event: Any) -> set[type]:
 
 
 def precision(event: Any) -> Any:
-    """Return the sum of 1 / z^2 of an event, as if all of it always took part, with all copies that
-    may be drawn; inf if it is not known to be at most as bad as a Gaussian."""
+    """Return the sum of 1 / z^2 over the Gaussians of an event, as if nothing were sampled.
+
+    Every unit is assumed to be in every sample, with all copies that could be drawn.  The result is
+    inf if the event is not known to be at most as bad as a Gaussian.
+    """
     if isinstance(event, Gaussian):
         return event.noise_multiplier**-2.0
     if isinstance(event, NOT_GAUSSIAN):
@@ -558,19 +600,23 @@ def precision(event: Any) -> Any:
         return weighted_precision(np.asarray(event.times), each)
     copies: Any = event.most if isinstance(event, Multiplicity) else 1
     if isinstance(event, PoissonGroup):
-        copies = event.law.shape[-1] - 1
+        copies = event.distribution.shape[-1] - 1
     return copies**2 * precision(event.event)
 
 
 def weighted_precision(counts: np.ndarray, each: np.ndarray) -> np.ndarray:
-    """Return counts @ each with 0 * inf = 0: an event that never happens adds nothing."""
+    """Return counts @ each, where 0 * inf = 0: an event that never happens adds nothing."""
     is_known = np.isfinite(each)
     total = counts @ np.where(is_known, each, 0.0)
     return np.where((counts > 0) @ ~is_known, np.inf, total)
 
 
 def precision_inside(where: str, event: Any) -> Any:
-    """Return the precision of the Gaussians inside a sample; `where` names the caller in errors.
+    """Return the precision of the Gaussians inside a sample.
+
+    Args:
+        where: the name of the caller, for error messages.
+        event: a sample of Gaussians.
 
     Raises:
         NotAnalysable: for a sample of anything else.
@@ -591,7 +637,8 @@ def precision_inside(where: str, event: Any) -> Any:
 
 
 def parts(event: Any, number: int) -> list:
-    """Return the events with one multiplier each, of one whose Gaussians hold [number]."""
+    """Split an event whose Gaussians hold multipliers [number] into `number` events with one
+    each."""
     is_gaussian = lambda e: isinstance(e, Gaussian)
 
     def pick(e, i):
@@ -604,13 +651,16 @@ def parts(event: Any, number: int) -> list:
     ]
 
 
-def _known(where, event):
-    if not isinstance(event, KINDS):
+def _require_event(where, event):
+    """Return `event`, or fail if it is not an event."""
+    if not isinstance(event, EVENT_TYPES):
         checks.fail(where, "an event such as events.gaussian(1.1)", f"{event!r}")
     return event
 
 
-def _number(where, test, **named) -> Any:
+def _as_float64(where, test, **named) -> Any:
+    """Return the one keyword argument as float64, after `test` accepted it; traced values are
+    unchanged."""
     ((name, value),) = named.items()
     if isinstance(value, jax.core.Tracer):
         return value
@@ -622,8 +672,9 @@ def _number(where, test, **named) -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-def _whole(where, **named) -> Any:
-    value = _number(where, checks.require_positive, **named)
+def _as_integer(where, **named) -> Any:
+    """Return the one keyword argument as float64, and fail unless it is a positive integer."""
+    value = _as_float64(where, checks.require_positive, **named)
     if checks.is_concrete(value) and np.any(value != np.floor(value)):
         checks.fail(where, f"an integer {next(iter(named))}", f"{value!r}")
     return value

@@ -1,19 +1,25 @@
-"""Many steps as one privacy loss distribution: a grid, one spectrum, and bounds on what lies
-outside.
+"""The privacy-loss distribution of many steps: a grid, one FFT, and bounds on the mass outside.
 
-A run is reduced to (1) a grid: interval, window and tilt, chosen from rough moments; (2) one
-spectrum, in which repetition is a power, composition a product and participation a mixture with
-"nothing happened"; (3) masses.
+A run is reduced to (1) a grid: an interval, a window and a tilt, chosen from rough moments; (2) one
+spectrum (the FFT of the distribution), in which repetition is a power, composition a product, and
+participation a mixture with "nothing happened"; (3) masses.
 
-Three things make `compose_upper` a proof whatever grid was chosen.  Steps are put on the grid
-pessimistically (`pld_step`).  The FFT works modulo the window, so losses from outside come back
-inside: that only adds mass there, and the mass above the window counts in full, by Chernoff's
-bound.  Masses are tilted by exp(tilt * loss) before the FFT, so its rounding is small compared with
-the mass near epsilon, and an allowance for that rounding is added to every mass. `compose_lower`
-bounds the same distribution from below, so the difference of both is what the grid costs.
+`compose_upper` is a proof for every grid, for three reasons.  Steps are put on the grid
+pessimistically (see `pld_step`).  The FFT works modulo the window, so losses outside the window
+reappear inside: that only adds mass there, and the mass above the window is counted in full, by
+Chernoff's bound.  Masses are multiplied by exp(tilt * loss) before the FFT, so that its rounding is
+small compared with the mass near epsilon, and an allowance for rounding is added to every mass.
+`compose_lower` bounds the same distribution from below, so the difference between the two is the
+error of the grid.
 
-All is traceable.  `groups` is a tuple of (event whose numbers are [m], how often each, [m]), one
-for every shape of event: `pld` makes them.
+Everything here is traceable.
+
+Arguments that the functions of this module share: groups: a tuple with one pair for every shape of
+    event: (an event whose numbers are [m], how
+        often each of them happens, Float[m]).  The module `pld` makes them.
+    direction: which neighbour is the first of the pair, a key of `pld_step`.
+    grid: a Grid.
+    size: the number of grid points, static.
 """
 
 import functools
@@ -27,42 +33,48 @@ from jax.typing import ArrayLike
 
 from . import events, pairs, pld_step
 
-TILTS = np.geomspace(1e-6, 1e12, 64)
-SHIFTS = np.geomspace(0.03, 300.0, 32)  # changes of tilt that bound tails, relative to it
-PART = 0.4  # of the tilt that moves the mean loss to epsilon
-OUTSIDE = 14.0  # -log of delta's part that comes from outside the window
-LOST = 1e-7  # of delta, given to steps above their grid
-STRAY = 1e-12  # tilted mass below the grids of all steps together
-ROUNDING = 2e-15  # of the largest mass, for each composed step
+TRIAL_TILTS = np.geomspace(1e-6, 1e12, 64)
+# Changes of the tilt that bound the tails, relative to the best tilt.
+RELATIVE_TILT_CHANGES = np.geomspace(0.03, 300.0, 32)
+# The tilt in use, as a fraction of the one that moves the mean loss to epsilon.
+TILT_FRACTION = 0.4
+# The mass outside the window is at most exp(-WINDOW_EXPONENT) * delta.
+WINDOW_EXPONENT = 14.0
+# The fraction of delta that the losses above the grids of all steps may take.
+LOST_DELTA_FRACTION = 1e-7
+# The tilted mass below the grids of all steps together.
+MAX_MASS_BELOW_GRID = 1e-12
+# The rounding error of the FFT per composed step, as a fraction of the largest mass.
+ROUNDING = 2e-15
 
 
 class Grid(NamedTuple):
     """A window of equal intervals for losses, and the tilts that bound the mass outside of it."""
 
     interval: jax.Array
-    start: jax.Array  # of steps, in intervals
-    window: jax.Array  # start of the composed losses, in intervals
+    start: jax.Array  # lowest loss of one step, in intervals
+    window: jax.Array  # lowest composed loss, in intervals
     tilt: jax.Array
-    above: jax.Array  # tilts that bound the mass beyond the window
-    below: jax.Array
+    above: jax.Array  # tilt that bounds the mass above the window
+    below: jax.Array  # tilt that bounds the mass below the window
 
 
 class Part(NamedTuple):
-    """One event, ready to be composed: its tilted mass as a spectrum."""
+    """One event, ready to be composed."""
 
-    moments: jax.Array  # [e] log E[exp(tilt * loss)] at some tilts
-    spectrum: jax.Array  # of the mass tilted by the first of them, divided by its sum
+    moments: jax.Array  # [e], log E[exp(tilt * loss)] at some tilts
+    spectrum: jax.Array  # FFT of the mass, tilted by the first tilt and normalised
     lost: jax.Array  # probability of an infinite loss
-    extent: jax.Array  # [2] lowest and highest loss of a step
+    extent: jax.Array  # [2], lowest and highest loss of a step
 
 
 class Composed(NamedTuple):
-    """A composed privacy-loss distribution, and the mass that the window left out."""
+    """A composed privacy-loss distribution, and the mass outside its window."""
 
     losses: jax.Array  # [size] ascending
     mass: jax.Array  # [size]
-    extra: jax.Array  # probability that counts in full
-    stray: jax.Array  # log of tilted mass that may have come back from outside
+    extra: jax.Array  # probability of larger or infinite losses, added to every delta
+    stray: jax.Array  # log of the tilted mass that may have wrapped around from outside
 
 
 # --- one spectrum from many steps
@@ -72,20 +84,21 @@ def _power(part, n):
     """Return n independent copies of a part."""
     return Part(
         n * part.moments,
-        _raised(part.spectrum, n),
+        _power_of_spectrum(part.spectrum, n),
         -jnp.expm1(n * jnp.log1p(-part.lost)),
         part.extent,
     )
 
 
-def _raised(spectrum, n):
-    """Return a power, polar, so that n may be anything and zeros of the spectrum stay zeros."""
+def _power_of_spectrum(spectrum, n):
+    """Return the spectrum to the power of n, which may be fractional; zeros stay zeros."""
     size = jnp.exp(n * jnp.log(jnp.maximum(jnp.abs(spectrum), 1e-300)))
     angle = n * jnp.angle(spectrum)
     return jax.lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
 
 
-def _product(a, b):
+def _compose_parts(a, b):
+    """Return the composition of two independent parts."""
     extent = jnp.stack(
         [jnp.minimum(a.extent[0], b.extent[0]), jnp.maximum(a.extent[1], b.extent[1])]
     )
@@ -94,9 +107,8 @@ def _product(a, b):
     )
 
 
-def _mixture(part, p):
-    """Return the mixture of the part, with probability p and visibly, with "nothing happened",
-    which has loss 0."""
+def _mix_with_nothing(part, p):
+    """Return a part that happens, visibly, with probability p; otherwise the loss is 0."""
     log_absent, log_present = jnp.log1p(-p), jnp.log(p)
     moments = jnp.logaddexp(log_absent, log_present + part.moments)
     spectrum = (
@@ -106,16 +118,21 @@ def _mixture(part, p):
     return Part(moments, spectrum, p * part.lost, part.extent)
 
 
-def _fold(event, leaf):
-    """Return the Part of an event, from leaf(numbers of a sample, z) for each of its steps."""
+def _part_of_event(event, leaf):
+    """Return the Part of an event.
+
+    Args:
+        event: an event with plain numbers.
+        leaf: (the numbers of a sample, z) -> the Part of one step.
+    """
     if isinstance(event, events.Repeat):
-        return _power(_fold(event.event, leaf), event.times)
+        return _power(_part_of_event(event.event, leaf), event.times)
     if isinstance(event, events.Participation):
-        return _mixture(_fold(event.event, leaf), event.probability)
+        return _mix_with_nothing(_part_of_event(event.event, leaf), event.probability)
     if isinstance(event, events.Compose):
-        return functools.reduce(_product, (_fold(e, leaf) for e in event.events))
+        return functools.reduce(_compose_parts, (_part_of_event(e, leaf) for e in event.events))
     if isinstance(event, (events.PoissonGroup, events.Multiplicity)):
-        numbers = event.law
+        numbers = event.distribution
     elif isinstance(event, (events.Replaced, events.ZeroedOut)):
         numbers = jnp.stack([event.rate, event.full, event.rate_when_full])
     elif isinstance(event, events.WithoutReplacement):
@@ -125,25 +142,23 @@ def _fold(event, leaf):
     return leaf(numbers, events.precision(event.event) ** -0.5)
 
 
-def _total(groups, leaf):
-    """Return the composition of all `groups`: (an event whose numbers are [m], how often each [m])
-    for every shape of event."""
+def _compose_groups(groups, leaf):
+    """Return the composition of all `groups` as a Part; `leaf` as in `_part_of_event`."""
 
-    def follow(group):
-        one = lambda item: _power(_fold(item[0], leaf), item[1])
+    def compose_group(group):
+        one = lambda item: _power(_part_of_event(item[0], leaf), item[1])
         first, rest = jax.tree.map(lambda v: v[0], group), jax.tree.map(lambda v: v[1:], group)
         if not len(group[1]) > 1:
             return one(first)
-        return jax.lax.scan(lambda part, item: (_product(part, one(item)), None), one(first), rest)[
-            0
-        ]
+        add = lambda part, item: (_compose_parts(part, one(item)), None)
+        return jax.lax.scan(add, one(first), rest)[0]
 
-    return functools.reduce(_product, map(follow, groups))
+    return functools.reduce(_compose_parts, map(compose_group, groups))
 
 
-def _steps(groups):
-    """Return the number of noisy steps if everybody always participates: it scales lost mass and
-    rounding."""
+def _count_steps(groups):
+    """Return the number of noisy steps if participation is certain.  Lost mass and rounding scale
+    with it."""
 
     def count(event):
         if isinstance(event, events.Repeat):
@@ -159,9 +174,9 @@ def _steps(groups):
 
 
 def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
-    """Return a grid of `size` points around the losses that decide about epsilon at `delta`.
+    """Return a grid of `size` points around the losses that determine epsilon at `delta`.
 
-    No grid is wrong: a bad one only gives a large upper bound.
+    Every grid gives valid bounds; a bad one only gives a large upper bound.
     """
 
     def moments(tilts, tail=None):
@@ -170,7 +185,10 @@ def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
             k = jax.nn.logsumexp(mass + tilts[:, None] * loss, axis=1)
             extent = jnp.zeros(2)
             if tail is not None:
-                under = jnp.cumsum(jnp.exp(mass + tilts[0] * loss - k[0])) <= STRAY / steps
+                under = (
+                    jnp.cumsum(jnp.exp(mass + tilts[0] * loss - k[0]))
+                    <= MAX_MASS_BELOW_GRID / steps
+                )
                 over = jnp.cumsum(jnp.exp(mass)[::-1])[::-1] <= tail / steps
                 extent = jnp.stack(
                     [
@@ -180,27 +198,30 @@ def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
                 )
             return Part(k, jnp.ones(0, complex), jnp.zeros(()), extent)
 
-        return _total(groups, leaf)
+        return _compose_groups(groups, leaf)
 
-    def proved(tilts):
+    def renyi_epsilon(tilts):
         """Return the epsilon that a Renyi bound of each order would prove."""
         k = moments(tilts).moments
         return (k - log_delta - jnp.log1p(tilts)) / tilts - jnp.log1p(1 / tilts)
 
-    steps, log_delta = _steps(groups), jnp.log(delta)
-    tilts = jnp.asarray(TILTS)
-    near = pld_step.least(proved(tilts), tilts) * jnp.asarray(np.geomspace(0.5, 2.0, 16))
-    values = proved(near)
-    best, epsilon = pld_step.least(values, near), jnp.min(values)
-    # the full tilt would leave the least rounding at epsilon, but fetch more of the far losses into
-    # the window
-    tilt = PART * best
-    shifts = best * jnp.asarray(SHIFTS)
+    steps, log_delta = _count_steps(groups), jnp.log(delta)
+    tilts = jnp.asarray(TRIAL_TILTS)
+    near = pld_step.key_of_smallest(renyi_epsilon(tilts), tilts) * jnp.asarray(
+        np.geomspace(0.5, 2.0, 16)
+    )
+    values = renyi_epsilon(near)
+    best, epsilon = pld_step.key_of_smallest(values, near), jnp.min(values)
+    # The full tilt would minimise the rounding error at epsilon, but bring more of the far losses
+    # into the window.
+    tilt = TILT_FRACTION * best
+    shifts = best * jnp.asarray(RELATIVE_TILT_CHANGES)
     part = moments(
-        jnp.concatenate([tilt[None], tilt + shifts, tilt - shifts]), LOST * jnp.exp(log_delta)
+        jnp.concatenate([tilt[None], tilt + shifts, tilt - shifts]),
+        LOST_DELTA_FRACTION * jnp.exp(log_delta),
     )
     k, up, down = part.moments[0], *jnp.split(part.moments[1:], 2)
-    outside = OUTSIDE + jnp.maximum(k - tilt * epsilon - log_delta, 0.0)
+    outside = WINDOW_EXPONENT + jnp.maximum(k - tilt * epsilon - log_delta, 0.0)
     tops, bottoms = (up - k + outside) / shifts, (k - down - outside) / shifts
     low, high = part.extent
     top = jnp.where(steps == 1, high, jnp.min(tops))
@@ -214,14 +235,20 @@ def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
         start,
         window,
         tilt,
-        tilt + pld_step.least(tops, shifts),
-        tilt - pld_step.least(-bottoms, shifts),
+        tilt + pld_step.key_of_smallest(tops, shifts),
+        tilt - pld_step.key_of_smallest(-bottoms, shifts),
     )
 
 
-def _leaf(direction, grid, size, build, exponents):
-    """Return the function that puts one step on the grid as a Part; spectra of all steps number
-    losses modulo the window, so they multiply."""
+def _step_builder(direction, grid, size, build, exponents):
+    """Return the function that puts one step on the grid as a Part.
+
+    The spectra of all steps number losses modulo the window, so they can be multiplied.
+
+    Args:
+        build: a function of `pld_step` that returns (mass [size], lost mass, offset) of a step.
+        exponents: [e, 2], the factors of loss and offset in each moment.
+    """
     number = grid.start + jnp.arange(size)
     losses = grid.interval * number
 
@@ -241,47 +268,53 @@ def _leaf(direction, grid, size, build, exponents):
 
 
 def _compose(groups, grid, size, leaf, sign):
-    part = _total(groups, leaf)
+    """Return the composed Part, its losses [size] and its masses [size].
+
+    Args:
+        leaf: as in `_part_of_event`.
+        sign: 1 to add the allowance for rounding to every mass, -1 to subtract it.
+    """
+    part = _compose_groups(groups, leaf)
     losses = grid.interval * (grid.window + jnp.arange(size))
     tilted = jnp.roll(
         _inverse_real_fft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32)
     )
-    allowance = ROUNDING * (10 + _steps(groups)) * jnp.max(tilted)
+    allowance = ROUNDING * (10 + _count_steps(groups)) * jnp.max(tilted)
     tilted = jnp.maximum(jnp.maximum(tilted, 0.0) + sign * allowance, 0.0)
     exponent = part.moments[0] - grid.tilt * losses
     return (
         part,
         losses,
-        jnp.where(tilted > 0, tilted * jnp.exp(jnp.minimum(exponent, pairs.FAR)), 0.0),
+        jnp.where(tilted > 0, tilted * jnp.exp(jnp.minimum(exponent, pairs.MAX_EXPONENT)), 0.0),
     )
 
 
-def _inside(groups, grid):
-    """Return whether this is one step on its own grid: then nothing can lie outside the window."""
-    return (_steps(groups) == 1) & (grid.window == grid.start)
+def _is_one_step(groups, grid):
+    """Return whether this is one step on its own grid; then nothing can be outside the window."""
+    return (_count_steps(groups) == 1) & (grid.window == grid.start)
 
 
 def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Composed:
-    """Return the composed losses, pessimistic."""
+    """Return the composed losses, rounded pessimistically."""
 
     def build(*args):
         return *pld_step.pessimistic(*args), 0.0
 
     exponents = jnp.stack([grid.tilt, grid.above])
-    leaf = _leaf(direction, grid, size, build, jnp.stack([exponents, jnp.zeros(2)], axis=1))
+    leaf = _step_builder(direction, grid, size, build, jnp.stack([exponents, jnp.zeros(2)], axis=1))
     part, losses, mass = _compose(groups, grid, size, leaf, 1)
     beyond = jnp.exp(jnp.minimum(part.moments[1] - grid.above * losses[-1], 0.0))
-    beyond = jnp.where(_inside(groups, grid), 0.0, beyond)
+    beyond = jnp.where(_is_one_step(groups, grid), 0.0, beyond)
     return Composed(losses, mass, part.lost + beyond, jnp.asarray(-jnp.inf))
 
 
 def compose_lower(
-    groups: Any, direction: str, grid: Grid, size: int, few: ArrayLike
+    groups: Any, direction: str, grid: Grid, size: int, failure_probability: ArrayLike
 ) -> tuple[Composed, jax.Array]:
-    """Return the composed losses, optimistic, and by how much they may still be too large, except
-    with probability `few`.
+    """Return the composed losses, rounded optimistically, and an upper bound on their total offset.
 
-    Each step is off the grid by an offset; Chernoff's bound says how far their sum reaches.
+    Each step is off the grid by an offset.  By Chernoff's bound, the sum of the offsets exceeds the
+    returned bound with probability at most `failure_probability`.
     """
     scales = jnp.asarray(np.geomspace(1e-4, 1e4, 24))
 
@@ -289,31 +322,32 @@ def compose_lower(
         mass, offset = pld_step.optimistic(*args)
         return mass, 0.0, offset
 
-    of_losses = jnp.stack([grid.tilt, grid.above, grid.below])
+    tilts = jnp.stack([grid.tilt, grid.above, grid.below])
     exponents = jnp.stack(
-        [jnp.pad(of_losses, (0, 24)), jnp.pad(-scales / grid.interval, (3, 0))], axis=1
+        [jnp.pad(tilts, (0, 24)), jnp.pad(-scales / grid.interval, (3, 0))], axis=1
     )
-    leaf = _leaf(direction, grid, size, build, exponents)
+    leaf = _step_builder(direction, grid, size, build, exponents)
     part, losses, mass = _compose(groups, grid, size, leaf, -1)
     stray = jnp.logaddexp(
         part.moments[1] - (grid.above - grid.tilt) * losses[-1],
         part.moments[2] - (grid.below - grid.tilt) * losses[0],
     )
-    stray = jnp.where(_inside(groups, grid), -jnp.inf, stray)
-    reach = jnp.min((part.moments[3:] - jnp.log(few)) * grid.interval / scales)
-    return Composed(losses, mass, jnp.zeros(()), stray), reach
+    stray = jnp.where(_is_one_step(groups, grid), -jnp.inf, stray)
+    log_failure = jnp.log(failure_probability)
+    max_offset = jnp.min((part.moments[3:] - log_failure) * grid.interval / scales)
+    return Composed(losses, mass, jnp.zeros(()), stray), max_offset
 
 
 # --- transforms
 
-# XLA distributes the rows of an FFT on a CPU over the threads of a pool, and with jax 0.11 it waits
-# for them on a thread of that pool: two such FFTs at once on two cores wait for ever.  So under
-# vmap the rows are computed sequentially.
+# On a CPU, XLA distributes the rows of an FFT over a thread pool and, with jax 0.11, waits for them
+# on a thread of the same pool: two such FFTs at once deadlock on two cores.  So the rows are
+# computed sequentially under vmap.
 
 
 @custom_vmap
 def _real_fft(x: ArrayLike) -> jax.Array:
-    """Same as jnp.fft.rfft, Float[n] -> Complex[n // 2 + 1]."""
+    """Same as jnp.fft.rfft, Float[n] -> Complex[n // 2 + 1]; sequential under vmap."""
     return jnp.fft.rfft(x)
 
 
@@ -323,14 +357,14 @@ def _(axis_size, in_batched, x):
 
 
 def _inverse_real_fft(x: ArrayLike, n: int) -> jax.Array:
-    """Same as jnp.fft.irfft, Complex[n // 2 + 1] -> Float[n]."""
+    """Same as jnp.fft.irfft, Complex[n // 2 + 1] -> Float[n]; sequential under vmap."""
 
     @custom_vmap
-    def of_row(x):
+    def transform_row(x):
         return jnp.fft.irfft(x, n=n)
 
-    @of_row.def_vmap
+    @transform_row.def_vmap
     def _(axis_size, in_batched, x):
-        return jax.lax.map(of_row, x), True
+        return jax.lax.map(transform_row, x), True
 
-    return of_row(x)
+    return transform_row(x)

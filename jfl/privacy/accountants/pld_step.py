@@ -1,24 +1,31 @@
-"""Losses of one noisy step as masses on a uniform grid: pessimistic, optimistic, or rough for
-planning.
+"""The privacy losses of one noisy step as masses on a uniform grid.
 
-Every step here is the pair "remove" of a sampled Gaussian, P = (1 - q) N(0, z^2) + q N(1, z^2)
-against Q = N(0, z^2), or is made of it:
+`pessimistic` and `optimistic` bound the true step from both sides; `rough` approximates it, to
+choose a grid.
+
+Every step here is the pair of a sampled Gaussian, P = (1 - q) N(0, z^2) + q N(1, z^2) and Q = N(0,
+z^2), or is made from it.  The direction says how:
 
 - "remove": P against Q, for add_remove.
 - "add": Q against P, for add_remove: every loss with its sign changed.
 - "replaced", "zeroed" and "restored": a sample that both neighbours share, see `pairs`.
-- "replace": for a sample of fixed size and replace_one: the part of P, Q with loss > 0, the same
-  mirrored, and what is left of the probability at loss 0.
+- "replace": for a sample of fixed size and replace_one: the part of P, Q with loss > 0, its mirror
+  image, and the remaining probability at loss 0.
 
 The hockey-stick profile of "replace" is q * delta_G(log(1 + (e^eps - 1) / q)) for eps >= 0 and its
 mirror image below: no pair of neighbours has a larger one (Balle, Barthe, Gaboardi, NeurIPS 2018,
-Theorem 11), and what dominates step by step dominates composed (Zhu, Dong, Wang, AISTATS 2022,
-Theorem 10).  q = 1 is the Gaussian itself in all three.
+Theorem 11), and pairs that dominate each step also dominate the composition (Zhu, Dong, Wang,
+AISTATS 2022, Theorem 10).  With q = 1 all three are the Gaussian itself.
 
-Masses are differences of the smaller tail of the normal distribution, exact relative to themselves
-and not only to 1: a grid of rounding noise far out would come back through the FFT as real loss.  z
-is std over the sensitivity under the adjacency in use.  Everything computes in the caller's
-precision; `pld` calls it in float64.
+Masses are computed as differences of the smaller tail of the normal distribution, so their relative
+error is small everywhere.  (A grid of rounding errors far out would come back through the FFT as
+real loss.)  Everything is computed in the caller's precision; `pld` calls it in float64.
+
+Arguments that the functions of this module share: direction: see above. rate: q; or [k], the
+    numbers that describe a sample in `pairs`. z: std / sensitivity under the adjacency in use.
+    interval: the distance between grid points. start: the index of the first grid point; point j
+    has the loss interval * (start + j). size: the number of grid points, static.  All other
+    arguments may be traced.
 """
 
 import math
@@ -37,44 +44,44 @@ DIRECTIONS = {
     "replace_one of a Poisson sample": ("replaced",),
     "zero_out": ("zeroed", "restored"),
 }
-# of a sample that both share: what a step is where the others leave room, and where they fill it
+# For a sample that both neighbours share: the direction of a step if the other elements leave room
+# in the sample, and if they fill it.
 SHARED = {
     "replaced": ("replaced", "replaced_in_full"),
     "zeroed": ("remove", "zeroed"),
     "restored": ("add", "restored"),
 }
-ROUGH = 512  # nodes of a rough step
-CROSSINGS = 60
+NUM_ROUGH_NODES = 512  # of a rough step
+MAX_SEARCH_STEPS = 60
 
 
 def pessimistic(
     direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return a step that is never better than the true one: mass [size] at losses interval * (start
-    + j), and lost mass.
+    """Return the masses of a step that is never better than the true one.
 
     The probabilities that P and Q give to a cell between two grid points are split over its ends so
-    that both are kept ("connect the dots").  By convexity of (p - e^eps q)_+ such a spread never
-    lowers the profile.  What lies below the grid is moved up to its first point; what lies above is
-    lost: an outcome that reveals everything.
+    that both are preserved ("connect the dots").  By convexity of (p - e^eps q)_+ this never lowers
+    the profile.  Mass below the grid is moved up to the first point; mass above the grid is lost:
+    it counts as an outcome that reveals everything.
 
-    Shapes:
-        size is static; all else may be traced -> Float64[size], Float64[].
+    Returns:
+        Mass Float64[size] at the grid points, and lost mass Float64[].
 
     References:
         Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022.
     """
     if direction in SHARED and jnp.shape(rate) != (1,):
-        return _with_room(pessimistic, direction, rate, z, interval, start, size)
+        return _mix_room_and_full(pessimistic, direction, rate, z, interval, start, size)
     losses = interval * (start + jnp.arange(size))
     if direction == "remove":
-        mass, _, below, lost = _split(losses, interval, pairs.removed(rate, z).masses)
+        mass, _, below, lost = _split_cells(losses, interval, pairs.removed(rate, z).masses)
         return mass.at[0].add(below[0]), lost[0]
     if direction == "add":
-        _, mass, lost, below = _split(-losses[::-1], interval, pairs.removed(rate, z).masses)
+        _, mass, lost, below = _split_cells(-losses[::-1], interval, pairs.removed(rate, z).masses)
         return mass[::-1].at[0].add(below[1]), lost[1]
     up, down, even = pairs.halves(direction, rate, z)
-    above_zero = lambda losses, half: _split(
+    above_zero = lambda losses, half: _split_cells(
         jnp.maximum(losses, 0.0), interval, half.masses_above_zero
     )
     upper, _, below, lost = above_zero(losses, up)
@@ -86,12 +93,14 @@ def pessimistic(
 def optimistic(
     direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return a step that is never worse than the true one: mass [size], at losses interval * (start
-    + j) + offset [size].
+    """Return the masses of a step that is never worse than the true one, and their offsets.
 
     All outcomes with losses within half an interval of a grid point become one, which is
-    post-processing; `offset` is where their common loss lies next to the grid point.  What lies
-    outside the grid is dropped.
+    post-processing.  Outcomes outside the grid are dropped.
+
+    Returns:
+        Mass Float64[size], and offset Float64[size]: the common loss of point j is interval *
+        (start + j) + offset[j].
     """
     edges = interval * (start - 0.5 + jnp.arange(size + 1))
     p, q = _outcomes(direction, rate, z, edges, start, size)
@@ -102,9 +111,9 @@ def optimistic(
 
 
 def _outcomes(direction, rate, z, edges, start, size):
-    """Return P [size] and Q [size] of the losses between edges [size + 1]."""
+    """Return the masses P [size] and Q [size] of the losses between edges [size + 1]."""
     if direction in SHARED and jnp.shape(rate) != (1,):
-        return _with_room(_outcomes, direction, rate, z, edges, start, size)
+        return _mix_room_and_full(_outcomes, direction, rate, z, edges, start, size)
     if direction == "remove":
         return pairs.removed(rate, z).masses(edges)[:2]
     if direction == "add":
@@ -120,16 +129,18 @@ def _outcomes(direction, rate, z, edges, start, size):
     )
 
 
-def _with_room(step, direction, rate, z, *grid):
-    """Return a step on a sample that both neighbours share, as a mixture of two: the others leave
-    room, or fill it.
+def _mix_room_and_full(step, direction, rate, z, *grid):
+    """Return a step on a sample that both neighbours share.
+
+    It is a mixture of two steps: the other elements leave room in the sample, or fill it.
 
     Args:
         step: `pessimistic` or `_outcomes`.
-        direction: of `SHARED`.
-        rate: the number 1 without a sample; [3] the numbers of an event.
+        direction: a key of `SHARED`.
+        rate: 1 without a sample; otherwise [3], the fields rate, full and rate_when_full of an
+            event.
         z: std / sensitivity.
-        grid: the arguments of the step that describe the grid.
+        grid: the remaining arguments of `step`.
     """
     if not jnp.ndim(rate):
         return step("add" if direction == "restored" else "remove", rate, z, *grid)
@@ -139,21 +150,24 @@ def _with_room(step, direction, rate, z, *grid):
 
 
 def _rates(direction, rate):
-    """Return (direction, rate) if the others leave room, and if they fill the sample."""
+    """Return (direction, rate) of the step with room in the sample, and of the step without."""
     room, full = SHARED[direction]
     return (room, rate[:1] if room in pairs.PLACES else rate[0]), (full, rate[2:])
 
 
 def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return losses [n], ascending, and log masses [n] of a step by the trapezoid rule: to choose a
-    grid, never to prove."""
+    """Return approximate losses and log masses of a step, to choose a grid; they prove nothing.
+
+    Returns:
+        Losses Float64[n], ascending, and log masses Float64[n], by the trapezoid rule.
+    """
     if direction in SHARED and jnp.shape(rate) != (1,):
         if not jnp.ndim(rate):
             return rough("add" if direction == "restored" else "remove", rate, z)
         each = [rough(way, of_way, z) for way, of_way in _rates(direction, rate)]
-        shares = jnp.log1p(-rate[1]), jnp.log(rate[1])
+        log_weights = jnp.log1p(-rate[1]), jnp.log(rate[1])
         losses = jnp.concatenate([loss for loss, _ in each])
-        masses = jnp.concatenate([mass + share for (_, mass), share in zip(each, shares)])
+        masses = jnp.concatenate([mass + w for (_, mass), w in zip(each, log_weights)])
         losses, masses = jax.lax.sort((losses, masses), num_keys=1)
         return losses, masses
     if direction in pairs.PLACES:
@@ -162,11 +176,10 @@ def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array
         if direction == "replace":
             return pairs.rough_of_repeated(rate, z)
         return pairs.rough_of_group(direction, rate, z)
-    step = (28 + 2 / z) / ROUGH
+    step = (28 + 2 / z) / NUM_ROUGH_NODES
     before = jnp.floor((12 + 0.5 / z) / step)
-    s = 0.5 / z + step * (
-        jnp.arange(ROUGH) - before
-    )  # x / z, with a node at x = 1/2, where both densities meet
+    # points x / z, one of them at x = 1/2, where both densities are equal
+    s = 0.5 / z + step * (jnp.arange(NUM_ROUGH_NODES) - before)
     shift = s / z - 0.5 / z**2
     loss = jnp.logaddexp(jnp.log1p(-rate), jnp.log(rate) + shift)
     q = -(s**2) / 2 - math.log(2 * math.pi) / 2 + jnp.log(step)
@@ -175,7 +188,7 @@ def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array
         return loss, p
     if direction == "add":
         return -loss[::-1], q[::-1]
-    node = jnp.arange(ROUGH) - before
+    node = jnp.arange(NUM_ROUGH_NODES) - before
     inside = jnp.where(node < 0, -jnp.inf, jnp.where(node > 0, 0.0, -math.log(2)))
     loss = jnp.where(node > 0, loss, 0.0)
     masses = jnp.concatenate(
@@ -190,44 +203,63 @@ def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def hockey_stick(composed: Any, epsilon: ArrayLike) -> jax.Array:
-    """Return delta at `epsilon` of composed losses: the mass beyond, weighted by 1 - exp(epsilon -
-    loss)."""
+    """Return delta at `epsilon` of composed losses.
+
+    Delta is the mass of larger losses, weighted by 1 - exp(epsilon - loss), plus the extra
+    probability.
+    """
     return composed.extra + jnp.sum(
         composed.mass * -jnp.expm1(jnp.minimum(epsilon - composed.losses, 0.0))
     )
 
 
-def least(values: jax.Array, keys: jax.Array) -> jax.Array:
-    """Return the key [] of the least of values [n].
+def key_of_smallest(values: jax.Array, keys: jax.Array) -> jax.Array:
+    """Return the element [] of keys [n] at the position of the smallest of values [n].
 
-    An argmin of 64 bits does not lower inside a caller's 32-bit program.
+    A 64-bit argmin cannot be lowered inside a 32-bit program of the caller.
     """
     pick = lambda a, b: jax.tree.map(lambda x, y: jax.lax.select(a[0] <= b[0], x, y), a, b)
     ends = jnp.asarray(jnp.inf, values.dtype), jnp.zeros((), keys.dtype)
     return jax.lax.reduce((values, keys), ends, pick, (0,))[1]
 
 
-def reached(function: Callable, composed: Any, level: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return the ends of a bracket, within the losses that are not negative, in which
-    function(composed, epsilon) falls to `level`: function(high) <= level < function(low), if at
-    all."""
+def bracket_level(
+    function: Callable, composed: Any, level: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """Return (low, high) with function(composed, high) <= level < function(composed, low).
+
+    The bracket lies within the non-negative losses; high is inf if there is none.
+
+    Args:
+        function: (composed, epsilon) -> a decreasing value.
+        composed: a `pld_compose.Composed`.
+        level: the value to find.
+    """
     low, high = jnp.maximum(composed.losses[jnp.array([0, -1])], 0.0)
-    # by the logarithm of the function, which is almost straight here
+    # search the logarithm of the function, which is almost linear here
     log_ratio = lambda x: jnp.log(jnp.maximum(function(composed, x), 1e-300)) - jnp.log(level)
-    bracket = roots.illinois(log_ratio, low, high, CROSSINGS)
+    bracket = roots.illinois(log_ratio, low, high, MAX_SEARCH_STEPS)
     return bracket.low, jnp.where(bracket.high_value <= 0, bracket.high, jnp.inf)
 
 
 # --- cells
 
 
-def _split(losses, interval, masses):
-    """Return masses of P and of Q at `losses` that keep both in every cell; (P, Q) below, and
-    above."""
+def _split_cells(losses, interval, masses):
+    """Split the mass of each cell between two losses over its ends, preserving that of P and of Q.
+
+    Args:
+        losses: Float[n].
+        interval: the distance between them.
+        masses: a method of `pairs.Pair`.
+
+    Returns:
+        The masses of P [n] and of Q [n]; (P, Q) below the first loss; (P, Q) above the last one.
+    """
     p, q, excess, below, above = masses(losses)
     last = losses[1:]
-    # else all of it goes up
-    high = jnp.where((last < pairs.FAR) & (q > 0), excess / -jnp.expm1(-interval), p)
+    # Where exponents overflow, all of P goes to the upper end.
+    high = jnp.where((last < pairs.MAX_EXPONENT) & (q > 0), excess / -jnp.expm1(-interval), p)
     high = jnp.clip(high, 0.0, p)
     high_q = jnp.clip(high * jnp.exp(-last), 0.0, q)
     join = lambda low, high: jnp.pad(low, (0, 1)) + jnp.pad(high, (1, 0))
@@ -235,4 +267,5 @@ def _split(losses, interval, masses):
 
 
 def _index_of_zero(start, size):
+    """Return the index of the grid point with loss 0, clipped to the grid."""
     return jnp.clip(-start, 0, size - 1).astype(jnp.int32)

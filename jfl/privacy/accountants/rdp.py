@@ -1,17 +1,17 @@
 """Renyi differential privacy of the Gaussian, the Laplace and their subsampled forms.
 
-A curve holds the Renyi divergence at each of `orders`; curves of steps that follow each other add.
-Each formula is written once, over an array library: concrete numbers are computed by NumPy, where
-nothing needs compiling, and traced ones by a compiled program of jax.numpy.  Both compute in
-float64 whatever the caller's default, and the programs go under jit, vmap and scan.  (Arithmetic
-between their results follows the caller's default again: add curves in NumPy or inside
-`jax.enable_x64(True)`, or use events.)
+A curve holds the Renyi divergence at each of `orders`.  The curves of consecutive steps add up.
+Each formula is written once, over an array library: concrete numbers are computed by NumPy, which
+needs no compilation, and traced ones by a compiled program of jax.numpy.  Both compute in float64
+whatever JAX's default type, and the programs work under jit, vmap and scan.  (Arithmetic between
+their results follows JAX's default again: add curves in NumPy or inside `jax.enable_x64(True)`, or
+use events.)
 
-In all functions `orders` [n] > 1, `z` is the noise multiplier, std over sensitivity under the
-adjacency in use, and a curve has the shape of `orders`.
+Arguments that the functions of this module share: orders: Float[n] > 1. z: the noise multiplier,
+    std / sensitivity under the adjacency in use. curve: Float[n], with the shape of `orders`.
 
-Sampled curves are integrals on one grid of points shared by all orders.  Where an order lies beyond
-the reach of the grid they return the curve without sampling, which is larger: never too small,
+Curves with sampling are integrals on one grid of points shared by all orders.  For an order that
+the grid does not cover they return the curve without sampling, which is larger: never too small,
 never nan.
 """
 
@@ -31,26 +31,29 @@ from jax.typing import ArrayLike
 
 from ...core.pytrees import in_float64
 
-NUM_NODES = 1024  # points of an integral
-MAX_EXPONENT = 690.0  # of a likelihood ratio that is computed
-TAIL = 10.0  # integrals reach this many standard deviations beyond the last mode
+NUM_NODES = 1024  # number of points of an integral
+MAX_EXPONENT = 690.0  # log of the largest likelihood ratio that is computed
+TAIL = 10.0  # integrals end this many standard deviations after the last mode
 LEGENDRE = np.polynomial.legendre.leggauss(16)
 THREE_POINTS = np.polynomial.legendre.leggauss(3)
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
-MAX_TANGENTS = 60  # steps of Newton's method; five to eight are enough
-ROUNDING = 4e-15  # relative, of an epsilon
+MAX_TANGENTS = 60  # steps of Newton's method; five to eight are usually enough
+ROUNDING = 4e-15  # relative rounding error of an epsilon
+# Random allocation: the largest order and the smallest noise multiplier with amplification, the
+# range of the integrals in standard deviations, the relative rounding error of the curve, and the
+# number of points that are computed together.
 MAX_ALLOCATION_ORDER, MIN_ALLOCATION_NOISE = 64, 0.25
-ALLOCATION_TAIL = 14.0  # standard deviations of an integral
-ALLOCATION_ROUNDING = 1e-9  # relative, of a curve
-POINTS_AT_ONCE = 64
+ALLOCATION_TAIL = 14.0
+ALLOCATION_ROUNDING = 1e-9
+TRANSFORM_BLOCK = 64
 
 
 class Library(NamedTuple):
-    """The libraries in which a formula finds its functions."""
+    """The library functions that a formula uses, of NumPy or of JAX."""
 
     numpy: ModuleType
     special: ModuleType
-    while_loop: Callable  # as jax.lax.while_loop
+    while_loop: Callable  # like jax.lax.while_loop
     scan: Callable  # (add, total, items) -> total
 
 
@@ -75,8 +78,12 @@ COMPILED = Library(jnp, jax.scipy.special, jax.lax.while_loop, _scan_compiled)
 
 
 def float64(function: Callable, **options: Any) -> Callable:
-    """Compile `function` for float64, whatever jax's default is: arrays, or trees of them by name;
-    options of jax.jit."""
+    """Compile `function` for float64, whatever JAX's default type.
+
+    Args:
+        function: takes arrays as positional arguments, and pytrees of arrays as keyword arguments.
+        options: options of jax.jit.
+    """
     compiled = jax.jit(function, **options)
 
     def scoped(*args, **trees):
@@ -88,22 +95,25 @@ def float64(function: Callable, **options: Any) -> Callable:
 
 
 def over_libraries(function: Callable) -> Callable:
-    """Call `function` with NumPy for concrete numbers, and with jax.numpy, compiled, for traced
-    ones."""
+    """Make a function run with NumPy on concrete numbers, and with jax.numpy, compiled, on traced
+    ones.
+
+    The first argument of `function` is a Library; callers leave it out.
+    """
     compiled = float64(functools.partial(function, COMPILED))
 
     @functools.wraps(function)
-    def served(*args, **named):
+    def dispatch(*args, **named):
         values = signature.bind(*args, **named).args
         if any(isinstance(value, jax.core.Tracer) for value in values):
             return compiled(*values)
-        with np.errstate(all="ignore"):  # what overflows is infinite and proves nothing
+        with np.errstate(all="ignore"):  # an overflow gives inf, which proves nothing
             return function(ON_HOST, *(np.asarray(value, np.float64) for value in values))
 
-    whole = inspect.signature(function)
-    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
-    vars(served)["__signature__"] = signature
-    return served
+    parameters = inspect.signature(function).parameters.values()
+    signature = inspect.Signature(list(parameters)[1:])
+    vars(dispatch)["__signature__"] = signature
+    return dispatch
 
 
 # --- curves
@@ -125,8 +135,7 @@ def gaussian(_: Library, orders: Any, z: Any) -> Any:
 
 @over_libraries
 def laplace(library: Library, orders: Any, z: Any) -> Any:
-    """Return the curve of one Laplace release of scale z, in units of the sensitivity; at most
-    1 / z.
+    """Return the curve of one Laplace release of scale z * sensitivity; it is at most 1 / z.
 
     References:
         Mironov, CSF 2017, Proposition 6.
@@ -145,12 +154,13 @@ def laplace(library: Library, orders: Any, z: Any) -> Any:
 
 @over_libraries
 def pure(library: Library, orders: Any, epsilon: Any) -> Any:
-    """Return the curve of any release that is epsilon-private at delta = 0: that of randomized
-    response, at most epsilon.
+    """Return the curve of any release that is epsilon-private at delta = 0; it is at most epsilon.
+
+    This is the curve of randomized response.
 
     References:
-        Bun and Steinke, TCC 2016, proof of Proposition 3.3: no such pair has a larger divergence
-        than that on two points.
+        Bun and Steinke, TCC 2016, proof of Proposition 3.3: no such pair of distributions has a
+        larger divergence than a pair on two points.
 
     Example:
         >>> round(float(pure(2.0, 1.0)), 4)
@@ -165,13 +175,13 @@ def pure(library: Library, orders: Any, epsilon: Any) -> Any:
 def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
     """Return the curve of a Gaussian on a Poisson sample, for add_remove.
 
-    The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1), u = rate *
-    (likelihood ratio - 1).  E[u] = 0, so the expectation of (1 + u)^a - 1 - a u is the same less
-    one, and nothing cancels.  The trapezoid rule is exact to rounding for it: the integrand is
-    analytic within pi z^2 of the real line.
+    The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1) with u = rate *
+    (likelihood ratio - 1).  Since E[u] = 0, the expectation of (1 + u)^a - 1 - a u is smaller by
+    exactly 1, and in it nothing cancels.  The trapezoid rule is exact up to rounding, because the
+    integrand is analytic within pi z^2 of the real line.
 
-    Units:
-        rate in (0, 1]; rate = 1 is `gaussian`.
+    Args:
+        rate: in (0, 1]; rate = 1 is `gaussian`.
 
     References:
         Mironov, Talwar, Zhang, 2019, "Renyi differential privacy of the sampled Gaussian
@@ -182,100 +192,97 @@ def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
         0.00017181
     """
     xp = library.numpy
-    orders, whole = xp.atleast_1d(orders), orders / (2 * z**2)
+    orders, unsampled = xp.atleast_1d(orders), orders / (2 * z**2)
     q = xp.where(rate < 1, rate, 0.5)
     step = 0.5 * z * xp.minimum(1.0, z)
     x = -TAIL * z + step * xp.arange(NUM_NODES)
     u = q * xp.expm1((2 * x - 1) / (2 * z**2))
     log_weight = xp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
     inner = _log_mean_excess(library, orders[:, None], u, log_weight)
-    curve = xp.logaddexp(inner, 0.0).reshape(whole.shape) / (orders.reshape(whole.shape) - 1)
-    reached = orders.reshape(whole.shape) + TAIL * z <= x[-1]
-    return _within_reach(library, reached, rate, curve, whole)
+    curve = xp.logaddexp(inner, 0.0).reshape(unsampled.shape) / (
+        orders.reshape(unsampled.shape) - 1
+    )
+    is_covered = orders.reshape(unsampled.shape) + TAIL * z <= x[-1]
+    return _within_reach(library, is_covered, rate, curve, unsampled)
 
 
 @over_libraries
-def poisson_group(library: Library, orders: Any, law: Any, z: Any) -> Any:
-    """Return the curve of a Gaussian on a Poisson sample that k of several units join with
-    probability law[k], for add_remove of all of them.
+def poisson_group(library: Library, orders: Any, distribution: Any, z: Any) -> Any:
+    """Return the curve of a Gaussian on a Poisson sample, for add_remove of a group of units.
 
-    This is the larger divergence of both directions of the pair `pairs.removed`, by
-    the integral of `poisson`.
+    This is the larger divergence of both directions of the pair `pairs.removed`, by the integral of
+    `poisson`.
 
-    Shapes:
-        law [m + 1].
-
-    Units:
-        z: std over the sensitivity of one unit.
+    Args:
+        distribution: Float[m + 1]; k of the m units join the sample with probability
+            distribution[k].
+        z: std / sensitivity of one unit.
 
     References:
         Charles et al., arXiv:2407.07737.
     """
     xp = library.numpy
-    most = len(law) - 1
-    orders, whole = xp.atleast_1d(orders), orders * most**2 / (2 * z**2)
+    most = len(distribution) - 1
+    orders, unsampled = xp.atleast_1d(orders), orders * most**2 / (2 * z**2)
     step = 0.5 * z * xp.minimum(1.0, 2 * z / most)
     x = -TAIL * z + step * xp.arange(NUM_NODES)
     number = xp.arange(1.0, most + 1)[:, None]
     ratios = xp.expm1(xp.minimum((2 * number * x - number**2) / (2 * z**2), MAX_EXPONENT))
-    u = xp.sum(law[1:, None] * ratios, axis=0)
+    u = xp.sum(distribution[1:, None] * ratios, axis=0)
     log_weight = xp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
     both = [
         _log_mean_excess(library, powers[:, None], u, log_weight) for powers in (orders, 1 - orders)
     ]
-    larger = xp.logaddexp(xp.maximum(*both), 0.0).reshape(whole.shape)
-    curve = larger / (orders.reshape(whole.shape) - 1)
+    larger = xp.logaddexp(xp.maximum(*both), 0.0).reshape(unsampled.shape)
+    curve = larger / (orders.reshape(unsampled.shape) - 1)
     end = xp.minimum(x[-1], MAX_EXPONENT * z**2 / most)
-    reached = orders.reshape(whole.shape) * most + TAIL * z <= end
-    return xp.where(reached & (law[0] > 0), xp.minimum(curve, whole), whole)
+    is_covered = orders.reshape(unsampled.shape) * most + TAIL * z <= end
+    return xp.where(is_covered & (distribution[0] > 0), xp.minimum(curve, unsampled), unsampled)
 
 
 @over_libraries
 def without_replacement(library: Library, orders: Any, rate: Any, z: Any) -> Any:
     """Return the curve of a Gaussian on a sample of fixed size, for replace_one.
 
-    The divergence is at most that of any pair whose hockey-stick profile is rate * (Gaussian
-    profile), mirrored for ratios below one; an integral over the profile gives its moments.  It is
-    up to four times below the series bound that is commonly used.
+    The divergence is at most that of a pair whose hockey-stick profile is rate * (Gaussian
+    profile), mirrored for ratios below one.  An integral over the profile gives its moments.  The
+    result is up to four times smaller than the commonly used series bound.
 
-    Units:
+    Args:
         rate: sample / population; rate = 1 is `gaussian`.
 
     References:
-        Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences by
+        Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences from a
         profile.
     """
     xp = library.numpy
-    orders, whole = xp.atleast_1d(orders), orders / (2 * z**2)
+    orders, unsampled = xp.atleast_1d(orders), orders / (2 * z**2)
     q = xp.where(rate < 1, rate, 0.5)
-    log_moment, reached = _profile_moment(library, orders, q, z, 1.0, NUM_NODES)
-    curve = xp.logaddexp(2 * xp.log(q) + log_moment, 0.0).reshape(whole.shape) / (
-        orders.reshape(whole.shape) - 1
+    log_moment, is_covered = _profile_moment(library, orders, q, z, 1.0, NUM_NODES)
+    curve = xp.logaddexp(2 * xp.log(q) + log_moment, 0.0).reshape(unsampled.shape) / (
+        orders.reshape(unsampled.shape) - 1
     )
-    return _within_reach(library, reached.reshape(whole.shape), rate, curve, whole)
+    return _within_reach(library, is_covered.reshape(unsampled.shape), rate, curve, unsampled)
 
 
 @over_libraries
-def with_replacement(library: Library, orders: Any, law: Any, z: Any) -> Any:
-    """Return the curve of a Gaussian on draws that may repeat, for replace_one; an element is drawn
-    k times with probability law[k].
+def with_replacement(library: Library, orders: Any, distribution: Any, z: Any) -> Any:
+    """Return the curve of a Gaussian on draws with replacement, for replace_one.
 
-    Let eta = 1 - law[0].  With or without a repeated element, the outputs are mixtures (1 - eta) A
-    + eta B and (1 - eta) A + eta B' with the same A: no copy.  By advanced joint convexity the
-    hockey-stick divergence at 1 + eta (e^epsilon - 1) is at most eta times one of B to A or B', at
-    epsilon.  Draw all places from the other elements first, then the k places that the element
-    takes: given both, A, B and B' are Gaussians whose means lie within k sensitivities of each
-    other, so that divergence is at most the mean over k >= 1 of the Gaussian profile at k / z.
-    Both directions are identical, and moments of the mirrored profile give the curve, as in
-    `without_replacement`, to which it is equal for one draw.  (The module `pairs` has a
-    smaller profile.)  The distribution may be any that does not depend on data, also one
-    conditional on few copies.
+    Let eta = 1 - distribution[0], and let A be the output without a copy of the element.  The
+    outputs on two neighbours are mixtures (1 - eta) A + eta B and (1 - eta) A + eta B' with the
+    same A.  By advanced joint convexity the hockey-stick divergence at 1 + eta (e^epsilon - 1) is
+    at most eta times one of B to A or B', at epsilon.  Draw all places from the other elements
+    first, then the k places that the element takes: given both, A, B and B' are Gaussians whose
+    means lie within k sensitivities of each other, so that divergence is at most the mean over k >=
+    1 of the Gaussian profile at k / z.  Both directions are identical, and moments of the mirrored
+    profile give the curve, as in `without_replacement`, to which it is equal for one draw.  (The
+    module `pairs` has a smaller profile.)  The distribution of k may be any that does not depend on
+    the data, including one that is conditioned on few copies.
 
-    Shapes:
-        law [m + 1].
-
-    Units:
-        z: std over the replace_one sensitivity of one copy.
+    Args:
+        distribution: Float[m + 1]; an element is drawn k times with probability distribution[k].
+        z: std / replace_one sensitivity of one copy.
 
     References:
         Balle, Barthe, Gaboardi, NeurIPS 2018, Theorems 2 and 10 (draws with replacement,
@@ -283,49 +290,52 @@ def with_replacement(library: Library, orders: Any, law: Any, z: Any) -> Any:
     """
     xp = library.numpy
     orders = xp.atleast_1d(orders)
-    # any number in (0, 1) if the element is always drawn
-    eta = xp.where(law[0] > 0, xp.minimum(xp.sum(law[1:]), 1.0), 0.5)
+    # If the element is always drawn, eta is not used; any number in (0, 1) will do.
+    eta = xp.where(distribution[0] > 0, xp.minimum(xp.sum(distribution[1:]), 1.0), 0.5)
     a = xp.maximum(orders, 2.0)
 
     def add(total, item):
         k, mass = item
         if library is ON_HOST and not mass > 0:
             return total
-        log_moment, reached = _profile_moment(library, orders, eta, z, k, 4 * NUM_NODES)
-        # out of reach: ratios below e^epsilon, and all of the mirrored half
+        log_moment, is_covered = _profile_moment(library, orders, eta, z, k, 4 * NUM_NODES)
+        # Where the grid does not cover the order, bound both halves of the integral.
         power = a * (a - 1) * k**2 / (2 * z**2)
         factor = xp.where(orders < 2, orders * (orders - 1), 2.0)
         beyond = xp.log(factor) + power + xp.log(-xp.expm1(-power))
         log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
-        term = log_mass + xp.log(eta) + xp.where(reached, log_moment, beyond)
+        term = log_mass + xp.log(eta) + xp.where(is_covered, log_moment, beyond)
         return xp.where(mass > 0, xp.logaddexp(total, term), total)
 
-    copies = xp.arange(1.0, len(law))
-    total = library.scan(add, xp.zeros_like(orders), (copies, law[1:]))
-    most = xp.max(xp.where(law[1:] > 0, copies, 0.0))
-    whole = orders * most**2 / (2 * z**2)
-    return xp.where(law[0] > 0, xp.minimum(total / (orders - 1), whole), whole)
+    copies = xp.arange(1.0, len(distribution))
+    total = library.scan(add, xp.zeros_like(orders), (copies, distribution[1:]))
+    most = xp.max(xp.where(distribution[1:] > 0, copies, 0.0))
+    unsampled = orders * most**2 / (2 * z**2)
+    return xp.where(distribution[0] > 0, xp.minimum(total / (orders - 1), unsampled), unsampled)
 
 
 def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
-    """Return the curve of `slots` releases in one of which a unit takes part, drawn uniformly and
-    unseen, for add_remove: the larger divergence of both directions.  It takes concrete numbers.
+    """Return the curve of `slots` rounds in one of which a unit takes part, for add_remove.
 
-    If the unit is absent, all t outcomes y_i are N(0, z^2); otherwise one of them, chosen at
-    random, has mean 1.  The likelihood ratio is the mean M of t independent log-normal variables
+    The round is drawn uniformly and not revealed.  The result is the larger divergence of both
+    directions.  It takes concrete numbers only.
+
+    If the unit is absent, all t = slots outcomes y_i are N(0, z^2); otherwise one of them, chosen
+    at random, has mean 1.  The likelihood ratio is the mean M of t independent log-normal variables
     X_i = exp((y_i - 1/2) / z^2), each of mean 1.  Contributions may depend on earlier releases: the
-    Gaussian is rotated to the direction in which they point, and shorter ones are garbled (see
-    `Privacy` of sampling.random_allocation).
+    Gaussian is rotated to the direction in which they point, and noise is added to shorter ones
+    (see `Privacy` of sampling.random_allocation).
 
     - Present against absent, order a: log E[M^a] / (a - 1).  For integers a this is a sum over how
       often each y_i is counted, the coefficient of x^a in (sum over m of x^m / m! exp(m (m - 1) /
       (2 z^2)))^t.
     - Absent against present: log E[M^-s] / s with s = a - 1, where E[M^-s] = t^s / Gamma(s) times
       the integral of u^(s - 1) E[exp(-u X)]^t.  The trapezoid rule in log u and in the normal
-      variable is exact to rounding: both integrands are analytic and decrease fast.
+      variable is exact up to rounding: both integrands are analytic and decrease fast.
 
-    Between integer orders (a - 1) times the curve is convex, so a chord lies above it.  Beyond the
-    largest order, and for very little noise, the curve is that of a unit that is seen.
+    Between integer orders, (a - 1) times the curve is convex, so a chord lies above it.  For orders
+    above the largest one, and for very little noise, the curve is that of a unit that is in every
+    release.
 
     References:
         Feldman and Shenfeld, arXiv:2502.08202 (integer orders, present against absent).
@@ -336,20 +346,22 @@ def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
         (0.25, True)
     """
     orders = np.asarray(orders, np.float64)
-    seen = orders / (2 * z**2)
+    unsampled = orders / (2 * z**2)
     if slots < 2 or z < MIN_ALLOCATION_NOISE:
-        return seen
+        return unsampled
     with np.errstate(all="ignore"):
         moments = _allocation_moments(int(slots), float(z))
         integers = np.arange(1.0, MAX_ALLOCATION_ORDER + 1)
         within = np.interp(orders, integers, moments) / (orders - 1)
-        bound = np.minimum(within * (1 + ALLOCATION_ROUNDING), seen)
-    return np.where(orders <= MAX_ALLOCATION_ORDER, bound, seen)
+        bound = np.minimum(within * (1 + ALLOCATION_ROUNDING), unsampled)
+    return np.where(orders <= MAX_ALLOCATION_ORDER, bound, unsampled)
 
 
 @over_libraries
 def participation(library: Library, orders: Any, probability: Any, curve: Any) -> Any:
     """Return the curve of a release that happens with `probability`, which may be visible.
+
+    `curve` is that of the release when it happens.
 
     References:
         Joint convexity of exp((a - 1) D); exact when participation is visible.
@@ -375,7 +387,8 @@ def either(
     first: Any,
     second: Any,
 ) -> Any:
-    """Return the curve of a release that is `first` with `probability`, visibly, and else `second`.
+    """Return the curve of a release that is `first` with `probability`, visibly, and otherwise
+    `second`.
 
     References:
         Joint convexity of exp((a - 1) D).
@@ -397,14 +410,13 @@ def either(
 
 @over_libraries
 def convert(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
-    """Return the epsilon that each order proves at `delta`; the smallest counts.
+    """Return the epsilon that each order proves at `delta`; the smallest of them holds.
 
-    Shapes:
-        broadcasts; a curve of zeros proves 0.
+    All arguments broadcast.  A curve of zeros proves 0.
 
     References:
         Canonne, Kamath, Steinke, 2020, Proposition 12; and total variation <= sqrt(1 -
-        exp(-divergence)) (Bretagnolle and Huber), by which 0 is enough when that is at most delta.
+        exp(-divergence)) (Bretagnolle and Huber): if that is at most delta, epsilon is 0.
     """
     return _convert(library, orders, curve, delta)
 
@@ -417,10 +429,15 @@ def _convert(library, orders, curve, delta):
 
 @over_libraries
 def epsilon(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
-    """Return the smallest epsilon at `delta` that a curve proves; never negative.
+    """Return the smallest epsilon that a curve proves at `delta`; never negative.
 
-    Shapes:
-        orders [n], curve [..., n] -> [...].
+    Args:
+        orders: Float[n].
+        curve: Float[..., n].
+        delta: broadcasts against `curve`.
+
+    Returns:
+        Float64[...].
     """
     return library.numpy.min(_convert(library, orders, curve, delta), axis=-1)
 
@@ -430,7 +447,7 @@ def epsilon(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
 
 @over_libraries
 def gaussian_delta(library: Library, epsilon: Any, mu: Any) -> Any:
-    """Return the exact delta at `epsilon` >= 0 of Gaussian releases with mu^2 = the sum of 1 / z^2.
+    """Return the exact delta at `epsilon` >= 0 of Gaussian releases with mu = sqrt(sum of 1 / z^2).
 
     References:
         Balle and Wang, ICML 2018, Theorem 8.
@@ -440,10 +457,10 @@ def gaussian_delta(library: Library, epsilon: Any, mu: Any) -> Any:
 
 @over_libraries
 def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
-    """Return the exact epsilon at `delta` of Gaussian releases, from above: never too small.
+    """Return the exact epsilon at `delta` of Gaussian releases with mu = sqrt(sum of 1 / z^2).
 
-    Shapes:
-        broadcasts.  It takes no derivatives.
+    The result approximates the exact value from above: it is never too small.  The arguments
+    broadcast.  There are no derivatives.
 
     Example:
         >>> round(float(gaussian_epsilon(1.0, 1e-5)), 4)
@@ -451,8 +468,8 @@ def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
     """
     # Newton's method on log(delta(epsilon)), from above.  delta(epsilon) is an expectation of a
     # log-concave function of a normal variable, so its logarithm is concave: tangents lie above it,
-    # and each point is on the safe side of the crossing, except for rounding.  What is returned was
-    # tested.
+    # and each point is above the true epsilon, except for rounding.  The condition was evaluated at
+    # the returned point.
     xp, special = library.numpy, library.special
     mu, delta = xp.broadcast_arrays(mu, delta)
     is_zero = special.erf(mu / math.sqrt(8)) <= delta  # exact for tiny mu too
@@ -469,7 +486,7 @@ def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
         proved = xp.where(fits, xp.minimum(proved, point), proved)
         slope = -xp.exp(point + special.log_ndtr(-s - mu) - profile)
         after = xp.maximum(point - (profile - target) / slope, 0.0)
-        # a point that rounding put too low goes up, and from there it stays
+        # Move a point that rounding made too small up again, and keep it there.
         after = xp.where(fits, after, xp.maximum(after, point * (1 + ROUNDING)))
         moves = (xp.abs(after - point) > ROUNDING / 2 * point) & (proved >= point)
         return step + 1, xp.where(moves, after, point), proved, moves.any()
@@ -483,12 +500,11 @@ def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
 
 
 def _log_profile(library, s, d):
-    """Return log(delta) at epsilon = d s + d^2 / 2 of the pair N(d, 1), N(0, 1): log(P(X > s) -
-    e^epsilon P(X > s + d)).
+    """Return log(delta) at epsilon = d s + d^2 / 2 for the pair N(d, 1), N(0, 1).
 
-    With M = P(X > v) / density(v), this is log(density(s)) + log(M(s) - M(s + d)).  For small d the
-    difference is the integral of 1 - v M(v), which three points give to rounding where a difference
-    of logs would lose digits.
+    This is log(P(X > s) - e^epsilon P(X > s + d)) for a standard normal X.  With M = P(X > v) /
+    density(v), it is log(density(s)) + log(M(s) - M(s + d)).  For small d the difference is the
+    integral of 1 - v M(v), for which three points suffice; a difference of logs would lose digits.
     """
     xp, special = library.numpy, library.special
     upper = special.log_ndtr(-s)
@@ -506,9 +522,14 @@ def _log_profile(library, s, d):
 
 
 def _profile_moment(library, orders, rate, z, copies, num_nodes):
-    """Return the log of the integral over e of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile(e) e^e,
-    t = 1 + rate (e^e - 1), of the Gaussian with multiplier z / copies; and whether the points
-    reach."""
+    """Return the log of a moment of the Gaussian profile, and whether the grid covers the order.
+
+    The moment is the integral over e of a (a - 1) (t^(a - 2) + t^(-a - 1)) profile(e) e^e with t =
+    1 + rate (e^e - 1), for each order a, for the Gaussian with multiplier z / copies.
+
+    Returns:
+        Float64[n], Bool[n].
+    """
     xp = library.numpy
     z = z / copies
     points, weights = LEGENDRE
@@ -516,14 +537,14 @@ def _profile_moment(library, orders, rate, z, copies, num_nodes):
     panels = num_nodes // len(points)
     x = 0.5 + width * (xp.arange(panels)[:, None] + (points + 1) / 2).ravel()
     loss = (2 * x - 1) / (2 * z**2)
-    large = loss > 30  # where rate * e^loss may overflow, the one is nothing
+    large = loss > 30  # rate * e^loss may overflow here, and 1 - rate is negligible
     log_ratio = xp.where(
         large, xp.log(rate) + loss, xp.log1p(rate * xp.expm1(xp.where(large, 0.0, loss)))
     )
     log_weight = xp.log(width / 2 * xp.tile(weights, panels))
     shared = _log_profile(library, (x - 1) / z, 1 / z) + loss - 2 * xp.log(z) + log_weight
     a = orders[:, None]
-    # the first of both is larger where the ratio is above 1
+    # The first term is the larger one where the ratio is above 1.
     inner, mirrored = (a - 2) * log_ratio + shared, -(a + 1) * log_ratio + shared
     top = xp.max(inner, axis=1, keepdims=True)
     total = xp.sum(xp.exp(inner - top) + xp.exp(mirrored - top), axis=1)
@@ -531,14 +552,25 @@ def _profile_moment(library, orders, rate, z, copies, num_nodes):
     return log_moment, xp.maximum(orders, 2.0) + TAIL * z <= x[-1]
 
 
-def _within_reach(library, reached, rate, sampled, whole):
+def _within_reach(library, is_covered, rate, sampled, unsampled):
+    """Return the curve with sampling where the grid covers it, and otherwise the curve without."""
     xp = library.numpy
-    return xp.where(reached & (rate < 1), xp.minimum(sampled, whole), whole)
+    return xp.where(is_covered & (rate < 1), xp.minimum(sampled, unsampled), unsampled)
 
 
 def _log_mean_excess(library, a, u, log_weight):
-    """Return the log of the sum over u [m] of weight * ((1 + u)^a - 1 - a u), for a [n, 1] > 1,
-    u > -1: without cancellation or overflow, and with one exponential for each pair."""
+    """Return the log of the sum over u [m] of weight * ((1 + u)^a - 1 - a u), for a [n, 1] > 1, u >
+    -1.
+
+    It avoids cancellation and overflow, and computes one exponential for each pair (a, u).
+
+    Args:
+        a: Float[n, 1].
+        u, log_weight: Float[m].
+
+    Returns:
+        Float64[n].
+    """
     xp = library.numpy
     # log(1 + u) - u, for all orders
     tiny = xp.abs(u) < 0.05
@@ -548,7 +580,7 @@ def _log_mean_excess(library, a, u, log_weight):
     short = xp.where(tiny, v**2 * series, xp.log1p(u) - u)
     power = a * xp.log1p(u)
     top = xp.max(xp.maximum(power, 0.0) + log_weight, axis=1, keepdims=True)
-    # near 1 the power is e^p - 1 - p more than 1 + p, by a series whose terms fall by p / 4 or more
+    # If the power e^p is near 1, compute e^p - 1 - p by a series with ratios of at most p / 4.
     near = xp.abs(power) < 0.25
     p, series = xp.where(near, power, 0.0), 1.0
     for k in range(13, 2, -1):
@@ -563,13 +595,15 @@ def _log_mean_excess(library, a, u, log_weight):
 
 @functools.lru_cache(256)
 def _allocation_moments(slots, z):
-    """Return (a - 1) times the larger divergence of both directions for each order a = 1, 2, ...,
-    Float64[MAX_ALLOCATION_ORDER]."""
+    """Return (a - 1) times the larger divergence of both directions, for each order a = 1, 2, ...
+
+    The result is Float64[MAX_ALLOCATION_ORDER].
+    """
     return np.maximum(_present_moments(slots, z), _absent_moments(slots, z))
 
 
 def _present_moments(slots, z):
-    """Return log E[M^a] for a = 1, 2, ..."""
+    """Return log E[M^a] for a = 1, 2, ...; see `allocation`."""
     m = np.arange(MAX_ALLOCATION_ORDER + 1.0)
     one = m * (m - 1) / (2 * z**2) - scipy.special.gammaln(m + 1)
     total = _power_of_series(one, slots)
@@ -577,23 +611,26 @@ def _present_moments(slots, z):
 
 
 def _power_of_series(series, n):
-    """Return the logarithms of the first coefficients of a power series to the n-th power."""
+    """Return the logs of the first coefficients of the n-th power of a power series, given their
+    logs."""
     if n == 1:
         return series
     half = _power_of_series(series, n // 2)
-    whole = _product_of_series(half, half)
-    return _product_of_series(whole, series) if n % 2 else whole
+    even_power = _product_of_series(half, half)
+    return _product_of_series(even_power, series) if n % 2 else even_power
 
 
 def _product_of_series(a, b):
+    """Return the logs of the first coefficients of a product of two power series, given their
+    logs."""
     size = len(a)
     return np.array([np.logaddexp.reduce(a[: k + 1] + b[k::-1]) for k in range(size)])
 
 
 def _absent_moments(slots, z):
-    """Return log E[M^(1 - a)] for a = 1, 2, ..."""
+    """Return log E[M^(1 - a)] for a = 1, 2, ...; see `allocation`."""
     sigma, most = 1 / z, MAX_ALLOCATION_ORDER - 1
-    # of the normal variable: small X count
+    # The integral over the normal variable starts here; it needs small values of X.
     lowest = -ALLOCATION_TAIL - most * sigma / slots
     step = min(0.05, 0.2 / sigma)
     g = np.arange(lowest, ALLOCATION_TAIL, step)
@@ -605,10 +642,10 @@ def _absent_moments(slots, z):
     transform = np.concatenate(
         [
             logsumexp(weight - np.exp(np.minimum(block[:, None] + log_x, 300.0)), axis=1)
-            for block in np.array_split(v, max(1, len(v) // POINTS_AT_ONCE))
+            for block in np.array_split(v, max(1, len(v) // TRANSFORM_BLOCK))
         ]
     )
     s = np.arange(1.0, MAX_ALLOCATION_ORDER)
-    whole = logsumexp(s[:, None] * v + slots * transform, axis=1) + math.log(0.04)
-    moments = whole + s * math.log(slots) - scipy.special.gammaln(s)
+    integral = logsumexp(s[:, None] * v + slots * transform, axis=1) + math.log(0.04)
+    moments = integral + s * math.log(slots) - scipy.special.gammaln(s)
     return np.append(0.0, np.maximum(moments, 0.0))

@@ -1,9 +1,8 @@
-"""Epsilon of an event by Renyi differential privacy, and by the exact composition of Gaussians
-without sampling.
+"""Epsilon of an event by Renyi differential privacy, and by the exact composition of Gaussians.
 
-Either can be the smaller one.  They are quick and serve many numbers of rounds at once; `tightest`
-adds privacy-loss distributions.  `curve` is traceable; the rest runs on the host, on concrete
-numbers.
+The exact composition ignores sampling; either bound can be the smaller one.  Both are quick and
+compute many numbers of rounds at once.  The module `tightest` adds privacy-loss distributions.
+`curve` is traceable; everything else runs on the host, on concrete numbers.
 """
 
 import dataclasses
@@ -25,31 +24,34 @@ from . import events, rdp
 from .events import NOT_GAUSSIAN, event_types
 
 WHERE = "jfl.privacy.accountants.rdp_events"
-BLOCK = 64  # orders of one compiled call
+BLOCK = 64  # number of orders in one compiled call
 ORDERS = 1 + np.geomspace(1e-5, 1e7, 2 * BLOCK)
 MANY_ORDERS = 1 + np.geomspace(1e-4, 1e5, 8 * BLOCK)  # for epsilons of all sizes at once
-MIN_REPEAT_LOSS = 1e-18  # delta that repeated draws may take where delta is sought
+# The delta that draws with replacement may lose if delta is sought.
+MIN_REPEAT_LOSS = 1e-18
 SAMPLED, EXACT = "rdp", "gaussian_exact"
-MAX_ON_HOST = 16  # curves of one shape that NumPy computes; more of them are compiled
+# Up to this number of curves of one shape are computed by NumPy, and more by a compiled program.
+MAX_ON_HOST = 16
 
 
 class Overflow(NotAnalysable):
-    """No epsilon: draws without a slot, or noise of a finite reach, take all of delta."""
+    """Raised if no epsilon exists because overflows, or noise of finite range, take all of
+    delta."""
 
 
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
-    """Return the smaller epsilon of the two, and the method that proved it: "rdp" or
-    "gaussian_exact".
+    """Return the smaller epsilon of both bounds, and its method: "rdp" or "gaussian_exact".
 
-    Units:
-        delta in (0, 1).
+    Args:
+        event: an event.
+        delta: in (0, 1).
 
     Privacy:
-        of the unit and adjacency for which the event was built.
+        for the unit and adjacency for which the event was built.
 
     Raises:
-        ValueError: for what these methods cannot analyse: a sample of a sample, and an event that
-            mixes add_remove (Poisson) with replace_one (with or without replacement).
+        ValueError: for a sample of a sample, or an event that mixes add_remove (Poisson) with
+            replace_one (with or without replacement).
 
     Example:
         >>> value, method = epsilon(events.gaussian(1.0), 1e-5)
@@ -62,11 +64,17 @@ def epsilon(event: Any, delta: float) -> tuple[float, str]:
 
 
 def curve(event: Any, orders: ArrayLike) -> Any:
-    """Return the Renyi curve of an event: traceable, also in the numbers of the event, except for
-    draws with replacement and random allocation.
+    """Return the Renyi curve of an event.
 
-    Shapes:
-        orders [n] > 1 -> Float64[n].
+    The function is traceable, also in the numbers of the event, except for draws with replacement
+    and random allocation.
+
+    Args:
+        event: an event.
+        orders: Float[n] > 1.
+
+    Returns:
+        Float64[n].
 
     Raises:
         ValueError: as `epsilon`.
@@ -79,10 +87,14 @@ def curve(event: Any, orders: ArrayLike) -> Any:
 
 
 def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
-    """Return deltas that are proved for an event at many epsilons at once.
+    """Return the deltas that are proved for an event at many epsilons at once.
 
-    Shapes:
-        epsilon [n] >= 0 -> Float64[n] in [0, 1].
+    Args:
+        event: an event.
+        epsilon: Float[n] >= 0.
+
+    Returns:
+        Float64[n] in [0, 1].
 
     Raises:
         ValueError: as `epsilon`.
@@ -94,19 +106,20 @@ def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
     counts, parts = np.ones(1), None
     if isinstance(event, events.Series):
         counts, event, parts = counts * event.times, event.event, len(event.times)
-    event, given_up = with_multiplicities(event, MIN_REPEAT_LOSS / max(float(counts.sum()), 1.0))
+    event, lost = with_multiplicities(event, MIN_REPEAT_LOSS / max(float(counts.sum()), 1.0))
     mu = math.sqrt(_total_precision(event, counts))
     exact = rdp.gaussian_delta(epsilon, np.full(epsilon.shape, mu))
-    best = np.where(np.isnan(exact), 1.0, exact)  # what overflows proves nothing
+    best = np.where(np.isnan(exact), 1.0, exact)  # an overflow proves nothing
     if _needs_curve(event):
         values = counts @ _curves(event, MANY_ORDERS, parts)
         best = np.minimum(best, deltas_of_curve(MANY_ORDERS, values, epsilon))
-    return np.minimum(best + given_up * counts.sum(), 1.0)
+    return np.minimum(best + lost * counts.sum(), 1.0)
 
 
 def gaussian_mu(event: Any) -> float:
-    """Return the mu for which an event is mu-GDP if sampling is ignored: as if a unit were in every
-    sample, as often as it can be drawn.
+    """Return the mu for which an event is mu-GDP if sampling is ignored.
+
+    Every unit is assumed to be in every sample, as often as it can be drawn.
 
     Example:
         >>> gaussian_mu(events.repeat(events.poisson(0.1, events.gaussian(2.0)), 16))
@@ -116,10 +129,16 @@ def gaussian_mu(event: Any) -> float:
 
 
 def deltas_of_curve(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Return the smallest deltas that a curve proves at many epsilons: `convert`, solved for delta.
+    """Return the smallest deltas that a Renyi curve proves at many epsilons: `rdp.convert` solved
+    for delta.
 
-    Shapes:
-        orders [n] > 1, values [n], epsilon [m] >= 0 -> Float64[m].
+    Args:
+        orders: Float[n] > 1.
+        values: Float[n], the curve at these orders.
+        epsilon: Float[m] >= 0.
+
+    Returns:
+        Float64[m].
     """
     with np.errstate(all="ignore"):
         slack = (orders - 1) * (values + np.log1p(-1 / orders)) - np.log(orders)
@@ -131,7 +150,7 @@ def deltas_of_curve(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray)
 
 
 def _needs_curve(event):
-    """Return whether an event is not a composition of Gaussians only."""
+    """Return whether an event is anything but a composition of Gaussians."""
     return bool(event_types(event) & events.SAMPLED.union(NOT_GAUSSIAN))
 
 
@@ -141,15 +160,20 @@ def bounds(
     delta: np.ndarray,
     overflow: ArrayLike = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the epsilon of the worst of several events, for each of m pairs (times, delta), and
-    whether the exact composition of Gaussians gave it.
+    """Return epsilons of the worst of several events, and whether the exact composition gave them.
+
+    There is one result for each of m pairs (times, delta).
 
     Args:
         alternatives: events, at least one.
-        times: [m] how often the event happens; or [m, n] how often each part of a Series [n] does.
+        times: [m], how often the event happens; or [m, n], how often each part of a Series [n]
+            does.
         delta: [m].
-        overflow: [m], the probability that a draw of the run finds no slot.  It costs
-            1 + e^epsilon times as much delta.
+        overflow: [m], the probability that a draw of the run finds no free slot.  It costs 1 +
+            e^epsilon times as much delta.
+
+    Returns:
+        Float64[m], Bool[m].
 
     Raises:
         Overflow: if an overflow takes all of delta.
@@ -158,16 +182,16 @@ def bounds(
     values, exact = _bounds_without_overflow(alternatives, times, delta)
     if not overflow.any():
         return values, exact
-    # Epsilon grows as delta shrinks, and the cost grows with epsilon, so this climbs to the
-    # smallest solution.
+    # Epsilon grows as delta shrinks, and the cost of an overflow grows with epsilon, so this
+    # iteration increases to the smallest solution.
     for _ in range(100):
         left = delta - overflow * (1 + np.exp(np.minimum(values, 700)))
         if not np.all(left > 0):
             raise Overflow(
-                "jfl.guarantee: expected room in delta for an overflow, but got "
+                "jfl.guarantee: expected a delta larger than the cost of overflows, but got "
                 f"delta={delta.min():g} and "
-                f"an overflow probability of {overflow.max():.3g} in the run, which costs that "
-                "times 1 + e^epsilon. "
+                f"an overflow probability of {overflow.max():.3g} in the run, which costs "
+                "1 + e^epsilon times as much. "
                 "Raise the capacity of the sampler or of the batches, or delta, or the noise."
             )
         # slightly smaller, so that rounding errs on the conservative side
@@ -176,32 +200,44 @@ def bounds(
             return np.maximum(again, values), exact
         values = again
     raise Overflow(
-        "jfl.guarantee: expected an epsilon that settles, but got an overflow that "
-        "takes most of delta. "
+        "jfl.guarantee: expected overflows that take a small part of delta, but got overflows that "
+        "take most of it. "
         "Raise the capacity of the sampler or of the batches."
     )
 
 
 def _bounds_without_overflow(alternatives, times, delta):
+    """Return `bounds` for an overflow of 0."""
     times = np.asarray(times, np.float64)
     if len(alternatives) > MAX_ON_HOST and times.shape == (1,):
-        high = above(alternatives, times, delta)
-        order, kept = np.argsort(-high), []
-        for i in order:  # the largest first, until the rest is below
-            if kept and max(kept)[0] >= high[i]:
+        # Refine the events in the order of their quick bounds, until no other can be worse.
+        quick = quick_bounds(alternatives, times, delta)
+        worst = (-math.inf, False)
+        for i in np.argsort(-quick):
+            if worst[0] >= quick[i]:
                 break
-            value, exact = _bound(alternatives[i], times, delta)
-            kept.append((value[0], bool(exact[0])))
-        return np.array([max(kept)[0]]), np.array([max(kept)[1]])
-    each = [_bound(e, times, delta) for e in alternatives]
+            value, exact = _bounds_of_event(alternatives[i], times, delta)
+            worst = max(worst, (value[0], bool(exact[0])))
+        return np.array([worst[0]]), np.array([worst[1]])
+    each = [_bounds_of_event(e, times, delta) for e in alternatives]
     values = np.stack([v for v, _ in each])
     worst = np.argmax(values, axis=0)
     return values.max(axis=0), np.stack([x for _, x in each])[worst, np.arange(len(times))]
 
 
-def above(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Return quick upper bounds [events] after one number of rounds; many events of one shape cost
-    little more than a few."""
+def quick_bounds(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """Return quick upper bounds on epsilon for each of several events.
+
+    For many events of one shape, this costs little more than for a few.
+
+    Args:
+        alternatives: events, at least one.
+        times: [1], how often each event happens.
+        delta: [1].
+
+    Returns:
+        Float64[len(alternatives)].
+    """
     first = alternatives[0]
     is_many = (
         len(alternatives) > MAX_ON_HOST
@@ -217,7 +253,8 @@ def above(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.nd
     return np.minimum(best, rdp.gaussian_epsilon(np.sqrt(precision), delta[0]))
 
 
-def _bound(event, times, delta):
+def _bounds_of_event(event, times, delta):
+    """Return `bounds` for one event and an overflow of 0."""
     kinds = event_types(event)
     if events.Poisson in kinds and kinds & {events.WithoutReplacement, events.WithReplacement}:
         checks.fail(
@@ -228,22 +265,22 @@ def _bound(event, times, delta):
             error=NotAnalysable,
         )
     counts, parts = times if times.ndim == 2 else times[:, None], None
-    if isinstance(event, events.Series):  # one curve for each part serves all counts
+    if isinstance(event, events.Series):  # one curve per part, for all counts
         counts = counts if times.ndim == 2 else counts * event.times
         event, parts = event.event, len(event.times)
-    # Draws that repeat more often than a hundredth of delta allows are given up, and paid for.
-    event, given_up = with_multiplicities(
+    # More copies of an element than this distribution counts cost at most a hundredth of delta.
+    event, lost = with_multiplicities(
         event, np.min(delta) / max(float(np.max(counts.sum(1))), 1.0) / 100
     )
-    delta = delta - given_up * counts.sum(1)
+    delta = delta - lost * counts.sum(1)
     exact = rdp.gaussian_epsilon(np.sqrt(_total_precision(event, counts)), delta)
     if not _needs_curve(event):
         return exact, np.ones(len(times), bool)
     epsilons = lambda orders, values: rdp.convert(orders, values, delta[:, None])
     orders, values = ORDERS, counts @ _curves(event, ORDERS, parts)
-    for _ in range(2):  # look more closely around each best order
+    for _ in range(2):  # add orders around each best one
         best = np.unique(np.argmin(epsilons(orders, values), axis=1))
-        # beyond either end of the orders, look far
+        # if the best order is the first or the last, search far outside the range
         gaps = np.concatenate([[1e-4 * (orders[0] - 1)], orders - 1, [1e4 * (orders[-1] - 1)]])
         finer = np.concatenate([1 + np.geomspace(gaps[b], gaps[b + 2], BLOCK) for b in best])
         orders = np.append(orders, finer)
@@ -255,8 +292,10 @@ def _bound(event, times, delta):
 
 
 def _total_precision(event, counts):
-    """Return `events.precision` of an event, or of each part of a Series, after these counts
-    [..., parts]."""
+    """Return `events.precision` of an event that happens counts[..., 0] times.
+
+    For the event inside a Series, part i happens counts[..., i] times.
+    """
     each = np.broadcast_to(np.asarray(events.precision(event), np.float64), counts.shape[-1:])
     return events.weighted_precision(counts, each)
 
@@ -265,7 +304,7 @@ def _total_precision(event, counts):
 
 
 def _curve(event, orders):
-    """Return the curve of an event whose draws with replacement are Multiplicity."""
+    """Return the Renyi curve of an event whose draws with replacement are `Multiplicity`."""
     inner = lambda part: _curve(part, orders)
     if isinstance(event, events.Gaussian):
         return rdp.gaussian(orders, event.noise_multiplier)
@@ -284,43 +323,46 @@ def _curve(event, orders):
         parts = len(event.times)
         if isinstance(orders, np.ndarray):
             return event.times @ _curves(event.event, orders, parts)
-        return event.times @ _mapped(_stacked(events.parts(event.event, parts)), orders)
+        return event.times @ _map_curve(_stack_events(events.parts(event.event, parts)), orders)
     if isinstance(event, events.Participation):
         return rdp.participation(orders, event.probability, inner(event.event))
     return _curve_of_sample(event, orders)
 
 
 def _curve_of_sample(event, orders):
-    """Return the curve of Gaussians on a sample."""
+    """Return the Renyi curve of Gaussians on a sample."""
     z: Any = events.precision_inside(WHERE, event) ** -0.5
     if isinstance(event, events.Poisson):
         return rdp.poisson(orders, event.rate, z)
     if isinstance(event, events.PoissonGroup):
-        return rdp.poisson_group(orders, event.law, z)
+        return rdp.poisson_group(orders, event.distribution, z)
     if isinstance(event, events.Allocation):
         return rdp.allocation(orders, event.slots, z)
     if isinstance(event, events.WithoutReplacement):
         return rdp.without_replacement(orders, event.sample / event.population, z)
     if isinstance(event, events.Multiplicity):
-        return rdp.with_replacement(orders, event.law, z)
-    # A sample that both neighbours share: no two releases lie further apart than those of elements
-    # that replace each other.
+        return rdp.with_replacement(orders, event.distribution, z)
+    # Both neighbours share the sample.  Two releases differ at most as much as if one element had
+    # replaced another; under zero_out, that is twice the sensitivity.
     is_zeroed = isinstance(event, events.ZeroedOut)
-    apart = lambda rate: rdp.without_replacement(orders, rate, z / (1 + is_zeroed))
-    room = rdp.poisson(orders, event.rate, z) if is_zeroed else apart(event.rate)
-    return rdp.either(orders, event.full, apart(event.rate_when_full), room)
+    replacing = lambda rate: rdp.without_replacement(orders, rate, z / (1 + is_zeroed))
+    with_room = rdp.poisson(orders, event.rate, z) if is_zeroed else replacing(event.rate)
+    return rdp.either(orders, event.full, replacing(event.rate_when_full), with_room)
 
 
 def _curves(event, orders, parts=None):
-    """Return the curve [1, n] of an event; or the curves [parts, n] of the parts of a Series, given
-    the event inside it."""
+    """Return the curve of an event, Float64[1, n]; or of each part of a Series, Float64[parts, n].
+
+    For a Series, `event` is the event inside it.
+    """
     leaves, shape = jax.tree.flatten(event)
     numbers = tuple((np.shape(v), np.asarray(v, np.float64).tobytes()) for v in leaves)
     return _cached_curves(shape, numbers, orders.tobytes(), parts)
 
 
-@functools.lru_cache(1024)  # a guarantee asks for the same curve three times
+@functools.lru_cache(1024)  # a guarantee needs the same curve three times
 def _cached_curves(shape, numbers, orders, parts):
+    """Return `_curves`, given hashable arguments."""
     leaves = [np.frombuffer(content).reshape(size)[()] for size, content in numbers]
     event, orders = jax.tree.unflatten(shape, leaves), np.frombuffer(orders)
     if parts is None:
@@ -338,23 +380,25 @@ def _cached_curves(shape, numbers, orders, parts):
 
 def _many_curves(each, orders):
     """Return the curves [events, n] of many events of one shape, by one compiled program."""
-    # Lengths are powers of two, so that few of them are compiled.
+    # Lengths are padded to powers of two, so that few programs are compiled.
     number = 2 ** math.ceil(math.log2(len(each)))
     padded = [*each, *each[:1] * (number - len(each))]
     with in_float64():
-        stacked, orders = _as_float64((_stacked(padded), orders))
-        blocks = [np.asarray(_compiled(stacked, block)) for block in orders.reshape(-1, BLOCK)]
+        stacked, orders = _as_float64((_stack_events(padded), orders))
+        blocks = [np.asarray(_map_curve_jit(stacked, block)) for block in orders.reshape(-1, BLOCK)]
     return np.concatenate(blocks, axis=1)[: len(each)]
 
 
-def _mapped(stacked, orders):
+def _map_curve(stacked, orders):
+    """Return the curves [events, n] of stacked events."""
     return jax.lax.map(lambda event: _curve(event, orders), stacked, batch_size=8)
 
 
-_compiled = jax.jit(_mapped)
+_map_curve_jit = jax.jit(_map_curve)
 
 
-def _stacked(each):
+def _stack_events(each):
+    """Return one event whose numbers are those of all events, stacked."""
     is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(list(each)))
     return jax.tree.map(lambda *v: (jnp if is_traced else np).stack(v), *each)
 
@@ -367,19 +411,20 @@ def _as_float64(tree):
 
 
 def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
-    """Return an event whose draws with replacement state how often an element is drawn, and the
-    delta that this leaves out.
+    """Return an event whose draws with replacement are `Multiplicity`, and the delta that this
+    costs.
 
-    A distribution cut off at some number of copies, which it exceeds with probability at most
-    `loss` in the event, is the distribution given that it does not: whether it does is the same for
-    both neighbours, so the probability is added to delta.
+    The distribution of the number of copies is cut off at a number that is exceeded with
+    probability at most `loss` in the whole event.  The result uses the distribution conditioned on
+    not exceeding it.  Whether it is exceeded does not depend on which neighbour is used, so the
+    probability is added to delta.
     """
     if events.WithReplacement not in event_types(event):
         return event, 0.0
     if isinstance(event, events.WithReplacement):
-        law, beyond = _law(event, loss)
-        most = np.flatnonzero(law)[-1].astype(np.float64)
-        return events.Multiplicity(law, most, event.event), beyond
+        distribution, beyond = _distribution_of_copies(event, loss)
+        most = np.flatnonzero(distribution)[-1].astype(np.float64)
+        return events.Multiplicity(distribution, most, event.event), beyond
     if isinstance(event, events.Compose):
         each = [with_multiplicities(e, loss / len(event.events)) for e in event.events]
         return events.Compose(tuple(e for e, _ in each)), sum(lost for _, lost in each)
@@ -388,7 +433,9 @@ def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
     return dataclasses.replace(event, event=inner), times * beyond
 
 
-def _law(event, loss):
+def _distribution_of_copies(event, loss):
+    """Return the truncated distribution of the number of copies, and the probability that is cut
+    off."""
     from scipy import stats  # half a second: not at import
 
     if not checks.is_concrete((event.draws, event.population)):
@@ -396,14 +443,14 @@ def _law(event, loss):
             WHERE,
             "concrete draws and population",
             "traced ones",
-            "The distribution has draws + 1 values.",
+            "They determine the length of the distribution of copies.",
         )
-    draws, chance = int(event.draws), 1 / float(event.population)
-    most = draws if loss <= 0 else min(draws, max(1, int(stats.binom.isf(loss, draws, chance))))
-    beyond = float(stats.binom.sf(most, draws, chance)) if most < draws else 0.0
-    law = stats.binom.pmf(np.arange(most + 1), draws, chance) / (1 - beyond)
-    # lengths in steps, so that few of them are compiled
-    return np.append(law, np.zeros(-len(law) % 8)), beyond
+    draws, rate = int(event.draws), 1 / float(event.population)
+    most = draws if loss <= 0 else min(draws, max(1, int(stats.binom.isf(loss, draws, rate))))
+    beyond = float(stats.binom.sf(most, draws, rate)) if most < draws else 0.0
+    distribution = stats.binom.pmf(np.arange(most + 1), draws, rate) / (1 - beyond)
+    # pad to a multiple of 8, so that few lengths are compiled
+    return np.append(distribution, np.zeros(-len(distribution) % 8)), beyond
 
 
 def check_delta(delta: float) -> None:
@@ -414,5 +461,5 @@ def check_delta(delta: float) -> None:
             "jfl.guarantee",
             "delta in (0, 1)",
             f"delta={checks.short_repr(delta)}",
-            "Below 1 / (number of examples) is usual.",
+            "Usual values are below 1 / (number of examples).",
         )

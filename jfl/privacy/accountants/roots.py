@@ -1,9 +1,8 @@
-"""Search for the crossing of a monotone function.
+"""Searches for the zero of a decreasing function.
 
-`illinois` is traced: it goes under jit and vmap, and takes no derivatives.  `smallest_fitting` runs
-on the host.
-
-An accountant has to err on the safe side, so each search says which of its ends was tested.
+`illinois` is traced: it works under jit and vmap, and takes no derivatives.  `smallest_fitting`
+runs on the host.  An accountant has to err on the conservative side, so both say at which ends of
+the final interval the function was evaluated.
 """
 
 from collections.abc import Callable
@@ -13,14 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-LARGEST = 1e9  # values of a search on the host are cut off here: interpolation needs finite ones
+# `smallest_fitting` clips larger values, because interpolation needs finite ones.
+MAX_VALUE = 1e9
 
 
 class Bracket(NamedTuple):
     """An interval in which a decreasing function crosses zero, and its values at both ends.
 
-    `low_value` > 0 >= `high_value`, up to the halving of the Illinois rule, which keeps signs.
-    `last_side` is 1 where the last point replaced `low`, -1 where it replaced `high`, else 0.
+    `low_value` > 0 >= `high_value`.  The Illinois rule halves stored values, which keeps their
+    signs.  `last_side` is 1 if the last point replaced `low`, -1 if it replaced `high`, and 0 at
+    the start.
     """
 
     low: Any
@@ -30,17 +31,20 @@ class Bracket(NamedTuple):
     last_side: Any = 0
 
     def secant(self, margin: float):
-        """Return the zero of the line through both ends, `margin` of the interval away from
-        both."""
+        """Return the zero of the line through both ends, kept away from both ends.
+
+        Args:
+            margin: the minimum distance to either end, as a fraction of the interval.
+        """
         fall = jnp.maximum(self.low_value - self.high_value, 1e-300)
-        share = jnp.clip(self.low_value / fall, margin, 1 - margin)
-        return self.low + (self.high - self.low) * share
+        fraction = jnp.clip(self.low_value / fall, margin, 1 - margin)
+        return self.low + (self.high - self.low) * fraction
 
     def replace_end(self, x, value) -> "Bracket":
-        """Return the narrower bracket that the function's `value` at `x` proves.
+        """Return the bracket with one end moved to `x`, where the function has this `value`.
 
-        The end that stays for the second time has its value halved (the Illinois rule): without
-        this, the other end would stop short of the crossing.
+        If the same end stays for the second time, its stored value is halved (the Illinois rule).
+        Without this, the other end would stop short of the zero.
         """
         positive = value > 0
         low_value = jnp.where(self.last_side == -1, self.low_value / 2, self.low_value)
@@ -62,18 +66,18 @@ def illinois(
     rtol: float = 1e-7,
     atol: float = 1e-9,
 ) -> Bracket:
-    """Return a narrow bracket of the zero of a decreasing function that is almost straight.
+    """Return a narrow bracket of the zero of a decreasing function that is almost linear.
 
     Every fourth step halves the interval, so `steps` steps narrow it at least 2^(steps / 4) times.
-    Both ends were tested.  Without a crossing in [low, high], `low` and `high` come back equal
-    where function(low) <= 0, and `high_value` is positive where function(high) > 0.
+    The function was evaluated at both ends of the result.  Without a zero in [low, high], the
+    result has low = high if function(low) <= 0, and a positive `high_value` if function(high) > 0.
 
     Args:
-        function: x [] -> value [], falling.
+        function: x [] -> value [], decreasing.
         low: [], the lower end of the interval.
         high: [], the upper end.
-        steps: steps at most.
-        rtol, atol: the search stops where high - low <= atol + rtol |high|.
+        steps: maximum number of steps.
+        rtol, atol: the search stops when high - low <= atol + rtol |high|.
 
     References:
         Dowell and Jarratt, BIT 1971.
@@ -102,16 +106,16 @@ def illinois(
 def smallest_fitting(
     excess: Callable[[float], float], low: float, high: float, tolerance: float
 ) -> float:
-    """Return the smallest x in [low, high], to `tolerance`, with excess(x) <= 0; on the host.
+    """Return the smallest x in [low, high] with excess(x) <= 0, up to `tolerance`; on the host.
 
-    What is returned was tested.  Unless it is `low`, a point at most `tolerance` below it was
-    tested too and does not fit.
+    The result itself was evaluated and satisfies the condition.  Unless it is `low`, a point at
+    most `tolerance` below it was evaluated too and does not satisfy it.
 
     Args:
-        excess: x -> value, falling.  nan does not fit; infinite values are allowed.
+        excess: x -> value, decreasing.  nan counts as positive; infinite values are allowed.
         low: the lower end of the interval.
-        high: the upper end, which has to fit.
-        tolerance: the largest distance of the result from the smallest x that fits.
+        high: the upper end, at which excess must be <= 0.
+        tolerance: the largest distance of the result from the true smallest x.
 
     Raises:
         ValueError: if excess(high) > 0.
@@ -128,17 +132,17 @@ def smallest_fitting(
 
     smallest = high
 
-    def finite_sign(x):
-        """Return the excess, finite and never zero: the search would stop at the first zero it
-        meets."""
+    def nonzero_excess(x):
+        """Return the excess, clipped and never zero, since the search would stop at the first
+        zero."""
         nonlocal smallest
         value = float(excess(x))
         if value <= 0:
             smallest = min(smallest, x)
-            return max(min(value, -1e-300), -LARGEST)
-        return min(value, LARGEST) if value > 0 else LARGEST
+            return max(min(value, -1e-300), -MAX_VALUE)
+        return min(value, MAX_VALUE) if value > 0 else MAX_VALUE
 
-    if finite_sign(low) > 0:
-        solve: Any = optimize.toms748  # whose type knows only its own default of `rtol`
-        solve(finite_sign, low, high, xtol=tolerance, rtol=1e-15, maxiter=200)
+    if nonzero_excess(low) > 0:
+        solve: Any = optimize.toms748  # Any, because its type stub rejects other values of rtol
+        solve(nonzero_excess, low, high, xtol=tolerance, rtol=1e-15, maxiter=200)
     return float(smallest)

@@ -9,8 +9,8 @@ import numpy as np
 from ...core import checks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan
+from ...kernels.normals import MAX_VALUES as MAX_NORMALS
 from ...kernels.normals import MISSING
-from ...kernels.normals import MOST as MAX_NORMALS
 from ...verify import check as verify
 from ...verify.client import params_shapes
 from ..mechanisms.chain import check_schedules, noisy

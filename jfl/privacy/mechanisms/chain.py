@@ -1,11 +1,11 @@
 """Chains of stages, from many masked contributions to one release.
 
 The user gives the noise multiplier z; the chain computes sigma = z * sensitivity, so that noise for
-a sum cannot be added to a mean.  Sensitivity of the sum is the bound of one contribution
-(add_remove, zero_out) or twice that (replace_one).
+a sum cannot be added to a mean.  The sensitivity of the sum is the bound of one contribution
+(add_remove, zero_out) or twice that bound (replace_one).
 
-A mechanism works in two halves, so that a cohort can be summed chunk by chunk: `clip_and_sum` (rows
-and sum) and `release_sum` (noise and post-processing).  `release` does both.
+A mechanism works in two halves, so that a cohort can be summed chunk by chunk: `clip_and_sum` (row
+stages and sum) and `release_sum` (noise and post-processing).  `release` does both.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ from .stages import FLOOR, After, Stage
 from .strategies import Remainder
 
 ROLES = ("row", "sum", "noise", "post")
-# One unit more or less; another in its place; or the same samples, to which it contributes zero.
+# Neighbours differ by adding or removing one unit; by replacing one unit with another; or in that
+# one unit contributes zero to the same samples.
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 LAWS = ("gaussian", "laplace", "discrete_gaussian", "skellam")
 INTEGER_LAWS = ("discrete_gaussian", "skellam")
@@ -42,15 +43,15 @@ LAST_ROUND = 2**31 - 1
 
 @record
 class PartialSum:
-    """The sum of some of the contributions.
+    """The sum of some of the contributions to a release.
 
     Attributes:
         value: the masked, weighted sum, in float32 at least.
         count: the number of contributions.
         clipped: how many of them were clipped.
         weight: the sum of their weights.
-        nonfinite: how many counted as zero, since they were not finite.
-        dtypes: `pytrees.dtypes_of` of a contribution, to which a release is cast back.
+        nonfinite: how many of them were not finite, and counted as zero.
+        dtypes: `pytrees.dtypes_of` of a contribution; the release is cast to these types.
     """
 
     value: Any
@@ -62,14 +63,16 @@ class PartialSum:
 
 
 def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
-    """Compose stages left to right into one mechanism.
+    """Compose stages, in order, into one mechanism.
 
-    `adjacency` may stay open: `plan` binds it from the sampler.  A noisy chain that nobody bound
-    refuses to run.
+    Args:
+        stages: stages such as clip_l2(1.0), total(), gaussian(1.1).
+        adjacency: one of ADJACENCIES.  If None, `jfl.plan` takes it from the sampler; noise cannot
+            be added before that.
 
     Raises:
-        ValueError: unless the roles run row -> sum -> noise -> post with exactly one sum, at most
-            one noise, and a row stage that bounds what the noise covers.
+        ValueError: unless the roles are in the order row -> sum -> noise -> post, with exactly one
+            sum, at most one noise, and a row stage that bounds what the noise covers.
 
     Example:
         >>> from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
@@ -101,7 +104,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     require(
         all(s.law in LAWS and (s.law in INTEGER_LAWS) == (s.encoding is not None) for s in noises),
         f"noise with one of the distributions {', '.join(LAWS)}, such as gaussian(1.1)",
-        "No other noise is drawn and accounted, whatever a stage is called.",
+        "jfl draws and accounts for no other noise, whatever the name of a stage.",
     )
     rows = [s for s in stages if s.role == "row"]
     clips = [s for s in rows if not s.is_map]
@@ -113,16 +116,15 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     require(
         not rows[-1].is_map if clips else not noises,
         "a clip after the last map",
-        "Put clip_l2(...) between the map and total(): what a map makes of a bounded contribution "
-        "has no bound.",
+        "Put clip_l2(...) between the map and total(): the result of a map has no bound.",
     )
     for s in noises:
         if s.law == "laplace":
-            require(plain_laplace(s), f"Laplace noise as laplace(...) makes it, but not {s!r}")
+            require(plain_laplace(s), f"Laplace noise as laplace(...) makes it, not {s!r}")
             require(
                 rows[-1].name == "clip_l1",
                 "clip_l1(...) as the last clip before laplace(...)",
-                "Its noise covers the sum of absolute values, which no other clip bounds.",
+                "Laplace noise covers the L1 norm, which no other clip bounds.",
             )
     states = [s for s in stages if s.state is not None]
     require(
@@ -133,22 +135,26 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     return Mechanism(tuple(stages), adjacency)
 
 
-def _of(mechanism: Mechanism, role: str) -> list[Any]:
+def _stages_with_role(mechanism: Mechanism, role: str) -> list[Any]:
+    """Return the stages of a mechanism that have this role."""
     return [s for s in mechanism.stages if s.role == role]
 
 
 def noise_of(mechanism: Mechanism | None) -> Stage | None:
     """Return the noise stage of a chain; None without noise."""
-    return next(iter(_of(mechanism, "noise")), None) if mechanism is not None else None
+    return (
+        next(iter(_stages_with_role(mechanism, "noise")), None) if mechanism is not None else None
+    )
 
 
 def noisy(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
+    """Return whether a mechanism adds noise."""
     return noise_of(mechanism) is not None
 
 
 def plain_laplace(stage: Stage) -> bool:
-    """Return whether this is Laplace noise of one level in units of the sensitivity, the same in
-    all rounds."""
+    """Return whether a stage adds Laplace noise with one multiplier that is the same in all
+    rounds."""
     return (
         not isinstance(stage.noise, Fn)
         and np.ndim(stage.noise) == 0
@@ -158,7 +164,8 @@ def plain_laplace(stage: Stage) -> bool:
 
 
 def has_clip(mechanism: Mechanism | None) -> bool:
-    return mechanism is not None and not all(s.is_map for s in _of(mechanism, "row"))
+    """Return whether a mechanism bounds each contribution."""
+    return mechanism is not None and not all(s.is_map for s in _stages_with_role(mechanism, "row"))
 
 
 def adaptive(mechanism: Mechanism) -> bool:
@@ -167,7 +174,8 @@ def adaptive(mechanism: Mechanism) -> bool:
 
 
 def remembers(mechanism: Mechanism) -> bool:
-    """Return whether a stage reads earlier releases."""
+    """Return whether a mechanism has state, that is, whether a stage depends on earlier
+    releases."""
     return any(s.state is not None for s in mechanism.stages)
 
 
@@ -194,8 +202,15 @@ def bind(
     required: bool = False,
     also: Sequence[str] = ("zero_out",),
 ) -> Mechanism | None:
-    """Return the mechanism under `adjacency`; `required` if another one given in the chain would be
-    wrong, except for those in `also`, which the sample allows too."""
+    """Return the mechanism with its adjacency set; None stays None.
+
+    Args:
+        mechanism: a chain, whose adjacency may be open.
+        adjacency: the adjacency that the sampler implies.
+        where: the name of the caller, for the message.
+        required: True to reject a chain that states another adjacency.
+        also: other adjacencies that the sampler allows.
+    """
     if mechanism is None:
         return None
     if mechanism.adjacency is None:
@@ -203,7 +218,7 @@ def bind(
     if required and mechanism.adjacency not in (adjacency, *also):
         checks.fail(
             where,
-            f"adjacency {adjacency!r}, which its sampler implies"
+            f"adjacency {adjacency!r}, which the sampler implies"
             + "".join(f", or {other!r}" for other in also),
             f"adjacency={mechanism.adjacency!r}",
             "Leave adjacency out of chain(...), or change the sampler.",
@@ -212,35 +227,47 @@ def bind(
 
 
 def initial_state(mechanism: Mechanism) -> Any:
-    """Return the state of the first release."""
+    """Return the state of a mechanism before its first release; () if it has none."""
     states = [s.state for s in mechanism.stages if s.state is not None]
-    wide = lambda x: jnp.asarray(x, jnp.float32)
-    return jax.tree.map(wide, states[0]) if states else ()
+    as_float32 = lambda x: jnp.asarray(x, jnp.float32)
+    return jax.tree.map(as_float32, states[0]) if states else ()
 
 
 def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
-    """Return the bound of one contribution of weight 1, in the units of the sum: Euclidean, or in
-    the norm of a shape."""
+    """Return the bound of one contribution of weight 1, in the units of the sum; inf without a
+    clip.
+
+    Args:
+        mechanism: the chain.
+        state: its state; None for the initial one.
+        shape: a Shape, in whose norm the bound is measured; None for the Euclidean norm.
+    """
     state = initial_state(mechanism) if state is None else state
-    rows = _of(mechanism, "row")
+    rows = _stages_with_role(mechanism, "row")
     return rows[-1].bound(state, shape) if rows and not rows[-1].is_map else math.inf
 
 
 def limit(mechanism: Mechanism) -> float:
-    """Return the bound of one contribution after public divisors, as an upload adds it to a
-    release."""
+    """Return the bound of one contribution to a release, after division by public numbers."""
     return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
 
 
 def shape(mechanism: Mechanism) -> Any:
-    """Return the shape of the noise; None if it is isotropic, or if there is none."""
+    """Return the Shape of the noise; None if it is isotropic, or if there is none."""
     stage = noise_of(mechanism)
     return None if stage is None else stage.shape
 
 
 def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) -> Any:
-    """Return how far one neighbour moves the sum, in the norm of the noise: bound * max_weight, or
-    twice that under replace_one."""
+    """Return by how much two neighbours can differ in the sum, in the norm of the noise.
+
+    This is bound * max_weight, or twice that under replace_one.
+
+    Args:
+        mechanism: the chain, with its adjacency set.
+        state: its state; None for the initial one.
+        max_weight: the largest weight that a contribution can have.
+    """
     if mechanism.adjacency is None:
         hint = (
             'jfl.plan sets it from the samplers; otherwise use chain(..., adjacency="add_remove").'
@@ -254,37 +281,40 @@ def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) 
 
 
 def at_round(mechanism: Mechanism, round_: Any) -> Mechanism:
-    """Return the mechanism of one round, with the values of clip norms and noise that change over
-    rounds."""
-    now = lambda function: _now(function, round_)
-    stages = (s.map_schedules(now) for s in mechanism.stages)
+    """Return the mechanism of one round: schedules of clip norms and noise are replaced by their
+    values."""
+    evaluate = lambda function: _evaluate_schedule(function, round_)
+    stages = (s.map_schedules(evaluate) for s in mechanism.stages)
     return Mechanism(tuple(stages), mechanism.adjacency)
 
 
-def _now(function: Fn, round_: Array) -> Array:
+def _evaluate_schedule(function: Fn, round_: Array) -> Array:
+    """Return the value of a schedule in a round, in float32; nan if it is too small."""
     value = jnp.asarray(function(round_), jnp.float32)
-    return jnp.where(value >= FLOOR, value, jnp.nan)  # Health stops a clip or a noise that is none
+    return jnp.where(value >= FLOOR, value, jnp.nan)  # Health reports nan and stops the run
 
 
 @named("mechanism.later")
-def _shifted(round_: Array, *, of: Fn, first: int) -> Any:
+def _evaluate_later(round_: Array, *, of: Fn, first: int) -> Any:
+    """Return the value of the schedule `of`, which started `first` rounds earlier."""
     return of(round_ + first)
 
 
 def later(value: Any, first: int) -> Any:
-    """Return a mechanism, or a function of the round, that begins at round `first`; None stays.
+    """Return a mechanism, or a schedule, that begins at its round `first`; None stays None.
 
-    An accountant reads it if a plan continues another one: correlated noise begins there.
+    An accountant uses it if a plan continues another one.  Correlated noise begins there with the
+    rest of its strategy.
     """
     if isinstance(value, Fn):
-        return Fn(_shifted, dict(of=value), dict(first=first))
+        return Fn(_evaluate_later, dict(of=value), dict(first=first))
     if value is None:
         return value
     stages = [s.map_schedules(lambda function: later(function, first)) for s in value.stages]
     for i, s in enumerate(stages):
         if s.strategy is not None:
-            rest = max(s.strategy.rounds - first, 0)
-            remainder = Remainder(rest, s.strategy.separation, s.strategy, int(first))
+            num_left = max(s.strategy.rounds - first, 0)
+            remainder = Remainder(num_left, s.strategy.separation, s.strategy, int(first))
             stages[i] = dataclasses.replace(s, strategy=remainder)
     return Mechanism(tuple(stages), value.adjacency)
 
@@ -295,10 +325,14 @@ def scheduled(mechanism: Mechanism | None) -> bool:
 
 
 def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
-    """Return the true noise multiplier, std over sensitivity, as the float32 that runs; None
-    without noise.
+    """Return the true noise multiplier, std / sensitivity, of the float32 numbers that run.
 
-    A Python number, or Float64[C] where each client has its own.  Of a mechanism `at` one round.
+    Args:
+        mechanism: a chain without schedules, or the result of `at_round`.
+        max_weight: the largest weight that a contribution can have.
+
+    Returns:
+        A Python number; Float64[C] if each client has a separate one; None without noise.
     """
     stage = noise_of(mechanism)
     if mechanism is None or stage is None:
@@ -308,9 +342,9 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
         if adaptive(mechanism):
             checks.fail(
                 "gaussian",
-                "noise_multiplier beside an adaptive clip",
+                "noise_multiplier if the clip is adaptive",
                 "std",
-                "The sensitivity changes from round to round, and std does not follow it.",
+                "The sensitivity changes from round to round, so a fixed std does not fit it.",
                 error=NotAnalysable,
             )
         value = value / float(sensitivity(mechanism, max_weight=max_weight))
@@ -318,7 +352,7 @@ def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
 
 
 def multiplier_follows(mechanism: Mechanism) -> bool:
-    """Return whether the noise is stated in units of the sensitivity, whatever that is."""
+    """Return whether the noise is stated as a multiple of the sensitivity."""
     stage = noise_of(mechanism)
     return stage is None or not stage.absolute
 
@@ -362,62 +396,64 @@ def multipliers(
 
 
 def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
-    """Return whether the noise multiplier is a function of the round.  A clip that changes does not
-    change it, unless the noise has an absolute std."""
+    """Return whether the noise multiplier is a function of the round.
+
+    A scheduled clip norm changes the multiplier only if the noise has an absolute std.
+    """
     stage = noise_of(mechanism)
     if mechanism is None or stage is None:
         return False
-    clips = [s for s in _of(mechanism, "row") if not s.is_map and stage.absolute]
+    clips = [s for s in _stages_with_role(mechanism, "row") if not s.is_map and stage.absolute]
     return any(s.schedules() for s in (stage, *clips))
 
 
 def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> PartialSum:
-    """Apply the row stages and return the weighted sum.
+    """Apply the row stages and return the weighted sum of contributions.
 
-    A contribution that is not finite after the row stages counts as zero; without a row stage it
-    stays as it is.
+    A contribution that is not finite after the row stages counts as zero; without a row stage it is
+    added unchanged.
 
     Args:
         mechanism: the chain.
         state: its state, from `initial_state` or the previous release.
-        rows: leaves [n, ...].  Those in half precision are widened first: clipped, weighted and
-            summed in float32.
-        weight: Float[n], 0 for a slot that holds nothing.
+        rows: the contributions, leaves [n, ...].  Half precision is widened first: contributions
+            are clipped, weighted and summed in float32.
+        weight: Float[n], 0 for an empty slot.
 
     Privacy:
-        A sum in half precision would be rounded before the noise, and one row can turn the rounding
-        of every coordinate.  A contribution that is not finite would be visible through any
-        noise.
+        A sum in half precision would be rounded before the noise, and one row can change the
+        rounding of every coordinate.  A contribution that is not finite would be visible through
+        any noise.
     """
-    form, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)
+    dtypes, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)
 
-    def one(row: Tree) -> tuple[Tree, Array, Array]:
+    def apply_row_stages(row: Tree) -> tuple[Tree, Array, Array]:
         clipped = jnp.zeros((), bool)
-        for s in _of(mechanism, "row"):
+        for s in _stages_with_role(mechanism, "row"):
             row, over = s.apply(state, row)
             clipped = clipped | over
         return row, clipped, pytrees.all_finite(row)
 
-    is_counted = counts = weight != 0
-    clipped = bad = jnp.zeros(weight.shape, bool)
-    if _of(mechanism, "row"):
-        rows, clipped, finite = jax.vmap(one)(rows)
-        counts, bad = is_counted & finite, is_counted & ~finite
+    is_present = is_used = weight != 0
+    clipped = nonfinite = jnp.zeros(weight.shape, bool)
+    if _stages_with_role(mechanism, "row"):
+        rows, clipped, finite = jax.vmap(apply_row_stages)(rows)
+        is_used, nonfinite = is_present & finite, is_present & ~finite
 
-    def weighted(x: Array) -> Array:
-        w, kept = (v.reshape(weight.shape + (1,) * (x.ndim - 1)) for v in (weight, counts))
-        return jnp.where(kept, w.astype(x.dtype) * x, jnp.zeros((), x.dtype)).sum(0)
+    def weighted_sum(x: Array) -> Array:
+        w, used = (v.reshape(weight.shape + (1,) * (x.ndim - 1)) for v in (weight, is_used))
+        return jnp.where(used, w.astype(x.dtype) * x, jnp.zeros((), x.dtype)).sum(0)
 
-    value, count = pytrees.map(weighted, rows), lambda x: x.sum().astype(jnp.float32)
+    value, count = pytrees.map(weighted_sum, rows), lambda x: x.sum().astype(jnp.float32)
     if weight.shape == (1,) and has_clip(mechanism):
         value = marks.bounded(value, mechanism, weight, "single")
     return PartialSum(
         value,
-        count(is_counted),
-        count(clipped & counts),
+        count(is_present),
+        count(clipped & is_used),
         count(weight),
-        bad.sum(dtype=jnp.int32),
-        form,
+        nonfinite.sum(dtype=jnp.int32),
+        dtypes,
     )
 
 
@@ -441,11 +477,11 @@ def release_sum(
         state: the state of the chain, as in `clip_and_sum`.
         value: the sum.
         max_weight: the largest weight that a contribution can have.
-        realised: the value of divide("size") or divide("weight"): the number of the client's rows,
-            or the weight of the cohort.
-        client: whose noise it is, where each client has its own level.
-        dtypes: `pytrees.dtypes_of` of a contribution: the release is rounded to its types, after
-            everything else.  None: of the sum.
+        realised: the divisor of divide("size") or divide("weight"): the number of the client's
+            rows, or the sum of the weights of the cohort.
+        client: the id of the client that adds the noise, if each client has a separate multiplier.
+        dtypes: `pytrees.dtypes_of` of a contribution; the result is rounded to these types at the
+            end.  If None, those of the sum.
         series: for noise that is correlated over the releases of a run, a pair: a function from the
             number of a release to its key, and the number of this release.
 
@@ -456,20 +492,20 @@ def release_sum(
         Noise is added in float32 at least.  Noise or a bound that is too small for float32 becomes
         nan, which stops the run with a HealthError.
     """
-    form = pytrees.dtypes_of(value) if dtypes is None else dtypes
+    dtypes = pytrees.dtypes_of(value) if dtypes is None else dtypes
     after, value = After(realised), pytrees.at_least_float32(value)
     stage = noise_of(mechanism)
     if stage is not None:
         level = stage.noise
-        if jnp.ndim(level):  # a level for each client
+        if jnp.ndim(level):  # one multiplier for each client
             level = level.at[client].get(mode="fill", fill_value=jnp.nan)
         sigma = jnp.asarray(
             level if stage.absolute else level * sensitivity(mechanism, state, max_weight),
             jnp.float32,
         )
         is_bounded = bound(mechanism, state, stage.shape) >= FLOOR
-        sigma = jnp.where(is_bounded & _lasts(sigma), sigma, jnp.nan)
-        # of a Laplace number of scale 1 the variance is 2
+        sigma = jnp.where(is_bounded & _is_normal_float32(sigma), sigma, jnp.nan)
+        # Laplace noise of scale 1 has variance 2.
         std = sigma * math.sqrt(2) if stage.law == "laplace" else sigma
         after = after._replace(std=std, shape=stage.shape)
         released, state = _add_noise(stage, sigma, key, value, state, series)
@@ -477,21 +513,21 @@ def release_sum(
     for s in mechanism.stages:
         if s.update is not None:
             state, value = s.update(state, value)
-    for s in _of(mechanism, "post"):
+    for s in _stages_with_role(mechanism, "post"):
         value, after = s.apply(value, after)
-    return pytrees.cast_to(value, form), state
+    return pytrees.cast_to(value, dtypes), state
 
 
 def _add_noise(
     stage: Stage, sigma: Array, key: Key, value: Tree, state: Any, series: Any
 ) -> tuple[Tree, Any]:
-    """Return a sum with the noise of a stage of scale `sigma`, and the state of the chain."""
+    """Return a sum with the noise of a stage of scale `sigma`, and the new state of the chain."""
     noise_key = marks.noise_key(key)
     if stage.encoding is not None:
         return stage.encoding.encode(noise_key, value), state
     if stage.shape is not None:
         stds = sigma / stage.shape.scales
-        stds = jnp.where(_lasts(stds), stds, jnp.nan)
+        stds = jnp.where(_is_normal_float32(stds), stds, jnp.nan)
         noise = haar_bands.noise(stage.shape.bands, noise_key, stds, value)
     else:
         if stage.law == "laplace":
@@ -511,23 +547,32 @@ def _add_noise(
     return pytrees.map(lambda x, n: x + n.astype(x.dtype), value, noise), state
 
 
-def _lasts(std: Array) -> Array:
+def _is_normal_float32(std: Array) -> Array:
+    """Return whether a standard deviation is not subnormal in float32 (subnormals may become
+    zero)."""
     return std >= jnp.finfo(jnp.float32).tiny
 
 
 def release(
     mechanism: Mechanism, key: Key, state: Any, rows: Any, weight: Any, **options: Any
 ) -> tuple[Any, ...]:
-    """Return `release_sum` of `clip_and_sum`: the release, and the new state."""
+    """Return `release_sum` of `clip_and_sum`: the release, and the new state.
+
+    Args:
+        mechanism, key, state: as in `release_sum`.
+        rows, weight: as in `clip_and_sum`.
+        options: further arguments of `release_sum`.
+    """
     part = clip_and_sum(mechanism, state, rows, weight)
     return release_sum(mechanism, key, state, part.value, dtypes=part.dtypes, **options)
 
 
 def release_one(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tuple[Any, ...]:
-    """Return the release of one contribution, in float32 at least; and 1 if it counted as zero
-    because it was not finite.
+    """Return the release of one contribution, and 1 if it was not finite and counted as zero,
+    otherwise 0.
 
-    Not rounded to the contribution's type: what is summed next must not be.
+    The release is float32 at least.  It is not rounded to the type of the contribution, because it
+    will be summed.
     """
     part = clip_and_sum(mechanism, (), pytrees.map(lambda x: x[None], row), jnp.ones(1))
     return release_sum(mechanism, key, (), part.value, **options)[0], part.nonfinite
@@ -535,7 +580,9 @@ def release_one(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tup
 
 def denominator(mechanism: Mechanism) -> float | None:
     """Return the product of the public divisors; None if there are none or they are traced."""
-    values = [s.apply.data["n"] for s in _of(mechanism, "post") if s.divisor == "number"]
+    values = [
+        s.apply.data["n"] for s in _stages_with_role(mechanism, "post") if s.divisor == "number"
+    ]
     if not values or not checks.is_concrete(values):
         return None
     return float(np.prod([np.asarray(v) for v in values]))
@@ -545,17 +592,17 @@ def denominator(mechanism: Mechanism) -> float | None:
 
 
 def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
-    """Reject a plan in which a function of the round falls below the smallest clip norm or noise,
-    or whose correlated noise covers fewer rounds.
+    """Reject a plan whose clip norms or noise become too small, or whose correlated noise ends too
+    early.
 
-    Constants are checked when a stage is made.  Below the floor squares of norms underflow: a clip
-    would bound nothing, though the noise follows it down.  Traced functions pass: the program makes
-    nan of such a value, and Health stops it.
+    Constants are checked when a stage is made.  Below 1e-15 the squares of norms underflow: a clip
+    would bound nothing, although the noise would still shrink with it.  Traced schedules are not
+    checked: the program turns such a value into nan, and Health stops the run.
 
     Args:
-        where: who asks, for the message.
-        plan: whose release, upload and private gradients are looked at.
-        rounds: how many rounds will run.
+        where: the name of the caller, for the message.
+        plan: the plan, whose release, upload and private gradients are checked.
+        rounds: the number of rounds that will run.
         first: the number of the first of them.
 
     Raises:
@@ -563,14 +610,12 @@ def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None
 
     Example:
         >>> import jfl
-        >>> falls = jfl.schedules.exponential(
-        ...     1.0, 1e-3, 10
-        ... )  # by 1000 in 10 rounds: 1e-15 in round 50
-        >>> [bool(v) for v in (_values_of_rounds(falls, jnp.array([49, 51])) >= FLOOR)]
+        >>> schedule = jfl.schedules.exponential(1.0, 1e-3, 10)  # 1e-15 in round 50
+        >>> [bool(v) for v in (_values_of_rounds(schedule, jnp.array([49, 51])) >= FLOOR)]
         [True, False]
     """
     for mechanism in (plan.upload, plan.release):
-        correlated.covers(where, mechanism, first + rounds)
+        correlated.require_enough_rounds(where, mechanism, first + rounds)
     private = [("private_grad", r.mechanism) for r in plan.algorithm.all_releases]
     for site, mechanism in (("release", plan.release), ("upload", plan.upload), *private):
         for stage in mechanism.stages if mechanism is not None else ():
@@ -581,13 +626,14 @@ def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None
 
 
 def _check_schedule(where: str, name: str, function: Fn, first: int, rounds: int) -> None:
+    """Reject one schedule whose values become too small; `name` describes it in the message."""
     end = min(first + rounds, LAST_ROUND)
     shape = jax.eval_shape(lambda r: jnp.asarray(function(r)), np.int32(first)).shape
     size = max(min(ROUNDS_PER_CHECK, NUMBERS_PER_CHECK // max(math.prod(shape), 1)), 1)
     for begin in range(first, end, size):
         block = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
         values = _values_of_rounds(function, block)
-        if not checks.is_concrete(values):  # a closure over something traced
+        if not checks.is_concrete(values):  # the schedule closes over a traced value
             return
         values = np.asarray(values, np.float64).reshape(len(block), -1)
         bad = np.flatnonzero(~((values >= FLOOR) & np.isfinite(values)).all(1))
@@ -596,11 +642,12 @@ def _check_schedule(where: str, name: str, function: Fn, first: int, rounds: int
                 where,
                 f"{name} >= {FLOOR:g} and finite in every round",
                 f"{values[bad[0]].min():g} in round {block[bad[0]]}",
-                "Smaller ones are lost in float32: end the schedule higher, "
+                "Smaller values underflow in float32: bound the schedule from below with "
                 "jnp.maximum(value, 1e-6), or scale the loss.",
             )
 
 
 @jax.jit
 def _values_of_rounds(function: Callable[..., Any], rounds: np.ndarray) -> Array:
+    """Return the values of a schedule in each of these rounds, in float32."""
     return jax.vmap(lambda r: jnp.asarray(function(r), jnp.float32))(rounds)

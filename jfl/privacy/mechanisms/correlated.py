@@ -1,9 +1,9 @@
 """Noise that is correlated over rounds: later rounds partly cancel the noise of earlier ones.
 
-A strategy, a lower-triangular matrix C, says how.  With z_t the fresh normals of round t, round t
-releases its sum plus std * (C^-1 z)_t.  Sums over rounds, which are what training adds up, then
-hold less noise than with independent noise, and all rounds together are one Gaussian release of
-C times what the rounds summed.
+A strategy, a lower-triangular matrix C, determines the correlation.  With z_t the fresh normals of
+round t, round t releases its sum plus std * (C^-1 z)_t.  Sums over rounds, which are what training
+accumulates, then contain less noise than with independent noise.  All rounds together are one
+Gaussian release of C times the sums of the rounds.
 
 Fresh normals are addressed by the round.  A strategy whose C^-1 has few bands draws those of
 earlier rounds again, and needs no memory; others keep buffers of the size of a release.
@@ -28,8 +28,10 @@ from .strategies import Strategy
 
 @record
 class Buffers:
-    """The buffers of a strategy: leaves [memory, ...] like a release, in units of the standard
-    deviation of fresh noise."""
+    """The buffers of a strategy: leaves [memory, ...] shaped like a release.
+
+    They are in units of the standard deviation of fresh noise.
+    """
 
     held: Any
 
@@ -37,27 +39,27 @@ class Buffers:
 def correlated(
     noise_multiplier: ArrayLike, strategy: Strategy, *, generator: str = "philox"
 ) -> Stage:
-    """Add noise to the sums of all rounds that is correlated over rounds: in `release`, instead of
-    `gaussian`.
+    """Add noise that is correlated over rounds to the sums of all rounds, instead of `gaussian`.
 
     Args:
-        noise_multiplier: standard deviation of the fresh noise of a round over the sensitivity of
-            one round's sum, > 0; with strategies.identity this is gaussian(noise_multiplier).
-            Where a paper divides by the sensitivity of the whole run, it is that multiplier times
+        noise_multiplier: standard deviation of the fresh noise of a round / sensitivity of one
+            round's sum, > 0; with strategies.identity this is gaussian(noise_multiplier).  If a
+            paper divides by the sensitivity of the whole run, multiply its value by
             strategy.sensitivity(participations, separation).
         strategy: a strategy of jfl.strategies, for at least as many rounds as will run.
         generator: as in `gaussian`.
 
     Privacy:
-        One Gaussian release of all rounds together, for any data that depends on earlier releases,
-        with noise multiplier noise_multiplier / strategy.sensitivity(...): how often a client takes
-        part, and how far apart, is read off the sampler.  In `release` for a third party only:
-        whoever sees the uploads of a round sees no noise.  In `upload` each client has an
-        independent series, against anybody who sees its uploads.  A run that continues under
-        another plan begins a new factorisation.
+        all rounds together are one Gaussian release, even if the data of a round depends on earlier
+        releases, with noise multiplier noise_multiplier / strategy.sensitivity(...).  The sampler
+        determines how often a client participates, and how far apart.  In `release`, this protects
+        against third parties only: an observer of the uploads of a round sees them without noise.
+        In `upload`, each client has an independent series of noise, which protects against every
+        observer of its uploads.  A run that continues under another plan begins a new
+        factorisation.
 
     Raises:
-        ValueError: unless noise_multiplier is one number > 0; elsewhere than in `release` and, for
+        ValueError: unless noise_multiplier is one number > 0; outside of `release` and, for
             strategies without buffers, `upload`; with clip norms or weights that change over
             rounds.
 
@@ -72,7 +74,7 @@ def correlated(
     where = "correlated"
     if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
         checks.fail(where, "a strategy of jfl.strategies", f"{strategy!r}")
-    hint = "Pass one noise multiplier for all rounds: a strategy correlates their noise."
+    hint = "Pass one noise multiplier for all rounds."
     value = as_number(where, hint, noise_multiplier=noise_multiplier)
     stage = gaussian(value, generator=generator)
     return dataclasses.replace(stage, name=where, strategy=strategy)
@@ -92,13 +94,13 @@ def check_plan(
     private: Sequence[Mechanism | None],
     weights: Any,
 ) -> None:
-    """Reject correlated noise where it is not one Gaussian release of the sums of all rounds.
+    """Reject correlated noise that is not one Gaussian release of the sums of all rounds.
 
     Args:
-        where: who asks, for the message.
+        where: the name of the caller, for the message.
         upload: the chain of uploads, in which each client regenerates its noise.
         release: the chain of releases.
-        private: the chains of private gradients, whose sums are not one series.
+        private: the chains of private gradients, which must have independent noise.
         weights: the weights of clients.
     """
     if any(map(strategy_of, private)):
@@ -109,30 +111,32 @@ def check_plan(
         checks.fail(
             where,
             "a strategy that regenerates earlier noise for uploads",
-            f"{strategy!r}, of which each client would store {strategy.memory} buffers",
+            f"{strategy!r}, for which each client would store {strategy.memory} buffers",
             "Use inverse_banded, tree, restarted, square_root or dense.",
         )
     for mechanism in (upload, release):
         stages = mechanism.stages if mechanism and strategy_of(mechanism) else ()
         changes = any(s.schedules() or s.state is not None for s in stages)
         if changes or (stages and mechanism is release and isinstance(weights, Fn)):
-            checks.fail(  # the noise of a round is also a part of others
+            checks.fail(  # the noise of a round is also part of other rounds
                 where,
                 "a clip norm, weights and maps that are the same in every round, with correlated "
                 "noise",
-                "some that change over rounds",
-                "Use gaussian, or fixed ones; a map with each_round=False.",
+                "one that changes over rounds",
+                "Use gaussian, or make them constant; a map with each_round=False.",
             )
 
 
 def initial_buffers(strategy: Strategy, like: Tree) -> Buffers:
-    """Return the buffers of a strategy with memory before the first round, for sums like `like`."""
+    """Return the zero buffers of a strategy with memory before the first round, for sums like
+    `like`."""
     zeros = lambda x: jnp.zeros((strategy.memory, *x.shape), jnp.float32)
     return Buffers(pytrees.map(zeros, like))
 
 
 def reset_buffers_if(state: Any, other: Any) -> Any:
-    """Return the state of a mechanism, with empty buffers if `other`: if another plan begins."""
+    """Return the state of a mechanism; its buffers are zero if `other`, that is, if another plan
+    begins."""
     if not isinstance(state, Buffers) or (checks.is_concrete(other) and not np.any(other)):
         return state
     return pytrees.map(lambda x: jnp.where(other, jnp.zeros((), x.dtype), x), state)
@@ -141,13 +145,15 @@ def reset_buffers_if(state: Any, other: Any) -> Any:
 def fit_buffers(state: Any, fresh: Any) -> Any:
     """Return the state with which a run continues under another plan.
 
-    `fresh` is the first state of that plan, or its shapes.  If its buffers have other shapes than
-    those of `state`, the result is empty buffers of the new shapes, because another plan begins
-    with new noise.
+    Args:
+        state: the state of the mechanism under the old plan.
+        fresh: the initial state of the new plan, or its shapes.  If its buffers have other shapes
+            than those of `state`, the result is zero buffers of the new shapes: another plan begins
+            with new noise.
     """
-    ours = all(isinstance(one, Buffers) or jax.tree.leaves(one) == [] for one in (state, fresh))
-    of_state, of_fresh = (jax.tree.map(lambda x: (x.shape, x.dtype), v) for v in (state, fresh))
-    if not ours or of_state == of_fresh:
+    is_buffers = all(isinstance(v, Buffers) or jax.tree.leaves(v) == [] for v in (state, fresh))
+    shapes, new_shapes = (jax.tree.map(lambda x: (x.shape, x.dtype), v) for v in (state, fresh))
+    if not is_buffers or shapes == new_shapes:
         return state
     return pytrees.map(lambda x: jnp.zeros(x.shape, x.dtype), fresh)
 
@@ -157,17 +163,15 @@ def mix(
 ) -> tuple[Tree, Any]:
     """Return the noise of a round, in units of the standard deviation of fresh noise.
 
-    It draws nothing itself: `fresh` is the draw of the chain that owns the noise.
-
     Args:
         strategy: the strategy.
         fresh: a function from the number of a round to its fresh normals, float32.
         round_: the number of this round.
-        state: of `initial_buffers`, or of the round before.
+        state: from `initial_buffers`, or from the previous round.
 
     Returns:
-        A pytree like fresh normals; nan from the round on that the strategy does not cover.  And
-        the state of the next round.
+        A pytree like the fresh normals, nan in rounds that the strategy does not cover; and the
+        state for the next round.
     """
     covered = jnp.where(round_ < strategy.rounds, jnp.float32(1), jnp.nan)
     if strategy.memory:
@@ -181,16 +185,16 @@ def mix(
     if len(index) == 1:
         return first, state
 
-    def more(k: Array, total: Tree) -> Tree:
+    def add_earlier(k: Array, total: Tree) -> Tree:
         return pytrees.map(lambda x, z: x + weight[k] * z, total, fresh(index[k]))
 
-    if strategy.is_steady:  # a number of turns that the compiler knows: nobody waits for a host
+    if strategy.is_steady:  # a static trip count avoids waiting for the host
         weight, count = jnp.where(jnp.arange(len(index)) < count, weight, 0), len(index)
-    with jax.named_scope("earlier_noise"):  # by which tools find this loop in a compiled program
-        return jax.lax.fori_loop(1, count, more, first), state
+    with jax.named_scope("earlier_noise"):  # tools find the loop in compiled programs by this name
+        return jax.lax.fori_loop(1, count, add_earlier, first), state
 
 
-def covers(where: str, mechanism: Mechanism | None, rounds: int) -> None:
+def require_enough_rounds(where: str, mechanism: Mechanism | None, rounds: int) -> None:
     """Reject more rounds than the strategy of a mechanism covers."""
     strategy = strategy_of(mechanism)
     if strategy is not None and rounds > strategy.rounds:
@@ -199,7 +203,6 @@ def covers(where: str, mechanism: Mechanism | None, rounds: int) -> None:
             f"at most the {strategy.rounds} rounds of the strategy of correlated noise, "
             f"{strategy.describe()}",
             f"{rounds}",
-            "Make the strategy for as many rounds as will run: later ones would have no proved "
-            "noise.",
+            "Make the strategy for as many rounds as will run.",
             error=NotAnalysable,
         )

@@ -1,15 +1,18 @@
-"""Bands of a contribution: Haar transforms of its leaves, without any data.
+"""Bands of a contribution: Haar transforms of its leaves.
 
 A contribution is cut into blocks, each block is transformed, and the coefficients of one level are
-a band. The transform is orthonormal: energies of bands add up to the squared norm, and equal noise
-in all of them is isotropic.  Structure only, static in a program; functions are pure and work under
-jit, vmap and grad.
+a band.  The transform is orthonormal: energies of bands add up to the squared norm, and equal noise
+in all bands is isotropic.  Bands depend on shapes only, not on data, and are static in a program.
+All functions are pure and work under jit, vmap and grad.
 
-    bands = pixels(params, (28, 28))           # the levels of the images that a first layer sees
+    bands = pixels(params, (28, 28))           # the levels of the images of a first layer
     energies(bands, gradient)                  # Float32[count(bands)]
 
-Bands stand block by block, in a block the base (its scaled mean) first, then level 1 (finest) to
-the root.
+Bands are numbered block by block.  Within a block, the base (its scaled mean) comes first, then
+level 1 (the finest) to the root.
+
+Arguments that the functions of this module share: bands: a Bands with n bands. like: a
+    contribution, or its shapes.
 """
 
 import math
@@ -30,12 +33,14 @@ from ...kernels.normals import normals
 
 
 class Block(NamedTuple):
-    """Leaves transformed together, as an array of shape grid + columns; a grid of one point is a
-    plain band."""
+    """Leaves that are transformed together, as an array of shape grid + columns.
 
-    leaves: tuple[Any, ...]  # positions in tree order
+    A block whose grid has one point is a plain band, without a transform.
+    """
+
+    leaves: tuple[Any, ...]  # positions of the leaves in tree order
     grid: tuple[Any, ...]  # lengths of the transformed axes, (d,) or (h, w)
-    columns: tuple[Any, ...] = ()  # or (n,), all transformed alike
+    columns: tuple[Any, ...] = ()  # () or (n,): n columns with the same transform
 
 
 @record
@@ -46,23 +51,22 @@ class Bands:
     shapes: tuple[Any, ...] = static()
 
 
-# --- makers
+# --- constructors
 
 
 def flat(like: Any) -> Bands:
-    """Return the bands of all leaves as one vector in tree order: its base and each of its levels.
+    """Return the bands of all leaves as one vector in tree order: a base and its levels.
 
-    `like` is, here and below, a contribution or its shapes.
-
-    >>> count(flat(jnp.zeros(1000))), count(per_layer([jnp.zeros(4), jnp.zeros(())]))
-    (11, 4)
+    Example:
+        >>> count(flat(jnp.zeros(1000))), count(per_layer([jnp.zeros(4), jnp.zeros(())]))
+        (11, 4)
     """
     shapes = _shapes("bands.flat", like)
     return Bands((Block(tuple(range(len(shapes))), (sum(map(math.prod, shapes)),)),), shapes)
 
 
 def per_layer(like: Any) -> Bands:
-    """Return bands of each leaf as a separate vector; leaves of one entry are plain bands."""
+    """Return the bands of each leaf as a separate vector; leaves with one entry are plain bands."""
     shapes = _shapes("bands.per_layer", like)
     return Bands(tuple(Block((i,), (math.prod(s),)) for i, s in enumerate(shapes)), shapes)
 
@@ -74,15 +78,14 @@ def plain(like: Any) -> Bands:
 
 
 def pixels(like: Any, shape: Sequence[int]) -> Bands:
-    """Return the levels of an image, on the leading axis of the leaves that have an entry there for
-    each pixel.
+    """Return bands that are the levels of an image, for leaves whose first axis counts pixels.
 
-    That is the weight of a dense layer on images, [h * w, n] or [h * w * c, n]; its columns share
-    the levels. Every other leaf is one plain band.
+    Such a leaf is the weight of a dense layer on images, [h * w, n] or [h * w * c, n]; its columns
+    share the levels.  Every other leaf is one plain band.
 
     Args:
         like: a contribution or its shapes, such as the parameters.
-        shape: (h, w) or (h, w, c) for the two-dimensional pyramid, (d,) for a signal.
+        shape: (h, w) or (h, w, c) for a two-dimensional pyramid, (d,) for a signal.
 
     Raises:
         ValueError: if no leaf fits.
@@ -112,13 +115,14 @@ def pixels(like: Any, shape: Sequence[int]) -> Bands:
 
 
 def _shapes(where: str, like: Tree) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the leaves; reject a contribution with empty leaves."""
     shapes = tuple(tuple(np.shape(x)) for x in jax.tree.leaves(like))
     if not shapes or 0 in map(math.prod, shapes):
         checks.fail(where, "a contribution whose leaves have entries", f"shapes {list(shapes)}")
     return shapes
 
 
-# --- what the bands are
+# --- properties of the bands
 
 
 def _table(bands: Bands) -> np.ndarray:
@@ -154,34 +158,39 @@ def levels(bands: Bands) -> np.ndarray:
 
 
 def leaves(bands: Bands) -> np.ndarray:
-    """Return the number of entries of which a coefficient is made, Float64[n]: 2^l or 4^l, that of
-    the root for the base, 1 for plain bands."""
+    """Return the number of entries from which one coefficient of each band is computed, Float64[n].
+
+    It is 2^l or 4^l at level l, that of the root for the base, and 1 for plain bands.
+    """
     return _table(bands)[2]
 
 
 def sizes(bands: Bands) -> np.ndarray:
-    """Return the number of coefficients of each band, with those of padding, Float64[n].
+    """Return the number of coefficients of each band, including those of padding, Float64[n].
 
-    >>> sizes(pixels({"b": jnp.zeros(10), "w": jnp.zeros((784, 10))}, (28, 28))).tolist()
-    [10.0, 10.0, 7680.0, 1920.0, 480.0, 120.0, 30.0]
+    Example:
+        >>> sizes(pixels({"b": jnp.zeros(10), "w": jnp.zeros((784, 10))}, (28, 28))).tolist()
+        [10.0, 10.0, 7680.0, 1920.0, 480.0, 120.0, 30.0]
     """
     return _table(bands)[3]
 
 
 def ids(bands: Bands) -> tuple[Any, ...]:
-    """Return the band of each coefficient, NumPy Int arrays that broadcast against those of
-    `analyse`."""
+    """Return the band of each coefficient, as NumPy arrays Int that broadcast against
+    `analyse`'s."""
     out = []
-    for block, home in zip(bands.blocks, _homes(bands)):
+    for block, numbers in zip(bands.blocks, _band_numbers(bands)):
         lengths = [math.prod(whole) for _, _, whole in haar.layout(*block.grid)]
-        out.append(np.repeat(home, lengths).reshape((-1,) + (1,) * len(block.columns)))
+        out.append(np.repeat(numbers, lengths).reshape((-1,) + (1,) * len(block.columns)))
     return tuple(out)
 
 
 # --- transforms
 
 
-def _checked(where: str, bands: Bands, tree: Tree) -> tuple[list[Any], Any]:
+def _require_shapes(where: str, bands: Bands, tree: Tree) -> tuple[list[Any], Any]:
+    """Return the leaves and the structure of a tree; reject one whose shapes are not those of
+    `bands`."""
     values, treedef = jax.tree.flatten(tree)
     got = tuple(tuple(np.shape(x)) for x in values)
     if got != bands.shapes:
@@ -189,12 +198,13 @@ def _checked(where: str, bands: Bands, tree: Tree) -> tuple[list[Any], Any]:
             where,
             f"leaves of shapes {list(bands.shapes)}",
             f"{list(got)}",
-            "Make the bands of this contribution.",
+            "Make the bands from this contribution.",
         )
     return values, treedef
 
 
-def _one_each(where: str, bands: Bands, values: ArrayLike) -> Array:
+def _require_one_per_band(where: str, bands: Bands, values: ArrayLike) -> Array:
+    """Return values as Float32[n]; reject another number of values than of bands."""
     values, n = jnp.asarray(values, jnp.float32), count(bands)
     if values.shape != (n,):
         checks.fail(where, f"one value for each of {n} bands", f"shape {values.shape}")
@@ -202,57 +212,58 @@ def _one_each(where: str, bands: Bands, values: ArrayLike) -> Array:
 
 
 def _axes(block: Block) -> tuple[int, ...]:
+    """Return the numbers of the transformed axes of a block."""
     return tuple(range(len(block.grid)))
 
 
 def _split(bands: Bands, values: Sequence[Any]) -> list[Any]:
-    """Return the pieces of each block, float32, each inside one band."""
+    """Return the coefficients of each block in pieces, float32, each inside one band."""
     out = []
     for block in bands.blocks:
-        x = _joined(block, values)
-        x = x if block.columns else _held(x)  # a pyramid that is held is slower
+        x = _join_leaves(block, values)
+        x = x if block.columns else _materialise(x)  # for blocks with columns this would be slower
         out.append(haar.split(x, _axes(block)))
     return out
 
 
-def _joined(block: Block, values: Sequence[Any]) -> Array:
+def _join_leaves(block: Block, values: Sequence[Any]) -> Array:
     """Return the leaves of a block as one array, float32."""
-    mine = [jnp.asarray(values[i]).astype(jnp.float32).reshape(-1) for i in block.leaves]
-    x = mine[0] if len(mine) == 1 else jnp.concatenate(mine)
+    vectors = [jnp.asarray(values[i]).astype(jnp.float32).reshape(-1) for i in block.leaves]
+    x = vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors)
     return x.reshape(block.grid + block.columns)
 
 
 @jax.custom_jvp
-def _held(parts: Any) -> Any:
-    """Return these arrays, which the compiler of a CPU now stores in memory.
+def _materialise(parts: Any) -> Any:
+    """Return these arrays unchanged, and make the CPU compiler store them in memory.
 
-    It would compute each entry again wherever it is read, and no barrier stops it.  It does not
-    look through a loop whose length depends on the entries: none, or two iterations that undo each
-    other if the first entry is NaN.
+    Otherwise it computes each entry again wherever it is read, and no barrier prevents that.  It
+    does not look through a loop whose length depends on the entries: here zero iterations, or two
+    that undo each other if the first entry is NaN.
     """
     if jax.default_backend() != "cpu":
         return parts
     first = jax.tree.leaves(parts)[0].reshape(-1)[0]
-    turns = 2 * jnp.isnan(first).astype(int)
-    return lax.fori_loop(0, turns, lambda _, held: jax.tree.map(jnp.negative, held), parts)
+    iterations = 2 * jnp.isnan(first).astype(int)
+    return lax.fori_loop(0, iterations, lambda _, x: jax.tree.map(jnp.negative, x), parts)
 
 
-_held.defjvp(lambda primals, tangents: (_held(*primals), *tangents))
+_materialise.defjvp(lambda primals, tangents: (_materialise(*primals), *tangents))
 
 
 def _merge(bands: Bands, pieces: Sequence[Any], like: Sequence[Any], treedef: Any) -> Tree:
     """Return the tree of these pieces, with the dtypes of `like`."""
     out = [None] * len(like)
-    for block, mine in zip(bands.blocks, pieces):
-        x, start = haar.merge(mine, block.grid, _axes(block)).reshape(-1), 0
+    for block, pieces_of_block in zip(bands.blocks, pieces):
+        x, start = haar.merge(pieces_of_block, block.grid, _axes(block)).reshape(-1), 0
         for i in block.leaves:
             shape, end = bands.shapes[i], start + math.prod(bands.shapes[i])
             out[i], start = x[start:end].reshape(shape).astype(like[i].dtype), end
     return treedef.unflatten(out)
 
 
-def _homes(bands: Bands) -> list[list[int]]:
-    """Return the bands of the pieces of each block."""
+def _band_numbers(bands: Bands) -> list[list[int]]:
+    """Return the number of the band of each piece, for each block."""
     out, start = [], 0
     for block in bands.blocks:
         out.append([start + level for level, _, _ in haar.layout(*block.grid)])
@@ -260,121 +271,134 @@ def _homes(bands: Bands) -> list[list[int]]:
     return out
 
 
-def _times(bands: Bands, values: Array, pieces: Sequence[Any]) -> list[list[Array]]:
+def _scale_pieces(bands: Bands, values: Array, pieces: Sequence[Any]) -> list[list[Array]]:
+    """Return the pieces of each block, multiplied by the value of their band."""
     return [
-        [x * values[b] for x, b in zip(pieces_of_block, home)]
-        for pieces_of_block, home in zip(pieces, _homes(bands))
+        [x * values[b] for x, b in zip(pieces_of_block, numbers)]
+        for pieces_of_block, numbers in zip(pieces, _band_numbers(bands))
     ]
 
 
 def analyse(bands: Bands, tree: Any) -> tuple[Any, ...]:
-    """Return orthonormal coefficients of each block, float32: [m, ...], or [m * m, ...] of a
-    pyramid, by columns."""
-    pieces = _split(bands, _checked("bands.analyse", bands, tree)[0])
-    return tuple(
-        haar.join(mine, block.grid, _axes(block)) for block, mine in zip(bands.blocks, pieces)
-    )
+    """Return the orthonormal coefficients of each block, float32.
+
+    Their shape is [m, ...], or [m * m, ...] for a pyramid, followed by the columns of the block.
+    """
+    pieces = _split(bands, _require_shapes("bands.analyse", bands, tree)[0])
+    return tuple(haar.join(p, block.grid, _axes(block)) for block, p in zip(bands.blocks, pieces))
 
 
 def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
     """Return the inverse of `analyse`: a tree with the shapes and dtypes of `like`."""
-    values, treedef = _checked("bands.synthesise", bands, like)
+    values, treedef = _require_shapes("bands.synthesise", bands, like)
     pieces = [haar.cut(c, block.grid, 0) for block, c in zip(bands.blocks, coefficients)]
     return _merge(bands, pieces, values, treedef)
 
 
 def energies(bands: Bands, tree: Any) -> jax.Array:
-    """Return the squared norm of each band's coefficients, Float32[n]; their sum is that of the
+    """Return the squared norm of each band's coefficients, Float32[n]; they add up to that of the
     tree.
 
-    They are right to about 1e-7 of that sum, not each of itself.
+    Their absolute error is about 1e-7 of this sum, so small energies are less accurate.
     """
-    values, _ = _checked("bands.energies", bands, tree)
+    values, _ = _require_shapes("bands.energies", bands, tree)
     out = []
     for block in bands.blocks:
-        x, axes = _joined(block, values), _axes(block)
+        x, axes = _join_leaves(block, values), _axes(block)
         vector = axes == (0,) and not block.columns
-        out.append(haar.energies(x) if vector else _by_band(haar.split(x, axes), axes))
+        out.append(haar.energies(x) if vector else _energies_of_block(haar.split(x, axes), axes))
     return jnp.concatenate(out)
 
 
-def _by_band(pieces: Sequence[Any], axes: Sequence[int]) -> Array:
+def _energies_of_block(pieces: Sequence[Any], axes: Sequence[int]) -> Array:
     """Return the squared norms of a block's bands, given its pieces."""
     base, *details = [jnp.square(piece).sum() for piece in pieces]
-    kinds = 2 ** len(axes) - 1  # of details, in each level
-    by_level = [sum(details[i : i + kinds]) for i in range(0, len(details), kinds)]
+    per_level = 2 ** len(axes) - 1  # number of detail pieces in each level
+    by_level = [sum(details[i : i + per_level]) for i in range(0, len(details), per_level)]
     return jnp.stack([base, *by_level])
 
 
 def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
-    """Shrink each band of the tree to a norm of at most its bound.
+    """Scale each band of the tree down to a norm of at most its bound.
 
-    The coefficients that are measured are the very ones that are shrunk.  `energies` rounds in
-    other places: of a row that is far longer than a band's bound, the difference would exceed
-    that bound many times.
+    The measured coefficients are exactly those that are scaled.  (`energies` rounds differently:
+    for a row that is far longer than a band's bound, the difference could be many times that
+    bound.)
 
-    Shapes:
-        bounds Float[n] -> the tree, with the shapes and dtypes of `tree`, and Float32[n], the norms
-        that the bands had.
+    Args:
+        bounds: Float[n].
+        tree: a contribution.
+
+    Returns:
+        The tree, with the shapes and dtypes of `tree`; and the norms that the bands had,
+        Float32[n].
     """
-    like, treedef = _checked("bands.shrink", bands, tree)
-    # a compiler that computed them again where they are shrunk could round them differently
-    pieces = lax.optimization_barrier(_held(_split(bands, like)))
-    found = [_by_band(mine, _axes(block)) for block, mine in zip(bands.blocks, pieces)]
-    norms = jnp.sqrt(jnp.concatenate(found))
-    longest = _one_each("bands.shrink", bands, bounds)
-    factors = jnp.minimum(1.0, longest / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
-    # as `stages.factor_to_bound`: what cannot be measured counts as not finite
+    like, treedef = _require_shapes("bands.shrink", bands, tree)
+    # If the compiler computed the coefficients twice, it could round them differently.
+    pieces = lax.optimization_barrier(_materialise(_split(bands, like)))
+    squares = [_energies_of_block(p, _axes(block)) for block, p in zip(bands.blocks, pieces)]
+    norms = jnp.sqrt(jnp.concatenate(squares))
+    bounds = _require_one_per_band("bands.shrink", bands, bounds)
+    factors = jnp.minimum(1.0, bounds / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
+    # As in `stages.factor_to_bound`, a norm that overflows counts as not finite.
     factors = jnp.where(jnp.isfinite(norms), factors, jnp.nan)
-    return _merge(bands, _times(bands, factors, pieces), like, treedef), norms
+    return _merge(bands, _scale_pieces(bands, factors, pieces), like, treedef), norms
 
 
 def scale(bands: Bands, values: Any, tree: Any) -> Any:
-    """Return each band of the tree times its value: Q^T diag(values) Q tree.
+    """Return the tree with each band multiplied by its value: Q^T diag(values) Q tree.
 
-    Shapes:
-        values Float[n]; the result has the shapes and dtypes of `tree`.
+    Args:
+        values: Float[n].
+        tree: a contribution, whose shapes and dtypes the result has.
     """
-    like, treedef = _checked("bands.scale", bands, tree)
-    pieces = _times(bands, _one_each("bands.scale", bands, values), _split(bands, like))
+    like, treedef = _require_shapes("bands.scale", bands, tree)
+    pieces = _scale_pieces(
+        bands, _require_one_per_band("bands.scale", bands, values), _split(bands, like)
+    )
     return _merge(bands, pieces, like, treedef)
 
 
 def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
-    """Draw Gaussian noise with standard deviation stds[b] in every coefficient of band b: a float32
-    tree.
+    """Draw Gaussian noise with standard deviation stds[b] in every coefficient of band b.
 
-    Coefficients that only reach padding are not drawn: they would be dropped.
+    Coefficients that affect only padding are not drawn, since they would be dropped.
 
-    Shapes:
-        stds Float[n].
+    Args:
+        key: the key of the noise.
+        stds: Float[n].
+
+    Returns:
+        A float32 tree with the shapes of `like`.
     """
-    _, treedef = _checked("bands.noise", bands, like)
+    _, treedef = _require_shapes("bands.noise", bands, like)
     floats = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     drawn = [
         [floats(grid + block.columns) for _, grid, _ in haar.layout(*block.grid)]
         for block in bands.blocks
     ]
-    pieces = _times(bands, _one_each("bands.noise", bands, stds), normals(key, drawn))
+    pieces = _scale_pieces(
+        bands, _require_one_per_band("bands.noise", bands, stds), normals(key, drawn)
+    )
     return _merge(bands, pieces, list(map(floats, bands.shapes)), treedef)
 
 
-# --- how much noise where
+# --- expected energies
 
 
 def prior(bands: Bands) -> np.ndarray:
-    """Return the expected energy of one coefficient of natural images, relative to that of a finest
-    one, Float32[n]; it reads no data.
+    """Return the expected energy of one coefficient of natural images in each band, Float32[n].
 
-    It is 2^l on a line and 4^l on a pyramid, which is the 1 / f^2 spectrum of natural images; the
-    base has that of the root.  A plain band has the mean over all transformed coefficients: nothing
-    is known of it, so as much is expected of each of its entries as of an entry of the transformed
-    leaves.
+    It is relative to that of a finest coefficient, and needs no data: 2^l for level l of a line and
+    4^l for a pyramid, which is the 1 / f^2 spectrum of natural images; the base has that of the
+    root.  A plain band has the mean over all transformed coefficients, because nothing is known
+    about it.
 
     References:
         spec of Ranaweera et al., 2025, section 3.10: not in the paper.
     """
-    n, shaped, energy = sizes(bands), levels(bands) >= 0, leaves(bands)
-    if shaped.any():
-        energy[~shaped] = (n * energy)[shaped].sum() / n[shaped].sum()
+    size, is_transformed, energy = sizes(bands), levels(bands) >= 0, leaves(bands)
+    if is_transformed.any():
+        total_energy, total_size = (v[is_transformed].sum() for v in (size * energy, size))
+        energy[~is_transformed] = total_energy / total_size
     return energy.astype(np.float32)

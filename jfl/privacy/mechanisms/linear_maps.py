@@ -1,12 +1,12 @@
 """Linear maps of contributions before the clip; the noisy sum is mapped back.
 
-The release then has fewer coordinates, or others.  A map is two stages around a mechanism:
+The release then has fewer coordinates, or other ones.  A map is two stages around a mechanism:
 
     there, back = jfl.linear_maps.projection(task, 500)
     jfl.chain(there, jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), back, jfl.divide(50))
 
-The clip comes after the map, so it bounds what is summed whatever the map does: no epsilon rests on
-the map.  Its randomness is public and the same for all contributions of a round.
+The clip comes after the map, so it bounds every contribution whatever the map does: no epsilon
+depends on the map.  Its randomness is public and the same for all contributions of a round.
 """
 
 import functools
@@ -27,15 +27,15 @@ from .stages import After, Stage, numbers_of, require_like, shapes_like
 __all__ = ["LinearMap", "linear_map", "projection", "rotation", "sparsification"]
 
 
-LARGEST_FACTOR = 6  # a factor of a Hadamard transform has at most 2^6 rows
-PUBLIC = 0x6D617073  # apart from all core.random_streams.Stream
+MAX_FACTOR_BITS = 6  # a factor of a Hadamard transform has at most 2^6 rows
+PUBLIC_STREAM = 0x6D617073  # differs from every core.random_streams.Stream
 
 
 class LinearMap(NamedTuple):
-    """The two stages of a map."""
+    """The two stages of a linear map."""
 
-    there: Stage  # of a contribution, before the clip
-    back: Stage  # of the noisy sum
+    there: Stage  # maps a contribution, before the clip
+    back: Stage  # maps the noisy sum back
 
 
 def linear_map(
@@ -45,18 +45,18 @@ def linear_map(
     seed: int = 0,
     each_round: bool = True,
 ) -> LinearMap:
-    """Return a map of your own, as two stages of a chain.
+    """Return a user-defined linear map, as two stages of a chain.
 
     Args:
-        forward: (key, contribution) -> what is clipped and summed, a pytree of floats.
+        forward: (key, contribution) -> a pytree of floats, which is clipped and summed.
         backward: (key, noisy sum) -> a release, in the shapes of a contribution.  For an unbiased
             release it is linear, and backward(forward(v)) is v on average over keys.
         seed: the seed of the key, which is public.
         each_round: whether every round has a separate key; otherwise all rounds share one.
 
     Privacy:
-        That of the chain without it.  `forward` sees one contribution, and `backward` the noisy
-        sum.  Arrays that they hold must be public; a plan in which one of them holds the
+        that of the chain without the map.  `forward` sees one contribution, and `backward` the
+        noisy sum.  Arrays that they hold must be public; a plan in which one of them holds the
         federation's `x` or `y` is rejected.
 
     Example:
@@ -73,7 +73,7 @@ def linear_map(
             checks.fail(
                 where, f"{name}, a plain function of (key, value)", checks.short_repr(function)
             )
-    drawn = _drawn_by(where, seed, each_round)
+    drawn = _key_data(where, seed, each_round)
     return LinearMap(
         Stage(Fn(_forward, drawn, dict(function=forward)), name="linear_map"),
         Stage(Fn(_backward, drawn, dict(function=backward)), name="map_back", role="post"),
@@ -81,48 +81,49 @@ def linear_map(
 
 
 def rotation(like: Task | Any, *, seed: int = 0, each_round: bool = True) -> LinearMap:
-    """Turn contributions: a few large coordinates become many small ones of the same length.
+    """Rotate contributions, so that a few large coordinates become many small ones.
 
-    Signs by chance, then Hadamard transforms of blocks.  Alone it changes neither clipping nor
-    isotropic noise; it prepares what treats coordinates one by one, such as `clip_values` or
-    rounding.
+    A rotation applies random signs, then Hadamard transforms of blocks.  On its own it changes
+    neither clipping nor isotropic noise; it helps stages that treat coordinates separately, such as
+    `clip_values`, or rounding.
 
     Args:
-        like: a Task, or what is contributed (arrays or their shapes).
+        like: a Task, or the contribution of a client (arrays or their shapes).
         seed: the seed of the signs, which are public.
         each_round: as in `linear_map`.
 
     Privacy:
-        that of the chain without it.
+        that of the chain without the map.
 
     References:
         Suresh et al., ICML 2017, section 4.
     """
-    return _own("linear_maps.rotation", like, None, True, seed, each_round)
+    return _build_map("linear_maps.rotation", like, None, True, seed, each_round)
 
 
 def projection(like: Task | Any, size: int, *, seed: int = 0, each_round: bool = True) -> LinearMap:
-    """Project contributions to `size` coordinates by chance: `rotation`, then `size` of the turned
-    coordinates, scaled so that lengths stay on average.
+    """Project contributions to `size` random coordinates.
 
-    Noise is added to `size` numbers instead of all.  Mapped back it is as long per coordinate of
-    the projection as before; what of a contribution lies outside of the subspace is lost in this
-    round.  With each_round=False all rounds learn in one subspace.
+    This is a `rotation`, then a random subset of the rotated coordinates, scaled so that lengths
+    are preserved on average.
+
+    Noise is added to `size` numbers only.  The part of a contribution outside of the subspace is
+    lost in this round.  With each_round=False all rounds learn in one subspace.
 
     Args:
-        like: a Task, or what is contributed (arrays or their shapes).
-        size: coordinates that are left.
+        like: a Task, or the contribution of a client (arrays or their shapes).
+        size: the number of coordinates after the projection.
         seed: the seed of signs and coordinates, which are public.
         each_round: as in `linear_map`.
 
     Privacy:
-        that of the chain without it.
+        that of the chain without the map.
 
     Raises:
-        ValueError: unless size is whole, >= 1, and at most the number of coordinates.
+        ValueError: unless size is an integer >= 1 and at most the number of coordinates.
 
     References:
-        Ailon and Chazelle, SIAM J. Comput. 2009 (fast Johnson-Lindenstrauss transforms).
+        Ailon and Chazelle, SIAM J.  Comput. 2009 (fast Johnson-Lindenstrauss transforms).
 
     Example:
         >>> import jax.numpy as jnp
@@ -131,26 +132,29 @@ def projection(like: Task | Any, size: int, *, seed: int = 0, each_round: bool =
         >>> sent.shape
         (4,)
     """
-    return _own("linear_maps.projection", like, size, True, seed, each_round)
+    return _build_map("linear_maps.projection", like, size, True, seed, each_round)
 
 
 def sparsification(
     like: Task | Any, size: int, *, seed: int = 0, each_round: bool = True
 ) -> LinearMap:
-    """Keep `size` coordinates by chance, the same for all contributions of a round, times the root
-    of how many there are for each that is kept.
+    """Keep `size` random coordinates, the same ones for all contributions of a round.
+
+    Kept coordinates are multiplied by sqrt(number of coordinates / size), before the clip and again
+    on the way back.
 
     Args:
-        like: a Task, or what is contributed (arrays or their shapes).
-        size: coordinates that are kept.
+        like: a Task, or the contribution of a client (arrays or their shapes).
+        size: the number of coordinates that are kept.
         seed: the seed of the coordinates, which are public.
-        each_round: as in `linear_map`; False trains only these coordinates.
+        each_round: as in `linear_map`; with False only these coordinates are trained.
 
     Privacy:
-        that of the chain without it.  Coordinates that are chosen by their size would be data.
+        that of the chain without the map.  (Choosing coordinates by their size would depend on the
+        data.)
 
     Raises:
-        ValueError: unless size is whole, >= 1, and at most the number of coordinates.
+        ValueError: unless size is an integer >= 1 and at most the number of coordinates.
 
     References:
         Konecny et al., 2016 ("random mask"); Hu et al., 2020, for DP federated learning.
@@ -162,50 +166,60 @@ def sparsification(
         >>> sorted(set(kept.round(4).tolist()))
         [0.0, 3.0]
     """
-    return _own("linear_maps.sparsification", like, size, False, seed, each_round)
+    return _build_map("linear_maps.sparsification", like, size, False, seed, each_round)
 
 
 def refuse_unpaired(where: str, *chains: Mechanism | None) -> None:
-    """Reject a map that is not undone by the stage that was made with it.
+    """Reject a map that is not undone by the stage that was made together with it.
 
     Args:
-        where: who asks, for the message.
+        where: the name of the caller, for the message.
         chains: the chains that a contribution passes, in this order.
     """
     stages = [s for chain in chains if chain is not None for s in chain.stages]
     there = [s.apply for s in stages if s.is_map]
     back = [s.apply for s in stages if s.name == "map_back"]
-    is_pair = lambda one, other: not checks.is_concrete((one, other)) or _drawn_alike(one, other)
+    is_pair = lambda one, other: not checks.is_concrete((one, other)) or _is_same_map(one, other)
     if len(there) != len(back) or not all(map(is_pair, there, reversed(back))):
         checks.fail(
             where,
             "both stages of each linear map",
             " -> ".join(s.name for s in stages),
-            "Put both stages of a map into the chain: there before the clip, back after the noise.",
+            "Put both stages of a map into the chain: the first before the clip, the second after "
+            "the noise.",
         )
 
 
-def _drawn_alike(one: Fn, other: Fn) -> bool:
+def _is_same_map(one: Fn, other: Fn) -> bool:
     """Return whether the functions of two stages have the same key, shapes and size."""
     (a, structure), (b, other_structure) = (jax.tree.flatten(f.data) for f in (one, other))
     sizes = [(f.static.get("size"), f.static.get("turned")) for f in (one, other)]
-    # one with the shape of a contribution holds arrays without numbers
+    # compare shapes too: the arrays that hold the shapes of a contribution have no elements
     numbers = [[(np.shape(x), np.asarray(x).tobytes()) for x in leaves] for leaves in (a, b)]
     return structure == other_structure and numbers[0] == numbers[1] and sizes[0] == sizes[1]
 
 
-def _own(
+def _build_map(
     where: str, like: Tree, size: int | None, turned: bool, seed: int, each_round: bool
 ) -> LinearMap:
+    """Return the two stages of one of the maps above.
+
+    Args:
+        where: the name of the caller.
+        like: a Task, or the contribution of a client.
+        size: the number of coordinates that are kept; None for all.
+        turned: whether contributions are rotated.
+        seed, each_round: as in `linear_map`.
+    """
     shapes = shapes_like(like)
     numbers = numbers_of(where, like)
     if size is not None:
         checks.require_integer(where, size=size)
         if size > numbers:
-            checks.fail(where, f"size <= {numbers}, the coordinates there are", f"size={size}")
+            checks.fail(where, f"size <= {numbers}, the number of coordinates", f"size={size}")
     fixed = dict(size=numbers if size is None else int(size), turned=turned)
-    drawn = _drawn_by(where, seed, each_round)
-    # the shapes of a contribution, in arrays that hold no number
+    drawn = _key_data(where, seed, each_round)
+    # empty arrays that carry the shapes of a contribution
     form = jax.tree.map(lambda x: np.zeros((0, *x.shape), np.float32), shapes)
     keeps_length = size is None or int(size) == numbers
     back = Fn(_expand, dict(drawn, form=form), fixed | dict(keeps_length=keeps_length))
@@ -217,19 +231,21 @@ def _own(
 
 @named("linear_maps.count")
 def _count(round_: Array) -> Array:
+    """Return the number of the round, counted from 1."""
     return (round_ + 1).astype(jnp.float32)
 
 
-def _drawn_by(where: str, seed: int, each_round: bool) -> dict[str, Any]:
-    """Return what determines the key of a map: the seed, and the number of the round, from 1 on."""
+def _key_data(where: str, seed: int, each_round: bool) -> dict[str, Any]:
+    """Return the data that determines the key of a map: the seed, and the number of the round (0:
+    all)."""
     checks.require_seed(where, seed=seed)
     checks.require_one_of(where, (False, True), each_round=each_round)
     return dict(seed=np.uint32(seed), count=Fn(_count) if each_round else np.float32(0))
 
 
 def _key(seed: Array, count: Array) -> Key:
-    """Return a public key, from which no run draws cohorts or noise."""
-    key = jax.random.fold_in(as_kernel_key(jax.random.key(0)), PUBLIC)
+    """Return a public key, which differs from all keys that draw cohorts or noise."""
+    key = jax.random.fold_in(as_kernel_key(jax.random.key(0)), PUBLIC_STREAM)
     key = jax.random.fold_in(key, seed)
     return jax.random.fold_in(key, jnp.asarray(count).astype(jnp.uint32))
 
@@ -238,6 +254,7 @@ def _key(seed: Array, count: Array) -> Key:
 def _forward(
     state: Any, row: Tree, *, seed: Array, count: Array, function: Callable[..., Any]
 ) -> tuple[Tree, Array]:
+    """Apply the user's forward function to a contribution."""
     return function(_key(seed, count), row), jnp.zeros((), bool)
 
 
@@ -245,19 +262,21 @@ def _forward(
 def _backward(
     value: Tree, after: After, *, seed: Array, count: Array, function: Callable[..., Any]
 ) -> tuple[Tree, After]:
-    return function(_key(seed, count), value), _changed(after)
+    """Apply the user's backward function to the noisy sum."""
+    return function(_key(seed, count), value), _without_noise_level(after)
 
 
 @named("linear_maps.shrink")
 def _shrink(
     state: Any, row: Tree, *, seed: Array, count: Array, form: Tree, size: int, turned: bool
 ) -> tuple[Array, Array]:
+    """Rotate a contribution and keep some of its coordinates."""
     require_like("linear_maps", row, jax.tree.map(lambda x: x.shape[1:], form))
     flat, _ = jax.flatten_util.ravel_pytree(row)
     signs, places = jax.random.split(_key(seed, count))
-    flat = rotated(flat, signs) if turned else flat
+    flat = rotate(flat, signs) if turned else flat
     if size < flat.size:
-        flat = flat[_places(places, flat.size, size)] * (flat.size / size) ** 0.5
+        flat = flat[_choose_places(places, flat.size, size)] * (flat.size / size) ** 0.5
     return flat, jnp.zeros((), bool)
 
 
@@ -273,45 +292,47 @@ def _expand(
     turned: bool,
     keeps_length: bool,
 ) -> tuple[Tree, After]:
+    """Undo `_shrink` on the noisy sum."""
     shaped = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], value.dtype), form)
     flat, unflatten = jax.flatten_util.ravel_pytree(shaped)
     signs, places = jax.random.split(_key(seed, count))
     if size < flat.size:
-        kept = _places(places, flat.size, size)
+        kept = _choose_places(places, flat.size, size)
         value = flat.at[kept].set(value * (flat.size / size) ** 0.5)
-    value = rotated(value, signs, back=True) if turned else value
-    return unflatten(value), after if keeps_length else _changed(after)
+    value = rotate(value, signs, back=True) if turned else value
+    return unflatten(value), after if keeps_length else _without_noise_level(after)
 
 
-def _changed(after: After | None) -> Any:
-    """Return the state after a map: noise that was mapped is not isotropic any more."""
+def _without_noise_level(after: After | None) -> Any:
+    """Return what is known after a map: the noise is no longer isotropic, so its level is
+    unknown."""
     return after if after is None else after._replace(std=None)
 
 
-def _places(key: Key, numbers: int, size: int) -> jax.Array:
+def _choose_places(key: Key, numbers: int, size: int) -> jax.Array:
     """Return `size` of the places 0 .. numbers - 1: those with the largest random words."""
     return jax.lax.top_k(jax.random.bits(key, (numbers,), jnp.uint32), size)[1]
 
 
-OWN = (_forward, _shrink)  # what may stand before a clip
+MAPS_BEFORE_CLIP = (_forward, _shrink)  # the functions that a map may apply before a clip
 
 
 # --- the rotation: random signs, then Hadamard transforms
 
 
-def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
-    """Return a rotated vector: its length stays, and it is spread over the coordinates of each
+def rotate(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
+    """Return a rotated vector: its length is unchanged, and it is spread over the coordinates of a
     block.
 
     Args:
         flat: Float[n].
         key: the key of the signs.
-        back: whether the rotation is undone.
+        back: True to undo the rotation.
 
     Example:
         >>> x = jnp.array([3.0, 0.0, 4.0, 1.0, 2.0])
-        >>> there = rotated(x, jax.random.key(0))
-        >>> bool(jnp.allclose(rotated(there, jax.random.key(0), back=True), x, atol=1e-6))
+        >>> rotated = rotate(x, jax.random.key(0))
+        >>> bool(jnp.allclose(rotate(rotated, jax.random.key(0), back=True), x, atol=1e-6))
         True
     """
     signs = 1.0 - 2.0 * (jax.random.bits(key, flat.shape, jnp.uint32) >> 31)
@@ -326,22 +347,26 @@ def rotated(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
 
 
 def _transform(block: jax.Array, exponent: int) -> jax.Array:
-    """Return the orthonormal transform of a block, which is its own inverse: a Kronecker product,
-    by a matrix on each side."""
+    """Return the orthonormal Hadamard transform of a block of 2^exponent numbers, its own inverse.
+
+    The transform matrix is a Kronecker product, so a small matrix is applied from each side.
+    """
     times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    if exponent > 2 * LARGEST_FACTOR:  # a large matrix costs more than one factor more
-        parts = block.reshape(-1, 2**LARGEST_FACTOR)
-        right = times(parts, _matrix(2**LARGEST_FACTOR) / np.float32(2**LARGEST_FACTOR) ** 0.5)
-        left = jax.vmap(lambda column: _transform(column, exponent - LARGEST_FACTOR), 1, 1)(right)
+    if exponent > 2 * MAX_FACTOR_BITS:  # another factor costs less than a larger matrix
+        parts = block.reshape(-1, 2**MAX_FACTOR_BITS)
+        right = times(parts, _hadamard(2**MAX_FACTOR_BITS) / np.float32(2**MAX_FACTOR_BITS) ** 0.5)
+        left = jax.vmap(lambda column: _transform(column, exponent - MAX_FACTOR_BITS), 1, 1)(right)
         return left.reshape(-1)
     left, right = 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
-    a, b = (_matrix(n) / np.float32(n) ** 0.5 for n in (left, right))
+    a, b = (_hadamard(n) / np.float32(n) ** 0.5 for n in (left, right))
     return times(times(a, block.reshape(left, right)), b).reshape(-1)
 
 
-def _matrix(size: int) -> np.ndarray:
-    """Return Sylvester's matrix, Float32[size, size] of -1 and 1: the sign is the parity of common
-    bits."""
+def _hadamard(size: int) -> np.ndarray:
+    """Return Sylvester's Hadamard matrix, Float32[size, size] of -1 and 1.
+
+    The sign of an entry is the parity of the common bits of its row and column.
+    """
     both = np.arange(size)[:, None] & np.arange(size)
     parity = np.zeros(both.shape, np.int64)
     for bit in range(size.bit_length()):

@@ -1,7 +1,7 @@
 """Stages of a chain: they clip, sum, add noise and post-process.
 
-Roles run row -> sum -> noise -> post.  A row stage bounds one contribution; everything after the
-sum sees only sums.
+The roles follow each other in the order row -> sum -> noise -> post.  A row stage bounds one
+contribution; every stage after the sum sees only sums.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from . import haar_bands as bands
 class Stage:
     """One step of a chain.
 
-    Its role says which fields it has: a row stage has apply, and bound if it clips (and state and
-    update if it remembers earlier releases); a noise stage has the fields from noise on; a
-    post-processing stage has apply.
+    Its role determines which fields are set: a row stage has `apply`, `bound` if it clips, and
+    `state` and `update` if it depends on earlier releases; a noise stage has `noise` and the fields
+    that describe its distribution; a post-processing stage has `apply`.
     """
 
-    # row: (state, row) -> row, whether it was clipped;  post: (value, After) -> value, After
+    # row: (state, row) -> (row, whether it was clipped);  post: (value, After) -> (value, After)
     apply: Fn | None
     # (state, shape of the noise) -> the bound of one contribution, in the norm of the shape
     bound: Fn | None = None
@@ -39,9 +39,9 @@ class Stage:
     noise: Any = None
     # a Shape; None: isotropic noise
     shape: Any = None
-    # what a row stage remembers before the first release
+    # the state of a row stage before the first release
     state: Any = None
-    # (state, release) -> state, release
+    # (state, release) -> (state, release)
     update: Fn | None = None
     name: str = static(default="")
     role: str = static(default="row")
@@ -50,15 +50,15 @@ class Stage:
     law: str = static(default="")
     # the multiplier that a paper states for the noise
     claimed: Any = None
-    # of kernels.normals
+    # the generator of normals, one of kernels.normals.GENERATORS
     generator: str = static(default="philox")
-    # what correlates the noise over rounds; None: independent noise in each round
+    # the Strategy that correlates the noise over rounds; None: independent noise in each round
     strategy: Any = None
-    # how integers with a client's share of the noise are made: a distributed.Encoding
+    # a distributed.Encoding, if the noise is a client's share of integer noise
     encoding: Any = static(default=None)
 
     def __repr__(self) -> str:
-        """Return the call that makes the stage: clip_l2(1)."""
+        """Return the call that makes the stage, such as clip_l2(1)."""
         level = lambda x: f"{x!r} of the round" if isinstance(x, Fn) else brief(x)
         bound: Any = self.bound or self.apply
         if self.role == "noise":
@@ -79,13 +79,15 @@ class Stage:
 
     @property
     def declared(self) -> str:
-        """Why a bound holds that this stage states without clipping: "upload", "prox_erm" or
-        "contraction"; else ""."""
+        """The reason for a bound that this stage declares without clipping, otherwise "".
+
+        It is "upload", "prox_erm" or "contraction"; see `bounded`.
+        """
         return DECLARED.get(self.name, "")
 
     @property
     def is_map(self) -> bool:
-        """True for a row stage that bounds nothing: a clip has to follow."""
+        """Whether this is a row stage without a bound, so that a clip has to follow."""
         return self.role == "row" and self.bound is None
 
     @property
@@ -102,7 +104,7 @@ class Stage:
         return {name: value for name, value in numbers.items() if isinstance(value, Fn)}
 
     def map_schedules(self, change: Callable[[Fn], Any]) -> "Stage":
-        """Return the stage with each number that is a function of the round changed."""
+        """Return the stage with `change` applied to each number that is a function of the round."""
         if not self.schedules():
             return self
         new = lambda value: change(value) if isinstance(value, Fn) else value
@@ -114,18 +116,18 @@ class Stage:
         return dataclasses.replace(self, noise=new(self.noise), **functions)
 
 
-# What the names of stages say; names are a part of a plan's identity.
+# Properties that follow from the name of a stage.  (Names are part of a plan's identity.)
 DECLARED = {"bounded": "upload", "prox_erm": "prox_erm", "contraction": "contraction"}
 DIVISORS = {"divide": "number", "divide_by_size": "size", "divide_by_weight": "weight"}
 
 
 @record
 class Shape:
-    """A norm of contributions, ||scales * Haar coefficients||, and the noise that is isotropic in
-    it.
+    """A norm of contributions, ||scales * Haar coefficients||, and noise that is isotropic in this
+    norm.
 
-    Noise of the shape has in band b a standard deviation of 1 / scales[b] of what it is in the
-    shape's own units.
+    In band b, the noise has the standard deviation sigma / scales[b], where sigma is its standard
+    deviation in units of the norm.
     """
 
     bands: Any  # jfl.privacy.mechanisms.haar_bands.Bands
@@ -133,20 +135,27 @@ class Shape:
 
 
 class After(NamedTuple):
-    """The knowledge of post-processing about a sum: public numbers, and the noise in it."""
+    """What post-processing stages know about a sum: public numbers, and the noise in the sum."""
 
-    # the value of a divisor that is not a number: the client's rows, or the cohort's weight
+    # the divisor of divide("size") or divide("weight")
     realised: Any = None
-    std: Any = None  # of the noise, in the norm of the shape; None without noise
-    shape: Any = None
+    std: Any = None  # standard deviation of the noise, in the norm of the shape; None without noise
+    shape: Any = None  # the Shape of the noise; None if it is isotropic
 
 
-# The smallest clip norm and noise: below it, squares of norms underflow in float32.
+# The smallest clip norm and noise.  Squares of smaller norms underflow in float32.
 FLOOR = np.float32(1e-15)
 
 
 def as_level(where: str, hint: str = "", **given: ArrayLike | Callable[..., Any]) -> Any:
-    """Return a clip norm or a level of noise as a leaf: one number, or a function of the round."""
+    """Return a clip norm or noise level, one number or a function of the round, as a leaf of a
+    plan.
+
+    Args:
+        where: the name of the caller, for messages.
+        hint: the last sentence of messages.
+        given: the value, under the name that messages use.
+    """
     ((name, value),) = given.items()
     if callable(value):
         return value if isinstance(value, Fn) else Fn(value)
@@ -154,7 +163,10 @@ def as_level(where: str, hint: str = "", **given: ArrayLike | Callable[..., Any]
 
 
 def as_number(where: str, hint: str = "", **given: ArrayLike) -> Any:
-    """Return a clip norm or a level of noise that is the same in all rounds as a leaf."""
+    """Return a clip norm or noise level that is the same in all rounds as a leaf of a plan.
+
+    The arguments are as in `as_level`.
+    """
     checks.require_positive(where, hint, single=True, **given)
     refuse_tiny(where, **given)
     (value,) = given.values()
@@ -162,11 +174,11 @@ def as_number(where: str, hint: str = "", **given: ArrayLike) -> Any:
 
 
 def refuse_tiny(where: str, **given: ArrayLike) -> None:
-    """Reject values whose squares underflow: a sensitivity of 0 would give no noise."""
+    """Reject values whose squares underflow, since a sensitivity of 0 would give no noise."""
     for name, value in given.items():
         if checks.is_concrete(value):
             if np.min(np.asarray(value, np.float32), initial=np.inf) < FLOOR:
-                hint = "Smaller ones are lost in float32; scale the loss."
+                hint = "Smaller values underflow in float32; scale the loss."
                 checks.fail(where, f"{name} >= {FLOOR:g}", f"{value!r}", hint)
 
 
@@ -174,20 +186,23 @@ def refuse_tiny(where: str, **given: ArrayLike) -> None:
 
 
 def shapes_like(like: Any) -> Any:
-    """Return the shapes of a contribution: the parameters of a Task, or the given arrays or
-    shapes."""
+    """Return the shapes of a contribution, in float32.
+
+    Args:
+        like: a Task, whose parameters have these shapes; or a pytree of arrays or shapes.
+    """
     if isinstance(like, Task):
         like = jax.eval_shape(like.init, jax.random.key(0))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.float32), like)
 
 
 def numbers_of(where: str, like: Any) -> int:
-    """Return how many numbers a contribution like `like` has; reject one without any."""
-    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes_like(like)))
-    if not numbers:
-        expected = "like=task, or what is contributed (arrays or their shapes)"
+    """Return the number of coordinates of a contribution like `like`; reject one without any."""
+    size = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes_like(like)))
+    if not size:
+        expected = "like=task, or the contribution of a client (arrays or their shapes)"
         checks.fail(where, expected, f"like={checks.short_repr(like)}")
-    return numbers
+    return size
 
 
 def require_like(where: str, row: Tree, shapes: Tree) -> None:
@@ -195,30 +210,38 @@ def require_like(where: str, row: Tree, shapes: Tree) -> None:
     given = jax.tree.map(jnp.shape, row)
     if given != shapes:
         expected = f"contributions like like=..., {shapes}"
-        checks.fail(where, expected, f"{given}", "Give what is contributed as like=...")
+        checks.fail(where, expected, f"{given}", "Pass the contribution of a client as like=...")
 
 
 def require_isotropic(where: str, shape: "Shape | None", hint: str) -> None:
-    """Reject noise of a shape after a stage whose contributions have no bands."""
+    """Reject noise with a Shape after a stage whose contributions have no Haar bands."""
     if shape is not None:
         checks.fail(where, "isotropic noise", "noise of a shape", hint)
 
 
 def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple[Any, ...]:
-    whole = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
-    if whole:
+    """Scale a contribution down to a norm of at most `bound`; also return whether it was longer.
+
+    Args:
+        bound: [], the largest norm.
+        row: a pytree of floats.
+        norm: [], the norm of the row; None for the Euclidean norm.
+    """
+    dtypes = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
+    if dtypes:
         checks.fail(
-            "clip", "contributions of floats", f"{whole[0]}", "Cast them before they are clipped."
+            "clip", "contributions of floats", f"{dtypes[0]}", "Cast them before they are clipped."
         )
     norm = pytrees.norm(row) if norm is None else norm
     return pytrees.scale(factor_to_bound(bound, norm), row), norm > bound
 
 
 def factor_to_bound(bound: Any, norm: Array) -> Array:
-    """Return what a contribution of this norm is multiplied with; nan if the norm is not finite.
+    """Return the factor that scales a contribution of this norm to `bound`; nan if the norm is not
+    finite.
 
-    Squares of finite values overflow from a norm of 1.8e19 on.  Such a contribution counts as zero
-    and in Health.nonfinite_rows, as one does whose values are not finite.
+    The squares of finite values overflow from a norm of 1.8e19 on.  Like a contribution with values
+    that are not finite, such a contribution counts as zero and in Health.nonfinite_rows.
     """
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
     return jnp.where(jnp.isfinite(norm), factor, jnp.nan)
@@ -230,24 +253,25 @@ def _clip_l2(state: Any, row: Tree, *, bound: Array) -> tuple[Tree, Array]:
 
 
 def stretch(shape: Shape | None) -> Array | float:
-    """Return how much longer than its Euclidean norm a contribution may be in the norm of
-    `shape`."""
+    """Return the largest ratio of the norm of `shape` to the Euclidean norm."""
     return 1.0 if shape is None else jnp.max(shape.scales)
 
 
 @named("stages.clip_l2.bound")
-def _its_bound(state: Any, shape: Shape | None, *, bound: Array) -> Array:
+def _clip_bound(state: Any, shape: Shape | None, *, bound: Array) -> Array:
+    """Return the bound of a contribution after a Euclidean clip, in the norm of `shape`."""
     return bound * stretch(shape)
 
 
 def clip_l2(bound: ArrayLike | Callable[..., Any]) -> Stage:
-    """Shrink each contribution to Euclidean norm at most `bound`, over all leaves together.
+    """Scale each contribution down to a Euclidean norm of at most `bound`, over all leaves
+    together.
 
     Args:
-        bound: > 0, in the units of the contribution; or a function of the round that gives it.
+        bound: > 0, in the units of the contribution; or a function of the round.
 
     Privacy:
-        one contribution moves the sum by at most `bound` (add_remove) or 2 * bound (replace_one).
+        one contribution changes the sum by at most `bound` (add_remove) or 2 * bound (replace_one).
 
     Raises:
         ValueError: unless bound is > 0 and finite (leave the stage out for no clipping).
@@ -262,7 +286,7 @@ def clip_l2(bound: ArrayLike | Callable[..., Any]) -> Stage:
         [0.6000000238418579, 0.800000011920929]
     """
     data = dict(bound=as_level("clip_l2", "Leave the stage out for no clipping.", bound=bound))
-    return Stage(Fn(_clip_l2, data), Fn(_its_bound, data), name="clip_l2")
+    return Stage(Fn(_clip_l2, data), Fn(_clip_bound, data), name="clip_l2")
 
 
 @named("stages.clip_l1")
@@ -271,16 +295,15 @@ def _clip_l1(state: Any, row: Tree, *, bound: Array) -> tuple[Tree, Array]:
 
 
 def clip_l1(bound: ArrayLike | Callable[..., Any]) -> Stage:
-    """Shrink each contribution to a sum of absolute values of at most `bound`, over all leaves
-    together.
+    """Scale each contribution down to an L1 norm of at most `bound`, over all leaves together.
 
     Args:
-        bound: > 0, in the units of the contribution; or a function of the round that gives it.
+        bound: > 0, in the units of the contribution; or a function of the round.
 
     Privacy:
-        one contribution moves the sum by at most `bound` (add_remove) or 2 * bound (replace_one) in
-        this norm, which is what `laplace` noise needs, and so in the Euclidean norm, which is
-        shorter.
+        one contribution changes the sum by at most `bound` (add_remove) or 2 * bound (replace_one)
+        in the L1 norm, as `laplace` noise requires.  The same bound holds in the Euclidean norm,
+        which is never larger.
 
     Raises:
         ValueError: unless bound is > 0 and finite (leave the stage out for no clipping).
@@ -292,7 +315,7 @@ def clip_l1(bound: ArrayLike | Callable[..., Any]) -> Stage:
         [0.75, -0.25]
     """
     data = dict(bound=as_level("clip_l1", "Leave the stage out for no clipping.", bound=bound))
-    return Stage(Fn(_clip_l1, data), Fn(_its_bound, data), name="clip_l1")
+    return Stage(Fn(_clip_l1, data), Fn(_clip_bound, data), name="clip_l1")
 
 
 @named("stages.clip_per_layer")
@@ -304,7 +327,7 @@ def _clip_per_layer(state: Any, row: Tree, *, bounds: Tree, layers: int) -> tupl
             "clip_per_layer",
             f"bounds for the {len(leaves)} leaves of a contribution",
             f"{layers}",
-            "The bound of a contribution follows from their number.",
+            "The bound of a contribution depends on the number of leaves.",
         )
     limits = limits * layers if len(limits) == 1 else limits
     pairs = [scale_to_bound(b, x) for b, x in zip(limits, leaves)]
@@ -313,10 +336,12 @@ def _clip_per_layer(state: Any, row: Tree, *, bounds: Tree, layers: int) -> tupl
 
 @named("stages.clip_per_layer.bound")
 def _layers_bound(state: Any, shape: Shape | None, *, bounds: Tree, layers: int) -> Array:
+    """Return the bound of a contribution whose leaves are clipped separately, in the norm of
+    `shape`."""
     limits = jnp.stack([jnp.asarray(b, jnp.float32) for b in jax.tree.leaves(bounds)])
     if shape is None:
         return jnp.sqrt(jnp.sum(jnp.square(limits)) * (layers if limits.size == 1 else 1))
-    # a leaf is as long as its own bands make it; blocks of several leaves are taken at their worst
+    # The largest scale in the block of each leaf.
     longest = [
         jnp.max(shape.scales[bands.blocks(shape.bands) == b])
         for b in range(len(shape.bands.blocks))
@@ -328,18 +353,18 @@ def _layers_bound(state: Any, shape: Shape | None, *, bounds: Tree, layers: int)
 
 
 def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None) -> Stage:
-    """Shrink each leaf of a contribution on its own.
+    """Scale each leaf of a contribution down separately.
 
     Args:
-        bounds: a pytree with one bound > 0 a leaf, or one number, the bound of each leaf; in the
+        bounds: a pytree with one bound > 0 per leaf, or one number, the bound of each leaf; in the
             units of the contribution.
-        layers: how many leaves there are, where `bounds` is one number.
+        layers: the number of leaves, if `bounds` is one number.
 
     Privacy:
-        the contribution's bound is the root of the sum of the squared bounds.
+        the bound of a contribution is the square root of the sum of the squared bounds.
 
     Raises:
-        ValueError: unless all bounds are > 0, or if one number comes without `layers`.
+        ValueError: unless all bounds are > 0, or if `bounds` is one number and `layers` is missing.
 
     References:
         McMahan et al., 2018, "A general approach to adding differential privacy".
@@ -367,6 +392,8 @@ def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None)
 def _clip_adaptive(
     state: Array, row: Tree, *, indicator: Array, floor: Array, **_: Any
 ) -> tuple[Tree, Array]:
+    """Clip a row to the current norm, and append the coordinate that says whether it was
+    shorter."""
     norm = jnp.maximum(state, floor)
     clipped, over = scale_to_bound(norm, row)
     bit = jnp.where(over, 0.0, 1.0)
@@ -377,12 +404,13 @@ def _clip_adaptive(
 def _adaptive_bound(
     state: Array, shape: Shape | None, *, indicator: Array, floor: Array, **_: Any
 ) -> Array:
+    """Return the bound of a clipped row together with its extra coordinate."""
     require_isotropic("clip_adaptive", shape, "One coordinate more has no band.")
     return jnp.maximum(state, floor) * jnp.sqrt(1 + jnp.square(indicator) / 4)
 
 
 @named("stages.clip_adaptive.update")
-def _adapt(
+def _update_clip_norm(
     state: Array,
     value: Tree,
     *,
@@ -392,13 +420,14 @@ def _adapt(
     count: Array,
     floor: Array,
 ) -> tuple[Array, Tree]:
+    """Return the next clip norm, and the release without the extra coordinate."""
     value, coordinate = value
     norm = jnp.maximum(state, floor)
     below = coordinate / (norm * indicator * count) + 0.5
     return jnp.maximum(norm * jnp.exp(-lr * (below - quantile)), floor), value
 
 
-# An adaptive clip norm falls at most to this fraction of its first value.
+# The smallest adaptive clip norm, as a fraction of the initial one.
 MIN_RELATIVE_CLIP = 1e-6
 
 
@@ -410,28 +439,29 @@ def clip_adaptive(
     lr: ArrayLike = 0.2,
     indicator: ArrayLike = 0.1,
 ) -> Stage:
-    """Clip to a norm that follows a quantile of the contributions' norms, privately, inside the
-    same release.
+    """Clip to a norm that privately follows a quantile of the norms of the contributions.
 
-    Each contribution carries one more coordinate, C * indicator * (bit - 1/2), where the bit says
-    that its norm is at most the clip norm C.  One isotropic Gaussian covers both, so the noise
-    multiplier of the chain is exactly the joint one: nothing else is to be accounted.  C moves by
-    exp(-lr * (noisy fraction - quantile)).
+    Each contribution has one additional coordinate, C * indicator * (bit - 1/2), where the bit is 1
+    if its norm is at most the clip norm C.  One isotropic Gaussian covers both, so the noise
+    multiplier of the chain is exactly that of the joint release, and nothing else has to be
+    accounted for.  After each release, C is multiplied by exp(-lr * (noisy fraction of bits -
+    quantile)).
 
     Args:
         initial: C of the first release, > 0, in the units of a contribution.
-        count: the expected number of contributions, which is public.
+        count: the expected number of contributions, assumed public.
         quantile: the quantile of the norms that C follows, in (0, 1].
-        lr: how fast C moves.
-        indicator: weight of the bit: larger for a less noisy C and a little more noise.
+        lr: the learning rate of log(C).
+        indicator: the weight of the bit.  A larger one gives a less noisy C, and slightly more
+            noise in the release.
 
     Privacy:
-        bound C * sqrt(1 + indicator^2 / 4).  C never falls below a millionth of `initial`, nor
-        below 1e-15: there float32 could measure no norm, and add no noise.
+        the bound is C * sqrt(1 + indicator^2 / 4).  C never falls below a millionth of `initial`,
+        nor below 1e-15, where float32 could not represent norms and noise.
 
     Raises:
-        ValueError: outside those ranges; refused inside `private_grad` (a client keeps no clip
-            norm).
+        ValueError: outside those ranges.  `private_grad` rejects it, because a client keeps no clip
+            norm from step to step.
 
     References:
         Andrew et al., NeurIPS 2021, with the joint release of one vector.
@@ -450,35 +480,35 @@ def clip_adaptive(
         Fn(_clip_adaptive, data),
         Fn(_adaptive_bound, data),
         state=initial,
-        update=Fn(_adapt, data),
+        update=Fn(_update_clip_norm, data),
         name="clip_adaptive",
     )
 
 
 @named("stages.bounded")
-def _as_it_is(state: Any, row: Tree, *, value: Array) -> tuple[Tree, Array]:
+def _keep_row(state: Any, row: Tree, *, value: Array) -> tuple[Tree, Array]:
     return row, jnp.zeros((), bool)
 
 
 @named("stages.bounded.bound")
-def _declared(state: Any, shape: Shape | None, *, value: Array) -> Array:
+def _declared_bound(state: Any, shape: Shape | None, *, value: Array) -> Array:
     return value * stretch(shape)
 
 
 def bounded(value: ArrayLike, reason: str) -> Stage:
-    """Declare, without clipping, that a contribution is at most `value` long.
+    """Declare, without clipping, that the norm of a contribution is at most `value`.
 
     Args:
         value: the bound, > 0, in the units of the contribution.
-        reason: "upload": in `release`, if the clip of the upload ensures it (`jfl.plan` checks
-            this).  "prox_erm": in a client, by strong convexity of its problem;
-            "contraction": in a client, since steps on convex losses do not drive models apart.  A
-            guarantee that rests on either is "conditional".
+        reason: why the bound holds.  "upload": in `release`, because the upload is clipped
+            (`jfl.plan` checks this).  "prox_erm": in a client, because its problem is strongly
+            convex. "contraction": in a client, because gradient steps on convex losses are
+            contractions.  A guarantee that relies on one of the last two is "conditional".
     """
     names = {why: name for name, why in DECLARED.items()}
     checks.require_one_of("bounded", tuple(names), reason=reason)
     data = dict(value=as_number("bounded", value=value))
-    return Stage(Fn(_as_it_is, data), Fn(_declared, data), name=names[reason])
+    return Stage(Fn(_keep_row, data), Fn(_declared_bound, data), name=names[reason])
 
 
 # --- clipping in coordinates that earlier releases scale
@@ -487,7 +517,8 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
 class Squares(NamedTuple):
     """The state of `clip_scaled`."""
 
-    mean: Any  # like a contribution: of the squared coordinates of earlier mean contributions
+    # the running mean of the squared coordinates of earlier releases, shaped like a contribution
+    mean: Any
 
 
 def clip_scaled(
@@ -498,30 +529,33 @@ def clip_scaled(
     decay: ArrayLike = 0.9,
     least: ArrayLike | None = None,
 ) -> Stage:
-    """Clip contributions whose coordinates are divided by their usual size, and multiply the noisy
-    sum by it (scale-then-privatize): small coordinates get less noise, large ones more.
+    """Clip contributions after dividing each coordinate by its typical size (scale-then-privatize).
 
-    The usual size of a coordinate is the root of a running mean of squares of earlier releases, as
-    in Adam, plus `least`.  All sizes are scaled together so that their mean square is 1: the noise
-    of all coordinates together is that of clip_l2(bound), which the first release equals.
+    The noisy sum is multiplied by the sizes again.  So small coordinates get less noise, and large
+    ones more.
+
+    The size of a coordinate is the square root of a running mean of squares of earlier releases, as
+    in Adam, plus `least`.  All sizes are normalised to a mean square of 1, so the total noise is
+    that of clip_l2(bound), and the first release is the same as with clip_l2(bound).
 
     Args:
-        bound: the clip norm, > 0, of a contribution whose coordinates are divided by their size.
-        count: the expected number of contributions, or sum of their weights, which is public.
-        like: a Task, or what a client contributes (arrays or their shapes).
-        decay: how much of the running mean stays at each release, in [0, 1).
-        least: added to each size, > 0, in the units of a coordinate; None: a tenth of a coordinate
-            if `bound` is spread over all of them.
+        bound: the clip norm, > 0, of a contribution whose coordinates were divided by their sizes.
+        count: the expected number of contributions, or sum of their weights; assumed public.
+        like: a Task, or the contribution of a client (arrays or their shapes).
+        decay: the factor of the running mean at each release, in [0, 1).
+        least: the number that is added to each size, > 0, in the units of a coordinate.  If None, a
+            tenth of the size of a coordinate when `bound` is spread over all of them.
 
     Privacy:
-        that of clip_l2(bound): sizes follow only from earlier releases.
+        that of clip_l2(bound), because the sizes depend only on earlier releases.
 
     Raises:
-        ValueError: outside those ranges; in `private_grad` and in uploads, since clients keep no
-            sizes.
+        ValueError: outside those ranges; in `private_grad` and in uploads, because clients do not
+            keep the sizes.
 
     References:
-        "Scale-then-privatize", arXiv 2507.01129, Algorithm 8, there for the gradients of rows.
+        "Scale-then-privatize", arXiv 2507.01129, Algorithm 8, which applies it to gradients of
+        rows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -551,8 +585,8 @@ def clip_scaled(
     )
 
 
-def _sizes(state: Squares, least: Array) -> Tree:
-    """Return the size of each coordinate, with a mean square of 1."""
+def _coordinate_sizes(state: Squares, least: Array) -> Tree:
+    """Return the size of each coordinate, normalised to a mean square of 1."""
     sizes = pytrees.map(lambda x: jnp.sqrt(x) + least, state.mean)
     leaves = jax.tree.leaves(sizes)
     mean = sum(jnp.sum(jnp.square(x)) for x in leaves) / sum(x.size for x in leaves)
@@ -563,7 +597,7 @@ def _sizes(state: Squares, least: Array) -> Tree:
 def _clip_scaled(
     state: Squares, row: Tree, *, bound: Array, least: Array, **_: Any
 ) -> tuple[Tree, Array]:
-    sizes = _sizes(state, least)
+    sizes = _coordinate_sizes(state, least)
     require_like("clip_scaled", row, jax.tree.map(jnp.shape, sizes))
     return scale_to_bound(bound, pytrees.map(lambda x, size: x / size, row, sizes))
 
@@ -578,7 +612,7 @@ def _scaled_bound(state: Squares, shape: Shape | None, *, bound: Array, **_: Any
 def _unscale(
     state: Squares, value: Tree, *, count: Array, decay: Array, least: Array, **_: Any
 ) -> tuple[Squares, Tree]:
-    value = pytrees.map(lambda x, size: x * size, value, _sizes(state, least))
+    value = pytrees.map(lambda x, size: x * size, value, _coordinate_sizes(state, least))
     keep = lambda old, x: decay * old + (1 - decay) * jnp.square(x / count)
     return Squares(pytrees.map(keep, state.mean, value)), value
 
@@ -587,7 +621,7 @@ def _unscale(
 
 
 def total() -> Stage:
-    """Sum the contributions; masked ones add exactly nothing, whatever they hold."""
+    """Sum the contributions.  Masked ones add exactly zero, whatever their values."""
     return Stage(None, name="total", role="sum")
 
 
@@ -598,21 +632,23 @@ def gaussian(
     shape: Shape | None = None,
     generator: str = "philox",
 ) -> Stage:
-    """Add N(0, sigma^2) to every coordinate, sigma = noise_multiplier * sensitivity of the sum.
+    """Add N(0, sigma^2) to every coordinate, where sigma = noise_multiplier * sensitivity of the
+    sum.
 
-    A multiplier or std may be a function of the round; and, in `private_grad` and in `upload`,
-    Float[C], one number for each client.
+    The multiplier or std may be a function of the round.  In `private_grad` and in `upload` it may
+    also be Float[C], one number for each client.
 
     Args:
-        noise_multiplier: sigma over the sensitivity, dimensionless, > 0.
+        noise_multiplier: sigma / sensitivity, dimensionless, > 0.
         std: sigma itself, in the units of the sum, > 0; instead of `noise_multiplier`.
-        shape: of `jfl.wavelet`, whose noise is added; the sensitivity is then measured in its norm.
-        generator: "philox", counters to normals in one pass; "key", random words from the key of
-            the run (threefry unless you chose another), several times slower.  Noise of a shape is
-            always "philox".
+        shape: a Shape from `jfl.wavelet`, for noise that is isotropic in its norm; the sensitivity
+            is then measured in this norm.
+        generator: "philox" computes normals from counters in one pass; "key" uses random words from
+            the key of the run (threefry unless you chose another generator) and is several times
+            slower.  Noise with a shape always uses "philox".
 
     Raises:
-        ValueError: unless exactly one of noise_multiplier and std is given, and > 0 (leave the
+        ValueError: unless exactly one of noise_multiplier and std is given, and is > 0 (leave the
             stage out for no noise).
     """
     if (noise_multiplier is None) == (std is None):
@@ -646,18 +682,21 @@ def gaussian(
 
 
 def laplace(noise_multiplier: ArrayLike) -> Stage:
-    """Add Laplace noise of scale noise_multiplier * sensitivity to every coordinate; the
-    sensitivity is that of the sum of absolute values, so the clip is `clip_l1`.
+    """Add Laplace noise of scale noise_multiplier * sensitivity to every coordinate.
+
+    The sensitivity is in the L1 norm, so the clip must be `clip_l1`.
 
     Args:
-        noise_multiplier: the scale over the sensitivity, dimensionless, > 0; the same in all rounds
-            and for all clients.  The standard deviation is sqrt(2) times the scale.
+        noise_multiplier: scale / sensitivity, dimensionless, > 0; the same in all rounds and for
+            all clients.  The standard deviation is sqrt(2) times the scale.
 
     Privacy:
-        one release is pure: epsilon = 1 / noise_multiplier, whatever delta.  Many compose by their
-        Renyi curve.  On a sample, epsilon is amplified first, log(1 + q (e^epsilon - 1)), and the
-        curve is that of any mechanism with so much: sound, and not tight.  In a release of many
-        coordinates `gaussian` costs less; of few, or at a tiny delta, this does.
+        one release has epsilon = 1 / noise_multiplier at delta = 0.  Several are composed by their
+        Renyi curve.  With sampling, epsilon is first amplified to log(1 + q (e^epsilon - 1)), and
+        the curve is
+        that of any mechanism with this epsilon: valid, but not tight.  For a release of many
+        coordinates `gaussian` costs less; for few coordinates, or at a tiny delta, Laplace noise
+        does.
 
     Raises:
         ValueError: unless noise_multiplier is one number > 0.
@@ -670,7 +709,7 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
         >>> jfl.chain(jfl.clip_l1(1.0), jfl.total(), jfl.laplace(2.0), jfl.divide(10))
         chain(clip_l1(1), total(), laplace(2), divide(10))
     """
-    hint = "It cannot be a function of the round. Leave the stage out for no noise."
+    hint = "A function of the round is not supported. Leave the stage out for no noise."
     value = as_number("laplace", hint, noise_multiplier=noise_multiplier)
     return Stage(None, noise=value, name="laplace", role="noise", law="laplace")
 
@@ -690,13 +729,14 @@ def divide(n: ArrayLike | str) -> Stage:
     """Divide the noisy sum.
 
     Args:
-        n: a public number > 0; "size", the client's own rows; or "weight", the cohort's weights.
+        n: a public number > 0; "size", the number of the client's rows; or "weight", the sum of the
+            weights of the cohort.
 
     Privacy:
-        post-processing.  A realised count would not be: it is data.  "size" is sound where sizes
-        are public, under replace_one of an example.  "weight", the sum of the weights of those who
-        came, is for a release that adds no noise (the usual normalised FedAvg).  Both
-        are refused elsewhere.
+        dividing by a public number is post-processing.  Dividing by a realised count is not,
+        because the count is data.  "size" is sound if sizes are public, under replace_one of an
+        example.  "weight" is for a release without noise (the usual normalised FedAvg).  Both are
+        rejected elsewhere.
 
     Raises:
         ValueError: unless n is > 0 and finite, "size" or "weight".
@@ -709,20 +749,21 @@ def divide(n: ArrayLike | str) -> Stage:
 
 
 @named("post_processing.apply")
-def _apply(value: Tree, after: After, *, function: Callable[..., Any]) -> tuple[Tree, After]:
+def _apply_function(
+    value: Tree, after: After, *, function: Callable[..., Any]
+) -> tuple[Tree, After]:
     return function(value), after._replace(std=None)
 
 
 def post_process(function: Callable[..., Any]) -> Stage:
-    """Apply a pure function to the noisy sum, as the last stages of a chain.
+    """Apply a pure function to the noisy sum; it must come at the end of a chain.
 
     Args:
-        function: maps the released value to a value of the same shapes.  Arrays that it holds in a
-            closure must be public; a plan whose function holds the federation's `x` or `y` is
-            rejected.
+        function: maps the released value to a value of the same shapes.  Arrays in its closure must
+            be public; a plan whose function holds the federation's `x` or `y` is rejected.
 
     Privacy:
-        None is lost: the function reads only the noisy sum.
+        post-processing: the function sees only the noisy sum.
 
     Example:
         >>> import jfl
@@ -734,7 +775,9 @@ def post_process(function: Callable[..., Any]) -> Stage:
     if not callable(function) or isinstance(function, Fn):
         need = "a plain function of the released value"
         checks.fail("post_process", need, checks.short_repr(function))
-    return Stage(Fn(_apply, static=dict(function=function)), name="post_process", role="post")
+    return Stage(
+        Fn(_apply_function, static=dict(function=function)), name="post_process", role="post"
+    )
 
 
 @named("post_processing.clip_values")
@@ -744,13 +787,13 @@ def _clip_values(value: Tree, after: After, *, most: Array) -> tuple[Tree, After
 
 
 def clip_values(most: float) -> Stage:
-    """Cut every coordinate of a release to [-most, most].
+    """Clip every coordinate of a release to [-most, most].
 
     In a sum of clipped contributions, no coordinate is larger than the clip norm times the number
-    of contributions: larger values are noise.
+    of contributions, so larger values are noise.
 
     Args:
-        most: in the units of the release at this place of the chain, > 0.
+        most: > 0, in the units of the release at this place of the chain.
 
     Privacy:
         post-processing.
@@ -768,7 +811,7 @@ def _james_stein(value: Tree, after: After) -> tuple[Tree, After]:
             "james_stein",
             "noise of one known standard deviation before it",
             "none" if after.std is None else "noise of a shape",
-            "Put it behind gaussian(...) and divide(...).",
+            "Put it after gaussian(...) and divide(...).",
         )
     leaves = jax.tree.leaves(value)
     dimension = sum(x.size for x in leaves)
@@ -779,11 +822,11 @@ def _james_stein(value: Tree, after: After) -> tuple[Tree, After]:
 
 
 def james_stein() -> Stage:
-    """Shrink a release towards zero as far as its noise makes it too long: max(0, 1 - (d - 2)
-    sigma^2 / ||v||^2) times v.
+    """Multiply a release v by max(0, 1 - (d - 2) sigma^2 / ||v||^2), which removes the length due
+    to noise.
 
     For d > 2 coordinates the expected squared error is smaller than that of v itself, whatever the
-    truth is.  `jfl.wavelet.james_stein` does so in each band.
+    true value.  `jfl.wavelet.james_stein` does this separately in each band.
 
     Privacy:
         post-processing: sigma is a number of the mechanism.

@@ -1,22 +1,22 @@
 """Strategies of correlated noise, for `jfl.correlated`: `jfl.strategies`.
 
 A strategy is a lower-triangular matrix C.  With x the sums of all rounds and z fresh noise, the
-rounds release C^-1 (C x + z), which is one Gaussian release of C x.  A strategy knows how far one
-unit moves C x, which decides its privacy, and how a round computes its noise.
+rounds release C^-1 (C x + z), which is one Gaussian release of C x.  A strategy provides the
+sensitivity of C x to one unit, which determines privacy, and the noise of each round.
 
-| | C | work of a round | use |
+| | C | work in a round | use |
 |---|---|---|---|
-| `identity` | 1 | draws independent noise | comparison |
-| `tree` | binary tree | draws 2 noises on average | comparison with DP-FTRL |
+| `identity` | identity matrix | draws independent noise | comparison |
+| `tree` | binary tree | draws 2 nodes on average | comparison with DP-FTRL |
 | `square_root` | full | regenerates all earlier noise | a few hundred rounds |
-| `banded_toeplitz` | few bands | stores bands - 1 noises | few participations; cyclic Poisson |
-| `inverse_banded` | full | regenerates the noise of as many rounds as bands | no memory, any run |
-| `blt` | full | stores 2 to 5 sums | long runs |
-| `restarted` | copies of another C | that of the other | bounded error of many participations |
-| `dense` | full, any | regenerates all earlier noise | the smallest possible error |
+| `banded_toeplitz` | few bands | stores bands - 1 buffers | few participations; cyclic Poisson |
+| `inverse_banded` | full | regenerates `bands` rounds of noise | no memory, any run |
+| `blt` | full | stores 2 to 5 buffers | long runs |
+| `restarted` | copies of another C | as the other C | bounded error with many participations |
+| `dense` | full | regenerates all earlier noise | the smallest possible error |
 
-Methods about privacy and error run on the host, in float64 of NumPy.  `draws` and `mix`, which a
-round computes, are traced, in float32.  Strategies of one shape differ only in their numbers, so a
+Methods about privacy and error run on the host, in NumPy's float64.  `draws` and `mix` run inside a
+round and are traced, in float32.  Strategies with equal shapes differ only in their numbers, so a
 sweep over them is one program.
 
 Several functions share these arguments: `participations`, the maximum number of rounds in which one
@@ -58,40 +58,42 @@ __all__ = [
 
 # By default an accelerator may round noise before it multiplies: a GPU to 10 bits, a TPU to 7.
 FULL_PRECISION = lax.Precision.HIGHEST
-MAX_TABLE = 2048  # rounds of a restarted copy of which a table of pairs is made
+# Restarted copies of up to this number of rounds get an exact sensitivity, from a matrix.
+MAX_EXACT_ROUNDS = 2048
 
 
 @record
 class Strategy:
-    """A lower-triangular matrix C; the functions of `jfl.strategies` make it.
+    """A lower-triangular matrix C, made by a function of `jfl.strategies`.
 
-    This base class works for any matrix.  Subclasses say what C is and how its noise is computed.
+    This base class works for any matrix.  Subclasses define C and compute its noise.
     """
 
-    rounds: int = static(default=1)  # that it covers
-    separation: int = static(default=1)  # rounds between participations, for which it was made
+    rounds: int = static(default=1)  # number of rounds that it covers
+    separation: int = static(default=1)  # rounds between participations for which it is optimised
 
     def __repr__(self) -> str:
         return f"<{self.describe()}, {self.rounds} rounds>"
 
     def describe(self) -> str:
-        """Return what kind of strategy this is, in a few words."""
+        """Return a short name of this kind of strategy."""
         return type(self).__name__.lower()
 
     @property
     def width(self) -> int:
-        """The number of bands of C: in how many rounds one contribution is seen."""
+        """The number of bands of C: the number of rounds on which one contribution has an
+        effect."""
         return self.rounds
 
     @property
     def memory(self) -> int:
-        """The number of stored buffers of the size of a release; 0 if a round regenerates earlier
+        """The number of stored buffers of the size of a release; 0 if rounds regenerate earlier
         noise."""
         return 0
 
     @property
     def is_steady(self) -> bool:
-        """Whether nearly every round draws as many normals as `draws` has room for."""
+        """Whether nearly every round needs all the normals that `draws` returns."""
         return False
 
     def matrix(self) -> np.ndarray:
@@ -100,78 +102,94 @@ class Strategy:
         raise NotImplementedError
 
     def noising(self) -> np.ndarray:
-        """Return M, Float64[rounds, draws], with M C = 1: the noise of round t is M[t] @ z."""
+        """Return M with M C = 1, Float64[rounds, draws]: the noise of round t is M[t] @ z."""
         raise NotImplementedError
 
     def draws(self, round_: Any) -> tuple[Any, ...]:
-        """Return which fresh normals a round draws; only for strategies without memory.
+        """Return the fresh normals that a round needs; only for strategies without memory.
 
         Returns:
-            Int32[n] and Float32[n], numbers of draws and their weights; and how many of them count.
+            The numbers of the draws, Int32[n]; their weights, Float32[n]; and how many of these n
+            count.
         """
         raise NotImplementedError
 
     def mix(self, fresh: Any, held: Any) -> tuple[Any, ...]:
-        """Return the noise of a round, from its fresh normals and the buffers `held`, [memory,
-        ...]; and the buffers of the next round."""
+        """Return the noise of a round and the buffers for the next one; only for strategies with
+        memory.
+
+        Args:
+            fresh: the fresh normals of the round, one leaf of a release.
+            held: the buffers, [memory, ...].
+        """
         raise NotImplementedError
 
     def accounting_matches_noise(self) -> bool:
-        """Return whether the C that an accountant reads is that of the noise which rounds draw.  It
-        need not be if somebody changed the numbers of a strategy."""
+        """Return whether the C of the accountant belongs to the noise that rounds draw.
+
+        It may not, if the numbers of a strategy were changed by hand.
+        """
         return True
 
     def matrix_until(self, rounds: int) -> np.ndarray:
-        """Return what the first `rounds` rounds reveal of C: their columns, and the rows whose
-        noise they use."""
+        """Return the part of C that the first `rounds` rounds reveal.
+
+        These are the columns of those rounds, and the rows whose noise they use.
+        """
         is_used = (self.noising()[:rounds] != 0).any(0)
         return self.matrix()[is_used, :rounds]
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
-        """Return squared sensitivities of the first 1, 2, ... `rounds` rounds, Float64[rounds].
+        """Return the squared sensitivities of the first 1, 2, ...  `rounds` rounds,
+        Float64[rounds].
 
-        They are for a unit that participates in rounds that are multiples of `separation` apart.
-        Contributions to the first t rounds move C x only along its first t columns.
+        They hold for a unit that participates in rounds that are multiples of `separation` apart.
+        Contributions to the first t rounds change C x only through its first t columns.
         """
         return _squares_by_offset(self.matrix_until(rounds), separation).max(0)
 
     def sensitivity(
         self, participations: int = 1, separation: int = 1, *, epochs: bool = False
     ) -> float:
-        """Return how far one unit moves C x, in Euclidean norm, if its contribution to a round has
-        norm at most 1.
+        """Return by how much one unit can change C x, in the Euclidean norm.
+
+        The contribution of the unit to a round has norm at most 1.
 
         Args:
-            participations: the maximum number of rounds in which it participates.
-            separation: the minimum number of rounds between two of them; 1: any rounds.
-            epochs: whether they are multiples of `separation` rounds apart.
+            participations: the maximum number of rounds in which the unit participates.
+            separation: the minimum number of rounds between two participations; 1 for any rounds.
+            epochs: whether participations are multiples of `separation` rounds apart.
 
         Returns:
             The exact value for banded C and for Toeplitz C with decreasing columns; otherwise a
-            close bound.
+            close upper bound.
         """
         participations = self._max_participations(participations, separation)
         gram = np.abs(self.matrix().T @ self.matrix())
         if not epochs:
-            return float(np.sqrt(_square_of_patterns(gram, participations, separation)))
-        offsets = range(min(separation, self.rounds))
-        groups = [gram[first::separation, first::separation] for first in offsets]
-        return float(np.sqrt(max(_square_of_patterns(g, participations, 1) for g in groups)))
+            return float(np.sqrt(_worst_square(gram, participations, separation)))
+        first_rounds = range(min(separation, self.rounds))
+        groups = [gram[first::separation, first::separation] for first in first_rounds]
+        return float(np.sqrt(max(_worst_square(g, participations, 1) for g in groups)))
 
     def largest_column(self) -> float:
         """Return the sensitivity to one participation."""
         return self.sensitivity()
 
     def errors(self) -> np.ndarray:
-        """Return the variances of the noise in the sums of the first 1, 2, ... rounds, relative to
-        that of fresh noise, Float64[rounds]."""
+        """Return the variances of the noise in the sums of the first 1, 2, ... rounds,
+        Float64[rounds].
+
+        They are relative to the variance of fresh noise.
+        """
         return np.square(np.cumsum(self.noising(), axis=0)).sum(1)
 
     def rmse(self, participations: int = 1, separation: int = 1) -> float:
-        """Return the root mean squared error of the sums of the first 1, 2, ... rounds at equal
-        privacy: the root of the mean of `errors`, times the sensitivity.
+        """Return the root mean squared error of the sums of the first 1, 2, ... rounds, at equal
+        privacy.
 
-        It compares strategies without training.
+        This is the square root of the mean of `errors`, times the sensitivity.  It compares
+        strategies without training.
 
         Example:
             >>> import jfl
@@ -181,17 +199,17 @@ class Strategy:
         return float(np.sqrt(self.errors().mean()) * self.sensitivity(participations, separation))
 
     def _max_participations(self, participations: int, separation: int) -> int:
-        """Return how many of these participations fit into the rounds."""
+        """Return the number of these participations that fit into the rounds."""
         where = "strategies.sensitivity"
         checks.require_integer(where, participations=participations, separation=separation)
         return min(participations, -(-self.rounds // separation))
 
 
-# --- Toeplitz matrices: what follows a round does not depend on its number
+# --- Toeplitz matrices: the effect of a round on later rounds does not depend on its number
 
 
 def identity(rounds: int) -> Strategy:
-    """Return the strategy of independent noise in each round: `jfl.gaussian`, as a strategy.
+    """Return the strategy of independent noise in each round, like `jfl.gaussian`.
 
     Other Parameters:
         rounds: the number of rounds that it covers.
@@ -234,25 +252,25 @@ def banded_toeplitz(
     workload: str | ArrayLike = "prefix",
     error: str = "mean",
 ) -> Strategy:
-    """Return the best Toeplitz C with few bands.
+    """Return the best Toeplitz matrix C with few bands.
 
-    With bands <= separation its columns do not overlap, and participations add up as if noise were
-    independent.  A run stores the noise of bands - 1 rounds.
+    With bands <= separation, the columns of one unit's participations do not overlap, and
+    participations add up as with independent noise.  A run stores the noise of bands - 1 rounds.
 
     Args:
         bands: the number of bands of C; 1 is `identity`.
 
     Other Parameters:
         rounds: the number of rounds that it covers.
-        participations: the maximum number of participations of a unit, for which C is best.
-        separation: the minimum number of rounds between two of them.
-        workload: "prefix", sums over rounds; or Float64[rounds], how much of a round is in the
-            wanted result 0, 1, ... rounds later (`momentum`).
+        participations: the maximum number of participations of a unit for which C is optimised.
+        separation: the minimum number of rounds between two participations.
+        workload: "prefix" for sums over rounds; or Float64[rounds], the weight of a round in the
+            result 0, 1, ... rounds later (see `momentum`).
         error: "mean" or "max", over rounds.
 
     References:
-        Choquette-Choo et al., NeurIPS 2023, "(Amplified) banded matrix factorization";
-        McKenna, 2024, "Scaling up the banded matrix factorization mechanism".
+        Choquette-Choo et al., NeurIPS 2023, "(Amplified) banded matrix factorization"; McKenna,
+        2024, "Scaling up the banded matrix factorization mechanism".
 
     Example:
         >>> round(banded_toeplitz(16, 4).rmse(), 6)
@@ -274,8 +292,9 @@ def inverse_banded(
     error: str = "mean",
     optimise: bool = True,
 ) -> Strategy:
-    """Return a C whose inverse has few bands: a round regenerates the noise of that many rounds,
-    and a run stores nothing.
+    """Return a matrix C whose inverse has few bands.
+
+    A round regenerates the noise of `bands` rounds, and a run stores nothing.
 
     Args:
         bands: the number of bands of C^-1; 1 is `identity`.
@@ -286,7 +305,7 @@ def inverse_banded(
         separation: as in `banded_toeplitz`.
         workload: as in `banded_toeplitz`.
         error: as in `banded_toeplitz`.
-        optimise: False: the first bands of the inverse of `square_root` (BISR).
+        optimise: False for the first bands of the inverse of `square_root` (BISR).
 
     References:
         Kalinin et al., 2025, "Back to square roots" (arXiv 2505.12128).
@@ -312,13 +331,14 @@ def blt(
     workload: str | ArrayLike = "prefix",
     error: str = "mean",
 ) -> Strategy:
-    """Return a buffered linear Toeplitz strategy: the column of C is a sum of `buffers` decaying
-    exponentials.
+    """Return a buffered linear Toeplitz (BLT) strategy.
 
-    It serves runs of any length with the memory of `buffers` models.
+    The column of C is a sum of `buffers` decaying exponentials.
+
+    It covers runs of any length with the memory of `buffers` models.
 
     Args:
-        buffers: exponentials of BLT; two to five are enough.
+        buffers: the number of exponentials; two to five are enough.
 
     Other Parameters:
         rounds: the number of rounds that it covers.
@@ -332,8 +352,8 @@ def blt(
         algorithm for private learning in practice" (arXiv 2408.08868).
 
     Example:
-        >>> made = blt(100, 2, error="max")
-        >>> round(float(made.errors()[-1]) * made.sensitivity() ** 2, 3)
+        >>> strategy = blt(100, 2, error="max")
+        >>> round(float(strategy.errors()[-1]) * strategy.sensitivity() ** 2, 3)
         6.434
     """
     where = "strategies.blt"
@@ -345,8 +365,9 @@ def blt(
 
 
 def momentum(rounds: int, beta: float) -> np.ndarray:
-    """Return the workload of gradient descent with momentum: how much of a round is in the model
-    0, 1, ... rounds later, Float64[rounds].
+    """Return the workload of gradient descent with momentum, Float64[rounds].
+
+    Entry k is the weight of a round in the model k rounds later.
 
     Args:
         rounds: the number of rounds that it covers.
@@ -365,7 +386,7 @@ def momentum(rounds: int, beta: float) -> np.ndarray:
 
 
 def _exponentials(rounds: int, decay: ArrayLike, weight: ArrayLike) -> np.ndarray:
-    """Return 1, then sum_j weight_j decay_j^(t - 1), Float64[rounds]."""
+    """Return 1, followed by sum_j weight_j decay_j^(t - 1) for t = 1, 2, ...; Float64[rounds]."""
     powers = np.asarray(decay, np.float64) ** np.arange(max(rounds - 1, 0))[:, None]
     return np.concatenate([np.ones(1), powers @ np.asarray(weight, np.float64)])[:rounds]
 
@@ -378,15 +399,16 @@ def _is_same(one: ArrayLike, other: ArrayLike) -> bool:
 
 @record
 class Toeplitz(Strategy):
-    """A Toeplitz C, given by its first column."""
+    """A Toeplitz matrix C, given by its first column."""
 
-    column: Any = None  # Float64[bands], which begins with 1
+    column: Any = None  # Float64[bands], begins with 1
 
     @property
     def width(self) -> int:
         return min(len(self.column), self.rounds)
 
     def _padded(self, values: ArrayLike) -> np.ndarray:
+        """Return `values` padded with zeros, or cut, to Float64[rounds]."""
         return np.pad(np.asarray(values, np.float64), (0, self.rounds))[: self.rounds]
 
     def matrix(self) -> np.ndarray:
@@ -415,7 +437,7 @@ class Toeplitz(Strategy):
 
 @record
 class Regenerated(Toeplitz):
-    """A Toeplitz C whose noise is regenerated from that of earlier rounds."""
+    """A Toeplitz matrix C whose noise is regenerated from that of earlier rounds."""
 
     bands: Any = None  # Float64[p], the first column of C^-1
 
@@ -440,7 +462,7 @@ class Regenerated(Toeplitz):
 
 @record
 class Banded(Toeplitz):
-    """A Toeplitz C of few bands; a run stores the noise of bands - 1 rounds."""
+    """A Toeplitz matrix C with few bands; a run stores the noise of bands - 1 rounds."""
 
     def describe(self) -> str:
         return f"{len(self.column)} bands"
@@ -458,10 +480,10 @@ class Banded(Toeplitz):
 
 @record
 class Exponentials(Toeplitz):
-    """A BLT, of which a run stores a few decaying sums of earlier noise."""
+    """A BLT strategy; a run stores a few decaying sums of earlier noise."""
 
-    decay: Any = None  # Float64[buffers], theta
-    weight: Any = None  # Float64[buffers], omega
+    decay: Any = None  # Float64[buffers], theta in the papers
+    weight: Any = None  # Float64[buffers], omega in the papers
     buffers: int = static(default=1)
 
     def describe(self) -> str:
@@ -493,16 +515,16 @@ def dense(
     separation: int = 1,
     workload: str | ArrayLike = "prefix",
 ) -> Strategy:
-    """Return the C with the smallest mean error of all, for units whose participations are
-    multiples of `separation` rounds apart: for up to about a thousand rounds.
+    """Return the matrix C with the smallest mean error, for up to about a thousand rounds.
 
-    Two rounds in which one unit may participate have orthogonal columns, so its participations add
-    up as if noise were independent.
+    Participations of a unit are multiples of `separation` rounds apart.  Two rounds in which one
+    unit may participate have orthogonal columns, so its participations add up as with independent
+    noise.
 
     Other Parameters:
         rounds: the number of rounds that it covers.
         participations: the maximum number of participations of a unit: 1, or as many as fit.
-        separation: the number of rounds between two of them.
+        separation: the number of rounds between two participations.
         workload: as in `banded_toeplitz`.
 
     References:
@@ -524,12 +546,15 @@ def dense(
 
 @record
 class Table(Strategy):
-    """Any C, as a dense matrix, with a dense matrix M (M C = I) whose row t weights the draws that
-    make the noise of round t; a round regenerates the draws that it uses."""
+    """Any matrix C, stored as a dense matrix, with a dense matrix M such that M C = I.
+
+    Row t of M holds the weights of the draws in the noise of round t; a round regenerates the draws
+    that it uses.
+    """
 
     table: Any = None  # Float64[draws, rounds], C
     inverse: Any = None  # Float64[rounds, draws], M
-    max_draws: int = static(default=1)  # of a round
+    max_draws: int = static(default=1)  # maximum number of draws in a round
 
     def describe(self) -> str:
         return "dense" if np.shape(self.table)[0] == self.rounds else "efficient tree"
@@ -567,13 +592,12 @@ def _is_causal(table: np.ndarray, noising: np.ndarray) -> bool:
 
 
 def tree(rounds: int, *, efficient: bool = False) -> Strategy:
-    """Return the binary tree: the sum of t rounds has the noise of as many nodes as t has binary
-    ones.
+    """Return the binary tree: a prefix sum of t rounds has the noise of popcount(t) nodes.
 
     Args:
         efficient: whether the estimate of a node also uses the nodes below it (Honaker's estimate
-            from the past): less noise at the same privacy.  A round then draws the noise of up to
-            twice as many nodes as there were rounds, so use it for a few hundred rounds.
+            from the past), which gives less noise at the same privacy.  A round then draws the
+            noise of up to two nodes for every earlier round, so use it for a few hundred rounds.
 
     Other Parameters:
         rounds: the number of rounds that it covers.
@@ -596,18 +620,18 @@ def tree(rounds: int, *, efficient: bool = False) -> Strategy:
 
 @record
 class BinaryTree(Strategy):
-    """Sums of 1, 2, 4, ... rounds that begin at a multiple of their length, each with independent
-    noise, of which prefix sums are made.
+    """Noisy sums of 1, 2, 4, ... rounds, from which prefix sums are computed.
 
-    The node of the `length` rounds from `start` on has the number 2 start + length - 1, by which
-    its noise is drawn.
+    Each sum is a node with independent noise, and begins at a multiple of its length.  The node of
+    the `length` rounds from `start` on has the number 2 start + length - 1, which addresses its
+    noise.
     """
 
     def describe(self) -> str:
         return "tree"
 
     def _nodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first round and the length of all nodes that are complete, Int[nodes]."""
+        """Return the first round and the length of all complete nodes, Int[nodes] each."""
         lengths = [2**height for height in range(self.rounds.bit_length())]
         starts = [np.arange(0, self.rounds - length + 1, length) for length in lengths]
         return np.concatenate(starts), np.repeat(lengths, [len(s) for s in starts])
@@ -620,22 +644,22 @@ class BinaryTree(Strategy):
         return out
 
     def matrix_until(self, rounds: int) -> np.ndarray:
-        # all complete nodes count, as in the literature, though rounds use only left children
+        # Count all complete nodes, as in the literature, although rounds use only left children.
         return BinaryTree(rounds).matrix()
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
-        """Return the squared sensitivity of all `rounds` rounds, for each number of them.
+        """Return the squared sensitivity of all `rounds` rounds, repeated: Float64[rounds].
 
-        A node counts as many contributions of a unit as there are participations in its rounds, so
-        they are counted without the matrix.
+        A node counts the participations of a unit in its rounds, so no matrix is needed.
         """
         start, length = BinaryTree(rounds)._nodes()
-        before = lambda round_, first: (round_ - 1 - first) // separation  # participations
-        inside = (
+        # the number of participations before a round, minus 1
+        before = lambda round_, first: (round_ - 1 - first) // separation
+        counts = (
             before(start + length, first) - before(start, first)
             for first in range(min(separation, rounds))
         )
-        return np.full(rounds, float(max(np.square(count).sum() for count in inside)))
+        return np.full(rounds, float(max(np.square(count).sum() for count in counts)))
 
     def sensitivity(
         self, participations: int = 1, separation: int = 1, *, epochs: bool = False
@@ -651,8 +675,8 @@ class BinaryTree(Strategy):
         return _noise_of_nodes(self.rounds)
 
     def draws(self, round_: Any) -> tuple[Any, ...]:
-        # the node that the round completes, minus the smaller nodes before it, which made up the
-        # sum of the rounds before
+        # The difference of two prefix sums: the largest node that the round completes, minus the
+        # smaller nodes that it replaces.
         end = jnp.asarray(round_) + 1
         completed = lax.population_count((end & -end) - 1)
         lengths = jnp.left_shift(1, jnp.arange(self.rounds.bit_length()))
@@ -663,23 +687,24 @@ class BinaryTree(Strategy):
 
 
 def _noise_of_nodes(rounds: int, efficient: bool = False) -> np.ndarray:
-    """Return how much of the noise of each node a round releases, Float64[rounds, 2 rounds].
+    """Return the weight of the noise of each node in each round, Float64[rounds, 2 rounds].
 
-    The sum of a node is estimated from its own noise alone or, if `efficient`, together with that
-    of all nodes below it.
+    The sum of a node is estimated from its own noise only or, if `efficient`, also from that of all
+    nodes below it.
     """
-    noise: dict[tuple[int, int], np.ndarray] = {}  # in the estimate of a node
+    noise: dict[tuple[int, int], np.ndarray] = {}  # (start, length) -> noise in the estimate
     prefix = np.zeros((rounds + 1, 2 * rounds))
     for t in range(1, rounds + 1):
         length = 1
         while t % length == 0:
             start, half = t - length, length // 2
-            own = np.zeros(2 * rounds)
-            own[2 * start + length - 1] = 1.0
+            node = np.zeros(2 * rounds)
+            node[2 * start + length - 1] = 1.0
             if half and efficient:
-                share = 1 / (2 - 1 / length)
-                own = share * own + (1 - share) * (noise[start, half] + noise[start + half, half])
-            noise[start, length] = own
+                weight = 1 / (2 - 1 / length)
+                children = noise[start, half] + noise[start + half, half]
+                node = weight * node + (1 - weight) * children
+            noise[start, length] = node
             length *= 2
         last = t & -t  # the length of the last node whose sum is a part of the prefix
         prefix[t] = prefix[t - last] + noise[t - last, last]
@@ -690,9 +715,9 @@ def _noise_of_nodes(rounds: int, efficient: bool = False) -> np.ndarray:
 
 
 def restarted(strategy: Strategy, rounds: int) -> Strategy:
-    """Return `strategy`, started again whenever its rounds are over, for `rounds` rounds.
+    """Return copies of `strategy`, one after another, for `rounds` rounds.
 
-    The noise of a copy covers only the contributions of its own rounds. The squared sensitivity is
+    The noise of a copy covers only the contributions of its own rounds.  The squared sensitivity is
     a sum over the copies, and so is the error of a sum, which is a variance.
 
     Args:
@@ -730,9 +755,9 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
 
 @record
 class Derived(Strategy):
-    """A strategy made of another one, with the same sensitivity to one participation."""
+    """A strategy made from another one, with the same sensitivity to one participation."""
 
-    of: Any = None  # a Strategy; with a default, since fields of the base have one
+    of: Any = None  # the other Strategy; it has a default because earlier fields have one
 
     @property
     def width(self) -> int:
@@ -749,7 +774,7 @@ class Derived(Strategy):
 class Restarted(Derived):
     """Copies of one strategy on the diagonal of C."""
 
-    normals: int = static(default=1)  # that one copy draws
+    normals: int = static(default=1)  # number of draws of one copy
 
     def describe(self) -> str:
         return f"{self.of.describe()}, restarted every {self.of.rounds} rounds"
@@ -765,13 +790,13 @@ class Restarted(Derived):
         return _block_diagonal([self.of.matrix_until(n) for n in self._lengths(rounds)])
 
     def noising(self) -> np.ndarray:
-        one = self.of.noising()
-        whole = _block_diagonal([one for _ in self._lengths(self.rounds)])[: self.rounds]
-        # for a tree, whose draws are not those of rounds, all draws of the last copy count
-        return whole[:, : self.rounds] if one.shape[0] == one.shape[1] else whole
+        copy = self.of.noising()
+        noising = _block_diagonal([copy for _ in self._lengths(self.rounds)])[: self.rounds]
+        # A tree has more draws than rounds, so all draws of the last copy are kept.
+        return noising[:, : self.rounds] if copy.shape[0] == copy.shape[1] else noising
 
     def accounting_matches_noise(self) -> bool:
-        """Same as for one copy, if copies share no normals."""
+        """Return whether it holds for one copy, and no two copies share normals."""
         return super().accounting_matches_noise() and self.normals >= self.of.noising().shape[1]
 
     def draws(self, round_: Any) -> tuple[Any, ...]:
@@ -781,10 +806,10 @@ class Restarted(Derived):
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
         lengths = self._lengths(rounds)
-        if self.of.rounds > MAX_TABLE:  # the sum of the maxima of the copies, which is a bound
-            one = self.of.squared_sensitivities(min(self.of.rounds, rounds), separation)
-            before = np.arange(len(lengths))[:, None] * one[-1]
-            return (before + one).reshape(-1)[:rounds]
+        if self.of.rounds > MAX_EXACT_ROUNDS:  # bound the maximum of sums by the sum of maxima
+            copy = self.of.squared_sensitivities(min(self.of.rounds, rounds), separation)
+            before = np.arange(len(lengths))[:, None] * copy[-1]
+            return (before + copy).reshape(-1)[:rounds]
         by_length = {
             n: _squares_by_offset(self.of.matrix_until(n), separation) for n in set(lengths)
         }
@@ -802,14 +827,16 @@ class Restarted(Derived):
         if epochs and participations == -(-self.rounds // separation):
             return float(np.sqrt(self.squared_sensitivities(self.rounds, separation)[-1]))
         most = min(participations, -(-self.of.rounds // separation))
-        one = [0.0] + [
+        # squares of one copy, by the number of participations in it
+        copy = [0.0] + [
             self.of.sensitivity(k, separation, epochs=epochs) ** 2 for k in range(1, most + 1)
         ]
-        best = np.zeros(participations + 1)  # by the number of participations in earlier copies
+        # the largest sum over copies, by the total number of participations in them
+        worst = np.zeros(participations + 1)
         for _ in self._lengths(self.rounds):
-            spread = [best[k::-1][: len(one)] + one[: k + 1] for k in range(participations + 1)]
-            best = np.array([squares.max() for squares in spread])
-        return float(np.sqrt(best[-1]))
+            sums = [worst[k::-1][: len(copy)] + copy[: k + 1] for k in range(participations + 1)]
+            worst = np.array([squares.max() for squares in sums])
+        return float(np.sqrt(worst[-1]))
 
     def _lengths(self, rounds: int) -> list[int]:
         """Return the number of rounds of each copy; the last one may be cut short."""
@@ -819,8 +846,11 @@ class Restarted(Derived):
 
 @record
 class Remainder(Derived):
-    """The columns of C from round `first` on: what a strategy reveals of those who contributed
-    nothing before.  Only the accountant of a plan that continues another one uses it."""
+    """The columns of C from round `first` on.
+
+    This is what a strategy reveals about units that contribute nothing before that round.  Only the
+    accountant of a plan that continues another one uses it.
+    """
 
     first: int = static(default=0)
 
@@ -840,6 +870,7 @@ class Remainder(Derived):
 
 
 def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the matrix with these blocks on its diagonal."""
     ends = np.cumsum(np.array([block.shape for block in blocks]), axis=0)
     out = np.zeros(ends[-1])
     for block, (row, column) in zip(blocks, ends):
@@ -853,42 +884,49 @@ def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
 def _toeplitz_squares(
     column: np.ndarray, rounds: int, participations: int, separation: int
 ) -> np.ndarray:
-    """Return what each round adds to the squared sensitivity of a lower-triangular Toeplitz matrix,
-    Float64[rounds]; the first t of them add up to that of t rounds.
+    """Return what each round adds to the squared sensitivity of a Toeplitz C, Float64[rounds].
 
-    It is exact if columns that far apart do not overlap, or if the column decreases and is not
-    negative.  Otherwise it is that of the smallest such column above it, which is a bound.
+    The sum of the first t of them is the squared sensitivity of t rounds.  It is exact if columns
+    that are `separation` apart do not overlap, or if the column is decreasing and not negative.
+    Otherwise the smallest such column above it is used, which gives an upper bound.
     """
     column = np.asarray(column, np.float64)[:rounds]
-    decreases = bool(np.all(column >= 0) and np.all(np.diff(column) <= 0))
-    if not decreases and len(np.trim_zeros(column, "b")) > separation:
+    is_decreasing = bool(np.all(column >= 0) and np.all(np.diff(column) <= 0))
+    if not is_decreasing and len(np.trim_zeros(column, "b")) > separation:
         column = np.maximum.accumulate(np.abs(column)[::-1])[::-1]
-    moved = np.zeros(rounds)
+    shift = np.zeros(rounds)  # of C x, by a unit that participates as early and as often as it can
     for first in range(0, rounds, separation)[:participations]:
-        part = moved[first : first + len(column)]
+        part = shift[first : first + len(column)]
         part += column[: len(part)]
-    return moved**2
+    return shift**2
 
 
 def _squares_by_offset(matrix: np.ndarray, separation: int) -> np.ndarray:
-    """Return squared sensitivities of the first 1, 2, ... rounds to a unit that participates in
-    rounds offset, offset + separation, ...: Float64[offset, rounds]."""
+    """Return squared sensitivities of the first 1, 2, ... rounds, Float64[offset, rounds].
+
+    Row `offset` is for a unit that participates in rounds offset, offset + separation, ...
+    """
     gram = np.abs(matrix.T @ matrix)
     length = len(gram)
     out = np.zeros((separation, length))
     for offset in range(min(separation, length)):
-        here = np.arange(offset, length, separation)
-        among = gram[np.ix_(here, here)].cumsum(0).cumsum(1).diagonal()
-        so_far = np.searchsorted(here, np.arange(length), "right")
-        out[offset] = np.append(0.0, among)[so_far]
+        participations = np.arange(offset, length, separation)
+        among = gram[np.ix_(participations, participations)]
+        squares = among.cumsum(0).cumsum(1).diagonal()
+        so_far = np.searchsorted(participations, np.arange(length), "right")
+        out[offset] = np.append(0.0, squares)[so_far]
     return out
 
 
-def _square_of_patterns(size: np.ndarray, participations: int, separation: int) -> float:
-    """Bound the squared sensitivity over all patterns, given the absolute values of X = C^T C;
-    exact if X >= 0 and a unit may participate in every round.
+def _worst_square(size: np.ndarray, participations: int, separation: int) -> float:
+    """Return an upper bound on the squared sensitivity over all patterns of participation.
 
-    It takes the worst pattern for each row of X, then the worst sum of rows.
+    It combines the worst pattern for each row of X = C^T C with the worst sum of rows.  It is exact
+    if X >= 0 and a unit may participate in every round.
+
+    Args:
+        size: Float64[rounds, rounds], the absolute values of X.
+        participations, separation: as in `Strategy.sensitivity`.
     """
     rows = _largest_sum(size, participations, separation)
     return float(_largest_sum(rows, participations, separation))
@@ -897,7 +935,7 @@ def _square_of_patterns(size: np.ndarray, participations: int, separation: int) 
 def _largest_sum(values: np.ndarray, participations: int, separation: int) -> np.ndarray:
     """Return the largest sum of `values` [..., rounds] >= 0 over a pattern of participations."""
     rounds = values.shape[-1]
-    # best[i][k]: from round i on, with k participations left
+    # best[i][k] is the largest sum from round i on, with k participations left
     nothing = np.zeros((*values.shape[:-1], participations + 1))
     best: list[Any] = [nothing] * (rounds + separation)
     for i in range(rounds - 1, -1, -1):

@@ -1,5 +1,4 @@
-"""Search for the strategies with the smallest error: float64, on the host, by L-BFGS with exact
-gradients.
+"""Search for the strategies with the smallest error: on the host, in float64, by L-BFGS.
 
 The searches minimise the squared sensitivity times the error.  Scaling C does not change this
 product, so the first coefficient of a Toeplitz C is 1.
@@ -18,12 +17,12 @@ from threadpoolctl import threadpool_limits
 from ...core import checks
 from ...core.pytrees import in_float64
 
-MAX_STEPS = 2000  # of a search for the coefficients of a Toeplitz matrix
+MAX_STEPS = 2000  # of a search for a Toeplitz matrix
 MAX_DENSE_STEPS, DENSE_TOLERANCE, DENSE_MEMORY = 5000, 1e-7, 20
 
 
 class Aim(NamedTuple):
-    """The use for which a strategy is optimised."""
+    """The use for which a strategy is optimised; fields as in `strategies.banded_toeplitz`."""
 
     rounds: int
     participations: int
@@ -41,7 +40,8 @@ def aim(
     error: str,
     bands: int = 1,
 ) -> Aim:
-    """Return the checked arguments of a constructor; `where` names it in errors."""
+    """Check the arguments of a constructor and return them as an Aim; `where` names it in
+    messages."""
     checks.require_integer(
         where, rounds=rounds, participations=participations, separation=separation, bands=bands
     )
@@ -70,16 +70,17 @@ def aim(
 
 
 def square_root_series(n: int) -> np.ndarray:
-    """Return the first n terms of 1 / sqrt(1 - x): 1, 1/2, 3/8, ..."""
+    """Return the first n coefficients of 1 / sqrt(1 - x): 1, 1/2, 3/8, ..."""
     k = np.arange(1, n, dtype=np.float64)
     return np.concatenate([np.ones(1), np.cumprod((2 * k - 1) / (2 * k))])[:n]
 
 
 def inverse(series: np.ndarray, n: int) -> np.ndarray:
-    """Return the first n terms of 1 / series.
+    """Return the first n coefficients of 1 / series.
 
-    >>> inverse(np.array([1.0, -0.5]), 4).tolist()
-    [1.0, 0.5, 0.25, 0.125]
+    Example:
+        >>> inverse(np.array([1.0, -0.5]), 4).tolist()
+        [1.0, 0.5, 0.25, 0.125]
     """
     series = np.asarray(series, np.float64)
     out = np.zeros(n)
@@ -101,8 +102,10 @@ def lower_toeplitz(column: np.ndarray) -> np.ndarray:
 
 
 def best_series(aim: Aim, first: np.ndarray, is_inverse: bool = False) -> np.ndarray:
-    """Return the first column of the best banded C, or of the best C^-1 if `is_inverse`, with as
-    many bands as `first`, from which the search begins."""
+    """Return the first column of the best banded C, or of the best banded C^-1 if `is_inverse`.
+
+    The search begins at `first`, and keeps its number of bands.
+    """
     if len(first) == 1:
         return np.ones(1)
 
@@ -113,17 +116,16 @@ def best_series(aim: Aim, first: np.ndarray, is_inverse: bool = False) -> np.nda
             return _loss(aim, other, _padded(series, aim.rounds))
         return _loss(aim, series, other)
 
-    later = _minimise(loss, first[1:], np.zeros(len(first) - 1))
+    later = _minimise_from(loss, first[1:], np.zeros(len(first) - 1))
     return np.concatenate([np.ones(1), later])
 
 
 def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return decays and weights of the best C whose column is 1, then sum_j weight_j decay_j^(t -
-    1).
+    """Return the decays and weights of the best BLT.
 
-    C^-1 has the same form, with decays that lie between those of C: 1 > a_1 > b_1 > a_2 > ... >
-    0.  The search is over the logarithms of the steps between their logarithms, which have no
-    constraint.
+    The column of C is 1, then sum_j weight_j decay_j^(t - 1).  C^-1 has the same form, with decays
+    b that lie between the decays a of C: 1 > a_1 > b_1 > a_2 > ... > 0.  The search is over the
+    logarithms of the differences of their logarithms, which are unconstrained.
     """
     n = aim.rounds
 
@@ -133,8 +135,8 @@ def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
 
     def weights(own: jax.Array, other: jax.Array) -> jax.Array:
         """Return the weights of the decays `own` if those of the inverse are `other`."""
-        apart = own[:, None] - own + jnp.eye(len(own))
-        return jnp.prod(own[:, None] - other, 1) / jnp.prod(apart, 1)
+        differences = own[:, None] - own + jnp.eye(len(own))
+        return jnp.prod(own[:, None] - other, 1) / jnp.prod(differences, 1)
 
     def series(decay: jax.Array, weight: jax.Array) -> jax.Array:
         # 0^0 = 1 for the first power, whose logarithm is not used
@@ -149,23 +151,23 @@ def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
     for low, high in itertools.product((0.5 / n, 5 / n, 50 / n), (0.5, 1.5)):
         ends = np.exp(np.linspace(np.log(min(low, high / 2)), np.log(high), 2 * buffers))
         starts.append(np.log(np.diff(ends, prepend=0.0)))
-    steps = _minimise(loss, *starts)
+    steps = _minimise_from(loss, *starts)
     with in_float64():
         own, other = decays(jnp.asarray(steps))
         return np.asarray(own), np.asarray(weights(own, other))
 
 
-def _minimise(loss: Callable[..., Any], *starts: np.ndarray) -> np.ndarray:
-    """Return where a loss > 0 is smallest, as found from the best of several starts."""
+def _minimise_from(loss: Callable[..., Any], *starts: np.ndarray) -> np.ndarray:
+    """Return the argument at which a loss > 0 is smallest, the best result of several starts."""
     from scipy import optimize  # not at import
 
-    # The matrices of the optimiser are tiny: threads of BLAS would wait for each other, and take
-    # several times as long if other work uses the cores.
+    # The matrices of the optimiser are tiny: BLAS threads would wait for each other, and take
+    # several times as long on a busy machine.
     with in_float64(), threadpool_limits(1, "blas"):
-        both = jax.jit(jax.value_and_grad(lambda x: jnp.log(loss(x))))
-        found = [
+        value_and_grad = jax.jit(jax.value_and_grad(lambda x: jnp.log(loss(x))))
+        results = [
             optimize.minimize(
-                lambda x: tuple(np.asarray(v, np.float64) for v in both(x)),
+                lambda x: tuple(np.asarray(v, np.float64) for v in value_and_grad(x)),
                 np.asarray(start, np.float64),
                 jac=True,
                 method="L-BFGS-B",
@@ -175,44 +177,50 @@ def _minimise(loss: Callable[..., Any], *starts: np.ndarray) -> np.ndarray:
             )
             for start in starts
         ]
-    return min(found, key=lambda one: one.fun if np.isfinite(one.fun) else np.inf).x
+    return min(results, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf).x
 
 
 def _loss(aim: Aim, column: jax.Array, noise: jax.Array) -> jax.Array:
-    """Return the squared sensitivity times the error of a Toeplitz C, given the first columns of C
-    and C^-1."""
+    """Return the squared sensitivity times the error of a Toeplitz C.
+
+    Args:
+        aim: the use.
+        column, noise: the first columns of C and of C^-1.
+    """
     n, separation, participations = aim.rounds, aim.separation, aim.participations
     if len(column) > separation and participations > 1:
-        # the bound of the sensitivity is that of a column that decreases
+        # the bound of strategies._toeplitz_squares, that of a decreasing column
         column = jax.lax.cummax(jnp.abs(column), reverse=True)
     column = _padded(column, n)
-    # the sum over rounds that are `separation` apart: what a unit adds that participates in rounds
-    # 0, separation, 2 separation, ...
+    # The shift of C x by a unit that participates in rounds 0, separation, 2 separation, ...: sums
+    # over rounds that are `separation` apart.
     later = jnp.pad(column, (0, -n % separation)).reshape(-1, separation)
     if participations >= len(later):
-        moved = jnp.cumsum(later, axis=0)
-    else:  # not a difference of two sums: a column that the search tries may overflow
+        shift = jnp.cumsum(later, axis=0)
+    else:  # a difference of two cumulative sums would not do: columns in the search may overflow
         window, before = (participations, 1), ((participations - 1, 0), (0, 0))
-        moved = jax.lax.reduce_window(later, 0.0, jax.lax.add, window, (1, 1), before)
-    return jnp.square(moved.reshape(-1)[:n]).sum() * _error(aim, noise)
+        shift = jax.lax.reduce_window(later, 0.0, jax.lax.add, window, (1, 1), before)
+    return jnp.square(shift.reshape(-1)[:n]).sum() * _error(aim, noise)
 
 
 def _error(aim: Aim, noise: jax.Array) -> jax.Array:
+    """Return the error of a Toeplitz C, given the first column of C^-1."""
     n = aim.rounds
     if aim.workload is None:
         summed = jnp.cumsum(noise)
     else:
         summed = jnp.convolve(aim.workload, noise, precision="highest")[:n]
-    share = (n - np.arange(n)) / n if aim.error == "mean" else np.ones(n)
-    return (share * jnp.square(summed)).sum()
+    weight = (n - np.arange(n)) / n if aim.error == "mean" else np.ones(n)
+    return (weight * jnp.square(summed)).sum()
 
 
 def _padded(series: jax.Array, n: int) -> jax.Array:
+    """Return a series padded with zeros, or cut, to n terms."""
     return jnp.pad(series, (0, max(0, n - len(series))))[:n]
 
 
 def _inverse(series: jax.Array, n: int) -> jax.Array:
-    """Return the first n terms of 1 / series, whose first term is 1."""
+    """Return the first n coefficients of 1 / series, for a series that begins with 1."""
     later = series[1:]
 
     def step(before: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -227,11 +235,12 @@ def _inverse(series: jax.Array, n: int) -> jax.Array:
 
 
 def best_dense(aim: Aim, separation: int) -> np.ndarray:
-    """Return the best lower-triangular C, Float64[n, n], for units whose participations are
-    multiples of `separation` apart.
+    """Return the best lower-triangular C, Float64[n, n].
 
-    X = C^T C with the smallest trace(W X^-1) is a convex problem, W = A^T A / n of the workload A.
-    What a unit adds in all its rounds has squared length 1, and rounds of one unit are orthogonal.
+    It is for units whose participations are multiples of `separation` rounds apart.  Minimising
+    trace(W X^-1) over X = C^T C is a convex problem, with W = A^T A / n for the workload matrix A.
+    The contribution of a unit to all its rounds has squared length 1, and rounds of one unit are
+    orthogonal.
     """
     n = aim.rounds
     workload = lower_toeplitz(np.ones(n) if aim.workload is None else aim.workload)
@@ -240,7 +249,7 @@ def best_dense(aim: Aim, separation: int) -> np.ndarray:
     count = np.bincount(unit)[unit]
 
     def loss(square: np.ndarray) -> tuple[float, Any]:
-        """Return the loss and its gradient, projected to the directions in which X may move."""
+        """Return the loss and its gradient, projected to the directions in which X may change."""
         try:
             lower = np.linalg.inv(np.linalg.cholesky(square))
         except np.linalg.LinAlgError:  # not positive definite
@@ -260,7 +269,7 @@ def best_dense(aim: Aim, separation: int) -> np.ndarray:
 def _minimise_dense(loss: Callable[[np.ndarray], tuple[float, Any]], x: np.ndarray) -> np.ndarray:
     """Return the minimum of a convex loss, by L-BFGS.
 
-    Steps are halved until the loss is finite and decreases, which no search of SciPy does.
+    Steps are halved until the loss is finite and decreases, which no optimiser of SciPy does.
     """
     value, gradient = loss(x)
     past = []
@@ -277,26 +286,30 @@ def _minimise_dense(loss: Callable[[np.ndarray], tuple[float, Any]], x: np.ndarr
             size /= 2
             if size < 1e-12:
                 return x
-        moved, change = size * step, new_gradient - gradient
-        if np.vdot(moved, change) > 0:
-            past = [*past[-DENSE_MEMORY + 1 :], (moved, change)]
-        x, value, gradient = x + moved, new, new_gradient
+        scaled_step, change = size * step, new_gradient - gradient
+        if np.vdot(scaled_step, change) > 0:
+            past = [*past[-DENSE_MEMORY + 1 :], (scaled_step, change)]
+        x, value, gradient = x + scaled_step, new, new_gradient
     return x
 
 
 def _newton_direction(
     gradient: np.ndarray, past: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> np.ndarray:
-    """Return the gradient times an estimate of the inverse Hessian."""
-    direction, shares = gradient, []
-    for moved, change in reversed(past):
-        share = np.vdot(moved, direction) / np.vdot(moved, change)
-        shares.append(share)
-        direction = direction - share * change
+    """Return the gradient times an estimate of the inverse Hessian (the L-BFGS two-loop recursion).
+
+    Args:
+        gradient: Float64[...].
+        past: pairs (step, change of the gradient) of the latest iterations.
+    """
+    direction, factors = gradient, []
+    for step, change in reversed(past):
+        factors.append(np.vdot(step, direction) / np.vdot(step, change))
+        direction = direction - factors[-1] * change
     if past:
-        moved, change = past[-1]
-        direction = direction * (np.vdot(moved, change) / np.vdot(change, change))
-    for (moved, change), share in zip(past, reversed(shares), strict=True):
-        share = share - np.vdot(change, direction) / np.vdot(moved, change)
-        direction = direction + moved * share
+        step, change = past[-1]
+        direction = direction * (np.vdot(step, change) / np.vdot(change, change))
+    for (step, change), factor in zip(past, reversed(factors), strict=True):
+        factor = factor - np.vdot(change, direction) / np.vdot(step, change)
+        direction = direction + step * factor
     return direction
