@@ -449,7 +449,7 @@ def test_what_shows_nothing_is_refused():
     drawn = audit_plans.of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5))  # add_remove
     for words, call in {
         "whose noise protects something": lambda: jfl.audit(bare, 1),
-        "334 <= trials": lambda: jfl.audit(plan, 1, 3),
+        "trials >= 334": lambda: jfl.audit(plan, 1, 3),
         "numbers that can refute claimed": lambda: jfl.audit(plan, 1, 1000, claimed=50.0),
         "delta": lambda: jfl.audit(plan, 1, delta=0.0),
         "rounds": lambda: jfl.audit(plan, 0),
