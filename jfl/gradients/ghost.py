@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import Literal, jaxpr_as_fun
 from jax.extend.core import primitives as p
 
 from ..kernels.ghost_sums import Formed, shrink
@@ -94,7 +94,7 @@ def read(loss, params, x, y) -> Book:
         >>> read(loss, {"in": jnp.ones((3, 2)), "out": jnp.ones(2)}, jnp.ones(3), 0).why_not
         {'out': 'it is used 2 times'}
     """
-    traced = _trace(loss, params, x, y)
+    traced = _inline_jits(_trace(loss, params, x, y))
     paths = jax.tree_util.tree_leaves_with_path(params)
     inputs = traced.jaxpr.invars[: len(paths)]
     data = traced.jaxpr.invars[-len(jax.tree.leaves((x, y))) :]
@@ -184,15 +184,14 @@ def _inline_jits(closed):
 
 
 def _trace(loss, params, x, y):
-    """Return the jaxpr (leaves of params, of loss, of x, of y) -> loss, without inner jits."""
+    """Return the jaxpr (leaves of params, of loss, of x, of y) -> loss."""
     try:
-        closed = jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
+        return jax.make_jaxpr(lambda params, loss, x, y: loss(params, x, y))(params, loss, x, y)
     except Exception as error:  # the user's loss may expect rows of another shape
         shapes = [f"{jnp.result_type(v)}{list(jnp.shape(v))}" for v in jax.tree.leaves((x, y))]
         frameworks.explain("the loss", error, f"x and y are {' and '.join(shapes)}")
         error.add_note(f"In the loss of one example, whose x and y are {' and '.join(shapes)}.")
         raise
-    return _inline_jits(closed)
 
 
 def _dependent_variables(equations, start) -> set:
@@ -311,7 +310,7 @@ def _run(closed, args, hooks=None):
 
 
 def with_fast_convolutions(loss, params, x, y, examples: int):
-    """Return `loss` with its convolutions computed as in kernels.conv, or `loss` if it has none.
+    """Return `loss` with its convolutions computed as in kernels.conv.
 
     Under vmap over clients a convolution becomes a grouped one, whose backward pass inside a loop
     is slow on a CPU: seven times slower than this for a small CNN. Values are equal up to rounding.
@@ -323,14 +322,16 @@ def with_fast_convolutions(loss, params, x, y, examples: int):
         y: as in `read`.
         examples: the number of examples whose gradients are added.
     """
-    traced, hooks = _trace(loss, params, x, y), {}
+    closed, hooks = _trace(loss, params, x, y), {}
+    traced = _inline_jits(closed)
     for at, equation in enumerate(traced.jaxpr.eqns):
         if equation.primitive is p.conv_general_dilated_p:
             shapes, out = [v.aval.shape for v in equation.invars], equation.outvars[0].aval
             if parts := convolution(equation.params, 1, shapes, out, examples):
                 hooks[at] = lambda x, w, apply=parts.apply: apply(None, w, x)[:1]
-    if not hooks:
-        return loss
+    if not hooks:  # the jaxpr stands for the loss, which is then not traced again
+        run = jaxpr_as_fun(closed)
+        return lambda params, x, y: run(*jax.tree.leaves((params, loss, x, y)))[0]
     return lambda params, x, y: _run(traced, jax.tree.leaves((params, loss, x, y)), hooks)[0]
 
 

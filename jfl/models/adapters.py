@@ -5,6 +5,7 @@ apply the model to one example. `build_task` turns a `Model` into a Task. Other 
 flax_adapters.py and equinox_adapter.py.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,30 @@ __all__ = ["functions"]
 
 # Arguments of a model that switch between training and evaluation, and their values in training.
 SWITCHES = dict(train=True, training=True, is_training=True, deterministic=False)
+
+
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the function of an adapter that calls a model.
+
+    Losses, predictions and metrics of a run call the model with the same shapes.  JAX then traces
+    it once, which for large models takes seconds.  The equations of the model become part of the
+    caller, as without this.
+
+    Args:
+        function: a module-level function.  Its positional arguments are arrays, and its keyword
+            arguments are static.
+    """
+
+    @functools.wraps(function)
+    def call(*arrays, **static):
+        return _call_inline(Fn(function, static=static), *arrays)
+
+    return call
+
+
+@functools.partial(jax.jit, inline=True)
+def _call_inline(bound, *arrays):
+    return bound(*arrays)
 
 
 class Model(NamedTuple):
@@ -96,22 +121,23 @@ def _given_x(key, *, init, shape, dtype):
 
 @named("models.applied")
 def _applied(params, x, *, apply, key, flags):
-    return _call(apply, params, x, None, key, flags)
+    return _call(params, x, None, apply=apply, key=key, flags=flags)
 
 
 @named("models.applied_drawing")
 def _applied_drawing(params, x, drawn, *, apply, key, flags):
-    return _call(apply, params, x, drawn, key, flags)
+    return _call(params, x, drawn, apply=apply, key=key, flags=flags)
 
 
-def _call(apply, params, x, drawn, key, flags):
+@traced_once
+def _call(params, x, drawn, *, apply, key, flags):
     """Call a user's `apply`; its first two arguments that are no key or switch are params and x.
 
     Args:
-        apply: the function.
         params: its parameters.
         x: one example.
         drawn: the key, or None.
+        apply: the function.
         key: the name of the argument that takes the key, or None.
         flags: names and values of the switches.
     """

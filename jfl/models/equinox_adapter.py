@@ -9,7 +9,7 @@ import jax
 from ..core import checks
 from ..core.records import Federation, Fn, Task, named
 from . import frameworks
-from .adapters import Model, build_task, held_params
+from .adapters import Model, build_task, held_params, traced_once
 from .losses import key_of
 
 __all__ = ["equinox"]
@@ -103,14 +103,17 @@ def _eqx_init(key, *, make):
 
 @named("models.equinox")
 def _eqx(params, x, *, arrays, rest, needs_key):
-    import equinox as eqx
-
     extra = dict(key=key_of(0)) if needs_key else {}
-    return eqx.combine(params, arrays, rest.value)(x, **extra)
+    return _call_equinox(params, x, arrays, extra, rest=rest)
 
 
 @named("models.equinox_drawing")
 def _eqx_drawing(params, x, key, *, arrays, rest):
+    return _call_equinox(params, x, arrays, dict(key=key), rest=rest)
+
+
+@traced_once
+def _call_equinox(params, x, arrays, extra, *, rest):
     import equinox as eqx
 
-    return eqx.combine(params, arrays, rest.value)(x, key=key)
+    return eqx.combine(params, arrays, rest.value)(x, **extra)

@@ -20,6 +20,7 @@ from .adapters import (
     held_params,
     on_batches_of_one,
     takes_batches,
+    traced_once,
 )
 from .losses import key_of
 from .targets import cross_entropy
@@ -169,18 +170,28 @@ def _draws(call, variables, x) -> bool:
 
 @named("models.init")
 def _init(key, *, module, shape, dtype="float32", flags=()):
+    return _init_linen(key, module=module, shape=shape, dtype=dtype, flags=flags)
+
+
+@traced_once
+def _init_linen(key, *, module, shape, dtype, flags):
     return module.init(key, jnp.zeros(shape, dtype), **dict(flags))["params"]
 
 
 @named("models.predict")
 def _predict(params, x, *, module, flags=()):
-    return module.apply({"params": params}, x, **dict(flags))
+    return _call_linen(params, x, None, module=module, flags=flags)
 
 
 @named("models.predict_drawing")
 def _predict_drawing(params, x, key, *, module, flags):
     # flax uses the stream "params" for a stream that is not passed.
     streams = {"params": key, "dropout": jax.random.fold_in(key, 1)}
+    return _call_linen(params, x, streams, module=module, flags=flags)
+
+
+@traced_once
+def _call_linen(params, x, streams, *, module, flags):
     return module.apply({"params": params}, x, rngs=streams, **dict(flags))
 
 
@@ -276,5 +287,10 @@ def _nnx(params, x, *, rest, graph, keys):
 
 @named("models.nnx_drawing")
 def _nnx_drawing(params, x, key, *, rest, graph, keys):
+    return _call_nnx(params, x, key, rest, graph=graph, keys=keys)
+
+
+@traced_once
+def _call_nnx(params, x, key, rest, *, graph, keys):
     streams = [jax.random.fold_in(key, i) for i in range(keys.num_leaves)]
     return flax_nnx.merge(graph, params, jax.tree.unflatten(keys, streams), rest)(x)
