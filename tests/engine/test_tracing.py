@@ -1,46 +1,75 @@
-"""How often a program traces the model: each trace of a real model takes seconds."""
+"""How often a model is traced: each trace of a real model takes seconds."""
 
-import flax.linen as nn
 import jax
-import numpy as np
+import jax.numpy as jnp
 import pytest
+from flax import linen as nn
+from flax import nnx
+from helpers.problems import CLIENTS, make_federation
 
 import jfl
 
-CLIENTS, ROWS, BATCH = 6, 8, 4
+CALLS = []
 
 
-class Counted(nn.Module):
-    """A dense layer that counts how often it is traced."""
+@jfl.named("tests.count_call")
+def count_call():
+    CALLS.append(1)
 
-    traces = []
 
+class CountingLinen(nn.Module):
     @nn.compact
+    def __call__(self, x, train):
+        count_call()
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(nn.Dense(8)(x)))
+
+
+class CountingNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.outer = nnx.Linear(3, 3, rngs=rngs)
+
     def __call__(self, x):
-        self.traces.append(x.shape)
-        return nn.Dense(3)(x.reshape(-1))
+        count_call()
+        return self.outer(self.drop(x))
 
 
-def plan_of(private):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(CLIENTS * ROWS, 5)).astype(np.float32)
-    y = rng.integers(0, 3, CLIENTS * ROWS)
-    fed = jfl.federate(
-        jfl.datasets.arrays(x, y, x[:8], y[:8], classes=3), jfl.partition.iid(CLIENTS)
-    )
-    task = jfl.models.flax(fed, Counted())
-    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(BATCH))
+def counting_function(params, x):
+    count_call()
+    return x @ params
+
+
+def counting_task(fed, kind):
+    if kind == "linen":
+        return jfl.models.flax(fed, CountingLinen())
+    if kind == "nnx":
+        return jfl.models.nnx(fed, CountingNNX)
+    return jfl.models.functions(fed, lambda key: jnp.zeros((3, 3)), counting_function)
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx", "functions"])
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_a_model_is_traced_once(kind, private, algorithm):
+    """Each trace of a large model takes seconds.  Training and evaluation may differ, and nnx is
+    looked into in both modes; a plan, its guarantee, a run, a sweep and another rate add none."""
+    fed = make_federation(classes=3, held_out=2)
+    CALLS.clear()
+    task = counting_task(fed, kind)
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(0.5), jfl.divide(3))
     grad = jfl.private_grad(task.loss, chain) if private else jfl.grad(task.loss)
-    alg = jfl.algorithms.scaffold(grad, lr=0.1, steps=2, batch=jfl.batches.without_replacement(4))
-    # chunks of two clients: shapes and the body of the loop over chunks are one trace
-    return jfl.plan(fed, task, alg, jfl.sampling.full(clients=CLIENTS), chunk=2)
+    batch = jfl.batches.without_replacement(3)
 
+    def plan_of_rate(lr):
+        made = getattr(jfl.algorithms, algorithm)(grad, lr=lr, steps=2, batch=batch)
+        return jfl.plan(fed, task, made, jfl.sampling.full(CLIENTS), chunk=2)
 
-@pytest.mark.parametrize("private", [False, True])
-def test_a_run_traces_the_model_a_few_times(private):
-    """Training, the loss and the accuracy each need a trace; shapes and loops need none."""
-    plan = plan_of(private)
-    run = jfl.init(jax.random.key(0), plan)
-    Counted.traces.clear()
-    jfl.simulate(jax.random.key(0), plan, rounds=2, start=run)
-    assert 0 < len(Counted.traces) <= 4, len(Counted.traces)
+    plan = plan_of_rate(0.1)
+    made = len(CALLS)
+    assert made <= 13
+    if private:
+        jfl.guarantee(plan, 2)
+    jfl.simulate(jax.random.key(0), plan, 2)
+    jfl.simulate(jax.random.key(0), plan_of_rate(0.2), 2)
+    jfl.sweep(plan_of_rate, rounds=2, lr=[0.1, 0.3])
+    assert len(CALLS) - made <= 2

@@ -76,67 +76,6 @@ class Net(nnx.Module):
 # --- training and evaluation
 
 
-CALLS = []
-
-
-@jfl.named("tests.count_call")
-def count_call():
-    CALLS.append(1)
-
-
-class CountingLinen(nn.Module):
-    @nn.compact
-    def __call__(self, x, train):
-        count_call()
-        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(nn.Dense(8)(x)))
-
-
-class CountingNNX(Net):
-    def __call__(self, x):
-        count_call()
-        return super().__call__(x)
-
-
-def counting_function(params, x):
-    count_call()
-    return x @ params
-
-
-def counting_task(fed, kind):
-    if kind == "linen":
-        return jfl.models.flax(fed, CountingLinen())
-    if kind == "nnx":
-        return jfl.models.nnx(fed, CountingNNX)
-    return jfl.models.functions(fed, lambda key: jnp.zeros((3, 3)), counting_function)
-
-
-@pytest.mark.parametrize("kind", ["linen", "nnx", "functions"])
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_a_model_is_traced_once(fed, kind, private, algorithm):
-    """Each trace of a large model takes seconds.  Training and evaluation may differ, and nnx is
-    looked into in both modes; a plan, its guarantee, a run, a sweep and another rate add none."""
-    CALLS.clear()
-    task = counting_task(fed, kind)
-    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(0.5), jfl.divide(3))
-    grad = jfl.private_grad(task.loss, chain) if private else jfl.grad(task.loss)
-    batch = jfl.batches.without_replacement(3)
-
-    def plan_of_rate(lr):
-        made = getattr(jfl.algorithms, algorithm)(grad, lr=lr, steps=2, batch=batch)
-        return jfl.plan(fed, task, made, jfl.sampling.full(CLIENTS))
-
-    plan = plan_of_rate(0.1)
-    made = len(CALLS)
-    assert made <= 13
-    if private:
-        jfl.guarantee(plan, 2)
-    jfl.simulate(KEY, plan, 2)
-    jfl.simulate(KEY, plan_of_rate(0.2), 2)
-    jfl.sweep(plan_of_rate, rounds=2, lr=[0.1, 0.3])
-    assert len(CALLS) - made <= 2
-
-
 @pytest.mark.slow
 def test_linen_dropout_is_the_loss_one_would_write(fed):
     """With train=True and the row's key in training, with train=False in evaluation."""
