@@ -142,7 +142,7 @@ def test_a_new_algorithm_passes_its_test(tmp_path, capsys):
     assert "mu * (w - start)" in source
     capsys.readouterr()
     assert run("new", "algorithm", "fedmine", "--out", tmp_path / "mine") == 2
-    assert "Nothing is overwritten" in capsys.readouterr().err
+    assert "nothing is overwritten" in capsys.readouterr().err
     assert (tmp_path / "mine" / "fedmine.py").read_text() == source
 
 

@@ -80,7 +80,7 @@ def main(processes, process, port, *names):
         print(json.dumps(dict(name=lines, values=values.tolist())), flush=True)
         return
     for name, values in results(names, "auto"):
-        if jfl.mesh.lead():
+        if jfl.mesh.is_lead_process():
             print(json.dumps(dict(name=name, values=np.asarray(values).tolist())), flush=True)
 
 

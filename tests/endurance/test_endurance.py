@@ -58,7 +58,7 @@ PLAN = config.Config(
     checkpoint_every=2,
 )
 PARTS = dict(
-    state=(train, "_position"),
+    state=(train, "init"),
     journal=(Journal, "announce"),
     config=(train, "write"),
     compute=(train, "simulate"),

@@ -229,7 +229,7 @@ algorithms.mine = mine  # the line of jfl/algorithms/__init__.py
 algorithms.__all__.append("mine")
 
 from jfl.cli.main import main
-from jfl.runs import record
+from jfl.runs import pictures
 pictures.draw_accuracy = lambda *_: None  # they are of test_cli.py
 for arguments in sys.argv[1].split(";"):
     print("code", main(arguments.split()))
