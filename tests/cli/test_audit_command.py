@@ -119,7 +119,9 @@ def test_of_a_run_directory(copied, capsys):
     # a bar that is not ended would draw for ever
     assert not [t for t in threading.enumerate() if type(t).__module__.startswith("rich")]
     (one,) = kept(copied)
-    assert set(AuditReport._fields) | set(command.SETTINGS) | {"manifest", "method"} <= set(one)
+    reported = set(AuditReport._fields) - set(command.ONE_RUN)
+    assert reported | set(command.SETTINGS) | {"manifest", "method"} <= set(one)
+    assert command.ONE_RUN[0] == "canaries" and not set(command.ONE_RUN) & set(one)
     (of_run,) = json.loads((copied / "summary.json").read_text())["runs"]
     assert one["config"] == {k: of_run["config"][k] for k in config.FIELDS}
     assert (one["rounds"], one["trials"], one["delta"], one["seed"]) == (1, 400, 1e-2, 0)

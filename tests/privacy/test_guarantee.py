@@ -430,7 +430,7 @@ def test_many_clients_that_reach_one_epsilon_reach_it_together(monkeypatch):
     """All are the worst one: a search that stops at some of them may not say more than the bound of
     all."""
     monkeypatch.setattr(guarantees, "MAX_KINDS", 3)
-    sizes = np.arange(20, 44)
+    sizes = 20 + np.arange(CLIENTS)
     z = calibration.calibrate_per_client(make(NOISY(), sizes=sizes), epsilon=1.0, rounds=3)
     plan = make(NOISY(z), sizes=sizes)
     each = guarantees.epsilons_per_client(plan, rounds=3)
