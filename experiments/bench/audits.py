@@ -200,7 +200,7 @@ def main():
         rows.append(row)
         claim = f", claimed {found.claimed:.3g}" if found.claimed is not None else ""
         print(
-            f"{row['case']:40} {row['canary'][:30]:30} {row['sees'][:36]:36} "
+            f"{row['case']:40} {str(row['canary'])[:30]:30} {str(row['sees'])[:36]:36} "
             f"audited {row['audited']:6.3f} of {row['proved']:6.3f} ({row['ratio']:.2f}), "
             f"mu {row['mu']:.3f}{claim}",
             flush=True,

@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -204,7 +205,7 @@ def scaffold(repeats):
         batch=jfl.batches.without_replacement(800),
     )
     plan = jfl.plan(fed, task, alg, jfl.sampling.without_replacement(100, 20))
-    row = timed(plan, 1, repeats)
+    row: dict[str, Any] = timed(plan, 1, repeats)
     share = PUBLISHED_W6 / row["cpu_seconds"]
     yield dict(workload="W6", mode="private", published_over_ours_cpu=share) | row
 

@@ -429,7 +429,7 @@ def write(path, experiment: Experiment):
     write_text(Path(path), _json(values) + "\n")
 
 
-def _rounded(value, digits: int | None = None):
+def _rounded(value, digits: int | None = None) -> Any:
     """Round the numbers below the fields in MEASURED, and those of curves."""
     if isinstance(value, float):
         return value if digits is None else float(f"{value:.{digits}g}")
@@ -437,7 +437,7 @@ def _rounded(value, digits: int | None = None):
         return [_rounded(v, digits) for v in value]
     if not isinstance(value, dict):
         return value
-    rounded = {}
+    rounded: dict[str, Any] = {}
     for key, inner in value.items():
         if key == "tables":  # their cells are not only of runs
             rounded[key] = inner

@@ -225,9 +225,10 @@ def _private_gradient(grad: Grad, key, params, batch, ctx):
     batch = _add_keys(grad, key, batch)
     weight = batch.mask.astype(jnp.float32)
     partial, loss = clipped_sum(grad, params, batch, weight)
-    value = marks.bounded(partial.value, grad.mechanism, batch.mask, "examples")
+    mechanism: Any = grad.mechanism
+    value = marks.bounded(partial.value, mechanism, batch.mask, "examples")
     gradient, _ = mech.release_sum(
-        grad.mechanism, key, (), value, realised=ctx.size, client=ctx.client, dtypes=partial.dtypes
+        mechanism, key, (), value, realised=ctx.size, client=ctx.client, dtypes=partial.dtypes
     )
     rows = jnp.maximum(partial.count, 1.0)
     zero = jnp.zeros((), jnp.int32)

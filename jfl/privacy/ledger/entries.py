@@ -120,7 +120,7 @@ def _entry_of(facts: Facts, sites: tuple[Site, ...], unit: str, view: str) -> En
     if unit == "example":
         rows, counted = facts.rows, np.flatnonzero(facts.rows > 0)
         overflow = turns * sum(float(site.overflow.max()) for site in sites)
-        row_overflow = sum(site.overflow for site in sites)
+        row_overflow = sum((site.overflow for site in sites), np.zeros(()))
     elif site.place == "upload" and parts[0].joint:
         overflow = 0.0
     return Entry(
@@ -155,7 +155,7 @@ def _implied(facts: Facts, entry: Entry) -> Entry:
         return entry._replace(caveats=entry.caveats + (IMPLIED,))
     (part,) = entry.parts
     alone = dataclasses.replace(part, sampling="none", moves=2.0, summed=None)
-    if part.renyi is not None:
+    if part.renyi is not None and facts.upload is not None:
         alone = rules.integers(facts.upload, part.renyi[2], moves=2.0)
     # If rounds are not independent, a client absent from one round is in the noise of others.
     gains = not part.joint and entry.view == "third_party" and facts.scheme.absence

@@ -198,7 +198,7 @@ def events_of(entry: Entry, rounds: int | None = None) -> tuple:
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
     if not entry.stretches:
-        return tuple(_event_of_client(entry, *columns, rounds) for columns in entry.worst)
+        return tuple(_event_of_client(entry, columns, rounds) for columns in entry.worst)
     out = []
     for columns in entry.worst:  # a column for each stretch
         each = zip(entry.stretches, columns)
@@ -208,9 +208,10 @@ def events_of(entry: Entry, rounds: int | None = None) -> tuple:
     return tuple(out)
 
 
-def _event_of_client(entry: Entry, first: int, other: int, rounds: int | None):
+def _event_of_client(entry: Entry, columns: tuple, rounds: int | None):
     """Return the event for a client with the parts of one column and the participation of
     another."""
+    first, other = columns
     times, releases, changes = entry.rounds, [], False
     if entry.participations is not None:
         times = int(entry.participations[other])

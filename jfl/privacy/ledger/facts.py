@@ -130,7 +130,9 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
         changing = isinstance(plan.weights, Fn)
         each = [plan.weights(r) for r in range(rounds)] if changing else [plan.weights]
         weights = np.stack([np.asarray(w, np.float64) for w in each])
-    if is_fixed:  # the std is absolute, but the sensitivity follows the largest weight
+    if (
+        release is not None and is_fixed
+    ):  # the std is absolute, but the sensitivity follows the largest weight
         multiplier = release.multiplier / weights.max(1, keepdims=True)
         release = release._replace(multiplier=multiplier)
 
@@ -161,7 +163,9 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
 
 def _site(place, scheme, mechanism, default, rounds, count) -> Site | None:
     """Return the facts of one mechanism with its `default` adjacency; None without noise."""
-    stages = () if mechanism is None else mechanism.stages
+    if mechanism is None:
+        return None
+    stages = mechanism.stages
     stage = next((s for s in stages if s.role == "noise"), None)
     if stage is None:
         return None

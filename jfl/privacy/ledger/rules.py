@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -370,7 +370,7 @@ def _model(f: Facts, s: Site, kind: str = "", **fields) -> Part:
         "with_replacement": (sampler.capacity, 1 / share, 0.0),
         "truncated_poisson": (share * sampler.clients, sampler.clients, sampler.capacity),
     }[kind]
-    drawn = (np.array([float(v)]) for v in numbers)
+    drawn: Any = [np.array([float(v)]) for v in numbers]
     return Part("model", s.multiplier, s.noise == "laplace", kind, *drawn, **fields)
 
 
@@ -415,10 +415,11 @@ def _banded_model(f: Facts, s: Site) -> Part:
 
 def _uploads_and_model(f: Facts, s: Site) -> Part:
     """Return the sum of all uploads, with their noise and that of the server."""
+    upload: Any = f.upload
     # in units of what a client of weight 1 may change
-    unit = float(bound(s.mechanism)) / limit(f.upload.mechanism)
+    unit = float(bound(s.mechanism)) / limit(upload.mechanism)
     unit = unit * f.weights.max(1, keepdims=True)
-    summed = WeightedSum(f.weights, f.others, f.upload.multiplier, unit)
+    summed = WeightedSum(f.weights, f.others, upload.multiplier, unit)
     return Part("model", s.multiplier, summed=summed)
 
 
