@@ -110,8 +110,8 @@ def over_libraries(function: Callable) -> Callable:
         with np.errstate(all="ignore"):  # an overflow gives inf, which proves nothing
             return function(ON_HOST, *(np.asarray(value, np.float64) for value in values))
 
-    parameters = inspect.signature(function).parameters.values()
-    signature = inspect.Signature(list(parameters)[1:])
+    full = inspect.signature(function)
+    signature = full.replace(parameters=list(full.parameters.values())[1:])
     vars(dispatch)["__signature__"] = signature
     return dispatch
 

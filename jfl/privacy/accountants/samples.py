@@ -1,7 +1,7 @@
 """The event of a noisy release on a sample: what each way to draw a sample does for privacy, for
 each adjacency for which there is a proof."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -56,7 +56,9 @@ EVENTS = {
 PURE = {("poisson", a) for a in ALL} | {("without_replacement", "replace_one")}
 
 
-def gaussian_on(kind: str, adjacency: str, sample: Sample, multiplier: ArrayLike, known: bool):
+def gaussian_on(
+    kind: str, adjacency: str, sample: Sample, multiplier: ArrayLike, known: bool
+) -> Any:
     """Return the event of a release with Gaussian noise on a sample.
 
     Args:
@@ -73,7 +75,9 @@ def gaussian_on(kind: str, adjacency: str, sample: Sample, multiplier: ArrayLike
     return events.seen(release) if known else release
 
 
-def laplace_on(kind: str, adjacency: str, sample: Sample, multiplier: ArrayLike, known: bool):
+def laplace_on(
+    kind: str, adjacency: str, sample: Sample, multiplier: ArrayLike, known: bool
+) -> Any:
     """Return the event of a release with Laplace noise on a sample; arguments as `gaussian_on`."""
     if kind == "with_replacement":  # an element may be all of a sample
         return events.laplace(multiplier / sample.drawn)
