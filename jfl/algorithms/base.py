@@ -148,7 +148,8 @@ def algorithm(
 
 
 def train_difference(work, context, keys, start, rows, correct=None):
-    """Take local steps from the model `start`; return the difference of models and Diagnostics."""
+    """Take local steps from the model `start`; return the trained model minus `start`, and
+    Diagnostics.  The arguments are those of `local.train`."""
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows, correct)
     return pytrees.sub(trained, start), diagnostics
 

@@ -57,11 +57,12 @@ class Training(NamedTuple):
     Attributes:
         plan: the plan in which canaries replace some rows.
         unit: "example" or "client": what a canary is.
-        replaced: whether an excluded canary leaves its row, or its client's rows, unchanged.
-        rows: Int[m, s], the rows of each canary.
+        replaced: True if, without the canary, the original row (or the client's own rows) takes
+            part, as in replace_one; False if no row (no upload) does.
+        rows: Int[m, s], the rows of each of the m canaries.
         clients: Int[m], the client of each canary.
-        kind: one of CANARIES.
-        sees: one of SEES.
+        kind: how a canary differs from ordinary rows, one of CANARIES.
+        sees: what the adversary observes, one of SEES.
         sent: [m, ...], the gradient or upload of each canary before the clip; None means that of
             its rows.
         weights: [m, ...], the projection that detects a canary; None means that its loss does.

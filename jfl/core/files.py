@@ -66,7 +66,7 @@ def temporary(path: str | Path) -> bool:
 
 @functools.cache
 def source() -> str:
-    """Return a hash of jfl's code, which in a working copy changes without the version."""
+    """Return a hash of jfl's code, which can change in a working copy while the version stays."""
     package = Path(__file__).parents[1]
     kernels = Path(str(importlib.import_module("jfl.kernels").__file__)).parent
     parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]

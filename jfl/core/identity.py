@@ -132,10 +132,11 @@ def plan_identity(plan: Plan) -> Words:
 
 
 def initial_history(plan: Plan) -> Words:
-    """Return UInt32[4], the plan history of a run before its first round.
+    """Return UInt32[4], the hash from which the history of the plans of a run starts.
 
     It depends on everything that determines the initial state, except for the key.  Two runs of one
-    plan and seed that start from different parameters therefore have independent noise.
+    plan and seed that start from different parameters therefore have independent noise.  With
+    `paired_noise` it is zero.
     """
     return (
         np.zeros(hashing.NUM_WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)

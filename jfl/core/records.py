@@ -835,9 +835,9 @@ class Guarantee(_Fields):
             fpr: [...] in [0, 1].
 
         Returns:
-            Float64[...], an upper bound.  Each pair of the curve gives min(e^epsilon fpr + delta,
-            1 - e^-epsilon (1 - delta - fpr)); the Gaussian mechanism without amplification by
-            sampling gives another bound.
+            Float64[...], the smallest of these upper bounds.  Each pair (epsilon, delta) of the
+            curve gives min(e^epsilon fpr + delta, 1 - e^-epsilon (1 - delta - fpr)).  Gaussian
+            noise also gives its exact trade-off curve, without the gain of sampling.
 
         References:
             Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.1; Dong, Roth, Su, JRSS B 2022.

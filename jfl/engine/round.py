@@ -594,7 +594,10 @@ def run_sampling_key(run: Run) -> Key:
 
 
 def run_noise_key(run: Run) -> Key:
-    """Return the key from which all noise of a run is derived, after `enter_plan`."""
+    """Return the key from which all noise of a run is derived.
+
+    Call `enter_plan` first: it binds the run to its plan.
+    """
     words = noise_seed_words(run.plan_identity, run.plan_history, run.attempt)
     return derive_noise_key(run.key, words)
 

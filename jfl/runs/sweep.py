@@ -389,8 +389,8 @@ def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list
         most: the maximum number of points of a block.
 
     Returns:
-        For each group of plans that share a program its blocks, the largest first; a block is the
-        indices of its points.
+        A list for each group of plans that share a compiled program. It holds the blocks of the
+        group, the largest first; a block is a list of indices of `plans`.
     """
     out = []
     for members in static_groups(plans):

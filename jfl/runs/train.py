@@ -439,8 +439,9 @@ def epsilons(plan, config, rounds, last=None, most=guarantee_rows.TIGHT):
         plan: the plan that runs.
         config: its config, with the unit, view and adjacency of the epsilon.
         rounds: Int[m], ascending.
-        last: the epsilon of `shown_guarantee` after the last of them, if it is known.
-        most: as in `guarantee_rows.epsilons`; 0 only checks the plan, by quick bounds.
+        last: the epsilon of `shown_guarantee` after `rounds[-1]`, if it is known already.
+        most: as in `guarantee_rows.epsilons`: how many of the values are computed as tightly as by
+            `jfl.guarantee`. 0, enough to check a plan, leaves all at quicker, larger bounds.
 
     Returns:
         Float64[m]; None if nothing is proved.

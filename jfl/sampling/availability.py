@@ -37,9 +37,10 @@ def _draw_available(key, round_, *, rate, available, clients, capacity):
 
 
 def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
-    """Return Bool[period, C]: each client is available in round(awake * period) consecutive rounds.
+    """Return Bool[period, C]: in which rounds of the period each client is available.
 
-    The first of these rounds is spread evenly over the period, in the order of clients.
+    A client is available in n = max(1, round(awake * period)) consecutive rounds, where the period
+    starts again after its end. The first rounds of the clients are spread evenly over the period.
 
     Example:
         >>> around_the_clock(4, 4, 0.5).astype(int).tolist()

@@ -95,13 +95,17 @@ def is_full_participation(sampler: Sampler) -> bool:
 
 
 def as_cohort(ids: Array, clients: int) -> Cohort:
-    """Return a cohort of distinct clients; the id `clients` is an empty slot."""
+    """Return a cohort of distinct clients; an id equal to the number of clients marks an empty
+    slot."""
     times_drawn = (ids < clients).astype(jnp.int32)
     return Cohort(ids, times_drawn, jnp.zeros_like(ids), jnp.zeros((), jnp.int32))
 
 
 def chosen_cohort(is_chosen: Array, capacity: int) -> Cohort:
-    """Return the cohort of the clients for which `is_chosen`, Bool[C], is True, in their order."""
+    """Return the cohort of the clients for which `is_chosen`, Bool[C], is True, in their order.
+
+    Those beyond `capacity` are left out, and counted as overflow.
+    """
     clients = len(is_chosen)
     ids = jnp.nonzero(is_chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
     overflow = jnp.maximum(is_chosen.sum() - capacity, 0).astype(jnp.int32)
@@ -465,10 +469,14 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
 
 @record
 class Responders(Sampler):
-    """A sampler with latencies as fields, so that plans with other latencies get other noise."""
+    """A sampler that holds its latencies as fields.
 
-    latency: Array | None = None  # [C]
-    jitter: Array | None = None
+    They are then part of the identity of a plan, so plans with different latencies have different
+    noise.
+    """
+
+    latency: Array | None = None  # [C], the mean time of an answer, in any unit
+    jitter: Array | None = None  # the random fraction of that time
 
 
 @named("sampling.first_responders")

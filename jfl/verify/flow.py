@@ -141,8 +141,8 @@ class Flow:
 
     # --- programs and equations
 
-    def run(self, closed: ClosedJaxpr, operands, place) -> list[Value]:
-        """Interpret a program and return its results."""
+    def run(self, closed: ClosedJaxpr, operands, place: Place) -> list[Value]:
+        """Interpret a program at a place, and return the Value of each of its outputs."""
         jaxpr = closed.jaxpr
         consts = [self.constant(c) for c in closed.consts]
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
@@ -166,7 +166,7 @@ class Flow:
                 return self.run(inner, operands, place.enter(equation))
         return self.primitive(equation, operands, place)
 
-    def primitive(self, equation, operands, place):
+    def primitive(self, equation, operands, place: Place):
         """Interpret an equation as a whole: every result may depend on every operand."""
         name, here = equation.primitive.name, place.enter(equation)
         known = self.known(equation, operands)
@@ -231,8 +231,8 @@ class Flow:
         return [self.value(v.aval, tokens, "mark", name, i) for i, v in enumerate(equation.outvars)]
 
     def bounded_sum(self, mark) -> int | None:
-        """Return the name of the mark whose bounded sum a release adds noise to; None if there is
-        none."""
+        """Return the number of the mark of the bounded sum to which the release `mark` adds noise;
+        None if it adds noise to no bounded sum."""
         n = mark.params["n"]
         nodes = [self.nodes[o.symbol] for o in mark.operands[n : 2 * n]]
         (name, *others) = {x[1] if x[0] == "mark" else None for x in nodes}

@@ -157,8 +157,7 @@ def guesses_from_scores(
 ) -> Guesses:
     """Guess which canaries were included, from a score for each.
 
-    Among equal scores the wrong guesses are made first: an order that knew the coins would reveal
-    them.
+    Among equal scores the wrong guesses are made first, so that ties never count as evidence.
 
     Args:
         scores: [canaries], higher if a canary seems to have been included.

@@ -55,8 +55,8 @@ Read = Callable[[Rates], tuple[float, int]]
 class Explicit:
     """Thresholds that were fixed before any of the scores was seen.
 
-    Each of the two rates of T thresholds has a Clopper-Pearson bound at alpha / (2 T), and all of
-    them hold together by the union bound.
+    Each of the T thresholds has two error rates, of false negatives and of false positives.  Each
+    rate gets a Clopper-Pearson bound at alpha / (2 T), so that all of them hold together.
 
     Attributes:
         threshold: one threshold, or several.

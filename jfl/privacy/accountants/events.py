@@ -129,8 +129,8 @@ class WithReplacement:
 class Multiplicity:
     """The form of `WithReplacement` that the accountants use.
 
-    A unit is in the sample k times with probability distribution[k].  `most` is the largest k with
-    a positive probability.
+    A unit occurs k times in the sample; `distribution[k]` is the probability of that.  `most` is
+    the largest k with a positive probability.
     """
 
     distribution: Any

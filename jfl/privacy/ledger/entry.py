@@ -281,14 +281,16 @@ def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
 
 
 def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
-    """Return by how much a unit shifts the releases of a run.
+    """Return how far one unit, an example or a client, can move the releases of a run, in standard
+    deviations of their noise.
 
     Every client counts as taking part in every round and every batch: sampling only lowers the
     cost.
 
     Args:
         entry: an entry of the ledger.
-        rounds: the number of rounds; or how often an entry of a whole run is repeated.
+        rounds: the number of rounds; if the entry already describes a whole run, the number of such
+            runs.
     """
     if not entry.normals:  # ideal noise, as papers assume it
         return ()

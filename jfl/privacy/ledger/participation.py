@@ -91,7 +91,8 @@ def participations(
 
 
 def counted(plan: Plan, entry: Entry, rounds: int, often: np.ndarray) -> Entry:
-    """Return the entry of a whole run, given how `often` each client participates, Int[C]."""
+    """Turn an entry of single rounds into the entry of a whole run of `rounds` rounds, in which
+    each client participates as often as `often`, Int[C], says."""
     if entry.noise_of == "server":
         checks.fail(
             "jfl.guarantee",

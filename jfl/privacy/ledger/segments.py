@@ -29,12 +29,12 @@ COMBINATIONS = 4096  # of different clients
 
 
 class Segment(NamedTuple):
-    """Rounds first .. first + rounds - 1 of a plan."""
+    """The rounds from `first` to `first + rounds - 1` of a plan."""
 
     plan: Plan
     first: int
     rounds: int
-    seed: int  # segments of one number share a seed
+    seed: int  # a label: segments with equal labels share a seed
     placed: bool  # its first round was given
 
     @property
