@@ -20,6 +20,7 @@ import numpy as np
 
 import jfl
 
+from ..papers import as_printed
 from . import timing
 
 RESULTS = timing.RESULTS / "audits.json"
@@ -148,7 +149,10 @@ def small_plans(trials):
     """Yield a row and a report for each of `cases`."""
     for name, (plan, rounds, asked) in cases().items():
         found = jfl.audit(plan, rounds, trials, DELTA, **asked)
-        yield dict(case=name, rounds=rounds, runs=2 * trials), found
+        claimed = as_printed.claimed_beside(plan, rounds, found)
+        refuted = claimed is not None and found.epsilon > claimed
+        row = dict(case=name, rounds=rounds, runs=2 * trials)
+        yield row, found._replace(claimed=claimed, refuted=refuted)
 
 
 def trainings():

@@ -5,10 +5,12 @@ paper would print for a run of the plan, with its status and caveats; `jfl.guara
 is proved for the noise that ran.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 
+from jfl.auditing.audit import AuditReport
 from jfl.core import checks
 from jfl.core.errors import NotAnalysable
 from jfl.core.records import Fn, Guarantee, Plan, named
@@ -79,6 +81,22 @@ def claimed(
         caveats,
         rounds=1 if paper == "li2025" else None,
     )
+
+
+def claimed_beside(plan: Plan, rounds: int, audit: AuditReport) -> float | None:
+    """Return the epsilon that the plan's paper claims for the unit and view of an audit.
+
+    It is None if the paper's formula does not cover the plan, or is for another unit, adjacency or
+    number of rounds.
+    """
+    try:
+        claim = claimed(plan, rounds, audit.delta, view=audit.view)
+    except ValueError:
+        return None
+    alike = (claim.unit, claim.adjacency) == (audit.unit, audit.adjacency)
+    if not alike or claim.rounds not in (None, rounds) or not math.isfinite(claim.epsilon):
+        return None
+    return float(claim.epsilon)
 
 
 def calibrate(

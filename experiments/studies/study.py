@@ -210,7 +210,7 @@ def audit_of(config: Config, trials: int, unit: str | None = None, claim: bool =
     else:
         worth = guarantee_rows.as_row(report.proved)
     found = dict(
-        claimed=report.claimed if claim else None,
+        claimed=as_printed.claimed_beside(plan, config.rounds, report) if claim else None,
         audited=report.epsilon,
         ceiling=auditing.ceiling(trials, config.delta, report.confidence),
         trials=trials,

@@ -212,14 +212,12 @@ def refuted(paper, is_so):
 
     def check(rows):
         mine = [r for (_, line_, _), r in rows.items() if line_.startswith(f"{paper}:")]
-        seen = ", ".join(f"claimed {r['claimed']:.3g}, audited {r['audited']:.3g}" for r in mine)
         if not mine:
             return UNKNOWN, "not run"
-        return (CONFIRMED if all(is_so == above_claim(r) for r in mine) else NOT), seen
+        if any(r["claimed"] is None for r in mine):
+            return UNKNOWN, "its formula claims nothing"
+        seen = ", ".join(f"claimed {r['claimed']:.3g}, audited {r['audited']:.3g}" for r in mine)
+        is_as_told = all(is_so == (r["audited"] > r["claimed"]) for r in mine)
+        return (CONFIRMED if is_as_told else NOT), seen
 
     return check
-
-
-def above_claim(row):
-    """Return whether the audited epsilon refutes the claimed one."""
-    return row["claimed"] is not None and row["audited"] > row["claimed"]
