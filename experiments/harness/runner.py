@@ -413,6 +413,7 @@ def write_findings(
         found |= dict(columns=list(columns), rows=[list(row) for row in rows])
     values = dict(experiment=name, title=title, quick=quick, versions=environment())
     values |= found | dict(verdicts=list(verdicts)) | ({"note": note} if note else {})
+    values = record.plain(values)  # measured numbers are NumPy's
     for table in results_file.of(values).tables:
         _print_short_table(title, table)
     if note:

@@ -349,7 +349,7 @@ def test_what_is_measured_is_of_the_models_before_each_round():
             weights = 0.75 ** -np.arange(1.0, t + 1)  # later models count for more
             wanted = np.average([w[name] for w in models], axis=0, weights=weights)
             np.testing.assert_allclose(mean[name][0, i], wanted, atol=1e-6)
-            np.testing.assert_allclose(last[name][0, i], seen[2 + t][name], atol=1e-6)
+            np.testing.assert_allclose(last[name][0, i], seen[2 + t][name], 1e-6, 1e-6)
         slopes = [np_square_gradient(w, fed) for w in models]
         np.testing.assert_allclose(square[0, i], np.mean(slopes), rtol=1e-4)
 
