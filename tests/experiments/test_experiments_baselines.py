@@ -61,7 +61,7 @@ def test_what_a_convex_model_reaches_is_above_three_rounds_of_training():
 @pytest.mark.slow
 def test_the_grid_has_seeds_of_its_own_and_goes_on_at_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(baselines, "RATES", (1e-4, 1e-3))
-    monkeypatch.setattr(baselines, "MORE", 3)
+    monkeypatch.setattr(baselines, "NUM_EXTRA_RATES", 3)
     config = Config(**SMALL, lr=1e-3)
     choice = baselines.choose(
         "free",

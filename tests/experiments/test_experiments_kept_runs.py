@@ -79,10 +79,9 @@ def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, prog
     assert other["lines"]["quick"]["accuracy"][1] == one["lines"]["fast"]["accuracy"][1]
     assert other["lines"]["quick"]["accuracy"][0] != one["lines"]["fast"]["accuracy"][0]
     assert 0 < one["seconds"] and other["seconds"] < 60
-    # what it leaves is what a sweep leaves: a report reads it, with the curve of each seed from
-    # where it ran
-    source = read.read(tmp_path / "other")
-    line = next(s for s in source.lines if s.label == "quick")
+    # a line leaves what a sweep leaves: a report reads it, with the curve of each seed from where
+    # it ran
+    line = read.read(tmp_path / "other" / "quick")
     assert [e["seed"] for e in line.runs] == [2, 1] and line.manifest["seeds"] == [2, 1]
     assert [(r["seed"], r["round"]) for r in line.rows] == [(2, 1), (2, 2), (1, 1), (1, 2)]
     first = list(csv.DictReader(open(tmp_path / "one" / "fast" / "metrics.csv")))

@@ -177,7 +177,13 @@ def test_fields_that_a_recipe_does_not_read_are_refused(name, fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [1e5, 1e-4])
-def test_an_epsilon_out_of_reach_is_refused(epsilon):
-    with pytest.raises(ValueError, match="expected an epsilon that a multiplier"):
+@pytest.mark.parametrize(
+    "epsilon, message",
+    [
+        (1e5, "expected an epsilon that computed noise can have"),  # of the release before
+        (1e-4, "expected an epsilon that a multiplier"),
+    ],
+)
+def test_an_epsilon_out_of_reach_is_refused(epsilon, message):
+    with pytest.raises(ValueError, match=message):
         recipes.noise_of(made("measured", epsilon=epsilon))
