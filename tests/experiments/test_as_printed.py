@@ -116,7 +116,7 @@ def output_plan(noise, clip_steps="all", rows=60, batch=2, lr=0.05):
 
 
 @pytest.mark.by_default("constant")
-@pytest.mark.parametrize("lr", [0.05, inverse_sqrt(0.04)], ids=["constant", "falling"])
+@pytest.mark.parametrize("lr", [0.05, inverse_sqrt(0.2)], ids=["constant", "falling"])
 def test_li_prints_what_the_paper_prints(lr):
     """Its noise, read back from the plan, claims what it was made for; in truth it is short by the
     learning rate."""

@@ -424,7 +424,8 @@ def tick(row) -> str:
     """Return a short name of a setting, with the epsilons of printed noise."""
     kind, _, rest = row["setting"].partition(" ε=")
     if kind == "printed":
-        return f"printed\nsays {rest}\nis {row['epsilon_proved_third_party']:.0f}"
+        proved = row["epsilon_proved_third_party"]  # None: nothing is proved of so little noise
+        return f"printed\nsays {rest}\nis {'∞' if proved is None else f'{proved:.0f}'}"
     return (
         kind.replace(", ", "\n")
         if not rest
