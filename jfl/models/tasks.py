@@ -383,6 +383,8 @@ def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -
 
     Args:
         fed: the federation, which determines the shape of an image and the number of classes.
+
+    Other Parameters:
         channels: the number of channels of each convolution.
         dense: the width of the hidden dense layer.
     """

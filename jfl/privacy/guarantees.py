@@ -146,7 +146,8 @@ def guarantee(
         return _bare(delta, unit, adjacency, view)
     if uplinks:
         return _leaking(plan, rounds, uplinks, delta, unit, view, adjacency, as_planned)
-    entries = [ledger.personal(plan, rounds)] if view == "personal" else entries
+    if isinstance(view, str) and view == "personal":
+        entries = [ledger.personal(plan, rounds)]
     entry = choose(where, plan, entries, unit, view, adjacency)
     if as_planned:
         return guarantee_of(entry, rounds, delta)

@@ -399,7 +399,7 @@ def test_findings_go_three_ways():
     assert (
         "above it a +1.00 ± 0.50;" in text
         and "below it b -1.00 ± 0.50;" in text
-        and "show: c +0.40" in text
+        and "with 1 seeds: c +0.40" in text
     )
 
 

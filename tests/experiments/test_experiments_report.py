@@ -403,13 +403,13 @@ def test_settings_seeds_and_reductions_of_a_collection_are_told(tmp_path):
     assert facts["batch_sampler"] == "full" and facts["chosen_on"] == "[100]"
     assert (
         len(records(parsed, "grid")) == 118
-        and "Impact factors help in one cell of all" in parsed.words
+        and "Impact factors help in one cell only" in parsed.words
     )
     assert "seeds 0, 1, 2, 3, 4; 20 minutes" in parsed.words and "97fe07bc9918bde9" in parsed.words
     parsed = shown(RESULTS / "noble2022.json")
     assert "Numbers of table1_small: rows, batch and sigma_g over 10" in parsed.words
     assert (
-        "epsilons of reduced runs (_small) are not given" in parsed.words
+        "Reduced runs (_small) have no epsilon" in parsed.words
         and "Numbers of table1: Table 1: DP-SCAFFOLD" in parsed.words
     )
     assert {"scaffold", "fedavg"} <= {

@@ -73,7 +73,7 @@ HOST = {
     rdp: {"allocation", "float64", "over_libraries"},
     pld: {"epsilon", "deltas"},
     rdp_events: {
-        "above",
+        "quick_bounds",
         "epsilon",
         "bounds",
         "check_delta",
