@@ -253,8 +253,9 @@ def audit_one_run(
     """Train once with many canaries, each included by a coin flip, and guess the coins.
 
     Use it for plans that are too large to run a thousand times.  It shows far less than
-    `jfl.audit`, since each guess reveals little: with thousands of canaries, about half.  Other
-    runs with separate coins choose the score and the number of guesses; they are not judged.
+    `jfl.audit`, since each guess reveals little: with thousands of canaries, about half of it.
+    Other runs with separate coins choose the score and the number of guesses; their guesses do not
+    enter the bound.
 
     Args:
         plan: a Plan with noise, whose rows are on the device.  The canaries replace some of its

@@ -172,8 +172,8 @@ def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: M
 def chunk_layout(plan: Plan) -> tuple[int, int]:
     """Return how many chunks `chunk_cohort` makes, and how many slots each of them has.
 
-    If every slot holds a client, chunks are as small as their number allows, so that few empty
-    slots are added.
+    If every slot of the sampler holds a client, the size is the smallest with which this number of
+    chunks holds the cohort, so that little padding is added.
     """
     capacity, devices = plan.sampler.capacity, num_devices(plan.mesh)
     size = min(plan.chunk or capacity, -(-capacity // devices))

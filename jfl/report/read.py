@@ -204,7 +204,7 @@ def audits(folder) -> list[dict]:
     """Return the audits that `jfl audit` stored in a folder, the newest last; [] if none.
 
     Raises:
-        ValueError: If the file is there but is not one that `jfl audit` writes; it names the file.
+        ValueError: If audit.json is not one that `jfl audit` writes; the message names it.
     """
     path = Path(folder) / AUDITS
     if not path.exists():

@@ -3,8 +3,8 @@
 Every value of the program is interpreted as a `Value` with three parts:
 
 * a symbol, which is equal for two values only if they are computed in the same way from the same
-  inputs; * tokens, the sources that influence the value, each with the path by which it came.  A
-  token is a
+  inputs;
+* tokens, the sources that influence the value, each with the path by which it came.  A token is a
   pair (kind, detail), such as ("rows", "rows.x").  The tokens of a result are the union of the
   tokens of its operands, because a result may depend on all of them;
 * known numbers: small constants, loop counters, and keys as paths from their root.

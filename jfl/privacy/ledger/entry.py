@@ -120,7 +120,7 @@ class Entry(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A number of rounds of an entry, one of several stretches."""
+    """A number of rounds, and the entry that holds in them."""
 
     rounds: int
     entry: Entry
@@ -155,12 +155,13 @@ def of_client(entry: Entry, client: int) -> Entry:
 
 
 def worst_columns(rows, amount, noise, counted) -> tuple:
-    """Return pairs of columns such that every client is at most as badly off as one of these: with
-    the rows and noise of the first, and the participation of the second.
+    """Return pairs (i, j) of clients such that every client loses at most as much privacy as one
+    that has the rows and noise of i and the participation of j, for one of the pairs.
 
     Args:
-        rows: Int[C]; fewer never help: a larger rate, or more looks at each row.
-        amount: [C], of participation; less never hurts.
+        rows: Int[C], rows of each client.  Fewer rows never reduce the loss, because each row is
+            then drawn more often.
+        amount: [C], how much each client participates.  Less never increases the loss.
         noise: arrays [rounds or 1, C or 1] in which clients differ.
         counted: Int[n], the clients that count.
     """

@@ -128,8 +128,8 @@ def check_plan(
 
 
 def initial_buffers(strategy: Strategy, like: Tree) -> Buffers:
-    """Return the zero buffers of a strategy with memory before the first round, for sums like
-    `like`."""
+    """Return the buffers with which a strategy with memory starts: zeros Float32[memory, ...] for
+    each leaf of `like`, which is the sum of a round."""
     zeros = lambda x: jnp.zeros((strategy.memory, *x.shape), jnp.float32)
     return Buffers(pytrees.map(zeros, like))
 

@@ -188,9 +188,8 @@ def distributed(
     Privacy:
         view "aggregate" of a client, in a plan with secure_aggregation=True.  The guarantee is
         conditional: it assumes this aggregation, that no client drops out, and that clients keep
-            their
-        noise secret.  Rounding makes uploads longer, which the bound includes: the noise multiplier
-        of the integers is slightly smaller than the requested one.
+        their noise secret.  Rounding makes uploads longer, which the bound includes: the noise
+        multiplier of the integers is slightly smaller than the requested one.
 
     Raises:
         ValueError: outside those ranges; if the noise or the number of clients is too large for the

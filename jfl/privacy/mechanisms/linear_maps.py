@@ -150,8 +150,8 @@ def sparsification(
         each_round: as in `linear_map`; with False only these coordinates are trained.
 
     Privacy:
-        that of the chain without the map.  (Choosing coordinates by their size would depend on the
-        data.)
+        that of the chain without the map.  (Choosing the coordinates with the largest values would
+        depend on the data.)
 
     Raises:
         ValueError: unless size is an integer >= 1 and at most the number of coordinates.
