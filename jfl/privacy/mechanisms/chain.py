@@ -219,7 +219,7 @@ def bind(
         checks.fail(
             where,
             f"adjacency {adjacency!r}, which the sampler implies"
-            + "".join(f", or {other!r}" for other in also),
+            + "".join(f", or {other!r}" for other in also if other != adjacency),
             f"adjacency={mechanism.adjacency!r}",
             "Leave adjacency out of chain(...), or change the sampler.",
         )
