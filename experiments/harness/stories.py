@@ -102,10 +102,8 @@ def claims(paper: str) -> str:
             (head or _cell(_join_labels(of)), seen, word) for (word, seen), of in found.items()
         ]
         if "note" in row:
-            place = re.search(r"\(((?:Figure|Table|Theorem|equation)[^()]*)\)", row["says"])
-            name = _cell(place[1] if place else row["says"])
             note = quoted(row["note"].strip(), paper).replace("\n\n", "\n\n    ")
-            remarks.append(f"- *{name}*: {note}")
+            remarks.append(f"- *{_cell(row['says'])}*: {note}")
     # The usual number of seeds is in the caption and not in every cell.
     seeds = collections.Counter(
         re.findall(r" \((\d+ seeds)\)$", "\n".join(r[1] for r in rows), re.M)

@@ -45,8 +45,8 @@ def ditto(
     """Return Ditto: FedAvg in which each client also trains a personal model v.
 
     Local steps of v follow gradient + mu * (v - w_server). Clients are evaluated with their
-    personal models (`metrics.client_accuracy`, `client_percentiles`), which are in
-    `run.client_states`, [C, ...].
+    personal models (`metrics.client_accuracy`, `client_percentiles`). `run.client_states` holds
+    these models, stacked along a first axis of C clients.
 
     Args:
         grad: gradient of the loss for the shared model, as in `fedavg`.

@@ -51,7 +51,8 @@ def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
     """Return FedDyn: client i minimizes loss - <h_i, w> + (mu / 2) ||w - w_server||^2.
 
     The client state h_i approximates the gradient at the model where the client last stopped. If
-    local steps have noise, it is post-processing. If the release has noise and cohorts are sampled,
+    local steps have noise, this state is computed from noisy gradients only and costs no further
+    privacy. If the release has noise and cohorts are sampled,
     epsilon is larger than for `fedavg`, because the amplification by sampling is smaller for
     clients that keep state.
 

@@ -112,9 +112,9 @@ def output_perturbation(
     in the model has standard deviation z * 2 G * (sum of learning rates).
 
     For convex and smooth losses much less noise is enough (`smoothness`): steps with lr <= 2 /
-    smoothness do not increase the distance between two models, so a row that one batch of a round
-    uses changes the model by at most 2 L lr / batch, where L bounds the gradient of each example.
-    Steps are then not clipped.
+    smoothness do not increase the distance between two models, so a row that only one batch of the
+    round contains changes the model by at most 2 L lr / batch, where L bounds the gradient of each
+    example. Steps are then not clipped.
 
     Args:
         grad: jfl.grad(loss), or a private_grad without noise, which clips the gradient of each

@@ -55,8 +55,8 @@ def pfedme(
     """Return pFedMe: clients train a personal model v and their copy w of the shared model in turn.
 
     In each local step, v approximately minimizes loss + (pull / 2) ||v - w||^2, and then w takes a
-    step towards v. Clients are evaluated with their personal models, which are in
-    `run.client_states`, [C, ...].
+    step towards v. Clients are evaluated with their personal models. `run.client_states` holds
+    these models, stacked along a first axis of C clients.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

@@ -693,10 +693,9 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
     Privacy:
         one release has epsilon = 1 / noise_multiplier at delta = 0.  Several are composed by their
         Renyi curve.  With sampling, epsilon is first amplified to log(1 + q (e^epsilon - 1)), and
-        the curve is
-        that of any mechanism with this epsilon: valid, but not tight.  For a release of many
-        coordinates `gaussian` costs less; for few coordinates, or at a tiny delta, Laplace noise
-        does.
+        the curve is that of any mechanism with this epsilon: valid, but not tight.  For a release
+        of many coordinates `gaussian` costs less; for few coordinates, or at a tiny delta, Laplace
+        noise does.
 
     Raises:
         ValueError: unless noise_multiplier is one number > 0.
