@@ -67,7 +67,9 @@ SHORTER = {
         ("8.0, 20, [0.03, 0.3, 1.0, 3.0], range(3), [100, 101]"): (
             "8.0, 3, [0.3, 1.0], range(2), [100]"
         ),
-        '"noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024"]': '"li2025"]',
+        '"noble2022", "chen2024", "li2025", "ranaweera2025", "talaei2024"]': (
+            '"li2025", "ranaweera2025"]'
+        ),
     },
 }
 
@@ -232,7 +234,7 @@ def read_a_paper(text, whole):
     runs = re.findall(
         r"^(\w+2\d+) +(as_printed|sound) +\w+ +\w+ +([\d.]+)? +(\S+) +[\d.]+  [\d.]+ ±", text, re.M
     )
-    trained = NAMES if whole else ("li2025",)
+    trained = NAMES if whole else ("li2025", "ranaweera2025")
     assert {r[:2] for r in runs} == {(p, mode) for p in trained for mode in ("as_printed", "sound")}
     for paper, mode, claimed, proved in runs:
         if mode == "sound":  # calibration reached its target
