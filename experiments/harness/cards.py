@@ -145,9 +145,44 @@ def sections(docstring: str) -> dict:
     return found
 
 
+# How docstrings write symbols -> how the equations of the cards write them.
+SYMBOLS = {
+    r"\bw - w_server": "wᵢ − w",
+    r"\bw_server": "w",
+    r"(?<=\w|\)) - (?=\w|<)": " − ",
+    r"\b([a-zA-Z])_i\b": "\\1ᵢ",
+    r"\bmu\b": "μ",
+    r"\brho\b": "ρ",
+    r"\bsigma\b": "σ",
+    r"\bepsilon\b": "ε",
+    r"<([^<>]+), ([^<>]+)>": r"⟨\1, \2⟩",
+    r"<=": "≤",
+    r" \* ": " · ",
+    r"\|\|": "‖",
+    r"\^2\b": "²",
+}
+
+
 def flat(text: str) -> str:
-    """Join the lines of a paragraph for Markdown."""
-    return re.sub(r"\s*\n\s*", " ", text).replace("*", r"\*")
+    """Join the lines of a paragraph for Markdown, with symbols as in the equations."""
+    parts = re.split(r"(`[^`]*`)", re.sub(r"\s*\n\s*", " ", text))
+    for i in range(0, len(parts), 2):  # between pieces of code
+        for written_as, symbol in SYMBOLS.items():
+            parts[i] = re.sub(written_as, symbol, parts[i])
+        parts[i] = parts[i].replace("*", r"\*")
+    return "".join(parts)
+
+
+def first_sentence(text: str) -> str:
+    """Turn "Return FedAvg: clients train ..." into a sentence about the algorithm."""
+    text = text.removeprefix("Return ")
+    name, colon, rest = text.partition(": ")
+    if colon and rest.startswith(("clients ", "local steps ", "client i ")):
+        return rest[0].upper() + rest[1:]
+    if colon:
+        return f"{name} is {rest}"
+    name, which, rest = text.partition(", which ")
+    return f"{name} {rest}" if which else f"This is {text}"
 
 
 def tests_of(name: str) -> list[str]:
@@ -182,7 +217,9 @@ def card(name: str) -> str:
     ]
     out = [f"## {NAMES[name]} {{ #{name} }}", "", f"**When.** {by_hand['when']}", ""]
     out += ["| | |", "|---|---|", *(f"| {head} | {text} |" for head, text in rows), ""]
-    for paragraph in re.split(r"\n\s*\n", parts[""]):
+    for number, paragraph in enumerate(re.split(r"\n\s*\n", parts[""])):
+        if number == 0:
+            paragraph = first_sentence(paragraph)
         if paragraph.lstrip().startswith("- "):
             items = re.split(r"\n(?=- )", paragraph.strip())
             out += [f"- {flat(item[2:])}" for item in items] + [""]

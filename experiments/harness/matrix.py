@@ -26,23 +26,28 @@ bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in mo
 
 | rule | what jfl counts |
 | --- | --- |
-| `every batch`, `every round` | every release in full, without amplification by sampling |
-| `sampled batches`, `sampled cohorts` | amplification by random batches or cohorts |
-| `absence` | the chance that a client is absent from a round, which a third party does not see |
-| `touched rows` | one release per round, amplified only by the chance that no batch has the row |
+| `every batch`, `every round` | every release, without amplification by sampling |
+| `sampled batches`, `sampled cohorts` | every release, amplified by random batches or cohorts |
+| `absence` | rounds without the client reveal nothing about it, if nobody sees who participates |
+| `touched rows` | one release per round, and only if a batch of the round contains the row |
 | `uploads` | the noise of the client's own upload |
 | `sum of uploads` | the noise of all clients together |
 | `uploads and model` | the noise of all clients together with the noise of the server |
 | `sum of a cohort` | the noise of the cohort with the least noise, assuming secure aggregation |
-| `Renyi bound` | noise that consists of integers |
-| `all rounds at once` | all rounds as one Gaussian release, with the sensitivity of the strategy |
-| `group` | only the rounds in which the client can participate |
-| `one bin` | all rounds of the client's bin, where the observer does not see which bin it is |
+| `Renyi bound` | integer noise, by a bound on its Rényi divergence |
+| `all rounds at once` | all rounds of correlated noise as one Gaussian release |
+| `group` | only the rounds of the client's group, if groups of clients participate in rotation |
+| `one bin` | all rounds of the client's bin (`balls_in_bins`), which the observer does not know |
 | `one group, sampled` | the rounds of the client's group, amplified by the sampling in the group |
 
-In the tables, `other` is a sampler of your own whose scheme jfl does not know, `correlated` is the
-noise of `jfl.correlated`, and `integers` is the integer noise of `jfl.distributed`. Four facts
-hold for all tables:
+In the tables for unit example, the column "drawn by" has the sampler of batches: how the rows of a
+local step are drawn. In the tables for unit client it has the sampler of clients: how the cohort of
+a round is drawn. `other` is a sampler of your own that does not state from which distribution it
+draws. `correlated` is noise that is [correlated over rounds](guides/correlated_noise.md), and
+`integers` is the integer noise of [distributed noise](guides/distributed_noise.md). Noise once
+after local training is that of [output perturbation](algorithms/noise.md#output_perturbation).
+
+Four facts hold for all tables:
 
 - The server sees every upload before it adds noise to the release. Noise on the release therefore
   proves nothing for the view `server`, and its table has no such column.
@@ -52,6 +57,7 @@ hold for all tables:
   size under replace_one. Every other sample is treated as known.
 - The view `personal` sees every upload and all personal models.
 """
+SAMPLERS = "guides/stages_and_samplers.md#samplers"
 PLACES = {
     "local step": "Unit example, noise in every local step",
     "local training": "Unit example, noise once after local training",
@@ -76,7 +82,8 @@ def table(place: str) -> str:
         found.setdefault((scheme, cells), dict())[adjacency] = None
     heads = ["drawn by", "adjacency", *(f"{noise}, {view}" for noise, view in columns)]
     lines = [heads, ["---"] * len(heads)]
-    lines += [[f"`{scheme}`", ", ".join(kinds), *cells] for (scheme, cells), kinds in found.items()]
+    name = lambda scheme: f"`{scheme}`" if scheme == "other" else f"[`{scheme}`]({SAMPLERS})"
+    lines += [[name(scheme), ", ".join(kinds), *cells] for (scheme, cells), kinds in found.items()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

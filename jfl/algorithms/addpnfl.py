@@ -32,12 +32,12 @@ def addpnfl(
     noise_std: Annotated[Number | None, PYTHON_ONLY] = None,
     **dpnfl_options,
 ) -> Algorithm:
-    """Return AdDPNFL: DPNFL with an Adam-like server optimizer, `adaptive`.
+    """Return AdDPNFL: DPNFL with the Adam-like server optimizer `jfl.algorithms.adaptive`.
 
     It releases the same as `dpnfl`, since the server's work is post-processing. It also takes the
-    parameters of `fedavg`, except for server_optimizer. The plan determines the aggregation, as in
-    `dpnfl`. In the paper's experiments both learning rates are schedules:
-    schedules.inverse_sqrt(server_lr) and schedules.inverse_sqrt(lr, every=steps).
+    parameters of `fedavg`, except for `server_optimizer`. The plan determines how uploads are
+    aggregated, as in `dpnfl`. In the paper's experiments both learning rates are schedules:
+    `schedules.inverse_sqrt(server_lr)` and `schedules.inverse_sqrt(lr, every=steps)`.
 
     Args:
         grad: gradient of a client, as in `dpnfl`.

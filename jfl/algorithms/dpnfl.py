@@ -16,24 +16,24 @@ def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
     """Return DPNFL, which is `fedavg` with clipping and noise in every local step.
 
     For noise of standard deviation sigma on the mean gradient of B rows, pass as `grad`
-    private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B))). The paper
+    `private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B)))`. The paper
     prints no clip, but nothing can be proved without one. Each participation releases `steps` noisy
     gradients, and the model difference that is computed from them.
 
-    The sampler and the weights of the plan determine the aggregation. Let n be the number of
-    clients, r the number per round, and p_i the fraction of all rows that client i owns. The sums
-    are over the cohort, and w is the model.
+    The sampler and the weights of the plan determine how uploads are aggregated. Let n be the
+    number of clients, r the number per round, p_i the fraction of all rows that client i owns, and
+    d_i its model difference. The sums are over the cohort, and w is the model.
 
-    - uniform: sampling.without_replacement(n, r), weights="size". The new model is w + (n / r) sum
-      p_i diff_i, which is unbiased.
-    - multinomial: sampling.with_replacement(n, r, weights=fed.size), weights="size". The new model
-      is w + (1 / r) sum diff_i, where a client drawn m times counts m times; it is unbiased.
-    - biased FedAvg: as uniform, with server_lr = r / n. The new model is w + sum p_i diff_i, which
+    - uniform: `sampling.without_replacement(n, r)` and `weights="size"`. The new model is
+      w + (n / r) sum p_i d_i, which is unbiased.
+    - multinomial: `sampling.with_replacement(n, r, weights=fed.size)` and `weights="size"`. The new
+      model is w + (1 / r) sum d_i, where a client drawn m times counts m times; it is unbiased.
+    - biased FedAvg: as uniform, with `server_lr` = r / n. The new model is w + sum p_i d_i, which
       has the same direction as uniform, but is a smaller step.
-    - normalised FedAvg: as uniform, with release=chain(total(), divide("weight")). The new model is
-      w + sum p_i diff_i / sum p_i, which is biased if the p_i differ.
-    - first responders: sampling.first_responders(n, r, latency), weights="size". The formula is
-      that of uniform, but fast clients participate more often, so it is biased.
+    - normalised FedAvg: as uniform, with `release=chain(total(), divide("weight"))`. The new model
+      is w + sum p_i d_i / sum p_i, which is biased if the p_i differ.
+    - first responders: `sampling.first_responders(n, r, latency)` and `weights="size"`. The formula
+      is that of uniform, but fast clients participate more often, so it is biased.
 
     >>> import jfl
     >>> chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(std=10 * 0.5), jfl.divide(10))

@@ -52,7 +52,7 @@ def pfedme(
     steps: int = 10,
     **fedavg_options,
 ) -> Algorithm:
-    """Return pFedMe: clients train a personal model v and their copy w of the shared model in turn.
+    """Return pFedMe: clients alternately train a personal model v and their copy w of the model.
 
     In each local step, v approximately minimizes loss + (pull / 2) ||v - w||^2, and then w takes a
     step towards v. Clients are evaluated with their personal models. `run.client_states` holds

@@ -677,7 +677,7 @@ class Metrics:
             f"{last(pick('round'))}",
             last(pick("accuracy", "client_accuracy", "loss")),
             last(more | (self.custom or {})),
-            "all but the round lie outside every guarantee",
+            "no guarantee covers these numbers, except the round",
         ]
         return "\n  ".join(lines)
 
