@@ -73,10 +73,10 @@ def _front(paper: str) -> str:
 
 
 def counts(paper: str) -> str:
-    """Return how many statements of a paper have each verdict, in one sentence."""
+    """Return how many claims of a paper have each verdict, in one sentence."""
     given = list(results.statements(stored(paper).parts()).values())
     *each, last = (f"{given.count(word)} {_plural(word, given)}" for word in results.VERDICTS)
-    whole = f"[all {len(given)} statements](../../experiments/results/papers.md)"
+    whole = f"[all {len(given)} claims](../../experiments/results/papers.md)"
     return f"Of {whole} of the paper that we check, {', '.join(each)}, and {last}."
 
 
@@ -117,15 +117,19 @@ def claims(paper: str) -> str:
 
 
 def _join_labels(labels: list[str]) -> str:
-    """Join labels; labels that differ only in their last words share the others."""
-    alike: dict[str, list[str]] = {}
+    """Join labels: "A: x" and "A: y" share the A, and "x with Z" and "x without Z" become "x"."""
+    both = lambda label: {label.replace(" without ", " with "), label}
+    known = set(labels)
+    shared: dict[str, list[str]] = {}
     for label in labels:
-        first, comma, last = label.rpartition(", ")
-        alike.setdefault(first + comma or label, []).append(last)
-    return "; ".join(
-        first + " / ".join(lasts) if first.endswith(", ") else first
-        for first, lasts in alike.items()
-    )
+        twin = label.replace(" with ", " without ")
+        if twin != label and twin in known:
+            continue  # the twin stands for both
+        if len(both(label)) == 2 and both(label) <= known:
+            label = label.partition(" without ")[0]
+        first, colon, last = label.partition(": ")
+        shared.setdefault(first + colon, []).append(last)
+    return "; ".join(first + ", ".join(lasts) for first, lasts in shared.items())
 
 
 def _checked(paper: str, row: dict) -> dict:
@@ -135,7 +139,8 @@ def _checked(paper: str, row: dict) -> dict:
     """
     found: dict = {}
     alike: dict = {}
-    for name, claim, *label in row["checks"]:
+    for name, claim, *rest in row["checks"]:
+        label, unit = rest[:1], rest[1] if len(rest) > 1 else row.get("unit", "")
         given = verdict(paper, name, claim)
         if row.get("together") and given.verdict != UNKNOWN:
             alike.setdefault(given.verdict, []).append((given, *label))
@@ -143,7 +148,7 @@ def _checked(paper: str, row: dict) -> dict:
         if given.verdict == UNKNOWN:
             seen = _cell(reason(experiment(paper, name), given))
         else:
-            seen = measured(given, row.get("unit", ""))
+            seen = measured(given, unit)
         found.setdefault((given.verdict, seen), []).extend(label)
     for word, several in alike.items():
         given, labels = map(list, zip(*several))
@@ -179,11 +184,11 @@ def missing(paper: str) -> str:
     for part in stored(paper).parts():
         for v in part.verdicts:
             if v.whose == "paper" and v.verdict == UNKNOWN:
-                where = part.name if part is not stored(paper) else "of several"
+                where = part.name if part is not stored(paper) else ""
                 why.setdefault(reason(part, v), []).append(where)
     rows = [(_cell(told), len(names), names) for told, names in why.items()]
     open_ = [
-        (part.name or "statements of several figures", int(seeds[1]))
+        (part.name, int(seeds[1]))
         for part in stored(paper).parts()
         for v in part.verdicts
         if v.whose == "paper"
@@ -193,8 +198,11 @@ def missing(paper: str) -> str:
     for number in sorted({n for _, n in open_}):
         names = [name for name, n in open_ if n == number]
         rows.append((f"undecided with {number} seeds", len(names), names))
-    cells = [(told, str(count), _cell(", ".join(dict.fromkeys(of)))) for told, count, of in rows]
-    return _table(("reason", "checks (a statement can have several)", "experiments"), cells)
+    code = lambda name: f"`{name}`" if name else "several together"
+    cells = [
+        (told, str(count), ", ".join(map(code, dict.fromkeys(of)))) for told, count, of in rows
+    ]
+    return _table(("reason", "checks (a claim can have several)", "experiments"), cells)
 
 
 def notes(paper: str) -> str:
@@ -202,18 +210,50 @@ def notes(paper: str) -> str:
     found: dict = {}  # note -> experiments
     for name in _shown(paper):
         for note in experiment(paper, name).notes:
-            if note.split(":", 1)[0] in NOTES and not note.endswith(": nothing"):
-                found.setdefault(note.removeprefix("Note: "), []).append(name)
-    together: dict = {}  # experiments -> notes
-    for note, names in found.items():
-        together.setdefault(", ".join(f"`{name}`" for name in names), []).append(note)
-    return "\n".join(f"- {names}: {_cell('. '.join(of))}." for names, of in together.items())
+            if told := _note(paper, name, note):
+                found.setdefault(told, []).append(name)
+    every = {name for name in _shown(paper) if experiment(paper, name).lines}
+    out = []
+    for (head, sentence), names in found.items():
+        where = ", ".join(f"`{name}`" for name in names)
+        if len(names) > 1 and every <= {*names}:
+            where = "all experiments"
+        out.append(f"- **{head}** ({where}): {_cell(shown(sentence))}.")
+    return "\n".join(out)
 
 
-NOTES = tuple(
-    results.NOTES[key]
-    for key in ("reduced", "differs", "draws", "not_tuned", "note", "at_edge", "stale")
-)
+RULE = "[our rule](index.md#how-rates-and-clip-norms-were-chosen)"
+BEST = " (at the best of its grid)"
+
+
+def _note(paper: str, name: str, note: str) -> tuple[str, str] | None:
+    """Return a heading and a sentence for a note of an experiment; None if pages omit it."""
+    kind, _, text = note.partition(": ")
+    of = results.NOTES
+    if kind == of["at_edge"]:
+        many, lines = len(text.split("; ")), len(experiment(paper, name).lines)
+        return (
+            "Grids",
+            f"the chosen setting of {many} of the {lines} lines is at an end of its grid, so a "
+            "wider grid may change the results",
+        )
+    if kind == of["not_tuned"]:
+        names, _, why = text.rpartition(": ")
+        although = ", although they have the best rate of their grid" if BEST in names else ""
+        names = names.replace(BEST, "")
+        return "Baselines", f"{names} end {why}{although}, so {RULE} marks them as not tuned"
+    if kind == of["draws"]:
+        return None if text == "one for each seed" else ("Data", "all seeds share one draw")
+    if kind in (of["reduced"], of["differs"], of["stale"]):
+        return kind, text
+    return ("Remark", text) if kind == of["note"] else None
+
+
+def shown(text: str) -> str:
+    """Return a sentence of the stored results as pages write it."""
+    for stored_as, words in page_words()["shown"].items():
+        text = text.replace(stored_as, words)
+    return text
 
 
 def _shown(paper: str) -> list:
@@ -232,17 +272,16 @@ def commands(paper: str) -> str:
         one = experiment(paper, name)
         accelerators = sorted({of.device for of in one.lines.values()} - {"", "cpu"})
         facts = (
-            f"{len(one.lines)} lines" if one.lines else "",
-            f"{len(one.seeds)} seeds" if one.seeds else "",
             f"{one.seconds / 3600:.2g} h" if one.seconds else "",
             *(f"partly on {device}" for device in accelerators),
         )
         if one.lines or one.tables:  # not claims on several experiments, nor without data
-            each.append(f"`{name}` ({', '.join(filter(None, facts)) or 'computed'})")
+            hours = ", ".join(filter(None, facts))
+            each.append(f"`{name}`" + (f" ({hours})" if hours else ""))
     return (
-        "The claims above rest on these experiments. A line is one method at one setting. Hours "
-        "are for all seeds, on 2 shared CPU cores if no other device is named. Experiments that "
-        "have runs in common run them once. " + ", ".join(each) + "."
+        "The claims above rest on these experiments. In brackets is the time for all seeds, on 2 "
+        "shared CPU cores if no other device is named. Experiments that have runs in common run "
+        "them once. " + ", ".join(each) + "."
     )
 
 
@@ -276,7 +315,7 @@ def summary() -> str:
 
 def overview() -> str:
     """Return the table of all papers, for the front page."""
-    heads = ["paper", "main claim", "statements", "hold", "contradicted", "not reproduced"]
+    heads = ["paper", "main claim", "claims checked", "hold", "contradicted", "not reproduced"]
     heads += ["undecided", "cannot be checked", "ε claimed → proved"]
     rows = []
     for paper in PAPERS:
@@ -396,7 +435,7 @@ def measured(of: results.Verdict, unit: str) -> str:
     """
     means, count = _means(of)
     if not means:
-        return _cell(_shortened(of.seen)) or "computed"
+        return _cell(shown(_shortened(of.seen))) or "computed"
     below = BELOW_START.search(of.seen)
     informative = f"; informative at {below[1]} of {below[2]}" if below else ""
     return _cell(_listed(means, unit) + informative + count)
@@ -459,10 +498,10 @@ def _cell(text: str) -> str:
 def reason(of: results.Experiment, given: results.Verdict) -> str:
     """Return why a claim cannot be checked."""
     if of.unread:
-        return "no data: " + ", ".join(of.unread)
+        return shown("no data: " + ", ".join(of.unread))
     if re.search(r"not run|(pairs|lines) run", given.seen):
         return "not all of its lines were run"
-    return _shortened(given.seen)
+    return shown(_shortened(given.seen))
 
 
 # --- quotes

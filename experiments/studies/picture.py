@@ -1,6 +1,11 @@
-"""Show a study: a table of its points, its verdicts, and its picture."""
+"""Show a study: a table of its points, its verdicts, and its picture.
+
+python -m experiments.studies.picture NAME ...    # draws experiments/results/study_NAME.png
+                                                  # again, from the stored numbers
+"""
 
 import sys
+from pathlib import Path
 
 from experiments.harness import pictures, results
 from jfl.cli import console
@@ -53,3 +58,18 @@ def picture(path, plan, rows, quick):
     draw = pictures.audits if plan.y == "audit" else pictures.study
     if figure := draw(points, plan.xlabel, title):
         pictures.save(path, figure)
+
+
+def main(names):
+    """Draw the pictures of stored studies again."""
+    for name in names:
+        file = Path(__file__).parents[1] / "results" / f"study_{name}.json"
+        stored = results.read(file)
+        audited = any(p.audited is not None for p in stored.points)
+        draw = pictures.audits if audited else pictures.study
+        if figure := draw(stored.points, stored.xlabel, stored.title):
+            pictures.save(file.with_suffix(".png"), figure)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

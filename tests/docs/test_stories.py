@@ -60,7 +60,7 @@ def test_every_check_of_the_papers_is_counted():
     for paper in stories.PAPERS:
         parts = stories.stored(paper).parts()
         given = list(results.statements(parts).values())
-        assert f"[all {len(given)} statements]" in stories.counts(paper)
+        assert f"[all {len(given)} claims]" in stories.counts(paper)
         open_ = sum(
             v.whose == "paper" and v.verdict == stories.UNKNOWN for p in parts for v in p.verdicts
         )
@@ -146,9 +146,8 @@ def test_checks_of_one_statement_are_told_together(monkeypatch):
 
 
 def test_labels_share_what_they_begin_with():
-    labels = ["MNIST, clients, R1", "Adam", "MNIST, samples, R2", "MNIST, clients, R1 with Lemma 2"]
-    told = stories._join_labels([*labels, "AdaGrad"])
-    assert told == "MNIST, clients, R1 / R1 with Lemma 2; Adam; MNIST, samples, R2; AdaGrad"
+    labels = ["A: x with Z", "A: x without Z", "A: y", "B: x without Z", "Adam", "C: y with Z"]
+    assert stories._join_labels(labels) == "A: x, y; B: x without Z; Adam; C: y with Z"
 
 
 def test_a_mean_distance_from_what_is_printed():

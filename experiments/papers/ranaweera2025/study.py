@@ -341,8 +341,25 @@ def finding(rows):
 TITLES = dict(
     linear="softmax regression, DP-SGD",
     mlp="MLP 784-128-10, DP-SGD",
-    clients="softmax regression, DP-FedAvg with 100 clients",
+    clients="softmax regression, DP-FedAvg, 100 clients",
 )
+
+
+KINDS = dict(prior="prior", unit="prior with bias", proxy="public")
+NAMES = dict(
+    weighted="paper, sound clip (R5)",
+    product="public, 0.25, clip per band",
+    james_stein="isotropic, James-Stein",
+    soft="isotropic, soft threshold",
+)
+
+
+def shown(variant):
+    """Return the name of a variant in the picture."""
+    kind, colon, exponent = variant.partition(":")
+    if colon and kind in KINDS:
+        return f"{KINDS[kind]}, {exponent}"
+    return NAMES.get(variant, variant)
 
 
 def picture(rows, out):
@@ -405,20 +422,20 @@ def picture(rows, out):
         ax.axvline(0, color="k", lw=0.8)
         ax.set(
             title=TITLES[model],
-            xlabel="accuracy above isotropic noise, points",
+            xlabel="accuracy minus that of isotropic noise, points",
             xlim=(-1.12 * limit, limit),
             yticks=range(len(names[model])),
-            yticklabels=names[model],
+            yticklabels=list(map(shown, names[model])),
             ylim=(len(names[model]) - 0.4, -0.6),
         )
         plots.style(ax)
         ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.09))
     page.suptitle(
-        "Equal proved privacy: what a shape of noise and clip gains on isotropic noise, at equal "
-        "seeds, with 95 % "
-        "t-intervals\nprior, unit (bias as a pixel of value 1), proxy (public gradients): noise "
-        "variance as energy "
-        "of a band to this power; weighted: the paper's weights with a sound clip",
+        "Accuracy with shaped noise minus accuracy with isotropic noise, at equal proved ε; bars "
+        "are 95 % intervals, paired over seeds.\n"
+        "The noise variance of a wavelet band is its energy to the power of the number shown. "
+        'Energies are those of natural images (prior; "with bias": the bias counts as one more '
+        "pixel) or measured on public rows (public).",
         fontsize=9,
     )
     save(out, page)
