@@ -1,7 +1,7 @@
 """A run that is killed again and again, and disks that fail: what is measured is in
-experiments/results/endurance.json.
+experiments/results/endurance.json.  Refusals of directories are in runs/test_checkpoint.py.
 
-It is measured anew, in ten minutes on two cores (`--only runs` or `--only checks` is a part), by
+It is measured again, in ten minutes on two cores (`--only runs` or `--only checks` is a part), by
 
     python tests/endurance/test_endurance.py --out experiments/results/endurance.json
 
@@ -15,7 +15,6 @@ directory.
 import argparse
 import collections
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import json
@@ -42,7 +41,7 @@ from jfl.cli import main
 from jfl.core.files import temporary
 from jfl.privacy.guarantees import guarantee
 from jfl.runs import build, config, pictures, record, train
-from jfl.runs.checkpoint import FORMAT, Checkpoints, Journal, environment
+from jfl.runs.checkpoint import Checkpoints, Journal, environment
 
 PLAN = config.Config(
     clients=6,
@@ -70,36 +69,24 @@ NAMES = ("start", *PARTS, "between", "end")
 DONE = "none: it had ended"
 
 
-def _give_up_rights():
-    """Without the rights of root: what a file's mode forbids its owner is forbidden from here on.
-
-    To become another user would also hide what is installed in root's own folders.
-    """
-    version_3, none = 0x20080522, (ctypes.c_uint32 * 6)()
-    if ctypes.CDLL(None, use_errno=True).capset((ctypes.c_uint32 * 2)(version_3, 0), none):
-        raise OSError(ctypes.get_errno(), "capset")
-
-
 class Try:
     """`jfl train` in a process of its own; `seen` is memory shared with it: where it is, and how
     often it was there."""
 
-    def __init__(self, *args, log=None, before=(None, 0, None), rights=True):
+    def __init__(self, *args, log=None, before=(None, 0, None)):
         self.seen = mmap.mmap(-1, 1 + len(NAMES))
         self.errors = tempfile.TemporaryFile()
         self.begun = time.perf_counter()
         self.pid = os.fork()
         if not self.pid:
-            self._child([str(a) for a in args], log, before, rights)
+            self._child([str(a) for a in args], log, before)
 
-    def _child(self, args, log, before, rights):
+    def _child(self, args, log, before):
         code = 99
         try:
             os.setsid()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(self.errors.fileno(), 2)
-            if not rights:
-                _give_up_rights()
             for part, (owner, name) in PARTS.items():
                 setattr(owner, name, self._marked(part, getattr(owner, name), log, before))
             code = main.main(["train", *args])
@@ -195,14 +182,6 @@ def command(folder: Path, out: Path, rounds: int, *more):
     return "--config", path, "--rounds", rounds, "--out", out, *more
 
 
-def straight(folder: Path, rounds: int) -> Path:
-    out = folder / f"straight{rounds}"
-    if not out.exists():
-        code, errors = Try(*command(folder, out, rounds)).wait()
-        assert code == 0, errors
-    return out
-
-
 def check_directory(out: Path):
     """Check what holds after every kill: the last checkpoint is whole and the journal covers it."""
     store = Checkpoints(out)
@@ -211,16 +190,31 @@ def check_directory(out: Path):
         assert store.latest() <= Journal(out).read()["until"]
 
 
+def finish(attempt):
+    """Wait until a try ends well."""
+    code, errors = attempt.wait()
+    assert code == 0, errors
+
+
+def straight(folder: Path, rounds: int) -> Path:
+    out = folder / f"straight{rounds}"
+    if not out.exists():
+        finish(Try(*command(folder, out, rounds)))
+    return out
+
+
+def resumes(folder: Path, out: Path) -> bool:
+    """Return whether a run resumes, and ends as one that was never stopped."""
+    code, _ = Try(*command(folder, out, ROUNDS, "--resume")).wait()
+    return code == 0 and result(out) == result(straight(folder, ROUNDS))
+
+
 def killed(folder: Path, kills: int, seed: int) -> dict:
     """Kill one run at random moments and resume it until it is done."""
     rounds, at_end = 2 * kills // 3, kills // 6
     draw, out, log = random.Random(seed), folder / f"killed{seed}", folder / f"killed{seed}.jsonl"
-    reference, hit, ended, begun = (
-        straight(folder, rounds),
-        collections.Counter(),
-        0,
-        time.perf_counter(),
-    )
+    reference, hit, ended = straight(folder, rounds), collections.Counter(), 0
+    begun = time.perf_counter()
     whole = 3.0  # seconds of a try that is not killed, as seen so far
     while ended < at_end or hit.total() - hit[DONE] < kills:
         last = (Checkpoints(out).latest() or 0) if out.exists() else 0
@@ -236,30 +230,26 @@ def killed(folder: Path, kills: int, seed: int) -> dict:
             part = draw.choice(["journal", "checkpoint", "compute", "compute"])
             if attempt.reach(part, draw.randint(1, 3)):
                 time.sleep(draw.choice([0, 0.002, 0.02, 0.1]) * draw.random())
-        where = attempt.kill()
-        hit[where or DONE] += 1
+        hit[attempt.kill() or DONE] += 1
         whole = 0.9 * whole + 0.1 * attempt.seconds
         check_directory(out)
-    code, errors = Try(*command(folder, out, rounds, "--resume"), log=log).wait()
-    assert code == 0, errors
+    finish(Try(*command(folder, out, rounds, "--resume"), log=log))
     check_directory(out)
-    computed = log.read_text().split()
     run = json.loads((out / "summary.json").read_text())["runs"][0]
+    privacy = run["privacy"][0]
     return dict(
         kills=hit.total() - hit[DONE],
         where=dict(sorted(hit.items())),
         rounds=rounds,
         equal=result(out) == result(reference),
-        computed=len(computed),
-        counted=run["privacy"][0]["epsilon"] == apart(worth, rounds),
-        epsilon=run["privacy"][0]["epsilon"],
-        unit=run["privacy"][0]["unit"],
-        view=run["privacy"][0]["view"],
+        computed=len(log.read_text().split()),
+        counted=privacy["epsilon"] == apart(worth, rounds),
+        **{key: privacy[key] for key in ("epsilon", "unit", "view")},
         seconds=round(time.perf_counter() - begun, 1),
     )
 
 
-# --- disks that fail, directories that do not fit
+# --- disks that fail
 
 ROUNDS = 6
 
@@ -295,19 +285,16 @@ def contents(out: Path) -> dict:
     }
 
 
-def judged(row: dict, code, errors, words) -> dict:
-    """A refusal in the words of the house: one line, where, what was needed, what came."""
+def judged(check: str, tried, words: str, good: bool = True) -> dict:
+    """Judge a refusal: one line that says where, what was expected, what came."""
+    code, errors = tried
     lines = [
         line for line in errors.splitlines() if line.strip() and not line.startswith("jfl train ")
-    ]  # the progress bar
+    ]  # without the progress bar
     message = lines[-1] if lines else ""
-    clear = (
-        len(lines) == 1
-        and message.startswith("jfl train: ")
-        and "expected " in message
-        and ", but got " in message
-    )
-    return row | dict(code=code, clear=clear and words in message, message=message)
+    parts = "expected ", ", but got ", words
+    clear = message.startswith("jfl train: ") and all(part in message for part in parts)
+    return dict(check=check, code=code, clear=clear and len(lines) == 1, message=message, good=good)
 
 
 def full_disks(folder: Path):
@@ -324,29 +311,15 @@ def full_disks(folder: Path):
         with small_disk(folder / f"disk-{part}-{times}") as disk:
             if disk is None:
                 return
-            out = disk / "run"
-            args = command(folder, out, ROUNDS)
-            code, errors = Try(
-                *args, before=(part, times, functools.partial(fill, disk, left))
-            ).wait()
-            row = judged(
-                dict(check=f"disk full, {part} {times}"), code, errors, "No space left on device"
-            )
-            store = Checkpoints(out)
-            good = (
-                store.latest() == kept
-                and (f"round {kept} in" if kept else "checkpoint: none") in errors
-            )
-            good = (
-                good
-                and (kept is None or bool(store.load()))
-                and not [p for p in out.rglob(".*") if temporary(p)]
-            )
+            out, full = disk / "run", functools.partial(fill, disk, left)
+            tried = Try(*command(folder, out, ROUNDS), before=(part, times, full)).wait()
+            store, words = Checkpoints(out), f"round {kept} in" if kept else "checkpoint: none"
+            good = store.latest() == kept and words in tried[1]
+            good = good and (kept is None or bool(store.load()))
+            good = good and not any(map(temporary, out.rglob(".*")))
+            row = judged(f"disk full, {part} {times}", tried, "No space left on device", good)
             (disk / "filler").unlink()
-            code, errors = Try(*args, "--resume").wait()
-            yield row | dict(
-                good=good, resumed=code == 0 and result(out) == result(straight(folder, ROUNDS))
-            )
+            yield row | dict(resumed=resumes(folder, out))
 
 
 def read_only(folder: Path):
@@ -355,128 +328,19 @@ def read_only(folder: Path):
         if disk is None:
             return
         flip = lambda mode: subprocess.run(["mount", "-o", f"remount,{mode}", disk], check=True)
-        out, args = disk / "run", command(folder, disk / "run", ROUNDS, "--resume")
-        code, errors = Try(*command(folder, out, 4)).wait()
-        assert code == 0, errors
+        out, words = disk / "run", "a writable directory"
+        finish(Try(*command(folder, out, 4)))
         before = contents(out)
         flip("ro")
-        again = judged(
-            dict(check="resume on a read-only disk"),
-            *Try(*args).wait(),
-            "a writable directory",
-        )
-        fresh = judged(
-            dict(check="a new run on a read-only disk"),
-            *Try(*command(folder, disk / "new", ROUNDS)).wait(),
-            "a writable directory",
-        )
-        again["good"], fresh["good"] = contents(out) == before, not (disk / "new").exists()
+        again = Try(*command(folder, out, ROUNDS, "--resume")).wait()
+        fresh = Try(*command(folder, disk / "new", ROUNDS)).wait()
+        rows = [
+            judged("resume on a read-only disk", again, words, contents(out) == before),
+            judged("a new run on a read-only disk", fresh, words, not (disk / "new").exists()),
+        ]
         flip("rw")
-        code, errors = Try(*args).wait()
-        resumed = code == 0 and result(out) == result(straight(folder, ROUNDS))
-        yield from (r | dict(resumed=resumed) for r in (again, fresh))
-
-
-def forbidden_directories(folder: Path):
-    """Directories that may not be written.  Root may, until it gives up its rights."""
-    if os.getuid():
-        return
-    with small_disk(folder / "owned") as disk:
-        if disk is None:
-            return
-        os.chmod(folder, 0o755)
-        out = disk / "run"
-        code, errors = Try(*command(folder, out, 4)).wait()
-        assert code == 0, errors
-        before = contents(out)
-        os.chmod(out, 0o555)
-        tried = Try(*command(folder, out, ROUNDS, "--resume"), rights=False).wait()
-        row = judged(dict(check="a directory nobody may write"), *tried, "a writable directory")
-        row["good"] = contents(out) == before
-        os.chmod(out, 0o777)
-        os.chmod(out / "checkpoints", 0o555)
-        os.chmod(out / ".lock", 0o666)
-        tried = Try(*command(folder, out, ROUNDS, "--resume"), rights=False).wait()
-        inner = judged(dict(check="checkpoints nobody may write"), *tried, "Permission denied")
-        inner["good"] = Checkpoints(out).latest() == 4 and "round 4 in" in tried[1]
-        code, errors = Try(*command(folder, out, ROUNDS, "--resume")).wait()
-        resumed = code == 0 and result(out) == result(straight(folder, ROUNDS))
-        yield from (r | dict(resumed=resumed) for r in (row, inner))
-
-
-def misfits(folder: Path):
-    """Directories that are not of this run: nothing in them changes, and as they were they go
-    on."""
-    first = folder / "four"
-    code, errors = Try(*command(folder, first, 4)).wait()
-    assert code == 0, errors
-
-    def changed(path, change):
-        path.write_bytes(change(path.read_bytes()))
-
-    cases = {
-        "a checkpoint of another format": (
-            ("checkpoints/4", lambda b: b.replace(f" {FORMAT} ".encode(), b" 9 ", 1)),
-            (),
-            "format 9",
-        ),
-        "a checkpoint cut short": (("checkpoints/4", lambda b: b[:-100]), (), "cut or damaged"),
-        "a checkpoint with a bit flipped": (
-            ("checkpoints/4", lambda b: b[:-100] + bytes([b[-100] ^ 1]) + b[-99:]),
-            (),
-            "cut or damaged",
-        ),
-        "a journal of another format": (
-            (
-                "journal.json",
-                lambda b: b.replace(f'"format": {FORMAT}'.encode(), b'"format": 9'),
-            ),
-            (),
-            "format 9",
-        ),
-        "a journal with another number": (
-            ("journal.json", lambda b: b.replace(b'"until": 4', b'"until": 3')),
-            (),
-            "digest",
-        ),
-        "a journal cut short": (("journal.json", lambda b: b[:100]), (), "journal"),
-        "another config": (None, ("--lr", "0.123"), "lr"),
-        "fewer rounds than done": (None, ("--rounds", "3"), "rounds"),
-        "a run there, and no --resume": (None, None, "empty or new directory"),
-    }
-    rows, whole = [], contents(first)
-    for name, (change, more, words) in cases.items():
-        if change is not None:
-            changed(first / change[0], change[1])
-        before = contents(first)
-        args = command(folder, first, ROUNDS, *(() if more is None else ("--resume", *more)))
-        rows.append(judged(dict(check=name), *Try(*args).wait(), words))
-        rows[-1]["good"] = contents(first) == before
-        for path, content in whole.items():
-            (first / path).write_bytes(content)
-    code, errors = Try(*command(folder, first, ROUNDS, "--resume")).wait()
-    yield from (
-        r | dict(resumed=code == 0 and result(first) == result(straight(folder, ROUNDS)))
-        for r in rows
-    )
-
-
-def two_at_once(folder: Path):
-    """A second process in the directory of one that runs."""
-    out = folder / "two"
-    first = Try(*command(folder, out, ROUNDS))
-    assert first.reach("compute", 3)
-    os.kill(first.pid, signal.SIGSTOP)
-    before = contents(out)
-    row = judged(
-        dict(check="two processes in one directory"),
-        *Try(*command(folder, out, ROUNDS, "--resume")).wait(),
-        "no other process",
-    )
-    row["good"] = contents(out) == before
-    os.kill(first.pid, signal.SIGCONT)
-    code, errors = first.wait()
-    yield row | dict(resumed=code == 0 and result(out) == result(straight(folder, ROUNDS)))
+        resumed = resumes(folder, out)
+        yield from (row | dict(resumed=resumed) for row in rows)
 
 
 def measure(out: Path, kills: int, seed: int, parts=("runs", "checks")):
@@ -487,7 +351,7 @@ def measure(out: Path, kills: int, seed: int, parts=("runs", "checks")):
     import tyro  # noqa: F401
 
     sklearn.datasets.load_digits()
-    found = dict(title="Kills, full disks and directories that do not fit", runs=[], checks=[])
+    found = dict(title="Kills and disks that fail", runs=[], checks=[])
     if out.exists():
         found |= json.loads(out.read_text())
     with tempfile.TemporaryDirectory() as name:
@@ -498,7 +362,7 @@ def measure(out: Path, kills: int, seed: int, parts=("runs", "checks")):
         if "checks" in parts:
             found["checks"] = [
                 row | dict(message=row["message"].replace(name, ""))
-                for part in (full_disks, read_only, forbidden_directories, misfits, two_at_once)
+                for part in (full_disks, read_only)
                 for row in part(folder)
             ]
     found |= dict(

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 
-from jfl.engine import devices as jfl_mesh
+from jfl.engine import devices
 from jfl.engine.devices import LOST_PROCESS_WORDS
 
 HERE = Path(__file__).parent
-RUN = """--algorithm scaffold --clients 12 --cohort 6 --rounds 24 --steps 2 --batch 8 --noise-multiplier 1.1
---evaluate-every 2""".split()  # noqa: E501
+RUN = "--algorithm scaffold --clients 12 --cohort 6 --rounds 24 --steps 2 --batch 8".split()
+RUN += "--noise-multiplier 1.1 --evaluate-every 2".split()
 
 
 def free_port() -> int:
@@ -70,11 +70,6 @@ def same_as_one(rows):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one():
-    same_as_one(together(2, "scaffold", "states"))
-
-
-@pytest.mark.slow
 def test_processes_with_unequal_memory_run_one_sweep():
     """Blocks of the same points, by what the smaller one has; else each would wait for another
     message."""
@@ -91,23 +86,18 @@ def test_four_processes_are_one():
     same_as_one(together(4, "fedavg", "scaffold", "states"))
 
 
+def begin_together(out, count, *more, **environment):
+    """Begin `jfl train` in several processes."""
+    together = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", count]
+    command = ["-m", "jfl.cli", "train", *RUN, "--out", out, *together, *more]
+    return [begin(*command, "--process", i, **environment) for i in range(count)]
+
+
 def train(out, count=1, *more, cache=None):
-    port, command = free_port(), ["-m", "jfl.cli", "train", *RUN, "--out", out, *more]
     if count == 1:
+        command = ["-m", "jfl.cli", "train", *RUN, "--out", out, *more]
         return [begin(*command, JFL_CACHE_DIR=str(cache))]
-    return [
-        begin(
-            *command,
-            "--coordinator",
-            f"127.0.0.1:{port}",
-            "--processes",
-            count,
-            "--process",
-            i,
-            JFL_CACHE_DIR=str(cache),
-        )
-        for i in range(count)
-    ]
+    return begin_together(out, count, *more, JFL_CACHE_DIR=str(cache))
 
 
 def metrics(out):
@@ -124,26 +114,19 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp
     ((_, error, code),) = ended(train(straight, cache=tmp_path))
     assert code == 0, error[-3000:]
     processes = train(out, 2, cache=tmp_path)
+    kept = lambda: [int(p.name) for p in (out / "checkpoints").glob("[0-9]*")]
     deadline = time.monotonic() + 500
-    while (
-        len(list((out / "checkpoints").glob("[0-9]*")) if (out / "checkpoints").is_dir() else ())
-        < 2
-    ):
+    while len(kept()) < 2:
         assert time.monotonic() < deadline and all(p.poll() is None for p in processes)
         time.sleep(0.05)
     os.killpg(processes[victim].pid, signal.SIGKILL)
     killed = time.monotonic()
     _, error, code = ended([processes[1 - victim]], 100)[0]
-    took = time.monotonic() - killed
-    assert code != 0 and took < 60
-    assert (
-        "gone" in error
-        and "--resume" in error
-        and any(word in error.lower() for word in LOST_PROCESS_WORDS)
-    ), error[-2000:]
-    assert "Traceback" not in error
+    assert code != 0 and time.monotonic() - killed < 60
+    assert "gone" in error and "--resume" in error and "Traceback" not in error, error[-2000:]
+    assert any(word in error.lower() for word in LOST_PROCESS_WORDS), error[-2000:]
     until = json.loads((out / "journal.json").read_text())["until"]
-    done = max(int(p.name) for p in (out / "checkpoints").glob("[0-9]*"))
+    done = max(kept())
     assert not (out / "summary.json").exists()
     codes = ended(train(out, then, "--resume", cache=tmp_path))
     if until > done:  # killed between the journal and the checkpoint
@@ -162,49 +145,33 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp
     "arguments, environment", [(["--lr", "0.2"], {}), ([], dict(PYTHONOPTIMIZE="2"))]
 )
 def test_processes_that_differ_are_refused(tmp_path, arguments, environment):
-    """Also where the config is one, but Python compiles it otherwise: each process would add a
-    noise of its own."""
-    port = free_port()
-    command = [
-        "-m",
-        "jfl.cli",
-        "train",
-        *RUN,
-        "--out",
-        tmp_path / "run",
-        "--coordinator",
-        f"127.0.0.1:{port}",
-        "--processes",
-        2,
-    ]
-    for _, error, code in ended(
-        [
-            begin(*command, "--process", 0),
-            begin(*command, "--process", 1, *arguments, **environment),
-        ]
-    ):
+    """Also where the config is one, but Python compiles it otherwise: each process would add
+    independent noise."""
+    together = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2]
+    command = ["-m", "jfl.cli", "train", *RUN, "--out", tmp_path / "run", *together]
+    one = begin(*command, "--process", 0)
+    other = begin(*command, "--process", 1, *arguments, **environment)
+    for _, error, code in ended([one, other]):
         assert code == 2 and "the same config" in error and "Traceback" not in error, error[-2000:]
     assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+GLOO = "UNKNOWN: Gloo AllGather failed: Read error: Connection reset by peer"
+JaxError = jax.errors.JaxRuntimeError
 
 
 @pytest.mark.parametrize(
     "error, expected",
     [
-        (
-            ValueError("UNKNOWN: Gloo AllGather failed: Read error: Connection reset by peer"),
-            ConnectionError,
-        ),
-        (jax.errors.JaxRuntimeError("UNAVAILABLE: Socket closed"), ConnectionError),
+        (ValueError(GLOO), ConnectionError),
+        (JaxError("UNAVAILABLE: Socket closed"), ConnectionError),
         (ValueError("config: expected a connection, but got none."), ValueError),
-        (
-            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
-            jax.errors.JaxRuntimeError,
-        ),
+        (JaxError("RESOURCE_EXHAUSTED: Out of memory"), JaxError),
     ],
 )
 def test_what_says_that_a_process_is_gone(monkeypatch, error, expected):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(expected) as caught, jfl_mesh.explain_lost_process():
+    with pytest.raises(expected) as caught, devices.explain_lost_process():
         raise error
     assert (caught.value is error) == (expected is type(error))
 
@@ -212,31 +179,15 @@ def test_what_says_that_a_process_is_gone(monkeypatch, error, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["apart", "sweep apart"])
 def test_calls_that_differ_are_refused(name):
-    """Of jfl.simulate and jfl.sweep, by a script that gives each process a seed of its own."""
-    port = free_port()
+    """Of jfl.simulate and jfl.sweep, by a script that gives each process another seed."""
+    port, words = free_port(), "expected the same config, data and versions in all processes"
     for _, error, code in ended([begin(HERE / "on_hosts.py", 2, i, port, name) for i in range(2)]):
-        assert (
-            code == 1 and "expected the same config, data and versions in all processes" in error
-        ), error[-2000:]
+        assert code == 1 and words in error, error[-2000:]
 
 
 @pytest.mark.slow
 def test_what_the_first_process_refuses_all_refuse(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    port = free_port()
-    command = [
-        "-m",
-        "jfl.cli",
-        "train",
-        *RUN,
-        "--out",
-        tmp_path,
-        "--coordinator",
-        f"127.0.0.1:{port}",
-        "--processes",
-        2,
-    ]
-    for _, error, code in ended([begin(*command, "--process", i) for i in range(2)]):
-        assert code == 2 and "an empty or new directory" in error and "Traceback" not in error, (
-            error[-2000:]
-        )
+    words = "an empty or new directory"
+    for _, error, code in ended(begin_together(tmp_path, 2)):
+        assert code == 2 and words in error and "Traceback" not in error, error[-2000:]

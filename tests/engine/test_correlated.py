@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.problems import flat, make_federation, squared, start_params
+from helpers.problems import close, flat, make_federation, on_host, squared, start_params
 from jfl.kernels.normals import normals
 
 import jfl
@@ -17,7 +17,6 @@ from jfl.core.random_streams import Stream
 from jfl.core.records import Mechanism
 from jfl.engine import round as rounds_of
 from jfl.privacy.mechanisms import chain as mech
-from jfl.privacy.mechanisms import correlated as correlated_noise
 from jfl.privacy.mechanisms.strategies import (
     banded_toeplitz,
     blt,
@@ -53,22 +52,15 @@ def strategy(name):
     return STRATEGIES[name]()
 
 
-def plan(name, z=1.5, sampler=None, lr=0.3, made=None, **options):
-    made = strategy(name) if made is None else made
-    release = jfl.chain(
-        jfl.clip_l2(0.8), jfl.total(), jfl.correlated(z, made), jfl.divide(float(C))
-    )
+def plan(name, z=1.5, sampler=None, lr=0.3, made=None, fed=None, site="release", **options):
+    noise = jfl.correlated(z, strategy(name) if made is None else made)
+    mean = [jfl.divide(float(C))] if site == "release" else []
+    chain = jfl.chain(jfl.clip_l2(0.8), jfl.total(), noise, *mean)
     alg = jfl.algorithms.fedavg(
         jfl.grad(squared), lr=lr, steps=2, batch=jfl.batches.without_replacement(3)
     )
-    return jfl.plan(
-        make_federation(),
-        jfl.task(start_params(), squared),
-        alg,
-        sampler or jfl.sampling.full(C),
-        release=release,
-        **options,
-    )
+    task, fed = jfl.task(start_params(), squared), fed or make_federation()
+    return jfl.plan(fed, task, alg, sampler or jfl.sampling.full(C), **{site: chain}, **options)
 
 
 def models(plan, count=ROUNDS, run=None):
@@ -108,100 +100,50 @@ def test_rounds_add_the_noise_of_a_loop_in_numpy(name):
     np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 
-@pytest.mark.slow
-def test_identity_is_gaussian_noise():
-    one = plan("identity")
-    stages = [jfl.gaussian(1.5) if s.role == "noise" else s for s in one.release.stages]
-    other = dataclasses.replace(one, release=jfl.chain(*stages, adjacency="replace_one"))
-    # What computed normals cannot reach is charged for the shift of the whole run, not of a round.
-    mine, independent = (jfl.guarantee(p, 5).epsilon for p in (one, other))
-    assert independent <= mine <= independent * (1 + 1e-9)
-    same = identity.noise_identity(one)
-    run = dataclasses.replace(jfl.init(KEY, other), plan_identity=jnp.asarray(same))
-    mine = jfl.init(KEY, one)
-    noise = rounds_of.run_noise_key(rounds_of.enter_plan(run, same))
-    for _ in range(3):
-        run, _ = rounds_of.advance(run, other, noise)
-        mine, _ = rounds_of.advance(mine, one, noise)
-    np.testing.assert_array_equal(flat(mine.server.params), flat(run.server.params))
-
-
-def covariance(name, seeds, made=None):
-    """Of what rounds release, from many runs that do not learn; and how many numbers it is of."""
-    still = plan(name, lr=1e-30, made=made)
-
-    @jax.jit
-    @jax.vmap
-    def moved(key):
-        run = jfl.init(key, still)
-        run = rounds_of.enter_plan(run, words)
-        noise = rounds_of.run_noise_key(run)
-
-        def one(run, _):
-            before = run.server.params
-            run, _ = rounds_of.advance(run, still, noise)
-            gone = jax.tree.map(jnp.subtract, run.server.params, before)
-            return run, jnp.concatenate([jnp.ravel(x) for x in jax.tree.leaves(gone)])
-
-        return jax.lax.scan(one, run, None, length=ROUNDS)[1]
-
-    words = identity.noise_identity(still)
-    seen = np.asarray(moved(jax.random.split(KEY, seeds)), np.float64) / (1.5 * 2 * 0.8 / C)
-    columns = np.moveaxis(seen, 1, -1).reshape(-1, ROUNDS)
-    return columns.T @ columns / len(columns), len(columns)
-
-
-def surprise(found, wanted, count):
-    """The largest deviation of a covariance, in standard deviations."""
-    size = np.sqrt((np.outer(np.diag(wanted), np.diag(wanted)) + wanted**2) / count)
-    return (np.abs(found - wanted) / size).max()
-
-
-# 45 numbers, normal to within a hundredth: beyond 6.3 deviations once in 1e8 tests
-BEYOND = 6.3
-
-
-@pytest.mark.parametrize("name", OFTEN)
-def test_the_noise_has_the_covariance_of_its_strategy(name):
-    found, count = covariance(name, 3000)
-    noising = strategy(name).noising()
-    assert surprise(found, noising @ noising.T, count) < BEYOND
-    # and noise of another strategy would be seen, such as independent noise
-    other = strategy("identity" if name != "identity" else "blt").noising()
-    assert surprise(found, other @ other.T, count) > 2 * BEYOND
-
-
 # --- however it is cut
 
 
 @pytest.mark.parametrize("name", OFTEN)
 def test_a_run_in_parts_and_in_chunks_is_the_run(name):
-    whole = jfl.simulate(KEY, plan(name, chunk=C), ROUNDS).run
-    part = jfl.simulate(KEY, plan(name, chunk=C), 4).run
-    again = jfl.simulate(KEY, plan(name, chunk=C), ROUNDS - 4, start=part).run
-    np.testing.assert_array_equal(flat(again.server.params), flat(whole.server.params))
-    chunked = jfl.simulate(KEY, plan(name, chunk=2), ROUNDS).run
-    np.testing.assert_allclose(flat(chunked.server.params), flat(whole.server.params), atol=2e-6)
+    whole, chunked = plan(name, chunk=C), plan(name, chunk=2)
+    same_run_in_parts(whole, chunked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_uploads_in_parts_and_in_chunks_are_the_run(chunk):
+    few = jfl.sampling.without_replacement(C, 4)
+    whole = plan("", made=inverse_banded(ROUNDS, 3), sampler=few, site="upload")
+    same_run_in_parts(whole, dataclasses.replace(whole, chunk=chunk))
+
+
+def same_run_in_parts(whole, chunked):
+    params = lambda run: flat(run.server.params)
+    straight = params(jfl.simulate(KEY, whole, ROUNDS).run)
+    part = jfl.simulate(KEY, whole, 4).run
+    resumed = jfl.simulate(KEY, whole, ROUNDS - 4, start=part).run
+    np.testing.assert_array_equal(params(resumed), straight)
+    again = params(jfl.simulate(KEY, chunked, ROUNDS).run)
+    np.testing.assert_allclose(again, straight, atol=2e-6)
+    assert np.isfinite(straight).all()
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ("banded", "epochs"),
-        pytest.param(("square root", "inverse"), marks=pytest.mark.slow),
-        pytest.param(("blt", "max"), marks=pytest.mark.slow),
-    ],
+    "pair",
+    ["workloads", pytest.param("full", marks=pytest.mark.slow)]
+    + [pytest.param("blt", marks=pytest.mark.slow)],
 )
-def test_a_sweep_over_strategies_is_one_program_and_its_runs(names):
-    made = {
-        "square root": lambda: square_root(ROUNDS),
-        "inverse": lambda: inverse_banded(ROUNDS, ROUNDS, participations=3, separation=3),
-        "banded": lambda: strategy("banded"),
-        "epochs": lambda: banded_toeplitz(ROUNDS, 3, workload=np.linspace(1, 2, ROUNDS)),
-        "blt": lambda: strategy("blt"),
-        "max": lambda: blt(ROUNDS, 2, error="max"),
-    }
-    both = [dataclasses.replace(made[n](), separation=1) for n in names]
+def test_a_sweep_over_strategies_is_one_program_and_its_runs(pair):
+    far = dict(participations=3, separation=3)
+    made = dict(
+        full=lambda: [square_root(ROUNDS), inverse_banded(ROUNDS, ROUNDS, **far)],
+        workloads=lambda: [
+            strategy("banded"),
+            banded_toeplitz(ROUNDS, 3, workload=np.linspace(1, 2, ROUNDS)),
+        ],
+        blt=lambda: [strategy("blt"), blt(ROUNDS, 2, error="max")],
+    )[pair]()
+    both = [dataclasses.replace(one, separation=1) for one in made]
     assert jax.tree.structure(both[0]) == jax.tree.structure(both[1])
     make = lambda which: plan("", made=both[which])
     out = jfl.sweep(make, which=[0, 1], rounds=ROUNDS, seed=5)
@@ -238,123 +180,87 @@ def test_another_plan_begins_a_factorisation_of_its_own(name):
 
 @pytest.mark.slow
 def test_a_population_on_the_host_and_algorithms_that_send_more_than_a_model():
-    """What is held has the shapes of what clients send."""
-    alg = jfl.algorithms.scaffold(
-        jfl.grad(squared), lr=0.1, steps=2, batch=jfl.batches.without_replacement(3)
-    )
-    sums = dataclasses.replace(plan("banded"), algorithm=alg)
-    held = jfl.init(KEY, sums).mechanism.held
+    """State of the noise has the shapes of uploads."""
+    alg = jfl.algorithms.scaffold(jfl.grad(squared), batch=jfl.batches.without_replacement(3))
+    held = jfl.init(KEY, dataclasses.replace(plan("banded"), algorithm=alg)).mechanism.held
     assert sum(x[0].size for x in jax.tree.leaves(held)) == 2 * 4  # of the model and its control
-    fed = make_federation()
-    owned = np.concatenate([np.asarray(fed.index[c, :n]) for c, n in enumerate(fed.size)])
-    x, y = (np.asarray(v)[owned] for v in (fed.x, fed.y))
-    many = jfl.population(
-        (x, (y > 0).astype(int)),
-        sizes=fed.size.tolist(),
-        test=(fed.x_test, (fed.y_test > 0).astype(int)),
-    )
-    alg = plan("blt").algorithm
-    hosted = jfl.plan(
-        many,
-        jfl.task(start_params(), squared),
-        alg,
-        jfl.sampling.full(C),
-        release=plan("blt").release,
-    )
-    out = jfl.simulate(KEY, hosted, ROUNDS)
-    assert np.isfinite(flat(out.params)).all()
+    near, far = (plan("blt", fed=fed) for fed in (make_federation(), on_host(make_federation())))
+    close(jfl.simulate(KEY, near, ROUNDS).params, jfl.simulate(KEY, far, ROUNDS).params)
+
+
+ONCE = "the same in every round, with correlated noise"
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(site="upload"), "a strategy that regenerates earlier noise for uploads"),
+        (dict(site="rows"), "correlated noise in release or upload only, but got it in private_gr"),
+        (dict(clip=jfl.clip_adaptive(1.0, C)), ONCE),
+        (dict(clip=jfl.clip_l2(jfl.schedules.exponential(1.0, 0.9, 5))), ONCE),
+        (dict(weights=lambda r: jnp.ones(C) + jnp.arange(C) * (r % 2)), ONCE),
+    ],
+)
+def test_noise_that_would_lie_is_refused(options, words):
+    options = dict(options)
+    site, clip = options.pop("site", "release"), options.pop("clip", jfl.clip_l2(0.8))
+    noise = jfl.correlated(1.0, strategy("blt"))
+    chained = jfl.chain(clip, jfl.total(), noise, jfl.divide(4.0))
+    grad = jfl.private_grad(squared, chained) if site == "rows" else jfl.grad(squared)
+    alg = jfl.algorithms.fedavg(grad, batch=jfl.batches.without_replacement(3))
+    if site != "rows":
+        options[site] = chained
+    task = jfl.task(start_params(), squared)
+    with pytest.raises(ValueError, match=words):
+        jfl.plan(make_federation(), task, alg, jfl.sampling.full(C), **options)
+
+
+def test_a_release_on_its_own_has_no_correlated_noise():
+    contribution = jax.tree.map(lambda x: x[None], start_params())
+    with pytest.raises(ValueError, match="a release on its own"):
+        mech.release(plan("tree").release, KEY, (), contribution, jnp.ones(1))
 
 
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (dict(upload=True), "a strategy that regenerates earlier noise for uploads"),
-        (
-            dict(private=True),
-            "correlated noise in release or upload only, but got it in private_grad",
-        ),
-        (dict(adaptive=True), "the same in every round, with correlated noise"),
-        (dict(scheduled=True), "the same in every round, with correlated noise"),
-        (dict(weights=True), "the same in every round, with correlated noise"),
-    ],
-)
-def test_noise_that_would_lie_is_refused(change, words):
-    noise = jfl.correlated(1.0, strategy("blt"))
-    clip = jfl.clip_l2(0.8)
-    if "adaptive" in change:
-        clip = jfl.clip_adaptive(1.0, C)
-    if "scheduled" in change:
-        clip = jfl.clip_l2(jfl.schedules.exponential(1.0, 0.9, 5))
-    chained = jfl.chain(clip, jfl.total(), noise, jfl.divide(4.0))
-    grad = jfl.private_grad(squared, chained) if "private" in change else jfl.grad(squared)
-    alg = jfl.algorithms.fedavg(grad, lr=0.1, steps=1, batch=jfl.batches.without_replacement(3))
-    options = dict(upload=chained) if "upload" in change else dict(release=chained)
-    if "private" in change:
-        options = {}
-    if "weights" in change:
-        options["weights"] = lambda r: jnp.ones(C) + jnp.arange(C) * (r % 2)
-    with pytest.raises(ValueError, match=words):
-        jfl.plan(
-            make_federation(),
-            jfl.task(start_params(), squared),
-            alg,
-            jfl.sampling.full(C),
-            **options,
-        )
-
-
 @pytest.mark.slow
 def test_more_rounds_than_the_strategy_covers_are_refused_and_would_be_nan():
-    with pytest.raises(ValueError, match="at most the 9 rounds of the strategy"):
-        jfl.simulate(KEY, plan("tree"), ROUNDS + 1)
-    with pytest.raises(ValueError, match="at most the 9 rounds of the strategy"):
-        jfl.guarantee(plan("tree"), ROUNDS + 1)
-    part = jfl.simulate(KEY, plan("tree"), 4).run
-    with pytest.raises(ValueError, match="at most the 9 rounds of the strategy"):
-        jfl.simulate(KEY, plan("tree"), 6, start=part)
+    tree, words = plan("tree"), "at most the 9 rounds of the strategy"
+    part = jfl.simulate(KEY, tree, 4).run
+    for call in (
+        lambda: jfl.simulate(KEY, tree, ROUNDS + 1),
+        lambda: jfl.guarantee(tree, ROUNDS + 1),
+        lambda: jfl.simulate(KEY, tree, 6, start=part),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
     for name in KINDS:
         found, run = models(plan(name), ROUNDS + 1)
         assert np.isfinite(found[:-1]).all() and np.isnan(found[-1]).all()
         assert int(run.health.nonfinite) == 1
 
 
-def test_a_release_on_its_own_has_no_correlated_noise():
-    chained = plan("tree").release
-    with pytest.raises(ValueError, match="a release on its own"):
-        jfl.privacy.mechanisms.chain.release(
-            chained, KEY, (), jax.tree.map(lambda x: x[None], start_params()), jnp.ones(1)
-        )
-    assert correlated_noise.strategy_of(chained) is strategy("tree")
-
-
-@pytest.mark.by_default("tree", "inverse banded")
-@pytest.mark.parametrize("name", ["tree", "restarted", "inverse banded", "square root"])
+@pytest.mark.by_default("inverse banded")
+@pytest.mark.parametrize("name", ["tree", "inverse banded", "square root"])
 def test_each_client_has_a_series_of_its_own(name):
     """Uploads without a signal over all rounds: the noise of a client has the covariance of the
     strategy, and that of two clients none; a test of 400 runs each, false alarms in 1e6."""
-    made = STRATEGIES[name]()
-    clients, runs = 3, 400
-    chain_ = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.correlated(1.0, made))
+    made, clients, runs = strategy(name), 3, 400
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.correlated(1.0, made))
+    chain = Mechanism(chain.stages, "zero_out")
 
-    def uploads(key):
-        def of(client, round_):
-            address = lambda i: jax.random.fold_in(jax.random.fold_in(key, i), client)
-            release = mech.release_one(
-                Mechanism(chain_.stages, "zero_out"),
-                address(round_),
-                jnp.zeros(2),
-                series=(address, round_),
-            )[0]
-            return release
+    def upload(key, client, round_):
+        address = lambda i: jax.random.fold_in(jax.random.fold_in(key, i), client)
+        series = address, round_
+        return mech.release_one(chain, address(round_), jnp.zeros(2), series=series)[0]
 
-        each = jax.vmap(of, (None, 0))
-        return jax.vmap(each, (0, None))(jnp.arange(clients), jnp.arange(ROUNDS))
-
-    drawn = jax.jit(jax.vmap(uploads))(jax.random.split(KEY, runs))  # [runs, clients, rounds, 2]
-    seen = np.asarray(drawn, np.float64).transpose(0, 3, 1, 2).reshape(2 * runs, clients, ROUNDS)
+    of_clients = jax.vmap(upload, (None, 0, None))
+    of_rounds = jax.vmap(of_clients, (None, None, 0))
+    of_runs = jax.jit(jax.vmap(of_rounds, (0, None, None)))
+    drawn = of_runs(jax.random.split(KEY, runs), jnp.arange(clients), jnp.arange(ROUNDS))
+    # [runs, rounds, clients, 2] -> [samples, clients, rounds]
+    seen = np.asarray(drawn, np.float64).transpose(0, 3, 2, 1).reshape(2 * runs, clients, ROUNDS)
     noising = made.noising()
     exact = noising @ noising.T
     scale = np.sqrt(np.outer(np.diag(exact), np.diag(exact)) / (2 * runs))
@@ -365,24 +271,3 @@ def test_each_client_has_a_series_of_its_own(name):
         assert np.abs(other / scale).max() < 7
     if name != "tree":  # the half that must fail: noise of the round alone
         assert np.abs((np.diag(np.diag(exact)) - exact) / scale).max() > 7
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 2])
-def test_uploads_train_with_noise_that_goes_on(chunk):
-    """The same in runs that go on, and in chunks."""
-    fed, task = make_federation(), jfl.task(start_params(), squared)
-    algorithm = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=2, batch=jfl.batches.full())
-    noise = jfl.correlated(0.05, jfl.strategies.inverse_banded(6, 3))
-    chain_ = jfl.chain(jfl.clip_l2(1.0), jfl.total(), noise)
-    sampler = jfl.sampling.without_replacement(C, 4)
-    one = jfl.plan(fed, task, algorithm, sampler, upload=chain_)
-    whole = jax.tree.leaves(jfl.simulate(KEY, one, 6).params)
-    begun = jfl.simulate(KEY, one, 2)
-    rest = jax.tree.leaves(jfl.simulate(KEY, one, 4, start=begun.run).params)
-    other = dataclasses.replace(one, chunk=chunk)
-    again = jax.tree.leaves(jfl.simulate(KEY, other, 6).params)
-    for a, b, c in zip(whole, rest, again):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_allclose(a, c, atol=2e-6)
-    assert np.isfinite(np.concatenate([np.ravel(x) for x in whole])).all()

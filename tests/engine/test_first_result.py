@@ -10,10 +10,9 @@ from jfl.privacy.accountants import rdp
 
 
 def draws(key):
-    """What jax.random makes of a key, in all ways that jfl uses."""
+    """Return what jax.random makes of a key, in all ways that jfl uses."""
     data = jax.random.key_data
     return (
-        data(jax.random.fold_in(key, 7)),
         data(jax.random.fold_in(key, 2**32 - 1)),
         data(jax.random.split(key, (3, 2))),
         jax.random.bits(key, (5, 3)),
@@ -21,44 +20,36 @@ def draws(key):
         jax.random.bits(key, (0,)),
         jax.random.normal(key, (7,)),
         jax.random.randint(key, (9,), 0, 1000),
-        jax.random.uniform(key),
         jax.random.permutation(key, 11),
     )
 
 
-IN_A_PROGRAM = jax.jit(draws), jax.jit(jax.vmap(jax.vmap(draws)))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
-def test_a_compact_key_is_the_same_key(seed):
+def test_a_compact_key_is_the_same_key():
     """Bit for bit jax's threefry: alone, in a program, under vmap of one axis and of two."""
-    key = jax.random.key(seed)
-    one, two = IN_A_PROGRAM
-    keys = jax.random.split(key, (2, 3))
-    for run, plain in ((draws, key), (one, key), (two, keys)):
-        for ours, theirs in zip(run(as_kernel_key(plain)), draws_of(plain), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
-def draws_of(keys):
-    """`draws` with jax's own generator."""
-    return draws(keys) if keys.ndim == 0 else jax.vmap(jax.vmap(draws))(keys)
+    key = jax.random.key(2**31 - 1)
+    keys, mapped = jax.random.split(key, (2, 3)), jax.vmap(jax.vmap(draws))
+    for run, plain, theirs in (
+        (draws, key, draws(key)),
+        (jax.jit(draws), key, draws(key)),
+        (jax.jit(mapped), keys, mapped(keys)),
+    ):
+        for ours, wanted in zip(run(as_kernel_key(plain)), theirs, strict=True):
+            np.testing.assert_array_equal(ours, wanted)
 
 
 def test_a_compact_key_under_mixed_axes():
     """One key with many numbers, and many keys with one number."""
     key = jax.random.key(3)
     keys, numbers = jax.random.split(key, 4), np.arange(4)
-    data = jax.random.key_data
-    child = jax.random.fold_in
+    data, child = jax.random.key_data, jax.random.fold_in
     for axes, args in (((None, 0), (key, numbers)), ((0, None), (keys, 5))):
         ours = jax.jit(jax.vmap(child, axes))(as_kernel_key(args[0]), args[1])
         np.testing.assert_array_equal(data(ours), data(jax.vmap(child, axes)(*args)))
 
 
 @pytest.mark.by_default("0", "16", "129")
-@pytest.mark.parametrize("count", [0, 15, 16, 17, 128, 129, 1024, 1025])
+@pytest.mark.parametrize("count", [0, 15, 16, 17, 128, 129, 1025])
 def test_draws_around_the_lengths_of_rows(count):
     """On a CPU blocks are computed in rows of a few lengths."""
     key = jax.random.key(5)
@@ -66,40 +57,33 @@ def test_draws_around_the_lengths_of_rows(count):
         np.testing.assert_array_equal(draw(as_kernel_key(key), (count,)), draw(key, (count,)))
 
 
-def _child_and_draws(data):
-    child = jax.random.fold_in(as_kernel_key(jax.random.wrap_key_data(data)), 3)
-    return jax.random.bits(child, (5,))
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_keys_of_each_device(check_vma):
+    mesh, spec = jax.sharding.Mesh(jax.devices()[:1], "clients"), jax.P("clients")
+    data = jax.random.key_data(jax.random.split(jax.random.key(3), 7))
+
+    def child_and_draws(data):
+        child = jax.random.fold_in(as_kernel_key(jax.random.wrap_key_data(data)), 3)
+        return jax.random.bits(child, (5,))
+
+    draw = jax.vmap(child_and_draws)
+    shared = jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
+    np.testing.assert_array_equal(jax.jit(shared)(data), draw(data))
 
 
 def test_draws_of_a_number_of_keys_that_an_exported_program_leaves_open():
-    """Draws alone: children of such keys are more than `jax.export` refines."""
-    (number,) = jax.export.symbolic_shape("n")
     draw = jax.vmap(
         lambda data: jax.random.bits(as_kernel_key(jax.random.wrap_key_data(data)), (5,))
     )
-    shape = jax.ShapeDtypeStruct((number, 2), np.uint32)
+    (number,) = jax.export.symbolic_shape("n")
+    exported = jax.export.export(jax.jit(draw))(jax.ShapeDtypeStruct((number, 2), np.uint32))
     data = jax.random.key_data(jax.random.split(jax.random.key(3), 7))
-    np.testing.assert_array_equal(jax.export.export(jax.jit(draw))(shape).call(data), draw(data))
-
-
-@pytest.mark.parametrize("check_vma", [False, True])
-def test_keys_of_each_device(check_vma):
-    mesh, spec = jax.sharding.Mesh(jax.devices()[:1], "clients"), jax.sharding.PartitionSpec
-    data = jax.random.key_data(jax.random.split(jax.random.key(3), 7))
-    draw = jax.vmap(_child_and_draws)
-    shared = jax.shard_map(
-        draw, mesh=mesh, in_specs=spec("clients"), out_specs=spec("clients"), check_vma=check_vma
-    )
-    np.testing.assert_array_equal(jax.jit(shared)(data), draw(data))
+    np.testing.assert_array_equal(exported.call(data), draw(data))
 
 
 def test_keys_of_other_types_stay():
     key = jax.random.key(0, impl="rbg")
     assert as_kernel_key(key) is key
-    assert (
-        as_kernel_key(as_kernel_key(jax.random.key(0))).dtype
-        == as_kernel_key(jax.random.key(0)).dtype
-    )
 
 
 def test_epsilon_on_the_host_is_that_of_the_program():

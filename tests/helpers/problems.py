@@ -155,3 +155,11 @@ def on_host(fed, path=None):
         test=(np.asarray(fed.x_test), np.asarray(fed.y_test)),
         classes=fed.classes,
     )
+
+
+def noisy_plan(name, fed, task, *, lr=0.1, z=0.7, sampler=None, batch=None, **options):
+    """A plan with noise at both ends and Poisson cohorts: everything that could go wrong is in
+    it."""
+    algorithm = make_algorithm(name, noisy_grad(), lr=lr, batch=batch)
+    sampler = sampler or jfl.sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS)
+    return jfl.plan(fed, task, algorithm, sampler, release=noisy_release(z=z), **options)
