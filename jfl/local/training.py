@@ -14,6 +14,7 @@ from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
 from ..sampling.batches import draw_slots, gather
 from ..sampling.uniform import MAX_FLOYD_SIZE
+from ..verify import marks
 
 # The batches of all steps are drawn in one call of the generator, which is faster, if they have at
 # most this many rows in all.
@@ -249,11 +250,16 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     zeros = Diagnostics(
         *(jnp.zeros((), dtype) for dtype in (jnp.float32, jnp.float32, jnp.int32, jnp.int32))
     )
+    start = params, state, pytrees.zeros_like(params), zeros
+    params, own_state, mean, zeros = marks.copy_per_client(start, rows.size)
+    # Integers of an optimizer count steps, and are equal for all clients.
+    is_count = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.integer)
+    state = jax.tree.map(lambda x, own: x if is_count(x) else own, state, own_state)
     numbers = jnp.arange(work.steps)
     drawn = jax.vmap(draw)(first + numbers) if draws_at_once else None
     with jax.named_scope("local_steps"):
         (trained, _, mean, total), rates = jax.lax.scan(
-            step, (params, state, pytrees.zeros_like(params), zeros), (numbers, drawn)
+            step, (params, state, mean, zeros), (numbers, drawn)
         )
     return trained, mean, rates.sum(), total
 

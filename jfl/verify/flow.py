@@ -520,5 +520,6 @@ MOVES = {
 RULES = {
     "scan": Flow.scan,
     "cond": Flow.cond,
+    "jfl_copy": lambda flow, equation, operands, place: operands[: equation.params["n"]],
     **dict.fromkeys(MARKS, Flow.mark),
 }

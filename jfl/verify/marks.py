@@ -64,6 +64,7 @@ example_p = _define("jfl_example")  # a batch whose rows are used separately
 batch_p = _define("jfl_batch")  # rows that were read from a client's rows
 slots_p = _define("jfl_slots")  # the slots that a batch sampler drew
 key_p = _define("jfl_noise_key")  # the key from which a mechanism draws its noise
+copy_p = _define("jfl_copy")  # no event: see `copy_per_client`
 
 
 def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
@@ -79,6 +80,38 @@ def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
     if not leaves:
         return value
     return treedef.unflatten(primitive.bind(*leaves, *of, n=len(leaves), batch=(), **params))
+
+
+def copy_per_client(value: Tree, of_client: Array) -> Tree:
+    """Return `value`; under a vmap over clients, each client gets its own copy.
+
+    All clients begin with the same model, and each has its own after one step.  A vmap over clients
+    finds this out by batching the loop of steps a second time, which takes seconds for a large
+    model.  With copies before the loop, it batches the loop once.
+
+    Args:
+        value: a pytree of arrays, which a loop changes.
+        of_client: an array that differs between clients.
+    """
+    return _bind(copy_p, value, of_client)
+
+
+def _copy_under_vmap(
+    operands: Sequence[Any], dims: Sequence[int | None], *, n: int, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    *values, of_client = operands
+    if dims[n] is None:
+        return copy_p.bind(*operands, n=n, **params), list(dims[:n])
+    size = of_client.shape[dims[n]]
+    copies = [
+        jnp.broadcast_to(x, (size, *jnp.shape(x))) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(values, dims)
+    ]
+    of_client = jnp.moveaxis(of_client, dims[n], 0)
+    return copy_p.bind(*copies, of_client, n=n, **params), [0] * n
+
+
+batching.primitive_batchers[copy_p] = _copy_under_vmap
 
 
 def noise_key(key: Key) -> Key:

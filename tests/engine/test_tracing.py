@@ -1,7 +1,11 @@
 """How often a model is traced: each trace of a real model takes seconds."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import jax.test_util
+import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -47,9 +51,15 @@ def counting_task(fed, kind):
     return jfl.models.functions(fed, lambda key: jnp.zeros((3, 3)), counting_function)
 
 
-@pytest.mark.parametrize("kind", ["linen", "nnx", "functions"])
-@pytest.mark.parametrize("private", [True, False])
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    "kind, private, algorithm",
+    [
+        ("linen", True, "fedavg"),
+        ("linen", False, "scaffold"),
+        ("nnx", True, "scaffold"),
+        ("functions", True, "fedavg"),
+    ],
+)
 def test_a_model_is_traced_once(kind, private, algorithm):
     """Each trace of a large model takes seconds.  Training and evaluation may differ, and nnx is
     looked into in both modes; a plan, its guarantee, a run, a sweep and another rate add none."""
@@ -73,3 +83,48 @@ def test_a_model_is_traced_once(kind, private, algorithm):
     jfl.simulate(jax.random.key(0), plan_of_rate(0.2), 2)
     jfl.sweep(plan_of_rate, rounds=2, lr=[0.1, 0.3])
     assert len(CALLS) - made <= 2
+
+
+@jax.custom_batching.custom_vmap
+def count_batching(x):
+    return x
+
+
+@count_batching.def_vmap
+def count_batching_rule(size, batched, x):
+    CALLS.append(size)
+    return count_batching(x), batched[0]
+
+
+@jfl.named("tests.counting_sgd")
+def counting_sgd(lr):
+    def update(gradient, state, params):
+        return jax.tree.map(lambda g: -lr * count_batching(g), gradient), state
+
+    return optax.GradientTransformation(lambda params: (), update)
+
+
+def test_a_local_step_is_batched_over_clients_once(fed, task):
+    """Without the copies of `marks.copy_per_client`, JAX batches the loop of steps twice."""
+    algorithm = jfl.algorithms.fedavg(
+        jfl.grad(task.loss), steps=2, batch=jfl.batches.full(), optimizer=counting_sgd
+    )
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+    run = jfl.init(jax.random.key(0), plan)
+    CALLS.clear()
+    jax.eval_shape(jfl.run_round, run, plan)
+    assert CALLS == [CLIENTS] * len(jax.tree.leaves(run.server.params))
+
+
+def test_a_round_can_be_differentiated(fed, task):
+    """Derivatives by the server's model pass through the copies of the clients."""
+    algorithm = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=2, batch=jfl.batches.full())
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+    run = jfl.init(jax.random.key(0), plan)
+
+    def size_after_a_round(params):
+        server = dataclasses.replace(run.server, params=params)
+        after, _ = jfl.run_round(dataclasses.replace(run, server=server), plan)
+        return sum((x**2).sum() for x in jax.tree.leaves(after.server.params))
+
+    jax.test_util.check_grads(size_after_a_round, (run.server.params,), order=1, rtol=1e-2)
