@@ -12,12 +12,13 @@ import numpy as np
 
 from jfl.report import plots
 from jfl.runs import tables
+from jfl.runs.pictures import PALETTE
 
 from . import results
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 DRAWN = 1  # count it up where the drawing itself changes
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
+COLOURS = (*(PALETTE[i] for i in (1, 3, 5, 6, 4, 2)), "#555555")
 MARKS = "osD^vP*"
 WIDTH = 9.0
 

@@ -100,14 +100,15 @@ def _copy_under_vmap(
     operands: Sequence[Any], dims: Sequence[int | None], *, n: int, **params: Any
 ) -> tuple[list[Any], list[Any]]:
     *values, of_client = operands
-    if dims[n] is None:
+    axis = dims[n]
+    if axis is None:
         return copy_p.bind(*operands, n=n, **params), list(dims[:n])
-    size = of_client.shape[dims[n]]
+    size = of_client.shape[axis]
     copies = [
         jnp.broadcast_to(x, (size, *jnp.shape(x))) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(values, dims)
     ]
-    of_client = jnp.moveaxis(of_client, dims[n], 0)
+    of_client = jnp.moveaxis(of_client, axis, 0)
     return copy_p.bind(*copies, of_client, n=n, **params), [0] * n
 
 
