@@ -25,7 +25,7 @@ from jax.extend.core import primitives as p
 from ..kernels.ghost_sums import Formed, shrink
 from ..models import frameworks
 from ..verify.flow import scan_counts
-from .ghost_rules import RULES, convolution, over_time
+from .ghost_rules import RULES, convolution, over_layers, over_time
 
 # Operations that keep all numbers and change their shape or dtype, so gradients keep their norms.
 VIEWS = (
@@ -144,15 +144,19 @@ def _find_rules(jaxpr, leaves, data, loops) -> list:
         if depends_on_data.isdisjoint(equation.outvars):
             name = equation.primitive.name
             found.append((None, f"it enters {name} before it meets the data"))
-        elif at in loops and side < scan_counts(equation.params)[0]:
-            found.append(_rule_in_loop(equation, at, side, views, v.aval, loops[at].jaxpr))
+        elif at in loops:
+            is_data = [not isinstance(v, Literal) and v in depends_on_data for v in equation.invars]
+            found.append(_rule_in_loop(equation, at, side, views, v.aval, loops[at].jaxpr, is_data))
         else:
             found.append(((at, None), _rule_of_use(equation, side, views, v.aval)))
     return found
 
 
-def _rule_in_loop(equation, at, side, views, aval, iteration):
-    """Return the entry of `_find_rules` for a leaf that a loop over time reads in each iteration.
+def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
+    """Return the entry of `_find_rules` for a leaf that is used in a loop.
+
+    A loop over time reads the whole leaf in each iteration, and a loop over layers reads one slice
+    of it, that of the layer.
 
     Args:
         equation: the scan.
@@ -161,21 +165,28 @@ def _rule_in_loop(equation, at, side, views, aval, iteration):
         views: the views through which the leaf enters the scan.
         aval: the shape and dtype of the leaf.
         iteration: the jaxpr of an iteration.
+        is_data: for each operand of the scan, whether it depends on data.
     """
-    (constants, _), length = scan_counts(equation.params), equation.params["length"]
-    leaf, data = iteration.invars[side], iteration.invars[constants:]
-    ((place, rule),) = _find_rules(iteration, [leaf], data, {})
+    (constants, carried), length = scan_counts(equation.params), equation.params["length"]
+    if constants <= side < constants + carried:
+        return None, "a loop changes it"
+    carry = range(constants, constants + carried)
+    data = [v for i, v in enumerate(iteration.invars) if is_data[i] or i in carry]
+    ((place, rule),) = _find_rules(iteration, [iteration.invars[side]], data, {})
     if not isinstance(rule, Rule):
         return None, rule and f"in a loop {rule}"
     if rule.parts.factors is None:
         return None, "in a loop it enters an operation that is not a matrix product"
-    parts = over_time(rule.parts, length)
-    rule_over_time = rule._replace(
+    parts, back = over_time(rule.parts, length), rule.back
+    if side >= constants:  # a slice in each iteration
+        parts = over_layers(rule.parts, length)
+        back = lambda total: jax.vmap(rule.back)(total.reshape(length, -1, *total.shape[1:]))
+    rule_in_loop = rule._replace(
         shape=(length, *rule.shape),
         gather=parts.gather,
-        back=lambda total: _undo_views(views, aval, rule.back(total)),
+        back=lambda total: _undo_views(views, aval, back(total)),
     )
-    return (at, place[0]), rule_over_time
+    return (at, place[0]), rule_in_loop
 
 
 def _inline_jits(closed):

@@ -7,7 +7,7 @@ rule for such an equation.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -161,17 +161,37 @@ def over_time(parts: Parts, length: int) -> Parts:
 
     The positions of all iterations form one product. Records and backprops are [N, length, ...].
     """
-    factors: Any = parts.factors
 
     def gather(a, b):
         examples = len(a)
-        merged = lambda x: x.reshape(examples * length, *x.shape[2:])
         a, b = (
-            jnp.moveaxis(x.reshape(examples, length, *x.shape[1:]), 1, 2).reshape(
-                examples, x.shape[1], length * x.shape[2], x.shape[3]
-            )
-            for x in factors(merged(a), merged(b))
+            jnp.moveaxis(x, 1, 2).reshape(examples, x.shape[2], length * x.shape[3], x.shape[4])
+            for x in _factors_of_iterations(parts, a, b)
         )
         return product(a, b)
 
     return Parts(parts.apply, gather, parts.back)
+
+
+def over_layers(parts: Parts, length: int) -> Parts:
+    """Return the rule of an equation that runs in each iteration with its own slice of a parameter.
+
+    The slices are blocks of one product. Records and backprops are [N, length, ...].
+    """
+
+    def gather(a, b):
+        examples = len(a)
+        a, b = (
+            x.reshape(examples, length * x.shape[2], *x.shape[3:])
+            for x in _factors_of_iterations(parts, a, b)
+        )
+        return product(a, b)
+
+    return Parts(parts.apply, gather, parts.back)
+
+
+def _factors_of_iterations(parts, a, b):
+    """Return the factors of an equation in each iteration, [N, length, E, P, I or O]."""
+    examples_and_length = a.shape[:2]
+    factors = parts.factors(*(x.reshape(-1, *x.shape[2:]) for x in (a, b)))
+    return [x.reshape(*examples_and_length, *x.shape[1:]) for x in factors]
