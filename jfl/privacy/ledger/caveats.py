@@ -18,7 +18,7 @@ HONEST = Caveat(
 SIMULATION = Caveat(
     "For simulation only: the noise is float32 from a non-cryptographic generator. Anyone who "
     "knows the seed can remove it. From the low bits of a float32 release, neighbouring data sets "
-    "can be told apart: whatever epsilon is, delta is at least 0.13.",
+    "can be distinguished: whatever epsilon is, delta is at least 0.13.",
     "simulation",
 )
 STOPS = Caveat(
