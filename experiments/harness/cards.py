@@ -151,6 +151,7 @@ SYMBOLS = {
     r"\bw_server": "w",
     r"(?<=\w|\)) - (?=\w|<)": " − ",
     r"\b([a-zA-Z])_i\b": "\\1ᵢ",
+    r"\bsum (?=[a-z]ᵢ)": "Σ ",
     r"\bmu\b": "μ",
     r"\brho\b": "ρ",
     r"\bsigma\b": "σ",

@@ -52,9 +52,9 @@ def dicesgd(
             upload_norm, the state grows.
 
     Privacy:
-        For clients, an upload has a norm of at most upload_norm + feedback_norm. Put clip_l2 with
-        this norm into `release`: it changes no upload, and makes the bound known to the accountant.
-        For examples, uploads and client states are computed from noisy gradients, so they are
+        For clients, an upload has a norm of at most `upload_norm + feedback_norm`. Put `clip_l2`
+        with this norm into `release`: it changes no upload, but tells the accountant the bound. For
+        examples, uploads and client states are computed from noisy gradients, so they are
         post-processing.
 
     References:

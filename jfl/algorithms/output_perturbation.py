@@ -111,10 +111,10 @@ def output_perturbation(
     one row may change all gradients of a round, each by up to 2 G for the clip norm G, so the noise
     in the model has standard deviation z * 2 G * (sum of learning rates).
 
-    For convex and smooth losses much less noise is enough (`smoothness`): steps with lr <= 2 /
-    smoothness do not increase the distance between two models, so a row that only one batch of the
-    round contains changes the model by at most 2 L lr / batch, where L bounds the gradient of each
-    example. Steps are then not clipped.
+    For convex and smooth losses, `smoothness` allows much less noise. Local steps with learning
+    rate lr <= 2 / smoothness then do not increase the distance between two models. Let L bound the
+    gradient of each example. If only one batch of a round contains a row, this row changes the
+    model by at most 2 L lr / batch. Steps are then not clipped.
 
     Args:
         grad: jfl.grad(loss), or a private_grad without noise, which clips the gradient of each
