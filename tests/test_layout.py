@@ -5,12 +5,11 @@ import ast
 import builtins
 import doctest
 import functools
+import graphlib
 import importlib
 import inspect
 import json
 import os
-import pkgutil
-import pydoc
 import re
 import subprocess
 import sys
@@ -63,35 +62,28 @@ def room_of(name):
 
 
 # packages whose import is slow, optional or loud: only inside the function that needs them
-HEAVY = {
-    "scipy.stats",
-    "scipy.optimize",
-    "sklearn",
-    "tensorflow_datasets",
-    "matplotlib",
-    "tyro",
-    "docstring_parser",
-    "rich",
-    "equinox",
-    "safetensors",
-    "pandas",
-    "datasets.Dataset",
-    "polars",
-    "xarray",
-    "jinja2",
-    "markupsafe",
-    "h5py",
-    "PIL",
-    "array_record",
-    "tensorboardX",
-    "pyarrow",
-    "ray",
-}
+HEAVY = set(
+    """PIL array_record datasets.Dataset docstring_parser equinox h5py jinja2 markupsafe matplotlib
+    pandas polars pyarrow ray rich safetensors scipy.optimize scipy.stats sklearn tensorboardX
+    tensorflow_datasets tyro xarray""".split()
+)
+# the command line starts fast only if it imports what a command needs when it needs it
+LATE = ("cli.__main__", "cli.main", "cli.demo", "runs.record", "runs.config")
 PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metric Metrics Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms at_scale audit audit_one_run auditing bands batches bounded calibrate callbacks ask_tell clip_values james_stein post_process chain
 check_privacy choose clip_adaptive clip_l1 clip_l2 clip_per_layer clip_scaled correlated corruption datasets describe distributed divide epsilon epsilons errors
 federate gaussian grad guarantee guarantees heterogeneity init keep_compiled_programs laplace ledger linear_maps load loggers mesh models named noise_multiplier optimizers partition
 plan population predict private_grad public_data run_round sampling scan schedules simulate strategies sweep task total transforms wavelet""".split()  # noqa: E501
+
+
+@functools.cache
+def tree_of(name):
+    return ast.parse(FILES[name].read_text())
+
+
+def imports(node):
+    """The import statements in a tree."""
+    return [n for n in ast.walk(node) if isinstance(n, (ast.Import, ast.ImportFrom))]
 
 
 def relative(name, node):
@@ -106,29 +98,26 @@ def relative(name, node):
         yield full if full in FILES else ".".join(base)
 
 
-@functools.cache
-def tree_of(name):
-    return ast.parse(FILES[name].read_text())
+def absolute(node):
+    """What an import statement of other packages names."""
+    if isinstance(node, ast.ImportFrom):
+        return set() if node.level else {f"{node.module}.{a.name}" for a in node.names}
+    return {a.name for a in node.names}
+
+
+def is_heavy(name):
+    return any(name == h or name.startswith(h + ".") for h in HEAVY)
 
 
 @functools.cache
 def edges():
-    return list(_edges())
-
-
-def _edges():
-    for name in FILES:
-        for node in ast.walk(tree_of(name)):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                for target in relative(name, node):
-                    yield name, target
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                for target in (
-                    [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
-                ):
-                    assert target.split(".")[0] not in ("jfl", "kernels"), (
-                        f"{name}: import {target} relatively"
-                    )
+    return [
+        (name, target)
+        for name in FILES
+        for node in imports(tree_of(name))
+        if isinstance(node, ast.ImportFrom) and node.level
+        for target in relative(name, node)
+    ]
 
 
 def test_every_module_is_in_a_room():
@@ -146,97 +135,40 @@ def test_imports_go_down():
         assert mine == theirs or FLOOR[theirs] < FLOOR[mine], (
             f"{name} imports {target}, from {theirs} up or across to {mine}"
         )
-
-
-def test_accountants_know_no_plan():
-    for name, target in edges():
-        if room_of(name) == "privacy.accountants":
-            assert target.split(".")[-1] != "records" and room_of(target) in (
-                "core",
-                "verify.marks",
-                "privacy.accountants",
-            ), (name, target)
-
-
-def test_jfl_imports_no_experiment():
-    """The papers' claims are in experiments/papers; `runs.build` imports them when asked."""
-    for name, target in edges():
-        assert not target.startswith("experiments"), (name, target)
+        if mine == "privacy.accountants":  # which know no plan
+            assert theirs in ("core", "verify.marks", mine), (name, target)
+            assert target.split(".")[-1] != "records", (name, target)
 
 
 def test_no_cycles():
-    below = {name: set() for name in FILES}
+    packages, below = PACKAGES | {"__init__"}, {}
     for name, target in edges():
-        below[name] |= {target} - {name}
-    done, path = set(), []
+        if name != target and not {name, target} & packages:
+            below.setdefault(name, set()).add(target)
+    graphlib.TopologicalSorter(below).prepare()  # its error names a cycle
 
-    def visit(name):
-        assert name not in path, " -> ".join(path[path.index(name) :] + [name])
-        if name in done or name in PACKAGES or name == "__init__":
-            return
-        path.append(name)
-        for target in sorted(below.get(name, ())):
-            visit(target)
-        path.pop()
-        done.add(name)
 
+def test_own_modules_are_imported_relatively_and_no_experiment_is():
+    """The papers' claims are in experiments/papers; `runs.build` looks them up when asked.  Kernels
+    take JAX and NumPy only."""
+    few = {"jax", "numpy", *sys.stdlib_module_names}
     for name in FILES:
-        visit(name)
-
-
-def test_kernels_import_jax_and_numpy_only():
-    for name in FILES:
-        if name.startswith("kernels"):
-            for node in ast.walk(tree_of(name)):
-                if isinstance(node, (ast.Import, ast.ImportFrom)):
-                    own = isinstance(node, ast.ImportFrom) and node.level == 1
-                    for target in (
-                        [a.name for a in node.names]
-                        if isinstance(node, ast.Import)
-                        else [node.module]
-                    ):
-                        assert own or target.split(".")[0] in {"jax", "numpy"} | set(
-                            sys.stdlib_module_names
-                        ), f"{name}: {target}"
+        for found in set().union(*map(absolute, imports(tree_of(name)))):
+            root = found.split(".")[0]
+            assert root not in ("jfl", "kernels", "experiments"), f"{name}: {found}"
+            assert root in few or not name.startswith("kernels"), f"{name}: {found}"
 
 
 def test_imports_inside_functions_are_for_heavy_packages():
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
     for name in FILES:
-        tree = tree_of(name)
-        for function in ast.walk(tree):
-            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                continue
-            for node in ast.walk(function):
-                if isinstance(node, (ast.Import, ast.ImportFrom)):
-                    relative_ = isinstance(node, ast.ImportFrom) and node.level > 0
-                    found = (
-                        {f"{node.module}.{a.name}" for a in node.names}
-                        if isinstance(node, ast.ImportFrom)
-                        else {a.name for a in node.names}
-                    )
-                    fine = all(any(f == h or f.startswith(h + ".") for h in HEAVY) for f in found)
-                    # the command line starts fast only if it imports what a command needs when it
-                    # needs it
-                    assert (fine and not relative_) or name in (
-                        "cli.__main__",
-                        "cli.main",
-                        "cli.demo",
-                        "runs.record",
-                        "runs.config",
-                    ), (
-                        f"{name}: {function.name if hasattr(function, 'name') else 'lambda'} "
-                        f"imports {sorted(found)}"
-                    )
-        for node in tree.body:
-            if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0):
-                found = (
-                    {f"{node.module}.{a.name}" for a in node.names}
-                    if isinstance(node, ast.ImportFrom)
-                    else {a.name for a in node.names}
-                )
-                assert not any(f == h or f.startswith(h + ".") for f in found for h in HEAVY), (
-                    f"{name}: {found} on top"
-                )
+        inner = [f for f in ast.walk(tree_of(name)) if isinstance(f, functions)]
+        for node in [n for f in inner for n in imports(f)] if name not in LATE else ():
+            names = absolute(node)
+            assert names and all(map(is_heavy, names)), f"{name}:{node.lineno} inside a function"
+        on_top = [n for n in tree_of(name).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        for node in on_top:
+            assert not any(map(is_heavy, absolute(node))), f"{name}:{node.lineno} on top"
 
 
 def test_modules_say_what_they_are():
@@ -298,10 +230,7 @@ print(json.dumps(dict(seconds=seconds, environment=dict(os.environ) == before, c
 
 def test_import_has_no_side_effects(fresh):
     first = json.loads(fresh("import"))
-    assert first["environment"] and first["config"], (
-        "importing jfl changed the environment or jax's configuration"
-    )
-    assert first["backends"] == [], "importing jfl started a backend"
+    assert first["environment"] and first["config"] and first["backends"] == []
     slow = HEAVY - {"rich", "h5py", "PIL"}  # these may come with jax, flax and optax
     loaded = {h for h in slow for m in first["modules"] if m == h or m.startswith(h + ".")}
     assert not loaded, f"importing jfl loads {sorted(loaded)}"
@@ -310,30 +239,23 @@ def test_import_has_no_side_effects(fresh):
 
 
 def exported():
-    """Names that jfl/__init__.py binds: its public surface."""
-    names = set()
+    """Names that jfl/__init__.py binds, and those of modules that come when they are named."""
+    names = set(jfl.__all__)
     for node in tree_of("__init__").body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {a.asname or a.name for a in node.names}
         elif isinstance(node, ast.Assign):
             names |= {t.id for target in node.targets for t in getattr(target, "elts", [target])}
-    return {n for n in names if not n.startswith("_")} | set(
-        jfl.__all__
-    )  # some modules come when they are named
+    return {n for n in names if not n.startswith("_")}
 
 
 def test_public_names():
-    """Whoever adds or takes away a public name says so here."""
-    assert exported() == set(PUBLIC)
-    assert all(hasattr(jfl, n) for n in PUBLIC)
-
-
-def test_a_star_import_hides_no_builtin():
-    assert set(jfl.__all__) == set(PUBLIC) and len(jfl.__all__) == len(set(jfl.__all__))
+    """Whoever adds or takes away a public name says so here.  A star import hides no builtin."""
+    assert exported() == set(jfl.__all__) == set(PUBLIC) and len(jfl.__all__) == len(set(PUBLIC))
     assert not set(jfl.__all__) & set(dir(builtins))
     namespace = {}
     exec("from jfl import *", namespace)
-    assert set(namespace) - {"__builtins__"} == set(jfl.__all__)
+    assert set(namespace) - {"__builtins__"} == set(PUBLIC)
 
 
 REACH = """
@@ -367,9 +289,8 @@ def test_what_is_no_module_is_no_attribute():
     for package in (jfl, jfl.privacy, jfl.data, jfl.algorithms):
         with pytest.raises(AttributeError, match="nothing"):
             package.nothing  # noqa: B018
-    assert {"runs", "privacy", "plan"} <= set(dir(jfl)) and {"pld", "rdp_events"} <= set(
-        dir(jfl.privacy.accountants)
-    )
+    assert {"runs", "privacy", "plan"} <= set(dir(jfl))
+    assert {"pld", "rdp_events"} <= set(dir(jfl.privacy.accountants))
 
 
 def public_callables():
@@ -389,20 +310,14 @@ def is_own(module, name, value):
     return written and callable(value) and not name.startswith("_")
 
 
-def test_public_callables_have_docstrings():
-    for name, value in public_callables():
-        assert (inspect.getdoc(value) or "").strip(), f"{name} has no docstring"
-    assert sum(1 for _ in public_callables()) > 30
-
-
 def public_methods():
     """Methods and properties that jfl writes into its public classes."""
     for name, cls in public_callables():
         for inner, value in vars(cls).items() if inspect.isclass(cls) else ():
             value = getattr(value, "__func__", getattr(value, "fget", value))
-            if inspect.isfunction(value) and not inner.startswith("_"):
-                if value.__module__.startswith("jfl."):
-                    yield f"{name}.{inner}", value
+            own = inspect.isfunction(value) and value.__module__.startswith("jfl.")
+            if own and not inner.startswith("_"):
+                yield f"{name}.{inner}", value
 
 
 def without_types(function):
@@ -421,102 +336,71 @@ def test_public_functions_have_types():
     for name in FILES:
         if room_of(name) == "privacy.accountants" and name not in PACKAGES:
             module = importlib.import_module(f"jfl.{name}")
-            functions += [
-                (f"jfl.{name}.{n}", f)
-                for n, f in vars(module).items()
-                if inspect.isfunction(f) and f.__module__ == module.__name__ and n[0] != "_"
-            ]
+            own = [n for n, value in vars(module).items() if is_own(module, n, value)]
+            found = [(f"jfl.{name}.{n}", getattr(module, n)) for n in own]
+            functions += [(n, f) for n, f in found if inspect.isfunction(f)]
     functions += public_methods()
     untyped = {name: m for name, f in functions if (m := without_types(f))}
     assert not untyped, f"without types: {untyped}"
     assert len(functions) > 150
 
 
-def test_help_shows_types_and_all_options():
-    """Of everything public, also of factories that take the options of others."""
-    shown = {}
-    for name, value in public_callables():
-        pydoc.plain(pydoc.render_doc(value))
-        if inspect.isfunction(value):
-            assert not without_types(value), f"{name}: {without_types(value)} without types"
-            shown[name] = str(inspect.signature(value))
-    assert "**" not in "".join(v for n, v in shown.items() if n.startswith("jfl.algorithms."))
-    assert "mu: float | jax." in shown["jfl.algorithms.fedprox"]  # of two factories
-    assert "steps: int = 10" in shown["jfl.algorithms.fedprox"]
+def test_help_shows_all_options():
+    """Also of algorithms that take the options of other factories."""
+    shown = {n: str(inspect.signature(getattr(jfl.algorithms, n))) for n in jfl.algorithms.__all__}
+    assert "**" not in "".join(shown.values())
+    assert "mu: float | jax." in shown["fedprox"] and "steps: int = 10" in shown["fedprox"]
 
 
 def test_the_core_knows_no_algorithm_by_name():
     """What an algorithm is, is said by its properties: another one may share them."""
     names = set(jfl.algorithms.__all__) | {"prox_erm"}
-    allowed = {"privacy.mechanisms.stages"}  # where a bound is declared, by its reason
     for name, path in FILES.items():
         room = room_of(name)
-        if room is None or FLOOR[room] > FLOOR["engine"] or room == "algorithms":
+        if room in (None, "algorithms") or FLOOR[room] > FLOOR["engine"]:
             continue
-        if name in allowed:
+        if name == "privacy.mechanisms.stages":  # where a bound is declared, by its reason
             continue
         for node in ast.walk(tree_of(name)):
             if isinstance(node, ast.Compare):
-                constants = {
-                    c.value
-                    for side in (node.left, *node.comparators)
-                    for c in ast.walk(side)
-                    if isinstance(c, ast.Constant) and isinstance(c.value, str)
-                }
-                about_names = any(
-                    isinstance(side, ast.Attribute) and side.attr == "name"
-                    for side in (node.left, *node.comparators)
-                )
-                assert not (about_names and constants & names), f"{path}:{node.lineno}"
+                sides = (node.left, *node.comparators)
+                about_names = any(isinstance(s, ast.Attribute) and s.attr == "name" for s in sides)
+                inner = [c for side in sides for c in ast.walk(side)]
+                words = {c.value for c in inner if isinstance(c, ast.Constant)}
+                assert not (about_names and words & names), f"{path}:{node.lineno}"
 
 
-def test_public_modules_list_what_they_offer():
-    for name in ("algorithms", "batches", "sampling", "models", "partition", "datasets"):
-        module = getattr(jfl, name)
-        assert module.__all__ and all(callable(getattr(module, n)) for n in module.__all__), name
-
-
-# seconds each; what they show is tested in tests/privacy, tests/papers and tests/auditing
-LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("pld", "tightest")]
-LONG_DOCTESTS += [f"jfl.auditing.{n}" for n in ("audit", "distribution")]
+# seconds each; what they show is tested in tests/privacy, tests/sampling and tests/auditing
+LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("choosing", "pld", "tightest")]
+LONG_DOCTESTS += [f"jfl.privacy.mechanisms.{n}" for n in ("linear_maps", "stages")]
+LONG_DOCTESTS += [f"jfl.auditing.{n}" for n in ("audit", "distribution")] + ["jfl.sampling.clients"]
+MODULES = sorted(f"jfl.{n}" for n in FILES if not n.endswith(("__main__", "__init__")))
 
 
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow if name in LONG_DOCTESTS else ())
-        for name in sorted(
-            "jfl" if n == "__init__" else f"jfl.{n}" for n in FILES if not n.endswith("__main__")
-        )
+        for name in ["jfl", *MODULES]
     ],
 )
 def test_doctests(name):
-    module = importlib.import_module(name)
-    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-def test_there_are_doctests():
-    finder, found = doctest.DocTestFinder(), 0
-    for info in pkgutil.walk_packages(jfl.__path__, "jfl."):
-        if not info.name.endswith("__main__"):
-            found += sum(bool(t.examples) for t in finder.find(importlib.import_module(info.name)))
-    assert found >= 8
-
-
-def test_paths_in_pyproject_exist():
+def test_an_installation_has_every_package_and_what_pyproject_names():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     inner = project["tool"]["setuptools"]
+    moved = inner["package-dir"]
     paths = [
         project["project"]["readme"],
         *project["project"]["license-files"],
-        *inner["package-dir"].values(),
         *project["tool"]["pytest"]["ini_options"]["testpaths"],
+        *moved.values(),
+        *(moved.get(p, p.replace(".", "/")) for p in inner["packages"]),
     ]
-    moved = inner["package-dir"]
-    paths += [moved.get(p, p.replace(".", "/")) for p in inner["packages"]]
     for path in paths:
         assert (ROOT / path).exists(), f"pyproject.toml names {path}"
-    # no package is forgotten: it would be missing from an installation
     dirs = {"jfl" if n == "__init__" else f"jfl.{n}" for n in PACKAGES | {"__init__"}}
     assert set(inner["packages"]) == dirs
     for entry in project["project"].get("scripts", {}).values():

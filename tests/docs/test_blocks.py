@@ -91,18 +91,6 @@ def judge_the_ten_lines(printed):
     assert text.strip() == pages.blocks(README)[2].prints.split("\n", 1)[1].strip()
 
 
-@pytest.mark.slow  # test_the_readme_runs runs them too, in code without optimisations
-def test_the_ten_lines_run(monkeypatch, tmp_path):
-    """As a newcomer has it."""
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    (ten,) = (b.text for b in pages.blocks(README)[:3] if b.language == "python")
-    out = subprocess.run(
-        [sys.executable, "-c", ten], capture_output=True, text=True, timeout=600, cwd=tmp_path
-    )
-    assert out.returncode == 0, out.stderr
-    judge_the_ten_lines(out.stdout)
-
-
 def test_the_readme_runs(monkeypatch, tmp_path):
     """The ten lines compile two programs for the key, first parameters, the run, and two for the
     last of the accuracies: more would be a newcomer's seconds."""

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from scipy import optimize, stats
 
 import jfl
 from experiments.harness import report, results
-from jfl.cli import main
 from jfl.report import document
 from jfl.runs import statistics
 
@@ -97,28 +95,6 @@ def test_no_address_is_invented():
     for page in pages.PAGES:
         found = re.findall(r"github\.com/(?:github/)?([\w.-]+/jfl)\b", page.read_text())
         assert set(found) <= {jfl.REPOSITORY}, page
-
-
-@pytest.mark.slow  # as does test_as_a_program of test_cli.py
-def test_the_package_runs_as_a_command():
-    out = subprocess.run(
-        [sys.executable, "-m", "jfl.cli", "list", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert out.returncode == 0 and "jfl list" in out.stdout, out.stderr
-
-
-@pytest.mark.parametrize("command", ["demo", "train", "sweep", "epsilon", "calibrate", "list"])
-def test_every_command_helps(command, capsys):
-    """In this process: starting one costs more than its help."""
-    try:
-        code = main.main([command, "--help"])
-    except SystemExit as stop:
-        code = stop.code
-    out = capsys.readouterr()
-    assert not code and "jfl " + command in out.out, out.err
 
 
 def test_the_page_on_audits_has_the_rows_that_were_measured():

@@ -9,6 +9,7 @@ from experiments.bench import aot
 FEW = ["clients=12", "rows=10", "cohort=4", "batch=5", "steps=2"]
 
 
+@pytest.mark.slow
 def test_a_workload_is_compiled_and_not_run(capsys):
     assert aot.main(["--target", "cpu", "--mode", "private", "plain", "--set", *FEW]) == 0
     private, plain = map(json.loads, capsys.readouterr().out.splitlines())

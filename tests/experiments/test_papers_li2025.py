@@ -5,6 +5,7 @@ import decimal
 import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -35,52 +36,34 @@ def close(got, want, rel=1e-7):
 @pytest.mark.parametrize(
     "schedule, formula",
     [
-        (schedules.inverse_sqrt(0.04), lambda t: 0.04 / math.sqrt(1 + t)),
         (schedules.inverse_sqrt(0.04, every=5, offset=3), lambda t: 0.04 / math.sqrt(t // 5 + 3)),
-        (schedules.inverse(0.04), lambda t: 0.04 / (1 + t)),
         (schedules.inverse(0.04, 5, 2.5), lambda t: 0.04 / (t // 5 + 2.5)),
+        (schedules.exponential(3.0, 0.5, 20), lambda t: 3.0 * 0.5 ** (t / 20)),
         (rates.theory(0.5, 2.0, 5), lambda t: 2 / (0.5 * (32 + t))),
         (rates.theory(0.5, 2.0, 50), lambda t: 2 / (0.5 * (50 + t))),
         (rates.theory_rounds(0.5, 2.0, 5), lambda t: 4 / (0.5 * 5 * (t // 5) + 16 * 2.0 * 5)),
         (rates.theory_rounds(0.5, 2.0, 5, every=1), lambda t: 4 / (0.5 * 5 * t + 16 * 2.0 * 5)),
-        (schedules.exponential(3.0, 0.5, 20), lambda t: 3.0 * 0.5 ** (t / 20)),
     ],
 )
 def test_schedules(schedule, formula):
+    """For clocks in Python, and for traced ones."""
     ticks = np.arange(60)
     want = [formula(t) for t in ticks.tolist()]
-    close([float(schedule(t)) for t in ticks.tolist()], want, 1e-6)  # clocks in Python
-    close(
-        jax.jit(jax.vmap(lambda t: training._rate_at(schedule, t)))(jnp.asarray(ticks)), want, 1e-6
-    )  # and traced
-    assert training.rate(schedule) is schedule
+    close([float(schedule(t)) for t in ticks.tolist()], want, 1e-6)
+    traced = jax.jit(jax.vmap(lambda t: training._rate_at(schedule, t)))
+    close(traced(jnp.asarray(ticks)), want, 1e-6)
 
 
 def test_a_schedule_serves_clients_and_servers_and_sweeps():
     fn = schedules.inverse_sqrt(0.04, every=5)
     close(training.sum_of_rates(fn, 3 * 5, 5), 5 * 0.04 / 2, 1e-6)  # constant within a round
     server = training.server_step(schedules.inverse_sqrt(1.0))
-    after = server(
-        type("Context", (), dict(round=jnp.int32(3))), server.init(jnp.zeros(2)), jnp.ones(2)
-    )
-    close(after.params, [0.5, 0.5], 1e-6)
-    many = jax.vmap(lambda lr, offset: schedules.inverse(lr, 2, offset))(
-        jnp.array([1.0, 2.0]), jnp.array([1.0, 3.0])
-    )
-    close(jax.vmap(lambda f: f(5))(many), [1 / 3, 2 / 5], 1e-6)
-    one, other = (jax.tree.structure(rates.theory(mu, 1.0, 5)) for mu in (0.1, 0.2))
-    assert (
-        one == other != jax.tree.structure(rates.theory(0.1, 1.0, 6))
-    )  # no new program for a float
-    assert [
-        len(jax.tree.leaves(s))
-        for s in (fn, rates.theory(1.0, 1.0, 1), schedules.exponential(1.0, 1.0, 1))
-    ] == [2, 2, 2]
-    assert all(
-        leaf.dtype == np.float32
-        for s in (schedules.inverse(1, 1, 1), rates.theory(1, 1, 1))
-        for leaf in jax.tree.leaves(s)
-    )  # nor for a whole number
+    context = SimpleNamespace(round=jnp.int32(3))
+    close(server(context, server.init(jnp.zeros(2)), jnp.ones(2)).params, [0.5, 0.5], 1e-6)
+    # another number is no other program, whether it is whole or not
+    one, other = (rates.theory(mu, 1.0, 5) for mu in (1, 0.2))
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(one))
 
 
 @given(mu=st.floats(1e-3, 1.0), kappa=st.floats(1.0, 50.0), steps=st.integers(1, 100))
@@ -94,15 +77,11 @@ def test_theory_starts_low_and_halves_at_most_within_a_round(mu, kappa, steps):
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda: schedules.inverse_sqrt(0.0), "lr > 0"),
+        (lambda: schedules.inverse(math.nan), "lr > 0"),
         (lambda: schedules.inverse(1.0, 0), "every >= 1"),
         (lambda: schedules.inverse_sqrt(1.0, offset=0.0), "offset > 0"),
-        (lambda: schedules.inverse(math.nan), "lr > 0"),
-        (lambda: rates.theory(2.0, 1.0, 5), "smoothness >= strong_convexity"),
-        (lambda: rates.theory(1.0, 1.0, 2.5), "integer steps"),
-        (lambda: rates.theory_rounds(1.0, 1.0, 5, every=0), "every >= 1"),
         (lambda: schedules.exponential(1.0, 0.0, 5), "decay > 0"),
-        (lambda: schedules.exponential(1.0, 0.5, 0), "total >= 1"),
+        (lambda: rates.theory(2.0, 1.0, 5), "smoothness >= strong_convexity"),
     ],
 )
 def test_schedules_refuse(make, says):
@@ -113,54 +92,29 @@ def test_schedules_refuse(make, says):
 # --- golden values of privacy
 
 
-def test_golden_pairs():
-    close(li.sigma(1.0, 0.5, 1e-5).value, 9.6896105)
-    close(
-        approximate_dp.analytic_sigma(1.0, [0.5, 1.0, 3.0], [1e-5, 1e-5, 1.2e-4]),
-        [7.0318267, 3.7306316, 1.2091799],
-    )
-    close(li.amplify_simple(1.0, 1e-5, 0.1).value, (0.2, 1e-6))
-    close(li.amplify_simple(1.0, 1e-5, 0.8).value, (1.0, 8e-6))  # no gain from one half on
-    close(approximate_dp.amplify(1.0, 1e-5, 0.1)[0], 0.1585651, 3e-7)
-    close(li.round_rates(10, 5, 600), (0.0833333, 0.0806015, 0.0800195), 1e-6)
-    close(approximate_dp.local_budget(0.5, 1e-5, MNIST), (2.1730065, 1.2e-4))
-    close(li.noise_multiplier(0.5, 1e-5, MNIST), 1.5941362)
-
-
 def test_golden_noise():
-    close(li.sensitivity_paper(5, 1.0, 0.04).value, 0.8)
     found = li.noise_std_printed(0.04, 5, 1.0, 10, 600, 0.5, 1e-5)
     close(found.value, 1.1470488)
-    close(np.asarray(found.value) ** 2, 1.3157209)
-    close(theory.mean_noise_variance(0.04, sizes=[600] * 100, **SETTING), 1.3157209)
+    close(theory.mean_noise_variance(0.04, sizes=[600] * 100, **SETTING), 1.1470488**2)
     close(li.noise_multiplier_printed(0.5, 1e-5, MNIST).value, 1.4338110)
-    close(li.round_epsilon(1.4338110, 1e-5, MNIST), 0.6365119)
-    close(li.total_epsilon_heuristic(0.5, MNIST, 0.1, 100).epsilon, 0.1376205, 3e-7)
-    close(
-        [li.participation_quantile(t, 0.1, f) for f in (1e-6, 1e-8) for t in (50, 100, 200, 500)],
-        [17, 27, 43, 85, 20, 30, 47, 91],
-    )
+    close(li.noise_multiplier(0.5, 1e-5, MNIST), 1.5941362)
+    assert float(li.round_epsilon(0.01, 0.1, 0.09)) == 0.0  # delta >= rate: hardly ever used
+    assert [li.participation_quantile(t, 0.1, 1e-8) for t in (50, 500)] == [20, 91]
     assert li.participation_quantile(100, 0.1, 1e-4, clients=100) == 27
-
-
-def test_golden_sensitivity_of_the_first_round():
+    # of the first round: the sound sensitivity, and the printed one at the last two learning rates
     lrs = [float(schedules.inverse_sqrt(0.04)(t)) for t in range(6)]
     close(li.sensitivity_sound(lrs[:5], 1.0), 0.2585337, 3e-7)
-    close(
-        [li.sensitivity_paper(5, 1.0, lr).value for lr in lrs[5:3:-1]], [0.3265986, 0.3577709], 3e-7
-    )
+    printed = [li.sensitivity_paper(5, 1.0, lr).value for lr in lrs[5:3:-1]]
+    close(printed, [0.3265986, 0.3577709], 3e-7)
 
 
 @pytest.mark.parametrize(
     "rows, steps, epsilon, printed, real, needed",
     [
-        (600, 5, 0.1, "7.169", "0.039", "3.756"),
         (600, 5, 0.5, "1.434", "0.637", "1.594"),
-        (600, 5, 1, "0.717", "3.16", "1.185"),
         (600, 5, 5, "0.143", "46.7", "0.568"),
         (600, 1, 0.5, "0.261", "15.0", "0.913"),
         (600, 20, 0.5, "6.150", "0.210", "3.244"),
-        (325, 5, 0.5, "2.733", "0.318", "2.111"),
         (325, 5, 1, "1.367", "1.157", "1.470"),
     ],
 )
@@ -178,14 +132,6 @@ def test_table_of_delivered_epsilons(rows, steps, epsilon, printed, real, needed
     assert (real > epsilon) == (printed < needed)
 
 
-def test_noise_in_the_gradient_is_worth_little():
-    assert round(float(li.delivered_epsilon(0.5, 1e-5, MNIST, lr=0.04))) == 213
-    assert float(li.delivered_epsilon(0.5, 1e-5, MNIST, lr=1.0)) == float(
-        li.delivered_epsilon(0.5, 1e-5, MNIST)
-    )
-    assert float(li.round_epsilon(0.01, 0.1, 0.09)) == 0.0  # delta >= rate
-
-
 def test_golden_file():
     path = DATA / "golden_accounting.json"
     if not path.exists():
@@ -193,8 +139,9 @@ def test_golden_file():
             f"NOT TESTED against {path}: set JFL_DATA_DIR to the folder of golden_accounting.json"
         )
     entries = [e for e in json.loads(path.read_text())["entries"] if e["kind"].startswith("li2025")]
-    seen = 0
-    for p, v in ((e["params"], e["values"]) for e in entries if "n_k" in e["params"]):
+    entries = [(e["params"], e["values"]) for e in entries if "n_k" in e["params"]]
+    assert len(entries) >= 9
+    for p, v in entries:
         rates = li.round_rates(p["b"], p["Q"], p["n_k"])
         close(rates[:2], (v["q"], v["q_true_incl_prob"]), 1e-12)
         claimed, delta, rate = p["eps_round_claimed"], p["delta"], v["q"]
@@ -204,20 +151,12 @@ def test_golden_file():
         close(li.round_epsilon(z.value, delta, rate), v["eps_round_rigorous_sens_4QGeta"], 1e-8)
         # the sound sensitivity of a constant learning rate is half the printed one; these are for
         # independent batches
-        close(
-            li.round_epsilon(2 * float(z.value), delta, rates[1]),
-            v["eps_round_rigorous_sens_2QGeta"],
-            1e-8,
-        )
+        sound = li.round_epsilon(2 * float(z.value), delta, rates[1])
+        close(sound, v["eps_round_rigorous_sens_2QGeta"], 1e-8)
         lr = 0.04 if p["n_k"] != 325 else 0.01
         for t in (0, 10, 100):
-            seen += 1
-            close(
-                li.delivered_epsilon(claimed, delta, rate, lr / (1 + t)),
-                v[f"eps_round_eq13_literal_t{t}"],
-                1e-8,
-            )
-    assert seen >= 27
+            literal = li.delivered_epsilon(claimed, delta, rate, lr / (1 + t))
+            close(literal, v[f"eps_round_eq13_literal_t{t}"], 1e-8)
 
 
 def series(order, rate, z):
@@ -243,9 +182,7 @@ def test_golden_series():
     close(refined[:3], golden[:3], 1e-12)
     assert np.all(refined <= golden * (1 + 1e-12))  # the smaller of two series, term by term
     z = float(li.noise_multiplier(0.5, 1e-5, MNIST))
-    for times, by_series, unsampled in zip(
-        (1, 10, 20, 30), (0.8524, 1.8485, 2.5933, 3.1922), (2.5705, 9.8970, 15.2946, 19.9088)
-    ):
+    for times, by_series, unsampled in ((1, 0.8524, 2.5705), (30, 3.1922, 19.9088)):
         close(rdp.epsilon(orders, times * golden, 1e-5), by_series, 3e-5)
         found = {m: li.total_epsilon(z, MNIST, times, 1e-5, m) for m in "ABCD"}
         close(found["B"].epsilon, unsampled, 3e-5)
@@ -278,13 +215,13 @@ CONTRACTIVE = dict(convex=True, scheme="wor_round")
 @given(epsilon=st.floats(0.01, 3.0), rate=st.floats(1e-4, 1.0))
 @settings(max_examples=60)
 def test_where_simple_amplification_is_true(epsilon, rate):
-    simple = float(li.amplify_simple(epsilon, 1e-5, rate).value[0])
+    simple = lambda q: float(li.amplify_simple(epsilon, 1e-5, q).value[0])
+    exact = lambda q: float(approximate_dp.amplify(epsilon, 1e-5, q)[0])
+    assert simple(rate) == min(2 * rate, 1) * epsilon  # no gain from one half on
     if epsilon <= 1.2564:
-        assert simple >= float(approximate_dp.amplify(epsilon, 1e-5, rate)[0]) * (1 - 1e-9)
+        assert simple(rate) >= exact(rate) * (1 - 1e-9)
     else:
-        assert float(li.amplify_simple(epsilon, 1e-5, 1e-6).value[0]) < float(
-            approximate_dp.amplify(epsilon, 1e-5, 1e-6)[0]
-        )
+        assert simple(1e-6) < exact(1e-6)
 
 
 @given(rate=st.floats(0.01, 1.0), part=st.floats(0.01, 1.0))
@@ -297,52 +234,28 @@ def test_printed_noise_is_enough_where_its_lemmas_hold(rate, part):
     assert float(found.value) >= float(li.noise_multiplier(epsilon, 1e-5, rate)) * (1 - 1e-9)
 
 
-@given(
-    epsilon=st.floats(0.05, 5.0),
-    steps=st.integers(1, 20),
-    bound=st.floats(0.1, 10.0),
-    more=st.floats(1.01, 3.0),
-)
-@settings(max_examples=40)
-def test_printed_noise_is_monotone(epsilon, steps, bound, more):
-    std = lambda e, q, g: float(li.noise_std_printed(0.04, q, g, 10, 600, e, 1e-5).value)
-    base = std(epsilon, steps, bound)
-    close(std(epsilon * more, steps, bound) * more, base, 1e-9)
-    close(std(epsilon, steps, bound * more), base * more, 1e-9)
-    # a square in steps, but for the logarithm
-    log = lambda q: math.log(1.25 * q * 10 / 600 / 1e-5)
-    growth = (1 + 1 / steps) ** 2 * math.sqrt(log(steps + 1) / log(steps))
-    close(std(epsilon, steps + 1, bound) / base, growth, 1e-9)
-
-
 # --- sensitivity
 
 
-@pytest.mark.slow
 def test_where_the_printed_sensitivity_is_too_small():
     """Twice the sum of a round's learning rates, over 4 steps lr: above one, the printed
     sensitivity is too small."""
 
-    def ratio(schedule, steps, first=0):
-        lrs = np.asarray(jax.vmap(schedule)(first + jnp.arange(steps + 1)))
-        return float(li.sensitivity_sound(lrs[:-1], 1.0)) / float(
-            li.sensitivity_paper(steps, 1.0, lrs[-1]).value
+    def ratio(lr_of, steps, first=0):
+        lrs = lr_of(first + np.arange(steps + 1.0))
+        sound, printed = (
+            li.sensitivity_sound(lrs[:-1], 1.0),
+            li.sensitivity_paper(steps, 1, lrs[-1]),
         )
+        return float(sound / printed.value)
 
-    inverse, root = schedules.inverse(0.04), schedules.inverse_sqrt(0.04)
-    np.testing.assert_allclose(
-        [ratio(inverse, q) for q in (2, 5, 10, 20, 50)], [1.125, 1.37, 1.61, 1.89, 2.30], atol=6e-3
-    )
-    lrs = 1 / np.sqrt(1 + np.arange(2000.0))
-    ratios = [
-        2 * lrs[r * q : (r + 1) * q].sum() / (4 * q * lrs[(r + 1) * q])
-        for q in range(1, 51)
-        for r in range(30)
-    ]
-    close([ratio(root, 50), ratio(root, 3, first=6)], [ratios[49 * 30], ratios[2 * 30 + 2]], 1e-6)
-    assert 0.9 < max(ratios) <= 0.92
+    inverse, root = (lambda t: 0.04 / (1 + t)), (lambda t: 0.04 / np.sqrt(1 + t))
+    found = [ratio(inverse, q) for q in (2, 5, 10, 20, 50)]
+    np.testing.assert_allclose(found, [1.125, 1.37, 1.61, 1.89, 2.30], atol=6e-3)
+    worst = max(ratio(root, q, r * q) for q in range(1, 51) for r in range(3))
+    assert 0.9 < worst <= 0.92
     # the proof's own condition fails at 4 steps
-    first = lambda q: li.sensitivity_paper(q, 1.0, float(root(q)), first=float(root(0))).failed
+    first = lambda q: li.sensitivity_paper(q, 1.0, root(q), first=root(0)).failed
     assert first(2) == () and first(4) == ("first <= 2 lr",)
 
 
@@ -392,14 +305,12 @@ def test_the_sound_sensitivity_is_reached():
     """An example that is all of every batch, and pulls one way or the other."""
     pull = lambda w, x, y: 9 * x
     data, neighbour = ((np.array([[sign, 0.0]]), [0]) for sign in (1.0, -1.0))
-    close(
-        apart(data, neighbour, [0.3, 0.2], [[0], [0]], 0.7, pull),
-        li.sensitivity_sound([0.3, 0.2], 0.7),
-        1e-12,
-    )
+    reached = apart(data, neighbour, [0.3, 0.2], [[0], [0]], 0.7, pull)
+    close(reached, li.sensitivity_sound([0.3, 0.2], 0.7), 1e-12)
 
 
 def test_convex_steps_do_not_drive_models_apart():
+    """An example that is used once a round; and one that is all of every batch, which does."""
     rng, worst, reused = np.random.default_rng(2), 0.0, 0.0
     steps, batch = 4, 2
     for _ in range(150):
@@ -409,17 +320,13 @@ def test_convex_steps_do_not_drive_models_apart():
         other, at = x.copy(), rng.integers(len(x))
         other[at] = -x[at]
         lrs = rng.uniform(0.1, 2.0, steps)
-        found = li.sensitivity_convex_contractive(2.0, lrs, batch, 1.0, **CONTRACTIVE)
-        for name in ("once", "again"):
-            batches = (
-                rng.permutation(len(x)).reshape(steps, batch)
-                if name == "once"
-                else np.full((steps, batch), at)
-            )
-            gap = apart((x, y), (other, y), lrs, batches, np.inf, logistic) / float(found.value)
-            worst, reused = (
-                (max(worst, gap), reused) if name == "once" else (worst, max(reused, gap))
-            )
+        found = li.sensitivity_convex_contractive(2.0, lrs, batch, 1.0, **CONTRACTIVE).value
+        once = rng.permutation(len(x)).reshape(steps, batch)
+        gaps = [
+            apart((x, y), (other, y), lrs, batches, np.inf, logistic) / float(found)
+            for batches in (once, np.full((steps, batch), at))
+        ]
+        worst, reused = max(worst, gaps[0]), max(reused, gaps[1])
     assert 0.3 < worst <= 1 < reused
 
 
@@ -428,82 +335,62 @@ def test_convex_steps_do_not_drive_models_apart():
 SHARES = np.array([0.05, 0.1, 0.15, 0.2, 0.2, 0.3])
 WITHOUT = np.array(list(itertools.combinations(range(6), 2)))
 WITH = np.array(list(itertools.product(range(6), repeat=2)))
+ALIKE = lambda cohorts: len(cohorts) * [1 / len(cohorts)]
+BY_SHARE = lambda cohorts: np.prod(SHARES[cohorts], axis=1)
+DRAWS = {  # all cohorts of 2 of 6 clients, or of all, and the chance of each
+    "full": (np.arange(6)[None], ALIKE),
+    "without_replacement": (WITHOUT, ALIKE),
+    "with_replacement": (WITH, BY_SHARE),
+    "uniform_with_replacement": (WITH, ALIKE),
+}
+
+
+def drawn(sampling):
+    cohorts, law = DRAWS[sampling]
+    return cohorts, np.asarray(law(cohorts))
 
 
 @pytest.mark.parametrize(
-    "sampling, cohorts, law, biased",
+    "draw, weights, unbiased",
     [
-        ("full", np.arange(6)[None], None, False),
-        ("without_replacement", WITHOUT, None, False),
-        ("with_replacement", WITH, "shares", False),
-        ("uniform_with_replacement", WITH, None, False),
-        ("with_replacement", WITH, None, True),
-        ("printed_sum", WITHOUT, None, True),
-        ("printed_sum", WITH, "shares", True),
+        *((draw, draw, True) for draw in DRAWS),
+        ("uniform_with_replacement", "with_replacement", False),
+        ("without_replacement", "printed_sum", False),
+        ("with_replacement", "printed_sum", False),
     ],
 )
-def test_which_averages_are_unbiased(sampling, cohorts, law, biased):
-    """All cohorts of 2 of 6 clients."""
-    chance = (
-        np.full(len(cohorts), 1 / len(cohorts)) if law is None else np.prod(SHARES[cohorts], axis=1)
-    )
+def test_which_averages_are_unbiased(draw, weights, unbiased):
+    cohorts, chance = drawn(draw)
     close(chance.sum(), 1.0)
     diffs = np.random.default_rng(0).normal(size=(6, 3))
-    weights = np.asarray(theory.aggregation_weights(SHARES, cohorts, sampling))
-    mean = np.einsum("s,sk,skd->d", chance, weights, diffs[cohorts])
-    assert np.allclose(mean, SHARES @ diffs, rtol=1e-9) != biased
-    if sampling == "printed_sum" and law is None:
-        close(mean, 2 / 6 * SHARES @ diffs)
+    each = np.asarray(theory.aggregation_weights(SHARES, cohorts, weights))
+    mean = np.einsum("s,sk,skd->d", chance, each, diffs[cohorts])
+    assert np.allclose(mean, SHARES @ diffs, rtol=1e-9) == unbiased
 
 
-def test_weights_without_replacement_sum_to_one_for_equal_clients_only():
-    sums = lambda p: np.asarray(theory.aggregation_weights(p, WITHOUT, "without_replacement")).sum(
-        axis=1
-    )
-    close(sums(np.full(6, 1 / 6)), np.ones(15))
-    assert sums(SHARES).min() < 0.5 and sums(SHARES).max() > 1.4
-
-
-@pytest.mark.parametrize(
-    "sampling, cohorts, weighted",
-    [
-        ("full", np.arange(6)[None], False),
-        ("without_replacement", WITHOUT, False),
-        ("with_replacement", WITH, True),
-        ("with_replacement_independent", WITH, True),
-    ],
-)
-def test_square_weights_by_enumeration(sampling, cohorts, weighted):
-    chance = (
-        np.prod(SHARES[cohorts], axis=1) if weighted else np.full(len(cohorts), 1 / len(cohorts))
-    )
-    weights = np.asarray(
-        theory.aggregation_weights(SHARES, cohorts, sampling.removesuffix("_independent"))
-    )
+@pytest.mark.parametrize("sampling", theory.SAMPLINGS)
+def test_square_weights_by_enumeration(sampling):
+    own = sampling.endswith("_independent")
+    cohorts, chance = drawn(sampling.removesuffix("_independent"))
+    weights = theory.aggregation_weights(SHARES, cohorts, sampling.removesuffix("_independent"))
     want = np.zeros(6)
-    for p, ids, w in zip(chance, cohorts, weights):
-        total = np.bincount(ids, w, 6)
+    for p, ids, w in zip(chance, cohorts, np.asarray(weights)):
         # runs of their own have noises of their own: squares add, not weights
-        want += p * (np.bincount(ids, w**2, 6) if sampling.endswith("independent") else total**2)
+        want += p * (np.bincount(ids, w**2, 6) if own else np.bincount(ids, w, 6) ** 2)
     close(theory.square_weights(SHARES, sampling, cohort=2), want)
 
 
-@pytest.mark.parametrize(
-    "sampling, cohorts, weighted",
-    [("without_replacement", WITHOUT, False), ("with_replacement", WITH, True)],
-)
-def test_the_sampling_term_bounds_the_variance_of_sampling(sampling, cohorts, weighted):
+@pytest.mark.parametrize("sampling", ["without_replacement", "with_replacement"])
+def test_the_sampling_term_bounds_the_variance_of_sampling(sampling):
     """Differences as large as 3 steps of clipped gradients allow: 2 * 3 * 0.8 in units of a
     learning rate that halved."""
-    chance = (
-        np.prod(SHARES[cohorts], axis=1) if weighted else np.full(len(cohorts), 1 / len(cohorts))
-    )
+    cohorts, chance = drawn(sampling)
     rng, worst = np.random.default_rng(3), 0.0
     bound = float(theory.sampling_term(sampling, 3, 0.8, SHARES, 2))
+    weights = np.asarray(theory.aggregation_weights(SHARES, cohorts, sampling))
     for _ in range(40):
         diffs = rng.normal(size=(6, 4)) * 10.0 ** rng.uniform(-1, 1, (6, 1)) ** 3
         diffs *= 2 * 3 * 0.8 / np.linalg.norm(diffs, axis=1, keepdims=True)
-        weights = np.asarray(theory.aggregation_weights(SHARES, cohorts, sampling))
         out = np.einsum("sk,skd->sd", weights, diffs[cohorts]) - SHARES @ diffs
         worst = max(worst, float(chance @ (out**2).sum(axis=1)) / bound)
     assert 0.8 < worst <= 1
@@ -521,79 +408,34 @@ def test_equation_20_is_the_mean_of_the_clients_variances():
     assert float(mean) > shares**2 @ each
     lrs = np.array([0.04, 0.03, 0.02])
     by_round = theory.mean_noise_variance(lrs, sizes=sizes, **SETTING)
-    assert by_round.shape == (3,)
-    close(theory.accumulated_noise(lrs, sizes=sizes, **SETTING), np.asarray(by_round).sum(), 1e-12)
-    total_steps, n = 3 * 5, sizes.sum()
-    printed = (
-        128
-        * total_steps
-        * 5**3
-        * 10**2
-        / (n * 0.25)
-        * (lrs**2).sum()
-        * (np.log(1.25 * 50 / (sizes * 1e-5)) / sizes).sum()
-    )
-    close(theory.accumulated_noise_printed(lrs, sizes=sizes, **SETTING), printed, 1e-12)
+    close(by_round, mean * (lrs / 0.04) ** 2, 1e-12)
+    summed = theory.accumulated_noise(lrs, sizes=sizes, **SETTING)
+    close(summed, np.asarray(by_round).sum(), 1e-12)
+    printed = theory.accumulated_noise_printed(lrs, sizes=sizes, **SETTING)
+    close(printed, 3 * summed, 1e-12)  # the rounds counted twice
 
 
 # --- convergence
 
-NOISE = dict(
-    dim=7850, steps=5, clip_norm=1.0, batch=10, rows=60000, smoothness=1.0, epsilon=0.5, delta=1e-5
-)
 
-
-def test_golden_terms():
-    a = theory.gradient_term(np.full(100, 0.01), np.full(100, 1.0), 10, 5, 1.0, 1.0, 0.5)
-    b = theory.noise_term_printed(**NOISE)
-    close(
-        [a, b, theory.noise_term_printed(**NOISE, consistent=True)],
-        [131.001, 1.92800156e9, 3.79757884e9],
-    )
-    close(
-        [theory.sampling_term_printed(s, 5, 1.0, 100, 10) for s in theory.SAMPLINGS],
-        [0, 10, 10, 9.0909091],
-    )
-    terms = float(a) + float(b)
-    for found in (
-        theory.bound_gap_printed(1000, terms, 1.0, 0.01, 1.0, 5).value,
-        theory.bound_gap(1000, terms, 1.0, 0.01, 1.0, 5),
-    ):
-        close(found, 2.14222410e10)
-    printed = li.noise_multiplier_printed(0.5, 1e-5, MNIST).value
-    close(theory.noise_term(7850, 5, 1.0, np.full(100, 0.01), printed), 64552.555)
-
-
-def test_the_terms_move_with_everything():
-    p, v = np.array([0.25, 0.75]), np.array([2.0, 3.0])
-    close(
-        theory.gradient_term(p, v, 4, 3, 0.5, 2.0, 0.1),
-        (0.0625 * 2 + 0.5625 * 3) / 4 + 8 * 4 * 0.25 + 6 * 2 * 0.1,
-    )
-    full = (
-        8
-        * 3
-        * 2**4
-        * 7**2
-        * 0.5**2
-        / (900 * 4 * 0.3**2)
-        * math.log(900)
-        * math.log(1.25**2 * 2**2 * 7**2 / (900 * 1e-6**2))
-        * (2 + 1)
-    )
+def test_terms_of_the_bound():
+    p, v, z = np.array([0.25, 0.75]), np.array([2.0, 3.0]), np.array([1.0, 2.0])
+    gradient = (0.0625 * 2 + 0.5625 * 3) / 4 + 8 * 4 * 0.25 + 6 * 2 * 0.1
+    close(theory.gradient_term(p, v, 4, 3, 0.5, 2.0, 0.1), gradient)
     args = dict(
         dim=3, steps=2, clip_norm=0.5, batch=7, rows=900, smoothness=2.0, epsilon=0.3, delta=1e-6
     )
-    close(theory.noise_term_printed(**args), full)
-    close(theory.noise_term_printed(**args, consistent=True), full / 3 * 5)
-    z = np.array([1.0, 2.0])
-    close(
-        theory.noise_term(3, 2, 0.5, p, z, "with_replacement", 4),
-        16 * 3 * 4 * 0.25 * ((p**2 + p * (1 - p) / 4) @ z**2),
-    )
-    close(
-        theory.sampling_term("without_replacement", 3, 0.5, p, 1), 4 * 9 * 0.25 * 2 * (p**2).sum()
-    )
+    variance = 8 * 2**4 * 7**2 * 0.5**2 / (900 * 4 * 0.3**2) * math.log(900)
+    variance *= math.log(1.25**2 * 2**2 * 7**2 / (900 * 1e-6**2)) / 2
+    close(theory.noise_term_printed(**args), 3 * variance * (4 + 2))
+    close(theory.noise_term_printed(**args, consistent=True), 3 * variance * (8 + 2))
+    weights = (p**2 + p * (1 - p) / 4) @ z**2
+    ours = theory.noise_term(3, 2, 0.5, p, z, "with_replacement", 4)
+    close(ours, 16 * 3 * 4 * 0.25 * weights)
+    sampled = theory.sampling_term("without_replacement", 3, 0.5, p, 1)
+    close(sampled, 4 * 9 * 0.25 * 2 * (p**2).sum())
+    printed = [theory.sampling_term_printed(s, 5, 1.0, 100, 10) for s in theory.SAMPLINGS]
+    close(printed, [0, 10, 10, 9.0909091])
     close(theory.distance_bound(3.0, 0.5), 36.0)
 
 
@@ -613,49 +455,40 @@ def test_the_noise_term_covers_the_noise():
 
 
 def test_lemma_a4():
-    close(theory.log_sum_bound([600] * 100, 5, 10, 1e-5).value, 111.638770)
-    total = lambda sizes: (np.log(1.25 * 50 / (np.asarray(sizes) * 1e-5)) / sizes).sum()
-    close(total(np.full(100, 600)), 1.541860, 1e-6)
     x = np.geomspace(1, 60000, 400001)
     f = np.log(1.25 * 50 / (x * 1e-5)) / x
-    close(
-        theory.log_sum_bound([60000], 5, 10, 1e-5).value,
-        ((f[1:] + f[:-1]) / 2 * np.diff(x)).sum(),
-        1e-6,
-    )
+    integral = ((f[1:] + f[:-1]) / 2 * np.diff(x)).sum()
+    close(theory.log_sum_bound([60000], 5, 10, 1e-5).value, integral, 1e-6)
     # it fails for the smallest clients, and where every client has all rows of a round too, once
     # they are many
     for sizes in ([10] * 100, [50] * 1000, [600] * 10000):
-        found = theory.log_sum_bound(sizes, 5, 10, 1e-5)
-        assert found.failed and total(np.array(sizes)) > float(found.value)
+        found, n = theory.log_sum_bound(sizes, 5, 10, 1e-5), np.array(sizes)
+        assert found.failed and (np.log(1.25 * 50 / (n * 1e-5)) / n).sum() > float(found.value)
+    assert not theory.log_sum_bound([600] * 100, 5, 10, 1e-5).failed
 
 
-@pytest.mark.parametrize("kappa, steps", [(1.0, 5), (1.0, 100), (30.0, 5), (3.0, 60)])
-@pytest.mark.parametrize("terms, distance", [(0.0, 1.0), (5.0, 1.0), (40.0, 0.01)])
+@pytest.mark.parametrize("kappa, steps", [(1.0, 100), (30.0, 5), (3.0, 60)])
+@pytest.mark.parametrize("terms, distance", [(0.0, 1.0), (40.0, 0.01)])
 def test_the_recursion_stays_below_the_corrected_bound(kappa, steps, terms, distance):
     """E ||w - w*||^2 <= (1 - mu lr) E ||w - w*||^2 + lr^2 terms, and F - F* <= L / 2 of it."""
-    mu = 0.5
-    smoothness, t = mu * kappa, np.arange(3000)
-    fn = rates.theory(mu, smoothness, steps)
-    lrs = np.asarray(jax.vmap(fn)(jnp.asarray(t)), np.float64)
+    mu, smoothness, t = 0.5, 0.5 * kappa, np.arange(3000)
+    lrs = np.asarray(jax.vmap(rates.theory(mu, smoothness, steps))(jnp.asarray(t)), np.float64)
     gaps, far = [], distance
     for lr in lrs:
         gaps.append(smoothness / 2 * far)
         far = (1 - mu * lr) * far + lr**2 * terms
     gaps = np.array(gaps)
-    bounds = [
-        np.asarray(theory.bound_gap(t, terms, distance, mu, smoothness, steps, sharp))
-        for sharp in (False, True)
-    ]
-    assert np.all(gaps <= bounds[1] * (1 + 1e-5)) and np.all(bounds[1] <= bounds[0])
+    whole, sharp = (
+        np.asarray(theory.bound_gap(t, terms, distance, mu, smoothness, steps, s))
+        for s in (False, True)
+    )
+    assert np.all(gaps <= sharp * (1 + 1e-5)) and np.all(sharp <= whole)
     printed = theory.bound_gap_printed(t, terms, distance, mu, smoothness, steps)
-    exceeded = gaps / np.asarray(printed.value)
     if not printed.failed:
-        close(printed.value, bounds[0], 1e-12)
-        assert exceeded.max() <= 1 + 1e-5
-    if (kappa, steps, terms) == (1.0, 100, 0.0):
+        close(printed.value, whole, 1e-12)
+    if (kappa, terms) == (1.0, 0.0):  # steps > 8 kappa: what is printed is exceeded
         assert printed.failed
-        close(exceeded[0], 12.5)
+        close(gaps[0] / printed.value[0], 12.5)
 
 
 @given(
@@ -673,26 +506,17 @@ def test_steps_to_accuracy_are_the_least(accuracy, terms, steps, kappa):
     assert needed == 0 or float(theory.bound_gap(needed - 1, *args)) > accuracy * (1 - 1e-9)
 
 
-def test_rounds_fall_in_steps_only_where_the_rest_outweighs_the_drift():
+@pytest.mark.parametrize("spread", [1e-4, 8.0, 200.0])
+def test_rounds_fall_in_steps_only_where_the_rest_outweighs_the_drift(spread):
     bound, accuracy = 0.1, 1e-7
-    for spread in (1e-4, 8.0, 200.0):
-        terms = lambda q, a=spread: a + 8 * (q - 1) ** 2 * bound**2
-        best = theory.optimal_local_steps(terms, accuracy, 0.0, 0.5, 1.0, most=100)
-        ideal = float(theory.noiseless_local_steps(spread, bound))
-        close(ideal, math.sqrt(1 + spread / 0.08), 1e-12)
-        assert abs(best - ideal) < 1
-        rounds = [
-            float(theory.steps_to_accuracy(accuracy, terms(q), 0.0, 0.5, 1.0, q)) / q
-            for q in range(1, 101)
-        ]
-        assert rounds[best - 1] <= min(rounds) * (1 + 1e-6)
-        if spread < 1:
-            assert best == 1 and np.all(np.diff(rounds) > 0)
-        else:
-            assert 1 < best < 100 and rounds[0] > rounds[best - 1] < rounds[-1]
-    # the noise on the model grows with steps^2, and moves the best number down
-    shares = np.full(100, 0.01)
-    noisy = lambda q: (
-        200.0 + 8 * (q - 1) ** 2 * bound**2 + float(theory.noise_term(10, q, bound, shares, 3.0))
-    )
-    assert 1 < theory.optimal_local_steps(noisy, accuracy, 0.0, 0.5, 1.0, most=100) < best
+    terms = lambda q: spread + 8 * (q - 1) ** 2 * bound**2
+    best = theory.optimal_local_steps(terms, accuracy, 0.0, 0.5, 1.0, most=100)
+    ideal = float(theory.noiseless_local_steps(spread, bound))
+    close(ideal, math.sqrt(1 + spread / 0.08), 1e-12)
+    assert abs(best - ideal) < 1 and (best == 1) == (spread < 1)
+    needed = lambda q: float(theory.steps_to_accuracy(accuracy, terms(q), 0.0, 0.5, 1.0, q)) / q
+    assert needed(best) <= min(needed(q) for q in range(1, 101)) * (1 + 1e-6)
+    if spread > 100:  # the noise on the model grows with steps^2, and moves the best number down
+        shares = np.full(100, 0.01)
+        noisy = lambda q: terms(q) + float(theory.noise_term(10, q, bound, shares, 3.0))
+        assert 1 < theory.optimal_local_steps(noisy, accuracy, 0.0, 0.5, 1.0, most=100) < best

@@ -19,41 +19,40 @@ def facts(card):
     return dict(card.facts)
 
 
+PROMISE = dict(unit="client", view="third_party", adjacency="zero_out", delta=1e-6)
+
+
 def test_the_most_accurate_of_what_is_proved_is_the_best(tmp_path):
     settings = {
         "no noise": ([0.99, 0.97], [guarantee(None)], {}),
         "claimed alone": ([0.95], [guarantee(1.0, "claimed")], {}),
         "conditional": ([0.94], [guarantee(1.0, "conditional")], {}),
-        "best": (
-            [0.8, 0.9, 0.1],
-            [guarantee(4.0, unit="client", view="third_party", adjacency="zero_out", delta=1e-6)],
-            dict(failed=(2,)),
-        ),
+        "failed": ([0.98], [guarantee(1.0)], dict(failed=(0,))),
+        "best": ([0.8, 0.9, 0.1], [guarantee(4.0, **PROMISE)], dict(failed=(2,))),
         "less": ([0.7], [guarantee(2.0)], {}),
     }
     found, beside = cards(made(tmp_path / "run", settings))
-    assert [*found] == [
-        "Best private accuracy",
-        "ε",
-        "What is proved",
-        "Without a guarantee, same data",
-    ]
-    best = found["Best private accuracy"]
+    best, epsilon, proved, without = found.values()
+    assert [*found][0] == "Best private accuracy" and [*found][3].startswith("Without a guarantee")
     assert best.value == "0.8500 ± 0.6353"  # t of one degree of freedom
     assert facts(best) == dict(setting="best", seeds="2 (+1 failed)")
-    assert found["ε"].value == "4" and facts(found["ε"]) == {
-        "δ": "1e-06",
-        "unit": "client",
-        "adjacency": "zero out",
-        "view": "third party",
-    }
-    assert found["What is proved"].value == "proved"
-    assert facts(found["What is proved"]) == dict(method="pld", caveats="1, listed below")
-    assert found["What is proved"].notes == ["2 of 5 settings have a proved ε."]
-    assert found["Without a guarantee, same data"].value == "0.9800 ± 0.1271"
+    told = {"δ": "1e-06", "unit": "client", "adjacency": "zero out", "view": "third party"}
+    assert epsilon.value == "4" and facts(epsilon) == told
+    assert proved.value == "proved"
+    assert facts(proved) == dict(method="pld", caveats="1, listed below")
+    assert proved.notes == ["3 of 6 settings have a proved ε."]
+    assert without.value == "0.9800 ± 0.1271"
     assert "best of 2 settings with an ε here, chosen after looking at test accuracy" in beside
     assert "No ε covers that choice" in beside and "jfl.choose" in beside
     assert "not comparable" in beside and "data differ" not in beside
+
+
+def test_without_an_epsilon_nothing_is_promised(tmp_path):
+    settings = {"a": ([0.9], [guarantee(None)], {}), "b": ([0.8], [guarantee(1.0, "claimed")], {})}
+    found, beside = cards(made(tmp_path / "run", settings))
+    assert found["Best private accuracy"].value == "none" and not beside
+    assert "nothing is guaranteed" in found["Best private accuracy"].notes[0]
+    assert found["Without a guarantee"].value == "0.9000"  # a claim is not without any
 
 
 def test_what_is_conditional_is_named_as_such(tmp_path):
@@ -67,23 +66,6 @@ def test_what_is_conditional_is_named_as_such(tmp_path):
     assert found["ε"].value == "3" and found["What is proved"].value == "conditional"
     assert found["What is proved"].notes == [headline.CONDITIONAL]
     assert "It is the only setting here" in beside and "no ε covers" in beside
-
-
-def test_without_an_epsilon_nothing_is_promised(tmp_path):
-    settings = {"a": ([0.9], [guarantee(None)], {}), "b": ([0.8], [guarantee(1.0, "claimed")], {})}
-    found, beside = cards(made(tmp_path / "run", settings))
-    assert found["Best private accuracy"].value == "none" and not beside
-    assert "nothing is guaranteed" in found["Best private accuracy"].notes[0]
-    assert found["Without a guarantee"].value == "0.9000"  # a claim is not without any
-
-
-def test_settings_without_an_accuracy_are_no_candidates(tmp_path):
-    settings = {
-        "failed": ([0.9, 0.9], [guarantee(1.0)], dict(failed=(0, 1))),
-        "b": ([0.5], [guarantee(2.0)], {}),
-    }
-    found, _ = cards(made(tmp_path / "run", settings))
-    assert facts(found["Best private accuracy"])["setting"] == "b"
 
 
 def test_other_data_are_told_and_are_no_reference(tmp_path):
@@ -100,25 +82,11 @@ def test_other_data_are_told_and_are_no_reference(tmp_path):
 
 def test_an_audit_above_the_proof_stands_first(tmp_path):
     folder = made(tmp_path / "run")
-    audit = dict(
-        epsilon=9.0,
-        delta=1e-5,
-        unit="example",
-        adjacency="add_remove",
-        view="server",
-        method="m",
-        status="audited",
-        confidence=0.95,
-        canary="c",
-        trials=10,
-        rounds=2,
-        proved=guarantee(2.0),
-        claimed=None,
-        refuted=False,
-        contradicted=True,
-        config={},
-    )
-    (folder / "audit.json").write_text(json.dumps(dict(format=1, audits=[audit])))
-    found, _ = cards(folder)
-    first = next(iter(found.values()))
+    proved, promise = guarantee(2.0), dict(unit="example", adjacency="add_remove", view="server")
+    found = dict(status="audited", epsilon=9.0, delta=1e-5, method="m", confidence=0.95)
+    attack = dict(canary="c", trials=10, rounds=2, config={})
+    judged = dict(proved=proved, claimed=None, refuted=False, contradicted=True)
+    audits = dict(format=1, audits=[promise | found | attack | judged])
+    (folder / "audit.json").write_text(json.dumps(audits))
+    first = next(iter(cards(folder)[0].values()))
     assert first.alarm and first.value == "contradicts the proof" and "bug" in first.notes[0]

@@ -210,7 +210,6 @@ def client_sensitivity(
     checks.require_one_of(where, tuple(MODES), mode=mode)
     value = 2 * clip_norm
     if mode == "prox_erm":
-        {"1 - inexactness": 1 - inexactness}
         value = 2 * lipschitz / mu_bar * (1 / rows + inexactness)
     elif mode == "sgd_clipped_steps":
         value = 2 * grad_clip * np.asarray(lrs, float).sum(axis=-1)
