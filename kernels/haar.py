@@ -10,17 +10,13 @@ padding only: these are zero in an analysis and have no effect in a synthesis.  
 needs no gather and moves no padding.
 """
 
-import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
 
-PATHS = ("auto", "xla", "pallas", "interpret")
 # `energies` computes this number of levels by one product.  A CPU takes as long for 3 as for 5, and
 # twice as long for 7.
 LEVELS_PER_PRODUCT = 5
@@ -124,35 +120,26 @@ def cut(coefficients, lengths, axis=-1) -> tuple:
 # --- one axis
 
 
-def analysis(x, path: str = "auto"):
+def analysis(x):
     """Return the coefficients [..., m] of x [..., d], where m is the next power of two.
-
-    Args:
-        x: Float[..., d].
-        path: "auto", "xla", "pallas", or "interpret" (the Pallas kernel without an accelerator).
-            "auto" is XLA: no benchmark on an accelerator has shown that the Pallas kernel is
-            faster.
 
     Example:
         >>> c = analysis(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3])) / jnp.sqrt(leaves(8))
         >>> [round(float(v), 4) for v in c]
         [5.25, -2.0, -4.0, 2.0, 1.0, 0.5, 1.0, 0.25]
     """
-    d = x.shape[-1]
-    if _resolve_path("analysis", path) == "xla":
-        return join(split(x), (d,))
-    pad = [(0, 0)] * (x.ndim - 1) + [(0, 2 ** height(d) - d)]
-    return _pallas(jnp.pad(x, pad), True, path == "interpret")
+    return join(split(x), x.shape[-1:])
 
 
-def synthesis(coefficients, length: int, path: str = "auto"):
+def synthesis(coefficients, length: int):
     """Return x [..., length] from coefficients [..., m]: the inverse of `analysis`, without
     padding."""
-    _require_coefficients("synthesis", coefficients, 2 ** height(length), length)
-    if _resolve_path("synthesis", path) == "xla":
-        return merge(cut(coefficients, (length,)), (length,))
-    found: Any = _pallas(coefficients, False, path == "interpret")
-    return found[..., :length]
+    if coefficients.shape[-1] != 2 ** height(length):
+        raise ValueError(
+            f"haar.synthesis: expected {2 ** height(length)} coefficients for {length}, but got "
+            f"{coefficients.shape[-1]}. Pass the length that was analysed."
+        )
+    return merge(cut(coefficients, (length,)), (length,))
 
 
 def energies(x):
@@ -197,7 +184,7 @@ def levels(m: int):
         >>> levels(8).tolist()
         [0, 1, 1, 1, 1, 2, 2, 3]
     """
-    return _per_level("levels", m, 1, lambda level, top: level)
+    return _per_level("levels", m, lambda level, top: level)
 
 
 def leaves(m: int):
@@ -209,43 +196,10 @@ def leaves(m: int):
         >>> leaves(8).tolist()
         [8, 2, 2, 2, 2, 4, 4, 8]
     """
-    return _per_level("leaves", m, 1, lambda level, top: 2 ** (level or top))
+    return _per_level("leaves", m, lambda level, top: 2 ** (level or top))
 
 
-# --- two axes
-
-
-def analysis2(x):
-    """Return the coefficients [..., m * m] of the pyramid of x [..., h, w].
-
-    x is padded to the smallest square of m = 2 ** L.  Each level splits a square into four: means,
-    which the next level splits, and three kinds of details.
-
-    Example:
-        >>> analysis2(jnp.ones((2, 2))).tolist()
-        [2.0, 0.0, 0.0, 0.0]
-    """
-    return join(split(x, (-2, -1)), x.shape[-2:], (-2, -1))
-
-
-def synthesis2(coefficients, shape):
-    """Return x [..., h, w] from coefficients [..., m * m]: the inverse of `analysis2`, without
-    padding."""
-    _require_coefficients("synthesis2", coefficients, 4 ** height(*shape), shape)
-    return merge(cut(coefficients, shape), shape, (-2, -1))
-
-
-def levels2(m: int):
-    """Return the level of each coefficient of the pyramid, Int[m * m]; the base has 0.
-
-    Example:
-        >>> levels2(4).tolist()
-        [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
-    """
-    return _per_level("levels2", m, 2, lambda level, top: level)
-
-
-def _per_level(where, m, dimensions, value):
+def _per_level(where, m, value):
     """Return value(level, ...) of each coefficient as one array; reject an m that is no power of
     two."""
     if m < 1 or m & (m - 1):
@@ -254,80 +208,7 @@ def _per_level(where, m, dimensions, value):
             "padded length."
         )
     out = []
-    for level, _, full in layout(*(m,) * dimensions):
+    for level, _, full in layout(m):
         out += [value(level, height(m))] * math.prod(full)
     with jax.ensure_compile_time_eval():  # numbers, also where the caller is being traced
         return jax.device_get(jnp.array(out))
-
-
-def _require_coefficients(where, coefficients, size, shape):
-    """Reject another number of coefficients than `size`."""
-    if coefficients.shape[-1] != size:
-        raise ValueError(
-            f"haar.{where}: expected {size} coefficients for {shape}, but got "
-            f"{coefficients.shape[-1]}. "
-            "Pass the lengths that were analysed."
-        )
-
-
-def _resolve_path(where, path):
-    """Return the path that "auto" stands for; reject an unknown one."""
-    if path not in PATHS:
-        raise ValueError(
-            f"haar.{where}: expected path to be one of {', '.join(map(repr, PATHS))}, "
-            f"but got {path!r}."
-        )
-    return "xla" if path == "auto" else path
-
-
-# --- the Pallas kernel, which computes all levels of a row
-
-
-def _signs(dtype):
-    """Return (1, -1) along the last of three axes."""
-    return 1 - 2 * lax.broadcasted_iota(jnp.int32, (1, 1, 2), 2).astype(dtype)
-
-
-def _analysis_kernel(x_ref, out_ref):
-    """Compute all levels of a block of rows."""
-    x, start = x_ref[...], 1
-    while half := x.shape[-1] // 2:
-        pairs = x.reshape(1, half, 2)
-        x = pairs.sum(-1) * 0.5**0.5
-        out_ref[:, pl.ds(start, half)] = (pairs * _signs(x.dtype)).sum(-1) * 0.5**0.5
-        start += half
-    out_ref[:, pl.ds(0, 1)] = x
-
-
-def _synthesis_kernel(c_ref, out_ref):
-    """Invert all levels of a block of rows."""
-    m = c_ref.shape[-1]
-    x = c_ref[:, pl.ds(0, 1)]
-    while (n := x.shape[-1]) < m:
-        details = c_ref[:, pl.ds(m - 2 * n + 1, n)]
-        x = ((x[..., None] + _signs(x.dtype) * details[..., None]) * 0.5**0.5).reshape(1, 2 * n)
-    out_ref[...] = x
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _pallas(x, forward, interpret):
-    """Run a kernel over blocks of rows."""
-    rows, m = x.size // x.shape[-1], x.shape[-1]
-    block = pl.BlockSpec((1, m), lambda i: (i, 0))
-    kernel = _analysis_kernel if forward else _synthesis_kernel
-    call = pl.pallas_call(
-        kernel,
-        out_shape=jax.ShapeDtypeStruct((rows, m), x.dtype),
-        grid=(rows,),
-        in_specs=[block],
-        out_specs=block,
-        interpret=interpret,
-    )
-    return call(x.reshape(rows, m)).reshape(x.shape)
-
-
-# the gradient of an orthonormal map is its inverse
-_pallas.defvjp(
-    lambda x, forward, interpret: (_pallas(x, forward, interpret), None),
-    lambda forward, interpret, _, g: (_pallas(g, not forward, interpret),),
-)
