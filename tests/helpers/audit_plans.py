@@ -85,11 +85,8 @@ SERVER, THIRD = dict(view="server"), dict(view="third_party")
 # name -> plan, rounds, unit and view, the share of what is proved that is shown at least
 PLANS = {
     "record full": (lambda: of_records(1.0, batches.full()), 1, {}, 0.65),
-    "record full, rounds": (lambda: of_records(2.0, batches.full(), 2), 3, {}, 0.65),
-    "record poisson": (lambda: of_records(1.0, batches.poisson(4)), 1, {}, 0.6),
     "record poisson, rounds": (lambda: of_records(2.0, batches.poisson(4)), 4, {}, 0.6),
     "record fixed": (lambda: of_records(0.7, batches.without_replacement(4)), 1, {}, 0.6),
-    "record fixed, rounds": (lambda: of_records(1.0, batches.without_replacement(4)), 4, {}, 0.6),
     "record with replacement": (lambda: of_records(1.0, batches.with_replacement(4)), 1, {}, 0.6),
     # the proof counts each of the steps, and an upload shows their sum
     "record epochs": (lambda: of_records(1.0, batches.epochs(4), 2), 2, {}, 0.4),
@@ -106,15 +103,8 @@ PLANS = {
     "client": (lambda: of_clients(1.0), 1, {}, 0.65),
     "client, weights": (lambda: of_clients(1.0, weights=[1.0, 2.0, 3.0, 4.0]), 1, {}, 0.65),
     "client fixed": (lambda: of_clients(0.7, sampling.without_replacement(4, 2)), 1, {}, 0.6),
-    "client poisson": (lambda: of_clients(1.0, sampling.poisson(4, 0.5)), 1, {}, 0.6),
     # 1.6 rounds in a thousand draw more clients than there is room for, which delta pays for
     "client overflow": (lambda: of_clients(1.2, sampling.poisson(4, 0.2, capacity=3)), 1, {}, 0.4),
-    "client with replacement": (
-        lambda: of_clients(1.0, sampling.with_replacement(4, 2)),
-        1,
-        {},
-        0.6,
-    ),
     "client layers": (
         lambda: of_clients(1.0, release=chain(1.0, jfl.clip_per_layer((0.5, 0.8)))),
         1,
@@ -123,7 +113,6 @@ PLANS = {
     ),
     "client adaptive": (lambda: of_clients(1.0, release=adaptive()), 2, {}, 0.6),
     "client shaped": (lambda: ellipsoid(1.0), 1, {}, 0.65),
-    "client scaffold": (lambda: of_clients(1.0, name="scaffold"), 2, {}, 0.65),
     "upload": (lambda: uploads(1.0), 1, SERVER, 0.65),
     "upload, noise of all": (lambda: uploads(1.0), 1, THIRD, 0.65),
     "upload and release": (lambda: uploads(1.0, both()), 1, THIRD, 0.5),

@@ -20,13 +20,13 @@ MUTANTS = (
         "jfl/algorithms/scaffold.py",
         "jnp.where(context.round < warm, 0.0, 1.0)",
         "jnp.where(context.round <= warm, 0.0, 1.0)",
-        f"{LOOPS}[scaffold_warm_all]",
+        f"{LOOPS}[scaffold_noise_everywhere]",
     ),
     Mutant(
         "jfl/algorithms/scaffold.py",
         "context.cohort / context.clients / rate_sum",
         "context.cohort / context.clients",
-        f"{LOOPS}[scaffold_warm_all]",
+        f"{LOOPS}[scaffold_noise_everywhere]",
     ),
     Mutant(
         "jfl/algorithms/base.py",
@@ -56,7 +56,7 @@ MUTANTS = (
         "jfl/algorithms/output_perturbation.py",
         "pytrees.cast_to(pytrees.scale(rate_sum, mean), dtypes)",
         "pytrees.cast_to(mean, dtypes)",
-        "tests/algorithms/test_output_perturbation.py::test_equals_numpy[levels-all-None]",
+        "tests/algorithms/test_output_perturbation.py::test_equals_numpy[levels-all-40.0]",
     ),
     # --- rounds
     Mutant(

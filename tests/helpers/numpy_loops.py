@@ -103,6 +103,17 @@ def draws(key, noise, plan, batches, steps, dim):
     )
 
 
+@jax.jit
+def once_a_round(noise, ids, turn):
+    """The normals at the address of (round, client), without a step: [rounds, clients, 4]."""
+
+    def one(r, ids, turn):
+        base = stream_key(noise, Stream.ROWS, r)
+        return jax.vmap(lambda i, turn: normals(address(base, i, turn), jnp.zeros(4)))(ids, turn)
+
+    return each_round(one, ids, turn)
+
+
 def clip(v, bound):
     return v * min(1.0, bound / np.linalg.norm(v)) if np.any(v) else v
 
@@ -111,8 +122,48 @@ def example_gradient(w, x, y):
     return (w[0] + x @ w[1:] - y) * np.concatenate([[1.0], x])
 
 
+class Loop:
+    """What the loops share: who came, the rows of a batch, and its gradient.
+
+    Args:
+        fed: the federation.
+        d: what was drawn.
+        private: (clip norm, deviation of the noise on the sum, divisor) of noisy gradients; None
+            for mean gradients.
+    """
+
+    def __init__(self, fed, d, private=None):
+        self.x, self.y = np.asarray(fed.x, np.float64), np.asarray(fed.y, np.float64)
+        self.index, self.d, self.private = np.asarray(fed.index), d, private
+
+    def cohorts(self):
+        """Each round, and the places in its cohort that are taken: (place, client, times)."""
+        for r in range(ROUNDS):
+            places = enumerate(zip(self.d["ids"][r], self.d["count"][r]))
+            yield r, [(k, int(i), int(count)) for k, (i, count) in places if count > 0]
+
+    def rows(self, r, k, i, s):
+        at = self.index[i][self.d["slots"][r, k, s][self.d["mask"][r, k, s]]]
+        return self.x[at], self.y[at]
+
+    def gradient(self, r, k, i, s, w, noisy=True):
+        each = [example_gradient(w, a, b) for a, b in zip(*self.rows(r, k, i, s))]
+        if self.private is None or not noisy:
+            return sum(each) / len(each)
+        bound, std, divisor = self.private
+        return (sum(clip(g, bound) for g in each) + std * self.d["rows"][r, k, s]) / divisor
+
+
 @jax.jit
 def run_jfl(key, plan):
     """(the key of its noise, the run) of jfl."""
     begun = jfl.init(key, plan)
     return run_noise_key(begun), jfl.scan(begun, plan, [ROUNDS])[0]
+
+
+def drawn_and_run(plan, steps, dim=4):
+    """(what was drawn, its noise key, the run) of a plan; `steps` are the draws of a client."""
+    key = jax.random.key(8)
+    noise, run = run_jfl(key, plan)
+    d = draws(key, noise, plan, plan.algorithm.releases[0].batches, steps, dim)
+    return jax.tree.map(np.asarray, d), noise, run
