@@ -7,13 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.problems import close, flat, same_bits, squared, start_params
-from hypothesis import given
-from hypothesis import strategies as st
 
 import jfl
 from jfl.analysis import public_data
 from jfl.core.records import Fn
-from jfl.data import transforms
 from jfl.privacy.mechanisms import haar_bands as haar
 
 ROWS = 7
@@ -37,7 +34,7 @@ def gradients(x, y):
 # --- norms
 
 
-@pytest.mark.parametrize("microbatch", [None, 1, 3, 100])
+@pytest.mark.parametrize("microbatch", [None, 3])
 def test_gradient_norms(microbatch):
     x, y = rows()
     got = public_data.gradient_norms(squared, start_params(), x, y, microbatch=microbatch)
@@ -46,24 +43,20 @@ def test_gradient_norms(microbatch):
 
 
 def test_blocks_bound_what_is_held():
-    """With blocks of one row no array holds the gradients of several."""
+    """With blocks of eight rows no array holds the gradients of all."""
     x, params = jnp.zeros((64, 50)), jnp.zeros((50, 50))
     loss = Fn(lambda w, x, y: (x @ w).sum() * y)
 
-    def largest(microbatch):
-        text = str(
-            jax.make_jaxpr(
-                lambda x: public_data.gradient_norms(
-                    loss, params, x, jnp.ones(64), microbatch=microbatch
-                )
-            )(x)
+    def holds_all(microbatch):
+        norms = lambda x: public_data.gradient_norms(
+            loss, params, x, jnp.ones(64), microbatch=microbatch
         )
-        return "64,50,50]" in text, "8,50,50]" in text
+        return "64,50,50]" in str(jax.make_jaxpr(norms)(x))
 
-    assert largest(64) == (True, False) and largest(8) == (False, True)
+    assert holds_all(64) and not holds_all(8)
 
 
-@given(quantile=st.sampled_from([0.0, 0.25, 0.5, 0.9, 1.0]), n=st.sampled_from([1, 2, 9]))
+@pytest.mark.parametrize("quantile, n", [(0.0, 2), (0.25, 9), (0.5, 1), (0.9, 9)])
 def test_median_and_quantiles(quantile, n):
     x, y = rows(12)
     want = np.linalg.norm(gradients(x, y), axis=1)
@@ -71,28 +64,6 @@ def test_median_and_quantiles(quantile, n):
         squared, start_params(), x[:n], y[:n], quantile=quantile, microbatch=1
     )
     assert type(got) is float and math.isclose(got, np.quantile(want[:n], quantile), rel_tol=2e-5)
-
-
-def test_median_by_a_plain_loop(task):
-    x, y = rows()
-    each = sorted(
-        float(np.linalg.norm(flat(jax.grad(squared)(start_params(), x[i], y[i]))))
-        for i in range(ROWS)
-    )
-    assert math.isclose(
-        public_data.median_norm(task, start_params(), x, y), each[ROWS // 2], rel_tol=1e-5
-    )
-
-
-def test_public_rows_of_transform():
-    public, _ = transforms.public(jfl.datasets.digits(), 20)
-    clip = public_data.median_norm(
-        lambda w, x, y: -jax.nn.log_softmax(x.ravel() @ w)[y], jnp.zeros((64, 10)), *public
-    )
-    want = np.linalg.norm(public.x.reshape(20, -1), axis=1) * math.sqrt(
-        0.9
-    )  # softmax - one-hot at zero logits
-    assert math.isclose(clip, np.median(want), rel_tol=1e-5) and jfl.clip_l2(clip) is not None
 
 
 def update_norms(x, y, **options):
@@ -142,39 +113,27 @@ def test_update_norms_draw_batches():
     "options, message",
     [
         (dict(clients=8), "at least 1 public rows for each client, but got 7 rows for 8"),
-        (
-            dict(clients=3, batch=jfl.batches.without_replacement(3)),
-            "at least 3 public rows for each",
-        ),
-        (dict(clients=0), "got clients=0"),
-        (dict(steps=0), "got steps=0"),
+        (dict(clients=3, batch=jfl.batches.without_replacement(3)), "at least 3 public rows"),
         (dict(lr=0.0), "lr > 0"),
-        (dict(batch=16), "batch of jfl.batches"),
     ],
 )
 def test_update_norms_refuse(options, message):
     x, y = rows()
-    options = dict(
-        dict(clients=2, steps=1, lr=0.1, batch=jfl.batches.full(), key=jax.random.key(0)), **options
-    )
+    default = dict(clients=2, steps=1, lr=0.1, batch=jfl.batches.full(), key=jax.random.key(0))
     with pytest.raises(ValueError, match="public_data.update_norms: expected .*" + message):
-        public_data.update_norms(squared, start_params(), x, y, **options)
+        public_data.update_norms(squared, start_params(), x, y, **default | options)
 
 
 def test_rows_are_checked():
     x, y = rows()
-    for bad in ((x, y[:3]), (x[:0], y[:0]), (x[0, 0], y)):
-        with pytest.raises(ValueError, match="public_data.gradient_norms: expected public rows"):
-            public_data.gradient_norms(squared, start_params(), *bad)
-    with pytest.raises(ValueError, match="got microbatch=0"):
-        public_data.gradient_norms(squared, start_params(), x, y, microbatch=0)
-    with pytest.raises(ValueError, match="expected a Task, or a loss"):
-        public_data.median_norm(3, start_params(), x, y)
-    for quantile in (1.5, -0.1, float("nan"), [0.5]):
-        with pytest.raises(ValueError, match=r"quantile in \[0, 1\]"):
-            public_data.median_norm(squared, start_params(), x, y, quantile=quantile)
+    median = lambda x, y, **how: public_data.median_norm(squared, start_params(), x, y, **how)
+    for bad in ((x, y[:3]), (x[:0], y[:0])):
+        with pytest.raises(ValueError, match="expected public rows"):
+            median(*bad)
+    with pytest.raises(ValueError, match=r"quantile in \[0, 1\]"):
+        median(x, y, quantile=1.5)
     with pytest.raises(ValueError, match="finite gradients, but got 1 of 7 rows"):
-        public_data.median_norm(squared, start_params(), x.at[2, 0].set(jnp.nan), y)
+        median(x.at[2, 0].set(jnp.nan), y)
 
 
 # --- bands
@@ -189,7 +148,7 @@ LIKE = {"b": jnp.zeros(3), "w": jnp.zeros((8, 2))}
 
 
 @pytest.mark.by_default("flat")
-@pytest.mark.parametrize("make", [haar.flat, haar.plain, lambda like: haar.pixels(like, (4, 2))])
+@pytest.mark.parametrize("make", [haar.flat, haar.plain])
 def test_band_energies_add_up(make):
     r, bands = np.random.default_rng(1), make(LIKE)
     x, y = (

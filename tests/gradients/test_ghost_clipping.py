@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from helpers.problems import CLIENTS, close, flat, make_federation, same_bits, squared, start_params
-from jfl.kernels.conv import multiplies_patches
-from jfl.kernels.ghost_sums import Formed, Lookup, Product, patches, product, shrink
+from jfl.kernels.ghost_sums import Formed, Lookup, Product, product, shrink
 
 import jfl
 from jfl.core.records import Batch, Fn
@@ -45,13 +44,6 @@ class Shared(nn.Module):
         return nn.Dense(3, name="last")(same(jnp.tanh(same(x))))
 
 
-class Tied(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        embed = nn.Embed(7, 4, name="embed")
-        return embed.attend(nn.Dense(4, name="last")(embed(x).sum(0)))
-
-
 class Bent(nn.Module):
     """An own parameter under a function that is not linear."""
 
@@ -71,13 +63,6 @@ class Own(nn.Module):
         return jnp.tensordot(w, x, ((2,), (1,))) * jnp.exp(
             self.param("scale", nn.initializers.zeros, ())
         )
-
-
-class Factors(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        a = self.param("a", nn.initializers.normal(), (x.shape[-1], 2))
-        return nn.Dense(3, name="last")(x @ (a @ self.param("b", nn.initializers.normal(), (2, 4))))
 
 
 class Rewritten(nn.Module):
@@ -127,26 +112,11 @@ class Loop(nn.Module):
         return nn.Dense(3, name="last")(jax.lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ w), x))
 
 
-class Untrained(nn.Module):
-    """A module that has a switch, in evaluation."""
-
-    module: nn.Module
-
-    @nn.compact
-    def __call__(self, x):
-        return self.module(x, train=False)
-
-
-def _cnn():
-    return jfl.models._Cnn((2, 3), 4, 3)
-
-
 # module, shape of one example (an int: so many tokens)
 COVERED = dict(
     mlp=(lambda: jfl.models._Mlp((4, 5), 3), (6,)),
     dense_at_few_positions=(lambda: layers(nn.Dense(7), nn.relu, nn.Dense(6)), (2, 8)),
     dense_at_many_positions=(lambda: layers(nn.Dense(4), nn.tanh, nn.Dense(2)), (3, 3, 5)),
-    cnn=(_cnn, (6, 5)),
     conv=(
         lambda: layers(
             nn.Conv(6, (3, 2), strides=(2, 1), padding=((1, 2), (0, 1))),
@@ -163,25 +133,17 @@ COVERED = dict(
         ),
         (5, 4, 3),
     ),
-    conv_of_lines=(
-        lambda: layers(nn.Conv(4, 3, padding="VALID"), nn.relu, nn.Conv(2, 2, padding="CIRCULAR")),
-        (6, 2),
-    ),
     attention=(Attention, 5),
     recurrent=(Recurrent, 6),
-    loop=(Loop, (4,)),
+    loop_of_vectors=(Loop, (4,)),
     loop_of_matrices=(Loop, (3, 4)),
-    gpt=(lambda: Untrained(jfl.models.tasks._Gpt(4, 2, 2, 0.0, 7, True)), 5),
-    resnet=(lambda: jfl.models.tasks._ResNet(4, (1, 1), 3), (6, 6, 3)),
     own_parameter=(Own, (3, 5)),
 )
 REFUSED = dict(
     shared=(Shared, (4,), {"same/bias": "used 2 times", "same/kernel": "used 2 times"}),
-    tied=(Tied, 5, {"embed/embedding": "used 2 times"}),
     bent=(Bent, (4,), {"own": "tanh"}),
     loop=(Twice, (4,), {"own": "in a loop it is used 2 times"}),
     branch=(Until, (4,), {"own": "used 2 times"}),
-    factors=(Factors, (4,), {"a": "before it meets", "b": "before it meets"}),
     rewritten=(Rewritten, (4,), {"own": "mul before it meets the data"}),
 )
 
@@ -190,11 +152,8 @@ def problem(make, shape):
     """A module -> loss, parameters of two clients, their rows [2, ROWS, ...]."""
     r = np.random.default_rng(0)
     tokens = isinstance(shape, int)
-    x = (
-        r.integers(0, 7, (2, ROWS, shape))
-        if tokens
-        else r.normal(size=(2, ROWS, *shape)).astype("f4")
-    )
+    size = (2, ROWS, shape) if tokens else (2, ROWS, *shape)
+    x = r.integers(0, 7, size) if tokens else r.normal(size=size).astype("f4")
     module = make()
     shapes = jax.eval_shape(module.init, KEY, x[0, 0])["params"]
     # biases and scales are not all alike
@@ -296,12 +255,9 @@ def test_without_a_rule(name):
     book = ghost.read(loss, *example(params, x, y))
     assert set(book.why_not) == set(reasons) and book.rules
     for leaf, reason in reasons.items():
-        assert any(r in book.why_not[leaf] for r in reason.split("|")), book.why_not
+        assert reason in book.why_not[leaf], book.why_not
     check_sums(loss, params, x, y)
-    with pytest.raises(
-        ValueError,
-        match=f"private_grad: expected a rule for every parameter.*{next(iter(reasons))}.*auto",
-    ):
+    with pytest.raises(ValueError, match=f"a rule for every parameter.*{next(iter(reasons))}"):
         jax.eval_shape(
             lambda: sums(loss, jfl.clip_l2(1.0), params, x, y, WEIGHTS, path="bookkeeping")
         )
@@ -372,33 +328,27 @@ def test_no_gradient_of_an_example_is_held():
 
 @pytest.mark.slow
 def test_half_precision():
-    """bfloat16 parameters: norms and sums in float32, so a row within its bound, and the type is
-    kept for the release."""
+    """bfloat16 parameters: norms and sums in float32, and the type is kept for the release."""
     loss, params, x, y = problem(lambda: layers(nn.Dense(5), nn.tanh, nn.Dense(4)), (3, 6))
     half = jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
     for part, _ in check_sums(loss, half, x, y, rtol=0.02, atol=0.02):
         assert all(v.dtype == jnp.float32 for v in jax.tree.leaves(part.value))
         assert set(part.dtypes[1]) == {jnp.dtype("bfloat16")}
-    alone = jnp.eye(ROWS)[:, None].repeat(2, 1)
-    values = jax.jit(jax.vmap(lambda w: sums(loss, jfl.clip_l2(0.011), half, x, y, w)[0].value))(
-        alone
-    )
-    squares = sum(
-        np.square(np.asarray(v[:, 0], "f8")).reshape(ROWS, -1).sum(1)
-        for v in jax.tree.leaves(values)
-    )
-    assert (np.sqrt(squares) <= 0.011 * (1 + 1e-6)).all() and (squares > 0).all()
 
 
 # --- what is not finite, and what nearly cancels
 
 
-@pytest.mark.by_default("l2-inf", "layers-nan")
-@pytest.mark.parametrize("bad", [np.inf, np.nan, 1e25])
 @pytest.mark.parametrize(
-    "stage", [jfl.clip_l2(1.0), jfl.clip_per_layer((1.0, 0.5))], ids=["l2", "layers"]
+    "stage, bad",
+    [
+        (jfl.clip_l2(1.0), np.inf),
+        (jfl.clip_per_layer((1.0, 0.5)), np.nan),
+        pytest.param(jfl.clip_l2(1.0), 1e25, marks=pytest.mark.slow),
+    ],
+    ids=["l2-inf", "layers-nan", "l2-1e25"],
 )
-def test_a_gradient_that_is_not_finite_counts_as_zero(bad, stage):
+def test_a_gradient_that_is_not_finite_counts_as_zero(stage, bad):
     """In both paths, also in blocks; 1e25 is finite, but its square is not, and neither is its
     gradient."""
     loss, params, y = Fn(squared), start_params(), jnp.ones(4)
@@ -423,20 +373,14 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(bad, stage):
 def test_a_product_that_overflows_is_left_out():
     """Activations and backprops are finite, the gradient is not: its norm says so, and masks both
     of them."""
-    a, b = (jnp.full((2, 1, 1, 2), v).at[1].set(0.5) for v in (1e18, 1e21))
-
-    @jax.jit
-    def run(a, b):
-        norm = jnp.sqrt(Product(a, b).squares())
-        both = Product(a, b).total(shrink(norm, 1.0))
-        return norm, both, Product(a[1:], b[1:]).total(shrink(norm[1:], 1.0))
-
-    norm, both, second = run(a, b)
-    assert np.isfinite(norm).tolist() == [False, True]
-    assert same_bits(both, second) and np.isfinite(both).all()
+    part = Product(*(jnp.full((2, 1, 1, 2), v).at[1].set(0.5) for v in (1e18, 1e21)))
+    norm = jnp.sqrt(part.squares())
+    alone = Product(part.a[1:], part.b[1:]).total(shrink(norm[1:], 1.0))
+    assert np.isfinite(norm).tolist() == [False, True] and np.isfinite(alone).all()
+    assert same_bits(part.total(shrink(norm, 1.0)), alone)
 
 
-@pytest.mark.parametrize("common", [10.0, 1e3, 1e5])
+@pytest.mark.parametrize("common", [10.0, 1e5])
 def test_norms_that_cancel_are_never_too_small(common):
     """Backprops that add up to nearly nothing against activations with a large common part."""
     r = np.random.default_rng(0)
@@ -491,87 +435,16 @@ def test_lookups_against_formed_gradients():
     np.testing.assert_allclose(whole, np.einsum("n,nvd->vd", factor, g), rtol=1e-5, atol=1e-6)
 
 
-def test_patches_are_those_of_lax():
-    x = jax.random.normal(KEY, (2, 6, 5, 3))
-    where = ((2, 3), (2, 1), ((1, 0), (-1, 2)), (1, 2), (1, 2))
-    want, got = jax.jit(
-        lambda x: (
-            jax.lax.conv_general_dilated_patches(
-                x, where[0], *where[1:], dimension_numbers=("NHWC", "HWIO", "NHWC")
-            ),
-            patches(x, *where),
-        )
-    )(x)
-    got = got.reshape(*got.shape[:-1], 6, 3).swapaxes(-1, -2).reshape(want.shape)
-    close(got, want)
-
-
 # --- plans
 
 
-def make_plan(make=lambda fed: jfl.models.mlp(fed, hidden=(4,)), stage=None, z=0.5, **options):
-    fed = make_federation(classes=3)
-    task = make(fed)
-    chain = jfl.chain(stage or jfl.clip_l2(1.5), jfl.total(), jfl.gaussian(z), jfl.divide(3))
-    return jfl.plan(
-        fed,
-        task,
-        jfl.algorithms.fedavg(
-            jfl.private_grad(task.loss, chain, **options),
-            lr=0.5,
-            steps=2,
-            batch=jfl.batches.without_replacement(3),
-        ),
-        jfl.sampling.full(CLIENTS),
-    )
-
-
-def test_a_run_by_either_path():
-    """The same draws and the same noise: paths differ by rounding alone."""
-
-    def one_round(plan):  # the plan is no argument: its identity is known before it is compiled
-        after, seen = jax.jit(lambda run: jfl.run_round(run, plan))(jfl.init(KEY, plan))
-        return after.server.params, seen.clip_fraction
-
-    one, other = (one_round(make_plan(path=path)) for path in ("auto", "vmap"))
-    close(one, other, rtol=1e-4, atol=1e-5)
-    assert 0 < one[1] < 1
-
-
-@pytest.mark.by_default("conv")
-@pytest.mark.parametrize("name", ["conv", "conv_of_lines"])
-def test_plain_gradients_of_a_cpu_multiply_matrices(name):
-    """A model's own convolutions, whatever they are: the same gradient, and no convolution once
-    clients have weights of their own; jax's plain gradient has some."""
-    loss, params, x, y = problem(*COVERED[name])
-    batch = Batch(x, y, jnp.ones((2, ROWS), bool))
-    mine = jax.jit(jax.vmap(lambda p, b: jfl.grad(loss)(None, p, b, None)[0]))
-    plain = jax.jit(
-        jax.vmap(jax.grad(lambda p, b: jax.vmap(loss, (None, 0, 0))(p, b.x, b.y).mean()))
-    )
-    close(mine(params, batch), plain(params, batch), rtol=1e-4, atol=1e-5)
-    has = lambda f: " convolution(" in f.lower(params, batch).as_text("hlo")
-    assert has(plain) and not has(mine)
-
-
-def test_a_loss_without_convolutions_is_left_alone():
-    loss, params, x, y = problem(*COVERED["dense_at_many_positions"])
-    given = example(params, x, y)
-    mine = jax.make_jaxpr(ghost.with_fast_convolutions(loss, *given, ROWS))(*given)
-    assert str(mine) == str(jax.make_jaxpr(loss)(*given))
-
-
-@pytest.mark.by_default("conv-gpu")
-@pytest.mark.parametrize("backend", ["gpu", "tpu"])
-@pytest.mark.parametrize("name", ["cnn", "conv", "conv_of_lines"])
-def test_convolutions_of_an_accelerator_have_a_rule(name, backend, traced_for):
-    """There a convolution may be XLA's own and its window a pooling: the same sums, nothing formed
-    by vmap."""
+@pytest.mark.parametrize("backend", ["gpu", pytest.param("tpu", marks=pytest.mark.slow)])
+def test_convolutions_of_an_accelerator_have_a_rule(backend, traced_for):
+    """There a convolution may be XLA's own: the same sums, nothing formed by vmap."""
     traced_for(backend)
-    loss, params, x, y = problem(*COVERED[name])
+    loss, params, x, y = problem(*COVERED["conv"])
     book = ghost.read(loss, *example(params, x, y))
-    is_own = name != "cnn" or not multiplies_patches()  # jfl's model is written by kernels.conv
-    assert not book.why_not and is_own == ("conv_general_dilated" in str(book.jaxpr))
+    assert not book.why_not and "conv_general_dilated" in str(book.jaxpr)
     check_sums(loss, params, x, y)
 
 
@@ -590,12 +463,8 @@ def test_a_coarse_forward_pass_keeps_the_bound(path):
         weight = jnp.zeros((2, ROWS)).at[:, row].set(1.0)
         part, _ = run(params, x, y, weight, path=path, compute="bfloat16")
         assert {v.dtype for v in jax.tree.leaves(part.value)} == {jnp.dtype("float32")}
-        norms = np.sqrt(
-            sum(
-                np.square(np.float64(v)).sum(tuple(range(1, v.ndim)))
-                for v in jax.tree.leaves(part.value)
-            )
-        )
+        leaves = [np.float64(v).reshape(2, -1) for v in jax.tree.leaves(part.value)]
+        norms = np.linalg.norm(np.concatenate(leaves, 1), axis=1)
         assert (np.asarray(part.clipped) == 1).all() and (norms <= bound * (1 + 1e-6)).all()
         worst = max(worst, abs(norms / bound - 1).max())
         fine = run(params, x, y, weight, path=path)[0].value
@@ -607,44 +476,42 @@ def test_a_coarse_forward_pass_keeps_the_bound(path):
     assert worst < 1e-5  # a norm in bfloat16 would be off by about 1e-3
 
 
+TWO_CLIPS = (jfl.clip_per_layer(1.0, 4), jfl.clip_l2(0.1))
+
+
 @pytest.mark.parametrize(
-    "options, path",
+    "clips, model, options, path",
     [
-        (dict(), "bookkeeping"),
-        (dict(stage=jfl.clip_per_layer(1.0, 4)), "bookkeeping"),
-        (dict(path="vmap"), "vmap"),
-        (dict(compute="bfloat16"), "bookkeeping in bfloat16"),
+        ((jfl.clip_l2(1.5),), {}, {}, "bookkeeping"),
+        ((jfl.clip_per_layer(1.0, 4),), {}, {}, "bookkeeping"),
+        ((jfl.clip_l2(1.5),), {}, dict(compute="bfloat16"), "bookkeeping in bfloat16"),
+        ((jfl.clip_l2(1.5),), {}, dict(path="vmap"), "vmap"),
+        (TWO_CLIPS, {}, {}, "vmap"),
         (
-            dict(make=functools.partial(jfl.models.flax, module=Shared())),
+            (jfl.clip_l2(1.5),),
+            dict(module=Shared()),
+            {},
             "bookkeeping (vmap for same/bias, same/kernel)",
         ),
-        (dict(make=functools.partial(jfl.models.flax, module=nn.Dense(3))), "bookkeeping"),
+        (None, {}, {}, "none"),
     ],
 )
-def test_the_path_is_known(options, path):
+def test_the_path_is_known(clips, model, options, path):
     """For the manifest: which path a plan takes, and which leaves take another."""
-    plan = make_plan(**options)
+    fed = make_federation(classes=3)
+    task = jfl.models.flax(fed, **model) if model else jfl.models.mlp(fed, hidden=(4,))
+    grad = jfl.grad(task.loss)
+    if clips is not None:
+        grad = jfl.private_grad(task.loss, jfl.chain(*clips, jfl.total()), **options)
+    algorithm = jfl.algorithms.fedavg(grad, batch=jfl.batches.without_replacement(3))
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
     assert per_example.gradient_path(plan) == path
-    after, _ = jax.eval_shape(lambda: jfl.run_round(jfl.init(KEY, plan), plan))
-    assert {v.dtype for v in jax.tree.leaves(after.server.params)} == {jnp.dtype("float32")}
-
-
-def test_a_plan_without_private_gradients_has_no_path():
-    algorithm = jfl.algorithms.fedsgd(jfl.grad(squared))
-    task, sampler = jfl.task(start_params(), squared), jfl.sampling.full(CLIENTS)
-    plan = jfl.plan(make_federation(), task, algorithm, sampler)
-    assert per_example.gradient_path(plan) == "none"
 
 
 @pytest.mark.parametrize(
     "stages, options, match",
     [
-        ((), dict(path="bookkeeping"), "clip_l2 or clip_per_layer"),
-        (
-            (jfl.clip_l2(1.0), jfl.clip_l2(0.5)),
-            dict(path="bookkeeping"),
-            "clip_l2 or clip_per_layer",
-        ),
+        (TWO_CLIPS, dict(path="bookkeeping"), "clip_l2 or clip_per_layer"),
         ((jfl.clip_l2(1.0),), dict(path="ghost"), "path"),
         ((jfl.clip_l2(1.0),), dict(compute="int8"), "compute"),
     ],
@@ -660,23 +527,9 @@ def test_bounds_for_another_number_of_leaves_are_refused():
         jax.eval_shape(lambda: sums(loss, jfl.clip_per_layer(1.0, 5), params, x, y, WEIGHTS))
 
 
-def test_two_clips_go_the_other_way():
-    """A chain of two row stages is not book-keeping's, and clips twice."""
-    loss, params, x, y = problem(*COVERED["mlp"])
-    grad = jfl.private_grad(
-        loss, jfl.chain(jfl.clip_per_layer(1.0, 6), jfl.clip_l2(0.1), jfl.total())
-    )
-    one = jax.tree.map(lambda w: w[0], params)
-    value = jax.jit(lambda w: per_example.clipped_sum(grad, one, Batch(x[0], y[0], w != 0), w))(
-        jnp.eye(ROWS)[0]
-    )[0].value
-    assert np.linalg.norm(flat(value)) <= 0.1 * (1 + 1e-5)
-
-
 def test_a_loss_that_fails_says_of_what_rows():
     """Rows of another shape than a user thought: jax's own error, and what one example is."""
+    loss = Fn(lambda w, x, y: (jnp.ones(3) @ x @ w).sum())
     with pytest.raises(TypeError, match="dot_general") as error:
-        ghost.read(
-            Fn(lambda w, x, y: (jnp.ones(3) @ x @ w).sum()), jnp.ones(9), jnp.ones((2, 5)), 0
-        )
+        ghost.read(loss, jnp.ones(9), jnp.ones((2, 5)), 0)
     assert any("x and y are float32[2, 5] and" in note for note in error.value.__notes__)

@@ -1,8 +1,6 @@
 """Convolutions and pooling: every way, of whatever backend, is one convolution written in NumPy,
 and no client's numbers meet another's."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from helpers.problems import close
 from jax import lax
 from jax.extend.core import jaxprs_in_params
-from jfl.kernels.conv import conv_same, max_pool2, multiplies_patches, relu_pool
+from jfl.kernels.conv import conv_same, multiplies_patches, relu_pool
 
 from jfl.core.records import Batch, Fn
 from jfl.gradients import ghost
@@ -40,14 +38,13 @@ def derive(x, kernel, cotangent, stride=1, around=1, groups=1):
     kh, kw, each, out = kernel.shape
     padded = np.pad(x, ((around, around), (around, around), (0, 0)))
     value, back = np.zeros(cotangent.shape), (np.zeros(padded.shape), np.zeros(kernel.shape))
-    for i, j in itertools.product(*map(range, value.shape[:2])):
-        rows, columns = slice(i * stride, i * stride + kh), slice(j * stride, j * stride + kw)
-        for o in range(out):
-            first = o // (out // groups) * each
-            here = (rows, columns, slice(first, first + each))
-            value[i, j, o] = (padded[here] * kernel[..., o]).sum()
-            back[0][here] += cotangent[i, j, o] * kernel[..., o]
-            back[1][..., o] += cotangent[i, j, o] * padded[here]
+    for i, j, o in np.ndindex(value.shape):
+        first = o // (out // groups) * each
+        at_i, at_j = slice(i * stride, i * stride + kh), slice(j * stride, j * stride + kw)
+        here = (at_i, at_j, slice(first, first + each))
+        value[i, j, o] = (padded[here] * kernel[..., o]).sum()
+        back[0][here] += cotangent[i, j, o] * kernel[..., o]
+        back[1][..., o] += cotangent[i, j, o] * padded[here]
     inside = slice(around, -around or None)
     return value, (back[0][inside, inside], back[1])
 
@@ -56,27 +53,12 @@ def normal(seed, *shape):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-@pytest.mark.by_default("cpu-shape0-kernel0", "tpu-shape0-kernel0", "gpu-shape1-kernel1")
-@pytest.mark.parametrize(
-    "shape, kernel",
-    [
-        ((6, 5, 2), (3, 3, 2, 4)),
-        ((4, 4, 1), (5, 3, 1, 2)),
-        ((1, 3, 2), (1, 1, 2, 3)),
-        ((2, 2, 1), (3, 3, 1, 1)),
-    ],
-)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_conv_same_is_a_convolution(shape, kernel, backend, traced_for):
+def test_conv_same_is_a_convolution(backend, traced_for):
     """Values and both gradients; also mapped over clients' own kernels."""
     traced_for(backend)
-    kh, kw = kernel[:2]
-    x, k, cotangent = normal(0, *shape), normal(1, *kernel), normal(2, *shape[:2], kernel[3])
-    most = max(kh, kw) // 2  # NumPy's kernel is square, with zeros around
-    square = np.zeros((2 * most + 1, 2 * most + 1, *kernel[2:]))
-    inner = np.s_[most - kh // 2 : most + kh // 2 + 1, most - kw // 2 : most + kw // 2 + 1]
-    square[inner] = k
-    want, (by_x, by_kernel) = derive(x, square, cotangent, around=most)
+    x, k, cotangent = normal(0, 6, 5, 2), normal(1, 3, 3, 2, 4), normal(2, 6, 5, 4)
+    want, derivatives = derive(x, k, cotangent)
 
     @jax.jit
     def program(x, k):
@@ -84,15 +66,15 @@ def test_conv_same_is_a_convolution(shape, kernel, backend, traced_for):
         kernels = jnp.stack([k, 2 * k, -k])
         return value, back(cotangent), jax.vmap(conv_same, (None, 0))(x, kernels)[1]
 
-    close(program(x, k), (want, (by_x, by_kernel[inner]), 2 * want), **CLOSE)
+    close(program(x, k), (want, derivatives, 2 * want), **CLOSE)
+    long = jnp.pad(k, ((1, 1), (0, 0), (0, 0), (0, 0)))  # five high, of which two are zeros
+    close(jax.jit(conv_same)(x, long), want, **CLOSE)
 
 
 # stride, padding, groups, channels, channels that come out, examples
 CASES = dict(
-    plain=(1, 1, 1, 3, 4, 3),
-    valid=(1, 0, 1, 2, 3, 2),
     strided=(2, 1, 1, 3, 2, 2),
-    groups=(1, 1, 2, 4, 6, 2),
+    groups=(1, 0, 2, 4, 6, 2),
     depth=(1, 1, 3, 3, 6, 2),
     one_channel=(1, 1, 1, 1, 4, 2),
     one_out=(1, 1, 1, 3, 1, 2),
@@ -192,34 +174,9 @@ def test_clients_are_kept_apart(case, backend, traced_for):
         assert channels > 1, equation
 
 
-@pytest.mark.slow
-def test_a_client_that_is_not_finite_is_alone(traced_for):
-    traced_for("tpu")
-    loss, kernels, x, y = problem(*CASES["one_channel"])
-    spoilt = by_kernel(loss, kernels, x.at[0, 1, 2, 2].set(np.nan), y)
-    assert np.isnan(spoilt[0]).any()
-    close(spoilt[1], by_kernel(loss, kernels, x, y)[1])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", [(4, 6, 2), (5, 7, 1), (2, 2, 3)])
-def test_max_pool2(shape, backend, traced_for):
-    traced_for(backend)
-    x, (h, w) = np.asarray(normal(0, *shape)), (shape[0] // 2, shape[1] // 2)
-    cells = x[: 2 * h, : 2 * w].reshape(h, 2, w, 2, shape[2])
-    value, back = jax.vjp(max_pool2, x)
-    want = cells.max((1, 3))
-    close(value, want)
-    gradient = np.zeros(shape, np.float32)
-    gradient[: 2 * h, : 2 * w] = (cells == want[:, None, :, None]).reshape(2 * h, 2 * w, shape[2])
-    close(back(jnp.ones_like(value))[0], gradient)
-    half = max_pool2(jnp.asarray(x, jnp.bfloat16))
-    assert half.dtype == jnp.bfloat16
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bias_and_relu_may_come_before_or_after_the_pooling(backend, traced_for):
-    """The same to the bit, and the same gradients."""
+    """The same to the bit, and the same gradients; an odd last row is dropped."""
     traced_for(backend)
     x, bias = np.asarray(normal(0, 5, 6, 3)), np.array([-3.0, 0.0, 0.5], np.float32)
     cells = np.maximum(x[:4] + bias, 0).reshape(2, 2, 3, 2, 3)

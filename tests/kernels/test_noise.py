@@ -1,16 +1,13 @@
 """Noise: the cipher against its paper, the key type, and a battery over four million normals.
 
-Every statistical check gives a p-value and alarms below 1e-6; there are about forty, so a sound
-generator alarms for one seed in 25,000 (seeds are fixed), and each check has a generator that it
+Every statistical check gives a p-value and alarms below 1e-6; there are about twenty, so a sound
+generator alarms for one seed in 50,000 (seeds are fixed), and each check has a generator that it
 must refuse.
 """
 
 import functools
 import itertools
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -57,44 +54,19 @@ def numpy_draw(data, index, use):
     return numpy_block((k0, k1), (np.asarray(index, np.uint64) ^ np.uint64(k0), use, h0, h1))
 
 
-@pytest.mark.parametrize("key, counter, out", KNOWN)
-def test_known_answers(key, counter, out):
-    """Random123's kat_vectors, philox4x32 10."""
-    assert " ".join(f"{int(w):08x}" for w in philox.block(key, counter)) == out
-    assert " ".join(f"{int(w):08x}" for w in numpy_block(key, counter)) == out
-
-
-def test_the_cipher_is_numpys():
-    r = np.random.default_rng(0)
-    words = r.integers(0, 1 << 32, (6, 500), dtype=np.uint32)
-    got = np.stack(jax.jit(philox.block)(tuple(words[:2]), tuple(words[2:])), -1)
-    assert np.array_equal(got, numpy_block(words[:2], words[2:]))
-    with jax.enable_x64(True):
-        assert np.array_equal(got, np.stack(philox.block(tuple(words[:2]), tuple(words[2:])), -1))
-
-
-def avalanche(block):
-    """P-value of the worst (input bit, output bit): each should flip with probability 1/2."""
-    count = 1024
-    r = np.random.default_rng(1)
-    words = r.integers(0, 1 << 32, (6, 1, count), dtype=np.uint32)
-    flips = np.zeros((6, 192, 1), np.uint32)
-    for bit in range(192):
-        flips[bit // 32, bit, 0] = 1 << (bit % 32)
-    run = jax.jit(lambda w: jnp.stack(block(tuple(w[:2]), tuple(w[2:])), -1))
-    changed = np.asarray(run(words ^ flips)) ^ np.asarray(run(words))  # [192, count, 4]
-    ones = np.stack([((changed >> np.uint32(b)) & np.uint32(1)).sum(1) for b in range(32)], -1)
-    z = np.abs(ones - count / 2).max() / np.sqrt(count / 4)
-    return min(1.0, 2 * stats.norm.sf(z) * 192 * 128)
-
-
-def test_avalanche():
-    assert avalanche(philox.block) > ALARM
-    assert avalanche(functools.partial(philox.block, rounds=4)) < ALARM
-    assert (
-        avalanche(lambda k, c: philox.block(k, (c[0], c[1], c[2], c[3] & np.uint32(TOP >> 1))))
-        < ALARM
-    )
+@pytest.mark.parametrize("upper", [philox.by_64_bits, philox.by_16_bits, philox.ON_TPU])
+def test_known_answers_by_every_product(upper):
+    """Random123's kat_vectors, philox4x32 10, whichever way the platform multiplies; and on other
+    words what NumPy finds."""
+    keys, counters, out = zip(*KNOWN)
+    columns = lambda rows: tuple(np.array(rows, np.uint32).T)
+    words = jax.jit(functools.partial(philox.block, upper=upper))(columns(keys), columns(counters))
+    as_text = lambda row: " ".join(f"{int(w):08x}" for w in row)
+    assert [as_text(row) for row in zip(*words)] == list(out)
+    assert [as_text(numpy_block(key, counter)) for key, counter, _ in KNOWN] == list(out)
+    words = np.random.default_rng(0).integers(0, 1 << 32, (6, 2000), dtype=np.uint32)
+    got = jax.jit(functools.partial(philox.block, upper=upper))(tuple(words[:2]), tuple(words[2:]))
+    assert np.array_equal(np.stack(got, -1), numpy_block(words[:2], words[2:]))
 
 
 # --- the key type
@@ -110,14 +82,8 @@ def test_words_of_a_key_are_the_blocks_of_its_counters():
     key = jax.random.fold_in(key, 7)
     assert data(key).tolist() == numpy_draw([2**31 - 2, 0, 0, 0], 7, philox.FOLD).tolist()
     want = numpy_draw(data(key), np.arange(25), philox.WORDS).ravel()
-    assert np.array_equal(jax.random.bits(key, (99,)), want[:99])
-    assert np.array_equal(
-        jax.random.bits(key, (5, 7)), want[:35].reshape(5, 7)
-    )  # prefix, any shape
+    assert np.array_equal(jax.random.bits(key, (9, 11)), want[:99].reshape(9, 11))
     assert np.array_equal(jax.random.bits(key, (9,), jnp.uint8), want[:9].astype(np.uint8))
-    assert np.array_equal(jax.random.bits(key, (9,), jnp.uint16), want[:9].astype(np.uint16))
-    assert np.array_equal(jax.random.bits(key, ()), want[0])
-    assert jax.random.bits(key, (0, 3)).shape == (0, 3)
     with jax.enable_x64(True):
         long = np.asarray(jax.random.bits(key, (7,), jnp.uint64))
         assert np.array_equal(long, want[:14:2] + (want[1:14:2].astype(np.uint64) << np.uint64(32)))
@@ -126,7 +92,6 @@ def test_words_of_a_key_are_the_blocks_of_its_counters():
     assert np.array_equal(
         data(children).reshape(6, 4), numpy_draw(data(key), np.arange(6), philox.SPLIT)
     )
-    assert 0.0 <= float(jax.random.uniform(key)) < 1.0
 
 
 @pytest.mark.by_default("impl0")
@@ -147,25 +112,11 @@ def test_one_draw_in_every_program(impl):
     assert np.array_equal(data(keys), [data(address(i)) for i in range(3)])
 
 
-def test_children_never_meet():
-    """Of one key: by construction.  Of a grid of addresses: no two of 2^17 keys, and no two first
-    words, agree."""
-    key = jax.random.key(0, impl=PHILOX)
-    grid = jax.jit(
-        jax.vmap(
-            lambda c: jax.vmap(lambda s: jax.random.fold_in(jax.random.fold_in(key, c), s))(
-                jnp.arange(256)
-            )
-        )
-    )(jnp.arange(256))
-    several = np.concatenate([data(grid).reshape(-1, 4), data(jax.random.split(key, 2**16))])
-    assert len(np.unique(several, axis=0)) == 2**17
-    assert (
-        len(np.unique(several[:, :2].copy().view(np.uint64))) > 2**17 - 2
-    )  # 64 bits: 5e-10 expected
-    same = jax.random.fold_in(key, 5)
+def test_no_two_uses_of_a_key_meet():
+    """Words, normals, split and fold_in, at the same index."""
+    key = jax.random.key(5, impl=PHILOX)
     uses = [
-        data(same),
+        data(jax.random.fold_in(key, 5)),
         data(jax.random.split(key, 6)[5]),
         np.asarray(jax.random.bits(key, (24,)))[20:],
         np.stack(philox.blocks(key, jnp.uint32(5))),
@@ -176,21 +127,8 @@ def test_children_never_meet():
 def test_a_key_of_another_type_keeps_its_words():
     plain = jax.random.key(9)
     assert philox.words(plain).tolist() == [0, 9, 0x2D6C666A, 0x3279656B]
-    assert (
-        philox.words(jax.random.key(9, impl="rbg")).tolist()
-        == data(jax.random.key(9, impl="rbg")).tolist()
-    )
-    odd = jax.extend.random.define_prng_impl(
-        key_shape=(3,),
-        seed=lambda s: jnp.zeros(3, jnp.uint32),
-        split=None,
-        random_bits=None,
-        fold_in=None,
-        name="odd",
-        tag="odd",
-    )
-    with pytest.raises(ValueError, match="two or four words"):
-        normals(jax.random.key(0, impl=odd), jnp.zeros(3))
+    four = jax.random.key(9, impl="rbg")
+    assert philox.words(four).tolist() == data(four).tolist()
     with pytest.raises(ValueError, match="generator out of"):
         normals(plain, jnp.zeros(3), "threefry")
     with pytest.raises(ValueError, match="at most 2.34 words"):
@@ -249,20 +187,10 @@ def test_normals_of_a_key():
     assert jax.tree.map(jnp.shape, out) == jax.tree.map(jnp.shape, like)
     assert {x.dtype for x in jax.tree.leaves(out)} == {jnp.dtype(jnp.float32)}
     assert np.array_equal(np.concatenate([np.ravel(x) for x in jax.tree.leaves(out)]), flat)
-    assert normals(key, {"a": jnp.zeros((0, 3))})["a"].shape == (0, 3)
-    np.testing.assert_allclose(
-        normals(key, jnp.zeros(9), "key"),
-        pair(*jax.random.bits(key, (4, TILE)))[0][:9],
-        rtol=1e-5,
-        atol=1e-6,
-    )
     mine = jax.random.key(11, impl=PHILOX)
-    np.testing.assert_allclose(
-        normals(mine, jnp.zeros(9), "key"),
-        pair(*jax.random.bits(mine, (4, TILE)))[0][:9],
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    for own in (key, mine):  # the words of the key's own generator
+        want = pair(*jax.random.bits(own, (4, TILE)))[0][:9]
+        np.testing.assert_allclose(normals(own, jnp.zeros(9), "key"), want, rtol=1e-5, atol=1e-6)
     assert not np.intersect1d(normals(mine, jnp.zeros(500)), flat).size
 
 
@@ -293,24 +221,6 @@ def test_noise_is_drawn_once():
     assert products(plain, 1) >= 2 * products(plain, 0) > 0
 
 
-UPPER = dict(bits_64=philox.by_64_bits, bits_16=philox.by_16_bits, tpu=philox.ON_TPU)
-
-
-@pytest.mark.parametrize("name", UPPER)
-def test_upper_halves_of_products(name):
-    """Every way, whichever platform it is for."""
-    a, b = np.random.default_rng(0).integers(0, 2**32, (2, 2000), dtype=np.uint64)
-    edges = np.array([0, 1, 2**16 - 1, 2**16, 2**31, 2**32 - 2**16, 2**32 - 1], np.uint64)
-    pairs = np.array(list(itertools.product(edges, edges))).T
-    a, b = np.concatenate([[a, b], pairs], axis=1)
-    for run in (UPPER[name], jax.jit(UPPER[name])):
-        high = run(jnp.asarray(a, jnp.uint32), jnp.asarray(b, jnp.uint32))
-        assert high.dtype == jnp.uint32 and np.array_equal(high, (a * b) >> np.uint64(32))
-    for m in philox.MULTIPLIERS:
-        high = jax.vmap(lambda x, m=m: UPPER[name](x, np.uint32(m)))(jnp.asarray(a, jnp.uint32))
-        assert np.array_equal(high, (a * np.uint64(m)) >> np.uint64(32))
-
-
 @pytest.mark.parametrize(
     "backend, rows, in_memory, in_64_bits",
     [("cpu", 700, True, True), ("gpu", 701, False, True), ("tpu", 702, False, False)],
@@ -326,31 +236,18 @@ def test_each_backend_draws_in_its_own_way(backend, rows, in_memory, in_64_bits,
     assert ("c64[" in program) == in_memory and ("u64[" in program) == in_64_bits
 
 
-@pytest.mark.parametrize("upper", [philox.by_16_bits, philox.ON_TPU])
-def test_philox_of_other_products(upper):
-    keys, counters, out = zip(*KNOWN)
-    columns = lambda rows: tuple(np.array(rows, np.uint32).T)
-    words = jax.jit(functools.partial(philox.block, upper=upper))(columns(keys), columns(counters))
-    assert [" ".join(f"{int(w):08x}" for w in row) for row in zip(*words)] == list(out)
-
-
 LEAVES = (
     [(2 * TILE,)],
-    [(TILE - 1, 3), (), (0, 4), (2, 3, 5)],
-    [(5,), (3, 2 * TILE), ()],
     [(TILE - 1, 3), (), (0, 4), (7, 1, 129), (), (2, 3, 5, 7), (1,)],
-    [(0,), ()],
     [(TILE,), (TILE,), (TILE + 1,), (4 * TILE,)],
-    [],
 )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shapes", LEAVES)
-@pytest.mark.parametrize("impl", [PHILOX, "threefry2x32"])
-def test_leaves_by_themselves_are_those_of_the_flat_vector(shapes, impl):
+def test_leaves_by_themselves_are_those_of_the_flat_vector(shapes):
     """What an accelerator draws, run here, is what a CPU draws: bit for bit, in every program."""
-    keys = jax.random.split(jax.random.key(5, impl=impl), 3)
+    keys = jax.random.split(jax.random.key(5), 3)
     here = lambda key: normals(key, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
     there = functools.partial(leaf_by_leaf, tuple(shapes))
     scan = lambda draw: lambda keys: jax.lax.scan(lambda c, key: (c, draw(key)), 0, keys)[1]
@@ -360,9 +257,6 @@ def test_leaves_by_themselves_are_those_of_the_flat_vector(shapes, impl):
         for i, leaves in enumerate(plain):
             for ours, theirs in zip(leaves, run(keys), strict=True):
                 same(ours, theirs[i])
-    for ours, theirs in zip(plain[0], jax.jit(there)(keys[0]), strict=True):
-        assert theirs.dtype == jnp.float32
-        same(ours, theirs)
 
 
 def same(ours, theirs):
@@ -384,32 +278,6 @@ def test_places_beyond_32_bits():
     np.testing.assert_array_equal(drawn, tiles[2 * TILE - 3 : 2 * TILE + 2])
 
 
-DEVICES = """
-import jax, jax.numpy as jnp, numpy as np
-from jfl.kernels.normals import normals
-assert jax.device_count() == 4
-mesh, spec = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)), jax.sharding.PartitionSpec("d")
-draw = lambda keys: jax.vmap(lambda key: normals(key, jnp.zeros(600)))(keys)
-keys = jax.random.split(jax.random.key(0), 8)
-one = jax.jit(draw)(keys)
-spread = jax.jit(draw)(jax.device_put(keys, jax.NamedSharding(mesh, spec)))
-assert len(spread.sharding.device_set) == 4 and np.array_equal(spread, one), "jit"
-assert np.array_equal(jax.jit(jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec))(keys), one), "shard_map"
-"""  # noqa: E501
-
-
-@pytest.mark.slow  # test_scale.py: runs with noise on eight devices are those of one
-def test_normals_on_several_devices():
-    flags = "--xla_force_host_platform_device_count=4"
-    done = subprocess.run(
-        [sys.executable, "-c", DEVICES],
-        env=os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS="cpu"),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 # --- statistics
 
 
@@ -424,10 +292,6 @@ def moments(x):
     return min(1.0, 6 * two_sided(np.abs(z).max()))
 
 
-def kolmogorov(x):
-    return stats.kstest(x.ravel(), "norm", method="asymp").pvalue
-
-
 def cells(*columns):
     """Chi-square of numbers in [0, 1) that should be uniform together."""
     count = 1024 if len(columns) == 1 else 64
@@ -439,10 +303,6 @@ def cells(*columns):
 
 def bins(x):
     return cells(stats.norm.cdf(x))
-
-
-def neighbours(x):
-    return cells(*np.moveaxis(stats.norm.cdf(x).reshape(-1, 2), 1, 0))
 
 
 def tails(x):
@@ -486,7 +346,7 @@ def radius_and_angle(x):
     )
 
 
-BATTERY = (moments, kolmogorov, bins, tails, neighbours, lags, streams, radius_and_angle)
+BATTERY = (moments, bins, tails, lags, streams, radius_and_angle)
 
 
 @functools.cache
@@ -524,16 +384,15 @@ def by_words(change, rounds=10):
 def test_normals_are_independent_and_normal():
     x = drawn()
     assert x.size > 4e6
-    assert all(check(x) > ALARM for check in BATTERY), {
-        check.__name__: check(x) for check in BATTERY
-    }
+    found = {check.__name__: check(x) for check in BATTERY}
+    assert min(found.values()) > ALARM, found
 
 
 WRONG = {
     "one stream for two clients": (streams, lambda x: x[np.arange(len(x)) // 2]),
     "one stream for two steps": (streams, lambda x: x[:, np.arange(x.shape[1]) % 15]),
     "two leaves alike": (lags, lambda x: np.concatenate([x[..., :2048]] * 2, -1)),
-    "two rounds": (neighbours, by_words(lambda *w: w, rounds=2)),
+    "two rounds": (radius_and_angle, by_words(lambda *w: w, rounds=2)),
     "radius from the angle's word": (radius_and_angle, by_words(lambda a, b, c, d: (b, b, c, d))),
     "a sign that is lost": (bins, by_words(lambda a, b, c, d: (a, b, c, d & np.uint32(1 << 31)))),
     "a radius of ten bits": (
@@ -541,7 +400,7 @@ WRONG = {
         by_words(lambda a, b, c, d: (a | np.uint32(0x3FFFFF), b, c, d)),
     ),
     "half a percent too small": (moments, lambda x: 0.995 * x),
-    "shifted": (kolmogorov, lambda x: 0.01 + x),
+    "shifted": (moments, lambda x: 0.01 + x),
 }
 
 
@@ -553,48 +412,3 @@ def test_the_battery_refuses(name):
     sound = drawn()[:clients, :steps]
     assert check(sound) > ALARM and check(by_words(lambda *w: w)(sound)) > ALARM
     assert check(spoil(sound)) < ALARM
-
-
-def words_of(key, count=2**20):
-    return np.asarray(jax.random.bits(key, (count,)))
-
-
-def raw(words):
-    """P-values of 2^20 words."""
-    n, out = words.size, {}
-    ones = np.array([((words >> np.uint32(b)) & np.uint32(1)).sum() for b in range(32)])
-    out["bits"] = min(1.0, 32 * two_sided(np.abs(ones - n / 2).max() / np.sqrt(n / 4)))
-    out["halves"] = min(
-        stats.chisquare(
-            np.bincount((words >> np.uint32(s)) & np.uint32(0xFFFF), minlength=65536)
-        ).pvalue
-        for s in (0, 8, 16)
-    )
-    top = (words >> np.uint32(26)).astype(int).reshape(-1, 2)
-    out["pairs"] = stats.chisquare(np.bincount(top[:, 0] * 64 + top[:, 1], minlength=4096)).pvalue
-    # Marsaglia's birthday spacings: 2^12 birthdays in a year of 2^32 days have Poisson(4) equal
-    # spacings
-    spacings = np.sort(np.diff(np.sort(words.reshape(256, 4096).astype(np.int64), 1), axis=1), 1)
-    equal, rate = (np.diff(spacings, axis=1) == 0).sum(), 256 * 4
-    out["birthdays"] = min(
-        1.0, 2 * min(stats.poisson.cdf(equal, rate), stats.poisson.sf(equal - 1, rate))
-    )
-    return out
-
-
-@pytest.mark.slow
-def test_raw_words():
-    key = jax.random.key(1, impl=PHILOX)
-    first = jax.jit(jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), ())))(
-        jnp.arange(2**20)
-    )
-    children = data(jax.random.split(key, 2**18)).ravel()
-    for words in (words_of(key), np.asarray(first), children):
-        bad = {name: p for name, p in raw(words).items() if not p > ALARM}
-        assert not bad
-    count = np.arange(2**20, dtype=np.uint32)
-    assert raw(count * np.uint32(0x9E3779B1))["birthdays"] < ALARM
-    assert raw(words_of(key) | np.uint32(count % 64 == 0))["bits"] < ALARM
-    assert raw(np.repeat(words_of(key, 2**19), 2))["pairs"] < ALARM
-    few = numpy_block((1, 0), (count, 0, 0, 0), rounds=2).ravel()[: 2**20]
-    assert min(raw(few).values()) < ALARM
