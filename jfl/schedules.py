@@ -112,11 +112,12 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
     (`jfl.sampling.weights.impact`).
 
     Args:
-        breakpoints: [k], rising integers: ticks of the clock.
+        breakpoints: [k], rising integers, in the unit of the argument of the schedule: rounds, or
+            local steps for a learning rate of clients.
         values: k + 1 numbers, or arrays of one shape [...].
 
     Returns:
-        The schedule, which takes a clock Int[] to [...].
+        The schedule, a function of the round (or step) Int[].
 
     Speed:
         breakpoints and values are leaves: other numbers, or a sweep over them, need no other

@@ -273,7 +273,7 @@ def levels_of(event: Any, rounds: int) -> tuple:
 
 
 def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
-    """Return what the reach of the noise takes of delta after each of several numbers of rounds."""
+    """Return the delta that the finite range of the noise costs, for each number of rounds."""
     lost = lambda n: delta - left_of(delta, shifts_of(entry, n))
     if not entry.changes and not any(part.joint for part in entry.parts):
         return times * lost(1)

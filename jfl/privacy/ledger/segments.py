@@ -104,8 +104,8 @@ def sharing(plans, seeds) -> tuple:
 def joined(parts: Sequence[Entry], rounds: Sequence[int]) -> Entry:
     """Return consecutive entries, each for its number of rounds, as one entry.
 
-    Each client may be the worst in each of them: all combinations are at least as bad as any
-    client.
+    A client that is the worst in one entry need not be the worst in the next.  The result combines
+    the worst clients of all entries, so it is at least as bad as the sequence of any one client.
     """
     refusal = next((e.refusal for e in parts if e.refusal), "")
     combinations = math.prod(len(e.worst) for e in parts)

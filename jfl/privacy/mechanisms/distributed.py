@@ -390,8 +390,10 @@ def _bucket(high: Array, low: Array) -> Array:
 
 
 class NoiseTable(NamedTuple):
-    """P(|noise| >= k) for k = 1, 2, ... in units of 2^-63, as two words, and where to search for a
-    word."""
+    """The probabilities P(|noise| >= k) for k = 1, 2, ..., in units of 2^-63, for draws by search.
+
+    Each is stored as two words, with an index of where the search for a drawn word begins.
+    """
 
     high: np.ndarray  # UInt32[n], the first 32 bits
     low: np.ndarray  # UInt32[n], the other 31 bits; the table ends with zeros
