@@ -112,6 +112,21 @@ class Loop(nn.Module):
         return nn.Dense(3, name="last")(jax.lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ w), x))
 
 
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.tanh(nn.Dense(4)(x)), None
+
+
+class LoopOverLayers(nn.Module):
+    """A loop in which each turn has its own slice of the weights."""
+
+    @nn.compact
+    def __call__(self, x):
+        layers = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return nn.Dense(3, name="last")(layers()(x, None)[0])
+
+
 # module, shape of one example (an int: so many tokens)
 COVERED = dict(
     mlp=(lambda: jfl.models._Mlp((4, 5), 3), (6,)),
@@ -137,6 +152,8 @@ COVERED = dict(
     recurrent=(Recurrent, 6),
     loop_of_vectors=(Loop, (4,)),
     loop_of_matrices=(Loop, (3, 4)),
+    loop_over_layers=(LoopOverLayers, (4,)),
+    loop_over_layers_of_matrices=(LoopOverLayers, (2, 4)),
     own_parameter=(Own, (3, 5)),
 )
 REFUSED = dict(
