@@ -5,8 +5,9 @@ library. A parameter has a *rule* if it is used once, in a matrix product, a con
 lookup with the data. The gradient of an example is then a product of activations and of the
 gradient at the result of that operation, its backprop, from which norms and clipped sums are
 computed directly. To get the backprop, a *tap* is added to the result: a zero whose gradient is the
-backprop. There are also rules for parameters that a loop over time (a scan) reads once per
-iteration, as recurrent layers do; their taps have an additional axis of iterations.
+backprop. There are also rules for parameters that a loop (a scan) reads once per iteration: whole,
+as recurrent layers do, or one slice each, as a loop over layers does. Their taps have an additional
+axis of iterations.
 
 The gradients of all other parameters are formed, as vmap(grad) does. For a parameter that is used
 elementwise (a bias, a scale) they are no larger than the activations.
