@@ -7,6 +7,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from helpers.problems import same_bits
 
 import jfl
 from jfl.cli import main
@@ -32,25 +33,15 @@ def trained(tmp_path_factory):
 # --- load
 
 
-def test_a_run_is_read_back(trained):
+def test_a_run_is_read_back(trained, tmp_path):
     loaded = jfl.load(trained)
     assert loaded.history["round"] == [2, 4] and int(loaded.run.round) == 4
     again = jfl.simulate(jax.random.key(loaded.config.seed), loaded.plan, 4)
-    assert np.array_equal(
-        np.concatenate([np.ravel(v) for v in jax.tree.leaves(again.params)]),
-        np.concatenate([np.ravel(v) for v in jax.tree.leaves(loaded.params)]),
-    )
+    assert same_bits(again.params, loaded.params)
     fed = loaded.plan.fed
     labels = loaded.predict(fed.x_test).argmax(-1)
-    assert (labels == np.asarray(fed.y_test)).mean() == pytest.approx(
-        loaded.history["accuracy"][-1]
-    )
-    # and goes on
-    more = jfl.simulate(jax.random.key(0), loaded.plan, 2, start=loaded.run)
-    assert int(more.run.round) == 6
-
-
-def test_what_is_no_run(tmp_path, trained):
+    accuracy = (labels == np.asarray(fed.y_test)).mean()
+    assert accuracy == pytest.approx(loaded.history["accuracy"][-1])
     for folder, words in ((tmp_path / "none", "which is not there"), (tmp_path, "without them")):
         with pytest.raises(jfl.errors.DataUnavailable, match=words):
             jfl.load(folder)
@@ -70,7 +61,7 @@ def test_the_first_line_of_a_csv_is_a_header_if_it_is_no_number(text, tmp_path):
         assert read_rows(tmp_path / "rows.csv", like).tolist() == [[1, 2], [3, 4]]
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "csv", "header.csv", "flat.npy"])
+@pytest.mark.parametrize("kind", ["npy", "npz", "header.csv", "flat.npy"])
 def test_predictions_of_a_file(trained, tmp_path, kind, capsys):
     loaded = jfl.load(trained)
     x = np.asarray(loaded.plan.fed.x_test)[:5]
@@ -106,8 +97,6 @@ def test_predictions_of_a_file(trained, tmp_path, kind, capsys):
         (["predict", "RUN", "--data", "rows.txt"], "a file .npy, .npz or .csv"),
         (["predict", "RUN", "--data", "wrong.npy"], "rows of shape"),
         (["predict", "RUN", "--data", "several.npz"], "no array named x among a, b"),
-        (["predict", "RUN", "--data", "words.csv"], "rows of numbers"),
-        (["predict", "nowhere", "--data", "wrong.npy"], "which is not there"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -115,7 +104,6 @@ def test_bad_words_of_predict(trained, tmp_path, monkeypatch, capsys, words, mes
     monkeypatch.chdir(tmp_path)
     np.save("wrong.npy", np.zeros((2, 3)))
     np.savez("several.npz", a=np.zeros(2), b=np.zeros(2))
-    (tmp_path / "words.csv").write_text("a,b\nc,d\n")
     assert run(*[str(trained) if w == "RUN" else w for w in words]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
@@ -146,13 +134,16 @@ def test_a_new_algorithm_passes_its_test(tmp_path, capsys):
     assert (tmp_path / "mine" / "fedmine.py").read_text() == source
 
 
-@pytest.mark.parametrize("words", [[], ["algorithm"], ["dataset", "mine"]])
-def test_new_needs_a_kind_and_a_name(words, capsys):
-    assert run("new", *words) == 2
-    assert "algorithm NAME" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["class", "fed-mine", "2fed", "FedMine"])
-def test_names_that_are_none(name, tmp_path, capsys):
-    assert run("new", "algorithm", name, "--out", tmp_path) == 2
-    assert "a name of Python" in capsys.readouterr().err and not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "algorithm NAME"),
+        (["dataset", "mine"], "algorithm NAME"),
+        (["algorithm", "class"], "a name of Python"),
+        (["algorithm", "fed-mine"], "a name of Python"),
+        (["algorithm", "FedMine"], "a name of Python"),
+    ],
+)
+def test_new_needs_a_kind_and_a_name(words, message, tmp_path, capsys):
+    assert run("new", *words, "--out", tmp_path) == 2
+    assert message in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from jfl.core import files
-from jfl.core.errors import ArgumentError, DataUnavailable, ResumeRefused
+from jfl.core.errors import ArgumentError, ResumeRefused
 from jfl.core.files import ResultStore
 from jfl.core.records import Health
-from jfl.data import datasets
 from jfl.runs import directory, record, train
 from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
@@ -17,28 +16,25 @@ from jfl.runs.record import RunRecord, Stopwatch
 HISTORY = dict(round=[1, 4], accuracy=[0.5, 0.25], loss=[2.0, 1.0])
 
 
-def test_every_line_has_a_digest_and_one_that_was_edited_is_refused(tmp_path):
-    path = tmp_path / "runs.jsonl"
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs.jsonl"
+
+
+def test_every_line_has_a_digest_and_one_that_was_edited_is_refused(path):
     ResultStore(path).put([dict(key="a", x=1.5), dict(key="b", x={"2": "ε"})])
     first, second = path.read_text().splitlines()
     assert json.loads(first)["digest"] == files.digest_of(dict(key="a", x=1.5))
     path.write_text(first.replace("1.5", "1.6") + "\n" + second + "\n")
-    with pytest.raises(
-        ArgumentError, match="runs.jsonl, line 1: expected a record.*another digest"
-    ):
+    with pytest.raises(ArgumentError, match="runs.jsonl, line 1: .*another digest"):
         ResultStore(path)
-
-
-def test_lines_without_a_digest_are_read_unless_they_must_have_one(tmp_path):
-    path = tmp_path / "runs.jsonl"
     path.write_text('{"key": "a", "x": 1}\n')
     assert ResultStore(path)["a"] == dict(key="a", x=1)
     with pytest.raises(ArgumentError, match="line 1: .*no digest"):
         ResultStore(path, signed=True)
 
 
-def test_what_another_process_added_is_kept_and_a_cut_line_is_not(tmp_path):
-    path = tmp_path / "runs.jsonl"
+def test_what_another_process_added_is_kept_and_a_cut_line_is_not(path):
     one, other = ResultStore(path), ResultStore(path)
     one.put([dict(key=1, x="one")])
     with open(path, "a") as file:
@@ -47,37 +43,32 @@ def test_what_another_process_added_is_kept_and_a_cut_line_is_not(tmp_path):
     assert other[1]["x"] == "one" and list(ResultStore(path).records) == [1, 2]
     one.put([dict(key=1, x="later")])
     assert ResultStore(path)[1]["x"] == "later"  # of two records with one key the later counts
-
-
-def test_a_head_is_the_first_line_and_holds_its_fields(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    store = ResultStore(path, head=("what",), fields=("key", "x"))
-    store.begin(dict(what="a sweep"))
-    store.put([dict(key="a", x=1, more=2)])
-    again = ResultStore(path, head=("what",), fields=("key", "x"))
-    for s in (store, again):
-        assert s.head == dict(what="a sweep") and s.records == {"a": dict(key="a", x=1)}
-    with pytest.raises(ArgumentError, match="line 1.*KeyError: 'other'"):
-        ResultStore(path, head=("other",))
-
-
-def test_keys_that_json_turns_into_words_keep_their_digest(tmp_path):
-    path = tmp_path / "runs.jsonl"
     ResultStore(path).put([dict(key="a", x={10: 1, 9: 2})])  # sorted as numbers, then as words
     assert ResultStore(path)["a"]["x"] == {"10": 1, "9": 2}
 
 
+def test_a_head_is_the_first_line_and_holds_its_fields(path):
+    opened = lambda head=("what",): ResultStore(path, head=head, fields=("key", "x"))
+    store = opened()
+    store.begin(dict(what="a sweep"))
+    store.put([dict(key="a", x=1, more=2)])
+    for s in (store, opened()):
+        assert s.head == dict(what="a sweep") and s.records == {"a": dict(key="a", x=1)}
+    with pytest.raises(ArgumentError, match="line 1.*KeyError: 'other'"):
+        opened(("other",))
+
+
 def test_an_entry_has_its_seconds_a_round_without_compilation():
     one = RunRecord("fedavg", dict(algorithm="fedavg", dataset="digits"), 3, HISTORY, 5.0, 1.0)
-    assert one.entry()["seconds"] == dict(compile=1.0, total=5.0, per_round=1.0)
-    assert one.entry()["accuracy"] == dict(final=0.25, best=0.5) and one.entry()["rounds"] == 4
+    entry = one.entry()
+    assert entry["seconds"] == dict(compile=1.0, total=5.0, per_round=1.0)
+    assert entry["accuracy"] == dict(final=0.25, best=0.5) and entry["rounds"] == 4
     assert [(r["round"], r["epsilon"]) for r in one.rows([0.1, 0.2])] == [(1, 0.1), (4, 0.2)]
-    assert "failed" not in one.entry() and "trace" not in one.entry()
+    assert "failed" not in entry
 
 
 def test_counts_that_are_tolerated_do_not_make_a_failed_run():
-    health = Health._make(range(len(Health._fields)))
-    counts = {name: int(v) for name, v in health._asdict().items()}
+    counts = {name: i for i, name in enumerate(Health._fields)}
     line = dict(history=HISTORY, seconds=1.0, compile=0.0, health=counts)
     assert RunRecord.of_config(Config(seed=2), line).entry()["failed"] == counts
     quiet = line | dict(health=dict.fromkeys(counts, 0) | dict(empty_cohort=2))
@@ -105,25 +96,13 @@ def test_the_source_that_is_recorded_is_all_of_jfl(monkeypatch):
     assert any(path.name == "philox.py" for path in seen)
 
 
-def test_a_directory_of_another_run_refuses_to_be_resumed(tmp_path):
+def test_a_directory_of_something_else_refuses_to_be_resumed(tmp_path):
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(ResumeRefused, match="a run with its journal"):
         train.train(Config(), tmp_path, resume=True)
-    (tmp_path / "journal.json").write_text("{")
-    with pytest.raises(ResumeRefused, match="the JSON that a run wrote"):
-        train.train(Config(), tmp_path, resume=True)
-
-
-def test_data_that_are_not_there_are_unavailable(tmp_path, monkeypatch):
-    for read in (datasets.mnist, datasets.adult):
-        with pytest.raises(DataUnavailable, match="^datasets"):
-            read(data_dir=tmp_path)
 
 
 def test_a_lock_goes_with_its_block(tmp_path):
-    with directory.locked(tmp_path / "run"):
-        with pytest.raises(ArgumentError, match="no other process"):
-            with directory.locked(tmp_path / "run"):
-                pass
-    with directory.locked(tmp_path / "run"):
-        assert [p.name for p in (tmp_path / "run").iterdir()] == [directory.LOCK]
+    for _ in range(2):
+        with directory.locked(tmp_path / "run"):
+            assert [p.name for p in (tmp_path / "run").iterdir()] == [directory.LOCK]

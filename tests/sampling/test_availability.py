@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.problems import make_federation, squared, start_params
+from helpers.problems import make_federation, same_bits, squared, start_params
 
 import jfl
 from jfl.core.errors import NotAnalysable
@@ -72,17 +72,11 @@ def test_it_is_proved_as_poisson_and_an_overflow_is_of_those_who_can_be_reached(
     assert told.status == "conditional" and any("draw" in str(c) for c in told.caveats)
 
 
-def test_a_run_in_parts_and_a_config_that_names_it():
+def test_a_run_in_parts_draws_by_the_hour_and_a_config_names_it():
     plan = plan_of(jfl.sampling.available_poisson(C, 0.9, PATTERN, capacity=C))
-    whole = jfl.simulate(jax.random.key(0), plan, 6)
-    part = jfl.simulate(jax.random.key(0), plan, 3)
+    whole, part = (jfl.simulate(jax.random.key(0), plan, rounds) for rounds in (6, 3))
     rest = jfl.simulate(jax.random.key(0), plan, 3, start=part.run)
-    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(rest.params)):
-        np.testing.assert_array_equal(a, b)
-    assert not all(
-        np.array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(part.params))
-    )
+    assert same_bits(whole.params, rest.params) and not same_bits(whole.params, part.params)
     told = dict(dataset="digits", partition="iid", clients=48, sampler="available_poisson")
     built, _ = build.build(Config(**told, cohort=8, period=12, awake=0.25, batch=8))
     assert float(built.sampler.rate) == pytest.approx(8 / 12)
@@ -94,10 +88,7 @@ def test_a_run_in_parts_and_a_config_that_names_it():
 @pytest.mark.parametrize(
     "options, words",
     [
-        (
-            dict(available=np.ones((2, 3))),
-            "available: Bool\\[rounds, 7\\].*float64\\[2, 3\\]",
-        ),
+        (dict(available=np.ones((2, 3))), "available: Bool\\[rounds, 7\\]"),
         (dict(available=np.full((2, C), 0.5)), "Bool"),
         (dict(available=np.eye(C)[:3]), "each client in at least one round"),
         (dict(period=0), "period"),
