@@ -117,9 +117,10 @@ def test_nnx_from_a_model_and_from_a_function(fed):
     still = nnx.clone(model)
     still.eval()
     nnx.update(still, out.params)
-    x = fed.x_test[0]
+    x, y = fed.x_test[0], fed.y_test[0]
     np.testing.assert_allclose(fixed.predict(out.params, x), still(x), rtol=1e-5)
-    assert drawn(fixed, out.params, x, fed.y[0]) > 3
+    assert fixed.evaluation(out.params, x, y) == pytest.approx(float(entropy(still(x), y)))
+    assert drawn(fixed, out.params, x, y) > 3
     # the model stays as it is
     assert same_bits(before, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 

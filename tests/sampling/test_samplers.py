@@ -381,7 +381,7 @@ def test_draws_suffice_for_large_batches(batch):
     assert too_few(uniform.num_draws(batch) - math.ceil(7 * math.sqrt(batch)) - 20) > 1e-4
 
 
-@pytest.mark.by_default("300")
+@pytest.mark.by_default("67", "300")
 @pytest.mark.parametrize("size", [67, 131, 132, 300])
 def test_large_batches_without_replacement(size):
     """The branch for more than 64 rows as it is: exactly 66 distinct ones, each row in and left out
