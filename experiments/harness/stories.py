@@ -234,8 +234,8 @@ def _note(paper: str, name: str, note: str) -> tuple[str, str] | None:
         many, lines = len(text.split("; ")), len(experiment(paper, name).lines)
         return (
             "Grids",
-            f"the chosen setting of {many} of the {lines} lines is at an end of its grid, so a "
-            "wider grid may change the results",
+            f"for {many} of the {lines} methods and settings, the chosen rate or clip norm is at "
+            "an end of its grid, so a wider grid may change the results",
         )
     if kind == of["not_tuned"]:
         names, _, why = text.rpartition(": ")
@@ -500,7 +500,7 @@ def reason(of: results.Experiment, given: results.Verdict) -> str:
     if of.unread:
         return shown("no data: " + ", ".join(of.unread))
     if re.search(r"not run|(pairs|lines) run", given.seen):
-        return "not all of its lines were run"
+        return "not all of its methods and settings were run"
     return shown(_shortened(given.seen))
 
 

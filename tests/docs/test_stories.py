@@ -129,7 +129,7 @@ def test_checks_of_one_statement_are_told_together(monkeypatch):
     assert stories._checked("noble2022", row) == {
         ("holds", "+1.0 to +5.0, ± 2 points (5 seeds)"): ["A", "C"],
         ("undecided", "+2.0 ± 30 points (5 seeds)"): ["B"],
-        (stories.UNKNOWN, "not all of its lines were run"): ["D"],
+        (stories.UNKNOWN, "not all of its methods and settings were run"): ["D"],
     }
 
 
