@@ -7,12 +7,13 @@ import types
 
 import numpy as np
 import pytest
+from helpers.lines import line
 from helpers.paths import RESULTS
 
 from experiments.harness import baselines
 from experiments.harness import results as results_file
 from experiments.harness.programs import Plans, drawn
-from experiments.harness.runner import Experiment, Line, not_tuned
+from experiments.harness.runner import Experiment, not_tuned
 from experiments.harness.verdicts import far_below
 from jfl.runs.config import Config
 
@@ -29,55 +30,7 @@ SMALL = dict(
     weights="uniform",
     l2=1e-2,
 )
-
-
-def line(*accuracy):
-    return Line(np.array(accuracy), np.zeros(len(accuracy)), None, None, 0.0, seeds=(0, 1, 2))
-
-
-@pytest.mark.parametrize(
-    "accuracy, marked",
-    [((0.80, 0.81, 0.79), True), ((0.86, 0.87, 0.85), False), ((0.6, 0.99, 0.8), False)],
-)
-def test_a_line_is_marked_where_it_ends_far_below_what_its_model_reaches(accuracy, marked):
-    """By an interval: a line that scatters is not marked for its mean alone."""
-    reached = {"free": {"0": 0.90, "1": 0.91, "2": 0.89}}
-    results = {"free": line(*accuracy)}
-    assert far_below(reached, results) == (["free"] if marked else [])
-    experiment = Experiment("title", {}, {"free": {}}, reached=reached)
-    assert ("L-BFGS" in not_tuned(experiment, results)) == marked
-
-
-@pytest.mark.slow
-def test_what_a_convex_model_reaches_is_above_three_rounds_of_training():
-    config = Config(**SMALL, lr=1e-3)
-    found = baselines.reach(config, Plans(drawn, seeded=True), (0, 1))
-    assert set(found) == {"0", "1"} and min(found.values()) > 0.85
-    bare = baselines.reach(dataclasses.replace(config, l2=0.0), Plans(drawn, seeded=True), (0,))
-    assert bare["0"] > 0.85
-    assert baselines.reach(dataclasses.replace(config, model="mlp"), None, (0,)) == {}
-
-
-@pytest.mark.slow
-def test_the_grid_has_seeds_of_its_own_and_goes_on_at_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(baselines, "RATES", (1e-4, 1e-3))
-    monkeypatch.setattr(baselines, "NUM_EXTRA_RATES", 3)
-    config = Config(**SMALL, lr=1e-3)
-    choice = baselines.choose(
-        "free",
-        config,
-        baselines._rates(config),
-        Plans(drawn, seeded=True),
-        tmp_path / "grids",
-        tmp_path / "kept",
-    )
-    rates = [point["lr"] for point in choice.grid]
-    assert rates == pytest.approx([1e-4, 1e-3, 0.00215443, 0.00464159, 0.01], rel=1e-3)
-    means = [np.mean(point["accuracy"]) for point in choice.grid]
-    assert choice.chosen == dict(lr=rates[int(np.argmax(means))])
-    assert choice.first == dict(lr=1e-3) and choice.at_edge == (choice.chosen["lr"] == rates[-1])
-    assert all(len(point["accuracy"]) == len(baselines.SEEDS) for point in choice.grid)
-    assert not set(baselines.SEEDS) & set(Experiment("", {}, {}).seeds)
+ONE = Experiment("title", SMALL, {"a": dict(lr=0.1)}, runs=Plans(), baselines={"a": ()})
 
 
 @pytest.fixture
@@ -89,7 +42,60 @@ def asked(monkeypatch):
         "choose",
         lambda name, *_: names.append(name) or baselines.Choice({}, dict(lr=1.0), [], False),
     )
+    monkeypatch.setattr(baselines, "reach", lambda *_: {})
     return names
+
+
+@pytest.fixture
+def with_stored(monkeypatch):
+    """Experiments with the rates of figure -> line -> what was chosen for it."""
+
+    def taken(found, **experiments):
+        monkeypatch.setattr(baselines, "stored", lambda: dict(paper=found))
+        return baselines.with_chosen("paper", experiments)
+
+    return taken
+
+
+# --- the rule
+
+
+@pytest.mark.parametrize(
+    "accuracy, marked",
+    [((0.80, 0.81, 0.79), True), ((0.86, 0.87, 0.85), False), ((0.6, 0.99, 0.8), False)],
+)
+def test_a_line_is_marked_where_it_ends_far_below_what_its_model_reaches(accuracy, marked):
+    """By an interval: a line that scatters is not marked for its mean alone."""
+    reached = {"free": {"0": 0.90, "1": 0.91, "2": 0.89}}
+    results = {"free": line(*accuracy, seeds=(0, 1, 2))}
+    assert far_below(reached, results) == (["free"] if marked else [])
+    experiment = Experiment("title", {}, {"free": {}}, reached=reached)
+    assert ("L-BFGS" in not_tuned(experiment, results)) == marked
+
+
+@pytest.mark.slow
+def test_what_a_convex_model_reaches_is_above_three_rounds_of_training():
+    config = Config(**SMALL, lr=1e-3)
+    found = baselines.reach(config, Plans(drawn, seeded=True), (0, 1))
+    assert set(found) == {"0", "1"} and min(found.values()) > 0.85
+    assert baselines.reach(dataclasses.replace(config, model="mlp"), None, (0,)) == {}
+
+
+# --- a grid
+
+
+@pytest.mark.slow
+def test_a_grid_that_runs_has_seeds_of_its_own_and_goes_on_at_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "NUM_EXTRA_RATES", 3)
+    config, plans = Config(**SMALL, lr=1e-3), Plans(drawn, seeded=True)
+    out, kept = tmp_path / "grids", tmp_path / "kept"
+    choice = baselines.choose("free", config, dict(lr=(1e-4, 1e-3)), plans, out, kept)
+    rates = [point["lr"] for point in choice.grid]
+    assert rates == pytest.approx([1e-4, 1e-3, 0.00215443, 0.00464159, 0.01], rel=1e-3)
+    means = [np.mean(point["accuracy"]) for point in choice.grid]
+    assert choice.chosen == dict(lr=rates[int(np.argmax(means))])
+    assert all(len(point["accuracy"]) == len(baselines.SEEDS) for point in choice.grid)
+    assert not set(baselines.SEEDS) & set(Experiment("", {}, {}).seeds)
 
 
 def test_a_grid_of_rates_and_clip_norms_goes_on_once_along_each_end(tmp_path, monkeypatch):
@@ -112,7 +118,10 @@ def test_a_grid_of_rates_and_clip_norms_goes_on_once_along_each_end(tmp_path, mo
     assert choice.first == dict(lr=4.0, clip_norm=0.5) and axes["clip_norm"] == (0.5, 1.0, 2.0)
 
 
-def test_methods_take_what_their_middle_line_was_given(tmp_path, monkeypatch, asked):
+# --- what figures take
+
+
+def test_methods_take_what_their_middle_line_was_given(tmp_path, asked, with_stored):
     """All lines of a method, and no others; and their first rates do not stand beside."""
     lines = {
         f"{m} σ={s}": dict(noise_multiplier=s, steps=steps)
@@ -123,19 +132,17 @@ def test_methods_take_what_their_middle_line_was_given(tmp_path, monkeypatch, as
     experiment = Experiment("title", SMALL, lines, methods=methods, runs=Plans())
     found = baselines.choose_all("fig", experiment, tmp_path, tmp_path, lines=("a σ=2.0",))
     assert asked == ["fig a σ=2.0"]
-    monkeypatch.setattr(baselines, "stored", lambda: {"paper": {"fig": found}})
-    taken = baselines.with_chosen("paper", {"fig": experiment})["fig"].lines
+    printed = dataclasses.replace(experiment, methods={}, baselines={"b σ=1.0": ("a σ=2.0",)})
+    both = with_stored(dict(fig=found), fig=experiment, printed=printed)
+    taken = both["fig"].lines
     assert list(taken) == list(lines)
     assert [taken[n].get("lr") for n in lines] == [1.0] * 3 + [None] * 3
-    printed = dataclasses.replace(experiment, methods={}, baselines={"b σ=1.0": ("a σ=2.0",)})
-    both = baselines.with_chosen("paper", {"fig": experiment, "printed": printed})
     assert both["printed"].lines == lines  # the same run, at the rates of the paper
 
 
 def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
-    tmp_path, monkeypatch, asked
+    tmp_path, asked, with_stored
 ):
-    monkeypatch.setattr(baselines, "reach", lambda *_: {})
     lines = {"free A": dict(lr=0.1), "DP A": {}, "free B": dict(lr=0.2), "DP B": {}}
     own = {"free A": ("DP A",), "free B": ("DP B",)}
     experiment = Experiment("title", SMALL, lines, baselines=own, runs=Plans())
@@ -145,61 +152,54 @@ def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
         "free B": line(0.9, 0.91, 0.92),
         "DP B": line(0.8, 0.82, 0.81),
     }
-    found = baselines.regrid("paper", "fig", experiment, results, tmp_path, tmp_path)
-    assert asked == ["fig free A"] and found["free B"] == {}
-    monkeypatch.setattr(baselines, "stored", lambda: {"paper": {"fig": found}})
-    same = dataclasses.replace(experiment, lines={"of A": dict(lr=0.1)}, baselines={"of A": ()})
-    both = baselines.with_chosen("paper", {"fig": experiment, "other": same})
-    assert both["other"].lines == {"of A": dict(lr=1.0), "of A, first rates": dict(lr=0.1)}
-    taken = both["fig"]
-    assert taken.lines["free A"] == dict(lr=1.0)
-    assert taken.lines["free A, first rates"] == dict(lr=0.1)
-    assert taken.lines["free B"] == dict(lr=0.2) and "free B, first rates" not in taken.lines
     at = ("paper", "fig", experiment, results, tmp_path, tmp_path)
-    assert baselines.regrid(*at, lines=("free B",)) == {"free B": {}} and len(asked) == 1
+    found = baselines.regrid(*at)
+    assert asked == ["fig free A"] and found["free B"] == {}
+    assert baselines.regrid(*at, lines=("free B",)) == {"free B": {}}
     assert baselines.regrid(*at, served=("free A",)).keys() == {"free A", "free B"}
     assert len(asked) == 1
+    same = dataclasses.replace(experiment, lines={"of A": dict(lr=0.1)}, baselines={"of A": ()})
+    both = with_stored(dict(fig=found), fig=experiment, other=same)
+    assert both["other"].lines == {"of A": dict(lr=1.0), "of A, first rates": dict(lr=0.1)}
+    first = {"free A": dict(lr=1.0), "free A, first rates": dict(lr=0.1)}
+    assert both["fig"].lines == lines | first
 
 
-def test_what_a_line_was_given_itself_comes_first(monkeypatch):
-    of = Experiment("title", SMALL, {"a": dict(lr=0.1)}, runs=Plans(), baselines={"a": ()})
+def test_what_a_line_was_given_itself_comes_first(with_stored):
     given = lambda lr, **reached: dict(a=dict(chosen=dict(lr=lr), reached=reached))
     stored = {"fig": given(1.0, a=0.5), "other": given(2.0, a=0.4, b=0.3), "third": dict(a={})}
-    monkeypatch.setattr(baselines, "stored", lambda: {"paper": stored})
-    both = baselines.with_chosen("paper", dict(fig=of, other=of, third=of))
-    assert [both[n].lines["a"]["lr"] for n in stored] == [1.0, 2.0, 1.0]
-    assert both["fig"].reached == dict(a=dict(a=0.5, b=0.3))
-    assert both["other"].reached == dict(a=dict(a=0.4, b=0.3))
+    taken = with_stored(stored, fig=ONE, other=ONE, third=ONE)
+    assert [taken[n].lines["a"]["lr"] for n in stored] == [1.0, 2.0, 1.0]
+    assert taken["fig"].reached == dict(a=dict(a=0.5, b=0.3))
+    assert taken["other"].reached == dict(a=dict(a=0.4, b=0.3))
 
 
-def test_a_line_takes_the_choice_of_one_whose_data_have_the_same_law(monkeypatch):
+def test_a_line_takes_the_choice_of_one_whose_data_have_the_same_law(with_stored):
     """But not what L-BFGS reached on the draws of that one, nor before a choice of its own."""
-    one = Experiment("title", SMALL, {"a": dict(lr=0.1)}, runs=Plans(), baselines={"a": ()})
-    law = dict(
-        same_law={"b": ("one", "a")}, lines={"b": dict(lr=0.1, steps=7)}, baselines={"b": ()}
+    fields = dict(lr=0.1, steps=7)
+    other = dataclasses.replace(
+        ONE, same_law={"b": ("one", "a")}, lines={"b": fields}, baselines={"b": ()}
     )
-    other = dataclasses.replace(one, **law)
-    stored = dict(one=dict(a=dict(chosen=dict(lr=1.0), reached={"0": 0.5})))
-    monkeypatch.setattr(baselines, "stored", lambda: {"paper": stored})
-    taken = baselines.with_chosen("paper", dict(one=one, other=other))["other"]
-    assert taken.lines == {"b": dict(lr=1.0, steps=7), "b, first rates": dict(lr=0.1, steps=7)}
+    of_one = dict(a=dict(chosen=dict(lr=1.0), reached={"0": 0.5}))
+    of_other = dict(b=dict(chosen=dict(lr=2.0)))
+    taken = with_stored(dict(one=of_one), one=ONE, other=other)["other"]
+    assert taken.lines == {"b": fields | dict(lr=1.0), "b, first rates": fields}
     assert taken.reached == {}
-    stored["other"] = dict(b=dict(chosen=dict(lr=2.0)))
-    taken = baselines.with_chosen("paper", dict(one=one, other=other))["other"]
-    assert taken.lines["b"]["lr"] == 2.0
-    del stored["one"]  # the other way round
-    taken = baselines.with_chosen("paper", dict(one=one, other=other))["one"]
-    assert taken.lines["a"] == dict(lr=2.0)
+    both = with_stored(dict(one=of_one, other=of_other), one=ONE, other=other)
+    assert both["other"].lines["b"]["lr"] == 2.0
+    turned = with_stored(dict(other=of_other), one=ONE, other=other)  # the other way round
+    assert turned["one"].lines["a"] == dict(lr=2.0)
+
+
+# --- the command
 
 
 def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
     """Under one figure of those that share the run, also where the line is marked no more."""
-    of = Experiment("title", SMALL, {"a": dict(lr=0.1), "DP": {}}, runs=Plans())
-    of = dataclasses.replace(of, baselines={"a": ("DP",)})
+    of = dataclasses.replace(ONE, lines={"a": dict(lr=0.1), "DP": {}}, baselines={"a": ("DP",)})
     paper = types.SimpleNamespace(EXPERIMENTS=dict(one=of, other=of))
     monkeypatch.setitem(sys.modules, "experiments.papers.noble2022.figures", paper)
     monkeypatch.setattr(baselines, "FILE", tmp_path / "baselines.json")
-    monkeypatch.setattr(baselines, "reach", lambda *_: {})
 
     def call(figure, *accuracy):
         ended = dict(a=[*accuracy], DP=[0.8, 0.81, 0.82])
@@ -216,32 +216,21 @@ def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
     assert call("one", 0.9, 0.92, 0.91)["one"] == made and asked == ["one a"]
 
 
-def test_a_line_that_is_no_baseline_is_named(tmp_path):
-    call = ["noble2022", "fig1", "--kept", str(tmp_path), "--lines", "DP-FedAvg, K=50, (0,0)"]
-    with pytest.raises(
-        ValueError, match=r"expected baselines of fig1, but got DP-FedAvg, K=50, \(0,0\)"
-    ):
-        baselines.main(call)
-
-
-def test_what_another_figure_chose_gets_no_grid_of_its_own(tmp_path, monkeypatch):
+def test_what_another_figure_chose_gets_no_grid_of_its_own(tmp_path, monkeypatch, asked):
     """FedAvg beside the private methods of `fig1_tuned` takes the choice of Figure 1: else one line
     would have two."""
     for name in ("baselines.json", "noble2022.json"):
         (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
-    asked = []
-
-    def choose(name, *_):
-        asked.append(name.removeprefix("fig1_tuned "))
-        return baselines.Choice({}, dict(lr=0.5), [], False)
-
     monkeypatch.setattr(baselines, "FILE", tmp_path / "baselines.json")
-    monkeypatch.setattr(baselines, "choose", choose)
-    assert baselines.main(["noble2022", "fig1_tuned", "--kept", str(tmp_path / "kept")]) == 0
+    at = ["--kept", str(tmp_path / "kept")]
+    assert baselines.main(["noble2022", "fig1_tuned", *at]) == 0
     assert asked == [
-        *(f"DP-{m}, K=50, (1,1)" for m in ("SCAFFOLD-warm", "FedAvg", "FedSGD")),
-        *(f"DP-{m}, K=100, (1,1)" for m in ("SCAFFOLD-warm", "FedAvg")),
+        *(f"fig1_tuned DP-{m}, K=50, (1,1)" for m in ("SCAFFOLD-warm", "FedAvg", "FedSGD")),
+        *(f"fig1_tuned DP-{m}, K=100, (1,1)" for m in ("SCAFFOLD-warm", "FedAvg")),
     ]
     chosen = json.loads((tmp_path / "baselines.json").read_text())
     assert not any(line.startswith("FedAvg") for line in chosen["noble2022"]["fig1_tuned"])
     assert set(chosen["about"]["noble2022"]) == set(chosen["noble2022"])
+    line = "DP-FedAvg, K=50, (0,0)"  # which has noise
+    with pytest.raises(ValueError, match="expected baselines of fig1, but got DP-FedAvg, K=50"):
+        baselines.main(["noble2022", "fig1", *at, "--lines", line])
