@@ -282,8 +282,10 @@ def test_quick_runs(paper, numbers, tmp_path, capsys):
     told = {v["claim"]: v["verdict"] for v in found["verdicts"]}
     assert [v["verdict"] for v in kept] == list(told.values())
     assert set(found["runs"]) == set(numbers.QUICK_LINES) <= set(numbers.LINES)
-    ours = [v for v in found["verdicts"] if v["whose"] == "ours" and "something" not in v["claim"]]
-    assert {HOLDS} < {v["verdict"] for v in ours} <= {HOLDS, UNKNOWN, UNDECIDED}
+    ours = [
+        v for v in found["verdicts"] if v["whose"] == "ours" and "informative" not in v["claim"]
+    ]
+    assert {HOLDS} <= {v["verdict"] for v in ours} <= {HOLDS, UNKNOWN, UNDECIDED}
     assert all(math.isfinite(c["start"]) and c["start"] > 0 for c in found["runs"].values())
     if paper is talaei2024:
         # factors go to other clients; noise has a number for each of the model's dimensions

@@ -157,7 +157,6 @@ def test_problems_are_solved_as_well_as_the_noise_takes_them_to_be(monkeypatch):
         ("uploads", dict(clip_decay=0.5), "uploads: expected the defaults.*clip_decay"),
         ("contracting", dict(server_lr=0.5), "contracting: expected the defaults.*server_lr"),
         ("prox_erm", dict(lr=0.5), "prox_erm: expected the defaults.*lr"),
-        ("measured", dict(optimizer="adam"), "measured: expected the defaults.*optimizer"),
         ("of_each", dict(batch_sampler="poisson"), "of_each: expected the defaults.*batch_sampler"),
     ],
 )
