@@ -201,21 +201,6 @@ def test_what_noise_costs_is_measured_at_one_rate():
     assert verdict(of_costs(tuned).check, both) == NOT_REPRODUCED
 
 
-def test_a_drop_is_measured_at_one_rate_too():
-    """At the paper's rate Adult loses 0.02 and MNIST 0.005; at its own MNIST would lose 0.1."""
-    at = lambda mean: line(mean, mean, mean + 0.001)
-    results = {
-        "mnist iid no privacy": at(0.91),
-        "mnist iid printed ε=0.5": at(0.81),
-        "adult iid no privacy": at(0.85),
-        "adult iid printed ε=0.5": at(0.8),
-    }
-    first = {f"mnist iid no privacy{FIRST}": at(0.815), f"adult iid no privacy{FIRST}": at(0.82)}
-    check = li2025.drop_is_larger("iid", "printed")
-    assert verdict(check, results | first) == HOLDS
-    assert verdict(check, results) == NOT_REPRODUCED
-
-
 # --- bounds
 
 

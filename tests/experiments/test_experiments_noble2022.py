@@ -72,18 +72,6 @@ def test_lines_on_synthetic_make_plans(name):
             assert build.build(made)[0].algorithm.name == made.algorithm
 
 
-@pytest.mark.parametrize("name", ["fig2b", "fig9_mnist", "fig10_mnist", "equal_eps_mnist"])
-def test_lines_on_mnist_are_consistent(name):
-    """Without its rows: what the lines say fits together."""
-    for title in paper.EXPERIMENTS[name].lines:
-        made = config(name, title)
-        assert made.batch <= made.rows_per_client * (1 - made.holdout)
-        cold = made.algorithm == "fedavg" or name in ("fig9_mnist", "fig10_mnist")
-        assert (made.warm_rounds is None) == cold
-        assert made.warm_rounds is None or made.warm_rounds < made.rounds
-        assert (made.view == "third_party") == (made.mode == "as_printed") or made.epsilon
-
-
 def run_of(made):
     """What the paper's accountant needs to know."""
     held = 0.2 if made.dataset == "synthetic" else made.holdout

@@ -290,16 +290,6 @@ def test_claims_of_epsilons():
     assert of((4.0, 3.0), (16.0, 16.0))[0] == CONFIRMED
     assert of((4.0, 3.0), (16.0, 17.0))[0] == of((4.0, None))[0] == NOT
     assert of()[0] == UNKNOWN
-    study = PLANS["cohort"](True)
-    panels = {c.x: c.panel for c in study.cells if "noise_multiplier" in c.fields}
-    ends = {x: panels[x] for x in (min(panels), max(panels))}
-    for level, good, bad in (("client", (5.0, 20.0), (20.0, 5.0)), ("example", (5, 5), (5, 6))):
-        (claim,) = (c for c in study.claims if c.text.startswith(f"fixed noise, {level}"))
-        made = lambda epsilons, level=level: {
-            (panel, level, x): dict(epsilon=e) for (x, panel), e in zip(ends.items(), epsilons)
-        }
-        assert claim.check(made(good))[0] == CONFIRMED and claim.check(made(bad))[0] == NOT
-        assert claim.check({})[0] == UNKNOWN
 
 
 def test_what_a_paper_claims_stands_beside_what_is_proved(tmp_path):
