@@ -117,7 +117,7 @@ def test_li_prints_what_the_paper_prints(lr, by_renyi):
         plan = output_plan(jfl.gaussian(std=std), clip_steps, lr=lr)
         g = as_printed.claimed(plan, 4)
         np.testing.assert_allclose(g.epsilon, 0.5, rtol=1e-5)
-        assert "one round" in g.method and "Theorem 2" in g.caveats[-1]
+        assert g.rounds == 1 and "one round" in g.method and "Theorem 2" in g.caveats[-1]
         proved = jfl.guarantee(plan, 4).epsilon
         assert proved == np.inf if clip_steps == "last" else 10 < proved < np.inf
 
@@ -147,6 +147,7 @@ def named(plan, name):
         (lambda p: named(p, "fedprox"), {}, "paper to be one of"),
         (lambda p: released(p, batches=batches.full()), {}, "batches of a fixed size"),
         (lambda p: released(p, batches=batches.poisson(8.0)), {}, "batches of a fixed size"),
+        (lambda p: released(p, batches=batches.epochs(8)), {}, "batches of a fixed size"),
         (
             lambda p: dataclasses.replace(p, sampler=sampling.poisson(100, 0.2)),
             {},

@@ -322,6 +322,9 @@ def test_theorem4_and_that_a_term_of_remark_4_stays():
     at = lambda rounds, variant: theory.remark4(c, rounds, 7.0, 0.99, 0.1, variant).value
     assert spread / 4 < at(1e14, "printed") < 1.01 * spread / 4
     close(at(1e14, "unloosened") * 100, at(1e10, "unloosened"), 1e-2)
+    rates = 1 / (2 * 4 * 1e5), math.sqrt(20)  # of clients and of the server
+    of_theorem = theory.theorem4_order(c, 1e10, 7.0, *rates, 0.99, 0.1).value
+    close(at(1e10, "printed"), of_theorem, 1e-12)
 
 
 # --- bounds against runs

@@ -410,7 +410,7 @@ def dashed(ax):
 def test_only_what_compares_shares_an_axis():
     third = guarantee(1.0, view="third_party")
     of_one_round = guarantee(0.1, "claimed", rounds=1)
-    implied = guarantee(40.0, implied=True)
+    implied = guarantee(3.0, implied=True)  # is not drawn, though it is smaller
     settings = [
         setting("a", [0.8, 0.9], [guarantee(2.0), third, guarantee(0.5, "claimed")]),
         setting("b", [0.7], [guarantee(4.0), of_one_round, implied]),
