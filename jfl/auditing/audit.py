@@ -34,7 +34,8 @@ class AuditReport(NamedTuple):
         epsilon: the lower bound, which holds at `confidence`: the program that ran is not more
             private.
         delta: the delta of the bound.
-        confidence: the probability with which the bound holds, including all choices made.
+        confidence: the probability with which the bound holds; the choice of score and threshold
+            is accounted for.
         estimator: how the bound was computed.
         canary: what was inserted.
         trials: the number of runs of each side; 1 for `jfl.audit_one_run`.
@@ -52,8 +53,8 @@ class AuditReport(NamedTuple):
         learning_runs: the number of runs that chose the score and the number of guesses.
         guesses: the number of canaries about which the attack guessed.
         correct: the number of correct guesses.
-        gaussian: what the same guesses show of a Gaussian mechanism without sampling; an estimate
-            for any other mechanism.
+        gaussian: the lower bound on epsilon from the same guesses if the mechanism is Gaussian
+            without sampling; for any other mechanism, an estimate.
         estimate: the epsilon of a Gaussian mechanism at the distance `mu`, without a guarantee.
         auroc: the probability that an included canary has a higher score than an excluded one.
     """

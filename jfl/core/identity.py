@@ -416,7 +416,10 @@ class Reader:
         return json.dumps(tree, sort_keys=True, default=lambda leaf: shapes[leaf.at])
 
     def readable(self, tree: Any) -> Any:
-        """Return a description for people, with numbers and checksums of arrays as leaves."""
+        """Return the description `tree` for people.
+
+        Each placeholder becomes its number or, for an array, its shape, type and checksum.
+        """
         if isinstance(tree, Leaf):
             return _readable_leaf(self.leaves[tree.at])
         if isinstance(tree, dict):

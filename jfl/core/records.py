@@ -677,7 +677,7 @@ class Metrics:
             f"{last(pick('round'))}",
             last(pick("accuracy", "client_accuracy", "loss")),
             last(more | (self.custom or {})),
-            "no guarantee covers these numbers, except the round",
+            "no guarantee covers these numbers (the round number reveals nothing)",
         ]
         return "\n  ".join(lines)
 

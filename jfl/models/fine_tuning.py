@@ -93,7 +93,7 @@ def trainable(
     started = _start_from(task, {n: v for n, v in pretrained.items() if n in names})
 
     def of_part(function: Any, form: Callable) -> Any:
-        """Return a function of the whole model as one of its trained part."""
+        """Turn a function of the whole model into one of its trained part; the rest is frozen."""
         if function is None:
             return None
         return Fn(form, dict(frozen=frozen, init=task.init, of=function))

@@ -71,7 +71,7 @@ class Page(NamedTuple):
     pictures: dict[str, bytes]
 
     def save(self) -> str:
-        """Write all files, and return a sentence about them."""
+        """Replace all files of the folder, and return a sentence about them."""
         for old in self.folder.glob("*") if self.folder.exists() else ():
             old.unlink()
         self.folder.mkdir(exist_ok=True)

@@ -311,10 +311,11 @@ def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Compose
 def compose_lower(
     groups: Any, direction: str, grid: Grid, size: int, failure_probability: ArrayLike
 ) -> tuple[Composed, jax.Array]:
-    """Return the composed losses, rounded optimistically, and an upper bound on their total offset.
+    """Return the composed losses on the grid, and an upper bound on the sum of their offsets.
 
-    Each step is off the grid by an offset.  By Chernoff's bound, the sum of the offsets exceeds the
-    returned bound with probability at most `failure_probability`.
+    In each step the true loss is a grid point plus an offset (see `pld_step.optimistic`).  By
+    Chernoff's bound, the sum of the offsets exceeds the returned bound with probability at most
+    `failure_probability`.
     """
     scales = jnp.asarray(np.geomspace(1e-4, 1e4, 24))
 

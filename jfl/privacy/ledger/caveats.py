@@ -22,8 +22,9 @@ SIMULATION = Caveat(
     "simulation",
 )
 STOPS = Caveat(
-    "Does not cover what an early stop reveals (non-finite values, an empty cohort, an inexact "
-    "solve), except for sampling overflow, which delta includes.",
+    "Does not cover what the run reveals if it aborts (non-finite values, an empty cohort, a local "
+    "problem solved too inexactly). A sample that exceeds its capacity also aborts it; delta "
+    "includes this.",
     "stops",
 )
 PUBLIC = Caveat("Assumes that client sizes, sampling rates and weights are public.", "public-sizes")

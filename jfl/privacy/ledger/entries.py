@@ -38,8 +38,10 @@ NORMALS_PER_PARAMETER = 64
 
 
 def entries(plan: Plan, rounds: int | None = 1, others: bool = True) -> list[Entry]:
-    """Return everything that the noise of the first `rounds` rounds of a plan may protect; empty
-    without noise.
+    """Return the entries of the ledger of the first `rounds` rounds of a plan.
+
+    There is one for each unit, view and adjacency that the noise may protect; without noise there
+    are none.
 
     Args:
         plan: a Plan.
