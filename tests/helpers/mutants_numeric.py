@@ -193,7 +193,6 @@ MUTANTS = (
         "release=later(plan.release, first),",
         "release=plan.release,",
         f"{GUARANTEE}::test_a_later_segment_says_where_its_rounds_begin",
-        slow=True,
     ),
     Mutant(
         "jfl/privacy/ledger/segments.py",

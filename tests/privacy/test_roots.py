@@ -30,9 +30,6 @@ def test_the_smallest_that_fits(name):
     x = roots.smallest_fitting(watched, 0.0, 2.0, 1e-6)
     assert tested[x] <= 0 and crossing - 1e-12 <= x <= crossing + 1e-6
     assert any(x - 1e-6 <= other < x and not value <= 0 for other, value in tested.items())
-
-
-def test_where_everything_or_nothing_fits():
     assert roots.smallest_fitting(lambda x: -1.0, 0.5, 2.0, 1e-6) == 0.5
     with pytest.raises(ValueError, match="different signs"):
         roots.smallest_fitting(lambda x: 1.0, 0.5, 2.0, 1e-6)

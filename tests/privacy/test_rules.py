@@ -22,17 +22,12 @@ INTEGERS = lambda: jfl.distributed(8.0, 0.5, 5, law="skellam", like=np.zeros(4))
 
 
 def correlated(strategy):
-    return jfl.chain(
-        jfl.clip_l2(0.5),
-        jfl.total(),
-        jfl.correlated(4.0, strategy),
-        jfl.divide(8.0),
-        adjacency="replace_one",
-    )
+    noise = jfl.correlated(4.0, strategy)
+    return jfl.chain(jfl.clip_l2(0.5), jfl.total(), noise, jfl.divide(8.0), adjacency="replace_one")
 
 
 def contracting(steps, batch):
-    """A release of local training whose steps contract."""
+    """Return a plan that releases local training whose steps contract."""
     chain = jfl.chain(
         jfl.bounded(0.5, "contraction"), jfl.total(), jfl.gaussian(3.0), adjacency="replace_one"
     )
@@ -48,53 +43,41 @@ def secure(plan):
 
 FIXED = sampling.without_replacement(CLIENTS, 5)
 CLIPPED = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.divide(8.0), adjacency="replace_one")
-# rule -> need -> a plan that has all but this need
+# place of the noise -> unit and view
+ANSWERS = {
+    "local step": ("example", "server"),
+    "local training": ("example", "server"),
+    "upload": ("client", "server"),
+    "summed upload": ("client", "aggregate"),
+    "release": ("client", "third_party"),
+}
+# place, need -> a plan that has all but this need
 CASES = {
-    ("local step", "FULL_BATCHES"): (
-        lambda: make(NOISY(3.0), batches.without_replacement(10), sizes=np.full(CLIENTS, 9)),
-        ("example", "server"),
+    ("local step", "FULL_BATCHES"): lambda: make(
+        NOISY(3.0), batches.without_replacement(10), sizes=np.full(CLIENTS, 9)
     ),
-    ("local step", "SOME_ROWS"): (
-        lambda: make(NOISY(3.0), sizes=np.zeros(CLIENTS, int)),
-        ("example", "server"),
+    ("local step", "SOME_ROWS"): lambda: make(NOISY(3.0), sizes=np.zeros(CLIENTS, int)),
+    ("local training", "ROWS_ONCE"): lambda: contracting(11, batches.without_replacement(10)),
+    ("upload", "SHARES"): lambda: make(
+        upload=INTEGERS(), sampler=sampling.without_replacement(CLIENTS, 4)
     ),
-    ("local training", "ROWS_ONCE"): (
-        lambda: contracting(11, batches.without_replacement(10)),
-        ("example", "server"),
+    ("upload", "APART"): lambda: make(upload=correlated(TURNS), sampler=FIXED),
+    ("summed upload", "PLAIN"): lambda: secure(
+        make(upload=NOISY(3.0), release=CLIPPED, sampler=FIXED)
     ),
-    ("upload", "SHARES"): (
-        lambda: make(upload=INTEGERS(), sampler=sampling.without_replacement(CLIENTS, 4)),
-        ("client", "server"),
+    ("summed upload", "EQUAL"): lambda: secure(
+        make(upload=NOISY(np.linspace(1.0, 2.0, CLIENTS)), sampler=FIXED)
     ),
-    ("upload", "APART"): (
-        lambda: make(upload=correlated(TURNS), sampler=FIXED),
-        ("client", "server"),
-    ),
-    ("upload", "PLAIN"): (
-        lambda: secure(make(upload=NOISY(3.0), release=CLIPPED, sampler=FIXED)),
-        ("client", "aggregate"),
-    ),
-    ("upload", "EQUAL"): (
-        lambda: secure(make(upload=NOISY(np.linspace(1.0, 2.0, CLIENTS)), sampler=FIXED)),
-        ("client", "aggregate"),
-    ),
-    ("release", "APART"): (
-        lambda: make(release=correlated(TURNS), sampler=FIXED),
-        ("client", "third_party"),
-    ),
-    ("release", "HIDDEN"): (
-        lambda: make(
-            release=NOISY(3.0), sampler=sampling.with_replacement(CLIENTS, 5), stateful=True
-        ),
-        ("client", "third_party"),
+    ("release", "APART"): lambda: make(release=correlated(TURNS), sampler=FIXED),
+    ("release", "HIDDEN"): lambda: make(
+        release=NOISY(3.0), sampler=sampling.with_replacement(CLIENTS, 5), stateful=True
     ),
 }
 
 
 @pytest.mark.parametrize("place, need", CASES)
 def test_a_rule_is_refused_without_its_need(place, need, monkeypatch):
-    make_plan, (unit, view) = CASES[place, need]
-    plan = make_plan()
+    plan, (unit, view) = CASES[place, need](), ANSWERS[place]
 
     def found():
         listed = entries.entries(plan, 6)
@@ -106,33 +89,35 @@ def test_a_rule_is_refused_without_its_need(place, need, monkeypatch):
         jfl.guarantee(plan, 6, unit=unit, view=view)
     # it is this need that refuses: without it the rule answers
     wanted = getattr(rules, need)
-    table = {
-        row: [
-            dataclasses.replace(r, needs=tuple(n for n in r.needs if n is not wanted)) for r in rs
-        ]
-        for row, rs in rules.TABLE.items()
-    }
+    left = lambda rule: tuple(n for n in rule.needs if n is not wanted)
+    without = lambda several: [dataclasses.replace(r, needs=left(r)) for r in several]
+    table = {row: without(several) for row, several in rules.TABLE.items()}
     monkeypatch.setattr(rules, "TABLE", table)
     assert not found().refusal
 
 
-def noise_on_both():
+def noise_on_both(release=None):
     """Return a plan with noise on uploads and on the release, which counts both."""
-    chain = jfl.chain(
-        jfl.bounded(0.5, "upload"),
-        jfl.total(),
-        jfl.gaussian(3.0),
-        jfl.divide(8.0),
-        adjacency="replace_one",
-    )
-    return make(upload=NOISY(2.0), release=chain, sampler=sampling.full(CLIENTS))
+    stages = jfl.bounded(0.5, "upload"), jfl.total(), jfl.gaussian(3.0), jfl.divide(8.0)
+    release = release or jfl.chain(*stages, adjacency="replace_one")
+    return make(upload=NOISY(2.0), release=release, sampler=sampling.full(CLIENTS))
 
 
+def in_rotation(release):
+    return make(release=release, sampler=sampling.min_separation(CLIENTS, 4, 3))
+
+
+def cyclic(strategy):
+    sampler = sampling.cyclic_poisson(CLIENTS, 0.8, 2, capacity=CLIENTS)
+    return make(release=correlated(strategy), sampler=sampler)
+
+
+WIDE = jfl.strategies.banded_toeplitz(6, 3, participations=3, separation=2)
 # need -> plans without and with it, of a rule that stands before another: the other one answers
 CHOICES = {
     "STEADY": (
-        lambda: make(release=FALLING(), sampler=sampling.min_separation(CLIENTS, 4, 3)),
-        lambda: make(release=NOISY(3.0), sampler=sampling.min_separation(CLIENTS, 4, 3)),
+        lambda: in_rotation(FALLING()),
+        lambda: in_rotation(NOISY(3.0)),
         lambda part: part.joint,
     ),
     "STATEFUL": (
@@ -146,21 +131,13 @@ CHOICES = {
         lambda part: part.summed is not None,
     ),
     "ISOTROPIC": (
-        lambda: make(upload=NOISY(2.0), release=NOISY(3.0), sampler=sampling.full(CLIENTS)),
+        lambda: noise_on_both(NOISY(3.0)),
         noise_on_both,
         lambda part: part.summed is not None,
     ),
     "NARROW": (
-        lambda: make(
-            release=correlated(
-                jfl.strategies.banded_toeplitz(6, 3, participations=3, separation=2)
-            ),
-            sampler=sampling.cyclic_poisson(CLIENTS, 0.8, 2, capacity=CLIENTS),
-        ),
-        lambda: make(
-            release=correlated(NARROW),
-            sampler=sampling.cyclic_poisson(CLIENTS, 0.8, 2, capacity=CLIENTS),
-        ),
+        lambda: cyclic(WIDE),
+        lambda: cyclic(NARROW),
         lambda part: np.isinf(part.factor).any(),
     ),
 }
@@ -169,42 +146,35 @@ CHOICES = {
 @pytest.mark.parametrize("need", CHOICES)
 def test_a_better_rule_needs_what_it_says(need):
     without, with_it, is_better = CHOICES[need]
+    wanted = "client", "third_party", "server"
     of = lambda plan: next(
-        e
-        for e in entries.entries(plan(), 6)
-        if (e.unit, e.view, e.noise_of) == ("client", "third_party", "server")
+        e for e in entries.entries(plan(), 6) if (e.unit, e.view, e.noise_of) == wanted
     )
     assert not is_better(of(without).parts[0]) and is_better(of(with_it).parts[0])
 
 
 def test_every_need_has_a_case():
     of_rules = {need for found in rules.TABLE.values() for rule in found for need in rule.needs}
-    names = {
-        name
-        for name, value in vars(rules).items()
-        if isinstance(value, rules.Need) and value in of_rules
+    needs = {n: v for n, v in vars(rules).items() if isinstance(v, rules.Need) and v in of_rules}
+    assert len(needs) == len(of_rules)
+    assert set(needs) == {need for _, need in CASES} | set(CHOICES) | {
+        "LONG",
+        "ASSUMED",
+        "ROTATION",
     }
-    assert len(names) == len(of_rules)
-    tested = {need for _, need in CASES} | set(CHOICES) | {"LONG", "ASSUMED", "ROTATION"}
-    assert names == tested
 
 
-@pytest.mark.parametrize("need", ["LONG", "ASSUMED", "ROTATION"])
-def test_needs_that_other_checks_make_first(need):
+def test_needs_that_other_checks_make_first():
     """More rounds than a strategy has, and a view that is not declared, are refused before."""
-    read = lambda plan, rounds: facts.read(plan, rounds)
-    if need == "LONG":
-        known = read(make(release=correlated(TREE), sampler=FIXED), 6)
-        later = known._replace(rounds=7)
-        assert rules.LONG.test(known, known.release) and not rules.LONG.test(later, later.release)
-    elif need == "ASSUMED":
-        known = read(make(upload=NOISY(3.0), sampler=FIXED), 6)
-        with pytest.raises(NotAnalysable, match="secure_aggregation=True"):
-            rules.find(known, known.upload, "client", "aggregate")
-    else:
-        alone = dataclasses.replace(sampling.min_separation(CLIENTS, 4, 3), separation=1)
-        known = read(make(release=NOISY(3.0), sampler=alone), 6)
-        assert rules.find(known, known.release, "client", "third_party").name == "every round"
+    known = facts.read(make(release=correlated(TREE), sampler=FIXED), 6)
+    later = known._replace(rounds=7)
+    assert rules.LONG.test(known, known.release) and not rules.LONG.test(later, later.release)
+    known = facts.read(make(upload=NOISY(3.0), sampler=FIXED), 6)
+    with pytest.raises(NotAnalysable, match="secure_aggregation=True"):
+        rules.find(known, known.upload, "client", "aggregate")
+    alone = dataclasses.replace(sampling.min_separation(CLIENTS, 4, 3), separation=1)
+    known = facts.read(make(release=NOISY(3.0), sampler=alone), 6)
+    assert rules.find(known, known.release, "client", "third_party").name == "every round"
 
 
 def test_what_has_no_row_names_the_nearest():

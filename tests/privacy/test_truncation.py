@@ -1,6 +1,5 @@
 """Computed noise ends at a finite number of standard deviations, and delta pays for that."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,12 +17,10 @@ from jfl.privacy.ledger import entries
 from jfl.privacy.ledger import entry as ledger_entry
 from jfl.sampling import batches
 
-MULTIPLIERS = [0.12, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 10.0]
-ROUNDS = [1, 100, 10**4, 10**6]
-
 
 def leaving(shift):
-    """The probability that a pair of normals with a radius up to REACH, shifted, lies beyond."""
+    """Return the probability that a shifted pair of normals, of a radius up to REACH, lies
+    beyond."""
     end = normals.REACH
     # at radius r the angles a with r^2 + 2 r t cos(a) + t^2 > end^2
     angle = lambda r: np.arccos(np.clip((end**2 - r**2 - shift**2) / (2 * r * shift), -1, 1))
@@ -31,7 +28,7 @@ def leaving(shift):
     return integrate.quad(density, max(end - shift, 0), end, epsabs=0, limit=200)[0]
 
 
-@pytest.mark.parametrize("shift", [0.01, 0.3, 1.0, 2.0, 4.0, 6.0, 6.6])
+@pytest.mark.parametrize("shift", [0.01, 1.0, 4.0, 6.6])
 @pytest.mark.parametrize("pairs", [1, 7, 1000])
 def test_the_charge_covers_every_spread_of_a_shift(shift, pairs):
     charged = lost_mass(shift, 2 * pairs, normals.MISSING)
@@ -39,32 +36,19 @@ def test_the_charge_covers_every_spread_of_a_shift(shift, pairs):
     for largest in (0.5, 0.9):  # one pair takes most of it, the others the rest
         rest = shift * np.sqrt((1 - largest**2) / max(pairs - 1, 1))
         assert leaving(largest * shift) + (pairs - 1) * leaving(rest) <= charged
+    if pairs == 1 and shift > 1:  # the charge is not far above what is lost
+        assert charged <= 40 * leaving(shift)
 
 
-def test_the_charge_is_not_far_above_what_is_lost():
-    for shift in (2.0, 4.0, 6.0):
-        assert lost_mass(shift, 2.0, normals.MISSING) <= 40 * leaving(shift)
-
-
-@pytest.mark.parametrize("generator", normals.GENERATORS)
-def test_normals_reach_as_far_as_is_stated(generator, monkeypatch):
-    """The words that make the largest normal, in the place of random ones."""
-    zeros = lambda key, shape, *_: jnp.zeros(shape, jnp.uint32)
-    monkeypatch.setattr(jax.random, "bits", zeros)
-    monkeypatch.setattr(
-        normals.philox, "blocks", lambda key, index, upper: (jnp.zeros_like(index),) * 4
-    )
-    monkeypatch.setattr(normals.philox, "draw", lambda words, index, use: (index * 0,) * 4)
-    jax.clear_caches()
-    drawn = np.asarray(normals.normals(jax.random.key(0), jnp.zeros(2 * normals.TILE), generator))
-    jax.clear_caches()
-    first, second = drawn[: normals.TILE], drawn[normals.TILE :]
-    np.testing.assert_allclose(np.hypot(first, second), normals.REACH, rtol=1e-5)
+def test_normals_reach_as_far_as_is_stated():
+    """Words of zeros make the largest normal."""
+    largest = normals.pair(*(jnp.zeros(1, jnp.uint32),) * 4)
+    np.testing.assert_allclose(np.hypot(*largest), normals.REACH, rtol=1e-5)
     assert normals.MISSING == pytest.approx(np.exp(-(normals.REACH**2) / 2))
 
 
-@pytest.mark.parametrize("rounds", ROUNDS)
-@pytest.mark.parametrize("z", MULTIPLIERS)
+@pytest.mark.parametrize("rounds", [1, 100, 10**6])
+@pytest.mark.parametrize("z", [0.12, 0.15, 0.2, 0.3, 1.0])
 def test_lost_mass_is_paid_or_the_plan_is_refused(z, rounds):
     plan = make(upload=NOISY(z))
     lost = rounds * special.ndtr(-(normals.REACH - 1 / z))  # of a shift of one coordinate
@@ -72,10 +56,8 @@ def test_lost_mass_is_paid_or_the_plan_is_refused(z, rounds):
         found = guarantees.guarantee(plan, rounds, DELTA, view="server", unit="client")
     except NotAnalysable as error:
         assert "cannot reach" in str(error) or "delta" in str(error)
-        charged = ledger_entry.lost_of(entries.entries(plan, rounds)[0], np.array([rounds]), DELTA)[
-            0
-        ]
-        assert charged >= DELTA
+        entry = entries.entries(plan, rounds)[0]
+        assert ledger_entry.lost_of(entry, np.array([rounds]), DELTA)[0] >= DELTA
         return
     assert lost <= truncation.total(found.release.shifts) < DELTA
 
@@ -119,9 +101,8 @@ def test_a_unit_that_replaces_another_in_a_sample_costs_twice():
     """Three centres: without the unit, with the one, with the other."""
     sampled = make(rows=NOISY(2.0))  # batches without replacement, replace_one
     whole = make(rows=NOISY(2.0), batch=batches.full(), sampler=sampling.full(20))
-    times = lambda plan: sum(
-        s.times for s in ledger_entry.shifts_of(entries.entries(plan, 1)[0], 1)
-    )
+    shifts = lambda plan: ledger_entry.shifts_of(entries.entries(plan, 1)[0], 1)
+    times = lambda plan: sum(s.times for s in shifts(plan))
     assert times(sampled) == 2 * times(whole) == 6
 
 
