@@ -1,14 +1,12 @@
-"""Runs that go on under other plans, runs of different seeds, and what points of a sweep share."""
+"""Runs that continue under other plans, runs of different seeds, and what sweeps share."""
 
 import dataclasses
-import functools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.ledger_plans import CLIENTS, NOISY, best, close, fixed, make, poisson_plan
+from helpers.ledger_plans import BATCH, CLIENTS, NOISY, best, close, fixed, make, poisson_plan
 from helpers.problems import make_federation, squared, start_params
 
 import jfl
@@ -26,8 +24,8 @@ ROUNDS = 20
 
 
 @pytest.fixture
-def renyi_alone(monkeypatch):
-    """Without loss distributions, where they cost too much: they compile for each event."""
+def renyi(monkeypatch):
+    """Leave out loss distributions, which compile for each event."""
     monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
 
 
@@ -36,20 +34,19 @@ def found(*given, **options):
 
 
 def composed(*parts, rounds=ROUNDS):
-    """The epsilon of three steps a round on fixed batches, of each of these multipliers."""
+    """Return the epsilon of three steps a round on fixed batches, of each of these multipliers."""
     return best(events.compose(*(fixed(0.1, z, 3 * rounds, 100) for z in parts)))
 
 
 # --- rounds one after another, and runs of different seeds
 
 
-def test_a_run_that_goes_on_under_another_plan():
+def test_a_run_that_continues_under_another_plan():
     one, other = make(NOISY(1.0)), make(NOISY(2.0))
     got = found((one, ROUNDS), (other, ROUNDS))
     close(got.epsilon, composed(1.0, 2.0), 1e-9)
     assert got.status == "proved" and segments.FOLLOWING in got.caveats
     for given in (
-        [(one, ROUNDS, 0), (other, ROUNDS, ROUNDS)],
         [(one, ROUNDS, ROUNDS), (other, ROUNDS, 0)],
         [(one, 5), (one, ROUNDS - 5), (other, ROUNDS)],
     ):
@@ -58,10 +55,10 @@ def test_a_run_that_goes_on_under_another_plan():
     assert found((one, 10, 0), (make(), 5, 10)).epsilon == math.inf
 
 
-def test_runs_of_one_seed_do_not_share_rounds():
+def test_runs_of_one_seed_do_not_share_rounds(renyi):
     one, other = make(NOISY(1.0)), make(NOISY(2.0))
     for given in (
-        [(one, ROUNDS, 0), (other, ROUNDS, 0)],
+        [(one, 10, 0), (other, 10, 0)],
         [(one, 10, 0), (other, 10, 9)],
         [(one, 10, 5), (other, 3, 7)],
         [(one, 10, 0), (one, 10, 0)],
@@ -73,170 +70,110 @@ def test_runs_of_one_seed_do_not_share_rounds():
         assert found(*given, seeds=[3, 4]).epsilon == found(*given, seeds="different").epsilon
 
 
-def test_runs_of_different_seeds():
+def test_runs_of_different_seeds(renyi):
     one, other = make(NOISY(1.0)), make(NOISY(2.0))
     got = found((one, ROUNDS, 0), (other, ROUNDS, 0), seeds="different")
     close(got.epsilon, composed(1.0, 2.0), 1e-9)
     assert got.status == "conditional" and segments.SEEDS in got.caveats
     pairs = [(one, 10, 0), (other, 10, 10), (one, 10, 0), (other, 10, 10)]
     close(found(*pairs, seeds=[0, 0, 1, 1]).epsilon, got.epsilon, 1e-6)
-    for bad in ("same", [0, 1], [0, 1, 2, -1], 3, [0.5] * 4):
-        with pytest.raises(ValueError, match="seeds"):
-            found(*pairs, seeds=bad)
-    with pytest.raises(ValueError, match="a list of segments if seeds is given"):
-        guarantees.guarantee(one, 5, seeds="different")
     twice = found((one, 10, 0), (one, 10, 0), seeds="different")
     close(twice.epsilon, guarantees.guarantee(one, 20).epsilon, 1e-9)
 
 
-def test_plans_with_paired_noise_need_rounds_of_their_own():
-    one, other = make(NOISY(1.0), paired=True), make(NOISY(2.0), paired=True)
-    with pytest.raises(NotAnalysable, match="without common rounds"):
-        found((one, 5, 0), (other, 5, 0))
-    assert entries.PAIRED in found((one, 5), (other, 5)).caveats
-
-
-def test_overflow_is_paid_for_in_each_segment():
+def test_an_overflow_is_paid_in_each_segment():
+    batch = batches.poisson(8.0, capacity=30)
     plans = [
         poisson_plan(
-            rows=NOISY(z, adjacency="add_remove"),
-            batch=batches.poisson(8.0, capacity=30),
-            sizes=np.full(CLIENTS, 200),
+            rows=NOISY(z, adjacency="add_remove"), batch=batch, sizes=np.full(CLIENTS, 200)
         )
         for z in (1.0, 1.5)
     ]
-    of_server = lambda given: (
-        next(e for e in segments.concatenate(given) if e.view == "server").overflow
-    )
+    listed = lambda given: segments.concatenate(given)
+    of_server = lambda given: next(e for e in listed(given) if e.view == "server").overflow
     alone = of_server([(plans[0], 20)])
     assert alone > 0
     assert of_server([(p, 20) for p in plans]) == pytest.approx(2 * alone, rel=1e-12)
 
 
-def test_any_client_may_be_the_worst_in_each_segment(renyi_alone):
-    levels = np.linspace(1.0, 3.0, CLIENTS).astype(np.float32)
+def test_any_client_may_be_the_worst_in_each_segment(renyi):
+    levels = np.repeat(np.float32([1.0, 2.0, 3.0, 4.0]), CLIENTS // 4)
     one, other = make(NOISY(levels)), make(NOISY(levels[::-1].copy()))
     close(found((one, ROUNDS), (other, ROUNDS)).epsilon, composed(1.0, 1.0), 1e-6)
 
 
-def test_other_clients_and_first_rounds_are_refused():
-    one = make(NOISY(1.0))
-    smaller = dataclasses.replace(one, fed=dataclasses.replace(one.fed, size=jnp.ones(3, int)))
-    with pytest.raises(ValueError, match="the same clients"):
-        found((one, 5), (smaller, 5))
-    with pytest.raises(ValueError, match="first >= 0"):
-        found((one, 3, -1))
-    with pytest.raises(ValueError, match="at least batch=10 rows"):
-        found((make(NOISY()), 5), (make(NOISY(2.0), sizes=np.full(CLIENTS, 7)), 5))
+def pair(other=None, first=(), **options):
+    """Return the guarantee of five rounds of each of two plans."""
+    one = make(NOISY(1.0), paired=bool(first))
+    return found((one, 5, *first), (other or one, 5, *first), **options)
 
 
-# --- why rounds of one seed are refused
+def of_three_clients():
+    plan = make(NOISY(1.0))
+    return dataclasses.replace(plan, fed=dataclasses.replace(plan.fed, size=jnp.ones(3, int)))
+
+
+@pytest.mark.parametrize(
+    "call, match",
+    [
+        (lambda: pair(of_three_clients()), "the same clients"),
+        (lambda: pair(make(NOISY(), sizes=np.full(CLIENTS, 7))), "at least batch=10 rows"),
+        (lambda: found((make(NOISY()), 3, -1)), "first >= 0"),
+        # plans with paired noise share their noise in common rounds
+        (lambda: pair(make(NOISY(2.0), paired=True), (0,)), "without common rounds"),
+        (lambda: pair(seeds="same"), "seeds"),
+        (lambda: pair(seeds=[0]), "seeds"),
+        (lambda: pair(seeds=[0, -1]), "seeds"),
+        (lambda: pair(seeds=[0.5, 1]), "seeds"),
+        (
+            lambda: guarantees.guarantee(make(NOISY()), 5, seeds="different"),
+            "a list of segments if seeds is given",
+        ),
+    ],
+)
+def test_what_is_refused(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
+
+
+def test_paired_noise_is_a_caveat():
+    one, other = make(NOISY(1.0), paired=True), make(NOISY(2.0), paired=True)
+    assert entries.PAIRED in found((one, 5), (other, 5)).caveats
+
+
+# --- sweeps
 
 
 def linear(params, x, y):
     return params @ x
 
 
-@functools.cache
-def learning_rates(present=True, batch=None):
-    """Eight plans of one client with 40 rows that differ in the learning rate; only row 0 has a
-    gradient."""
-    x = np.zeros((40, 1), np.float32)
-    x[0] = present
-    table = jnp.arange(40, dtype=jnp.int32)[None]
-    fed = records.Federation(
-        jnp.asarray(x),
-        jnp.zeros(40),
-        table,
-        jnp.array([40]),
-        jnp.asarray(x[:1]),
-        jnp.zeros(1),
-        jnp.zeros((1, 0), jnp.int32),
-        jnp.zeros(1, jnp.int32),
-    )
-    grad = jfl.private_grad(
-        linear, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(4.0))
-    )
-    task = jfl.task(jnp.zeros(1), linear)
-    algorithm = lambda lr: jfl.algorithms.fedavg(
-        grad, lr=lr, steps=1, batch=batch or batches.poisson(rate=0.1, capacity=40)
-    )
-    return [
-        jfl.plan(fed, task, algorithm(lr), sampling.full(1)) for lr in 0.1 * 1.3 ** np.arange(8)
-    ]
-
-
-@jax.jit
-def _released(keys, plan):
-    """What a step released, as the server reads it off the model."""
-    move = jax.vmap(lambda key: jfl.run_round(jfl.init(key, plan), plan)[0].server.params[0])(keys)
-    return -4.0 * move / plan.algorithm.client.data["work"].lr
-
-
-def interval(hits, trials, alarm):
-    from scipy import stats
-
-    return (
-        stats.beta.ppf(alarm, hits, trials - hits + 1) if hits else 0.0,
-        stats.beta.ppf(1 - alarm, hits + 1, trials - hits),
-    )
-
-
-@pytest.mark.slow
-def test_an_attack_on_runs_that_share_batches():
-    """Eight learning rates, one seed, one round: an attacker who adds them up.
-
-    False alarms: each of four bounds is wrong with probability below 1e-5.  The epsilon as if the
-    batches were independent lies below what is measured, and so does the rate of their detection.
-    """
-    from scipy import stats
-
-    trials, alarm, limit, delta = 20_000, 1e-5, 3.2, 1e-3
-    score = {}
-    for present in (False, True):
-        keys = jax.random.split(jax.random.key(7 + present), trials)
-        score[present] = sum(
-            np.asarray(_released(keys, p), np.float64) for p in learning_rates(present)
-        ) / np.sqrt(8)
-    hits = {present: int((s > limit).sum()) for present, s in score.items()}
-    least, most = interval(hits[True], trials, alarm)[0], interval(hits[False], trials, alarm)[1]
-    audited = math.log((least - delta) / most)
-    runs = [(p, 1, 0) for p in learning_rates()]
-    independent = jfl.guarantee(runs, delta=delta, unit="example", view="server", seeds="different")
-    assert independent.epsilon < 1.45 < audited
-    with pytest.raises(NotAnalysable, match="share their samples"):
-        jfl.guarantee(runs, delta=delta, unit="example", view="server")
-    # the sum is what one sample makes of it, and not what eight make
-    as_one = 0.9 * stats.norm.sf(limit) + 0.1 * stats.norm.sf(limit - np.sqrt(8))
-    law = stats.binom.pmf(np.arange(9), 8, 0.1)
-    as_eight = law @ stats.norm.sf(limit - np.arange(9) / np.sqrt(8))
-    low, high = interval(hits[True], trials, alarm)
-    assert low <= as_one <= high and not low <= as_eight <= high
-
-
-# --- sweeps
+def two_learning_rates(batch):
+    x, y = np.ones((40, 1), np.float32), np.zeros(40, np.float32)
+    fed = jfl.federate((x, y, x[:1], y[:1]), lambda _: np.arange(40)[None])
+    stages = jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(4.0)
+    grad, task = jfl.private_grad(linear, jfl.chain(*stages)), jfl.task(jnp.zeros(1), linear)
+    of = lambda lr: jfl.algorithms.fedavg(grad, lr=lr, steps=1, batch=batch)
+    return [jfl.plan(fed, task, of(lr), sampling.full(1)) for lr in (0.1, 0.2)]
 
 
 @pytest.mark.slow
 def test_a_sweep_says_what_its_points_share():
-    one, other = learning_rates()[:2]
-    found = jfl.sweep(lambda at: (one, other)[at], rounds=1, at=[0, 1])
-    assert found.caveats == (segments.SHARED,) and "seed" in segments.SHARED
-    apart = jfl.sweep(
-        lambda at: (one, other)[at], rounds=1, points=[dict(at=0, seed=0), dict(at=1, seed=1)]
-    )
-    assert apart.caveats == ()
+    one, other = plans = two_learning_rates(batches.poisson(rate=0.1, capacity=40))
+    points = jfl.sweep(lambda at: plans[at], rounds=1, at=[0, 1])
+    assert points.caveats == (segments.SHARED,) and "seed" in segments.SHARED
+    apart = [dict(at=0, seed=0), dict(at=1, seed=1)]
+    assert jfl.sweep(lambda at: plans[at], rounds=1, points=apart).caveats == ()
     assert segments.sharing([one, other], [3, 3]) == (segments.SHARED,)
     assert segments.sharing([one, one], [0, 1]) == segments.sharing([one, one], [0, 0]) == ()
-    whole = learning_rates(batch=batches.full())[:2]
+    whole = two_learning_rates(batches.full())
     assert segments.sharing(whole, [0, 0]) == ()
 
 
 # --- the view
 
 
-def test_the_view_with_an_answer(renyi_alone):
-    """Nobody named a view: the only one that answers, or the server's where both do."""
+def test_the_view_is_the_only_one_that_answers_or_the_servers(renyi):
     released, steps = make(release=NOISY(2.0)), make(NOISY())
     for plan, view in (
         (released, "third_party"),
@@ -246,55 +183,29 @@ def test_the_view_with_an_answer(renyi_alone):
     ):
         got = guarantees.guarantee(plan, 5)
         assert got == guarantees.guarantee(plan, 5, view=view) and got.view == view
-        np.testing.assert_array_equal(
-            guarantees.epsilons(plan, [1, 5]), guarantees.epsilons(plan, [1, 5], view=view)
-        )
-        if got.epsilon < math.inf:
-            for over in (dict(rounds=5), dict(over="rounds")):
-                assert jfl.calibrate(plan, epsilon=9.0, **over) == jfl.calibrate(
-                    plan, epsilon=9.0, view=view, **over
-                )
-    both_of = make(NOISY(), release=NOISY(2.0))
-    assert (
-        guarantees.guarantee(both_of, 5).unit == "example"
-        and guarantees.guarantee(both_of, 5).view == "server"
-    )
-    assert guarantees.guarantee(both_of, 5, unit="client").view == "third_party"
-    assert (
-        guarantees.epsilons_per_client(released, 5).max()
-        == guarantees.guarantee(released, 5, unit="example").epsilon
-    )
-    assert guarantees.guarantee([(steps, 5), (released, 5)], unit="example").view == "third_party"
-    with pytest.raises(
-        ValueError,
-        match=(
-            "fits 0 of them for view='server' and 0 of them for view='third_party'.*Choices: "
-            "unit='example'"
-        ),
+        one, other = (guarantees.epsilons(plan, [1, 5], **v) for v in ({}, dict(view=view)))
+        np.testing.assert_array_equal(one, other)
+    for over in (dict(rounds=5), dict(over="rounds")):
+        z = jfl.calibrate(released, epsilon=9.0, **over)
+        assert z == jfl.calibrate(released, epsilon=9.0, view="third_party", **over)
+    both = make(NOISY(), release=NOISY(2.0))
+    got = guarantees.guarantee(both, 5)
+    assert (got.unit, got.view) == ("example", "server")
+    assert guarantees.guarantee(both, 5, unit="client").view == "third_party"
+    each = guarantees.epsilons_per_client(released, 5)
+    assert each.max() == guarantees.guarantee(released, 5, unit="example").epsilon
+    assert found((steps, 5), (released, 5), unit="example").view == "third_party"
+    for plan, options, match in (
+        (steps, dict(unit="client"), "fits 0 of them for view='server'.*Choices: unit='example'"),
+        (make(NOISY(), upload=NOISY()), {}, "fits 2 of them for view='server'.*Choices"),
+        (released, dict(view="server"), "sees every upload before"),
+        (released, dict(cap=2), "view='server' with cap"),
     ):
-        guarantees.guarantee(steps, 5, unit="client")
-    with pytest.raises(ValueError, match="fits 2 of them for view='server'.*Choices"):
-        guarantees.guarantee(make(NOISY(), upload=NOISY()), 5)
-    with pytest.raises(ValueError, match="sees every upload before"):
-        guarantees.guarantee(released, 5, view="server")
-    with pytest.raises(ValueError, match="view='server' with cap"):
-        guarantees.guarantee(released, 5, cap=2)
+        with pytest.raises(ValueError, match=match):
+            guarantees.guarantee(plan, 5, **options)
 
 
 # --- several releases of one algorithm
-
-
-def twice(z, scheme):
-    """An algorithm of a user's own that trains twice on batches of one key; both releases are
-    declared."""
-    fed = make_federation(sizes=(40,) * 3)
-    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(z))
-    one = jfl.algorithms.fedsgd(jfl.private_grad(squared, chain), batch=scheme)
-    both = dataclasses.replace(one, releases=one.releases * 2)
-    return [
-        jfl.plan(fed, jfl.task(start_params(), squared), a, jfl.sampling.full(3))
-        for a in (one, both)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -303,17 +214,24 @@ def twice(z, scheme):
     ids=["poisson", "without replacement"],
 )
 def test_releases_of_one_algorithm_are_no_independent_samples(scheme):
-    """Two releases on one sample of q = 0.1 tell a row apart with a chance of q: no epsilon of two
+    """Two releases on one sample of q = 0.1 distinguish a row with probability q: no epsilon of two
     samples covers that."""
-    (one, both), delta = twice(2.0, scheme), 1e-5
-    single, found = (jfl.guarantee(p, 1, delta, unit="example", view="server") for p in (one, both))
-    independent = jfl.guarantee(one, 2, delta, unit="example", view="server").epsilon
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(2.0))
+    once = jfl.algorithms.fedsgd(jfl.private_grad(squared, chain), batch=scheme)
+    twice = dataclasses.replace(once, releases=once.releases * 2)
+    fed, task = make_federation(sizes=(40,) * 3), jfl.task(start_params(), squared)
+    one, both = (jfl.plan(fed, task, a, sampling.full(3)) for a in (once, twice))
+    of = lambda plan, rounds: jfl.guarantee(plan, rounds, unit="example", view="server")
+    single, joint, independent = of(one, 1), of(both, 1), of(one, 2)
+    seen = tightest.epsilon(events.repeat(events.gaussian(2.0), 2), 1e-5)[0]
+    assert joint.epsilon == pytest.approx(seen, rel=1e-6)
+    assert joint.epsilon > 1.5 * independent.epsilon > single.epsilon
+    said = lambda g: any(records.code_of(c) == "one-sample" for c in g.caveats)
+    assert said(joint) and not said(single)
 
-    unamplified = tightest.epsilon(events.repeat(events.gaussian(2.0), 2), delta)[0]
-    assert (
-        found.epsilon == pytest.approx(unamplified, rel=1e-6)
-        and found.epsilon > 1.5 * independent > single.epsilon
-    )
-    assert any(c.code == "one-sample" for c in found.caveats) and not any(
-        c.code == "one-sample" for c in single.caveats
-    )
+
+def test_releases_on_one_sample_count_as_seen_in_segments_too():
+    two = lambda z: make(NOISY(z), BATCH, more=(records.Release(NOISY(z), BATCH, 3),))
+    both = found((two(1.0), 10), (two(2.0), 1)).epsilon
+    seen = events.gaussian((60 / 1.0**2 + 6 / 2.0**2) ** -0.5)
+    assert both == pytest.approx(best(seen), rel=1e-6)

@@ -6,22 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from helpers.problems import make_federation, squared, start_params
 from scipy import optimize, special, stats
 
-import jfl
-from jfl import sampling
-from jfl.privacy.accountants import (
-    events,
-    pairs,
-    pld,
-    pld_step,
-    rdp,
-    rdp_events,
-    tightest,
-)
-
-pytestmark = pytest.mark.usefixtures("endless_noise")
+from jfl.privacy.accountants import events, pld, pld_step, rdp, rdp_events, tightest
 
 tail = stats.norm.sf
 CASES = [(4, 8, 1.0), (4, 2, 5.0), (3, 40, 0.3), (2, 1.05, 0.8)]
@@ -42,8 +29,8 @@ def binomial(draws, population):
 
 
 def mixtures(epsilon, law, z, first, second):
-    """The hockey-stick divergence of two mixtures of Gaussians on a line, around means that only
-    grow apart."""
+    """Return the hockey-stick divergence of two mixtures of Gaussians on a line, around means that
+    only grow apart."""
     ratio = lambda x: (
         special.logsumexp((first * x - first**2 / 2) / z**2, b=law)
         - special.logsumexp((second * x - second**2 / 2) / z**2, b=law)
@@ -57,14 +44,13 @@ def mixtures(epsilon, law, z, first, second):
 
 
 def one_end(epsilon, law, z):
-    """All other rows at one end, the changed one at either: what one data set attains."""
+    """Return what one data set attains: all other rows at one end, the changed one at either."""
     copies = np.arange(len(law))
     return mixtures(epsilon, law, z, copies, 0.0 * copies)
 
 
 def worst(epsilon, law, z):
-    """The worst that a search finds among the rows that the changed one may stand in for, draw by
-    draw."""
+    """Return the worst that a search finds among the other rows of each draw."""
     most = len(law) - 1
 
     def lost(shifts):
@@ -76,28 +62,19 @@ def worst(epsilon, law, z):
 
 
 @functools.cache
-def program(function, *fixed):
-    return rdp.float64(
-        functools.partial(function, *fixed), compiler_options=pld._compiler_options()
-    )
+def program(build, size):
+    run = lambda law, z, interval, start: build("replace", law, z, interval, start, size)
+    return rdp.float64(run, compiler_options=pld._compiler_options())
 
 
 def on_a_grid(law, z, interval, start, size):
-    """Losses; their masses, pessimistic and what is lost; and optimistic with offsets."""
-    law = np.append(law, np.zeros(-len(law) % 8)) if np.ndim(law) else law
-    both = [
-        tuple(map(np.asarray, program(build, "replace", size)(law, z, interval, start)))
-        for build in (pessimistic, optimistic)
-    ]
+    """Return losses; pessimistic masses and the lost mass; optimistic masses and their offsets."""
+    law = np.append(law, np.zeros(-len(law) % 8))
+    both = (
+        tuple(map(np.asarray, program(build, size)(law, z, interval, start)))
+        for build in (pld_step.pessimistic, pld_step.optimistic)
+    )
     return interval * (start + np.arange(size)), *both
-
-
-def pessimistic(direction, size, law, z, interval, start):
-    return pld_step.pessimistic(direction, law, z, interval, start, size)
-
-
-def optimistic(direction, size, law, z, interval, start):
-    return pld_step.optimistic(direction, law, z, interval, start, size)
 
 
 def above(epsilon, losses, mass, lost=0.0):
@@ -140,30 +117,21 @@ def test_one_data_set_alone_does_not_dominate():
 
 @pytest.mark.slow
 def test_rows_in_a_plane_lose_no_more():
-    """The proof holds in any dimension: contributions anywhere in a disc, by a sum over a grid of
-    points."""
+    """The proof holds in any dimension: contributions anywhere in a disc, on a grid of points."""
     rng, (draws, population, z) = np.random.default_rng(3), (3, 4, 1.0)
     law, side = binomial(draws, population), np.linspace(-11, 11, 221)
     x, y = np.meshgrid(side, side)
-    normal = lambda mean: (
-        np.exp(-((x - mean[0]) ** 2 + (y - mean[1]) ** 2) / (2 * z**2))
-        * (side[1] - side[0]) ** 2
-        / (2 * math.pi * z**2)
-    )
+    cell = (side[1] - side[0]) ** 2 / (2 * math.pi * z**2)
+    normal = lambda m: np.exp(-((x - m[0]) ** 2 + (y - m[1]) ** 2) / (2 * z**2)) * cell
+    end = lambda v: np.asarray(v) / (2 * np.linalg.norm(v, axis=-1, keepdims=True))
     most = {e: worst(e, law, z) for e in (0.0, 0.3, 1.0)}
     nearest = 0.0
     for trial in range(30):
         row, other, *rest = rng.normal(size=(draws + 2, 2))
         rest = rest if trial % 2 else -row + 0.2 * np.array(rest)  # anywhere, or near the other end
-        end = lambda v: np.asarray(v) / (2 * np.linalg.norm(v, axis=-1, keepdims=True))
         other = -row if trial % 3 else other
-        p, q = (
-            sum(
-                w * normal(m)
-                for w, m in zip(law, np.vstack([[0, 0], np.cumsum(end(r) - end(rest), axis=0)]))
-            )
-            for r in (row, other)
-        )
+        means = (np.vstack([[0, 0], np.cumsum(end(r) - end(rest), 0)]) for r in (row, other))
+        p, q = (sum(w * normal(m) for w, m in zip(law, of)) for of in means)
         for e, limit in most.items():
             for a, b in ((p, q), (q, p)):
                 nearest = max(nearest, np.maximum(a - math.exp(e) * b, 0).sum() / limit)
@@ -174,11 +142,8 @@ def test_rows_in_a_plane_lose_no_more():
 @pytest.mark.parametrize(
     "draws, population, z, delta, want",
     [  # 40 digits, by bisection
-        (4, 8, 1.0, 1e-2, 2.3038770292),
         (4, 8, 1.0, 1e-5, 8.9211054319),
-        (5, 10, 2.0, 1e-5, 2.2846477676),
         (3, 50, 0.7, 1e-5, 4.3711228292),
-        (4, 4, 1.5, 0.2, 0.16808051854),
         (4, 2, 5.0, 0.1, 0.16196644295),
         (7, 300, 4.0, 1e-7, 0.038602992207),
     ],
@@ -190,71 +155,20 @@ def test_epsilon_of_one_release(draws, population, z, delta, want):
     assert got < 0.9 * rdp_events.epsilon(drawn(draws, population, z), delta)[0]
 
 
-# --- several releases
-
-
-def tails(law, z, points):
-    """Losses >= 0 at points t, and the probabilities that P and Q give to more: one number of last
-    copies at a time."""
-    copies = np.arange(1, len(law))
-    t = (0.5 + np.linspace(0, 1, points) ** 2 * (len(law) + 12 * z))[:, None] / z
-    ratios = np.append(np.zeros_like(t), copies / z * t - copies**2 / (2 * z**2), axis=1)
-    each = np.log(np.cumsum(law * np.exp(ratios), axis=1)[:, 1:] / np.cumsum(law)[1:])
-    last, loss = 1 + np.argmax(each, axis=1)[:, None], np.max(each, axis=1)
-    own = np.where(copies <= last, t, loss[:, None] * z / copies + copies / (2 * z))
-    return loss, *(
-        law[0] * tail(t[:, 0]) + tail(own - moved) @ law[1:] for moved in (copies / z, 0)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("draws, population, z, epsilon", [(4, 8, 1.0, 3.0), (3, 12, 2.0, 0.4)])
-def test_two_releases_by_direct_convolution(draws, population, z, epsilon):
-    """delta of two releases = E[profile(epsilon - loss of the first)]: no grid of the module, no
-    FFT."""
-    law = binomial(draws, population)
-    at, p, q = tails(law, z, 10_001)
-    assert abs(at[0]) < 1e-12 and (np.diff(at) > 0).all() and p[-1] < 1e-12
-    one = lambda e: np.interp(e, at, p - np.exp(at) * q, right=0.0)
-    profile = lambda e: np.where(
-        e >= 0, one(np.abs(e)), -np.expm1(-np.abs(e)) + np.exp(-np.abs(e)) * one(np.abs(e))
-    )
-    ends = np.concatenate([-at[:0:-1], at])
-    cells = np.concatenate(
-        [-np.diff(q)[::-1], -np.diff(p)]
-    )  # losses above 0, and their mirror image below
-    even = (1 - p[0] - q[0]) * profile(np.array(epsilon))
-    low, high = (np.sum(cells * profile(epsilon - e)) + even for e in (ends[:-1], ends[1:]))
-    got = pld.deltas(drawn(draws, population, z, 2), np.array([epsilon]))[0]
-    assert high < 1.01 * low and low * (1 - 1e-6) <= got <= high * (1 + 1e-3)
-
-
 # --- what must hold
 
 
 @pytest.mark.by_default("2-2-10.0-50-0.0001")
 @pytest.mark.parametrize(
     "draws, population, z, times, delta",
-    [
-        (4, 8, 1.0, 3, 1e-5),
-        (3, 50, 0.7, 20, 1e-6),
-        (5, 10, 4.0, 200, 1e-5),
-        (2, 2, 10.0, 50, 1e-4),
-        (7, 700, 1.0, 1000, 1e-5),
-        (1, 9, 1.5, 10, 1e-5),
-    ],
+    [(4, 8, 1.0, 3, 1e-5), (2, 2, 10.0, 50, 1e-4), (7, 700, 1.0, 1000, 1e-5)],
 )
 def test_between_what_is_attained_and_renyi_and_monotone(draws, population, z, times, delta):
-    got, width = pld.epsilon(drawn(draws, population, z, times), delta)
-    assert (
-        got <= rdp_events.epsilon(drawn(draws, population, z, times), delta)[0] * (1 + 1e-3) + 1e-4
-    )
-    single = (
-        optimize.brentq(lambda e: one_end(e, binomial(draws, population), z) - delta, 0, 100)
-        if one_end(0.0, binomial(draws, population), z) > delta
-        else 0.0
-    )
-    assert got >= single
+    event, law = drawn(draws, population, z, times), binomial(draws, population)
+    got, width = pld.epsilon(event, delta)
+    assert got <= rdp_events.epsilon(event, delta)[0] * (1 + 1e-3) + 1e-4
+    if one_end(0.0, law, z) > delta:
+        assert got >= optimize.brentq(lambda e: one_end(e, law, z) - delta, 0, 100)
     for worse in (
         drawn(draws + 1, population, z, times),
         drawn(draws, max(1, population / 1.2), z, times),
@@ -266,37 +180,21 @@ def test_between_what_is_attained_and_renyi_and_monotone(draws, population, z, t
 
 @pytest.mark.slow
 def test_ends_are_known_ones():
-    for times, delta in ((1, 1e-5), (40, 1e-6)):
-        assert pld.epsilon(drawn(1, 20, 1.5, times), delta) == pld.epsilon(
-            fixed(1 / 20, 1.5, times), delta
-        )
-        whole = tightest.epsilon(drawn(3, 1, 6.0, times), delta)[0]
-        np.testing.assert_allclose(
-            whole, tightest.epsilon(events.repeat(events.gaussian(2.0), times), delta)[0], rtol=1e-3
-        )
+    """One draw is a sample without replacement; a population of one is a Gaussian."""
+    one = pld.epsilon(drawn(1, 20, 1.5, 40), 1e-6)
+    assert one == pld.epsilon(fixed(1 / 20, 1.5, 40), 1e-6)
+    exact = lambda times: tightest.epsilon(events.repeat(events.gaussian(2.0), times), 1e-5)[0]
+    assert tightest.epsilon(drawn(3, 1, 6.0, 40), 1e-5)[0] == pytest.approx(exact(40), rel=1e-3)
     # hardly ever another element: all copies count, not one
-    assert (
-        pld.epsilon(drawn(3, 1 + 1e-4, 6.0), 1e-5)[0]
-        > 0.99 * tightest.epsilon(events.gaussian(2.0), 1e-5)[0]
-    )
-    # as a law of copies too
-    for one, two in zip(
-        on_a_grid(np.array([0.95, 0.05]), 1.5, 0.01, -200, 1000)[1],
-        on_a_grid(0.05, 1.5, 0.01, -200, 1000)[1],
-    ):
-        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-13)
+    assert pld.epsilon(drawn(3, 1 + 1e-4, 6.0), 1e-5)[0] > 0.99 * exact(1)
 
 
 @pytest.mark.parametrize(
     "draws, population, z",
-    [(4, 1 + 1e-6, 1.0), (7, 7e8, 0.05), (7, 5, 0.02), (7, 3, 1e3), (7, 1e3, 40.0)],
+    [(4, 1 + 1e-6, 1.0), (7, 7e8, 0.05), (7, 3, 1e3)],
 )
 def test_extreme_laws_keep_their_mass(draws, population, z):
     law = binomial(draws, population)
-    loss, log_mass = map(
-        np.asarray, program(pairs.rough_of_repeated)(np.append(law, np.zeros(-len(law) % 8)), z)
-    )
-    assert (np.diff(loss) >= 0).all() and not np.isnan(log_mass).any()
     e = min(0.5 / z**2, 300.0)
     for interval in (1e-4, 0.02, 3.0, e / 50):
         at, (mass, lost), (low, offset) = on_a_grid(law, z, interval, -300, 1000)
@@ -321,24 +219,20 @@ def test_rare_repeats_are_paid_from_delta(monkeypatch):
 def test_composes_with_the_rest():
     delta, one = 1e-5, events.with_replacement(4, 40, events.gaussian(1.5))
     alone = pld.epsilon(events.repeat(one, 12), delta)[0]
-    parts = events.compose(events.repeat(one, 6), events.repeat(one, 6))
-    np.testing.assert_allclose(pld.epsilon(parts, delta)[0], alone, rtol=1e-9)
+    noise = events.gaussian(np.array([1.5, 2.0]))
+    shared = events.with_replacement(4, 40, events.repeat(events.gaussian(3.0), 4))
+    for same in (
+        events.compose(events.repeat(one, 6), events.repeat(one, 6)),
+        events.series(events.with_replacement(4, 40, noise), np.array([12, 0])),
+        events.repeat(shared, 12),  # four releases of one sample are a Gaussian of half the noise
+    ):
+        np.testing.assert_allclose(tightest.epsilon(same, delta)[0], alone, rtol=1e-9)
     mixed = events.compose(events.repeat(one, 12), fixed(0.1, 1.5, 5), events.gaussian(8.0))
     assert alone < tightest.epsilon(mixed, delta)[0] <= rdp_events.epsilon(mixed, delta)[0]
     absent = events.repeat(events.participation(0.3, events.repeat(one, 3)), 4)
     found, method = tightest.epsilon(absent, delta)
     assert method == "pld" and found < alone
-    levels = events.series(
-        events.with_replacement(4, 40, events.gaussian(np.array([1.5, 2.0]))), np.array([12, 0])
-    )
-    np.testing.assert_allclose(tightest.epsilon(levels, delta)[0], alone, rtol=1e-9)
-    shared = events.with_replacement(
-        4, 40, events.repeat(events.gaussian(3.0), 4)
-    )  # a Gaussian of 1.5
-    np.testing.assert_allclose(pld.epsilon(events.repeat(shared, 12), delta)[0], alone, rtol=1e-9)
     assert 0.98 * delta < tightest.delta(events.repeat(one, 12), alone) <= delta * 1.005
-    with pytest.raises(ValueError, match="one adjacency"):
-        pld.epsilon(events.compose(one, events.poisson(0.1, events.gaussian(1.0))), delta)
 
 
 def test_too_many_copies_are_left_to_renyi():
@@ -346,29 +240,3 @@ def test_too_many_copies_are_left_to_renyi():
     with pytest.raises(ValueError, match="128 times"):
         pld.epsilon(event, 1e-5)
     assert tightest._distribution_epsilon(event, 1e-5, pld.SIZES)[0] == math.inf
-
-
-def test_plans_take_it():
-    """Rows and clients drawn with replacement."""
-    task, noise = (
-        jfl.task(start_params(), squared),
-        lambda z: jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(z)),
-    )
-    full = make_federation(sizes=(40,) * 6)
-    rows = jfl.algorithms.fedavg(
-        jfl.private_grad(squared, noise(1.0)), steps=2, batch=jfl.batches.with_replacement(4)
-    )
-    plan = jfl.plan(full, task, rows, sampling.full(6))
-    found = jfl.guarantee(plan, 5)
-    assert (
-        found.method == "pld" and found.epsilon == tightest.epsilon(drawn(4, 40, 1.0, 10), 1e-5)[0]
-    )
-    release = lambda z: jfl.plan(
-        full,
-        task,
-        jfl.algorithms.fedavg(jfl.grad(squared)),
-        sampling.with_replacement(6, 3),
-        release=noise(z),
-    )
-    found = jfl.guarantee(release(2.0), 2, view="third_party")
-    assert found.method == "pld" and found.epsilon == tightest.epsilon(drawn(3, 6, 2.0, 2), 1e-5)[0]
