@@ -37,8 +37,8 @@ def verdicts(*claims):
     return [v["verdict"] for v in exact_verdicts(claims, "other settings")]
 
 
-def of_cell(paper, cell):
-    return verdicts(*paper.claims_of("line", cell))
+def of_cell(paper, cell, part=""):
+    return verdicts(*(c for c in paper.claims_of("line", cell) if part in c.text))
 
 
 # --- what is measured
@@ -206,6 +206,38 @@ def test_theorem2_as_printed_is_below_the_gap_in_numpy_alone():
     assert printed != UNKNOWN and set(ours) == {UNKNOWN}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("impact, verdict", [((1, 0), CONTRADICTED), ((4, 5), HOLDS)])
+def test_lemma3_fails_where_factors_go_to_other_clients(impact, verdict):
+    """Beside the lemma's right side in NumPy, without noise."""
+    swap = dict(impact=(impact, impact[::-1]), swap=12, rounds=20, deal="classes", clients=2)
+    turned = dataclasses.replace(PADPFL, **swap)
+    made, cell = talaei2024_bounds.problem(turned), talaei2024_bounds.against(turned, 1)
+    assert of_cell(talaei2024_bounds, cell, talaei2024_bounds.LEMMA) == [verdict]
+    before, after = softmax_rows.along(made.plan, 1, 20)[0][12:14]
+    old, new = made.factors
+    losses = softmax_rows.losses(made.rows, before)
+    change = new @ softmax_rows.losses(made.rows, after) - old @ losses
+    slope = np.tensordot(old, softmax_rows.gradients(made.rows, before), 1)
+    bound = cell["lambdas_printed"]["square"] * (slope**2).sum() + losses.max() / 2
+    assert cell["round_change"][0] == pytest.approx(change, rel=1e-4)
+    assert cell["lemma3"][0] == pytest.approx(bound, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_number_of_clients_stands_for_the_dimension_in_the_length_of_noise():
+    """Noise has a number for each of the model's dimensions; and with these its mean length would
+    be sqrt(2 / pi) of what it is."""
+    cell = talaei2024_bounds.against(dataclasses.replace(PADPFL, epsilon=20.0), 4)
+    assert of_cell(talaei2024_bounds, cell, f": {talaei2024_bounds.LENGTH}") == [CONTRADICTED]
+    by_clients, by_dim = (cell["std"] * (2 * n / np.pi) ** 0.5 for n in (3, cell["dim"]))
+    assert cell["noise_printed"] == pytest.approx(by_clients)
+    assert by_clients < 0.2 * cell["noise"].mean() and by_dim < cell["noise"].mean()
+    assert cell["noise"] == pytest.approx(cell["noise_norm"], rel=0.05)
+    share = np.mean(cell["noise_of_dimension"] / cell["noise"])
+    assert share == pytest.approx((2 / np.pi) ** 0.5, rel=0.05)
+
+
 # --- Ranaweera et al., 2025
 
 
@@ -287,8 +319,3 @@ def test_quick_runs(paper, numbers, tmp_path, capsys):
     ]
     assert {HOLDS} <= {v["verdict"] for v in ours} <= {HOLDS, UNKNOWN, UNDECIDED}
     assert all(math.isfinite(c["start"]) and c["start"] > 0 for c in found["runs"].values())
-    if paper is talaei2024:
-        # factors go to other clients; noise has a number for each of the model's dimensions
-        turned = numbers.QUICK_LINES[-1]
-        assert told[f"{turned}: {numbers.LEMMA}"] == CONTRADICTED
-        assert told[f"iid ε=20: {numbers.LENGTH}"] == CONTRADICTED
