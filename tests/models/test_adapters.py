@@ -22,8 +22,8 @@ def fed():
     return make_federation(classes=3, held_out=2)
 
 
-@pytest.fixture(scope="module")
-def eqx():
+@pytest.fixture(scope="module", name="eqx")
+def equinox_or_skip():
     return pytest.importorskip(
         "equinox", reason="equinox is not installed: jfl.models.equinox is not tested"
     )
