@@ -28,6 +28,8 @@ def test_lemmas_1_and_4():
     rho = privacy.lemma1(2 / 10, 6.766)
     close(rho, 4.36883868e-4, 1e-8)
     close(privacy.lemma4(rho, 1 / 60).value, (1.57763619e-6, 2342.925), 1e-7)
+    assert privacy.covered("without_replacement", "replace_one")
+    assert not privacy.covered("poisson", "replace_one")
 
 
 @given(st.floats(1e-6, 3), st.floats(1.01, 1e4), st.floats(1e-12, 0.5))

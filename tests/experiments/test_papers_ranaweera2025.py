@@ -71,6 +71,7 @@ def test_printed_calibration():
     close(lowered, 2 * printed * math.sqrt(2 / (2 + 10)), 1e-12)
     ratios = theory.noise_power_ratio(2 ** np.array([10, 15, 18, 20]), "lemma2")
     assert ratios.round(3).tolist() == [0.056, 0.039, 0.033, 0.030]
+    close(theory.variance_saved(1024), 6.0, 1e-14)  # what is said to be saved
 
 
 # --- privacy

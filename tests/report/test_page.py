@@ -331,6 +331,7 @@ BROKEN = dict(
     no_manifest=(gone("manifest.json"), "manifest.json: expected the JSON"),
     format_=(edit("summary.json", lambda s: s | dict(format=2)), "expected format 1"),
     unknown=(edit("summary.json", lambda s: s | dict(version=2)), "unknown field `version`"),
+    other=(edit("summary.json", lambda s: [1]), "expected a JSON object, but got list"),
     no_runs=(edit("summary.json", lambda s: dict(runs=[])), "expected at least one run, as"),
     field=(entry(lambda run: run.pop("privacy")), "summary.json, runs[0]: expected"),
     type_=(entry(lambda run: run.update(seed="1")), "summary.json, runs[0].seed: expected `int`"),
