@@ -17,9 +17,9 @@ HEAD = """# What can be proved
 This page lists every combination for which `jfl.guarantee` can prove an ε. To look up a plan, find
 the table for the place where it adds noise, the row for its sampler and adjacency, and the column
 for its kind of noise and the observer. The cell names the rule that jfl applies, and a dash means
-that `jfl.guarantee` refuses the combination. If a cell has several rules ("A or B"), jfl uses the
-first one whose conditions hold. The page is made from the code by
-`python -m experiments.harness.matrix`.
+that `jfl.guarantee` refuses the combination. "A, B" means that both rules apply. "A or B" means
+that jfl uses A if its condition holds, and otherwise B; the conditions are below the list of
+rules. The page is made from the code by `python -m experiments.harness.matrix`.
 
 [What ε means](concepts/epsilon.md) explains unit, adjacency and view, and [guarantees and
 bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in more detail.
@@ -38,7 +38,16 @@ bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in mo
 | `all rounds at once` | all rounds of correlated noise as one Gaussian release |
 | `group` | only the rounds of the client's group, if groups of clients participate in rotation |
 | `one bin` | all rounds of the client's bin (`balls_in_bins`), which the observer does not know |
-| `one group, sampled` | the rounds of the client's group, amplified by the sampling in the group |
+| `sampled group` | the rounds of the client's group, amplified by the sampling in the group |
+
+If a cell has two rules "A or B", jfl uses
+
+- `sum of uploads` if the server sums uploads unchanged and their noise is isotropic;
+- `uploads and model` if this holds and uploads have Gaussian noise, too;
+- `absence` if clients keep a state and a cohort does not contain all of them;
+- `group` or `one bin` if there are several of them and the noise multiplier never changes;
+- `sampled group` if the strategy of the noise has no more bands than there are rounds between two
+  turns of a group.
 
 In the tables for unit example, the column "drawn by" has the sampler of batches: how the rows of a
 local step are drawn. In the tables for unit client it has the sampler of clients: how the cohort of

@@ -88,7 +88,8 @@ def qfedavg(
         privacy, both parts of an upload share the clip of `release`.
 
     References:
-        Li et al., ICLR 2020, Algorithm 2; the paper's 1 / L is the mean learning rate here.
+        Li et al., ICLR 2020, Algorithm 2. L in this algorithm is replaced by 1 / (mean learning
+        rate of the local steps).
 
     Example:
         >>> import jfl

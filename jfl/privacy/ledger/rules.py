@@ -462,7 +462,7 @@ for scheme in COHORTS:
     if scheme == "cyclic_poisson":
         add_rows(
             Rule(
-                "one group, sampled",
+                "sampled group",
                 _banded_model,
                 (LONG, APART, NARROW),
                 OF_RELEASE,
