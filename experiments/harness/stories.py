@@ -141,6 +141,7 @@ def _checked(paper: str, row: dict) -> dict:
     alike: dict = {}
     for name, claim, *rest in row["checks"]:
         label, unit = rest[:1], rest[1] if len(rest) > 1 else row.get("unit", "")
+        part = slice(*rest[2]) if len(rest) > 2 else slice(None)
         given = verdict(paper, name, claim)
         if row.get("together") and given.verdict != UNKNOWN:
             alike.setdefault(given.verdict, []).append((given, *label))
@@ -148,7 +149,7 @@ def _checked(paper: str, row: dict) -> dict:
         if given.verdict == UNKNOWN:
             seen = _cell(reason(experiment(paper, name), given))
         else:
-            seen = measured(given, unit)
+            seen = measured(given, unit, part)
         found.setdefault((given.verdict, seen), []).extend(label)
     for word, several in alike.items():
         given, labels = map(list, zip(*several))
@@ -426,19 +427,22 @@ def epsilon(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def measured(of: results.Verdict, unit: str) -> str:
+def measured(of: results.Verdict, unit: str, part: slice = slice(None)) -> str:
     """Return the means and half intervals that a verdict rests on, and the number of seeds.
 
     Args:
         of: the verdict.
         unit: "points" of accuracy, RATIO, or another unit of the comparisons.
+        part: which of the comparisons.
     """
     means, count = _means(of)
     if not means:
         return _cell(shown(_shortened(of.seen))) or "computed"
-    below = BELOW_START.search(of.seen)
-    informative = f"; informative at {below[1]} of {below[2]}" if below else ""
-    return _cell(_listed(means, unit) + informative + count)
+    informative = ""
+    if below := BELOW_START.search(of.seen):
+        often = f"informative at {below[1]} of {below[2]}"
+        informative = "; never informative" if below[1] == "0" else f"; {often}"
+    return _cell(_listed(means[part], unit) + informative + count)
 
 
 def measured_together(of: list[results.Verdict], unit: str) -> str:
@@ -477,7 +481,11 @@ def _listed(means: list, unit: str) -> str:
     else:
         ends = sorted(float(m) for m, _ in means)
         widest = max((float(h) for _, h in means if h), default=None)
-        shown = f"{number(ends[0])} to {number(ends[-1])}"
+        if unit == RATIO and ends[-1] < 0.5 / 10**digits:
+            return f"below {0.5 / 10**digits} in all {len(means)} checks"
+        low = float(number(ends[0]).replace("−", "-"))
+        first = "at most " if unit == RATIO and not low else f"{number(ends[0])} to "
+        shown = first + number(ends[-1])
         shown += f", ± {half(widest)}" if widest else ""
     return shown + " points" * (unit == "points")
 
