@@ -1,6 +1,5 @@
 """Noise in shares: real numbers and integers, what a secure aggregation shows of them."""
 
-import dataclasses
 import itertools
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
+from helpers.problems import make_federation
 from scipy import special, stats
 
 import jfl
@@ -19,11 +19,16 @@ from jfl.privacy.mechanisms.distributed import encoding_of
 
 C, ALARM = 8, 1e-6
 KEY = jax.random.key(3)
+LAWS = ["skellam", "discrete_gaussian"]
 
 
-def encoding(law="skellam", z=1.0, clip=0.5, cohort=4, size=23, bits=12, **more):
-    pair = jfl.distributed(z, clip, cohort, law=law, like=np.zeros(size), bits=bits, **more)
+def encoding(law="skellam", z=1.0, clip=0.5, cohort=4, size=23, bits=12):
+    pair = jfl.distributed(z, clip, cohort, law=law, like=np.zeros(size), bits=bits)
     return encoding_of(pair.upload)
+
+
+def epsilon(event, rounds):
+    return tightest.epsilon(repeat(event, rounds), 1e-5)[0]
 
 
 # --- one client's integers
@@ -35,12 +40,9 @@ def encoded_by_hand(code, key, x):
     x = x * min(1.0, code.clip_norm / np.linalg.norm(x))
     bits = np.asarray(jax.random.bits(jax.random.key(0), x.shape, jnp.uint32))
     x = x * np.where(bits >> 31, -1.0, 1.0)
-    start, parts = 0, []
-    for size in (16, 4, 2, 1):
-        parts.append(scipy.linalg.hadamard(size) / size**0.5 @ x[start : start + size])
-        start += size
-    assert start == len(x)
-    x = np.concatenate(parts) * code.scale
+    blocks = np.split(x, np.cumsum((16, 4, 2)))
+    turned = [scipy.linalg.hadamard(len(b)) / len(b) ** 0.5 @ b for b in blocks]
+    x = np.concatenate(turned) * code.scale
     rounding, noise = jax.random.split(key)
     for number in range(shares.NUM_ROUNDING_TRIES):
         draw = jax.random.uniform(jax.random.fold_in(rounding, number), x.shape)
@@ -51,64 +53,56 @@ def encoded_by_hand(code, key, x):
     word = (words[0] << np.uint64(31)) | (words[1] >> np.uint64(1))
     known = shares.table(code.law, code.scale * code.share)
     high, low = (t.astype(np.uint64) for t in (known.high, known.low))
-    tails = (high << np.uint64(31)) | low
-    size = (tails[None] > word[:, None]).sum(1)
+    size = (((high << np.uint64(31)) | low)[None] > word[:, None]).sum(1)
     noisy = kept + size * np.where(words[1] & np.uint64(1), -1, 1)
     turn = 2**code.bits
     return (noisy + turn // 2) % turn - turn // 2
 
 
-@pytest.mark.parametrize(
-    "law", ["discrete_gaussian", pytest.param("skellam", marks=pytest.mark.slow)]
-)
-def test_an_upload_equals_a_loop(law):
-    code = encoding(law)
-    for seed in range(20):
+def test_an_upload_equals_a_loop():
+    code = encoding("discrete_gaussian")
+    encode = jax.jit(code.encode)
+    for seed in range(5):
         x = jax.random.normal(jax.random.key(seed), (23,))
         key, leaves = jax.random.fold_in(KEY, seed), {"a": x[:20].reshape(4, 5), "b": x[20:]}
-        found = code.encode(key, leaves)
+        found = encode(key, leaves)
         flat = np.concatenate([np.ravel(found["a"]), found["b"]])
         by_hand = encoded_by_hand(code, key, x)
         assert (flat == by_hand).mean() > 0.95  # float32 may round one of them the other way
         assert np.abs(flat - by_hand).max() <= 1
 
 
-def without_noise(code, key, x):
-    """What is rounded, before noise; and the norm that it may have."""
-    clipped = x * jnp.minimum(1.0, code.clip_norm / jnp.linalg.norm(x))
-    scaled = shares.rotate(clipped, shares._signs_key()) * code.scale
-    return shares._round_randomly(scaled, code.longest, key)
+def rounded(code, keys, x):
+    """Clipped rows, rotated and scaled: exact, and rounded with each of the keys."""
+    clipped = x * jnp.minimum(1.0, code.clip_norm / jnp.linalg.norm(x, axis=-1, keepdims=True))
+    exact = jax.vmap(lambda row: shares.rotate(row, shares._signs_key()) * code.scale)(clipped)
+    return exact, jax.vmap(lambda k, v: shares._round_randomly(v, code.longest, k))(keys, exact)
 
 
 def test_no_rounded_upload_is_longer_than_the_bound():
     code = encoding(clip=0.5, z=3.0, bits=8)  # few whole numbers: rounding counts
     x = jax.random.normal(KEY, (2000, 23)) * 10
-    whole = jax.vmap(lambda k, v: without_noise(code, k, v))(jax.random.split(KEY, 2000), x)
+    _, whole = rounded(code, jax.random.split(KEY, 2000), x)
     norms = np.linalg.norm(np.asarray(whole), axis=1)
     assert norms.max() <= code.longest and norms.max() > code.scale * code.clip_norm
     np.testing.assert_array_equal(whole, np.round(whole))
 
 
 def test_rounding_is_right_on_average():
-    code = encoding(bits=10)
-    x = jax.random.normal(KEY, (23,))
-    whole = jax.vmap(lambda k: without_noise(code, k, x))(jax.random.split(KEY, 20_000))
-    exact = shares.rotate(x * code.clip_norm / jnp.linalg.norm(x), shares._signs_key()) * code.scale
-    error = (np.asarray(whole).mean(0) - exact) / (0.5 / 20_000**0.5)
+    x = jnp.tile(jax.random.normal(KEY, (23,)), (20_000, 1))
+    exact, whole = rounded(encoding(bits=10), jax.random.split(KEY, 20_000), x)
+    error = (np.asarray(whole).mean(0) - exact[0]) / (0.5 / 20_000**0.5)
     assert np.abs(error).max() < 6  # of 23 standard normals at most: a false alarm in 1e7
 
 
 def law_of(law, std, reach):
     k = np.arange(-reach, reach + 1)
-    if law == "skellam":
-        mass = special.ive(np.abs(k), std**2)
-    else:
-        mass = np.exp(-(k**2) / (2 * std**2))
+    mass = special.ive(np.abs(k), std**2) if law == "skellam" else np.exp(-(k**2) / (2 * std**2))
     return k, mass / mass.sum()
 
 
-@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
-def test_noise_has_its_law(law):
+@pytest.mark.parametrize("law", LAWS)
+def test_noise_has_its_distribution(law):
     """Chi-square, a false alarm in 1e6; noise of 5 % more must be told."""
     code = encoding(law, z=1.0, cohort=9, size=200, bits=8)
     std = code.scale * code.share
@@ -117,19 +111,16 @@ def test_noise_has_its_law(law):
 
     def rejects(std):
         k, mass = law_of(law, std, 60)
-        cells = np.clip(k, -int(3 * std), int(3 * std))
-        names = np.unique(cells)
-        expected = np.array([mass[cells == c].sum() for c in names]) * len(drawn)
-        clipped = np.clip(drawn, names[0], names[-1])
-        counts = np.array([(clipped == c).sum() for c in names])
-        return stats.chi2.sf(((counts - expected) ** 2 / expected).sum(), len(names) - 1) < ALARM
+        most = int(3 * std)
+        expected = np.bincount(np.clip(k, -most, most) + most, mass) * len(drawn)
+        counts = np.bincount(np.clip(drawn, -most, most).astype(int) + most)
+        return stats.chisquare(counts, expected).pvalue < ALARM
 
     assert 1 < std < 20 and not rejects(std)
     assert rejects(1.05 * std)
 
 
-@pytest.mark.by_default("0.3", "300.0")
-@pytest.mark.parametrize("std", [0.3, 1.0, 7.7, 300.0, 2000.0])
+@pytest.mark.parametrize("std", [0.3, 300.0])
 def test_every_search_ends_where_the_table_says(std):
     """Words at, just below and just above every tail and every bucket, and some between."""
     known = shares.table("discrete_gaussian", std)
@@ -141,21 +132,18 @@ def test_every_search_ends_where_the_table_says(std):
     words = np.concatenate([*near, np.array(more, np.uint64)]) & np.uint64(2**63 - 1)
     high = jnp.asarray((words >> np.uint64(31)).astype(np.uint32))
     low = jnp.asarray((words & np.uint64(2**31 - 1)).astype(np.uint32))
-    bucket = np.asarray(shares._bucket(high, low << 1))
-    size = known.start[bucket]
+    size = known.start[np.asarray(shares._bucket(high, low << 1))]
     above = len(tails) - np.searchsorted(tails[::-1], words, "right")
     assert (size <= above).all() and (above - size < known.reach).all()
-    assert known.reach <= max(4, 2 ** np.ceil(np.log2(0.2 * std + 4)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
+@pytest.mark.parametrize("law", LAWS)
 def test_a_sum_is_undone(law):
     """Of 4 clients, with hardly any noise: the mean of what they clipped; and modulo what wraps."""
-    pair = jfl.distributed(1e-2, 0.5, 4, law=law, like=np.zeros(23), bits=16)
-    code = encoding_of(pair.upload)
+    code = encoding(law, z=1e-2, bits=16)
     x = jax.random.normal(KEY, (4, 23))
-    sent = jax.vmap(lambda k, v: code.encode(k, v))(jax.random.split(KEY, 4), x)
+    sent = jax.vmap(code.encode)(jax.random.split(KEY, 4), x)
     found, _ = shares.decode(sent.sum(0), None, encoding=code)
     clipped = x * 0.5 / jnp.linalg.norm(x, axis=1, keepdims=True)
     np.testing.assert_allclose(found, clipped.sum(0), atol=6 * 1e-2 * 0.5 + 3 / code.scale)
@@ -173,32 +161,29 @@ def renyi(p, q, order):
     return special.logsumexp(terms) / (order - 1)
 
 
-@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("clients", [1, 5])
-def test_bounds_hold_in_one_dimension(law, clients):
+@pytest.mark.parametrize("std, move", [(0.8, 3), (6.0, 1), (6.0, 3)])
+def test_bounds_hold_in_one_dimension(law, clients, std, move):
     """The exact divergence of sums of noise, moved by a whole number."""
-    for std in (0.8, 2.0, 6.0):
-        k, one = law_of(law, std, 300)
-        total = one
-        for _ in range(clients - 1):
-            total = np.convolve(total, one)[300:-300]
-        wide = std * clients**0.5
-        for move in (1, 3):
-            code = shares.Encoding(law, 1.0, 1.0, clients, 1, 12, 4.0, "zero_out")
+    k, one = law_of(law, std, 300)
+    total = one
+    for _ in range(clients - 1):
+        total = np.convolve(total, one)[300:-300]
 
-            class Known(shares.Encoding):
-                scale = 1.0
-                share = std
-                longest = move
+    class Known(shares.Encoding):
+        scale = 1.0
+        share = std
+        longest = move
 
-            slopes, constants = Known(*code).bounds(clients)
-            for order in (1.5, 2.0, 4.0, 10.0):
-                near = np.abs(k) < min(14 * wide, 280)  # beyond, a sum is rounding
-                exact = renyi(np.roll(total, move)[near], total[near], order)
-                bound = (slopes * order + constants).min()
-                assert exact <= bound * (1 + 1e-6)
-                if std > 5:
-                    assert bound <= 2.5 * exact
+    code = Known(law, 1.0, 1.0, clients, 1, 12, 4.0, "zero_out")
+    slopes, constants = code.bounds(clients)
+    near = np.abs(k) < min(14 * std * clients**0.5, 280)  # beyond, a sum is rounding
+    for order in (1.5, 2.0, 4.0, 10.0):
+        exact = renyi(np.roll(total, move)[near], total[near], order)
+        bound = (slopes * order + constants).min()
+        assert exact <= bound * (1 + 1e-6)
+        assert std < 5 or bound <= 2.5 * exact
 
 
 def test_the_divergence_of_the_known_discrete_gaussian():
@@ -208,228 +193,129 @@ def test_the_divergence_of_the_known_discrete_gaussian():
     rho = (code.longest * (1 + shares.NORM_ERROR) / (code.scale * code.share)) ** 2 / 2
     assert slopes.min() == pytest.approx(rho) and constants[0] == 0
     assert np.sqrt(1 / (2 * rho)) == pytest.approx(1.0, rel=0.02)  # the multiplier asked for
-
-
-@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
-def test_what_moves_twice_as_far_diverges_four_times_as_much(law):
-    code = encoding(law, z=2.0, bits=12)
-    (one, _), (two, _) = code.bounds(4), code.bounds(4, moves=2.0)
-    assert two.min() == pytest.approx(4 * one.min(), rel=1e-3)
+    # what moves twice as far diverges four times as much
+    assert code.bounds(1, moves=2.0)[0].min() == pytest.approx(4 * rho)
 
 
 def test_many_bits_cost_nothing_and_few_do():
-    epsilons = []
-    for bits in (16, 12, 8):
-        code = encoding("discrete_gaussian", z=2.0, cohort=16, size=1000, bits=bits)
-        event = renyi_bound(*code.bounds(16))
-        epsilons.append(tightest.epsilon(repeat(event, 10), 1e-5)[0])
-    plain = tightest.epsilon(repeat(gaussian(2.0), 10), 1e-5)[0]
-    assert epsilons[0] < 1.08 * plain  # Renyi against exact
+    codes = [encoding("discrete_gaussian", 2.0, 0.5, 16, 1000, bits) for bits in (16, 12, 8)]
+    epsilons = [epsilon(renyi_bound(*code.bounds(16)), 10) for code in codes]
+    assert encoding(cohort=1024, bits=None).bits == 15  # of sums that float32 holds exactly
+    assert epsilons[0] < 1.08 * epsilon(gaussian(2.0), 10)  # Renyi against exact
     assert epsilons[0] <= epsilons[1] < epsilons[2]
 
 
 # --- plans
 
-
-@pytest.fixture(scope="module")
-def fed():
-    x = np.random.default_rng(0).normal(size=(6 * C, 3)).astype(np.float32)
-    y = np.arange(len(x)) % 2
-    return jfl.federate((x, y, x[:4], y[:4]), lambda _: np.arange(len(x)).reshape(C, 6))
+FED = make_federation(sizes=(6,) * C, classes=2)
+TASK = jfl.models.logistic(FED)
+DRAWN = jfl.sampling.without_replacement(C, 4)
 
 
-def plan(fed, law="gaussian", sampler=None, cohort=4, weights="uniform", z=2.0, **more):
-    task = jfl.models.logistic(fed)
-    algorithm = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=2, batch=jfl.batches.full())
-    bits = {} if law == "gaussian" else dict(like=task, bits=12)
-    pair = jfl.distributed(z, 0.5, cohort, law=law, **bits, **more)
-    return jfl.plan(
-        fed,
-        task,
-        algorithm,
-        sampler or jfl.sampling.without_replacement(C, cohort),
-        upload=pair.upload,
-        release=pair.release,
-        weights=weights,
-        secure_aggregation=True,
-    )
+def plan(law="gaussian", sampler=DRAWN, z=2.0, adjacency="zero_out", secure=True, **parts):
+    bits = {} if law == "gaussian" else dict(like=TASK, bits=12)
+    pair = jfl.distributed(z, 0.5, 4, law=law, adjacency=adjacency, **bits)
+    grad = parts.pop("grad", jfl.grad(TASK.loss))
+    algorithm = jfl.algorithms.fedavg(grad, steps=2, batch=jfl.batches.full())
+    parts = dict(upload=pair.upload, release=pair.release, weights="uniform") | parts
+    return jfl.plan(FED, TASK, algorithm, sampler, secure_aggregation=secure, **parts)
+
+
+def guarantee(one, rounds, view="aggregate", **options):
+    return jfl.guarantee(one, rounds, 1e-5, view=view, **options)
 
 
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
-def test_shares_are_worth_their_sum(fed, adjacency):
-    found = jfl.guarantee(plan(fed, adjacency=adjacency), 10, 1e-5, view="aggregate")
+def test_shares_are_worth_their_sum(adjacency):
+    one = plan(adjacency=adjacency)
+    found = guarantee(one, 10)
     assert found.status == "conditional" and found.adjacency == adjacency
     assert any("secure aggregation" in c for c in found.caveats)
-    expected = tightest.epsilon(repeat(gaussian(2.0), 10), 1e-5)[0]
-    assert found.epsilon == pytest.approx(expected)
-    alone = jfl.guarantee(plan(fed, adjacency=adjacency), 10, 1e-5, view="server")
-    assert alone.epsilon == pytest.approx(tightest.epsilon(repeat(gaussian(1.0), 10), 1e-5)[0])
+    assert found.epsilon == pytest.approx(epsilon(gaussian(2.0), 10))
+    assert guarantee(one, 10, "server").epsilon == pytest.approx(epsilon(gaussian(1.0), 10))
 
 
-def test_of_unequal_weights_the_least_noisy_cohort_counts(fed):
-    weights = np.array([1.0, 2.0, 0.5, 3.0, 1.0, 1.0, 4.0, 0.0])
-    one = plan(fed, weights=weights)
+def test_of_unequal_weights_the_least_noisy_cohort_counts():
+    one = plan(weights=np.array([1.0, 2.0, 0.5, 3.0, 1.0, 1.0, 4.0, 0.0]))
     scaled = np.asarray(one.weights, np.float64)
     (entry,) = [e for e in jfl.ledger(one, 5) if (e.unit, e.view) == ("client", "aggregate")]
     levels = entry.parts[0].noise[0] / entry.parts[0].multiplier[0, 0]
-    for client in range(C):
-        others = [c for c in range(C) if c != client]
-        noise = min(
-            np.square(scaled[[client, *rest]]).sum() for rest in itertools.combinations(others, 3)
-        )
-        level = levels[client]
-        if scaled[client] > 0:
-            assert level == pytest.approx(noise**0.5 / scaled[client])
-        else:
-            assert level > 1e9
+    for client in range(C - 1):
+        cohorts = itertools.combinations(np.delete(np.arange(C), client), 3)
+        noise = min(np.square(scaled[[client, *rest]]).sum() for rest in cohorts)
+        assert levels[client] == pytest.approx(noise**0.5 / scaled[client])
+    assert levels[C - 1] > 1e9
 
 
-def test_the_view_has_to_be_declared(fed):
-    one = dataclasses.replace(plan(fed), secure_aggregation=False)
-    with pytest.raises(ArgumentError, match="secure_aggregation=True"):
-        jfl.guarantee(one, 10, 1e-5, view="aggregate")
-    assert {e.view for e in jfl.ledger(one, 10)} == {"server", "third_party"}
+def test_calibration_knows_the_share():
+    z = jfl.calibrate(plan(), epsilon=3.0, rounds=10, delta=1e-5, view="aggregate")
+    assert 2.99 < guarantee(plan(z=float(z) * 4**0.5), 10).epsilon <= 3.0  # each of 4 adds half
 
 
-def test_calibration_knows_the_share(fed):
-    z = jfl.calibrate(plan(fed), epsilon=3.0, rounds=10, delta=1e-5, view="aggregate")
-    one = plan(fed, z=float(z) * 4**0.5)  # each of 4 adds half
-    found = jfl.guarantee(one, 10, 1e-5, view="aggregate").epsilon
-    assert 2.99 < found <= 3.0
-
-
-@pytest.mark.by_default("skellam")
-@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
-def test_integers_train_and_are_accounted(fed, law):
-    one = plan(fed, law)
-    out = jfl.simulate(KEY, one, rounds=3)
-    assert np.isfinite(out.metrics.loss).all()
-    found = {v: jfl.guarantee(one, 3, 1e-5, view=v) for v in ("server", "aggregate", "third_party")}
-    assert found["aggregate"].epsilon < found["server"].epsilon
-    assert found["third_party"].epsilon <= found["aggregate"].epsilon
-    assert found["aggregate"].method.startswith("rdp")
-    assert found["aggregate"].status == "conditional"
-    exact = tightest.epsilon(repeat(gaussian(2.0), 3), 1e-5)[0]
-    assert exact < found["aggregate"].epsilon < 1.15 * exact
-    code = encoding_of(one.upload)
-    examples = jfl.guarantee(one, 3, 1e-5, unit="example", view="aggregate")
-    twice = renyi_bound(*code.bounds(4, moves=2.0))
-    assert examples.epsilon == pytest.approx(tightest.epsilon(repeat(twice, 3), 1e-5)[0])
-
-
-@pytest.mark.slow
-def test_chunks_and_the_whole_are_the_same(fed):
-    one = plan(fed, "skellam")
-    runs = [jfl.simulate(KEY, dataclasses.replace(one, chunk=k), rounds=2) for k in (1, 3, 4)]
-    first, *others = (jax.tree.leaves(r.params) for r in runs)
-    for other in others:
-        for a, b in zip(first, other):
-            np.testing.assert_allclose(a, b, atol=1e-6)
+@pytest.mark.parametrize(
+    "law", ["skellam", pytest.param("discrete_gaussian", marks=pytest.mark.slow)]
+)
+def test_integers_train_and_are_accounted(law):
+    one = plan(law)
+    assert np.isfinite(jfl.simulate(KEY, one, rounds=3).metrics.loss).all()
+    found = {view: guarantee(one, 3, view) for view in ("server", "aggregate", "third_party")}
+    hidden = found["aggregate"]
+    assert found["third_party"].epsilon <= hidden.epsilon < found["server"].epsilon
+    assert hidden.method.startswith("rdp") and hidden.status == "conditional"
+    exact = epsilon(gaussian(2.0), 3)
+    assert exact < hidden.epsilon < 1.15 * exact
+    twice = renyi_bound(*encoding_of(one.upload).bounds(4, moves=2.0))
+    examples = guarantee(one, 3, unit="example")
+    assert examples.epsilon == pytest.approx(epsilon(twice, 3))
 
 
 @pytest.mark.slow
 def test_an_attack_finds_less_than_is_proved():
     """One client's upload against nothing, seen in the direction in which it differs; the bound is
     for 4,000 runs of each side, with a false alarm in 1e4."""
-    code = encoding("skellam", z=1.0, cohort=1, size=16, bits=12)
-    x = jnp.ones(16)
+    code = encoding(cohort=1, size=16)
 
     def score(value, key):
-        sent = code.encode(key, value)
-        undone, _ = shares.decode(sent, None, encoding=code)
+        undone, _ = shares.decode(code.encode(key, value), None, encoding=code)
         return undone.sum() / 4 / code.clip_norm
 
     keys = jax.random.split(KEY, 8000)
-    there = np.asarray(jax.vmap(lambda k: score(x, k))(keys[:4000]))
-    absent = np.asarray(jax.vmap(lambda k: score(0 * x, k))(keys[4000:]))
+    there = np.asarray(jax.vmap(lambda k: score(jnp.ones(16), k))(keys[:4000]))
+    absent = np.asarray(jax.vmap(lambda k: score(jnp.zeros(16), k))(keys[4000:]))
     hits = max((there > t).mean() - np.e**1.0 * (absent > t).mean() for t in np.linspace(0, 2, 41))
-    event = renyi_bound(*code.bounds(1))
     slack = 4 * np.e / 4000**0.5 / 2
-    assert hits <= tightest.delta(event, 1.0) + slack
+    assert hits <= tightest.delta(renyi_bound(*code.bounds(1)), 1.0) + slack
     assert np.mean(there) == pytest.approx(1, abs=0.1)  # it sees what is there
     less = renyi_bound(*(b / 9 for b in code.bounds(1)))  # the half that must fail
     assert hits > tightest.delta(less, 1.0) + slack
 
 
+def pair_of(law="skellam", z=1.0, cohort=10, **options):
+    return jfl.distributed(z, 0.5, cohort, law=law, **options)
+
+
+PAIR, WRONG = (pair_of(cohort=4, like=like, bits=12) for like in (TASK, np.zeros(5)))
+
+
 @pytest.mark.parametrize(
-    "change, words",
+    "call, words",
     [
-        (dict(law="skellam", weights="size"), None),
-        (dict(law="skellam", weights=np.arange(1.0, C + 1)), 'weights="uniform"'),
-        (
-            dict(law="skellam", cohort=4, sampler=jfl.sampling.full(C)),
-            "(always 4 clients|a row of docs/matrix.md)",
-        ),
-        (dict(sampler=jfl.sampling.poisson(C, 0.5)), "a row of docs/matrix.md.*poisson"),
-        (
-            dict(law="skellam", sampler=jfl.sampling.poisson(C, 0.5)),
-            "(always 4 clients|a row of docs/matrix.md)",
-        ),
+        (lambda: pair_of(), "like=task"),
+        (lambda: pair_of(cohort=1000, like=TASK, bits=16), "at most bits=15"),
+        (lambda: pair_of(cohort=100, like=TASK, bits=5), "more bits"),
+        (lambda: pair_of("gaussian", adjacency="add_remove"), "adjacency"),
+        (lambda: plan(upload=PAIR.upload, release=jfl.chain(jfl.total())), "of one jfl.dist"),
+        (lambda: plan(upload=None, release=PAIR.release), "of one jfl.distributed"),
+        (lambda: plan(grad=jfl.private_grad(TASK.loss, PAIR.upload)), "in private_grad"),
+        (lambda: plan("skellam", weights=np.arange(1.0, C + 1)), 'weights="uniform"'),
+        (lambda: jfl.simulate(KEY, plan(**WRONG._asdict()), 1), "uploads of 5 numbers"),
+        (lambda: guarantee(plan(secure=False), 10), "secure_aggregation=True"),
+        (lambda: guarantee(plan("skellam", jfl.sampling.full(C)), 3), "always 4 clients"),
+        (lambda: guarantee(plan(sampler=jfl.sampling.poisson(C, 0.5)), 3), "docs/matrix.md"),
+        (lambda: guarantee(plan("skellam", jfl.sampling.poisson(C, 0.5)), 3), "docs/matrix.md"),
+        (lambda: jfl.calibrate(plan("skellam"), epsilon=3.0, rounds=3), "a few noise multipliers"),
     ],
 )
-def test_what_shares_cannot_do(fed, change, words):
-    if words is None:  # clients of one size weigh the same
-        assert plan(fed, **change) is not None
-        return
+def test_refusals(call, words):
     with pytest.raises((ArgumentError, NotAnalysable), match=words):
-        jfl.guarantee(plan(fed, **change), 3, 1e-5, view="aggregate")
-
-
-@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
-def test_bits_fit_the_cohort_and_the_noise(law):
-    like = np.zeros(1000)
-    for cohort, z in itertools.product((1, 2, 8, 100, 2000), (0.5, 4.0)):
-        code = encoding_of(jfl.distributed(z, 1.0, cohort, law=law, like=like).upload)
-        most = next(b for b in range(16, 0, -1) if _takes(law, z, cohort, like, b))
-        assert code.bits == most, (cohort, z)
-
-
-def _takes(law, z, cohort, like, bits):
-    try:
-        jfl.distributed(z, 1.0, cohort, law=law, like=like, bits=bits)
-    except ArgumentError as error:
-        assert "bits=" in str(error) and "bits=None" in str(error)
-        return False
-    return True
-
-
-def test_bad_input_says_what_to_do(fed):
-    task = jfl.models.logistic(fed)
-    for call, words in (
-        (lambda: jfl.distributed(1.0, 0.5, 10, law="skellam"), "like=task"),
-        (lambda: jfl.distributed(1.0, 0.5, 10, law="laplace"), "law"),
-        (
-            lambda: jfl.distributed(1.0, 0.5, 1000, law="skellam", like=task, bits=16),
-            "at most bits=15",
-        ),
-        (lambda: jfl.distributed(1.0, 0.5, 2**20, law="skellam", like=task), "smaller cohort"),
-        (lambda: jfl.distributed(1.0, 0.5, 100, law="skellam", like=task, bits=5), "more bits"),
-        (lambda: jfl.distributed(1.0, 0.5, 2, law="skellam", like=task, bits=24), "fewer bits"),
-        (lambda: jfl.distributed(0.0, 0.5, 10), "noise_multiplier"),
-        (lambda: jfl.distributed(1.0, 0.5, 10, adjacency="add_remove"), "adjacency"),
-    ):
-        with pytest.raises(ArgumentError, match=words):
-            call()
-    pair = jfl.distributed(1.0, 0.5, 4, law="skellam", like=task, bits=12)
-    algorithm = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=2, batch=jfl.batches.full())
-    parts = fed, task, algorithm, jfl.sampling.without_replacement(C, 4)
-    mean = jfl.chain(jfl.total(), jfl.divide(4))
-    for chains, words in (
-        (dict(upload=pair.upload, release=mean), "of one jfl.distributed"),
-        (dict(release=pair.release), "of one jfl.distributed"),
-        (dict(release=pair.upload), "in upload only"),
-    ):
-        with pytest.raises(ArgumentError, match=words):
-            jfl.plan(*parts, **chains)
-    with pytest.raises(ArgumentError, match="in private_grad"):
-        grad = jfl.private_grad(task.loss, pair.upload)
-        private = jfl.algorithms.fedavg(grad, steps=1, batch=jfl.batches.full())
-        jfl.plan(fed, task, private, parts[3])
-    with pytest.raises(NotAnalysable, match="a few noise multipliers"):
-        jfl.calibrate(plan(fed, "skellam"), epsilon=3.0, rounds=3, delta=1e-5, view="aggregate")
-    wrong = jfl.distributed(1.0, 0.5, 4, law="skellam", like=np.zeros(5), bits=12)
-    with pytest.raises(ArgumentError, match="uploads of 5 numbers"):
-        jfl.simulate(KEY, jfl.plan(*parts, upload=wrong.upload, release=wrong.release), rounds=1)
-    with pytest.raises(ArgumentError, match="noise with one of the distributions"):
-        stage = dataclasses.replace(jfl.gaussian(1.0), law="skellam")
-        jfl.chain(jfl.clip_l2(1.0), jfl.total(), stage)
+        call()
