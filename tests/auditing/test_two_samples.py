@@ -36,16 +36,7 @@ def gaussian_delta(z, epsilon):
 # --- counts
 
 
-@pytest.mark.parametrize(
-    "count, trials, alpha, upper",
-    [(0, 100, 0.025, 0.0362166926), (5, 100, 0.025, 0.1128349111), (50, 1000, 0.05, 0.0628634035)],
-)
-def test_known_uppers(count, trials, alpha, upper):
-    assert abs(counts.clopper_pearson_upper(count, trials, alpha) - upper) < 1e-10
-
-
-@pytest.mark.parametrize("trials", [1, 7, 1000])
-@pytest.mark.parametrize("alpha", [1e-9, 0.0125, 0.5])
+@pytest.mark.parametrize("trials, alpha", [(1, 0.5), (7, 0.0125), (1000, 1e-9)])
 def test_uppers_against_scipy(trials, alpha):
     k = np.arange(trials)
     upper = counts.clopper_pearson_upper(np.arange(trials + 1), trials, alpha)
@@ -59,74 +50,35 @@ def test_uppers_against_scipy(trials, alpha):
     assert jeffreys[-1] == 1 and np.all(jeffreys <= upper)
 
 
-def test_uppers_broadcast():
-    upper = counts.clopper_pearson_upper(np.arange(3)[:, None], 10, [0.1, 0.2])
-    assert upper.shape == (3, 2) and np.all(np.diff(upper, axis=0) > 0)
-
-
 # --- known bounds
 
 
-@pytest.mark.parametrize(
-    "n, ceiling", [(100, 3.281346), (1000, 5.600588), (10_000, 7.904833), (100_000, 10.207584)]
-)
+@pytest.mark.parametrize("n, ceiling", [(100, 3.281346), (100_000, 10.207584)])
 def test_ceiling_without_an_error(n, ceiling):
     found = two_samples.lower_bound(np.ones(n), np.zeros(n), delta=0.0, thresholds=Explicit(0.5))
     assert abs(found.epsilon - ceiling) < 6e-7
     assert found[1:] == (0.95, 0.5, 0, 0, "lower bound")
 
 
-@pytest.mark.parametrize(
-    "epsilon, mu",
-    [
-        (0.5, 0.1422105587),
-        (1, 0.2680511232),
-        (2, 0.5015516892),
-        (4, 0.9249308977),
-        (8, 1.6660305978),
-        (10, 2.0004456204),
-    ],
-)
+@pytest.mark.parametrize("epsilon, mu", [(0.5, 0.1422105587), (8, 1.6660305978)])
 def test_gaussians_of_known_epsilon(epsilon, mu):
     """The conversion of `gaussian_bound`, and of `tradeoff_bound` where noise is given."""
     assert abs(rdp.gaussian_epsilon(mu, 1e-5) - epsilon) < 1e-9
     assert abs(two_samples._epsilon_of(gaussian_delta, 1 / mu, 1e-5) - epsilon) < 3e-6
 
 
-@pytest.mark.parametrize(
-    "mu, delta, epsilon",
-    [
-        (1, 1e-5, 4.3771780957),
-        (2, 1e-5, 9.9972561464),
-        (1, 1e-6, 4.8865541175),
-        (2, 1e-6, 10.9971512142),
-    ],
-)
-def test_gaussians_of_known_mu(mu, delta, epsilon):
-    assert abs(rdp.gaussian_epsilon(mu, delta) - epsilon) < 1e-9
-    assert abs(gaussian_delta(1 / mu, epsilon) / delta - 1) < 1e-8  # by scipy
-
-
-TIGHTNESS = {  # mu: (Clopper-Pearson, Gaussian) for 1000, 10,000 and 100,000 scores, half inside
-    0.2680511232: ((0.04, 0.14), (0.31, 0.72), (0.54, 0.91)),
-    0.5015516892: ((0.34, 1.04), (0.81, 1.69), (1.19, 1.90)),
-    0.9249308977: ((1.06, 2.88), (1.80, 3.64), (2.42, 3.89)),
-    1.6660305978: ((2.33, 6.58), (3.46, 7.55), (4.44, 7.86)),
-}
-
-
-@pytest.mark.parametrize("mu", TIGHTNESS)
-def test_expected_tightness(mu):
-    """A table made with fewer thresholds: nothing here is below it, nor much above."""
-    for m, printed in zip((1000, 10_000, 100_000), TIGHTNESS[mu]):
-        outside = normal_scores(m // 2)
-        sides, every = (outside + mu, outside), EveryScore()
+def test_expected_tightness():
+    """Of Clopper-Pearson and of Gaussians, for 10,000 scores: a table made with fewer thresholds.
+    Nothing here is below it, nor much above."""
+    outside, every = normal_scores(5000), EveryScore()
+    for mu, printed in ((0.2680511232, (0.31, 0.72)), (1.6660305978, (3.46, 7.55))):
+        sides = outside + mu, outside
         found = [
-            bound(*sides, delta=1e-5, thresholds=every)
+            bound(*sides, delta=1e-5, thresholds=every).epsilon
             for bound in (two_samples.lower_bound, two_samples.gaussian_bound)
         ]
-        above = np.array([f.epsilon for f in found]) - printed
-        assert np.all(above >= -0.005) and np.all(above <= 0.016), (m, found)
+        above = np.array(found) - printed
+        assert np.all(above >= -0.005) and np.all(above <= 0.016), (mu, found)
 
 
 # --- against brute force
@@ -185,11 +137,6 @@ def test_raw_counts():
         assert found.kind == "estimate" and found.confidence is None
 
 
-def test_raw_counts_divide_by_as_few_as_they_may():
-    found = two_samples.raw_counts(np.full(100, 1e3), np.arange(200.0), min_count=50)
-    assert abs(found.epsilon - math.log(4)) < 1e-12 and found[2:5] == (150.0, 0, 50)
-
-
 def test_statistics_of_the_attack():
     generator = np.random.default_rng(1)
     inside, outside = generator.normal(1, 1, 80).round(1), generator.normal(0, 1, 100).round(1)
@@ -198,7 +145,7 @@ def test_statistics_of_the_attack():
     at = np.append(np.union1d(inside, outside), np.inf)
     found = np.array([np.mean(inside >= t) for t in at])
     wrong = np.array([np.mean(outside >= t) for t in at])
-    for share in (0.0, 0.3, 0.5, 1.0):
+    for share in (0.3, 0.5):
         best = np.max(share * found + (1 - share) * (1 - wrong))
         assert abs(two_samples.max_accuracy(inside, outside, share) - best) < 1e-12
     allowed = np.arange(101) / 100
@@ -209,7 +156,7 @@ def test_statistics_of_the_attack():
 # --- families of mechanisms
 
 
-@pytest.mark.parametrize("n, mu", [(100, 1.0), (1000, 0.3), (20_000, 2.0)])
+@pytest.mark.parametrize("n, mu", [(100, 1.0), (20_000, 2.0)])
 def test_the_gaussian_family_is_the_gaussian_bound(n, mu):
     generator = np.random.default_rng(3)
     inside, outside = generator.normal(mu, 1, n), generator.normal(0, 1, n)
@@ -233,53 +180,6 @@ def test_ends_of_the_noise_that_is_searched():
     assert (
         two_samples.tradeoff_bound(outside, inside, profile=gaussian_delta, delta=1e-5).epsilon == 0
     )
-
-
-RATE = 0.5
-
-
-def by_formula(z, epsilon):
-    """Delta of one Gaussian on a Poisson sample: the worse of both directions."""
-    mu, worst = 1 / z, 0.0
-    both = lambda t: np.array(
-        [stats.norm.cdf(t), (1 - RATE) * stats.norm.cdf(t) + RATE * stats.norm.cdf(t - mu)]
-    )
-    for way in (1, -1):
-        ratio = (math.exp(way * epsilon) - 1 + RATE) / RATE
-        if ratio > 0:  # else the canary's absence is never that likely
-            without, within = both(math.log(ratio) / mu + mu / 2)
-            gap = (1 - within) - math.exp(epsilon) * (1 - without)
-            worst = max(worst, gap if way > 0 else without - math.exp(epsilon) * within)
-    return worst
-
-
-def test_a_sampled_family():
-    """Between what holds for every mechanism, and what is proved of the true noise (this fails by
-    chance in 5 % of seeds at most; the seed is fixed)."""
-    n, delta, proved = 20_000, 1e-2, 1.4518667  # pld.epsilon of noise 1
-    generator = np.random.default_rng(0)
-    outside = generator.normal(0, 1, n)
-    inside = generator.normal(0, 1, n) + (generator.random(n) < RATE)
-    common = dict(delta=delta, thresholds=Bonferroni(4))
-    found = two_samples.tradeoff_bound(
-        inside, outside, profile=by_formula, noise_range=(0.5, 4.0), **common
-    )
-    general = two_samples.lower_bound(inside, outside, **common)
-    assert abs(by_formula(1.0, proved) / delta - 1) < 1e-2
-    assert general.epsilon < 0.9 * found.epsilon and 0.8 * proved < found.epsilon <= proved
-
-
-def test_no_other_epsilon_rejects_less_noise():
-    """Two thresholds, and a mechanism whose curve leans elsewhere than a Gaussian's."""
-    seen = []
-    generator = np.random.default_rng(0)
-    inside = generator.normal(0, 1, 20_000) + (generator.random(20_000) < RATE)
-    sides = np.sort(inside), np.sort(generator.normal(0, 1, 20_000))
-    Explicit([1.4, 2.4]).judge(*sides, alpha=0.05, read=keep(seen))
-    noise, i = two_samples._smallest_rejected(seen[0], by_formula, 0.5, 4.0)
-    shown = [(x, two_samples._shown_delta(seen[0], x)[0]) for x in np.linspace(0, 1.5, 300)]
-    rejects = lambda z: any(0 < d >= by_formula(z, x) for x, d in shown)
-    assert rejects(noise * (1 + 1e-4)) and not rejects(noise * (1 - 1e-5)) and i in (0, 1)
 
 
 def test_the_gaussian_bound_says_where_it_holds():
@@ -379,27 +279,12 @@ def test_the_median_of_splits():
     """At least half of the splits show as much, each at half of alpha."""
     inside, outside = normal_scores(101) + 2, normal_scores(90)
     read = two_samples._largest_mu
-    for splits in (1, 4, 5):
+    for splits in (4, 5):
         seeds = np.random.SeedSequence(3).generate_state(splits).tolist()
         each = [Split(0.4, s).judge(inside, outside, 0.05, read).epsilon for s in seeds]
         found = MultiSplit(splits, 0.4, 3).judge(inside, outside, 0.1, read).epsilon
         assert 2 * sum(e >= found for e in each) >= splits > 2 * sum(e > found for e in each)
         assert len(set(each)) == splits
-
-
-def test_parts_of_a_split_share_no_score():
-    seen = []
-    scores = np.arange(50.0), np.arange(100.0, 130.0)
-    Split(0.3, 7).judge(*scores, alpha=0.5, read=keep(seen))
-    (chose, judged) = seen
-    assert len(judged.thresholds) == 1 and judged.false_negatives.size == 1
-    generator = np.random.default_rng(0)
-    first, second = thresholds._divide(generator, scores[0], 0.3)
-    assert len(first) == 15 and sorted([*first, *second]) == scores[0].tolist()
-    assert np.all(np.diff(first) > 0) and np.all(np.diff(second) > 0)
-    assert len(chose.thresholds) <= 30 * 0.3
-    upper = counts.clopper_pearson_upper(judged.false_positives, 21, 0.25)
-    np.testing.assert_allclose(judged.false_positive_rate, upper)
 
 
 def test_bootstrap():
@@ -410,17 +295,14 @@ def test_bootstrap():
     half = 1.96 * inside.std() * math.sqrt(2 / 400)
     assert abs(interval.value - 1) < 1e-12 and interval.confidence == 0.95
     assert abs(interval.low - 1 + half) < 0.1 * half > abs(interval.high - 1 - half)
-    drawn = []
+    drawn = []  # corrected for the bias of a skewed statistic
     skewed = lambda a, b: drawn.append(float(np.exp(3 * a).mean())) or drawn[-1]
     interval = two_samples.bootstrap(skewed, inside, outside, samples=200, confidence=0.9)
     shift = stats.norm.ppf(np.mean(np.array(drawn[1:]) < drawn[0]))
     ends = stats.norm.cdf(2 * shift + stats.norm.ppf([0.05, 0.95]))
     np.testing.assert_allclose(interval[::2], np.quantile(drawn[1:], ends))
-    assert abs(shift) > 0.02
-    epsilons = two_samples.bootstrap(two_samples.raw_counts, inside + 1, outside, samples=20)
-    assert epsilons.low <= epsilons.high and epsilons.value > 1
-    again = two_samples.bootstrap(two_samples.raw_counts, inside + 1, outside, samples=20)
-    assert again == epsilons
+    epsilon = lambda: two_samples.bootstrap(two_samples.raw_counts, inside + 1, outside, samples=20)
+    assert epsilon() == epsilon()
 
 
 # --- arguments
@@ -433,34 +315,17 @@ GOOD = np.arange(40.0)
     [
         ("inside finite", lambda: two_samples.lower_bound([*GOOD, math.nan], GOOD, delta=0.0)),
         ("outside finite", lambda: two_samples.auroc(GOOD, [math.inf, 1.0])),
-        ("a list of scores", lambda: two_samples.auroc(GOOD, 3.0)),
         ("a list of scores", lambda: two_samples.auroc([], GOOD)),
-        ("a list of scores", lambda: two_samples.auroc(["a"], GOOD)),
         ("delta in", lambda: two_samples.lower_bound(GOOD, GOOD, delta=1.0)),
-        ("delta >= 0", lambda: two_samples.lower_bound(GOOD, GOOD, delta=math.nan)),
         ("delta in", lambda: two_samples.gaussian_bound(GOOD, GOOD, delta=0.0)),
         ("0.95", lambda: two_samples.lower_bound(GOOD, GOOD, delta=0.0, confidence=95)),
         ("Bonferroni", lambda: two_samples.lower_bound(GOOD, GOOD, delta=0.0, thresholds=0.5)),
-        ("Bonferroni", lambda: two_samples.lower_bound(GOOD, GOOD, delta=0.0, thresholds=Split)),
         ("more runs", lambda: two_samples.lower_bound(GOOD[:4], GOOD[:4], delta=0.0)),
         ("2 scores per side", lambda: thresholds.Split().judge(GOOD[:1], GOOD, 0.05, keep([]))),
         ("min_count", lambda: two_samples.raw_counts(GOOD, GOOD)),
-        ("fpr in", lambda: two_samples.tpr_at_fpr(GOOD, GOOD, [0.5, -0.1])),
-        ("prevalence", lambda: two_samples.max_accuracy(GOOD, GOOD, 1.5)),
         ("fraction in", lambda: Split(1.0)),
-        ("splits >= 1", lambda: MultiSplit(0)),
         ("tried >= 1", lambda: Bonferroni(0)),
-        ("a number or a list", lambda: Explicit(math.nan)),
-        ("a number or a list", lambda: Explicit([])),
         ("0 <= count", lambda: counts.clopper_pearson_upper(3, 2, 0.05)),
-        ("0 <= count", lambda: counts.clopper_pearson_upper(0.5, 2, 0.05)),
-        ("alpha in", lambda: counts.jeffreys_upper(1, 2, 0.0)),
-        (
-            "noise_range",
-            lambda: two_samples.tradeoff_bound(
-                GOOD, GOOD, profile=gaussian_delta, delta=0.1, noise_range=(1.0, 0.5)
-            ),
-        ),
         (
             "falls below delta",
             lambda: two_samples.tradeoff_bound(
@@ -472,16 +337,6 @@ GOOD = np.arange(40.0)
 def test_refused(message, call):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_as_few_scores_as_are_asked_for():
-    """The number in the message is enough, and one fewer is not."""
-    bound = lambda n: two_samples.lower_bound(
-        np.ones(n), np.zeros(n), delta=0.0, thresholds=Explicit(0.5)
-    )
-    with pytest.raises(ValueError, match="at least 6 scores"):
-        bound(5)
-    assert bound(6).epsilon > 0
 
 
 def test_scores_in_any_order_and_kind():
