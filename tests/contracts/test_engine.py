@@ -436,11 +436,11 @@ def plain_plan(fed, task, *, lr=0.1, steps=2, **options):
 
 def test_sweep_groups_by_structure(task):
     """Numbers and partitions of another width share a program; another number of steps does not.
-    Each point is a separate run, also if points run one at a time."""
+    Each point is a separate run."""
     feds = {seed: make_federation(seed=seed, pad=seed) for seed in (0, 2)}
     make = lambda lr, steps, fed, seed: plain_plan(feds[fed], task, lr=lr, steps=steps)
     axes = dict(lr=[0.1, 0.2], steps=[1, 2], fed=[0, 2])
-    out = jfl.sweep(make, rounds=1, memory=1.0, **axes)
+    out = jfl.sweep(make, rounds=1, **axes)
     assert out.groups == 2 and len(out.params) == 8
     assert [p["steps"] for p in out.points] == [1, 1, 2, 2] * 2
     assert out.seconds.shape == (8,) and (out.seconds > 0).all()

@@ -34,25 +34,28 @@ FED = federation(ROWS, jnp.arange(12.0) % 3)
 NAMED_LOSS = jfl.named("pins.loss")(lambda *arguments: loss(*arguments))
 PARAMS = dict(w=jnp.ones(3), b=jnp.float32(0.5))
 TASK = jfl.task(PARAMS, NAMED_LOSS)
+CLIP = jfl.clip_l2(1.0)
 CHAIN = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.5), jfl.divide(2))
 
 
 def algorithm(name, objective=NAMED_LOSS, **options):
-    make = getattr(jfl.algorithms, name)
     grad = jfl.private_grad(objective, CHAIN)
+    if name == "output_perturbation":
+        grad = jfl.grad(objective)
     needed = dict(
         padpfl=dict(upload="difference"),
         fedper=dict(shared="w"),
         fedrep=dict(shared="w"),
         qfedavg=dict(loss_mechanism=CHAIN),
-        output_perturbation=dict(
-            mechanism=jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.5))
-        ),
+        output_perturbation=dict(mechanism=released(jfl.gaussian(1.5), jfl.clip_l2(0.5))),
     )
-    if name == "output_perturbation":
-        grad = jfl.grad(objective)
     batch = jfl.batches.without_replacement(2)
-    return make(grad, **(dict(batch=batch) | needed.get(name, {}) | options))
+    options = dict(batch=batch) | needed.get(name, {}) | options
+    return getattr(jfl.algorithms, name)(grad, **options)
+
+
+def released(noise, clip=CLIP):
+    return jfl.chain(clip, jfl.total(), noise)
 
 
 def variants(name):
@@ -72,29 +75,14 @@ def variants(name):
 
 
 def mechanisms():
-    clip = jfl.clip_l2(1.0)
-    yield "laplace", jfl.chain(jfl.clip_l1(1.0), jfl.total(), jfl.laplace(2.0))
-    yield "layers", jfl.chain(jfl.clip_per_layer((1.0, 2.0)), jfl.total(), jfl.gaussian(1.0))
-    yield (
-        "schedule",
-        jfl.chain(clip, jfl.total(), jfl.gaussian(jfl.schedules.exponential(1.0, 0.9, total=5))),
-    )
-    yield (
-        "optax schedule",
-        jfl.chain(
-            clip,
-            jfl.total(),
-            jfl.gaussian(jfl.schedules.from_optax(optax.cosine_decay_schedule(2.0, 9))),
-        ),
-    )
-    yield (
-        "adaptive",
-        jfl.chain(
-            jfl.clip_adaptive(1.0, count=3, quantile=0.6),
-            jfl.total(),
-            jfl.gaussian(1.0),
-        ),
-    )
+    falling = jfl.schedules.exponential(1.0, 0.9, total=5)
+    cosine = jfl.schedules.from_optax(optax.cosine_decay_schedule(2.0, 9))
+    adaptive = jfl.clip_adaptive(1.0, count=3, quantile=0.6)
+    yield "laplace", released(jfl.laplace(2.0), jfl.clip_l1(1.0))
+    yield "layers", released(jfl.gaussian(1.0), jfl.clip_per_layer((1.0, 2.0)))
+    yield "schedule", released(jfl.gaussian(falling))
+    yield "optax schedule", released(jfl.gaussian(cosine))
+    yield "adaptive", released(jfl.gaussian(1.0), adaptive)
     strategies = jfl.strategies
     for strategy in (
         strategies.identity(6),
@@ -102,7 +90,7 @@ def mechanisms():
         strategies.tree(6),
         strategies.restarted(strategies.square_root(3), 6),
     ):
-        yield repr(strategy), jfl.chain(clip, jfl.total(), jfl.correlated(1.0, strategy))
+        yield repr(strategy), released(jfl.correlated(1.0, strategy))
 
 
 def samplers():
@@ -123,23 +111,15 @@ def models():
     models = jfl.models
     images = np.arange(12 * 64, dtype=np.float32).reshape(12, 8, 8, 1) / 768
     pictures = federation(images, jnp.arange(12) % 3, classes=3)
-    texts = federation(
-        np.arange(48, dtype=np.int32).reshape(12, 4) % 5,
-        np.arange(48).reshape(12, 4) % 5,
-        classes=5,
-    )
+    rows = np.arange(48, dtype=np.int32).reshape(12, 4)
+    texts = federation(rows % 5, np.arange(48).reshape(12, 4) % 5, classes=5)
     for name in ("logistic", "mlp", "cnn", "resnet18"):
         yield name, pictures, getattr(models, name)(pictures)
     for name, options in dict(lstm=dict(cells=(4,)), gpt={}).items():
         yield name, texts, getattr(models, name)(texts, **options)
     small = models.mlp(pictures, hidden=(4,))
-    yield (
-        "trainable",
-        pictures,
-        models.trainable(
-            small, "Dense_1/*", params=jax.tree.map(jnp.ones_like, small.init(jax.random.key(0)))
-        ),
-    )
+    ones = jax.tree.map(jnp.ones_like, small.init(jax.random.key(0)))
+    yield "trainable", pictures, models.trainable(small, "Dense_1/*", params=ones)
 
 
 def plans():

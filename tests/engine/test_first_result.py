@@ -71,21 +71,6 @@ def test_keys_of_each_device(check_vma):
     np.testing.assert_array_equal(jax.jit(shared)(data), draw(data))
 
 
-def test_draws_of_a_number_of_keys_that_an_exported_program_leaves_open():
-    draw = jax.vmap(
-        lambda data: jax.random.bits(as_kernel_key(jax.random.wrap_key_data(data)), (5,))
-    )
-    (number,) = jax.export.symbolic_shape("n")
-    exported = jax.export.export(jax.jit(draw))(jax.ShapeDtypeStruct((number, 2), np.uint32))
-    data = jax.random.key_data(jax.random.split(jax.random.key(3), 7))
-    np.testing.assert_array_equal(exported.call(data), draw(data))
-
-
-def test_keys_of_other_types_stay():
-    key = jax.random.key(0, impl="rbg")
-    assert as_kernel_key(key) is key
-
-
 def test_epsilon_on_the_host_is_that_of_the_program():
     rng = np.random.default_rng(0)
     mu, delta = np.exp(rng.uniform(-14, 4, 500)), 10 ** rng.uniform(-12, -0.5, 500)

@@ -251,6 +251,7 @@ def test_the_winner_of_a_tournament_is_a_straight_run():
     same_arrays(found.params, straight(there[0], 6), atol=1e-6)
 
 
+@pytest.mark.slow  # `runner` above has such counts
 def test_an_empty_cohort_is_no_failure():
     """Whether a cohort is empty depends on who is there: a choice that shows it would have to be
     paid for.  A score that is no number is a failure."""
@@ -262,6 +263,7 @@ def test_an_empty_cohort_is_no_failure():
     assert found.params is None and found.setting is None
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_finite_decides_no_choice():
     """It counts as zero, and no run stops for it, so the guarantee has no caveat of one that
     does."""

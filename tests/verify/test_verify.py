@@ -999,11 +999,6 @@ HELD = dict(
     reshaped=lambda fed: fed.x.reshape(-1),
     double=lambda fed: np.asarray(fed.x, np.float64),
 )
-SOME_ROWS = dict(
-    half=lambda fed: fed.x.astype(jnp.bfloat16),
-    one_client=lambda fed: fed.x[fed.index[2, : fed.size[2]]],
-    integer_labels=lambda fed: np.arange(6, dtype=np.int32) % 3,
-)
 
 
 def _weighed(round_, *, by):
@@ -1039,15 +1034,6 @@ def test_a_library_method_of_a_users_object_is_looked_into():
     task = jfl.task(lambda key: net.init(key, jnp.zeros(3), 0.0), loss)
     with pytest.raises(ValueError, match=r"holds fed\.x"):
         private_plan(fed, task, loss)
-
-
-@pytest.mark.parametrize("how", SOME_ROWS)
-def test_some_rows_in_a_closure_are_named_as_public_constants(how, task):
-    fed = make_federation()
-    held = SOME_ROWS[how](fed)
-    caveats = jfl.guarantee(private_plan(fed, task, holding(held)), 3).caveats
-    (found,) = [c for c in caveats if code_of(c) == "public-constants"]
-    assert f"loss {held.dtype}{list(held.shape)}" in found
 
 
 def by_gradient(held):
