@@ -388,7 +388,7 @@ def test_an_audit_goes_on_where_it_was_killed(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_runs_of_another_audit_are_refused_and_stay(tmp_path):
+def test_runs_of_another_audit_are_refused_and_stay(tmp_path, monkeypatch):
     plan, file = audit_plans.of_clients(1.0), tmp_path / "audit.trials.jsonl"
     jfl.audit(plan, 1, 1000, keep=file)
     before = file.read_bytes()
@@ -401,6 +401,9 @@ def test_runs_of_another_audit_are_refused_and_stay(tmp_path):
     }.items():
         with pytest.raises(ResumeRefused, match=words):
             call()
+    with monkeypatch.context() as patched, pytest.raises(ResumeRefused, match="jfl: "):
+        patched.setattr(trials.files, "source", lambda: "another")
+        jfl.audit(plan, 1, 1000, keep=file)
     assert file.read_bytes() == before
     jfl.audit(plan, 1, 1000, confidence=0.9, delta=2e-2, keep=file)  # the same runs, read otherwise
     for broken in (before[:200], b""):
