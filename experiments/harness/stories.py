@@ -199,7 +199,7 @@ def missing(paper: str) -> str:
     for number in sorted({n for _, n in open_}):
         names = [name for name, n in open_ if n == number]
         rows.append((f"undecided with {number} seeds", len(names), names))
-    code = lambda name: f"`{name}`" if name else "several together"
+    code = lambda name: f"`{name}`" if name else "comparisons of several experiments"
     cells = [
         (told, str(count), ", ".join(map(code, dict.fromkeys(of)))) for told, count, of in rows
     ]

@@ -101,8 +101,8 @@ def padpfl(
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
-    `run.client_states`, [C], contains the inexactness of each client's last solve: the norm of the
-    gradient of its problem at the end, divided by that at the start. No guarantee covers it.
+    `run.client_states` contains one number per client, the inexactness of its last solve: the norm
+    of the gradient of its problem at the end, divided by that at the start. No guarantee covers it.
 
     Args:
         grad: gradient of the loss without the proximal term, as in `fedavg`.
