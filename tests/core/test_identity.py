@@ -379,14 +379,18 @@ def test_the_source_counts_and_its_place_does_not(tmp_path):
 
 
 def test_modules_that_a_function_mentions(tmp_path):
-    """A library's module counts by its name, a user's by what the function can take from it."""
+    """A library's module counts by its name, a user's by what the function can take from it: all of
+    it where the function passes the module on."""
     text = "FACTOR = 1.0\nUNUSED = 1\ndef act(v):\n    return FACTOR * v\n"
     helper = written(text, "helper", tmp_path)
+    takes_unused = lambda module, v: v * module.UNUSED
     takes = lambda v: helper.act(jnp.tanh(v))
-    passes_on = lambda v: getattr(helper, "a" + "ct")(v)
-    base, whole = describe(takes), describe(passes_on)
+    computes_the_name = lambda v: getattr(helper, "a" + "ct")(v)
+    passes_on = lambda v: takes_unused(helper, v) * helper.FACTOR
+    base, *whole = map(describe, (takes, computes_the_name, passes_on))
     helper.UNUSED = 2
-    assert describe(takes) == base and describe(passes_on) != whole
+    assert describe(takes) == base
+    assert describe(computes_the_name) != whole[0] and describe(passes_on) != whole[1]
     helper.FACTOR = 2.0
     assert describe(takes) != base
 
