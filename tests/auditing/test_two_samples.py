@@ -275,6 +275,13 @@ def test_bounds_exceed_the_truth_as_rarely_as_they_say(exceeds):
     assert sum(exceeds(*s, EveryScore()) for s in sides) > most
 
 
+def test_a_split_uses_each_score_once():
+    """Scores that chose a threshold must not be counted at it again."""
+    scores = np.arange(11.0)
+    chooses, counted = thresholds._divide(np.random.default_rng(0), scores, 0.4)
+    assert len(chooses) == 4 and sorted([*chooses, *counted]) == scores.tolist()
+
+
 def test_the_median_of_splits():
     """At least half of the splits show as much, each at half of alpha."""
     inside, outside = normal_scores(101) + 2, normal_scores(90)
