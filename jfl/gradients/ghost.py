@@ -37,6 +37,7 @@ VIEWS = (
     p.convert_element_type_p,
     p.copy_p,
 )
+REPEATED = "it is repeated before it is used"  # its gradient is then a sum over the copies
 ELEMENTWISE = (p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p)
 
 
@@ -171,6 +172,8 @@ def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
     (constants, carried), length = scan_counts(equation.params), equation.params["length"]
     if constants <= side < constants + carried:
         return None, "a loop changes it"
+    if equation.invars[side].aval.size != aval.size:
+        return None, REPEATED
     carry = range(constants, constants + carried)
     data = [v for i, v in enumerate(iteration.invars) if is_data[i] or i in carry]
     ((place, rule),) = _find_rules(iteration, [iteration.invars[side]], data, {})
@@ -264,7 +267,7 @@ def _rule_of_use(equation, side, views, aval):
     if not parts:
         return f"it enters {equation.primitive.name}"
     if operands[side].size != aval.size:
-        return "it is repeated before it is used"
+        return REPEATED
     bind = lambda w, other: _bind(equation, (other, w) if side else (w, other))[0]
     apply = lambda *operands: parts.apply(bind, operands[side], operands[1 - side])
     back = lambda total: _undo_views(views, aval, parts.back(total))

@@ -127,6 +127,30 @@ class LoopOverLayers(nn.Module):
         return nn.Dense(3, name="last")(layers()(x, None)[0])
 
 
+class Repeated(nn.Module):
+    """A loop that reads copies of a weight: all at once, or one in each turn."""
+
+    in_turn: bool
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1],))
+        copies = jnp.broadcast_to(w, (3,) * self.in_turn + (x.shape[-1], x.shape[-1]))
+        turn = lambda x, w: (jnp.tanh(x @ (w if self.in_turn else copies)), None)
+        x, _ = jax.lax.scan(turn, x, copies if self.in_turn else None, length=3)
+        return nn.Dense(3, name="last")(x)
+
+
+class Carried(nn.Module):
+    """A loop that changes its weight from turn to turn."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1], x.shape[-1]))
+        turn = lambda _, w: jnp.outer(x, jnp.tanh(x @ w))
+        return nn.Dense(3, name="last")(x @ jax.lax.fori_loop(0, 2, turn, w))
+
+
 # module, shape of one example (an int: so many tokens)
 COVERED = dict(
     mlp=(lambda: jfl.models._Mlp((4, 5), 3), (6,)),
@@ -160,6 +184,9 @@ REFUSED = dict(
     shared=(Shared, (4,), {"same/bias": "used 2 times", "same/kernel": "used 2 times"}),
     bent=(Bent, (4,), {"own": "tanh"}),
     loop=(Twice, (4,), {"own": "in a loop it is used 2 times"}),
+    loop_reads_copies=(lambda: Repeated(False), (4,), {"own": "it is repeated before"}),
+    loop_over_copies=(lambda: Repeated(True), (4,), {"own": "it is repeated before"}),
+    loop_changes_it=(Carried, (4,), {"own": "a loop changes it"}),
     branch=(Until, (4,), {"own": "used 2 times"}),
     rewritten=(Rewritten, (4,), {"own": "mul before it meets the data"}),
 )
@@ -263,7 +290,7 @@ def test_equal_to_vmap(name):
     check_sums(loss, params, x, y)
 
 
-@pytest.mark.by_default("loop", "shared")
+@pytest.mark.by_default("loop", "loop_over_copies", "loop_reads_copies", "shared")
 @pytest.mark.parametrize("name", REFUSED)
 def test_without_a_rule(name):
     """The leaf is named with its reason; its gradients are formed, and the result is the same."""
