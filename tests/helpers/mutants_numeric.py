@@ -48,6 +48,12 @@ MUTANTS = (
     ),
     # --- clipped sums
     Mutant(
+        "jfl/gradients/ghost.py",
+        "if equation.invars[side].aval.size != aval.size:",
+        "if False:",
+        f"{GHOST}::test_without_a_rule",
+    ),
+    Mutant(
         "kernels/ghost_sums.py",
         "factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))",
         "factor = bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)",
