@@ -390,9 +390,10 @@ def _bucket(high: Array, low: Array) -> Array:
 
 
 class NoiseTable(NamedTuple):
-    """The probabilities P(|noise| >= k) for k = 1, 2, ..., in units of 2^-63, for draws by search.
+    """The probabilities P(|noise| >= k) for k = 1, 2, ..., in units of 2^-63.
 
-    Each is stored as two words, with an index of where the search for a drawn word begins.
+    To draw noise, a random number is looked up among them.  Each probability is stored as two
+    words, and an index says where the search begins.
     """
 
     high: np.ndarray  # UInt32[n], the first 32 bits
