@@ -85,9 +85,9 @@ def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
 def copy_per_client(value: Tree, of_client: Array) -> Tree:
     """Return `value`; under a vmap over clients, each client gets its own copy.
 
-    All clients begin with the same model, and each has its own after one step.  JAX's vmap discovers
-    this only after it has batched the loop of steps, and then batches the loop again, which takes
-    seconds for a large model.  With copies made before the loop, it batches the loop once.
+    All clients begin with the same model, and each has its own after one step.  JAX's vmap
+    discovers this only after it has batched the loop of steps, and then batches the loop again,
+    which takes seconds for a large model.  With copies made before the loop, it batches it once.
 
     Args:
         value: a pytree of arrays, which a loop changes.
