@@ -152,7 +152,7 @@ def linear(params, x, y):
 
 def two_learning_rates(batch):
     x, y = np.ones((40, 1), np.float32), np.zeros(40, np.float32)
-    fed = jfl.federate((x, y, x[:1], y[:1]), lambda _: np.arange(40)[None])
+    fed = jfl.federate((x, y, x[:1], y[:1]), lambda _: np.arange(40)[None], classes=0)
     stages = jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(4.0)
     grad, task = jfl.private_grad(linear, jfl.chain(*stages)), jfl.task(jnp.zeros(1), linear)
     of = lambda lr: jfl.algorithms.fedavg(grad, lr=lr, steps=1, batch=batch)
