@@ -147,7 +147,7 @@ def sections(docstring: str) -> dict:
 
 # How docstrings write symbols -> how the equations of the cards write them.
 SYMBOLS = {
-    r"\bw - w_server": "wᵢ − w",
+    r"\bw(?:_i)? - w_server": "wᵢ − w",
     r"\bw_server": "w",
     r"(?<=\w|\)) - (?=\w|<)": " − ",
     r"\b([a-zA-Z])_i\b": "\\1ᵢ",

@@ -24,9 +24,9 @@ from .results import Experiment
 
 QUICK = "A quick run at small settings: it shows that the experiment works, and has no findings."
 CLAIMED_HOLDS = (
-    "Claimed ε holds: how many lines with a claimed ε have a proved ε that is not larger; for the "
-    "others a larger ε is proved, or none. Lines without noise are compared as well. "
-    "Minutes: of all runs, on the machine that ran them."
+    "The accuracies include those of lines without noise. Claimed ε holds: the number of lines "
+    "with a claimed ε whose proved ε is not larger; for the others a larger ε is proved, or none. "
+    "Minutes: the time of all runs, on the machine that ran them."
 )
 SPREADS = (
     f"Below, {PLUS_MINUS} If a file has too little for an interval, a separate column has the "
@@ -35,7 +35,8 @@ SPREADS = (
 PROMISE = ("delta", "unit", "adjacency", "view", "method", "status")
 ALL_VERDICTS = (*results.VERDICTS[:-1], *results.STUDIED)
 COUNTED = dict(
-    paper="Claims that were checked", ours="Our own statements: audits, sound modes, and the like"
+    paper="Claims that were checked",
+    ours="Our own statements, for example about audits and the mode sound",
 )
 MARKS = {
     "confirmed": "good",
@@ -201,8 +202,8 @@ def _overview(sources: list[Source]) -> list:
             *text_columns("least accurate", "most accurate"),
             *number_columns("points apart", "claimed ε holds", "minutes"),
         ]
-        table = Table("How far lines are apart: final test accuracy", columns, ranges)
-        heading = f"How far lines are apart, of each of {len(ranges)} experiments"
+        table = Table("Range of final test accuracy", columns, ranges)
+        heading = f"Range of accuracy in each of {len(ranges)} experiments"
         blocks += [
             Fold(heading, [table, Text(CLAIMED_HOLDS, quiet=True)]),
             Text(SPREADS, quiet=True),

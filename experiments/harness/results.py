@@ -31,22 +31,24 @@ VERDICTS = (
 )
 STUDIED = ("confirmed", "not confirmed", VERDICTS[-1])  # on what our studies expect
 RULE = (
-    "Each claim is judged by Student's t intervals over seeds, paired if lines ran the same ones, "
-    "and over draws of the data if each seed has one. The intervals of a figure hold together at "
-    "95 %: each has the level 1 - 0.05 / m, where m is the number of claims of the figure, the "
-    "paper's and ours counted separately (Bonferroni). Holds: every interval lies in the claimed "
-    "range. If an interval lies entirely outside, with 0.05 / m also divided by the number of "
-    "comparisons of the claim, the claim is contradicted at the paper's settings if the settings "
-    "are the paper's, and not reproduced at our settings if the paper left some open or they were "
-    "reduced. Undecided: an interval contains both. Cannot be checked: a line was not run, a value "
-    "is lost in our copy of the paper, or a theorem leaves it open; the reason is given. Formulas "
-    "and proofs have no seeds: they hold or do not hold. The only settings of a theorem are its "
+    "A line is one method at one setting. Claims are judged by confidence intervals of differences "
+    "between lines, over seeds and, if each seed has its own draw of the data, over these draws "
+    "(Student's t, paired if both lines ran the same seeds). The intervals of a figure hold "
+    "together at 95 %: each has the level 1 - 0.05 / m, where m is the number of claims of the "
+    "figure, and claims of the paper are counted separately from ours (Bonferroni). A claim holds "
+    "if every interval lies in the claimed range. An interval counts against a claim if it lies "
+    "entirely outside this range, even if 0.05 / m is also divided by the number of comparisons of "
+    "the claim. The claim is then contradicted at the paper's settings if the settings are the "
+    "paper's, and not reproduced at our settings if the paper left some open or they were reduced. "
+    "Otherwise the claim is undecided. It cannot be checked if a line was not run, a value is lost "
+    "in our copy of the paper, or a theorem leaves it open; the reason is given. Formulas and "
+    "proofs have no seeds: they hold or do not hold. The only settings of a theorem are its "
     "hypotheses, so a run that meets them and violates the bound contradicts it. A theorem that "
     "holds up to a constant is judged at a constant of 1; if that is too small, a larger one may "
     'be meant, and it cannot be checked. "No difference" and "no lower" mean within 2 points of '
-    "accuracy. Several checks of one statement, such as on several splits, count as one, with the "
-    "first of contradicted, not reproduced, undecided, holds and cannot be checked that one of "
-    "them has."
+    "accuracy. Several checks of one statement, such as on several splits, count as one statement. "
+    "It has the first verdict of this list that one of its checks has: contradicted, not "
+    "reproduced, undecided, holds, cannot be checked."
 )
 NUMBERS = "Numbers of the experiment"
 # Keys under which experiments pass remarks -> how a page introduces the remark.

@@ -151,9 +151,10 @@ def adaptive_without_noise_bias(
 ) -> optax.GradientTransformation:
     """Return `adaptive` with the expected contribution of noise subtracted from the second moment.
 
-    Noise in g increases nu and would shorten every step. Each step therefore divides by the root of
-    max(nu - n, 0), where n is the amount that noise is expected to have added to nu so far; the
-    state keeps nu itself. `jfl.optimizers.adam_without_noise_bias` does the same for Adam.
+    In the notation of `adaptive`, noise in the gradient g increases the second moment nu and would
+    shorten every step. Each step therefore divides by the root of max(nu - n, 0), where n is the
+    amount that noise is expected to have added to nu so far; the state keeps nu itself.
+    `jfl.optimizers.adam_without_noise_bias` does the same for Adam.
 
     Args:
         learning_rate: factor of the step.

@@ -52,15 +52,15 @@ def dicesgd(
             upload_norm, the state grows.
 
     Privacy:
-        For clients, an upload has a norm of at most `upload_norm + feedback_norm`. Put `clip_l2`
-        with this norm into `release`: it changes no upload, but tells the accountant the bound. For
-        examples, uploads and client states are computed from noisy gradients, so they are
-        post-processing.
+        An upload has a norm of at most `upload_norm + feedback_norm`. For client-level privacy, put
+        `clip_l2` with this norm into `release`: it changes no upload, but tells the accountant the
+        bound. With a private gradient, uploads and client states are computed from noisy gradients,
+        so they are post-processing.
 
     References:
         Zhang et al., ICLR 2024, Algorithm 1, where the server keeps a single error for all
-        examples. Errors of each client: Seide et al., 2014; with clipping, Khirirat et al., 2023
-        (Clip21).
+        examples. A separate error for each client is from Seide et al., 2014, and its combination
+        with clipping from Khirirat et al., 2023 (Clip21).
 
     Example:
         >>> import jfl

@@ -15,10 +15,10 @@ from .fedavg import fedavg
 def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
     """Return DPNFL, which is `fedavg` with clipping and noise in every local step.
 
-    For noise of standard deviation sigma on the mean gradient of B rows, pass as `grad`
-    `private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B)))`. The paper
-    prints no clip, but nothing can be proved without one. Each participation releases `steps` noisy
-    gradients, and the model difference that is computed from them.
+    For noise of standard deviation sigma on the mean gradient of B rows, `grad` is
+    `private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B)))`. The
+    paper's algorithm has no clip, but nothing can be proved without one. Each participation
+    releases `steps` noisy gradients, and the model difference that is computed from them.
 
     The sampler and the weights of the plan determine how uploads are aggregated. Let n be the
     number of clients, r the number per round, p_i the fraction of all rows that client i owns, and

@@ -48,13 +48,12 @@ def _server(context, server, diff, *, step, mu):
 
 @extends(fedavg)
 def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
-    """Return FedDyn: client i minimizes loss - <h_i, w> + (mu / 2) ||w - w_server||^2.
+    """Return FedDyn: client i minimizes loss - <h_i, w_i> + (mu / 2) ||w_i - w_server||^2.
 
     The client state h_i approximates the gradient at the model where the client last stopped. If
     local steps have noise, this state is computed from noisy gradients only and costs no further
-    privacy. If the release has noise and cohorts are sampled,
-    epsilon is larger than for `fedavg`, because the amplification by sampling is smaller for
-    clients that keep state.
+    privacy. If the release has noise and cohorts are sampled, epsilon is larger than for `fedavg`,
+    because sampling amplifies privacy less if clients keep state.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

@@ -124,20 +124,22 @@ def output_perturbation(
         clip_steps: "all", or "last" for the algorithm as printed, which clips only the last step
             and has no guarantee.
         mu: weight of a proximal term, as in FedProx; None means no such term. It does not read
-            rows, and for lr * mu <= 1 it only shortens the difference.
+            rows, and for lr * mu <= 1 it does not increase the effect of a row.
         smoothness: an upper bound on the smoothness (largest eigenvalue of the Hessian) of the loss
             of every example. All these losses must be convex, and their gradients must have a norm
-            of at most L. It requires mechanism = chain(bounded(L / (steps * batch), "contraction"),
-            total(), gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a grad without
-            l2, loss and parameters in float32, and steps * batch rows per client. jfl cannot verify
-            L and smoothness, so the guarantee is "conditional". None clips every step.
+            of at most L. This option requires mechanism = chain(bounded(L / (steps * batch),
+            "contraction"), total(), gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a
+            grad without l2, loss and parameters in float32, and at least steps * batch rows per
+            client. jfl cannot verify L and smoothness, so the guarantee is "conditional". None
+            clips every step.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     Privacy:
-        Each participation is one release, for examples under replace_one. Sampling helps only in
-        one way: a release does not depend on rows that no batch of the round draws.
+        The guarantee is for examples under replace_one, and counts one release per participation.
+        Sampling helps only in one way: a release does not depend on rows that no batch of the round
+        draws.
 
     References:
         Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step. For

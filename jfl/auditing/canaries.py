@@ -179,8 +179,8 @@ def _participation_rates(sampler: Any) -> np.ndarray:
 def alone(plan: Plan, client: int) -> tuple[Plan, int]:
     """Return the plan with only one client, and the number of that client in it.
 
-    If noise differs between clients, the result is the plan of the whole federation in which only
-    that client has weight.
+    Its release is the client's upload, without the clip and noise of `plan.release`.  If noise
+    differs between clients, the plan keeps all clients, but only this one has weight.
     """
     count = plan.sampler.clients
     noises = [

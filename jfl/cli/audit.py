@@ -231,8 +231,7 @@ def _check_place(out: Path, config: Config) -> None:
 
 
 def entry(report: AuditReport, rounds: int, seed: int, config: dict, manifest: dict) -> dict:
-    """Return the entry of an audit in audit.json: the fields of the report, and what is needed to
-    reproduce it.
+    """Return the entry of an audit in audit.json: the result, and what is needed to reproduce it.
 
     Args:
         report: the report of the audit.

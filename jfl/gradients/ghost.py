@@ -45,7 +45,7 @@ class Rule(NamedTuple):
     """The rule of one leaf, for the equation that uses it.
 
     Attributes:
-        leaf: the index of the leaf among the parameters.
+        leaf: the index of the leaf among the parameters; None until it is known.
         parts: the `Parts` of ghost_rules for this kind of equation.
         shape: the shape of the tap.
         dtype: the dtype of the tap.

@@ -320,8 +320,9 @@ def gpt(
         fed: as in `lstm`.
 
     References:
-        Radford et al., 2019 (GPT-2). Unlike there, the embedding is not used again as the output
-        layer, because book-keeping (`jfl.private_grad`) has no rule for a table that is used twice.
+        Radford et al., 2019 (GPT-2). GPT-2 uses its embedding again as the output layer; this model
+        does not, because book-keeping (see `jfl.private_grad`) has no rule for a table that is used
+        twice.
     """
     where = "models.gpt"
     checks.require_integer(where, width=width, layers=layers, heads=heads)

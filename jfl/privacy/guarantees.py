@@ -396,11 +396,13 @@ def at_scale(
 
 
 def choose(where, plan, entries, unit, view, adjacency) -> Entry:
-    """Return the one entry that answers; without a view, of the first view that has one.
+    """Return the only entry that has this unit, view and adjacency and can prove something.
+
+    None matches everything, except that for view=None the first view with such an entry counts.
 
     Raises:
-        NotAnalysable: with the refusal of the entry that was asked for; if no entry has an answer.
-        ArgumentError: with the choices there are, where none or several entries fit.
+        NotAnalysable: if no entry can prove anything, with the reason.
+        ArgumentError: if no entry fits or several do, with the possible choices.
     """
     asked = dict(unit=unit, view=view, adjacency=adjacency)
     for name, value in asked.items():

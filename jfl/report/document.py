@@ -141,10 +141,11 @@ def page(document: Document, marks: dict = MARKS) -> str:
 
     Args:
         document: the document.
-        marks: highlighted words of tables, with the class of their colour.
+        marks: words that tables highlight -> the CSS class that sets their colour.
 
-    >>> "<b>" in page(Document("<b>", "", [Section("a", [Text("<b>")])]))
-    False
+    Example:
+        >>> "<b>" in page(Document("<b>", "", [Section("a", [Text("<b>")])]))
+        False
     """
     templates = importlib.resources.files("jfl.report.templates")
     script = templates.joinpath("page.js").read_text("utf-8")

@@ -46,8 +46,8 @@ def main(directories, out: Path | None = None) -> str:
         A sentence about what was written.
 
     Raises:
-        ValueError: If a directory has no finished run or is passed twice, or `out` is another file;
-            nothing is written.
+        ValueError: If a directory has no finished run or is passed twice, or a file that is not a
+            report is in the way.  Nothing is written then.
     """
     if not directories:
         checks.fail(

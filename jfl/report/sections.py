@@ -361,10 +361,11 @@ def manifests(labelled: list[tuple[str, Source]]) -> list[tuple[str, dict]]:
 
 
 def versions(known: list[tuple[str, dict]]) -> list:
-    """Return the versions that made the results: the common ones, and those that differ.
+    """Return tables of the software versions of several results: the common ones, and those that
+    differ.
 
     Args:
-        known: (name, facts with `versions`).
+        known: (name of a result, manifest of its run).
     """
     if not known:
         return [Text("These results do not record their versions.")]

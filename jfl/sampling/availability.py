@@ -82,9 +82,9 @@ def available_poisson(
             unlikely.
 
     Privacy:
-        add_remove of a client, at the cost of `poisson(clients, rate)`: every round counts as if
-        the client were available, which is an upper bound. If few clients are available, a cohort
-        of a given size needs a larger rate, and so costs more than one drawn from all clients.
+        Epsilon is that of `poisson(clients, rate)`: every round counts as if the client were
+        available, which is an upper bound. If few clients are available, a cohort of a given size
+        needs a larger rate, so epsilon is larger than for cohorts drawn from all clients.
 
     Raises:
         ValueError: for arguments out of range, and for a client that is never available.

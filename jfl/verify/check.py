@@ -4,9 +4,9 @@ The releases must be those that the algorithm declares, because these are accoun
 `check_privacy` reports what the check finds.  `judge_entries` does the same for the ledger, so that
 a guarantee is "conditional" if something that it depends on is not proved.
 
-* `client` follows rows and keys through the traced client (by `flow`, an interpreter of jaxprs). *
-`trust` says which functions and records are jfl's own and need no trace. * This module traces all
-other functions of a user to see which arrays they hold.  A function that
+* `client` follows rows and keys through the traced client (by `flow`, an interpreter of jaxprs).
+* `trust` says which functions and records are jfl's own and need no trace.
+* This module traces all other functions of a user to see which arrays they hold.  A function that
   holds the rows of the federation is rejected; all other arrays are listed as constants that are
   assumed public.
 
@@ -78,7 +78,8 @@ class Report(NamedTuple):
     def status(self) -> str:
         """The result in a word: "proved", "conditional" or "no noise".
 
-        It is "conditional" if there is a finding against a guarantee that the plan would have.
+        It is "conditional" if a function holds rows, or if there are findings against examples or
+        clients and the noise is meant to protect them.
         """
         if not (self.declared or self.noisy):
             return "no noise"

@@ -507,8 +507,8 @@ class Judge:
         """Return what the program shows about the rows that a gather reads.
 
         Returns:
-            Whether they are rows of the client; its batches, with symbols for numbers, or "full";
-            and the address of their draw (see `judge_draws`).
+            Whether they are known to be rows of the client; the batch sampler that drew them, with
+            symbols for its numbers, or "full"; and the address of the draw (see `judge_draws`).
         """
         unknown, flow = (False, None, None), self.flow
         x, y, index, size, slots, mask = (o.symbol for o in mark.operands[3:9])
@@ -546,7 +546,7 @@ class Judge:
         return self.flow.nodes[slots.symbol][:2] == ("op", "iota")
 
     def find_draw(self, symbol, which):
-        """Return (mark of the draw, pass of the loop) if a symbol is a result of a batch sampler.
+        """Return (mark of the draw, pass of the loop) of a result of a batch sampler, or None.
 
         Args:
             symbol: the symbol of slots or of a mask.

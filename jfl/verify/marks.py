@@ -172,8 +172,8 @@ CHECKING = jax.make_user_context(False)
 def example(batch: Batch, loss: Callable[..., Any], params: Tree, x: Tree, y: Tree) -> Batch:
     """Mark a batch whose rows are used separately from here on, one in each call of a loss.
 
-    A `custom_vmap` within the loss may mix rows, and a vmap leaves no trace of it.  The check
-    therefore also looks into the loss of one row.
+    A `custom_vmap` in the loss may mix rows, and the program that vmap returns does not show this.
+    The check therefore also traces the loss of one row.
 
     Args:
         batch: the rows.

@@ -12,7 +12,7 @@ from jfl.report import document as markup
 from jfl.report import plots
 
 LINES = "Lines of the experiment, with ε in its view"
-APART = "How far lines are apart: final test accuracy"
+APART = "Range of final test accuracy"
 CLAIMS = "The paper's claims, checked on these results"
 
 

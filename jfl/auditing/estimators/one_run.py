@@ -57,6 +57,7 @@ class OneRun(NamedTuple):
         epsilon: the largest rejected epsilon; 0 if none is rejected.
         delta, confidence, canaries, guesses, correct: see the module.
         assumes: what is assumed about the mechanism.
+        kind: "lower bound", as in the results of other estimators.
     """
 
     epsilon: float

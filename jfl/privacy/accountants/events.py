@@ -272,7 +272,9 @@ def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
 
 
 def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) -> WithoutReplacement:
-    """Return `event` on a uniform subset of `sample` of the `population` elements; for replace_one.
+    """Return `event` on a uniform random subset of `sample` out of `population` elements.
+
+    Its bounds hold for the adjacency replace_one only.
 
     Raises:
         ValueError: unless both are integers and 1 <= sample <= population.

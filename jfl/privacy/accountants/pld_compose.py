@@ -14,8 +14,8 @@ error of the grid.
 
 Everything here is traceable.
 
-Arguments that the functions of this module share: groups: a tuple with one pair for every shape of
-    event: (an event whose numbers are [m], how
+Arguments that the functions of this module share:
+    groups: a tuple with one pair for every shape of event: (an event whose numbers are [m], how
         often each of them happens, Float[m]).  The module `pld` makes them.
     direction: which neighbour is the first of the pair, a key of `pld_step`.
     grid: a Grid.

@@ -21,11 +21,13 @@ Masses are computed as differences of the smaller tail of the normal distributio
 error is small everywhere.  (A grid of rounding errors far out would come back through the FFT as
 real loss.)  Everything is computed in the caller's precision; `pld` calls it in float64.
 
-Arguments that the functions of this module share: direction: see above. rate: q; or [k], the
-    numbers that describe a sample in `pairs`. z: std / sensitivity under the adjacency in use.
-    interval: the distance between grid points. start: the index of the first grid point; point j
-    has the loss interval * (start + j). size: the number of grid points, static.  All other
-    arguments may be traced.
+Arguments that the functions of this module share:
+    direction: see above.
+    rate: q; or [k], the numbers that describe a sample in `pairs`.
+    z: std / sensitivity under the adjacency in use.
+    interval: the distance between grid points.
+    start: the index of the first grid point; point j has the loss interval * (start + j).
+    size: the number of grid points, static.  All other arguments may be traced.
 """
 
 import math

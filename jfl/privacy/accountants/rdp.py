@@ -7,8 +7,10 @@ whatever JAX's default type, and the programs work under jit, vmap and scan.  (A
 their results follows JAX's default again: add curves in NumPy or inside `jax.enable_x64(True)`, or
 use events.)
 
-Arguments that the functions of this module share: orders: Float[n] > 1. z: the noise multiplier,
-    std / sensitivity under the adjacency in use. curve: Float[n], with the shape of `orders`.
+Arguments that the functions of this module share:
+    orders: Float[n] > 1.
+    z: the noise multiplier, std / sensitivity under the adjacency in use.
+    curve: Float[n], with the shape of `orders`.
 
 Curves with sampling are integrals on one grid of points shared by all orders.  For an order that
 the grid does not cover they return the curve without sampling, which is larger: never too small,

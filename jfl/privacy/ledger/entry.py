@@ -84,26 +84,26 @@ class Part:
 
 
 class Entry(NamedTuple):
-    """One thing to guarantee: what each round releases about a unit to a view.
+    """One row of the ledger: what each round reveals about a unit to an observer.
 
-    With `rounds`, it is what a whole run of that many rounds releases; with `stretches`, what
-    several stretches of rounds release together.
+    If `rounds` is set, the entry covers a whole run of that many rounds.  If `stretches` is set, it
+    covers several stretches of rounds together.
     """
 
     unit: str  # example | client
     view: str  # server | third_party | aggregate | personal
     adjacency: str  # add_remove | replace_one | zero_out
-    # of Part: the releases of a participation of a client, or of a round if `chance` is None
+    # Parts: the releases of one participation of a client, or of one round if `chance` is None
     parts: tuple = ()
     chance: np.ndarray | None = None  # probability that the client participates, [C]
     turns: int = 1  # how often a client may participate in a round, each time with its chance
     # Pairs of columns, of parts and of chances: no client is worse off than one of these pairs.
     worst: tuple = ()
-    overflow: float = 0.0  # probability that a draw of a round finds no slot
-    row_overflow: np.ndarray | None = None  # probability of it in a participation, [C]
-    mixture: bool = False  # the only gain is a client's absence
-    implied: bool = False  # by another unit's guarantee
-    noise_of: str = "client"  # who adds it: client | server
+    overflow: float = 0.0  # probability that a client drawn in a round finds no slot
+    row_overflow: np.ndarray | None = None  # the same for the rows of one participation, [C]
+    mixture: bool = False  # whether only the client's absence amplifies privacy
+    implied: bool = False  # whether the guarantee follows from that of another unit
+    noise_of: str = "client"  # who adds the noise: client | server
     rounds: int | None = None  # None: the entry is of each round
     participations: np.ndarray | None = None  # Int[C], in all these rounds, instead of a chance
     stretches: tuple = ()  # of Stretch
@@ -155,15 +155,17 @@ def of_client(entry: Entry, client: int) -> Entry:
 
 
 def worst_columns(rows, amount, noise, counted) -> tuple:
-    """Return pairs (i, j) of clients such that every client loses at most as much privacy as one
-    that has the rows and noise of i and the participation of j, for one of the pairs.
+    """Return pairs (i, j) of clients that together bound the privacy loss of every client.
+
+    A pair stands for a client with the rows and noise of i and the participation of j.  Every
+    client loses at most as much privacy as one of these.
 
     Args:
         rows: Int[C], rows of each client.  Fewer rows never reduce the loss, because each row is
             then drawn more often.
         amount: [C], how much each client participates.  Less never increases the loss.
         noise: arrays [rounds or 1, C or 1] in which clients differ.
-        counted: Int[n], the clients that count.
+        counted: Int[n], the clients that the pairs have to bound.
     """
     counted = np.asarray(counted)
     if not counted.size:

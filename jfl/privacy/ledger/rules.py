@@ -32,7 +32,8 @@ TABLE: dict[tuple, list["Rule"]] = {}
 class Need(NamedTuple):
     """A condition without which a rule proves nothing.
 
-    Its words may name the facts f and the site s.
+    `words` states the condition, for the error message.  It is a format string that may refer to
+    the facts f and the site s, as in "{f.rounds} rounds".
     """
 
     words: str
@@ -41,7 +42,7 @@ class Need(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """A caveat of a rule, whose text may name the facts f and the site s."""
+    """A caveat of a rule.  Its text is a format string like that of `Need`."""
 
     caveat: Caveat
     applies: Callable[[Facts, Site], bool] = lambda f, s: True

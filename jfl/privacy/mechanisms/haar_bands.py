@@ -11,8 +11,9 @@ All functions are pure and work under jit, vmap and grad.
 Bands are numbered block by block.  Within a block, the base (its scaled mean) comes first, then
 level 1 (the finest) to the root.
 
-Arguments that the functions of this module share: bands: a Bands with n bands. like: a
-    contribution, or its shapes.
+Arguments that the functions of this module share:
+    bands: a Bands with n bands.
+    like: a contribution, or its shapes.
 """
 
 import math
@@ -321,8 +322,8 @@ def _energies_of_block(pieces: Sequence[Any], axes: Sequence[int]) -> Array:
 def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
     """Scale each band of the tree down to a norm of at most its bound.
 
-    The measured coefficients are exactly those that are scaled.  (`energies` rounds differently:
-    for a row that is far longer than a band's bound, the difference could be many times that
+    The norms are computed from the same rounded coefficients that are then scaled.  (`energies`
+    rounds differently.  If a norm is far above its bound, this difference could be many times the
     bound.)
 
     Args:

@@ -531,8 +531,8 @@ def clip_scaled(
 ) -> Stage:
     """Clip contributions after dividing each coordinate by its typical size (scale-then-privatize).
 
-    The noisy sum is multiplied by the sizes again.  So small coordinates get less noise, and large
-    ones more.
+    The noisy sum is multiplied by the sizes again.  Coordinates that are usually small therefore
+    get less noise, and large ones more.
 
     The size of a coordinate is the square root of a running mean of squares of earlier releases, as
     in Adam, plus `least`.  All sizes are normalised to a mean square of 1, so the total noise is

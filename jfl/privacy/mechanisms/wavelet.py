@@ -6,7 +6,8 @@ norm, is a Gaussian mechanism and costs as much privacy as isotropic noise; if t
 energies of the contributions, it disturbs training less.  After any other clip, the chain computes
 the true sensitivity in the norm of the noise, so a noise multiplier is always the true one.
 
-    bands = jfl.bands.pixels(params, (28, 28)) shape = jfl.wavelet.ellipsoid(bands, exponent=0.25)
+    bands = jfl.bands.pixels(params, (28, 28))
+    shape = jfl.wavelet.ellipsoid(bands, exponent=0.25)
     jfl.chain(jfl.wavelet.clip_ellipsoid(1.0, shape), jfl.total(), jfl.gaussian(1.1, shape=shape),
               jfl.divide(16))
 """
