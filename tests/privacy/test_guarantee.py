@@ -32,7 +32,10 @@ def renyi(monkeypatch):
 
 
 def test_the_smallest_bound_is_taken_and_named():
-    g = guarantees.guarantee(make(NOISY()), ROUNDS)
+    plan = make(NOISY())
+    g, third = (guarantees.guarantee(plan, ROUNDS, view=v) for v in ("server", "third_party"))
+    assert set(guarantees.guarantees(plan, ROUNDS)) == {g, third}
+    assert third.method == "pld, participation mixture" and third.epsilon < g.epsilon
     event = events.repeat(fixed(0.1, 1.0, 3, 100), ROUNDS)
     assert g.method == "pld"
     assert g.epsilon == pld.epsilon(event, DELTA)[0] == tightest.epsilon(event, DELTA)[0]
@@ -119,7 +122,7 @@ def poisson_rows(capacity):
 
 
 @pytest.mark.parametrize("over, rounds", [("noise_multiplier", 10), ("rounds", None)])
-def test_a_capacity_that_does_not_reach_the_target_is_reported(over, rounds):
+def test_a_capacity_that_does_not_reach_the_target_is_reported(renyi, over, rounds):
     """No answer is returned whose epsilon stops below the target."""
     find = lambda plan, **options: calibration.calibrate(
         plan, epsilon=30.0, rounds=rounds, over=over, **options

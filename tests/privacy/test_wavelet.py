@@ -2,6 +2,7 @@
 post-processing.  tests/kernels/test_haar.py has the covariance of the noise."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -60,21 +61,24 @@ def vectors(seed, n):
 
 def by_coefficient(made, numbers):
     """Return numbers [bands], one for each coefficient [coefficients]."""
-    each = zip(bands.analyse(made, tree_of(np.ones(12))), bands.ids(made))
+    coefficients = jax.eval_shape(functools.partial(bands.analyse, made), tree_of(np.ones(12)))
+    each = zip(coefficients, bands.ids(made))
     return np.concatenate(
         [np.broadcast_to(np.asarray(numbers)[at], c.shape).ravel() for c, at in each]
     )
 
 
-def basis_of(made):
+@functools.cache
+def basis_of(layout):
     """Return the transform as a dense matrix, [coefficients, 12]."""
-    columns = jax.jit(jax.vmap(lambda tree: bands.analyse(made, tree)))(stacked(np.eye(12)))
+    analyse = functools.partial(bands.analyse, LAYOUTS[layout])
+    columns = jax.jit(jax.vmap(analyse))(stacked(np.eye(12)))
     return np.concatenate([np.reshape(c, (12, -1)) for c in jax.tree.leaves(columns)], 1).T
 
 
-def covariance(shape):
+def covariance(layout, shape):
     """Return the covariance of noise of the shape, in its own units, [12, 12]."""
-    basis = basis_of(shape.bands)
+    basis = basis_of(layout)
     return basis.T @ np.diag(by_coefficient(shape.bands, shape.scales) ** -2.0) @ basis
 
 
@@ -86,7 +90,7 @@ def test_a_shape_has_the_power_of_isotropic_noise(layout):
     made, kept = LAYOUTS[layout], KEPT[layout]
     for energies in (None, np.linspace(2, 1, bands.count(made))):
         shape = wavelet.ellipsoid(made, 0.5, energies)
-        power = np.trace(covariance(shape))  # without the padding
+        power = np.trace(covariance(layout, shape))  # without the padding
         np.testing.assert_allclose(power, 12, rtol=0.25 if layout == "flat" else 0.1)
         std = 1 / np.asarray(shape.scales, np.float64)
         np.testing.assert_allclose((kept * std**2).sum(), kept.sum(), rtol=1e-5)
@@ -151,6 +155,7 @@ def test_what_is_refused(make, need):
 # --- sensitivity
 
 
+@pytest.mark.by_default("flat")
 @pytest.mark.parametrize("layout", ["flat", "pixels"])
 def test_a_row_that_is_not_finite_counts_as_zero_wherever_it_stands(layout):
     made, rows = LAYOUTS[layout], vectors(5, 14)
@@ -202,13 +207,13 @@ def test_no_clipped_row_is_longer_than_its_bound(layout, clip):
     chain = jfl.chain(stage, jfl.total(), jfl.gaussian(1.0, shape=shape), adjacency="add_remove")
     most = float(mech.sensitivity(chain))
     # the worst direction of the norm comes last
-    a = by_coefficient(shape.bands, shape.scales)[:, None] * basis_of(shape.bands)
+    a = by_coefficient(shape.bands, shape.scales)[:, None] * basis_of(layout)
     sizes = np.logspace(-3, 0, 60)[:, None]
     rows = np.vstack([sizes * vectors(1, 60), 100 * np.linalg.svd(a)[2][0]])
     clipped, over = jax.jit(jax.vmap(lambda row: stage.apply((), row)))(stacked(rows))
     found = np.concatenate([np.reshape(x, (61, -1)) for x in jax.tree.leaves(clipped)], 1)
     # what counts is the noise after its padding is dropped: sqrt(g^T covariance^-1 g)
-    whitened = np.linalg.inv(covariance(shape))
+    whitened = np.linalg.inv(covariance(layout, shape))
     assert np.sqrt(np.einsum("ni,ij,nj->n", found, whitened, found)).max() <= most * (1 + 1e-5)
     assert over.any() and not over.all()
     short = ~np.asarray(over)  # what is short enough is left alone
