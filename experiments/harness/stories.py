@@ -62,14 +62,10 @@ FIX = "Correct docs/site/stories.toml, or collect the result that it names."
 
 def short(paper: str) -> str:
     """Return what a paper proposes, what we found, and how many claims have each verdict."""
-    return f"**In short.** {_front(paper)}\n- **All claims.** {counts(paper)}"
-
-
-def _front(paper: str) -> str:
-    """Return what a paper proposes, and below it what we found."""
     words = page_words()[paper]
     proposes, finds, privacy = (quoted(words[k], paper) for k in ("proposes", "finds", "privacy"))
-    return f"{proposes}\n\n- **Accuracy and convergence.** {finds}\n- **Privacy.** {privacy}"
+    found = f"- **Accuracy and convergence.** {finds}\n- **Privacy.** {privacy}"
+    return f"**In short.** {proposes}\n\n{found}\n- **All claims.** {counts(paper)}"
 
 
 def counts(paper: str) -> str:
@@ -310,8 +306,13 @@ def drawn_pictures() -> list:
 
 
 def summary() -> str:
-    """Return the papers in a few sentences each, for the front page."""
-    return "\n\n".join(f"**[{page_words()[p]['name']}]({p}.md).** {_front(p)}" for p in PAPERS)
+    """Return what each paper proposes, and what we found about its privacy, for the front page."""
+    out = []
+    for paper in PAPERS:
+        words = page_words()[paper]
+        proposes, privacy = (quoted(words[k], paper) for k in ("proposes", "privacy"))
+        out.append(f"**[{words['name']}]({paper}.md).** {proposes} *Privacy:* {privacy}")
+    return "\n\n".join(out)
 
 
 def overview() -> str:

@@ -98,11 +98,12 @@ def fedper(
     shared: Annotated[str | Sequence[str] | Callable, PYTHON_ONLY] = "*kernel",
     **fedavg_options,
 ) -> Algorithm:
-    """Return FedPer: FedAvg of a part of the model, while each client keeps its own other part.
+    """Return FedPer: FedAvg of one part of the model, while each client keeps the rest.
 
-    The personal part is, for example, the last layer. Clients are evaluated with the shared part
-    and their personal part (`metrics.client_accuracy`). `run.client_states` contains the personal
-    parts by path. The personal part of the model in `out.params` is the initial one.
+    The part that a client keeps is its personal part, for example the last layer. Clients are
+    evaluated with the shared part and their personal part (`metrics.client_accuracy`).
+    `run.client_states` contains the personal parts by path. The personal part of the model in
+    `out.params` is the initial one.
 
     Args:
         grad: gradient of the loss of the whole model, as in `fedavg`.
@@ -133,7 +134,7 @@ def fedrep(
     personal_steps: Annotated[int | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """Return FedRep: `fedper` whose local steps train first the personal, then the shared part.
+    """Return FedRep: `fedper` whose local steps first train the personal part, then the shared one.
 
     Args:
         grad: as in `fedper`.

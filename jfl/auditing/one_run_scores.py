@@ -41,8 +41,10 @@ def learning_coins(draw, runs, canaries):
 
 
 def learn(seen, coins, delta, confidence) -> ChosenScore:
-    """Choose the score that shows more: of the observations, or of their difference from what is
-    observed of a canary regardless of its coin.
+    """Return the better of two scores: of the observations, or of the observations minus those that
+    a canary has on average, whether it is included or not.
+
+    The better one shows a larger epsilon on the learning runs.
 
     Args:
         seen: Float[n, m, R, k], the observations of the learning runs.

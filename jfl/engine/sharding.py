@@ -205,8 +205,9 @@ def chunks_of_device(device: Array, cohort: Cohort, plan: Plan) -> tuple[Any, ..
 def chunk_layout_by_state(plan: Plan, num_states: int) -> tuple[int, int]:
     """Return how many chunks `chunks_by_state` makes, and how many slots each of them has.
 
-    If a cohort is drawn uniformly, a device has slots for as many clients as it gets with all but
-    a negligible probability (`sampling.tail_capacity`), otherwise for as many as it can get.
+    A device has slots for the largest number of clients that a cohort can bring it.  If cohorts are
+    drawn uniformly, it has fewer, which are exceeded only with a negligible probability (see
+    `sampling.tail_capacity`).
     """
     sampler, devices = plan.sampler, num_devices(plan.mesh)
     if sampling.is_full_participation(sampler):

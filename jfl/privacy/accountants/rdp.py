@@ -178,9 +178,9 @@ def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
     """Return the curve of a Gaussian on a Poisson sample, for add_remove.
 
     The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1) with u = rate *
-    (likelihood ratio - 1).  Since E[u] = 0, the expectation of (1 + u)^a - 1 - a u is smaller by
-    exactly 1, and in it nothing cancels.  The trapezoid rule is exact up to rounding, because the
-    integrand is analytic within pi z^2 of the real line.
+    (likelihood ratio - 1).  The integrand is (1 + u)^a - 1 - a u, which is never negative, so no
+    digits cancel.  Since E[u] = 0, its expectation is E[(1 + u)^a] - 1.  The trapezoid rule is
+    exact up to rounding, because the integrand is analytic within pi z^2 of the real line.
 
     Args:
         rate: in (0, 1]; rate = 1 is `gaussian`.
@@ -361,12 +361,14 @@ def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
 
 @over_libraries
 def participation(library: Library, orders: Any, probability: Any, curve: Any) -> Any:
-    """Return the curve of a release that happens with `probability`, which may be visible.
+    """Return the curve of a release that happens only with some probability.
 
-    `curve` is that of the release when it happens.
+    The bound also holds if the observer sees whether it happens, and is exact then: it follows from
+    the joint convexity of exp((a - 1) D), for the order a and the divergence D.
 
-    References:
-        Joint convexity of exp((a - 1) D); exact when participation is visible.
+    Args:
+        probability: the probability of the release.
+        curve: the curve of the release if it happens.
 
     Example:
         >>> float(participation(2.0, 1.0, 0.3)) == 0.3

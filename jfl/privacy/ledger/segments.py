@@ -43,22 +43,24 @@ class Segment(NamedTuple):
 
 
 def concatenate(segments, seeds=None) -> list[Entry]:
-    """Return what several plans, each for its rounds, release together about the same clients.
+    """Return entries for everything that several segments release about the same clients.
 
     Args:
-        segments: (plan, rounds), which begins where the segment before it of the same seed ended;
-            or (plan, rounds, first) with the number of its first round, 0 for a new run.
-        seeds: None, one seed for all; "different"; or a whole number for each segment, equal for
-            equal seeds.
+        segments: pairs (plan, rounds), each of which begins where the previous segment of the same
+            seed ended; or triples (plan, rounds, first) with the number of the first round, which
+            is 0 for a new run.
+        seeds: None if all segments share one seed; "different" if no two do; or an integer for each
+            segment, equal for equal seeds.
 
     Returns:
-        Entries of one "round" that is all of it, one for each unit, view and adjacency that all
-        plans have.
+        Entries whose only "round" consists of all segments.  Each unit, view and adjacency that all
+        plans have gets an entry; it gets several if noise on uploads and noise on the release both
+        protect it.
 
     Raises:
-        ValueError: as `ledger.entries`; if the plans differ in their number of clients; if segments
-            of one seed share rounds; if the noise of a later segment follows the round and `first`
-            is not given.
+        ValueError: as in `ledger.entries`; if the plans differ in their number of clients; if
+            segments of one seed share rounds; if the noise of a later segment depends on the round
+            and `first` is not given.
     """
     placed = _placed(segments, seeds)
     for one, other in itertools.combinations(placed, 2):
