@@ -282,7 +282,7 @@ def run_numpy(case, fed, d, wrong=()):  # noqa: C901
         for k, i, count in cohort:
             v, mean, state = w, np.zeros(4), {}
             for s in range(case.steps):
-                noise = d["rows"][r, 0 if "shared_noise" in wrong else k, s]
+                noise = d["rows"][r, 0 if "shared_noise" in wrong else k, s, :4]
                 rows = loop.rows(r, k, i, s)
                 g = local_gradient(case, v, rows, noise, SIZES[i], wrong, r, i)
                 mean = mean + g / case.steps
@@ -337,7 +337,7 @@ def outcome(case):
     """(draws, run, federation) of jfl for a case, computed once for all tests."""
     fed = make_federation()
     plan = build(case, fed, jfl.task(start_params(), squared))
-    d, _, run = drawn_and_run(plan, case.steps, 8 if case.algorithm == "scaffold" else 4)
+    d, run = drawn_and_run(plan, case.steps)
     return d, run, fed
 
 

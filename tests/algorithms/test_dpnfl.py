@@ -53,7 +53,7 @@ def outcome(second):
     task = jfl.task(start_params(), squared)
     sampler = SAMPLERS[second]()
     plan = jfl.plan(make_federation(), task, algorithm, sampler, release=release, weights="size")
-    d, _, run = drawn_and_run(plan, STEPS)
+    d, run = drawn_and_run(plan, STEPS)
     assert not any(int(v) for v in run.health)
     return d, flat(run.server.params)
 

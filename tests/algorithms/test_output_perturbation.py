@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.numpy_loops import LEVELS, Loop, clip, drawn_and_run, falling, once_a_round
+from helpers.numpy_loops import LEVELS, Loop, clip, drawn_and_run, falling
 from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
 
 import jfl
@@ -56,15 +56,10 @@ def algorithm(noise="number", clip_steps="all", batch=None, **options):
 
 @functools.cache
 def outcome(noise, clip_steps, mu):
-    """(draws, with the normals of each client once a round; the run)."""
+    """(draws, the run)."""
     made = algorithm(noise, clip_steps, mu=mu)
     cohort = jfl.sampling.without_replacement(CLIENTS, 3)
-    return with_noises(jfl.plan(make_federation(), TASK, made, cohort, weights="size"), STEPS)
-
-
-def with_noises(plan, steps):
-    d, noise, run = drawn_and_run(plan, steps)
-    return d | dict(once=np.asarray(once_a_round(noise, d["ids"], d["turn"]))), run
+    return drawn_and_run(jfl.plan(make_federation(), TASK, made, cohort, weights="size"), STEPS)
 
 
 def run_numpy(noise, clip_steps, mu, d, wrong=""):
@@ -82,7 +77,7 @@ def run_numpy(noise, clip_steps, mu, d, wrong=""):
             scale = rates[-1] if wrong == "gradient_space" else sum(rates)
             if mu is not None:  # a pull that overshoots: the chain clips the mean gradient
                 v = w + sum(rates) * clip((v - w) / sum(rates), CLIP)
-            v = v + scale * std_of(noise, r, 0 if wrong == "shared" else i) * d["once"][r, k]
+            v = v + scale * std_of(noise, r, 0 if wrong == "shared" else i) * d["once"][r, k, :4]
             total += share[i] * CLIENTS / 3 * (v - w)
         w = w + 0.9 * total
     return w
@@ -256,7 +251,7 @@ def plan_of(algorithm, sizes=(4, 6, 5, 4)):
 def test_contracting_steps_equal_numpy():
     """No step is clipped, and the noise is that of the small bound."""
     plan = plan_of(contracting())
-    d, run = with_noises(plan, TURNS)
+    d, run = drawn_and_run(plan, TURNS)
     loop, model = Loop(plan.fed, d), np.zeros(4)
     std = 0.9 * 2 * STEEP / (TURNS * BATCH) * TURNS * 0.9
     for r, cohort in loop.cohorts():
@@ -269,7 +264,7 @@ def test_contracting_steps_equal_numpy():
                 inputs, signs = np.insert(x, 0, 1.0, axis=1), np.sign(y)
                 slopes = -signs / (1 + np.exp(signs * (inputs @ v)))
                 v = v - 0.9 * (slopes[:, None] * inputs).mean(0)
-            ends.append(v + std * d["once"][r, k])
+            ends.append(v + std * d["once"][r, k, :4])
         model = np.mean(ends, 0)
     close(flat(run.server.params), model, rtol=2e-5, atol=5e-6)
 

@@ -13,7 +13,7 @@ from jfl.kernels.normals import normals
 
 import jfl
 from jfl.core.random_streams import Stream, stream_key
-from jfl.engine.round import run_noise_key
+from jfl.engine.round import advance, run_noise_key
 
 from .problems import CLIENTS
 
@@ -32,86 +32,81 @@ def falling(step):
 LEVELS = (0.5, 1.1, 2.0, 0.8, 1.4, 0.6, 1.0)  # a noise multiplier for each client
 
 
-def each_round(draw, *of_round):
-    return jax.vmap(draw)(jnp.arange(ROUNDS), *of_round)
+BLOCK = 64  # addresses that one program draws at, so that few programs are compiled
 
 
-def address(base, id_, turn):
-    return jax.random.fold_in(jax.random.fold_in(base, id_), turn)
+def cohorts(key, sampler):
+    draw = jax.jit(lambda r: sampler.draw(stream_key(key, Stream.COHORT, r)))
+    return jax.tree.map(lambda *rounds: np.stack(rounds), *map(draw, range(ROUNDS)))
+
+
+def at_each(draw, addresses, *more):
+    """What `draw` gives at addresses [..., 4], in blocks of one shape."""
+    flat = addresses.reshape(-1, 4)
+    blocks = [
+        draw(np.resize(flat[at : at + BLOCK], (BLOCK, 4)), *more)
+        for at in range(0, len(flat), BLOCK)
+    ]
+    shaped = lambda v: v[: len(flat)].reshape(*addresses.shape[:-1], *v.shape[1:])
+    return jax.tree.map(lambda *parts: shaped(np.concatenate(parts)), *blocks)
+
+
+@functools.partial(jax.jit, static_argnames="slots")
+def batches_at(addresses, key, batches, sizes, slots):
+    """Slots and mask of the batch at each address (round, client, turn, step)."""
+
+    def draw(address):
+        round_, id_, turn, step = address
+        own = jax.random.fold_in(stream_key(key, Stream.BATCH, round_), id_)
+        size = sizes.at[id_].get(mode="fill", fill_value=0)
+        return batches.draw(jax.random.fold_in(own, turn), step, size, slots)[:2]
+
+    return jax.vmap(draw)(addresses)
 
 
 @jax.jit
-def cohorts(key, sampler):
-    return each_round(lambda r: sampler.draw(stream_key(key, Stream.COHORT, r)))
+def normals_at(addresses, noise, stream):
+    """Nine normals at each address (round, client, turn, step), of which -1 leaves a part out.
+
+    They are the begin of one flat vector, leaves in tree order.
+    """
+
+    def draw(address):
+        key = jax.random.fold_in(noise, stream)
+        for part in address:
+            key = jnp.where(part < 0, key, jax.random.fold_in(key, part))
+        return normals(key, jnp.zeros(9))
+
+    return jax.vmap(draw)(addresses)
 
 
-@functools.partial(jax.jit, static_argnames=("slots", "steps"))
-def batches_of(key, batches, sizes, ids, turn, slots, steps):
-    """Slots and mask of each step of each client of each round."""
+def draws(key, noise, plan, batches, steps):
+    """Everything random of a run, from the addresses (seed, round, stream, client, turn, step).
 
-    def slot(r, id_, turn):
-        own = address(stream_key(key, Stream.BATCH, r), id_, turn)
-        size = sizes.at[id_].get(mode="fill", fill_value=0)
-        return jax.vmap(lambda s: batches.draw(own, s, size, slots)[:2])(jnp.arange(steps))
-
-    return each_round(
-        lambda r, ids, turn: jax.vmap(functools.partial(slot, r))(ids, turn), ids, turn
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("steps", "dim"))
-def normals_of(noise, ids, turn, steps, dim):
-    """Standard normals: rows [rounds, clients, steps, 4], uploads [rounds, clients, dim], releases
-    [rounds, dim + 1]."""
-    normal = lambda k, n: normals(k, jnp.zeros(n))  # one flat vector, leaves in tree order
-
-    def slot(r, id_, turn):
-        rows_key = address(stream_key(noise, Stream.ROWS, r), id_, turn)
-        rows = jax.vmap(lambda s: normal(jax.random.fold_in(rows_key, s), 4))(jnp.arange(steps))
-        return rows, normal(address(stream_key(noise, Stream.UPLOAD, r), id_, turn), dim)
-
-    def one_round(r, ids, turn):
-        return *jax.vmap(functools.partial(slot, r))(ids, turn), normal(
-            stream_key(noise, Stream.RELEASE, r), dim + 1
-        )
-
-    return each_round(one_round, ids, turn)
-
-
-def draws(key, noise, plan, batches, steps, dim):
-    """Everything random of a run, from the addresses (seed, round, stream, client, turn, step)."""
+    Normals are rows [rounds, clients, steps, 9]; once, without a step, and uploads [rounds,
+    clients, 9]; releases [rounds, 9].
+    """
     cohort = cohorts(key, plan.sampler)
-    at, mask = batches_of(
-        key,
-        batches,
-        plan.fed.size,
-        cohort.ids,
-        cohort.repeat_index,
-        slots=plan.fed.index.shape[1],
-        steps=steps,
+    of_client = (
+        np.arange(ROUNDS)[:, None, None],
+        cohort.ids[..., None],
+        cohort.repeat_index[..., None],
     )
-    rows, upload, release = normals_of(noise, cohort.ids, cohort.repeat_index, steps=steps, dim=dim)
+    each = np.stack(np.broadcast_arrays(*of_client, np.arange(steps)), -1)
+    client, round_ = each[:, :, 0].copy(), each[:, 0, 0].copy()
+    client[..., 3:], round_[..., 1:] = -1, -1
+    at, mask = at_each(batches_at, each, key, batches, plan.fed.size, plan.fed.index.shape[1])
     return dict(
         ids=cohort.ids,
         turn=cohort.repeat_index,
         count=cohort.times_drawn,
         slots=at,
         mask=mask,
-        rows=rows,
-        upload=upload,
-        release=release,
+        rows=at_each(normals_at, each, noise, Stream.ROWS),
+        once=at_each(normals_at, client, noise, Stream.ROWS),
+        upload=at_each(normals_at, client, noise, Stream.UPLOAD),
+        release=at_each(normals_at, round_, noise, Stream.RELEASE),
     )
-
-
-@jax.jit
-def once_a_round(noise, ids, turn):
-    """The normals at the address of (round, client), without a step: [rounds, clients, 4]."""
-
-    def one(r, ids, turn):
-        base = stream_key(noise, Stream.ROWS, r)
-        return jax.vmap(lambda i, turn: normals(address(base, i, turn), jnp.zeros(4)))(ids, turn)
-
-    return each_round(one, ids, turn)
 
 
 def clip(v, bound):
@@ -151,19 +146,18 @@ class Loop:
         if self.private is None or not noisy:
             return sum(each) / len(each)
         bound, std, divisor = self.private
-        return (sum(clip(g, bound) for g in each) + std * self.d["rows"][r, k, s]) / divisor
+        return (sum(clip(g, bound) for g in each) + std * self.d["rows"][r, k, s, :4]) / divisor
 
 
-@jax.jit
-def run_jfl(key, plan):
-    """(the key of its noise, the run) of jfl."""
-    begun = jfl.init(key, plan)
-    return run_noise_key(begun), jfl.scan(begun, plan, [ROUNDS])[0]
-
-
-def drawn_and_run(plan, steps, dim=4):
-    """(what was drawn, its noise key, the run) of a plan; `steps` are the draws of a client."""
+def drawn_and_run(plan, steps):
+    """(what was drawn, the run) of a plan; `steps` are the draws of a client."""
     key = jax.random.key(8)
-    noise, run = run_jfl(key, plan)
-    d = draws(key, noise, plan, plan.algorithm.releases[0].batches, steps, dim)
-    return jax.tree.map(np.asarray, d), noise, run
+    run = jfl.init(key, plan)
+    noise = run_noise_key(run)
+    d = draws(key, noise, plan, plan.algorithm.releases[0].batches, steps)
+    for _ in range(ROUNDS):  # compiles faster than jfl.scan, which tests/contracts compares with it
+        run, _ = one_round(run, plan, noise)
+    return d, run
+
+
+one_round = jax.jit(advance)
