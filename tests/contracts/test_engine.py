@@ -32,7 +32,7 @@ from helpers.problems import (
 
 import jfl
 from jfl.core.identity import plan_identity
-from jfl.core.random_streams import Stream, stream_key
+from jfl.core.random_streams import Stream, as_kernel_key, stream_key
 from jfl.core.records import Cohort, Fn, Sampler
 from jfl.engine.plan import client_bytes
 from jfl.engine.round import advance, run_noise_key, run_sampling_key
@@ -44,7 +44,7 @@ sim, sweeps = (
     importlib.import_module("jfl.engine.simulate"),
     importlib.import_module("jfl.engine.sweep"),
 )
-KEY = jax.random.key(4)
+KEY, PLAIN = jax.random.key(4), jfl.grad(squared)
 EMPTY = ("empty_cohort",)
 # dpnfl is fedavg; these differ from fedavg or scaffold in the local step, the server's or the
 # weights alone, and wait for the slow run
@@ -242,17 +242,23 @@ def test_chunks_without_a_client_do_not_run(chunk, fed):
         close(jax.tree.map(lambda x, i=i: x[i], both(stacked, plan)), step(run, plan))
 
 
-@most_algorithms
+def few_slots(name, fed, task, clients, rows):
+    """Poisson cohorts and batches of these rates: six clients and four rows find a slot."""
+    sampler = jfl.sampling.poisson(CLIENTS, clients, capacity=6)
+    algorithm = make_algorithm(name, PLAIN, batch=jfl.batches.poisson(rate=rows, capacity=4))
+    return jfl.plan(fed, task, algorithm, sampler)
+
+
+@algorithms(*set(jfl.algorithms.__all__) - {"fedsgd"})
 def test_rows_that_nobody_owns_never_matter(name, task):
     """Not even if they are nan: row 0 is what padding points to."""
-    algorithm = make_algorithm(name, jfl.grad(squared), batch=jfl.batches.poisson(2.0))
-    sampler = jfl.sampling.poisson(CLIENTS, 0.4, capacity=CLIENTS)
+    feds = [make_federation(junk=junk) for junk in (7.0, np.nan)]
     clean, dirty = (
-        run4(jfl.plan(make_federation(junk=junk), task, algorithm, sampler)).run
-        for junk in (7.0, np.nan)
+        _round(jfl.init(KEY, p), p) for p in (few_slots(name, f, task, 0.4, 0.4) for f in feds)
     )
     # the identity knows that the data differ
     assert same_bits(dataclasses.replace(clean, plan_identity=dirty.plan_identity), dirty)
+    assert np.isfinite(flat(dirty.server)).all()
 
 
 @most_algorithms
@@ -350,31 +356,19 @@ def still_plan(fed, site, z=1.0, lr=0.1, **options):
     return jfl.plan(fed, task, algorithm, full, **sites, **options)
 
 
-def correlation(a, b):
-    return abs(np.corrcoef(a, b)[0, 1])
-
-
 LIMIT = 5.5 / np.sqrt(DIM)  # a false alarm in 4e-8 of pairs
 
 
 @pytest.mark.by_default("rows")  # one key for all three: the NumPy loops know their addresses
 @pytest.mark.parametrize("site", ["rows", "upload", "release"])
 def test_points_of_a_sweep_never_share_noise(site, fed):
-    """Two points with one seed: their difference would be free of noise.  `paired_noise` must be
-    seen as shared."""
-    run = lambda **options: (
-        jfl.sweep(
-            lambda z, lr: still_plan(fed, site, z, lr, **options),
-            rounds=1,
-            points=[dict(z=1.0, lr=0.1), dict(z=2.0, lr=0.1), dict(z=1.0, lr=0.2)],
-        ).params
-    )
-    own = run()
-    pairs = [(0, 1), (0, 2), (1, 2)]
-    assert all(correlation(own[a], own[b]) < LIMIT for a, b in pairs)
-    paired = run(paired_noise=True)
-    with pytest.raises(AssertionError):
-        assert all(correlation(paired[a], paired[b]) < LIMIT for a, b in pairs)
+    """Two points with one seed: their difference would be free of noise."""
+    points = [dict(z=1.0, lr=0.1), dict(z=2.0, lr=0.1), dict(z=1.0, lr=0.2)]
+    make = lambda z, lr: still_plan(fed, site, z, lr)
+    own = np.array(jfl.sweep(make, rounds=1, points=points).params)
+    apart = lambda seen: (np.abs(np.corrcoef(seen)) - np.eye(len(seen))).max()
+    assert own.std() > 0.01 and apart(own) < LIMIT
+    assert apart(own + own[:1]) > LIMIT  # a common part must be seen
 
 
 @pytest.mark.by_default("rows")
@@ -405,16 +399,18 @@ def test_every_address_is_a_key_of_its_own(fed, task):
     run = jfl.init(KEY, noisy_plan("fedavg", fed, task))
     later = dataclasses.replace(run, attempt=jnp.int32(1))
     bases = run.key, run_sampling_key(later), run_noise_key(run), run_noise_key(later)
-    keys = []
-    for base in bases:
-        for stream in set(Stream) - {Stream.ATTEMPT}:  # whose keys are such a base
-            for round_ in range(2):
-                of_round = stream_key(base, stream, round_)
-                of_clients = [jax.random.fold_in(of_round, client) for client in range(3)]
-                turns = [jax.random.fold_in(key, turn) for key in of_clients for turn in range(2)]
-                steps = [jax.random.fold_in(key, step) for key in turns for step in range(2)]
-                keys += [of_round, *turns, *steps]
-    assert len({tuple(np.asarray(jax.random.key_data(k))) for k in keys}) == len(keys)
+    streams = jnp.array(sorted(set(Stream) - {Stream.ATTEMPT}))  # whose keys are such a base
+    folded = jax.vmap(jax.random.fold_in, (None, 0))
+    deeper = lambda keys, many: jax.vmap(folded, (0, None))(keys, jnp.arange(many)).ravel()
+
+    @jax.jit
+    def words_of(base):
+        rounds = deeper(folded(base, streams), 2)
+        turns = deeper(deeper(rounds, 3), 2)  # of three clients
+        return [jax.random.key_data(keys) for keys in (rounds, turns, deeper(turns, 2))]
+
+    words = np.concatenate([v for base in bases for v in words_of(as_kernel_key(base))])
+    assert len(words) == 4 * 6 * 2 * (1 + 6 + 12) == len(np.unique(words, axis=0))
 
 
 def test_a_raised_attempt_changes_the_run(fed, task, base):
@@ -430,8 +426,8 @@ def test_a_raised_attempt_changes_the_run(fed, task, base):
 
 
 def plain_plan(fed, task, *, lr=0.1, steps=2, **options):
-    algorithm = make_algorithm("fedavg", jfl.grad(squared), steps=steps, lr=lr)
-    return jfl.plan(fed, task, algorithm, jfl.sampling.without_replacement(CLIENTS, 3), **options)
+    algorithm = make_algorithm("fedavg", PLAIN, steps=steps, batch=jfl.batches.full(), lr=lr)
+    return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS), **options)
 
 
 def test_sweep_groups_by_structure(task):
@@ -444,8 +440,9 @@ def test_sweep_groups_by_structure(task):
     assert out.groups == 2 and len(out.params) == 8
     assert [p["steps"] for p in out.points] == [1, 1, 2, 2] * 2
     assert out.seconds.shape == (8,) and (out.seconds > 0).all()
-    alone = jfl.simulate(jax.random.key(0), make(**out.points[7]), 1)
-    close(out.params[7], alone.params)
+    assert out.points[6] == dict(lr=0.2, steps=2, fed=0, seed=0)  # the narrower one, padded
+    alone = jfl.simulate(jax.random.key(0), make(**out.points[6]), 1)
+    close(out.params[6], alone.params)
 
 
 def test_points_that_run_at_once_fit_into_memory(fed, task):
@@ -487,7 +484,7 @@ def test_rates_times_seeds_are_runs_of_their_own(task, monkeypatch, memory, at_o
     monkeypatch.setattr(sweeps._Program, "_compiled_bytes", lambda program: 0.0)
     cohorts = jfl.sampling.without_replacement(CLIENTS, 3)
     make = lambda lr, seed: jfl.plan(
-        feds[seed], task, make_algorithm("fedavg", noisy_grad(z=1.0), lr=lr), cohorts
+        feds[seed], task, make_algorithm("fedsgd", PLAIN, lr=lr), cohorts
     )
     options = dict(lr=[0.1, 0.2, 0.3], seed=[0, 1], memory=memory, watch=lines.append)
     out = jfl.sweep(make, rounds=2, evaluate_every=2, **options)
@@ -499,14 +496,15 @@ def test_rates_times_seeds_are_runs_of_their_own(task, monkeypatch, memory, at_o
 
 
 def test_sweep_marks_a_failed_point(fed, task):
-    make = lambda lr: plain_plan(fed, task, lr=lr)
-    out = jfl.sweep(make, rounds=2, evaluate_every=2, lr=[0.1, 1e30, 0.2])
-    assert out.failed.tolist() == [False, True, False] and out.health.nonfinite[1] > 0
+    make, options = lambda lr: plain_plan(fed, task, lr=lr), dict(rounds=2, evaluate_every=2)
+    rates = [0.1, 1e30, 0.2, 0.3, 0.4]  # five share a program with the test above
+    out = jfl.sweep(make, lr=rates, **options)
+    assert out.failed.tolist() == [rate == 1e30 for rate in rates] and out.health.nonfinite[1] > 0
     close(out.params[2], jfl.simulate(jax.random.key(0), make(0.2), 2, evaluate_every=2).params)
     with pytest.raises(jfl.HealthError):
-        jfl.sweep(make, rounds=2, evaluate_every=2, lr=[0.1, 1e30, 0.2], strict=True)
+        jfl.sweep(make, lr=rates, strict=True, **options)
     with pytest.raises(jfl.HealthError):
-        jfl.sweep(make, rounds=2, evaluate_every=2, lr=[1e30, 2e30, 3e30])
+        jfl.sweep(make, lr=[1e30, 2e30, 3e30, 4e30, 5e30], **options)
 
 
 def test_axes():
@@ -541,8 +539,9 @@ def test_nan_data_and_explosions_are_reported(fed, task):
 def test_one_bad_client_is_not_hidden_by_clipping(fed, task):
     """A clipped nan counts as zero, and is counted, also where the client has weight 0."""
     bad = dataclasses.replace(fed, x=fed.x.at[fed.index[2, :8]].set(jnp.inf))
-    algorithm = make_algorithm("fedsgd", jfl.grad(squared))
-    options = dict(release=noisy_release(), weights=jnp.ones(CLIENTS).at[2].set(0.0))
+    algorithm = make_algorithm("fedsgd", PLAIN, batch=jfl.batches.full())
+    release = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.divide(3.0))
+    options = dict(release=release, weights=jnp.ones(CLIENTS).at[2].set(0.0))
     plan = jfl.plan(bad, task, algorithm, jfl.sampling.full(CLIENTS), **options)
     run = _round(jfl.init(KEY, plan), plan)
     assert int(run.health.nonfinite_rows) == 1 and int(run.health.nonfinite) == 0
@@ -551,12 +550,16 @@ def test_one_bad_client_is_not_hidden_by_clipping(fed, task):
 
 def test_overflow_is_counted(fed, task):
     """Of clients and of rows, that are drawn and find no slot."""
+    draw = jax.jit(lambda sampler, keys: jax.vmap(sampler.draw)(keys))
+    for clients, rows in ((1.0, 1e-6), (0.6, 1.0), (0.6, 1e-6)):
+        plan = few_slots("fedsgd", fed, task, clients, rows)
+        run = jfl.init(KEY, plan)
+        key = stream_key(run_sampling_key(run), Stream.COHORT, 0)
+        here = [SIZES[i] for i in draw(plan.sampler, key[None]).ids[0].tolist() if i < CLIENTS]
+        overflow = (clients == 1) + sum(max(0, size - 4) for size in here) * (rows == 1)
+        assert len(here) in (3, 4, 5, 6) and _round(run, plan).health.overflow == overflow
     few = jfl.sampling.poisson(CLIENTS, 0.9, capacity=2)
-    narrow = jfl.batches.poisson(rate=0.9, capacity=2)
-    for sampler, batch in ((few, None), (jfl.sampling.full(CLIENTS), narrow)):
-        plan = jfl.plan(fed, task, make_algorithm("fedavg", PLAIN, batch=batch), sampler)
-        assert _round(jfl.init(KEY, plan), plan).health.overflow > 0
-    drawn = jax.vmap(few.draw)(jax.random.split(KEY, 300))
+    drawn = draw(few, jax.random.split(KEY, 300))
     total = np.asarray((drawn.times_drawn > 0).sum(1) + drawn.overflow)
     assert abs(total.mean() - 0.9 * CLIENTS) < 6 * np.sqrt(CLIENTS * 0.09 / 300)
 
@@ -574,15 +577,19 @@ def test_empty_cohorts_are_counted_and_may_be_tolerated(fed, task):
         jfl.simulate(KEY, rare, 4, tolerate=("empty",))
 
 
+def clipped_plan(fed, task):
+    """Everyone takes one step with all of its rows."""
+    grad = jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1e-3), jfl.total(), jfl.divide(3)))
+    batch = jfl.batches.without_replacement(max(SIZES), short="all")
+    algorithm = jfl.algorithms.fedsgd(grad, lr=0.1, batch=batch)
+    return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
+
+
 def test_a_client_without_rows_sends_nothing(task):
     """Size 0 (a partition may leave it): its padding points at row 0, which may hold anything."""
-    fed = make_federation(sizes=(0,) + SIZES[1:], junk=np.nan)
-    clipped = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.divide(3))
-    few = jfl.batches.without_replacement(3, short="all")
-    algorithm = make_algorithm("fedavg", jfl.private_grad(squared, clipped), batch=few)
-    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
-    run = _round(jfl.init(KEY, plan), plan)
-    assert int(run.health.nonfinite) == 0 and np.isfinite(flat(run.server.params)).all()
+    fed = make_federation(sizes=(0, 5, 8, 4, 6, 9, 8), junk=np.nan)
+    out = jfl.simulate(KEY, clipped_plan(fed, task), 1)
+    assert int(out.run.health.nonfinite) == 0 and np.isfinite(flat(out.params)).all()
 
 
 # --- state
@@ -610,31 +617,10 @@ def test_schedule():
             counts(4, bad)
 
 
-ADAPTIVE = jfl.chain(jfl.clip_adaptive(1.0, 7), jfl.total(), jfl.gaussian(1.0))
-
-
-OF_SIZE = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide("size"))
-
-
-PLAIN, OF_OWN_SIZE = jfl.grad(squared), jfl.private_grad(squared, OF_SIZE)
-
-
-FOUR, POISSON = jfl.batches.without_replacement(4), jfl.batches.poisson(2.0)
-
-
-IN_TURN = jfl.sampling.with_replacement(CLIENTS, 3, independent=True)
-
-
-PLAIN = jfl.grad(squared)
-
-
 def test_metrics(fed, task):
     """What is reported is what happened: losses of the cohort, clients a round, the share that was
     clipped."""
-    grad = jfl.private_grad(squared, jfl.chain(jfl.clip_l2(1e-3), jfl.total(), jfl.divide(3)))
-    algorithm = jfl.algorithms.fedsgd(grad, lr=0.1, batch=jfl.batches.full())
-    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
-    out = jfl.simulate(KEY, plan, 1)
+    out = jfl.simulate(KEY, clipped_plan(fed, task), 1)
     p, m = start_params(), out.metrics
     loss = lambda x, y: 0.5 * (np.asarray(x) @ np.asarray(p["w"]) + 0.2 - np.asarray(y)) ** 2
     rows = [np.asarray(fed.index[c, :s]) for c, s in enumerate(SIZES)]
@@ -647,6 +633,12 @@ def test_metrics(fed, task):
 
 
 # --- plans
+
+ADAPTIVE = jfl.chain(jfl.clip_adaptive(1.0, 7), jfl.total(), jfl.gaussian(1.0))
+OF_SIZE = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide("size"))
+OF_OWN_SIZE = jfl.private_grad(squared, OF_SIZE)
+FOUR, POISSON = jfl.batches.without_replacement(4), jfl.batches.poisson(2.0)
+IN_TURN = jfl.sampling.with_replacement(CLIENTS, 3, independent=True)
 
 
 @pytest.mark.parametrize(
