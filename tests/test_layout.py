@@ -81,9 +81,10 @@ def tree_of(name):
     return ast.parse(FILES[name].read_text())
 
 
-def imports(node):
-    """The import statements in a tree."""
-    return [n for n in ast.walk(node) if isinstance(n, (ast.Import, ast.ImportFrom))]
+@functools.cache
+def imports(name):
+    """The import statements of a module, wherever they stand."""
+    return [n for n in ast.walk(tree_of(name)) if isinstance(n, (ast.Import, ast.ImportFrom))]
 
 
 def relative(name, node):
@@ -114,7 +115,7 @@ def edges():
     return [
         (name, target)
         for name in FILES
-        for node in imports(tree_of(name))
+        for node in imports(name)
         if isinstance(node, ast.ImportFrom) and node.level
         for target in relative(name, node)
     ]
@@ -153,22 +154,21 @@ def test_own_modules_are_imported_relatively_and_no_experiment_is():
     take JAX and NumPy only."""
     few = {"jax", "numpy", *sys.stdlib_module_names}
     for name in FILES:
-        for found in set().union(*map(absolute, imports(tree_of(name)))):
+        for found in set().union(*map(absolute, imports(name))):
             root = found.split(".")[0]
             assert root not in ("jfl", "kernels", "experiments"), f"{name}: {found}"
             assert root in few or not name.startswith("kernels"), f"{name}: {found}"
 
 
 def test_imports_inside_functions_are_for_heavy_packages():
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
     for name in FILES:
-        inner = [f for f in ast.walk(tree_of(name)) if isinstance(f, functions)]
-        for node in [n for f in inner for n in imports(f)] if name not in LATE else ():
+        for node in imports(name):
             names = absolute(node)
-            assert names and all(map(is_heavy, names)), f"{name}:{node.lineno} inside a function"
-        on_top = [n for n in tree_of(name).body if isinstance(n, (ast.Import, ast.ImportFrom))]
-        for node in on_top:
-            assert not any(map(is_heavy, absolute(node))), f"{name}:{node.lineno} on top"
+            if node.col_offset == 0:
+                assert not any(map(is_heavy, names)), f"{name}:{node.lineno} on top"
+            elif name not in LATE:
+                heavy = names and all(map(is_heavy, names))
+                assert heavy, f"{name}:{node.lineno} inside a function"
 
 
 def test_modules_say_what_they_are():
@@ -177,46 +177,7 @@ def test_modules_say_what_they_are():
 
 
 FRESH = """
-import json, os, sys
-import jax  # which everything imports, so once for all
-for number, script in enumerate(json.load(open(sys.argv[1]))):
-    child = os.fork()
-    if child == 0:
-        for stream, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), stream)
-        exec(script, {})
-        sys.stdout.flush()
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    open(f"{number}.code", "w").write(str(code))
-"""
-
-
-@pytest.fixture(scope="session")
-def fresh(tmp_path_factory):
-    """name of a script -> what it prints, of scripts of which each runs where nothing of jfl has
-    been imported."""
-    where = tmp_path_factory.mktemp("fresh")
-    (where / "scripts.json").write_text(json.dumps(list(SCRIPTS.values())))
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, [ROOT, *sys.path])))
-    subprocess.run(
-        [sys.executable, "-W", "ignore:os.fork", "-c", FRESH, "scripts.json"],
-        cwd=where,
-        env=environment,
-        check=True,
-    )
-
-    def printed(name):
-        number = list(SCRIPTS).index(name)
-        out, err, code = ((where / f"{number}.{k}").read_text() for k in ("out", "err", "code"))
-        assert (code, err) == ("0", ""), err
-        return out
-
-    return printed
-
-
-IMPORT = """
-import json, os, sys, time
+import json, os, sys, time, types
 import jax
 from jax._src import xla_bridge
 before, values = dict(os.environ), dict(jax.config.values)
@@ -224,12 +185,43 @@ begun = time.process_time()
 import jfl
 seconds = time.process_time() - begun
 print(json.dumps(dict(seconds=seconds, environment=dict(os.environ) == before, config=dict(jax.config.values) == values,
-                      backends=list(xla_bridge._backends), modules=sorted(sys.modules))))
+                      backends=list(xla_bridge._backends), modules=sorted(sys.modules))), flush=True)
+for names in json.load(sys.stdin):
+    child = os.fork()
+    if child == 0:
+        found = {}
+        for name in names:
+            value = jfl
+            for part in name.split("."):
+                value = getattr(value, part)
+            found[name] = value.__name__ if isinstance(value, types.ModuleType) else callable(value)
+        print(json.dumps(found), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 """  # noqa: E501
+NAMED = [n for n in FILES if n != "__init__" and not n.split(".")[-1].startswith("_")]
+# a name that a test before has imported would hide a module that cannot be reached
+BACKWARDS = [n for n in NAMED if n.startswith("privacy.")][::-1]
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """What the import of jfl did in a process of its own, then what each of `NAMED` and of
+    `BACKWARDS` names after that import alone."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore:os.fork", "-c", FRESH],
+        input=json.dumps([NAMED, BACKWARDS]),
+        cwd=tmp_path_factory.mktemp("fresh"),
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, [ROOT, *sys.path]))),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_import_has_no_side_effects(fresh):
-    first = json.loads(fresh("import"))
+    first = fresh[0]
     assert first["environment"] and first["config"] and first["backends"] == []
     slow = HEAVY - {"rich", "h5py", "PIL"}  # these may come with jax, flax and optax
     loaded = {h for h in slow for m in first["modules"] if m == h or m.startswith(h + ".")}
@@ -258,28 +250,9 @@ def test_public_names():
     assert set(namespace) - {"__builtins__"} == set(PUBLIC)
 
 
-REACH = """
-import json, types
-import jfl
-found = {}
-for name in NAMES:
-    value = jfl
-    for part in name.split("."):
-        value = getattr(value, part)
-    found[name] = value.__name__ if isinstance(value, types.ModuleType) else callable(value)
-print(json.dumps(found))
-"""
-
-
-NAMED = [n for n in FILES if n != "__init__" and not n.split(".")[-1].startswith("_")]
-# a name that a test before has imported would hide a module that cannot be reached
-BACKWARDS = [n for n in NAMED if n.startswith("privacy.")][::-1]
-
-
 def test_every_module_can_be_named_after_a_bare_import(fresh):
     """In a process that imported nothing else; a function hides the module of its name."""
-    for script, part in (("named", NAMED), ("backwards", BACKWARDS)):
-        found = json.loads(fresh(script))
+    for found, part in zip(fresh[1:], (NAMED, BACKWARDS), strict=True):
         modules = [n for n in part if found[n] == f"jfl.{n}"]
         assert all(found[n] is True for n in part if n not in modules), found
         assert len(modules) > 0.7 * len(part)
@@ -370,22 +343,24 @@ def test_the_core_knows_no_algorithm_by_name():
                 assert not (about_names and words & names), f"{path}:{node.lineno}"
 
 
-# seconds each; what they show is tested in tests/privacy, tests/sampling and tests/auditing
-LONG_DOCTESTS = [f"jfl.privacy.accountants.{n}" for n in ("choosing", "pld", "tightest")]
-LONG_DOCTESTS += [f"jfl.privacy.mechanisms.{n}" for n in ("linear_maps", "stages")]
-LONG_DOCTESTS += [f"jfl.auditing.{n}" for n in ("audit", "distribution")] + ["jfl.sampling.clients"]
-MODULES = sorted(f"jfl.{n}" for n in FILES if not n.endswith(("__main__", "__init__")))
+# seconds each; what they show is tested in the rooms of tests/ that bear their names
+LONG_DOCTESTS = """kernels.haar schedules runs.tables auditing.audit auditing.distribution
+    sampling.clients sampling.rotation sampling.availability data.corruption
+    privacy.guarantees privacy.plain_numbers privacy.accountants.choosing privacy.accountants.pld
+    privacy.accountants.tightest privacy.mechanisms.linear_maps privacy.mechanisms.stages
+    privacy.mechanisms.strategies models.flax_adapters""".split()
+MODULES = sorted(n for n, p in FILES.items() if n != "__init__" and ">>>" in p.read_text())
 
 
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow if name in LONG_DOCTESTS else ())
-        for name in ["jfl", *MODULES]
+        for name in MODULES
     ],
 )
 def test_doctests(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    assert doctest.testmod(importlib.import_module(f"jfl.{name}")).failed == 0
 
 
 def test_an_installation_has_every_package_and_what_pyproject_names():
@@ -414,13 +389,6 @@ def test_no_leftovers():
     for path in [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]:
         found = marks.search(path.read_text())
         assert not found, f"{path}: {found.group()}"
-
-
-SCRIPTS = {
-    "import": IMPORT,
-    "named": f"NAMES = {NAMED}\n{REACH}",
-    "backwards": f"NAMES = {BACKWARDS}\n{REACH}",
-}
 
 
 def test_tests_stand_in_rooms():
