@@ -19,6 +19,7 @@ import pytest
 from helpers.paths import ROOT
 
 import jfl
+from jfl.core.lazy import CLI_PACKAGES
 
 FILES = {
     ".".join(p.relative_to(ROOT / "jfl").with_suffix("").parts): p
@@ -186,19 +187,53 @@ import jfl
 seconds = time.process_time() - begun
 print(json.dumps(dict(seconds=seconds, environment=dict(os.environ) == before, config=dict(jax.config.values) == values,
                       backends=list(xla_bridge._backends), modules=sorted(sys.modules))), flush=True)
-for names in json.load(sys.stdin):
+for script in json.load(sys.stdin):
     child = os.fork()
     if child == 0:
-        found = {}
-        for name in names:
-            value = jfl
-            for part in name.split("."):
-                value = getattr(value, part)
-            found[name] = value.__name__ if isinstance(value, types.ModuleType) else callable(value)
-        print(json.dumps(found), flush=True)
+        exec(script)
+        sys.stdout.flush()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 """  # noqa: E501
+NAME = """
+found = {}
+for name in NAMES:
+    value = jfl
+    for part in name.split("."):
+        value = getattr(value, part)
+    found[name] = value.__name__ if isinstance(value, types.ModuleType) else callable(value)
+print(json.dumps(found))
+"""
+COMMAND_LINE = """
+import jfl.cli.__main__
+print(json.dumps([m for m in ("tyro", "matplotlib", "sklearn", "scipy.stats") if m in sys.modules]))
+"""
+WITHOUT_EXTRA = f"""
+import contextlib, io
+import numpy as np
+for name in {CLI_PACKAGES!r}:
+    sys.modules[name] = None
+r = np.random.default_rng(0)
+x, y = r.normal(size=(40, 3)).astype("float32"), r.integers(0, 2, 40)
+fed = jfl.federate(jfl.datasets.arrays(x, y, x[:8], y[:8]), jfl.partition.iid(4))
+task = jfl.models.logistic(fed)
+noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(4.0), jfl.divide(10))
+grad = jfl.private_grad(task.loss, noise)
+algorithm = jfl.algorithms.fedavg(grad, lr=1.0, steps=1, batch=jfl.batches.full())
+plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(4))
+out = jfl.simulate(jax.random.key(0), plan, rounds=2)
+repr([plan, out, jfl.guarantee(plan, rounds=2), jfl.check_privacy(plan)])
+said = []
+for call in (jfl.datasets.digits, fed.plot, lambda: jfl.load("nothing"), lambda: jfl.runs.config):
+    try:
+        call()
+    except ModuleNotFoundError as error:
+        said.append(str(error))
+from jfl.cli.__main__ import main
+with contextlib.redirect_stderr(io.StringIO()) as errors:
+    assert main() == 2
+print(json.dumps([*said, errors.getvalue()]))
+"""
 NAMED = [n for n in FILES if n != "__init__" and not n.split(".")[-1].startswith("_")]
 # a name that a test before has imported would hide a module that cannot be reached
 BACKWARDS = [n for n in NAMED if n.startswith("privacy.")][::-1]
@@ -206,11 +241,12 @@ BACKWARDS = [n for n in NAMED if n.startswith("privacy.")][::-1]
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """What the import of jfl did in a process of its own, then what each of `NAMED` and of
-    `BACKWARDS` names after that import alone."""
+    """What the import of jfl did in a process of its own; then what scripts print, each of which
+    runs where jfl was imported and nothing else."""
+    names = [f"NAMES = {part}\n{NAME}" for part in (NAMED, BACKWARDS)]
     done = subprocess.run(
         [sys.executable, "-W", "ignore:os.fork", "-c", FRESH],
-        input=json.dumps([NAMED, BACKWARDS]),
+        input=json.dumps([*names, COMMAND_LINE, WITHOUT_EXTRA]),
         cwd=tmp_path_factory.mktemp("fresh"),
         env=dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, [ROOT, *sys.path]))),
         capture_output=True,
@@ -252,10 +288,18 @@ def test_public_names():
 
 def test_every_module_can_be_named_after_a_bare_import(fresh):
     """In a process that imported nothing else; a function hides the module of its name."""
-    for found, part in zip(fresh[1:], (NAMED, BACKWARDS), strict=True):
+    for found, part in zip(fresh[1:3], (NAMED, BACKWARDS), strict=True):
         modules = [n for n in part if found[n] == f"jfl.{n}"]
         assert all(found[n] is True for n in part if n not in modules), found
         assert len(modules) > 0.7 * len(part)
+
+
+def test_the_command_line_loads_nothing_heavy_before_it_knows_the_command(fresh):
+    assert fresh[3] == []
+
+
+def test_python_code_runs_without_the_extra_cli_and_other_calls_name_it(fresh):
+    assert [said.count('pip install "jfl[cli]"') for said in fresh[4]] == [1] * 5
 
 
 def test_what_is_no_module_is_no_attribute():

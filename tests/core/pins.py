@@ -118,7 +118,8 @@ def models():
     for name, options in dict(lstm=dict(cells=(4,)), gpt={}).items():
         yield name, texts, getattr(models, name)(texts, **options)
     small = models.mlp(pictures, hidden=(4,))
-    ones = jax.tree.map(jnp.ones_like, small.init(jax.random.key(0)))
+    shapes = jax.eval_shape(small.init, jax.random.key(0))
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), shapes)
     yield "trainable", pictures, models.trainable(small, "Dense_1/*", params=ones)
 
 

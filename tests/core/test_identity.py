@@ -7,10 +7,7 @@ import enum
 import functools
 import json
 import operator
-import os
 import random
-import subprocess
-import sys
 import textwrap
 import threading
 import types
@@ -21,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from core import pins
 from flax import linen as nn
 from helpers.paths import ROOT
 from helpers.problems import (
@@ -667,17 +665,6 @@ def test_a_federation_whose_arrays_were_swapped_behind_it_is_refused(fed, task):
 # --- pins: the same numbers everywhere
 
 
-def pinned():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "core" / "pins.py")],
-        env=os.environ | dict(JAX_PLATFORMS="cpu"),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
 def test_pins():
     """Descriptions and first words of noise of plans with every algorithm, optimizer, model,
     sampler and mechanism of jfl: a change of one changes every recorded run.
@@ -687,4 +674,4 @@ def test_pins():
     """
     golden = json.loads((ROOT / "tests" / "core" / "golden_identity.json").read_text())
     assert set(jfl.algorithms.__all__) <= set(golden)
-    assert pinned() == golden
+    assert pins.describe() == golden

@@ -18,7 +18,7 @@ from jfl.data import checksum, datasets, describe, federate, partition, transfor
 from jfl.runs.build import federation
 from jfl.runs.config import Config
 
-quick = settings(derandomize=True, deadline=None, max_examples=40)
+quick = settings(derandomize=True, deadline=None, max_examples=15)
 R = np.random.default_rng(0)
 
 

@@ -249,7 +249,7 @@ def test_power_law_sizes_are_not_in_order_of_the_id():
     extra=st.integers(0, 3),
     seed=st.integers(0, 1000),
 )
-@settings(quick, max_examples=80)
+@settings(quick, max_examples=30)
 def test_labels_give_exact_classes_and_sizes(clients, k, classes, exponent, part, extra, seed):
     labels, rows = skewed(400, classes, seed), max(int(part * 400 / clients), 1)
     least = min(k + extra, rows)

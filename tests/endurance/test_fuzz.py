@@ -367,7 +367,7 @@ WORDS = [*OPTIONS, "-1", "0", "1e400", "", "=", "lr=1,2", "rate=", "é", "--", "
 COMMANDS = ["train", "sweep", "epsilon", "calibrate", "report", "list", "demo", "nonsense"]
 
 
-@settings(FEW, max_examples=25)
+@settings(FEW, max_examples=12)
 @given(st.sampled_from(COMMANDS), st.lists(st.sampled_from(WORDS), min_size=1, max_size=4))
 def test_wild_words_are_answered(monkeypatch, tmp_path_factory, command, words):
     folder = tmp_path_factory.mktemp("words")
@@ -427,7 +427,7 @@ def read(folder, name, data):
 def test_seeds_and_wild_bytes_are_read_or_refused(name, tmp_path):
     for data in readers.seeds(name):
         read(tmp_path, name, data)
-    wild_bytes(name, tmp_path, examples=40, most=60)
+    wild_bytes(name, tmp_path, examples=15, most=60)
 
 
 @pytest.mark.slow

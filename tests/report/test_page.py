@@ -1,5 +1,4 @@
-"""jfl report: what a page says, what it refuses, that it is harmless and asks for nothing; rows and
-event files."""
+"""jfl report: what a page says, what it refuses, that it is harmless and asks for nothing."""
 
 import base64
 import hashlib
@@ -9,23 +8,19 @@ import re
 import shutil
 import subprocess
 import tomllib
-from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import pretended
 from helpers.browser import program
 from helpers.paths import ROOT
-from helpers.problems import noisy_grad, noisy_release, squared
 from helpers.report_pages import EVIL, Tables, guarantee, made
 
-import jfl
 from jfl.cli import main
 from jfl.report import document as markup
 from jfl.report import page, plots, read, sections
-from jfl.runs import guarantee_rows, pictures, record, sweep, tables
+from jfl.runs import guarantee_rows, pictures, record, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -491,90 +486,6 @@ def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis(values, scale):
     run = plots.Setting("a", {"loss": ([1, 2, 3], np.array(values))}, [], [], "")
     (ax,) = plots.curves(["a"], plots.panels_of_runs([run], ("loss",))).axes
     assert ax.get_yscale() == scale
-
-
-# --- rows
-
-
-def plan_of(fed, task, grad=None, **more):
-    batch = jfl.batches.without_replacement(2)
-    algorithm = jfl.algorithms.fedavg(grad or jfl.grad(squared), lr=0.1, steps=1, batch=batch)
-    return jfl.plan(fed, task, algorithm, jfl.sampling.full(fed.size.shape[0]), **more)
-
-
-TOLD = ("unit", "adjacency", "view", "delta", "status")
-
-
-def test_tidy_rows_of_a_run_and_a_sweep(fed, task):
-    of = lambda z=1.0: plan_of(fed, task, release=noisy_release(z=z))
-    out = jfl.simulate(jax.random.key(7), of(), 3, evaluate_every=2)
-    rows = tables.tidy(out)
-    assert all(set(r) == set(record.COLUMNS) for r in rows)
-    names = [(r["name"], r["seed"], r["round"], r["epsilon"]) for r in rows]
-    assert names == [("run", 7, 2, None), ("run", 7, 3, None)]
-    np.testing.assert_array_equal([r["loss"] for r in rows], out.metrics.loss)
-    named = tables.tidy(out, of(), delta=1e-5)
-    best = jfl.guarantee(of(), 3, 1e-5, unit="client", view="third_party")
-    assert named[0]["name"] == "fedavg" and named[0]["epsilon"] < named[1]["epsilon"]
-    assert 0.99 * best.epsilon <= named[1]["epsilon"] < 1.5 * best.epsilon
-    promise = ("client", best.adjacency, "third_party", 1e-5, "proved")
-    assert tuple(named[0][name] for name in TOLD) == promise
-
-    swept = jfl.sweep(of, z=[1.0, 2.0], seed=[3, 4], rounds=2, evaluate_every=1)
-    rows = tables.tidy(swept, delta=1e-5)
-    assert [(r["name"], r["seed"], r["round"], r["z"]) for r in rows] == [
-        (f"fedavg z={z}", s, i, z) for z in (1.0, 2.0) for s in (3, 4) for i in (1, 2)
-    ]
-    np.testing.assert_array_equal([r["loss"] for r in rows], np.ravel(swept.metrics.loss))
-    assert rows[0]["epsilon"] == rows[2]["epsilon"] > rows[4]["epsilon"] > 0
-    assert all(tuple(r[name] for name in TOLD) == promise and not r["failed"] for r in rows)
-
-    several = out._replace(metrics=jax.tree.map(lambda x: np.stack([x, x]), out.metrics))
-    for bad, more, words in (
-        (3, {}, "what jfl.simulate"),
-        (out, dict(delta=1e-5), "the plan"),
-        (several, {}, "one run"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            tables.tidy(bad, **more)
-
-
-def test_rows_say_of_which_promise_an_epsilon_is_and_what_failed(fed, task, monkeypatch):
-    plans = [
-        plan_of(fed, task, release=noisy_release()),
-        plan_of(fed, task, noisy_grad()),
-        plan_of(fed, task),
-    ]
-    seen = jfl.Metrics(np.array(3 * [[1, 2]]), np.ones((3, 2)), None, None, *np.ones((4, 3, 2)))
-    points = [dict(seed=0, delta=d, failed=1) for d in (1, 2, 3)]
-    failed = np.array([False, True, False])
-    swept = SimpleNamespace(points=points, plans=plans, metrics=seen, failed=failed)
-    rows = tables.tidy(swept, delta=1e-5)
-    names = (*TOLD, "failed", "point_delta", "point_failed")
-    assert [tuple(r[name] for name in names) for r in rows[1::2]] == [
-        ("client", "replace_one", "third_party", 1e-5, "proved", False, 1, 1),
-        ("example", "replace_one", "server", 1e-5, "proved", True, 2, 1),
-        (None, None, None, 1e-5, "no guarantee", False, 3, 1),
-    ]
-    assert rows[1]["epsilon"] > 0 < rows[3]["epsilon"] and rows[5]["epsilon"] is None
-    # without epsilons nothing is in the way of a point's own delta
-    assert [r["delta"] for r in tables.tidy(swept)] == [1, 1, 2, 2, 3, 3]
-    monkeypatch.setattr(guarantee_rows, "all_rows", lambda *_: [guarantee(3.0, "conditional")])
-    conditional = {(r["epsilon"], r["unit"], r["status"]) for r in tables.tidy(swept, delta=1e-5)}
-    assert conditional == {(None, None, "conditional")}
-
-
-def test_values_have_names_of_their_own():
-    one, other, near = (np.ones(1001, np.float32) for _ in range(3))
-    other[500], near[500] = 9, np.nextafter(np.float32(1), np.float32(2))
-    names = [tables._value(v) for v in (one, other, near, jnp.array(other), [one], [other])]
-    assert names[1] == names[3] and len(set(names)) == 5
-    assert re.fullmatch(r"float32\[1001\] [0-9a-f]{8}", names[0]) and names[4].startswith("list ")
-    assert tables._value(jnp.float32(0.5)) == 0.5 and tables._value((1, 2)) == "(1, 2)"
-    # also keys that no number made
-    assert tables._seed(jax.random.key(5)) == 5 == tables._seed(np.int64(5))
-    first, second = (tables._seed(k) for k in jax.random.split(jax.random.key(0)))
-    assert isinstance(first, str) and first != second
 
 
 # --- the package
