@@ -61,8 +61,9 @@ def _inverse(clock, *, lr, offset, every):
 def inverse(lr: ArrayLike, every: int = 1, offset: ArrayLike = 1.0) -> Fn:
     """Return lr / (clock // every + offset), with the shapes and errors of `inverse_sqrt`.
 
-    >>> [round(float(inverse(0.04)(t)), 4) for t in (0, 1, 3)]
-    [0.04, 0.02, 0.01]
+    Example:
+        >>> [round(float(inverse(0.04)(t)), 4) for t in (0, 1, 3)]
+        [0.04, 0.02, 0.01]
     """
     return Fn(_inverse, *_bound("schedules.inverse", every, lr=lr, offset=offset))
 
@@ -106,7 +107,9 @@ def _piecewise(clock, *, breakpoints, values):
 
 
 def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Array) -> Fn:
-    """Return values[i] from breakpoints[i-1] until before breakpoints[i]; the last value stays.
+    """Return a schedule with values[i] from breakpoints[i - 1] to breakpoints[i] - 1.
+
+    The first value begins at 0, and the last value has no end.
 
     For plan(weights=...), values of shape [C] are impact factors that change with the round
     (`jfl.sampling.weights.impact`).
@@ -120,8 +123,7 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
         The schedule, a function of the round (or step) Int[].
 
     Speed:
-        breakpoints and values are leaves: other numbers, or a sweep over them, need no other
-        program.
+        breakpoints and values are leaves: changing them, or sweeping over them, does not recompile.
 
     Raises:
         ValueError: Unless 0 < breakpoints[0] < breakpoints[1] < ..., with k + 1 finite values of
@@ -179,8 +181,8 @@ def _from_optax(clock, *, factory, every, fixed, **numbers):
 def from_optax(factory: Callable, every: int = 1, **arguments: Any) -> Fn:
     """Return any schedule of `optax.schedules`, by its factory and the factory's arguments.
 
-    Floats among the arguments are leaves if the factory accepts traced ones; the rest shapes the
-    program.  A ready-made schedule is accepted too, and its numbers are then fixed.
+    Floats among the arguments are leaves if the factory accepts traced ones; changing another
+    argument recompiles.  A ready-made schedule is accepted too, and its numbers are then fixed.
 
     Shapes:
         clock Int[] -> Float[].

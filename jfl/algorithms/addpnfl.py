@@ -116,8 +116,8 @@ def adaptive(
         b1: decay of the first moment mu, in [0, 1).
         b2: decay of the second moment nu, in [0, 1).
         adaptivity: number added to the root of nu, > 0, in units of g.
-        second_moment_of: "diff" uses g^2 as above; "momentum" uses mu^2 instead, as the text of
-            Chen et al. prints.
+        second_moment_of: "diff" uses g^2 as above; "momentum" uses mu^2 instead, as in the text of
+            Chen et al.
         initial: nu before the first step, in units of g^2. None means adaptivity^2, the smallest
             value that the theorems of Chen et al. allow.
 

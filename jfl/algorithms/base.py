@@ -30,7 +30,7 @@ class Traits(NamedTuple):
         client_noise: where a config adds noise for client-level privacy: "release" (to the
             aggregate), "upload" (to each client's upload), or None (nowhere).
         payload_models: the size of an upload, in multiples of the size of the model.
-        as_printed: arguments with which it is the algorithm that its paper prints.
+        as_printed: arguments that make it the algorithm exactly as in its paper.
     """
 
     example_noise: str | None = "gradient"

@@ -35,10 +35,13 @@ def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
     - first responders: `sampling.first_responders(n, r, latency)` and `weights="size"`. The formula
       is that of uniform, but fast clients participate more often, so it is biased.
 
-    >>> import jfl
-    >>> chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(std=10 * 0.5), jfl.divide(10))
-    >>> grad = jfl.private_grad(lambda w, x, y: (x @ w - y) ** 2, chain)
-    >>> dpnfl(grad, lr=0.01, steps=300, batch=jfl.batches.without_replacement(10)).name
-    'dpnfl'
+    Example:
+        >>> import jfl
+        >>> chain = jfl.chain(
+        ...     jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(std=10 * 0.5), jfl.divide(10)
+        ... )
+        >>> grad = jfl.private_grad(lambda w, x, y: (x @ w - y) ** 2, chain)
+        >>> dpnfl(grad, lr=0.01, steps=300, batch=jfl.batches.without_replacement(10)).name
+        'dpnfl'
     """
     return variant(fedavg(grad, **fedavg_options), "dpnfl")

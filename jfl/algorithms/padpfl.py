@@ -91,7 +91,7 @@ def padpfl(
     server_lr: Rate = 1.0,
     server_optimizer: Optimizer = optax.sgd,
 ) -> Algorithm:
-    """Return PADPFL: clients approximately minimize loss + (mu / 2) ||w - w_server||^2.
+    """Return PADPFL: clients approximately minimize loss + (mu / 2) ||w_i - w_server||^2.
 
     The new model is the weighted mean of their models. The weights, which the paper calls impact
     factors, are the `weights` of `jfl.plan`: fixed, for example from `jfl.sampling.weights.impact`,
@@ -108,12 +108,13 @@ def padpfl(
         grad: gradient of the loss without the proximal term, as in `fedavg`.
         mu: weight of the proximal term.
         upload: "model" or "difference", the quantity that a client clips and uploads. The paper
-            prints "model". A "difference" allows a much smaller clip norm, and so less noise.
-        mechanism: a chain that a client applies to its trained model, instead of a noisy upload:
-            chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)), with the sensitivity s of
-            `experiments.papers.talaei2024.claims.client_sensitivity`; replace_one doubles a bound.
-            The guarantee is for examples, and conditional on convex Lipschitz losses.
-            `output_perturbation(..., mu=mu)` derives the sensitivity from clipped steps instead.
+            uses "model". A "difference" allows a much smaller clip norm, and so less noise.
+        mechanism: a chain that a client applies to its trained model, instead of noise on the
+            upload: chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)). The sensitivity s comes
+            from `experiments.papers.talaei2024.claims.client_sensitivity`; the bound is half of it,
+            because the sensitivity under replace_one is twice the bound. The guarantee is for
+            examples, and conditional on convex Lipschitz losses. `output_perturbation(..., mu=mu)`
+            derives the sensitivity from clipped steps instead.
         inexactness: the largest inexactness of a solve, in (0, 1]. A less accurate solve counts as
             an overflow in Health, which stops the run; then use more steps or a larger lr.
 

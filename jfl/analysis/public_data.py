@@ -122,11 +122,11 @@ def update_norms(
     lr: ArrayLike,
     key: jax.Array,
 ) -> jax.Array:
-    """Return the norms of the updates of made-up clients after local SGD, Float[clients].
+    """Return the norms of the updates of artificial clients after local SGD, Float[clients].
 
     Their median, float(np.median(...)), is a clip norm for releases over clients.  The public rows
     are divided at random, floor(p / clients) to each client.  Choose `clients` so that they have
-    about as many rows as real clients, since a client with fewer rows moves farther.
+    about as many rows as real clients, since clients with fewer rows have larger updates.
 
     Args:
         task, params, x, y: see the module.

@@ -150,7 +150,7 @@ def audit(
     one compiled program.  An audit never shows that something is private: it refutes a number, or
     it does not.
 
-    The worst-case canary comes close to the proved epsilon, because nothing else moves the
+    The worst-case canary comes close to the proved epsilon, because nothing else changes the
     release.  The other canaries are part of a training on the plan's rows, and show what an attack
     finds in such a training.
 
@@ -159,12 +159,12 @@ def audit(
         rounds: the number of rounds of each run, and of the proved guarantee.
         trials: the number of runs of each side.  Three in ten choose the score and its threshold,
             and the others are judged.
-        delta: in (0, 1).  The test that shows most is rare at a small delta: with 1e5 trials, 1e-2
-            shows more than 1e-5.
+        delta: in (0, 1).  At a small delta, the events that show a violation are rare: with 1e5
+            trials, a delta of 1e-2 shows more than 1e-5.
         unit, view, adjacency: as in `jfl.guarantee`.
         canary: "worst case"; or, in a training, "mislabelled" (a row with a wrong label, or all
-            rows of a client), "blank" (rows of zeros), "direction" (a gradient or an upload far
-            along a random direction).
+            rows of a client), "blank" (rows of zeros), "direction" (a gradient or an upload of
+            large norm in a random direction).
         sees: what the attack observes: "releases" of each round; in a training also "models" of
             each round, or the "final model", of which it computes the loss of the canary.
         confidence: in (0, 1), of the bound.

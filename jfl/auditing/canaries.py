@@ -419,7 +419,7 @@ def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]
 
 
 def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tuple:
-    """Return contributions along random directions, as long as that of `worst`.
+    """Return contributions along random directions, with the same norm as that of `worst`.
 
     They are orthogonal if there are enough coordinates, so that none is mistaken for another.
 

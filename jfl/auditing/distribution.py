@@ -111,8 +111,9 @@ def noise_test(
     clients, steps, rounds, runs and points of a sweep that share a seed.  Repeated values are
     searched across all of them.
 
-    Sigma is the ledger's multiplier times the largest change by one contribution that the chain
-    was observed to let through, so a clip that the noise does not follow is found.
+    The expected sigma is the ledger's multiplier times the largest change by one contribution that
+    the chain was observed to let through.  The test therefore also finds a clip whose norm differs
+    from the one that the noise assumes.
 
     Args:
         plan: a Plan with noise.  With `with_replacement`, the first participation of a client is

@@ -35,8 +35,10 @@ def bound(
     confidence: float,
     learn_fraction: float = 0.3,
 ) -> tuple[float, str, float]:
-    """Return the lower bound from runs that no choice has used, a description of the estimator, and
-    the distance between both sides in standard deviations.
+    """Return a lower bound of epsilon, a description of the estimator, and the distance between the
+    scores of both sides in standard deviations.
+
+    A part of the runs chooses the score and its threshold, and the others give the bound.
 
     Args:
         seen: the observations with the canary and without it.

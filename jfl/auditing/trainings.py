@@ -107,7 +107,7 @@ def training(
         entry: the ledger entry: whose privacy, against which observer.
         rounds: the number of rounds of each run.
         kind: "mislabelled" (a row, or all rows of a client, with the next label), "blank" (rows of
-            zeros), "direction" (a gradient, or an upload, far along a random direction).
+            zeros), "direction" (a gradient or an upload of large norm in a random direction).
         sees: "releases" (white box, each round), "models" (the canary's loss under the model of
             each round), "final model" (black box: its loss under the last one).
         count: the number of canaries.

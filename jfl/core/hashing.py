@@ -213,8 +213,8 @@ class RowHasher:
 def hash_rows(x: Any, y: Any, index: Any, size: Any) -> Words:
     """Return UInt32[4], the hash of the rows of a federation and of their owners.
 
-    The padding of `index` does not count.  Traced arrays are hashed in the program, and have
-    another hash than the same values on the host.
+    The padding of `index` does not count.  Traced arrays are hashed in the program, which gives a
+    different hash from that of the same values on the host.
 
     Args:
         x: [n, ...].

@@ -113,7 +113,7 @@ def submodules(
 def later(path: str) -> Callable[..., Any]:
     """Return a function that imports and calls another function.
 
-    So a package can offer a function of a package that imports it.
+    With it, a package can offer a function of another package that imports it.
 
     Args:
         path: the other function, such as "jfl.runs.load.load".

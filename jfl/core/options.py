@@ -236,7 +236,7 @@ def arguments(
     Args:
         factory: the function to call.
         values: values of options, by the name of the option; None means the factory's default.
-        given: values of parameters that are no options, by the name of the parameter.  Those that
+        given: values of parameters that are not options, by the name of the parameter.  Those that
             the factory does not have are ignored.
     """
     found = {name: given[name] for name in parameters(factory) if name in given}

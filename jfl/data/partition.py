@@ -67,8 +67,9 @@ class Partition:
 def iid(clients: int, seed: int = 0) -> Partition:
     """Assign rows to clients uniformly at random; the sizes of clients differ by at most one.
 
-    >>> [len(rows) for rows in iid(3)([0, 1, 0, 1, 0, 1, 0])]
-    [3, 2, 2]
+    Example:
+        >>> [len(rows) for rows in iid(3)([0, 1, 0, 1, 0, 1, 0])]
+        [3, 2, 2]
     """
     return _partition("iid", clients, seed, _split_iid)
 
@@ -642,8 +643,9 @@ def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Parti
             datasets.synthetic, for example, has.
         seed: seed of the order of rows.
 
-    >>> [rows.tolist() for rows in natural(["ann", "bob", "ann"])([0, 0, 1])]
-    [[0, 2], [1]]
+    Example:
+        >>> [rows.tolist() for rows in natural(["ann", "bob", "ann"])([0, 0, 1])]
+        [[0, 2], [1]]
     """
     if owners is None:
         checks.require_seed("partition.natural", seed=seed)

@@ -42,7 +42,7 @@ def synthetic(
     features, and its labels are y = argmax(x W + b). The means u ~ N(0, alpha) and B ~ N(0, beta)
     differ between clients.
 
-    Clients differ much even if alpha = beta = 0, and only beta makes them more different. alpha
+    Clients differ a lot even if alpha = beta = 0, and only beta makes them more different. alpha
     does not change the distribution of labels: a single u adds the same number to every logit, and
     a separate u per entry multiplies all logits by sqrt(1 + alpha), neither of which changes the
     argmax.

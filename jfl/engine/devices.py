@@ -257,11 +257,11 @@ def require_agreement(where: str, text: str = "", refusal: str = "") -> None:
 
 @contextlib.contextmanager
 def fail_together(where: str) -> Generator[Callable[[str], None]]:
-    """Raise an error of one process in all of them, until all are ready to start.
+    """Make all processes fail if one of them fails before it is ready to start.
 
     The context manager yields a function `ready(text)`, which the block calls when its process is
-    ready; `text` describes what it is about to do.  A ValueError or OSError before that call is
-    raised in all processes.
+    ready; `text` describes what it is about to do.  If one process raises a ValueError or OSError
+    before that call, all of them raise an error.
     """
     is_ready = False
 
@@ -282,7 +282,7 @@ def fail_together(where: str) -> Generator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def explain_lost_process() -> Generator[None]:
-    """Replace the runtime's error after another process was lost by a message of one line.
+    """Replace the runtime's error after the loss of another process with a one-line message.
 
     Raises:
         ConnectionError: If another process of the run has ended.

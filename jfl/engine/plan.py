@@ -53,7 +53,7 @@ def plan(
         algorithm: what clients and the server compute.
         sampler: how the cohort of a round is drawn.
         upload: a chain that each client applies to its own upload before it is sent, such as
-            jfl.chain(clip_l2(1.0), total(), gaussian(1.1)).  Its sum has a single term.
+            jfl.chain(clip_l2(1.0), total(), gaussian(1.1)).  Its sum has only this term.
         release: a chain that the server applies to the uploads of a cohort.  None means their sum
             divided by the expected cohort size, which is not private.
         weights: the weights of clients: "uniform"; "size", proportional to their rows; Float[C]; or

@@ -284,7 +284,7 @@ def train(
     states: Sequence[Any] | None = None,
     keep_states: bool = False,
 ) -> list[Trained]:
-    """Train plans for a number of rounds as few programs, from the start or from given states.
+    """Train plans for a number of rounds in few programs, from the start or from given states.
 
     Args:
         plans: the plan of each point.

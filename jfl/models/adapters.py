@@ -30,7 +30,7 @@ def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Losses, predictions and metrics of a run call the model with the same shapes.  JAX then traces
     it once, which for large models takes seconds.  The equations of the model become part of the
-    caller, as without this.
+    caller, as they do without this decorator.
 
     Args:
         function: a module-level function.  Its positional arguments are arrays, and its keyword

@@ -38,7 +38,7 @@ def calibrate(
     most `epsilon`.
 
     The plan provides everything except the multiplier: put any multiplier into its chain and
-    replace it by the result.  If noise on uploads and noise on the release both prove the
+    replace it with the result.  If noise on uploads and noise on the release both prove the
     guarantee, the better of them is calibrated and the other stays unchanged.  All releases of an
     algorithm get the same multiplier.  If noise changes over rounds, the result is that of the
     first round, and the others keep their ratio to it.
@@ -49,18 +49,19 @@ def calibrate(
         delta: in (0, 1).
         rounds: the number of rounds; None with over="rounds".
         unit: as in `jfl.guarantee`.
-        view: as in `jfl.guarantee`; None: the view that it names.
+        view: as in `jfl.guarantee`; None chooses the same view.
         adjacency: as in `jfl.guarantee`.
         over: "noise_multiplier"; or "rounds", the largest number of rounds of the unchanged plan, 0
             if even one is too many.
 
     Returns:
-        In the shape of `epsilon`, a Python number for one.  A multiplier is std / sensitivity, a
-        float32, rounded to the safe side.
+        A Python number, or an array in the shape of `epsilon`.  A multiplier is std / sensitivity,
+        a float32, rounded conservatively.
 
     Raises:
-        ValueError: as `guarantee`; if the plan has no noise stage; if epsilon is out of reach of a
-            multiplier, or of the capacity of a Poisson sampler, with one that is large enough.
+        ValueError: as in `guarantee`; if the plan has no noise stage; if no multiplier reaches
+            epsilon; or if the capacity of a Poisson sampler is too small for it (the message gives
+            one that is large enough).
     """
     checks.require_one_of("jfl.calibrate", ("noise_multiplier", "rounds"), over=over)
     checks.require_positive("jfl.calibrate", epsilon=epsilon)
@@ -117,14 +118,14 @@ def calibrate_per_client(
     """Return the noise multiplier with which the examples of each client reach `epsilon`: clients
     with few rows need more noise.
 
-    Put any multiplier into the chain of `private_grad` and replace it by `gaussian(result)`.
+    Put any multiplier into the chain of `private_grad` and replace it with `gaussian(result)`.
 
     Args:
         plan: a Plan whose noise is for examples.
         epsilon: the target of each client, > 0.
         delta: in (0, 1).
         rounds: how many rounds are run.
-        view: as in `jfl.guarantee`; None: the view that it names.
+        view: as in `jfl.guarantee`; None chooses the same view.
         cap: as in `jfl.guarantee`.
         quantile: as in `jfl.guarantee`.
 
@@ -137,7 +138,7 @@ def calibrate_per_client(
         64 different clients are calibrated by Renyi bounds, which need a little more noise.
 
     Raises:
-        ValueError: as `calibrate`.
+        ValueError: as in `calibrate`.
     """
     check_delta(delta)
     listed = ledger.entries(plan, rounds)

@@ -217,8 +217,8 @@ def epsilons_per_client(
         plan: a Plan.
         rounds: how many rounds are run.
         delta: in (0, 1).
-        view: "server" or "third_party"; None: the view that
-            jfl.guarantee(plan, rounds, delta, "example") names.
+        view: "server" or "third_party"; None chooses the view of
+            jfl.guarantee(plan, rounds, delta, "example").
         cap: as in `jfl.guarantee`.
         quantile: as in `jfl.guarantee`.
         realised: Int[C], as in `jfl.guarantee`.
@@ -227,12 +227,12 @@ def epsilons_per_client(
         Float64[C]; 0 for a client without rows or rounds, inf without noise.
 
     Privacy:
-        unit "example", for the adjacency of the plan; sizes and rates are public.  The largest is
-        `guarantee`'s, or a little below it; of more than 64 different clients, Renyi bounds only,
-        which may be above it.
+        unit "example", for the adjacency of the plan; sizes and rates are public.  The largest
+        value is the epsilon of `guarantee`, or slightly smaller.  For more than 64 different
+        clients these are Renyi bounds, which may be larger.
 
     Raises:
-        ValueError: as `jfl.guarantee`.
+        ValueError: as in `jfl.guarantee`.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
     check_delta(delta)
@@ -300,10 +300,11 @@ def at_scale(
 ) -> Guarantee:
     """Return the guarantee of a larger deployment, whose mean has the noise of this plan's mean.
 
-    A model cannot be trained with a cohort of 100 and the noise that hides a client among 100.  So
-    studies give its mean the noise of a mean of 10,000: a noise multiplier z of the deployment is
-    z * 100 / 10,000 here.  The model then trains about as well as in the deployment.  The epsilon
-    is that of the deployment, never of this run.
+    With cohorts of 100, the noise that hides one client is so large that a model hardly learns.
+    Studies therefore add as much noise to the mean of 100 as a deployment adds to the mean of, for
+    example, 10,000: a noise multiplier z of the deployment is z * 100 / 10,000 here.  The model
+    then trains about as well as in the deployment.  The epsilon is that of the deployment, never of
+    this run.
 
     Args:
         plan: a Plan with noise on the release.

@@ -78,7 +78,7 @@ def noise_multiplier(
         sampler: as in `epsilon`.
 
     Raises:
-        ValueError: as `epsilon`; if no multiplier up to a million reaches the target.
+        ValueError: as in `epsilon`; if no multiplier up to a million reaches the target.
 
     Example:
         >>> import jfl

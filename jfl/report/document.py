@@ -165,11 +165,12 @@ def page(document: Document, marks: dict = MARKS) -> str:
 def markdown(document: Document, folder: str) -> tuple[str, dict]:
     """Return the document as Markdown, and its pictures: name in `folder` -> PNG.
 
-    >>> table = Table("c", [("x|y", True)], [["1_2"]])
-    >>> print(markdown(Document("t", "", [Section("a", [table])]), "f")[0][-25:-1])
-    | x\\|y |
-    |---:|
-    | 1\\_2 |
+    Example:
+        >>> table = Table("c", [("x|y", True)], [["1_2"]])
+        >>> print(markdown(Document("t", "", [Section("a", [table])]), "f")[0][-25:-1])
+        | x\\|y |
+        |---:|
+        | 1\\_2 |
     """
     pictures: dict[str, bytes] = {}
 

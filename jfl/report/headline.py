@@ -68,9 +68,10 @@ def of(groups: list[Group]) -> tuple[list[Card], list[Text]]:
 def best(candidates: list[Candidate]) -> Candidate | None:
     """Return the most accurate proved candidate, or else the most accurate conditional one.
 
-    >>> one = Candidate("a", 0.9, None, 1, 0, dict(status="conditional"))
-    >>> best([one, one._replace(label="b", mean=0.5, guarantee=dict(status="proved"))]).label
-    'b'
+    Example:
+        >>> one = Candidate("a", 0.9, None, 1, 0, dict(status="conditional"))
+        >>> best([one, one._replace(label="b", mean=0.5, guarantee=dict(status="proved"))]).label
+        'b'
     """
     rank = lambda c: (c.guarantee["status"] == "proved", c.mean)
     known = [c for c in candidates if c.guarantee["status"] in ("proved", "conditional")]

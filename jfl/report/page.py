@@ -88,7 +88,7 @@ def render(assembled: document.Document, out: Path, marks: dict = document.MARKS
     Args:
         assembled: the document.
         out: FILE.html, a new file or an earlier report.
-        marks: highlighted words of tables, with the class of their colour.
+        marks: words that tables highlight -> the CSS class that sets their colour.
     """
     markdown_file, folder = _places(out)
     try:

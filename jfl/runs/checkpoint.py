@@ -159,8 +159,9 @@ def _digest(parts) -> str:
 def program(**layout: str) -> dict:
     """Return everything that the bits of a round depend on.
 
-    These are the environment and the layout of the run.  Where a program does not repeat its bits,
-    as on a GPU without `DETERMINISTIC`, the process is included, so every process is a program.
+    These are the environment and the layout of the run.  If a program does not reproduce its bits,
+    as on a GPU without `DETERMINISTIC`, the process is included, so that each process counts as a
+    different program.
     """
     facts = environment() | layout
     if facts["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in facts["flags"].split():

@@ -78,7 +78,7 @@ def add_caveats(row: dict, caveats) -> dict:
 def best(guarantees: list[dict]) -> dict:
     """Return the guarantee to show if there is space for only one.
 
-    In order of priority, it is no claim of a paper, has an epsilon, does not follow from the
+    In order of priority, it is not the claim of a paper, has an epsilon, does not follow from the
     guarantee of another unit, and is for the server.
     """
     return min(
@@ -192,8 +192,8 @@ def noise_warning(
     or "".
 
     By group privacy, n rows (for unit "client", n clients) change the odds of a result by a factor
-    of at most e^(n epsilon), except with a probability of at most n e^(n epsilon) delta.  So up to
-    1 / epsilon and 0.1 / delta of them have almost no effect.
+    of at most e^(n epsilon), except with a probability of at most n e^(n epsilon) delta.  They
+    therefore have almost no effect if n is below both 1 / epsilon and 0.1 / delta.
 
     Args:
         epsilon_at: the smallest epsilon that is proved at a delta.
@@ -201,8 +201,9 @@ def noise_warning(
         unit: "example" or "client".
         num_units: how many rows, or clients, there are.
 
-    >>> noise_warning(lambda delta: 8.0, 1e-5, "example")
-    ''
+    Example:
+        >>> noise_warning(lambda delta: 8.0, 1e-5, "example")
+        ''
     """
     units = "rows" if unit == "example" else "clients"
     epsilon = least = float(epsilon_at(delta))

@@ -12,8 +12,9 @@ def interval(values) -> tuple[float, float | None]:
     """Return the mean and half the width of its 95 % interval (Student's t); None for fewer than
     two values.
 
-    >>> [round(v, 4) for v in interval([0.8, 0.9, 1.0])]
-    [0.9, 0.2484]
+    Example:
+        >>> [round(v, 4) for v in interval([0.8, 0.9, 1.0])]
+        [0.9, 0.2484]
     """
     values = np.asarray(values, float)
     if values.size < 2:
@@ -27,8 +28,9 @@ def plus_minus(mean: float | None, half: float | None, digits: int = 4) -> str:
     """Format a mean and half the width of its interval, as all tables do; without an interval, the
     mean only.
 
-    >>> plus_minus(*interval([0.8, 0.9, 1.0])), plus_minus(0.9, None, 2)
-    ('0.9000 ± 0.2484', '0.90')
+    Example:
+        >>> plus_minus(*interval([0.8, 0.9, 1.0])), plus_minus(0.9, None, 2)
+        ('0.9000 ± 0.2484', '0.90')
     """
     # a diverging run has huge losses, which are shown without decimal places
     fixed = lambda value: f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"

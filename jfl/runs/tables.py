@@ -151,11 +151,12 @@ def proved(guarantees: list[dict]) -> dict:
     """Return the guarantee to show if there is room for only one: the best that is proved, or one
     without epsilon that says why.
 
-    >>> common = dict(unit="client", view="server", epsilon=2.0, implied=False, caveats=[])
-    >>> one = common | dict(status="conditional")
-    >>> shown = proved([one, one | dict(status="claimed")])
-    >>> shown["epsilon"], shown["status"]
-    (None, 'conditional')
+    Example:
+        >>> common = dict(unit="client", view="server", epsilon=2.0, implied=False, caveats=[])
+        >>> one = common | dict(status="conditional")
+        >>> shown = proved([one, one | dict(status="claimed")])
+        >>> shown["epsilon"], shown["status"]
+        (None, 'conditional')
     """
     ours = [g for g in guarantees if g["status"] != "claimed"]
     if good := [g for g in ours if g["status"] == "proved"]:

@@ -401,8 +401,8 @@ def _refuse_other_run(journaled: dict, facts: dict, out):
 
 
 def check_plan(plan: Plan, config: Config, traced: set) -> str:
-    """Reject a plan that would fail at its end: for noise that proves nothing, a paper without a
-    formula for it, or mismatched shapes.
+    """Reject a plan whose run would fail at its end: its noise proves nothing, the paper has no
+    formula for it, or shapes do not match.
 
     Args:
         plan: the plan that would run.

@@ -404,8 +404,9 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
 def room_for(mean: float) -> int:
     """Return the mean plus five standard deviations of a Poisson sample, rounded up.
 
-    >>> room_for(100.0)
-    150
+    Example:
+        >>> room_for(100.0)
+        150
     """
     return math.ceil(mean + 5 * math.sqrt(mean))
 

@@ -131,7 +131,7 @@ def curve_of_deltas(epsilons: ArrayLike, deltas: ArrayLike) -> Callable[[float],
     The mechanism's own curve is nowhere below it, if every pair holds in both directions.
 
     Args:
-        epsilons, deltas: [n], such as an accountant proves them.
+        epsilons, deltas: [n], pairs such as those that an accountant proves.
 
     References:
         Dong, Roth, Su, JRSS B 2022, proposition 2.12.

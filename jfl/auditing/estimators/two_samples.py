@@ -189,8 +189,8 @@ def tradeoff_bound(
     rejected.
 
     The result is a lower bound for members of the family.  If the profile is an accountant's upper
-    bound, the result exceeds the epsilon that the same accountant proves for
-    the true noise with probability at most 1 - confidence.
+    bound, the result exceeds the epsilon that the same accountant proves for the true noise with
+    probability at most 1 - confidence.
 
     About 60 to 150 calls of `profile` are made for each set of error rates: `Bonferroni` and
     `Explicit` need one set, `Split` two, `MultiSplit` two per split.

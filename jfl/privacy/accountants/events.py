@@ -222,7 +222,7 @@ def laplace(noise_multiplier: ArrayLike) -> Laplace:
 
 
 def pure(epsilon: ArrayLike) -> Pure:
-    """Return one release that is epsilon-private at delta = 0.
+    """Return one release that is (epsilon, 0)-differentially private.
 
     Raises:
         ValueError: unless epsilon is finite and >= 0.
@@ -342,7 +342,9 @@ def replaced(rate: ArrayLike, event: Any) -> Replaced:
 
 
 def zeroed_out(sample: ArrayLike, population: ArrayLike, event: Any) -> ZeroedOut:
-    """Return `event` on a uniform subset of `sample` of the `population` elements; for zero_out.
+    """Return `event` on a uniform random subset of `sample` out of `population` elements.
+
+    Its bounds hold for the adjacency zero_out only.
 
     Raises:
         ValueError: unless both are integers and 1 <= sample <= population.
@@ -405,10 +407,10 @@ def _binomial_tails(rate: float, population: int, capacity: int) -> tuple[float,
 
 
 def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> WithReplacement:
-    """Return `event` on `draws` independent draws from `population`; for replace_one.
+    """Return `event` on `draws` independent draws from `population`.
 
     An element counts each time that it is drawn.  The noise multiplier is that of an element drawn
-    once.
+    once.  The adjacency is replace_one.
 
     Units:
         population: 1 / (the probability that one draw takes the element), >= 1, not necessarily an
@@ -441,10 +443,10 @@ def compose(*events: Any) -> Compose:
 
 
 def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
-    """Return `event`, which depends on an element only with probability `rate`; for replace_one.
+    """Return `event`, which depends on an element only with probability `rate`.
 
     The noise multiplier covers everything that the element can change, however often it is used.
-    Noise added once per round (output perturbation) is of this kind.
+    Noise added once per round (output perturbation) is of this kind.  The adjacency is replace_one.
 
     Units:
         rate in (0, 1].

@@ -254,7 +254,7 @@ def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
         Float64[n] in [0, 1].
 
     Raises:
-        ValueError: as `epsilon`.
+        ValueError: as in `epsilon`.
 
     Example:
         >>> deltas(events.gaussian(1.0), np.array([0.0, 1.0])).round(4).tolist()

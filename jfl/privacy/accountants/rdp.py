@@ -156,7 +156,7 @@ def laplace(library: Library, orders: Any, z: Any) -> Any:
 
 @over_libraries
 def pure(library: Library, orders: Any, epsilon: Any) -> Any:
-    """Return the curve of any release that is epsilon-private at delta = 0; it is at most epsilon.
+    """Return the curve of any (epsilon, 0)-differentially private release; it is at most epsilon.
 
     This is the curve of randomized response.
 
@@ -391,8 +391,9 @@ def either(
     first: Any,
     second: Any,
 ) -> Any:
-    """Return the curve of a release that is `first` with `probability`, visibly, and otherwise
-    `second`.
+    """Return the curve of a release that is `first` with some probability and otherwise `second`.
+
+    The observer sees which of the two it is.
 
     References:
         Joint convexity of exp((a - 1) D).

@@ -77,7 +77,7 @@ def curve(event: Any, orders: ArrayLike) -> Any:
         Float64[n].
 
     Raises:
-        ValueError: as `epsilon`.
+        ValueError: as in `epsilon`.
     """
     event = with_multiplicities(event, 0.0)[0]
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((event, orders))):
@@ -97,7 +97,7 @@ def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
         Float64[n] in [0, 1].
 
     Raises:
-        ValueError: as `epsilon`.
+        ValueError: as in `epsilon`.
 
     Example:
         >>> deltas(events.gaussian(1.0), np.array([0.0, 1.0])).round(4).tolist()

@@ -53,8 +53,8 @@ class Release(NamedTuple):
     def group(self, size: int) -> "Release | None":
         """Return the same release for `size` units together.
 
-        The result is None if only the curve of one unit is known.  An overflow costs as before, and
-        may happen in the samples of each unit.
+        The result is None if only the curve of one unit is known.  The probability of an overflow
+        is multiplied by `size`, since it may happen in the samples of each unit.
         """
         if self.extra:
             return None
@@ -68,7 +68,7 @@ class Release(NamedTuple):
         """Return proved pairs of epsilon and delta, down to a delta of 1e-100.
 
         Raises:
-            ValueError: as `epsilon`.
+            ValueError: as in `epsilon`.
 
         Example:
             >>> one = Release((events.gaussian(1.0),)).curve()
@@ -120,7 +120,7 @@ def tightest(
 
     Raises:
         Overflow: if nothing remains of delta.
-        ValueError: as `epsilon`.
+        ValueError: as in `epsilon`.
     """
     if not release.alternatives:
         return 0.0, EXACT
@@ -176,7 +176,7 @@ def delta(event: Any, epsilon: float) -> float:
         epsilon: >= 0.
 
     Raises:
-        ValueError: as `epsilon`.
+        ValueError: as in `epsilon`.
     """
     checks.require_nonnegative("tightest.delta", epsilon=epsilon)
     return max(float(Release((event,)).curve().delta_at(epsilon)), 1e-300)

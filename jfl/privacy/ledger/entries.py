@@ -214,13 +214,14 @@ def _of_plan(plan: Plan, entry: Entry, normals: float) -> Entry:
 def personal(plan: Plan, rounds: int) -> Entry:
     """Return the entry of an observer who sees all uploads and all personal models.
 
-    The releases behind uploads and those behind personal models are composed.  A trace of the
-    client shows that what it keeps follows from them, and that they draw independent batches.
+    The releases from which uploads are computed and those from which personal models are computed
+    are composed.  A trace of the client shows that its state is computed only from these releases,
+    and that they draw independent batches.
 
     Raises:
-        NotAnalysable: if the algorithm has no personal models, does not say what they are made
-            from, or makes them without noise; if the uploads have no guarantee for examples; or if
-            the trace finds rows that reach what a client keeps.
+        NotAnalysable: if the algorithm has no personal models, does not declare their releases, or
+            computes them without noise; if the uploads have no guarantee for examples; or if the
+            trace finds rows that reach the state of a client.
     """
     algorithm = plan.algorithm
     made_of = algorithm.personal_releases or ()
@@ -359,18 +360,18 @@ def _range(values) -> str:
 
 
 def ledger(plan: Plan, rounds: int = 1) -> Ledger:
-    """Return what `rounds` rounds of a plan release, and to whom: all that its epsilons follow
-    from.
+    """Return what `rounds` rounds of a plan release, and to whom: everything from which its
+    epsilons are computed.
 
     Args:
         plan: a Plan.
-        rounds: how many of its rounds are looked at; noise may change from round to round.
+        rounds: the number of rounds; noise may change from round to round.
 
     Returns:
         A tuple of entries, one for each unit, view and adjacency that noise protects, whose fields
         are plain data.  It prints as a table, with a line for each noisy release: on which sample,
         with which noise multiplier (std over the sensitivity under that adjacency), how often.
-        Where clients differ, it shows those that may be the worst.
+        If clients differ, it shows those that may be the worst.
 
     Raises:
         ValueError: If the plan holds traced values, or one of its functions holds the

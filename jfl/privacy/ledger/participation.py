@@ -33,12 +33,12 @@ def participations(
         entry: an entry of its ledger.
         rounds: the number of rounds.
         delta: the delta of the guarantee.
-        options: cap, participations that no client exceeds, which the engine does not enforce;
-            quantile, the probability with which a client may exceed the number that counts for it;
-            realised, Int[C], the participations as they happened; at most one of them is not None.
+        options: `cap`, `quantile` and `realised`, as in `jfl.guarantee`.  At most one of them is
+            not None.
 
     Raises:
-        ValueError: unless at most one is given, and in range, for what the server sees.
+        ValueError: if several options are given, or one that is out of range, or one for another
+            view than "server".
     """
     sampler, where = plan.sampler, "jfl.guarantee"
     given = [name for name, v in options.items() if v is not None]

@@ -63,10 +63,11 @@ class Rule:
 
 
 def find(facts: Facts, site: Site, unit: str, view: str) -> Rule:
-    """Return the rule that answers for a noisy place.
+    """Return the first rule of the table that applies to a place where noise is added.
 
     Raises:
-        NotAnalysable: with the need that is not met, or with the nearest rows of the table.
+        NotAnalysable: if no rule applies.  The message gives the need that is not met, or the
+            nearest rows of the table.
     """
     if site.refusal:
         raise NotAnalysable(site.refusal)

@@ -325,7 +325,8 @@ def scheduled(mechanism: Mechanism | None) -> bool:
 
 
 def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
-    """Return the true noise multiplier, std / sensitivity, of the float32 numbers that run.
+    """Return the noise multiplier, std / sensitivity, of the float32 numbers with which the chain
+    runs.
 
     Args:
         mechanism: a chain without schedules, or the result of `at_round`.

@@ -390,13 +390,10 @@ def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
 def prior(bands: Bands) -> np.ndarray:
     """Return the expected energy of one coefficient of natural images in each band, Float32[n].
 
-    It is relative to that of a finest coefficient, and needs no data: 2^l for level l of a line and
-    4^l for a pyramid, which is the 1 / f^2 spectrum of natural images; the base has that of the
-    root.  A plain band has the mean over all transformed coefficients, because nothing is known
-    about it.
-
-    References:
-        spec of Ranaweera et al., 2025, section 3.10: not in the paper.
+    It needs no data, and is relative to the energy of a finest coefficient: 2^l for level l of a
+    block with one transformed axis, and 4^l with two, which is the 1 / f^2 spectrum of natural
+    images.  The base has the energy of the root.  A plain band has the mean over all transformed
+    coefficients, because nothing is known about it.
     """
     size, is_transformed, energy = sizes(bands), levels(bands) >= 0, leaves(bands)
     if is_transformed.any():

@@ -123,7 +123,7 @@ def projection(like: Task | Any, size: int, *, seed: int = 0, each_round: bool =
         ValueError: unless size is an integer >= 1 and at most the number of coordinates.
 
     References:
-        Ailon and Chazelle, SIAM J.  Comput. 2009 (fast Johnson-Lindenstrauss transforms).
+        Ailon and Chazelle, SIAM J. Comput. 2009 (fast Johnson-Lindenstrauss transforms).
 
     Example:
         >>> import jax.numpy as jnp

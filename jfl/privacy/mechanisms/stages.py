@@ -353,7 +353,7 @@ def _layers_bound(state: Any, shape: Shape | None, *, bounds: Tree, layers: int)
 
 
 def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None) -> Stage:
-    """Scale each leaf of a contribution down separately.
+    """Scale each leaf of a contribution down to a norm of at most its bound.
 
     Args:
         bounds: a pytree with one bound > 0 per leaf, or one number, the bound of each leaf; in the

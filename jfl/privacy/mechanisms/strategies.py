@@ -333,9 +333,8 @@ def blt(
 ) -> Strategy:
     """Return a buffered linear Toeplitz (BLT) strategy.
 
-    The column of C is a sum of `buffers` decaying exponentials.
-
-    It covers runs of any length with the memory of `buffers` models.
+    The first column of C is a sum of `buffers` decaying exponentials.  A run of any length needs
+    the memory of `buffers` models.
 
     Args:
         buffers: the number of exponentials; two to five are enough.
