@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.numpy_loops import LEVELS, Loop, clip, drawn_and_run, falling
+from helpers.numpy_loops import LEVELS, Loop, clip, drawn_and_run, falling, one_round
 from helpers.problems import CLIENTS, SIZES, close, flat, make_federation, squared, start_params
 
 import jfl
 from jfl.core import records
 from jfl.core.errors import NotAnalysable
-from jfl.engine.round import run_round
 from jfl.privacy.accountants import events, rdp_events, tightest
 
 STEPS, CLIP = 4, 0.7
@@ -126,7 +125,7 @@ def moved(mu, one, other):
     fed, end = _lone_client(mu)
     x, y, row, ends = np.array(fed.x), np.array(fed.y), int(fed.index[0, 0]), []
     for x[row], y[row] in (one, other):
-        ends.append(np.asarray(end(with_rows(fed, x, y))))
+        ends.append(end(with_rows(fed, x, y)))
     return np.linalg.norm(ends[0] - ends[1]) / 0.9
 
 
@@ -144,12 +143,10 @@ def noiseless(chain, batch, loss, start, lr, steps, server_lr=1.0, mu=None):
     fed = make_federation(sizes=(4,))
     plan = jfl.plan(fed, jfl.task(start, loss), alg, jfl.sampling.full(1))
 
-    def end(fed):
-        here = dataclasses.replace(plan, fed=fed)
-        params = run_round(jfl.init(jax.random.key(0), plan), here)[0].server.params
-        return jnp.concatenate([jnp.ravel(v) for v in jax.tree.leaves(params)])
-
-    return fed, jax.jit(end)
+    run = jfl.init(jax.random.key(0), plan)
+    return fed, lambda fed: flat(
+        one_round(run, dataclasses.replace(plan, fed=fed), run.key)[0].server.params
+    )
 
 
 def with_rows(fed, x, y):
@@ -290,7 +287,7 @@ def furthest(batch, lr=0.9, scale=1.0):
         ends = []
         for side in (1, -1):
             x[row], y[row] = scale * np.array([np.cos(0.05), side * np.sin(0.05), 0.0]), -side
-            ends.append(np.asarray(end(with_rows(fed, x, y))))
+            ends.append(end(with_rows(fed, x, y)))
         most = max(most, np.linalg.norm(ends[0] - ends[1]))
     return most / (2 * STEEP * lr / BATCH)
 
