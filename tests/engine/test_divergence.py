@@ -42,8 +42,7 @@ def test_a_run_that_diverged_is_reported(plan, words):
 def test_a_healthy_run_reports_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan = make_plan(lambda w, x, y: (x @ w - y) ** 2)
-        jfl.simulate(jax.random.key(0), plan, rounds=1)
+        jfl.simulate(jax.random.key(0), make_plan(linear), rounds=1)
 
 
 def test_the_points_of_a_sweep_are_named():

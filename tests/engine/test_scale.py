@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from helpers.paths import ROOT
 from helpers.problems import (
+    SIZES,
     close,
     flat,
     make_federation,
@@ -133,14 +134,13 @@ def test_the_law_of_how_many_join_is_no_more_likely_to_overflow_than_is_charged(
 
 
 def test_capacity_of_a_rare_draw_changes_no_draw_and_an_overflow_is_counted():
-    few, some, many = (jfl.sampling.poisson(MANY, 0.002, capacity=n) for n in (60, 150, 400))
+    few, many = (jfl.sampling.poisson(MANY, 0.002, capacity=n) for n in (60, 150))
     overflowed = []
     for seed in range(12):
-        one, two, three = (draw_of(s)(jax.random.key(seed)) for s in (few, some, many))
+        one, two = (draw_of(s)(jax.random.key(seed)) for s in (few, many))
         n = int((two.times_drawn > 0).sum())
-        assert np.array_equal(np.asarray(two.ids)[:n], np.asarray(three.ids)[:n])
-        assert int((three.times_drawn > 0).sum()) == n
         assert int((one.times_drawn > 0).sum()) == min(n, 60) and (n <= 60) == (one.overflow == 0)
+        assert n > 60 or np.array_equal(np.asarray(one.ids)[:n], np.asarray(two.ids)[:n])
         overflowed.append(n > 60)
     assert any(overflowed) and not all(overflowed)
 
@@ -160,7 +160,7 @@ def test_another_attempt_draws_its_own_cohorts_and_batches():
         lambda key, r: batches.draw(stream_key(key, Stream.BATCH, r), 0, 9, 9)[0],
     ]
     for draw in draws:
-        of = jax.vmap(draw, (None, 0))
+        of = jax.jit(jax.vmap(draw, (None, 0)))
         one, other = (np.asarray(of(run_sampling_key(r), jnp.arange(20))) for r in (run, again))
         assert np.mean(one != other) > 0.3
     assert same_bits(run_sampling_key(run), run.key)  # what was recorded before stays
@@ -198,10 +198,11 @@ def test_a_population_is_the_same_run(name, options, tmp_path):
 
 def test_a_population_goes_on_where_it_was_and_keeps_what_it_began_from():
     plan = make_plan(on_host(make_federation()))
-    run = lambda rounds, start=None: jfl.simulate(
-        jax.random.key(1), plan, rounds, evaluate_every=2, start=start
+    run = lambda rounds, start=None, callbacks=(): jfl.simulate(
+        jax.random.key(1), plan, rounds, evaluate_every=2, start=start, callbacks=callbacks
     )
-    whole, half, first = run(6), run(4), run(1)
+    whole, half, first = run(6), run(6, callbacks=[lambda moment: moment.round == 4]), run(1)
+    assert int(half.run.round) == 4
     kept = jax.tree.map(np.array, half.run.client_states)
     for _ in range(2):  # also a second time from the same state
         rest = run(2, half.run)
@@ -270,20 +271,16 @@ def test_rows_of_a_cohort_are_those_of_its_clients(sizes, ordered, large, at_onc
 
 def test_rows_that_are_prepared_on_the_device_are_the_same_run():
     """Bytes that become numbers there, and the same numbers from the host."""
-    rng, sizes = np.random.default_rng(0), (3, 5, 2, 4)
-    pixels, y = rng.integers(0, 256, (14, 3)).astype(np.uint8), rng.normal(size=14)
+    rng, n = np.random.default_rng(0), sum(SIZES)
+    pixels, y = rng.integers(0, 256, (n, 3)).astype(np.uint8), rng.normal(size=n)
     scaled = lambda x: x * np.float32(1 / 256)
-    given = dict(sizes=sizes, test=(scaled(pixels), y), classes=0)
+    given = dict(sizes=SIZES, test=(scaled(pixels[:6]), y[:6]), classes=0)
     host = jfl.population((pixels, y), prepare=scaled, **given)
     device = jfl.population((pixels, y), prepare_row=scaled, **given)
     assert device.host.fetch(np.array([1]))[0].dtype == np.uint8
     assert np.array_equal(host.identity, device.identity)
-    algorithm = jfl.algorithms.scaffold(
-        noisy_grad(), lr=0.3, steps=2, batch=jfl.batches.without_replacement(2)
-    )
-    task, sampler = jfl.task(start_params(), squared), jfl.sampling.without_replacement(4, 3)
     one, other = (
-        jfl.simulate(jax.random.key(0), jfl.plan(fed, task, algorithm, sampler), 3)
+        jfl.simulate(jax.random.key(0), make_plan(fed), 3, evaluate_every=2)
         for fed in (host, device)
     )
     close(one, other)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers.problems import CLIENTS, make_federation
+from helpers.problems import make_federation
 
 import jfl
 from jfl.core.errors import NotAnalysable
@@ -17,7 +17,7 @@ from jfl.engine.sweep import Trained
 from jfl.privacy.accountants import choosing
 
 C, DELTA = 6, 1e-5
-FED = make_federation(sizes=(4,) * C, classes=2)
+FED, FULL = make_federation(sizes=(4,) * C, classes=2), jfl.sampling.full(C)
 
 
 def make_plan(lr=0.1, z=3.0, noise=None, clip=1.0, sampler=None, kind="fedavg", fed=FED, **more):
@@ -30,8 +30,6 @@ def make_plan(lr=0.1, z=3.0, noise=None, clip=1.0, sampler=None, kind="fedavg", 
 
 
 task = jfl.models.logistic(FED)
-
-
 ASK = dict(unit=None, view=None, adjacency=None)
 
 
@@ -85,6 +83,7 @@ def test_settings_that_are_worst_at_different_orders_count_together(mean, theore
 def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
     """With a score that tells the setting, the best setting of those that were drawn."""
     law, rates, seed = choosing.geometric(4.0), [0.1, 0.2, 0.3], 1
+    make = functools.partial(make_plan, sampler=FULL, batch=jfl.batches.full())
     ((number,),), drawn, seeds = tuning._draw_runs(seed, [law], len(rates))
     scored = []
 
@@ -92,13 +91,13 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
         scored.append(weight_of(params))
         return scored[-1]
 
-    found = jfl.choose(make_plan, rounds=2, runs=law, seed=seed, score=score, lr=rates)
+    found = jfl.choose(make, rounds=2, runs=law, seed=seed, score=score, lr=rates)
     assert len(scored) == number == len(seeds) == len(set(seeds)) > 1
     best = int(np.argmax(scored))
     assert found.setting == dict(lr=rates[drawn[best]]) and found.score == scored[best]
     # it is the run of that setting with its own seed
     key = jax.random.key(int(seeds[best]))
-    same_arrays(found.params, jfl.simulate(key, make_plan(**found.setting), 2).params, atol=1e-6)
+    same_arrays(found.params, jfl.simulate(key, make(**found.setting), 2).params, atol=1e-6)
     assert found.guarantee.status == "conditional"  # nobody saw what the score reads
     assert found._fields == ("params", "setting", "score", "guarantee")
     assert capsys.readouterr() == ("", "")
@@ -126,12 +125,9 @@ def test_the_draws_of_one_choice_are_those_they_were():
         assert [g.tolist() for g in groups] == [[number]] and drawn == settings
         assert seeds == [first + i for i in range(number)]
     law = choosing.logarithmic(5.0)
-    found = jfl.choose(make_plan, rounds=4, runs=law, seed=3, lr=[0.1, 0.3])
-    assert found.guarantee.epsilon == pytest.approx(2.5930454679809607, rel=1e-9)
-    assert found.setting == dict(lr=0.3) and found.score == 0.5
-    listed = jfl.choose(make_plan, rounds=[4], runs=(law,), seed=3, lr=[0.1, 0.3])
-    assert listed.guarantee == found.guarantee and listed.setting == found.setting
-    same_arrays(listed.params, found.params, rtol=0)
+    found = judged([make_plan()], 4, law)
+    assert found.epsilon == pytest.approx(2.5930454679809607, rel=1e-9)
+    assert tuning._rungs([4], (law,)) == tuning._rungs(4, law)  # a list of one rung is the same
 
 
 # --- tournaments
@@ -147,12 +143,13 @@ def weight_of(params):
 
 def test_a_tournament_is_paid_for_each_rung_that_follows():
     """By rungs of their own rounds, for the worst setting of each."""
-    plans = [make_plan(z=z) for z in (3.0, 2.0)]
+    plans = [make_plan(z=z, sampler=FULL) for z in (3.0, 2.0)]
     found = judged(plans, UNTIL, LAWS)
     own = [jfl.guarantee(plans[1], n, DELTA) for n in (1, 2, 3)]
     want = choosing.epsilon_of_tournament(own, LAWS, DELTA)
     assert found.epsilon == pytest.approx(want, rel=1e-9)
-    assert (found.unit, found.adjacency, found.view) == (own[0].unit, "add_remove", own[0].view)
+    kind = lambda guarantee: (guarantee.unit, guarantee.adjacency, guarantee.view)
+    assert kind(found) == kind(own[0])
     assert {"score", "secret-runs"} <= {c.code for c in found.caveats}
     assert found.epsilon > judged(plans, 6, LAWS[-1]).epsilon
     # a capacity that may be too small is paid once for each run that is started
@@ -286,11 +283,7 @@ def test_rows_of_a_client_that_find_no_slot_decide_no_choice():
 
 
 LESS_EACH_ROUND = jfl.schedules.inverse_sqrt(2.0)
-
-
-FULL, CHANGES = jfl.sampling.full(C), "noise that changes relative to the sensitivity"
-
-
+CHANGES = "noise that changes relative to the sensitivity"
 SEVERAL = "which draws the cohorts of several rounds"
 
 
@@ -340,13 +333,18 @@ LAW = choosing.geometric(2.0)
         (dict(rounds=2, runs=10), "choosing.logarithmic"),
         (dict(rounds=2, runs=LAW, seed=[1, 2]), "an integer seed"),
         (dict(rounds=2, runs=LAW, score=3), "expected .*score"),
-        (dict(rounds=2, runs=LAW, score=lambda params: np.zeros(2)), "expected .*score"),
         (dict(rounds=2, runs=LAW, make_plan=without_noise), "noise in every setting"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(options, message):
     with pytest.raises(ValueError, match=f"jfl.choose: .*{message}"):
         jfl.choose(**dict(make_plan=make_plan, rounds=(1, 2), runs=[LAW] * 2) | options)
+
+
+def test_a_score_of_several_numbers_is_refused():
+    run = Trained(health=Health(7, 7, 7, 7), metrics=None, params=np.float32(1), state=None)
+    with pytest.raises(ValueError, match="jfl.choose: expected one number from score"):
+        tuning._score(run, lambda params: np.zeros(2))
 
 
 # --- tuners
@@ -369,33 +367,31 @@ class Study:
         self.told[trial.number] = value
 
 
-def tune(study, space=None, **options):
-    options = dict(rounds=3, trials=1, metric="loss") | options
-    return jfl.ask_tell(plain, study, space or dict(lr=None), **options)
+def tune(study, **options):
+    options = dict(rounds=20, trials=1, metric="loss", seeds=(0, 1)) | options
+    return jfl.ask_tell(plain, study, dict(lr=None), **options)
 
 
 def plain(lr):
-    fed = make_federation(classes=3)
-    task = jfl.models.logistic(fed)
-    algorithm = jfl.algorithms.fedsgd(jfl.grad(task.loss), lr=lr)
-    return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS))
-
-
-def test_what_is_told_is_the_mean_over_seeds_of_separate_runs():
-    rates = [0.1, 0.5, 0.2]
-    study = Study(rates)
-    found = tune(study, trials=3, at_once=2, seeds=(0, 1))
-    assert study.calls == ["ask", "ask", "tell", "tell", "ask", "tell"]
-    for number, (lr, row) in enumerate(zip(rates, found, strict=True)):
-        each = [jfl.simulate(jax.random.key(s), plain(lr), 3).metrics.loss[-1] for s in (0, 1)]
-        assert row["lr"] == lr and row["value"] == study.told[number]
-        assert row["value"] == pytest.approx(float(np.mean(each)), rel=1e-5)
+    rows = jfl.batches.without_replacement(2)  # so that seeds differ
+    algorithm = jfl.algorithms.fedsgd(jfl.grad(task.loss), lr=lr, batch=rows)
+    return jfl.plan(FED, task, algorithm, FULL)
 
 
 @pytest.mark.filterwarnings("ignore:sweep. the point")
-def test_a_run_that_fails_is_told_as_nan():
-    found = tune(Study([0.1, 3.3e38]), rounds=20, trials=2)
-    assert np.isfinite(found[0]["value"]) and np.isnan(found[1]["value"])
+def test_what_is_told_is_the_mean_over_seeds_of_separate_runs():
+    """Of a run that fails it is nan."""
+    rates = [3.3e38, 0.5, 0.1]
+    study = Study(rates)
+    found = tune(study, trials=3, at_once=2)
+    assert study.calls == ["ask", "ask", "tell", "tell", "ask", "tell"]
+    assert [row["lr"] for row in found] == rates and list(study.told) == [0, 1, 2]
+    assert np.isnan(found[0]["value"]) and np.isnan(study.told[0])
+    for number in (1, 2):
+        run = lambda seed, lr=rates[number]: jfl.simulate(jax.random.key(seed), plain(lr), 20)
+        one, other = (run(seed).metrics.loss[-1] for seed in (0, 1))
+        assert found[number]["value"] == study.told[number] and one != other
+        assert study.told[number] == pytest.approx(float(one + other) / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(
