@@ -1,6 +1,7 @@
 """What correlated noise proves: one Gaussian release over the run, read off the sampler."""
 
 import dataclasses
+import functools
 import itertools
 import types
 
@@ -42,6 +43,12 @@ STRATEGIES = {
 }
 
 
+@functools.cache
+def strategy_of(name, rounds=12, separation=1):
+    """Return a strategy for clients that come every `separation` rounds; some are searched for."""
+    return STRATEGIES[name](rounds, -(-rounds // separation), separation)
+
+
 def groups(separation, cohort=4):
     """Clients of which each stays away for some rounds; all of them in every round for 1."""
     if separation == 1:
@@ -68,20 +75,20 @@ def near(value, rel=1e-6):
     return pytest.approx(value, rel=rel)
 
 
+@pytest.mark.by_default("1-replace_one-2-square root", *(f"3-zero_out-1-{n}" for n in STRATEGIES))
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("adjacency, sides", [("replace_one", 2), ("zero_out", 1)])
 @pytest.mark.parametrize("separation", [1, 3])
-def test_a_run_is_one_gaussian_release(name, separation):
-    n = 10
-    made = STRATEGIES[name](n, -(-n // separation), separation)
+def test_a_run_is_one_gaussian_release(name, separation, adjacency, sides):
+    n, made = 12, strategy_of(name, separation=separation)
     sens = made.sensitivity(-(-n // separation), separation, epochs=True)
-    for adjacency, sides in (("replace_one", 2), ("zero_out", 1)):
-        one = plan(jfl.correlated(3.0, made), groups(separation), adjacency=adjacency)
-        found = jfl.guarantee(one, n, DELTA)
-        # the noise multiplier is in units of the sensitivity of a round, which replacing doubles
-        assert found.epsilon == near(gaussian(3.0 / sens))
-        assert float(jfl.privacy.mechanisms.chain.sensitivity(one.release)) == sides
-        assert found.adjacency == adjacency and found.method.startswith("matrix_gaussian")
-        assert (found.status, found.view, found.unit) == ("proved", "third_party", "client")
+    one = plan(jfl.correlated(3.0, made), groups(separation), adjacency=adjacency)
+    found = jfl.guarantee(one, n, DELTA)
+    # the noise multiplier is in units of the sensitivity of a round, which replacing doubles
+    assert found.epsilon == near(gaussian(3.0 / sens))
+    assert float(jfl.privacy.mechanisms.chain.sensitivity(one.release)) == sides
+    assert found.adjacency == adjacency and found.method.startswith("matrix_gaussian")
+    assert (found.status, found.view, found.unit) == ("proved", "third_party", "client")
 
 
 @pytest.mark.parametrize(
@@ -108,11 +115,11 @@ def test_samplers_without_turns_count_every_round(sampler, adjacency, sides):
 
 
 def test_epsilon_after_each_round_ends_at_the_guarantee_and_never_falls():
-    made = blt(30, 2, participations=6, separation=5)
-    one = plan(jfl.correlated(2.0, made), groups(5, 2))
-    path = jfl.epsilons(one, np.arange(31), DELTA)
+    made = strategy_of("blt", separation=3)
+    one = plan(jfl.correlated(2.0, made), groups(3, 2))
+    path = jfl.epsilons(one, np.arange(13), DELTA)
     assert path[0] == 0 and (np.diff(path) >= 0).all() and path[1] == near(gaussian(2.0))
-    for rounds in (3, 6, 17, 30):
+    for rounds in (5, 12):
         assert jfl.guarantee(one, rounds, DELTA).epsilon == near(path[rounds])
 
 
@@ -123,7 +130,7 @@ def test_epsilon_after_each_round_ends_at_the_guarantee_and_never_falls():
     "z, bands, want",
     [  # computed for N = 10,000, a mean cohort of 100, 1,000 rounds, delta = 1e-5
         (1.0, 4, 4.185153),
-        (2.0, 16, 3.082661),
+        pytest.param(2.0, 16, 3.082661, marks=pytest.mark.slow),
         pytest.param(1.0, 32, 12.788545, marks=pytest.mark.slow),
         (2.0, 100, gaussian(2.0 / 10**0.5)),  # all of a group: no chance
     ],
@@ -165,11 +172,12 @@ def test_calibration_finds_the_multiplier():
 # --- uploads
 
 
+@pytest.mark.by_default("1-8-square root", "3-12-tree", "3-8-inverse banded", "3-8-dense")
 @pytest.mark.parametrize("name", ["tree", "square root", "inverse banded", "dense"])
 @pytest.mark.parametrize("separation, rounds", [(1, 8), (3, 12), (3, 8)])
 def test_a_cap_counts_the_joint_release(name, separation, rounds):
     """No pattern of `cap` participations moves the release of all rounds further."""
-    made = STRATEGIES[name](12, -(-12 // separation), separation)
+    made = strategy_of(name, separation=separation)
     sampler = groups(separation, 2) if separation > 1 else jfl.sampling.without_replacement(C, 4)
     one = upload_plan(jfl.correlated(4.0, made), sampler, adjacency="zero_out")
     asked = dict(unit="client", view="server")
@@ -217,7 +225,7 @@ def test_noise_on_uploads_that_goes_on_is_not_counted_in_a_sum():
 @pytest.fixture(scope="module")
 def plans():
     root, twelve = (jfl.correlated(2.0, square_root(n)) for n in (8, 12))
-    spread = jfl.correlated(2.0, banded_toeplitz(12, 3, participations=4, separation=3))
+    spread = jfl.correlated(2.0, strategy_of("banded", separation=3))
     return types.SimpleNamespace(
         root=plan(root),
         steady=plan(jfl.gaussian(2.0)),
@@ -227,7 +235,7 @@ def plans():
         upload=upload_plan(twelve),
         twice=upload_plan(twelve, TWICE),
         turns=upload_plan(twelve, groups(3, 2)),
-        apart=upload_plan(jfl.correlated(4.0, STRATEGIES["inverse banded"](12, 4, 3))),
+        apart=upload_plan(jfl.correlated(4.0, strategy_of("inverse banded", separation=3))),
     )
 
 
@@ -245,7 +253,10 @@ SERVER = dict(delta=DELTA, view="server")
         (lambda p: jfl.guarantee(p.spread(groups(2)), 12), "stay away for 3 rounds"),
         (lambda p: jfl.guarantee(p.apart, 12, **SERVER), "stay away for 3 rounds"),
         # clients cannot keep buffers
-        (lambda p: upload_plan(jfl.correlated(1.0, blt(12, 2))), "regenerates earlier"),
+        (
+            lambda p: upload_plan(jfl.correlated(1.0, strategy_of("blt", separation=12))),
+            "regenerates earlier",
+        ),
         (lambda p: jfl.guarantee(p.upload, 13, **SERVER), "at most the 12 rounds"),
         (lambda p: jfl.guarantee(p.turns, 12, realised=np.full(C, 5), **SERVER), r"in 0\.\.4"),
         # parts of a run are not accounted apart
@@ -289,7 +300,7 @@ def test_runs_that_may_be_composed(plans):
 def test_noise_that_begins_in_a_later_round_is_accounted_from_there(name):
     """Against all contributions of 0, 1 and -1 to the rounds that ran, seen through the noise that
     they had: all rows, or the first ones where buffers begin empty."""
-    strategy, first = STRATEGIES[name](12, 1, 1), 7
+    strategy, first = strategy_of(name, separation=12), 7
     quiet = plan(jfl.gaussian(1e7), adjacency="zero_out")
     made = plan(jfl.correlated(6.0, strategy), adjacency="zero_out")
     for rounds in (1, 4):
@@ -313,9 +324,9 @@ class Mine(type(identity(6))):
 @pytest.mark.parametrize(
     "make, change",
     [
-        (lambda: blt(12, 2), dict(column=np.r_[1.0, np.zeros(11)])),
-        (lambda: blt(12, 2), dict(weight=np.zeros(2))),
-        (lambda: inverse_banded(12, 3), dict(column=np.ones(1))),
+        (lambda: strategy_of("blt", separation=12), dict(column=np.r_[1.0, np.zeros(11)])),
+        (lambda: strategy_of("blt", separation=12), dict(weight=np.zeros(2))),
+        (lambda: strategy_of("inverse banded", separation=12), dict(column=np.ones(1))),
         (lambda: square_root(12), dict(rounds=14)),
         (lambda: dense(12), dict(table=np.eye(12))),
         (lambda: tree(12, efficient=True), dict(rounds=6)),
@@ -347,7 +358,7 @@ def test_a_sampler_that_claims_turns_is_not_believed(plans):
 @pytest.mark.parametrize("name", ["tree", "banded", "blt"])
 def test_audited_is_no_more_than_proved(name):
     """The worst canary in the worst client, which comes every fourth round."""
-    made = STRATEGIES[name](8, 2, 4)
+    made = strategy_of(name, 8, 4)
     noise = jfl.correlated(1.5 * made.sensitivity(2, 4), made)
     report = jfl.audit(plan(noise, groups(4, 3), adjacency="zero_out"), 8, trials=4000)
     assert report.epsilon <= report.proved.epsilon and not report.refuted

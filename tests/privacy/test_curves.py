@@ -53,9 +53,13 @@ def roc_of_one_step(q, z, rates):
     return np.maximum(removed, [ndtr(threshold(a) / z) for a in rates])
 
 
-def test_golden_values():
+@pytest.fixture(scope="module")
+def known():
+    return curve(poisson(0.1, 3.0, 512))
+
+
+def test_golden_values(known):
     """Of dp_accounting's loss distributions at an interval of 1e-4."""
-    known = curve(poisson(0.1, 3.0, 512))
     np.testing.assert_allclose(known.epsilon_at(1e-6), 3.7696865815, rtol=3e-6)
     want = [0.00168398, 0.01053842, 0.06095276, 0.30586690]
     np.testing.assert_allclose(known.tpr([1e-4, 1e-3, 1e-2, 1e-1]), want, rtol=6e-6)
@@ -105,7 +109,7 @@ def test_without_sampling_all_is_exact(z, times):
     delta=st.lists(st.floats(0, 1), min_size=6, max_size=6),
     rates=st.lists(st.floats(0, 1), min_size=1, max_size=20),
 )
-@settings(max_examples=200)
+@settings(max_examples=50)
 def test_rates_are_the_least_of_all_lines(epsilon, delta, rates):
     known = curve_of(epsilon, delta[: len(epsilon)])
     rates = np.array(rates)
@@ -121,8 +125,7 @@ def test_rates_are_the_least_of_all_lines(epsilon, delta, rates):
     assert (np.diff(known.epsilon) > 0).all() and (np.diff(known.delta) < 0).all()
 
 
-def test_a_curve_is_convex_and_inverts_itself():
-    known = curve(poisson(0.02, 0.8, 300))
+def test_a_curve_is_convex_and_inverts_itself(known):
     slopes = -np.diff(known.delta) / np.diff(np.exp(known.epsilon))
     assert (slopes[1:] <= slopes[:-1] * (1 + 1e-9)).all()
     deltas = np.geomspace(1e-15, 0.3, 400)

@@ -118,7 +118,8 @@ def denoised(*noise):
     """Return a release, on the bands FLAT, of noise that has none, or other bands."""
     stages = jfl.clip_l2(5.0), jfl.total(), *noise, wavelet.james_stein(FLAT)
     chain = jfl.chain(*stages, adjacency="add_remove")
-    return mech.release(chain, KEY, (), stacked([np.arange(12.0)]), jnp.ones(1))
+    release = functools.partial(mech.release, chain, KEY, ())
+    return jax.eval_shape(release, stacked([np.arange(12.0)]), np.ones(1, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -368,14 +369,16 @@ def test_denoisers_against_a_loop(layout, shaped):
 
 def test_private_energies_and_what_both_plans_cost():
     estimate = lambda z: plan_of(jfl.algorithms.band_energies(squared, MADE, noise_multiplier=z))
-    out = jfl.simulate(KEY, estimate(1e-6), rounds=2)
+    plan = estimate(1e-6)
+    run, step = jfl.init(KEY, plan), jax.jit(lambda run: jfl.run_round(run, plan)[0])
+    server = step(step(run)).server
     clients = []
     for g in gradients_of(flat(start_params()), make_federation()):
         e = (g @ (np.sqrt(WEIGHTS)[:, None] * HAAR).T) ** 2
         e = np.stack([e[:, 0], e[:, 1] + e[:, 2], e[:, 3]], 1)
         clients.append((e / e.sum(1, keepdims=True)).mean(0))
-    np.testing.assert_allclose(np.asarray(out.run.server.energies), np.mean(clients, 0), atol=1e-4)
-    np.testing.assert_allclose(flat(out.params), flat(start_params()))
+    np.testing.assert_allclose(np.asarray(server.energies), np.mean(clients, 0), atol=1e-4)
+    np.testing.assert_allclose(flat(plan.algorithm.params(server)), flat(start_params()))
     segments = [(estimate(5.0), 1), (plain_plan(5.0), 3)]
     both = jfl.guarantee(segments, delta=1e-5, seeds="different")
     exact = jfl.guarantee(plain_plan(5.0 / np.sqrt(7 / 6)), 3)
