@@ -30,11 +30,15 @@ def trained(tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="module")
+def loaded(trained):
+    return jfl.load(trained)
+
+
 # --- load
 
 
-def test_a_run_is_read_back(trained, tmp_path):
-    loaded = jfl.load(trained)
+def test_a_run_is_read_back(loaded, tmp_path):
     assert loaded.history["round"] == [2, 4] and int(loaded.run.round) == 4
     again = jfl.simulate(jax.random.key(loaded.config.seed), loaded.plan, 4)
     assert same_bits(again.params, loaded.params)
@@ -62,8 +66,7 @@ def test_the_first_line_of_a_csv_is_a_header_if_it_is_no_number(text, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "header.csv", "flat.npy"])
-def test_predictions_of_a_file(trained, tmp_path, kind, capsys):
-    loaded = jfl.load(trained)
+def test_predictions_of_a_file(trained, loaded, tmp_path, kind, capsys):
     x = np.asarray(loaded.plan.fed.x_test)[:5]
     path = tmp_path / f"rows.{kind}"
     flat = x.reshape(5, -1)

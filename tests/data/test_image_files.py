@@ -326,6 +326,7 @@ def test_damaged_prepared_files_are_named(place):
     not (DEBIAN / "fashion-mnist").is_dir(),
     reason="real Fashion-MNIST NOT tested: apt-get install dataset-fashion-mnist",
 )
+@pytest.mark.slow
 def test_real_fashion_mnist(place, monkeypatch):
     """The published counts and moments."""
     monkeypatch.setattr(image_files, "DEBIAN", DEBIAN)

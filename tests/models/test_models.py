@@ -95,7 +95,7 @@ def _steps(task, fed, n=30, lr=0.5):
     return w, np.asarray(losses)
 
 
-@pytest.mark.by_default("mlp", "logistic")
+@pytest.mark.by_default("mlp")
 @pytest.mark.parametrize(
     "make",
     [

@@ -448,6 +448,7 @@ def test_only_the_same_data_share_a_dashed_line():
     assert dashed(ax) == [0.4]
 
 
+@pytest.mark.by_default("epsilons0", "epsilons1")
 @pytest.mark.parametrize("epsilons", [(0.0,), (0.0, 1e-6, 50.0), (1.0, 8.0)])
 def test_an_epsilon_of_nothing_has_a_place(epsilons, tmp_path):
     """0 has no logarithm: it stands left of all others, under its own name."""

@@ -133,6 +133,7 @@ class Death(BaseException):
     """Nobody catches it."""
 
 
+@pytest.mark.by_default("saving-4-2")
 @pytest.mark.parametrize("where, at, last", [("computing", 6, 4), ("saving", 4, 2)])
 def test_a_run_that_dies_resumes_to_the_straight_one(
     straight, tmp_path, monkeypatch, where, at, last
@@ -244,6 +245,7 @@ def test_a_journal_that_is_none_is_refused(text, words, half):
         Journal(half).read()
 
 
+@pytest.mark.by_default("{'seed': 1}")
 @pytest.mark.parametrize("other", [dict(seed=1), dict(lr=0.01)], ids=str)
 def test_a_checkpoint_of_another_run_is_refused(half, other, tmp_path):
     """One that was copied or synchronised into the directory of a run of the same shapes."""

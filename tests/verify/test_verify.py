@@ -189,6 +189,9 @@ OPTIONS = [(name, {}) for name in BATCHES] + [
 ]
 
 
+@pytest.mark.by_default(
+    "epochs-{}", "rate-{}", "short-{}", "full-{'path': 'vmap'}", "full-{'microbatch': 2}"
+)
 @pytest.mark.parametrize("name, options", OPTIONS, ids=str)
 def test_every_batch_sampler_and_gradient_path(name, options):
     """Of a client of the user's own, so that the verdict is the trace's."""
@@ -314,9 +317,10 @@ FINE = dict(
 
 @pytest.mark.parametrize("name", FINE)
 def test_what_users_write_passes(name):
-    found, report = verdict(FINE[name]())
+    plan = FINE[name]()
+    found, report = verdict(plan)
     assert found.status == "proved" and check.DECLARED not in found.caveats, report
-    assert not trust.is_trusted(FINE[name]())
+    assert not trust.is_trusted(plan)
 
 
 # --- what leaks
