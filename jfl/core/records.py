@@ -779,7 +779,7 @@ class Guarantee(_Fields):
         The pairs are computed once from every bound that applies, which takes up to a second.
 
         Privacy:
-            the pairs have the unit, adjacency and view of this guarantee.
+            The pairs have the unit, adjacency and view of this guarantee.
 
         Example:
             >>> claimed = Guarantee(1.0, 1e-5, "example", "replace_one", "server", "a paper")

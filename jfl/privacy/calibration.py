@@ -134,8 +134,9 @@ def calibrate_per_client(
         others.
 
     Privacy:
-        unit "example".  The largest of `epsilons_per_client` is then at most `epsilon`.  More than
-        64 different clients are calibrated by Renyi bounds, which need a little more noise.
+        The unit is "example".  The largest of `epsilons_per_client` is then at most `epsilon`.
+        More than 64 different clients are calibrated by Renyi bounds, which need a little more
+        noise.
 
     Raises:
         ValueError: as in `calibrate`.

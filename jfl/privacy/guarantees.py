@@ -227,9 +227,9 @@ def epsilons_per_client(
         Float64[C]; 0 for a client without rows or rounds, inf without noise.
 
     Privacy:
-        unit "example", for the adjacency of the plan; sizes and rates are public.  The largest
-        value is the epsilon of `guarantee`, or slightly smaller.  For more than 64 different
-        clients these are Renyi bounds, which may be larger.
+        The values are for unit "example" and the adjacency of the plan; sizes and rates are
+        public.  The largest value is the epsilon of `guarantee`, or slightly smaller.  For more
+        than 64 different clients these are Renyi bounds, which may be larger.
 
     Raises:
         ValueError: as in `jfl.guarantee`.
@@ -318,7 +318,8 @@ def at_scale(
         A guarantee with status "conditional"; its first caveat names the epsilon of this run.
 
     Privacy:
-        of one client against a third party, with the clip norms and weights of this plan.
+        The guarantee is for one client against a third party, with the clip norms and weights of
+        this plan.
 
     Raises:
         ValueError: without noise on the release; unless cohort <= clients and both are at least

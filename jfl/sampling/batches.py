@@ -228,8 +228,8 @@ def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
             as much.
 
     Privacy:
-        zero_out or replace_one of an example. add_remove is not possible, because an added row
-        changes which of the others are left out.
+        The guarantee is for zero_out or replace_one of an example. add_remove is not possible,
+        because an added row changes which of the others are left out.
 
     Raises:
         ValueError: unless batch > 0 and capacity is an integer.

@@ -221,9 +221,9 @@ def with_replacement(
         independent: whether a client that is drawn m times runs m times.
 
     Privacy:
-        replace_one of a client without state; the accountant counts repeated draws. Probabilities
-        are rounded to multiples of 2^-32, and are at least 2^-32. The accountant uses the rounded
-        ones.
+        The guarantee is for replace_one of a client without state; the accountant counts repeated
+        draws. Probabilities are rounded to multiples of 2^-32, and are at least 2^-32. The
+        accountant uses the rounded ones.
 
     Raises:
         ValueError: unless weights are C finite numbers > 0.
@@ -435,8 +435,8 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
         capacity: number of slots of a cohort. None means the mean plus five standard deviations.
 
     Privacy:
-        zero_out or replace_one of a client. add_remove is not possible, because an added client
-        changes which of the others are left out.
+        The guarantee is for zero_out or replace_one of a client. add_remove is not possible,
+        because an added client changes which of the others are left out.
 
     Raises:
         ValueError: if rate is outside (0, 1] or capacity is not in 1..clients.

@@ -65,8 +65,8 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
             separation.
 
     Privacy:
-        replace_one or zero_out of a client, without amplification by sampling. A client
-        participates in at most one of any `separation` consecutive rounds.
+        The guarantee is for replace_one or zero_out of a client, without amplification by sampling.
+        A client participates in at most one of any `separation` consecutive rounds.
 
     Raises:
         ValueError: unless separation >= 2 and cohort is in 1..clients // separation.
@@ -180,11 +180,11 @@ def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -
             unlikely.
 
     Privacy:
-        add_remove or zero_out of a client. The rounds of an epoch are one release, in which a
-        client changes one secret round. The bound is that of scalar contributions: since a client
-        participates once per epoch, its contribution can be rotated to a fixed direction, even if
-        it depends on all earlier releases. An incomplete epoch counts as a whole one. The
-        accountant adds the probability of an overflow to delta.
+        The guarantee is for add_remove or zero_out of a client. The rounds of an epoch are one
+        release, in which a client changes one secret round. The bound is that of scalar
+        contributions: since a client participates once per epoch, its contribution can be rotated
+        to a fixed direction, even if it depends on all earlier releases. An incomplete epoch counts
+        as a whole one. The accountant adds the probability of an overflow to delta.
 
     Raises:
         ValueError: unless epoch is in 2..clients and capacity in 1..clients.
@@ -221,10 +221,10 @@ def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sa
             unlikely.
 
     Privacy:
-        add_remove or zero_out of a client. All rounds of a run are one release, in which a client
-        changes one secret bin. This amplifies privacy over a few epochs; over many,
-        `random_allocation` amplifies it more. With correlated noise there is no amplification, but
-        participations are `epoch` rounds apart.
+        The guarantee is for add_remove or zero_out of a client. All rounds of a run are one
+        release, in which a client changes one secret bin. This amplifies privacy over a few epochs;
+        over many, `random_allocation` amplifies it more. With correlated noise there is no
+        amplification, but participations are `epoch` rounds apart.
 
     Raises:
         ValueError: unless epoch is in 2..clients and capacity in 1..clients.

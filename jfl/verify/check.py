@@ -122,7 +122,7 @@ def check_privacy(plan: Plan) -> Report:
         ValueError: if the plan holds traced values.
 
     Privacy:
-        this checks the program as JAX traces it, not Python: see docs/concepts/checked.md for what
+        This checks the program as JAX traces it, not Python: see docs/concepts/checked.md for what
         it cannot see.
 
     Example:

@@ -119,10 +119,10 @@ def curve_of_tournament(
         Float64[n].
 
     Privacy:
-        for the unit and adjacency of the curves; covers the released run with its scores.  The
-        curve of a rung must bound its rounds whatever was released before them.  Then the curve of
-        a run is that of the choice before it plus that of its rounds (adaptive composition at each
-        order), and Theorem 2 gives the cost of the choice among such runs.
+        The result is for the unit and adjacency of the curves, and covers the released run with its
+        scores.  The curve of a rung must bound its rounds whatever was released before them.  Then
+        the curve of a run is that of the choice before it plus that of its rounds (adaptive
+        composition at each order), and Theorem 2 gives the cost of the choice among such runs.
 
     Raises:
         ValueError: unless the orders are ascending and > 1, and each rung has a curve and a
@@ -166,8 +166,8 @@ def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
         delta: the delta of the whole choice, in (0, 1).
 
     Privacy:
-        for the unit, adjacency and view of one run.  Uses Renyi bounds, which can be larger than
-        the privacy-loss distribution of one run.
+        Epsilon is for the unit, adjacency and view of one run.  It uses Renyi bounds, which can be
+        larger than the privacy-loss distribution of one run.
 
     Raises:
         NotAnalysable: for a guarantee that does not contain its events.
@@ -192,7 +192,7 @@ def epsilon_of_tournament(rungs: Sequence, distributions: Sequence[Runs], delta:
         delta: the delta of the whole choice, in (0, 1).
 
     Privacy:
-        as for `epsilon_of_choice`, for independent rounds, whose guarantee holds whatever was
+        As for `epsilon_of_choice`, for independent rounds, whose guarantee holds whatever was
         released before them.  Does not cover noise that is correlated across rounds, or clients in
         rotation.
 

@@ -191,7 +191,8 @@ def epsilon(
             the returned width is then an upper bound.
 
     Privacy:
-        for the unit and adjacency for which the event was built; both directions of add_remove.
+        Epsilon is for the unit and adjacency for which the event was built; it covers both
+        directions of add_remove.
 
     Raises:
         ValueError: for a sample of a sample, two adjacencies in one event, and numbers out of

@@ -47,7 +47,7 @@ def epsilon(event: Any, delta: float) -> tuple[float, str]:
         delta: in (0, 1).
 
     Privacy:
-        for the unit and adjacency for which the event was built.
+        Epsilon is for the unit and adjacency for which the event was built.
 
     Raises:
         ValueError: for a sample of a sample, or an event that mixes add_remove (Poisson) with

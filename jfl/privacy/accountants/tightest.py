@@ -149,7 +149,7 @@ def epsilon(event: Any, delta: float) -> tuple[float, str]:
         delta: in (0, 1).
 
     Privacy:
-        for the unit and adjacency for which the event was built.
+        Epsilon is for the unit and adjacency for which the event was built.
 
     Raises:
         ValueError: if no method can analyse the event: a sample of a sample, or an event that mixes

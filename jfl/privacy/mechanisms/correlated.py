@@ -50,7 +50,7 @@ def correlated(
         generator: as in `gaussian`.
 
     Privacy:
-        all rounds together are one Gaussian release, even if the data of a round depends on earlier
+        All rounds together are one Gaussian release, even if the data of a round depends on earlier
         releases, with noise multiplier noise_multiplier / strategy.sensitivity(...).  The sampler
         determines how often a client participates, and how far apart.  In `release`, this protects
         against third parties only: an observer of the uploads of a round sees them without noise.

@@ -186,10 +186,11 @@ def distributed(
         Chains `upload` and `release`; the release is the mean over the cohort.
 
     Privacy:
-        view "aggregate" of a client, in a plan with secure_aggregation=True.  The guarantee is
-        conditional: it assumes this aggregation, that no client drops out, and that clients keep
-        their noise secret.  Rounding makes uploads longer, which the bound includes: the noise
-        multiplier of the integers is slightly smaller than the requested one.
+        The guarantee is for a client and the view "aggregate", in a plan with
+        secure_aggregation=True.  It is conditional: it assumes this aggregation, that no client
+        drops out, and that clients keep their noise secret.  Rounding makes uploads longer, which
+        the bound includes: the noise multiplier of the integers is slightly smaller than the
+        requested one.
 
     Raises:
         ValueError: outside those ranges; if the noise or the number of clients is too large for the

@@ -55,9 +55,9 @@ def linear_map(
         each_round: whether every round has a separate key; otherwise all rounds share one.
 
     Privacy:
-        that of the chain without the map.  `forward` sees one contribution, and `backward` the
-        noisy sum.  Arrays that they hold must be public; a plan in which one of them holds the
-        federation's `x` or `y` is rejected.
+        The privacy is that of the chain without the map.  `forward` sees one contribution, and
+        `backward` the noisy sum.  Arrays that they hold must be public; a plan in which one of them
+        holds the federation's `x` or `y` is rejected.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,7 +93,7 @@ def rotation(like: Task | Any, *, seed: int = 0, each_round: bool = True) -> Lin
         each_round: as in `linear_map`.
 
     Privacy:
-        that of the chain without the map.
+        The privacy is that of the chain without the map.
 
     References:
         Suresh et al., ICML 2017, section 4.
@@ -117,7 +117,7 @@ def projection(like: Task | Any, size: int, *, seed: int = 0, each_round: bool =
         each_round: as in `linear_map`.
 
     Privacy:
-        that of the chain without the map.
+        The privacy is that of the chain without the map.
 
     Raises:
         ValueError: unless size is an integer >= 1 and at most the number of coordinates.
@@ -150,8 +150,8 @@ def sparsification(
         each_round: as in `linear_map`; with False only these coordinates are trained.
 
     Privacy:
-        that of the chain without the map.  (Choosing the coordinates with the largest values would
-        depend on the data.)
+        The privacy is that of the chain without the map.  (Choosing the coordinates with the
+        largest values would depend on the data.)
 
     Raises:
         ValueError: unless size is an integer >= 1 and at most the number of coordinates.

@@ -271,7 +271,7 @@ def clip_l2(bound: ArrayLike | Callable[..., Any]) -> Stage:
         bound: > 0, in the units of the contribution; or a function of the round.
 
     Privacy:
-        one contribution changes the sum by at most `bound` (add_remove) or 2 * bound (replace_one).
+        One contribution changes the sum by at most `bound` (add_remove) or 2 * bound (replace_one).
 
     Raises:
         ValueError: unless bound is > 0 and finite (leave the stage out for no clipping).
@@ -301,7 +301,7 @@ def clip_l1(bound: ArrayLike | Callable[..., Any]) -> Stage:
         bound: > 0, in the units of the contribution; or a function of the round.
 
     Privacy:
-        one contribution changes the sum by at most `bound` (add_remove) or 2 * bound (replace_one)
+        One contribution changes the sum by at most `bound` (add_remove) or 2 * bound (replace_one)
         in the L1 norm, as `laplace` noise requires.  The same bound holds in the Euclidean norm,
         which is never larger.
 
@@ -361,7 +361,7 @@ def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None)
         layers: the number of leaves, if `bounds` is one number.
 
     Privacy:
-        the bound of a contribution is the square root of the sum of the squared bounds.
+        The bound of a contribution is the square root of the sum of the squared bounds.
 
     Raises:
         ValueError: unless all bounds are > 0, or if `bounds` is one number and `layers` is missing.
@@ -456,7 +456,7 @@ def clip_adaptive(
             noise in the release.
 
     Privacy:
-        the bound is C * sqrt(1 + indicator^2 / 4).  C never falls below a millionth of `initial`,
+        The bound is C * sqrt(1 + indicator^2 / 4).  C never falls below a millionth of `initial`,
         nor below 1e-15, where float32 could not represent norms and noise.
 
     Raises:
@@ -547,7 +547,7 @@ def clip_scaled(
             tenth of the size of a coordinate when `bound` is spread over all of them.
 
     Privacy:
-        that of clip_l2(bound), because the sizes depend only on earlier releases.
+        The privacy is that of clip_l2(bound), because the sizes depend only on earlier releases.
 
     Raises:
         ValueError: outside those ranges; in `private_grad` and in uploads, because clients do not
@@ -691,7 +691,7 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
             all clients.  The standard deviation is sqrt(2) times the scale.
 
     Privacy:
-        one release has epsilon = 1 / noise_multiplier at delta = 0.  Several are composed by their
+        One release has epsilon = 1 / noise_multiplier at delta = 0.  Several are composed by their
         Renyi curve.  With sampling, epsilon is first amplified to log(1 + q (e^epsilon - 1)), and
         the curve is that of any mechanism with this epsilon: valid, but not tight.  For a release
         of many coordinates `gaussian` costs less; for few coordinates, or at a tiny delta, Laplace
@@ -732,7 +732,7 @@ def divide(n: ArrayLike | str) -> Stage:
             weights of the cohort.
 
     Privacy:
-        dividing by a public number is post-processing.  Dividing by a realised count is not,
+        Dividing by a public number is post-processing.  Dividing by a realised count is not,
         because the count is data.  "size" is sound if sizes are public, under replace_one of an
         example.  "weight" is for a release without noise (the usual normalised FedAvg).  Both are
         rejected elsewhere.
@@ -762,7 +762,7 @@ def post_process(function: Callable[..., Any]) -> Stage:
             be public; a plan whose function holds the federation's `x` or `y` is rejected.
 
     Privacy:
-        post-processing: the function sees only the noisy sum.
+        This is post-processing: the function sees only the noisy sum.
 
     Example:
         >>> import jfl
@@ -795,7 +795,7 @@ def clip_values(most: float) -> Stage:
         most: > 0, in the units of the release at this place of the chain.
 
     Privacy:
-        post-processing.
+        This is post-processing.
     """
     checks.require_positive("clip_values", single=True, most=most)
     return Stage(
@@ -828,7 +828,7 @@ def james_stein() -> Stage:
     true value.  `jfl.wavelet.james_stein` does this separately in each band.
 
     Privacy:
-        post-processing: sigma is a number of the mechanism.
+        This is post-processing: sigma is a number of the mechanism.
 
     Raises:
         ValueError: when it runs, without isotropic noise before it.

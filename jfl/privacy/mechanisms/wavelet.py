@@ -163,7 +163,7 @@ def clip_ellipsoid(bound: ArrayLike | Callable[..., Any], shape: Shape) -> Stage
         shape: a Shape, from a function of this module.
 
     Privacy:
-        with noise of the same shape, the bound of a contribution is `bound`; with isotropic noise,
+        With noise of the same shape, the bound of a contribution is `bound`; with isotropic noise,
         it is the longest axis of the ellipsoid.
     """
     if not isinstance(shape, Shape):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
@@ -200,7 +200,7 @@ def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
         bands: from `jfl.bands`.
 
     Privacy:
-        the bound of a contribution is the square root of the sum of squared bounds, each in units
+        The bound of a contribution is the square root of the sum of squared bounds, each in units
         of the noise of its band.  Bands with multipliers sigma_b are one release with 1 / sigma^2 =
         sum of 1 / sigma_b^2.
     """
