@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jfl
 from jfl.auditing import canaries, trials
-from jfl.auditing.distribution import noise_test
 from jfl.engine import devices
 from jfl.privacy.guarantees import choose
 from jfl.privacy.ledger.entries import entries
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from helpers import audit_plans
 from helpers.audit_plans import THIRD
+from helpers.stated_noise import noise_test
 
 MESSAGES = r"all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
 

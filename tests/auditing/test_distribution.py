@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import audit_plans
+from helpers import audit_plans, stated_noise
 from helpers.audit_plans import CLIENTS, PLANS, chain
+from helpers.stated_noise import noise_test
 from scipy import stats
 
 import jfl
-from jfl.auditing import distribution
-from jfl.auditing.distribution import noise_test
 from jfl.engine import round as engine_round
 from jfl.privacy.mechanisms import chain as mech
 
@@ -112,7 +111,7 @@ def _every_round_the_first(monkeypatch):
 
 def _one_identity(monkeypatch):
     same = lambda plan: np.zeros(4, np.uint32)
-    monkeypatch.setattr(distribution.identity, "noise_identity", same)
+    monkeypatch.setattr(stated_noise.identity, "noise_identity", same)
     return "sweep points"
 
 
@@ -154,8 +153,8 @@ GROUPS = np.array(["leaf 0", "leaf 0", "leaf 0", "leaf 1", "leaf 1"])
 
 
 def _p_values(z):
-    results = list(distribution._run_tests(z, GROUPS))
-    return {name: p for (name, *_), p in zip(results, distribution._holm([r[2] for r in results]))}
+    results = list(stated_noise._run_tests(z, GROUPS))
+    return {name: p for (name, *_), p in zip(results, stated_noise._holm([r[2] for r in results]))}
 
 
 def _shared(z, axis):
@@ -170,7 +169,7 @@ def test_noise_that_is_shared_is_found(axis):
     """Between clients, rounds, points of a sweep, ...: in part, and where the signs are drawn
     anew."""
     z = np.random.default_rng(0).normal(size=SHAPE)
-    name = f"independence across {distribution.AXES[axis]}"
+    name = f"independence across {stated_noise.AXES[axis]}"
     assert min(_p_values(z).values()) > LEVEL
     shared = _shared(z, axis)
     part = 0.35 * shared + math.sqrt(1 - 0.35**2) * np.random.default_rng(1).normal(size=SHAPE)
@@ -208,14 +207,14 @@ def test_false_alarms_are_as_rare_as_the_level():
     alarms = 0
     for i in range(100):
         z = drawn.normal(size=shapes[i % 2])
-        results = list(distribution._run_tests(z, np.array(["leaf 0"] * z.shape[-1])))
-        alarms += min(distribution._holm([r[2] for r in results])) < 0.05
+        results = list(stated_noise._run_tests(z, np.array(["leaf 0"] * z.shape[-1])))
+        alarms += min(stated_noise._holm([r[2] for r in results])) < 0.05
     assert alarms <= stats.binom.isf(1e-4, 100, 0.05)
     assert alarms > 0  # they are not so careful that they see nothing
 
 
 def test_holm_is_that_of_the_textbook():
-    assert distribution._holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
+    assert stated_noise._holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
 
 
 def test_what_cannot_be_tested_is_refused():

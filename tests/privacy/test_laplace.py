@@ -267,10 +267,6 @@ def test_audited_is_below_proved():
             lambda: tightest.epsilon(events.poisson(0.1, events.laplace(1.0)), 1e-5),
             "Gaussians inside",
         ),
-        (
-            lambda: jfl.auditing.distribution.noise_test(plan_of(chain_of()), 2),
-            "Gaussian noise",
-        ),
         (lambda: jfl.optimizers.noise_std(chain_of()), "Gaussian"),
         (
             lambda: epsilon_of(

@@ -19,18 +19,19 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy import stats
 
-from ..core import checks, identity, pytrees
-from ..core.errors import NotAnalysable
-from ..core.records import Algorithm, Diagnostics, Fn, Mechanism, Plan, Task, named
-from ..engine.round import enter_plan, init, run_noise_key
-from ..engine.simulate import scan_from
-from ..local import training
-from ..privacy.mechanisms import chain as mech
-from ..privacy.mechanisms import haar_bands as bands
-from ..privacy.mechanisms.stages import total
-from ..sampling import clients as sampling
-from . import canaries
+from jfl.auditing import canaries
+from jfl.core import checks, identity, pytrees
+from jfl.core.errors import NotAnalysable
+from jfl.core.records import Algorithm, Diagnostics, Fn, Mechanism, Plan, Task, named
+from jfl.engine.round import enter_plan, init, run_noise_key
+from jfl.engine.simulate import scan_from
+from jfl.local import training
+from jfl.privacy.mechanisms import chain as mech
+from jfl.privacy.mechanisms import haar_bands as bands
+from jfl.privacy.mechanisms.stages import total
+from jfl.sampling import clients as sampling
 
 MAX_COORDINATES = 256  # number of tested coordinates of a release, over all leaves or bands
 MAX_STEPS = 4  # number of tested local steps of a client, counted from the first
@@ -116,34 +117,15 @@ def noise_test(
     from the one that the noise assumes.
 
     Args:
-        plan: a Plan with noise.  With `with_replacement`, the first participation of a client is
-            tested.  To observe the upload of each client, all clients run once for each of them, so
-            use few clients.
-        rounds: the number of rounds of each run.
+        plan: with noise.  To observe the upload of each client, all clients run once for each of
+            them, so few clients are enough.
         runs: the number of runs, each with a separate key.
-        seed: the seed of all runs.
-        level: in (0, 1), the maximum probability that correct noise fails any of the tests.
+        level: the maximum probability that correct noise fails any of the tests.
 
     Raises:
-        NotAnalysable: For a plan without noise, or with noise that an algorithm adds in its own
+        NotAnalysable: for a plan without noise, or with noise that an algorithm adds in its own
             way.
-
-    Example:
-        >>> import jfl
-        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(5))
-        >>> task = jfl.models.logistic(fed)
-        >>> noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(5))
-        >>> fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss))
-        >>> plan = jfl.plan(fed, task, fedavg, jfl.sampling.full(5), release=noise)
-        >>> noise_test(plan, runs=50).ok
-        True
     """
-    from scipy import stats  # slow: not at import
-
-    checks.require_type(WHERE, Plan, "jfl.plan", plan=plan)
-    checks.require_integer(WHERE, rounds=rounds, runs=runs)
-    checks.require_integer(WHERE, min_value=0, seed=seed)
-    checks.require_fraction(WHERE, single=True, level=level)
     results, samples = [], []
     for source in _sources(plan):
         z, groups = _standardised_noise(plan, source, rounds, runs, seed)
@@ -409,8 +391,6 @@ def _tested(tree, which, shape):
 
 def _run_tests(z: np.ndarray, groups: np.ndarray):
     """Yield the name, statistic, p-value and description of each test of noise z."""
-    from scipy import stats  # slow: not at import
-
     if not np.all(np.isfinite(z)):
         yield "finite", float(np.sum(~np.isfinite(z))), 0.0, "a number is not finite"
         return
@@ -447,8 +427,6 @@ def _holm(p_values) -> np.ndarray:
 
 def _variance(squares, labels):
     """Compare sums of squares with chi-square, one for each different label of the last axis."""
-    from scipy import stats
-
     groups, of = np.unique(labels, return_inverse=True)
     members = np.bincount(of)
     sums = np.bincount(of, squares.reshape(-1, len(of)).sum(0))
@@ -461,8 +439,6 @@ def _variance(squares, labels):
 
 def _correlation(z, axis, name):
     """Compare slices a, b of an axis: for independent normals a.b / |b| is standard normal."""
-    from scipy import stats
-
     slices = np.moveaxis(z, axis, 0).reshape(z.shape[axis], -1)
     count = len(slices)
     if count <= MAX_ALL_PAIRS:
