@@ -11,66 +11,6 @@ from jfl.report import plots
 LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
 # Names in stored results -> how pictures and pages write them.
-SHOWN = {
-    "claimed ε (li2025: of one round)": "claimed ε (Li et al. 2025: for one round)",
-    "noble2022": "Noble et al. 2022",
-    "chen2024": "Chen et al. 2024",
-    "li2025": "Li et al. 2025",
-    "ranaweera2025": "Ranaweera et al. 2025",
-    "talaei2024": "Talaei and Izadi 2024",
-    "everyone in every round": "all clients in every round",
-    "in turns": "rotation",
-    "classes a client": "classes per client",
-    "clients a round": "clients per round",
-    "local steps a round": "local steps per round",
-    "fixed ε: example 8, client 8": "fixed ε = 8",
-    "fixed noise multiplier: example 1, client 1": "fixed noise multiplier 1",
-    "Cohort size of 100 clients: FedAvg": "FedAvg with cohorts of several sizes among 100 clients",
-    "Local steps against noise, at one proved epsilon: FedAvg": (
-        "FedAvg with several numbers of local steps, at equal proved ε"
-    ),
-    "at one proved epsilon and without noise": "at equal proved ε, and without noise",
-    ", natural: ": ": ",
-    "Privacy-utility frontier of the algorithms at equal proved epsilon": (
-        "Accuracy of algorithms at equal proved ε"
-    ),
-    "one client, sums are seen": "one client, observer of sums",
-    "Noise once a round": "Noise once per round",
-    "weighted by variance": "weighted by 1 / noise variance",
-    "AdDPNFL, and known noise": "AdDPNFL, weighted, noise variance subtracted",
-    "output perturbation, contracting": "output perturbation, convex losses",
-    "PADPFL, problems solved": "PADPFL, local problems solved",
-    "FedAvg, shape of natural images": "FedAvg, noise shaped as natural images",
-    "FedAvg, measured shape": "FedAvg, noise of measured shape",
-    "FedAvg, a clip of each level as measured": "FedAvg, measured shape, clip per level",
-    "a clip of each client": "separate clip norms",
-    "ε of what the panel names": "ε for the unit and view in the title",
-    "What would make the papers' promises true, at equal epsilon, proved or conditional": (
-        "Changes that make the papers' mechanisms valid, at equal ε"
-    ),
-    "Claimed against proved epsilon of the five papers, noise by their formulas": (
-        "Claimed and proved ε of the five papers, with the noise of their formulas"
-    ),
-    "Correlated noise: FedAvg, clients, the same proved ε": (
-        "Correlated and independent noise in client-level FedAvg, at equal proved ε"
-    ),
-    "Claimed, audited and proved epsilon of every algorithm, and of noise as papers print it": (
-        "Claimed, audited and proved ε of every algorithm, and of the noise that papers print"
-    ),
-    "The next character of Shakespeare's roles, at equal proved epsilon of a client": (
-        "Next character of Shakespeare's plays, one client per role, at equal proved ε"
-    ),
-    "privacy-utility frontier of the algorithms at equal proved epsilon": (
-        "accuracy of algorithms at equal proved ε"
-    ),
-}
-
-
-def shown(name: str) -> str:
-    """Return the name of a line, panel, axis or study as pictures and pages write it."""
-    for stored, words in SHOWN.items():
-        name = name.replace(stored, words)
-    return name
 
 
 def study(points: list, xlabel: str, title: str = ""):
@@ -111,14 +51,14 @@ def study(points: list, xlabel: str, title: str = ""):
             ax.margins(x=0.12)
             (diagonal,) = ax.plot(positions, positions, color=plots.INK, ls=":", lw=1.2)
             handles["proved = claimed"] = diagonal
-        ax.set_title(plots.shorten(shown(panel), 60), parse_math=False)
-        ax.set_xlabel(plots.shorten(shown(xlabel), 60), parse_math=False)
+        ax.set_title(plots.shorten(panel, 60), parse_math=False)
+        ax.set_xlabel(plots.shorten(xlabel, 60), parse_math=False)
         plots.style(ax)
     for ax in axes[::2]:
         ax.set_ylabel("proved ε" if claims else "test accuracy", color=plots.INK)
     if title:
-        figure.suptitle(shown(title), fontsize=11, color=plots.INK)
-    plots.legend(figure, [(handle, shown(name)) for name, handle in handles.items()])
+        figure.suptitle(title, fontsize=11, color=plots.INK)
+    plots.legend(figure, [(handle, name) for name, handle in handles.items()])
     return figure
 
 
@@ -158,21 +98,19 @@ def audits(points: list, xlabel: str, title: str = ""):
             ax.text(
                 -0.01,
                 y,
-                plots.shorten(shown(row), 70),
+                plots.shorten(row, 70),
                 color=plots.INK,
                 weight="bold",
                 ha="right",
                 **outside,
             )
             continue
-        ax.text(
-            -0.01, y, plots.shorten(shown(row.line), 60), color=plots.INK, ha="right", **outside
-        )
+        ax.text(-0.01, y, plots.shorten(row.line, 60), color=plots.INK, ha="right", **outside)
         ax.text(1.01, y, audit_words(row), color=_audit_colour(row), **outside)
         _audit_row(ax, y, row, left, handles)
-    ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel=plots.shorten(shown(xlabel), 60))
+    ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel=plots.shorten(xlabel, 60))
     if title:
-        figure.suptitle(shown(title), fontsize=11, color=plots.INK)
+        figure.suptitle(title, fontsize=11, color=plots.INK)
     plots.style(ax)
     ax.spines["left"].set_visible(False)
     order = (

@@ -1,15 +1,14 @@
-"""Claimed, audited and proved epsilon of every algorithm, and of noise as papers print it."""
+"""Claimed, audited and proved ε of every algorithm, and of the noise that papers print."""
 
 from ...harness.runner import CONFIRMED, NOT, UNKNOWN, Claim
 from ...papers.talaei2024 import theory as talaei2024
-from .cells import NAMES, Cell, Study
+from .cells import NAMES, PAPERS, Cell, Study
 
 EXAMPLES = "one example, noise in local steps"
 CLIENTS = "one client, noise on the aggregate"
 UPLOADS = "one client, noise on each upload"
 PRINTED = "one example or client, noise as printed"
-RANAWEERA, TALAEI = "Ranaweera et al. 2025", "Talaei and Izadi 2024"
-LI, NOBLE, CHEN = "Li et al. 2025", "Noble et al. 2022", "Chen et al. 2024"
+NOBLE, CHEN, LI, RANAWEERA, TALAEI = PAPERS.values()
 # what eq. (20) of Li et al. asks for at epsilon = 2, lr = 0.04 and 8 of 13 rows in one local step,
 # where clipping the last step clips all; as a multiple of what covers the step
 LI_MULTIPLIER = 0.14506
@@ -82,7 +81,7 @@ def audit(quick):
     cells.append(_audited(CLIENTS, "FedAvg, one example of the client", whole, of_a_row))
     printed = _printed(quick)
     return Study(
-        "Claimed, audited and proved epsilon of every algorithm, and of noise as papers print it",
+        "Claimed, audited and proved ε of every algorithm, and of the noise that papers print",
         "ε at δ = 0.01",
         (*cells, *(_audited(PRINTED, n, small | f, asked) for n, f, asked in printed)),
         (

@@ -95,9 +95,16 @@ DATA: dict[str, dict[str, Any]] = dict(
         rounds=12,
     ),
 )
+PAPERS = dict(
+    noble2022="Noble et al. 2022",
+    chen2024="Chen et al. 2024",
+    li2025="Li et al. 2025",
+    ranaweera2025="Ranaweera et al. 2025",
+    talaei2024="Talaei and Izadi 2024",
+)
 TITLES = dict(
     mnist="MNIST, iid",
-    synthetic="Synthetic(1,1), natural",
+    synthetic="Synthetic(1,1)",
     adult="Adult, iid",
     fashion="Fashion-MNIST, iid",
     digits="digits, iid",

@@ -4,7 +4,7 @@ from ...harness.runner import CONFIRMED, NOT, UNKNOWN, Claim
 from ...papers import as_printed
 from ...papers.noble2022 import claims as privacy
 from ...papers.talaei2024 import theory as talaei2024
-from .cells import Cell, Study
+from .cells import PAPERS, Cell, Study
 
 
 def claimed(quick):
@@ -97,7 +97,7 @@ def claimed(quick):
     cells = [
         Cell(
             "claimed against proved",
-            paper,
+            PAPERS[paper],
             e,
             (small | changes if quick else changes | full)
             | dict(mode="as_printed", unit=unit, view=view, epsilon=e, paper=paper),
@@ -107,14 +107,14 @@ def claimed(quick):
     ]
     claims = [
         Claim(
-            f"{paper}: the epsilon that it claims covers the proved one, at every setting",
-            covers(paper),
+            f"{PAPERS[paper]}: the epsilon that it claims covers the proved one, at every setting",
+            covers(PAPERS[paper]),
         )
         for paper in of
     ]
     return Study(
-        "Claimed against proved epsilon of the five papers, noise by their formulas",
-        "claimed ε (li2025: of one round)",
+        "Claimed and proved ε of the five papers, with the noise of their formulas",
+        "claimed ε (Li et al. 2025: for one round)",
         tuple(cells),
         tuple(claims),
         y="epsilon",

@@ -11,10 +11,11 @@ def cohort(quick):
         model="logistic", sampler="without_replacement"
     )
     noise = dict(example=(16.0 if quick else 8.0, 1.0), client=(32.0 if quick else 8.0, 1.0))
-    fixed = "fixed ε: " + ", ".join(f"{level} {e:g}" for level, (e, _) in noise.items())
-    free = "fixed noise multiplier: " + ", ".join(
-        f"{level} {z:g}" for level, (_, z) in noise.items()
+    epsilons, multipliers = (
+        " and ".join(dict.fromkeys(f"{number:g}" for number in numbers))
+        for numbers in zip(*noise.values())
     )
+    fixed, free = f"fixed ε = {epsilons}", f"fixed noise multiplier {multipliers}"
     cells = []
     for m in sizes:
         shape = base | dict(cohort=m)
@@ -67,8 +68,8 @@ def cohort(quick):
             )
         )
     return Study(
-        f"Cohort size of {base['clients']} clients: FedAvg",
-        "clients a round",
+        f"FedAvg with cohorts of several sizes among {base['clients']} clients",
+        "clients per round",
         tuple(cells),
         tuple(claims),
         **(QUICK if quick else FULL),

@@ -4,7 +4,7 @@ from ...harness.runner import Claim
 from .cells import DATA, FULL, LEVELS, NONE, PLAIN, QUICK, Cell, Study, rates
 from .checks import above, no_worse, within
 
-TURNS = "in turns"
+TURNS = "rotation"
 
 
 def correlated(quick):
@@ -61,7 +61,7 @@ def correlated(quick):
         for name, fields in lines.items()
         for epsilon in epsilons
     ]
-    everyone = "everyone in every round"
+    everyone = "all clients in every round"
     if not quick:
         whole = panels["MNIST"] | base | dict(clients=100, rounds=50, adjacency="zero_out")
         whole.pop("cohort")
@@ -84,11 +84,11 @@ def correlated(quick):
     bands = f"{turns} bands, {TURNS}"
     claims = [
         Claim(
-            "in turns, bands end above independent noise at every epsilon",
+            "rotation, bands end above independent noise at every epsilon",
             above(*pairs(bands, f"independent, {TURNS}", epsilons)),
         ),
         Claim(
-            "in turns, bands end above the tree at every epsilon",
+            "rotation, bands end above the tree at every epsilon",
             above(*pairs(bands, f"tree, {TURNS}", epsilons)),
         ),
         Claim(
@@ -117,7 +117,7 @@ def correlated(quick):
             )
         )
     return Study(
-        "Correlated noise: FedAvg, clients, the same proved ε",
+        "Correlated and independent noise in client-level FedAvg, at equal proved ε",
         "ε of a client, δ = 1e-5",
         tuple(cells),
         tuple(claims),

@@ -22,14 +22,12 @@ from .checks import above, within
 
 def frontier(quick):
     sets = ("digits",) if quick else ("mnist", "synthetic", "adult")
-    return _frontier(
-        "Privacy-utility frontier of the algorithms at equal proved epsilon", sets, quick
-    )
+    return _frontier("Accuracy of algorithms at equal proved ε", sets, quick)
 
 
 def fashion(quick):
     return _frontier(
-        "Fashion-MNIST: privacy-utility frontier of the algorithms at equal proved epsilon",
+        "Fashion-MNIST: accuracy of algorithms at equal proved ε",
         ("fashion",),
         quick,
         ("fedavg", "fedsgd", "scaffold"),

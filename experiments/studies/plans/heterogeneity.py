@@ -17,7 +17,7 @@ def heterogeneity(quick):
     data, epsilons = ("digits", (8.0, 32.0)) if quick else ("MNIST", (8.0, 8.0))
     by_labels, by_alpha = (
         f"{data} by {what} level, ε = {e:g}"
-        for what, e in zip(("classes a client: example", "Dirichlet α: client"), epsilons)
+        for what, e in zip(("classes per client: example", "Dirichlet α: client"), epsilons)
     )
     kinds = {
         by_labels: [(c, dict(partition="labels", classes_per_client=c)) for c in labels],
@@ -53,8 +53,8 @@ def heterogeneity(quick):
                     )
                 )
     return Study(
-        "Accuracy against heterogeneity, at one proved epsilon and without noise",
-        "classes a client, or α (small: clients differ)",
+        "Accuracy against heterogeneity, at equal proved ε, and without noise",
+        "classes per client, or α (small: clients differ)",
         tuple(cells),
         tuple(claims),
         **(QUICK if quick else FULL),

@@ -68,13 +68,13 @@ def steps(quick):
         else:
             claims.append(
                 Claim(
-                    f"{panel}, {own}: {ks[1]} local steps a round are within 0.03 of one",
+                    f"{panel}, {own}: {ks[1]} local steps per round are within 0.03 of one",
                     within(0.03, ((panel, own, ks[1]), (panel, own, first))),
                 )
             )
     return Study(
-        "Local steps against noise, at one proved epsilon: FedAvg",
-        "local steps a round",
+        "FedAvg with several numbers of local steps, at equal proved ε",
+        "local steps per round",
         tuple(cells),
         tuple(claims),
         **(QUICK if quick else FULL),

@@ -5,9 +5,9 @@ from ...papers.talaei2024 import theory as talaei2024
 from .cells import FULL, QUICK, Cell, Study, rates
 from .checks import above
 
-SUMS = "Noise on uploads (conditional): one client, sums are seen"
+SUMS = "Noise on uploads (conditional): one client, observer of sums"
 UNEQUAL = "Unequal clients: one example, server"
-ONCE = "Noise once a round: one example, server"
+ONCE = "Noise once per round: one example, server"
 SHAPES = "Wavelet noise: one example, server"
 IMPACT = "Impact factors: one client, third party"
 
@@ -45,10 +45,10 @@ def promises(quick):
     variance, known = dict(recipe="by_variance"), dict(recipe="known_noise")
     lines[UNEQUAL] = {
         "FedAvg": (unequal | dict(weights="size"), grid),  # that knows of no noise
-        "FedAvg, weighted by variance": (unequal | variance, grid),
+        "FedAvg, weighted by 1 / noise variance": (unequal | variance, grid),
         "AdDPNFL": (unequal | adaptive | dict(weights="size"), adapted),
-        "AdDPNFL, weighted by variance": (unequal | adaptive | variance, adapted),
-        "AdDPNFL, and known noise": (unequal | adaptive | known, adapted),
+        "AdDPNFL, weighted by 1 / noise variance": (unequal | adaptive | variance, adapted),
+        "AdDPNFL, weighted, noise variance subtracted": (unequal | adaptive | known, adapted),
     }
     # Li et al.: noise on the model, once a round; for steps that contract no step is clipped
     convex = base | server | dict(partition="iid", clients=20, preprocess="unit_norm")
@@ -63,12 +63,12 @@ def promises(quick):
     lines[ONCE] = {
         "FedAvg": (convex, grid),
         "output perturbation": (convex | once, grid),
-        "output perturbation, contracting (conditional)": (
+        "output perturbation, convex losses (conditional)": (
             convex | dict(recipe="contracting"),
             rates(*lrs[:5]),
         ),
         # Talaei and Izadi: problems that are solved, with all rows
-        "PADPFL, problems solved (conditional)": (
+        "PADPFL, local problems solved (conditional)": (
             {k: v for k, v in convex.items() if k not in ("batch", "steps")} | solved,
             pulls,
         ),
@@ -78,9 +78,9 @@ def promises(quick):
     shaped = dict(noise_shape="ellipsoid", bands="pixels")
     lines[SHAPES] = {
         "FedAvg": (images, grid),
-        "FedAvg, shape of natural images": (images | shaped, grid),
-        "FedAvg, measured shape": (images | dict(recipe="measured"), grid),
-        "FedAvg, a clip of each level as measured": (images | dict(recipe="by_level"), grid),
+        "FedAvg, noise shaped as natural images": (images | shaped, grid),
+        "FedAvg, noise of measured shape": (images | dict(recipe="measured"), grid),
+        "FedAvg, measured shape, clip per level": (images | dict(recipe="by_level"), grid),
     }
     # Talaei and Izadi: impact factors, with what they leave of a client's clip norm
     groups = (4, 4, 4) if quick else (20, 20, 20)
@@ -99,7 +99,7 @@ def promises(quick):
         "FedAvg": (noisy, grid),
         "PADPFL, equal factors": (padpfl, grid),
         "PADPFL, 0-1-2": (padpfl | factors, grid),
-        "PADPFL, 0-1-2, a clip of each client": (
+        "PADPFL, 0-1-2, separate clip norms": (
             padpfl | factors | dict(recipe="impact"),
             grid,
         ),
@@ -118,8 +118,8 @@ def promises(quick):
                 Claim(f"{panel}: {name} ends above FedAvg at every epsilon", above(*pairs))
             )
     return Study(
-        "What would make the papers' promises true, at equal epsilon, proved or conditional",
-        "ε of what the panel names, δ = 1e-5",
+        "Changes that make the papers' mechanisms valid, at equal ε",
+        "ε for the unit and view in the title, δ = 1e-5",
         tuple(cells),
         tuple(claims),
         **(QUICK if quick else FULL),

@@ -54,7 +54,7 @@ def text(quick):
         )
     )
     return Study(
-        "The next character of Shakespeare's roles, at equal proved epsilon of a client",
+        "Next character of Shakespeare's plays, one client per role, at equal proved ε",
         "proved ε",
         tuple(cells),
         tuple(claims),
