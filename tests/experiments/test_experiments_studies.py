@@ -16,7 +16,7 @@ from experiments.papers import as_printed
 from experiments.studies import recipes
 from experiments.studies import study as studies
 from experiments.studies.plans import PLANS, audit, checks, claimed
-from experiments.studies.plans.cells import NAMES, NONE, Cell, Study
+from experiments.studies.plans.cells import NAMES, NONE, PAPERS, Cell, Study
 from jfl import algorithms
 from jfl.algorithms.base import traits_of
 from jfl.core.errors import DataUnavailable
@@ -293,12 +293,12 @@ def test_claims_of_epsilons():
 
 
 def test_what_a_paper_claims_stands_beside_what_is_proved(tmp_path):
-    cell = [c for c in PLANS["claimed"](True).cells if c.line == "talaei2024"][:1]
+    cell = [c for c in PLANS["claimed"](True).cells if c.line == PAPERS["talaei2024"]][:1]
     study, store = Study("claimed", "claimed ε", tuple(cell), y="epsilon"), tmp_path / "cells.jsonl"
     (found,) = studies.accounted(ResultStore(store), cell, study, lambda text: None)
     assert found["x"] == found["claimed"] == pytest.approx(cell[0].x, rel=1e-4)
     assert found["epsilon"] > 10 * found["claimed"] and found["view"] == "third_party"
-    assert claimed.covers("talaei2024")({("", "talaei2024", 4.0): found})[0] == NOT
+    assert claimed.covers("p")({("", "p", 4.0): found})[0] == NOT
 
 
 # --- audits
