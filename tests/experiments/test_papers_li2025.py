@@ -15,15 +15,13 @@ from helpers.paths import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.papers import approximate_dp, rates, wang2019
+from experiments.papers import rates, wang2019
 from experiments.papers.li2025 import claims as li
 from experiments.papers.li2025 import theory
 from jfl import schedules
 from jfl.local import training
-from jfl.privacy.accountants import rdp
 
 MNIST = 5 * 10 / 600  # rate of a round
-SETTING = dict(steps=5, clip_norm=1.0, batch=10, epsilon=0.5, delta=1e-5)
 
 
 def close(got, want, rel=1e-7):
@@ -66,14 +64,6 @@ def test_a_schedule_serves_clients_and_servers_and_sweeps():
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(one))
 
 
-@given(mu=st.floats(1e-3, 1.0), kappa=st.floats(1.0, 50.0), steps=st.integers(1, 100))
-@settings(max_examples=30)
-def test_theory_starts_low_and_halves_at_most_within_a_round(mu, kappa, steps):
-    fn = rates.theory(mu, mu * kappa, steps)
-    assert float(fn(0)) <= (1 + 1e-5) / (4 * mu * kappa)
-    assert float(fn(0)) <= (2 + 1e-5) * float(fn(steps))
-
-
 @pytest.mark.parametrize(
     "make, says",
     [
@@ -95,17 +85,11 @@ def test_schedules_refuse(make, says):
 def test_golden_noise():
     found = li.noise_std_printed(0.04, 5, 1.0, 10, 600, 0.5, 1e-5)
     close(found.value, 1.1470488)
-    close(theory.mean_noise_variance(0.04, sizes=[600] * 100, **SETTING), 1.1470488**2)
     close(li.noise_multiplier_printed(0.5, 1e-5, MNIST).value, 1.4338110)
     close(li.noise_multiplier(0.5, 1e-5, MNIST), 1.5941362)
     assert float(li.round_epsilon(0.01, 0.1, 0.09)) == 0.0  # delta >= rate: hardly ever used
-    assert [li.participation_quantile(t, 0.1, 1e-8) for t in (50, 500)] == [20, 91]
-    assert li.participation_quantile(100, 0.1, 1e-4, clients=100) == 27
-    # of the first round: the sound sensitivity, and the printed one at the last two learning rates
-    lrs = [float(schedules.inverse_sqrt(0.04)(t)) for t in range(6)]
-    close(li.sensitivity_sound(lrs[:5], 1.0), 0.2585337, 3e-7)
-    printed = [li.sensitivity_paper(5, 1.0, lr).value for lr in lrs[5:3:-1]]
-    close(printed, [0.3265986, 0.3577709], 3e-7)
+    lrs = [float(schedules.inverse_sqrt(0.04)(t)) for t in range(5)]  # of the first round
+    close(li.sensitivity_sound(lrs, 1.0), 0.2585337, 3e-7)
 
 
 @pytest.mark.parametrize(
@@ -181,47 +165,9 @@ def test_golden_series():
     refined = np.asarray(wang2019.refined(orders, MNIST, 1.5941362))
     close(refined[:3], golden[:3], 1e-12)
     assert np.all(refined <= golden * (1 + 1e-12))  # the smaller of two series, term by term
-    z = float(li.noise_multiplier(0.5, 1e-5, MNIST))
-    for times, by_series, unsampled in ((1, 0.8524, 2.5705), (30, 3.1922, 19.9088)):
-        close(rdp.epsilon(orders, times * golden, 1e-5), by_series, 3e-5)
-        found = {m: li.total_epsilon(z, MNIST, times, 1e-5, m) for m in "ABCD"}
-        close(found["B"].epsilon, unsampled, 3e-5)
-        assert 0.97 * by_series < found["C"].epsilon <= by_series + 5e-5
-        assert found["D"].epsilon < found["C"].epsilon
-        least = li.total_epsilon(z, MNIST, times, 1e-5)
-        assert least == min(found.values(), key=lambda t: t.epsilon) and least.status == "rigorous"
-        assert least.method == ("A" if times == 1 else "D")
-    close(li.total_epsilon(z, MNIST, 1, 1e-5).epsilon, 0.5, 1e-9)
-    assert li.total_epsilon(z, MNIST, 0, 1e-5).epsilon == 0.0
 
-
-def test_composition_by_rounds():
-    """Method A is the smaller of basic and advanced composition, whichever it is."""
-    for z, times in ((1.6, 3), (30.0, 400)):
-        basic = times * float(li.round_epsilon(z, 1e-5 / times, MNIST))
-        each = li.round_epsilon(z, 1e-5 / times / 2, MNIST)
-        advanced = float(
-            approximate_dp.compose_advanced(float(each), 1e-5 / times / 2, times, 5e-6)[0]
-        )
-        assert (basic < advanced) == (times == 3)
-        close(li.total_epsilon(z, MNIST, times, 1e-5, "A").epsilon, min(basic, advanced), 1e-9)
-
-
-# --- preconditions
 
 CONTRACTIVE = dict(convex=True, scheme="wor_round")
-
-
-@given(epsilon=st.floats(0.01, 3.0), rate=st.floats(1e-4, 1.0))
-@settings(max_examples=60)
-def test_where_simple_amplification_is_true(epsilon, rate):
-    simple = lambda q: float(li.amplify_simple(epsilon, 1e-5, q).value[0])
-    exact = lambda q: float(approximate_dp.amplify(epsilon, 1e-5, q)[0])
-    assert simple(rate) == min(2 * rate, 1) * epsilon  # no gain from one half on
-    if epsilon <= 1.2564:
-        assert simple(rate) >= exact(rate) * (1 - 1e-9)
-    else:
-        assert simple(1e-6) < exact(1e-6)
 
 
 @given(rate=st.floats(0.01, 1.0), part=st.floats(0.01, 1.0))
@@ -235,28 +181,6 @@ def test_printed_noise_is_enough_where_its_lemmas_hold(rate, part):
 
 
 # --- sensitivity
-
-
-def test_where_the_printed_sensitivity_is_too_small():
-    """Twice the sum of a round's learning rates, over 4 steps lr: above one, the printed
-    sensitivity is too small."""
-
-    def ratio(lr_of, steps, first=0):
-        lrs = lr_of(first + np.arange(steps + 1.0))
-        sound, printed = (
-            li.sensitivity_sound(lrs[:-1], 1.0),
-            li.sensitivity_paper(steps, 1, lrs[-1]),
-        )
-        return float(sound / printed.value)
-
-    inverse, root = (lambda t: 0.04 / (1 + t)), (lambda t: 0.04 / np.sqrt(1 + t))
-    found = [ratio(inverse, q) for q in (2, 5, 10, 20, 50)]
-    np.testing.assert_allclose(found, [1.125, 1.37, 1.61, 1.89, 2.30], atol=6e-3)
-    worst = max(ratio(root, q, r * q) for q in range(1, 51) for r in range(3))
-    assert 0.9 < worst <= 0.92
-    # the proof's own condition fails at 4 steps
-    first = lambda q: li.sensitivity_paper(q, 1.0, root(q), first=root(0)).failed
-    assert first(2) == () and first(4) == ("first <= 2 lr",)
 
 
 def local_round(x, y, w, lrs, batches, clip_norm, gradient):
@@ -350,24 +274,6 @@ def drawn(sampling):
     return cohorts, np.asarray(law(cohorts))
 
 
-@pytest.mark.parametrize(
-    "draw, weights, unbiased",
-    [
-        *((draw, draw, True) for draw in DRAWS),
-        ("uniform_with_replacement", "with_replacement", False),
-        ("without_replacement", "printed_sum", False),
-        ("with_replacement", "printed_sum", False),
-    ],
-)
-def test_which_averages_are_unbiased(draw, weights, unbiased):
-    cohorts, chance = drawn(draw)
-    close(chance.sum(), 1.0)
-    diffs = np.random.default_rng(0).normal(size=(6, 3))
-    each = np.asarray(theory.aggregation_weights(SHARES, cohorts, weights))
-    mean = np.einsum("s,sk,skd->d", chance, each, diffs[cohorts])
-    assert np.allclose(mean, SHARES @ diffs, rtol=1e-9) == unbiased
-
-
 @pytest.mark.parametrize("sampling", theory.SAMPLINGS)
 def test_square_weights_by_enumeration(sampling):
     own = sampling.endswith("_independent")
@@ -399,22 +305,6 @@ def test_the_sampling_term_bounds_the_variance_of_sampling(sampling):
     assert (worst * bound > printed) == (sampling == "without_replacement")
 
 
-def test_equation_20_is_the_mean_of_the_clients_variances():
-    sizes = np.array([60, 200, 600, 3000])
-    each = np.asarray(li.noise_std_printed(0.04, rows=sizes, **SETTING).value) ** 2
-    shares = sizes / sizes.sum()
-    mean = theory.mean_noise_variance(0.04, sizes=sizes, **SETTING)
-    close(mean, shares @ each, 1e-12)
-    assert float(mean) > shares**2 @ each
-    lrs = np.array([0.04, 0.03, 0.02])
-    by_round = theory.mean_noise_variance(lrs, sizes=sizes, **SETTING)
-    close(by_round, mean * (lrs / 0.04) ** 2, 1e-12)
-    summed = theory.accumulated_noise(lrs, sizes=sizes, **SETTING)
-    close(summed, np.asarray(by_round).sum(), 1e-12)
-    printed = theory.accumulated_noise_printed(lrs, sizes=sizes, **SETTING)
-    close(printed, 3 * summed, 1e-12)  # the rounds counted twice
-
-
 # --- convergence
 
 
@@ -436,7 +326,6 @@ def test_terms_of_the_bound():
     close(sampled, 4 * 9 * 0.25 * 2 * (p**2).sum())
     printed = [theory.sampling_term_printed(s, 5, 1.0, 100, 10) for s in theory.SAMPLINGS]
     close(printed, [0, 10, 10, 9.0909091])
-    close(theory.distance_bound(3.0, 0.5), 36.0)
 
 
 def test_the_noise_term_covers_the_noise():
@@ -452,19 +341,6 @@ def test_the_noise_term_covers_the_noise():
             assert (
                 0.25 * (1 - 1e-6) < noise / float(theory.noise_term(11, steps, 0.7, shares, z)) <= 1
             )
-
-
-def test_lemma_a4():
-    x = np.geomspace(1, 60000, 400001)
-    f = np.log(1.25 * 50 / (x * 1e-5)) / x
-    integral = ((f[1:] + f[:-1]) / 2 * np.diff(x)).sum()
-    close(theory.log_sum_bound([60000], 5, 10, 1e-5).value, integral, 1e-6)
-    # it fails for the smallest clients, and where every client has all rows of a round too, once
-    # they are many
-    for sizes in ([10] * 100, [50] * 1000, [600] * 10000):
-        found, n = theory.log_sum_bound(sizes, 5, 10, 1e-5), np.array(sizes)
-        assert found.failed and (np.log(1.25 * 50 / (n * 1e-5)) / n).sum() > float(found.value)
-    assert not theory.log_sum_bound([600] * 100, 5, 10, 1e-5).failed
 
 
 @pytest.mark.parametrize("kappa, steps", [(1.0, 100), (30.0, 5), (3.0, 60)])
@@ -511,9 +387,7 @@ def test_rounds_fall_in_steps_only_where_the_rest_outweighs_the_drift(spread):
     bound, accuracy = 0.1, 1e-7
     terms = lambda q: spread + 8 * (q - 1) ** 2 * bound**2
     best = theory.optimal_local_steps(terms, accuracy, 0.0, 0.5, 1.0, most=100)
-    ideal = float(theory.noiseless_local_steps(spread, bound))
-    close(ideal, math.sqrt(1 + spread / 0.08), 1e-12)
-    assert abs(best - ideal) < 1 and (best == 1) == (spread < 1)
+    assert abs(best - math.sqrt(1 + spread / 0.08)) < 1 and (best == 1) == (spread < 1)
     needed = lambda q: float(theory.steps_to_accuracy(accuracy, terms(q), 0.0, 0.5, 1.0, q)) / q
     assert needed(best) <= min(needed(q) for q in range(1, 101)) * (1 + 1e-6)
     if spread > 100:  # the noise on the model grows with steps^2, and moves the best number down
