@@ -37,16 +37,3 @@ def test_every_name_on_a_page_exists():
     gone = {(page, name) for page, names in named.items() for name in names if not exists(name)}
     assert not gone
     assert not any(map(exists, ("jfl.privcy", "jfl.privacy.pdl", "jfl.start")))
-
-
-def test_what_counts_as_a_name():
-    text = """`jfl.plan`, `jfl.privcy.pld(x)`, `[jfl.mesh.devices(2)]` and
-```python
-x = jfl.simulat(key)
-```
-but not jfl.start outside of code, `tests/jfl.py/x`, `from jfl.runs/`, nor
-```bash
-jfl train --config jfl.toml
-```
-"""
-    assert names_in(text) == {"jfl.plan", "jfl.privcy.pld", "jfl.simulat", "jfl.mesh.devices"}

@@ -24,10 +24,6 @@ ALGORITHM = DOCS / "guides" / "algorithm.md"
 RESULTS = (DOCS / "results.md").read_text()
 
 
-def test_the_readme_is_short():
-    assert len(README.split()) <= 1500 and README.count("\n") <= 150
-
-
 def test_the_ten_lines_are_the_same_everywhere():
     ten = next(b.text for b in pages.blocks(pages.README) if b.runs)
     assert ten == pages.blocks(DOCS / "start" / "ten_lines.md")[0].text

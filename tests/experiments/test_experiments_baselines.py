@@ -1,14 +1,12 @@
 """Rates of baselines: who is marked, what is chosen, what the figures take."""
 
 import dataclasses
-import json
 import sys
 import types
 
 import numpy as np
 import pytest
 from helpers.lines import line
-from helpers.paths import RESULTS
 
 from experiments.harness import baselines
 from experiments.harness import results as results_file
@@ -165,32 +163,6 @@ def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
     assert both["fig"].lines == lines | first
 
 
-def test_what_a_line_was_given_itself_comes_first(with_stored):
-    given = lambda lr, **reached: dict(a=dict(chosen=dict(lr=lr), reached=reached))
-    stored = {"fig": given(1.0, a=0.5), "other": given(2.0, a=0.4, b=0.3), "third": dict(a={})}
-    taken = with_stored(stored, fig=ONE, other=ONE, third=ONE)
-    assert [taken[n].lines["a"]["lr"] for n in stored] == [1.0, 2.0, 1.0]
-    assert taken["fig"].reached == dict(a=dict(a=0.5, b=0.3))
-    assert taken["other"].reached == dict(a=dict(a=0.4, b=0.3))
-
-
-def test_a_line_takes_the_choice_of_one_whose_data_have_the_same_law(with_stored):
-    """But not what L-BFGS reached on the draws of that one, nor before a choice of its own."""
-    fields = dict(lr=0.1, steps=7)
-    other = dataclasses.replace(
-        ONE, same_law={"b": ("one", "a")}, lines={"b": fields}, baselines={"b": ()}
-    )
-    of_one = dict(a=dict(chosen=dict(lr=1.0), reached={"0": 0.5}))
-    of_other = dict(b=dict(chosen=dict(lr=2.0)))
-    taken = with_stored(dict(one=of_one), one=ONE, other=other)["other"]
-    assert taken.lines == {"b": fields | dict(lr=1.0), "b, first rates": fields}
-    assert taken.reached == {}
-    both = with_stored(dict(one=of_one, other=of_other), one=ONE, other=other)
-    assert both["other"].lines["b"]["lr"] == 2.0
-    turned = with_stored(dict(other=of_other), one=ONE, other=other)  # the other way round
-    assert turned["one"].lines["a"] == dict(lr=2.0)
-
-
 # --- the command
 
 
@@ -214,23 +186,3 @@ def test_a_choice_is_made_once_and_stays(tmp_path, monkeypatch, asked):
     assert made["a"]["chosen"] == dict(lr=1.0) and asked == ["one a"]
     assert call("other", 0.2, 0.22, 0.21) == dict(one=made, other={"a": {}})
     assert call("one", 0.9, 0.92, 0.91)["one"] == made and asked == ["one a"]
-
-
-def test_what_another_figure_chose_gets_no_grid_of_its_own(tmp_path, monkeypatch, asked):
-    """FedAvg beside the private methods of `fig1_tuned` takes the choice of Figure 1: else one line
-    would have two."""
-    for name in ("baselines.json", "noble2022.json"):
-        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
-    monkeypatch.setattr(baselines, "FILE", tmp_path / "baselines.json")
-    at = ["--kept", str(tmp_path / "kept")]
-    assert baselines.main(["noble2022", "fig1_tuned", *at]) == 0
-    assert asked == [
-        *(f"fig1_tuned DP-{m}, K=50, (1,1)" for m in ("SCAFFOLD-warm", "FedAvg", "FedSGD")),
-        *(f"fig1_tuned DP-{m}, K=100, (1,1)" for m in ("SCAFFOLD-warm", "FedAvg")),
-    ]
-    chosen = json.loads((tmp_path / "baselines.json").read_text())
-    assert not any(line.startswith("FedAvg") for line in chosen["noble2022"]["fig1_tuned"])
-    assert set(chosen["about"]["noble2022"]) == set(chosen["noble2022"])
-    line = "DP-FedAvg, K=50, (0,0)"  # which has noise
-    with pytest.raises(ValueError, match="expected baselines of fig1, but got DP-FedAvg, K=50"):
-        baselines.main(["noble2022", "fig1", *at, "--lines", line])

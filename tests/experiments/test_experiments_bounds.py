@@ -241,23 +241,6 @@ def test_the_number_of_clients_stands_for_the_dimension_in_the_length_of_noise()
 # --- Ranaweera et al., 2025
 
 
-@pytest.mark.slow
-def test_a_step_varies_as_the_theorem_takes_it():
-    """Variance of the mean of a cohort: clients, lots and noise."""
-    one = dataclasses.replace(SGD, rounds=1, noise="lemma2", sigma=0.2)
-    made = ranaweera2025_bounds.problem(one)
-    models = softmax_rows.along(made.plan, 2000, 1)
-    _, grads, rows = softmax_rows.moments(made.rows, models[0, 0])
-    moved = (models[:, 1] - models[:, 0]) / -made.lr
-    np.testing.assert_allclose(moved.mean(0), grads.mean(0), atol=0.02)
-    got = ((moved - grads.mean(0)) ** 2).sum((1, 2)).mean()
-    lots = rows.mean() * (1 - one.batch / one.rows) / one.batch
-    among = ((grads - grads.mean(0)) ** 2).sum((1, 2)).mean()
-    want = (lots + among + made.known.local_noise_2) / one.cohort
-    assert got == pytest.approx(want, rel=0.04) and made.known.noise_2 > 0.1 * want
-    assert made.known.noise_2 == made.known.local_noise_2 / one.cohort
-
-
 def test_theorem3_is_chained_through_a_round():
     c = ranaweera.Constants(0.1, 1.0, 1.5, variance_2=0.2, cohort=2, batch=4, local_noise_2=0.1)
     squares = np.array([[0.5, 0.4, 0.3], [0.2, 0.2, 0.1]])

@@ -10,10 +10,9 @@ import jax
 import numpy as np
 import pytest
 from helpers import pretended
-from helpers.lines import line, verdict
 
 from experiments.harness import objectives, runner
-from experiments.harness.runner import FIRST, Experiment
+from experiments.harness.runner import Experiment
 from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNKNOWN
 from experiments.papers import trajectories
 from experiments.papers.li2025 import bounds as li2025_bounds
@@ -22,6 +21,7 @@ from experiments.papers.li2025 import figures as li2025
 from experiments.papers.li2025 import plans as li2025_plans
 from experiments.papers.li2025 import theory
 from jfl.local import training
+from jfl.privacy.accountants import tightest
 from jfl.runs import build, sweep
 from jfl.runs.config import Config
 
@@ -141,6 +141,8 @@ def test_budgets_of_the_three_kinds_of_lines():
 
 def test_a_run_shows_what_is_claimed_beside_what_is_proved(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "compute", pretended.compute)
+    # seconds of loss distributions
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
     lines = {m: dict(epsilon=0.5, **changes) for m, changes in li2025.MODES.items()}
     how = dict(runs=li2025_plans.runs(), columns=li2025_plans.budgets)
     experiment = Experiment("digits", DIGITS, lines, seeds=(0, 1), **how)
@@ -179,26 +181,6 @@ def test_claims_across_data_read_what_was_left(tmp_path, capsys):
     assert verdicts() == [NOT_REPRODUCED] * 4 + [HOLDS] * 4
     leave(dict(mnist=50, adult=32))  # of both grids' ends
     assert verdicts() == [NOT_REPRODUCED] * 8
-
-
-def test_what_noise_costs_is_measured_at_one_rate():
-    """Beside a line without privacy at a rate of its own, the private one is compared with that at
-    the paper's; where all have rates of their own, with that."""
-    of_costs = lambda experiment: next(
-        c for c in experiment.claims if c.text.startswith("(b)") and ", iid, printed" in c.text
-    )
-    first, own, private = (line(end, end + 0.01, end) for end in (0.81, 0.91, 0.805))
-    results = {"iid no privacy": own, "iid no privacy" + FIRST: first}
-    results |= {f"iid printed ε={e:g}": private for e in li2025.EPSILONS}
-    check = of_costs(li2025.PRINTED_RATES["fig2-mnist"]).check
-    assert verdict(check, results) == HOLDS
-    del results["iid no privacy" + FIRST]  # no rate was chosen: this is the paper's
-    assert verdict(check, results) == NOT_REPRODUCED
-    tuned = li2025.EXPERIMENTS["fig2_tuned"]
-    assert set(tuned.methods) == set(tuned.lines) and {c.whose for c in tuned.claims} == {"ours"}
-    assert set(tuned.grid) == {"lr"}  # a small G takes the printed noise away
-    both = {f"mnist {name}": end for name, end in results.items()}
-    assert verdict(of_costs(tuned).check, both) == NOT_REPRODUCED
 
 
 # --- bounds

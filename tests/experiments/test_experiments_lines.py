@@ -12,41 +12,6 @@ from experiments.bench.lines import counting
 
 FOLDER = ROOT / "experiments" / "bench" / "lines"
 RESULTS = json.loads((ROOT / "experiments" / "results" / "lines.json").read_text())
-SMALL = '''"""What it is,
-in two lines."""
-
-import math
-from os import (
-    path,
-)
-
-
-def area(r):
-    """Of a circle."""
-    import sys  # not counted either
-
-    # a comment
-    return math.pi * r**2  # another
-
-
-text = """one
-two"""
-'''
-
-
-def test_the_rule_on_a_small_program():
-    """The def, the return, and two lines of a string."""
-    assert counting.code_lines(SMALL) == [10, 15, 18, 19]
-    more = 'class A:\n    """It."""\n\n    x = 1\n\n\nx = [\n    1,\n]\n'
-    assert counting.count(SMALL + more)["lines"] == 4 + 2 + 3
-
-
-def test_a_mark_is_of_the_whole_statement_below_it():
-    source = "x = 1\n# privacy\ny = [\n    2,\n]\nz = 3\n"
-    assert counting.count(source) == dict(lines=5, privacy=3, tokens=11)
-    assert counting.count(source.replace("# privacy", "# private"))["privacy"] == 0
-    with pytest.raises(ValueError, match="line 2: .*statement on the next line"):
-        counting.count("x = 1\n# privacy\n\ny = 2\n")
 
 
 @pytest.mark.skipif(shutil.which("ruff") is None, reason="ruff lays programs out")

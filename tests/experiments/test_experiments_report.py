@@ -7,9 +7,8 @@ import pytest
 from helpers.paths import RESULTS
 from helpers.report_pages import VERSIONS, Tables
 
-from experiments.harness import pictures, report, results
+from experiments.harness import report, results
 from jfl.report import document as markup
-from jfl.report import plots
 
 LINES = "Lines of the experiment, with ε in its view"
 APART = "Range of final test accuracy"
@@ -175,73 +174,6 @@ def test_stored_results_are_as_they_are_written(tmp_path):
 # --- stored results of papers
 
 
-@pytest.fixture(scope="module")
-def two_papers():
-    return shown(RESULTS / "li2025.json", RESULTS / "talaei2024.json")
-
-
-def test_papers_stand_on_one_page(two_papers):
-    for paper, row in zip(
-        ("li2025", "talaei2024"), records(two_papers, "Claims that were checked"), strict=True
-    ):
-        parts = results.read(RESULTS / f"{paper}.json").parts()
-        checks = sum(v.whose == "paper" for part in parts for v in part.verdicts)
-        assert row["results"] == paper and row["checks"] == str(checks) and checks >= 5
-        counted = [int(row[v]) for v in results.VERDICTS if v in row]
-        assert sum(counted) == int(row["statements"]) <= checks
-    assert results.RULE in two_papers.words
-    apart = {r["experiment"]: r for r in records(two_papers, APART)}
-    assert "talaei2024: study, scenario 3" in apart
-    clock = results.read(RESULTS / "li2025.json").experiments["clock"]
-    means = {n: np.mean(line.accuracy) for n, line in clock.lines.items()}
-    least, most = (choose(means, key=means.get) for choose in (min, max))
-    claimed = [line for line in clock.lines.values() if line.epsilon_claimed is not None]
-    held = sum((x.epsilon_proved or np.inf) <= x.epsilon_claimed for x in claimed)
-    assert apart["li2025: clock"] == {
-        "experiment": "li2025: clock",
-        "lines": str(len(means)),
-        "least accurate": f"{means[least]:.3f}: {least}",
-        "most accurate": f"{means[most]:.3f}: {most}",
-        "points apart": f"{100 * (means[most] - means[least]):.1f}",
-        "claimed ε holds": f"{held} of {len(claimed)}",
-        "minutes": f"{clock.seconds / 60:.3g}",
-    }
-    assert "python -m experiments.papers li2025 fig2-mnist --out NEW" in two_papers.words
-
-
-def test_lines_of_a_collection_are_those_of_its_file():
-    def row(paper, experiment, line):
-        found = results.read(RESULTS / f"{paper}.json").experiments[experiment]
-        table = report.experiment_tables(found)[0]
-        return next(dict(zip(dict(table.columns), r)) for r in table.rows if r[0] == line)
-
-    cells = {"ours": "0.5652 ± 0.0101", "seeds": "30", "claimed ε": "3", "proved ε": "0.4311"}
-    cells |= {"paper's figure": "27.41 ± 0.71 %"}
-    found = row("noble2022", "table1", "sigma=10, K=1")
-    assert {k: found[k] for k in cells} == cells
-    # of curves the end, and of values that a study stored without its seeds the interval
-    found = row("noble2022", "fedavg_eta1_small", "FedAvg, eta 0 = 1")
-    assert found["ln(F - F*), at the end"] == "-2.248"
-    found = row("talaei2024", "study, scenario 1", "no noise, lr 0.02: 0-1-2")
-    assert (found["loss"], found["proved ε"]) == ("1.161 ± 0.016", "")
-
-
-def test_the_claims_of_a_paper_and_the_epsilons_that_hold_are_counted():
-    source = report.read_source(RESULTS / "li2025.json")
-    found = {card.heading: card for card in report.assemble([source]).cards}
-    verdicts = [v.verdict for e in source.experiments for v in e.verdicts]
-    card = found["Claims checked"]
-    assert card.value == str(len(verdicts))
-    assert dict(card.facts) == {v: str(verdicts.count(v)) for v in set(verdicts)}
-    lines = [line for e in source.experiments for line in e.lines.values()]
-    claimed = [x for x in lines if x.epsilon_claimed is not None]
-    held = sum((x.epsilon_proved or np.inf) <= x.epsilon_claimed for x in claimed)
-    assert found["Claimed ε that hold"].value == f"{held} of {len(claimed)}"
-    given = ["cannot be checked", "of another kind", "not confirmed", "confirmed"]
-    order = [*(v for v in report.MARKS if v in given), "of another kind"]
-    assert [*report._counted(given)] == order  # on all pages
-
-
 # --- studies
 
 
@@ -275,10 +207,6 @@ POINTS = [
     point("a", "SCAFFOLD", 4.0, 0.6, failed=1),
     point("a", "FedAvg, no noise", None, 0.9, **UNPROVED),
 ]
-
-
-def drawn(points, xlabel):
-    return pictures.study([results.checked("points", p, results.Point) for p in points], xlabel)
 
 
 def study(folder, points):
@@ -322,23 +250,6 @@ def test_a_study_has_its_points_and_guarantees(tmp_path):
     ]
     both = shown(study(tmp_path, claims), study(tmp_path / "other", POINTS))
     assert records(both, APART)[0]["claimed ε holds"] == "1 of 2"
-
-
-def test_a_study_is_drawn_in_panels():
-    other = [point("b $x^$", "FedAvg", 1.0, 0.4), point("b $x^$", "FedAvg", 2.0, None)]
-    figure = drawn([*POINTS, *other], "ε")
-    one, two = figure.axes
-    assert (one.get_title(), two.get_title()) == ("a", "b $x^$") and "b $x^$" in plots.svg(figure)
-    assert [list(line.get_xdata()) for line in one.lines][:2] == [[4.0, 16.0], [4.0]]
-    assert list(one.lines[2].get_ydata()) == [0.9, 0.9] and one.lines[2].get_linestyle() == "--"
-    assert one.lines[2].get_color() == one.lines[0].get_color() != one.lines[1].get_color()
-    names = [t.get_text() for t in figure.legends[0].get_texts()]
-    assert names == ["FedAvg", "SCAFFOLD", "FedAvg, no noise"]
-    assert len(two.lines[0].get_xdata()) == 1
-    claims = [point("a", "p", c, 2.0 * c, claimed=c) for c in (4.0, 8.0)]
-    (axes,) = drawn(claims, "claimed ε").axes
-    assert axes.get_yscale() == "log" and axes.lines[-1].get_linestyle() == ":"
-    assert drawn([point("a", "p", 4.0, None)], "ε") is None
 
 
 def test_a_page_is_written_next_to_its_file_or_where_it_is_asked(experiment, tmp_path):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers import pretended
 
-from experiments.harness import pictures, report, results, runner
 from experiments.harness import programs as harness_programs
+from experiments.harness import report, results, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.papers import as_printed
 from experiments.studies import recipes
@@ -22,7 +22,6 @@ from jfl.algorithms.base import traits_of
 from jfl.core.errors import DataUnavailable
 from jfl.core.files import ResultStore
 from jfl.privacy import guarantees
-from jfl.report import plots
 from jfl.runs import build as assemble
 from jfl.runs import sweep
 from jfl.runs.config import FIELDS, Config, refuse_unused
@@ -225,31 +224,19 @@ def test_a_failed_run_is_not_chosen_and_not_averaged(tmp_path, monkeypatch):
 # --- the command that made results
 
 
-def special(name, experiment, out, quick):
-    (out / "results.json").write_text("{}")  # as some write their own
-    verdicts = [dict(claim="c", verdict="confirmed", seen="s")]
-    return dict(title=experiment.title, quick=quick, verdicts=verdicts)
-
-
-def test_results_say_which_command_made_them(tmp_path, monkeypatch, capsys):
+def test_results_say_which_command_made_them(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "compute", pretended.compute)
     monkeypatch.setattr(harness_programs, "trace_once", lambda *_: None)
     experiments = dict(
-        alone=Experiment("special", {}, {}, special=special),
+        alone=Experiment("special", {}, {}, special=lambda *_: {}),
         lines=Experiment("of lines", TINY, {"one": {}, "the other": {}}),
     )
-    for i, (args, line) in enumerate(
-        (
-            (["alone", "--quick"], "alone --quick"),
-            (["lines"], "lines"),
-            (["lines", "--quick", "--lines", "the other"], "lines --quick --lines 'the other'"),
-        )
-    ):
-        out = tmp_path / str(i)
-        assert runner.main("some2025", experiments, [*args, "--out", str(out)]) == 0
-        (found,) = report.read_source(out).experiments
-        assert found.title == experiments[args[0]].title
-        assert report._command(found) == f"python -m experiments.papers some2025 {line} --out NEW"
+    args = ["lines", "--quick", "--lines", "the other", "--out", str(tmp_path / "out")]
+    assert runner.main("some2025", experiments, args) == 0
+    (found,) = report.read_source(tmp_path / "out").experiments
+    assert found.title == "of lines"
+    line = "python -m experiments.papers some2025 lines --quick --lines 'the other' --out NEW"
+    assert report._command(found) == line
     for name, told in (
         ("alone", "expected no --lines, as it runs as a whole, but got a"),
         ("lines", "expected lines of one, the other, but got a"),
@@ -341,27 +328,6 @@ def test_claims_of_audits():
     mixed = of((5, 6, 9), (5, 9.1, 9), (5, 6, None))
     mixed["p", f"{paper}: 1", None]["status"] = "conditional"
     assert audit.no_contradiction(mixed)[0] == CONFIRMED
-
-
-def test_the_picture_of_audits_says_what_is_refuted():
-    point = lambda line, **more: results.Point("p", line, None, None, ceiling=9.0, **more)
-    points = [
-        point("shown", audited=2.0, epsilon=2.5),
-        point("nothing shown", audited=0.0, epsilon=0.1, claimed=1.0),
-        point("too small a claim", audited=3.0, epsilon=4000.0, claimed=2.0),
-        point("a bug", audited=3.0, epsilon=2.0),
-        point("bare", audited=3.0),
-    ]
-    page = plots.svg(pictures.audits(points, "ε"))
-    for words in (
-        ">2 ≤ 2.5<",
-        ">0 ≤ 0.1; claimed 1<",
-        ">3 ≤ 4,000; claimed 2: REFUTED<",
-        ">3 &gt; 2, CONTRADICTED<",
-        ">3 nothing proved<",
-    ):
-        assert words in page, words
-    assert pictures.audits([results.Point("p", "l", None, 0.5)], "ε") is None
 
 
 @pytest.mark.slow

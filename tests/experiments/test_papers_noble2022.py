@@ -226,21 +226,6 @@ def test_rates_by_hand():
     close(theory.gradient_variance(PROBLEM), 10.0)
 
 
-@pytest.mark.parametrize("case", theory.CASES)
-@pytest.mark.parametrize("rate", [theory.scaffold_rate, theory.fedavg_rate])
-def test_rates_keep_their_units(rate, case):
-    """Other units of the parameters (times 3) and of the loss (times 5) change a bound as they
-    change the error."""
-    a, c = 3.0, 5.0
-    units = dict.fromkeys(("smoothness", "strong_convexity"), c / a**2)
-    units |= dict.fromkeys(("noise", "dissimilarity_g"), c / a)
-    units |= dict(variance=(c / a) ** 2, distance=a, gap=c)
-    scaled = {name: getattr(PROBLEM, name) * unit for name, unit in units.items()}
-    unit = (c / a) ** 2 if case == "nonconvex" else c
-    other = rate(PROBLEM._replace(**scaled), case)
-    close(other.value, unit * np.asarray(rate(PROBLEM, case).value))
-
-
 def test_step_sizes():
     close(theory.scaffold_local_lr(PROBLEM, "convex"), 0.25 / (24 * 4 * 2 * 2**0.5))
     close(theory.scaffold_local_lr(PROBLEM, "strongly_convex", 3.0), 0.25 / (24 * 4 * 2 * 3))

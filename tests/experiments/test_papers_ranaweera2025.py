@@ -1,13 +1,10 @@
-"""Ranaweera et al., 2025: golden values, multipliers against worst cases, audits, and bounds
-against runs."""
+"""Ranaweera et al., 2025: golden values, multipliers against worst cases, and audits."""
 
 import math
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import optimize
 
 from experiments.papers.ranaweera2025 import claims as paper
@@ -223,14 +220,7 @@ def test_noise_energy(d):
 
 
 def test_rate_of_noisy_quadratics():
-    """Below the bound; and exactly it, where the curvature is the same in all directions."""
-    r, h, v, lr = np.random.default_rng(0), np.array([0.1, 0.5, 1.0]), 0.09, 0.4
-    w, losses = np.full((4000, 3), 2.0), []
-    for _ in range(80):
-        losses.append((0.5 * h * w**2).sum(1).mean())
-        w = w - lr * (h * w + math.sqrt(v / 3) * r.normal(size=w.shape))
-    c = theory.Constants(0.1, 1.0, noise_2=v)
-    assert (np.array(losses) <= theory.dp_pl_rate(c, losses[0], lr, np.arange(80)).value).all()
+    """The bound is reached where the curvature is the same in all directions."""
     gap, curvature = 5.0, 2.0  # of E w^2 / 2, in expectation
     for _ in range(40):
         gap = (1 - 0.5 * curvature) ** 2 * gap + 0.5**2 * curvature * 0.3 / 2
@@ -240,33 +230,6 @@ def test_rate_of_noisy_quadratics():
     every = theory.Constants(0.5, 4.0, 2.0, 0.5, 3.0, 2, 5, 0.1)
     want = 0.975**10 * 8 + 4 * 0.05 / (2 * 0.5) * (3 / 10 + 0.1)
     close(theory.dp_pl_rate(every, 8.0, 0.05, 10).value, want, 1e-12)
-
-
-@given(st.integers(0, 10**6))
-@settings(max_examples=40)
-def test_step_on_quadratics(seed):
-    """The exact expectation of one step, clients |A_j^(1/2) (w - c_j)|^2 / 2, cohorts of K i.i.d.,
-    all variances."""
-    r = np.random.default_rng(seed)
-    n, d, cohort, batch = r.integers(1, 5), r.integers(1, 4), int(r.integers(1, 4)), 2
-    a, centre = r.uniform(0.2, 2, (n, d)), r.normal(size=(n, d)) * r.integers(0, 2)
-    q, w, (growth, variance, v) = r.dirichlet(np.ones(n)), 3 * r.normal(size=d), r.uniform(0, 2, 3)
-    mean = q @ a
-    best = (q[:, None] * a * centre).sum(0) / mean
-    each = a * (w - centre)
-    g = q @ each
-    diversity = max(1.0, q @ (each**2).sum(1) / (g**2).sum())
-    c = theory.Constants(mean.min(), a.max(), diversity, growth, variance, cohort, batch, v)
-    lr = r.uniform(0.1, 1) * cohort / (diversity * a.max() * (growth + cohort))
-    of_batches = q @ (growth * (each**2).sum(1) + variance / batch) / d
-    spread = (q @ each**2 - g**2 + of_batches) / cohort + v / d
-    loss = lambda w: 0.5 * (mean * (w - best) ** 2).sum()
-    after = loss(w - lr * g) + 0.5 * lr**2 * (mean * spread).sum()
-    found = theory.dp_pl_step(c, loss(w), lr, (g**2).sum())
-    assert after <= found.value * (1 + 1e-9) and found.failed == ()
-    assert found.value <= theory.dp_pl_rate(c, loss(w), lr, 1).value + 1e-12
-    if d == n == 1:
-        close(found.value, after, 1e-9)
 
 
 def test_theorem3_terms():
@@ -289,22 +252,3 @@ def test_theorem3_terms():
     quiet = c._replace(variance_2=0.0, local_noise_2=0.0)
     assert alone(c) > proved(c)
     close(alone(quiet), proved(quiet), 1e-12)
-
-
-def test_theorem3_over_local_steps():
-    """All clients at once, curvatures of their own, one optimum, noise in the gradients."""
-    r, a = np.random.default_rng(0), np.array([[0.5, 1.0], [1.0, 0.3], [0.8, 0.6]])
-    lr, steps, sigma = 0.15, 4, 0.5
-    w = np.full((20000, 3, 2), 2.0)
-    loss = lambda w: (0.5 * a.mean(0) * w.mean(1) ** 2).sum(1).mean()
-    gaps, squares, ratio = [loss(w)], [], 1.0
-    for _ in range(steps):
-        g = a * w
-        squares.append((g.mean(1) ** 2).sum(1).mean())
-        ratio = max(ratio, (g**2).sum(2).mean() / squares[-1])
-        w = w - lr * (g + sigma / math.sqrt(2) * r.normal(size=w.shape))
-        gaps.append(loss(w))
-    c = theory.Constants(a.mean(0).min(), 1.0, ratio, variance_2=sigma**2, cohort=3)
-    for s in range(steps):
-        found = theory.theorem3(c, gaps[s], np.full(s + 1, lr), squares[: s + 1])
-        assert gaps[s + 1] <= found.value and found.failed == ()
