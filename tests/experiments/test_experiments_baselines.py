@@ -163,6 +163,18 @@ def test_only_marked_lines_run_and_figures_keep_the_first_rates_beside(
     assert both["fig"].lines == lines | first
 
 
+def test_a_line_takes_the_choice_of_one_whose_data_have_the_same_law(with_stored):
+    """But not what L-BFGS reached on the draws of that one."""
+    fields = dict(lr=0.1, steps=7)
+    other = dataclasses.replace(
+        ONE, same_law={"b": ("one", "a")}, lines={"b": fields}, baselines={"b": ()}
+    )
+    of_one = dict(a=dict(chosen=dict(lr=1.0), reached={"0": 0.5}))
+    taken = with_stored(dict(one=of_one), one=ONE, other=other)["other"]
+    assert taken.lines == {"b": fields | dict(lr=1.0), "b, first rates": fields}
+    assert taken.reached == {}
+
+
 # --- the command
 
 
