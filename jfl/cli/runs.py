@@ -124,7 +124,7 @@ class Sweep(Config):
     example: jfl sweep --rounds 20 --unit client --sweep lr=0.1,0.3 --sweep epsilon=2,8 --sweep
       seed=0,1,2
 
-    --config FILE.toml sets fields, and its table [sweep] lists of values; flags take precedence.
+    --config FILE.toml sets fields, and its table [sweep] has lists of values. Flags override them.
     """
 
     out: Path = field(Path("runs/sweep"), "run directory: new or empty, unless --resume")

@@ -120,8 +120,8 @@ def choose(
     Privacy:
         The guarantee covers the parameters, the setting and the score together.  It is a Renyi
         bound for the worst setting at each order.  It does not cover an observer who learns the
-        number of runs, for example from the total time.  A tournament charges each rung only for
-        its own rounds, so it requires rounds that are independent and identical.
+        number of runs, for example from the total time.  A tournament adds up the costs of the
+        rounds of each rung, so it requires rounds that are independent and identical.
 
     Raises:
         NotAnalysable: if a setting has no noise; in a tournament also if the noise changes over

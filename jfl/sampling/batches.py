@@ -79,7 +79,7 @@ def full() -> Batches:
     """Use all rows of the client in every step.
 
     Privacy:
-        No amplification; any adjacency.
+        There is no amplification. Every adjacency is possible.
     """
     return Batches(Fn(_draw_full), "full", None)
 

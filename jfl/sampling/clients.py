@@ -121,7 +121,7 @@ def full(clients: int) -> Sampler:
     """Select all clients in every round.
 
     Privacy:
-        No amplification; any adjacency.
+        There is no amplification. Every adjacency is possible.
     """
     checks.require_integer("sampling.full", clients=clients)
     return Sampler(
