@@ -216,6 +216,21 @@ def test_results_of_an_earlier_run_do_not_stay_beside_lines_of_this_one(
     assert not (tmp_path / "results.json").exists() and not (tmp_path / "report.md").exists()
 
 
+def test_rows_of_another_run_do_not_stay(tmp_path):
+    made, where = figure(only=dict(lr=0.1)), tmp_path / "only"
+    runner.run("tiny", made, tmp_path)
+    assert (where / "metrics.csv").exists()
+
+    def bare(config, axes, out):
+        found = sweep.sweep(config, axes, out)
+        for name in kept_runs.TABLES:
+            (out / name).unlink()
+        return found
+
+    runner.run("tiny", dataclasses.replace(made, runs=bare), tmp_path)
+    assert not (where / "metrics.csv").exists() and not (where / "manifest.json").exists()
+
+
 def test_results_stay_where_no_data_can_be_read(tmp_path, monkeypatch):
     runner.run("tiny", figure(), tmp_path)
     before = (tmp_path / "results.json").read_bytes()

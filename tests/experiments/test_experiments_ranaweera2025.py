@@ -193,6 +193,15 @@ def test_learning_rates_are_chosen_on_other_rows_and_seeds():
     assert ranaweera2025_study.chosen(lines, "g") == {("v", 0): 1}
 
 
+def test_a_bias_is_a_pixel_of_value_one():
+    energy, found = ranaweera2025_plans.unit_energies(TINY), ranaweera2025_plans.pixel_bands(TINY)
+    assert energy[0] == pytest.approx(energy[1:].sum()) and len(energy) == 5
+    assert np.allclose(energy[2:], energy[2])  # as much in each level: the 1 / f^2 law
+    shape = ranaweera2025_plans.shape_named(TINY, "unit:0.5")
+    each = energy / ranaweera2025_plans.bands_of.sizes(found)
+    assert np.allclose(np.diff(np.log(np.asarray(shape.scales) * each**0.25)), 0, atol=1e-6)
+
+
 def test_findings_go_three_ways():
     of = dict(model="linear", level=0, gain_95=0.5, multiplier=4.0, epsilon_proved=0.2)
     of |= dict(accuracy=88.0, accuracy_95=0.1, seeds={"0": 88.0})

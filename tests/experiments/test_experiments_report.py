@@ -7,7 +7,7 @@ import pytest
 from helpers.paths import RESULTS
 from helpers.report_pages import VERSIONS, Tables
 
-from experiments.harness import report, results
+from experiments.harness import pictures, report, results
 from jfl.report import document as markup
 
 LINES = "Lines of the experiment, with ε in its view"
@@ -250,6 +250,17 @@ def test_a_study_has_its_points_and_guarantees(tmp_path):
     ]
     both = shown(study(tmp_path, claims), study(tmp_path / "other", POINTS))
     assert records(both, APART)[0]["claimed ε holds"] == "1 of 2"
+
+
+def test_a_study_is_drawn_in_panels():
+    points = [*POINTS, point("b", "FedAvg", 1.0, 0.4), point("b", "FedAvg", 2.0, None)]
+    figure = pictures.study([results.checked("points", p, results.Point) for p in points], "ε")
+    one, two = figure.axes
+    assert [list(line.get_xdata()) for line in one.lines][:2] == [[4.0, 16.0], [4.0]]
+    level = one.lines[2]  # without noise
+    assert list(level.get_ydata()) == [0.9, 0.9] and level.get_linestyle() == "--"
+    assert level.get_color() == one.lines[0].get_color() != one.lines[1].get_color()
+    assert len(two.lines[0].get_xdata()) == 1
 
 
 def test_a_page_is_written_next_to_its_file_or_where_it_is_asked(experiment, tmp_path):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers import pretended
 
+from experiments.harness import pictures, report, results, runner
 from experiments.harness import programs as harness_programs
-from experiments.harness import report, results, runner
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.papers import as_printed
 from experiments.studies import recipes
@@ -328,6 +328,20 @@ def test_claims_of_audits():
     mixed = of((5, 6, 9), (5, 9.1, 9), (5, 6, None))
     mixed["p", f"{paper}: 1", None]["status"] = "conditional"
     assert audit.no_contradiction(mixed)[0] == CONFIRMED
+
+
+@pytest.mark.parametrize(
+    "of, words",
+    [
+        (dict(audited=2.0, epsilon=2.5), "2 ≤ 2.5"),
+        (dict(audited=0.0, epsilon=0.1, claimed=1.0), "0 ≤ 0.1; claimed 1"),
+        (dict(audited=3.0, epsilon=4000.0, claimed=2.0), "3 ≤ 4,000; claimed 2: REFUTED"),
+        (dict(audited=3.0, epsilon=2.0), "3 > 2, CONTRADICTED"),
+        (dict(audited=3.0), "3 nothing proved"),
+    ],
+)
+def test_the_picture_of_audits_says_what_is_refuted(of, words):
+    assert pictures.audit_words(results.Point("p", "l", None, None, ceiling=9.0, **of)) == words
 
 
 @pytest.mark.slow

@@ -289,3 +289,12 @@ def test_a_session_that_holds_an_older_jax_is_told_to_restart(monkeypatch, tmp_p
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace())
     with pytest.raises(RuntimeError, match="restart the session"):
         machine.run()
+
+
+def test_where_pip_fails_the_cell_shows_why(monkeypatch, tmp_path):
+    machine = Machine(monkeypatch, tmp_path)
+    monkeypatch.setenv("JFL_INSTALL", "jfl.whl")
+    failed = SimpleNamespace(returncode=1, stderr="ERROR: no such wheel")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: failed)
+    with pytest.raises(RuntimeError, match="no such wheel"):
+        machine.run()
