@@ -17,9 +17,8 @@ def plan_of(lr=0.3, noise=0.5, classes=3, **parts):
     fed = make_federation(classes=classes, held_out=1)
     task = jfl.models.logistic(fed)
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(noise), jfl.divide(2))
-    algorithm = jfl.algorithms.scaffold(
-        jfl.private_grad(task.loss, chain), lr=lr, steps=2, batch=jfl.batches.without_replacement(2)
-    )
+    grad = jfl.private_grad(task.loss, chain)
+    algorithm = jfl.algorithms.scaffold(grad, lr=lr, steps=2, batch=jfl.batches.full())
     return jfl.plan(fed, task, algorithm, jfl.sampling.full(CLIENTS), **parts)
 
 

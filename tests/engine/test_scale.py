@@ -52,6 +52,7 @@ def draw_of(sampler):
 # --- draws of a few clients among many
 
 
+@pytest.mark.by_default("1000000-1000", "32768-16384")
 @pytest.mark.parametrize("clients, cohort", [(MANY, 1), (10**6, 1000), (MANY, MANY // 2)])
 def test_a_cohort_of_many_clients_has_no_client_twice(clients, cohort):
     sampler = jfl.sampling.without_replacement(clients, cohort)

@@ -80,6 +80,7 @@ def test_every_client_of_a_cohort_runs_once_and_where_its_state_is(
         assert {i // held for i, _ in taken(part)} <= {device}
 
 
+@pytest.mark.by_default("full", "without_replacement", "poisson")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_device_has_its_clients_first(scheme):
     """Chunks that hold nobody do not run, up to the last one that does."""

@@ -378,20 +378,33 @@ def plain(lr):
     return jfl.plan(FED, task, algorithm, FULL)
 
 
-@pytest.mark.filterwarnings("ignore:sweep. the point")
-def test_what_is_told_is_the_mean_over_seeds_of_separate_runs():
-    """Of a run that fails it is nan."""
-    rates = [3.3e38, 0.5, 0.1]
-    study = Study(rates)
-    found = tune(study, trials=3, at_once=2)
+def test_settings_are_asked_for_in_batches(monkeypatch):
+    """The last one has the trials that are left; what is told is a mean over seeds."""
+
+    def sweep(make_plan, *, points, **options):
+        found = dict.fromkeys(jfl.Metrics.__dataclass_fields__)
+        found["loss"] = np.array([[point["lr"] + point["seed"]] for point in points])
+        return SimpleNamespace(metrics=jfl.Metrics(**found), failed=np.zeros(len(points), bool))
+
+    monkeypatch.setattr(tuning, "sweep", sweep)
+    study = Study([0.1, 0.5, 0.2])
+    tune(study, trials=3, at_once=2)
     assert study.calls == ["ask", "ask", "tell", "tell", "ask", "tell"]
-    assert [row["lr"] for row in found] == rates and list(study.told) == [0, 1, 2]
+    assert study.told == pytest.approx({0: 0.6, 1: 1.0, 2: 0.7})
+
+
+@pytest.mark.filterwarnings("ignore:sweep. the point")
+def test_what_is_told_is_of_separate_runs():
+    """Of a run that fails it is nan."""
+    rates = [3.3e38, 0.5]
+    study = Study(rates)
+    found = tune(study, trials=2)
+    assert [row["lr"] for row in found] == rates
     assert np.isnan(found[0]["value"]) and np.isnan(study.told[0])
-    for number in (1, 2):
-        run = lambda seed, lr=rates[number]: jfl.simulate(jax.random.key(seed), plain(lr), 20)
-        one, other = (run(seed).metrics.loss[-1] for seed in (0, 1))
-        assert found[number]["value"] == study.told[number] and one != other
-        assert study.told[number] == pytest.approx(float(one + other) / 2, rel=1e-5)
+    run = lambda seed: jfl.simulate(jax.random.key(seed), plain(0.5), 20).metrics.loss[-1]
+    one, other = run(0), run(1)
+    assert one != other and found[1]["value"] == study.told[1]
+    assert study.told[1] == pytest.approx(float(one + other) / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -399,7 +412,7 @@ def test_what_is_told_is_the_mean_over_seeds_of_separate_runs():
     [
         (3, {}, "a study with ask and tell"),
         (Study([0.1]), dict(seeds=()), "seeds"),
-        (Study([0.1]), dict(metric="f1"), "a metric of this run"),
+        (Study([0.1, 0.5]), dict(trials=2, metric="f1"), "a metric of this run"),
     ],
 )
 def test_what_no_tuner_can_use_is_refused(study, options, words):

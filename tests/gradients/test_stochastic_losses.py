@@ -116,16 +116,18 @@ def test_a_loss_with_a_key_is_proved_as_one_without():
     """Also in a user's client, which is traced: that a child of the noise key goes to the loss is
     no release of it."""
 
-    def plan_of(loss):
+    def plan_of(loss, mine):
         chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(2))
         grad, batch = jfl.private_grad(loss, chain), jfl.batches.without_replacement(2)
         algorithm = jfl.algorithms.fedavg(grad, steps=2, batch=batch)
-        client = jfl.Fn(_client, dict(work=algorithm.client.data["work"]))
-        algorithm = dataclasses.replace(algorithm, client=client, name="mine")
+        if mine:
+            client = jfl.Fn(_client, dict(work=algorithm.client.data["work"]))
+            algorithm = dataclasses.replace(algorithm, client=client, name="mine")
         task = jfl.task(jnp.zeros(3), loss)
         return jfl.plan(make_federation(), task, algorithm, jfl.sampling.full(CLIENTS))
 
-    plain, keyed = plan_of(lambda params, x, y: (x @ params - y) ** 2), plan_of(dropped_linear)
+    plain = plan_of(lambda params, x, y: (x @ params - y) ** 2, mine=False)
+    keyed = plan_of(dropped_linear, mine=True)
     assert "bookkeeping" in gradient_path(keyed)
     one, other = (jfl.guarantee(p, 5, delta=1e-5) for p in (plain, keyed))
     assert one.epsilon == other.epsilon and one.status == other.status == "proved"
