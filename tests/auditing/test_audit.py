@@ -69,6 +69,7 @@ def test_tight_with_many_runs(name, least):
     assert least * found.proved.epsilon < found.epsilon
 
 
+@pytest.mark.slow
 def test_a_claim_is_refuted():
     """Wavelet noise as printed states a multiplier that it does not have."""
     plan = audit_plans.published(1.0)
@@ -111,10 +112,11 @@ def test_noise_that_is_too_small_is_found(monkeypatch):
     monkeypatch.setattr(mech, "sensitivity", lambda *arguments: whole(*arguments) / 3)
     trials._block.clear_cache()
     try:
-        found = jfl.audit(audit_plans.of_clients(1.0), 1, FEW, confidence=SURE)
+        found = jfl.audit(audit_plans.of_clients(1.0), 1, FEW, confidence=SURE, claimed=2.5)
     finally:
         trials._block.clear_cache()
     assert found.contradicted and found.epsilon > 3 and "CONTRADICTED" in str(found)
+    assert found.refuted and "claimed 2.5: REFUTED" in str(found)
     assert found.mu == pytest.approx(3, abs=0.2)
 
 

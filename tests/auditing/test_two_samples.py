@@ -268,7 +268,7 @@ def shift(inside, outside, chosen):
 def test_bounds_exceed_the_truth_as_rarely_as_they_say(exceeds):
     """At confidence 1/2, so that few audits tell right from wrong.  False alarms: binomial counts,
     at 1e-6 each.  The half that must fail: thresholds chosen by the scores that judge them."""
-    sides = np.random.default_rng(4).normal(0, 1, (120, 2, 800))
+    sides = np.random.default_rng(4).normal(0, 1, (120, 2, 400))
     most = stats.binom.isf(ALARM, len(sides), 0.5)
     for chosen in (Explicit(0.5), Bonferroni(), Split(), MultiSplit(3)):
         assert sum(exceeds(*s, chosen) for s in sides) <= most, chosen
