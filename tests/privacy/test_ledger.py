@@ -24,23 +24,12 @@ from jfl.runs import guarantee_rows
 WORDS = "implied by nothing, one round of hand-picked rows"
 
 
-@pytest.fixture(autouse=True)
-def renyi(request, monkeypatch):
-    if "distributions" not in request.fixturenames:
-        monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
-
-
-@pytest.fixture
-def distributions():
-    """Keep all bounds, as users have them."""
-
-
 def said(plan):
     """Return the plan with a caveat of its user's, whose words name other things."""
     return dataclasses.replace(plan, fed=dataclasses.replace(plan.fed, caveats=(WORDS,)))
 
 
-def test_the_words_of_a_caveat_change_nothing():
+def test_the_words_of_a_caveat_change_nothing(renyi):
     bare = make(NOISY(), upload=NOISY(0.5))
     rows, plain = (guarantee_rows.all_rows(p, 20, DELTA) for p in (said(bare), bare))
     assert len(rows) == 4 and all(WORDS in g["caveats"] for g in rows)
@@ -54,7 +43,7 @@ def test_the_words_of_a_caveat_change_nothing():
     assert [plots.drawable(g) for g in rows] == [True, False]
 
 
-def test_caveats_have_codes():
+def test_caveats_have_codes(renyi):
     g = guarantees.guarantee(said(make(NOISY())), 20, DELTA)
     assert [code_of(c) for c in g.caveats] == ["every-round", "simulation", "stops", "data"]
     row = json.loads(json.dumps(guarantee_rows.as_row(g)))
@@ -72,7 +61,7 @@ def broken(*args, **options):
 
 
 @pytest.mark.parametrize("module, name", [(chain, "multipliers"), (entries, "worst_columns")])
-def test_a_bug_of_the_ledger_is_not_taken_for_a_refusal(module, name, monkeypatch):
+def test_a_bug_of_the_ledger_is_not_taken_for_a_refusal(module, name, monkeypatch, renyi):
     monkeypatch.setattr(module, name, broken)
     for plan in (make(NOISY()), make(upload=NOISY()), make(release=NOISY())):
         for call in (jfl.guarantees, guarantee_rows.all_rows):
@@ -81,7 +70,7 @@ def test_a_bug_of_the_ledger_is_not_taken_for_a_refusal(module, name, monkeypatc
             assert not isinstance(raised.value, NotAnalysable)
 
 
-def test_a_bug_of_a_bound_is_not_taken_for_a_refusal(distributions, monkeypatch):
+def test_a_bug_of_a_bound_is_not_taken_for_a_refusal(monkeypatch):
     event = events.repeat(events.poisson(0.1, events.gaussian(1.0)), 10)
     for name, call in (
         ("epsilon", lambda: tightest.epsilon(event, DELTA)),
@@ -93,7 +82,7 @@ def test_a_bug_of_a_bound_is_not_taken_for_a_refusal(distributions, monkeypatch)
             call()
 
 
-def test_what_no_theorem_covers_is_distinguished():
+def test_what_no_theorem_covers_is_distinguished(renyi):
     short = make(NOISY(), sizes=np.full(CLIENTS, 5))
     assert jfl.guarantees(short, 20, DELTA) == ()
     (entry, _) = entries.entries(short, 3)
@@ -132,7 +121,7 @@ def leaves(value):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_entries_hold_nothing_but_data(name):
+def test_entries_hold_nothing_but_data(name, renyi):
     """Also a multiplier, which can be replaced."""
     listed = jfl.ledger(PLANS[name](), 3)
     kinds = (np.ndarray, np.number, float, int, bool, str, type(None))
@@ -148,7 +137,7 @@ def test_entries_hold_nothing_but_data(name):
         assert 0 < after < before
 
 
-def test_a_client_is_a_column():
+def test_a_client_is_a_column(renyi):
     (entry, _) = entries.entries(PLANS["of_each"](), 3)
     each = [guarantee_of(of_client(entry, c), 3, DELTA).epsilon for c in range(CLIENTS)]
     assert each == sorted(each, reverse=True) and len(set(each)) == CLIENTS
@@ -156,7 +145,7 @@ def test_a_client_is_a_column():
     assert each[0] == guarantee_of(entry, 3, DELTA).epsilon
 
 
-def test_a_round_is_empty_only_if_all_of_its_releases_are():
+def test_a_round_is_empty_only_if_all_of_its_releases_are(renyi):
     quiet = events.gaussian(np.array([1.0, 1e13, 1.0, 1e13]))
     noise = lambda z, times: events.repeat(events.gaussian(z), times)
     of = lambda event: tightest.epsilon(event, DELTA)[0]

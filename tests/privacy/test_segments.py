@@ -18,15 +18,9 @@ from jfl.privacy.accountants import events, tightest
 from jfl.privacy.ledger import entries, segments
 from jfl.sampling import batches
 
-pytestmark = pytest.mark.usefixtures("endless_noise")
+pytestmark = pytest.mark.usefixtures("endless_noise", "renyi")
 
 ROUNDS = 20
-
-
-@pytest.fixture
-def renyi(monkeypatch):
-    """Leave out loss distributions, which compile for each event."""
-    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
 
 
 def found(*given, **options):
@@ -55,7 +49,7 @@ def test_a_run_that_continues_under_another_plan():
     assert found((one, 10, 0), (make(), 5, 10)).epsilon == math.inf
 
 
-def test_runs_of_one_seed_do_not_share_rounds(renyi):
+def test_runs_of_one_seed_do_not_share_rounds():
     one, other = make(NOISY(1.0)), make(NOISY(2.0))
     for given in (
         [(one, 10, 0), (other, 10, 0)],
@@ -70,7 +64,7 @@ def test_runs_of_one_seed_do_not_share_rounds(renyi):
         assert found(*given, seeds=[3, 4]).epsilon == found(*given, seeds="different").epsilon
 
 
-def test_runs_of_different_seeds(renyi):
+def test_runs_of_different_seeds():
     one, other = make(NOISY(1.0)), make(NOISY(2.0))
     got = found((one, ROUNDS, 0), (other, ROUNDS, 0), seeds="different")
     close(got.epsilon, composed(1.0, 2.0), 1e-9)
@@ -96,7 +90,7 @@ def test_an_overflow_is_paid_in_each_segment():
     assert of_server([(p, 20) for p in plans]) == pytest.approx(2 * alone, rel=1e-12)
 
 
-def test_any_client_may_be_the_worst_in_each_segment(renyi):
+def test_any_client_may_be_the_worst_in_each_segment():
     """Also a client that is listed elsewhere in each of them."""
     levels = np.repeat(np.float32([4.0, 1.0]), CLIENTS // 2)
     one = make(NOISY(levels), sizes=np.repeat([40, 100], CLIENTS // 2))
@@ -175,7 +169,7 @@ def test_a_sweep_says_what_its_points_share():
 # --- the view
 
 
-def test_the_view_is_the_only_one_that_answers_or_the_servers(renyi):
+def test_the_view_is_the_only_one_that_answers_or_the_servers():
     released, steps = make(release=NOISY(2.0)), make(NOISY())
     for plan, view in (
         (released, "third_party"),
