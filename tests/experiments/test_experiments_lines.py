@@ -14,6 +14,17 @@ FOLDER = ROOT / "experiments" / "bench" / "lines"
 RESULTS = json.loads((ROOT / "experiments" / "results" / "lines.json").read_text())
 
 
+def test_the_rule_on_small_programs():
+    """Without imports, docstrings and comments; a mark is of the whole statement below it."""
+    head = 'import math\n\n\ndef area(r):\n    """Of a circle."""\n    # a comment\n'
+    source = head + '    return math.pi * r**2  # another\n\n\ntext = """one\ntwo"""\n'
+    assert counting.code_lines(source) == [4, 7, 10, 11]
+    marked = "x = 1\n# privacy\ny = [\n    2,\n]\nz = 3\n"
+    assert counting.count(marked) == dict(lines=5, privacy=3, tokens=11)
+    with pytest.raises(ValueError, match="line 2: .*statement on the next line"):
+        counting.count("x = 1\n# privacy\n\ny = 2\n")
+
+
 @pytest.mark.skipif(shutil.which("ruff") is None, reason="ruff lays programs out")
 def test_the_layout_of_the_author_makes_no_difference():
     """Half of this must fail: lines that are squeezed or drawn out are seen."""

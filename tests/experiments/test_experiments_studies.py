@@ -22,6 +22,7 @@ from jfl.algorithms.base import traits_of
 from jfl.core.errors import DataUnavailable
 from jfl.core.files import ResultStore
 from jfl.privacy import guarantees
+from jfl.privacy.accountants import tightest
 from jfl.runs import build as assemble
 from jfl.runs import sweep
 from jfl.runs.config import FIELDS, Config, refuse_unused
@@ -156,6 +157,8 @@ def untrained(make, *, points, **how):
 @pytest.mark.by_default("accounted")
 @pytest.mark.parametrize("trained", [False, True], ids=["accounted", "trained"])
 def test_a_study_from_end_to_end_goes_on_where_it_stopped(trained, tmp_path, monkeypatch, capsys):
+    # seconds of loss distributions
+    monkeypatch.setattr(tightest, "has_loss_distribution", lambda *args: False)
     gone = Cell("b", "FedAvg", 1.0, TINY | dict(dataset="svhn"))  # which no other test reads
     better = checks.above((("a", "FedAvg, no noise", None), ("a", "FedAvg", 20.0)))
     study = tiny((CELLS[0], gone), claims=(Claim("noise costs", better),))
