@@ -567,7 +567,7 @@ def test_an_adjacency_that_the_batches_do_not_have_is_refused(sampler):
 # --- sweeps
 
 
-def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch):
+def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch, no_programs):
     (tmp_path / "c.toml").write_text("lr = 0.3\nnoise_multiplier = 1.0\n[sweep]\nseed = [0, 1]\n")
     out, axes = tmp_path / "run", "--sweep noise-multiplier=1,2"
     monkeypatch.setattr(pictures, "draw_accuracy", PICTURE)
