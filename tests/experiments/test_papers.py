@@ -142,6 +142,18 @@ GOLDEN = [
         lambda: noble_bounds.proofs_lr(PROBLEM, "scaffold", noble_bounds.NONCONVEX, 10**5),
         0.000707106781,
     ),
+    (
+        lambda: noble_bounds.proofs_lr(
+            PROBLEM._replace(dissimilarity_g=3.0), "fedavg", noble_bounds.STRONG, 10**5
+        ),
+        0.000136482713,
+    ),
+    (
+        lambda: noble_bounds.proofs_lr(
+            PROBLEM._replace(dissimilarity_g=3.0), "fedavg", noble_bounds.NONCONVEX, 10**5
+        ),
+        0.000440652649,
+    ),
     (lambda: ranaweera.abadi_sigma(0.01, 1e4, 2.0, 1e-5), 1.69653511),
     (lambda: ranaweera.lemma2_sigma(1024, 0.01, 1e4, 2.0, 1e-5, c2=2.0), 1.38521511),
     (lambda: ranaweera.block_noise_multiplier("R1", [4, 16], 3.0), 0.75),
@@ -177,7 +189,7 @@ GOLDEN = [
         6.0,
     ),
     (lambda: talaei_theory.stationarity_bound(FALLS, 1.0, 10, 0.1, 3, 2.0, extra=3.0), 14.3350345),
-    (lambda: talaei_theory.pl_gap_bound(FALLS, 1.0, 10, 0.1, 3, 2.0), 0.146433411),
+    (lambda: talaei_theory.pl_gap_bound(FALLS, 2.0, 10, 0.1, 3, 2.0), 0.23027333),
 ]
 
 
