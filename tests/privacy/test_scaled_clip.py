@@ -100,7 +100,7 @@ def test_in_chunks_resumed_and_swept():
     np.testing.assert_array_equal(flat(again.server.params), flat(whole.server.params))
     chunked = jfl.simulate(KEY, make(chunk=2), 6).run
     np.testing.assert_allclose(flat(chunked.server.params), flat(whole.server.params), atol=2e-6)
-    swept = jfl.sweep(make, decay=[0.5, 0.95], rounds=5, seed=3)
+    swept = jfl.sweep(lambda decay: make(decay), decay=[0.5, 0.95], rounds=5, seed=3)
     alone = jfl.simulate(jax.random.key(3), make(0.95), 5).metrics.loss
     np.testing.assert_allclose(np.ravel(swept.metrics.loss[1]), np.ravel(alone), rtol=2e-5)
     assert np.ptp(np.asarray(swept.metrics.loss)[:, -1]) > 0
