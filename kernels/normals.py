@@ -1,15 +1,19 @@
 """Standard normals for a whole pytree, computed from counters in one loop.
 
 One block of Philox (128 bits) makes two normals by the method of Box and Muller: 62 bits give the
-radius, 34 the angle.  A normal depends only on the key and on its position in one flat vector, not
-on the length of the vector or how it is cut into leaves.
+radius, 34 the angle.  A normal depends only on the key and on its position.  Positions count the
+numbers of all leaves in their order, and each leaf starts at an even position: after a leaf of odd
+length, one position is left out.  Block i makes the normals at the positions 2 i and 2 i + 1.
 
 The speed is limited by arithmetic (20 products of 32 bits per block), then by memory.  XLA for CPU
 has no loop with two results, and computes an expression again for every reader.  So both normals of
 a pair are stored in one complex number, behind a branch that is always taken, which the compiler
-cannot know: the pairs are then written once and read where they are added.  On other backends each
-leaf computes its own normals where it is read, both of a pair for each of them: twice the
-arithmetic, and no memory.  The choice is made when a program is traced for a backend.
+cannot know: the pairs are then written once and read where they are added.
+
+On other backends each leaf computes its own normals where it is read, without memory.  As written,
+that computes a block for each normal.  But XLA for GPU gives neighbours to one thread if an array
+is large and the lengths of its leaf and last axis are even, and then LLVM computes a block once for
+both.  The choice is made when a program is traced for a backend.
 """
 
 import functools
@@ -23,9 +27,8 @@ from jax import lax
 
 from . import philox
 
-TILE = 256  # number of pairs whose first normals, followed by whose second normals, are adjacent
 GENERATORS = ("philox", "key")
-MAX_VALUES = 2**33  # values of one key
+MAX_VALUES = 2**33  # positions of one key: two for each number of a block, of 32 bits
 # The radius of a pair of normals has 62 bits: it is at most REACH standard deviations, and misses
 # MISSING of the mass of two normals.  The ledger adds that to delta.
 MISSING = 2.0**-63
@@ -40,10 +43,11 @@ def normals(key, like, generator: str = "philox"):
         like: a pytree of arrays or shapes.
         generator: "philox" derives the noise from the words of the key by Philox4x32-10, whatever
             the type of the key; "key" takes the same number of random words from the key's own
-            generator.
+            generator, so there a normal depends on the number of all pairs too.
 
     Returns:
-        A pytree with the shapes of `like`.
+        A pytree with the shapes of `like`.  A normal depends only on the key and on its position:
+        each leaf starts at an even position, and two neighbours from there on are a pair.
 
     Privacy:
         the radius of a pair has 62 bits, so normals reach 9.3 standard deviations and miss 2^-63 of
@@ -52,7 +56,7 @@ def normals(key, like, generator: str = "philox"):
         does not allow for.
 
     Raises:
-        ValueError: for another generator, a key of another size, or 2^33 values.
+        ValueError: for another generator, a key of another size, or 2^33 positions.
 
     References:
         Box & Muller, Ann.  Math.  Stat. 29 (1958); Salmon et al., SC 2011.
@@ -67,33 +71,44 @@ def normals(key, like, generator: str = "philox"):
     return treedef.unflatten(draw(key, shapes))
 
 
-def _num_tiles(shapes) -> int:
-    """Return the number of tiles that hold all numbers of these shapes."""
-    return -(-sum(map(math.prod, shapes)) // (2 * TILE))
+def _num_pairs(shape) -> int:
+    """Return the number of pairs that hold the numbers of a leaf."""
+    return -(-math.prod(shape) // 2)
 
 
-def _split_leaves(flat, shapes) -> list:
-    """Cut a flat vector into leaves."""
-    out, start = [], 0
-    for shape in shapes:
-        end = start + math.prod(shape)
-        out.append(lax.slice(flat, (start,), (end,)).reshape(shape))
-        start = end
-    return out
+def _first_pairs(shapes) -> list[int]:
+    """Return the number of the first pair of each leaf, and last the number of all pairs."""
+    return list(itertools.accumulate(map(_num_pairs, shapes), initial=0))
+
+
+def _reshape_leaf(pairs, shape):
+    """Return a leaf from its numbers, [pairs, 2]; the last number of an odd leaf is left out."""
+    flat, size = pairs.reshape(-1), math.prod(shape)
+    return (flat if flat.size == size else lax.slice(flat, (0,), (size,))).reshape(shape)
 
 
 def _draw_by_key(key, shapes):
     """Draw the words of all pairs at once, by the key's own generator."""
-    words = jax.random.bits(key, (4, _num_tiles(shapes) * TILE), jnp.uint32)
-    return _split_leaves(jnp.stack(pair(*words)).reshape(-1), shapes)
+    firsts = _first_pairs(shapes)
+    words = jax.random.bits(key, (4, firsts[-1]), jnp.uint32)
+    return _split_leaves(jnp.stack(pair(*words), -1), shapes)
+
+
+def _split_leaves(numbers, shapes) -> list:
+    """Cut the numbers of all pairs, [pairs, 2], into leaves."""
+    cuts = itertools.pairwise(_first_pairs(shapes))
+    return [
+        _reshape_leaf(lax.slice_in_dim(numbers, first, end), shape)
+        for (first, end), shape in zip(cuts, shapes, strict=True)
+    ]
 
 
 def _draw_by_philox(key, shapes):
     """Draw all leaves by Philox, with the method for the current backend."""
-    if _num_tiles(shapes) >= 2**24:
+    positions = 2 * _first_pairs(shapes)[-1]
+    if positions >= MAX_VALUES:
         raise ValueError(
-            "normals: expected less than 2^33 values of one key, but got "
-            f"{_num_tiles(shapes) * 2 * TILE}."
+            f"normals: expected less than 2^33 values of one key, but got {positions}."
         )
     method = _stored_once if jax.default_backend() == "cpu" else leaf_by_leaf
     return _compile(method, shapes, key)
@@ -108,61 +123,48 @@ def _compile(method, shapes, key):
 def leaf_by_leaf(shapes, key):
     """Return each leaf computed separately, element by element.
 
-    A compiler computes each element where it is read, at twice the arithmetic and without memory.
-    The words are those of the flat vector.  So are the normals if a compiler rounds identically; a
-    single normal may differ in its last digit.
+    A compiler computes each element where it is read, without memory.  The words are those of
+    `_stored_once`.  So are the normals if a compiler rounds identically; a single normal may differ
+    in its last digit.
     """
-    if (
-        max(map(math.prod, shapes), default=0) > 2**32 - 2 * TILE
-    ):  # positions do not fit into 32 bits
-        return _leaves_of_pairs(shapes, _pairs(_num_tiles(shapes), key))
-    starts = itertools.accumulate(map(math.prod, shapes), initial=0)
     words = philox.words(key)
-    return [leaf(words, shape, start) for shape, start in zip(shapes, starts, strict=False)]
+    return [leaf(words, shape, first) for shape, first in zip(shapes, _first_pairs(shapes))]
 
 
-def leaf(words, shape, start: int):
-    """Return the normals of a leaf that begins at position `start` of the flat vector."""
-    first_tile, rest = divmod(start, 2 * TILE)
-    place, stride = jnp.full(shape, rest, jnp.uint32), math.prod(shape)
-    for axis, length in enumerate(shape):
-        stride //= max(length, 1)
-        place += lax.broadcasted_iota(np.uint32, shape, axis) * np.uint32(stride)
-    tile, place = place // np.uint32(2 * TILE), place % np.uint32(2 * TILE)
-    index = tile * np.uint32(TILE) + place % np.uint32(TILE) + np.uint32(first_tile * TILE)
-    return one_of_pair(place >= np.uint32(TILE), *philox.draw(words, index, philox.NORMALS))
+def leaf(words, shape, first: int):
+    """Return the normals of a leaf whose first pair has the number `first`.
+
+    That the lowest bit of a position chooses the normal of the pair, and that both the bit and the
+    pair are indices of an array, lets a compiler of GPUs compute a block once for two neighbours.
+    """
+    numbers = (_num_pairs(shape), 2)
+    index, which = (lax.broadcasted_iota(np.uint32, numbers, axis) for axis in (0, 1))
+    block = philox.draw(words, index + np.uint32(first), philox.NORMALS)
+    return _reshape_leaf(one_of_pair(which == np.uint32(1), *block), shape)
 
 
 def _stored_once(shapes, key):
-    """Return the leaves of one flat vector, whose pairs are written to memory once."""
-    tiles = _num_tiles(shapes)
-    return _leaves_of_pairs(
-        shapes, _stored_pairs(tiles, key) if tiles else jnp.zeros((0,), jnp.complex64)
-    )
-
-
-def _leaves_of_pairs(shapes, pairs):
-    """Return the leaves of pairs, Complex64[n]."""
-    tiles = pairs.size // TILE
-    pairs = jnp.broadcast_to(pairs.reshape(tiles, 1, TILE), (tiles, 2, TILE))
+    """Return the leaves of pairs that are written to memory once."""
+    count = _first_pairs(shapes)[-1]
+    pairs = _stored_pairs(count, key) if count else jnp.zeros((0,), jnp.complex64)
+    pairs = jnp.broadcast_to(pairs[:, None], (count, 2))
     second = lax.broadcasted_iota(np.int32, pairs.shape, 1) == 1
-    return _split_leaves(jnp.where(second, lax.imag(pairs), lax.real(pairs)).reshape(-1), shapes)
+    return _split_leaves(jnp.where(second, lax.imag(pairs), lax.real(pairs)), shapes)
 
 
-def _pairs(tiles, key, upper=None):
-    """Return all pairs of some tiles as complex numbers, Complex64[tiles * TILE]."""
-    index = lax.iota(np.uint32, tiles * TILE)
-    return lax.complex(*pair(*philox.blocks(key, index, upper)))
+def _pairs(count, key, upper=None):
+    """Return the first pairs of a key as complex numbers, Complex64[count]."""
+    return lax.complex(*pair(*philox.blocks(key, lax.iota(np.uint32, count), upper)))
 
 
-def _stored_pairs(tiles, key):
+def _stored_pairs(count, key):
     """Return `_pairs`, behind a branch that makes the CPU compiler store them."""
     always = lax.optimization_barrier(jnp.bool_(True))
     # The zeros depend on the key, because under shard_map both branches must vary in the same way.
     never = lambda key: jnp.broadcast_to(
-        (philox.words(key)[0] & np.uint32(0)).astype(jnp.complex64), (tiles * TILE,)
+        (philox.words(key)[0] & np.uint32(0)).astype(jnp.complex64), (count,)
     )
-    return lax.cond(always, functools.partial(_pairs, tiles, upper=philox.by_64_bits), never, key)
+    return lax.cond(always, functools.partial(_pairs, count, upper=philox.by_64_bits), never, key)
 
 
 def pair(w0, w1, w2, w3):

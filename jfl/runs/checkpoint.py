@@ -27,7 +27,7 @@ from ..core.records import Run
 from .environment import code as code
 from .environment import environment
 
-MAGIC, FORMAT = "jfl-checkpoint", 4  # of checkpoints and of the journal
+MAGIC, FORMAT = "jfl-checkpoint", 5  # of checkpoints and of the journal
 NUM_KEPT_CHECKPOINTS = 2
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 PROCESS = uuid.uuid4().hex

@@ -7,10 +7,12 @@ Strictly expected failures are known limits: a test that begins to pass is red u
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from accelerator.plans import ALGORITHMS, BATCHES, CASES, SAMPLERS
 from filelock import FileLock
@@ -121,6 +123,31 @@ def test_nothing_is_computed_in_64_bits(compilers, case, target):
 def test_eight_devices_add_up_once_a_round(compilers, case, target):
     row = compilers.row(target, case=case, devices=8)
     assert row["round_collectives"] == {"all-reduce": 1}
+
+
+def test_two_neighbours_share_a_block_of_the_cipher(tmp_path):
+    """A thread of a GPU makes four normals: of two blocks, 20 products each, and not of four.  Only
+    PTX shows it, because LLVM finds the same block, not XLA."""
+    try:
+        aot.check_compiler("h200")
+    except aot.MissingCompiler as error:
+        pytest.skip(f"NOTHING WAS COMPILED. {error}")
+    flags = f"--xla_dump_to={tmp_path}"
+    if jax.__version_info__ >= (0, 11):  # XLA ends a process whose flags it does not know
+        flags += " --xla_dump_emitter_re=.*"
+    environment = {k: v for k, v in os.environ.items() if k not in OTHERS} | dict(
+        XLA_FLAGS=flags, JAX_PLATFORMS="cpu", JAX_ENABLE_COMPILATION_CACHE="false"
+    )
+    script = [sys.executable, str(Path(__file__).with_name("noise_in_ptx.py")), "h200"]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = [
+        kernel
+        for file in tmp_path.glob("*.ptx")
+        for kernel in re.split(r"(?=\.visible \.entry)", file.read_text())[1:]
+    ]
+    products = max(kernel.count("mul.hi.u32") for kernel in kernels)
+    assert 30 < products <= 42  # 39; of four blocks, 75
 
 
 def test_every_part_has_a_case():

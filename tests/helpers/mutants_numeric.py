@@ -17,9 +17,9 @@ MUTANTS = (
     # --- draws of noise
     Mutant(
         "kernels/normals.py",
-        "place, stride = jnp.full(shape, rest, jnp.uint32), math.prod(shape)",
-        "place, stride = jnp.zeros(shape, jnp.uint32), math.prod(shape)",
-        f"{NOISE}::test_leaves_by_themselves_are_those_of_the_flat_vector",
+        "philox.draw(words, index + np.uint32(first), philox.NORMALS)",
+        "philox.draw(words, index, philox.NORMALS)",
+        f"{NOISE}::test_leaves_by_themselves_are_those_that_are_stored",
         slow=True,
     ),
     Mutant(

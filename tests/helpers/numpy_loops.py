@@ -68,14 +68,15 @@ def batches_at(addresses, key, batches, sizes, slots):
 def normals_at(addresses, noise, stream):
     """Nine normals at each address (round, client, turn, step), of which -1 leaves a part out.
 
-    They are the begin of one flat vector, leaves in tree order.
+    They are those of two trees of start_params and a number, leaves in tree order.
     """
+    like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), (3,), (), (3,), ())]
 
     def draw(address):
         key = jax.random.fold_in(noise, stream)
         for part in address:
             key = jnp.where(part < 0, key, jax.random.fold_in(key, part))
-        return normals(key, jnp.zeros(9))
+        return jnp.concatenate([jnp.ravel(x) for x in normals(key, like)])
 
     return jax.vmap(draw)(addresses)
 

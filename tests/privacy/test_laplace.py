@@ -74,7 +74,7 @@ def test_a_run_equals_a_numpy_loop():
                     v = v - 0.1 * ((x @ v - y)[:, None] * x).mean(0)
                 total = total + (v - w) * min(1.0, 0.5 / norm(v - w))
             key = stream_key(noise, Stream.RELEASE, r)
-            a, b, c, d = np.asarray(normals(key, jnp.zeros(16))).reshape(4, 4)
+            a, b, c, d = map(flat, normals(key, (start_params(),) * 4))
             w = w + (total + 2 * 0.5 * (a * b + c * d)) / CLIENTS  # replace_one
         return w
 

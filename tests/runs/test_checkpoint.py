@@ -267,8 +267,8 @@ def test_every_part_of_a_checkpoint_is_watched(half):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="checkpoints/4: expected"):
             store.load()
-    path.write_bytes(whole.replace(b"jfl-checkpoint 4 ", b"jfl-checkpoint 5 ", 1))
-    with pytest.raises(ValueError, match="checkpoints/4: expected .*format 5"):
+    path.write_bytes(whole.replace(b"jfl-checkpoint 5 ", b"jfl-checkpoint 6 ", 1))
+    with pytest.raises(ValueError, match="checkpoints/4: expected .*format 6"):
         store.load()
 
 

@@ -32,8 +32,9 @@ from .facts import Facts, Site, read
 
 VIEWS = ("server", "third_party", "aggregate")
 MAX_ROUNDS = 10**12
-# Normals that are drawn for each parameter of the model, at most: wavelet noise is padded, and an
-# upload may hold several trees.  Only the square root of their number counts.
+# Normals that are drawn for each parameter of the model, at most: wavelet noise is padded, an
+# upload may hold several trees, and a leaf of odd length does not use the last normal of its pairs.
+# Only the square root of their number counts.
 NORMALS_PER_PARAMETER = 64
 
 
