@@ -28,6 +28,7 @@ from jax import lax
 from . import philox
 
 GENERATORS = ("philox", "key")
+REPEATED = 4  # from this number of leaves of one shape on, one kernel computes all of them
 MAX_VALUES = 2**33  # positions of one key: two for each number of a block, of 32 bits
 # The radius of a pair of normals has 62 bits: it is at most REACH standard deviations, and misses
 # MISSING of the mass of two normals.  The ledger adds that to delta.
@@ -123,23 +124,36 @@ def _compile(method, shapes, key):
 def leaf_by_leaf(shapes, key):
     """Return each leaf computed separately, element by element.
 
-    A compiler computes each element where it is read, without memory.  The words are those of
-    `_stored_once`.  So are the normals if a compiler rounds identically; a single normal may differ
-    in its last digit.
+    A compiler computes each element where it is read, without memory.  But it compiles the cipher
+    once more for each leaf, which for a transformer took longer than the rest of the program.  So
+    if a shape occurs `REPEATED` times or more, all its leaves are computed by one kernel, which
+    writes them to memory.  The words are those of `_stored_once`.  So are the normals if a compiler
+    rounds identically; a single normal may differ in its last digit.
     """
-    words = philox.words(key)
-    return [leaf(words, shape, first) for shape, first in zip(shapes, _first_pairs(shapes))]
+    words, firsts = philox.words(key), _first_pairs(shapes)
+    leaves = {}
+    for shape in dict.fromkeys(shapes):
+        places = [i for i, other in enumerate(shapes) if other == shape]
+        draw = functools.partial(leaf, words, shape)
+        if len(places) < REPEATED:
+            drawn = [draw(np.uint32(firsts[i])) for i in places]
+        else:
+            drawn = jax.vmap(draw)(np.array([firsts[i] for i in places], np.uint32))
+            # Without the barrier, the compiler could move the kernel to each reader again.
+            drawn = jnp.unstack(lax.optimization_barrier(drawn))
+        leaves |= zip(places, drawn, strict=True)
+    return [leaves[i] for i in range(len(shapes))]
 
 
-def leaf(words, shape, first: int):
-    """Return the normals of a leaf whose first pair has the number `first`.
+def leaf(words, shape, first):
+    """Return the normals of a leaf whose first pair has the number `first`, a UInt32.
 
     That the lowest bit of a position chooses the normal of the pair, and that both the bit and the
     pair are indices of an array, lets a compiler of GPUs compute a block once for two neighbours.
     """
     numbers = (_num_pairs(shape), 2)
     index, which = (lax.broadcasted_iota(np.uint32, numbers, axis) for axis in (0, 1))
-    block = philox.draw(words, index + np.uint32(first), philox.NORMALS)
+    block = philox.draw(words, index + first, philox.NORMALS)
     return _reshape_leaf(one_of_pair(which == np.uint32(1), *block), shape)
 
 

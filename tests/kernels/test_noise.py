@@ -245,15 +245,28 @@ def test_each_backend_draws_in_its_own_way(backend, rows, in_memory, in_64_bits,
     assert ("c64[" in program) == in_memory and ("u64[" in program) == in_64_bits
 
 
+def test_leaves_of_one_shape_share_a_kernel(traced_for):
+    """From four of them on: the cipher, ten rounds, is compiled once for all."""
+    traced_for("gpu")
+
+    def rounds(count):
+        leaves = [jax.ShapeDtypeStruct((703, 3), jnp.float32)] * count
+        draw = lambda key: normals(key, leaves)
+        return str(jax.make_jaxpr(draw)(jax.random.key(0))).count("name=_round")
+
+    assert [rounds(count) for count in (1, 3, 4, 9)] == [10, 30, 10, 10]
+
+
 LEAVES = (
     [(512,)],
     [(255, 3), (), (0, 4), (7, 1, 129), (), (2, 3, 5, 7), (1,)],
     [(256,), (256,), (257,), (1024,)],
+    [(3, 5)] * 2 + [(8,)] + [(3, 5)] * 3,
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shapes", LEAVES)
+@pytest.mark.by_default("repeated")
+@pytest.mark.parametrize("shapes", LEAVES, ids=["one", "odd", "even", "repeated"])
 def test_leaves_by_themselves_are_those_that_are_stored(shapes):
     """What an accelerator draws, run here, is what a CPU draws: bit for bit, in every program."""
     keys = jax.random.split(jax.random.key(5), 3)
@@ -280,7 +293,7 @@ def same(ours, theirs):
 def test_places_beyond_32_bits():
     """The last leaf of 2^33 values: its place is no number of 32 bits, the index of its pair is."""
     key, first = jax.random.key(3), 2**32 - 3
-    drawn = jax.jit(lambda words: leaf(words, (5,), first))(philox.words(key))
+    drawn = jax.jit(lambda words: leaf(words, (5,), np.uint32(first)))(philox.words(key))
     words = numpy_draw(philox.words(key), np.arange(first, 2**32), philox.NORMALS)
     (wanted,) = of_pairs(np.stack(exact(words.T), -1), [(5,)])
     np.testing.assert_allclose(drawn, wanted, rtol=1e-5, atol=1e-5)
