@@ -44,7 +44,7 @@ epsilon = 4
 seed = [0, 1]
 lr = [0.1, 0.2]
 """
-JOURNAL = dict(format=4, until=3, since=0, program=dict(jax="1"), config=dict(lr=0.1), data="abc")
+JOURNAL = dict(format=5, until=3, since=0, program=dict(jax="1"), config=dict(lr=0.1), data="abc")
 WRITTEN = json.dumps(JOURNAL, sort_keys=True).encode()
 JOURNAL["digest"] = hashlib.sha256(WRITTEN).hexdigest()  # one that is read
 RECORD = dict(key="a", worker="local", device="cpu", seconds=0.5, compile=0.1)
