@@ -173,14 +173,14 @@ def variant(
     server: Fn | None = None,
     **fields,
 ) -> Algorithm:
-    """Return a copy of an algorithm with another name and some other functions.
+    """Return a copy of an algorithm with a new name and some of its functions replaced.
 
     Args:
         base: an algorithm, such as the result of `fedavg`.
         name: the name of the new algorithm.
-        init, client, server: new functions. Hyperparameters that are bound to the function of
-            `base` are bound to the new one as well. None keeps the function.
-        fields: other fields of `Algorithm` that change.
+        init, client, server: the new functions. Hyperparameters that are bound to a function of
+            `base` are bound to its replacement as well. None keeps the function of `base`.
+        fields: new values of other fields of `Algorithm`.
     """
     for field, new in (("init", init), ("client", client), ("server", server)):
         if new is not None:

@@ -41,10 +41,11 @@ def learning_coins(draw, runs, canaries):
 
 
 def learn(seen, coins, delta, confidence) -> ChosenScore:
-    """Return the better of two scores: of the observations, or of the observations minus those that
-    a canary has on average, whether it is included or not.
+    """Return the better of two scores, which is the one that shows a larger epsilon on the learning
+    runs.
 
-    The better one shows a larger epsilon on the learning runs.
+    One score uses the observations unchanged.  The other one first subtracts the mean observation
+    of each canary, over runs with and without it, which removes what does not depend on its coin.
 
     Args:
         seen: Float[n, m, R, k], the observations of the learning runs.

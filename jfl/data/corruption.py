@@ -65,7 +65,7 @@ def salt_and_pepper(
         are unknown).
 
     Example:
-        >>> from . import federate, partition
+        >>> from jfl.data import federate, partition
         >>> rows = np.full((600, 100), 0.5), np.zeros(600, int)
         >>> fed = salt_and_pepper(
         ...     federate(rows, partition.iid(3), test=rows), [0, 0.2, 0.5], low=0, high=1
@@ -116,7 +116,7 @@ def label_noise(
         ValueError: for fewer than two classes, and as in `salt_and_pepper`.
 
     Example:
-        >>> from . import datasets, federate, partition
+        >>> from jfl.data import datasets, federate, partition
         >>> fed = federate(datasets.digits(), partition.iid(clients=3))
         >>> round(float((label_noise(fed, 0.2).y != fed.y).mean()), 1)
         0.2

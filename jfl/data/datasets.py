@@ -82,11 +82,11 @@ def frame(
     classes: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Return a dataset from a data frame of pandas or polars.
+    """Return a dataset from a pandas or polars data frame.
 
     One column holds the labels, one may hold the owners of rows, and the others are features.
 
-    Other Parameters:
+    Args:
         data: the frame, with one row per example.
         label: the column of labels: integers from 0, or numbers if classes=0.
         owner: the column that names the owner of each row. `partition.natural()` then makes each
@@ -183,7 +183,7 @@ def hugging_face(
 
     Bytes of images become numbers in [0, 1].
 
-    Other Parameters:
+    Args:
         train: a `datasets.Dataset` of training rows, or a dict of arrays.
         x: the column of features, such as images or sequences of tokens, all of one shape; or the
             names of several columns of numbers, which become one vector.
@@ -332,8 +332,9 @@ def emnist(
 ) -> Dataset:
     """Return EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; otherwise as `mnist`.
 
-    Plain files hold transposed images, as the authors publish them: emnist-balanced.npz and so on,
-    or IDX files such as emnist-balanced-train-images-idx3-ubyte.gz in a folder emnist.
+    Data that are not prepared by tensorflow_datasets are read from emnist-balanced.npz and so on,
+    or from IDX files such as emnist-balanced-train-images-idx3-ubyte.gz in a folder emnist.  These
+    files must hold transposed images, as the authors publish them.
 
     Other Parameters:
         split: "balanced" (47 classes), "byclass" (62), "bymerge" (47), "digits" (10), "letters"
@@ -363,8 +364,9 @@ def emnist(
 def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Return CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; otherwise as `mnist`.
 
-    Plain files are cifar10.npz, or the author's binaries data_batch_1.bin to data_batch_5.bin and
-    test_batch.bin in a folder cifar-10-batches-bin.
+    Data that are not prepared by tensorflow_datasets are read from cifar10.npz, or from the
+    author's binaries data_batch_1.bin to data_batch_5.bin and test_batch.bin in a folder
+    cifar-10-batches-bin.
 
     References:
         Krizhevsky, 2009.
@@ -376,7 +378,7 @@ def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Return cropped street view house numbers: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows.
 
     Label 0 is the digit 0. Parameters and errors are those of `mnist`. The 531,131 `extra` rows are
-    not read. A plain file is svhn_cropped.npz.
+    not read. Data that are not prepared by tensorflow_datasets are read from svhn_cropped.npz.
 
     References:
         Netzer et al., 2011.

@@ -28,14 +28,15 @@ def flatten(dataset: Dataset) -> Dataset:
 
 
 def unit_norm(dataset: Dataset) -> Dataset:
-    """Divide each row by its Euclidean norm; rows of zeros stay.
+    """Divide each row by its Euclidean norm; rows of zeros are unchanged.
 
     Privacy:
         Each row is changed independently, so no caveat is added.
 
     Example:
-        >>> from . import datasets
-        >>> float(np.linalg.norm(unit_norm(datasets.digits()).x[0]).round(6))
+        >>> import jfl
+        >>> scaled = jfl.transforms.unit_norm(jfl.datasets.digits())
+        >>> float(np.linalg.norm(scaled.x[0]).round(6))
         1.0
     """
 
@@ -215,8 +216,8 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
         ValueError: unless 1 <= rows < n.
 
     Example:
-        >>> from . import datasets
-        >>> proxy, rest = public(datasets.digits(), 100)
+        >>> import jfl
+        >>> proxy, rest = jfl.transforms.public(jfl.datasets.digits(), 100)
         >>> proxy.x.shape, rest.x.shape
         ((100, 8, 8, 1), (1338, 8, 8, 1))
     """

@@ -312,7 +312,7 @@ def gpt(
 
     Args:
         width: size of the embedding of a token; a multiple of `heads`.
-        layers: number of attention and dense layers.
+        layers: number of blocks, each with an attention layer and dense layers.
         heads: number of attention heads.
         dropout: dropout rate in training, in [0, 1); each row of each step has a separate mask.
 
@@ -363,7 +363,8 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
 
     Other Parameters:
         fed: the federation, which determines the shape of an image and the number of classes.
-        width: number of channels of the first stage, even; 64 has 11 million parameters.
+        width: number of channels of the first stage: an even number up to 64, or a multiple of 64.
+            The model has 11 million parameters if it is 64.
 
     References:
         He et al., CVPR 2016, with the 3 x 3 stem for 32 x 32 pixels; Wu and He, ECCV 2018.

@@ -37,9 +37,10 @@ WIDTH = 10.5  # inches
 
 
 class Setting(NamedTuple):
-    """One setting over its seeds, without failed ones.
+    """The results of one setting, for all of its seeds except those whose runs failed.
 
     Attributes:
+        label: the name of the setting in legends.
         curves: metric -> (rounds [evaluations], values [seeds, evaluations]).
         final: the final accuracy of each seed.
         guarantees: as in summary.json.

@@ -131,17 +131,18 @@ def gaussian_bound(
     thresholds: Any = Bonferroni(),  # noqa: B008  frozen
     unsampled_gaussian: bool = False,
 ) -> Estimate:
-    """Return epsilon of the most private Gaussian mechanism that has such error rates.
+    """Return epsilon of the most private Gaussian mechanism that could have the error rates.
 
-    A mu-GDP mechanism has Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu for every test.  The largest mu that
-    the tests show is converted to epsilon by the Gaussian's privacy profile.
+    A mu-GDP mechanism has Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu for every test.  With upper bounds of
+    both rates, the left side is a lower bound on mu.  The largest one of all tests is converted to
+    epsilon by the Gaussian's privacy profile.
 
     Args:
         inside, outside, delta, confidence, thresholds: see the module; delta > 0.
         unsampled_gaussian: states that the mechanism is a composition of Gaussian mechanisms
-            without sampling.  Only then is the result a lower bound, and called so.  For any other
-            mechanism it is an estimate that may be far above the true epsilon; `tradeoff_bound`
-            takes sampled ones.
+            without sampling.  The result is a lower bound only in this case; its `kind` says which
+            of the two it is.  For any other mechanism it is an estimate that may be far above the
+            true epsilon.  Use `tradeoff_bound` for mechanisms with sampling.
 
     References:
         Dong, Roth, Su, JRSS-B 2022; Nasr et al., USENIX Security 2023.

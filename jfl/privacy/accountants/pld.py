@@ -66,19 +66,20 @@ WHERE = "jfl.privacy.accountants.pld"
 def poisson(
     rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
 ) -> jax.Array:
-    """Return epsilons of Gaussians on Poisson samples, for add_remove.
+    """Return epsilons of the Poisson-subsampled Gaussian mechanism, for add_remove.
 
-    The epsilons are proved on a grid of `size` points.  The function is traceable, so it checks no
-    values; all arguments except `size` broadcast.  For more than 1e5 releases Renyi bounds may be
-    smaller: take the minimum of both, as `tightest.epsilon` does.
+    They are upper bounds, computed with privacy-loss distributions on a grid of `size` points.  The
+    function is traceable, so it does not check values; all arguments except `size` broadcast.  For
+    more than 1e5 releases Renyi bounds may be smaller: take the minimum of both, as
+    `tightest.epsilon` does.
 
     Args:
         rate: [...], the probability that an element joins a sample, in (0, 1].
         z: [...], the noise multiplier, std / sensitivity.
         times: [...], the number of releases.
         delta: [...], in (0, 1).
-        size: the number of grid points.  With 2^14, the result is within 1e-3 of the limit for up
-            to about 1e4 releases.
+        size: the number of grid points.  With 2^14, the result is within 1e-3 of the limit of an
+            infinitely fine grid for up to about 1e4 releases.
 
     Returns:
         Float64[...], the epsilon.

@@ -393,10 +393,13 @@ def either(
 ) -> Any:
     """Return the curve of a release that is `first` with some probability and otherwise `second`.
 
-    The observer sees which of the two it is.
+    The observer sees which of the two it is.  The bound follows from the joint convexity of
+    exp((a - 1) D), for the order a and the divergence D.
 
-    References:
-        Joint convexity of exp((a - 1) D).
+    Args:
+        probability: the probability of the first release.
+        first: the curve of the first release.
+        second: the curve of the second release.
 
     Example:
         >>> float(either(2.0, 0.5, 0.3, 0.3)).__round__(12)

@@ -40,7 +40,7 @@ class Overflow(NotAnalysable):
 
 
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
-    """Return the smaller epsilon of both bounds, and its method: "rdp" or "gaussian_exact".
+    """Return the smaller epsilon of the two bounds, and its method: "rdp" or "gaussian_exact".
 
     Args:
         event: an event.

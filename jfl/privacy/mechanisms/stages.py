@@ -240,8 +240,9 @@ def factor_to_bound(bound: Any, norm: Array) -> Array:
     """Return the factor that scales a contribution of this norm to `bound`; nan if the norm is not
     finite.
 
-    The squares of finite values overflow from a norm of 1.8e19 on.  Like a contribution with values
-    that are not finite, such a contribution counts as zero and in Health.nonfinite_rows.
+    The squares of finite values overflow if the norm exceeds 1.8e19.  Such a contribution is
+    treated like one with non-finite values: it is replaced by zero, and Health.nonfinite_rows
+    counts it.
     """
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
     return jnp.where(jnp.isfinite(norm), factor, jnp.nan)

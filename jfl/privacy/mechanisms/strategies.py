@@ -717,7 +717,9 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
     """Return copies of `strategy`, one after another, for `rounds` rounds.
 
     The noise of a copy covers only the contributions of its own rounds.  The squared sensitivity is
-    a sum over the copies, and so is the error of a sum, which is a variance.
+    the sum of the squared sensitivities of the copies.  The noise of the copies is independent, so
+    variances add up, too: after several copies, the variance in the running sum of the releases is
+    the sum of the variances of the copies.
 
     Args:
         strategy: one that regenerates earlier noise, such as `tree` or `inverse_banded`.
