@@ -29,7 +29,7 @@ from . import philox
 
 GENERATORS = ("philox", "key")
 REPEATED = 4  # from this number of leaves of one shape on, one kernel computes all of them
-MAX_VALUES = 2**33  # positions of one key: two for each number of a block, of 32 bits
+MAX_VALUES = 2**32  # positions of one key, numbers of 32 bits
 # The radius of a pair of normals has 62 bits: it is at most REACH standard deviations, and misses
 # MISSING of the mass of two normals.  The ledger adds that to delta.
 MISSING = 2.0**-63
@@ -57,7 +57,7 @@ def normals(key, like, generator: str = "philox"):
         does not allow for.
 
     Raises:
-        ValueError: for another generator, a key of another size, or 2^33 positions.
+        ValueError: for another generator, a key of another size, or 2^32 positions.
 
     References:
         Box & Muller, Ann.  Math.  Stat. 29 (1958); Salmon et al., SC 2011.
@@ -109,7 +109,7 @@ def _draw_by_philox(key, shapes):
     positions = 2 * _first_pairs(shapes)[-1]
     if positions >= MAX_VALUES:
         raise ValueError(
-            f"normals: expected less than 2^33 values of one key, but got {positions}."
+            f"normals: expected less than 2^32 values of one key, but got {positions}."
         )
     method = _stored_once if jax.default_backend() == "cpu" else leaf_by_leaf
     return _compile(method, shapes, key)
@@ -148,13 +148,14 @@ def leaf_by_leaf(shapes, key):
 def leaf(words, shape, first):
     """Return the normals of a leaf whose first pair has the number `first`, a UInt32.
 
-    That the lowest bit of a position chooses the normal of the pair, and that both the bit and the
-    pair are indices of an array, lets a compiler of GPUs compute a block once for two neighbours.
+    The lowest bit of a position chooses the normal of a pair.  So the two normals are neighbours,
+    and a compiler of GPUs computes their block once.  Positions are one array: with a row for each
+    pair, the block would not depend on the column, and XLA would write it to memory if there is
+    only one key.
     """
-    numbers = (_num_pairs(shape), 2)
-    index, which = (lax.broadcasted_iota(np.uint32, numbers, axis) for axis in (0, 1))
-    block = philox.draw(words, index + first, philox.NORMALS)
-    return _reshape_leaf(one_of_pair(which == np.uint32(1), *block), shape)
+    position = lax.iota(np.uint32, math.prod(shape))
+    block = philox.draw(words, (position >> np.uint32(1)) + first, philox.NORMALS)
+    return one_of_pair((position & np.uint32(1)) == np.uint32(1), *block).reshape(shape)
 
 
 def _stored_once(shapes, key):

@@ -388,7 +388,7 @@ def test_the_core_knows_no_algorithm_by_name():
 
 
 # seconds each; what they show is tested in the rooms of tests/ that bear their names
-LONG_DOCTESTS = """kernels.haar schedules runs.tables auditing.audit auditing.distribution
+LONG_DOCTESTS = """kernels.haar schedules runs.tables auditing.audit
     sampling.clients sampling.rotation sampling.availability data.corruption
     privacy.guarantees privacy.plain_numbers privacy.accountants.choosing privacy.accountants.pld
     privacy.accountants.tightest privacy.mechanisms.linear_maps privacy.mechanisms.stages

@@ -10,7 +10,6 @@ from jfl.report import plots
 
 LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
-# Names in stored results -> how pictures and pages write them.
 
 
 def study(points: list, xlabel: str, title: str = ""):

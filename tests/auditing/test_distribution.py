@@ -227,6 +227,11 @@ def test_what_cannot_be_tested_is_refused():
     for words, call in {
         "one without": lambda: noise_test(bare),
         "in its own way": lambda: noise_test(audit_plans.output_perturbation(1.0)),
+        "with laplace": lambda: noise_test(
+            audit_plans.of_clients(
+                1.0, release=jfl.chain(jfl.clip_l1(0.8), jfl.total(), jfl.laplace(1.0))
+            )
+        ),
     }.items():
         with pytest.raises(ValueError, match=words):
             call()

@@ -482,7 +482,7 @@ def test_rates_times_seeds_are_runs_of_their_own(task, monkeypatch, memory, at_o
     monkeypatch.setattr(sweeps._Program, "_compiled_bytes", lambda program: 0.0)
     cohorts = jfl.sampling.without_replacement(CLIENTS, 3)
     make = lambda lr, seed: jfl.plan(
-        feds[seed], task, make_algorithm("fedsgd", PLAIN, lr=lr), cohorts
+        feds[seed], task, make_algorithm("fedsgd", noisy_grad(), lr=lr), cohorts
     )
     options = dict(lr=[0.1, 0.2, 0.3], seed=[0, 1], memory=memory, watch=lines.append)
     out = jfl.sweep(make, rounds=2, evaluate_every=2, **options)

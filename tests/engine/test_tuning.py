@@ -236,7 +236,8 @@ def test_the_winner_of_a_tournament_is_a_straight_run():
     @functools.cache
     def straight(i, n):
         key = jax.random.key(int(seeds[i]))
-        return jfl.simulate(key, plans[settings[i]], n, evaluate_every=n).params
+        options = dict(evaluate_every=n, tolerate=("empty_cohort",))  # as `choose` does
+        return jfl.simulate(key, plans[settings[i]], n, **options).params
 
     there = list(range(len(settings)))
     for rounds, sizes in zip(UNTIL, groups):
