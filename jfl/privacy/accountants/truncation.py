@@ -93,7 +93,7 @@ def refuse_if_beyond(where: str, lost: ArrayLike, delta: float, error: type[Exce
     """
     if np.any(np.asarray(lost) >= delta):
         raise error(
-            f"{where}: delta must exceed the mass that the computed noise cannot reach, got "
-            f"delta={delta:g} and a mass of {np.max(lost):.3g}. "
-            f"Use a larger noise multiplier, fewer rounds or a larger delta."
+            f"{where}: expected a delta above the mass that the computed noise cannot reach, "
+            f"{np.max(lost):.3g}, but got {delta:g}. "
+            "Use a larger noise multiplier, fewer rounds or a larger delta."
         )
