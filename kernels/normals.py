@@ -28,8 +28,8 @@ from jax import lax
 from . import philox
 
 GENERATORS = ("philox", "key")
-REPEATED = 4  # from this number of leaves of one shape on, one kernel computes all of them
-MAX_VALUES = 2**32  # positions of one key, numbers of 32 bits
+REPEATED = 4  # the number of leaves of one shape from which on one kernel computes all of them
+MAX_POSITIONS = 2**32  # of one key, because a position has 32 bits
 # The radius of a pair of normals has 62 bits: it is at most REACH standard deviations, and misses
 # MISSING of the mass of two normals.  The ledger adds that to delta.
 MISSING = 2.0**-63
@@ -44,11 +44,10 @@ def normals(key, like, generator: str = "philox"):
         like: a pytree of arrays or shapes.
         generator: "philox" derives the noise from the words of the key by Philox4x32-10, whatever
             the type of the key; "key" takes the same number of random words from the key's own
-            generator, so there a normal depends on the number of all pairs too.
+            generator, so a normal then also depends on the total number of pairs.
 
     Returns:
-        A pytree with the shapes of `like`.  A normal depends only on the key and on its position:
-        each leaf starts at an even position, and two neighbours from there on are a pair.
+        A pytree with the shapes of `like`.
 
     Privacy:
         the radius of a pair has 62 bits, so normals reach 9.3 standard deviations and miss 2^-63 of
@@ -57,7 +56,7 @@ def normals(key, like, generator: str = "philox"):
         does not allow for.
 
     Raises:
-        ValueError: for another generator, a key of another size, or 2^32 positions.
+        ValueError: for another generator, a key of another size, or at least 2^32 positions.
 
     References:
         Box & Muller, Ann.  Math.  Stat. 29 (1958); Salmon et al., SC 2011.
@@ -68,6 +67,11 @@ def normals(key, like, generator: str = "philox"):
         )
     leaves, treedef = jax.tree.flatten(like)
     shapes = tuple(tuple(x.shape) for x in leaves)
+    positions = 2 * _first_pairs(shapes)[-1]
+    if positions >= MAX_POSITIONS:
+        raise ValueError(
+            f"normals: expected fewer than 2^32 positions for one key, but got {positions}."
+        )
     draw = _draw_by_philox if generator == "philox" else _draw_by_key
     return treedef.unflatten(draw(key, shapes))
 
@@ -106,11 +110,6 @@ def _split_leaves(numbers, shapes) -> list:
 
 def _draw_by_philox(key, shapes):
     """Draw all leaves by Philox, with the method for the current backend."""
-    positions = 2 * _first_pairs(shapes)[-1]
-    if positions >= MAX_VALUES:
-        raise ValueError(
-            f"normals: expected less than 2^32 values of one key, but got {positions}."
-        )
     method = _stored_once if jax.default_backend() == "cpu" else leaf_by_leaf
     return _compile(method, shapes, key)
 
@@ -124,11 +123,11 @@ def _compile(method, shapes, key):
 def leaf_by_leaf(shapes, key):
     """Return each leaf computed separately, element by element.
 
-    A compiler computes each element where it is read, without memory.  But it compiles the cipher
-    once more for each leaf, which for a transformer took longer than the rest of the program.  So
-    if a shape occurs `REPEATED` times or more, all its leaves are computed by one kernel, which
-    writes them to memory.  The words are those of `_stored_once`.  So are the normals if a compiler
-    rounds identically; a single normal may differ in its last digit.
+    A compiler computes each element where it is read, without memory.  But it also compiles the
+    cipher separately for each leaf; for a transformer this took longer than compiling the rest of
+    the program.  If a shape occurs `REPEATED` times or more, one kernel therefore computes all
+    leaves of this shape and writes them to memory.  The normals are those of `_stored_once`, except
+    that a compiler may round a single normal differently in its last digit.
     """
     words, firsts = philox.words(key), _first_pairs(shapes)
     leaves = {}
@@ -148,10 +147,10 @@ def leaf_by_leaf(shapes, key):
 def leaf(words, shape, first):
     """Return the normals of a leaf whose first pair has the number `first`, a UInt32.
 
-    The lowest bit of a position chooses the normal of a pair.  So the two normals are neighbours,
-    and a compiler of GPUs computes their block once.  Positions are one array: with a row for each
-    pair, the block would not depend on the column, and XLA would write it to memory if there is
-    only one key.
+    The lowest bit of a position selects one of the two normals of a pair.  The two are therefore
+    neighbours, and XLA for GPU can compute their block once.  Positions must be a flat array: in an
+    array [pairs, 2], a block would not depend on the column, so with a single key XLA would compute
+    the blocks first and write them to memory.
     """
     position = lax.iota(np.uint32, math.prod(shape))
     block = philox.draw(words, (position >> np.uint32(1)) + first, philox.NORMALS)

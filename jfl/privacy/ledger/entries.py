@@ -9,8 +9,7 @@ import numpy as np
 from ...core import checks, pytrees
 from ...core.errors import NotAnalysable
 from ...core.records import Caveat, Plan
-from ...kernels.normals import MAX_VALUES as MAX_NORMALS
-from ...kernels.normals import MISSING
+from ...kernels.normals import MAX_POSITIONS, MISSING
 from ...verify import check as verify
 from ...verify.client import params_shapes
 from ..mechanisms.chain import check_schedules, noisy
@@ -78,9 +77,9 @@ def entries(plan: Plan, rounds: int | None = 1, others: bool = True) -> list[Ent
         return []
 
     try:  # how many normals one release of one client is computed from, at most
-        normals = min(NORMALS_PER_PARAMETER * pytrees.size(params_shapes(plan)), MAX_NORMALS)
+        normals = NORMALS_PER_PARAMETER * pytrees.size(params_shapes(plan))
     except Exception:  # a task that cannot be traced here: what one key can draw at most
-        normals = MAX_NORMALS
+        normals = MAX_POSITIONS
     return verify.judge_entries(plan, [_of_plan(plan, e, float(normals)) for e in listed])
 
 
