@@ -8,6 +8,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from helpers.paths import ROOT
@@ -19,8 +20,8 @@ FOLDER = ROOT / "experiments" / "bench" / "peers"
 def drivers(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module("workloads"), importlib.import_module("jfl_peer")
-    for name in ("workloads", "jfl_peer"):
-        sys.modules.pop(name)
+    for name in ("workloads", "jfl_peer", "vmapped_peer"):
+        sys.modules.pop(name, None)
 
 
 def rows(clients=3, count=10, features=784):
@@ -46,6 +47,22 @@ def test_the_driver_clips_averages_and_adds_noise(drivers):
     )
     with pytest.raises(AssertionError, match="noise"):
         workloads.check(loud, spec, rows(), "private")
+
+
+@pytest.mark.slow
+def test_the_hand_written_program_clips_averages_and_adds_noise(drivers):
+    workloads, _ = drivers
+    vmapped = importlib.import_module("vmapped_peer")
+    spec = SimpleNamespace(**workloads.WORKLOADS["W1"], block=1)
+    # What its author need not care about, the tests of jfl refuse everywhere.
+    with jax.numpy_rank_promotion("allow"):
+        said = workloads.check(vmapped.build, spec, rows(), "private")
+    assert said["off_reference_clip_1"] < 1e-4 and abs(said["noise_over_wanted"] - 1) < 0.04
+    with (
+        jax.numpy_rank_promotion("allow"),
+        pytest.raises(AssertionError, match="bound|reference"),
+    ):
+        workloads.check(lambda s, d, m: vmapped.build(s, d, "plain"), spec, rows(), "private")
 
 
 TOLD = {  # a row of a table of timings: tool, its modes
