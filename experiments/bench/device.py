@@ -27,13 +27,12 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
-import vmapped_peer
 
 import jfl
 from jfl.runs.checkpoint import environment
 
 from . import timing
-from .round import jfl_peer, sixth, workloads
+from .round import jfl_peer, sixth, vmapped_peer, workloads
 
 RESULTS = timing.RESULTS / "device.json"
 # Timed turns of a row, and about how long a long call takes.

@@ -45,6 +45,7 @@ PEERS = pathlib.Path(__file__).parent / "peers"
 sys.path.insert(0, str(PEERS))
 
 import jfl_peer  # noqa: E402  (peers is a folder of scripts)
+import vmapped_peer  # noqa: E402, F401  (for .device)
 import workloads  # noqa: E402
 
 OWN = dict(record=("private", "threefry", "vmap", "clipped", "plain"), client=("private", "plain"))
