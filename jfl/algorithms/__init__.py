@@ -1,6 +1,6 @@
 """Federated algorithms, one per file.
 
-The contract tests and the command line cover all names in `__all__`.
+The contract tests run all algorithms in `__all__`, and the command line offers them.
 """
 
 from ..core.lazy import submodules as _submodules

@@ -1,4 +1,4 @@
-"""FedAvg with adaptive server optimizers, at the settings of their papers.
+"""FedAvg with momentum or an adaptive optimizer on the server, with the settings of the papers.
 
 References:
     Hsu et al., "Measuring the effects of non-identical data distribution for federated visual
@@ -33,8 +33,8 @@ def fedavgm(
 ) -> Algorithm:
     """Return FedAvgM: FedAvg with momentum on the server.
 
-    With nesterov=True, momentum 0.9, plain SGD on the clients, and clip_l2 and correlated noise in
-    `release`, this is the algorithm that Google's keyboard uses (Xu et al., ACL 2023).
+    Google's keyboard uses this algorithm with nesterov=True, momentum=0.9 and plain SGD on the
+    clients, in a plan whose `release` clips and adds correlated noise (Xu et al., ACL 2023).
 
     Args:
         grad: as in `fedavg`.
@@ -58,7 +58,7 @@ def fedadam(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorith
         server_lr: learning rate of the server.
 
     References:
-        Reddi et al., ICLR 2021. Their Adam has no bias correction; optax's has.
+        Reddi et al., ICLR 2021. Unlike optax's Adam, theirs has no bias correction.
     """
     optimizer = functools.partial(optax.adam, b1=0.9, b2=0.99, eps=1e-3)
     return _fedavg_with_server("fedadam", grad, optimizer, server_lr, fedavg_options)
@@ -81,7 +81,7 @@ def fedyogi(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorith
 
 @extends(fedavg, without=["server_optimizer"])
 def fedadagrad(grad: Grad, *, server_lr: Rate = 0.01, **fedavg_options) -> Algorithm:
-    """Return FedAvg with Adagrad on the server, eps = 0.001.
+    """Return FedAvg with Adagrad on the server: eps = 0.001.
 
     Args:
         grad: as in `fedavg`.

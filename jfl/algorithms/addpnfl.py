@@ -34,10 +34,11 @@ def addpnfl(
 ) -> Algorithm:
     """Return AdDPNFL: DPNFL with the Adam-like server optimizer `jfl.algorithms.adaptive`.
 
-    It releases the same as `dpnfl`, since the server's work is post-processing. It also takes the
-    parameters of `fedavg`, except for `server_optimizer`. The plan determines how uploads are
-    aggregated, as in `dpnfl`. In the paper's experiments both learning rates are schedules:
-    `schedules.inverse_sqrt(server_lr)` and `schedules.inverse_sqrt(lr, every=steps)`.
+    The server optimizer only post-processes what `dpnfl` releases, so the guarantee is the same.
+    The other parameters are those of `fedavg`, except for `server_optimizer`. The plan determines
+    how uploads are aggregated, as in `dpnfl`. The paper's experiments use schedules for both
+    learning rates: `schedules.inverse_sqrt(server_lr)` and
+    `schedules.inverse_sqrt(lr, every=steps)`.
 
     Args:
         grad: gradient of a client, as in `dpnfl`.
@@ -52,7 +53,7 @@ def addpnfl(
             used as in `adaptive_without_noise_bias`. None uses `adaptive`, as in the paper.
 
     Raises:
-        ValueError: as in `adaptive`, and for a server_optimizer.
+        ValueError: as in `adaptive`, or if server_optimizer is given.
     """
     _check_arguments("addpnfl", second_moment_of, adaptivity, initial, beta1=beta1, beta2=beta2)
     if noise_std is not None:
@@ -100,16 +101,16 @@ def adaptive(
     second_moment_of: str = "diff",
     initial: Number | None = None,
 ) -> optax.GradientTransformation:
-    """Return Adam without bias correction as an optax transformation, the server of FedAdam.
+    """Return the server optimizer of FedAdam: Adam without bias correction.
 
-    For a gradient g, it computes
+    For a gradient g, the optax transformation computes
 
         mu = b1 mu + (1 - b1) g
         nu = b2 nu + (1 - b2) g^2
         step = -learning_rate mu / (sqrt(nu) + adaptivity)
 
-    On a server, g is minus the released model difference: fedavg(...,
-    server_optimizer=functools.partial(adaptive, b1=0.5)).
+    On the server, g is minus the released model difference. Pass the optimizer to an algorithm as
+    `fedavg(..., server_optimizer=functools.partial(adaptive, b1=0.5))`.
 
     Args:
         learning_rate: factor of the step.
@@ -158,12 +159,12 @@ def adaptive_without_noise_bias(
 
     Args:
         learning_rate: factor of the step.
-        noise_std: standard deviation of the noise in each coordinate of g, in units of g. It is
-            public if the noise level is (`jfl.optimizers.noise_std`).
+        noise_std: standard deviation of the noise in each coordinate of g, in units of g.
+            `jfl.optimizers.noise_std` computes it from a chain.
         b1, b2, adaptivity, initial: as in `adaptive`.
 
     Privacy:
-        Post-processing of a release, using public numbers.
+        Post-processing of a release, if noise_std is public.
 
     Raises:
         ValueError: as in `adaptive`, and for a negative noise_std.

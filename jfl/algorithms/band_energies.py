@@ -1,6 +1,6 @@
 """A private estimate of how the energy of per-example gradients is distributed over wavelet bands.
 
-It helps to choose the shape of noise with `wavelet.ellipsoid`.
+`wavelet.ellipsoid` computes a shape of noise from the estimate.
 """
 
 import dataclasses
@@ -63,11 +63,13 @@ def band_energies(
 ) -> Algorithm:
     """Return an algorithm that estimates the fraction of gradient energy in each wavelet band.
 
-    The energy of a gradient in a band is the squared norm of its wavelet coefficients there. An
-    example contributes the fractions of its gradient, which are nonnegative and sum to 1, so the
-    contribution has a norm of at most 1. Nothing is trained. The result is
-    `out.run.server.energies`. Noise may make entries slightly negative; for `wavelet.ellipsoid` use
-    jnp.maximum(energies, 0).
+    The energy of a gradient in a band is the squared norm of its wavelet coefficients in that band.
+    An example contributes the fraction of its gradient's energy in each band. These fractions are
+    nonnegative and sum to 1, so the contribution has a norm of at most 1.
+
+    The algorithm trains nothing. The estimate is in `out.run.server.energies`, where `out` is the
+    result of `jfl.simulate`. Noise may make entries slightly negative, so pass
+    jnp.maximum(energies, 0) to `wavelet.ellipsoid`.
 
     Args:
         loss: any pure function (params, x, y) -> scalar of one example.
@@ -79,9 +81,9 @@ def band_energies(
             rows.
 
     Privacy:
-        Each participation is one release. Run the estimate as a plan of its own, with a different
-        seed than the training. jfl.guarantee([(estimate, 1), (training, rounds)], delta=...,
-        seeds="different") returns the guarantee for both.
+        Each participation is one release. Run the estimate as a separate plan, with a seed that
+        differs from that of training. jfl.guarantee([(estimate, 1), (training, rounds)], delta=...,
+        seeds="different") returns the guarantee for both plans together.
     """
     if not isinstance(bands, Bands):
         checks.fail("band_energies", "bands of jfl.bands", f"{bands!r}")

@@ -1,4 +1,4 @@
-"""The constructor of algorithms, parts that several of them share, and their traits."""
+"""The constructor `algorithm`, functions that several algorithms share, and traits for configs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Optimizer = Callable | optax.GradientTransformation
 
 
 class Traits(NamedTuple):
-    """Properties of an algorithm that its signature does not show, for `jfl train` and configs.
+    """Properties of an algorithm that configs need and its signature does not show.
 
     Attributes:
         example_noise: where a config adds noise for example-level privacy: "gradient" (in each
@@ -30,7 +30,7 @@ class Traits(NamedTuple):
         client_noise: where a config adds noise for client-level privacy: "release" (to the
             aggregate), "upload" (to each client's upload), or None (nowhere).
         payload_models: the size of an upload, in multiples of the size of the model.
-        as_printed: arguments that make it the algorithm exactly as in its paper.
+        as_printed: arguments with which the algorithm is exactly that of its paper.
     """
 
     example_noise: str | None = "gradient"
@@ -40,12 +40,12 @@ class Traits(NamedTuple):
 
     @property
     def printed_unit(self) -> str:
-        """The privacy unit of the formula in the paper."""
+        """The privacy unit of the guarantee in the paper, "client" or "example"."""
         return "client" if self.client_noise == "upload" else "example"
 
 
 def traits(**values) -> Callable:
-    """Decorate the factory of an algorithm with its `Traits`; the defaults need no decorator."""
+    """Return a decorator that sets the `Traits` of a function that returns an algorithm."""
 
     def decorate(factory):
         factory.traits = Traits(**values)
@@ -55,7 +55,7 @@ def traits(**values) -> Callable:
 
 
 def traits_of(factory: Callable) -> Traits:
-    """Return the traits of a factory."""
+    """Return the `Traits` that were set for a function, or the defaults if none were."""
     return getattr(factory, "traits", Traits())
 
 
@@ -90,20 +90,20 @@ def algorithm(
             state, Diagnostics).  The payload is the upload before any noise.
         server: maps (context, server state, release) to the new server state.  `release` has the
             structure of the payload.
-        releases: the noisy releases of a client from which it computes its payload, for the
-            accountant: `work.releases()`, or a tuple of jfl.Release.  With () the plan has no
-            guarantee for examples.
+        releases: the noisy releases from which a client computes its payload, a tuple of
+            jfl.Release, such as the result of `releases()` of a `local.Work`.  The accountant
+            counts them.  With () the plan has no guarantee for examples.
         params: maps the server state to params.  By default `server.params`, or the server state
             itself.
         name: the name of the algorithm in plans and results.
         stateful: True if clients keep state between rounds, which limits what can be proved.
         uploads: "difference" if clients upload differences of models, or "model".  With "model" all
             clients have to participate, because the weights of a mean must add up to 1.
-        checks_its_solve: True if a client that solves its problem too inaccurately counts as an
-            overflow, so that no guarantee holds for the run.  Only then may its mechanism declare
-            bounded(..., "prox_erm").
-        personal: maps (server state, client state) to a client's personal params, with which its
-            test rows are evaluated.  None evaluates all clients with `params`.
+        checks_its_solve: True if a client reports an overflow, which voids the guarantee of the
+            run, if it minimizes its local objective too inaccurately.  A mechanism may declare
+            bounded(..., "prox_erm") only in this case.
+        personal: maps (server state, client state) to a client's personal params, which are
+            evaluated on its test rows.  None evaluates `params` for all clients.
         personal_releases: the noisy releases, in addition to `releases`, from which personal models
             are computed; () if there are none.  `jfl.guarantee(plan, view="personal")` then covers
             uploads and personal models together.  None means unknown: no guarantee covers personal
@@ -148,8 +148,13 @@ def algorithm(
 
 
 def train_difference(work, context, keys, start, rows, correct=None):
-    """Take local steps from the model `start`; return the trained model minus `start`, and
-    Diagnostics.  The arguments are those of `local.train`."""
+    """Take local steps from the model `start`, and return the model difference.
+
+    The arguments are those of `local.train`.
+
+    Returns:
+        The trained model minus `start`, and Diagnostics.
+    """
     trained, _, _, diagnostics = local.train(work, context, keys, start, rows, correct)
     return pytrees.sub(trained, start), diagnostics
 
@@ -157,7 +162,7 @@ def train_difference(work, context, keys, start, rows, correct=None):
 def pull_to(center, weight) -> Callable:
     """Return a function that adds the gradient of (weight / 2) ||w - center||^2 to a gradient.
 
-    It is an argument `correct` of `local.train`.
+    Pass the function to `local.train` as `correct`.
     """
     return lambda gradient, params, step: pytrees.axpy(
         weight, pytrees.sub(params, center), gradient
@@ -194,7 +199,7 @@ def scalars(check: Callable, where: str, **values: Number) -> dict[str, Any]:
 
     Args:
         check: a function of core.checks, such as `require_positive`.
-        where: the algorithm, for messages.
+        where: the name of the algorithm, for messages.
         **values: the hyperparameters.
     """
     check(where, single=True, **values)
@@ -202,14 +207,15 @@ def scalars(check: Callable, where: str, **values: Number) -> dict[str, Any]:
 
 
 def bind_model_chain(where: str, mechanism: Any, bound: str) -> Mechanism:
-    """Bind the chain that a client applies to its trained model to the adjacency replace_one.
+    """Set the adjacency of a chain that a client applies to its trained model to replace_one.
 
-    It protects examples: replacing one row may change the whole model.
+    The chain protects examples: replacing one row may change the whole model.  A chain without a
+    clip or a declared bound, or with state between rounds, is rejected.
 
     Args:
-        where: the algorithm, for messages.
+        where: the name of the algorithm, for messages.
         mechanism: the chain.
-        bound: its first stage, for messages.
+        bound: the first stage that a chain should have, as text for messages.
     """
     is_chain = isinstance(mechanism, Mechanism)
     if not is_chain or not mech.has_clip(mechanism) or mech.remembers(mechanism):

@@ -1,4 +1,4 @@
-"""DiceSGD with clients instead of examples: error feedback removes the bias of clipping.
+"""DiceSGD for clients instead of examples: error feedback removes the bias of clipping.
 
 References:
     Zhang et al., "Differentially private SGD without clipping bias: an error-feedback approach",
@@ -38,7 +38,7 @@ def _client(context, keys, server, client_state, rows, *, work, upload_norm, fee
 def dicesgd(
     grad: Grad, *, upload_norm: Number = 1.0, feedback_norm: Number = 1.0, **fedavg_options
 ) -> Algorithm:
-    """Return FedAvg with error feedback: clients upload later what clipping removed before.
+    """Return FedAvg with error feedback: clients later upload what clipping removed.
 
     The client state is the sum of all parts that clipping has removed. A client uploads its clipped
     model difference plus its clipped state, and subtracts from the state what it uploaded. If the
@@ -49,7 +49,7 @@ def dicesgd(
         grad: gradient of the loss, as in `fedavg`.
         upload_norm: clip norm of the model difference, C1 in the paper.
         feedback_norm: clip norm of the client state, C2 in the paper. If it is smaller than
-            upload_norm, the state grows.
+            upload_norm, the state may grow without bound.
 
     Privacy:
         An upload has a norm of at most `upload_norm + feedback_norm`. For client-level privacy, put
@@ -58,9 +58,9 @@ def dicesgd(
         so they are post-processing.
 
     References:
-        Zhang et al., ICLR 2024, Algorithm 1, where the server keeps a single error for all
-        examples. A separate error for each client is from Seide et al., 2014, and its combination
-        with clipping from Khirirat et al., 2023 (Clip21).
+        Zhang et al., ICLR 2024, Algorithm 1, which keeps a single error for all examples on the
+        server. Separate errors for clients are from Seide et al., 2014; Khirirat et al., 2023
+        (Clip21), combine them with clipping.
 
     Example:
         >>> import jfl

@@ -44,9 +44,10 @@ def ditto(
 ) -> Algorithm:
     """Return Ditto: FedAvg in which each client also trains a personal model v.
 
-    Local steps of v follow gradient + mu * (v - w_server). Clients are evaluated with their
-    personal models (`metrics.client_accuracy`, `client_percentiles`). `run.client_states` holds
-    these models, stacked along a first axis of C clients.
+    Local steps of v follow gradient + mu * (v - w_server), where w_server is the shared model.
+    Personal models are evaluated on their clients' test rows (`metrics.client_accuracy` and
+    `metrics.client_percentiles`). `run.client_states` holds them, stacked along a first axis of C
+    clients.
 
     Args:
         grad: gradient of the loss for the shared model, as in `fedavg`.

@@ -15,25 +15,26 @@ from .fedavg import fedavg
 def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
     """Return DPNFL, which is `fedavg` with clipping and noise in every local step.
 
-    For noise of standard deviation sigma on the mean gradient of B rows, `grad` is
-    `private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B)))`. The
-    paper's algorithm has no clip, but nothing can be proved without one. Each participation
-    releases `steps` noisy gradients, and the model difference that is computed from them.
+    To add noise of standard deviation sigma to the mean gradient of B rows, pass `grad` =
+    `private_grad(loss, chain(clip_l2(G), total(), gaussian(std=B * sigma), divide(B)))` with a clip
+    norm G. The paper's algorithm does not clip, but nothing can be proved without a clip. Each
+    participation releases `steps` noisy gradients, and the model difference that is computed from
+    them.
 
     The sampler and the weights of the plan determine how uploads are aggregated. Let n be the
-    number of clients, r the number per round, p_i the fraction of all rows that client i owns, and
-    d_i its model difference. The sums are over the cohort, and w is the model.
+    number of clients, r the number of clients per round, p_i the fraction of all rows that client i
+    owns, and d_i its model difference. Sums are over the cohort, and w is the old model.
 
     - uniform: `sampling.without_replacement(n, r)` and `weights="size"`. The new model is
       w + (n / r) sum p_i d_i, which is unbiased.
     - multinomial: `sampling.with_replacement(n, r, weights=fed.size)` and `weights="size"`. The new
       model is w + (1 / r) sum d_i, where a client drawn m times counts m times; it is unbiased.
-    - biased FedAvg: as uniform, with `server_lr` = r / n. The new model is w + sum p_i d_i, which
-      has the same direction as uniform, but is a smaller step.
-    - normalised FedAvg: as uniform, with `release=chain(total(), divide("weight"))`. The new model
-      is w + sum p_i d_i / sum p_i, which is biased if the p_i differ.
+    - biased FedAvg: as in uniform, with `server_lr` = r / n. The new model is w + sum p_i d_i. The
+      step has the same direction as in uniform, but is smaller.
+    - normalised FedAvg: as in uniform, with `release=chain(total(), divide("weight"))`. The new
+      model is w + sum p_i d_i / sum p_i, which is biased if the p_i differ.
     - first responders: `sampling.first_responders(n, r, latency)` and `weights="size"`. The formula
-      is that of uniform, but fast clients participate more often, so it is biased.
+      is that of uniform, but fast clients participate more often, so the new model is biased.
 
     Example:
         >>> import jfl

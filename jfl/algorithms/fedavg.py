@@ -48,14 +48,13 @@ def fedavg(
 
     Args:
         grad: the gradient of a local step: jfl.grad(loss), or jfl.private_grad(loss, mechanism).
-        lr: learning rate of the clients: a number, or a schedule of round * steps + step.
+        lr: learning rate of the clients: a number, or a function of round * steps + step.
         batch: the sampler of the rows of a local step.
-        optimizer: optimizer of the clients, any optax factory or transformation. With optax.adam
-            and a private gradient this is DP-Adam.
-        server_lr: learning rate of the server: a number, or a schedule of the round.
-        server_optimizer: optimizer of the server, any optax factory or transformation. optax.adam
-            makes it FedAdam, optax.adagrad FedAdagrad, and functools.partial(optax.sgd,
-            momentum=0.9) FedAvgM.
+        optimizer: optimizer of the clients, any optax factory or transformation. optax.adam with a
+            private gradient is DP-Adam.
+        server_lr: learning rate of the server: a number, or a function of the round.
+        server_optimizer: optimizer of the server, any optax factory or transformation. For example,
+            optax.adam gives FedAdam, and functools.partial(optax.sgd, momentum=0.9) FedAvgM.
 
     Other Parameters:
         steps: number of local steps of a client in a round.

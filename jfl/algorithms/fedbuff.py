@@ -68,11 +68,11 @@ def fedbuff(grad: Grad, *, staleness: int = 4, **fedavg_options) -> Algorithm:
         staleness: maximum age of a model in rounds. 0 is `fedavg`.
 
     Privacy:
-        Ages depend only on the numbers of the round and of the client, so guarantees are the same
-        as for `fedavg`.
+        Ages depend on the round and the client's id, not on its rows, so guarantees are the same as
+        for `fedavg`.
 
     References:
-        Nguyen et al., AISTATS 2022, Algorithm 1, with the discount of section 5.
+        Nguyen et al., AISTATS 2022, Algorithm 1, with the staleness discount of section 5.
 
     Example:
         >>> import jfl

@@ -1,4 +1,4 @@
-"""FedDyn: a linear term in each local loss makes clients agree on the minimum of the mean loss.
+"""FedDyn: linear terms in the local losses make all clients converge to the same model.
 
 References:
     Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
@@ -50,10 +50,10 @@ def _server(context, server, diff, *, step, mu):
 def feddyn(grad: Grad, *, mu: Number = 0.1, **fedavg_options) -> Algorithm:
     """Return FedDyn: client i minimizes loss - <h_i, w_i> + (mu / 2) ||w_i - w_server||^2.
 
-    The client state h_i approximates the gradient at the model where the client last stopped. If
-    local steps have noise, this state is computed from noisy gradients only and costs no further
-    privacy. If the release has noise and cohorts are sampled, epsilon is larger than for `fedavg`,
-    because sampling amplifies privacy less if clients keep state.
+    The client state h_i approximates the gradient of the client's loss at the last model that it
+    trained. If local steps have noise, h_i is computed from noisy gradients only, and costs no
+    further privacy. If the release has noise and cohorts are sampled, epsilon is larger than for
+    `fedavg`, because sampling amplifies privacy less if clients keep state.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

@@ -46,9 +46,9 @@ def fednova(
 ) -> Algorithm:
     """Return FedNova: FedAvg of model differences that are divided by the number of local steps.
 
-    Client i takes t_i steps and uploads (w_i - w) / t_i; the server multiplies the mean of the
-    uploads by the mean of all t_i. Plain averaging would favour clients that take more steps. Local
-    steps use plain SGD.
+    Client i starts from the model w, takes t_i steps of plain SGD to w_i, and uploads
+    (w_i - w) / t_i. The server multiplies the mean of the uploads by the mean of all t_i. Plain
+    averaging would favour clients that take more steps.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

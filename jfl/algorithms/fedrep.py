@@ -21,7 +21,7 @@ from .fedavg import fedavg
 
 
 class Shared:
-    """A test of whether a path of a model is shared, from shell patterns or a function."""
+    """A function of the path of a parameter that returns whether the parameter is shared."""
 
     def __init__(self, which):
         self.which = which if callable(which) or isinstance(which, str) else tuple(which)
@@ -100,16 +100,16 @@ def fedper(
 ) -> Algorithm:
     """Return FedPer: FedAvg of one part of the model, while each client keeps the rest.
 
-    The part that a client keeps is its personal part, for example the last layer. Clients are
-    evaluated with the shared part and their personal part (`metrics.client_accuracy`).
-    `run.client_states` contains the personal parts by path. The personal part of the model in
-    `out.params` is the initial one.
+    The part that a client keeps is its personal part, for example the last layer. The shared part
+    together with a client's personal part is evaluated on that client's test rows
+    (`metrics.client_accuracy`). `run.client_states` contains the personal parts, as a dict by path.
+    `out.params` contains the shared part and the initial values of the personal part.
 
     Args:
         grad: gradient of the loss of the whole model, as in `fedavg`.
         shared: shell patterns for the paths of the shared part, such as `"body/*"` or
-            `("Dense_0/*", "*/bias")`; or a function path -> bool. By default kernels are shared,
-            and everything else (biases, scales) is personal.
+            `("Dense_0/*", "*/bias")`; or a function from a path to a bool. By default kernels are
+            shared, and all other parameters (biases, scales) are personal.
 
     Privacy:
         Both parts are trained with the same noisy gradients, so the guarantee for examples also
@@ -134,16 +134,16 @@ def fedrep(
     personal_steps: Annotated[int | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """Return FedRep: `fedper` whose local steps first train the personal part, then the shared one.
+    """Return FedRep: `fedper` that trains first the personal part, and then the shared part.
 
     Args:
         grad: as in `fedper`.
         shared: as in `fedper`.
         personal_steps: the number of local steps that train the personal part. None means half of
-            them.
+            all local steps.
 
     Privacy:
-        As in `fedper`; all `steps` noisy gradients are counted.
+        As in `fedper`. The guarantee counts `steps` noisy gradients per participation.
 
     References:
         Collins et al., ICML 2021, Algorithm 1.

@@ -46,7 +46,7 @@ def _client(context, keys, server, client_state, rows, *, work, rho):
 def fedsam(grad: Grad, *, rho: Number = 0.05, **fedavg_options) -> Algorithm:
     """Return FedSAM: local steps follow the gradient at w + rho * g / ||g||.
 
-    Here w is the current model, and g is the gradient at w on a separate batch.
+    Here w is the client's current model, and g is the gradient at w on a separate batch.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

@@ -40,12 +40,12 @@ def fedsgd(
 ) -> Algorithm:
     """Return FedSGD: clients upload the gradient of one batch, and the server takes one step.
 
-    A batch is all rows of the client by default. Each participation of a client releases one
+    By default, a batch contains all rows of the client. Each participation of a client releases one
     gradient, which is noisy if `grad` is private.
 
     Other Parameters:
         grad, batch: as in `fedavg`.
-        lr: learning rate of the server: a number, or a schedule of the round.
+        lr: learning rate of the server: a number, or a function of the round.
         server_optimizer: as in `fedavg`.
     """
     work = local.work(grad, batch, lr=1.0, steps=1)

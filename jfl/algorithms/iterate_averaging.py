@@ -1,4 +1,4 @@
-"""Iterate averaging (Polyak, Ruppert): evaluate the mean of the models of several rounds."""
+"""Iterate averaging (Polyak, Ruppert): return the mean of the models of several rounds."""
 
 import dataclasses
 from typing import Any
@@ -46,14 +46,14 @@ def _mean(server):
 def averaged(algorithm: Algorithm, first: Number = 0) -> Algorithm:
     """Return an algorithm whose model is the mean of the models since round `first`.
 
-    The mean is evaluated and returned; clients continue from the last model. Averaging is
-    post-processing, so it does not affect privacy, and it removes much of the noise of the last
-    rounds.
+    The mean is evaluated and returned, while clients continue from the model of the latest round.
+    Averaging removes much of the noise of the last rounds. It is post-processing, so it does not
+    affect privacy.
 
     Args:
         algorithm: any algorithm.
-        first: the first round whose model enters the mean, >= 0. Before it, the model is the last
-            one.
+        first: the first round whose model enters the mean, >= 0. Before that round, the model is
+            not averaged.
     """
     if not isinstance(algorithm, Algorithm):
         checks.fail("averaged", "an algorithm of jfl.algorithms", f"{algorithm!r}")

@@ -70,9 +70,9 @@ def _server(context, server, release, *, step, momentum, scale):
 def mimelite(grad: Grad, *, momentum: Number = 0.9, **fedavg_options) -> Algorithm:
     """Return MimeLite: local steps use the momentum of the server.
 
-    They follow (1 - momentum) * gradient + momentum * m, where m does not change during a round.
-    After the round the server updates m with the mean of the clients' gradients at its model, for
-    which each client uses a separate batch.
+    Local steps follow (1 - momentum) * gradient + momentum * m, where m does not change during a
+    round. After the round, the server updates m with the mean of the clients' gradients at the
+    server's model. Each client computes this gradient on a separate batch.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

@@ -107,39 +107,39 @@ def output_perturbation(
 ) -> Algorithm:
     """Return FedAvg whose clients add noise once per round, to their trained model.
 
-    By default the gradient of every local step is clipped, which is valid for any loss. Replacing
-    one row may change all gradients of a round, each by up to 2 G for the clip norm G, so the noise
-    in the model has standard deviation z * 2 G * (sum of learning rates).
+    By default the gradient of every local step is clipped, so the guarantee holds for any loss.
+    Replacing one row may change all gradients of a round, each by up to 2 G for the clip norm G.
+    With noise multiplier z, the noise in the model therefore has standard deviation
+    z * 2 G * (sum of learning rates).
 
-    For convex and smooth losses, `smoothness` allows much less noise. Local steps with learning
-    rate lr <= 2 / smoothness then do not increase the distance between two models. Let L bound the
-    gradient of each example. If only one batch of a round contains a row, this row changes the
-    model by at most 2 L lr / batch. Steps are then not clipped.
+    For convex and smooth losses, `smoothness` allows much less noise, without clipping. Local steps
+    with learning rate lr <= 2 / smoothness then do not increase the distance between two models.
+    Let L bound the norm of the gradient of each example. If only one batch of a round contains a
+    row, replacing the row changes the model by at most 2 L lr / batch.
 
     Args:
         grad: jfl.grad(loss), or a private_grad without noise, which clips the gradient of each
             example.
         mechanism: chain(clip_l2(G), total(), gaussian(z)), which releases the mean gradient of a
-            round. Its clip norm also clips each step.
+            round. G is also the clip norm of each step.
         clip_steps: "all", or "last" for the algorithm as printed, which clips only the last step
             and has no guarantee.
-        mu: weight of a proximal term, as in FedProx; None means no such term. It does not read
-            rows, and for lr * mu <= 1 it does not increase the effect of a row.
-        smoothness: an upper bound on the smoothness (largest eigenvalue of the Hessian) of the loss
-            of every example. All these losses must be convex, and their gradients must have a norm
-            of at most L. This option requires mechanism = chain(bounded(L / (steps * batch),
-            "contraction"), total(), gaussian(z)), batch = jfl.batches.epochs(...), a constant lr, a
-            grad without l2, loss and parameters in float32, and at least steps * batch rows per
-            client. jfl cannot verify L and smoothness, so the guarantee is "conditional". None
-            clips every step.
+        mu: weight of a proximal term, as in FedProx; None means no such term. The term does not
+            read rows, and for lr * mu <= 1 it does not increase the effect of a row.
+        smoothness: an upper bound on the largest eigenvalue of the Hessian of every example's loss.
+            All these losses must be convex, with gradients of norm at most L. A value requires
+            mechanism = chain(bounded(L / (steps * batch), "contraction"), total(), gaussian(z)),
+            batch = jfl.batches.epochs(...), a constant lr, a grad without l2, loss and parameters
+            in float32, and at least steps * batch rows per client. jfl cannot verify L and
+            smoothness, so the guarantee is "conditional". None clips every step.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     Privacy:
         The guarantee is for examples under replace_one, and counts one release per participation.
-        Sampling helps only in one way: a release does not depend on rows that no batch of the round
-        draws.
+        The only amplification by sampling is that a release does not depend on rows that no batch
+        of the round draws.
 
     References:
         Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step. For

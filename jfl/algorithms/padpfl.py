@@ -1,4 +1,4 @@
-"""PADPFL: FedProx with clipped models and weights of clients ("impact factors").
+"""PADPFL: FedProx with clipped models and a weight ("impact factor") for each client.
 
 With equal weights it is NbAFL.
 
@@ -93,37 +93,40 @@ def padpfl(
 ) -> Algorithm:
     """Return PADPFL: clients approximately minimize loss + (mu / 2) ||w_i - w_server||^2.
 
-    The new model is the weighted mean of their models. The weights, which the paper calls impact
-    factors, are the `weights` of `jfl.plan`: fixed, for example from `jfl.sampling.weights.impact`,
-    or a function of the round. All clients participate (`sampling.full`). The paper adds noise to
-    clipped uploads and to the broadcast model:
+    The new model is the weighted mean of the clients' models. The weights, which the paper calls
+    impact factors, are the `weights` of `jfl.plan`: fixed, for example from
+    `jfl.sampling.weights.impact`, or a function of the round. All clients participate
+    (`sampling.full`). The paper clips models to norm B, and adds noise to the uploads and to the
+    broadcast model:
 
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
-    `run.client_states` contains one number per client, the inexactness of its last solve: the norm
-    of the gradient of its problem at the end, divided by that at the start. No guarantee covers it.
+    `run.client_states` contains one number per client, the inexactness of its last solution: the
+    norm of the gradient of its objective at the end of training, divided by that at the start. No
+    guarantee covers this number.
 
     Args:
         grad: gradient of the loss without the proximal term, as in `fedavg`.
         mu: weight of the proximal term.
         upload: "model" or "difference", the quantity that a client clips and uploads. The paper
             uses "model". A "difference" allows a much smaller clip norm, and so less noise.
-        mechanism: a chain that a client applies to its trained model, instead of noise on the
-            upload: chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)). The sensitivity s comes
-            from `experiments.papers.talaei2024.claims.client_sensitivity`; the bound is half of it,
+        mechanism: a chain that a client applies to its trained model, instead of noise in `upload`
+            of the plan: chain(bounded(s / 2, "prox_erm"), total(), gaussian(z)). The sensitivity s
+            comes from `experiments.papers.talaei2024.claims.client_sensitivity`. The bound is s / 2
             because the sensitivity under replace_one is twice the bound. The guarantee is for
             examples, and conditional on convex Lipschitz losses. `output_perturbation(..., mu=mu)`
             derives the sensitivity from clipped steps instead.
-        inexactness: the largest inexactness of a solve, in (0, 1]. A less accurate solve counts as
-            an overflow in Health, which stops the run; then use more steps or a larger lr.
+        inexactness: the largest allowed inexactness of a client's solution, in (0, 1]. A less
+            accurate solution counts as an overflow in Health, which stops the run. In that case,
+            use more steps or a larger lr.
 
     Other Parameters:
         lr, steps, batch, server_lr, server_optimizer: as in `fedavg`.
 
     References:
-        Talaei, Izadi, 2024, Algorithm 1. The clip on a model bounds a client by 2 B, not by 2 B /
-        rows.
+        Talaei, Izadi, 2024, Algorithm 1. With only a clip on the model, replacing a row may move
+        the model by up to 2 B, not by 2 B / rows as the paper says.
     """
     pull = scalars(checks.require_nonnegative, "padpfl", mu=mu)
     checks.require_one_of("padpfl", ("model", "difference"), upload=upload)

@@ -1,4 +1,4 @@
-"""pFedMe: personal models by Moreau envelopes.
+"""pFedMe: personal models with Moreau envelopes.
 
 References:
     Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020,
@@ -52,11 +52,11 @@ def pfedme(
     steps: int = 10,
     **fedavg_options,
 ) -> Algorithm:
-    """Return pFedMe: clients alternately train a personal model v and their copy w of the model.
+    """Return pFedMe: clients alternately train a personal model v and a copy w of the shared model.
 
-    In each local step, v approximately minimizes loss + (pull / 2) ||v - w||^2, and then w takes a
-    step towards v. Clients are evaluated with their personal models. `run.client_states` holds
-    these models, stacked along a first axis of C clients.
+    In each of `steps` local steps, v approximately minimizes loss + (pull / 2) ||v - w||^2, and
+    then w takes a step towards v. Personal models are evaluated on their clients' test rows.
+    `run.client_states` holds these models, stacked along a first axis of C clients.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.

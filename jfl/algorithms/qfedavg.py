@@ -73,15 +73,15 @@ def qfedavg(
 ) -> Algorithm:
     """Return q-FedAvg, which gives clients with larger losses more weight.
 
-    It minimizes the sum of F_i^(q + 1) / (q + 1), where F_i is the loss of client i. The weight of
-    a client depends on its loss at the server's model, which is measured on a separate batch.
+    The algorithm minimizes the sum of F_i^(q + 1) / (q + 1), where F_i is the loss of client i. The
+    weight of a client depends on its loss at the server's model, computed on a separate batch.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
         q: exponent >= 0. A larger q makes the losses of clients more equal; 0 is `fedavg`.
         loss_mechanism: a chain that releases a client's mean loss, such as chain(clip_l2(max_loss),
-            total(), gaussian(z), divide(batch)), in which a larger loss counts as max_loss. It is
-            required if `grad` is private.
+            total(), gaussian(z), divide(batch)), which clips the loss of each row to max_loss. It
+            is required if `grad` is private.
 
     Privacy:
         Each participation releases `steps` noisy gradients and one noisy loss. With client-level

@@ -1,4 +1,4 @@
-"""SCAFFOLD: federated averaging with control variates, also with differential privacy.
+"""SCAFFOLD and DP-SCAFFOLD: federated averaging with control variates.
 
 References:
     Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning",
@@ -114,7 +114,7 @@ def scaffold(
 
     SCAFFOLD suits noise in local steps: the noise in c_i, and its part of c, vanish when c_i is
     next replaced. Client-level noise is added to c and never removed: it accumulates, and local
-    steps follow it until the clip norm limits them. FedAvg works better at that level.
+    steps follow it until the clip norm limits them. With client-level noise, FedAvg works better.
 
     Args:
         warm_rounds: number of initial rounds that only compute control variates, at the initial
