@@ -1,6 +1,10 @@
-"""Checks of arguments, and the form of all error messages.
+"""Checks of arguments, which raise errors with messages of one form.
 
 A message says where the problem is, what was expected, what was passed instead, and what to do.
+
+Arguments that several functions share: `where` is the function that was called, and `hint` says
+what to do; both are for messages.  `**values` are the arguments to check, by name.  With
+`single=True` arrays are rejected; otherwise all entries of an array must pass.  Traced values pass.
 """
 
 import numbers
@@ -28,20 +32,20 @@ def fail(
     hint: str = "",
     error: type[Exception] = ArgumentError,
 ) -> NoReturn:
-    """Reject an argument, with the message "where: expected ..., but got .... hint".
+    """Raise an error with the message "where: expected ..., but got .... hint".
 
     Args:
         where: the function that was called.
-        expected: what was expected, a noun phrase.
-        actual: what was passed instead, in the same form.
-        hint: what to do, in one sentence; a reason may follow.
-        error: the class of `core.errors` to raise.
+        expected: what was expected, a noun phrase such as "rate in (0, 1]".
+        actual: what was passed instead, in the same form, such as "rate=1.2".
+        hint: one sentence that says what to do; a reason may follow.
+        error: the class of the error, from `core.errors`.
     """
     raise error(f"{where}: expected {expected}, but got {actual}. {hint}".rstrip())
 
 
 def short_repr(value: object) -> str:
-    """Return the repr of a value, cut to 200 characters; never raise."""
+    """Return the repr of a value, cut to 200 characters, even if the repr itself raises."""
     try:
         text = repr(value)
     except Exception:  # a user's class, or an integer with more digits than Python prints
@@ -108,24 +112,24 @@ def _float32(array: np.ndarray) -> np.ndarray:
 
 
 def require_positive(where: str, hint: str = "", single: bool = False, **values: Any) -> None:
-    """Reject values that are not finite and > 0; with `single`, reject arrays too."""
+    """Reject numbers unless they are finite and > 0; with `single`, also reject arrays."""
     _require(where, lambda v: (v > 0) & np.isfinite(v), "> 0 and finite", hint, single, values)
 
 
 def require_nonnegative(where: str, hint: str = "", single: bool = False, **values: Any) -> None:
-    """Reject values that are not finite and >= 0; with `single`, reject arrays too."""
+    """Reject numbers unless they are finite and >= 0; with `single`, also reject arrays."""
     _require(where, lambda v: (v >= 0) & np.isfinite(v), ">= 0 and finite", hint, single, values)
 
 
 def require_fraction(where: str, hint: str = "", single: bool = False, **values: Any) -> None:
-    """Reject values outside (0, 1]; with `single`, reject arrays too."""
+    """Reject numbers outside (0, 1]; with `single`, also reject arrays."""
     _require(where, lambda v: (v > 0) & (v <= 1), "in (0, 1]", hint, single, values)
 
 
 def require_integer(
     where: str, hint: str = "", min_value: int = 1, max_value: int = INT32_MAX, **values: Any
 ) -> None:
-    """Reject what is not a Python or NumPy integer between `min_value` and `max_value`."""
+    """Reject all but Python and NumPy integers from `min_value` to `max_value`."""
     for name, value in values.items():
         if (
             isinstance(value, (bool, np.timedelta64))
@@ -177,14 +181,21 @@ def require_one_of(where: str, options: Collection[Any], **values: Any) -> None:
 
 
 def require_type(where: str, wanted: type, make: str, **values: object) -> None:
-    """Reject values that are not of type `wanted`, which the function `make` returns."""
+    """Reject values that are not of type `wanted`.
+
+    Args:
+        where: the function that was called.
+        wanted: the expected type.
+        make: the name of a public function that returns this type.
+        **values: the arguments to check.
+    """
     for name, value in values.items():
         if not isinstance(value, wanted):
             fail(where, f"{name} of {make}, a {wanted.__name__}", f"{name}={short_repr(value)}")
 
 
 def require_device_rows(where: str, fed: Any) -> None:
-    """Require a Federation whose rows are on the device; reject a population."""
+    """Reject a `jfl.population`, whose rows are on the host, and all but a Federation."""
     if not hasattr(fed, "host"):
         fail(where, "fed of jfl.federate, a Federation", f"fed={short_repr(fed)}")
     if fed.host is not None:
@@ -231,7 +242,7 @@ def as_tuple(where: str, **values: Any) -> tuple[Any, ...]:
 
 
 def as_key(where: str, value: Any) -> jax.Array:
-    """Convert `value` to one typed key of JAX; a raw uint32 key is wrapped."""
+    """Convert `value` to a single typed key of JAX; a raw uint32 key is wrapped."""
     try:
         typed = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         found = value if typed else jax.random.wrap_key_data(value)

@@ -4,26 +4,26 @@ from typing import Any
 
 
 class ArgumentError(ValueError):
-    """An argument that cannot be used; the message says what was expected and what was passed."""
+    """Raised for an invalid argument; the message says what was expected and what was passed."""
 
 
 class NotAnalysable(ArgumentError):
-    """A plan for which jfl knows no theorem under the requested unit, adjacency and view."""
+    """Raised if jfl knows no theorem for a plan under the requested unit, adjacency and view."""
 
 
 class DataUnavailable(ArgumentError):
-    """A dataset or a file that is not on this machine, or cannot be read."""
+    """Raised if a dataset or a file is not on this machine, or cannot be read."""
 
 
 class ResumeRefused(ArgumentError):
-    """A directory that contains a different run; the message says what differs."""
+    """Raised if a directory contains a different run; the message says what differs."""
 
 
 class HealthError(RuntimeError):
-    """A run whose result must not be trusted, because a Health count is positive.
+    """Raised if the result of a run must not be trusted, because a Health count is positive.
 
     Attributes:
-        run: the state of the run, or the Sweep of a sweep.
+        run: the state of the run; for a sweep, its Sweep.
         health: the counts of the problems.
     """
 

@@ -31,7 +31,7 @@ def write(path: str | Path, content: str | Iterable[Any]) -> None:
 
     Args:
         path: the file.
-        content: a string, or parts of bytes.
+        content: a string, or an iterable of bytes.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -66,7 +66,7 @@ def temporary(path: str | Path) -> bool:
 
 @functools.cache
 def source() -> str:
-    """Return a hash of jfl's code, which can change in a working copy while the version stays."""
+    """Return a hash of jfl's code, since a working copy can change without a new version."""
     package = Path(__file__).parents[1]
     kernels = Path(str(importlib.import_module("jfl.kernels").__file__)).parent
     parts = [p.read_bytes() for folder in (package, kernels) for p in sorted(folder.rglob("*.py"))]
@@ -77,7 +77,7 @@ def source() -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to types of JSON; NaN and infinity become None."""
+    """Convert nested dicts, sequences and numbers to types of JSON; NaN and inf become None."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -91,7 +91,7 @@ def plain(value: Any) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Return the value that results from writing a value to a JSON file and reading it."""
+    """Return a value as it would be after writing it to a JSON file and reading it back."""
     return json.loads(json.dumps(plain(value)))
 
 
@@ -110,8 +110,8 @@ class ResultStore:
         path: the file, which need not exist.
         key: a function that returns the key of a record.
         fields: the fields of a record to keep in memory.  None keeps all.
-        head: the fields of the first line, which describes all records.  None means that the first
-            line is a record, too.
+        head: the names of the fields of the first line, which describes all records.  None means
+            that the first line is a record, too.
         signed: whether to reject lines without a digest.
         line: what a line is called in messages.
         remedy: what to do about a damaged line, for messages.
@@ -121,7 +121,7 @@ class ResultStore:
         head: the first line; None if there is none yet.
 
     Raises:
-        ArgumentError: If a line is not a record; it names the file and the line.
+        ArgumentError: If a line is not a record; the message names the file and the line.
     """
 
     def __init__(

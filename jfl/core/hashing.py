@@ -1,7 +1,7 @@
-"""Hashes of 128 bits, four words UInt32[4], that distinguish plans and data.
+"""Hashes of 128 bits, UInt32[4], that distinguish plans and data.
 
 Numbers have the same hash on the host (NumPy) and inside a program (jax.numpy).  The hashes are not
-secure against somebody who looks for collisions.
+cryptographic: somebody who looks for collisions can find them.
 """
 
 import hashlib
@@ -26,20 +26,20 @@ MAX_JOINT_SIZE = 2**10
 
 
 def scramble(x: Words) -> Words:
-    """Apply a bijection that mixes the bits of each uint32, the finaliser of MurmurHash3."""
+    """Mix the bits of each uint32 by a bijection, the finaliser of MurmurHash3."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))
 
 
 def combine(first: Words, second: Words) -> Words:
-    """Return the hash of two hashes in this order.
+    """Combine two hashes into one, which depends on their order.
 
     Args:
         first, second: UInt32[4] of NumPy or of JAX.
 
     Returns:
-        UInt32[4]; every word depends on all words of both.
+        UInt32[4]; every word depends on all words of both hashes.
     """
     word = scramble(first * np.uint32(0x01000193) + second + np.uint32(0x9E3779B9))
     return scramble(word ^ (word.sum(-1, dtype=np.uint32, keepdims=True) * np.uint32(0x85EBCA77)))
@@ -62,7 +62,7 @@ def hash_int(value: Any) -> Words:
 
 
 def raw(x: Any) -> Any:
-    """Return the bits of an array as UInt32[n]; -0 has the bits of 0."""
+    """Return the bits of an array as UInt32[n]; -0 becomes 0."""
     xp = jnp if isinstance(x, jax.Array) else np
     x = x if xp is jnp else np.asarray(x)
     if xp is jnp and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -132,7 +132,7 @@ def hash_arrays(arrays: Iterable[Any]) -> Words:
 
 
 def on_host(x: Any) -> np.ndarray:
-    """Return an array as a NumPy array, and the words of a key."""
+    """Convert a JAX array to a NumPy array, and typed keys to their words."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         with jax.ensure_compile_time_eval():
             return np.asarray(jax.random.key_data(x))
@@ -146,9 +146,10 @@ _immutable: dict[int, list[Any]] = {}
 
 
 def mark_immutable(x: jax.Array) -> jax.Array:
-    """Declare that nothing can change the memory of a JAX array, so that its digest can be kept.
+    """Declare that nothing can change the memory of a JAX array, so that its digest can be cached.
 
-    Do not pass an array that shares memory with NumPy (device_put, dlpack), which could change it.
+    Do not pass an array that may share memory with NumPy (from device_put or dlpack): NumPy could
+    change it.
 
     Returns:
         x, unchanged.
@@ -172,7 +173,7 @@ def is_immutable(x: object) -> bool:
 
 
 def digest(x: jax.Array | np.ndarray) -> bytes:
-    """Return the sha256 of the bytes of an array; that of an immutable array is computed once."""
+    """Return the sha256 of the bytes of an array; it is cached if the array is immutable."""
     known: list[Any] = _immutable[id(x)] if is_immutable(x) else [None, None]
     if known[1] is None:
         known[1] = hashlib.sha256(_bytes(x)).digest()
@@ -184,9 +185,9 @@ def _bytes(x: Any) -> memoryview:
 
 
 class RowHasher:
-    """A hash of data that arrive in blocks: rows, labels, and the rows of each client.
+    """An incremental hash of rows and of the clients that own them.
 
-    The result equals that of `hash_rows` for the same data.
+    Data are added in blocks.  The result equals that of `hash_rows` for the same data.
     """
 
     def __init__(self) -> None:
@@ -200,21 +201,21 @@ class RowHasher:
         self.kind = _kind(x, y)
 
     def add_owned_rows(self, rows: ArrayLike) -> None:
-        """Add the row numbers of the next clients."""
+        """Add the row numbers of the next clients, without padding."""
         self.owners.update(_bytes(np.asarray(rows, np.int32)))
 
     def words(self, sizes: ArrayLike) -> np.ndarray:
-        """Return UInt32[4], given the number of rows of each client."""
+        """Return the hash, UInt32[4], of everything added; `sizes` is the rows of each client."""
         return _combine_digests(
             (self.x.digest(), self.y.digest(), self.owners.digest()), sizes, self.kind
         )
 
 
 def hash_rows(x: Any, y: Any, index: Any, size: Any) -> Words:
-    """Return UInt32[4], the hash of the rows of a federation and of their owners.
+    """Return UInt32[4], the hash of the rows of a federation and of the clients that own them.
 
-    The padding of `index` does not count.  Traced arrays are hashed in the program, which gives a
-    different hash from that of the same values on the host.
+    The hash ignores the padding of `index`.  Traced arrays are hashed in the program, and get a
+    different hash from the same values on the host.
 
     Args:
         x: [n, ...].

@@ -14,8 +14,8 @@ The identity is a hash of a description of the plan and of the bits of every num
 - a user's class by its members, and an object by its class and its fields.
 
 Values that cannot be described in this way are rejected.  The identity does not cover values that a
-function reads from a file or a clock, attributes that it looks up by a computed name, and a state
-of a run that is changed by hand.
+function reads from a file or a clock, attributes that it looks up by a computed name, and changes
+that a user makes to the state of a run.
 """
 
 import __future__
@@ -132,11 +132,11 @@ def plan_identity(plan: Plan) -> Words:
 
 
 def initial_history(plan: Plan) -> Words:
-    """Return UInt32[4], the hash from which the history of the plans of a run starts.
+    """Return UInt32[4], the value of `plan_history` of a new run.
 
-    It depends on everything that determines the initial state, except for the key.  Two runs of one
-    plan and seed that start from different parameters therefore have independent noise.  With
-    `paired_noise` it is zero.
+    The value is a hash of everything that determines the initial state, except for the key.  Two
+    runs with the same plan and seed, but different initial parameters, therefore have independent
+    noise.  With `paired_noise` the value is zero.
     """
     return (
         np.zeros(hashing.NUM_WORDS, np.uint32) if plan.paired_noise else _words(plan, Reader.start)
@@ -151,7 +151,10 @@ def _words(plan: Plan, read: Callable[["Reader", Plan], Any]) -> Words:
 
 
 def require_unmodified(fed: Federation) -> None:
-    """Reject a concrete federation whose arrays were replaced as those of a pytree."""
+    """Reject a concrete federation if its `identity` is not that of its current arrays.
+
+    Functions on pytrees, such as jax.tree.map, replace arrays without computing the identity again.
+    """
     if (
         checks.is_concrete(fed)
         and np.ndim(fed.size) == 1
@@ -168,11 +171,12 @@ def require_unmodified(fed: Federation) -> None:
 def plan_identities(
     plans: list[Plan], read: Callable[["Reader", Plan], Any] | None = None
 ) -> list[Words]:
-    """Return the identities of many concrete plans; plans of one structure are read only once.
+    """Return the identities of many concrete plans, describing each structure only once.
 
     Args:
         plans: the plans.
-        read: Reader.plan, or Reader.start for the words of `initial_history`.
+        read: Reader.start to return the `initial_history` of each plan instead.  None means
+            Reader.plan.
 
     Returns:
         A list of UInt32[4], in the order of the plans.
@@ -209,9 +213,9 @@ class _PlanLeaf:
 
 
 def noise_identity(plan: Plan) -> Words:
-    """Return UInt32[4] that determines the noise of a plan together with the seed.
+    """Return the identity of a plan for its noise, UInt32[4].
 
-    It is the identity of the plan, or 0 if points of a sweep share their noise (`paired_noise`).
+    This is the identity of the plan, or 0 if points of a sweep share their noise (`paired_noise`).
     """
     return np.zeros(hashing.NUM_WORDS, np.uint32) if plan.paired_noise else plan_identity(plan)
 
@@ -263,9 +267,9 @@ def differences(there: Any, here: Any, at: str = "") -> list[str]:
     """Return the differences between two descriptions, as lines with a path and both values.
 
     Args:
-        there: a description, of a stored run.
-        here: a description, of this run.
-        at: the path of both in their descriptions.
+        there: the description of a stored run, or a part of it.
+        here: the same part of the description of this run.
+        at: the path of these parts; "" for whole descriptions.
 
     Example:
         >>> differences({"lr": 0.1, "steps": 2}, {"lr": 0.2, "steps": 2})
@@ -295,7 +299,7 @@ def _brief(value: Any) -> str:
 
 
 def is_jfl_function(function: Any) -> bool:
-    """Return whether a function or class is written in jfl."""
+    """Return whether a function or class is defined in a module of jfl."""
     return _module(function).split(".")[0] == "jfl"
 
 
@@ -375,7 +379,7 @@ def _is_library_class(cls: Any) -> bool:
 
 
 class Leaf:
-    """A placeholder in a description for leaf number `at` of its Reader."""
+    """A placeholder in a description for `reader.leaves[at]`, a number or an array."""
 
     def __init__(self, at: int):
         self.at = at
@@ -387,14 +391,14 @@ def _fields_of(value: Any) -> tuple[str, ...]:
 
 
 class Reader:
-    """A reader that turns values into descriptions.
+    """A reader that describes values as nested dicts and lists.
 
-    Numbers of a plan become `leaves`, for which the description has placeholders, so that plans
-    that differ in numbers have equal descriptions.
+    The numbers and arrays of a plan are collected in `leaves`, and the description has a
+    placeholder for each.  Plans that differ only in numbers therefore have equal descriptions.
 
     Args:
-        names: the functions and classes that are known by their registered names.  One dict is
-            shared by all plans of a program.
+        names: a dict from registered names to functions and classes.  The reader adds those that it
+            meets, and rejects two that share a name.  Several readers may share the dict.
     """
 
     def __init__(self, names: dict[str, Any] | None = None) -> None:
@@ -411,14 +415,14 @@ class Reader:
     # --- results
 
     def text(self, tree: Any) -> str:
-        """Return a description as JSON, in which leaves have only a shape and a dtype."""
+        """Return a description as JSON, in which each placeholder is a dtype and a shape."""
         shapes = [f"{x.dtype}{list(np.shape(x))}" for x in self.leaves]
         return json.dumps(tree, sort_keys=True, default=lambda leaf: shapes[leaf.at])
 
     def readable(self, tree: Any) -> Any:
-        """Return the description `tree` for people.
+        """Return the description `tree` in a form for people.
 
-        Each placeholder becomes its number or, for an array, its shape, type and checksum.
+        Each placeholder becomes its number or, for an array, a shape, a type and a checksum.
         """
         if isinstance(tree, Leaf):
             return _readable_leaf(self.leaves[tree.at])
@@ -429,7 +433,7 @@ class Reader:
     # --- a plan
 
     def start(self, plan: Plan) -> dict[str, Any]:
-        """Describe everything that `jfl.init` reads of a plan."""
+        """Describe everything in a plan that `jfl.init` reads."""
         return {
             "params": self.data(plan.task.init),
             "state": self.data(plan.algorithm.init),
@@ -453,7 +457,7 @@ class Reader:
         return Leaf(len(self.leaves) - 1)
 
     def data(self, value: Any) -> Any:
-        """Describe a pytree whose numbers are leaves."""
+        """Describe a pytree, adding its numbers and arrays to the leaves."""
         if value is None or isinstance(value, (str, bytes, enum.Enum)):
             return self.static(value)
         if isinstance(
@@ -528,7 +532,7 @@ class Reader:
     # --- everything else
 
     def static(self, value: Any) -> Any:
-        """Describe a static value, which is part of a compiled program, with all digits."""
+        """Describe a static value, writing its numbers into the description with all digits."""
         if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):
@@ -949,7 +953,7 @@ class FunctionSource(NamedTuple):
 
     text: str
     names: frozenset[str]  # the variables that it mentions
-    passed_on: frozenset[str]  # names of variables and attributes of which no attribute is taken
+    passed_on: frozenset[str]  # the last names of attribute chains: f, a and d in `f(a, b.c.d)`
     imports: frozenset[str]  # modules that it imports when it is called
 
 

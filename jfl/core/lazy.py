@@ -22,7 +22,7 @@ CLI_PACKAGES = (
 
 @contextlib.contextmanager
 def explain_missing_package() -> Generator[None]:
-    """Explain how to install a package of the extra "cli" that an import in the block lacks.
+    """Catch a failed import of a package of the extra "cli", and say how to install the package.
 
     Raises:
         ModuleNotFoundError: With the command that installs the package.
@@ -111,15 +111,15 @@ def submodules(
 
 
 def later(path: str) -> Callable[..., Any]:
-    """Return a function that imports and calls another function.
+    """Return a function that imports the function `path` when it is called, and calls it.
 
-    With it, a package can offer a function of another package that imports it.
+    A package can thus offer a function of a package that imports it.
 
     Args:
-        path: the other function, such as "jfl.runs.load.load".
+        path: the function to import, such as "jfl.runs.load.load".
 
     Returns:
-        The function.  As an attribute of a class it is a method.
+        The function, which is a method if it is an attribute of a class.
     """
     module, _, name = path.rpartition(".")
 

@@ -11,9 +11,9 @@ which becomes its help:
             mu: weight of the proximal term.
         '''
 
-`Annotated[float, Setting(name="synthetic_alpha")]` gives an option another name than its parameter,
-or another default.  `Annotated[float, PYTHON_ONLY]`, or a line under `Other Parameters:` instead of
-`Args:`, keeps a parameter out of configs.
+`Annotated[float, Setting(name="synthetic_alpha", default=1.0)]` gives an option another name or
+another default than its parameter.  `Annotated[float, PYTHON_ONLY]`, or a line under
+`Other Parameters:` instead of `Args:`, keeps a parameter out of configs.
 """
 
 import ast
@@ -37,11 +37,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Setting(NamedTuple):
-    """An annotation of a parameter that says how configs see it.
+    """An annotation that says how a parameter appears in configs.
 
     Attributes:
-        name: the name of the option; None means that of the parameter.
-        default: the default in configs; UNSET means that of the signature.
+        name: the name of the option; None means the name of the parameter.
+        default: the default in configs; UNSET means the default in the signature.
         offered: whether the parameter is an option.
     """
 
@@ -174,7 +174,7 @@ def _docstring(factory: Callable[..., Any]) -> str:
 
 
 def split_optional(kind: Any) -> tuple[Any, bool]:
-    """Return the part of a type that a config can write, and whether the type includes None.
+    """Return the plain part of a type, which a config can set, and whether the type includes None.
 
     For example, it returns float for `float | jax.Array`, and int for `int | Sequence[int]`.
     """
@@ -255,7 +255,7 @@ def field(
     needs: Mapping[str, Callable[..., Any]] | None = None,
     repeated: bool = False,
 ) -> Any:
-    """Return a field of a dataclass that is an option.
+    """Return a dataclass field of a config, which is an option of the command line.
 
     Args:
         default: the default value.

@@ -123,7 +123,10 @@ def dtypes_of(t: Tree) -> Form:
 
 
 def cast_to(t: Tree, form: Form) -> Tree:
-    """Convert float leaves to the dtypes of `form`; a tree of another structure is unchanged."""
+    """Convert float leaves to the dtypes of `form`, the result of `dtypes_of`.
+
+    A tree of another structure is returned unchanged.
+    """
     leaves, treedef = jax.tree.flatten(t)
     if treedef != form[0]:
         return t
@@ -144,13 +147,13 @@ def size(t: Tree) -> int:
 
 
 def all_finite(t: Tree) -> Array:
-    """Return Bool[], whether every value of every float leaf is finite."""
+    """Return Bool[]: whether every value of every float leaf is finite."""
     leaves = [x for x in jax.tree.leaves(t) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves] or [True]))
 
 
 def gather_rows(t: Tree, ids: Array) -> Tree:
-    """Return rows `ids` of every leaf; an id past the end gives zeros."""
+    """Return rows `ids` of every leaf; an id past the end returns zeros."""
     return map(lambda x: x.at[ids].get(mode="fill", fill_value=0), t)
 
 

@@ -8,7 +8,7 @@ subtracting their results would otherwise remove.
 
 The generator computes the same bits as JAX's Threefry-2x32.  On a CPU, JAX compiles every
 `fold_in`, `split` or draw to a loop of several small kernels, which took two thirds of the compile
-time of a round of a small model.  With a key of `as_kernel_key` each is a single kernel.
+time of a round of a small model.  With a key from `as_kernel_key`, each of them is one kernel.
 
 References:
     Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
@@ -49,7 +49,7 @@ class Stream(enum.IntEnum):
     ROWS = 3  # noise of local steps
     UPLOAD = 4  # noise of a client's upload
     RELEASE = 5  # noise of the server's release
-    ATTEMPT = 6  # cohorts and batches of a later attempt
+    ATTEMPT = 6  # cohorts and batches of rounds that are computed again
 
 
 def stream_key(key: Key, name: Stream, round_: ArrayLike) -> Key:
@@ -66,11 +66,11 @@ def stream_keys(key: Key, names: Sequence[Stream], round_: ArrayLike) -> Key:
 
 
 def noise_seed_words(identity: Words, history: Words, attempt: Any) -> Words:
-    """Return UInt32[4] that, together with the key of a run, determine all of its noise.
+    """Return UInt32[4], which together with the key of a run determines all of its noise.
 
     Args:
         identity: UInt32[4], the identity of the plan that runs (see identity.py).
-        history: UInt32[4], a hash of the plans before it.
+        history: UInt32[4], a hash of the plans that ran before.
         attempt: Int[], the number of times that rounds were computed again.
     """
     return hashing.combine(hashing.combine(history, identity), hashing.hash_int(attempt))
@@ -82,7 +82,10 @@ def derive_noise_key(key: Key, words: Words) -> Key:
 
 
 def as_kernel_key(key: Key) -> Key:
-    """Return a key with the same draws and faster kernels; other generators keep their keys."""
+    """Return a key that gives the same draws with faster kernels.
+
+    Keys of generators other than JAX's partitionable Threefry are returned unchanged.
+    """
     if str(jax.random.key_impl(key)) != JAX_NAME or not CONFIG.jax_threefry_partitionable:
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=COMPACT)

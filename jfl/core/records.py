@@ -27,7 +27,7 @@ Named = TypeVar("Named")  # a function or a class
 
 
 def static(**options: Any) -> Any:
-    """Return a dataclass field that belongs to the structure of a record, not to its data."""
+    """Return a dataclass field that is part of the structure of a record, not of its data."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
@@ -219,8 +219,8 @@ class Federation:
     """Rows, and an index of the rows that each client owns.
 
     There is one copy of the rows.  The index has N slots of 4 bytes for each client.  The field
-    `identity` is a hash of the data, from which the noise of a run is derived.  It is computed when
-    a federation is created, also by `dataclasses.replace`, but not by functions of jax.tree.
+    `identity` is a hash of the data, from which the noise of a run is derived.  The constructor and
+    `dataclasses.replace` compute the hash; functions of jax.tree do not.
     """
 
     x: Array  # [n, ...] float
@@ -366,7 +366,8 @@ class Batches:
     draw: Fn  # (round key, step, size, N) -> slots Int[B], mask Bool[B], overflow Int[]
     scheme: str = static()  # the name of its function in jfl.sampling.batches
     batch: int | None = static()  # B, the slots of a batch; None: N
-    short: str = static(default="error")  # for clients with too few rows: "error" | "all"
+    # What to do for a client with fewer than B rows: "error", or "all" to use all of them.
+    short: str = static(default="error")
     rate: Number | None = None  # Poisson: probability of a row; None: expected / size
     expected: Number | None = None  # Poisson: expected number of rows of a batch
 
@@ -384,9 +385,9 @@ class Batches:
 
 @record
 class Mechanism:
-    """A chain of stages from many contributions to one release, which adds noise.
+    """A chain of stages that turns many contributions into one noisy release.
 
-    `jfl.chain` makes one.
+    Use `jfl.chain` to create one.
     """
 
     # Stages, in the order of their roles: row, sum, noise, post.
@@ -400,7 +401,7 @@ class Mechanism:
 
 
 class Context(NamedTuple):
-    """What a client, or the server, knows about a round."""
+    """Facts about a round that a client or the server may use."""
 
     round: Array  # Int[]
     client: Array  # Int[], the id of the client; C for the server
@@ -411,9 +412,10 @@ class Context(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys of a client in a round.
+    """The random keys of a client in a round.
 
-    There are two, so that points of a sweep can share batches, but never noise.
+    Batches and noise have separate keys, so that points of a sweep can share batches, but not
+    noise.
     """
 
     batch: Key
@@ -449,7 +451,8 @@ class Release:
 class Algorithm:
     """The pure functions of a client and of the server.
 
-    They contain no vmap, mask, sampling, weighting or noise.  `jfl.algorithm` makes one.
+    The client function is for a single client: a round draws the cohort, runs its clients under
+    vmap, and weights their uploads.  Use `jfl.algorithm` to create an Algorithm.
     """
 
     init: Fn  # params -> server state, client state (of one client)
@@ -464,7 +467,7 @@ class Algorithm:
     uploads: str = static(default="difference")
     # Whether a client checks its solve, so that its mechanism may declare the bound "prox_erm".
     checks_its_solve: bool = static(default=False)
-    # Whether local steps contract for convex losses, so that it may declare "contraction".
+    # Whether local steps contract for convex losses, so that a mechanism may declare "contraction".
     contracts: bool = static(default=False)
     # (server, client_state) -> params, which are evaluated on the client's held-out rows.
     # None: `params`.
@@ -752,7 +755,7 @@ class Guarantee(_Fields):
         return text + "".join(f"\n  caveat: {c}" for c in self.caveats)
 
     def about(self, release: Any) -> "Guarantee":
-        """Return this guarantee with the releases that it covers.
+        """Return a copy of this guarantee that holds the releases that it covers.
 
         Args:
             release: an object with `curve()` and `group(size)`, such as
@@ -764,7 +767,7 @@ class Guarantee(_Fields):
 
     @property
     def release(self) -> Any:
-        """The releases that it covers; None if only its epsilon and delta are known."""
+        """The releases that this guarantee covers; None if only epsilon and delta are known."""
         return self._release
 
     # A changed guarantee keeps its releases if its epsilon and delta are the same.
@@ -826,7 +829,7 @@ class Guarantee(_Fields):
         return self.curve().epsilon_at(delta)
 
     def tpr(self, fpr: ArrayLike) -> np.ndarray:
-        """Return the true-positive rate that no attack exceeds at a false-positive rate.
+        """Return an upper bound on the true-positive rate of any attack at a false-positive rate.
 
         An attack uses everything that the view sees to decide whether the unit took part
         (add_remove) or which of two units did (replace_one).
@@ -835,9 +838,9 @@ class Guarantee(_Fields):
             fpr: [...] in [0, 1].
 
         Returns:
-            Float64[...], the smallest of these upper bounds.  Each pair (epsilon, delta) of the
-            curve gives min(e^epsilon fpr + delta, 1 - e^-epsilon (1 - delta - fpr)).  Gaussian
-            noise also gives its exact trade-off curve, without the gain of sampling.
+            Float64[...], the smallest of several bounds.  Each pair (epsilon, delta) of the curve
+            gives min(e^epsilon fpr + delta, 1 - e^-epsilon (1 - delta - fpr)).  For Gaussian noise,
+            the exact trade-off curve without amplification by sampling is another bound.
 
         References:
             Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.1; Dong, Roth, Su, JRSS B 2022.
@@ -851,12 +854,12 @@ class Guarantee(_Fields):
 
     @property
     def mu(self) -> float:
-        """The mu of Gaussian differential privacy.
+        """The mu of Gaussian differential privacy (mu-GDP).
 
-        No attack does better than one that distinguishes N(mu, 1) from N(0, 1).  It is the smallest
-        such mu for attacks with a false-positive rate of at least 1e-12.  At smaller rates the
-        curve of a sampled mechanism approaches that without sampling, so a mu for all rates would
-        show no amplification.
+        No attack does better than one that distinguishes N(mu, 1) from N(0, 1).  This is the
+        smallest such mu for attacks with a false-positive rate of at least 1e-12.  At smaller
+        rates, the trade-off curve of a sampled mechanism approaches the curve without sampling, so
+        a mu for all rates would show no amplification.
 
         References:
             Dong, Roth, Su, JRSS B 2022, Definition 4.

@@ -33,9 +33,9 @@ class Curve(NamedTuple):
     Attributes:
         epsilon: Float64[n], ascending; the first is 0.
         delta: Float64[n], descending, in [0, 1].
-        gaussian_mu: the mechanism is also mu-GDP for this mu, except for `missing`.
-        missing: the probability of the noise that is cut off if it is truncated, which is added to
-            the rates of mu-GDP.
+        gaussian_mu: the mechanism is also mu-GDP for this mu, up to `missing`; inf if for no mu.
+        missing: the probability that truncation cuts off the tails of the noise, which is added to
+            the bounds of mu-GDP; 0 without truncation.
     """
 
     epsilon: np.ndarray
@@ -44,7 +44,7 @@ class Curve(NamedTuple):
     missing: float = 0.0
 
     def delta_at(self, epsilon: ArrayLike) -> np.ndarray:
-        """See `Guarantee.delta_at`."""
+        """Return the smallest proved delta at an epsilon, as `Guarantee.delta_at` does."""
         where = "Guarantee.delta_at"
         epsilon = _numbers(where, "epsilon", epsilon, lambda v: v >= 0, ">= 0")
         after = np.clip(np.searchsorted(self.epsilon, epsilon, "right"), 1, len(self.epsilon) - 1)
@@ -58,7 +58,7 @@ class Curve(NamedTuple):
         return np.minimum(chord, _gaussian_delta(self.gaussian_mu, epsilon) + self.missing)[()]
 
     def epsilon_at(self, delta: ArrayLike) -> np.ndarray:
-        """See `Guarantee.epsilon_at`."""
+        """Return the smallest proved epsilon at a delta, as `Guarantee.epsilon_at` does."""
         where = "Guarantee.epsilon_at"
         delta = _numbers(where, "delta", delta, lambda v: (v >= 0) & (v <= 1), "in [0, 1]")
         fits = len(self.delta) - np.searchsorted(self.delta[::-1], delta, "right")
@@ -76,7 +76,7 @@ class Curve(NamedTuple):
         return np.minimum(found, _gaussian_epsilon(self.gaussian_mu, left))[()]
 
     def tpr(self, fpr: ArrayLike) -> np.ndarray:
-        """See `Guarantee.tpr`."""
+        """Return an upper bound on the true-positive rate, as `Guarantee.tpr` does."""
         fpr = _numbers("Guarantee.tpr", "fpr", fpr, lambda v: (v >= 0) & (v <= 1), "in [0, 1]")
         lines = _lines(self)
         highest = lines.height(fpr)
@@ -86,7 +86,7 @@ class Curve(NamedTuple):
 
     @property
     def mu(self) -> float:
-        """See `Guarantee.mu`."""
+        """The mu of Gaussian differential privacy, as `Guarantee.mu`."""
         lines = _lines(self)
         # The curve of a Gaussian is concave, so it is above the polygon if it is above all corners.
         kept = (lines.corners >= MIN_RATE) & (lines.corners <= 0.5)
@@ -99,9 +99,9 @@ class Curve(NamedTuple):
         return float(min(np.max(ndtri(highest) - ndtri(rates)), gaussian))
 
     def group(self, size: int) -> "Curve":
-        """Return a curve for `size` units jointly, valid for every mechanism.
+        """Return the curve for `size` units that differ jointly, valid for every mechanism.
 
-        The bound on the true-positive rate for one unit is applied `size` times.  The result is
+        The bound on the true-positive rate for one unit is applied `size` times.  The curve is
         never worse than epsilon * size at delta * (e^(size epsilon) - 1) / (e^epsilon - 1), which
         applies one pair of the curve each time.
 
@@ -121,7 +121,8 @@ def curve_of(
 ) -> Curve:
     """Return the curve of proved pairs, given in any order.
 
-    The curve is the lower hull of the pairs, convex in e^epsilon.
+    The curve is the lower convex hull of the pairs (e^epsilon, delta).  `gaussian_mu` and `missing`
+    are as in `Curve`.
 
     Example:
         >>> curve_of([1.0, 0.0, 2.0], [0.4, 0.5, 0.0]).delta.tolist()
