@@ -57,8 +57,8 @@ def gradient_dissimilarity(
 ) -> Dissimilarity:
     """Return how much the clients' gradients differ at `params`.
 
-    A convergence bound needs these values for all parameters; the maximum over the points of a
-    trajectory is what can be measured.
+    Convergence bounds use the maximum of these values over all parameters.  Only the maximum over
+    some points, such as those of a trajectory, can be measured.
 
     Args:
         task, params: see the module.
@@ -96,8 +96,8 @@ def client_gradients(
         task, params: see the module.
         fed: the rows and their owners.
         l2: adds l2 * params to each gradient.
-        chunk: the number of clients that are computed at once; None chooses it so that their rows
-            take about 64 MB.
+        chunk: the number of clients whose gradients are computed at once; None chooses it so that
+            their rows take about 64 MB.
 
     Example:
         >>> import jfl

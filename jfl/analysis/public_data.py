@@ -1,9 +1,9 @@
 """Statistics of public rows that help to choose clip norms and noise shapes before a private run.
 
-A clip norm or a band energy that is measured on private rows leaks, and no accountant counts it.
-Everything here is measured on rows that anyone may read and no client owns, such as those that
-`jfl.transforms.public` sets aside.  Without such rows use a fixed clip norm, `jfl.clip_adaptive`,
-or a private estimate.
+A clip norm or a band energy that is measured on private rows leaks information about them, which no
+accountant counts.  Everything here is measured on rows that anyone may read and no client owns,
+such as those that `jfl.transforms.public` sets aside.  Without such rows, use a fixed clip norm,
+`jfl.clip_adaptive`, or a private estimate.
 
     public, rest = jfl.transforms.public(jfl.datasets.mnist(), 1000)
     clip = jfl.clip_l2(jfl.public_data.median_norm(task, params, *public))
@@ -15,7 +15,7 @@ Arguments that all functions share:
     x: [p, ...], public rows.
     y: [p, ...], their labels.
     microbatch: the number of rows whose gradients are computed at once; None chooses it so that
-        they take about 64 MB.
+        the gradients take about 64 MB.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def median_norm(
     quantile: float = 0.5,
     microbatch: int | None = None,
 ) -> float:
-    """Return the median norm of the rows' gradients, a clip norm for releases over rows.
+    """Return the median norm of per-example gradients, which is a suitable clip norm for them.
 
     Args:
         task, params, x, y, microbatch: see the module.
@@ -90,7 +90,7 @@ def gradient_norms(
     *,
     microbatch: int | None = None,
 ) -> jax.Array:
-    """Return the norm of each row's gradient, Float[p]; traceable.
+    """Return the norm of each row's gradient, Float[p].  Can be called in a jitted function.
 
     Args:
         task, params, x, y, microbatch: see the module.
@@ -124,9 +124,9 @@ def update_norms(
 ) -> jax.Array:
     """Return the norms of the updates of artificial clients after local SGD, Float[clients].
 
-    Their median, float(np.median(...)), is a clip norm for releases over clients.  The public rows
-    are divided at random, floor(p / clients) to each client.  Choose `clients` so that they have
-    about as many rows as real clients, since clients with fewer rows have larger updates.
+    Their median, float(np.median(...)), is a suitable clip norm for the uploads of clients.  The
+    public rows are divided at random, floor(p / clients) to each client.  Choose `clients` so that
+    an artificial client has about as many rows as a real one: fewer rows give larger updates.
 
     Args:
         task, params, x, y: see the module.
@@ -194,10 +194,11 @@ def band_energies(
     *,
     microbatch: int | None = None,
 ) -> jax.Array:
-    """Return the mean over rows of the energy of a row's gradient in each band, Float[bands].
+    """Return the mean energy of per-example gradients in each wavelet band, Float[bands].
 
-    The energies sum to the mean of ||gradient||^2.  They describe gradients of rows rather than the
-    mean gradient, since noise has to hide a single row.  `jfl.wavelet.ellipsoid` takes them.
+    The energy in a band is the squared norm of the wavelet coefficients in that band, so the
+    energies sum to the mean of ||gradient||^2.  They describe gradients of single rows, not the
+    mean gradient, since noise has to hide a single row.  Pass them to `jfl.wavelet.ellipsoid`.
 
     Args:
         task, params, x, y, microbatch: see the module.

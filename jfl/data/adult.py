@@ -1,4 +1,4 @@
-"""UCI Adult from its two published files, encoded by a fixed vocabulary."""
+"""UCI Adult, read from its two published files and encoded with a fixed vocabulary."""
 
 import warnings
 from pathlib import Path
@@ -71,8 +71,8 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     Other Parameters:
         data_dir: the folder with the files adult/adult.data and adult/adult.test. None searches the
             folders of `mnist`.
-        download: whether to make missing files from OpenML's copy (adult, version 2), which
-            scikit-learn downloads. Its test rows come first; the published split is restored.
+        download: whether scikit-learn may download OpenML's copy (adult, version 2) if files are
+            missing. jfl restores the published split of the rows.
 
     Raises:
         DataUnavailable: if there are no files, or a value is not in the attribute list.

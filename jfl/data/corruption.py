@@ -54,15 +54,15 @@ def salt_and_pepper(
         their held-out rows. Central test rows and rows without an owner do not change.
 
     Privacy:
-        As described in the module, if low and high are given. Otherwise they are read from all rows
-        without noise.
+        Rows are changed independently if low and high are given. Otherwise low and high are
+        computed from all rows without noise.
 
     Raises:
-        ValueError: for densities outside [0, 1] or of another length than C, and for tokens.
+        ValueError: for densities outside [0, 1], or not one for each client; and for integer x.
 
     References:
-        Talaei and Izadi, 2024, section on experiments (clients of three qualities; their densities
-        are unknown).
+        Talaei and Izadi, 2024, section on experiments: clients have data of three qualities, whose
+        densities the paper does not state.
 
     Example:
         >>> from jfl.data import federate, partition
@@ -110,7 +110,8 @@ def label_noise(
         held_out: whether labels of held-out rows change too.
 
     Returns:
-        The federation with changed y. The same rows change as in `salt_and_pepper`.
+        The federation with changed y. Labels of the clients' training rows change, and with
+        `held_out` also those of their held-out rows.
 
     Raises:
         ValueError: for fewer than two classes, and as in `salt_and_pepper`.

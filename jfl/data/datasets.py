@@ -52,13 +52,13 @@ def arrays(
     Args:
         x: [n, ...], training rows as the model gets them. Floats become float32, and integers
             (tokens) become int32.
-        y: [n] or [n, k], labels. One label per row is an integer in [0, classes), or a number if
-            classes=0. Several labels per row are tokens in [0, classes), of which negative ones are
-            masked; or numbers if classes=0, such as 0 and 1 for each of k attributes.
+        y: [n], one label per row: an integer in [0, classes), or any number if classes=0. Or
+            [n, k], several labels per row: tokens in [0, classes), where negative tokens are
+            masked; or numbers if classes=0, such as 0 or 1 for each of k attributes.
         x_test: [m, ...], test rows.
         y_test: [m], their labels.
         classes: number of classes. None counts them from the labels, and 0 means regression.
-        name: the name of the dataset in manifests.
+        name: the name of the dataset in the records of runs.
 
     Raises:
         ValueError: if shapes disagree, there are no rows, values are not finite, or labels are not
@@ -133,7 +133,7 @@ def prepared(
 ) -> Dataset:
     """Return a dataset that tensorflow_datasets has prepared, such as FEMNIST or StackOverflow.
 
-    Reading it does not need TensorFlow.
+    TensorFlow is needed to prepare the data, but not to read them.
 
     Other Parameters:
         name: the name of the prepared data, or "name/config".
@@ -145,7 +145,7 @@ def prepared(
 
     Raises:
         DataUnavailable: if the data are not prepared or cannot be read.
-        ValueError: if `row` returns something else, and as in `arrays`.
+        ValueError: if `row` does not return a tuple of this form, and as in `arrays`.
 
     Example:
         >>> femnist = lambda: prepared(
@@ -181,7 +181,7 @@ def hugging_face(
 ) -> Dataset:
     """Return a dataset from the package datasets (Hugging Face), or from a dict of columns.
 
-    Bytes of images become numbers in [0, 1].
+    Images, and columns of type uint8, are scaled to [0, 1].
 
     Args:
         train: a `datasets.Dataset` of training rows, or a dict of arrays.
@@ -330,11 +330,11 @@ def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) ->
 def emnist(
     split: str = "balanced", data_dir: str | Path | None = None, download: bool = False
 ) -> Dataset:
-    """Return EMNIST in one of its six versions: x [n, 28, 28, 1] in [0, 1]; otherwise as `mnist`.
+    """Return one of the six versions of EMNIST: x [n, 28, 28, 1] in [0, 1].
 
-    Data that are not prepared by tensorflow_datasets are read from emnist-balanced.npz and so on,
-    or from IDX files such as emnist-balanced-train-images-idx3-ubyte.gz in a folder emnist.  These
-    files must hold transposed images, as the authors publish them.
+    The data are read as in `mnist`, but the files are emnist-balanced.npz and so on, or IDX files
+    such as emnist-balanced-train-images-idx3-ubyte.gz in a folder emnist.  Their images must be
+    transposed, as the authors publish them.
 
     Other Parameters:
         split: "balanced" (47 classes), "byclass" (62), "bymerge" (47), "digits" (10), "letters"
@@ -362,11 +362,11 @@ def emnist(
 
 
 def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
-    """Return CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows; otherwise as `mnist`.
+    """Return CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows, 10 classes.
 
-    Data that are not prepared by tensorflow_datasets are read from cifar10.npz, or from the
-    author's binaries data_batch_1.bin to data_batch_5.bin and test_batch.bin in a folder
-    cifar-10-batches-bin.
+    Parameters and errors are those of `mnist`. Data that are not prepared by tensorflow_datasets
+    are read from cifar10.npz, or from the author's binaries data_batch_1.bin to data_batch_5.bin
+    and test_batch.bin in a folder cifar-10-batches-bin.
 
     References:
         Krizhevsky, 2009.
@@ -377,8 +377,9 @@ def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Datas
 def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     """Return cropped street view house numbers: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows.
 
-    Label 0 is the digit 0. Parameters and errors are those of `mnist`. The 531,131 `extra` rows are
-    not read. Data that are not prepared by tensorflow_datasets are read from svhn_cropped.npz.
+    Labels 0 to 9 are the digits. The 531,131 `extra` rows are not read. Parameters and errors are
+    those of `mnist`. Data that are not prepared by tensorflow_datasets are read from
+    svhn_cropped.npz.
 
     References:
         Netzer et al., 2011.

@@ -34,15 +34,15 @@ def federate(
     """Distribute the rows of a dataset over clients.
 
     Args:
-        dataset: a Dataset, or a tuple (x, y, x_test, y_test), or (x, y) together with `test`. Or
-            the rows of each client: a dict {client: (x, y)}, or a list of tuples (x, y), without a
-            partition.
+        dataset: a Dataset, or a tuple (x, y, x_test, y_test), or (x, y) together with `test`. If
+            each row already has a client, a dict {client: (x, y)} or a list with (x, y) for each
+            client; `partition` is then not given.
         partition: a partition, or any function of the labels [n] that returns a list of C index
             arrays. A row may be in none of them, but not in two. `partition.natural()` without
             arguments uses the owners that the dataset names.
         holdout: the fraction of each client's rows, in [0, 1), that is held out to test the model
-            on that client. The number is rounded, and every client keeps at least one training row
-            and one held-out row. The partition's min_rows counts both.
+            on that client. The number of rows is rounded such that every client keeps at least one
+            training row and one held-out row. The partition's min_rows counts both kinds.
         test: (x_test, y_test), central test rows that replace those of the dataset. If rows are
             given by client and `test` is not, the central test rows are all held-out rows.
         classes: as in `jfl.datasets.arrays`, if `dataset` is not from jfl.datasets.
@@ -57,8 +57,8 @@ def federate(
         federation, and from there to every guarantee.
 
     Raises:
-        ValueError: for data that `datasets.arrays` rejects, clients without rows, and clients with
-            one row if there is a holdout.
+        ValueError: for data that `datasets.arrays` rejects, and for clients without rows, or with
+            a single row if there is a holdout.
 
     Example:
         >>> from jfl.data import datasets, partition
@@ -105,7 +105,7 @@ def federate(
 
 
 def checksum(fed: Federation) -> str:
-    """Return a checksum of rows, labels, owners and test rows, 16 hexadecimal digits.
+    """Return a checksum of all rows, labels and owners of a federation, 16 hexadecimal digits.
 
     The checksum of a population differs from that of a federation with the same rows.
     """
@@ -115,7 +115,7 @@ def checksum(fed: Federation) -> str:
 
 
 def describe(fed: Federation, partition: Partition | None = None) -> dict:
-    """Return facts about a federation as plain Python values, for the record of a run.
+    """Return facts about a federation as a dict of plain Python values, for the record of a run.
 
     Args:
         fed: the federation.

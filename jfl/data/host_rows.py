@@ -1,7 +1,7 @@
 """Populations that do not fit on the device.
 
 Rows stay on the host or on disk, and each round fetches the rows of its cohort.  Shapes use n rows,
-C clients, N slots of the largest client, and K slots of a cohort.
+C clients, and N for the number of rows of the largest client.
 """
 
 import concurrent.futures
@@ -69,11 +69,12 @@ def population(
         caveats: sentences about the rows that are printed with every guarantee.
 
     Returns:
-        The federation: x [0, ...], index Int32[C, 0], size Int[C]; fed.host holds the rows.
+        The federation: x [0, ...], index Int32[C, 0], size Int[C]. `fed.host` is a Population that
+            holds the rows.
 
     Privacy:
-        As for `federate`. This call reads all rows once, to check them and to compute the digest
-        from which noise is derived. Do not change them later.
+        Caveats are treated as in `federate`. This call reads all rows once, to check them and to
+        compute the digest from which noise is derived. Do not change the rows later.
 
     Raises:
         ValueError: for rows that `datasets.arrays` rejects, sizes that do not add up, or an invalid
@@ -135,17 +136,18 @@ def population(
 class Population:
     """The rows of a population on the host.
 
-    Populations are compared by identity, so each of them has its own compiled programs.
+    Two Population objects are never equal, so programs are compiled again for each of them.
 
     Attributes:
         source: (x, y), or a data source.
         arrays: (x, y), or () for a data source.
-        offsets: Int[C + 1], where the rows of each client begin, in `order` or in the source.
+        offsets: Int[C + 1], the positions at which the rows of each client begin, in `order` if it
+            is given, and otherwise in the source.
         slots: number of rows of the largest client.
         order: the row numbers of all clients, or None, as in `population`.
-        kind: the types of x and y as a model gets them.
+        kind: the dtypes of x and y as a model gets them.
         shape: the shape of a row of x as a model gets it.
-        sent: the shapes and types of a row of x and y as they are transferred.
+        sent: the shapes and dtypes of a row of x and y as they are transferred to the device.
         classes: number of classes.
         identity: UInt32[4] of the data, from which noise is derived.
     """
@@ -163,7 +165,7 @@ class Population:
         self.prepare_rows = None if prepare_row is None else jax.jit(jax.vmap(prepare_row))
 
     def stored(self, positions):
-        """Return x and y of the rows at `positions` as they are transferred."""
+        """Return x and y of the rows with numbers `positions`, as transferred to the device."""
         if self.arrays:
             x, y = (values[positions] for values in self.arrays)
         else:
@@ -174,7 +176,7 @@ class Population:
         return (x if self.prepare is None else np.asarray(self.prepare(x))), y
 
     def read(self, positions):
-        """Return x and y of the rows at `positions` as a model gets them."""
+        """Return x and y of the rows with numbers `positions`, as a model gets them."""
         x, y = self.stored(positions)
         if self.prepare_rows is not None:
             x = np.asarray(self.prepare_rows(x))
@@ -182,9 +184,9 @@ class Population:
         return x, y
 
     def rows(self, ids):
-        """Return the row numbers of clients `ids`, Int[m, N], and a mask Bool[m, N] of real rows.
+        """Return the row numbers of clients `ids` [m], Int[m, N], and a mask Bool[m, N].
 
-        An id past the end has no rows.
+        The mask is False for padding.  An id past the end has no rows.
         """
         exists = ids < len(self.offsets) - 1
         first = self.offsets[np.where(exists, ids, 0)]
@@ -194,9 +196,9 @@ class Population:
         return (positions if self.order is None else np.where(mask, self.order[positions], 0)), mask
 
     def fetch(self, ids):
-        """Return x [m, N, ...] and y [m, N] of clients `ids`, as they are transferred.
+        """Return x [m, N, ...] and y [m, N] of clients `ids` [m], as transferred to the device.
 
-        Empty slots hold 0.
+        Padding is 0.
         """
         positions, mask = self.rows(np.asarray(ids))
         out = tuple(np.zeros((*mask.shape, *shape), kind) for shape, kind in self.sent)
@@ -249,7 +251,7 @@ class Population:
             out[mask] = x[positions[mask]]
 
     def release_pages(self):
-        """Release the pages of memory-mapped files, which stay in the system's cache."""
+        """Release the memory pages of memory-mapped files; the system's cache keeps the data."""
         for x in self.arrays:
             memory_map = getattr(x, "_mmap", None)
             if memory_map is not None and hasattr(mmap, "MADV_DONTNEED") and x.mode in ("r", "r+"):

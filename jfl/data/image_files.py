@@ -1,6 +1,6 @@
 """Files that hold datasets of images, and records prepared by tensorflow_datasets.
 
-A folder holds a dataset in the first of these forms that it has:
+A dataset is read from a folder DIR in the first of these forms that the folder has:
 
     DIR/NAME/VERSION/                 prepared by tensorflow_datasets as array_record
     DIR/NAME.npz                      x, y, x_test, y_test (x_train and y_train are accepted)
@@ -60,7 +60,7 @@ def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
         x and x_test, uint8 [n, height, width, channels]; y and y_test, int32 [n].
 
     Raises:
-        DataUnavailable: if there are no files, or files that cannot be read.
+        DataUnavailable: if there are no files, or they cannot be read.
     """
     where = f"datasets.{name}"
     folders = data_folders(data_dir)
@@ -118,7 +118,7 @@ def read_records(where: str, name: str, data_dir: str | Path | None, split: str)
 
 @contextlib.contextmanager
 def readable(where: str, expected: str) -> Iterator[None]:
-    """Raise DataUnavailable instead of the errors of libraries that download, read and decode."""
+    """Turn errors of libraries that download, read or decode data into DataUnavailable."""
     try:
         yield
     except Exception as error:  # these libraries have no common error

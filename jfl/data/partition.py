@@ -1,11 +1,11 @@
 """Partitions, which assign rows to clients.
 
-A partition is a function of the labels; it depends on them and on a seed only. No row goes to two
+A partition is a function of the labels, and depends only on them and on a seed. No row goes to two
 clients. `labels`, `similarity` and `sizes` may leave rows without an owner; the others use every
-row. Shapes use n rows and C clients.
+row. A partition also returns a note for the record of a run. Shapes use n rows and C clients.
 
 To add a partition, write a factory, and below it a function (labels [n], C, Generator, options)
-that returns the rows of each client and a note for the record of a run ("" if there is none).
+that returns the rows of each client and the note ("" if there is none).
 """
 
 import copy
@@ -88,13 +88,13 @@ def dirichlet(
     """Assign rows to clients with label skew: the smaller alpha, the fewer classes each client has.
 
     Each class is divided among the clients in proportions ~ Dirichlet(alpha, ..., alpha), so the
-    sizes of clients vary too. Clients with fewer than min_rows rows then get random rows from
-    clients that are largest at that moment; the note says how many rows moved. min_rows=0 allows
-    clients without rows, which `federate` rejects.
+    numbers of rows of clients vary too. Clients with fewer than min_rows rows then get random rows
+    from the clients that are largest at that moment; the note says how many rows moved. min_rows=0
+    allows clients without rows, which `federate` rejects.
 
-    With balanced=True, sizes differ by at most one. In random order, each client draws a mixture of
-    classes ~ Dirichlet(alpha * classes * frequency of each class) and takes rows accordingly. A
-    client whose classes are used up takes rows of the remaining classes.
+    With balanced=True, the sizes of clients differ by at most one. Clients draw in random order.
+    Each draws a mixture of classes ~ Dirichlet(alpha * classes * frequency of each class), and
+    draws its rows from it. If a class has no rows left, the client takes rows of other classes.
 
     Args:
         alpha: concentration parameter per class, > 0; smaller is more heterogeneous.
@@ -293,17 +293,17 @@ def labels(
             rows, with sizes that differ by at most one if exponent=0.
         exponent: exponent of the sizes: the i-th largest client has rows ~ i ** -exponent. 0 means
             equal sizes.
-        min_rows: minimum number of rows of a client, at least classes_per_client, which is also the
-            default.
+        min_rows: minimum number of rows of a client, at least classes_per_client. None means
+            classes_per_client.
 
     Other Parameters:
         clients: number of clients.
         seed: seed of all draws.
 
     Raises:
-        ValueError: if there are too few rows, in all or of a class, or if 20 attempts leave a
-            client without its rows. If clients have one class each and classes differ in size,
-            using all rows is rarely possible.
+        ValueError: if there are too few rows, in total or of a class, or if 20 attempts to draw
+            classes leave a client without its rows. If clients have one class each and classes
+            differ in size, using all rows is rarely possible.
 
     References:
         Li et al., Mathematics 2025, section 5 (Adult: labels(100, 1, 325); MNIST: labels(100, 4,
@@ -504,10 +504,10 @@ def power_law(
     min_rows: Annotated[int, Setting(default=16)] = 1,
     seed: int = 0,
 ) -> Partition:
-    """Give clients sizes of a power law, the i-th largest ~ i ** -exponent, and random rows.
+    """Assign random rows to clients whose sizes follow a power law.
 
-    Smaller sizes are raised to min_rows, and the others keep their proportions. Sizes are assigned
-    to clients at random.
+    The size of the i-th largest client is proportional to i ** -exponent. Sizes below min_rows are
+    raised to it, and the others keep their proportions. Sizes are assigned to clients at random.
 
     Args:
         exponent: exponent of the sizes, at least 0. 0 means equal sizes.
@@ -551,12 +551,14 @@ def similarity(
     by: str = "class",
     seed: int = 0,
 ) -> Partition:
-    """Give clients equally many rows: a fraction from all rows, the others with similar labels.
+    """Give each client a fraction of iid rows, and otherwise rows with similar labels.
 
-    Each client gets round(share * rows) random rows. `by` determines its other rows:
+    All clients have the same number of rows. Each gets round(share * rows) random rows. `by`
+    determines its other rows:
 
     - "class": client c takes rows of class c mod (number of classes). If a class has too few rows,
-      its clients get equal parts of it and are filled up with random rows; the note says how many.
+      its clients get equal parts of the class, and random rows for the rest; the note says how
+      many.
     - "sorted": the remaining rows are sorted by label and cut into equal pieces.
 
     Args:
@@ -636,11 +638,11 @@ def natural(owners: Sequence | np.ndarray | None = None, seed: int = 0) -> Parti
     """Assign each row to its natural owner, such as the person who wrote it.
 
     Clients are numbered in sorted order of the owners' names. The seed determines only the order of
-    a client's rows. Without `owners`, the owners are those that the dataset names.
+    a client's rows.
 
     Other Parameters:
         owners: [n], the name of each row's owner. None uses the owners in the dataset, which
-            datasets.synthetic, for example, has.
+            `datasets.synthetic` has, for example.
         seed: seed of the order of rows.
 
     Example:

@@ -138,10 +138,10 @@ def encode(lines: list[str]) -> np.ndarray:
 
 
 def windows(text: np.ndarray, length: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the windows of `length` characters that begin `stride` apart, and the next characters.
+    """Return windows of `length` characters whose starts are `stride` apart, and their labels.
 
     Returns:
-        [windows, length] and [windows].
+        The windows, [windows, length], and the character that follows each, [windows].
 
     Example:
         >>> [v.tolist() for v in windows(np.arange(6), 3, 2)]

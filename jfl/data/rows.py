@@ -37,7 +37,13 @@ def make_dataset(
     name: str,
     checksum: str | None = None,
 ) -> Dataset:
-    """Check arrays and return them as a Dataset; without `checksum` its rows are hashed."""
+    """Check arrays, and return them as a Dataset.
+
+    Args:
+        where: the function that was called, for messages.
+        x, y, x_test, y_test, classes, name: as in `datasets.arrays`.
+        checksum: the checksum of the dataset.  None computes it from the arrays.
+    """
     arrays: Any = check_arrays(where, x, y, x_test, y_test, classes)
     checksum = checksum or digest(*arrays[:4])
     return Dataset(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], name, checksum)
@@ -61,15 +67,11 @@ def check_arrays(
     y_test: ArrayLike,
     classes: int | None,
 ) -> tuple[Any, ...]:
-    """Return x, y, x_test, y_test and classes in their final types, or reject bad rows.
+    """Check rows and labels, and return x, y, x_test, y_test and classes in their final types.
 
     Args:
-        where: the function, for messages.
-        x: as in `datasets.arrays`.
-        y: as in `datasets.arrays`.
-        x_test: as in `datasets.arrays`.
-        y_test: as in `datasets.arrays`.
-        classes: as in `datasets.arrays`.
+        where: the function that was called, for messages.
+        x, y, x_test, y_test, classes: as in `datasets.arrays`.
     """
     x, x_test = _features(where, "x", x), _features(where, "x_test", x_test)
     if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:

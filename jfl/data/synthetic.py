@@ -1,4 +1,4 @@
-"""The dataset Synthetic(alpha, beta), whose clients have different classifiers and centres.
+"""The dataset Synthetic(alpha, beta), whose clients have different distributions.
 
 Shapes use C clients, d features and k classes.
 """
@@ -48,8 +48,8 @@ def synthetic(
     argmax.
 
     Use `partition.natural()`, which gives every client its own rows. The rows of a client depend
-    only on the seed, its number and its size. `federate(..., holdout=0.2)` adds held-out rows for
-    each client.
+    only on the seed, the client's number and its size. `federate(..., holdout=0.2)` holds out rows
+    of each client.
 
     Args:
         alpha: variance of the mean of a client's classifier.

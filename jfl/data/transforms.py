@@ -1,7 +1,7 @@
 """Preprocessing of the features of a Dataset.
 
 A transform returns a new Dataset with the same labels, owners and caveats, and may add a caveat.
-`public` removes rows instead. Shapes use n training rows, m test rows and d features.
+`public` instead splits off rows. Shapes use n training rows, m test rows and d features.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ ROWS_PER_BLOCK = 1 << 13
 
 
 def flatten(dataset: Dataset) -> Dataset:
-    """Reshape rows to vectors [d]. Each row is changed independently, so privacy is unaffected."""
+    """Reshape each row to a vector [d]. Privacy is unaffected."""
     return _replace_features("flatten", dataset, *(_flat(x) for x in _rows("flatten", dataset)))
 
 
@@ -64,7 +64,7 @@ def standardise(dataset: Dataset, public: ArrayLike | None = None) -> Dataset:
         no noise covers them: the dataset gets a caveat that is printed with every guarantee.
 
     Raises:
-        ValueError: for tokens, and for public rows of another shape.
+        ValueError: for integer x (tokens), and for public rows of another shape.
     """
     x, x_test = _rows("standardise", dataset)
     mean, variance, _ = _moments(_rows_to_fit("standardise", x, public))
@@ -103,7 +103,7 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
         The covariance takes n d^2 operations and its eigenvectors d^3: about 2 s for 60,000 x 784.
 
     Raises:
-        ValueError: for tokens, and for too many components.
+        ValueError: for integer x (tokens), and for too many components.
     """
     checks.require_integer("transforms.pca", components=components)
     x, x_test = _rows("pca", dataset)
@@ -136,11 +136,10 @@ def pca(dataset: Dataset, components: int, public: ArrayLike | None = None) -> D
 def noble2022_code(dataset: Dataset) -> Dataset:
     """Scale the features of each client as the published code of Noble et al. 2022 does.
 
-    Their paper says that features are standardised. Their code instead subtracts from feature j of
-    a client the minimum of the client's *row number j*, and divides by the range of that row; it
-    does so for j = 0, 1, ..., and row j already contains the changed features before j. Using a row
-    instead of a column gives each client random factors and offsets, which makes clients more
-    different.
+    Their paper says that features are standardised. For j = 0, 1, ..., their code instead subtracts
+    from feature j of a client the minimum of the client's *row number j*, and divides by the range
+    of that row, which already contains the changed features 0 to j - 1. Using a row instead of a
+    column gives each client random factors and offsets, which makes clients more different.
 
     Args:
         dataset: a dataset with owners, with at least as many rows per client as features, and the
@@ -148,8 +147,8 @@ def noble2022_code(dataset: Dataset) -> Dataset:
             `datasets.synthetic`.
 
     Privacy:
-        Factors are computed from private rows without noise, so the dataset gets a caveat that is
-        printed with every guarantee.
+        The offsets and factors are computed from private rows without noise, so the dataset gets a
+        caveat that is printed with every guarantee.
 
     Raises:
         ValueError: for rows without owners, clients with fewer rows than features, or a number of
@@ -189,7 +188,7 @@ def noble2022_code(dataset: Dataset) -> Dataset:
 
 
 class Public(NamedTuple):
-    """Rows that everyone may read without noise."""
+    """Rows and labels that everyone may read."""
 
     x: np.ndarray  # [p, ...]
     y: np.ndarray  # [p]
