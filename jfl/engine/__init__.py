@@ -1,4 +1,4 @@
-"""From a plan to a run: rounds, simulation, sweeps, devices."""
+"""Plans and how to run them: rounds, simulations, sweeps and devices."""
 
 from ..core.lazy import submodules as _submodules
 

@@ -1,7 +1,6 @@
-"""Callbacks between the evaluations of a run: progress, early stopping, checkpoints, logs.
+"""Callbacks, which are called after each evaluation: early stopping, checkpoints, logs.
 
-A callback is a function of a `Moment`.  It is called after each evaluation, and stops the run by
-returning True.
+A callback is a function of a `Moment`.  It stops the run by returning True.
 """
 
 import contextlib
@@ -32,10 +31,10 @@ class Moment(NamedTuple):
     """The state of a run after an evaluation.
 
     Attributes:
-        round: the number of rounds that have run, including those of earlier calls.
+        round: the number of rounds that have run, including those of earlier calls of `simulate`.
         last: the round at which the run will end.
         metrics: Metrics of this evaluation, each a scalar.  No guarantee covers them.
-        history: Metrics of all evaluations of this call so far, leaves [evaluations].
+        history: Metrics of all evaluations of this call so far, with leaves [evaluations].
         run: a copy of the state, which the callback may keep.
         plan: the plan.
     """
@@ -71,7 +70,8 @@ def early_stopping(
         A callback for one run.
 
     Privacy:
-        The decision reads test rows, and for "train_loss" training rows: see `jfl.simulate`.
+        The decision to stop depends on test rows, and with metric="train_loss" on training rows.
+        `jfl.simulate` says what this means for the guarantee.
 
     Example:
         >>> import jfl
@@ -93,7 +93,7 @@ def early_stopping(
 
 
 def metric_of(where: str, metrics: Metrics, name: str) -> Any:
-    """Return a metric by its name, which may be that of a custom metric.
+    """Return the metric with a given name, a field of Metrics or a custom metric.
 
     Raises:
         ArgumentError: If the run has no metric of this name.
@@ -120,9 +120,9 @@ def log(write: Callable[[dict[str, Any]], Any] | Logger) -> Callable[..., Any]:
     """Return a callback that passes the metrics of each evaluation to a logger or a function.
 
     Args:
-        write: a logger of `jfl.loggers` or an object with the same methods, which gets the
-            description of the plan first; or a function of a dict from names to numbers, such as
-            `print` or the `append` of a list.
+        write: a logger of `jfl.loggers`, or an object with the same methods, which first gets the
+            description of the plan; or a function of a dict from names to numbers, such as `print`
+            or the method `append` of a list.
 
     Returns:
         A callback for one run.  It does not close the logger; use `with` for that.
@@ -157,15 +157,16 @@ def checkpoint(path: str | Path) -> Callable[..., Any]:
     """Return a callback that saves the state at each evaluation; `restore` reads it.
 
     Args:
-        path: the file.  Each state replaces the one before atomically.
+        path: the file.  Each state atomically replaces the previous one.
 
     Returns:
         A callback.
 
     Privacy:
         After a crash, rounds since the last checkpoint are computed again.  On another machine or
-        with other versions they may get other noise; if results of the first attempt were published
-        before the crash, such rounds have been released twice, which no guarantee here covers.
+        with other versions of libraries, they may have different noise.  If results of these rounds
+        were published before the crash, they have then been released twice, which no guarantee
+        covers.
     """
     path = Path(path)
 
@@ -186,8 +187,8 @@ def restore(path: str | Path, plan: Plan) -> Run:
         plan: the plan that ran.
 
     Raises:
-        ArgumentError: If the shapes in the file are not those of this plan's state.  Nothing else
-            is compared.
+        ArgumentError: If the shapes in the file are not those of this plan's state.  Other
+            differences are not detected.
     """
     like = init(jax.random.key(0), plan)
     wanted, structure = jax.tree.flatten(pytrees.keys_to_words(like))
@@ -215,7 +216,7 @@ def watching(
     callbacks: Sequence[Any],
     tolerate: Sequence[Any],
 ) -> Generator[Callable[[Run, list[Metrics]], bool] | None]:
-    """Set up callbacks and the progress bar of a run; report compilations.
+    """Enter the context of a run, which shows its progress and compilations and calls callbacks.
 
     Args:
         plan: the plan.
@@ -226,8 +227,8 @@ def watching(
         tolerate: names of Health counts that may be positive.
 
     Yields:
-        A function that `simulate` calls after each evaluation with the run and the list of metrics
-        so far, and that returns whether to stop.  None if nothing needs to be called.
+        A function of the run and the list of its metrics so far, which `simulate` calls after each
+        evaluation, and which returns whether to stop.  None if nothing needs to be called.
     """
     callbacks = checks.as_tuple("simulate", callbacks=callbacks)
     for callback in callbacks:

@@ -1,4 +1,4 @@
-"""Compiled programs: reported in the log, and cached on disk."""
+"""Functions that log compilations, and that cache compiled programs on disk."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ LOGGER = logging.getLogger("jfl")
 
 @contextlib.contextmanager
 def log_compilation(plan: Plan) -> Generator[None]:
-    """Log which programs a block of code compiles, and how long that takes."""
+    """Log which programs the `with` block compiles, and how long that takes."""
     if not LOGGER.isEnabledFor(logging.INFO):
         yield
         return
@@ -55,7 +55,8 @@ def keep_compiled_programs(folder: str | Path | None = None) -> Path:
             set, and otherwise jfl/programs in the user's cache directory.
 
     Returns:
-        The folder.  If JAX was configured with a cache before, that folder is kept.
+        The folder.  If `folder` is None and JAX already has a cache, this is the folder of that
+        cache.
 
     Example:
         >>> jfl.keep_compiled_programs()  # doctest: +SKIP

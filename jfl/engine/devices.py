@@ -42,16 +42,19 @@ __all__ = ["connect", "devices"]
 
 
 def devices(mesh: str | int | Sequence[Any] | Mesh | None = "auto", points: int = 1) -> Mesh | None:
-    """Return the mesh that an argument `mesh=` describes, or None for a single device.
+    """Return the mesh that the argument `mesh` of `jfl.simulate` and `jfl.sweep` describes.
 
     Args:
-        mesh: None; "auto", all devices of all hosts; a number of devices; or a jax.sharding.Mesh
-            with an axis "clients", for a sweep also "points".
-        points: the number of points of a sweep.  Points are spread over as many devices as they
-            keep busy, and clients over the rest.
+        mesh: None for one device; "auto" for all devices of all hosts; a number of devices; or a
+            jax.sharding.Mesh with an axis "clients" and, for a sweep, an axis "points".
+        points: the number of points of a sweep.  The size of the axis "points" is the largest
+            divisor of the number of devices that is at most this number.
+
+    Returns:
+        A mesh, or None for a single device.
 
     Raises:
-        ValueError: If there are fewer devices, or the mesh has axes of other names.
+        ValueError: If there are fewer devices, or the mesh has axes with other names.
 
     Example:
         >>> devices(None) is None
@@ -99,15 +102,15 @@ def spans_all_processes(mesh: Mesh | None) -> bool:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of an array that every device holds completely."""
+    """Return the sharding with which every device of a mesh holds a whole array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def layout(mesh: Mesh | None, machine: str) -> str:
-    """Describe everything about devices and processes on which the last bits of a result depend.
+    """Describe the devices and processes of a run, on which the last bits of its result depend.
 
     Args:
-        mesh: the devices.
+        mesh: the devices of the run.
         machine: a description of this process's machine, such as its CPU and library versions.
     """
     shape = "" if mesh is None or mesh.size == 1 else f"{dict(mesh.shape)}"
@@ -123,7 +126,7 @@ def layout(mesh: Mesh | None, machine: str) -> str:
 
 
 def one_device(tree: Tree) -> Tree:
-    """Move arrays that are spread over several devices of this process to the first of them."""
+    """Move arrays that are on several devices to the first; with several processes, do nothing."""
     if jax.process_count() > 1:
         return tree
     many = lambda x: isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
@@ -131,10 +134,10 @@ def one_device(tree: Tree) -> Tree:
 
 
 def replicate(tree: Tree, mesh: Mesh | None, axis: str | None = None) -> Tree:
-    """Put arrays that every process has on all devices of a mesh.
+    """Copy arrays to all devices of a mesh, or split them over one of its axes.
 
     Args:
-        tree: the arrays.
+        tree: the arrays, equal in every process.
         mesh: the devices; None leaves the arrays where they are.
         axis: the axis of the mesh over which the first axis of the arrays is split; None puts whole
             arrays on every device.
@@ -146,7 +149,7 @@ def replicate(tree: Tree, mesh: Mesh | None, axis: str | None = None) -> Tree:
 
 
 def put(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Put an array that every process has on the devices of a sharding."""
+    """Put an array, equal in every process, on the devices of a sharding."""
     if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
     if jax.process_count() == 1:
@@ -164,9 +167,10 @@ def connect(
 ) -> None:
     """Connect the processes of a run, one per host.
 
-    Call it first, with the same arguments on all hosts, and then pass mesh="auto".  Without
-    arguments JAX finds the processes under SLURM, Open MPI and Kubernetes indexed jobs, and on TPU
-    pods.  On CPUs the processes communicate by gloo.
+    Call this function before any other, with the same `coordinator` and `processes` on all hosts,
+    and then pass mesh="auto" to `jfl.simulate` or `jfl.sweep`.  Without arguments, JAX finds the
+    processes under SLURM, Open MPI and Kubernetes indexed jobs, and on TPU pods.  On CPUs the
+    processes communicate by gloo.
 
     Args:
         coordinator: "HOST:PORT" of process 0.
@@ -202,12 +206,12 @@ def _leave() -> None:
 
 
 def is_lead_process() -> bool:
-    """Return whether this process reads and writes files: the first, or the only one."""
+    """Return whether this is process 0, which reads and writes the files of a run."""
     return jax.process_index() == 0
 
 
 def broadcast_from_lead(tree: Tree) -> Tree:
-    """Return the leaves of process 0 in all processes."""
+    """Return in every process the leaves that process 0 has."""
     if jax.process_count() == 1:
         return tree
     sent = multihost_utils.broadcast_one_to_all(
@@ -217,7 +221,7 @@ def broadcast_from_lead(tree: Tree) -> Tree:
 
 
 def min_over_processes(number: float, mesh: Mesh | None) -> float:
-    """Return the minimum of a number over the processes of a mesh."""
+    """Return the minimum over all processes of a number that each of them passes."""
     if not spans_all_processes(mesh):
         return number
     with explain_lost_process():
@@ -225,11 +229,11 @@ def min_over_processes(number: float, mesh: Mesh | None) -> float:
 
 
 def require_agreement(where: str, text: str = "", refusal: str = "") -> None:
-    """Raise in all processes if one of them cannot start, or if their descriptions differ.
+    """Raise in all processes if one of them cannot start, or if their work would differ.
 
     Args:
         where: the function that is named in messages.
-        text: a description of what this process is about to do.
+        text: a description of what this process is about to do, compared over processes.
         refusal: the reason why this process cannot start; "" if it can.
 
     Raises:
@@ -282,7 +286,7 @@ def fail_together(where: str) -> Generator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def explain_lost_process() -> Generator[None]:
-    """Replace the runtime's error after the loss of another process with a one-line message.
+    """Replace JAX's error after the loss of another process by a message of one line.
 
     Raises:
         ConnectionError: If another process of the run has ended.

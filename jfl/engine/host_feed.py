@@ -1,8 +1,8 @@
-"""Rounds of a population, whose rows and client states are on the host.
+"""Rounds of a `jfl.population`, whose rows and client states are on the host.
 
 The rows of the next cohort are fetched while the device works on the current one.  Cohorts depend
-only on the key and the round, so they can be drawn ahead of time.  Client states are read after
-the previous round has written them, and written back once per round.
+only on the key and the round, so they can be drawn ahead of time.  Client states are read from the
+host after the previous round has written them, and are written back after each round.
 """
 
 import concurrent.futures
@@ -59,9 +59,15 @@ def _draw_chunks(key: Key, plan: Plan, round_: Any) -> tuple[tuple[Array, ...], 
 
 
 def init_population_run(key: Key, plan: Plan, words: Words, history: Words) -> Run:
-    """Return the state before the first round, with client states as NumPy arrays.
+    """Return the state of a run before its first round, with client states as NumPy arrays.
 
-    States that are zero take no memory until they are written.
+    Client states that are zero take no memory until they are written.
+
+    Args:
+        key: jax.random.key(seed).
+        plan: the plan of a population.
+        words: UInt32[4], from identity.noise_identity.
+        history: UInt32[4], from identity.initial_history.
     """
     sampler, clients = plan.sampler, plan.sampler.clients
     run = init_run_jit(
@@ -92,7 +98,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def copy_states(states: Tree) -> Tree:
-    """Copy client states; clients whose state is zero take no memory in the copy either."""
+    """Copy client states [C, ...]; states that are zero take no memory in the copy."""
 
     def copy(x: Any) -> np.ndarray:
         x, step = np.asarray(x), max(1, COPY_BLOCK * len(x) // max(x.size, 1))

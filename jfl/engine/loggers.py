@@ -1,4 +1,4 @@
-"""Loggers: where the metrics of a run go while it runs.
+"""Loggers, which record the metrics of a run while it runs.
 
 A logger is any object with the three methods of `Logger`.  `jfl.callbacks.log` passes it the
 metrics of `jfl.simulate`, and `jfl train --log` those of a run in a directory.
@@ -9,9 +9,9 @@ metrics of `jfl.simulate`, and `jfl train --log` those of a run in a directory.
 The guide on runs has loggers for Weights & Biases and for MLflow.
 
 Privacy:
-    Metrics are computed from test rows; `train_loss`, `clip_fraction` and `update_norm` are
-    computed from the clients' data.  A guarantee covers the parameters only, so a log of private
-    data reveals more than epsilon says.
+    Metrics are computed from test rows, and `train_loss`, `clip_fraction` and `update_norm` from
+    the clients' training rows.  A guarantee covers the parameters only, so publishing a log reveals
+    more than epsilon says.
 """
 
 import csv
@@ -36,13 +36,13 @@ class Logger(Protocol):
     """
 
     def settings(self, settings: Mapping[str, Any]) -> None:
-        """Receive the description of the run, once, before the first metrics."""
+        """Receive the description of the plan, once, before the first metrics."""
 
     def log(self, numbers: Mapping[str, float | None], round: int) -> None:
-        """Receive the metrics after `round` rounds; undefined ones are None."""
+        """Receive the metrics after `round` rounds, by name; a metric without a value is None."""
 
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Write metrics that are still in memory, and close files."""
 
 
 class _Closing:
@@ -81,10 +81,10 @@ class CSV(_Closing):
         self._file: IO[str] | None = None
 
     def settings(self, settings: Mapping[str, Any]) -> None:
-        """Ignore the settings: a table has no place for them."""
+        """Ignore the settings, since a table has no place for them."""
 
     def log(self, numbers: Mapping[str, float | None], round: int) -> None:
-        """Append a row; the first row determines the columns."""
+        """Append a row.  The first call determines the columns."""
         row = {"round": round, **numbers}
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class TensorBoard(_Closing):
     """Event files for TensorBoard, with the round as the step.
 
     Args:
-        logdir: a directory for this run; TensorBoard hides what an earlier run wrote there.
+        logdir: a directory for this run.  If an earlier run used it, TensorBoard hides that run.
 
     Raises:
         ArgumentError: If the package tensorboardX is missing.

@@ -35,7 +35,7 @@ def _hits(task: Task, params: Tree, x: Array, y: Array) -> Tree:
 
 
 def has_accuracy(task: Task) -> bool:
-    """Return whether the accuracy of a task can be measured."""
+    """Return whether a task has an accuracy."""
     return task.predict is not None and TARGETS[task.target].hits is not None
 
 
@@ -53,13 +53,13 @@ def evaluate(
         params: parameters of the shared model.
         fed: the federation, whose test rows are used.
         mesh: devices that share the work.
-        personal: for personal models, three values: a function that maps the server state and a
-            client state to that client's parameters, the server state, and the client states,
-            leaves [C, ...].  None measures the accuracy of all clients with `params`.
+        personal: for personal models, a tuple of three values: a function that maps the server
+            state and a client state to that client's parameters; the server state; and the client
+            states, leaves [C, ...].  None evaluates `params` for all clients.
 
     Returns:
-        The loss, accuracy, client_accuracy, client_percentiles and custom metrics of `Metrics`.
-        Those that the task does not define are None.
+        The fields loss, accuracy, client_accuracy, client_percentiles and custom of `Metrics`, as a
+        dict.  Metrics that the task does not define are None.
     """
     metrics = task.metrics or {}
     draws = task.evaluation is None and losses.takes_key(task.loss)
@@ -94,7 +94,7 @@ def predict(task: Task, params: Any, x: Any) -> np.ndarray:
     Args:
         task: a task that has `predict`.
         params: parameters, such as `out.params`.
-        x: [n, ...], rows like those of training.
+        x: [n, ...], rows of the same form as the training rows.
 
     Returns:
         Float[n, ...], the logits or other outputs of `predict`.

@@ -1,4 +1,4 @@
-"""Plans: the parts of one experiment, checked against each other and bound together."""
+"""Plans, which combine the parts of an experiment after checking that they fit together."""
 
 import dataclasses
 from collections.abc import Callable
@@ -43,33 +43,33 @@ def plan(
     secure_aggregation: bool = False,
     paired_noise: bool = False,
 ) -> Plan:
-    """Bind the parts of one experiment, after checking that they fit together.
+    """Combine the parts of an experiment into a Plan, after checking that they fit together.
 
-    The result is what `jfl.simulate` runs and what `jfl.guarantee` accounts for.
+    `jfl.simulate` runs a plan, and `jfl.guarantee` computes its epsilon.
 
     Args:
         fed: the rows and the clients that own them.
         task: the model and its loss.
         algorithm: what clients and the server compute.
         sampler: how the cohort of a round is drawn.
-        upload: a chain that each client applies to its own upload before it is sent, such as
-            jfl.chain(clip_l2(1.0), total(), gaussian(1.1)).  Its sum has only this term.
-        release: a chain that the server applies to the uploads of a cohort.  None means their sum
-            divided by the expected cohort size, which is not private.
+        upload: a chain that each client applies to its own upload before sending it, such as
+            jfl.chain(clip_l2(1.0), total(), gaussian(1.1)).  Its stage total() has a single term.
+        release: a chain that the server applies to the uploads of a cohort.  None means the sum of
+            uploads divided by the expected cohort size, which is not private.
         weights: the weights of clients: "uniform"; "size", proportional to their rows; Float[C]; or
-            a function of the round that returns Float[C].  They are scaled to mean 1 and divided by
-            the probability with which a client is drawn, so that the release is an unbiased
-            estimate of the weighted mean over all clients.  They multiply uploads that the release
-            has already clipped.
+            a function of the round that returns Float[C].  Weights are scaled to mean 1.  If some
+            clients are drawn more often than others, weights are divided by the frequency of a
+            client, so that the release is an unbiased estimate of the weighted mean over all
+            clients.  Weights multiply uploads after the release has clipped them.
         adjacency: the adjacency of the release: "add_remove", "replace_one" or "zero_out".  None
-            means the one that the sampler implies.
+            means the adjacency that the sampler implies.
         chunk: the number of clients that a device runs at the same time.  None means as many as fit
             into about 2 GiB, and fewer if the cohort size is random, because chunks without a
             client do not run.  On an accelerator the default depends on the rate of a Poisson
-            cohort, so plans with different rates are compiled separately unless `chunk` is given;
-            points of a sweep use the largest one.  Reverse-mode differentiation of a round requires
-            a single chunk (chunk=sampler.capacity), and one device if clients keep state;
-            forward-mode differentiation always works.
+            sampler, so plans with different rates are compiled separately unless `chunk` is given;
+            points of a sweep use the largest chunk among them.  Reverse-mode differentiation of a
+            round requires a single chunk (chunk=sampler.capacity), and one device if clients keep
+            state; forward-mode differentiation always works.
         secure_aggregation: True assumes that the server sees only the sum of a cohort's uploads,
             and adds the view "aggregate" to the ledger.  Nothing is encrypted here.
         paired_noise: True gives points of a sweep with the same seed the same noise.  Releasing
@@ -546,9 +546,9 @@ def _parameter_shapes(task: Task) -> Tree:
 
 
 def client_bytes(plan: Plan) -> float:
-    """Estimate the bytes that one client takes on a device during a round.
+    """Estimate the memory in bytes that one client takes on a device during a round.
 
-    The estimate counts copies of the model, the optimizer's state and per-example gradients.
+    The estimate counts the copies of the model, the optimizer's state and per-example gradients.
     """
     slots = plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
     private = [r.batches for r in plan.algorithm.releases if r.mechanism is not None]

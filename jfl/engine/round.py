@@ -15,7 +15,7 @@ Axes: C clients, K cohort slots, N rows per client (padded).
 
 Arguments that the functions of this file share:
     run: the state before the round.
-    plan: the plan; below `advance`, its schedules have been resolved by `plan_at_round`.
+    plan: the plan; in functions that `advance` calls, schedules are replaced by their values.
     keys: the keys of the round.
     chunk, chunks: the slots to run, (ids, times_drawn, repeat_index), each Int[slots] for one chunk
         and Int[chunks, slots] for several.  An empty slot has times_drawn 0.
@@ -65,7 +65,8 @@ from .sharding import REPLICATED, SPLIT
 class RoundStats(NamedTuple):
     """Statistics of a round for the experimenter, each Float[].  No guarantee covers them.
 
-    The loop adds them up between two evaluations, so each field is a sum over `rounds` rounds.
+    The loop over rounds adds them up between two evaluations: each field is then a sum over
+    `rounds` rounds.
     """
 
     rounds: Array
@@ -76,12 +77,12 @@ class RoundStats(NamedTuple):
 
     @classmethod
     def zeros(cls) -> "RoundStats":
-        """Return the statistics of no round."""
+        """Return zeros, the statistics before any round."""
         return cls(*(jnp.zeros(()) for _ in cls._fields))
 
 
 class RoundKeys(NamedTuple):
-    """The random keys of one round."""
+    """The random keys of a round."""
 
     batch: Key
     client_noise: Key  # [2]: for local steps, for uploads
@@ -109,8 +110,8 @@ def run_round(run: Run, plan: Plan) -> tuple[Run, RoundStats]:
 
     Args:
         run: the result of `jfl.init` or of an earlier round.
-        plan: a Plan.  If it differs from the plan of the round before, its noise is independent of
-            all earlier noise.
+        plan: a Plan.  It may differ from the plan of the previous round; its noise is then
+            independent of all earlier noise.
 
     Returns:
         The run after the round, and statistics for the experimenter, which no guarantee covers.
@@ -539,7 +540,7 @@ def _context(run: Run, plan: Plan, client_id: Array, num_rows: Array, weight: Ar
 def advance_fetched(
     run: Run, plan: Plan, noise_key: Key, fetched: FetchedCohort
 ) -> tuple[Run, RoundStats, Tree]:
-    """Run one round of a cohort that was fetched from the host, as `advance` does on the device.
+    """Run one round with a cohort that was fetched from the host; otherwise the same as `advance`.
 
     Args:
         run: the state before the round, without client states.
@@ -586,8 +587,9 @@ def _run_fetched_cohort(
 def run_sampling_key(run: Run) -> Key:
     """Return the key of all cohorts and batches of a run.
 
-    The accountant charges a round that is released twice as two independent samples.  A new attempt
-    must therefore draw its own sample: fresh noise on the same sample could be averaged away.
+    If a round is computed and released twice, the accountant counts two independent samples.  A new
+    attempt must therefore draw another sample: with the same sample, the noise of both releases
+    could be averaged.
     """
     key = as_kernel_key(run.key)
     return jax.lax.select(run.attempt > 0, stream_key(key, Stream.ATTEMPT, run.attempt), key)
@@ -631,7 +633,7 @@ def init(key: jax.Array, plan: Plan) -> Run:
 
 
 def init_run(key: Key, plan: Plan, plan_identity: Words, plan_history: Words) -> Run:
-    """Return the initial state of a run, given the identity of its plan.  `init` jits this.
+    """Return the initial state of a run, given the identity of its plan; `init` calls it jitted.
 
     Args:
         key: jax.random.key(seed).
@@ -694,11 +696,12 @@ def _upload_sum_shapes(run: Run, plan: Plan) -> Tree:
 
 
 def enter_plan(run: Run, plan_identity: Words) -> Run:
-    """Bind a run to the plan of its next rounds, from which their noise is derived.
+    """Store in a run the identity of the plan of its next rounds, which determines their noise.
 
-    If the plan changes after round 0, the run gets a new noise key.  The key depends on the history
-    as well: two runs that reach the same plan from different plans, or at different rounds, have
-    different noise.  At round 0 nothing has been released, so only the identity is replaced.
+    If the plan changes after round 0, the run gets a new noise key.  The key also depends on the
+    history of plans: two runs that switch to the same plan from different plans, or at different
+    rounds, have different noise.  At round 0 nothing has been released, so only the identity is
+    replaced.
 
     Args:
         run: a run.  If its arrays are NumPy arrays, the result is computed on the host.

@@ -1,7 +1,7 @@
-"""How devices share a run: where its arrays are, which clients run where, and how results add up.
+"""Division of a run among devices: its arrays, its clients, and sums of results.
 
-Every device holds all rows and the server state.  Test rows and client states are divided among
-the devices if their number is a multiple of the number of devices.
+Every device holds all training rows and the server state.  Test rows and client states are divided
+among the devices if their number is a multiple of the number of devices.
 
 A slot is a place for one client of the cohort.  Empty slots have weight 0.  A chunk is a group of
 slots that one device runs in parallel; a device runs its chunks sequentially.  Functions return
@@ -37,7 +37,7 @@ REPLICATED, SPLIT = PartitionSpec(), PartitionSpec("clients")
 
 
 def num_devices(mesh: Mesh | None) -> int:
-    """Return how many devices share each cohort."""
+    """Return the number of devices that share a cohort."""
     return 1 if mesh is None else mesh.shape["clients"]
 
 
@@ -83,12 +83,12 @@ def pad_client_states(states: Tree, mesh: Mesh | None) -> Tree:
 
 
 def unpad_client_states(states: Tree, like: Tree) -> Tree:
-    """Remove the padding of `pad_client_states`; `like` are the states before it."""
+    """Remove the padding of `pad_client_states`; `like` are the states before padding."""
     return pytrees.map(lambda x, old: x[: len(old)], states, like)
 
 
 def gather_to_host(states: Tree) -> Tree:
-    """Return client states that are spread over several processes as NumPy arrays in each of them.
+    """Gather client states that are spread over several processes to NumPy arrays in each process.
 
     The states are gathered block by block, so that no device has to hold all of them.
     """
@@ -114,9 +114,9 @@ def _slice_on_every_device(mesh: Mesh, num_rows: int) -> Callable[..., Any]:
 def psum_exact(tree: Any) -> Any:
     """Sum a tree over the devices of a shard_map, with exact sums of integers.
 
-    Everything is sent as floats, so that the devices exchange one message instead of one per dtype.
-    Each int32 leaf is a non-negative count.  It is sent as two halves, whose sums are exact in
-    float32.
+    All leaves are sent as floats, so that the devices exchange one message instead of one per
+    dtype.  Int32 leaves must be non-negative counts.  Each is sent as two halves of its bits, whose
+    sums are exact in float32.
     """
     leaves, treedef = jax.tree.flatten(tree)
     is_count = [x.dtype == jnp.int32 for x in leaves]
@@ -132,7 +132,7 @@ def psum_exact(tree: Any) -> Any:
 
 
 def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: Mesh | None) -> Any:
-    """Return the sums of `sum_items` over all items, each device computing those of its part.
+    """Return the sums that `sum_items` computes over all items, which the devices share.
 
     Args:
         sum_items: maps `common`, items [n, ...] and a mask Bool[n] to sums over the items for which
@@ -170,10 +170,10 @@ def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: M
 
 
 def chunk_layout(plan: Plan) -> tuple[int, int]:
-    """Return how many chunks `chunk_cohort` makes, and how many slots each of them has.
+    """Return the number of chunks from `chunk_cohort`, and the number of slots per chunk.
 
-    If every slot of the sampler holds a client, the size is the smallest with which this number of
-    chunks holds the cohort, so that little padding is added.
+    If the sampler fills every slot, the slots per chunk are reduced as far as this number of chunks
+    still holds the cohort, so that few empty slots are added.
     """
     capacity, devices = plan.sampler.capacity, num_devices(plan.mesh)
     size = min(plan.chunk or capacity, -(-capacity // devices))
@@ -184,10 +184,10 @@ def chunk_layout(plan: Plan) -> tuple[int, int]:
 
 
 def chunk_cohort(cohort: Cohort, plan: Plan) -> tuple[Any, ...]:
-    """Divide a cohort into chunks and fill the last ones with empty slots.
+    """Divide a cohort into chunks, adding empty slots at its end.
 
-    Each device gets the same number of chunks.  Consecutive slots go to different devices: the
-    empty slots are the last ones of a cohort, so every device has about the same work.
+    Each device gets the same number of chunks.  Consecutive slots of the cohort go to different
+    devices.  Since its last slots are the empty ones, all devices get about the same work.
     """
     num_chunks, size = chunk_layout(plan)
     columns = _add_empty_slots(cohort[:3], num_chunks * size, plan)
@@ -203,11 +203,15 @@ def chunks_of_device(device: Array, cohort: Cohort, plan: Plan) -> tuple[Any, ..
 
 
 def chunk_layout_by_state(plan: Plan, num_states: int) -> tuple[int, int]:
-    """Return how many chunks `chunks_by_state` makes, and how many slots each of them has.
+    """Return the number of chunks from `chunks_by_state`, and the number of slots per chunk.
 
-    A device has slots for the largest number of clients that a cohort can bring it.  If cohorts are
-    drawn uniformly, it has fewer, which are exceeded only with a negligible probability (see
-    `sampling.tail_capacity`).
+    A device has slots for the largest possible number of its clients in a cohort.  If cohorts are
+    drawn uniformly, it has fewer, and the number of clients exceeds them only with negligible
+    probability (see `sampling.tail_capacity`).
+
+    Args:
+        plan: the plan.
+        num_states: the number of client states that a device holds.
     """
     sampler, devices = plan.sampler, num_devices(plan.mesh)
     if sampling.is_full_participation(sampler):
@@ -229,10 +233,10 @@ def chunk_layout_by_state(plan: Plan, num_states: int) -> tuple[int, int]:
 def chunks_by_state(
     device: Array, num_states: int, cohort: Cohort, plan: Plan
 ) -> tuple[tuple[Any, ...], Array]:
-    """Return the chunks of the drawn clients whose states a device holds.
+    """Return chunks with the clients of a cohort whose states a device holds.
 
-    A device holds the states of `num_states` consecutive clients.  Unless everybody participates,
-    the number of them in a cohort is random; chunks without a client do not run.
+    A device holds the states of `num_states` consecutive clients.  Unless all clients participate,
+    the number of these clients in a cohort is random; chunks without a client do not run.
 
     Returns:
         The chunks, and Int[], the number of clients that found no slot.

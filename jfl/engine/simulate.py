@@ -1,7 +1,7 @@
 """The loop over rounds: many rounds and their evaluations as one compiled program.
 
-simulate    the entry point: checks, devices, callbacks, and one program for all rounds
-scan        the same loop as a pure function, for jit and vmap
+simulate    runs this program, with checks, several devices and callbacks
+scan        is the same loop as a pure function, for jit and vmap
 """
 
 import dataclasses
@@ -74,12 +74,12 @@ class Output(NamedTuple):
 
 
 def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, Metrics]:
-    """Run rounds and evaluations as one pure function, for jit, vmap and your own code.
+    """Run rounds and evaluations.  This function is pure: use it under jit and vmap.
 
     Args:
         run: the result of `jfl.init` or of earlier rounds.
         plan: a Plan.
-        rounds: Int[E], the number of rounds before each of E evaluations.
+        rounds: Int[E], the number of rounds before each of E evaluations, since the previous one.
 
     Returns:
         The run after all rounds, and metrics with leaves [E].
@@ -104,7 +104,7 @@ def scan_from(
     noise: Key,
     evaluations: Array | int | None = None,
 ) -> tuple[Run, Metrics]:
-    """Do the same as `scan` for a run that `enter_plan` has bound to its plan.
+    """Run rounds and evaluations, as `scan` does, after `enter_plan` has prepared the run.
 
     Args:
         run: the state before the first round.
@@ -202,11 +202,12 @@ _noise_key_jit = jax.jit(derive_noise_key)
 
 
 def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
-    """Return Int[E], the number of rounds before each evaluation; the last may be smaller.
+    """Return Int[E], the number of rounds before each evaluation since the previous one.
 
     Args:
         rounds: the number of rounds of the run.
-        every: rounds between evaluations; None means about twenty evaluations.
+        every: rounds between evaluations; None means about twenty evaluations.  If it does not
+            divide `rounds`, fewer rounds precede the last evaluation.
     """
     checks.require_integer("simulate", rounds=rounds)
     if every is None:
@@ -249,10 +250,10 @@ def simulate(
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
-    Plans that differ only in numbers share one compiled program, however many rounds they run.  The
-    logger "jfl" reports each compilation at level INFO.  For a `jfl.population`, each round is one
-    call of a program, and the rows of the next cohort are fetched meanwhile; client states are then
-    NumPy arrays.
+    Plans that differ only in numbers share one compiled program, also with different `rounds`.  The
+    logger "jfl" reports each compilation at level INFO.  For a `jfl.population`, the program runs
+    once per round, while the rows of the next cohort are fetched; client states are then NumPy
+    arrays.
 
     Args:
         key: jax.random.key(seed).  Every draw is derived from this key, the round and the client.
@@ -261,8 +262,8 @@ def simulate(
         plan: a Plan.
         rounds: the number of rounds to run.
         evaluate_every: rounds between evaluations; by default about twenty evaluations.
-        start: a state to continue from (`out.run`), under this plan or another one with the same
-            clients and states.  `key` is then not used.
+        start: a state to continue from, such as `out.run` of an earlier Output.  It may be from
+            another plan with the same clients and shapes of states.  `key` is then not used.
         tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
         mesh: devices that share each cohort: "auto", a number, or the result of
             `jfl.mesh.devices`; None means one device.
@@ -272,7 +273,7 @@ def simulate(
             compiled program are the same as without callbacks.
 
     Returns:
-        Output(run, metrics with leaves [evaluations], params).
+        An Output: the run, metrics with leaves [evaluations], and params.
 
     Privacy:
         A guarantee covers the rounds that ran.  If a callback that sees training rows can stop the
@@ -330,7 +331,7 @@ def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:
     """Describe signs that a run diverged although its state is finite; return "" if there are none.
 
     A loss can be NaN while its gradients are finite, and parameters can be finite while their
-    squares are not.  Neither stops a run.
+    squares are not.  Neither case stops a run.
     """
     if not checks.is_concrete((health, metrics, params)):  # inside a user's jit
         return ""

@@ -1,8 +1,8 @@
-"""Run many plans as few programs: one vmapped program per static structure.
+"""Sweeps, which run many plans as few programs: one vmapped program for each static structure.
 
 A sweep has S points, each with a plan and a seed.  Points whose plans have the same structure run
-as one program, in blocks that fit into memory.  Points with the same seed form a row of a program,
-because they share cohorts and batches.
+as one program, in blocks that fit into memory.  Points with the same seed share cohorts and
+batches, which the program draws only once for them.
 """
 
 import dataclasses
@@ -48,17 +48,17 @@ class Sweep(NamedTuple):
     """The results of a sweep of S points, in the order of the points.
 
     Attributes:
-        points: the arguments of make_plan and the seed of each point.
+        points: for each point, a dict with the arguments of make_plan and the seed.
         plans: the Plan of each point.
         metrics: Metrics with leaves [S, evaluations].
         health: Health with counts Int[S].
-        failed: Bool[S].
+        failed: Bool[S], whether a Health count that is not tolerated is positive.
         params: the parameters of each point.
         groups: the number of programs that were compiled.
         seconds: Float[S], each point's share of the time of its program, compilation included.
         caveats: sentences to state next to the guarantees of several points.
-        point_bytes: Float[S], the device memory of a point beyond the arrays that the points of its
-            program share; NaN if it is unknown.
+        point_bytes: Float[S], the device memory of a point in bytes, without arrays that the points
+            of its program share; NaN if it is unknown.
     """
 
     points: list[Any]
@@ -90,7 +90,7 @@ class Sweep(NamedTuple):
 
 
 def points_of(axes: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the cartesian product of the axes; the last axis varies fastest.
+    """Return the cartesian product of the axes as a list of dicts; the last axis varies fastest.
 
     A scalar is an axis with one value.
     """
@@ -170,17 +170,17 @@ def sweep(
     watch: Callable[[str], None] | None = None,
     **axes: Sequence[Any],
 ) -> Sweep:
-    """Run `make_plan(**point)` at every point, with one vmapped program for each static structure.
+    """Run the plan `make_plan(**point)` of every point, with one program per static structure.
 
-    The points are the cartesian product of `axes`, or the list `points`.  Each name is an argument
-    of make_plan, or `seed`.  The seed makes the key of the run, is 0 by default, and is passed to
-    make_plan if it takes `seed`.
+    The points are the cartesian product of `axes`, or the list `points`.  Their names are arguments
+    of make_plan, and `seed`.  A point runs with the key jax.random.key(seed); the seed is 0 by
+    default, and is also passed to make_plan if that has an argument `seed`.
 
     Args:
         make_plan: maps hyperparameters to a Plan.  It is called once per point on the host, before
             anything is compiled.
         rounds: the number of rounds of each point.
-        points: a dict of arguments per point, instead of `axes`.
+        points: a list with a dict of arguments for each point, instead of `axes`.
         evaluate_every: rounds between evaluations; by default about twenty evaluations.
         memory: bytes on each device for the points that run at the same time.  The default is the
             free memory of an accelerator, and 4 GiB on a CPU.  The number of points is first
@@ -190,16 +190,16 @@ def sweep(
         tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
         mesh: devices that share the points: "auto", a number, or the result of
             `jfl.mesh.devices`; None means one device.
-        watch: a function of a string, such as `print`, that is called before each program runs with
-            the number of points that run at the same time and the memory of each.
-        **axes: the values of each name: a list, or a single value.
+        watch: a function of a string, such as `print`, that is called before each program runs.
+            The string says how many points run at the same time, and how much memory each takes.
+        **axes: for each argument of make_plan, a list of values or a single value.
 
     Returns:
-        A Sweep, in the order of the points.  Every point equals a separate run with
-        jax.random.key(seed).  Points have independent noise, even if they share a seed.
+        A Sweep, in the order of the points.  The result of a point equals that of a separate run.
+        Points have independent noise, even if they share a seed.
 
     Privacy:
-        Each epsilon is that of one point.  Points that share a seed share cohorts and batches, so
+        A guarantee covers a single point.  Points that share a seed share cohorts and batches, so
         no epsilon covers several of them together, as `caveats` says.  Use different seeds if you
         release several points.
 
@@ -262,12 +262,12 @@ def sweep(
 
 
 class Trained(NamedTuple):
-    """The result of one point of `train`.
+    """The result of one plan in `train`.
 
     Attributes:
-        health: the Health counts of the point.
-        metrics: Metrics after its last round, with leaves [1].
-        params: its parameters.
+        health: the Health counts of the run.
+        metrics: Metrics after the last round, with leaves [1].
+        params: the parameters after the last round.
         state: a Run without its key, from which `train` can continue; None if it was not kept.
     """
 
@@ -284,19 +284,18 @@ def train(
     states: Sequence[Any] | None = None,
     keep_states: bool = False,
 ) -> list[Trained]:
-    """Train plans for a number of rounds in few programs, from the start or from given states.
+    """Train many plans in few programs, from the beginning or from given states.
 
     Args:
-        plans: the plan of each point.
-        seeds: the seed of each point, all different.
-        rounds: the number of rounds to train each point now.
-        states: the state from which each point continues, reached with its own plan and seed.  None
-            starts all points from the beginning.
+        plans: the plans.
+        seeds: a seed for each plan, all different.
+        rounds: the number of rounds for which to train each plan.
+        states: for each plan, the state from which it continues, from an earlier call with the same
+            plan and seed.  None starts all plans from the beginning.
         keep_states: whether to return the states after the last round.
 
     Returns:
-        A Trained per point.  A point that continues from a state equals one that ran all of its
-        rounds at once.
+        A Trained per plan.  Training in several calls gives the same result as in a single call.
     """
     plans = pad_row_tables(plans)
     keys = [jax.random.key(int(seed)) for seed in seeds]
@@ -389,10 +388,10 @@ def _stack_or_nan(values: Sequence[Any]) -> Any:
 
 
 def max_row_widths(plans: list[Plan]) -> dict[str, Any]:
-    """Return the largest width of `fed.index` and of `fed.test_index` among the plans, by name.
+    """Return the largest widths of `fed.index` and `fed.test_index` among the plans, by name.
 
-    These tables list the rows of each client.  If they are equally wide, points whose clients own
-    different rows share a program.
+    These tables list the rows of each client.  Plans whose clients own different rows can share a
+    program if the tables have equal widths.
     """
     return {
         name: max(getattr(p.fed, name).shape[-1] for p in plans) for name in ("index", "test_index")
@@ -400,11 +399,11 @@ def max_row_widths(plans: list[Plan]) -> dict[str, Any]:
 
 
 def pad_row_tables(plans: list[Plan], to: dict[str, Any] | None = None) -> list[Plan]:
-    """Pad the tables of rows of all plans to the same widths.  No draw depends on the widths.
+    """Pad `fed.index` and `fed.test_index` of all plans to the same widths.  Draws do not change.
 
     Args:
         plans: the plans.
-        to: the width of each table, by name; None means the `max_row_widths` of these plans.
+        to: the widths by name; None means the `max_row_widths` of these plans.
     """
     to = max_row_widths(plans) if to is None else to
     # Plans that share a table or a federation also share the padded one.
@@ -426,10 +425,10 @@ def pad_row_tables(plans: list[Plan], to: dict[str, Any] | None = None) -> list[
 
 
 def static_groups(plans: list[Plan]) -> list[list[int]]:
-    """Return the indices of the plans of each program.
+    """Group plans that can share a program, and return the indices of the plans of each group.
 
-    Plans share a program if they have one structure and arrays of the same shapes and types.
-    Their chunks may differ, because the program uses `largest_chunk`.
+    Plans share a program if they have the same static structure, and arrays of the same shapes and
+    dtypes.  Their chunks may differ, because the program uses `largest_chunk`.
     """
     groups: dict[Any, list[int]] = {}
     for i, plan in enumerate(plans):
@@ -440,9 +439,9 @@ def static_groups(plans: list[Plan]) -> list[list[int]]:
 
 
 def largest_chunk(plans: list[Plan]) -> int:
-    """Return the number of clients that a program of these plans runs at the same time.
+    """Return the largest chunk of these plans, the number of clients that run at the same time.
 
-    Plans whose cohorts have different rates have different chunks.
+    Chunks may differ if the plans sample clients with different rates.
     """
     return max(p.chunk or p.sampler.capacity for p in plans)
 
@@ -478,9 +477,9 @@ def _reject_equal_noise_in_two_programs(
 
 
 def device_memory(share: float) -> float | None:
-    """Return a fraction of the free memory of this process's accelerator, in bytes.
+    """Return the fraction `share` of the free memory of this process's accelerator, in bytes.
 
-    Returns None if the device does not report its memory, as a CPU does not.
+    Return None if the device does not report its memory; a CPU does not.
     """
     stats = jax.local_devices()[0].memory_stats() or {}
     limit = stats.get("bytes_limit")

@@ -1,7 +1,7 @@
-"""Search over settings: choose the best of many runs, or let a tuner propose settings.
+"""Search over settings: choose the best of many private runs, or let a tuner propose settings.
 
 choose      releases the best of many private runs, with an epsilon that covers the choice
-ask_tell    lets a tuner such as Optuna choose settings on public data
+ask_tell    lets a tuner such as Optuna search on public data
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -81,18 +81,18 @@ def choose(
 ) -> Choice:
     """Train a random number of runs with random settings, and release only the best one.
 
-    Showing the best point of a sweep reveals something about all of its points, and the epsilon of
-    a single run does not cover that.  Here the number of runs is drawn from a distribution with a
+    Releasing the best point of a sweep reveals something about all of its points, which the epsilon
+    of a single run does not cover.  Here the number of runs is drawn from a distribution with a
     suitable tail and never revealed, and each run draws its setting from the grid and has its own
-    seed.  Releasing the best run then costs 1.5 to 4 times the epsilon of one run, however many
-    runs there are on average.
+    seed.  The epsilon of the choice is then 1.5 to 4 times the epsilon of one run, however large
+    the mean number of runs is.
 
     A list of numbers of rounds, with one distribution for each, makes a tournament (successive
     halving).  All runs train to the first number of rounds, in groups; the best run of each group
     continues to the next number, and so on.  The best run of the last group is released.  With
     rounds=(10, 30, 90) and means 4, 3 and 2, on average 24 runs train to round 10, 6 of them
     continue to round 30 and 2 to round 90.  Every choice is charged for all rounds before it, so
-    early rounds cost several times as much as late ones.
+    early rounds, which precede several choices, cost more than late ones.
 
     Args:
         make_plan: maps settings to a Plan, as in `jfl.sweep`.
@@ -119,8 +119,8 @@ def choose(
 
     Privacy:
         The guarantee covers the parameters, the setting and the score together.  It is a Renyi
-        bound for the worst setting at each order.  It does not cover an observer who learns the
-        number of runs, for example from the total time.  A tournament adds up the costs of the
+        bound for the worst setting at each order.  It does not hold against an observer who learns
+        the number of runs, for example from the total time.  A tournament adds up the costs of the
         rounds of each rung, so it requires rounds that are independent and identical.
 
     Raises:
@@ -422,7 +422,7 @@ def ask_tell(
     seeds: Sequence[int] = (0,),
     tolerate: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Let a tuner such as Optuna choose settings; each batch of settings runs as one sweep.
+    """Let a tuner such as Optuna propose settings, and run them as sweeps.
 
     Args:
         make_plan: maps settings to a Plan, as in `jfl.sweep`.
@@ -432,7 +432,7 @@ def ask_tell(
         space: the distribution of each argument of make_plan, in the form that the study expects.
         rounds: the number of rounds of each run.
         trials: the number of settings to try.
-        at_once: the number of settings to ask for at a time; they run as one program.
+        at_once: the number of settings to ask for at a time; they run as one sweep.
         metric: the metric of the last evaluation that is passed to the study: a field of Metrics,
             or the name of a custom metric.
         seeds: every setting runs with each of these seeds, and the study gets the mean metric.
