@@ -1,4 +1,4 @@
-"""Gradients of single examples, clipped and summed: formed one by one, or by ghost clipping."""
+"""Sums of clipped per-example gradients, computed with vmap or by book-keeping."""
 
 from ..core.lazy import submodules as _submodules
 

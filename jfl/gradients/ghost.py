@@ -2,15 +2,15 @@
 
 The loss of one example is traced to a jaxpr, which shows every use of every parameter, in any
 library. A parameter has a *rule* if it is used once, in a matrix product, a convolution or a table
-lookup with the data. The gradient of an example is then a product of activations and of the
-gradient at the result of that operation, its backprop, from which norms and clipped sums are
-computed directly. To get the backprop, a *tap* is added to the result: a zero whose gradient is the
-backprop. There are also rules for parameters that a loop (a scan) reads once per iteration: whole,
-as recurrent layers do, or one slice each, as a loop over layers does. Their taps have an additional
-axis of iterations.
+lookup with the data. The gradient of an example is then the product of the activations that enter
+the operation and of the gradient with respect to its output, the *backprop*. Norms and clipped sums
+are computed from these two factors. To get the backprop, a *tap* is added to the output: an array
+of zeros whose gradient is the backprop. There are also rules for parameters that a loop (a scan)
+reads once per iteration, either whole, as in recurrent layers, or one slice per iteration, as in a
+loop over layers. Their taps have an additional axis of iterations.
 
-The gradients of all other parameters are formed, as vmap(grad) does. For a parameter that is used
-elementwise (a bias, a scale) they are no larger than the activations.
+For all other parameters, the gradient of each example is formed, as vmap(grad) does. If such a
+parameter is used elementwise (a bias, a scale), these gradients are no larger than the activations.
 
 In this module, a leaf is a parameter array, and an equation is one operation of the jaxpr.
 """
@@ -46,11 +46,12 @@ class Rule(NamedTuple):
 
     Attributes:
         leaf: the index of the leaf among the parameters; None until it is known.
-        parts: the `Parts` of ghost_rules for this kind of equation.
+        parts: the ghost_rules.Parts for this kind of equation.
         shape: the shape of the tap.
         dtype: the dtype of the tap.
         apply: maps the operands of the equation to its output and to the activations to record.
-        gather: maps records and backprops, [N, ...], to Formed, Product or Lookup.
+        gather: maps recorded activations and backprops, [N, ...], to Formed, Product or Lookup of
+            kernels.ghost_sums.
         back: maps a sum over examples in the shape of the rule to the shape of the leaf.
     """
 
@@ -67,11 +68,12 @@ class Book(NamedTuple):
     """A traced loss with the rules of its parameters.
 
     Attributes:
-        jaxpr: (leaves of the parameters, of the loss, of x, of y) -> loss, without inner jits.
+        jaxpr: the jaxpr (leaves of the parameters, of the loss, of x, of y) -> loss, without inner
+            jits.
         rules: the Rule of each equation that has one. The key is (index of the equation, None), or
             (index of a scan, index of the equation in its iteration).
-        why_not: for each leaf without a rule, by name, the reason.
-        loops: for each scan, by index, the jaxpr of its iteration, without inner jits.
+        why_not: a dict from the name of each leaf without a rule to the reason.
+        loops: a dict from the index of each scan to the jaxpr of its iteration, without inner jits.
     """
 
     jaxpr: Any
@@ -84,7 +86,7 @@ def read(loss, params, x, y) -> Book:
     """Trace a loss and find the rule of every leaf.
 
     Args:
-        loss: (params, x, y) -> scalar, which is a pytree, such as an Fn.
+        loss: a function (params, x, y) -> scalar that is a pytree, such as an Fn.
         params: a pytree of floats.
         x: one example, as arrays or jax.ShapeDtypeStruct.
         y: its label, likewise.
@@ -325,16 +327,14 @@ def _run(closed, args, hooks=None):
 
 
 def with_fast_convolutions(loss, params, x, y, examples: int):
-    """Return `loss` with its convolutions computed as in kernels.conv.
+    """Return `loss` with its convolutions computed as kernels.conv chooses for the backend.
 
-    Under vmap over clients a convolution becomes a grouped one, whose backward pass inside a loop
-    is slow on a CPU: seven times slower than this for a small CNN. Values are equal up to rounding.
+    Under vmap over clients, XLA computes a grouped convolution. Its backward pass inside a loop is
+    slow on a CPU: for a small CNN it takes seven times as long as this one. Values are equal up to
+    rounding.
 
     Args:
-        loss: as in `read`.
-        params: as in `read`.
-        x: as in `read`.
-        y: as in `read`.
+        loss, params, x, y: as in `read`.
         examples: the number of examples whose gradients are added.
     """
     closed, hooks = _trace(loss, params, x, y), {}
@@ -351,7 +351,7 @@ def with_fast_convolutions(loss, params, x, y, examples: int):
 
 
 def gradients(book: Book, loss, params, x, y):
-    """Run one forward and one backward pass, and return the gradients in the forms of the rules.
+    """Run one forward and one backward pass, and return per-example gradients, mostly as factors.
 
     Args:
         book: the result of `read` for this loss.

@@ -1,8 +1,8 @@
-"""Rules of ghost.py for matrix products, convolutions and table lookups: a function per primitive.
+"""The rules of ghost.py for matrix products, convolutions and table lookups.
 
-A rule takes the params of the equation, `side` (0 or 1: which operand the parameter is), the shapes
-of both operands, and the shape and dtype of the output. It returns `Parts`, or None if there is no
-rule for such an equation.
+Each function for a primitive takes the params of an equation, `side` (0 or 1: which operand the
+parameter is), the shapes of both operands, and the shape and dtype of the output. It returns
+`Parts`, or None if there is no rule for such an equation.
 """
 
 import math
@@ -30,10 +30,11 @@ class Parts(NamedTuple):
     Attributes:
         apply: (bind, parameter, other operand) -> output and activations to record, where `bind`
             runs the equation itself.
-        gather: (records, backprops), both [N, ...], -> Formed, Product or Lookup, the gradients.
+        gather: (recorded activations, backprops), both [N, ...], -> the gradients, as Formed,
+            Product or Lookup of kernels.ghost_sums.
         back: maps a sum of such gradients to the shape of the parameter.
-        factors: (records, backprops) -> the two factors of a Product, [N, E, P, I] and
-            [N, E, P, O]. None if gradients are not products, and then there is no rule in loops.
+        factors: (recorded activations, backprops) -> the two factors of a Product, [N, E, P, I] and
+            [N, E, P, O]. None if gradients are not products; there is then no rule in loops.
     """
 
     apply: Callable
@@ -70,12 +71,12 @@ def matmul(params, side, shapes, out):
 def convolution(params, side, shapes, out, examples=math.inf):
     """Return the rule of a convolution, which multiplies patches of the input with the kernel.
 
-    Where kernels.conv prefers it, XLA's own convolution computes the output instead.
+    If kernels.conv prefers XLA's convolution on this backend, that one computes the output.
 
     Args:
-        params: as in the module docstring, like `side`, `shapes` and `out`.
+        params, side, shapes, out: see the module.
         examples: the number of examples over which XLA would sum the gradient of the kernel; inf
-            for book-keeping, which multiplies patches instead.
+            for book-keeping, which computes this gradient from patches.
     """
     if side == 0 or params["batch_group_count"] != 1 or 0 in out.shape:
         return None
@@ -159,7 +160,8 @@ RULES = {p.dot_general_p: matmul, p.conv_general_dilated_p: convolution, p.gathe
 def over_time(parts: Parts, length: int) -> Parts:
     """Return the rule of an equation that runs in each of `length` iterations of a loop.
 
-    The positions of all iterations form one product. Records and backprops are [N, length, ...].
+    The positions of all iterations become positions of one Product. Recorded activations and
+    backprops are [N, length, ...].
     """
 
     def gather(a, b):
@@ -174,9 +176,10 @@ def over_time(parts: Parts, length: int) -> Parts:
 
 
 def over_layers(parts: Parts, length: int) -> Parts:
-    """Return the rule of an equation that runs in each iteration with its own slice of a parameter.
+    """Return the rule of an equation that uses another slice of a parameter in each iteration.
 
-    The slices are blocks of one product. Records and backprops are [N, length, ...].
+    The slices become blocks of one Product. Recorded activations and backprops are
+    [N, length, ...].
     """
 
     def gather(a, b):

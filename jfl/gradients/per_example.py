@@ -1,4 +1,4 @@
-"""Gradients of a batch: the mean gradient, or the private release of per-example gradients."""
+"""Gradients of a batch: the mean gradient, or a private sum of clipped per-example gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,17 +20,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @record
 class Grad:
-    """A gradient of a batch, which a local step follows.
+    """A function that computes the gradient of a batch for a local step.
 
-    It is called as (key, params, batch, ctx) and returns the gradient and the pair (mean loss,
-    fraction of clipped rows).
+    A call (key, params, batch, ctx), where ctx is the Context of the round, returns the gradient
+    and the pair (mean loss, fraction of clipped rows).
 
     Attributes:
         loss: (params, x, y) -> scalar, of one example. For a loss that draws random numbers, x is a
             pair (see models.losses).
         mechanism: the chain that releases the gradient; None means the mean gradient, which is not
             private.
-        l2: a factor; l2 * params is added after the mechanism. None adds nothing.
+        l2: a factor; l2 * params is added to the released gradient. None adds nothing.
         microbatch: as in `private_grad`.
         path: as in `private_grad`.
     """
@@ -54,7 +54,7 @@ class Grad:
         return gradient, diagnostics
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the settings of the gradient by name, as they print."""
+        """Return the settings of the gradient by name, for printing."""
         return {} if self.l2 is None else {"l2": self.l2}
 
 
@@ -94,12 +94,12 @@ def computed_in(grad: Grad) -> str:
 
 
 def exact(loss: Fn) -> Fn:
-    """Return the loss of a Grad in float32, and with a fixed key if it draws random numbers."""
+    """Return the loss of a Grad, computed in float32 and, if it is random, with a fixed key."""
     return losses.without_key(loss.data["loss"] if loss.function is _loss_in_dtype else loss)
 
 
 def grad(loss: Callable, *, l2: ArrayLike | None = None, compute: str = "float32") -> Grad:
-    """Return the mean gradient of `loss` over the rows of a batch, without privacy.
+    """Return a Grad that computes the mean gradient of `loss` over a batch, without privacy.
 
     Args:
         loss: any pure function (params, x, y) -> scalar of one example. Or (params, x, y, key),
@@ -121,7 +121,7 @@ def private_grad(
     path: str = "auto",
     compute: str = "float32",
 ) -> Grad:
-    """Return a private gradient: the per-example gradients of `loss`, released by `mechanism`.
+    """Return a Grad that releases per-example gradients of `loss` through `mechanism`.
 
     Args:
         loss: any pure function (params, x, y) -> scalar of one example, or (params, x, y, key), as
@@ -131,7 +131,7 @@ def private_grad(
         l2: a factor >= 0; l2 * params is added after clipping and noise. It does not depend on
             examples, so it is not clipped. None adds nothing.
         microbatch: the number of examples whose gradients are in memory at a time. None means the
-            batch.
+            whole batch.
         path: how the clipped sum is computed. "bookkeeping" computes it from activations and
             backprops, at the cost of a plain gradient; it requires a chain with one clip_l2 or
             clip_per_layer, and parameters with a rule (see `jfl.gradients.ghost`). "vmap" forms the
@@ -143,8 +143,8 @@ def private_grad(
 
     Privacy:
         Each (round, client, step) has independent noise. Epsilon also depends on how batches and
-        clients are drawn: see `jfl.guarantee`. A row whose gradient is not finite counts as zero;
-        Health.nonfinite_rows counts it and stops the run.
+        clients are drawn: see `jfl.guarantee`. A gradient that is not finite is replaced by zero
+        and counted in Health.nonfinite_rows, which stops the run.
 
         Epsilon does not depend on `compute`, because gradients are clipped, summed and made noisy
         in float32. If parameters have half precision, the result is rounded to their dtype. Epsilon
@@ -284,7 +284,8 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
         weight: Float[B], a factor of each gradient; 0 leaves a row out.
 
     Returns:
-        A PartialSum, and the sum of the losses of rows that are not left out.
+        A PartialSum (see `jfl.privacy.mechanisms.chain`), and the sum of the losses of rows that
+        are not left out.
     """
     example = _example(batch)
     book = _book(grad, params, *example)

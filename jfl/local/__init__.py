@@ -1,4 +1,4 @@
-"""Local training on a client."""
+"""Local training on a client, and optimizers for clients and the server."""
 
 from ..core.lazy import submodules as _submodules
 

@@ -1,6 +1,6 @@
 """Optimizers for noisy gradients, as optax transformations.
 
-They are post-processing, so they do not affect privacy.
+An optimizer post-processes released gradients, so it does not affect privacy.
 """
 
 from typing import Any, NamedTuple
@@ -29,14 +29,14 @@ class Moments(NamedTuple):
 def noise_std(mechanism: Mechanism) -> float:
     """Return the standard deviation of the noise in each coordinate of a chain's release.
 
-    The noise is divided by the divisors of the chain.
+    This is the standard deviation after the chain's divisions.
 
     Args:
-        mechanism: a chain with isotropic Gaussian noise of one level, and divisors that are
-            numbers.
+        mechanism: a chain with isotropic Gaussian noise of a constant level, a fixed clip norm, and
+            divisors that are numbers.
 
     Raises:
-        ValueError: for noise that changes with the round, differs between clients, or has a shape.
+        ValueError: for any other chain.
 
     Example:
         >>> import jfl
@@ -84,7 +84,7 @@ def adam_without_noise_bias(
     slow gradient descent. Subtracting s^2 restores Adam.
 
     Args:
-        learning_rate: > 0.
+        learning_rate: learning rate, > 0.
         noise_std: standard deviation of the noise in each coordinate of a gradient, from
             `noise_std(chain)`. With 0 this is Adam with `least` instead of its epsilon.
         b1: decay of the first moment, in [0, 1).

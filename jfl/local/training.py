@@ -25,7 +25,7 @@ MAX_ROWS_DRAWN_AT_ONCE = 2**10
 
 
 def as_optimizer(factory) -> Fn:
-    """Convert what a user passes as an optimizer to an Fn from learning rate to transformation.
+    """Convert an optimizer argument to an Fn that maps a learning rate to a transformation.
 
     Args:
         factory: an optax factory whose first argument is the learning rate, such as optax.sgd,
@@ -134,19 +134,19 @@ class Work:
     steps: int = static()
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the settings of local training by name, as they print."""
+        """Return the settings of local training by name, for printing."""
         settings = dict(batch=self.batches, lr=self.lr, optimizer=self.optimizer, steps=self.steps)
         return self.grad.hyperparameters() | settings
 
     def releases(self) -> tuple:
-        """Return what one participation releases about a client's examples."""
+        """Return what one participation releases about a client's examples, a tuple of Release."""
         return (Release(self.grad.mechanism, self.batches, self.steps),)
 
 
 def work(
     grad: Grad, batches: Batches, *, lr, steps: int, optimizer=optax.sgd, default_lr=0.1
 ) -> Work:
-    """Check the parts of local training, and return them as a Work.
+    """Check the settings of local training, and return them as a Work.
 
     Args:
         grad: a Grad, from jfl.grad or jfl.private_grad.
@@ -174,10 +174,10 @@ def work(
 
 
 def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=False, first=0):
-    """Take the local steps of a client in a round.
+    """Train a model on a client by the local steps of a round.
 
     Args:
-        work: the steps to take.
+        work: the settings of the steps.
         ctx: the Context of the round.
         keys: the client's Keys, for batches and noise.
         params: the initial model.
@@ -189,8 +189,9 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
             gradient is the mean gradient there.
         drop: whether a step with a non-finite gradient uses a zero gradient, and is counted among
             the non-finite rows.
-        first: the number of the first step in this round, from which batches and noise are derived.
-            If a client trains twice in a round, the second call continues the numbers of the first.
+        first: the number of the first step within the round. Batches and noise are derived from
+            step numbers, so if a client trains twice in a round, the second call must continue the
+            numbers of the first.
 
     Returns:
         The trained params, the mean gradient over the steps, the sum of learning rates, and
@@ -265,7 +266,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
 
 
 def add_counts(diagnostics: Diagnostics, other: Diagnostics) -> Diagnostics:
-    """Add the counts of `other` to diagnostics, whose loss and clipped fraction stay."""
+    """Add the counts of `other` to `diagnostics`, keeping its loss and its clipped fraction."""
     return diagnostics._replace(
         overflow=diagnostics.overflow + other.overflow,
         nonfinite=diagnostics.nonfinite + other.nonfinite,
@@ -273,7 +274,7 @@ def add_counts(diagnostics: Diagnostics, other: Diagnostics) -> Diagnostics:
 
 
 def over_steps(diagnostics: Diagnostics) -> Diagnostics:
-    """Combine diagnostics of several steps, leaves [steps]: average fractions, and add counts."""
+    """Combine Diagnostics with leaves [steps]: average the loss and fractions, and add counts."""
     return Diagnostics(
         diagnostics.loss.mean(),
         diagnostics.clipped.mean(),
@@ -292,13 +293,13 @@ class Server:
 
 @record
 class ServerStep:
-    """A server optimizer, for which a released model difference is minus the gradient."""
+    """A server optimizer, which takes minus the released model difference as its gradient."""
 
     lr: Any  # a number, or an Fn of the round
     optimizer: Fn  # learning rate -> optax transformation
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the settings of the server by name, as they print."""
+        """Return the settings of the server by name, for printing."""
         return dict(server_lr=self.lr, server_optimizer=self.optimizer)
 
     def init(self, params) -> Server:
@@ -315,7 +316,9 @@ class ServerStep:
 
 
 def server_step(lr, optimizer=optax.sgd, default_lr=1.0, name="server_lr") -> ServerStep:
-    """Return the step of a server: optax.sgd at rate 1.0 averages models, optax.adam is FedAdam.
+    """Check the settings of a server optimizer, and return them as a ServerStep.
+
+    With optax.sgd at rate 1.0 the server averages models, and with optax.adam it is FedAdam.
 
     Args:
         lr: a number, or a function of the round.

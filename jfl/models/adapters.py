@@ -26,11 +26,11 @@ SWITCHES = dict(train=True, training=True, is_training=True, deterministic=False
 
 
 def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the function of an adapter that calls a model.
+    """Decorate an adapter's function that calls a model, so that JAX traces the model only once.
 
-    Losses, predictions and metrics of a run call the model with the same shapes.  JAX then traces
-    it once, which for large models takes seconds.  The equations of the model become part of the
-    caller, as they do without this decorator.
+    Losses, predictions and metrics of a run call a model with the same shapes, and tracing a large
+    model takes seconds.  The equations of the model become part of the caller, as without this
+    decorator.
 
     Args:
         function: a module-level function.  Its positional arguments are arrays, and its keyword
@@ -50,7 +50,7 @@ def _call_inline(bound, *arrays):
 
 
 class Model(NamedTuple):
-    """A model of one example, from any library.
+    """A model from any library, as functions of one example.
 
     Attributes:
         init: key -> params.
@@ -153,9 +153,7 @@ def build_task(where, fed, model: Model, target, trainable, params) -> Task:
         where: the function that was called, for messages.
         fed: the federation, which determines the shape of a row and the kind of labels.
         model: the model.
-        target: as in `jfl.models.flax`.
-        trainable: as in `jfl.models.flax`.
-        params: as in `jfl.models.flax`.
+        target, trainable, params: as in `jfl.models.flax`.
     """
     target = target_of(where, fed, target)
     kind = TARGETS[target]
@@ -229,7 +227,7 @@ def batch_shape(x, examples: int) -> jax.ShapeDtypeStruct:
 
 
 def takes_batches(where, trace, apply, x, batched: bool | None) -> tuple[bool, bool]:
-    """Return whether a model is written for batches.
+    """Determine whether a model is written for batches or for a single example.
 
     Args:
         where: the function that was called, for messages.
@@ -237,7 +235,7 @@ def takes_batches(where, trace, apply, x, batched: bool | None) -> tuple[bool, b
             raises an error if the model cannot take such an input.
         apply: (params, input) -> output.
         x: the shape of one example.
-        batched: the user's choice; None means that it is determined here.
+        batched: the user's choice; None means that this function tries both.
 
     Returns:
         Whether to call the model on a batch of one instead of on one example, and whether both
@@ -314,5 +312,5 @@ def find_switches(call) -> tuple[tuple, tuple]:
 
 @named("models.held_params")
 def held_params(key, *, params):
-    """Return parameters that do not depend on the key."""
+    """Return `params` for any key.  This is the `init` of a model with given parameters."""
     return params

@@ -1,4 +1,4 @@
-"""The adapter of equinox modules, which imports equinox only when it is used."""
+"""The adapter of equinox modules.  Equinox is imported only when the adapter is used."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ def equinox(
 ) -> Task:
     """Return a task from an equinox model.
 
-    The model is called on one example. If its `__call__` takes `key`, local steps pass one.
-    Evaluations call the model in inference mode. All arrays of floats are trained.
+    The model is called on one example. If its `__call__` takes `key`, local steps pass a key.
+    Evaluations call the model in inference mode. By default, all arrays of floats are trained.
 
     Args:
         model: an equinox module, whose arrays are the initial parameters of every run; or a
-            function key -> module, which draws them from the seed of a run.
+            function key -> module, whose key is derived from the seed of a run.
         fed, target, trainable, params: as in `jfl.models.flax`. An example of a path is
             "layers/0/weight".
 

@@ -36,10 +36,10 @@ def trainable(
     Args:
         task: any task.
         which: shell patterns for the paths of trained parameters, such as "*lora*" or ("head/*",
-            "*/bias"); or a function path -> bool. None trains everything.
-        params: pretrained parameters, all or some of them: a pytree like the task's, or a dict from
-            paths to arrays. Missing ones are drawn by the task. Frozen parameters must be given,
-            unless the task always starts from the same parameters.
+            "*/bias"); or a function from a path to a bool. None trains all parameters.
+        params: pretrained values of all or some parameters: a pytree like the task's, or a dict
+            from paths to arrays. The others start as in `task`. Values of frozen parameters must be
+            given, unless the task always starts from the same parameters.
         where: the function that is named in messages.
 
     Returns:

@@ -51,19 +51,20 @@ def flax(
             negative ones are masked; logits [T, classes]), "labels" (y [k] of 0 and 1; k logits) or
             "numbers" (an output with the shape of y). None chooses "class", "tokens" or "numbers"
             from the labels of `fed`.
-        trainable: the parameters to train, as in `jfl.models.trainable`. The others keep the values
-            in `params`, in one copy for all clients. None trains all.
-        params: pretrained parameters, all or some of them: a pytree like the module's, or a dict
+        trainable: the parameters to train, as `which` in `jfl.models.trainable`. The others keep
+            the values in `params`, in one copy for all clients. None trains all parameters.
+        params: pretrained values of all or some parameters: a pytree like the module's, or a dict
             from paths such as "Dense_0/kernel" to arrays, as returned by `jfl.models.read_params`.
-            Missing ones are drawn.
-        batched: whether the module is written for batches. None decides it: True if the module maps
-            batches of one and two examples to outputs with one and two rows, with the same
-            parameters, unless a call without a batch axis gives the same outputs.
+            The other parameters are initialized at random.
+        batched: whether the module is written for batches. None lets jfl decide: the module is
+            written for batches if it maps batches of one and of two examples to outputs with one
+            and two rows, with the same parameters, and if a call on a single example fails or gives
+            another output.
 
     Raises:
-        ValueError: for BatchNorm, modules with other variables than parameters, or outputs of
-            another shape; and for GroupNorm and InstanceNorm in a module that is written for one
-            example, because they treat axis 0 as the batch.
+        ValueError: for BatchNorm, for modules with variables other than parameters, and for outputs
+            of the wrong shape; also for GroupNorm and InstanceNorm in a module that is written for
+            one example, because they treat axis 0 as the batch.
 
     Example:
         >>> import jfl
@@ -215,8 +216,8 @@ def nnx(
     call it in `train()` mode, and evaluations in `eval()` mode. The object itself does not change.
 
     Args:
-        model: a model, whose parameters are the initial ones of every run; or a function rngs ->
-            model, which draws them from the seed of a run.
+        model: a model, whose parameters are the initial parameters of every run; or a function
+            rngs -> model, whose rngs are derived from the seed of a run.
         fed, target, trainable, params, batched: as in `jfl.models.flax`. An example of a path is
             "layer/kernel", and trainable="*lora*" trains LoRA layers.
 

@@ -1,7 +1,6 @@
-"""Messages about modules of flax and equinox where jfl expects parameters or functions.
+"""Errors for modules of flax and equinox that are passed as parameters or functions.
 
-equinox and flax.nnx are looked up among the modules that are already imported: a user who passes an
-object of theirs has imported them.
+Nothing is imported: a user who passes a module of equinox or flax.nnx has imported that library.
 """
 
 import sys
@@ -55,11 +54,11 @@ def parameters(where: str, value: Any) -> Any:
 
     Args:
         where: the function that was called, for the message.
-        value: a pytree. An equinox module is one if all its leaves are arrays of floats.
+        value: a pytree. An equinox module is accepted if all its leaves are arrays of floats.
 
     Raises:
-        ValueError: for other modules of flax and equinox, leaves that are not floating-point
-            numbers, and statistics of BatchNorm.
+        ValueError: for other modules of flax and equinox, for leaves that are not floating-point
+            numbers, and for statistics of BatchNorm.
     """
     for node in jax.tree.leaves(value, is_leaf=lambda node: library(node) is not None):
         name = library(node)
@@ -109,7 +108,7 @@ def function(where: str, name: str, value: Any, form: str) -> None:
 
 
 def explain(where: str, error: Exception, context: str = "") -> None:
-    """Replace an error of flax by a message that says what to do; return for other errors.
+    """If an error comes from flax, raise one that says what to do; otherwise return.
 
     Args:
         where: what was traced, such as "the loss".
@@ -137,7 +136,7 @@ def explain(where: str, error: Exception, context: str = "") -> None:
 
 
 def library(value: Any) -> str | None:
-    """Return "flax.linen", "flax.nnx" or "equinox" for a module of theirs, and None otherwise."""
+    """Return the library of a module, "flax.linen", "flax.nnx" or "equinox"; otherwise None."""
     if isinstance(value, linen.Module):
         return "flax.linen"
     for name in ("flax.nnx", "equinox"):

@@ -28,8 +28,8 @@ def key_of(number: int) -> Key:
 def takes_key(loss: Callable[..., Any]) -> bool:
     """Return whether a loss takes a key, as (params, x, y, key).
 
-    It does if it has a fourth positional parameter that is not bound, and that has no default or is
-    named `key` or `rng`.
+    A loss takes a key if it has a fourth positional parameter that is not bound, and that has no
+    default or is named `key` or `rng`.
 
     Example:
         >>> takes_key(lambda params, x, y, key: 0.0), takes_key(lambda params, x, y, scale=1: 0.0)
@@ -64,7 +64,7 @@ def with_key_in_x(loss: Fn) -> Fn:
 
 
 def draws(loss: Fn | None) -> bool:
-    """Return whether `with_key_in_x` made a loss, or a loss that it wraps."""
+    """Return whether a loss, or a loss that it wraps, is a result of `with_key_in_x`."""
     while isinstance(loss, Fn):
         if loss.function is _with_key:
             return True
@@ -99,7 +99,7 @@ def _at_one_key(params: Tree, x: Tree, y: Array, *, loss: Fn) -> Any:
 
 
 def without_key(loss: Fn) -> Fn:
-    """Turn a loss into one of (params, x, y); a random loss uses one fixed key for all rows."""
+    """Turn a loss into a function (params, x, y); a random loss gets one fixed key for all rows."""
     if loss.function is _with_key:
         loss = loss.data["loss"]
     return Fn(_at_one_key, dict(loss=loss)) if takes_key(loss) else loss

@@ -18,14 +18,14 @@ class Target(NamedTuple):
     """A kind of label.
 
     Attributes:
-        words: a description for messages.
+        words: a description of the labels, for messages.
         loss: a function (output, y) -> scalar of one example.
         shape: a function (classes, shape of y) that returns the shape that an output must have.
         hits: a function (output, y) that returns whether an output is correct; for several labels
             per row, how many of them are correct, and their number. None means that there is no
             accuracy.
-        metrics: further metrics by name, each a pair: a function like `hits`, and a function that
-            is applied to its mean over test rows.
+        metrics: further metrics by name. Each is a pair of functions: one like `hits`, and one that
+            maps the mean of its results over test rows to the metric.
     """
 
     words: str
@@ -133,7 +133,7 @@ TARGETS = {
 
 @named("targets.loss")
 def loss_of(output, y, target: str):
-    """Return the loss of one example for a kind of labels."""
+    """Return the loss of one example for `target`, a kind of label in `TARGETS`."""
     return TARGETS[target].loss(output, y)
 
 

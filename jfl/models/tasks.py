@@ -46,8 +46,8 @@ def task(
             example because it leaves out dropout. None uses `loss`; if that takes a key, each test
             row has the same key in all evaluations.
         metrics: further metrics of the test rows, by name. Each is a pure function (params, x, y)
-            -> number, whose mean over test rows is reported; a function that returns a sum and its
-            number of terms instead; or a jfl.Metric, which also transforms the mean. Results are in
+            that returns a number, whose mean over test rows is reported, or a pair of a sum and its
+            number of terms; or a jfl.Metric, which also transforms the mean. Results are in
             `out.metrics.custom`.
         target: the kind of y, which determines when an output is correct: "class" (the largest
             logit), "tokens" (each token of a sequence, except for negative ones), "labels" (the
@@ -279,9 +279,10 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
 def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256)) -> Task:
     """Return an LSTM that predicts the next token.
 
-    It consists of an embedding, layers of LSTM cells, and a dense layer. The dense layer gets the
-    last output of the cells if a row has one label, and all outputs if each token has a label (y
-    Int[T]). The defaults are those of McMahan et al. for the plays of `datasets.shakespeare`.
+    The model consists of an embedding, layers of LSTM cells, and a dense layer. The dense layer
+    gets the last output of the cells if a row has one label, and all outputs if each token has a
+    label (y Int[T]). The defaults are those of McMahan et al. for the plays of
+    `datasets.shakespeare`.
 
     Args:
         embedding: size of the embedding of a token.
@@ -308,7 +309,7 @@ def gpt(
 ) -> Task:
     """Return a small causal transformer that predicts the next token, like GPT-2.
 
-    Positions are learned, and LayerNorm precedes attention and dense layers.
+    Position embeddings are learned, and LayerNorm precedes attention and dense layers.
 
     Args:
         width: size of the embedding of a token; a multiple of `heads`.
@@ -364,7 +365,7 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
     Other Parameters:
         fed: the federation, which determines the shape of an image and the number of classes.
         width: number of channels of the first stage: an even number up to 64, or a multiple of 64.
-            The model has 11 million parameters if it is 64.
+            With 64, the model has 11 million parameters.
 
     References:
         He et al., CVPR 2016, with the 3 x 3 stem for 32 x 32 pixels; Wu and He, ECCV 2018.
