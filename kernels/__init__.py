@@ -1,3 +1,1 @@
-"""Numerical kernels: arrays in, arrays out.  Imports jax and numpy only.  Installed as
-`jfl.kernels`.
-"""
+"""Numerical functions of arrays, which import only jax and numpy; installed as `jfl.kernels`."""

@@ -1,6 +1,6 @@
 """Convolutions and pooling of one example, for use under vmap over clients with separate weights.
 
-This module chooses how to compute a convolution when a program is traced for a backend:
+The way to compute a convolution is chosen for the backend for which a program is traced:
 
 - A CPU and a GPU use shifted slices (patches) and one matrix product.  XLA's convolution with
   separate weights per client is a grouped convolution.  It takes 2 to 4 times as long on a CPU,
@@ -50,28 +50,30 @@ def _multiply_patches(x, kernel, around):
 
 
 def is_kept_apart(groups: int, channels: int, out: int, examples: float) -> bool:
-    """Return whether `apart` can compute a convolution; any other one must multiply patches.
+    """Return whether `apart` can compute a convolution; otherwise patches must be multiplied.
 
     Args:
-        groups: the number of groups of the convolution itself.
+        groups: the number of groups of the convolution, before vmap over clients.
         channels: the number of input channels per group.
         out: the number of output channels per group.
-        examples: the number of examples over which its kernel gradient sums.
+        examples: the number of examples over which the gradient of the kernel is summed.
     """
     return examples > 1 and (groups == 1 or min(channels, out) > 1)
 
 
 def apart(x, kernel, params):
-    """Compute XLA's convolution so that vmap keeps the numbers of clients separate.
+    """Compute a convolution by XLA such that, under vmap, no client affects the results of others.
 
-    Mapped over kernels, it becomes a grouped convolution.  If a group sums over a single channel, a
-    TPU's compiler builds one dense convolution with zeros between the groups.  Since 0 * nan is
-    nan, a client with non-finite values would then affect the others.  Therefore a single input
-    channel is padded with a channel of zeros.  So is a single output channel, because the gradient
-    with respect to x sums over it.
+    Under vmap over kernels, XLA computes a grouped convolution.  If a group sums over a single
+    channel, a TPU's compiler builds one dense convolution with zeros between the groups.  Since
+    0 * nan is nan, a client with non-finite values would then affect the others.  Therefore a
+    channel of zeros is added to a single input channel.  One is also added to a single output
+    channel, because the gradient with respect to x sums over output channels.
 
     Args:
-        params: parameters of an equation for which `is_kept_apart` is true.
+        x: the input.
+        kernel: the kernel.
+        params: the parameters of lax.conv_general_dilated; `is_kept_apart` must be true for them.
     """
     (_, into, *_), (made, taken, *_), (_, axis, *_) = params["dimension_numbers"]
     out = kernel.shape[made]
@@ -90,8 +92,8 @@ def _append_zeros(x, axis):
 def relu_pool(x, bias):
     """Return max_pool2(relu(x + bias)) of x [H, W, C] and bias [C].
 
-    Adding a bias and applying ReLU do not change which number of a window is the largest, so both
-    can come last, on a quarter of the numbers.  After a product of patches that order is slower.
+    Adding a bias and applying ReLU do not change which number of a window is the largest.  Where
+    that is faster, both are therefore applied after pooling, to a quarter of the numbers.
     """
     bias = bias[None, None]
     if multiplies_patches():

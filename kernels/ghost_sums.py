@@ -66,9 +66,9 @@ class Product(NamedTuple):
     def squares(self):
         """Return an upper bound of <a a^T, b b^T>, which is the squared norm for P positions.
 
-        If outer products cancel, rounding can make this difference of large numbers too small, and
-        the row would not be clipped enough.  A bound of the rounding error is added, so that a row
-        is at worst clipped too much.
+        If outer products cancel, rounding can make this sum of large terms too small, and the
+        gradient would not be clipped enough.  A bound of the rounding error is therefore added: a
+        gradient is at worst clipped too much.
         """
         a, b = _at_least_float32(self.a), _at_least_float32(self.b)
         # A square that underflows is at most `tiny`.  Adding it prevents a row of tiny activations
@@ -97,7 +97,10 @@ class Product(NamedTuple):
 
 
 def product(a, b):
-    """Return a Product, or Formed if gradients cost less than Gram matrices of their positions."""
+    """Return the gradients a^T b as Formed if that costs less than Gram matrices, else as Product.
+
+    The norm of a Product needs Gram matrices of its positions, [P, P] per example and block.
+    """
     p, i, o = a.shape[2], a.shape[3], b.shape[3]
     if p == 1 or 2 * p * p < i * o:
         return Product(a, b)
@@ -110,7 +113,7 @@ class Lookup(NamedTuple):
     """Gradients of rows looked up in a table.
 
     Attributes:
-        at: Int[N, P], the index of each row; `size` stands for no row.
+        at: Int[N, P], the indices of the looked-up rows; index `size` stands for no row.
         b: [N, P, D], the derivative with respect to each looked-up row.
         size: the number of rows of the table.
     """
@@ -120,7 +123,7 @@ class Lookup(NamedTuple):
     size: int
 
     def squares(self):
-        """Return the squared norms, after adding up the positions that look up the same row."""
+        """Return the squared norms, Float[N], adding up positions that look up the same row."""
         b = jnp.where(self.at[..., None] < self.size, _at_least_float32(self.b), 0)
         p = self.at.shape[1]
         if p == 1:

@@ -5,9 +5,9 @@ is left minus right.  Lengths are padded with zeros to a power of two, m = 2 ** 
 un-normalised transform of Ranaweera et al., 2025, has means and half differences: it is
 `analysis(x) / sqrt(leaves(m))`.
 
-A "piece" holds the coefficients of one level and one kind of detail, without those that depend on
-padding only: these are zero in an analysis and have no effect in a synthesis.  Working on pieces
-needs no gather and moves no padding.
+A "piece" is an array of the coefficients of one level and one kind of detail, without coefficients
+that depend on padding only, which are zero in an analysis and have no effect in a synthesis.
+Working on pieces needs no gather and moves no padding.
 """
 
 import math
@@ -28,9 +28,9 @@ def height(*lengths) -> int:
 
 
 def layout(*lengths) -> tuple:
-    """Return (level, shape of the piece, shape with padding) of every piece in order.
+    """Return (level, shape of the piece, shape with padding) of every piece for given lengths.
 
-    The base has level 0.
+    Pieces are in the order of the module docstring.  The base has level 0.
 
     Example:
         >>> layout(3)
@@ -66,7 +66,7 @@ def split(x, axes=(-1,)) -> tuple:
 
 
 def merge(pieces, lengths, axes=(-1,)):
-    """Return the array of these pieces: the inverse of `split`, which is also its transpose."""
+    """Return the array whose pieces are `pieces`: the inverse and transpose of `split`."""
     x, *details = pieces
     axes = tuple(a % x.ndim for a in axes)
     kinds = 2 ** len(axes) - 1
@@ -91,9 +91,9 @@ def _interleave(even, odd, axis):
 
 
 def join(pieces, lengths, axes=(-1,)):
-    """Return all coefficients of these pieces, including padding.
+    """Return all coefficients of these pieces, including padding, along a single axis.
 
-    They are on one axis of m, or m * m, that replaces `axes`.
+    This axis replaces `axes`; its length is m for one axis, and m * m for two.
     """
     first, out = axes[0] % pieces[0].ndim, []
     for piece, (_, grid, full) in zip(pieces, layout(*lengths)):
@@ -132,8 +132,7 @@ def analysis(x):
 
 
 def synthesis(coefficients, length: int):
-    """Return x [..., length] from coefficients [..., m]: the inverse of `analysis`, without
-    padding."""
+    """Return x [..., length], without padding, from coefficients [..., m]: undo `analysis`."""
     if coefficients.shape[-1] != 2 ** height(length):
         raise ValueError(
             f"haar.synthesis: expected {2 ** height(length)} coefficients for {length}, but got "
@@ -145,9 +144,9 @@ def synthesis(coefficients, length: int):
 def energies(x):
     """Return the squared norms of the base and of levels 1 to L of x [d], Float32[L + 1].
 
-    A few levels at a time are a product with their small matrix; only the sums and the means that
-    the next levels split are kept.  The absolute error of a norm is about 1e-7 of that of x, so a
-    level that is exactly zero may not give 0.
+    A few levels at a time are computed by a product with a small matrix; only sums of squares, and
+    the means that the next levels split, are kept.  The absolute error is about 1e-7 of the squared
+    norm of x, so a level that is exactly zero may not give 0.
 
     Example:
         >>> [round(float(v), 4) for v in energies(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3]))]
@@ -190,7 +189,7 @@ def levels(m: int):
 def leaves(m: int):
     """Return the number of entries from which each coefficient is computed, Int[m].
 
-    It is 2 ** level; for the base it is m.
+    This is 2 ** level, and m for the base.
 
     Example:
         >>> leaves(8).tolist()

@@ -10,9 +10,9 @@ NUM_NORMALS = 4  # number of normals from which one Laplace number is computed
 def laplace(key: jax.Array, like):
     """Draw independent Laplace numbers of scale 1, with density exp(-|x|) / 2, for a whole pytree.
 
-    The product of two normals plus that of two others has this distribution: ab + cd is ((a + b)^2
-    - (a - b)^2 + (c + d)^2 - (c - d)^2) / 4, which is half the difference of two chi-squares with
-    two degrees of freedom, and those are exponential.
+    For independent normals a, b, c and d, ab + cd has this distribution: it equals ((a + b)^2 -
+    (a - b)^2 + (c + d)^2 - (c - d)^2) / 4, which is half the difference of two independent
+    chi-squares with two degrees of freedom, and these are exponential.
 
     Args:
         key: as in `normals`.
@@ -22,9 +22,9 @@ def laplace(key: jax.Array, like):
         A float32 pytree with the shapes of `like`.
 
     Privacy:
-        normals reach 9.3 standard deviations, so these numbers reach 86, and miss less than 2^-60
-        of the mass.  They are floats on a grid, which exact differential privacy does not allow
-        for.
+        The normals are at most 9.3 standard deviations, so these numbers are at most 86, and less
+        than 2^-60 of the probability mass is cut off.  They are floats on a grid, which proofs of
+        privacy for real numbers do not cover.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,19 +1,19 @@
 """Standard normals for a whole pytree, computed from counters in one loop.
 
-One block of Philox (128 bits) makes two normals by the method of Box and Muller: 62 bits give the
+One block of Philox (128 bits) gives two normals by the method of Box and Muller: 62 bits give the
 radius, 34 the angle.  A normal depends only on the key and on its position.  Positions count the
 numbers of all leaves in their order, and each leaf starts at an even position: after a leaf of odd
-length, one position is left out.  Block i makes the normals at the positions 2 i and 2 i + 1.
+length, one position is left out.  Block i gives the normals at the positions 2 i and 2 i + 1.
 
 The speed is limited by arithmetic (20 products of 32 bits per block), then by memory.  XLA for CPU
-has no loop with two results, and computes an expression again for every reader.  So both normals of
-a pair are stored in one complex number, behind a branch that is always taken, which the compiler
-cannot know: the pairs are then written once and read where they are added.
+has no loop with two results, and computes an expression again wherever it is used.  Therefore both
+normals of a pair are stored in one complex number, inside a branch that is always taken, which the
+compiler does not know.  The pairs are then written once, and read where they are added.
 
-On other backends each leaf computes its own normals where it is read, without memory.  As written,
-that computes a block for each normal.  But XLA for GPU gives neighbours to one thread if an array
-is large and the lengths of its leaf and last axis are even, and then LLVM computes a block once for
-both.  The choice is made when a program is traced for a backend.
+On other backends, the normals of each leaf are computed where they are used, without storing them.
+The code computes a block for each normal.  However, XLA for GPU assigns neighbours to one thread if
+an array is large and the lengths of its leaf and last axis are even, and LLVM then computes a block
+once for both.  The method is chosen for the backend for which a program is traced.
 """
 
 import functools
@@ -40,7 +40,7 @@ def normals(key, like, generator: str = "philox"):
     """Draw independent float32 N(0, 1) numbers for a whole pytree.
 
     Args:
-        key: any key of two or four words (threefry2x32, rbg, `philox.PHILOX`).
+        key: a JAX key of two or four words (threefry2x32, rbg, `philox.PHILOX`).
         like: a pytree of arrays or shapes.
         generator: "philox" derives the noise from the words of the key by Philox4x32-10, whatever
             the type of the key; "key" takes the same number of random words from the key's own
@@ -50,10 +50,10 @@ def normals(key, like, generator: str = "philox"):
         A pytree with the shapes of `like`.
 
     Privacy:
-        the radius of a pair has 62 bits, so normals reach 9.3 standard deviations and miss 2^-63 of
-        the mass (`REACH`, `MISSING`).  The computed pair is within 3e-7 r + 6e-8 / r of the exact
-        one at distance r from 0.  Normals are floats on a grid, which exact differential privacy
-        does not allow for.
+        The radius of a pair has 62 bits, so normals are at most 9.3 standard deviations (`REACH`),
+        and a probability mass of 2^-63 is cut off (`MISSING`).  At distance r from 0, a computed
+        pair is within 3e-7 r + 6e-8 / r of the exact pair.  Normals are floats on a grid, which
+        proofs of privacy for real numbers do not cover.
 
     Raises:
         ValueError: for another generator, a key of another size, or at least 2^32 positions.
@@ -121,13 +121,13 @@ def _compile(method, shapes, key):
 
 
 def leaf_by_leaf(shapes, key):
-    """Return each leaf computed separately, element by element.
+    """Return the normals of all leaves, computing each leaf separately, element by element.
 
-    A compiler computes each element where it is read, without memory.  But it also compiles the
-    cipher separately for each leaf; for a transformer this took longer than compiling the rest of
-    the program.  If a shape occurs `REPEATED` times or more, one kernel therefore computes all
-    leaves of this shape and writes them to memory.  The normals are those of `_stored_once`, except
-    that a compiler may round a single normal differently in its last digit.
+    A compiler then computes each element where it is used, without storing it.  However, it also
+    compiles Philox separately for each leaf; for a transformer this took longer than compiling the
+    rest of the program.  If a shape occurs `REPEATED` times or more, one kernel therefore computes
+    all leaves of this shape and writes them to memory.  The normals are those of `_stored_once`,
+    except that a compiler may round a normal differently in its last digit.
     """
     words, firsts = philox.words(key), _first_pairs(shapes)
     leaves = {}
@@ -147,10 +147,10 @@ def leaf_by_leaf(shapes, key):
 def leaf(words, shape, first):
     """Return the normals of a leaf whose first pair has the number `first`, a UInt32.
 
-    The lowest bit of a position selects one of the two normals of a pair.  The two are therefore
-    neighbours, and XLA for GPU can compute their block once.  Positions must be a flat array: in an
-    array [pairs, 2], a block would not depend on the column, so with a single key XLA would compute
-    the blocks first and write them to memory.
+    The lowest bit of a position selects one of the two normals of a pair.  The two normals are
+    therefore neighbours, and XLA for GPU can compute their block once.  The array of positions must
+    be flat: in an array [pairs, 2], a block would not depend on the column, so with a single key
+    XLA would compute all blocks first and write them to memory.
     """
     position = lax.iota(np.uint32, math.prod(shape))
     block = philox.draw(words, (position >> np.uint32(1)) + first, philox.NORMALS)
@@ -184,7 +184,7 @@ def _stored_pairs(count, key):
 def pair(w0, w1, w2, w3):
     """Return two independent normals from four random words.
 
-    It uses polynomials that a compiler turns into plain vector code.
+    The logarithm, sine and cosine are polynomials, which a compiler turns into vector code.
 
     Shapes:
         UInt32[...] -> two Float32[...].
@@ -195,7 +195,9 @@ def pair(w0, w1, w2, w3):
 
 @jax.jit  # traced once for all leaves of a shape
 def one_of_pair(second, w0, w1, w2, w3):
-    """Return the second normal of `pair` where `second` is True, otherwise the first, bit for bit.
+    """Return the second normal of `pair` where `second` is True, otherwise the first.
+
+    The results have the same bits as those of `pair`.
 
     Shapes:
         Bool[...], UInt32[...] -> Float32[...].

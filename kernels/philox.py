@@ -1,17 +1,19 @@
-"""Philox4x32-10 as a jax key type: `jax.random.key(0, impl=PHILOX)` works with split, fold_in, jit,
-vmap and scan.
+"""Philox4x32-10 as a type of JAX keys.
+
+`jax.random.key(0, impl=PHILOX)` returns a key that works with split, fold_in, jit, vmap and scan.
 
 A key is four words: the cipher's key (k0, k1) and the upper half (h0, h1) of its 128-bit counter.
-A draw from a key encrypts the counters (index, use, h0, h1).  The word `use` differs between words,
-normals, split and fold_in, so no two uses of a key share a block.  The children of a key are whole
-blocks, which a cipher never repeats: split(key)[i] and fold_in(key, i) differ for any two i by
-construction, and children of different keys collide like random 128-bit numbers.
+A draw from a key encrypts the counters (index, use, h0, h1).  The word `use` differs between random
+words, normals, split and fold_in, so no two uses of a key share a block.  The keys that split and
+fold_in derive from a key are whole blocks, which a cipher never repeats.  Thus split(key)[i] and
+fold_in(key, i) differ for different i, and keys derived from different keys collide only as often
+as random 128-bit numbers.
 
-The type "philox4x32" of jax is different: it has two words, uses one of a block's four words, and
-its fold_in(key, i) equals split(key)[i].
+JAX's own key type "philox4x32" is different: its keys have two words, it uses one of a block's four
+words, and its fold_in(key, i) equals split(key)[i].
 
-Philox4x32 passes BigCrush from 7 rounds on; 10 is the paper's safe choice and the only one here.
-It is a generator for simulation, not a cipher for secrets.
+Philox4x32 passes the BigCrush tests from 7 rounds on.  This module uses 10 rounds, the paper's safe
+choice.  Philox is a generator for simulation, not a cipher for secrets.
 
 References:
     Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, sections
@@ -47,7 +49,7 @@ def by_64_bits(a, b):
 
 
 def by_16_bits(a, b):
-    """Same as `by_64_bits`, computed by four products of halves that each fit into 32 bits."""
+    """Return the same as `by_64_bits`, from four products of 16-bit halves."""
     half, lower = np.uint32(16), np.uint32(0xFFFF)
     high_a, low_a, high_b, low_b = a >> half, a & lower, b >> half, b & lower
     middle = high_a * low_b + (low_a * low_b >> half)
@@ -60,7 +62,7 @@ ON_TPU = getattr(lax, "mulhi", by_16_bits)
 
 
 def traced_for():
-    """Return the function for upper halves on the backend that a program is traced for."""
+    """Return the function for upper halves of products that suits the backend of a program."""
     return ON_TPU if jax.default_backend() == "tpu" else by_64_bits
 
 
@@ -80,8 +82,8 @@ def block(key, counter, rounds: int = ROUNDS, upper=None):
         key: the words k0 and k1.
         counter: four words.
         rounds: the number of rounds of the cipher.
-        upper: the function for upper halves of products, such as `by_64_bits`.  None means the best
-            one for the backend.  All of them return the same bits.
+        upper: the function that computes upper halves of products, such as `by_64_bits`.  None
+            means the best one for the backend.  All of them return the same bits.
 
     Shapes:
         key: two, counter: four UInt32[...] that broadcast -> four UInt32[...].
@@ -101,11 +103,11 @@ def block(key, counter, rounds: int = ROUNDS, upper=None):
 
 
 def draw(data, index, use: int, upper=None):
-    """Return the block of a key's words `data` at each index, as four UInt32[...].
+    """Return the block at each index for a key with the words `data`, as four UInt32[...].
 
-    The index is combined with k0 by exclusive or, under which indices stay distinct.  Without it
-    the first products would depend only on the index, and XLA would move them out of a loop over
-    keys into memory.
+    The first word of the counter is the exclusive or of the index and k0, which differs for
+    different indices.  With the index alone, the first products would not depend on the key, and
+    XLA would move them out of a loop over keys into memory.
     """
     return block(
         (data[0], data[1]), (index ^ data[0], jnp.uint32(use), data[2], data[3]), upper=upper
@@ -172,7 +174,8 @@ PHILOX = jax.extend.random.define_prng_impl(
 def words(key):
     """Return the four words of a key of any type with two or four words.
 
-    Two words k (threefry) become (k, "jfl-", "key2"), so different keys stay different.
+    A key of two words k0, k1 (threefry) becomes (k0, k1, "jfl-", "key2"), with four bytes of text
+    as a word, so different keys stay different.
     """
     data = jax.random.key_data(key)
     if data.shape == (4,):
@@ -186,9 +189,9 @@ def words(key):
 
 
 def blocks(key, index, upper=None):
-    """Return the blocks `index` of a key of any type, for fused kernels.
+    """Return the blocks `index` of a key of any type.
 
-    They differ from everything that jax.random draws from the key.
+    The blocks differ from everything that jax.random draws from the key.
 
     Shapes:
         index UInt32[...] -> four UInt32[...].

@@ -25,7 +25,7 @@ class Available(Sampler):
 
     @property
     def over_rounds(self) -> bool:
-        """True: `draw` takes two arguments, the key of the run and the number of the round."""
+        """True, since `draw` takes two arguments, the key of the run and the round."""
         return True
 
 
@@ -37,10 +37,10 @@ def _draw_available(key, round_, *, rate, available, clients, capacity):
 
 
 def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
-    """Return Bool[period, C]: in which rounds of the period each client is available.
+    """Return Bool[period, C]: whether each client is available in each round of a period.
 
-    A client is available in n = max(1, round(awake * period)) consecutive rounds, where the period
-    starts again after its end. The first rounds of the clients are spread evenly over the period.
+    A client is available in max(1, round(awake * period)) consecutive rounds of the periodic
+    schedule. The first of these rounds are spread evenly over the period.
 
     Example:
         >>> around_the_clock(4, 4, 0.5).astype(int).tolist()
@@ -63,10 +63,10 @@ def available_poisson(
     """Include each available client independently with probability `rate`.
 
     The rounds in which a client is available are public and must not depend on data. Without
-    `available`, a day has `period` rounds, each client is available for a fraction of the day, and
-    consecutive clients live in neighbouring time zones. If similar clients have consecutive
-    numbers, cohorts then consist of different kinds of clients in different rounds (semi-cyclic
-    data).
+    `available`, a day has `period` rounds, and each client is available for a fraction `awake` of
+    the day, which begins later for clients with larger ids. If clients with similar ids have
+    similar data, cohorts then consist of different kinds of clients in different rounds
+    (semi-cyclic data).
 
     Args:
         period: number of rounds in a day.
@@ -74,7 +74,7 @@ def available_poisson(
 
     Other Parameters:
         clients: number of clients.
-        rate: probability of an available client, in (0, 1].
+        rate: probability with which an available client participates in a round, in (0, 1].
         available: Bool[P, C], instead of `period` and `awake`. Row p says which clients are
             available in rounds t with t mod P = p. Clients that are available more often have more
             influence; weights do not correct for this.

@@ -30,7 +30,7 @@ __all__ = [
 
 
 def adjacency(batches: Batches) -> str:
-    """Return the adjacency under which the scheme amplifies privacy."""
+    """Return the adjacency under which sampling of batches amplifies privacy."""
     return {"poisson": "add_remove", "truncated_poisson": "zero_out"}.get(
         batches.scheme, "replace_one"
     )
@@ -39,7 +39,8 @@ def adjacency(batches: Batches) -> str:
 def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
     """Return the rows of a client at the positions `slots`, Int[B].
 
-    Slots with `mask` False get zeros: a NaN in a row would reach the gradient even with weight 0.
+    Slots whose `mask` is False get zeros, because a NaN there would reach the gradient even with
+    weight 0.
     """
     index = rows.index[jnp.where(mask, slots, 0)]
     zero_masked = lambda x: jnp.where(
@@ -52,7 +53,7 @@ def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
 def draw_slots(batches: Batches, key: Key, step: ArrayLike, size: ArrayLike, n: int) -> tuple:
     """Draw the slots of a batch; return slots, mask and overflow as `batches.draw` does.
 
-    `jfl.check_privacy` recognises draws of this function, and rows that `gather` reads.
+    `jfl.check_privacy` recognises the draws of this function, and the rows that `gather` reads.
 
     Args:
         batches: the sampler.
@@ -159,14 +160,14 @@ def poisson(
 
     Other Parameters:
         batch: expected number of rows of a batch, > 0.
-        rate: probability of a row, in (0, 1], instead of `batch`.
+        rate: probability with which a row is in a batch, in (0, 1], instead of `batch`.
         capacity: number of slots; required with `rate`, and by default chosen by a Chernoff bound
             for `batch`.
 
     Privacy:
-        Poisson subsampling under add_remove of an example. The number of rows that determines the
-        rate is public, and the same for neighbouring datasets. The accountant adds the probability
-        of an overflow to delta.
+        Poisson subsampling under add_remove of an example. The client's number of rows, which
+        determines the rate, is assumed public and the same for neighbouring datasets. The
+        accountant adds the probability of an overflow to delta.
 
     Raises:
         ValueError: unless exactly one of batch and rate is given.

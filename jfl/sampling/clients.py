@@ -1,8 +1,7 @@
 """Samplers of clients, which draw the cohort of a round.
 
-A Sampler has a function `draw(key)` that returns a Cohort, and fields from which the accountant
-takes its assumptions. Samplers in which groups of clients participate in rotation are in
-rotation.py.
+A Sampler has a function `draw(key)` that returns a Cohort, and fields that tell the accountant how
+clients are drawn. Samplers in which groups of clients participate in rotation are in rotation.py.
 
 The capacity of a sampler is the number of slots that a program reserves for a cohort. If more
 clients are drawn, Health.overflow counts them, and the guarantee does not hold for that run.
@@ -95,16 +94,16 @@ def is_full_participation(sampler: Sampler) -> bool:
 
 
 def as_cohort(ids: Array, clients: int) -> Cohort:
-    """Return a cohort of distinct clients; an id equal to the number of clients marks an empty
-    slot."""
+    """Return the Cohort with distinct clients `ids`, where id `clients` marks an empty slot."""
     times_drawn = (ids < clients).astype(jnp.int32)
     return Cohort(ids, times_drawn, jnp.zeros_like(ids), jnp.zeros((), jnp.int32))
 
 
 def chosen_cohort(is_chosen: Array, capacity: int) -> Cohort:
-    """Return the cohort of the clients for which `is_chosen`, Bool[C], is True, in their order.
+    """Return the cohort of the clients for which `is_chosen`, Bool[C], is True.
 
-    Those beyond `capacity` are left out, and counted as overflow.
+    Clients are in the order of their ids. If there are more than `capacity`, the last ones are left
+    out and counted as overflow.
     """
     clients = len(is_chosen)
     ids = jnp.nonzero(is_chosen, size=capacity, fill_value=clients)[0].astype(jnp.int32)
@@ -217,7 +216,8 @@ def with_replacement(
     Other Parameters:
         clients: number of clients.
         cohort: number of draws per round, which is the number of slots.
-        weights: Float[C] > 0, concrete; probabilities are proportional to them. None means uniform.
+        weights: Float[C] > 0, not traced, to which the probabilities of clients are proportional.
+            None means uniform.
         independent: whether a client that is drawn m times runs m times.
 
     Privacy:
@@ -256,7 +256,7 @@ def with_replacement(
 
 
 def shares_of(edges: Array) -> Array:
-    """Return Float32[C], the probability of each client, from the `edges` of `_edges`."""
+    """Return Float32[C], the probability of each client, given the result of `_edges`."""
     ends = np.append(np.asarray(edges).astype(np.int64), 2**32)
     return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32)
 
@@ -281,7 +281,7 @@ def resolve_capacity(where: str, capacity: int | None, clients: int, trials: int
         where: the function that was called, for messages.
         capacity: the capacity, in 1..clients, or None.
         clients: the number of clients.
-        trials: the number of clients that are drawn independently, for the choice.
+        trials: the number of clients that are drawn independently.
         rate: the probability with which each of them is drawn.
     """
     if capacity is None:
@@ -294,8 +294,8 @@ def resolve_capacity(where: str, capacity: int | None, clients: int, trials: int
 def tail_capacity(trials: int, rate: Any, where: str) -> int:
     """Return a capacity that Binomial(trials, rate) exceeds with negligible probability.
 
-    It is the smallest number whose probability of overflow is below OVERFLOW / HORIZON, if that is
-    at most half of `trials`, and otherwise `trials`, which cannot overflow.
+    This is the smallest number whose probability of overflow is below OVERFLOW / HORIZON. If that
+    number is more than half of `trials`, this is `trials`, which cannot overflow.
     """
     if not checks.is_concrete(rate):
         checks.fail(
@@ -470,10 +470,10 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
 
 @record
 class Responders(Sampler):
-    """A sampler that holds its latencies as fields.
+    """A sampler with the latencies of clients as fields.
 
-    They are then part of the identity of a plan, so plans with different latencies have different
-    noise.
+    Latencies are thus part of the identity of a plan, so plans with different latencies have
+    different noise.
     """
 
     latency: Array | None = None  # [C], the mean time of an answer, in any unit
@@ -501,10 +501,10 @@ def first_responders(
 ) -> Sampler:
     """Select the `cohort` clients that answer first in each round.
 
-    A client answers after latency * (1 - jitter + jitter * E) with mean `latency`, where E ~ Exp(1)
-    is drawn independently for each client and round. Fast clients participate more often; for small
-    jitter always the same clients participate. Weights do not correct for this, so the release is
-    biased towards fast clients.
+    A client answers after the time latency * (1 - jitter + jitter * E), whose mean is `latency`. E
+    ~ Exp(1) is drawn independently for each client and round. Fast clients participate more often;
+    if jitter is small, the same clients participate in every round. Weights do not correct for
+    this, so the release is biased towards fast clients.
 
     Without `latency` all clients are equally fast and their order is random, so the sampler is
     `without_replacement`. Equal latencies also draw the same cohorts as `without_replacement`.
@@ -521,16 +521,16 @@ def first_responders(
         cohort: number of clients per round, which is the number of slots.
 
     Privacy:
-        Without `latency`, as without_replacement. With it, replace_one of a client without
-        amplification: the probability that a client participates may be 1, so every round counts
-        for every client. Latencies are assumed public.
+        If all clients are equally fast, as `without_replacement`. Otherwise the guarantee is for
+        replace_one of a client, without amplification: the probability that a client participates
+        may be 1, so every round counts for every client. Latencies are assumed public.
 
     Raises:
         ValueError: if cohort is not in 1..clients, or another argument is out of range.
 
     References:
-        Chen et al., IEEE TKDE 2024, Algorithm 1 ("the first r clients that respond"); shifted
-        exponential latencies: Lee et al., IEEE Trans. Information Theory 2018.
+        Chen et al., IEEE TKDE 2024, Algorithm 1 ("the first r clients that respond"). Lee et al.,
+        IEEE Trans. Information Theory 2018, for shifted exponential latencies.
 
     Example:
         >>> sampler = first_responders(4, 2, latency=[9.0, 1.0, 9.0, 1.0], jitter=0.1)

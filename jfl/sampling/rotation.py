@@ -1,9 +1,9 @@
 """Samplers in which groups of clients participate in rotation.
 
 The participations of a client are several rounds apart. Correlated noise needs such samplers: the
-further apart participations are, the smaller is their joint effect. A sampler's function `draw(key,
-round)` returns a Cohort, where the key is the cohort key of the run. Groups depend only on the
-seed.
+further apart participations are, the smaller their joint effect is. The function `draw(key, round)`
+of a sampler returns a Cohort, where `key` is the same in all rounds of a run. Groups depend only on
+the seed.
 """
 
 from typing import Annotated, Any
@@ -56,8 +56,8 @@ def min_separation(clients: int, cohort: int, separation: Separation) -> Sampler
 
     Args:
         separation: minimum number of rounds from one participation of a client to its next. If it
-            does not divide the number of clients, the sizes of groups differ by one, and so the
-            probabilities of clients differ slightly.
+            does not divide the number of clients, the sizes of groups differ by one, so clients
+            participate with slightly different probabilities.
 
     Other Parameters:
         clients: number of clients.
@@ -107,7 +107,7 @@ def _draw_cyclic(key, round_, *, rate, clients, capacity, separation):
 def cyclic_poisson(
     clients: int, rate: ArrayLike, separation: Separation, capacity: int | None = None
 ) -> Sampler:
-    """Include each client of a group independently with probability `rate`; groups take turns.
+    """Include each client of one group with probability `rate`, with groups in rotation.
 
     Each client is assigned to one of `separation` groups, independently and once per run. Round t
     uses group t mod `separation`. The expected cohort is rate * clients / separation.
@@ -117,7 +117,7 @@ def cyclic_poisson(
 
     Other Parameters:
         clients: number of clients.
-        rate: probability of a client in a round of its group, in (0, 1].
+        rate: probability with which a client participates in a round of its group, in (0, 1].
         capacity: number of slots of a cohort. None chooses it such that an overflow is very
             unlikely.
 
@@ -164,12 +164,12 @@ def _draw_allocated(key, round_, *, clients, capacity, epoch):
 
 
 def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -> Sampler:
-    """Let each client participate once per epoch of `epoch` rounds, in a random round of it.
+    """Let each client participate in one random round of every `epoch` rounds.
 
     Clients draw their rounds independently of each other and of earlier epochs. As with shuffling,
     every client participates exactly once per epoch, but privacy is amplified about as much as by
-    Poisson sampling at rate 1 / epoch. For k participations in t rounds use epochs of t // k
-    rounds, whose proved cost is the same.
+    Poisson sampling at rate 1 / epoch. The literature also lets a client draw k random rounds out
+    of t. Use epochs of t // k rounds instead, for which the proved epsilon is the same.
 
     Args:
         epoch: number of rounds in which each client participates once.
@@ -181,10 +181,10 @@ def random_allocation(clients: int, epoch: Epoch, capacity: int | None = None) -
 
     Privacy:
         The guarantee is for add_remove or zero_out of a client. The rounds of an epoch are one
-        release, in which a client changes one secret round. The bound is that of scalar
-        contributions: since a client participates once per epoch, its contribution can be rotated
-        to a fixed direction, even if it depends on all earlier releases. An incomplete epoch counts
-        as a whole one. The accountant adds the probability of an overflow to delta.
+        release, in which a client changes one secret round. The bound for scalar contributions
+        applies: since a client participates once per epoch, its contribution can be rotated to a
+        fixed direction, even if it depends on all earlier releases. An incomplete epoch counts as a
+        whole one. The accountant adds the probability of an overflow to delta.
 
     Raises:
         ValueError: unless epoch is in 2..clients and capacity in 1..clients.
@@ -222,9 +222,9 @@ def balls_in_bins(clients: int, epoch: Epoch, capacity: int | None = None) -> Sa
 
     Privacy:
         The guarantee is for add_remove or zero_out of a client. All rounds of a run are one
-        release, in which a client changes one secret bin. This amplifies privacy over a few epochs;
-        over many, `random_allocation` amplifies it more. With correlated noise there is no
-        amplification, but participations are `epoch` rounds apart.
+        release, in which a client changes the rounds of one secret bin. Over a few epochs this
+        amplifies privacy; over many epochs, `random_allocation` amplifies it more. With correlated
+        noise there is no amplification, but participations are `epoch` rounds apart.
 
     Raises:
         ValueError: unless epoch is in 2..clients and capacity in 1..clients.

@@ -19,9 +19,9 @@ NUM_SPARE_DEVIATIONS = 10
 
 
 def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
-    """Return whether words / 2^32, numbers in [0, 1), are below a rate.
+    """Return Bool[...]: whether words / 2^32, which are in [0, 1), are below a rate.
 
-    For uniform words UInt32[...] this is True with probability `rate`, minus at most 2^-32.
+    For uniform words UInt32[...], the result is True with probability `rate`, minus at most 2^-32.
     """
     high = jnp.floor(rate * 2.0**16)  # exact: a float32 is split, not rounded
     low = jnp.floor((rate * 2.0**16 - high) * 2.0**16)
@@ -46,8 +46,8 @@ def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> 
 def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
     """Return a uniform subset of `count` numbers of range(size), from `count` draws.
 
-    This is Floyd's algorithm: draw i is from 0..size - count + i, and is replaced by the largest of
-    these numbers if the subset already contains it.
+    This is Floyd's algorithm: draw i is uniform in 0..size - count + i. If the subset already
+    contains it, size - count + i is added instead.
 
     References:
         Bentley and Floyd, Communications of the ACM 30(9), 1987.
@@ -100,7 +100,7 @@ def _resolve_at_once(draws, top):
 
 
 def num_draws(count: int) -> int:
-    """Return how many uniform draws contain `count` distinct numbers, almost surely.
+    """Return a number of uniform draws that almost surely contain `count` distinct numbers.
 
     The range has at least 2 * count numbers. The number of draws until `count` of them are distinct
     has mean 1.39 * count and standard deviation 0.78 * sqrt(count). The result is the mean plus 12
@@ -113,9 +113,8 @@ def num_draws(count: int) -> int:
 def first_distinct(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> jax.Array:
     """Return a uniform subset of `count` numbers of range(size), for size > count.
 
-    The subset consists of the first distinct numbers of uniform draws. If it contains more than
-    half of the range, the numbers that it leaves out are drawn instead, so O(count) draws are
-    enough.
+    The subset consists of the first distinct numbers of uniform draws. If `count` is more than half
+    of the range, the numbers outside the subset are drawn instead, so O(count) draws are enough.
 
     Args:
         key: a key of jax.random.key.
@@ -147,10 +146,11 @@ def first_distinct(key: jax.Array, size: jax.Array | int, count: int, max_size: 
 
 
 def sparse_subset(key: jax.Array, size: int, length: int, count: ArrayLike) -> jax.Array:
-    """Return a uniform subset of a large range, with a number of draws that depends on its size.
+    """Return a uniform subset of range(size), with a number of draws proportional to `length`.
 
     The subset consists of the first distinct numbers of independent draws. If these are too few,
-    which has probability below 1e-9, all are drawn again. This rule treats all numbers equally.
+    which has probability below 1e-9, all are drawn again. This treats all numbers equally, so the
+    subset is uniform.
 
     Args:
         key: a key of jax.random.key.

@@ -11,13 +11,13 @@ __all__ = ["impact"]
 
 
 def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
-    """Return weights of clients that are equal within a group and in given ratios between groups.
+    """Return weights of clients that are equal within each group, with given ratios of groups.
 
     A client of group g has weight ratio_g / sum_h(ratio_h size_h).
 
     Args:
         ratios: [G], the relative weight of a client of each group.
-        groups: [G], the size of each group, its number of clients.
+        groups: [G], the number of clients of each group.
 
     Returns:
         Float64[C], for C clients in the order of the groups; the sum is 1.
