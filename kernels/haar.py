@@ -121,7 +121,7 @@ def cut(coefficients, lengths, axis=-1) -> tuple:
 
 
 def analysis(x):
-    """Return the coefficients [..., m] of x [..., d], where m is the next power of two.
+    """Return the Haar coefficients [..., m] of x [..., d], where m is the next power of two.
 
     Example:
         >>> c = analysis(jnp.array([4.0, 8, 1, 9, 8, 4, 5, 3])) / jnp.sqrt(leaves(8))

@@ -42,7 +42,7 @@ def addpnfl(
 
     Args:
         grad: gradient of a client, as in `dpnfl`.
-        server_lr: learning rate of the server: a number, or a schedule of the round.
+        server_lr: learning rate of the server: a number, or a function of the round.
         beta1: decay of the first moment, b1 of `adaptive`.
         beta2: decay of the second moment, b2 of `adaptive`.
         adaptivity: number added to the root of the second moment, > 0, in units of a model

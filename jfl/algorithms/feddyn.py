@@ -20,7 +20,8 @@ class State:
 
     params: Any
     optimizer: Any
-    drift: Any  # h: -mu times the mean over all clients of the sum of their differences so far
+    # h: -mu times the mean over all clients of the sum of a client's model differences so far
+    drift: Any
 
 
 @named("feddyn.init")

@@ -1,4 +1,4 @@
-"""DP-FedSAM: sharpness-aware local steps, towards flat minima.
+"""DP-FedSAM: local steps of sharpness-aware minimization, which seeks flat minima.
 
 References:
     Shi et al., "Make landscape flatter in differentially private federated learning", CVPR 2023.

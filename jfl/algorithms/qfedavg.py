@@ -27,7 +27,8 @@ class Payload(NamedTuple):
     """What a client uploads."""
 
     direction: Any  # F^q times the model difference, for the client's loss F
-    weight: Any  # h / L = F^q + q F^(q - 1) L ||difference||^2
+    # F^q + q F^(q - 1) L ||difference||^2, h / L in the paper; 1 / L is the mean learning rate
+    weight: Any
 
 
 @named("qfedavg.times")

@@ -1,4 +1,4 @@
-"""Measurements before training: the heterogeneity of clients, and bounds from public data."""
+"""Measurements before training: differences between clients, and statistics of public data."""
 
 from ..core.lazy import submodules as _submodules
 

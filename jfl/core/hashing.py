@@ -205,7 +205,11 @@ class RowHasher:
         self.owners.update(_bytes(np.asarray(rows, np.int32)))
 
     def words(self, sizes: ArrayLike) -> np.ndarray:
-        """Return the hash, UInt32[4], of everything added; `sizes` is the rows of each client."""
+        """Return UInt32[4], the hash of all data that were added.
+
+        Args:
+            sizes: Int[C], the number of rows of each client.
+        """
         return _combine_digests(
             (self.x.digest(), self.y.digest(), self.owners.digest()), sizes, self.kind
         )

@@ -952,9 +952,9 @@ class FunctionSource(NamedTuple):
     """The source of a function."""
 
     text: str
-    names: frozenset[str]  # the variables that it mentions
+    names: frozenset[str]  # the variables that the function mentions
     passed_on: frozenset[str]  # the last names of attribute chains: f, a and d in `f(a, b.c.d)`
-    imports: frozenset[str]  # modules that it imports when it is called
+    imports: frozenset[str]  # modules that the function imports when it is called
 
 
 def _source(function: types.FunctionType) -> FunctionSource | None:

@@ -253,7 +253,7 @@ class Federation:
         object.__setattr__(self, "identity", words)
 
     def data_identity(self) -> Words:
-        """Return UInt32[4], computed from the current rows and owners."""
+        """Return UInt32[4], the hash of the current rows and of the clients that own them."""
         if self.host is not None:
             return self.host.identity
         rows = self.x, self.y, self.index, self.size
@@ -314,7 +314,7 @@ class Rows(NamedTuple):
 
     x: Array  # [n, ...], the rows of all clients
     y: Array  # [n]
-    # Int[N], the numbers of the client's rows; slots past `size` hold 0. Hides a method of tuples.
+    # Int[N], the numbers of the client's rows; slots past `size` hold 0. It hides tuple.index.
     index: Array  # pyright: ignore[reportIncompatibleMethodOverride]
     size: Array  # Int[], the number of the client's rows
 
@@ -368,7 +368,8 @@ class Batches:
     batch: int | None = static()  # B, the slots of a batch; None: N
     # What to do for a client with fewer than B rows: "error", or "all" to use all of them.
     short: str = static(default="error")
-    rate: Number | None = None  # Poisson: probability of a row; None: expected / size
+    # Poisson: probability with which a row is drawn; None: expected / size
+    rate: Number | None = None
     expected: Number | None = None  # Poisson: expected number of rows of a batch
 
     def __repr__(self) -> str:
@@ -465,7 +466,8 @@ class Algorithm:
     stateful: bool = static(default=False)
     # "difference", or "model" if clients upload models, which requires that all participate.
     uploads: str = static(default="difference")
-    # Whether a client checks its solve, so that its mechanism may declare the bound "prox_erm".
+    # Whether a client checks how accurately it minimized its objective, so that its mechanism may
+    # declare the bound "prox_erm".
     checks_its_solve: bool = static(default=False)
     # Whether local steps contract for convex losses, so that a mechanism may declare "contraction".
     contracts: bool = static(default=False)
@@ -527,7 +529,7 @@ class Sampler:
     draw: Fn  # key of the round -> Cohort; or (key of the run, round) -> Cohort if `over_rounds`
     expected: Number  # expected clients per round, a public divisor
     share: Array | np.ndarray | None = None  # [C], fraction of draws per client; None: 1 / C
-    rate: Number | None = None  # Poisson: probability of a client
+    rate: Number | None = None  # Poisson: probability with which a client is drawn
     scheme: str = static(default="full")  # the name of its function in jfl.sampling
     clients: int = static(default=0)  # C
     capacity: int = static(default=0)  # K, the slots of a cohort
@@ -647,7 +649,7 @@ PERCENTILES = (10, 25, 50, 75, 90)
 
 @record
 class Metrics:
-    """Measurements, one entry per evaluation.  The guarantee covers none except `round`."""
+    """Measurements, one entry per evaluation.  Guarantees cover none of them except `round`."""
 
     round: Array  # number of completed rounds
     loss: Array  # mean test loss

@@ -33,9 +33,10 @@ class Curve(NamedTuple):
     Attributes:
         epsilon: Float64[n], ascending; the first is 0.
         delta: Float64[n], descending, in [0, 1].
-        gaussian_mu: the mechanism is also mu-GDP for this mu, up to `missing`; inf if for no mu.
-        missing: the probability that truncation cuts off the tails of the noise, which is added to
-            the bounds of mu-GDP; 0 without truncation.
+        gaussian_mu: the mechanism is also mu-GDP for this mu, up to `missing`; inf if no such mu is
+            known.
+        missing: the probability mass of the noise that truncation cuts off, which is added to the
+            bounds of mu-GDP; 0 without truncation.
     """
 
     epsilon: np.ndarray
@@ -101,9 +102,9 @@ class Curve(NamedTuple):
     def group(self, size: int) -> "Curve":
         """Return the curve for `size` units that differ jointly, valid for every mechanism.
 
-        The bound on the true-positive rate for one unit is applied `size` times.  The curve is
-        never worse than epsilon * size at delta * (e^(size epsilon) - 1) / (e^epsilon - 1), which
-        applies one pair of the curve each time.
+        The bound on the true-positive rate for one unit is applied `size` times.  For each pair
+        (epsilon, delta) of this curve, the result is at least as good as the pair (size * epsilon,
+        delta * (e^(size * epsilon) - 1) / (e^epsilon - 1)).
 
         References:
             Dong, Roth, Su, JRSS B 2022, Theorem 2.14.
@@ -155,7 +156,7 @@ def curve_of(
 
 
 def curve_of_pair(epsilon: float, delta: float) -> Curve:
-    """Return the curve that one pair implies.
+    """Return the curve that a single pair (epsilon, delta) implies.
 
     Example:
         >>> round(float(curve_of_pair(1.0, 0.0).tpr(0.1)), 4)

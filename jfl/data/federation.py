@@ -122,7 +122,7 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
         partition: the partition that made it, whose arguments and note are then included.
 
     Returns:
-        Among others:
+        A dict with these entries, among others:
 
         - rows: number of training rows with an owner; slots: C * N, the number of entries of the
           index, including padding.

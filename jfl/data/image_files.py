@@ -118,7 +118,12 @@ def read_records(where: str, name: str, data_dir: str | Path | None, split: str)
 
 @contextlib.contextmanager
 def readable(where: str, expected: str) -> Iterator[None]:
-    """Turn errors of libraries that download, read or decode data into DataUnavailable."""
+    """Raise DataUnavailable if the `with` block fails to download, read or decode data.
+
+    Args:
+        where: the function that was called, for messages.
+        expected: what was expected, as in `checks.fail`.
+    """
     try:
         yield
     except Exception as error:  # these libraries have no common error

@@ -1,4 +1,4 @@
-"""The record of a dataset, and the checks that its rows and labels pass.
+"""The record `Dataset`, and checks of its rows and labels.
 
 Shapes use n for the number of training rows and m for the number of test rows.
 """

@@ -216,7 +216,7 @@ def watching(
     callbacks: Sequence[Any],
     tolerate: Sequence[Any],
 ) -> Generator[Callable[[Run, list[Metrics]], bool] | None]:
-    """Enter the context of a run, which shows its progress and compilations and calls callbacks.
+    """Show progress and log compilations in a `with` block, and yield a function for callbacks.
 
     Args:
         plan: the plan.

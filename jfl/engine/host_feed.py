@@ -182,7 +182,7 @@ class Feeder:
         )
 
     def round(self, run: Run, sums: RoundStats) -> tuple[Run, RoundStats]:
-        """Run one round; the buffers of `run` and `sums` are donated."""
+        """Run one round, and add its statistics to `sums`.  Both arguments are donated."""
         slots, overflow, ids, is_occupied, rows = self.prefetched.result()
         leaves, treedef = jax.tree.flatten(self.states)
         read_states = lambda ids: [_read_rows(x, ids) for x in leaves]

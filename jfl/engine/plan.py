@@ -70,8 +70,8 @@ def plan(
             points of a sweep use the largest chunk among them.  Reverse-mode differentiation of a
             round requires a single chunk (chunk=sampler.capacity), and one device if clients keep
             state; forward-mode differentiation always works.
-        secure_aggregation: True assumes that the server sees only the sum of a cohort's uploads,
-            and adds the view "aggregate" to the ledger.  Nothing is encrypted here.
+        secure_aggregation: True assumes that the server sees only the sum of a cohort's uploads, so
+            that `jfl.guarantee` accepts the view "aggregate".  Nothing is encrypted here.
         paired_noise: True gives points of a sweep with the same seed the same noise.  Releasing
             several of them together is then not private.
 

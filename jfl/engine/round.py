@@ -85,7 +85,7 @@ class RoundKeys(NamedTuple):
     """The random keys of a round."""
 
     batch: Key
-    client_noise: Key  # [2]: for local steps, for uploads
+    client_noise: Key  # [2], for the noise of local steps and of uploads
     server_noise: Key
     run_noise: Key  # the same in all rounds: noise that is correlated over rounds needs it
 
@@ -633,7 +633,7 @@ def init(key: jax.Array, plan: Plan) -> Run:
 
 
 def init_run(key: Key, plan: Plan, plan_identity: Words, plan_history: Words) -> Run:
-    """Return the initial state of a run, given the identity of its plan; `init` calls it jitted.
+    """Return the initial state of a run, given the identity of its plan.  `init` calls this in jit.
 
     Args:
         key: jax.random.key(seed).

@@ -79,7 +79,8 @@ def scan(run: Run, plan: Plan, rounds: ArrayLike | Sequence[int]) -> tuple[Run, 
     Args:
         run: the result of `jfl.init` or of earlier rounds.
         plan: a Plan.
-        rounds: Int[E], the number of rounds before each of E evaluations, since the previous one.
+        rounds: Int[E], the number of rounds to run before each of E evaluations.  For example,
+            [10, 10, 5] evaluates after rounds 10, 20 and 25.
 
     Returns:
         The run after all rounds, and metrics with leaves [E].
@@ -109,7 +110,7 @@ def scan_from(
     Args:
         run: the state before the first round.
         plan: a Plan.
-        rounds: Int[E], the number of rounds before each evaluation.
+        rounds: as in `scan`.
         noise: `run_noise_key(run)`.
         evaluations: the number of evaluations to run, at most E; the metrics of the others are
             zero.  None runs all of them.
@@ -202,7 +203,7 @@ _noise_key_jit = jax.jit(derive_noise_key)
 
 
 def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
-    """Return Int[E], the number of rounds before each evaluation since the previous one.
+    """Return Int[E], the number of rounds to run before each of E evaluations, as in `scan`.
 
     Args:
         rounds: the number of rounds of the run.

@@ -329,9 +329,9 @@ def _run(closed, args, hooks=None):
 def with_fast_convolutions(loss, params, x, y, examples: int):
     """Return `loss` with its convolutions computed as kernels.conv chooses for the backend.
 
-    Under vmap over clients, XLA computes a grouped convolution. Its backward pass inside a loop is
-    slow on a CPU: for a small CNN it takes seven times as long as this one. Values are equal up to
-    rounding.
+    Under vmap over clients, XLA computes a grouped convolution, whose backward pass inside a loop
+    is slow on a CPU: for a small CNN it takes seven times as long as that of kernels.conv. Values
+    are equal up to rounding.
 
     Args:
         loss, params, x, y: as in `read`.

@@ -303,7 +303,7 @@ def find_switches(call) -> tuple[tuple, tuple]:
     """Return the arguments that switch a function between training and evaluation.
 
     Returns:
-        Their names and values in training, and their names and values in evaluation.
+        Pairs (name, value) for training, and pairs (name, value) for evaluation.
     """
     names = inspect.signature(call).parameters
     switches = [(name, value) for name, value in sorted(SWITCHES.items()) if name in names]

@@ -1,6 +1,6 @@
 """Errors for modules of flax and equinox that are passed as parameters or functions.
 
-Nothing is imported: a user who passes a module of equinox or flax.nnx has imported that library.
+This module imports neither equinox nor flax.nnx: a user who passes their modules has done so.
 """
 
 import sys

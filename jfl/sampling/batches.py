@@ -80,7 +80,7 @@ def full() -> Batches:
     """Use all rows of the client in every step.
 
     Privacy:
-        There is no amplification. Every adjacency is possible.
+        There is no amplification. Every adjacency can be analysed.
     """
     return Batches(Fn(_draw_full), "full", None)
 

@@ -120,7 +120,7 @@ def full(clients: int) -> Sampler:
     """Select all clients in every round.
 
     Privacy:
-        There is no amplification. Every adjacency is possible.
+        There is no amplification. Every adjacency can be analysed.
     """
     checks.require_integer("sampling.full", clients=clients)
     return Sampler(
@@ -294,8 +294,8 @@ def resolve_capacity(where: str, capacity: int | None, clients: int, trials: int
 def tail_capacity(trials: int, rate: Any, where: str) -> int:
     """Return a capacity that Binomial(trials, rate) exceeds with negligible probability.
 
-    This is the smallest number whose probability of overflow is below OVERFLOW / HORIZON. If that
-    number is more than half of `trials`, this is `trials`, which cannot overflow.
+    Return the smallest number whose probability of overflow is below OVERFLOW / HORIZON. If that
+    number is more than half of `trials`, return `trials`, which cannot overflow.
     """
     if not checks.is_concrete(rate):
         checks.fail(
@@ -362,7 +362,7 @@ def poisson(clients: int, rate: ArrayLike, capacity: int | None = None) -> Sampl
 
     Other Parameters:
         clients: number of clients.
-        rate: probability of a client in a round, in (0, 1].
+        rate: probability with which a client participates in a round, in (0, 1].
         capacity: number of slots of a cohort. None chooses it such that an overflow is very
             unlikely.
 
@@ -426,12 +426,12 @@ def truncated_poisson(clients: int, rate: ArrayLike, capacity: int | None = None
     """Include each client independently with probability `rate`, but at most `capacity` clients.
 
     If more clients are drawn, a uniform subset of them participates. Unlike with `poisson`, a
-    cohort has few empty slots and cannot overflow. With the default capacity it costs the same
-    epsilon as `poisson`; with the mean plus two standard deviations, about twice as much.
+    cohort has few empty slots and cannot overflow. The default capacity costs the same epsilon as
+    `poisson`; a capacity of the mean plus two standard deviations costs about twice as much.
 
     Other Parameters:
         clients: number of clients, which is public.
-        rate: probability of a client in a round, in (0, 1].
+        rate: probability with which a client participates in a round, in (0, 1].
         capacity: number of slots of a cohort. None means the mean plus five standard deviations.
 
     Privacy:
@@ -501,10 +501,10 @@ def first_responders(
 ) -> Sampler:
     """Select the `cohort` clients that answer first in each round.
 
-    A client answers after the time latency * (1 - jitter + jitter * E), whose mean is `latency`. E
-    ~ Exp(1) is drawn independently for each client and round. Fast clients participate more often;
-    if jitter is small, the same clients participate in every round. Weights do not correct for
-    this, so the release is biased towards fast clients.
+    A client answers after the time latency * (1 - jitter + jitter * E), whose mean is `latency`.
+    Here E ~ Exp(1) is drawn independently for each client and round. Fast clients participate more
+    often; if jitter is small, the same clients participate in every round. Weights do not correct
+    for this, so the release is biased towards fast clients.
 
     Without `latency` all clients are equally fast and their order is random, so the sampler is
     `without_replacement`. Equal latencies also draw the same cohorts as `without_replacement`.

@@ -33,7 +33,7 @@ def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> 
     """Return a uniform subset of `count` numbers of range(size): Int32[count], in any order.
 
     Args:
-        key: a key of jax.random.key.
+        key: a JAX key.
         size: Int[], may be traced; at most `max_size`. If size <= count, the result is arbitrary.
         count: size of the subset.
         max_size: maximum of `size`.
@@ -47,7 +47,7 @@ def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
     """Return a uniform subset of `count` numbers of range(size), from `count` draws.
 
     This is Floyd's algorithm: draw i is uniform in 0..size - count + i. If the subset already
-    contains it, size - count + i is added instead.
+    contains this number, size - count + i is added instead.
 
     References:
         Bentley and Floyd, Communications of the ACM 30(9), 1987.
