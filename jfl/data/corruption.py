@@ -114,7 +114,8 @@ def label_noise(
         `held_out` also those of their held-out rows.
 
     Raises:
-        ValueError: for fewer than two classes, and as in `salt_and_pepper`.
+        ValueError: for fewer than two classes, and for shares outside [0, 1] or not one for each
+            client.
 
     Example:
         >>> from jfl.data import datasets, federate, partition

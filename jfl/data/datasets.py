@@ -58,7 +58,7 @@ def arrays(
         x_test: [m, ...], test rows.
         y_test: [m], their labels.
         classes: number of classes. None counts them from the labels, and 0 means regression.
-        name: the name of the dataset in the records of runs.
+        name: the name of the dataset, for messages.
 
     Raises:
         ValueError: if shapes disagree, there are no rows, values are not finite, or labels are not
