@@ -181,7 +181,7 @@ def hugging_face(
 ) -> Dataset:
     """Return a dataset from the package datasets (Hugging Face), or from a dict of columns.
 
-    Images, and columns of type uint8, are scaled to [0, 1].
+    Features that are images or columns of type uint8 are scaled to [0, 1].
 
     Args:
         train: a `datasets.Dataset` of training rows, or a dict of arrays.
@@ -203,19 +203,19 @@ def hugging_face(
     """
     where = "datasets.hugging_face"
 
-    def column(rows, name):
+    def column(rows, name, scale=False):
         values = rows.with_format("numpy")[name] if hasattr(rows, "with_format") else rows[name]
         values = checks.as_array(where, name, values[:], "Pad or cut rows to one shape.")
         feature = (getattr(rows, "features", None) or {}).get(name)
         has_bytes = "uint8" in (str(values.dtype), getattr(feature, "dtype", ""))
-        if has_bytes or type(feature).__name__ == "Image":
+        if scale and (has_bytes or type(feature).__name__ == "Image"):
             return values.astype(np.float32) / 255
         return values
 
     def features(rows):
         if isinstance(x, str):
-            return column(rows, x)
-        return np.stack([column(rows, name).astype(np.float32) for name in x], 1)
+            return column(rows, x, scale=True)
+        return np.stack([column(rows, name, scale=True).astype(np.float32) for name in x], 1)
 
     data = make_dataset(
         where, features(train), column(train, y), features(test), column(test, y), classes, "rows"

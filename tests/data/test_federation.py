@@ -367,6 +367,17 @@ def test_hugging_face_datasets():
     np.testing.assert_allclose(same.x, data.x, rtol=1e-6)
 
 
+def test_columns_of_bytes_are_scaled_as_features_and_not_as_labels_or_owners():
+    bytes_ = dict(
+        pixels=np.array([[0, 255], [51, 102], [0, 0]], np.uint8),
+        label=np.array([0, 1, 2], np.uint8),
+        writer=np.array([7, 7, 8], np.uint8),
+    )
+    data = datasets.hugging_face(bytes_, "pixels", "label", test=bytes_, owner="writer")
+    np.testing.assert_allclose(data.x, [[0, 1], [0.2, 0.4], [0, 0]], rtol=1e-6)
+    assert data.y.tolist() == [0, 1, 2] and data.owners.tolist() == ["7", "7", "8"]
+
+
 # --- the picture
 
 
