@@ -51,18 +51,21 @@ try [SCAFFOLD](local.md#scaffold). If each client should have a personal model, 
 
 The table also compares what the algorithms cost in privacy, in one example plan: {CLIENTS}
 clients with {ROWS} rows each participate in all {ROUNDS} rounds and take {STEPS} local steps on all
-of their rows. Every local gradient gets Gaussian noise with multiplier {NOISE:g}. *Releases* counts
-the noisy releases of a client per round. *ε* protects one row against the server, for δ = {DELTA:g}
-and the adjacency add_remove, or the adjacency in brackets if jfl proves nothing for add_remove.
+of their rows. Every local gradient gets Gaussian noise with multiplier {NOISE:g}. The column
+*releases* has the number of noisy sums that a client computes per round. *ε* protects one row
+against the server, for δ = {DELTA:g} and the adjacency add_remove (if jfl proves nothing for
+add_remove, for the adjacency in brackets).
 
-With noise on the release (client-level privacy), every algorithm makes one release per round,
-however many local steps it takes. If all clients participate, every algorithm then has the same ε.
+If the server adds the noise to the sum of uploads instead (client-level privacy), every algorithm
+makes one release per round, however many local steps it takes. If all clients participate, every
+algorithm then has the same ε.
 
 """
 INTRO = """Each card gives the equation, the paper and the privacy cost of one algorithm. In the
 equations, w is the server's model, wᵢ is the copy that client i trains, Fᵢ is the mean loss of
 client i, ∇Fᵢ is its gradient (with noise, if the gradient is private), and η is a learning rate.
-[All algorithms](index.md) helps you choose, and describes the example plan.
+The cohort is the set of clients that participate in a round, and a release is a noisy sum.
+[Algorithms](index.md) helps you choose, and describes the example plan.
 """
 FOOT = """
 This table is made from the code by `python -m experiments.harness.cards`.
@@ -83,7 +86,7 @@ a client's optimizer reads only the (noisy) gradients, so neither changes ε.
 
 The tests in `tests/contracts` run every algorithm. They check that it compiles once, that a scan
 over rounds equals a loop, that a resumed run equals an uninterrupted one, and that a sweep equals
-separate runs. One line adds [your own algorithm](../guides/algorithm.md) to them.
+separate runs. One line adds [your own algorithm](../guides/algorithm.md) to these tests.
 """
 
 
@@ -240,7 +243,7 @@ def pages() -> dict:
         family: [n for n, w in written().items() if w.get("family") == family]
         for family in families
     }
-    table = ["| algorithm | releases | ε | when |", "|---|---|---|---|"]
+    table = ["| algorithm | releases | ε | when to use it |", "|---|---|---|---|"]
     found = {}
     for family, title in families.items():
         text = [f"# {title}\n", INTRO]

@@ -21,8 +21,11 @@ that `jfl.guarantee` refuses the combination. "A, B" means that both rules apply
 that jfl uses A if its condition holds, and otherwise B; the conditions are below the list of
 rules. The page is made from the code by `python -m experiments.harness.matrix`.
 
-[What ε means](concepts/epsilon.md) explains unit, adjacency and view, and [guarantees and
-bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in more detail.
+[What ε means](concepts/epsilon.md) explains unit, adjacency and view (the observer). In short, the
+server sees every upload, a third party sees only models, and the view `aggregate` sees only sums of
+uploads. A release is a noisy sum, and amplification is the decrease in ε because of random
+sampling. [Guarantees and bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules
+in more detail.
 
 | rule | what jfl counts |
 | --- | --- |
@@ -43,23 +46,24 @@ bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in mo
 If a cell has two rules "A or B", jfl uses
 
 - `sum of uploads` if the server sums uploads unchanged and their noise is isotropic;
-- `uploads and model` if this holds and uploads have Gaussian noise, too;
+- `uploads and model` if, in addition, the uploads and the release both have Gaussian noise;
 - `absence` if clients keep a state and a cohort does not contain all of them;
-- `group` or `one bin` if there are several of them and the noise multiplier never changes;
+- `group` or `one bin` if there are several groups or bins, and the noise multiplier never changes;
 - `sampled group` if the strategy of the noise has no more bands than there are rounds between two
   turns of a group.
 
-In the tables for unit example, the column "drawn by" has the sampler of batches: how the rows of a
-local step are drawn. In the tables for unit client it has the sampler of clients: how the cohort of
-a round is drawn. `other` is a sampler of your own that does not state from which distribution it
+In the tables for unit example, the column "drawn by" has the sampler of batches, which draws the
+rows of a local step. In the tables for unit client it has the sampler of clients, which draws the
+cohort of a round. `other` is a sampler of your own that does not state from which distribution it
 draws. `correlated` is noise that is [correlated over rounds](guides/correlated_noise.md), and
-`integers` is the integer noise of [distributed noise](guides/distributed_noise.md). Noise once
-after local training is that of [output perturbation](algorithms/noise.md#output_perturbation).
+`integers` is the integer noise of [distributed noise](guides/distributed_noise.md). The table
+"noise once after local training" is for
+[output perturbation](algorithms/noise.md#output_perturbation).
 
 Four facts hold for all tables:
 
-- The server sees every upload before it adds noise to the release. Noise on the release therefore
-  proves nothing for the view `server`, and its table has no such column.
+- The server sees every upload before it adds noise to the release. Nothing is therefore proved for
+  the view `server`, and the table "noise on the release" has no such column.
 - A guarantee for clients implies one for their examples. Under replace_one it has the same ε. Under
   the other adjacencies, jfl counts half the noise multiplier and no amplification except absence.
 - With Laplace noise, sampling amplifies privacy only for Poisson samples, and for samples of fixed
