@@ -110,7 +110,7 @@ def scaffold(
     and the release neither clips nor adds noise.
 
     A client uploads its model difference and the change of its c_i multiplied by K lr, where K is
-    the number of local steps. A client-level clip covers both together.
+    the number of local steps. A client-level clip bounds both together.
 
     SCAFFOLD suits noise in local steps: the noise in c_i, and its part of c, vanish when c_i is
     next replaced. Client-level noise is added to c and never removed: it accumulates, and local

@@ -17,8 +17,8 @@ HONEST = Caveat(
 )
 SIMULATION = Caveat(
     "For simulation only: the noise is float32 from a non-cryptographic generator. Anyone who "
-    "knows the seed can remove it. From the low bits of a float32 release, neighbouring data sets "
-    "can be distinguished: whatever epsilon is, delta is at least 0.13.",
+    "knows the seed can remove it. The low bits of a released number can tell two neighbouring "
+    "data sets apart: whatever epsilon is, delta is at least 0.13.",
     "simulation",
 )
 STOPS = Caveat(
