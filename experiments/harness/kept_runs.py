@@ -46,8 +46,8 @@ def _source(module: str) -> str:
 
 
 @functools.cache
-def _rows(dataset: str) -> str:
-    """Return a digest of rows that are read from disk; the config defines all other rows."""
+def data_digest(dataset: str) -> str:
+    """Return the SHA-256 digest of rows read from disk; "" if the config defines the rows."""
     if dataset in ("digits", "synthetic"):
         return ""
     data = getattr(datasets, dataset)()
@@ -83,7 +83,7 @@ def key(config: Config, how) -> str:
 def about(dataset: str, *how) -> list:
     """Return the facts on which a run depends besides its settings."""
     where = environment()
-    return [_rows(dataset), code(), {k: where[k] for k in MATTERS}, *map(_named, how)]
+    return [data_digest(dataset), code(), {k: where[k] for k in MATTERS}, *map(_named, how)]
 
 
 def hashed(*asked) -> str:

@@ -103,6 +103,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         draws: how many draws of the data the seeds have, in words; "" if unknown.
         device: that ran the line; "" if unknown.
         ran_at: field -> its learning rates and clip norm; empty if unknown.
+        data: the SHA-256 digest of rows read from disk; "" if the config defines the rows, or if
+            it is unknown.
         trace: metric -> values [seeds, evaluations] of the seeds of `accuracy`. The metric "round"
             has the rounds of the evaluations, in one row per seed or one for all.
     """
@@ -121,6 +123,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     draws: str = ""
     device: str = ""
     ran_at: dict[str, Number | None] = {}
+    data: str = ""
 
     @property
     def mean(self) -> float | None:

@@ -185,6 +185,7 @@ def run(
                 draws=drawn(experiment),
                 device=environment()["device"],
                 ran_at=ran_at(experiment, line),
+                data=kept_runs.data_digest(configs[line].dataset),
                 trace={k: v.tolist() for k, v in r.trace.items()},
             )
             for line, r in results.items()

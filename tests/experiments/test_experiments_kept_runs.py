@@ -8,9 +8,11 @@ import functools
 import json
 
 import jax
+import numpy as np
 import pytest
 from helpers import pretended
 
+import jfl
 from experiments.harness import kept_runs, results, runner
 from experiments.harness import programs as harness_programs
 from experiments.harness.programs import Plans
@@ -18,6 +20,7 @@ from experiments.harness.runner import Claim, Experiment
 from experiments.harness.verdicts import HOLDS, UNKNOWN, close
 from jfl.core import checks
 from jfl.core.errors import DataUnavailable
+from jfl.data.rows import digest
 from jfl.report import read
 from jfl.runs import build, pictures, record, sweep, train
 from jfl.runs.config import Config
@@ -180,9 +183,9 @@ def test_what_a_key_holds(monkeypatch):
         monkeypatch.setattr(
             kept_runs.datasets, "mnist", lambda shift=shift: digits._replace(x=digits.x + shift)
         )
-        kept_runs._rows.cache_clear()
+        kept_runs.data_digest.cache_clear()
         found.add(key(other))
-    kept_runs._rows.cache_clear()
+    kept_runs.data_digest.cache_clear()
     assert len(found) == 2
     traced = key(config, seeded=True, trace=(("curve", "loss"),))
     assert len({base, key(config, seeded=True), traced}) == 3
@@ -235,7 +238,7 @@ def test_results_stay_where_no_data_can_be_read(tmp_path, monkeypatch):
     runner.run("tiny", figure(), tmp_path)
     before = (tmp_path / "results.json").read_bytes()
     nothing = lambda: checks.fail("datasets.mnist", "data", "none", error=DataUnavailable)
-    monkeypatch.setattr(kept_runs, "_rows", kept_runs._rows.__wrapped__)
+    monkeypatch.setattr(kept_runs, "data_digest", kept_runs.data_digest.__wrapped__)
     monkeypatch.setattr(kept_runs.datasets, "mnist", nothing)
     with pytest.raises(ValueError, match="data of at least one line, but got mnist that cannot"):
         runner.run("tiny", figure(slow=dict(dataset="mnist")), tmp_path)
@@ -391,3 +394,22 @@ def test_an_accuracy_may_be_the_mean_of_the_last_part_of_the_rounds():
     entry = dict(accuracy=dict(final=0.9), trace=dict(round=rounds, curve=[0.0] * 18 + [0.4, 0.9]))
     assert runner._accuracy(entry, 0.1) == pytest.approx(0.65)
     assert runner._accuracy(entry, 0.0) == 0.9
+
+
+def test_a_line_names_the_digest_of_its_rows_on_disk(tmp_path, monkeypatch):
+    rows = np.random.default_rng(0).integers(0, 256, (40, 28, 28), np.uint8)
+    labels = np.arange(40) % 10
+    np.savez(tmp_path / "mnist.npz", x=rows, y=labels, x_test=rows[:10], y_test=labels[:10])
+    monkeypatch.setenv("JFL_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "_dataset", build._dataset.__wrapped__)
+    monkeypatch.setattr(build, "_federation", build._federation.__wrapped__)
+    monkeypatch.setattr(kept_runs, "data_digest", kept_runs.data_digest.__wrapped__)
+    data = jfl.datasets.mnist()
+    made = figure(digits={}, mnist=dict(dataset="mnist"))
+    found = runner.run("tiny", made, tmp_path / "out")["lines"]
+    assert found["digits"]["data"] == ""
+    assert found["mnist"]["data"] == digest(data.x, data.y, data.x_test, data.y_test)
+    stored = results.read(tmp_path / "out" / "results.json").lines
+    assert {name: line.data for name, line in stored.items()} == {
+        name: line["data"] for name, line in found.items()
+    }
