@@ -1,5 +1,7 @@
-"""The noise, or the number of rounds, with which a plan reaches an epsilon: the inverse of
-`guarantees.guarantee`."""
+"""Calibration: the noise multiplier, or the number of rounds, for a given epsilon.
+
+This is the inverse of `guarantees.guarantee`.
+"""
 
 import bisect
 import dataclasses
@@ -34,14 +36,14 @@ def calibrate(
     adjacency: str | None = None,
     over: str = "noise_multiplier",
 ) -> float | int | np.ndarray:
-    """Return the noise multiplier, or the number of rounds, with which a plan's `guarantee` is at
-    most `epsilon`.
+    """Return the smallest noise multiplier, or the most rounds, for a target epsilon.
 
-    The plan provides everything except the multiplier: put any multiplier into its chain and
-    replace it with the result.  If noise on uploads and noise on the release both prove the
-    guarantee, the better of them is calibrated and the other stays unchanged.  All releases of an
-    algorithm get the same multiplier.  If noise changes over rounds, the result is that of the
-    first round, and the others keep their ratio to it.
+    With the result, the plan's `guarantee` has an epsilon of at most the target.  The plan provides
+    everything except the multiplier: put any multiplier into its chain and replace it with the
+    result.  If noise on uploads and noise on the release both prove the guarantee, the better of
+    them is calibrated and the other stays unchanged.  All releases of an algorithm get the same
+    multiplier.  If the noise changes over rounds, the result is the multiplier of the first round;
+    later rounds keep their ratio to it.
 
     Args:
         plan: a Plan with a noise stage.
@@ -51,12 +53,12 @@ def calibrate(
         unit: as in `jfl.guarantee`.
         view: as in `jfl.guarantee`; None chooses the same view.
         adjacency: as in `jfl.guarantee`.
-        over: "noise_multiplier"; or "rounds", the largest number of rounds of the unchanged plan, 0
-            if even one is too many.
+        over: what to find: "noise_multiplier"; or "rounds", the largest number of rounds of the
+            unchanged plan, which is 0 if even one round exceeds epsilon.
 
     Returns:
-        A Python number, or an array in the shape of `epsilon`.  A multiplier is std / sensitivity,
-        a float32, rounded conservatively.
+        A Python number, or an array with the shape of `epsilon`.  A multiplier is
+        std / sensitivity, as a float32 that is rounded conservatively.
 
     Raises:
         ValueError: as in `guarantee`; if the plan has no noise stage; if no multiplier reaches
@@ -115,23 +117,23 @@ def calibrate_per_client(
     cap: int | None = None,
     quantile: float | None = None,
 ) -> np.ndarray:
-    """Return the noise multiplier with which the examples of each client reach `epsilon`: clients
-    with few rows need more noise.
+    """Return a noise multiplier for each client, with which its examples have the target epsilon.
 
-    Put any multiplier into the chain of `private_grad` and replace it with `gaussian(result)`.
+    Clients with few rows need more noise, because each of their rows is drawn more often.  Put any
+    multiplier into the chain of `private_grad` and replace it with `gaussian(result)`.
 
     Args:
-        plan: a Plan whose noise is for examples.
+        plan: a Plan whose noise protects examples.
         epsilon: the target of each client, > 0.
         delta: in (0, 1).
-        rounds: how many rounds are run.
+        rounds: the number of rounds.
         view: as in `jfl.guarantee`; None chooses the same view.
         cap: as in `jfl.guarantee`.
         quantile: as in `jfl.guarantee`.
 
     Returns:
-        Float32[C], std / sensitivity of each client; for a client without rows the smallest of the
-        others.
+        Float32[C], std / sensitivity of each client.  A client without rows gets the smallest
+        multiplier of the others.
 
     Privacy:
         The unit is "example".  The largest of `epsilons_per_client` is then at most `epsilon`.

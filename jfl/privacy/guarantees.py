@@ -1,4 +1,4 @@
-"""Guarantees of a plan: what the ledger lists, at its smallest proved epsilon.
+"""Guarantees of a plan: the smallest epsilon that is proved for what its ledger lists.
 
 Everything here runs on the host, on concrete numbers.
 """
@@ -50,7 +50,7 @@ def guarantees(plan: Plan, rounds: int, delta: float = 1e-5) -> tuple[Guarantee,
     """Return every guarantee that the noise of a plan proves for `rounds` rounds; () if none.
 
     Raises:
-        ValueError: unless rounds is whole and delta in (0, 1).
+        ValueError: unless rounds is an integer and delta is in (0, 1).
     """
     check_delta(delta)
     proved = []
@@ -78,7 +78,7 @@ def guarantee(
 ) -> Guarantee:
     """Return the proved guarantee of a run of a plan, for one unit and view.
 
-    It holds for every client and row, so it is that of the worst case.  The server sees who
+    It holds for the client or row that is worst off, and therefore for all.  The server sees who
     participates, so by default every client counts as participating in every round; one of `cap`,
     `quantile` and `realised` replaces this assumption.
 
@@ -107,16 +107,16 @@ def guarantee(
             rounds must not overlap.  It is assumed, not checked.
 
     Returns:
-        A Guarantee.  It names the unit, adjacency and view, the method, and as caveats all that it
-        assumes or does not cover.
+        A Guarantee.  It states the unit, adjacency, view and method.  Its caveats state everything
+        that it assumes or does not cover.
 
     Privacy:
         The guarantee covers the planned rounds, whatever the data are.  A plan without noise has
         epsilon = inf and status "none".
 
     Raises:
-        ValueError: If not exactly one guarantee fits the arguments, with the choices; or if this
-            accountant cannot analyse the plan, with the reason and a remedy.
+        ValueError: If not exactly one guarantee fits the arguments (the message lists the choices),
+            or if no accountant can analyse the plan (the message gives the reason and a remedy).
 
     Example:
         Ten rounds of one plan followed by 90 rounds of another:
@@ -168,17 +168,18 @@ def epsilons(
     view: str | None = None,
     adjacency: str | None = None,
 ) -> np.ndarray:
-    """Return epsilon after each of several numbers of rounds, at the cost of about one.
+    """Return epsilon after each of several numbers of rounds.
 
-    These are Renyi bounds and exact Gaussians.  `guarantee` also tries privacy-loss distributions,
-    and may return a slightly smaller value.
+    Computing all of them takes about as long as computing one.  They are Renyi bounds and exact
+    Gaussians.  `guarantee` also tries privacy-loss distributions, and may return a slightly smaller
+    value.
 
     Args:
         plan: a Plan.
         rounds: Int[m], numbers of rounds >= 0.
         delta: in (0, 1).
         unit: as in `guarantee`.
-        view: as in `guarantee`, which says which view None means.
+        view: as in `guarantee`; None chooses the same view.
         adjacency: as in `guarantee`.
 
     Returns:
@@ -210,12 +211,13 @@ def epsilons_per_client(
     quantile: float | None = None,
     realised=None,
 ) -> np.ndarray:
-    """Return the epsilon of the examples of each client, which depends on its rows, participation
-    and noise.
+    """Return the epsilon of each client's examples.
+
+    It depends on the client's number of rows, participation and noise.
 
     Args:
         plan: a Plan.
-        rounds: how many rounds are run.
+        rounds: the number of rounds.
         delta: in (0, 1).
         view: "server" or "third_party"; None chooses the view of
             jfl.guarantee(plan, rounds, delta, "example").
@@ -259,8 +261,9 @@ def epsilons_per_client(
 def for_each_client(
     plan: Plan, entry: Entry, rounds, delta, options: dict, differ: list, value: Callable
 ) -> np.ndarray:
-    """Return a value for each client, Float64[C]: computed once for identical clients, 0 for a
-    client without rows or rounds.
+    """Return a value for each client, Float64[C].
+
+    It is computed once for identical clients, and is 0 for a client without rows or rounds.
 
     Args:
         plan: a Plan.
@@ -268,9 +271,10 @@ def for_each_client(
         rounds: the number of rounds.
         delta: the delta of the guarantee.
         options: cap, quantile and realised.
-        differ: arrays [n, C] in which clients differ, apart from their rows and participation.
-        value: the function of the entry of a client's whole run, the remaining delta, and whether
-            there are few kinds of clients.
+        differ: arrays [n, C] of further numbers in which clients may differ, besides their rows and
+            participation.
+        value: (entry of the client's whole run, remaining delta, whether there are few kinds of
+            clients) -> the value of the client.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
     often = participations(plan, entry, rounds, delta, options)
@@ -298,7 +302,7 @@ def for_each_client(
 def at_scale(
     plan: Plan, rounds: int, delta: float = 1e-5, *, cohort: int, clients: int
 ) -> Guarantee:
-    """Return the guarantee of a larger deployment, whose mean has the noise of this plan's mean.
+    """Return the guarantee of a larger deployment whose mean upload has the same noise.
 
     With cohorts of 100, the noise that hides one client is so large that a model hardly learns.
     Studies therefore add as much noise to the mean of 100 as a deployment adds to the mean of, for
@@ -310,9 +314,8 @@ def at_scale(
         plan: a Plan with noise on the release.
         rounds: the number of rounds.
         delta: the delta of the guarantee, in (0, 1).
-        cohort: the clients of a round in the deployment (their expected number for Poisson
-            cohorts).
-        clients: all clients of the deployment.
+        cohort: the number of clients per round in the deployment (expected, for Poisson cohorts).
+        clients: the total number of clients in the deployment.
 
     Returns:
         A guarantee with status "conditional"; its first caveat names the epsilon of this run.
@@ -322,8 +325,10 @@ def at_scale(
         this plan.
 
     Raises:
-        ValueError: without noise on the release; unless cohort <= clients and both are at least
-            those of the plan; for other samplers or noise.
+        ValueError: if the release has no noise, or clients add noise themselves; if the clip norm
+            is adaptive; if cohorts are drawn and clients keep state; unless the sampler is poisson,
+            without_replacement, or full with cohort = clients; unless cohort <= clients, and both
+            are at least as large as in the plan.
 
     References:
         pfl-research (Granqvist et al., 2024) calls it noise_cohort_size.
@@ -398,9 +403,10 @@ def at_scale(
 
 
 def choose(where, plan, entries, unit, view, adjacency) -> Entry:
-    """Return the only entry that has this unit, view and adjacency and can prove something.
+    """Return the only entry with this unit, view and adjacency that can prove something.
 
-    None matches everything, except that for view=None the first view with such an entry counts.
+    None matches everything.  If view is None and several views have such an entry, the first of
+    these views is used.
 
     Raises:
         NotAnalysable: if no entry can prove anything, with the reason.
@@ -479,8 +485,16 @@ def guarantee_of(entry: Entry, rounds, delta) -> Guarantee:
 
 
 def quick_epsilons(entry: Entry, times, delta):
-    """Return quick bounds after each of several numbers of rounds, and whether the exact Gaussian
-    gave each."""
+    """Return quick bounds on epsilon after each of several numbers of rounds.
+
+    Args:
+        entry: an entry of the ledger.
+        times: Int[m], numbers of rounds.
+        delta: the delta of the guarantee, in (0, 1).
+
+    Returns:
+        Float64[m]; and Bool[m], True if the bound is the exact composition of Gaussians.
+    """
     listed, happened = events_of(entry), times
     if not listed:
         return np.zeros(times.shape), np.ones(times.shape, bool)

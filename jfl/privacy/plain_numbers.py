@@ -1,6 +1,6 @@
 """Epsilon from plain numbers, and the noise multiplier from an epsilon, without a plan.
 
-`jfl epsilon` and `jfl calibrate` build their events here too.
+The commands `jfl epsilon` and `jfl calibrate` use this module as well.
 """
 
 from typing import Any
@@ -29,21 +29,21 @@ def epsilon(
     adjacency: str | None = None,
     sampler: str = "poisson",
 ) -> float:
-    """Return the smallest proved epsilon of Gaussian noise on samples, from plain numbers.
+    """Return the smallest proved epsilon of the subsampled Gaussian mechanism.
 
-    No plan is read, so this is the epsilon of the numbers, not of a run: `jfl.guarantee` also
-    counts what a run does.
+    The result depends on these numbers only.  `jfl.guarantee` reads a plan, so it also accounts for
+    details of a run, such as the limited capacity of a Poisson cohort.
 
     Args:
         noise_multiplier: the standard deviation of the noise over the sensitivity: over the clip
             norm under add_remove, over twice the clip norm under replace_one.
-        rounds: how many noisy releases there are, each on a new sample.
+        rounds: the number of noisy releases, each on a new sample.
         rate: the sampling rate, in (0, 1]; 1 with the sampler "full".
         delta: in (0, 1).
-        adjacency: "add_remove" or "replace_one"; None: add_remove for the sampler "poisson",
-            replace_one for the others.
-        sampler: "poisson", "without_replacement" (samples of a fixed size, which have no proof for
-            add_remove), or "full", which has no gain from sampling.
+        adjacency: "add_remove" or "replace_one".  None means add_remove for the sampler "poisson",
+            and replace_one for the others.
+        sampler: "poisson"; "without_replacement", for samples of fixed size (not with add_remove);
+            or "full", without sampling and therefore without amplification.
 
     Raises:
         ValueError: for numbers outside these ranges.
@@ -74,7 +74,7 @@ def noise_multiplier(
         rounds: as in `epsilon`.
         rate: as in `epsilon`.
         delta: as in `epsilon`.
-        adjacency: as in `epsilon`; it decides what the result is a multiple of.
+        adjacency: as in `epsilon`; it determines the sensitivity of which the result is a multiple.
         sampler: as in `epsilon`.
 
     Raises:
@@ -103,7 +103,7 @@ def _repeated(where, multiplier, rate, rounds, adjacency, sampler):
 
 
 def adjacency_of(where: str, sampler: str, adjacency: str | None) -> str:
-    """Return the adjacency for which samples are accounted; None means the sampler's own.
+    """Return `adjacency`; if it is None, the default adjacency of the sampler.
 
     Raises:
         ArgumentError: for add_remove with samples of a fixed size.
@@ -122,7 +122,10 @@ def adjacency_of(where: str, sampler: str, adjacency: str | None) -> str:
 
 
 def sampled(sampler: str, adjacency: str, sample: Any, population: Any, release: Any) -> Any:
-    """Return the event of a release on a sample at the rate sample / population."""
+    """Return the event of a release on `sample` of `population` elements.
+
+    A population of 1 means that `sample` is the sampling rate.
+    """
     if sampler == "full":
         return release
     if sampler == "poisson":

@@ -1,5 +1,4 @@
-"""Privacy accountants: pure functions from events to epsilon or delta.  They know nothing of
-plans."""
+"""Privacy accountants: pure functions from events to epsilon or delta, independent of plans."""
 
 from ...core.lazy import submodules as _submodules
 

@@ -63,7 +63,7 @@ def geometric(mean: float) -> Runs:
             cost.
 
     Raises:
-        ValueError: outside that range.
+        ValueError: if mean is outside that range.
 
     Example:
         >>> geometric(10.0).gamma
@@ -83,7 +83,7 @@ def logarithmic(mean: float) -> Runs:
             cost.
 
     Raises:
-        ValueError: outside that range.
+        ValueError: if mean is outside that range.
     """
     mean = _as_mean("choosing.logarithmic", mean)
     low, high = -700.0, 0.0  # bounds on log(gamma), which decreases with the mean
@@ -102,7 +102,7 @@ def logarithmic(mean: float) -> Runs:
 def curve_of_tournament(
     orders: ArrayLike, curves: Sequence[ArrayLike], distributions: Sequence[Runs]
 ) -> np.ndarray:
-    """Return the Renyi curve of a choice in several rungs.
+    """Return the Renyi curve (the divergence at each order) of a choice in several rungs.
 
     A run of the first rung consists only of rounds.  A run of each other rung begins with the best
     of a random number of runs of the previous rung and continues with further rounds.  The best of

@@ -1,7 +1,7 @@
 """Events: what a run releases about one unit (an example or a client), as a small tree.
 
-An event states which noise was added, to which sample, and how often.  Nothing here computes an
-epsilon; the accountants do.
+An event states which noise was added, to which sample, and how often.  This module only describes
+events; the accountants compute their epsilon.
 
 A noise multiplier is the standard deviation of the noise divided by the sensitivity *under the
 adjacency in use*.  For replace_one the sensitivity is twice the clip norm, so an event means the
@@ -67,8 +67,10 @@ class Poisson:
 
 @_event
 class PoissonGroup:
-    """`event` on a Poisson sample, for a group of units: k of them join with probability
-    distribution[k]."""
+    """`event` on a Poisson sample, for a group of units.
+
+    With probability distribution[k], k units of the group join the sample.
+    """
 
     distribution: Any
     event: Any
@@ -95,8 +97,9 @@ class Allocation:
 class Replaced:
     """`event` on a Poisson sample of limited capacity, for replace_one.
 
-    The other elements fill the sample with probability `full`.  Given that, the sample is a uniform
-    subset, which contains the unit with probability `rate_when_full`.
+    With probability `full`, the other elements fill the sample.  The sample is then a uniform
+    subset, which contains the unit with probability `rate_when_full`; otherwise the unit joins with
+    probability `rate`.
     """
 
     rate: Any
@@ -129,8 +132,8 @@ class WithReplacement:
 class Multiplicity:
     """The form of `WithReplacement` that the accountants use.
 
-    A unit occurs k times in the sample; `distribution[k]` is the probability of that.  `most` is
-    the largest k with a positive probability.
+    A unit occurs k times in the sample with probability `distribution[k]`.  `most` is the largest k
+    with a positive probability.
     """
 
     distribution: Any
@@ -166,7 +169,7 @@ class Compose:
 
 @_event
 class Series:
-    """Releases that differ in their noise only.
+    """Releases that differ only in their noise multiplier.
 
     The Gaussians inside `event` hold multipliers [n]; release i uses the i-th of them and happens
     times[i] times.
@@ -178,8 +181,10 @@ class Series:
 
 @_event
 class Participation:
-    """`event` with this `probability`, and otherwise nothing.  The observer may see which
-    happened."""
+    """`event` with this `probability`, and otherwise nothing.
+
+    The observer may see which of the two happened.
+    """
 
     probability: Any
     event: Any
@@ -206,9 +211,9 @@ def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
 def laplace(noise_multiplier: ArrayLike) -> Laplace:
     """Return one release of a sum plus Laplace noise of scale noise_multiplier * sensitivity.
 
-    The sensitivity is in the L1 norm.  Several coordinates are no worse than one: the Renyi
-    divergence is convex in the shift of a coordinate and 0 without a shift, so shifts that add up
-    to the sensitivity cost most in a single coordinate.
+    The sensitivity is in the L1 norm.  A release of many coordinates costs no more than one of a
+    single coordinate: the Renyi divergence is convex in the shift of a coordinate and 0 without a
+    shift, so shifts that add up to the sensitivity cost most in a single coordinate.
 
     Units:
         noise_multiplier: dimensionless, > 0.
@@ -239,7 +244,7 @@ def poisson(rate: ArrayLike, event: Any) -> Poisson:
         rate in (0, 1].
 
     Raises:
-        ValueError: outside that range.
+        ValueError: if rate is outside that range.
     """
     return Poisson(
         _as_float64("events.poisson", checks.require_fraction, rate=rate),
@@ -257,7 +262,7 @@ def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
         rate in (0, 1], concrete.
 
     Raises:
-        ValueError: outside that range, or unless size is an integer.
+        ValueError: if rate is outside that range, or unless size is an integer.
 
     Example:
         >>> poisson_group(0.1, 2, gaussian(1.0)).distribution.round(2).tolist()
@@ -290,9 +295,9 @@ def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) ->
 
 
 def allocation(slots: int, event: Any) -> Allocation:
-    """Return `event` in one of `slots` rounds, for a unit whose round is drawn uniformly.
+    """Return `event`, which concerns a unit in only one of `slots` rounds, drawn uniformly.
 
-    The adjacency is add_remove, and nobody sees which round was drawn.
+    The adjacency is add_remove, and the drawn round is kept secret.
 
     Raises:
         ValueError: unless slots is an integer.
@@ -303,8 +308,9 @@ def allocation(slots: int, event: Any) -> Allocation:
 
 
 def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
-    """Return a release whose Renyi divergence of order a is at most slopes[i] * a + constants[i],
-    for all i.
+    """Return a release that is known only by bounds on its Renyi divergence.
+
+    The divergence of order a is at most slopes[i] * a + constants[i], for every i.
 
     Raises:
         ValueError: unless slopes >= 0 and slopes + constants >= 0, so that no bound is negative.
@@ -334,7 +340,7 @@ def replaced(rate: ArrayLike, event: Any) -> Replaced:
         rate in (0, 1].
 
     Raises:
-        ValueError: outside that range.
+        ValueError: if rate is outside that range.
     """
     where = "events.replaced"
     rate = _as_float64(where, checks.require_fraction, rate=rate)
@@ -417,7 +423,7 @@ def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> Wit
             integer.
 
     Raises:
-        ValueError: unless draws is an integer.
+        ValueError: unless draws is an integer and population >= 1.
     """
     where = "events.with_replacement"
     draws, population = (
@@ -452,8 +458,8 @@ def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
         rate in (0, 1].
 
     References:
-        Li, Wang, Wu, 2025, section III: the outputs on two neighbours are identical unless the
-        element is drawn.
+        Li, Wang, Wu, 2025, section III: the outputs on two neighbouring datasets are identical
+        unless the element is drawn.
     """
     where = "events.touched"
     return WithoutReplacement(
@@ -464,8 +470,10 @@ def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
 
 
 def series(event: Any, times: ArrayLike) -> Series:
-    """Return `event` with each of its noise multipliers Float[n]; the i-th one happens times[i]
-    times.
+    """Return releases that differ only in their noise multiplier, as one event.
+
+    The Gaussians inside `event` hold multipliers Float[n]; the release with the i-th multiplier
+    happens times[i] times.
 
     Example:
         >>> import jfl.privacy.accountants.rdp_events as bounds
@@ -482,15 +490,15 @@ def series(event: Any, times: ArrayLike) -> Series:
 def participation(probability: ArrayLike, event: Any) -> Participation:
     """Return `event`, which concerns a record only if the client that holds it participates.
 
-    Participation may be visible.  The amplification is by `probability`, not by its square: clients
-    differ by more than the noise hides, so the record is protected only by the absence of its
-    client.
+    The observer may see who participates, because clients differ by more than the noise hides.  The
+    record is therefore protected only by the absence of its client.  The Renyi divergence shrinks
+    in proportion to `probability`, and not to its square as with a Poisson sample of records.
 
     Units:
         probability in (0, 1], which must not depend on the data.
 
     Raises:
-        ValueError: outside that range.
+        ValueError: if probability is outside that range.
     """
     where = "events.participation"
     return Participation(
@@ -500,7 +508,9 @@ def participation(probability: ArrayLike, event: Any) -> Participation:
 
 
 def seen(event: Any) -> Any:
-    """Return one release whose sample is known to the observer: a Gaussian, without amplification.
+    """Return the Gaussian that an event becomes if the observer knows the sample.
+
+    A known sample amplifies nothing.
 
     Args:
         event: a Gaussian, or a sample of one.  An element drawn with replacement may be in every
@@ -520,7 +530,7 @@ def seen(event: Any) -> Any:
 
 
 def of_group(event: Any, size: int) -> Any:
-    """Return `event` for `size` units that differ together; None if no such event is known.
+    """Return `event` for a group of `size` units; None if no such event is known.
 
     A group changes a sum by at most `size` sensitivities.
     """
@@ -616,7 +626,7 @@ def weighted_precision(counts: np.ndarray, each: np.ndarray) -> np.ndarray:
 
 
 def precision_inside(where: str, event: Any) -> Any:
-    """Return the precision of the Gaussians inside a sample.
+    """Return the sum of 1 / z^2 over the Gaussians inside a sample; see `precision`.
 
     Args:
         where: the name of the caller, for error messages.
@@ -641,8 +651,11 @@ def precision_inside(where: str, event: Any) -> Any:
 
 
 def parts(event: Any, number: int) -> list:
-    """Split an event whose Gaussians hold multipliers [number] into `number` events with one
-    each."""
+    """Split an event whose Gaussians hold arrays of `number` noise multipliers.
+
+    Returns:
+        A list of `number` events, each with one multiplier per Gaussian.
+    """
     is_gaussian = lambda e: isinstance(e, Gaussian)
 
     def pick(e, i):

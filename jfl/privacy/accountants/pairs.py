@@ -1,9 +1,9 @@
-"""Dominating pairs of one noisy step: where their losses lie, and the probabilities of cells of
-losses.
+"""Dominating pairs of distributions for one noisy step, and their privacy-loss distributions.
 
 A pair (P, Q) of distributions dominates a step if its hockey-stick divergence is at least that of
-every two neighbours, at every epsilon.  Lengths are in sensitivities under the adjacency in use,
-and z = std / sensitivity.  Points are s = x / z.
+the outputs on any two neighbouring datasets, at every epsilon.  A cell is an interval between two
+losses of a grid.  Lengths are in sensitivities under the adjacency in use, and
+z = std / sensitivity.  Points are s = x / z.
 
 **One sample: `removed`**
 
@@ -172,8 +172,7 @@ class Pair(NamedTuple):
         return jax.lax.scan(add, zeros, components, unroll=len(self.weights) == 2)[0]
 
     def masses_above_zero(self, losses: jax.Array) -> tuple:
-        """Same as `masses` for losses >= 0, except that "below the first" counts losses from 0
-        on."""
+        """Same as `masses` for losses >= 0, except that "below the first" starts at loss 0."""
         p, q, excess, _, above = self.masses(jnp.concatenate([jnp.zeros(1), losses]))
         return p[1:], q[1:], excess[1:], jnp.stack([p[0], q[0]]), above
 
@@ -195,7 +194,7 @@ def removed(rate: Any, z: ArrayLike) -> Pair:
 
 
 def halves(direction: str, rate: Any, z: ArrayLike) -> tuple[Pair, Pair, jax.Array]:
-    """Return the two halves of a pair and the probability of loss 0.
+    """Return a dominating pair as its positive and its negative losses.
 
     Args:
         direction: a key of PLACES, or "replace".
@@ -441,7 +440,10 @@ def _copies(distribution):
 def rough_of_group(
     direction: str, distribution: jax.Array, z: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return losses [n], ascending, and log masses [n] of a group's step by the trapezoid rule."""
+    """Return approximate losses [n], ascending, and log masses [n] of a step of a group.
+
+    The trapezoid rule gives the masses.  `direction` is "remove" or "add".
+    """
     number = jnp.arange(0.0, len(distribution))
     most = len(distribution) - 1
     step = (28 + 2 * most / z) / NUM_GROUP_NODES
@@ -485,7 +487,7 @@ def _zero_loss_probability(direction, rate, z):
 
 
 def rough_of_repeated(distribution: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return losses [n], ascending, and log masses [n] of a step with repeated draws.
+    """Return losses [n], ascending, and log masses [n] of a step on draws with replacement.
 
     The mass of each cell is put at its middle.
     """

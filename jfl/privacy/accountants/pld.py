@@ -2,9 +2,9 @@
 
 `poisson` and `without_replacement` are traceable and compute many runs in one call.  `epsilon` and
 `deltas` run on the host and take any event; `epsilon` refines the grid until the width is small.
-The width of an epsilon is how much of it may be due to the grid.  Everything is computed in
-float64, whatever JAX's default type, and has no derivatives.  The module `pld_compose` explains the
-method, and why it is a proof.
+The width is the part of an epsilon that may be due to the grid.  Everything is computed in float64,
+whatever JAX's default type, and has no derivatives.  The module `pld_compose` explains the method,
+and why it is a proof.
 """
 
 import contextlib
@@ -178,10 +178,10 @@ def epsilon(
 ) -> tuple[float, float]:
     """Return an epsilon that is proved for `event` at `delta`, and its width.
 
-    The epsilon is too large by at most the width, compared with the same pairs of distributions on
-    an infinitely fine grid.  (For samples of fixed size, with or without replacement, those pairs
-    may be worse than any data set.)  Refinement stops at a width of 1e-3 * epsilon + 1e-4, or at
-    the last size.
+    An infinitely fine grid would lower the epsilon by at most the width.  (For samples of fixed
+    size, with or without replacement, the true epsilon may be smaller still, because the dominating
+    pairs may be worse than any dataset.)  Refinement stops at a width of 1e-3 * epsilon + 1e-4, or
+    at the last size.
 
     Args:
         event: a composition of Gaussians, possibly sampled.
@@ -196,8 +196,8 @@ def epsilon(
         directions of add_remove.
 
     Raises:
-        ValueError: for a sample of a sample, two adjacencies in one event, and numbers out of
-            range.
+        ValueError: for a sample of a sample, for two adjacencies in one event, or for numbers out
+            of range.
 
     Example:
         >>> value, width = epsilon(events.poisson(0.01, events.gaussian(1.0)), 1e-5, 1000)
@@ -245,8 +245,8 @@ def epsilon(
 def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
     """Return the deltas that are proved for an event at many epsilons at once.
 
-    A grid is sharp around one delta only, so several grids are computed and the smallest delta
-    counts.
+    A grid is accurate around one delta only, so several grids are computed, and the smallest delta
+    is returned.
 
     Args:
         event: a composition of Gaussians, possibly sampled.

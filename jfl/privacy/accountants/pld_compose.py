@@ -15,9 +15,9 @@ error of the grid.
 Everything here is traceable.
 
 Arguments that the functions of this module share:
-    groups: a tuple with one pair for every shape of event: (an event whose numbers are [m], how
-        often each of them happens, Float[m]).  The module `pld` makes them.
-    direction: which neighbour is the first of the pair, a key of `pld_step`.
+    groups: a tuple with one pair (event, counts) for every shape of event, from the module `pld`.
+        The numbers of the event are arrays [m]; counts are Float[m], how often each happens.
+    direction: the order of the two neighbouring datasets in the pair; see `pld_step`.
     grid: a Grid.
     size: the number of grid points, static.
 """
@@ -60,7 +60,7 @@ class Grid(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One event, ready to be composed."""
+    """The numbers of one event that its composition needs."""
 
     moments: jax.Array  # [e], log E[exp(tilt * loss)] at some tilts
     spectrum: jax.Array  # FFT of the mass, tilted by the first tilt and normalised
@@ -176,7 +176,7 @@ def _count_steps(groups):
 def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
     """Return a grid of `size` points around the losses that determine epsilon at `delta`.
 
-    Every grid gives valid bounds; a bad one only gives a large upper bound.
+    Any grid gives valid bounds.  A bad grid only makes the upper bound larger than necessary.
     """
 
     def moments(tilts, tail=None):
@@ -295,7 +295,7 @@ def _is_one_step(groups, grid):
 
 
 def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Composed:
-    """Return the composed losses, rounded pessimistically."""
+    """Return a pessimistic composition: its deltas are never below the true ones."""
 
     def build(*args):
         return *pld_step.pessimistic(*args), 0.0
@@ -311,7 +311,7 @@ def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Compose
 def compose_lower(
     groups: Any, direction: str, grid: Grid, size: int, failure_probability: ArrayLike
 ) -> tuple[Composed, jax.Array]:
-    """Return the composed losses on the grid, and an upper bound on the sum of their offsets.
+    """Return an optimistic composition on the grid, and an upper bound on the sum of its offsets.
 
     In each step the true loss is a grid point plus an offset (see `pld_step.optimistic`).  By
     Chernoff's bound, the sum of the offsets exceeds the returned bound with probability at most

@@ -15,7 +15,7 @@ z^2), or is made from it.  The direction says how:
 The hockey-stick profile of "replace" is q * delta_G(log(1 + (e^eps - 1) / q)) for eps >= 0 and its
 mirror image below: no pair of neighbours has a larger one (Balle, Barthe, Gaboardi, NeurIPS 2018,
 Theorem 11), and pairs that dominate each step also dominate the composition (Zhu, Dong, Wang,
-AISTATS 2022, Theorem 10).  With q = 1 all three are the Gaussian itself.
+AISTATS 2022, Theorem 10).  With q = 1, "remove", "add" and "replace" are the Gaussian itself.
 
 Masses are computed as differences of the smaller tail of the normal distribution, so their relative
 error is small everywhere.  (A grid of rounding errors far out would come back through the FFT as
@@ -60,7 +60,7 @@ MAX_SEARCH_STEPS = 60
 def pessimistic(
     direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the masses of a step that is never better than the true one.
+    """Return the masses of a step that is never more private than the true one.
 
     The probabilities that P and Q give to a cell between two grid points are split over its ends so
     that both are preserved ("connect the dots").  By convexity of (p - e^eps q)_+ this never lowers
@@ -95,7 +95,7 @@ def pessimistic(
 def optimistic(
     direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the masses of a step that is never worse than the true one, and their offsets.
+    """Return the masses of a step that is never less private than the true one, and offsets.
 
     All outcomes with losses within half an interval of a grid point become one, which is
     post-processing.  Outcomes outside the grid are dropped.
@@ -158,7 +158,7 @@ def _rates(direction, rate):
 
 
 def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return approximate losses and log masses of a step, to choose a grid; they prove nothing.
+    """Return approximate losses and log masses of a step, which only serve to choose a grid.
 
     Returns:
         Losses Float64[n], ascending, and log masses Float64[n], by the trapezoid rule.
@@ -218,7 +218,7 @@ def hockey_stick(composed: Any, epsilon: ArrayLike) -> jax.Array:
 def key_of_smallest(values: jax.Array, keys: jax.Array) -> jax.Array:
     """Return the element [] of keys [n] at the position of the smallest of values [n].
 
-    A 64-bit argmin cannot be lowered inside a 32-bit program of the caller.
+    This replaces argmin, which cannot be lowered in 64 bits inside a caller's 32-bit program.
     """
     pick = lambda a, b: jax.tree.map(lambda x, y: jax.lax.select(a[0] <= b[0], x, y), a, b)
     ends = jnp.asarray(jnp.inf, values.dtype), jnp.zeros((), keys.dtype)

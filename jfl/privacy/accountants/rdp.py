@@ -97,10 +97,9 @@ def float64(function: Callable, **options: Any) -> Callable:
 
 
 def over_libraries(function: Callable) -> Callable:
-    """Make a function run with NumPy on concrete numbers, and with jax.numpy, compiled, on traced
-    ones.
+    """Wrap a formula so that NumPy computes concrete numbers, and compiled jax.numpy traced ones.
 
-    The first argument of `function` is a Library; callers leave it out.
+    The first argument of `function` is a Library.  Callers of the wrapped function leave it out.
     """
     compiled = float64(functools.partial(function, COMPILED))
 
@@ -177,10 +176,11 @@ def pure(library: Library, orders: Any, epsilon: Any) -> Any:
 def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
     """Return the curve of a Gaussian on a Poisson sample, for add_remove.
 
-    The divergence of the mixture from N(0, z^2) is log(E[(1 + u)^a]) / (a - 1) with u = rate *
-    (likelihood ratio - 1).  The integrand is (1 + u)^a - 1 - a u, which is never negative, so no
-    digits cancel.  Since E[u] = 0, its expectation is E[(1 + u)^a] - 1.  The trapezoid rule is
-    exact up to rounding, because the integrand is analytic within pi z^2 of the real line.
+    At order a, the divergence of (1 - rate) N(0, z^2) + rate N(1, z^2) from N(0, z^2) is
+    log(E[(1 + u)^a]) / (a - 1), where u = rate * (likelihood ratio of both Gaussians - 1).  The
+    integrand is (1 + u)^a - 1 - a u, which is never negative, so no digits cancel.  Since E[u] = 0,
+    its expectation is E[(1 + u)^a] - 1.  The trapezoid rule is exact up to rounding, because the
+    integrand is analytic within pi z^2 of the real line.
 
     Args:
         rate: in (0, 1]; rate = 1 is `gaussian`.
@@ -212,8 +212,8 @@ def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
 def poisson_group(library: Library, orders: Any, distribution: Any, z: Any) -> Any:
     """Return the curve of a Gaussian on a Poisson sample, for add_remove of a group of units.
 
-    This is the larger divergence of both directions of the pair `pairs.removed`, by the integral of
-    `poisson`.
+    The result is the larger divergence of the two directions of the pair `pairs.removed`, computed
+    by the same integral as in `poisson`.
 
     Args:
         distribution: Float[m + 1]; k of the m units join the sample with probability
@@ -273,14 +273,14 @@ def with_replacement(library: Library, orders: Any, distribution: Any, z: Any) -
 
     Let eta = 1 - distribution[0], and let A be the output without a copy of the element.  The
     outputs on two neighbours are mixtures (1 - eta) A + eta B and (1 - eta) A + eta B' with the
-    same A.  By advanced joint convexity the hockey-stick divergence at 1 + eta (e^epsilon - 1) is
-    at most eta times one of B to A or B', at epsilon.  Draw all places from the other elements
-    first, then the k places that the element takes: given both, A, B and B' are Gaussians whose
-    means lie within k sensitivities of each other, so that divergence is at most the mean over k >=
-    1 of the Gaussian profile at k / z.  Both directions are identical, and moments of the mirrored
-    profile give the curve, as in `without_replacement`, to which it is equal for one draw.  (The
-    module `pairs` has a smaller profile.)  The distribution of k may be any that does not depend on
-    the data, including one that is conditioned on few copies.
+    same A.  By advanced joint convexity, their hockey-stick divergence at 1 + eta (e^epsilon - 1)
+    is at most eta times the divergence, at epsilon, of B from A or from B'.  Draw all places from
+    the other elements first, then the k places that the element takes.  Given both, A, B and B' are
+    Gaussians whose means lie within k sensitivities of each other, so the divergence of B is at
+    most the mean over k >= 1 of the Gaussian profile at k / z.  Both directions are identical.
+    Moments of the mirrored profile give the curve, as in `without_replacement`; for one draw the
+    two curves are equal.  (The module `pairs` has a smaller profile.)  The distribution of k may be
+    any that does not depend on the data, including one that is conditioned on few copies.
 
     Args:
         distribution: Float[m + 1]; an element is drawn k times with probability distribution[k].
@@ -317,7 +317,8 @@ def with_replacement(library: Library, orders: Any, distribution: Any, z: Any) -
 
 
 def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
-    """Return the curve of `slots` rounds in one of which a unit takes part, for add_remove.
+    """Return the curve of `slots` rounds if a unit participates in only one of them, for
+    add_remove.
 
     The round is drawn uniformly and not revealed.  The result is the larger divergence of both
     directions.  It takes concrete numbers only.
@@ -363,7 +364,7 @@ def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
 def participation(library: Library, orders: Any, probability: Any, curve: Any) -> Any:
     """Return the curve of a release that happens only with some probability.
 
-    The bound also holds if the observer sees whether it happens, and is exact then: it follows from
+    The bound also holds, and is exact, if the observer sees whether it happens.  It follows from
     the joint convexity of exp((a - 1) D), for the order a and the divergence D.
 
     Args:
@@ -418,7 +419,7 @@ def either(
 
 @over_libraries
 def convert(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
-    """Return the epsilon that each order proves at `delta`; the smallest of them holds.
+    """Return the epsilon that each order proves at `delta`; the smallest one may be used.
 
     All arguments broadcast.  A curve of zeros proves 0.
 

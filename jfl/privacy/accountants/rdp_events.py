@@ -35,8 +35,7 @@ MAX_ON_HOST = 16
 
 
 class Overflow(NotAnalysable):
-    """Raised if no epsilon exists because overflows, or noise of finite range, take all of
-    delta."""
+    """Raised if overflows, or the finite range of the noise, use up delta, so no epsilon exists."""
 
 
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
@@ -129,8 +128,9 @@ def gaussian_mu(event: Any) -> float:
 
 
 def deltas_of_curve(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Return the smallest deltas that a Renyi curve proves at many epsilons: `rdp.convert` solved
-    for delta.
+    """Return the smallest deltas that a Renyi curve proves at many epsilons.
+
+    This is `rdp.convert`, solved for delta.
 
     Args:
         orders: Float[n] > 1.
@@ -169,14 +169,14 @@ def bounds(
         times: [m], how often the event happens; or [m, n], how often each part of a Series [n]
             does.
         delta: [m].
-        overflow: [m], the probability that a draw of the run finds no free slot.  It costs 1 +
-            e^epsilon times as much delta.
+        overflow: [m], the probability that a sample of the run exceeds its capacity.  It costs
+            1 + e^epsilon times as much delta.
 
     Returns:
         Float64[m], Bool[m].
 
     Raises:
-        Overflow: if an overflow takes all of delta.
+        Overflow: if the overflow uses up delta.
     """
     overflow = np.broadcast_to(np.asarray(overflow, np.float64), np.shape(delta))
     values, exact = _bounds_without_overflow(alternatives, times, delta)
@@ -411,8 +411,7 @@ def _as_float64(tree):
 
 
 def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
-    """Return an event whose draws with replacement are `Multiplicity`, and the delta that this
-    costs.
+    """Replace each `WithReplacement` in an event by `Multiplicity`; also return the delta it costs.
 
     The distribution of the number of copies is cut off at a number that is exceeded with
     probability at most `loss` in the whole event.  The result uses the distribution conditioned on

@@ -1,8 +1,8 @@
 """Searches for the zero of a decreasing function.
 
-`illinois` is traced: it works under jit and vmap, and takes no derivatives.  `smallest_fitting`
-runs on the host.  An accountant has to err on the conservative side, so both say at which ends of
-the final interval the function was evaluated.
+`illinois` is traceable (jit and vmap) and needs no derivatives.  `smallest_fitting` runs on the
+host.  An accountant has to err on the conservative side, so both document at which ends of the
+final interval the function was evaluated.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""The event of a noisy release on a sample: what each way to draw a sample does for privacy, for
-each adjacency for which there is a proof."""
+"""The event of a noisy release on a sample, for each kind of sample and each proved adjacency."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ ALL = ("add_remove", *FIXED)
 class Sample(NamedTuple):
     """The numbers of a sample, for one client."""
 
-    drawn: float  # elements drawn; or the probability of one, of a population of 1
+    drawn: float  # number of elements drawn; their probability if population is 1
     population: float
     capacity: float
     rate: float  # drawn / population

@@ -1,9 +1,10 @@
 """The smallest epsilon that can be proved, by any of the accountants.
 
 These are the exact composition of Gaussians, Renyi bounds, and privacy-loss distributions.
-`tightest` takes all that a run releases, a `Release`; `epsilon` and `delta` take one event.  The
-inverses return the noise, the number of rounds or the sampling rate for a given epsilon.
-Everything runs on the host, on concrete numbers.
+`tightest` takes a `Release`, which is everything that a run releases; `epsilon` and `delta` take
+one event.  `solve_noise`, `solve_rounds` and `solve_rate` are inverses: they return the noise
+multiplier, the number of rounds or the sampling rate for a given epsilon.  Everything runs on the
+host, on concrete numbers.
 """
 
 import dataclasses
@@ -42,8 +43,9 @@ FIRST_CURVE_POINT = 1e-5  # the smallest positive epsilon of a curve, as a fract
 
 
 class Release(NamedTuple):
-    """All that a run releases: events, of which the worst counts, and delta that is spent
-    elsewhere."""
+    """Everything that a run releases: an event for each client that may be the worst off, and the
+    delta that is spent elsewhere.
+    """
 
     alternatives: tuple  # one event for each client that may be the worst; () if none
     overflow: float = 0.0  # probability of a sampling overflow, which costs 1 + e^epsilon times it
@@ -65,7 +67,7 @@ class Release(NamedTuple):
         return Release(grouped, self.overflow * size, shifts=shifts)
 
     def curve(self) -> Curve:
-        """Return proved pairs of epsilon and delta, down to a delta of 1e-100.
+        """Return the curve of proved (epsilon, delta) pairs, down to a delta of 1e-100.
 
         Raises:
             ValueError: as in `epsilon`.
@@ -110,7 +112,8 @@ def tightest(
     """Return the smallest proved epsilon of a release, and the method that proved it.
 
     Args:
-        release: what is released.  Without events no client participates, and epsilon is 0.
+        release: everything that the run releases.  Without events (no client participates), epsilon
+            is 0.
         delta: in (0, 1).  It includes overflow, the finite range of the noise, and `extra`.
         sizes: the numbers of grid points to try for privacy-loss distributions.
         quick: True to use only Renyi bounds and exact Gaussians.
@@ -119,7 +122,7 @@ def tightest(
         Epsilon, and "pld", "rdp", "gaussian_exact" or "total_variation".
 
     Raises:
-        Overflow: if nothing remains of delta.
+        Overflow: if overflow and the finite range of the noise use up delta.
         ValueError: as in `epsilon`.
     """
     if not release.alternatives:
@@ -243,7 +246,7 @@ def _distribution_epsilon(event, delta, sizes):
 def participation_bound(event: Any) -> float:
     """Return an upper bound on the probability that a unit is ever in a sample of the event.
 
-    The total variation between two neighbours is at most this probability, because their outputs
+    It also bounds the total variation between the outputs on two neighbouring datasets: the outputs
     have the same distribution unless the unit is drawn, and total variations add up under
     composition.
 
@@ -312,10 +315,9 @@ def _count_parts(event):
 def solve_noise(event_of_z: Callable, epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier z whose epsilon is at most `epsilon`.
 
-    The result is a float32, the number that a simulation uses, and its own epsilon was evaluated,
-    so it never exceeds the target.  It is at most a few parts in a million above the smallest z
-    that passes.  If only the finest grids of a privacy-loss distribution are accurate, it is within
-    about one percent.
+    The result is a float32, as a simulation uses it.  Its epsilon was evaluated and does not exceed
+    the target.  It is at most a few parts in a million above the smallest possible z, or about one
+    percent if only the finest grids of a privacy-loss distribution are accurate.
 
     Args:
         event_of_z: z -> an event.
@@ -369,7 +371,7 @@ def solve_rounds(event: Any, epsilon: float, delta: float) -> int:
 def solve_rate(event_of_rate: Callable, epsilon: float, delta: float) -> float:
     """Return the largest sampling rate in (0, 1] whose epsilon is at most `epsilon`.
 
-    The result is a float32, and its own epsilon was evaluated.
+    The result is a float32.  Its epsilon was evaluated and does not exceed the target.
 
     Args:
         event_of_rate: rate -> an event.
@@ -406,10 +408,9 @@ def _rate_of_inverse(inverse):
 def smallest_refined(
     where: str, epsilon_of: Callable, target: float, first: float = 1.0, most: float = 1e6
 ) -> float:
-    """Return `smallest` on coarse grids, or on the finest grid if that gains enough.
+    """Return the result of `smallest` on coarse grids, or on the finest grid if that gains enough.
 
-    An evaluation on the finest grid takes about ten times as long, and the epsilon that it proves
-    is never larger.
+    The finest grid never proves a larger epsilon, but takes about ten times as long.
 
     Args:
         epsilon_of: (z, sizes of grids) -> epsilon.
@@ -513,14 +514,13 @@ def _narrow_bracket(height, low, f_low, high, f_high, tolerance):
 
 
 def largest(where: str, many: Callable, one: Callable, target: float) -> int:
-    """Return the largest integer whose epsilon is <= target, up to a relative 3e-3; 0 if there is
-    none.
+    """Return the largest integer whose epsilon is <= target, up to a relative error of 3e-3.
 
-    The result is at most about 10^12.
+    The result is 0 if there is none, and at most about 10^12.
 
     Args:
         where: the name of the caller, for messages.
-        many: Int[m] -> Float[m], quick epsilons of these integers, never below those of `one`.
+        many: integers Int[m] -> Float[m], quick bounds on epsilon, never below those of `one`.
         one: (integer, sizes of grids) -> its tight epsilon.
         target: the epsilon not to exceed, > 0.
     """

@@ -1,4 +1,4 @@
-"""The delta that computed noise costs because its range is finite.
+"""The delta that is lost because computed noise has a finite range.
 
 The accounting assumes ideal normal noise, but a computed normal is never more than R standard
 deviations from 0.  If a contribution shifts a release, a few outputs are within the range of the

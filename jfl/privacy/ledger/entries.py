@@ -1,6 +1,9 @@
 """The entries of a plan's ledger: what its rounds release about an example or a client, to each
-view.  The facts of the plan choose a rule of the table for each noisy place; the rule gives the
-release, and the caveats that go with it."""
+view.
+
+For each place at which the plan adds noise, `facts` describes the plan, and `rules` gives the
+release and its caveats.
+"""
 
 import dataclasses
 
@@ -40,17 +43,17 @@ NORMALS_PER_PARAMETER = 64
 def entries(plan: Plan, rounds: int | None = 1, others: bool = True) -> list[Entry]:
     """Return the entries of the ledger of the first `rounds` rounds of a plan.
 
-    There is one for each unit, view and adjacency that the noise may protect; without noise there
-    are none.
+    There is an entry for each unit, view and adjacency that the noise may protect.  A plan without
+    noise has no entries.
 
     Args:
         plan: a Plan.
         rounds: the number of rounds.
-        others: whether noise of other clients counts for a third party.
+        others: whether the noise of other clients protects a client from a third party.
 
     Raises:
-        ValueError: if the plan holds traced values, because the ledger runs on the host; if a clip
-            norm or noise that is a function of the round falls below 1e-15 in one of the rounds.
+        ValueError: if the plan holds traced values, because the ledger runs on the host; or if a
+            scheduled clip norm or noise falls below 1e-15 in one of the rounds.
     """
     checks.require_type("jfl.guarantee", Plan, "jfl.plan", plan=plan)
     checks.require_integer("jfl.guarantee", max_value=MAX_ROUNDS, rounds=rounds)
@@ -214,9 +217,9 @@ def _of_plan(plan: Plan, entry: Entry, normals: float) -> Entry:
 def personal(plan: Plan, rounds: int) -> Entry:
     """Return the entry of an observer who sees all uploads and all personal models.
 
-    The releases from which uploads are computed and those from which personal models are computed
-    are composed.  A trace of the client shows that its state is computed only from these releases,
-    and that they draw independent batches.
+    Uploads and personal models are computed from separate releases, and the entry composes both.  A
+    trace of the client shows that its state is computed only from these releases, and that they
+    draw independent batches.
 
     Raises:
         NotAnalysable: if the algorithm has no personal models, does not declare their releases, or
@@ -360,18 +363,19 @@ def _range(values) -> str:
 
 
 def ledger(plan: Plan, rounds: int = 1) -> Ledger:
-    """Return what `rounds` rounds of a plan release, and to whom: everything from which its
-    epsilons are computed.
+    """Return what a plan releases, and to whom.
+
+    The epsilons of the plan are computed from this.
 
     Args:
         plan: a Plan.
         rounds: the number of rounds; noise may change from round to round.
 
     Returns:
-        A tuple of entries, one for each unit, view and adjacency that noise protects, whose fields
-        are plain data.  It prints as a table, with a line for each noisy release: on which sample,
-        with which noise multiplier (std over the sensitivity under that adjacency), how often.
-        If clients differ, it shows those that may be the worst.
+        A tuple of entries, one for each unit, view and adjacency that noise protects.  It prints as
+        a table, with a line for each noisy release: the sample, the noise multiplier (std over the
+        sensitivity under that adjacency), and how often it happens.  If clients differ, the table
+        shows those that may be the worst off.
 
     Raises:
         ValueError: If the plan holds traced values, or one of its functions holds the

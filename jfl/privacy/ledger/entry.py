@@ -1,5 +1,6 @@
-"""An entry of the ledger: what one plan releases about one unit to one view, as plain data; and its
-release, as the events of an accountant.
+"""Entries of the ledger: what one plan releases about one unit to one view.
+
+`release_of` and `events_of` turn an entry into the events of an accountant.
 
 An entry has a part for each noisy release.  Arrays have a column for each client [C], or one column
 if all clients are identical, and a row for each round, or one row if all rounds are identical.
@@ -25,7 +26,7 @@ ONE, ONES, ZEROS = np.ones((1, 1)), np.ones(1), np.zeros(1)
 
 
 class WeightedSum(NamedTuple):
-    """The weighted sum of noisy uploads, with the noise of all: what a third party sees of them."""
+    """The weighted sum of all noisy uploads, which is all that a third party sees of them."""
 
     weights: np.ndarray  # [rounds or 1, C]
     others: bool  # whether the noise of the other clients counts
@@ -52,11 +53,11 @@ class Part:
     # Releases in a participation, or in a round, [C or 1]:
     count: np.ndarray = dataclasses.field(default_factory=ONES.copy)
     seen: bool = False  # the sample counts as known, so it amplifies nothing
-    moves: float = 1.0  # sensitivities by which the unit moves the release at most
+    moves: float = 1.0  # maximum change of the release by the unit, in sensitivities
     # noise that protects the unit over the multiplier, [rounds or 1, C or 1]; inf in a round in
     # which the unit does not participate
     factor: np.ndarray = dataclasses.field(default_factory=ONE.copy)
-    joint: bool = False  # all rounds are one release, of which each round has a share
+    joint: bool = False  # all rounds together are one release, whose cost is spread over them
     summed: WeightedSum | None = None
     # of integers: slopes and constants of Renyi bounds, and the number of clients
     renyi: tuple | None = None
@@ -127,8 +128,7 @@ class Stretch(NamedTuple):
 
 
 def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry:
-    """Return the entry with another noise multiplier in its chains, the same for all releases and
-    clients.
+    """Return the entry with another noise multiplier, the same for all releases and clients.
 
     Args:
         entry: the entry to change.
@@ -157,8 +157,8 @@ def of_client(entry: Entry, client: int) -> Entry:
 def worst_columns(rows, amount, noise, counted) -> tuple:
     """Return pairs (i, j) of clients that together bound the privacy loss of every client.
 
-    A pair stands for a client with the rows and noise of i and the participation of j.  Every
-    client loses at most as much privacy as one of these.
+    A pair stands for a fictitious client with the rows and noise of i and the participation of j.
+    Every client loses at most as much privacy as one of these.
 
     Args:
         rows: Int[C], rows of each client.  Fewer rows never reduce the loss, because each row is
@@ -188,7 +188,7 @@ def worst_columns(rows, amount, noise, counted) -> tuple:
 
 
 def release_of(entry: Entry, rounds: int) -> Release:
-    """Return what `rounds` rounds of an entry release: the events, and the delta they leave out."""
+    """Return what `rounds` rounds of an entry release, as the `Release` of an accountant."""
     listed = events_of(entry, rounds)
     if not listed:  # nobody participates
         return Release(listed)
@@ -196,8 +196,16 @@ def release_of(entry: Entry, rounds: int) -> Release:
 
 
 def events_of(entry: Entry, rounds: int | None = None) -> tuple:
-    """Return the events of `rounds` rounds of an entry, one for each client that may be the worst
-    off; without `rounds`, those of one round, whose noise is an array if it differs by rounds."""
+    """Return an event for each client that may be the worst off.
+
+    Args:
+        entry: an entry of the ledger.
+        rounds: the number of rounds that an event covers; None for one round, whose noise is then
+            an array if it differs by rounds.
+
+    Raises:
+        NotAnalysable: if the entry has no epsilon.
+    """
     if entry.refusal:
         raise NotAnalysable(entry.refusal)
     if not entry.stretches:
@@ -247,8 +255,10 @@ def _event_of_client(entry: Entry, columns: tuple, rounds: int | None):
 
 
 def of_rounds(event, rounds: int):
-    """Return the event of rounds whose noise differs: equal rounds together, without those in which
-    nothing is released."""
+    """Return the event of rounds whose noise differs, as a Series with one item for equal rounds.
+
+    Rounds in which the unit does not participate are left out.
+    """
     levels, which = levels_of(event, rounds)
     often = np.bincount(which, minlength=1).astype(np.float64)
     kinds = (events.Gaussian, events.Laplace, events.Pure, events.RenyiBound)
@@ -263,8 +273,12 @@ def of_rounds(event, rounds: int):
 
 
 def levels_of(event: Any, rounds: int) -> tuple:
-    """Return an event, or events, whose noise differs by rounds, with each level of it once; and
-    which of them each round has, Int[rounds]."""
+    """Find the distinct noise levels of events whose noise differs by rounds.
+
+    Returns:
+        The event, or events, with each level once; and the index of the level of each round,
+        Int[rounds].
+    """
     noise = [z for z in jax.tree.leaves(event) if np.ndim(z)]
     together = np.stack([z[:rounds] for z in noise]) if noise else np.zeros((1, rounds))
     _, first, which = np.unique(together, axis=1, return_index=True, return_inverse=True)
@@ -284,11 +298,10 @@ def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
 
 
 def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
-    """Return how far one unit, an example or a client, can move the releases of a run, in standard
-    deviations of their noise.
+    """Return how far one unit (an example or a client) can shift the releases of a run.
 
-    Every client counts as taking part in every round and every batch: sampling only lowers the
-    cost.
+    Shifts are in standard deviations of the noise.  Every client is assumed to participate in every
+    round, with all rows in every batch, because sampling can only lower the cost.
 
     Args:
         entry: an entry of the ledger.

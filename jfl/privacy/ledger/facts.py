@@ -1,5 +1,7 @@
-"""The facts of a plan that its accounting uses, read once: the places that add noise, how cohorts
-are drawn, and how batches are drawn.  Nothing else in the ledger interprets mechanisms or samplers.
+"""The facts of a plan that its accounting uses: where noise is added, and how cohorts and batches
+are drawn.
+
+Only this module of the ledger interprets mechanisms and samplers.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from .caveats import CONTRACTION, PROX_ERM
 class Scheme(NamedTuple):
     """The properties of a scheme of jfl.batches or jfl.sampling that matter for privacy."""
 
-    kind: str  # of sample, as in samples.EVENTS
+    kind: str  # the kind of sample, a key of samples.EVENTS
     adjacencies: tuple[str, ...]
     # whether the probability that a client is absent from a round is known, and equal in all rounds
     absence: bool = False
@@ -75,7 +77,7 @@ class Attendance(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The noisy places of a plan, and what is the same for all of them."""
+    """The noisy places of a plan, and the facts that they share."""
 
     rounds: int
     local: tuple[Site, ...]  # inside the client; () if one of its mechanisms adds no noise
@@ -88,10 +90,10 @@ class Facts(NamedTuple):
     is_secure: bool  # the server is assumed to see only sums of uploads
     is_plain_sum: bool  # no stage changes uploads between their noise and their sum
     others: bool  # noise of other clients counts for a third party
-    share_sample: bool  # local places may draw one sample, since their batches use one key
+    share_sample: bool  # local places may draw the same sample, since they use one batch key
     scheme: Scheme  # of the sampler
     attendance: Attendance
-    period: int  # rounds in which a client participates once; which one may be known or hidden
+    period: int  # number of rounds, in one of which (known or hidden) a client participates
 
 
 def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> Facts:
@@ -100,7 +102,7 @@ def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> F
     Args:
         plan: a Plan.
         rounds: the number of rounds.
-        others: whether noise of other clients counts for a third party.
+        others: whether the noise of other clients protects a client from a third party.
         apart: whether the releases of a client are known to draw their batches independently.
     """
     sampler, rows = plan.sampler, np.asarray(plan.fed.size).reshape(-1)
@@ -262,8 +264,10 @@ def _row_sampling(batches, rows: np.ndarray, steps: int) -> tuple[np.ndarray, np
 
 
 def drawn_rate(rate: ArrayLike) -> np.ndarray:
-    """Return the probability that a uniform float32, a multiple of 2^-23, is less than `rate` as a
-    float32."""
+    """Return the exact probability with which a draw at `rate` succeeds.
+
+    A draw succeeds if a uniform float32, which is a multiple of 2^-23, is less than `rate`.
+    """
     return np.ceil(np.asarray(rate, np.float32).astype(np.float64) * 2**23) / 2**23
 
 

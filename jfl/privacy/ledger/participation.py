@@ -1,4 +1,4 @@
-"""How often clients participate: the planned worst case, or what the user of a guarantee says."""
+"""How often clients participate: the planned worst case, or as an option of `guarantee` states."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ from .facts import OTHER, SCHEMES, attendance
 
 
 class Participations(NamedTuple):
-    """The maximum number of participations of each client, and what it rests on."""
+    """The maximum number of participations of each client, and what it assumes."""
 
     most: np.ndarray  # Int[C]
-    beta: float = 0.0  # probability that a client exceeds it, a part of delta
+    beta: float = 0.0  # probability that a client exceeds the maximum; part of delta
     status: str = "proved"
     caveats: tuple = ()
 
@@ -25,8 +25,9 @@ class Participations(NamedTuple):
 def participations(
     plan: Plan, entry: Entry, rounds: int, delta: float, options: dict
 ) -> Participations:
-    """Return how often each client takes part in `rounds` rounds: the planned worst case, or as an
-    option says.
+    """Return how often each client participates in `rounds` rounds, at most.
+
+    This is the planned worst case, unless one of the options states otherwise.
 
     Args:
         plan: a Plan.
@@ -37,8 +38,8 @@ def participations(
             not None.
 
     Raises:
-        ValueError: if several options are given, or one that is out of range, or one for another
-            view than "server".
+        ValueError: if several options are given, if one is out of range, or if the view of the
+            entry is not "server".
     """
     sampler, where = plan.sampler, "jfl.guarantee"
     given = [name for name, v in options.items() if v is not None]
@@ -91,8 +92,14 @@ def participations(
 
 
 def counted(plan: Plan, entry: Entry, rounds: int, often: np.ndarray) -> Entry:
-    """Turn an entry of single rounds into the entry of a whole run of `rounds` rounds, in which
-    each client participates as often as `often`, Int[C], says."""
+    """Turn an entry of single rounds into the entry of a whole run.
+
+    Args:
+        plan: a Plan.
+        entry: an entry of its ledger.
+        rounds: the number of rounds of the run.
+        often: Int[C], the number of participations of each client.
+    """
     if entry.noise_of == "server":
         checks.fail(
             "jfl.guarantee",

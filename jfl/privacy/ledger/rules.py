@@ -1,9 +1,9 @@
 """The rules of the ledger, as one table: (unit, place of the noise, noise, view, scheme of the
 sampler, adjacency) -> rules, best first.
 
-`find` returns the first rule whose needs are met.  A combination that has no row, or no rule whose
-needs are met, is refused.  Everything that is specific to a combination is a field of its rule:
-what is released, what the proof needs, and the caveats.  `python -m experiments.harness.matrix`
+`find` returns the first rule whose conditions (needs) are met, and refuses a combination that has
+no such rule.  Everything that is specific to a combination is a field of its rule: what is
+released, the conditions of the proof, and the caveats.  `python -m experiments.harness.matrix`
 writes the table into docs/matrix.md.
 """
 
@@ -30,7 +30,7 @@ TABLE: dict[tuple, list["Rule"]] = {}
 
 
 class Need(NamedTuple):
-    """A condition without which a rule proves nothing.
+    """A condition of a rule: the rule proves something only if `test` returns True.
 
     `words` states the condition, for the error message.  It is a format string that may refer to
     the facts f and the site s, as in "{f.rounds} rounds".
@@ -46,18 +46,18 @@ class Remark(NamedTuple):
 
     caveat: Caveat
     applies: Callable[[Facts, Site], bool] = lambda f, s: True
-    is_assumption: bool = False  # with which the guarantee is only "conditional"
+    is_assumption: bool = False  # makes the guarantee "conditional"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A way to prove a guarantee: what a unit meets of a release, and what that rests on."""
+    """A way to prove a guarantee: how to account for a release, the conditions and the caveats."""
 
     name: str  # in docs/matrix.md
     part: Callable[[Facts, Site], Part]
     needs: tuple[Need, ...]
     remarks: tuple[Remark, ...]
-    # whether the part describes a round, whoever participates; otherwise a participation
+    # whether the part describes one round; otherwise it describes one participation of a client
     of_round: bool = False
     method: str = ""  # the name of a mechanism whose rounds are not independent
 
@@ -98,8 +98,10 @@ def find(facts: Facts, site: Site, unit: str, view: str) -> Rule:
 
 
 def add_rows(rule: Rule, place: str, noise, view, scheme, adjacency) -> None:
-    """Add a rule to all rows with these names, each one name or several, after the rules that the
-    rows already have."""
+    """Add a rule to all rows of the table with these names, after the existing rules of each row.
+
+    Each of noise, view, scheme and adjacency is one name, or a sequence of several.
+    """
     unit = "example" if place.startswith("local") else "client"
     names = [(n,) if isinstance(n, str) else n for n in (noise, view, scheme, adjacency)]
     for row in itertools.product((unit,), (place,), *names):
@@ -263,8 +265,13 @@ def _correlated_upload(f: Facts, s: Site) -> Part:
 
 
 def integers(s: Site, clients: int, moves: float = 1.0) -> Part:
-    """Return an integer release of the sum of several clients, about a client that moves it by
-    `moves` uploads."""
+    """Return the part for a sum of the noisy integer uploads of several clients.
+
+    Args:
+        s: the place of the noise.
+        clients: the number of clients in the sum.
+        moves: the change of the sum by one client, in sensitivities.
+    """
     code = s.encoding
     std = code.share * clients**0.5 * code.scale
     level = std / (code.sensitivity / code.clip_norm * code.longest)

@@ -1,8 +1,8 @@
-"""Segments: what a run that continues under other plans, and runs of different seeds, release
-together.
+"""Segments: consecutive rounds under one plan, several of which are accounted for together.
 
-Runs of one seed draw the same cohorts and batches in the rounds that they share, so they are not
-independent there: such rounds are refused.  All others compose.
+They are parts of a run that continues under another plan, or runs with different seeds.  Runs with
+the same seed draw the same cohorts and batches in the rounds that they share.  They are not
+independent there, so such rounds are rejected.  All other segments compose.
 """
 
 import dataclasses
@@ -94,8 +94,11 @@ def concatenate(segments, seeds=None) -> list[Entry]:
 
 
 def sharing(plans, seeds) -> tuple:
-    """Return the caveat of points of which several, of different plans, share a seed and what is
-    drawn from it; or none."""
+    """Return the caveat for points of a sweep with different plans that share samples.
+
+    Returns:
+        The caveat as a tuple; () unless several plans draw from the same seed.
+    """
     of = {}
     for plan, seed in zip(plans, seeds):
         if _draws(plan):
@@ -106,8 +109,9 @@ def sharing(plans, seeds) -> tuple:
 def joined(parts: Sequence[Entry], rounds: Sequence[int]) -> Entry:
     """Return consecutive entries, each for its number of rounds, as one entry.
 
-    A client that is the worst in one entry need not be the worst in the next.  The result combines
-    the worst clients of all entries, so it is at least as bad as the sequence of any one client.
+    The client that is worst off in one entry need not be worst off in the next.  The result
+    combines the worst clients of all entries, so its privacy loss is at least that of every single
+    client.
     """
     refusal = next((e.refusal for e in parts if e.refusal), "")
     combinations = math.prod(len(e.worst) for e in parts)

@@ -1,8 +1,8 @@
-"""Chains of stages, from many masked contributions to one release.
+"""Chains of stages that turn many contributions into one release.
 
-The user gives the noise multiplier z; the chain computes sigma = z * sensitivity, so that noise for
-a sum cannot be added to a mean.  The sensitivity of the sum is the bound of one contribution
-(add_remove, zero_out) or twice that bound (replace_one).
+The user gives the noise multiplier z, and the chain computes sigma = z * sensitivity, so noise that
+is meant for a sum cannot be added to a mean.  The sensitivity of the sum is the bound of one
+contribution (add_remove, zero_out) or twice that bound (replace_one).
 
 A mechanism works in two halves, so that a cohort can be summed chunk by chunk: `clip_and_sum` (row
 stages and sum) and `release_sum` (noise and post-processing).  `release` does both.
@@ -46,7 +46,7 @@ class PartialSum:
     """The sum of some of the contributions to a release.
 
     Attributes:
-        value: the masked, weighted sum, in float32 at least.
+        value: the weighted sum, in float32 or wider; masked contributions add zero.
         count: the number of contributions.
         clipped: how many of them were clipped.
         weight: the sum of their weights.
@@ -67,12 +67,12 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
 
     Args:
         stages: stages such as clip_l2(1.0), total(), gaussian(1.1).
-        adjacency: one of ADJACENCIES.  If None, `jfl.plan` takes it from the sampler; noise cannot
-            be added before that.
+        adjacency: one of ADJACENCIES.  If None, `jfl.plan` derives it from the sampler; until then,
+            the chain cannot add noise.
 
     Raises:
         ValueError: unless the roles are in the order row -> sum -> noise -> post, with exactly one
-            sum, at most one noise, and a row stage that bounds what the noise covers.
+            sum and at most one noise; or if there is noise but no row stage bounds contributions.
 
     Example:
         >>> from jfl.privacy.mechanisms.stages import clip_l2, gaussian, total
@@ -153,8 +153,7 @@ def noisy(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
 
 
 def plain_laplace(stage: Stage) -> bool:
-    """Return whether a stage adds Laplace noise with one multiplier that is the same in all
-    rounds."""
+    """Return whether the noise of a stage is one constant multiplier, as Laplace noise requires."""
     return (
         not isinstance(stage.noise, Fn)
         and np.ndim(stage.noise) == 0
@@ -205,7 +204,7 @@ def bind(
     """Return the mechanism with its adjacency set; None stays None.
 
     Args:
-        mechanism: a chain, whose adjacency may be open.
+        mechanism: a chain, with or without an adjacency.
         adjacency: the adjacency that the sampler implies.
         where: the name of the caller, for the message.
         required: True to reject a chain that states another adjacency.
@@ -234,8 +233,7 @@ def initial_state(mechanism: Mechanism) -> Any:
 
 
 def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
-    """Return the bound of one contribution of weight 1, in the units of the sum; inf without a
-    clip.
+    """Return the largest norm of a contribution with weight 1; inf without a clip.
 
     Args:
         mechanism: the chain.
@@ -248,7 +246,7 @@ def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
 
 
 def limit(mechanism: Mechanism) -> float:
-    """Return the bound of one contribution to a release, after division by public numbers."""
+    """Return `bound` divided by the public divisors: the largest contribution to the release."""
     return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
 
 
@@ -259,7 +257,7 @@ def shape(mechanism: Mechanism) -> Any:
 
 
 def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) -> Any:
-    """Return by how much two neighbours can differ in the sum, in the norm of the noise.
+    """Return the sensitivity of the sum, in the norm of the noise.
 
     This is bound * max_weight, or twice that under replace_one.
 
@@ -281,8 +279,7 @@ def sensitivity(mechanism: Mechanism, state: Any = None, max_weight: Any = 1.0) 
 
 
 def at_round(mechanism: Mechanism, round_: Any) -> Mechanism:
-    """Return the mechanism of one round: schedules of clip norms and noise are replaced by their
-    values."""
+    """Return the mechanism of one round, with the values of its schedules in that round."""
     evaluate = lambda function: _evaluate_schedule(function, round_)
     stages = (s.map_schedules(evaluate) for s in mechanism.stages)
     return Mechanism(tuple(stages), mechanism.adjacency)
@@ -301,10 +298,10 @@ def _evaluate_later(round_: Array, *, of: Fn, first: int) -> Any:
 
 
 def later(value: Any, first: int) -> Any:
-    """Return a mechanism, or a schedule, that begins at its round `first`; None stays None.
+    """Shift a mechanism or a schedule so that its round `first` becomes round 0; None stays None.
 
-    An accountant uses it if a plan continues another one.  Correlated noise begins there with the
-    rest of its strategy.
+    Accountants use this for a plan that starts in round `first` of a run.  Of a strategy for
+    correlated noise, the rounds from `first` on remain.
     """
     if isinstance(value, Fn):
         return Fn(_evaluate_later, dict(of=value), dict(first=first))
@@ -325,8 +322,7 @@ def scheduled(mechanism: Mechanism | None) -> bool:
 
 
 def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
-    """Return the noise multiplier, std / sensitivity, of the float32 numbers with which the chain
-    runs.
+    """Return the noise multiplier, std / sensitivity, as the chain applies it in float32.
 
     Args:
         mechanism: a chain without schedules, or the result of `at_round`.
@@ -361,8 +357,7 @@ def multiplier_follows(mechanism: Mechanism) -> bool:
 def multipliers(
     mechanism: Mechanism, rounds: int, clients: int, max_weight: Any = lambda round_: 1.0
 ) -> np.ndarray:
-    """Return the noise multipliers of the first rounds, Float64[rounds or 1, clients or 1]: one row
-    unless rounds differ, one column unless clients differ.
+    """Return the noise multipliers of the first rounds.
 
     Args:
         mechanism: a chain with noise.
@@ -370,8 +365,13 @@ def multipliers(
         clients: the number of clients.
         max_weight: round -> the largest weight, for noise with an absolute std.
 
+    Returns:
+        Float64[rounds or 1, clients or 1]: one row unless rounds differ, and one column unless
+        clients differ.
+
     Raises:
-        NotAnalysable: unless they are positive and finite, one or one for each client.
+        NotAnalysable: unless each round has one multiplier, or one for each client, all positive
+            and finite.
     """
     if multiplier_changes(mechanism):
         at = lambda round_: at_round(mechanism, jnp.int32(round_))
@@ -416,15 +416,15 @@ def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> Pa
 
     Args:
         mechanism: the chain.
-        state: its state, from `initial_state` or the previous release.
+        state: the state of the chain, from `initial_state` or the previous release.
         rows: the contributions, leaves [n, ...].  Half precision is widened first: contributions
             are clipped, weighted and summed in float32.
         weight: Float[n], 0 for an empty slot.
 
     Privacy:
-        A sum in half precision would be rounded before the noise, and one row can change the
-        rounding of every coordinate.  A contribution that is not finite would be visible through
-        any noise.
+        The sum is never in half precision, because it would be rounded before noise is added, and
+        one row can change the rounding of every coordinate.  A contribution that is not finite
+        would be visible through any noise.
     """
     dtypes, rows = pytrees.dtypes_of(rows), pytrees.at_least_float32(rows)
 
@@ -481,8 +481,8 @@ def release_sum(
         realised: the divisor of divide("size") or divide("weight"): the number of the client's
             rows, or the sum of the weights of the cohort.
         client: the id of the client that adds the noise, if each client has a separate multiplier.
-        dtypes: `pytrees.dtypes_of` of a contribution; the result is rounded to these types at the
-            end.  If None, those of the sum.
+        dtypes: `pytrees.dtypes_of` of a contribution, to which the result is rounded at the end.
+            None means the dtypes of the sum.
         series: for noise that is correlated over the releases of a run, a pair: a function from the
             number of a release to its key, and the number of this release.
 
@@ -490,7 +490,7 @@ def release_sum(
         The release, and the state for the next one.
 
     Privacy:
-        Noise is added in float32 at least.  Noise or a bound that is too small for float32 becomes
+        Noise is added in float32 or wider.  Noise or a bound that is too small for float32 becomes
         nan, which stops the run with a HealthError.
     """
     dtypes = pytrees.dtypes_of(value) if dtypes is None else dtypes
@@ -569,11 +569,10 @@ def release(
 
 
 def release_one(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tuple[Any, ...]:
-    """Return the release of one contribution, and 1 if it was not finite and counted as zero,
-    otherwise 0.
+    """Return the release of one contribution, and whether it was not finite (1 or 0).
 
-    The release is float32 at least.  It is not rounded to the type of the contribution, because it
-    will be summed.
+    A contribution that is not finite counts as zero.  The release is float32 or wider.  It is not
+    rounded to the type of the contribution, because it will be summed.
     """
     part = clip_and_sum(mechanism, (), pytrees.map(lambda x: x[None], row), jnp.ones(1))
     return release_sum(mechanism, key, (), part.value, **options)[0], part.nonfinite
@@ -593,12 +592,12 @@ def denominator(mechanism: Mechanism) -> float | None:
 
 
 def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
-    """Reject a plan whose clip norms or noise become too small, or whose correlated noise ends too
-    early.
+    """Reject a plan whose scheduled clip norms or noise become too small.
 
-    Constants are checked when a stage is made.  Below 1e-15 the squares of norms underflow: a clip
-    would bound nothing, although the noise would still shrink with it.  Traced schedules are not
-    checked: the program turns such a value into nan, and Health stops the run.
+    Also reject more rounds than the strategy of correlated noise covers.  Constants are checked
+    when a stage is made.  Below 1e-15 the squares of norms underflow: a clip would bound nothing,
+    although the noise would still shrink with it.  Traced schedules are not checked: the program
+    turns such a value into nan, and Health stops the run.
 
     Args:
         where: the name of the caller, for the message.
@@ -607,7 +606,7 @@ def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None
         first: the number of the first of them.
 
     Raises:
-        ValueError: with the first round in which a value is below 1e-15 or not finite.
+        ValueError: if a value is below 1e-15 or not finite; the message names the first such round.
 
     Example:
         >>> import jfl

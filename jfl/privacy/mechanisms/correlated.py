@@ -5,8 +5,9 @@ round t, round t releases its sum plus std * (C^-1 z)_t.  Sums over rounds, whic
 accumulates, then contain less noise than with independent noise.  All rounds together are one
 Gaussian release of C times the sums of the rounds.
 
-Fresh normals are addressed by the round.  A strategy whose C^-1 has few bands draws those of
-earlier rounds again, and needs no memory; others keep buffers of the size of a release.
+The fresh normals of a round depend only on the number of the round, so they can be drawn again.  A
+strategy whose C^-1 has few bands draws those of earlier rounds again and needs no memory.  Other
+strategies keep buffers of the size of a release.
 """
 
 import dataclasses
@@ -55,12 +56,12 @@ def correlated(
         determines how often a client participates, and how far apart.  In `release`, this protects
         against third parties only: an observer of the uploads of a round sees them without noise.
         In `upload`, each client has an independent series of noise, which protects against every
-        observer of its uploads.  A run that continues under another plan begins a new
-        factorisation.
+        observer of its uploads.  A run that continues under another plan starts a new series of
+        noise.
 
     Raises:
-        ValueError: unless noise_multiplier is one number > 0; outside of `release` and, for
-            strategies without buffers, `upload`; with clip norms or weights that change over
+        ValueError: unless noise_multiplier is one number > 0; in any chain except `release` and,
+            for strategies without buffers, `upload`; or if clip norms or weights change over
             rounds.
 
     References:
@@ -81,8 +82,7 @@ def correlated(
 
 
 def strategy_of(mechanism: Mechanism | None) -> Strategy | None:
-    """Return the strategy of the noise of a mechanism; None if the noise of rounds is
-    independent."""
+    """Return the strategy of a mechanism's noise; None if its noise is independent."""
     stages = mechanism.stages if mechanism is not None else ()
     return next((s.strategy for s in stages if s.strategy is not None), None)
 
@@ -94,7 +94,7 @@ def check_plan(
     private: Sequence[Mechanism | None],
     weights: Any,
 ) -> None:
-    """Reject correlated noise that is not one Gaussian release of the sums of all rounds.
+    """Reject a plan whose correlated noise is not a single Gaussian release of all rounds' sums.
 
     Args:
         where: the name of the caller, for the message.
@@ -128,15 +128,23 @@ def check_plan(
 
 
 def initial_buffers(strategy: Strategy, like: Tree) -> Buffers:
-    """Return the buffers with which a strategy with memory starts: zeros Float32[memory, ...] for
-    each leaf of `like`, which is the sum of a round."""
+    """Return the initial buffers of a strategy with memory: zeros.
+
+    Args:
+        strategy: the strategy.
+        like: the sum of a round; each of its leaves gets a buffer Float32[memory, ...].
+    """
     zeros = lambda x: jnp.zeros((strategy.memory, *x.shape), jnp.float32)
     return Buffers(pytrees.map(zeros, like))
 
 
 def reset_buffers_if(state: Any, other: Any) -> Any:
-    """Return the state of a mechanism; its buffers are zero if `other`, that is, if another plan
-    begins."""
+    """Return the state of a mechanism, with buffers of zeros if `other` is True.
+
+    Args:
+        state: the state of the mechanism.
+        other: Bool[], whether another plan begins.
+    """
     if not isinstance(state, Buffers) or (checks.is_concrete(other) and not np.any(other)):
         return state
     return pytrees.map(lambda x: jnp.where(other, jnp.zeros((), x.dtype), x), state)

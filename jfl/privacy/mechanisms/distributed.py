@@ -1,10 +1,10 @@
-"""Noise that the clients of a cohort add together: each adds a share, and the sum has enough noise.
+"""Distributed noise: each client adds a share of it, so that the sum of a cohort has enough.
 
-It is for secure aggregation, where nobody sees more than the sum of a cohort's uploads.  With
+This requires secure aggregation, where nobody sees more than the sum of a cohort's uploads.  With
 integer noise, a client clips, rotates, scales and rounds its upload, adds integer noise and reduces
 the result modulo 2^bits, as deployed secure aggregation requires; the release undoes the scale and
-the rotation of the sum.  The rotation spreads an upload evenly over its coordinates, so that few
-bits hold them.  Privacy does not depend on the rotation.
+the rotation of the sum.  The rotation spreads an upload evenly over its coordinates, so that each
+needs few bits.  Privacy does not depend on the rotation.
 """
 
 import functools
@@ -56,7 +56,7 @@ class Distributed(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """How uploads become integers with noise.  Its fields determine the epsilon."""
+    """The encoding of uploads as noisy integers.  Its fields determine the epsilon."""
 
     law: str  # "discrete_gaussian" or "skellam"
     noise_multiplier: float  # of the sum of a cohort
@@ -69,18 +69,20 @@ class Encoding(NamedTuple):
 
     @property
     def sensitivity(self) -> float:
-        """By how much one client can change the sum, before it is scaled."""
+        """The maximum change of the sum by one client, before scaling."""
         return self.clip_norm * (2 if self.adjacency == "replace_one" else 1)
 
     @property
     def share(self) -> float:
-        """The standard deviation of one client's noise, before it is scaled."""
+        """The standard deviation of one client's noise, before scaling."""
         return self.noise_multiplier * self.sensitivity / math.sqrt(self.cohort)
 
     @property
     def scale(self) -> float:
-        """The factor of uploads, chosen so that `deviations` standard deviations of the sum fit
-        into the bits."""
+        """The factor by which uploads are scaled before rounding.
+
+        It is chosen so that `deviations` standard deviations of the sum fit into the bits.
+        """
         k, n, d = self.deviations, self.cohort, self.dimensions
         remaining = 2.0 ** (2 * self.bits) - n * k**2
         if remaining <= 0:
@@ -101,16 +103,15 @@ class Encoding(NamedTuple):
         return min(length + root, math.sqrt(length**2 + self.dimensions / 4 + deviation))
 
     def bounds(self, clients: int, moves: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return bounds on the Renyi divergence of the noisy sum of some clients, which share the
-        noise.
+        """Return bounds on the Renyi divergence of the noisy sum of several clients.
 
         Args:
             clients: the number of clients whose noise is in the sum.
             moves: the number of sensitivities by which the sum differs.
 
         Returns:
-            Slopes Float[n] and constants Float[n]: the divergence of order a is at most the minimum
-            of slope * a + constant.
+            Slopes Float[n] and constants Float[n]: the divergence of order a is at most
+            slopes[i] * a + constants[i], for every i.
 
         References:
             Kairouz, Liu, Steinke, ICML 2021 (discrete Gaussian, sums of them); Agarwal, Kairouz,
@@ -140,8 +141,10 @@ class Encoding(NamedTuple):
         return slopes, constants
 
     def encode(self, key: Key, value: Any) -> Any:
-        """Return one client's integers with noise, modulo 2^bits around 0, as floats shaped like
-        `value`."""
+        """Return one client's upload as noisy integers, reduced modulo 2^bits to a range around 0.
+
+        They are stored as floats, with the shapes of `value`.
+        """
         flat, unflatten = _flatten(value)
         if flat.size != self.dimensions:
             checks.fail(
@@ -167,14 +170,14 @@ def distributed(
     bits: int | None = None,
     adjacency: str = "zero_out",
 ) -> Distributed:
-    """Return the upload and release chains for noise of which each client of a cohort adds a share.
+    """Return the upload and release chains for noise that the clients of a cohort share.
 
     Each upload has only a share of the noise, so the guarantee needs secure aggregation.
 
     Args:
-        noise_multiplier: noise of the sum of a cohort / sensitivity, > 0.
+        noise_multiplier: std of the noise in the sum of a cohort / sensitivity, > 0.
         clip_norm: the clip norm of an upload, > 0, in its units.
-        cohort: the number of clients of every round; each adds 1 / cohort of the variance.
+        cohort: the number of clients in every round; each adds 1 / cohort of the variance.
         law: the distribution of the noise: "gaussian", for real numbers; "discrete_gaussian" or
             "skellam", for integers modulo 2^bits, as in deployed secure aggregation.
         like: for integers, a Task, or the upload of a client (arrays or their shapes).
@@ -188,13 +191,13 @@ def distributed(
     Privacy:
         The guarantee is for a client and the view "aggregate", in a plan with
         secure_aggregation=True.  It is conditional: it assumes this aggregation, that no client
-        drops out, and that clients keep their noise secret.  Rounding makes uploads longer, which
-        the bound includes: the noise multiplier of the integers is slightly smaller than the
-        requested one.
+        drops out, and that clients keep their noise secret.  Rounding can make uploads longer.  The
+        guarantee accounts for this, so the noise multiplier of the integers is slightly smaller
+        than the requested one.
 
     Raises:
-        ValueError: outside those ranges; if the noise or the number of clients is too large for the
-            bits.
+        ValueError: for arguments outside those ranges; or if the noise or the number of clients is
+            too large for the bits.
 
     References:
         Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism", ICML 2021; Agarwal,
@@ -291,8 +294,8 @@ def check_plan(
     private: Sequence[Mechanism | None],
     weights: Any,
 ) -> None:
-    """Reject integer noise outside of uploads, without the matching release, or with unequal
-    weights.
+    """Reject integer noise in a chain other than the upload, without the matching release, or with
+    unequal weights.
 
     Args:
         where: the name of the caller, for the message.
@@ -326,7 +329,10 @@ def check_plan(
 
 @named("distributed.decode")
 def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple[Any, ...]:
-    """Undo the scale and the rotation of the sum of a cohort's integers; a stage after the sum."""
+    """Undo the scale and the rotation of the sum of a cohort's integers.
+
+    This is the function of a post-processing stage; `after` is returned unchanged.
+    """
     flat, unflatten = _flatten(value)
     flat = rotate(_wrap(flat, encoding.bits) / encoding.scale, _signs_key(), back=True)
     return unflatten(flat), after
@@ -391,10 +397,10 @@ def _bucket(high: Array, low: Array) -> Array:
 
 
 class NoiseTable(NamedTuple):
-    """The probabilities P(|noise| >= k) for k = 1, 2, ..., in units of 2^-63.
+    """The tail probabilities P(|noise| >= k) for k = 1, 2, ..., in units of 2^-63.
 
-    To draw noise, a random number is looked up among them.  Each probability is stored as two
-    words, and an index says where the search begins.
+    To draw noise, a random number is looked up in this table.  Each probability is stored as two
+    words, and an index tells where the search begins.
     """
 
     high: np.ndarray  # UInt32[n], the first 32 bits
@@ -409,7 +415,7 @@ def _table_length(std: float) -> int:
 
 
 def has_table(std: float) -> bool:
-    """Return whether one client's noise of this standard deviation has a table."""
+    """Return whether the table of noise with this standard deviation is short enough."""
     return _table_length(std) < MAX_TABLE_LENGTH
 
 

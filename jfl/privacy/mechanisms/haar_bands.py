@@ -56,7 +56,7 @@ class Bands:
 
 
 def flat(like: Any) -> Bands:
-    """Return the bands of all leaves as one vector in tree order: a base and its levels.
+    """Return bands for all leaves together, as one vector in tree order: a base and its levels.
 
     Example:
         >>> count(flat(jnp.zeros(1000))), count(per_layer([jnp.zeros(4), jnp.zeros(())]))
@@ -67,19 +67,19 @@ def flat(like: Any) -> Bands:
 
 
 def per_layer(like: Any) -> Bands:
-    """Return the bands of each leaf as a separate vector; leaves with one entry are plain bands."""
+    """Return bands for each leaf separately, as a vector; leaves with one entry are plain bands."""
     shapes = _shapes("bands.per_layer", like)
     return Bands(tuple(Block((i,), (math.prod(s),)) for i, s in enumerate(shapes)), shapes)
 
 
 def plain(like: Any) -> Bands:
-    """Return one band that holds all entries, so that its noise is isotropic."""
+    """Return a single band that holds all entries, so that noise is isotropic."""
     shapes = _shapes("bands.plain", like)
     return Bands((Block(tuple(range(len(shapes))), (1,), (sum(map(math.prod, shapes)),)),), shapes)
 
 
 def pixels(like: Any, shape: Sequence[int]) -> Bands:
-    """Return bands that are the levels of an image, for leaves whose first axis counts pixels.
+    """Return the levels of an image as bands, for leaves whose first axis runs over pixels.
 
     Such a leaf is the weight of a dense layer on images, [h * w, n] or [h * w * c, n]; its columns
     share the levels.  Every other leaf is one plain band.
@@ -161,7 +161,8 @@ def levels(bands: Bands) -> np.ndarray:
 def leaves(bands: Bands) -> np.ndarray:
     """Return the number of entries from which one coefficient of each band is computed, Float64[n].
 
-    It is 2^l or 4^l at level l, that of the root for the base, and 1 for plain bands.
+    At level l it is 2^l (one transformed axis) or 4^l (two).  The base has the number of the root,
+    and plain bands have 1.
     """
     return _table(bands)[2]
 
@@ -177,8 +178,9 @@ def sizes(bands: Bands) -> np.ndarray:
 
 
 def ids(bands: Bands) -> tuple[Any, ...]:
-    """Return the band of each coefficient, as NumPy arrays Int that broadcast against
-    `analyse`'s."""
+    """Return the band of each coefficient: for each block an integer array that broadcasts against
+    the coefficients from `analyse`.
+    """
     out = []
     for block, numbers in zip(bands.blocks, _band_numbers(bands)):
         lengths = [math.prod(whole) for _, _, whole in haar.layout(*block.grid)]
@@ -283,7 +285,8 @@ def _scale_pieces(bands: Bands, values: Array, pieces: Sequence[Any]) -> list[li
 def analyse(bands: Bands, tree: Any) -> tuple[Any, ...]:
     """Return the orthonormal coefficients of each block, float32.
 
-    Their shape is [m, ...], or [m * m, ...] for a pyramid, followed by the columns of the block.
+    The shape is [m], or [m * m] for a pyramid, followed by the columns of the block.  Here m is the
+    longest length of the block's grid, rounded up to a power of two.
     """
     pieces = _split(bands, _require_shapes("bands.analyse", bands, tree)[0])
     return tuple(haar.join(p, block.grid, _axes(block)) for block, p in zip(bands.blocks, pieces))

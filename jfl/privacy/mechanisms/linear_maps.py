@@ -1,12 +1,12 @@
 """Linear maps of contributions before the clip; the noisy sum is mapped back.
 
-The release then has fewer coordinates, or other ones.  A map is two stages around a mechanism:
+Clipping and noise then apply to fewer coordinates, or to rotated ones.  A map is a pair of stages:
 
     there, back = jfl.linear_maps.projection(task, 500)
     jfl.chain(there, jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), back, jfl.divide(50))
 
-The clip comes after the map, so it bounds every contribution whatever the map does: no epsilon
-depends on the map.  Its randomness is public and the same for all contributions of a round.
+The clip comes after the map and bounds every contribution whatever the map does, so no epsilon
+depends on the map.  The map's randomness is public and the same for all contributions of a round.
 """
 
 import functools
@@ -49,8 +49,8 @@ def linear_map(
 
     Args:
         forward: (key, contribution) -> a pytree of floats, which is clipped and summed.
-        backward: (key, noisy sum) -> a release, in the shapes of a contribution.  For an unbiased
-            release it is linear, and backward(forward(v)) is v on average over keys.
+        backward: (key, noisy sum) -> a release, with the shapes of a contribution.  The release is
+            unbiased if `backward` is linear and backward(forward(v)) is v on average over keys.
         seed: the seed of the key, which is public.
         each_round: whether every round has a separate key; otherwise all rounds share one.
 
@@ -170,7 +170,7 @@ def sparsification(
 
 
 def refuse_unpaired(where: str, *chains: Mechanism | None) -> None:
-    """Reject a map that is not undone by the stage that was made together with it.
+    """Reject a linear map of which one of the two stages is missing or belongs to another map.
 
     Args:
         where: the name of the caller, for the message.
@@ -321,8 +321,7 @@ MAPS_BEFORE_CLIP = (_forward, _shrink)  # the functions that a map may apply bef
 
 
 def rotate(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
-    """Return a rotated vector: its length is unchanged, and it is spread over the coordinates of a
-    block.
+    """Rotate a vector randomly, which spreads its large coordinates but keeps its length.
 
     Args:
         flat: Float[n].

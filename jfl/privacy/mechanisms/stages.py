@@ -79,7 +79,7 @@ class Stage:
 
     @property
     def declared(self) -> str:
-        """The reason for a bound that this stage declares without clipping, otherwise "".
+        """The reason why a bound holds that this stage declares without clipping; otherwise "".
 
         It is "upload", "prox_erm" or "contraction"; see `bounded`.
         """
@@ -97,14 +97,14 @@ class Stage:
         return DIVISORS.get(self.name, "")
 
     def schedules(self) -> dict[str, Fn]:
-        """Return the numbers of the stage that are functions of the round, by name."""
+        """Return the schedules of the stage (numbers that are functions of the round), by name."""
         numbers = dict(noise=self.noise)
         for function in (self.apply, self.bound, self.update):
             numbers |= function.data if function is not None else {}
         return {name: value for name, value in numbers.items() if isinstance(value, Fn)}
 
     def map_schedules(self, change: Callable[[Fn], Any]) -> "Stage":
-        """Return the stage with `change` applied to each number that is a function of the round."""
+        """Return the stage with `change` applied to each of its schedules."""
         if not self.schedules():
             return self
         new = lambda value: change(value) if isinstance(value, Fn) else value
@@ -123,8 +123,7 @@ DIVISORS = {"divide": "number", "divide_by_size": "size", "divide_by_weight": "w
 
 @record
 class Shape:
-    """A norm of contributions, ||scales * Haar coefficients||, and noise that is isotropic in this
-    norm.
+    """A norm of contributions, ||scales * Haar coefficients||, in which noise is isotropic.
 
     In band b, the noise has the standard deviation sigma / scales[b], where sigma is its standard
     deviation in units of the norm.
@@ -135,7 +134,7 @@ class Shape:
 
 
 class After(NamedTuple):
-    """What post-processing stages know about a sum: public numbers, and the noise in the sum."""
+    """Public numbers about a noisy sum, for post-processing stages."""
 
     # the divisor of divide("size") or divide("weight")
     realised: Any = None
@@ -148,13 +147,12 @@ FLOOR = np.float32(1e-15)
 
 
 def as_level(where: str, hint: str = "", **given: ArrayLike | Callable[..., Any]) -> Any:
-    """Return a clip norm or noise level, one number or a function of the round, as a leaf of a
-    plan.
+    """Check a clip norm or noise level, and return it in the form that a plan stores.
 
     Args:
         where: the name of the caller, for messages.
         hint: the last sentence of messages.
-        given: the value, under the name that messages use.
+        given: the value (a number or a function of the round), under the name that messages use.
     """
     ((name, value),) = given.items()
     if callable(value):
@@ -163,10 +161,7 @@ def as_level(where: str, hint: str = "", **given: ArrayLike | Callable[..., Any]
 
 
 def as_number(where: str, hint: str = "", **given: ArrayLike) -> Any:
-    """Return a clip norm or noise level that is the same in all rounds as a leaf of a plan.
-
-    The arguments are as in `as_level`.
-    """
+    """Same as `as_level`, but reject functions of the round."""
     checks.require_positive(where, hint, single=True, **given)
     refuse_tiny(where, **given)
     (value,) = given.values()
@@ -174,7 +169,7 @@ def as_number(where: str, hint: str = "", **given: ArrayLike) -> Any:
 
 
 def refuse_tiny(where: str, **given: ArrayLike) -> None:
-    """Reject values whose squares underflow, since a sensitivity of 0 would give no noise."""
+    """Reject values whose squares underflow: with a sensitivity of 0 there would be no noise."""
     for name, value in given.items():
         if checks.is_concrete(value):
             if np.min(np.asarray(value, np.float32), initial=np.inf) < FLOOR:
@@ -197,7 +192,7 @@ def shapes_like(like: Any) -> Any:
 
 
 def numbers_of(where: str, like: Any) -> int:
-    """Return the number of coordinates of a contribution like `like`; reject one without any."""
+    """Return the number of coordinates of a contribution; reject a contribution without any."""
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes_like(like)))
     if not size:
         expected = "like=task, or the contribution of a client (arrays or their shapes)"
@@ -237,8 +232,7 @@ def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple[Any, ...]:
 
 
 def factor_to_bound(bound: Any, norm: Array) -> Array:
-    """Return the factor that scales a contribution of this norm to `bound`; nan if the norm is not
-    finite.
+    """Return the factor that scales a contribution down to `bound`; nan if its norm is not finite.
 
     The squares of finite values overflow if the norm exceeds 1.8e19.  Such a contribution is
     treated like one with non-finite values: it is replaced by zero, and Health.nonfinite_rows
@@ -461,8 +455,8 @@ def clip_adaptive(
         nor below 1e-15, where float32 could not represent norms and noise.
 
     Raises:
-        ValueError: outside those ranges.  `private_grad` rejects it, because a client keeps no clip
-            norm from step to step.
+        ValueError: for arguments outside those ranges.  `private_grad` rejects this stage, because
+            a client keeps no clip norm from step to step.
 
     References:
         Andrew et al., NeurIPS 2021, with the joint release of one vector.
@@ -503,7 +497,7 @@ def bounded(value: ArrayLike, reason: str) -> Stage:
         value: the bound, > 0, in the units of the contribution.
         reason: why the bound holds.  "upload": in `release`, because the upload is clipped
             (`jfl.plan` checks this).  "prox_erm": in a client, because its problem is strongly
-            convex. "contraction": in a client, because gradient steps on convex losses are
+            convex.  "contraction": in a client, because gradient steps on convex losses are
             contractions.  A guarantee that relies on one of the last two is "conditional".
     """
     names = {why: name for name, why in DECLARED.items()}
@@ -551,8 +545,8 @@ def clip_scaled(
         The privacy is that of clip_l2(bound), because the sizes depend only on earlier releases.
 
     Raises:
-        ValueError: outside those ranges; in `private_grad` and in uploads, because clients do not
-            keep the sizes.
+        ValueError: for arguments outside those ranges.  `private_grad` and uploads reject this
+            stage, because clients do not keep the sizes.
 
     References:
         "Scale-then-privatize", arXiv 2507.01129, Algorithm 8, which applies it to gradients of
@@ -622,7 +616,7 @@ def _unscale(
 
 
 def total() -> Stage:
-    """Sum the contributions.  Masked ones add exactly zero, whatever their values."""
+    """Sum the contributions; those with weight 0 add exactly zero, whatever their values."""
     return Stage(None, name="total", role="sum")
 
 
@@ -694,9 +688,9 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
     Privacy:
         One release has epsilon = 1 / noise_multiplier at delta = 0.  Several are composed by their
         Renyi curve.  With sampling, epsilon is first amplified to log(1 + q (e^epsilon - 1)), and
-        the curve is that of any mechanism with this epsilon: valid, but not tight.  For a release
-        of many coordinates `gaussian` costs less; for few coordinates, or at a tiny delta, Laplace
-        noise does.
+        the curve is that of any mechanism with this epsilon, which is valid but not tight.  For a
+        release of many coordinates `gaussian` costs less privacy; for few coordinates, or at a tiny
+        delta, Laplace noise does.
 
     Raises:
         ValueError: unless noise_multiplier is one number > 0.
@@ -734,9 +728,9 @@ def divide(n: ArrayLike | str) -> Stage:
 
     Privacy:
         Dividing by a public number is post-processing.  Dividing by a realised count is not,
-        because the count is data.  "size" is sound if sizes are public, under replace_one of an
-        example.  "weight" is for a release without noise (the usual normalised FedAvg).  Both are
-        rejected elsewhere.
+        because the count is data.  "size" is accepted under replace_one of an example, and assumes
+        that sizes are public.  "weight" is accepted in a release without noise (the usual
+        normalised FedAvg).
 
     Raises:
         ValueError: unless n is > 0 and finite, "size" or "weight".
@@ -793,7 +787,8 @@ def clip_values(most: float) -> Stage:
     of contributions, so larger values are noise.
 
     Args:
-        most: > 0, in the units of the release at this place of the chain.
+        most: the largest absolute value of a coordinate, > 0, in the units of the release at this
+            place of the chain.
 
     Privacy:
         This is post-processing.
@@ -829,10 +824,10 @@ def james_stein() -> Stage:
     true value.  `jfl.wavelet.james_stein` does this separately in each band.
 
     Privacy:
-        This is post-processing: sigma is a number of the mechanism.
+        This is post-processing: sigma is a public constant of the mechanism.
 
     Raises:
-        ValueError: when it runs, without isotropic noise before it.
+        ValueError: when it runs, if the chain has no isotropic noise before it.
 
     References:
         James and Stein, 1961 (the positive part of Baranchik, 1964); Balle and Wang, ICML 2018, for

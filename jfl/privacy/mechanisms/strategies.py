@@ -1,4 +1,4 @@
-"""Strategies of correlated noise, for `jfl.correlated`: `jfl.strategies`.
+"""Strategies of correlated noise, for `jfl.correlated`.
 
 A strategy is a lower-triangular matrix C.  With x the sums of all rounds and z fresh noise, the
 rounds release C^-1 (C x + z), which is one Gaussian release of C x.  A strategy provides the
@@ -81,8 +81,7 @@ class Strategy:
 
     @property
     def width(self) -> int:
-        """The number of bands of C: the number of rounds on which one contribution has an
-        effect."""
+        """The number of bands of C: the number of rounds that one contribution affects."""
         return self.rounds
 
     @property
@@ -102,15 +101,15 @@ class Strategy:
         raise NotImplementedError
 
     def noising(self) -> np.ndarray:
-        """Return M with M C = 1, Float64[rounds, draws]: the noise of round t is M[t] @ z."""
+        """Return M with M C = I, Float64[rounds, draws]: the noise of round t is M[t] @ z."""
         raise NotImplementedError
 
     def draws(self, round_: Any) -> tuple[Any, ...]:
         """Return the fresh normals that a round needs; only for strategies without memory.
 
         Returns:
-            The numbers of the draws, Int32[n]; their weights, Float32[n]; and how many of these n
-            count.
+            The numbers of the draws, Int32[n]; their weights, Float32[n]; and the number of draws
+            that the round uses: the first of these n, the others are padding.
         """
         raise NotImplementedError
 
@@ -125,33 +124,33 @@ class Strategy:
         raise NotImplementedError
 
     def accounting_matches_noise(self) -> bool:
-        """Return whether the C of the accountant belongs to the noise that rounds draw.
+        """Return whether the accountant's C matches the noise that rounds draw.
 
-        It may not, if the numbers of a strategy were changed by hand.
+        The two differ if somebody changed the numbers of a strategy inconsistently.
         """
         return True
 
     def matrix_until(self, rounds: int) -> np.ndarray:
         """Return the part of C that the first `rounds` rounds reveal.
 
-        These are the columns of those rounds, and the rows whose noise they use.
+        It has the columns of those rounds, and the rows whose noise they use.
         """
         is_used = (self.noising()[:rounds] != 0).any(0)
         return self.matrix()[is_used, :rounds]
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
-        """Return the squared sensitivities of the first 1, 2, ...  `rounds` rounds,
-        Float64[rounds].
+        """Return the squared sensitivity of the first t rounds for each t = 1, ..., `rounds`.
 
-        They hold for a unit that participates in rounds that are multiples of `separation` apart.
-        Contributions to the first t rounds change C x only through its first t columns.
+        The result, Float64[rounds], is for a unit that participates in rounds that are multiples of
+        `separation` apart.  Contributions to the first t rounds change C x only through its first t
+        columns.
         """
         return _squares_by_offset(self.matrix_until(rounds), separation).max(0)
 
     def sensitivity(
         self, participations: int = 1, separation: int = 1, *, epochs: bool = False
     ) -> float:
-        """Return by how much one unit can change C x, in the Euclidean norm.
+        """Return the maximum change of C x by one unit, in the Euclidean norm.
 
         The contribution of the unit to a round has norm at most 1.
 
@@ -177,18 +176,16 @@ class Strategy:
         return self.sensitivity()
 
     def errors(self) -> np.ndarray:
-        """Return the variances of the noise in the sums of the first 1, 2, ... rounds,
-        Float64[rounds].
+        """Return the variance of the noise in the sum of the first t rounds, for each t.
 
-        They are relative to the variance of fresh noise.
+        The result, Float64[rounds], is relative to the variance of fresh noise.
         """
         return np.square(np.cumsum(self.noising(), axis=0)).sum(1)
 
     def rmse(self, participations: int = 1, separation: int = 1) -> float:
-        """Return the root mean squared error of the sums of the first 1, 2, ... rounds, at equal
-        privacy.
+        """Return the root mean squared error of prefix sums, normalised for equal privacy.
 
-        This is the square root of the mean of `errors`, times the sensitivity.  It compares
+        This is the square root of the mean of `errors`, times the sensitivity.  Use it to compare
         strategies without training.
 
         Example:
@@ -224,9 +221,10 @@ def identity(rounds: int) -> Strategy:
 
 
 def square_root(rounds: int) -> Strategy:
-    """Return the square root of the matrix of prefix sums, for one participation in any round.
+    """Return the strategy whose C is the square root of the matrix of prefix sums.
 
-    Each round regenerates the noise of all rounds before it, so use it for a few hundred rounds.
+    It suits units that participate once, in any round.  Each round regenerates the noise of all
+    rounds before it, so use it for a few hundred rounds.
 
     Other Parameters:
         rounds: the number of rounds that it covers.
@@ -264,9 +262,10 @@ def banded_toeplitz(
         rounds: the number of rounds that it covers.
         participations: the maximum number of participations of a unit for which C is optimised.
         separation: the minimum number of rounds between two participations.
-        workload: "prefix" for sums over rounds; or Float64[rounds], the weight of a round in the
-            result 0, 1, ... rounds later (see `momentum`).
-        error: "mean" or "max", over rounds.
+        workload: what training computes from the noisy sums: "prefix" for prefix sums; or
+            Float64[rounds], where entry k is the weight of a round in the result k rounds later
+            (see `momentum`).
+        error: the error to minimise, "mean" or "max" over rounds.
 
     References:
         Choquette-Choo et al., NeurIPS 2023, "(Amplified) banded matrix factorization"; McKenna,
@@ -305,7 +304,7 @@ def inverse_banded(
         separation: as in `banded_toeplitz`.
         workload: as in `banded_toeplitz`.
         error: as in `banded_toeplitz`.
-        optimise: False for the first bands of the inverse of `square_root` (BISR).
+        optimise: False to use the first bands of the inverse of `square_root` (BISR) instead.
 
     References:
         Kalinin et al., 2025, "Back to square roots" (arXiv 2505.12128).
@@ -516,9 +515,8 @@ def dense(
 ) -> Strategy:
     """Return the matrix C with the smallest mean error, for up to about a thousand rounds.
 
-    Participations of a unit are multiples of `separation` rounds apart.  Two rounds in which one
-    unit may participate have orthogonal columns, so its participations add up as with independent
-    noise.
+    Participations of a unit are multiples of `separation` rounds apart.  Columns of C that belong
+    to such rounds are orthogonal, so participations add up as with independent noise.
 
     Other Parameters:
         rounds: the number of rounds that it covers.
@@ -591,7 +589,9 @@ def _is_causal(table: np.ndarray, noising: np.ndarray) -> bool:
 
 
 def tree(rounds: int, *, efficient: bool = False) -> Strategy:
-    """Return the binary tree: a prefix sum of t rounds has the noise of popcount(t) nodes.
+    """Return the binary tree strategy.
+
+    A prefix sum of t rounds contains the noise of popcount(t) nodes.
 
     Args:
         efficient: whether the estimate of a node also uses the nodes below it (Honaker's estimate
@@ -647,9 +647,10 @@ class BinaryTree(Strategy):
         return BinaryTree(rounds).matrix()
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
-        """Return the squared sensitivity of all `rounds` rounds, repeated: Float64[rounds].
+        """Return `rounds` copies of the squared sensitivity of all rounds, an upper bound for each.
 
-        A node counts the participations of a unit in its rounds, so no matrix is needed.
+        A node changes by the number of a unit's participations in its rounds, so no matrix is
+        needed.
         """
         start, length = BinaryTree(rounds)._nodes()
         # the number of participations before a round, minus 1
@@ -797,7 +798,7 @@ class Restarted(Derived):
         return noising[:, : self.rounds] if copy.shape[0] == copy.shape[1] else noising
 
     def accounting_matches_noise(self) -> bool:
-        """Return whether it holds for one copy, and no two copies share normals."""
+        """Return whether one copy matches its noise, and no two copies share normals."""
         return super().accounting_matches_noise() and self.normals >= self.of.noising().shape[1]
 
     def draws(self, round_: Any) -> tuple[Any, ...]:

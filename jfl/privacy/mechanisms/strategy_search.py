@@ -22,7 +22,7 @@ MAX_DENSE_STEPS, DENSE_TOLERANCE, DENSE_MEMORY = 5000, 1e-7, 20
 
 
 class Aim(NamedTuple):
-    """The use for which a strategy is optimised; fields as in `strategies.banded_toeplitz`."""
+    """The purpose for which a strategy is optimised; see `strategies.banded_toeplitz`."""
 
     rounds: int
     participations: int
@@ -40,8 +40,10 @@ def aim(
     error: str,
     bands: int = 1,
 ) -> Aim:
-    """Check the arguments of a constructor and return them as an Aim; `where` names it in
-    messages."""
+    """Check the arguments of a function that makes a strategy, and return them as an Aim.
+
+    They are as in `strategies.banded_toeplitz`; `where` is the name of the caller, for messages.
+    """
     checks.require_integer(
         where, rounds=rounds, participations=participations, separation=separation, bands=bands
     )
@@ -76,7 +78,7 @@ def square_root_series(n: int) -> np.ndarray:
 
 
 def inverse(series: np.ndarray, n: int) -> np.ndarray:
-    """Return the first n coefficients of 1 / series.
+    """Return the first n coefficients of the power series 1 / series.
 
     Example:
         >>> inverse(np.array([1.0, -0.5]), 4).tolist()
@@ -237,10 +239,10 @@ def _inverse(series: jax.Array, n: int) -> jax.Array:
 def best_dense(aim: Aim, separation: int) -> np.ndarray:
     """Return the best lower-triangular C, Float64[n, n].
 
-    It is for units whose participations are multiples of `separation` rounds apart.  Minimising
-    trace(W X^-1) over X = C^T C is a convex problem, with W = A^T A / n for the workload matrix A.
-    The contribution of a unit to all its rounds has squared length 1, and rounds of one unit are
-    orthogonal.
+    It is for units whose participations are multiples of `separation` rounds apart.  The search
+    minimises trace(W X^-1) over X = C^T C, with W = A^T A / n for the workload matrix A, which is a
+    convex problem.  It scales C so that the contribution of a unit to all its rounds has squared
+    length 1, and keeps the columns of these rounds orthogonal.
     """
     n = aim.rounds
     workload = lower_toeplitz(np.ones(n) if aim.workload is None else aim.workload)

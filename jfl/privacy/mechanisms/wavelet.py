@@ -1,6 +1,6 @@
-"""Noise that follows the bands of a Haar transform, and the matching clips.
+"""Noise whose scale differs between the bands of a Haar transform, and the matching clips.
 
-The idea is from Ranaweera et al., 2025, with improvements.  A shape is a norm
+The idea is from Ranaweera et al., 2025 ("the paper" below), with improvements.  A shape is a norm
 ||scales * Haar coefficients||.  Gaussian noise that is isotropic in this norm, after a clip in this
 norm, is a Gaussian mechanism and costs as much privacy as isotropic noise; if the scales follow the
 energies of the contributions, it disturbs training less.  After any other clip, the chain computes
@@ -49,11 +49,11 @@ MIN_RELATIVE_ENERGY = 1e-3**2
 
 
 def shape(bands: Bands, std: ArrayLike) -> Shape:
-    """Return the shape of noise whose coefficients have these standard deviations, one per band.
+    """Return the shape of noise with a given standard deviation in each band.
 
-    Only their ratios matter: they are scaled so that, at the same clip norm and noise multiplier,
-    the noise has as much power as isotropic noise.  The shape affects how much of a contribution
-    passes a clip in its norm.
+    Only the ratios of the deviations matter: they are scaled so that, at the same clip norm and
+    noise multiplier, the noise has as much power as isotropic noise.  The shape affects how much of
+    a contribution passes a clip in its norm.
 
     Args:
         bands: from `jfl.bands`.
@@ -77,14 +77,15 @@ def _num_unpadded(bands: Bands) -> np.ndarray:
 
 
 def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | None = None) -> Shape:
-    """Return the shape in which the variance of a coefficient is its expected energy to the power
-    `exponent`.
+    """Return the shape in which the noise variance of a coefficient is a power of its energy.
+
+    The variance is proportional to (expected energy of the coefficient)^exponent.
 
     Args:
         bands: from `jfl.bands`.
         exponent: 0 is isotropic noise; 1/2 minimises the mean squared error of the release (its
             noise has the smallest total variance at equal privacy).  Values in between are usually
-            best for training; values above 1/2 are too large.
+            best for training; values above 1/2 shape the noise too strongly.
         energies: Float[bands], the energies of a contribution, from public rows
             (`jfl.analysis.public_data.band_energies`) or from a private estimate
             (`jfl.algorithms.band_energies`).  None uses the spectrum of natural images, which needs
@@ -117,7 +118,7 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
 def weighted(bands: Bands) -> Shape:
     """Return the shape of the paper: the norm ||W h|| of the un-normalised coefficients h.
 
-    W is the number of leaves (entries) of each coefficient.
+    W is the number of entries from which each coefficient is computed.
     """
     return Shape(bands, jnp.sqrt(jnp.asarray(haar.leaves(bands), jnp.float32)))
 
@@ -193,7 +194,7 @@ def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
 
     All coefficients are clipped and summed, and get noise, including those of the padding.  The
     padding is dropped at the end, which is post-processing.  A contribution without its padding may
-    therefore seem longer than its bound.
+    therefore have a larger norm than its bound.
 
     Args:
         bounds: Float[bands], > 0, on the norms of the orthonormal coefficients of each band.
@@ -246,7 +247,7 @@ def published(
     max_weight: ArrayLike = 1.0,
     unsound: bool = False,
 ) -> tuple[Stage, Stage]:
-    """Return the clip and the noise of the paper, under one reading of its text.
+    """Return the clip and the noise of the paper, in one possible reading of its text.
 
     Noise of std noise_multiplier * bound / W_j is added to the un-normalised coefficient j.  The
     readings differ in what is clipped to `bound`: R1 the contribution, R2 its coefficients, R3 each
