@@ -1,4 +1,4 @@
-"""Attacks on a plan that give a lower bound of its epsilon: `jfl.audit` and `jfl.audit_one_run`."""
+"""Attacks on a plan that bound its epsilon from below: `jfl.audit` and `jfl.audit_one_run`."""
 
 import math
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class AuditReport(NamedTuple):
     """What an attack measured, and the proved and claimed values to compare it with.
 
     Attributes:
-        epsilon: the lower bound, which holds at `confidence`: the program that ran is not more
-            private.
+        epsilon: the lower bound, which holds at `confidence`: the program that ran has at least
+            this epsilon.
         delta: the delta of the bound.
         confidence: the probability with which the bound holds; the choice of score and threshold
             is accounted for.
@@ -46,10 +46,10 @@ class AuditReport(NamedTuple):
         contradicted: whether the unconditional guarantee is refuted, which is a bug.
         unit, view, adjacency: whose privacy, against which observer.
         mu: the distance between the mean scores with and without the canary, in standard
-            deviations: an estimate, and for a Gaussian mechanism its privacy.
+            deviations.  For a Gaussian mechanism it estimates the mu of mu-GDP.
         why_not_proved: if nothing is proved, the reason.
-        canaries: the number of canaries of `jfl.audit_one_run`.  For `jfl.audit`, this and all that
-            follows is None.
+        canaries: the number of canaries of `jfl.audit_one_run`.  For `jfl.audit`, this field and
+            all following ones are None.
         learning_runs: the number of runs that chose the score and the number of guesses.
         guesses: the number of canaries about which the attack guessed.
         correct: the number of correct guesses.
@@ -157,8 +157,8 @@ def audit(
     Args:
         plan: one Plan with noise.  Several plans that are released together are not audited.
         rounds: the number of rounds of each run, and of the proved guarantee.
-        trials: the number of runs of each side.  Three in ten choose the score and its threshold,
-            and the others are judged.
+        trials: the number of runs with the canary, and of runs without it.  Three in ten choose the
+            score and its threshold, and the others give the bound.
         delta: in (0, 1).  At a small delta, the events that show a violation are rare: with 1e5
             trials, a delta of 1e-2 shows more than 1e-5.
         unit, view, adjacency: as in `jfl.guarantee`.
@@ -187,7 +187,8 @@ def audit(
         who knows all other data and observes what the report says.
 
     Raises:
-        ValueError: For a plan without noise, or for numbers that cannot show anything.
+        ValueError: For a plan without noise, or for numbers with which no attack can show an
+            epsilon above 0.
         ResumeRefused: If `keep` belongs to another audit, or to another version of jfl.
 
     References:
@@ -253,10 +254,10 @@ def audit_one_run(
 ) -> AuditReport:
     """Train once with many canaries, each included by a coin flip, and guess the coins.
 
-    Use it for plans that are too large to run a thousand times.  It shows far less than
-    `jfl.audit`, since each guess reveals little: with thousands of canaries, about half of it.
-    Other runs with separate coins choose the score and the number of guesses; their guesses do not
-    enter the bound.
+    Use it for plans that are too large to run a thousand times.  Each guess reveals little, so the
+    bound is far below that of `jfl.audit`; even with thousands of canaries it is about half of it.
+    A few learning runs with separate coins choose the score and the number of guesses; their
+    guesses do not enter the bound.
 
     Args:
         plan: a Plan with noise, whose rows are on the device.  The canaries replace some of its
@@ -280,7 +281,7 @@ def audit_one_run(
 
     Raises:
         NotAnalysable: For a plan without noise, or one in which no such canary can be placed.
-        ValueError: For numbers that cannot show anything.
+        ValueError: For numbers with which no attack can show an epsilon above 0.
 
     References:
         Steinke, Nasr, Jagielski, NeurIPS 2023; Mahloujifar, Melis, Chaudhuri, ICML 2025; Andrew et
@@ -339,8 +340,11 @@ def audit_one_run(
 
 
 def ceiling(trials: int, delta: float, confidence: float) -> float:
-    """Return the largest epsilon that this number of runs of each side can show, with a test that
-    makes no error.
+    """Return the largest epsilon that `jfl.audit` can show: that of a test without errors.
+
+    Args:
+        trials: the number of runs with the canary, and of runs without it.
+        delta, confidence: as in `jfl.audit`.
 
     Example:
         >>> round(ceiling(100_000, 1e-2, 0.95), 2)

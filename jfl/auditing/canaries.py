@@ -1,18 +1,18 @@
-"""Pairs of plans: one with a worst-case canary, and one with its neighbour.
+"""Worst-case canaries: pairs of plans whose datasets differ only in the canary.
 
 A canary changes a release by as much as the noise is meant to hide.  It passes through the plan's
-own chains, samplers, weights and server.  Only the data, and what is learned from them, are
-replaced, so that nothing else changes the release:
+own chains, samplers, weights and server.  Only the data and the training on them are replaced, so
+that nothing else changes the release:
 
-- A record: the loss is linear in the parameters with a slope given by the row, so the gradient of
-  a row does not depend on the parameters, and the chain clips it.
+- A record: the loss is linear in the parameters, with a slope given by the row.  The gradient of a
+  row therefore does not depend on the parameters.  The chain clips it.
 - A client: its upload is replaced before the plan's chain clips it.
 - A record under client-level noise: a steep row passes through its client's training and reverses
   the upload that the chain clips.
 
-Under "replace_one" the neighbour is the opposite canary, and if elements are drawn, all other
-elements equal the neighbour, since most of the distance would be lost otherwise.  Under
-"add_remove" the neighbour is zero.
+Under "replace_one" the neighbouring dataset has the opposite canary instead.  If elements are
+sampled, all other elements are equal to this opposite canary, because most of the distance would be
+lost otherwise.  Under "add_remove" the contribution of the canary is zero on the neighbour.
 
 A plan that has a mesh keeps it, so errors that occur only on several devices are audited.
 """
@@ -62,7 +62,7 @@ class Experiment(NamedTuple):
 
     Attributes:
         inside: the plan with the canary.
-        outside: the plan with its neighbour, of the same structure.
+        outside: the plan without it, that is, with its neighbour; the pytree structure is the same.
         copies: Float64[m], the probabilities that the canary counts 0, 1, ... times in the
             observations of a round; None if they are unknown.
         canary: a description of the canary.
@@ -82,7 +82,7 @@ def refuse(expected: str, actual: str, hint: str) -> NoReturn:
 
 
 def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
-    """Return the pair of plans with the worst canary for a ledger entry.
+    """Return the pair of plans for the worst-case canary of a ledger entry.
 
     The server knows who participates and sees each upload, so for its view the plan runs only with
     the canary's client, in every round, and the release is that client's upload.  The same holds
@@ -118,7 +118,7 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
 
 
 def refuse_implied(entry: Entry) -> None:
-    """Reject an entry that follows from the guarantee of clients, unless a row is replaced."""
+    """Reject an entry that is implied by client-level noise, unless it is for replace_one."""
     if entry.implied and entry.adjacency != "replace_one":
         refuse(
             "the unit that the noise is for",
@@ -162,7 +162,7 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
 
 
 def absence_moves_clip_norm(plan: Plan, entry: Entry) -> bool:
-    """Return whether the absence of a client also affects the clip norm."""
+    """Return whether the clip norm adapts to the absence of a client."""
     return entry.adjacency != "replace_one" and mech.adaptive(plan.release)
 
 
@@ -230,7 +230,7 @@ def _numbers(
 
 
 def numbers_like(fed: Federation, **values: Any) -> Federation:
-    """Return `_numbers` for clients of the same sizes as those of `fed`."""
+    """Return a federation of numbers with as many rows per client as `fed`; see `_numbers`."""
     width = 1 if fed.host is not None else fed.index.shape[1]
     return _numbers(np.asarray(fed.size).reshape(-1), width, **values)
 
@@ -358,7 +358,7 @@ def _upload(context, keys, server, own, rows, *, row, each):
 
 @named("audit.nothing")
 def nothing(params, x, y):
-    """Return a loss without a gradient."""
+    """Return a loss that is 0 for all parameters."""
     return 0.0 * x
 
 
@@ -421,7 +421,7 @@ def worst(mechanism: Any, like: Tree, rounds: int = 1) -> tuple[Tree, Tree, str]
 def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tuple:
     """Return contributions along random directions, with the same norm as that of `worst`.
 
-    They are orthogonal if there are enough coordinates, so that none is mistaken for another.
+    They are orthogonal if there are enough coordinates, so that the attack can distinguish them.
 
     Returns:
         Their values before the clip, and the weights of a projection that detects each; both
@@ -471,15 +471,17 @@ def _detector(mechanism, row):
 
 
 def clipped(mechanism: Mechanism, row: Tree) -> Tree:
-    """Return what a contribution adds to the sum, in float32."""
+    """Return what a contribution adds to the sum after the row stages, in float32."""
     stacked = jax.tree.map(lambda v: v[None], row)
     moved = mech.clip_and_sum(mechanism, mech.initial_state(mechanism), stacked, jnp.ones(1)).value
     return moved[0] if mech.adaptive(mechanism) else moved  # without the vote on the clip norm
 
 
 def against_noise(mechanism: Mechanism, moved: Tree) -> Tree:
-    """Return the weights of the projection that best detects a change of the sum; if the noise is
-    equal in all coordinates, these are the change itself."""
+    """Return the weights of the projection that best detects a change of the sum.
+
+    If the noise is equal in all coordinates, the weights are the change itself.
+    """
     shape = mech.shape(mechanism)
     if shape is None:
         return moved
@@ -516,8 +518,13 @@ def _directions(shape, like):
 
 
 def along(weight: Tree, rounds: int, of: Algorithm) -> tuple:
-    """Return zeros and the function that records each round's projection on `weight`, for
-    `watched`."""
+    """Return the arguments `seen` and `see` of `watched` for projections of the releases.
+
+    Args:
+        weight: the direction of the projection.
+        rounds: the number of rounds.
+        of: the algorithm that is watched.
+    """
     leaves = tuple(jax.tree.leaves(weight))
     see = Fn(_see_projection, dict(weight=leaves), dict(model=of.uploads == "model"))
     return jnp.zeros((rounds, watching.COPIES), jnp.float32), see
@@ -533,8 +540,11 @@ def _see_projection(moment, seen, *, weight, model):
 
 
 def distribution_of_copies(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
-    """Return the probabilities of 0, 1, ... copies of the canary in the observations of a round;
-    None if they are unknown."""
+    """Return how often the canary counts in the observations of a round.
+
+    Returns:
+        Float64[m], the probabilities of 0, 1, ... copies; None if they are unknown.
+    """
     draws = plan.sampler.capacity if plan.sampler.scheme == "with_replacement" else 1
     cohort = _binomial(draws, _participation_rates(plan.sampler)[client])
     if entry.unit == "client":

@@ -1,4 +1,4 @@
-"""Scores of the canaries of one run, chosen on other runs, and the guesses that follow from them.
+"""Scores of the canaries in one run, chosen on other runs, and the guesses based on them.
 
 Observations of n runs are arrays [n, m, R, k]: k numbers of each of m canaries in each of R rounds.
 """
@@ -17,12 +17,12 @@ NUM_GUESS_COUNTS = 8  # numbers of guesses that are tried on the learning runs
 
 
 class ChosenScore(NamedTuple):
-    """How the judged run is scored.
+    """The score for the judged run, and how many guesses to make with it.
 
     Attributes:
-        value: what the score shows on the learning runs: the mean epsilon, and minus the mean
-            p-value, which decides if nothing is shown.
-        center: between the scores of included and excluded canaries.
+        value: the quality of the score on the learning runs: the mean epsilon, and minus the mean
+            p-value, which breaks ties if no epsilon is shown.
+        center: a value between the scores of included and of excluded canaries.
         guesses: the number of guesses.
         score: Float[m, R, k] -> Float[m].
     """
@@ -34,18 +34,19 @@ class ChosenScore(NamedTuple):
 
 
 def learning_coins(draw, runs, canaries):
-    """Return Bool[runs, m] with half of the canaries included in each run, and each canary in one
-    run of every two."""
+    """Draw the coins of the learning runs, Bool[runs, m] for m canaries.
+
+    Each run includes half of the canaries, and each canary is in one run of every pair of runs.
+    """
     halves = [draw.permutation(canaries) % 2 == 0 for _ in range(max(runs // 2, 1))]
     return np.stack([side for half in halves for side in (half, ~half)])[:runs]
 
 
 def learn(seen, coins, delta, confidence) -> ChosenScore:
-    """Return the better of two scores, which is the one that shows a larger epsilon on the learning
-    runs.
+    """Return the better of two scores: the one that shows a larger epsilon on the learning runs.
 
     One score uses the observations unchanged.  The other one first subtracts the mean observation
-    of each canary, over runs with and without it, which removes what does not depend on its coin.
+    of each canary over runs with and without it, to remove what does not depend on its coin.
 
     Args:
         seen: Float[n, m, R, k], the observations of the learning runs.
@@ -90,14 +91,24 @@ def _choose_guesses(values, included, delta, confidence):
 
 
 def bounds(values, included, guesses, center, delta, confidence):
-    """Return the bounds for any mechanism, and for a Gaussian one."""
+    """Return two `OneRun` bounds: for any mechanism, and for a Gaussian mechanism.
+
+    Args:
+        values: Float[m], the scores of the canaries.
+        included: Bool[m], the coins.
+        guesses, center, delta, confidence: as in `one_run.guesses_from_scores` and
+            `one_run.one_run`.
+    """
     made = one_run.guesses_from_scores(values, included, guesses, center=center)
     level = dict(delta=delta, confidence=confidence)
     return one_run.one_run(*made[:3], **level), one_run.one_run_tradeoff(*made[:3], **level)
 
 
 def distance(inside, outside):
-    """Return the distance between the means, in standard deviations; 0 for constant scores."""
+    """Return the distance between the means of two samples of scores, in standard deviations.
+
+    It is 0 if all scores are equal.
+    """
     if min(len(inside), len(outside)) < 2:
         return 0.0
     freedom = len(inside) + len(outside) - 2

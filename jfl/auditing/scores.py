@@ -1,10 +1,11 @@
 """From the observations of many runs to a lower bound: a score, its threshold, and its errors.
 
 A score is one number per run.  Any function of the observations gives a valid audit if it was
-chosen without the judged runs.  Three are tried: the sum over rounds with the same weights in each;
-the best weighted sum of all observations (Fisher's discriminant), which is optimal if both sides
-are normal with the same covariance, but has a weight per observation to learn; and, if the canary
-participates at random, the sum over rounds of log-likelihood ratios.
+chosen without looking at the judged runs.  Three are tried: the sum over rounds, with the same
+weights in each round; the best weighted sum of all observations (Fisher's discriminant), which is
+optimal if the observations of both sides are normal with the same covariance, but has to learn a
+weight per observation; and, if the canary participates at random, the sum over rounds of
+log-likelihood ratios.
 
 Observations of n runs are arrays [n, R, k]: k numbers in each of R rounds.
 """
@@ -35,16 +36,19 @@ def bound(
     confidence: float,
     learn_fraction: float = 0.3,
 ) -> tuple[float, str, float]:
-    """Return a lower bound of epsilon, a description of the estimator, and the distance between the
-    scores of both sides in standard deviations.
+    """Bound epsilon from below by the observations of many runs.
 
-    A part of the runs chooses the score and its threshold, and the others give the bound.
+    Some of the runs choose the score and its threshold, and the others give the bound.
 
     Args:
-        seen: the observations with the canary and without it.
+        seen: the observations with the canary and without it, each Float[n, R, k].
         copies: see `learn`.
         delta, confidence: of the bound.
         learn_fraction: the fraction of the runs that choose the score and its threshold.
+
+    Returns:
+        The lower bound; a description of the estimator; and the distance between the mean scores of
+        both sides, in standard deviations.
     """
     first = int(learn_fraction * len(seen[0]))
     learning, judging = ([side[:first] for side in seen], [side[first:] for side in seen])
@@ -86,7 +90,7 @@ def learn(inside: np.ndarray, outside: np.ndarray, copies: np.ndarray | None) ->
         inside: Float[n, R, k], observations with the canary.
         outside: Float[n, R, k], observations without it.
         copies: Float64[m], the probabilities that the canary counts 0, 1, ... times in a round.
-            Only sums are learned if it is None or deterministic.
+            Likelihood ratios are only learned if it is given and not deterministic.
     """
     each_round = lambda seen: np.asarray(seen, np.float64).reshape(-1, seen.shape[-1])
     same = _direction(each_round(inside), each_round(outside))

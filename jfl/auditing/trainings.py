@@ -1,10 +1,11 @@
 """Plans that train on their own rows, some of which are canaries.
 
-The canary of `canaries` is the worst case, because nothing else changes the release.  Here all
-others train, so an audit shows what an attack finds in an ordinary training, which is less.
+The canary of the module `canaries` is the worst case, because nothing else changes the release.
+Here all other rows and clients train as usual, so an audit shows how much an attack learns from an
+ordinary training, which is less.
 
-A coin flip decides whether a canary is included.  If it is excluded, its row or its client's rows
-are unchanged under "replace_one", and absent under "add_remove".
+A coin flip decides whether a canary is included.  If it is excluded, the original row (or the
+client's original rows) takes part under "replace_one", and nothing under "add_remove".
 """
 
 import dataclasses
@@ -88,7 +89,7 @@ class Training(NamedTuple):
 
 
 def experiment(plan: Plan, entry: Entry, rounds: int, kind: str, sees: str) -> canaries.Experiment:
-    """Return a plan with one canary and its neighbour; the arguments are those of `training`."""
+    """Return the plans with and without one canary; the arguments are those of `training`."""
     made = training(plan, entry, rounds, kind, sees)
     inside, outside = (with_coins(made, rounds, np.array([coin])) for coin in (True, False))
     if entry.unit == "client" and canaries.absence_moves_clip_norm(plan, entry):

@@ -1,5 +1,7 @@
-"""Many runs of a plan as one program, with an adversary's observations and a file that keeps
-them."""
+"""Many runs of a plan as one program, which return an adversary's observations.
+
+A file can keep the observations of finished runs.
+"""
 
 import base64
 import functools
@@ -45,7 +47,7 @@ def run_trials(
     Args:
         made: the plans of both sides.
         rounds, trials, seed, memory, mesh, progress: see `jfl.audit`.
-        store: the result of `open_store`, which holds some runs and gets the others.
+        store: the result of `open_store`.  Runs in it are not run again, and new ones are added.
     """
     report = progress or (lambda done, total: None)
     seen: tuple[list, list] = ([], [])
@@ -156,8 +158,9 @@ def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array
     """Run a watched plan once.
 
     Returns:
-        Float[R, ...], the observations of each round, followed by those of personal models and by
-        the logarithm of an adaptive clip norm; and whether a value was not finite.
+        Float[R, ...], the observations of each round, to which those of personal models and the
+        logarithm of an adaptive clip norm are appended if there are any; and whether a value was
+        not finite.
     """
     run, metrics = scan(init(key, plan), plan, jnp.ones(rounds, jnp.int32))
     seen: Any = run.server.seen
@@ -184,7 +187,7 @@ def _refuse_not_finite(bad, runs):
 
 
 def open_store(path: str | PathLike, plan: Plan, made: Experiment, asked: dict) -> ResultStore:
-    """Open the file of an audit's runs, or begin it.
+    """Open the file with the finished runs of an audit, or create it.
 
     Args:
         path: the file.

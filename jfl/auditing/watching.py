@@ -39,7 +39,7 @@ class Moment(NamedTuple):
 
 
 def watched(algorithm: Algorithm, seen: Any, see: Fn, client: Fn | None = None) -> Algorithm:
-    """Return the algorithm with the observations of each round in `run.server.seen`.
+    """Return the algorithm, changed to record the observations of each round in `run.server.seen`.
 
     Args:
         algorithm: the algorithm that runs.
@@ -58,7 +58,9 @@ def watched(algorithm: Algorithm, seen: Any, see: Fn, client: Fn | None = None) 
 
 
 def watched_personal(algorithm: Algorithm, weight: Tree, rounds: int) -> Algorithm:
-    """Return the algorithm with projections of its personal models in `run.client_states.seen`.
+    """Return the algorithm, changed to record its personal models in `run.client_states.seen`.
+
+    Each observation is the projection of a personal model on one direction.
 
     Args:
         algorithm: an algorithm with personal models.
@@ -112,8 +114,10 @@ def _params(server, *, of):
 
 
 def change(moment: Moment, is_model: bool) -> Tree:
-    """Return the release; if it is a model, its difference from the broadcast model, which is
-    known."""
+    """Return the change that a release makes known.
+
+    This is the release itself or, if it is a model, its difference from the broadcast model.
+    """
     return pytrees.sub(moment.release, moment.before) if is_model else moment.release
 
 
@@ -135,8 +139,11 @@ def _copies(release: Tree, like: list) -> list[list]:
 
 
 def projections(release: Tree, weight: list) -> jax.Array:
-    """Return the projection of each copy of the parameters onto `weight`, Float[COPIES], padded
-    with zeros."""
+    """Return the projections of a release on `weight`, Float[COPIES].
+
+    A release may hold several copies of the parameters; there is one projection for each, and zeros
+    for missing copies.
+    """
     dot = lambda part: sum(jnp.vdot(w, x.astype(jnp.float32)) for w, x in zip(weight, part))
     found = [dot(part) for part in _copies(release, weight)[:COPIES]]
     return jnp.stack([*found, *[jnp.zeros(())] * (COPIES - len(found))])

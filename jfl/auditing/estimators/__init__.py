@@ -1,4 +1,4 @@
-"""From scores of attacks to lower bounds and estimates of epsilon."""
+"""Lower bounds and estimates of epsilon from the scores of attacks."""
 
 from ...core.lazy import submodules as _submodules
 

@@ -32,10 +32,11 @@ def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, alpha: ArrayLike)
 
 
 def jeffreys_upper(count: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> np.ndarray:
-    """Return the quantile 1 - alpha of Jeffreys' posterior of the error rate, an approximation.
+    """Return an approximate bound: a quantile of Jeffreys' posterior of the error rate.
 
-    Its level is `alpha` on average over all rates, but larger for some rates, so it guarantees
-    nothing.  The arguments are those of `clopper_pearson_upper`, whose result is larger.
+    It is the (1 - alpha)-quantile.  Its level is `alpha` on average over all rates, but larger for
+    some rates, so it guarantees nothing.  The arguments are those of `clopper_pearson_upper`, whose
+    result is larger.
 
     References:
         Brown, Cai, DasGupta, Statistical Science 2001.
@@ -69,8 +70,10 @@ def _checked(where, count, trials, alpha):
 
 
 def check_levels(where: str, delta: float, confidence: float, *, zero: bool = True) -> None:
-    """Reject a delta outside [0, 1), or outside (0, 1) unless `zero`, and a confidence outside
-    (0, 1)."""
+    """Reject a delta or a confidence that is out of range.
+
+    Delta must be in [0, 1), or in (0, 1) if `zero` is False.  The confidence must be in (0, 1).
+    """
     checks.require_nonnegative(where, single=True, delta=delta, confidence=confidence)
     if not delta < 1 or (delta == 0 and not zero):
         checks.fail(where, f"delta in {'[' if zero else '('}0, 1)", f"delta={delta!r}")

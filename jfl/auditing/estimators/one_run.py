@@ -126,9 +126,9 @@ GAUSSIAN = Family(
 
 
 def curve_of_deltas(epsilons: ArrayLike, deltas: ArrayLike) -> Callable[[float], float]:
-    """Return the curve for a `Family` that follows from (epsilon, delta)-DP for several pairs.
+    """Return the trade-off curve for a `Family` that several (epsilon, delta) guarantees imply.
 
-    The mechanism's own curve is nowhere below it, if every pair holds in both directions.
+    If every pair holds in both directions, the mechanism's true curve is nowhere below the result.
 
     Args:
         epsilons, deltas: [n], pairs such as those that an accountant proves.
@@ -164,10 +164,10 @@ def guesses_from_scores(
         scores: [canaries], higher if a canary seems to have been included.
         included: [canaries], the coins.
         guesses: the number of guesses, which has to be fixed before the scores are seen.
-        center: None guesses "included" for the highest scores and "excluded" for the lowest, half
-            of the guesses each.  A number, which has to be fixed before the scores are seen too,
-            guesses "included" above it and "excluded" below it, for the scores that are farthest
-            from it.
+        center: None to guess "included" for the highest scores and "excluded" for the lowest, half
+            of the guesses each.  With a number, the guesses are for the scores farthest from it:
+            "included" above it and "excluded" below it.  The number, too, has to be fixed before
+            the scores are seen.
 
     References:
         Steinke, Nasr, Jagielski, NeurIPS 2023, Algorithm 1.
@@ -219,12 +219,11 @@ def _check_counts(where, canaries, guesses, correct):
 def one_run(
     canaries: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95
 ) -> OneRun:
-    """Return the lower bound of epsilon that holds for every mechanism.
-
-    Even perfect scores show only about half of the epsilon of a Gaussian mechanism.
+    """Return a lower bound of epsilon that is valid for every mechanism.
 
     If the run is (epsilon, delta)-DP, the bound exceeds epsilon with probability at most
-    1 - confidence, over the coins and the run.
+    1 - confidence, over the coins and the run.  For a Gaussian mechanism, even the best scores show
+    only about half of its epsilon.
 
     Args:
         canaries, guesses, correct, delta, confidence: see the module.
@@ -326,8 +325,9 @@ def one_run_tradeoff(
 ) -> OneRun:
     """Return epsilon at the smallest noise multiplier whose trade-off curve is rejected.
 
-    It is a lower bound only if the mechanism's curve is in the family, as that of a Gaussian
-    mechanism without sampling is in `GAUSSIAN`.  For other mechanisms it is an estimate.
+    The result is a lower bound only if the mechanism's curve is in the family.  `GAUSSIAN` holds
+    the curves of Gaussian mechanisms without sampling.  For other mechanisms the result is an
+    estimate.
 
     Args:
         canaries, guesses, correct, delta, confidence: see the module; delta > 0.

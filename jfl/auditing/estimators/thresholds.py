@@ -8,8 +8,9 @@ why its bounds do.
 All rules assume independent scores with one distribution per side, such as one score from each of
 many runs.  The scores of many canaries in one run are not independent.
 
-Each class has a method `judge(inside, outside, alpha, read)`.  Its scores are sorted, and `read`
-returns the largest epsilon that some `Rates` show, and the index of the test that shows it.
+Each class has a method `judge(inside, outside, alpha, read)`.  The scores `inside` (with the
+canary) and `outside` (without it) are sorted.  `read` maps `Rates` to the largest epsilon that they
+show, and the index of the test that shows it.
 
 T is the number of thresholds.
 """
@@ -72,7 +73,7 @@ class Explicit:
             checks.fail("Explicit", "threshold, a number or a list of numbers", got)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
-        """Apply `read` at these thresholds."""
+        """Return the largest epsilon that `read` finds at these thresholds."""
         thresholds = np.atleast_1d(np.asarray(self.threshold, float))
         return _shown(error_rates(inside, outside, thresholds, alpha / (2 * len(thresholds))), read)
 
@@ -108,7 +109,7 @@ class Bonferroni:
         checks.require_integer("Bonferroni", tried=self.tried)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
-        """Apply `read` at these ranks."""
+        """Return the largest epsilon that `read` finds at thresholds of these ranks."""
         rank = _ranks(len(outside), self.tried)
         thresholds = np.nextafter(outside[len(outside) - 1 - rank], np.inf)
         return _shown(error_rates(inside, outside, thresholds, alpha / (2 * len(rank)), rank), read)
@@ -137,7 +138,7 @@ class Split:
             checks.fail("Split", "fraction in (0, 1)", got, hint)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
-        """Apply `read` to the second part."""
+        """Choose a threshold on the first part, and return the epsilon of the second part."""
         draw = np.random.default_rng(self.seed)
         first_in, inside = _divide(draw, inside, self.fraction)
         first_out, outside = _divide(draw, outside, self.fraction)
@@ -173,7 +174,7 @@ class MultiSplit:
         Split(self.fraction, self.seed)
 
     def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
-        """Return the median split."""
+        """Return the result of the split with the median epsilon."""
         seeds = np.random.SeedSequence(self.seed).generate_state(self.splits).tolist()
         shown = [Split(self.fraction, s).judge(inside, outside, alpha / 2, read) for s in seeds]
         # At least half of the splits show this epsilon or more.
@@ -206,8 +207,10 @@ def _thresholds_between(inside, outside):
 
 
 def error_rates(inside, outside, thresholds, alpha, rank: Any = None):
-    """Count the errors at `thresholds` and bound each rate at `alpha`; `rank` bounds the false
-    positives if the thresholds depend on the outside scores."""
+    """Return the `Rates` at some thresholds, with each rate bounded at level `alpha`.
+
+    If thresholds depend on the outside scores, `rank` replaces the counts of false positives.
+    """
     n, m = len(inside), len(outside)
     if alpha ** (1 / n) + alpha ** (1 / m) <= 1:  # a coin flip is consistent with zero errors
         checks.fail(

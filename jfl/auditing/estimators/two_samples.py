@@ -87,7 +87,7 @@ def lower_bound(
     confidence: float = 0.95,
     thresholds: Any = Bonferroni(),  # noqa: B008  frozen
 ) -> Estimate:
-    """Return the Clopper-Pearson lower bound, which holds for every mechanism and is never tight.
+    """Return the Clopper-Pearson lower bound, which is valid for every mechanism but never tight.
 
     Under (epsilon, delta)-DP every test has 1 - FNR <= e^epsilon FPR + delta, and the same with FNR
     and FPR exchanged.  If n runs of each side show no error, the bound is ln((1 - u) / u) with the
@@ -113,8 +113,10 @@ def lower_bound(
 
 
 def shown_epsilon(rates: Rates, delta: float) -> tuple[float, int]:
-    """Return the largest epsilon at `delta` that the tests show for any mechanism, and the index of
-    that test."""
+    """Return the largest epsilon at `delta` that some tests show, and the index of the best test.
+
+    It is valid for every mechanism.
+    """
     missed, accepted = rates.false_negative_rate, rates.false_positive_rate
     shown = np.maximum(
         _log_ratio(1 - missed - delta, accepted), _log_ratio(1 - accepted - delta, missed)
@@ -131,7 +133,7 @@ def gaussian_bound(
     thresholds: Any = Bonferroni(),  # noqa: B008  frozen
     unsampled_gaussian: bool = False,
 ) -> Estimate:
-    """Return epsilon of the most private Gaussian mechanism that could have the error rates.
+    """Return the epsilon of the most private Gaussian mechanism that allows the error rates.
 
     A mu-GDP mechanism has Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu for every test.  With upper bounds of
     both rates, the left side is a lower bound on mu.  The largest one of all tests is converted to
@@ -139,10 +141,10 @@ def gaussian_bound(
 
     Args:
         inside, outside, delta, confidence, thresholds: see the module; delta > 0.
-        unsampled_gaussian: states that the mechanism is a composition of Gaussian mechanisms
-            without sampling.  The result is a lower bound only in this case; its `kind` says which
-            of the two it is.  For any other mechanism it is an estimate that may be far above the
-            true epsilon.  Use `tradeoff_bound` for mechanisms with sampling.
+        unsampled_gaussian: True to state that the mechanism is a composition of Gaussian mechanisms
+            without sampling.  Only then is the result a lower bound.  For any other mechanism it is
+            an estimate (see its `kind`) that may be far above the true epsilon.  Use
+            `tradeoff_bound` for mechanisms with sampling.
 
     References:
         Dong, Roth, Su, JRSS-B 2022; Nasr et al., USENIX Security 2023.
@@ -182,16 +184,17 @@ def tradeoff_bound(
     thresholds: Any = Bonferroni(),  # noqa: B008  frozen
     noise_range: tuple[float, float] = (0.1, 100.0),
 ) -> Estimate:
-    """Return epsilon of the smallest noise multiplier that the error rates reject, for a mechanism
-    that is known except for its noise.
+    """Return the epsilon of the smallest noise multiplier that the error rates reject.
+
+    The mechanism is known except for its noise, by its privacy profile.
 
     With noise multiplier z, every test has 1 - FNR <= e^x FPR + profile(z, x) for all x >= 0, and
     the same with FNR and FPR exchanged.  If one of these fails, z and all larger multipliers are
     rejected.
 
-    The result is a lower bound for members of the family.  If the profile is an accountant's upper
-    bound, the result exceeds the epsilon that the same accountant proves for the true noise with
-    probability at most 1 - confidence.
+    The result is a lower bound if the profile is that of the mechanism.  If the profile is an
+    accountant's upper bound, the result exceeds the epsilon that this accountant proves for the
+    true noise with probability at most 1 - confidence.
 
     About 60 to 150 calls of `profile` are made for each set of error rates: `Bonferroni` and
     `Explicit` need one set, `Split` two, `MultiSplit` two per split.
@@ -303,8 +306,9 @@ def _epsilon_of(profile: Profile, noise: float, delta: float) -> float:
 def raw_counts(
     inside: ArrayLike, outside: ArrayLike, *, delta: float = 0.0, min_count: int = 50
 ) -> Estimate:
-    """Estimate epsilon by ln((TPR - delta) / FPR) or ln((TNR - delta) / FNR), the largest value of
-    all thresholds.
+    """Estimate epsilon by the largest ln((TPR - delta) / FPR) or ln((TNR - delta) / FNR).
+
+    The maximum is over all thresholds.
 
     Args:
         inside, outside, delta: see the module.
@@ -335,8 +339,14 @@ def raw_counts(
 
 
 def tpr_at_fpr(inside: ArrayLike, outside: ArrayLike, fpr: ArrayLike) -> np.ndarray:
-    """Return the largest observed true positive rate of a threshold whose false positive rate is at
-    most `fpr`, with the shape of `fpr`.
+    """Return the largest observed true positive rate at a false positive rate of at most `fpr`.
+
+    Args:
+        inside, outside: see the module.
+        fpr: [...], false positive rates in [0, 1].
+
+    Returns:
+        Float64 with the shape of `fpr`.
 
     References:
         Carlini et al., IEEE S&P 2022.
@@ -355,8 +365,9 @@ def tpr_at_fpr(inside: ArrayLike, outside: ArrayLike, fpr: ArrayLike) -> np.ndar
 
 
 def auroc(inside: ArrayLike, outside: ArrayLike) -> float:
-    """Return the probability that an inside score is higher than an outside score, where ties count
-    half: the area under the ROC curve.
+    """Return the area under the ROC curve.
+
+    This is the probability that an inside score is higher than an outside score; ties count half.
 
     Example:
         >>> auroc([1, 3], [0, 2])
@@ -394,11 +405,11 @@ def bootstrap(
     samples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Return a bias-corrected bootstrap interval: scores of each side are resampled with
-    replacement.
+    """Return a bias-corrected bootstrap interval of a statistic of the scores.
 
-    It describes approximately how much the statistic varies between runs.  It is not a lower bound
-    of epsilon, and does not remove the bias of a statistic that selects the best threshold.
+    The scores of each side are resampled with replacement.  The interval describes approximately
+    how much the statistic varies between runs.  It is not a lower bound of epsilon, and does not
+    remove the bias of a statistic that selects the best threshold.
 
     Args:
         statistic: (inside, outside) -> a number, or an `Estimate`, whose epsilon is used.
