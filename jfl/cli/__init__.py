@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line of jfl."""
 
 from ..core.lazy import submodules as _submodules
 

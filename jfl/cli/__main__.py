@@ -1,4 +1,4 @@
-"""The command `jfl`, also as `python -m jfl.cli`."""
+"""The entry point of the command `jfl`, which is also `python -m jfl.cli`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from ..core.lazy import explain_missing_package
 
 
 def main() -> int:
-    """Run the command line, or say how to install what it needs."""
+    """Run the command line, or print how to install a missing package; return the exit code."""
     try:
         with explain_missing_package():
             from .main import main as run

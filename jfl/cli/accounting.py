@@ -1,7 +1,7 @@
-"""`jfl epsilon` and `jfl calibrate`, for numbers on the command line or for a config.
+"""The commands `jfl epsilon` and `jfl calibrate`, for numbers in flags or for a config.
 
-Numbers become the event of a round, and a config becomes a plan.  Both are accounted for by the
-rules of `jfl.epsilon` and `jfl.guarantee`.
+Numbers are accounted for as by `jfl.epsilon`.  A config becomes a plan, and is accounted for as by
+`jfl.guarantee`.
 """
 
 import dataclasses
@@ -168,7 +168,7 @@ def _parsed(of_numbers, of_config, arguments: list[str], program: str) -> Any:
 
 
 def guarantee_of_numbers(numbers: Numbers, noise_multiplier: float) -> Guarantee:
-    """Return the guarantee that the numbers prove."""
+    """Return the guarantee of a run with these numbers and this noise multiplier."""
     value, method = tightest.epsilon(_event(numbers, noise_multiplier), numbers.delta)
     third_party = numbers.unit == "client" or numbers.cohort is not None
     sampled = numbers.sampler != "full" if numbers.unit == "client" else numbers.cohort is not None
@@ -187,7 +187,7 @@ def guarantee_of_numbers(numbers: Numbers, noise_multiplier: float) -> Guarantee
 
 
 def solve(numbers: Calibrate) -> tuple[Numbers, float]:
-    """Find what `--over` names.
+    """Find the value of the field that `--over` names, for the target epsilon.
 
     Returns:
         The numbers with the answer filled in, so that they prove at most their epsilon; and the

@@ -1,4 +1,4 @@
-"""`jfl audit`: attack the run that a config describes, and store the report in audit.json."""
+"""The command `jfl audit`: attack the run of a config, and store the report in audit.json."""
 
 import dataclasses
 import json
@@ -103,7 +103,7 @@ class Audit(Config):
 
 
 def audit(arguments: list[str]) -> None:
-    """Run `jfl audit`: run the audit, print its report, and add it to audit.json.
+    """Run `jfl audit`: audit the run, print the report, and add it to audit.json.
 
     Raises:
         ArgumentError: For wrong arguments; nothing is written.
@@ -260,7 +260,7 @@ def entry(report: AuditReport, rounds: int, seed: int, config: dict, manifest: d
 
 
 def keep(out: Path, found: dict) -> None:
-    """Add an audit to audit.json as the last one; it replaces one with the same settings."""
+    """Append an audit to audit.json; it replaces an earlier one with the same settings."""
     with directory.locked(out):
         others = [
             other for other in read.audits(out) if any(other.get(k) != found[k] for k in SETTINGS)

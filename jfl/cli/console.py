@@ -11,10 +11,12 @@ SPEED_PERIOD_SECONDS = 3600.0
 
 
 def progress(shown: bool = True, of: str = ""):
-    """Return a progress bar on stderr with a field `note`; it is disabled unless `shown`.
+    """Return a progress bar on stderr with a field `note`.
 
-    With `of`, the name of what is counted, it also has a field `accuracy`, which a terminal shows
-    together with the remaining time.
+    Args:
+        shown: False for a bar that prints nothing.
+        of: the name of what is counted.  If it is given, a terminal also shows the remaining time
+            and the field `accuracy`.
     """
     from rich import progress as bars
     from rich.console import Console
@@ -40,7 +42,7 @@ def progress(shown: bool = True, of: str = ""):
 
 
 def table(title, columns, rows, caption=None):
-    """Print rows under columns of (name, right-aligned)."""
+    """Print a table; `columns` are pairs (name, whether it is right-aligned)."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -73,7 +75,7 @@ PRIVACY = [
 
 
 def privacy(g: dict) -> tuple:
-    """Return the cells of a guarantee, for the columns PRIVACY."""
+    """Return the cells of a guarantee's row in a table with the columns PRIVACY."""
     if g["epsilon"] is None:
         return ("none", "", "", "", "", g["method"])
     method = f"claimed: {g['method']}" if g["status"] == "claimed" else g["method"]
@@ -81,7 +83,7 @@ def privacy(g: dict) -> tuple:
 
 
 def caveats(guarantees) -> str:
-    """Return the caveats of guarantees as one text, each once."""
+    """Return the distinct caveats of some guarantees as one text."""
     seen = dict.fromkeys(
         c
         for g in guarantees
@@ -142,8 +144,7 @@ def warn(command, text):
 
 
 def names():
-    """Print everything that a config can name, with the first sentence of its docstring and its
-    options."""
+    """Print everything that a config can name, each with a short description and its options."""
     rows = []
     for kind, factories in FACTORIES.items():
         for name, factory in factories.items():

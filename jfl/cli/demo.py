@@ -1,4 +1,4 @@
-"""The demo: the cost of privacy on handwritten digits of fifty clients."""
+"""The command `jfl demo`: the cost of privacy on handwritten digits of fifty clients."""
 
 import dataclasses
 from pathlib import Path
@@ -51,7 +51,7 @@ class Demo:
 
 
 def demo(arguments: list[str]) -> None:
-    """Run `jfl demo`: each part as one sweep; then write its files and print its table."""
+    """Run `jfl demo`: run each part as a sweep, write the files and print the table."""
     command = parse(Demo, arguments, "jfl demo")
     out, seeds, rounds = command.out, command.seeds, command.rounds
     checks.require_integer("jfl demo", seeds=seeds, rounds=1 if rounds is None else rounds)

@@ -13,7 +13,7 @@ OK, FAILED, USAGE, UNHEALTHY, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class Failed(Exception):
-    """Raised by a command that finished but whose check failed; the message says why."""
+    """Raised by a command that ran to its end, but whose check failed; the message says why."""
 
 
 def run(program: str, work: Callable[[], object], debug: bool = False) -> int:

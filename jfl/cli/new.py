@@ -1,4 +1,4 @@
-"""`jfl new algorithm NAME`: write an algorithm, its test and its card from templates."""
+"""The command `jfl new algorithm NAME`: write an algorithm, its test and its card."""
 
 import dataclasses
 import keyword
@@ -22,7 +22,7 @@ class New:
 
 
 def new(arguments: list[str]) -> None:
-    """Run `jfl new algorithm NAME`: write the three files, none of which may exist."""
+    """Run `jfl new algorithm NAME`: write the three files, unless one of them exists already."""
     words = [word for word in arguments[:2] if not word.startswith("-")]
     command = parse(New, arguments[len(words) :], "jfl new algorithm NAME")
     if not words or words[0] != "algorithm" or len(words) < 2:

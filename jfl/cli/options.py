@@ -77,7 +77,15 @@ def _flags(kind, default):
 
 
 def parse_devices(flag: str, words: str) -> str | int | None:
-    """Return the argument `mesh` that a flag asks for: a number of devices, or "auto"."""
+    """Return the argument `mesh` (of `jfl.simulate`) for the value of a flag.
+
+    Args:
+        flag: the name of the flag, for messages.
+        words: the value of the flag, a number or "auto".
+
+    Returns:
+        A number of devices, "auto", or None for one device.
+    """
     if words == "auto":
         return words
     if not words.isdecimal():
@@ -124,14 +132,15 @@ def parse_with_config(
     own: Sequence[str] = (),
     of_sweep: bool = False,
 ) -> tuple[Command, dict]:
-    """Read a command whose flags are the fields of `Config` and a few more.  Flags take precedence
-    over files.
+    """Read a command whose flags are the fields of `Config` and a few more.
+
+    Flags take precedence over files.
 
     Args:
         kind: the dataclass of the command.
         arguments: command-line arguments.
         program: the name of the program in errors and in `--help`.
-        own: fields of `Config` with another meaning for this command, which files do not set.
+        own: fields of `Config` that mean something else for this command, so files do not set them.
         of_sweep: whether files may have axes, in a table [sweep].
 
     Returns:
@@ -156,5 +165,5 @@ def parse_with_config(
 
 
 def config_of(command) -> Config:
-    """Return the config among a command's flags."""
+    """Return the `Config` that consists of a command's flags."""
     return Config(**{name: getattr(command, name) for name in configs.FIELDS})

@@ -1,4 +1,4 @@
-"""`jfl train`, `jfl sweep` and `jfl predict`."""
+"""The commands `jfl train`, `jfl sweep` and `jfl predict`."""
 
 import contextlib
 import dataclasses
