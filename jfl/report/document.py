@@ -1,9 +1,9 @@
 """A document of headings, tables and pictures, written as one HTML page or as Markdown.
 
 All values come from files, so all of them are escaped: by Jinja in the page, and by `_plain` in
-Markdown.  The page makes no requests: styles, pictures and the script are inside.  Its policy
-forbids requests, and every script except that of jfl, which it names by its digest.  A value that
-looks like a script would therefore not run even if it were not escaped.
+Markdown.  The page contains its styles, pictures and script, and makes no requests.  Its content
+security policy forbids requests, and all scripts except that of jfl, which it identifies by its
+digest.  A value that looks like a script would therefore not run even if it were not escaped.
 """
 
 import base64
@@ -127,7 +127,7 @@ class Section(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document: `cards`, followed by the texts of `below`, are above all sections."""
+    """A document: `cards` and the texts of `below` are shown above the sections."""
 
     title: str
     lead: str

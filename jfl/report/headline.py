@@ -26,9 +26,11 @@ class Candidate(NamedTuple):
     """A setting with a finite epsilon.
 
     Attributes:
+        label: the name of the setting.
         mean, half: the mean accuracy and half of its confidence interval.
         seeds: the number of seeds that did not fail.
         failed: the number of seeds that failed.
+        guarantee: the guarantee with this epsilon, as in summary.json.
         data: a value that is equal for settings with the same data.
     """
 
@@ -48,7 +50,7 @@ def of(groups: list[Group]) -> tuple[list[Card], list[Text]]:
         groups: the settings of the runs.
 
     Returns:
-        Both; empty if there is no run.
+        The cards, and the texts below them; two empty lists if there is no run.
     """
     candidates = _candidates(groups)
     chosen = best(candidates)
@@ -66,7 +68,7 @@ def of(groups: list[Group]) -> tuple[list[Card], list[Text]]:
 
 
 def best(candidates: list[Candidate]) -> Candidate | None:
-    """Return the most accurate proved candidate, or else the most accurate conditional one.
+    """Return the most accurate candidate with a proved guarantee, or else a conditional one.
 
     Example:
         >>> one = Candidate("a", 0.9, None, 1, 0, dict(status="conditional"))

@@ -1,4 +1,4 @@
-"""`jfl report`: one page about runs and sweeps, in HTML and in Markdown."""
+"""The command `jfl report`: one page about runs and sweeps, in HTML and in Markdown."""
 
 import dataclasses
 import re
@@ -13,7 +13,7 @@ PICTURE = re.compile(r"picture-\d+\.png")
 
 
 def flags():
-    """Return the class of the command-line options."""
+    """Return the class of the options of `jfl report`."""
     from tyro.conf import Positional
 
     @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ def flags():
 
 
 def main(directories, out: Path | None = None) -> str:
-    """Write the page of some directories, with FILE.md and FILE_files next to it.
+    """Write the page about some directories, with FILE.md and FILE_files next to it.
 
     Args:
         directories: directories of runs.
@@ -46,8 +46,8 @@ def main(directories, out: Path | None = None) -> str:
         A sentence about what was written.
 
     Raises:
-        ValueError: If a directory has no finished run or is passed twice, or a file that is not a
-            report is in the way.  Nothing is written then.
+        ValueError: If a directory has no finished run or is passed twice, or if a file that is not
+            a report would be overwritten.  Nothing is written then.
     """
     if not directories:
         checks.fail(
@@ -71,7 +71,7 @@ class Page(NamedTuple):
     pictures: dict[str, bytes]
 
     def save(self) -> str:
-        """Replace all files of the folder, and return a sentence about them."""
+        """Write the page, replacing all pictures in its folder; return a sentence about it."""
         for old in self.folder.glob("*") if self.folder.exists() else ():
             old.unlink()
         self.folder.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ class Page(NamedTuple):
 
 
 def render(assembled: document.Document, out: Path, marks: dict = document.MARKS) -> Page:
-    """Return the page of a document without writing it.
+    """Return the page with a document, without writing it.
 
     Args:
         assembled: the document.
@@ -109,7 +109,7 @@ def default_out(path) -> Path:
 
 
 def labels(directories) -> list[str]:
-    """Return the names of directories or files, or their paths if two names are the same."""
+    """Return labels for directories or files: their names, or paths where names are the same."""
     names, paths = [read.default_label(d) for d in directories], list(map(str, directories))
     resolved = [Path(d).resolve() for d in directories]
     for i, place in enumerate(resolved):

@@ -55,7 +55,11 @@ class Setting(NamedTuple):
 
 
 def data_of(runs: list[dict]) -> frozenset:
-    """Return a value that is equal for runs with the same data, from summary.json."""
+    """Return a value that is equal for runs with the same data.
+
+    Args:
+        runs: the runs of a setting, from summary.json.
+    """
     return frozenset(
         json.dumps([run["dataset"], *(run["config"].get(k) for k in DATA)]) for run in runs
     )
@@ -79,7 +83,7 @@ class Panel(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label of the axis of values."""
+        """The label of the vertical axis."""
         return TITLES.get(self.metric, self.metric)
 
 
@@ -136,12 +140,15 @@ def _curve(ax, index, rounds, values):
 
 
 def look_of(index: int) -> tuple[str, str]:
-    """Return the colour and the dashes of a setting by its index."""
+    """Return the colour and the dash style of the setting with this index."""
     return COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
 
 
 def promises(settings: list[Setting]) -> list[tuple]:
-    """Return the promises with a finite epsilon, the most frequent first."""
+    """Return the promises (unit, adjacency, view, delta) with a finite epsilon.
+
+    Epsilons are comparable only within one promise.  The most frequent promise comes first.
+    """
     counts: dict = {}
     for setting in settings:
         for promise in {_promise(g) for g in setting.guarantees if drawable(g)}:
@@ -155,7 +162,11 @@ def _promise(guarantee) -> tuple:
 
 
 def drawable(guarantee) -> bool:
-    """Return whether a guarantee covers a whole run and is not implied by that of another unit."""
+    """Return whether a guarantee is drawn.
+
+    It must have a finite epsilon, be proved or claimed, cover a whole run, and not be implied by
+    the guarantee of another unit.
+    """
     return (
         guarantee["epsilon"] is not None
         and guarantee["status"] in MARKS
@@ -286,7 +297,10 @@ def style(ax):
 
 
 def legend(figure, entries: list[tuple]):
-    """Add handles and names below the panels; names are never read as formulas."""
+    """Add a legend below the panels; `entries` are pairs (handle, name).
+
+    Names are shown as they are, even if they look like formulas.
+    """
     if not entries:
         return
     long = max(len(label) for _, label in entries) > 34
@@ -305,7 +319,7 @@ def legend(figure, entries: list[tuple]):
 
 
 def shorten(words, most: int) -> str:
-    """Return words on one line, cut at `most` characters."""
+    """Return a text on one line, cut to `most` characters."""
     words = " ".join(str(words).split())
     return words if len(words) <= most else words[: most - 1] + "…"
 

@@ -1,7 +1,7 @@
 """Reading and checking the directory of a run, a sweep or the demo.
 
-An incomplete directory, or one of another version, is rejected, because a report on a part of it
-would look complete.
+A directory that is incomplete, or was written by another version of jfl, is rejected, because a
+report on a part of it would look complete.
 """
 
 import json
@@ -27,13 +27,13 @@ Positive = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge
 
 
 class Accuracy(msgspec.Struct):
-    """The accuracy of a run in summary.json."""
+    """The field `accuracy` of a run in summary.json."""
 
     final: Number | None
 
 
 class Promise(msgspec.Struct):
-    """A guarantee or a claim in summary.json; a status says why epsilon is None."""
+    """A guarantee or a claim in summary.json; if epsilon is None, the status tells why."""
 
     unit: str
     adjacency: str
@@ -83,7 +83,10 @@ class Summary(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Audit(msgspec.Struct):
-    """The fields of an audit in audit.json that a page uses; `proved` is None if nothing is."""
+    """The fields of an audit in audit.json that a page uses.
+
+    `proved` is None if nothing is proved.
+    """
 
     epsilon: Positive
     delta: Number
@@ -122,6 +125,7 @@ class Source(NamedTuple):
     """The content of one directory.
 
     Attributes:
+        label: the name of the directory on the page.
         kind: "train", "sweep" or "demo".
         runs: the runs in summary.json.
         rows: the rows of metrics.csv.
@@ -140,7 +144,7 @@ class Source(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The seeds of one setting of a source; `runs` are those that did not fail."""
+    """The runs of one setting of a source, one per seed; `runs` are those that did not fail."""
 
     source: Source
     setting: Setting
@@ -158,7 +162,7 @@ def read(path, label: str | None = None) -> Source:
         label: its name on the page; None means the name of the folder.
 
     Raises:
-        ValueError: If a file is missing, incomplete or not written by a run; it names the file.
+        ValueError: If a file is missing, incomplete or not written by a run; the message names it.
     """
     path = Path(path)
     label = label or default_label(path)
@@ -204,7 +208,7 @@ def audits(folder) -> list[dict]:
     """Return the audits that `jfl audit` stored in a folder, the newest last; [] if none.
 
     Raises:
-        ValueError: If audit.json is not one that `jfl audit` writes; the message names it.
+        ValueError: If `jfl audit` did not write audit.json; the message names the file.
     """
     path = Path(folder) / AUDITS
     if not path.exists():
@@ -236,7 +240,10 @@ def _text(path) -> str:
 
 
 def groups(sources: list[Source]) -> list[Group]:
-    """Return the settings of all sources in order; with several sources a label names its own."""
+    """Return the settings of all sources in order.
+
+    If there are several sources, the label of each setting begins with that of its source.
+    """
     prefix = lambda source: f"{source.label}: " if len(sources) > 1 else ""
     return [group for source in sources for group in groups_of(source, prefix(source))]
 
@@ -294,7 +301,7 @@ def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSI
         remedy: what to do about a file of another format.
 
     Raises:
-        ValueError: If the file is not such JSON, or has another format; it names the file.
+        ValueError: If the file is not a JSON object, or has another format; the message names it.
     """
     try:
         value = json.loads(
@@ -332,10 +339,16 @@ def _number(text) -> float | int:
 
 
 def checked(path, value, schema):
-    """Convert a value to a schema.
+    """Check the content of a file, and return it as an object of a schema.
+
+    Args:
+        path: the file, for messages.
+        value: its content.
+        schema: a class of this module.
 
     Raises:
-        ValueError: If it does not match; it names the file, the place in it, and the expected type.
+        ValueError: If the content does not match; the message names the file, the place in it, and
+            the expected type.
     """
     try:
         return msgspec.convert(value, schema)

@@ -71,7 +71,7 @@ def assemble(sources: list[Source]) -> Document:
         sources: the results of `read.read`, in the order of the page.
 
     Returns:
-        Its title, a line that says what it is made from, and its sections.
+        The document, with a title, a line about its sources, and sections.
     """
     groups = read.groups(sources)
     labelled = [(source.label, source) for source in sources]
@@ -97,7 +97,7 @@ def run_sections(groups: list[Group], labelled: list[tuple[str, Source]]) -> lis
 
     Args:
         groups: the settings of the runs.
-        labelled: (name on the page, source) of what was run.
+        labelled: pairs (name on the page, source).
     """
     found = []
     if groups:
@@ -164,7 +164,12 @@ def _merge_rows(rows) -> list[tuple]:
 
 
 def number_caveats(caveats, numbers: dict) -> str:
-    """Return the numbers of caveats; new ones get the next numbers."""
+    """Return the numbers of some caveats as a text, such as "1, 3".
+
+    Args:
+        caveats: the caveats.
+        numbers: the number of each known caveat; new caveats are added with the next numbers.
+    """
     found = {numbers.setdefault(str(c), len(numbers) + 1) for c in caveats}
     return ", ".join(map(str, sorted(found)))
 
@@ -173,7 +178,7 @@ def number_caveats(caveats, numbers: dict) -> str:
 
 
 def results(groups: list[Group]) -> list:
-    """Return the table of accuracies with what is proved of each setting."""
+    """Return the table of the settings, with their accuracies and proved guarantees."""
     numbers = number_columns("seeds", "final accuracy", "claimed ε", "proved ε", "δ")
     promise = text_columns("unit", "adjacency", "view", "method", "status")
     rows = []
@@ -253,7 +258,7 @@ def run_pictures(groups: list[Group]) -> list:
 
 
 def as_pictures(figure, alt, caption) -> list[Picture]:
-    """Return a figure as a block; nothing for None."""
+    """Return a figure as a list of one block; an empty list for None."""
     if figure is None:
         return []
     return [Picture(alt, caption, plots.png(figure), plots.svg(figure))]
@@ -322,7 +327,7 @@ def _audits(groups: list[Group]) -> list:
 
 
 def data(facts: list[tuple[str, dict]]) -> list:
-    """Return the table of data, from (name, facts)."""
+    """Return the blocks that describe the data; `facts` are pairs (name, facts of its data)."""
     shown = [k for k in DATA if any(f.get(k) not in (None, [], "") for _, f in facts)]
     columns = [("data of", False), *((DATA[k], k not in NOT_NUMBERS) for k in shown)]
     rows = _merge_rows([(name, *(_fact(f.get(k)) for k in shown)) for name, f in facts])
@@ -330,7 +335,7 @@ def data(facts: list[tuple[str, dict]]) -> list:
 
 
 def settings(groups: list[Group], labelled: list[tuple[str, Source]]) -> list:
-    """Return the fields in which settings differ, and all fields of each."""
+    """Return the blocks with the fields in which settings differ, and all fields of each."""
     # a field that a setting of another source lacks does not count as a difference
     fields = list(dict.fromkeys(k for group in groups for k in group.config))
     values = lambda k: {json.dumps(g.config[k]) for g in groups if k in g.config}
@@ -356,16 +361,15 @@ def settings(groups: list[Group], labelled: list[tuple[str, Source]]) -> list:
 
 
 def manifests(labelled: list[tuple[str, Source]]) -> list[tuple[str, dict]]:
-    """Return (name, manifest) of the sources that have one."""
+    """Return pairs (name, manifest) for the sources that have a manifest."""
     return [(name, source.manifest) for name, source in labelled if source.manifest]
 
 
 def versions(known: list[tuple[str, dict]]) -> list:
-    """Return tables of the software versions of several results: the common ones, and those that
-    differ.
+    """Return tables of the software versions of several results: equal ones and different ones.
 
     Args:
-        known: (name of a result, manifest of its run).
+        known: pairs (name of a result, manifest of its run).
     """
     if not known:
         return [Text("These results do not record their versions.")]
