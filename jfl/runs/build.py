@@ -1,4 +1,4 @@
-"""Builds a plan from the plain values of a config."""
+"""Building a plan from the plain values of a config."""
 
 import dataclasses
 import functools
@@ -292,7 +292,7 @@ def _dataset(name, preprocess, **arguments):
 
 
 def the_partition(config: Config) -> partition.Partition:
-    """Return the partition, which says which rows belong to which client."""
+    """Return the partition of a config, which assigns rows to clients."""
     seed = config.partition_seed
     if not config.group_rows:
         return _call("partition", config, config.partition, clients=config.clients, seed=seed)
@@ -329,7 +329,10 @@ def _values_of_clients(config, name) -> list:
 
 
 def federation(config: Config) -> Federation:
-    """Return the rows and their owners; points of a sweep with the same data share them."""
+    """Return the federation of a config: the rows, and which client owns each.
+
+    Points of a sweep with the same data share one federation.
+    """
     factory("dataset", config.dataset)
     return _federation(Config(**{name: getattr(config, name) for name in DATA}))
 
@@ -527,10 +530,10 @@ def _published_stages(config, fed, bound, noise, bands) -> tuple[Stage, Stage]:
 
 
 def formulas() -> Any:
-    """Import and return the papers' formulas, which `mode="as_printed"` uses.
+    """Import the module with the formulas of papers, which `mode="as_printed"` uses, and return it.
 
-    They are in the repository, in experiments/papers, and not in the installed package: no module
-    of jfl proves anything with them.
+    It is in experiments/papers of the repository, and not in the installed package, because no
+    module of jfl relies on these formulas.
 
     Raises:
         ArgumentError: If the repository's experiments are not importable.

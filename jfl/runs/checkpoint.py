@@ -3,12 +3,12 @@
 A checkpoint is a line with the format and the digest of the rest, a line of JSON, and the bytes of
 the arrays.  The digest detects a truncated file and a flipped bit.
 
-The journal records which rounds may have been seen, and which program computed them.  It is written
-before anything that those rounds released leaves the process: a checkpoint, a metric, a line on the
+The journal records which rounds may have been observed, and which program computed them.  It is
+written before any output of those rounds leaves the process: a checkpoint, a metric, a line on the
 terminal.  A resumed run computes the rounds since its last checkpoint again.  The same program
 computes the same releases bit for bit, so they count once.  Another program would release the same
-rounds a second time with other rounding errors, so it refuses to resume.  If nothing was seen since
-the last checkpoint, any program may continue.
+rounds a second time with other rounding errors, so it refuses to resume.  If nothing was observed
+since the last checkpoint, any program may continue.
 """
 
 import hashlib
@@ -35,8 +35,7 @@ NEW_START = "Start in a new directory with a new --seed."
 
 
 def differences(there: dict, here: dict) -> list[str]:
-    """Return descriptions of the entries in which the dict of a stored run differs from that of
-    this run."""
+    """Describe the entries in which the values of a stored run differ from those of this run."""
     return [
         f"{k}: {there.get(k)!r} there, {here.get(k)!r} here"
         for k in there | here
@@ -45,7 +44,7 @@ def differences(there: dict, here: dict) -> list[str]:
 
 
 def refuse_resume(where: str, expected: str, actual: object, hint: str = "") -> NoReturn:
-    """Raise ResumeRefused with the message of `checks.fail`."""
+    """Raise ResumeRefused; the arguments are as in `checks.fail`."""
     checks.fail(where, expected, actual, hint, error=ResumeRefused)
 
 
@@ -157,11 +156,11 @@ def _digest(parts) -> str:
 
 
 def program(**layout: str) -> dict:
-    """Return everything that the bits of a round depend on.
+    """Return a description of everything that determines the bits of a round.
 
-    These are the environment and the layout of the run.  If a program does not reproduce its bits,
-    as on a GPU without `DETERMINISTIC`, the process is included, so that each process counts as a
-    different program.
+    This is the environment and the layout of the run.  Some programs do not reproduce their bits,
+    such as those on a GPU without the flag `DETERMINISTIC`.  For them, the description includes the
+    process, so that each process counts as a different program.
     """
     facts = environment() | layout
     if facts["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in facts["flags"].split():
@@ -172,13 +171,14 @@ def program(**layout: str) -> dict:
 class Journal:
     """The file journal.json of a run directory.
 
-    Its record holds `until`, the last round that may have been seen; `program`, what computes the
-    rounds after `since`; and the facts that a resumed run must share.
+    Its record holds `until`, the last round that may have been observed; `program`, a description
+    of the program that computes the rounds after `since`; and the facts that a resumed run must
+    share.
 
     Args:
         directory: the run directory.
-        layout: what the program depends on besides the environment: the layout of the devices and
-            the key that the seed became.
+        layout: what the program depends on besides the environment: the layout of the devices, and
+            the key that was made from the seed.
     """
 
     def __init__(self, directory, **layout: str):
@@ -207,12 +207,12 @@ class Journal:
         return record
 
     def announce(self, until: int, since: int, **facts) -> None:
-        """Record that rounds up to `until` may be seen from now on.
+        """Record that rounds up to `until` may be observed from now on.
 
         Args:
             until: the last of these rounds; the record never goes back to an earlier one.
             since: the rounds after this one are computed by this program.
-            **facts: what a resumed run must share.
+            **facts: values that a resumed run must share.
         """
         before = self.read()
         until = until if before is None else max(until, before["until"])
@@ -225,8 +225,8 @@ class Journal:
         """Return `since` for a run that continues after round `done`.
 
         Raises:
-            ResumeRefused: if the journal is older than the checkpoint of round `done`, or if rounds
-                that may have been seen would be computed again by another program.
+            ResumeRefused: if the journal is older than the checkpoint of round `done`, or if
+                another program would compute rounds again that may have been observed.
         """
         record = self.read()
         assert record is not None

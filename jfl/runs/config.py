@@ -1,8 +1,8 @@
 """One experiment as plain values, as in a TOML file or on the command line.
 
 `Experiment` declares the fields that belong to no particular algorithm, sampler, partition, dataset
-or model.  The options of those come from their own signatures (`jfl.core.options`).  Both together
-are `Config`.
+or model.  The options of each algorithm, sampler, ... are read from its signature
+(`jfl.core.options`).  `Config` has all of these fields.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def names(kind: str) -> list[str]:
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
-    """Return the function of that name.
+    """Return the factory with this name, such as the algorithm "fedavg".
 
     Raises:
         ArgumentError: If the kind has no such name.
@@ -133,7 +133,7 @@ def _one_of(default: str | None, choices, help: str = "{}", needs: dict | None =
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One experiment.  Fields that are None are derived from other fields."""
+    """One experiment.  If a field is None, its value is derived from other fields."""
 
     algorithm: str = _one_of("fedavg", names("algorithm"))
     dataset: str = _one_of("digits", names("dataset"))
@@ -327,7 +327,7 @@ class Experiment:
     )
 
     def tolerate(self) -> tuple[str, ...]:
-        """Counts of Health that do not stop the run."""
+        """Return the names of the counts in `Health` that do not stop the run."""
         return ("empty_cohort",) if self.allow_empty else ()
 
 
@@ -364,7 +364,7 @@ FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 
 
 def sampler_of(config: Config) -> str:
-    """Return the name of the sampler; without one, cohort and rate determine it."""
+    """Return the name of the sampler; if the config has none, derive it from cohort and rate."""
     if config.sampler is not None:
         return config.sampler
     if config.rate is not None:
@@ -452,7 +452,7 @@ def _factories(config: Config) -> list:
 
 
 def load(path) -> dict:
-    """Return the fields set in a TOML file, and under "sweep" a table of lists.
+    """Return the fields that a TOML file sets; "sweep" holds the lists of values of a sweep.
 
     Raises:
         ArgumentError: for unreadable files, unknown names and values of the wrong type.
@@ -482,7 +482,7 @@ def load(path) -> dict:
 def dump(values: dict, comment: str = "") -> str:
     """Return flat values as TOML.
 
-    None is left out, except among the values of a sweep, where it is the word none.
+    Fields that are None are left out.  Among the values of a sweep, None is written as "none".
     """
     axes = {
         name: ["none" if value is None else value for value in several]
@@ -535,7 +535,7 @@ def coerce(name: str, value, where: str):
 
 
 class Preset(NamedTuple):
-    """The fields of a config, and the accuracy that it reached."""
+    """The fields of a tested config, and the accuracy that it reached."""
 
     fields: dict
     # mean and range over seeds 0, 1 and 2, each with a separate split

@@ -20,7 +20,7 @@ def checked(out, resume: bool) -> Path:
 
     Args:
         out: the name of a directory.
-        resume: whether the directory may contain files, which are the beginning of this run.
+        resume: whether the directory may contain files, namely those of the run to resume.
 
     Raises:
         ArgumentError: If it is not writable, or contains files and `resume` is False.
@@ -47,8 +47,7 @@ def checked(out, resume: bool) -> Path:
 
 
 def has_files(out: Path) -> bool:
-    """Return whether a directory contains files other than a lock and leftovers of an interrupted
-    write."""
+    """Return whether a directory has files besides a lock and remains of an interrupted write."""
     return out.is_dir() and any(p.name != LOCK and not temporary(p) for p in out.iterdir())
 
 
@@ -56,9 +55,8 @@ def has_files(out: Path) -> bool:
 def locked(out: Path):
     """Lock a run directory while the context is active.
 
-    Two processes in one directory would release twice what is accounted for once.
-
-    The kernel releases the lock when the process ends, even if it is killed.
+    Two processes in one directory would make two releases, of which only one is accounted for.  The
+    kernel releases the lock when the process ends, even if it is killed.
 
     Raises:
         ArgumentError: If the directory is not writable, is locked by another process, or is on a
@@ -95,11 +93,13 @@ def locked(out: Path):
 
 @contextlib.contextmanager
 def disk_errors_explained(where: str, kept: Callable[[], str]):
-    """Explain a full or read-only disk: say what is kept, and how to resume.
+    """While the context is active, explain errors of a full or read-only disk.
+
+    The message states what is kept, and how to resume.
 
     Args:
         where: what was written, such as "run DIR".
-        kept: returns a sentence about what is kept.
+        kept: a function that returns a sentence about what is kept.
     """
     try:
         yield

@@ -32,7 +32,7 @@ VARIABLES = ("NPROC", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS"
 
 
 def environment() -> dict:
-    """Describe the program and machine on which the same rounds give the same bits."""
+    """Return the versions, settings and hardware that must be equal to reproduce a run exactly."""
     version = importlib.metadata.version
     # Some settings are in `values` only.
     settings = {k: getattr(jax.config, k, jax.config.values.get(k)) for k in SETTINGS}
@@ -61,7 +61,7 @@ def environment() -> dict:
 
 
 def code() -> dict:
-    """Return the part of `environment` that processes must share to compute one run or sweep."""
+    """Return the part of `environment` that all processes of one run or sweep must share."""
     return {
         k: v
         for k, v in environment().items()

@@ -30,8 +30,10 @@ MIN_PLD_GAIN = (
 
 
 def all_rows(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[dict]:
-    """Return all guarantees of a plan and the claims, as rows; without a guarantee, one row with
-    epsilon None that says why."""
+    """Return the guarantees of a plan, followed by the claims, as rows.
+
+    Without a guarantee, one row with epsilon None gives the reason.
+    """
     found = accounting.guarantees(plan, rounds, delta)
     if not found:
         try:
@@ -52,7 +54,7 @@ def all_rows(plan: Plan, rounds: int, delta: float, claims: tuple = ()) -> list[
 
 
 def as_row(g: Guarantee) -> dict:
-    """Return a guarantee as a JSON object: an infinite epsilon is None, and the status says why."""
+    """Return a guarantee as a JSON object; an infinite epsilon becomes None."""
     return dict(
         unit=g.unit,
         adjacency=g.adjacency,
@@ -69,7 +71,7 @@ def as_row(g: Guarantee) -> dict:
 
 
 def add_caveats(row: dict, caveats) -> dict:
-    """Return the row of a guarantee with more caveats."""
+    """Return the row of a guarantee with further caveats added."""
     return row | dict(
         caveats=[*row["caveats"], *caveats], codes=[*row["codes"], *map(code_of, caveats)]
     )
@@ -78,8 +80,8 @@ def add_caveats(row: dict, caveats) -> dict:
 def best(guarantees: list[dict]) -> dict:
     """Return the guarantee to show if there is space for only one.
 
-    In order of priority, it is not the claim of a paper, has an epsilon, does not follow from the
-    guarantee of another unit, and is for the server.
+    The preferred guarantee, in this order of priority, is not the claim of a paper, has an epsilon,
+    does not follow from the guarantee of another unit, and is for the view of the server.
     """
     return min(
         guarantees,
@@ -93,7 +95,7 @@ def best(guarantees: list[dict]) -> dict:
 
 
 def label(guarantee: dict | None) -> str:
-    """Describe a guarantee in a legend; None is none."""
+    """Return the text of a legend for a guarantee; None stands for no guarantee."""
     if guarantee is None:
         return "no privacy"
     view = VIEWS[guarantee["view"]]
@@ -111,13 +113,11 @@ def epsilons(
     last: float | None = None,
     most: int = TIGHT,
 ) -> np.ndarray:
-    """Return epsilon after several numbers of rounds, as `jfl.guarantee` proves it.
-
-    The last one is the epsilon of the whole run.
+    """Return epsilon after several numbers of rounds, the last of which is that of the whole run.
 
     A privacy-loss distribution takes about a tenth of a second per number of rounds, and a Renyi
-    bound a hundredth.  So with more than `most` numbers some get only a Renyi bound, and with more
-    than MANY some get the epsilon of the next larger number.
+    bound a hundredth.  If there are more than `most` numbers, some get only a Renyi bound.  If
+    there are more than MANY, some get the epsilon of the next larger number.
 
     Args:
         plan: the plan that runs.
@@ -125,8 +125,8 @@ def epsilons(
         delta: in (0, 1).
         unit, view, adjacency: as in `jfl.guarantee`.
         last: the epsilon after the last number of rounds, if it is known.
-        most: how many are computed as tightly as by `jfl.guarantee`, including the last; 0 means
-            none, and `last` is ignored.
+        most: how many epsilons, including the last, are computed as tightly as by `jfl.guarantee`;
+            0 means none, and `last` is ignored.
 
     Returns:
         Float64[m], which does not decrease as the number of rounds grows.
@@ -188,8 +188,8 @@ def noise_warning(
     unit: str,
     num_units: float = TYPICAL_NUM_UNITS,
 ) -> str:
-    """Return a warning for an epsilon that makes the model pure noise or protects almost nothing,
-    or "".
+    """Return a warning if epsilon is so small that the model is pure noise, or so large that almost
+    nothing is protected; otherwise "".
 
     By group privacy, n rows (for unit "client", n clients) change the odds of a result by a factor
     of at most e^(n epsilon), except with a probability of at most n e^(n epsilon) delta.  They

@@ -26,7 +26,7 @@ class LoadedRun(NamedTuple):
     Attributes:
         config: its config, with the calibrated noise multiplier.
         plan: the plan that ran.
-        run: its state, for `jfl.simulate(..., start=run)`.
+        run: the state to continue from, with `jfl.simulate(..., start=run)`.
         history: its metrics, as lists over evaluations.
     """
 
@@ -48,13 +48,13 @@ class LoadedRun(NamedTuple):
 def load(directory: str | Path) -> LoadedRun:
     """Read a run of `jfl train`.
 
-    The data are read again, because they are part of the plan.
+    The data are loaded as well, because they are part of the plan.
 
     Args:
         directory: the directory of the run (its --out).
 
     Returns:
-        The run: `.params`, `.predict(x)`, `.plan`, `.history`.
+        The run, with `.params`, `.predict(x)`, `.plan` and `.history`.
 
     Raises:
         DataUnavailable: If the directory contains no run, or the data are missing.
@@ -119,7 +119,11 @@ def read_rows(path: str | Path, like: jax.ShapeDtypeStruct) -> np.ndarray:
 
 
 def predictions(loaded: LoadedRun, x: np.ndarray) -> list[dict]:
-    """Return a dict per row: its class and the probabilities of all classes, or its outputs."""
+    """Return a dict for each row of x.
+
+    It holds the predicted class and the probabilities of all classes; for a task without classes,
+    the outputs of the model.
+    """
     outputs = loaded.predict(x).reshape(len(x), -1)
     if loaded.plan.task.target != "class":
         return [{f"output_{j}": v for j, v in enumerate(row)} for row in outputs.tolist()]

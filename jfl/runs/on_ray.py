@@ -1,8 +1,9 @@
 """Sweeps on the machines of a Ray cluster (extra `ray`).
 
 The driver checks arguments and writes files, and the workers compute blocks.  A task is a block of
-points of one static group.  A worker receives the values of its configs and loads the data itself.
-It refuses a task unless its code, library versions, data and noise are those of the driver.
+points that share one program.  A worker receives the values of its configs and loads the data
+itself.  It refuses a task unless its code, library versions, data and noise are those of the
+driver.
 """
 
 import contextlib
@@ -56,7 +57,10 @@ class Ray:
 
     @contextlib.contextmanager
     def open(self, watch):
-        """Connect to the cluster, and disconnect at the end unless it was connected before."""
+        """Connect to the cluster while the context is active.
+
+        A connection that existed before is kept at the end.
+        """
         checks.require_positive("--engine ray", cpus_per_task=self.cpus)
         checks.require_nonnegative("--engine ray", gpus_per_task=self.gpus or 0.0)
         ray, local = _ray(), False
@@ -120,14 +124,19 @@ class Cluster:
         self.memory = self.accelerator or self.memory
 
     def most(self, count: int) -> float:
-        """Return the maximum number of points of a block: two tasks per place, so that all places
-        are busy and little is lost with a task."""
+        """Return the maximum number of points of a block, for `count` points in total.
+
+        There are two blocks per place for a task, so that all places are busy and little is lost if
+        a task fails.
+        """
         share = math.ceil(count / (2 * self.places))
         return share if self.accelerator else min(CPU_BLOCK_SIZE, share)
 
     def run(self, blocks: list[Block], widths: dict):
-        """Yield each block with its records in the order in which they finish; a lost block is
-        tried again."""
+        """Yield blocks with their records, in the order in which they finish.
+
+        A lost block is tried again.
+        """
         # Compiled CPU code is for one processor only, so other machines do not share it.  With a
         # GPU, Ray starts a new process for each task.
         cache = CONFIG.jax_compilation_cache_dir if self.local or self.accelerator else None
@@ -173,9 +182,9 @@ class Cluster:
 
 
 def look(code: dict):
-    """Return the bytes for the points of a block on this worker's accelerator; None on a CPU.
+    """Return the memory in bytes for a block on this worker's accelerator; None on a CPU.
 
-    The result is a text, with a reason, if the worker must refuse.
+    If the worker must refuse tasks, the result is a text that gives the reason.
     """
     return _refusal("the driver's code", code, checkpoint.code()) or (
         None if jax.default_backend() == "cpu" else sweeps.memory()
@@ -186,16 +195,17 @@ def work(sent: list[tuple], size: int, widths: dict, code: dict, memory: float, 
     """Compute a block on a worker.
 
     Args:
-        sent: for each point the values of its config, the checksum of its data, and the signature
-            of its plan's description.
+        sent: a tuple for each point: the values of its config, the checksum of its data, and the
+            signature of its plan's description.
         size: the number of points of the block's program; a smaller block is padded.
-        widths: the widths of the tables of rows, which all points of the sweep share.
+        widths: the widths to which the row tables of all points are padded.
         code: the result of `checkpoint.code` on the driver.
         memory: bytes for the points that are computed at once.
         cache: the driver's directory of compiled programs, or None.
 
     Returns:
-        The records of the points, or a text with the reason of a refusal, which is not retried.
+        The records of the points; or, if the worker refuses, a text that gives the reason (a
+        refused block is not retried).
     """
     import ray
 

@@ -1,4 +1,4 @@
-"""The pictures of runs: accuracy against rounds and epsilon, and epsilon against rounds."""
+"""Pictures of runs: accuracy against rounds and against epsilon, and epsilon against rounds."""
 
 import io
 import math
@@ -92,7 +92,7 @@ def draw_epsilon_curve(
 
 
 def epsilon_axis(ax, epsilons) -> None:
-    """Make the x-axis logarithmic with a tick per epsilon; 0 is leftmost."""
+    """Make the x-axis logarithmic, with a tick for each epsilon; 0 is at the left end."""
     known = [e for e in epsilons if e > 0] or [1e-3]
     low, high = max(min(known) / 1.8, 1e-300), min(max(known) * 1.8, 1e300)
     zero = [0.0] * (0 in epsilons)
@@ -102,7 +102,7 @@ def epsilon_axis(ax, epsilons) -> None:
 
 
 def require_picture_path(path: Path) -> None:
-    """Reject a path to which no picture can be written, before anything is computed."""
+    """Reject a path to which no picture can be written; call this before long computations."""
     if path.suffix.lower() not in SUFFIXES or path.is_dir():
         checks.fail("--plot", f"a file that ends in {', '.join(SUFFIXES)}", str(path))
     try:

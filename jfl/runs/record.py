@@ -62,7 +62,7 @@ class RunRecord:
         compile_seconds: the part of `seconds` that was compilation.
         guarantees: rows of `guarantee_rows`, proved and claimed.
         health: the counts of `Health` by name.
-        tolerated: the names of counts with which a run does not count as failed.
+        tolerated: the names of the counts that do not make the run a failed one.
         trace: further lists over evaluations, for a figure.
     """
 
@@ -94,7 +94,10 @@ class RunRecord:
 
     @property
     def failed(self) -> dict:
-        """Return all counts if one that is not tolerated is positive; otherwise an empty dict."""
+        """Return all health counts if the run failed; otherwise an empty dict.
+
+        A run failed if a count that is not tolerated is positive.
+        """
         bad = any(count for name, count in self.health.items() if name not in self.tolerated)
         return self.health if bad else {}
 
@@ -131,15 +134,17 @@ class RunRecord:
         )
 
     def rows(self, epsilon=None) -> list[dict]:
-        """Return the rows of the run in metrics.csv, one per evaluation, with its epsilon if
-        given."""
+        """Return the rows of the run in metrics.csv, one per evaluation.
+
+        `epsilon` holds the epsilon after each evaluation; None leaves the column empty.
+        """
         return rows(self.name, self.seed, self.history, epsilon)
 
 
 def measurement(
     metrics: Metrics, health: Health, seconds: float, compile_seconds: float, point=None
 ) -> dict:
-    """Return the results of a finished run, as a JSON object of a store.
+    """Return the results of a finished run as a JSON object.
 
     Args:
         metrics: the metrics of `jfl.simulate`, or with `point` those of `jfl.sweep`.
@@ -167,8 +172,10 @@ def rows(name: str, seed: int | str, metrics: dict, epsilon=None) -> list[dict]:
 
 
 def lists(metrics: Metrics, point: int | None = None) -> dict:
-    """Return metrics, including custom ones, as lists over evaluations; for a sweep, those of the
-    given point."""
+    """Return metrics, including custom ones, as lists over evaluations.
+
+    For the metrics of a sweep, `point` is the index of the point.
+    """
     values = {k: getattr(metrics, k) for k in Metrics.__dataclass_fields__ if k != "custom"}
     values |= metrics.custom or {}
     return {
@@ -179,7 +186,7 @@ def lists(metrics: Metrics, point: int | None = None) -> dict:
 
 
 class ShownRun(NamedTuple):
-    """A run with the epsilons and the guarantee that its table and its picture show.
+    """A run, with the epsilons and the guarantee that tables and pictures show for it.
 
     Attributes:
         record: the record of the run.
@@ -239,7 +246,7 @@ def save_summary(directory, entries: list[dict]):
 
 
 def void(directory):
-    """Remove the results of another number of rounds from a directory.
+    """Remove outdated results from a directory: those of a run that now continues.
 
     These are summary.json, and the pages and pictures that `jfl report` wrote next to it.
     """
@@ -257,7 +264,10 @@ def void(directory):
 
 
 def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict:
-    """Return what is needed to reproduce the results, and the noise of the first plan."""
+    """Return the content of manifest.json: what is needed to reproduce the results.
+
+    It includes the noise levels of the first plan.
+    """
     import flax
     import optax
 
@@ -310,7 +320,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time spent inside."""
+        """Stop the clock while the context is active."""
         pause = Stopwatch()
         try:
             yield

@@ -9,8 +9,9 @@ PLUS_MINUS = "± is half of a 95 % interval of the mean over seeds (Student's t)
 
 
 def interval(values) -> tuple[float, float | None]:
-    """Return the mean and half the width of its 95 % interval (Student's t); None for fewer than
-    two values.
+    """Return the mean and half the width of its 95 % confidence interval (Student's t).
+
+    The half width is None for fewer than two values.
 
     Example:
         >>> [round(v, 4) for v in interval([0.8, 0.9, 1.0])]
@@ -25,8 +26,9 @@ def interval(values) -> tuple[float, float | None]:
 
 
 def plus_minus(mean: float | None, half: float | None, digits: int = 4) -> str:
-    """Format a mean and half the width of its interval, as all tables do; without an interval, the
-    mean only.
+    """Format a mean and half the width of its interval, as in all tables.
+
+    Without an interval, the result is the mean only.
 
     Example:
         >>> plus_minus(*interval([0.8, 0.9, 1.0])), plus_minus(0.9, None, 2)

@@ -1,9 +1,9 @@
-"""A sweep in a directory: all points are checked before the first one runs, then run, saved and
-reported.
+"""A sweep in a directory: its points are checked, run, saved and reported.
 
-Points that share their static part run as one program, in blocks.  The results of a block leave its
-program at its end, and are stored in the sweep's file before anybody is shown them.  So a lost
-block has released nothing, and is computed again: the same points in the same program.
+All points are checked before the first one runs.  Points whose plans have the same structure and
+array shapes run as one program, in blocks.  The results of a block leave the program when the block
+ends, and are stored in the sweep's file before anybody sees them.  A lost block has therefore
+released nothing, and the same program computes it again.
 """
 
 import collections
@@ -62,8 +62,8 @@ class Point(NamedTuple):
 
     Attributes:
         config: its config, with the calibrated noise multiplier and the seed.
-        plan: its plan; those of all points have equal widths.
-        values: its values of the axes, and its seed.
+        plan: its plan; the row tables of all points have equal widths.
+        values: its values of the fields that vary, and its seed.
         data: the checksum of its rows.
         signature: the signature of its plan's description.
         key: a digest of its config, its data, its plan and jfl's source.
@@ -78,8 +78,10 @@ class Point(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Points that run as one program, whose size all blocks of a group share: a smaller block is
-    padded."""
+    """Points that run as one program.
+
+    All blocks of a group share the size of the program; smaller blocks are padded.
+    """
 
     points: list[Point]
     size: int
@@ -111,9 +113,9 @@ def sweep(
 ) -> list[dict]:
     """Run the Cartesian product of `axes` over config fields in directory `out`.
 
-    Points that share their static part run as one program, in blocks.  A point that fails is
-    marked, and the others continue.  Finished points are in OUT/points.jsonl, and an interrupted
-    sweep continues with `resume`.
+    Points whose plans have the same structure and array shapes run as one program, in blocks.  A
+    point that fails is marked, and the others continue.  Finished points are stored in
+    `out`/points.jsonl, so an interrupted sweep can be resumed.
 
     Args:
         config: the values that all points share.
@@ -124,7 +126,8 @@ def sweep(
         engine: Local() for this process, or on_ray.Ray(...) for several machines.
         block: the maximum number of points of a block; by default it depends on the memory and the
             engine.
-        watch: called with some of completed=, total=, note=, accuracy= whenever points are done.
+        watch: called when points are done, with some of the keywords completed, total, note and
+            accuracy.
         warn: called with a text before the first point, if some points have so much noise that
             nothing can be learned.
 
@@ -187,7 +190,7 @@ def _setting(point: dict) -> tuple:
 
 
 def checked_points(config: Config, grid: list[dict], warn=lambda text: None) -> list[Point]:
-    """Build, calibrate and check each plan once for all its seeds, before the first one runs.
+    """Build, calibrate and check the plans of all points, once for all seeds of a setting.
 
     Args:
         config: the values that all points share.
@@ -349,7 +352,7 @@ def shown_runs(points: list[Point], lines: list[dict], caveats=()) -> list[Shown
 
     Args:
         points: the points.
-        lines: the `record.measurement` of each.
+        lines: the `record.measurement` of each point.
         caveats: further caveats of every guarantee.
     """
     settings = len({_setting(point.values) for point in points})
@@ -379,7 +382,7 @@ def memory() -> float:
 
 
 def programs(plans: list[Plan], seeds: list, memory: float, most: float) -> list[list[list[int]]]:
-    """Divide points into blocks, and keep points of one seed together, since they share draws.
+    """Divide points into blocks; points with the same seed stay together, since they share draws.
 
     Args:
         plans: the plans of the points, with tables of rows of equal widths
@@ -459,9 +462,9 @@ def compute(
 def filled(seeds: list[int], size: int) -> list[tuple[int, int]]:
     """Return the (point, seed) pairs of a block, padded to the size of its program.
 
-    The padding repeats the last points, and its results are dropped.  It uses seeds that no point
-    has, because one more point of a seed would be another program (`jfl.engine.sweep`).  A block
-    with a part of one seed's points repeats its last point.
+    The padding repeats the last points with seeds that no point has, and its results are dropped.
+    (One more point with an existing seed would need another program; see `jfl.engine.sweep`.)  A
+    block with only some of a seed's points is padded with copies of its last point.
     """
     count, numbers = len(seeds), collections.Counter(seeds)
     each = len(seeds) // len(numbers) if len(set(numbers.values())) == 1 else 1

@@ -1,4 +1,4 @@
-"""Metrics as rows, for data frames and from files.
+"""Metrics as rows: made from results, as data frames, and read from files.
 
 A row is one evaluation of one run, with the columns of metrics.csv.
 """
@@ -35,9 +35,9 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
 
     Returns:
         dicts with the columns of record.COLUMNS, None if undefined.  For a Sweep also `failed`
-        (leave those rows out of a mean) and a column per parameter of the points, named point_NAME
-        if there is another column NAME.  `seed` is the number of jax.random.key(seed), or the words
-        of a key.
+        (leave rows with failed=True out of a mean) and a column for each parameter of the points,
+        named point_NAME if there is another column NAME.  `seed` is the seed if the key was
+        jax.random.key(seed), and otherwise the words of the key.
 
     Privacy:
         A guarantee covers none of the columns except `round`, `epsilon` and its description.
@@ -148,8 +148,10 @@ def _epsilons(plan, history, delta):
 
 
 def proved(guarantees: list[dict]) -> dict:
-    """Return the guarantee to show if there is room for only one: the best that is proved, or one
-    without epsilon that says why.
+    """Return the guarantee to show if there is room for only one.
+
+    This is the best proved guarantee.  If nothing is proved, the result has epsilon None, and its
+    status tells why.
 
     Example:
         >>> common = dict(unit="client", view="server", epsilon=2.0, implied=False, caveats=[])

@@ -1,4 +1,4 @@
-"""A run in a directory: computed in segments, saved, resumed and reported."""
+"""A run in a directory: it is computed in segments, saved, resumed and reported."""
 
 import contextlib
 import dataclasses
@@ -44,8 +44,7 @@ LOGGERS: dict[str, Callable[[Path], Any]] = dict(
 
 
 class Session(NamedTuple):
-    """One call of `train` in the process that writes files, with the point where it begins or
-    resumes.
+    """The state of one call of `train`, in the process that writes files.
 
     Attributes:
         asked: the config that the caller passed.
@@ -60,8 +59,8 @@ class Session(NamedTuple):
         mesh: the devices that share a cohort; None for one.
         watch: called after each evaluation.
         log: the names of loggers.
-        run: the state at the beginning.
-        since: the rounds after this one are computed by this program.
+        run: the state of the run at the beginning of the call.
+        since: this program computes the rounds after this one.
         history: metrics of the rounds of earlier processes, as lists over evaluations.
         seconds: the duration of these rounds.
     """
@@ -401,8 +400,9 @@ def _refuse_other_run(journaled: dict, facts: dict, out):
 
 
 def check_plan(plan: Plan, config: Config, traced: set) -> str:
-    """Reject a plan whose run would fail at its end: its noise proves nothing, the paper has no
-    formula for it, or shapes do not match.
+    """Reject a plan whose run would fail, possibly only at its end.
+
+    Its noise may prove nothing, the paper may have no formula for it, or shapes may not match.
 
     Args:
         plan: the plan that would run.
@@ -419,8 +419,9 @@ def check_plan(plan: Plan, config: Config, traced: set) -> str:
 
 
 def trace_once(plan: Plan, traced: set):
-    """Trace a round of a plan to find mismatched shapes, unless a plan of the same structure and
-    shapes was traced before.
+    """Trace a round of a plan, so that mismatched shapes raise an error.
+
+    A plan is not traced if another one with the same structure and shapes was traced before.
 
     Args:
         plan: the plan that would run.
@@ -440,8 +441,8 @@ def epsilons(plan, config, rounds, last=None, most=guarantee_rows.TIGHT):
         config: its config, with the unit, view and adjacency of the epsilon.
         rounds: Int[m], ascending.
         last: the epsilon of `shown_guarantee` after `rounds[-1]`, if it is known already.
-        most: as in `guarantee_rows.epsilons`: how many of the values are computed as tightly as by
-            `jfl.guarantee`. 0, enough to check a plan, leaves all at quicker, larger bounds.
+        most: how many of the values are computed as tightly as by `jfl.guarantee`.  0, which is
+            enough to check a plan, uses quicker and larger bounds for all of them.
 
     Returns:
         Float64[m]; None if nothing is proved.
@@ -503,8 +504,10 @@ def paper_claims(plan: Plan, config: Config, rounds: int) -> tuple:
 
 
 def shown_guarantee(guarantees: list[dict], config: Config) -> dict | None:
-    """Return the guarantee for tables and pictures: the smallest epsilon for the unit and view of
-    the config; None without one."""
+    """Return the guarantee that tables and pictures show; None without one.
+
+    It is the one with the smallest epsilon for the unit and view of the config.
+    """
     unit, view = configs.the_unit(config), configs.the_view(config)
     fit = [
         g
