@@ -1,4 +1,4 @@
-"""The check of users' code: does every path from a client's rows to its upload end in a release?"""
+"""The check of users' code: does every path from a client's rows to its upload pass a release?"""
 
 from ..core.lazy import submodules as _submodules
 

@@ -1,13 +1,14 @@
-"""The check of users' code: does every path from a client's rows to its upload end in a release?
+"""The check of users' code: does every path from a client's rows to its upload pass a release?
 
-The releases must be those that the algorithm declares, because these are accounted for.
-`check_privacy` reports what the check finds.  `judge_entries` does the same for the ledger, so that
-a guarantee is "conditional" if something that it depends on is not proved.
+A release is a noisy sum.  The releases must be those that the algorithm declares, because only
+these are accounted for.  `check_privacy` reports what the check finds.  `judge_entries` applies the
+check to the ledger, so that a guarantee is "conditional" if something that it depends on is not
+proved.
 
 * `client` follows rows and keys through the traced client (by `flow`, an interpreter of jaxprs).
-* `trust` says which functions and records are jfl's own and need no trace.
+* `trust` decides which functions and records are jfl's own and need no trace.
 * This module traces all other functions of a user to see which arrays they hold.  A function that
-  holds the rows of the federation is rejected; all other arrays are listed as constants that are
+  holds the rows of the federation is rejected.  All other arrays are listed as constants that are
   assumed public.
 
 docs/concepts/checked.md says what the check cannot see.
@@ -71,7 +72,7 @@ class Report(NamedTuple):
     example: tuple  # findings against guarantees for examples
     client: tuple  # findings against guarantees for clients
     noisy: bool  # whether uploads or the release have noise for whole clients
-    refused: str = ""  # which rows a function holds, so that `jfl.plan` rejects it; "" if none
+    refused: str = ""  # the rows that a function holds, for which `jfl.plan` rejects it; "" if none
     personal: tuple = ()  # findings against view "personal", for an algorithm with personal models
 
     @property
@@ -105,8 +106,7 @@ class Report(NamedTuple):
 
 
 def check_privacy(plan: Plan) -> Report:
-    """Follow the rows of a client through its computation to its upload, and report what is not
-    proved.
+    """Trace how a client's rows reach its upload, and report what is not proved.
 
     `jfl.guarantee` runs the same check if a function is not jfl's own, and says "conditional" if
     there are findings.
@@ -115,8 +115,8 @@ def check_privacy(plan: Plan) -> Report:
         plan: a Plan.
 
     Returns:
-        A Report, which prints: the releases that reach the upload, how often, and with which key;
-        and the findings, as paths such as "rows.x -> dot_general -> add -> payload['w']".
+        A Report.  It prints the releases that reach the upload, how often each happens, and with
+        which key.  It prints findings as paths, such as "rows.x -> add -> payload['w']".
 
     Raises:
         ValueError: if the plan holds traced values.
@@ -154,8 +154,10 @@ def check_privacy(plan: Plan) -> Report:
 
 
 def judge_entries(plan: Plan, entries: list) -> list:
-    """Return the entries of the ledger; "conditional" if something that they depend on is not
-    proved."""
+    """Return the entries of the ledger after the check.
+
+    An entry becomes "conditional" if something that it depends on is not proved.
+    """
     if not entries:
         return entries
     held = _arrays_by_place(plan)
@@ -178,7 +180,7 @@ def judge_entries(plan: Plan, entries: list) -> list:
 
 
 def warn_if_conditional(where: str, entry) -> None:
-    """Warn that a guarantee is conditional, if only its epsilon will be shown."""
+    """Warn if an entry is conditional, for callers that show only an epsilon without caveats."""
     if DECLARED in entry.caveats:
         reasons = entry.caveats[entry.caveats.index(DECLARED) :]
         why = "; ".join(c for c in reasons if code_of(c) != PUBLIC_CONSTANTS)
@@ -188,8 +190,8 @@ def warn_if_conditional(where: str, entry) -> None:
 def personal_findings(plan: Plan) -> tuple:
     """Return findings against view "personal", for an algorithm with personal models.
 
-    The client is traced even if it is jfl's own: its upload and its personal model must both depend
-    on rows only through the releases of uploads and of personal models.
+    The client is traced even if it is jfl's own.  Its upload and its personal model may depend on
+    rows only through the releases that the algorithm declares for uploads and personal models.
     """
     algorithm = dataclasses.replace(plan.algorithm, releases=plan.algorithm.all_releases)
     verdict = judge_client(dataclasses.replace(plan, algorithm=algorithm), keeps=True)
@@ -236,9 +238,9 @@ def require_no_held_rows(where: str, plan: Plan, held: list | None = None) -> No
 def held_rows(plan: Plan, held: list) -> str:
     """Return the name of the array of the federation that a function holds; "" if none does.
 
-    Only the arrays x and y are recognised, and complete copies of them in another shape or dtype.
-    Subsets of rows, and values computed from rows, are not; a guarantee lists such arrays as
-    constants that it assumes to be public.
+    Only the arrays x and y, and complete copies of them in another shape or dtype, are recognised.
+    Subsets of rows, and values computed from rows, are not recognised.  A guarantee lists such
+    arrays as constants that it assumes to be public.
 
     Args:
         plan: a Plan.
@@ -390,7 +392,7 @@ def _may_hold_rows(array) -> bool:
 
 
 class Trace(NamedTuple):
-    """What the trace of one function shows."""
+    """The result of tracing one function."""
 
     consts: list  # arrays that the function holds
     opaque: tuple  # names of primitives that may hide anything

@@ -1,7 +1,7 @@
-"""The verdict on a client: the data in its upload or state that no declared release protects.
+"""The verdict on a client: does data reach its upload or state without a declared release?
 
-The client is traced on shapes, `flow` follows its rows and keys through the program, and `Judge`
-compares the result with the releases that the algorithm declares.
+The client is traced with abstract arrays, `flow` follows its rows and keys through the program, and
+`Judge` compares the result with the releases that the algorithm declares.
 """
 
 import collections
@@ -47,7 +47,7 @@ class Released(NamedTuple):
     mechanism: str  # the names of its stages
     times: int  # per participation
     key: str  # the keys of its noise
-    reads: Any  # which rows
+    reads: Any  # a phrase about the rows that it reads
 
 
 class Verdict(NamedTuple):
@@ -79,7 +79,7 @@ MAX_TRACES = 256
 
 
 def cached(name, make):
-    """Return make(), which is run once per name; the MAX_TRACES names used last are kept."""
+    """Return make(), computed once per name; the results of the last MAX_TRACES names are kept."""
     if name not in TRACES:
         TRACES[name] = make()
         while len(TRACES) > MAX_TRACES:
@@ -134,7 +134,9 @@ def make_context(numbers, num_clients) -> Context:
 
 
 def judge_client(plan: Plan, keeps: bool = False) -> Verdict:
-    """Return the verdict on the client of a plan.  Plans that differ only in numbers share it.
+    """Return the verdict on the client of a plan.
+
+    Plans that differ only in numbers share one verdict.
 
     Args:
         plan: a Plan.
@@ -164,7 +166,7 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
 
     Args:
         parts: the client, and the mechanism and batches of each declared release.
-        classes: for each number in `parts`, an index that is the same for equal numbers.
+        classes: for each numeric leaf of `parts`, an index; equal numbers have the same index.
     """
     x, y = row_shapes(plan)
     slots = x.shape[0] if plan.fed.host is not None else plan.fed.index.shape[-1]
@@ -227,7 +229,7 @@ class Judge:
         return Verdict(once(self.example), once(self.client), releases, consts, shapes)
 
     def follow(self, closed, operands, classes, structures):
-        """Interpret the client, with a token on every input that is a source of data."""
+        """Interpret the client, with a token for every input that is a source of data."""
         leaves, context, keys, server, state, rows = operands
         of_rows = ("rows.x", "rows.y", "rows.index")
         inputs = [
@@ -260,8 +262,7 @@ class Judge:
     # --- what reaches the payload
 
     def find_tainted_state(self):
-        """Find the client states that hold data, now or after some rounds, and the paths of the
-        data."""
+        """Find the parts of the client state that come to hold data, and the paths of the data."""
         self.state_paths = {}
         while True:
             new = {}
@@ -280,7 +281,7 @@ class Judge:
         return token[0] in SOURCES and (token[0] != "kept" or token[1] in self.state_paths)
 
     def judge_payload(self):
-        """Find data that reaches the payload without noise, and noise keys that are kept."""
+        """Find data that reaches the payload without noise, and noise keys among the outputs."""
         paths = {}  # one path for each kind of source
         for name, value in zip(self.names, self.sent):
             for token in filter(self.is_source, value.tokens):
@@ -300,7 +301,10 @@ class Judge:
                 self.example.append(f"a noise key outlives its round: {name}")
 
     def judge_clients(self):
-        """Find rows of other clients, which noise for whole clients does not protect."""
+        """Find reads of rows that may belong to another client.
+
+        Noise for whole clients does not protect such rows.
+        """
         for name, value in zip(self.names, self.outputs):
             for token, path in value.tokens.items():
                 if token[0] in ("rows", "opaque") and token[1] != "rows.index":
@@ -453,9 +457,13 @@ class Judge:
         findings.append(f"{words}: {self.describe_path(token, path, end)}")
 
     def batch_of(self, bounded, note):
-        """Return the batch whose rows each contribute separately to a sum, as a list of one mark.
+        """Return the batch whose rows contribute separately to a sum, as a list of one mark.
 
-        The result is None if the program does not show that they do.
+        The result is None if the program does not show that rows contribute separately.
+
+        Args:
+            bounded: the mark of the sum.
+            note: is called with a sentence about anything that the program does not show.
         """
         flow = self.flow
         kind, group, *_ = flow.nodes[bounded.operands[bounded.params["n"]].symbol]
@@ -477,10 +485,14 @@ class Judge:
         return [flow.marks[batch]]
 
     def batches_of_client(self, bounded, note) -> list:
-        """Return the marks of the batches that one contribution of the whole client depends on.
+        """Return the marks of all batches on which a single contribution of the client depends.
 
-        Batches of earlier releases in the sum count as well, unless these releases reach the
-        payload themselves: then they are already counted.
+        The contribution may depend on earlier releases.  Their batches count as well, unless these
+        releases reach the payload themselves, so that they are counted already.
+
+        Args:
+            bounded: the mark of the sum, which has one contribution.
+            note: as in `batch_of`.
         """
         if not _is_one(bounded.operands[bounded.params["n"]]):
             note("a contribution whose weight may not be 1")
@@ -504,11 +516,15 @@ class Judge:
     # --- batches
 
     def read_batch(self, mark):
-        """Return what the program shows about the rows that a gather reads.
+        """Return what the program shows about the rows of a batch.
+
+        Args:
+            mark: the mark of the batch.
 
         Returns:
-            Whether they are known to be rows of the client; the batch sampler that drew them, with
-            symbols for its numbers, or "full"; and the address of the draw (see `judge_draws`).
+            Whether the rows are known to be rows of the client; the batch sampler that drew them,
+            with symbols for its numbers, or "full"; and the address of the draw (see
+            `judge_draws`).  The last two are None if they are not known.
         """
         unknown, flow = (False, None, None), self.flow
         x, y, index, size, slots, mask = (o.symbol for o in mark.operands[3:9])
@@ -546,10 +562,12 @@ class Judge:
         return self.flow.nodes[slots.symbol][:2] == ("op", "iota")
 
     def find_draw(self, symbol, which):
-        """Return (mark of the draw, pass of the loop) of a result of a batch sampler, or None.
+        """Find the draw of a batch sampler that computed a value.
+
+        The result is (mark of the draw, iteration of the loop), or None if there is no such draw.
 
         Args:
-            symbol: the symbol of slots or of a mask.
+            symbol: the symbol of the value, which is slots or a mask.
             which: 0 for slots, 1 for a mask.
         """
         flow, node, i, dim = self.flow, self.flow.nodes[symbol], None, None
@@ -569,7 +587,7 @@ class Judge:
         return node[1], i
 
     def unwrap(self, symbol) -> int:
-        """Return the symbol of a number before changes of its shape or dtype."""
+        """Return the symbol that a number had before its shape or dtype was changed."""
         node = self.flow.nodes[symbol]
         forms = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze")
         while node[0] == "op" and node[1] in forms:
@@ -671,7 +689,7 @@ class Judge:
         return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
 
     def describe_key(self, key) -> str:
-        """Return a key as a user would write it."""
+        """Return the expression with which a user would write a key."""
         names = {symbol: name for name, symbol in self.inputs.items() if isinstance(name, str)}
         text = names.get(key[0], "a key that is not the client's")
         for step in key[1:]:

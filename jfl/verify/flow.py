@@ -95,7 +95,10 @@ class Flow:
         self._passes = 0
 
     def node(self, *content, shape=None) -> int:
-        """Return the symbol of a value computed as `content` says: the same for equal contents."""
+        """Return the symbol of a value that is computed as `content` states.
+
+        Equal contents have the same symbol.
+        """
         symbol = self._symbols.setdefault(content, len(self.nodes))
         if symbol == len(self.nodes):
             self.nodes.append(content)
@@ -104,7 +107,10 @@ class Flow:
         return symbol
 
     def value(self, aval, tokens, *content, known=None) -> Value:
-        """Return a value with this content.  A key of unknown origin is a new root."""
+        """Return a `Value` with this content and these tokens.
+
+        A key of unknown origin becomes a new root.
+        """
         shape = getattr(aval, "shape", ())
         symbol = self.node(*content, shape=shape)
         if known is not None and np.shape(known) != shape:
@@ -118,7 +124,7 @@ class Flow:
         return self.value(aval, dict.fromkeys(sources), "in", name)
 
     def key(self, path) -> int:
-        """Return the index of a key in `keys`."""
+        """Return the index in `keys` of the key with this path; add it if it is new."""
         index = self._key_index.setdefault(path, len(self.keys))
         if index == len(self.keys):
             self.keys.append(path)
@@ -154,7 +160,7 @@ class Flow:
         return [read(v) for v in jaxpr.outvars]
 
     def apply(self, equation, operands, place):
-        """Interpret the program within an equation, or else the equation as a whole."""
+        """Interpret an equation by the program inside it, or else as a whole."""
         params = equation.params
         inner = next((params[k] for k in ("jaxpr", "call_jaxpr") if k in params), None)
         if isinstance(inner, Jaxpr) and not isinstance(inner, ClosedJaxpr):
@@ -209,7 +215,7 @@ class Flow:
         return text
 
     def mark(self, equation, operands, place):
-        """Record a mark, and replace the tokens of its results by those that it stands for."""
+        """Record a mark; its results get new tokens that stand for the mark."""
         kind, here = equation.primitive.name, place.enter(equation)
         site = self.node("site", here.site)
         name = self.node("mark at", here.site, here.passes)
@@ -231,8 +237,10 @@ class Flow:
         return [self.value(v.aval, tokens, "mark", name, i) for i, v in enumerate(equation.outvars)]
 
     def bounded_sum(self, mark) -> int | None:
-        """Return the number of the mark of the bounded sum to which the release `mark` adds noise;
-        None if it adds noise to no bounded sum."""
+        """Return the index in `marks` of the bounded sum to which the release `mark` adds noise.
+
+        The result is None if the release does not add noise to a bounded sum.
+        """
         n = mark.params["n"]
         nodes = [self.nodes[o.symbol] for o in mark.operands[n : 2 * n]]
         (name, *others) = {x[1] if x[0] == "mark" else None for x in nodes}
@@ -241,8 +249,10 @@ class Flow:
         return name if is_bounded else None
 
     def published(self, mark) -> dict:
-        """Return the tokens that noise does not remove: a release may depend on earlier
-        releases."""
+        """Return the tokens that the noise of a release does not remove.
+
+        These are the tokens of earlier releases, for example.
+        """
         name, n = self.bounded_sum(mark), mark.params["n"]
         operands = mark.operands[n : 2 * n] if name is None else self.marks[name].operands
         if name is not None and self.marks[name].params["kind"] == "single":
@@ -253,7 +263,7 @@ class Flow:
     # --- loops and branches
 
     def scan(self, equation, operands, place):
-        """Interpret a scan; one with marks or keys is unrolled."""
+        """Interpret a scan; it is unrolled if it contains marks or keys."""
         params, length = equation.params, equation.params["length"]
         consts, carried = scan_counts(params)
         fixed, carry, xs = (
@@ -427,10 +437,11 @@ def is_key(aval) -> bool:
 
 
 def first_overlap(paths):
-    """Return the positions of two keys that may be equal, or None.
+    """Return the positions of two keys that may be equal, or None if there are no such keys.
 
-    Two keys from one root differ if their depths differ or if one of their steps is known to
-    differ.  A step that is not known may be any number.
+    Keys are given as paths from their root.  Two keys with the same root are different if their
+    paths have different lengths, or if one of their steps is known to differ.  A step that is not
+    known may be any number.
     """
     for (i, one), (j, other) in itertools.combinations(enumerate(paths), 2):
         if one[0] == other[0] and len(one) == len(other) and may_be_equal(one, other):
@@ -439,7 +450,7 @@ def first_overlap(paths):
 
 
 def may_be_equal(one, other) -> bool:
-    """Return whether no step of two paths of keys is known to differ."""
+    """Return whether two keys may be equal: no steps of their paths are known to differ."""
     differ = lambda s, t: isinstance(s, int) and isinstance(t, int) and s != t
     return not any(map(differ, one, other))
 

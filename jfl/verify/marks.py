@@ -2,7 +2,7 @@
 
 A mark returns its first `n` operands and lowers to nothing, so the compiled program is the same
 with and without it.  Its other operands describe the event, such as the key and the numbers of the
-mechanism, so that the check sees where they come from.  Derivatives skip a mark: the tangent of a
+mechanism, so that the check sees where they come from.  Derivatives ignore marks: the tangent of a
 release has no noise.
 
 Only jfl sets marks.  The check trusts every mark, including one that a user sets.
@@ -83,11 +83,12 @@ def _bind(primitive: Primitive, value: Tree, *of: Any, **params: Any) -> Tree:
 
 
 def copy_per_client(value: Tree, of_client: Array) -> Tree:
-    """Return `value`; under a vmap over clients, each client gets its own copy.
+    """Return `value` unchanged; under a vmap over clients, make a copy for each client.
 
-    All clients begin with the same model, and each has its own after one step.  JAX's vmap
-    discovers this only after it has batched the loop of steps, and then batches the loop again,
-    which takes seconds for a large model.  With copies made before the loop, it batches it once.
+    All clients start from the same model, but each has a different one after one step.  JAX's vmap
+    discovers this only after it has batched the loop over steps, and then batches the loop again,
+    which takes seconds for a large model.  If copies are made before the loop, vmap batches it only
+    once.
 
     Args:
         value: a pytree of arrays, which a loop changes.
@@ -116,8 +117,10 @@ batching.primitive_batchers[copy_p] = _copy_under_vmap
 
 
 def noise_key(key: Key) -> Key:
-    """Mark the key from which a release draws its noise; the check judges the key at that
-    release."""
+    """Mark the key from which a release draws its noise.
+
+    The check judges the key when it reaches that release.
+    """
     return _bind(key_p, key)
 
 

@@ -83,9 +83,9 @@ def is_jfl_function(function) -> bool:
 
 
 def user_objects_in(value, skip=()) -> list:
-    """Return the functions and objects in a value that were made neither by jfl nor by a library.
+    """Return the functions and objects in a value that come neither from jfl nor from a library.
 
-    The closures and defaults of functions are searched as well.
+    The search includes the closures and default arguments of functions.
 
     Args:
         value: anything.
@@ -207,15 +207,16 @@ def records_in(value) -> list:
 
 
 def gradients_in(value) -> list:
-    """Return every `per_example.Grad` in a value, recognised by name since it cannot be imported
-    here."""
+    """Return every `per_example.Grad` in a value.
+
+    The class is recognised by its name, because it cannot be imported here.
+    """
     is_grad = lambda t: t.__name__ == "Grad" and is_jfl_function(vars(t).get("__call__"))
     return [n for n in records_in(value) if is_grad(type(n))]
 
 
 def judged_apart(value) -> tuple:
-    """Return the types of records whose functions are checked separately, where they are
-    declared."""
+    """Return the types of records in a value whose functions are checked separately."""
     return (Mechanism, Batches, *{type(g) for g in gradients_in(value)})
 
 
@@ -260,7 +261,7 @@ def declared_releases(plan: Plan) -> tuple:
 
 
 def is_trusted(plan: Plan) -> bool:
-    """Return whether jfl made the client, and the client contains what the algorithm declares.
+    """Return whether jfl made the client, and its releases are those that the algorithm declares.
 
     A client that is marked `_always_traced` is never trusted: its releases depend on more than its
     steps.
@@ -283,7 +284,7 @@ def is_trusted(plan: Plan) -> bool:
 
 
 def judge_records(plan: Plan) -> Findings:
-    """Return findings about what the stages and samplers of a plan state without proof."""
+    """Return findings about the stages and samplers of a plan that state facts without proof."""
     algorithm, sampler = plan.algorithm, plan.sampler
     parts = (algorithm.client, algorithm.releases)
     example = [f for m in nodes(parts, Mechanism) for f in _unproved_facts(m)]
@@ -323,7 +324,7 @@ def _is_own_strategy(strategy) -> bool:
 
 
 def is_own_row_stage(stage: Stage) -> bool:
-    """Return whether jfl made the function and the bound of a row stage, so that they agree."""
+    """Return whether the function and the bound of a row stage are a matching pair of jfl."""
     apply, bound, update = stage.apply, stage.bound, stage.update
     if apply is None or not is_jfl_function(apply.function):
         return False
