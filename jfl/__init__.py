@@ -1,5 +1,7 @@
-"""Differentially private federated learning in JAX.  `help(jfl.plan)`, `help(jfl.simulate)` and the
-README begin."""
+"""Differentially private federated learning in JAX.
+
+Start with the README, `help(jfl.plan)` and `help(jfl.simulate)`.
+"""
 
 from . import algorithms as algorithms
 from . import models as models

@@ -1,10 +1,10 @@
-"""Learning rates, and other numbers, that change as training goes on.
+"""Schedules: learning rates, and other numbers, that change during training.
 
-A schedule is a `Fn` of a clock, an integer that may be traced.  As a client's `lr` it is called
-with round * steps + step, as a server's with the round.  `every` is the number of ticks of the
-clock that share a value: with every = steps, a client's rate is constant within a round.  Floats
-are leaves, so that a sweep over them is a vmap; integers shape the program, except for the
-breakpoints of `piecewise`.
+A schedule is a `Fn` of a clock, an integer that may be traced.  For the `lr` of a client, the clock
+is round * steps + step; for that of the server, it is the round.  `every` is the number of ticks of
+the clock that share a value: with every = steps, a client's rate is constant within a round.
+Floats are leaves of the pytree, so a sweep over them is a vmap.  Integers are static, so changing
+one recompiles, except for the breakpoints of `piecewise`.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def _inverse_sqrt(clock, *, lr, offset, every):
 
 
 def inverse_sqrt(lr: ArrayLike, every: int = 1, offset: ArrayLike = 1.0) -> Fn:
-    """Return lr / sqrt(clock // every + offset), which starts at lr for offset = 1.
+    """Return the schedule lr / sqrt(clock // every + offset), which starts at lr if offset = 1.
 
     Shapes:
         clock Int[] -> Float[].
@@ -43,8 +43,8 @@ def inverse_sqrt(lr: ArrayLike, every: int = 1, offset: ArrayLike = 1.0) -> Fn:
         ValueError: Unless lr and offset are > 0, and every is an integer >= 1.
 
     References:
-        experiments of Li, Wang, Wu, 2025 (lr 0.04 and 0.01), and of Chen et al., 2024 (every =
-        steps).
+        Li, Wang, Wu, 2025 (lr 0.04 and 0.01 in experiments); Chen et al., 2024 (every = steps in
+        experiments).
 
     Example:
         >>> [round(float(inverse_sqrt(0.04, every=5)(t)), 4) for t in (0, 4, 5, 15)]
@@ -59,7 +59,9 @@ def _inverse(clock, *, lr, offset, every):
 
 
 def inverse(lr: ArrayLike, every: int = 1, offset: ArrayLike = 1.0) -> Fn:
-    """Return lr / (clock // every + offset), with the shapes and errors of `inverse_sqrt`.
+    """Return the schedule lr / (clock // every + offset).
+
+    Shapes and errors are as in `inverse_sqrt`.
 
     Example:
         >>> [round(float(inverse(0.04)(t)), 4) for t in (0, 1, 3)]
@@ -74,7 +76,9 @@ def _exponential(clock, *, initial, decay, total):
 
 
 def exponential(initial: ArrayLike, decay: ArrayLike, total: int) -> Fn:
-    """Return initial * decay^(clock / total), which is initial * decay after `total` ticks.
+    """Return the schedule initial * decay^(clock / total).
+
+    Its value after `total` ticks is initial * decay.
 
     Shapes:
         clock Int[] -> Float[].
@@ -83,7 +87,7 @@ def exponential(initial: ArrayLike, decay: ArrayLike, total: int) -> Fn:
         ValueError: Unless initial and decay are > 0, and total is an integer >= 1.
 
     References:
-        clip norms and noise multipliers of Dynamic DP-SGD, Du et al., 2021.
+        Du et al., 2021, Dynamic DP-SGD (clip norms and noise multipliers).
 
     Example:
         >>> [round(float(exponential(1.0, 0.25, 10)(t)), 4) for t in (0, 5, 10)]
@@ -115,12 +119,12 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
     (`jfl.sampling.weights.impact`).
 
     Args:
-        breakpoints: [k], rising integers, in the unit of the argument of the schedule: rounds, or
-            local steps for a learning rate of clients.
+        breakpoints: [k], increasing integers, in ticks of the clock: rounds, or local steps for a
+            learning rate of clients.
         values: k + 1 numbers, or arrays of one shape [...].
 
     Returns:
-        The schedule, a function of the round (or step) Int[].
+        The schedule, a function of the clock Int[].
 
     Speed:
         breakpoints and values are leaves: changing them, or sweeping over them, does not recompile.
@@ -130,7 +134,7 @@ def piecewise(breakpoints: Sequence[int] | np.ndarray, values: Sequence | jax.Ar
             one shape.
 
     References:
-        Talaei and Izadi, 2024: impact factors p^(t), which two groups exchange after round 10.
+        Talaei and Izadi, 2024: two groups exchange their impact factors p^(t) after round 10.
 
     Example:
         >>> rate = piecewise([10, 20], [0.3, 0.2, 0.1])
@@ -179,10 +183,14 @@ def _from_optax(clock, *, factory, every, fixed, **numbers):
 
 
 def from_optax(factory: Callable, every: int = 1, **arguments: Any) -> Fn:
-    """Return any schedule of `optax.schedules`, by its factory and the factory's arguments.
+    """Return a schedule of `optax.schedules`.
 
-    Floats among the arguments are leaves if the factory accepts traced ones; changing another
-    argument recompiles.  A ready-made schedule is accepted too, and its numbers are then fixed.
+    Args:
+        factory: a function that makes a schedule, such as `optax.cosine_decay_schedule`; or a
+            finished schedule, whose numbers are fixed.
+        every: the number of ticks of the clock that share a value.
+        arguments: the arguments of the factory.  Floats are leaves if the factory accepts traced
+            floats; changing another argument recompiles.
 
     Shapes:
         clock Int[] -> Float[].
