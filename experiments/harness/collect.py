@@ -26,6 +26,7 @@ from .runner import judged, not_tuned, ran_at, stored_line
 
 DESCRIBED = ("differs", "draws", "devices", "not_tuned", "at_edge", "stale")  # keys of NOTES
 MAX_EVALUATIONS = 20  # of a stored curve
+MAX_VALUES = 400  # of a stored curve, over all seeds
 
 
 def collect(module: str, folders, into, merge: bool = False, replace: bool = False) -> Path:
@@ -109,12 +110,14 @@ def thin_curves(trace: dict[str, list]) -> dict[str, list]:
         trace: metric -> its values [seeds, evaluations].
 
     Returns:
-        The same metrics at no more than MAX_EVALUATIONS evaluations, evenly spaced up to the last
-        one. Rounds that all seeds share are stored once.
+        The same metrics at no more than MAX_EVALUATIONS evaluations, or fewer if there are many
+        seeds, evenly spaced up to the last one. Rounds that all seeds share are stored once.
     """
     thinned = {}
+    seeds = max(map(len, trace.values()), default=1)
+    most = max(1, min(MAX_EVALUATIONS, MAX_VALUES // seeds))
     for metric, rows in trace.items():
-        kept = [row[:: -max(1, -(-len(row) // MAX_EVALUATIONS))][::-1] for row in rows]
+        kept = [row[:: -max(1, -(-len(row) // most))][::-1] for row in rows]
         same = metric == "round" and all(row == kept[0] for row in kept)
         thinned[metric] = kept[:1] if same else kept
     return thinned
