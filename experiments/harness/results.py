@@ -27,28 +27,35 @@ VERDICTS = (
     "contradicted at the paper's settings",
     "not reproduced at our settings",
     "undecided",
+    "no difference",
     "cannot be checked",
 )
 STUDIED = ("confirmed", "not confirmed", VERDICTS[-1])  # on what our studies expect
 RULE = (
-    "A line is one method at one setting. Claims are judged by confidence intervals of differences "
-    "between lines, over seeds and, if each seed has its own draw of the data, over these draws "
-    "(Student's t, paired if both lines ran the same seeds). The intervals of a figure hold "
-    "together at 95 %: each has the level 1 - 0.05 / m, where m is the number of claims of the "
-    "figure, and claims of the paper are counted separately from ours (Bonferroni). A claim holds "
-    "if every interval lies in the claimed range. An interval counts against a claim if it lies "
-    "entirely outside this range, even if 0.05 / m is also divided by the number of comparisons of "
-    "the claim. The claim is then contradicted at the paper's settings if the settings are the "
-    "paper's, and not reproduced at our settings if the paper left some open or they were reduced. "
-    "Otherwise the claim is undecided. It cannot be checked if a line was not run, a value is lost "
-    "in our copy of the paper, or a theorem leaves it open; the reason is given. Formulas and "
-    "proofs have no seeds: they hold or do not hold. The only settings of a theorem are its "
-    "hypotheses, so a run that meets them and violates the bound contradicts it. A theorem that "
-    "holds up to a constant is judged at a constant of 1; if that is too small, a larger one may "
-    'be meant, and it cannot be checked. "No difference" and "no lower" mean within 2 points of '
-    "accuracy. Several checks of one statement, such as on several splits, count as one statement. "
-    "It has the first verdict of this list that one of its checks has: contradicted, not "
-    "reproduced, undecided, holds, cannot be checked."
+    "A line is one method at one setting. Claims are judged by the differences between lines "
+    "over seeds and, if each seed has its own draw of the data, over these draws (Student's t, "
+    "paired if both lines ran the same seeds). Bounds are one-sided if a claim has a direction, "
+    'such as "better than", and two-sided if it says "about" or "no difference". The '
+    "probability that any verdict of a figure is wrong is at most 5 %, with the paper's claims "
+    "and ours counted separately. Let m be the number of claims. A claim counts as contradicted "
+    "if a comparison lies outside the claimed range at the level 2.5 % / m, which the "
+    "comparisons of a claim share. It holds if all comparisons lie inside, by a step-down "
+    "procedure like Holm's: the level is 5 % / m at first and (5 % - r 2.5 % / m) / (m - r) "
+    "after r claims hold. A claim is contradicted at the paper's settings if the settings are "
+    "the paper's, and not reproduced at our settings if the paper left some open or they were "
+    "reduced. If a claim is one comparison that decides neither, the verdict is no difference "
+    "if its two-sided interval at the level 5 % / m lies within 2 points of accuracy, 0.02 in a "
+    "test loss, or 0.15 in ln(F - F*). Otherwise the claim is undecided. It cannot be checked "
+    "if a line was not run or is at chance (less than 5 points above 1 / classes), if a value "
+    "is lost in our copy of the paper, or if a theorem leaves it open; the reason is given. The "
+    "number of seeds of a figure is fixed before it runs. Formulas and proofs have no seeds: "
+    "they hold or do not hold. The only settings of a theorem are its hypotheses, so a run that "
+    "meets them and violates the bound contradicts it. A theorem that holds up to a constant is "
+    "judged at a constant of 1; if that is too small, a larger one may be meant, and it cannot "
+    'be checked. "No difference" and "no lower" mean within 2 points of accuracy. Several '
+    "checks of one statement, such as on several splits, count as one statement. It has the "
+    "first verdict of this list that one of its checks has: contradicted, not reproduced, "
+    "undecided, no difference, holds, cannot be checked."
 )
 NUMBERS = "Numbers of the experiment"
 # Keys under which experiments pass remarks -> how a page introduces the remark.
@@ -56,6 +63,7 @@ NOTES = dict(
     reduced="At reduced size",
     differs="Differs from the paper",
     draws="Draws of the data",
+    last="Accuracy",
     not_tuned="Baseline not tuned",
     at_edge="Best at an end of its grid",
     stale="At other rates than those chosen since",
@@ -237,6 +245,7 @@ class Verdict(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
         "contradicted at the paper's settings",
         "not reproduced at our settings",
         "undecided",
+        "no difference",
         "cannot be checked",
         "confirmed",
         "not confirmed",
@@ -319,7 +328,7 @@ def statements(experiments: list[Experiment], whose: str = "paper") -> dict[str,
 
 
 def _precedence(verdict: str) -> int:
-    order = (*VERDICTS[1:4], "not confirmed", VERDICTS[0], "confirmed", VERDICTS[4])
+    order = (*VERDICTS[1:5], "not confirmed", VERDICTS[0], "confirmed", VERDICTS[5])
     return order.index(verdict)
 
 

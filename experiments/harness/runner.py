@@ -28,11 +28,12 @@ from jfl.runs.config import Config
 from . import command_line, kept_runs
 from . import results as results_file
 from .programs import Plans
-from .verdicts import DRAW_PER_SEED, FAR, OURS, Claim, far_below, judge, untuned
+from .verdicts import AT_CHANCE, DRAW_PER_SEED, FAR, OURS, Claim, far_below, judge, untuned
 
 CONFIRMED, NOT, UNKNOWN = results_file.STUDIED
 FIRST = ", first rates"  # ends the name of a line before its rates were chosen
 MAX_PRINTED_ROWS = 60  # of a table of an experiment without lines
+CLASSES = dict(adult=2, emnist=47)  # of a dataset; all others have ten
 CHOSEN_FIELDS = ("lr", "server_lr", "clip_norm")  # `baselines` may choose these
 KEPT = ".kept_runs"  # hidden, so that the shell's * does not match it
 
@@ -103,6 +104,7 @@ class Line:
         seeds: of `accuracy`.
         failed: the other seeds.
         draws: how many draws of the data the seeds have, in words.
+        at_chance: whether its accuracy is that of guessing, so that it is not ranked.
     """
 
     accuracy: np.ndarray
@@ -114,6 +116,7 @@ class Line:
     seeds: tuple = ()
     failed: tuple = ()
     draws: str = DRAW_PER_SEED
+    at_chance: bool = False
 
     @property
     def paired_by(self) -> tuple:
@@ -307,25 +310,38 @@ def judged(experiment: Experiment, results: dict, unread=()) -> list[dict]:
         results: line -> Line. Lines with a failed seed count as not run.
         unread: datasets that could not be read.
     """
-    whole, reasons = without_failures(results), ""
+    whole, reasons = marked_at_chance(experiment, without_failures(results)), ""
     if partly := [line for line, r in results.items() if r.failed]:
         reasons += f"; seeds failed of {', '.join(partly)}"
     if unread:
         reasons += f"; not to be read here: {', '.join(unread)}"
-    found = []
-    for claim in experiment.claims:
-        alike = sum(c.whose == claim.whose for c in experiment.claims)
-        verdict, seen = judge(claim, whole, alike, experiment.differs)
-        found.append(
-            dict(
-                claim=claim.text,
-                verdict=verdict,
-                seen=seen + (reasons if verdict == UNKNOWN else ""),
-                whose=claim.whose,
-                statement=claim.statement,
-            )
+    found = {}
+    for whose in ("paper", "ours"):
+        claims = [c for c in experiment.claims if c.whose == whose]
+        given = judge(claims, whole, experiment.differs)
+        found |= {id(c): pair for c, pair in zip(claims, given, strict=True)}
+    return [
+        dict(
+            claim=claim.text,
+            verdict=verdict,
+            seen=seen + (reasons if verdict == UNKNOWN else ""),
+            whose=claim.whose,
+            statement=claim.statement,
         )
-    return found
+        for claim in experiment.claims
+        for verdict, seen in [found[id(claim)]]
+    ]
+
+
+def marked_at_chance(experiment: Experiment, results: dict) -> dict:
+    """Return the lines, with those marked whose accuracy is at chance."""
+
+    def low(name, line):
+        fields = experiment.base | experiment.lines.get(name, {})
+        classes = CLASSES.get(fields.get("dataset", ""), 10)
+        return bool(line.accuracy.size) and line.accuracy.mean() < 1 / classes + AT_CHANCE
+
+    return {n: dataclasses.replace(r, at_chance=low(n, r)) for n, r in results.items()}
 
 
 def _print_tables(experiment: Experiment, quick: bool, results: dict, columns: dict, verdicts):

@@ -39,13 +39,14 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "papers"
 WORDS = ROOT / "docs" / "site" / "stories.toml"
 STORED = ROOT / "experiments" / "results"
-HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, UNKNOWN = results.VERDICTS
+HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, NO_DIFFERENCE, UNKNOWN = results.VERDICTS
 SHORT = {HOLDS: "**holds**", CONTRADICTED: "contradicted", NOT_REPRODUCED: "not reproduced"}
 REGION = re.compile(r"(<!-- stories: ([\w ]+) -->\n)(.*?)(<!-- end of \2 -->)", re.S)
 PLACE = re.compile(r"\{(\w+): ([^{}]+)\}")
 # Matches means, half intervals and the number of seeds as experiments.harness.verdicts writes them.
 JUDGED = re.compile(
-    r"(?:^|.*; )(?P<all>[^;]+) \((?:[\d.]+ % intervals, )?(?P<seeds>\d+ seeds|one seed)"
+    r"(?:^|.*; )(?P<all>[^;]+) \((?:[\d.]+ % (?:one-sided bounds|intervals), )?"
+    r"(?P<seeds>\d+ seeds|one seed)"
 )
 MEAN = re.compile(r"([+-]\d+\.\d{3,})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
 # Matches how often a bound is informative, as experiments.harness.theorems writes it.
@@ -82,6 +83,8 @@ def _plural(word: str, given: list) -> str:
         return "hold" if many else "holds"
     if word == UNKNOWN:
         return word
+    if word == NO_DIFFERENCE:
+        return f"show{'' if many else 's'} {word}"
     return f"{'are' if many else 'is'} {word}"
 
 
@@ -318,7 +321,7 @@ def summary() -> str:
 def overview() -> str:
     """Return the table of all papers, for the front page."""
     heads = ["paper", "main claim", "claims checked", "hold", "contradicted", "not reproduced"]
-    heads += ["undecided", "cannot be checked", "ε claimed → proved"]
+    heads += ["undecided", "no difference", "cannot be checked", "ε claimed → proved"]
     rows = []
     for paper in PAPERS:
         words = page_words()[paper]
@@ -506,6 +509,8 @@ def _cell(text: str) -> str:
 
 def reason(of: results.Experiment, given: results.Verdict) -> str:
     """Return why a claim cannot be checked."""
+    if "at chance: " in given.seen:
+        return "the accuracy of a method is at chance"
     if of.unread:
         return shown("no data: " + ", ".join(of.unread))
     if re.search(r"not run|(pairs|lines) run", given.seen):

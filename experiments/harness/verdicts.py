@@ -2,18 +2,39 @@
 
 A claim is one or more comparisons. A comparison is a number that each seed has, such as the
 accuracy of one line minus that of another, and the range in which the claim puts its mean. Its
-interval is Student's t over seeds, paired if both lines ran the same ones. All intervals of a
-figure hold together at 95 %: each has the level 1 - 0.05 / m, where m is the number of claims of
-the figure, the paper's and ours counted separately (Bonferroni).
+bounds are Student's t over seeds, paired if both lines ran the same ones: one-sided if the range
+has one end ("is better than"), and two-sided if it has two ("about", "no difference"). Each bound
+has a level, which is the probability that it misses.
 
-    holds              Every interval lies inside its range.
-    against the claim  An interval lies outside, with 0.05 / m also divided by the number of
-                       comparisons of the claim. The verdict is "contradicted at the paper's
+    holds              Every comparison lies inside its range.
+    against the claim  A comparison lies outside. The verdict is "contradicted at the paper's
                        settings" if the settings are the paper's, and "not reproduced at our
                        settings" if the paper left some open or they were reduced.
-    undecided          An interval contains both, or there is one seed and so no interval.
-    cannot be checked  A line was not run, a value is lost in our copy of the paper, or a theorem
-                       leaves it open. The reason is given.
+    no difference      Neither of these, and the claim is one comparison whose two-sided interval
+                       shows that it is smaller than `SAME`.
+    undecided          None of these, or there is one seed and so no interval.
+    cannot be checked  A line was not run or is at chance, a value is lost in our copy of the paper,
+                       or a theorem leaves it open. The reason is given.
+
+The probability that any verdict of a figure is wrong is at most WRONG, with the paper's claims and
+ours counted separately. Let m be the number of claims. A claim with k comparisons counts as against
+at the level WRONG / (2 m k) for each of them. "No difference" uses the level WRONG / m. "Holds"
+uses a step-down procedure like Holm's: after r claims hold, the others are tested at
+(WRONG - r WRONG / (2 m)) / (m - r), which `holding_level` returns, until no further one holds.
+
+Proof, for any dependence of the claims. Let b of the m claims be true. A true claim counts as
+against only if an upper bound misses, which has the probability WRONG / (2 m). Before the first
+claim wrongly holds, only true claims hold, so r <= b. Hence a false claim holds only if a lower
+bound misses whose level is at most that of r = b. All these probabilities add up to
+b WRONG / (2 m) + (m - b) (WRONG - b WRONG / (2 m)) / (m - b) = WRONG. "No difference" adds nothing:
+it is wrong only if one of the same bounds misses, the upper one if the difference is really SAME or
+more, and the lower one if it is -SAME or less.
+
+The number of seeds of a figure is fixed before it runs (`Experiment.seeds`), and nothing is judged
+before all of them have run.
+
+A line is at chance if its mean accuracy is less than AT_CHANCE above 1 / classes. Lines at chance
+are never ranked.
 
 Formulas and proofs have no seeds: they hold or do not hold. The only settings of a theorem are its
 hypotheses, so a run that meets them and violates the bound contradicts it. A theorem that holds up
@@ -21,6 +42,7 @@ to a constant is judged at a constant of 1; if that is too small, it cannot be c
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,14 +52,17 @@ from scipy import stats
 
 from . import results as results_file
 
-HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, UNKNOWN = results_file.VERDICTS
-# Probability that one of the intervals of a figure, or a single interval of a baseline, misses.
+HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, NO_DIFFERENCE, UNKNOWN = results_file.VERDICTS
+# Probability that a verdict of a figure is wrong, or that an interval of a baseline misses.
 WRONG = 0.05
 NOT_RUN = "lines that were not run"
 # A line this far below what its model reaches was not tuned.
 FAR = 0.05
 # "No difference" and "no lower" allow this difference of accuracy.
 POINTS = 0.02
+# The largest difference that counts as none: of accuracy, of a test loss, and of a loss in ln.
+SAME = {None: POINTS, "loss": 0.02, "ln(F - F*)": 0.15}
+AT_CHANCE = 0.05  # how far above 1 / classes an accuracy is still at chance
 OURS = "our settings: the paper leaves some open"
 DRAW_PER_SEED = "one for each seed"  # of the data, in words
 
@@ -110,8 +135,13 @@ class Quantity:
         """Return the interval that misses the mean with probability `wrong`."""
         if self.freedom < 1:
             return -math.inf, math.inf
-        half = float(stats.t.ppf(1 - wrong / 2, self.freedom)) * self.error2**0.5
+        half = _quantile(1 - wrong / 2, self.freedom) * self.error2**0.5
         return self.mean - half, self.mean + half
+
+
+@functools.cache
+def _quantile(below: float, freedom: int) -> float:
+    return float(stats.t.ppf(below, freedom))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,19 +163,40 @@ class Ratio:
 
 
 class Comparison(NamedTuple):
-    """A quantity, and the open range in which a claim puts its mean."""
+    """A quantity, and the open range in which a claim puts its mean.
+
+    Args:
+        of: the quantity.
+        low, high: ends of the range.
+        name: of the comparison, to be shown.
+        same: the largest size that counts as no difference; 0 if there is none.
+    """
 
     of: Quantity | Ratio
     low: float = -math.inf
     high: float = math.inf
     name: str = ""
+    same: float = 0.0
 
-    def side(self, wrong: float) -> int:
-        """Return 1 if the interval lies inside the range, -1 if outside, 0 if neither."""
+    @property
+    def one_sided(self) -> bool:
+        return math.isinf(self.low) or math.isinf(self.high)
+
+    def bounds(self, wrong: float) -> tuple[float, float]:
+        """Return an interval, of whose ends those that the range has miss with this probability."""
+        return self.of.interval(2 * wrong if self.one_sided else wrong)
+
+    def inside(self, wrong: float) -> bool:
+        least, most = self.bounds(wrong)
+        return self.low < least and most < self.high
+
+    def outside(self, wrong: float) -> bool:
+        least, most = self.bounds(wrong)
+        return most <= self.low or least >= self.high
+
+    def negligible(self, wrong: float) -> bool:
         least, most = self.of.interval(wrong)
-        if self.low < least and most < self.high:
-            return 1
-        return -1 if most <= self.low or least >= self.high else 0
+        return -self.same < least and most < self.same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +209,7 @@ class Evidence:
         exact: whether a claim without seeds holds.
         seen: what was seen, in words; the comparisons are appended.
         against: the verdict if this contradicts the claim; "" if the settings decide.
+        others: sets of comparisons; the claim also holds if all comparisons of one set do.
     """
 
     comparisons: tuple = ()
@@ -165,39 +217,73 @@ class Evidence:
     exact: bool | None = None
     seen: str = ""
     against: str = ""
+    others: tuple = ()
+
+    def holds(self, wrong: float) -> bool:
+        ways = [way for way in (self.comparisons, *self.others) if way and not self.missing]
+        return any(all(c.inside(wrong / len(ways)) for c in way) for way in ways)
+
+    def contradicts(self, wrong: float) -> bool:
+        ways = (self.comparisons, *self.others)
+        return all(any(c.outside(wrong / len(way)) for c in way) for way in ways)
 
 
-def judge(claim: Claim, results: dict, claims: int, differs: str) -> tuple[str, str]:
-    """Return the verdict and what it rests on.
+def judge(claims, results: dict, differs: str) -> list[tuple[str, str]]:
+    """Return the verdict on each claim of a figure, and what it rests on.
 
     Args:
-        claim: what is judged.
+        claims: the paper's claims on the figure, or ours.
         results: {line: Line}.
-        claims: number of claims of the figure.
         differs: how the settings differ from those of the paper; "" if they do not.
     """
-    found, wrong = claim.check(results), WRONG / max(claims, 1)
+    found = [claim.check(results) for claim in claims]
+    drawn = [e for e in found if e.exact is None]
+    held = 0
+    while (more := sum(e.holds(holding_level(held, len(drawn))) for e in drawn)) > held:
+        held = more
+    return [_verdict(e, held, len(drawn), differs) for e in found]
+
+
+def holding_level(held: int, claims: int) -> float:
+    """Return the level at which the other claims are tested after `held` of them hold.
+
+    If all hold, it is the level of the last one.
+    """
+    held = min(held, claims - 1)
+    return (WRONG - held * WRONG / (2 * claims)) / (claims - held)
+
+
+def _verdict(found: Evidence, held: int, claims: int, differs: str) -> tuple[str, str]:
     against = found.against or (NOT_REPRODUCED if differs else CONTRADICTED)
     if found.exact is not None:
         return (HOLDS if found.exact else against), found.seen
-    many = len(found.comparisons)
-    sides = [c.side(wrong) for c in found.comparisons]
+    wrong, same = WRONG / (2 * claims), found.comparisons[0].same if found.comparisons else 0.0
+    verdict = UNDECIDED
+    if found.contradicts(wrong):
+        verdict = against
+    elif found.missing or not found.comparisons:
+        verdict = UNKNOWN
+    elif found.holds(holding_level(held, claims)):
+        verdict = HOLDS
+    elif len(found.comparisons) == 1 and found.comparisons[0].negligible(2 * wrong):
+        verdict = NO_DIFFERENCE
+    if verdict == HOLDS or (
+        verdict == UNDECIDED and all(c.low < c.of.mean < c.high for c in found.comparisons)
+    ):
+        wrong = holding_level(held, claims)  # the bounds that decide
     words = [found.seen, _shown(found.comparisons, wrong), found.missing]
-    seen = "; ".join(filter(None, words))
-    if any(c.side(wrong / many) < 0 for c in found.comparisons):
-        return against, seen
-    if found.missing or not many:
-        return UNKNOWN, seen or NOT_RUN
-    return (HOLDS if min(sides) > 0 else UNDECIDED), seen
+    words.append(f"no difference larger than {same:g}" if verdict == NO_DIFFERENCE else "")
+    return verdict, "; ".join(filter(None, words)) or (NOT_RUN if verdict == UNKNOWN else "")
 
 
 def _shown(comparisons, wrong) -> str:
-    """Return means with half of their intervals, or the ends of intervals that are asymmetric."""
+    """Return means with their distance to the bounds, or bounds that are asymmetric."""
     if not comparisons:
         return ""
     shown = []
-    for quantity, name in ((c.of, f"{c.name}: " if c.name else "") for c in comparisons):
-        least, most = quantity.interval(wrong)
+    for c in comparisons:
+        quantity, name = c.of, f"{c.name}: " if c.name else ""
+        least, most = c.bounds(wrong)
         if isinstance(quantity, Ratio):
             shown.append(f"{name}{quantity.mean:.2g} [{least:.2g}, {most:.2g}]")
         elif math.isinf(most):
@@ -205,7 +291,8 @@ def _shown(comparisons, wrong) -> str:
         else:
             shown.append(f"{name}{mean_and_half(quantity.mean, most - quantity.mean)}")
     freedom = min(np.min(c.of.freedom) for c in comparisons)
-    seeds = f"{100 * (1 - wrong):.4g} % intervals, {freedom + 1} seeds" if freedom else "one seed"
+    kind = "one-sided bounds" if comparisons[0].one_sided else "intervals"
+    seeds = f"{100 * (1 - wrong):.4g} % {kind}, {freedom + 1} seeds" if freedom else "one seed"
     unpaired = any(getattr(c.of, "values", 0) is None for c in comparisons)
     return ", ".join(shown) + f" ({seeds}{', unpaired' if unpaired and freedom else ''})"
 
@@ -292,6 +379,8 @@ def known(results: dict, *names: str, key: str | None = None) -> str:
     """Return why these lines cannot be compared; "" if they can."""
     if not all(n in results for n in names):
         return NOT_RUN
+    if low := [n for n in names if results[n].at_chance]:
+        return f"at chance: {', '.join(low)}"
     if key not in (None, "loss") and not all(key in results[n].trace for n in names):
         return f"values of seeds of {key} that were not stored"
     return ""
@@ -314,11 +403,15 @@ def beats(pairs, key: str | None = None, low: float = 0.0, high: float = math.in
     def check(results):
         why = {known(results, *pair, key=key): pair for pair in pairs}
         run = [p for p in pairs if not known(results, *p, key=key)]
-        found = tuple(Comparison(difference(results, a, b, key), low, high) for a, b in run)
+        same = SAME.get(key, 0.0) if (low, high) == (0.0, math.inf) else 0.0
+        found = tuple(
+            Comparison(difference(results, a, b, key), low, high, same=same) for a, b in run
+        )
         if len(run) == len(pairs):
             return Evidence(found)
-        (reason, *_) = filter(None, why)
-        return Evidence(found, f"{len(run)} of {len(pairs)} pairs run: {reason}")
+        return Evidence(
+            found, f"{len(run)} of {len(pairs)} pairs compared: {'; '.join(filter(None, why))}"
+        )
 
     return check
 
@@ -357,7 +450,10 @@ def grows(pairs, key: str | None = None):
             return Evidence(missing=why)
         seen = [difference(results, a, b, key) for a, b in pairs]
         words = "better by " + ", ".join(f"{d.mean:.3f}" for d in seen) + ", which rises by"
-        return Evidence(tuple(Comparison(b - a, 0.0) for a, b in zip(seen, seen[1:])), seen=words)
+        rises = tuple(
+            Comparison(b - a, 0.0, same=SAME.get(key, 0.0)) for a, b in zip(seen, seen[1:])
+        )
+        return Evidence(rises, seen=words)
 
     return check
 
@@ -377,28 +473,20 @@ def about(pairs, low: float, high: float):
     return check
 
 
-def inner(*names: str, monotone: bool):
-    """Return a check that some line between the first and the last ends above both.
-
-    Args:
-        names: of the lines.
-        monotone: whether accuracy must also rise up to that line and fall after it.
-    """
+def inner(*names: str):
+    """Return a check that some line between the first and the last ends above both."""
 
     def check(results):
         if why := known(results, *names):
             return Evidence(missing=why)
-        means = [end(results[n]).mean for n in names]
-        top = 1 + int(np.argmax(means[1:-1]))
-        pairs = [(top, 0), (top, len(names) - 1)]
-        if monotone:
-            pairs += [(i + 1, i) for i in range(top) if (i + 1, i) not in pairs]
-            pairs += [(i, i + 1) for i in range(top, len(names) - 1) if (i, i + 1) not in pairs]
-        words = " ".join(f"{m:.3f}" for m in means) + f"; {names[top]}, and differences"
-        return Evidence(
-            tuple(Comparison(difference(results, names[i], names[j]), 0.0) for i, j in pairs),
-            seen=words,
+        means = {n: end(results[n]).mean for n in names}
+        best, *others = sorted(names[1:-1], key=lambda n: -means[n])
+        above = lambda n: tuple(
+            Comparison(difference(results, n, e), 0.0) for e in (names[0], names[-1])
         )
+        words = " ".join(f"{m:.3f}" for m in means.values())
+        seen = f"{words}; {best}, and differences to the ends"
+        return Evidence(above(best), seen=seen, others=tuple(map(above, others)))
 
     return check
 

@@ -130,7 +130,9 @@ def test_data_that_are_missing_are_named_with_the_verdict(tmp_path, monkeypatch,
     assert [*found["lines"]] == ["here"] and "not run" in capsys.readouterr().err
     far, near = found["verdicts"]
     assert far["verdict"] == runner.UNKNOWN
-    assert far["seen"] == ("0 of 1 pairs run: lines that were not run; not to be read here: svhn")
+    assert far["seen"] == (
+        "0 of 1 pairs compared: lines that were not run; not to be read here: svhn"
+    )
     assert near["seen"] == "here minus here: +0.000 (one seed)"
     assert found["unread"]["svhn"] == "datasets.svhn: data that are not on this machine"
     assert str(tmp_path) not in (tmp_path / "out" / "results.json").read_text()

@@ -18,10 +18,11 @@ def near(value, **more):
     return line(value - 1e-4, value + 1e-4, value, **more)
 
 
-def judged(check, results, claims=1, differs="our settings"):
+def judged(check, results, differs="our settings"):
     """The verdict and what was seen."""
-    return verdicts.judge(verdicts.Claim("it is so", check), results, claims, differs)
+    (found,) = verdicts.judge([verdicts.Claim("it is so", check)], results, differs)
+    return found
 
 
-def verdict(check, results, claims=1, differs="our settings"):
-    return judged(check, results, claims, differs)[0]
+def verdict(check, results, differs="our settings"):
+    return judged(check, results, differs)[0]

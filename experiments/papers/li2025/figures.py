@@ -15,6 +15,7 @@ from experiments.harness import results as results_file
 from ...harness.baselines import RATES, with_chosen
 from ...harness.runner import FIRST, Experiment, judged, stored_line, write_findings
 from ...harness.verdicts import (
+    POINTS,
     WRONG,
     Claim,
     Comparison,
@@ -112,7 +113,8 @@ def drop_is_larger(split, mode):
             return Evidence(
                 seen=words, missing="Adult without noise is no better than the majority class"
             )
-        return Evidence((Comparison((adult - worse) - (mnist - less), low=0.0),), seen=words)
+        more = Comparison((adult - worse) - (mnist - less), low=0.0, same=POINTS)
+        return Evidence((more,), seen=words)
 
     return check
 
@@ -235,7 +237,7 @@ def fig3(data):
                 "(a) a Q between the extremes is best",
                 s,
                 m,
-                inner(*at(s, m), monotone=False),
+                inner(*at(s, m)),
             )
             for s in SPLITS
             for m in MODES

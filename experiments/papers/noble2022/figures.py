@@ -17,6 +17,7 @@ from ...harness.baselines import RATES, around, with_chosen
 from ...harness.runner import Claim, Experiment
 from ...harness.verdicts import (
     about,
+    all_of,
     beats,
     close,
     exactly,
@@ -199,6 +200,7 @@ BARE = {
     for m in METHODS[:3]
 }
 KS = (50, 100)
+LAST = 0.2  # of the rounds: their mean is less noisy than the end
 DIFFERS = "the clip norm is 1, while the paper clips at medians of private norms"
 ALPHA_IS_A_SCALE = (
     "proved: the entries of W and b are u + N(0, 1) with one u ~ N(0, alpha) for each, so they are "
@@ -422,6 +424,7 @@ def on_classes(title, data, updates):
         differs=DIFFERS,
         methods=middle if data == "mnist" else {},
         grid=near_first(lines),
+        last=LAST,
     )
 
 
@@ -489,6 +492,7 @@ def of_ratios(title, table, which):
             differs=DIFFERS,
             methods={n: f"{n.rpartition(', ')[0]}, 10%" for n in lines} if data == "mnist" else {},
             grid=near_first(lines),
+            last=LAST,
         )
     return out
 
@@ -523,19 +527,16 @@ def table(name, title, alpha, beta, published, alike, **changes):
     claims = (
         *(
             Claim(
-                f"accuracy is unimodal in K, sigma {s}",
-                inner(*names, monotone=True),
-                statement=f"{name}: accuracy is unimodal in K, sigma {s}",
+                f"some K between 1 and 40 is better than both, sigma {s}",
+                inner(*names),
+                statement=f"{name}: some K between 1 and 40 is better than both",
             )
             for s, names in rows.items()
         ),
-        *(
-            Claim(
-                f"sigma 10 and 20 are similar, K={k}",
-                close(f"sigma=10, K={k}", f"sigma=20, K={k}"),
-                statement=f"{name}: sigma 10 and 20 are similar, K={k}",
-            )
-            for k in privacy.TABLE_UPDATES
+        Claim(
+            "sigma 10 and 20 are similar, to 3 points",
+            all_of([close(*pair, by=0.03) for pair in zip(rows[10], rows[20], strict=True)]),
+            statement=f"{name}: sigma 10 and 20 are similar",
         ),
         Claim(
             "K = 40 allows too few rounds: it is worst but for K = 1",
@@ -661,7 +662,12 @@ EXPERIMENTS = dict(
     ),
     fig4=on_synthetic(
         "gradient dissimilarity",
-        (*with_heterogeneity(DIFFERENCE), *by_ratio(with_heterogeneity(RATIO))),
+        # the text says of the loss only that the gap grows
+        (
+            first_is_best(PAIRED, DIFFERENCE),
+            *ours(with_heterogeneity(DIFFERENCE)[1:]),
+            *by_ratio(with_heterogeneity(RATIO)),
+        ),
     ),
     fig5=watched_figure(
         "Synthetic: train loss, alpha alone",
