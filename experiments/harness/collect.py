@@ -24,15 +24,8 @@ from . import command_line, results
 from .results import PAPERS
 from .runner import judged, not_tuned, ran_at, stored_line
 
-DESCRIBED = (
-    "differs",
-    "draws",
-    "last",
-    "devices",
-    "not_tuned",
-    "at_edge",
-    "stale",
-)  # keys of NOTES
+# keys of NOTES
+DESCRIBED = ("differs", "draws", "last", "devices", "not_tuned", "at_edge", "stale")
 MAX_EVALUATIONS = 20  # of a stored curve
 MAX_VALUES = 400  # of a stored curve, over all seeds
 
@@ -140,12 +133,11 @@ def _notes(stored: results.Experiment, experiment, lines: dict) -> dict[str, str
         for name, line in stored.lines.items()
         if line.ran_at and name in experiment.lines and line.ran_at != ran_at(experiment, name)
     ]
+    of_rounds = 100 * experiment.last
     return dict(
         differs=experiment.differs,
         draws=_by_line({n: line.draws or "not stored" for n, line in stored.lines.items()}),
-        last=f"mean of the last {100 * experiment.last:g} % of the rounds"
-        if experiment.last
-        else "",
+        last=f"mean of the last {of_rounds:g} % of the rounds" if of_rounds else "",
         devices=counts if len(devices) > 1 else "",
         not_tuned=not_tuned(experiment, lines),
         at_edge="; ".join(n for n in stored.lines if n in experiment.at_edge),

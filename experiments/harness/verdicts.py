@@ -30,8 +30,8 @@ b WRONG / (2 m) + (m - b) (WRONG - b WRONG / (2 m)) / (m - b) = WRONG. "No diffe
 it is wrong only if one of the same bounds misses, the upper one if the difference is really SAME or
 more, and the lower one if it is -SAME or less.
 
-The number of seeds of a figure is fixed before it runs (`Experiment.seeds`), and nothing is judged
-before all of them have run.
+The number of seeds of a figure is fixed before it runs (`Experiment.seeds`), and no verdict in
+between changes it.
 
 A line is at chance if its mean accuracy is less than AT_CHANCE above 1 / classes. Lines at chance
 are never ranked.

@@ -119,11 +119,11 @@ def false_alarms(rule, claims, effects, linked, runs=2000, seeds=5):
         noise = draw.normal(size=(claims + 1, seeds))
         noise = noise[:-1] - noise[1:] if linked else noise[:-1]
         gaps = [Quantity.of(e + n) for e, n in zip(effects, noise)]
-        for effect, verdict in zip(effects, rule(gaps)):
-            wrong_side = HOLDS if effect <= 0 else NOT_REPRODUCED
-            if verdict == wrong_side or (verdict == NO_DIFFERENCE and abs(effect) >= 1.5):
-                wrong += 1
-                break
+        wrong += any(
+            given == (HOLDS if effect <= 0 else NOT_REPRODUCED)
+            or (given == NO_DIFFERENCE and abs(effect) >= 1.5)
+            for effect, given in zip(effects, rule(gaps), strict=True)
+        )
     return wrong / runs
 
 
@@ -177,6 +177,22 @@ def test_a_difference_that_is_shown_to_be_small_is_none():
     lines = dict(a=gap(0.1, 0.15, 0.2), b=gap(0.1, 0.16, 0.19))
     assert verdict(verdicts.beats([("a", "b")], "ln(F - F*)"), lines) == NO_DIFFERENCE
     assert verdict(verdicts.beats([("a", "b")], "loss"), lines) == UNDECIDED  # at most 0.02
+
+
+def test_a_range_with_two_ends_needs_a_two_sided_interval():
+    lines = dict(a=line(0.4905, 0.5, 0.5095), b=line(0.5, 0.5, 0.5))  # 1.6 points one-sided
+    assert verdict(verdicts.close("a", "b"), lines) == UNDECIDED
+    assert verdict(verdicts.no_lower(("a", "b")), lines) == HOLDS
+
+
+def test_the_best_of_several_lines_between_the_ends_has_a_smaller_level():
+    some = dict(a=near(0.5), b=line(0.52, 0.54, 0.56), c=near(0.3), d=near(0.3), e=near(0.5))
+    assert verdict(verdicts.inner(*"abe"), some) == HOLDS
+    assert verdict(verdicts.inner(*"abcde"), some) == UNDECIDED
+    # any of them may be the best, also one whose mean is not
+    some |= dict(b=near(0.45), c=line(0.2, 0.44, 0.65))
+    assert verdict(verdicts.inner(*"abe"), some) == NOT_REPRODUCED
+    assert verdict(verdicts.inner(*"abce"), some) == UNDECIDED
 
 
 def test_lines_at_chance_are_not_ranked():
