@@ -101,7 +101,7 @@ def versions(python: str, tool: str) -> dict:
 def table(rows: list[dict]) -> str:
     """The table in Markdown: lines, and in brackets those of them for privacy."""
     cell = {(r["task"], r["tool"]): r for r in rows}
-    lines = ["| task | " + " | ".join(TOOLS.values()) + " |", "|---" * (1 + len(TOOLS)) + "|"]
+    lines = ["| program | " + " | ".join(TOOLS.values()) + " |", "|---" * (1 + len(TOOLS)) + "|"]
     for task, name in TASKS.items():
         cells = [cell[task, tool] for tool in TOOLS]
         told = [
