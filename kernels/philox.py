@@ -62,7 +62,7 @@ ON_TPU = getattr(lax, "mulhi", by_16_bits)
 
 
 def traced_for():
-    """Return the function that computes upper halves of products on the current backend."""
+    """Return the function that computes the high 32 bits of products of words on this backend."""
     return ON_TPU if jax.default_backend() == "tpu" else by_64_bits
 
 

@@ -7,12 +7,13 @@ that nothing else changes the release:
 - A record: the loss is linear in the parameters, with a slope given by the row.  The gradient of a
   row therefore does not depend on the parameters.  The chain clips it.
 - A client: its upload is replaced before the plan's chain clips it.
-- A record under client-level noise: a steep row passes through its client's training and reverses
-  the upload that the chain clips.
+- A record under client-level noise: a row with a very large gradient goes through its client's
+  training, and reverses the direction of the upload before the chain clips it.
 
-Under "replace_one" the neighbouring dataset has the opposite canary instead.  If elements are
-sampled, all other elements are equal to this opposite canary, because most of the distance would be
-lost otherwise.  Under "add_remove" the contribution of the canary is zero on the neighbour.
+Under "replace_one" the neighbouring dataset has the opposite canary instead.  If records or clients
+are sampled, all others are equal to this opposite canary; otherwise the releases of the two
+datasets would be closer to each other, and the audit weaker.  Under "add_remove" the contribution
+of the canary is zero on the neighbour.
 
 A plan that has a mesh keeps it, so errors that occur only on several devices are audited.
 """
@@ -82,15 +83,15 @@ def refuse(expected: str, actual: str, hint: str) -> NoReturn:
 
 
 def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
-    """Return the pair of plans for the worst-case canary of a ledger entry.
+    """Return two plans, with and without the worst-case canary, that audit a ledger entry.
 
-    The server knows who participates and sees each upload, so for its view the plan runs only with
-    the canary's client, in every round, and the release is that client's upload.  The same holds
-    for the view "personal", whose observer also sees the client's personal model after every round.
+    In the server's view, both plans contain only the canary's client, which participates in every
+    round, because the server knows who participates and sees each upload.  The same holds for the
+    view "personal", in which the observer also sees the client's personal model after every round.
 
     Args:
         plan: the audited plan.
-        entry: the ledger entry: whose privacy, against which observer.
+        entry: the ledger entry, which names the unit, the adjacency and the view.
         rounds: the number of observed rounds.
 
     Raises:

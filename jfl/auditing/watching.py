@@ -139,10 +139,14 @@ def _copies(release: Tree, like: list) -> list[list]:
 
 
 def projections(release: Tree, weight: list) -> jax.Array:
-    """Return the projections of a release on `weight`, Float[COPIES].
+    """Return the inner product of `weight` with each copy of the parameters in a release.
 
-    A release may hold several copies of the parameters; there is one projection for each, and zeros
-    for missing copies.
+    Args:
+        release: a tree that may hold several copies of the parameters.
+        weight: one array for each parameter.
+
+    Returns:
+        Float[COPIES]; 0 for missing copies.
     """
     dot = lambda part: sum(jnp.vdot(w, x.astype(jnp.float32)) for w, x in zip(weight, part))
     found = [dot(part) for part in _copies(release, weight)[:COPIES]]

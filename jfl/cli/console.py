@@ -11,12 +11,12 @@ SPEED_PERIOD_SECONDS = 3600.0
 
 
 def progress(shown: bool = True, of: str = ""):
-    """Return a progress bar on stderr with a field `note`.
+    """Return a progress bar on stderr, which shows the text of each task's field `note`.
 
     Args:
         shown: False for a bar that prints nothing.
         of: the name of what is counted.  If it is given, a terminal also shows the remaining time
-            and the field `accuracy`.
+            and the task's field `accuracy`, the latest test accuracy.
     """
     from rich import progress as bars
     from rich.console import Console

@@ -379,7 +379,7 @@ def _is_library_class(cls: Any) -> bool:
 
 
 class Leaf:
-    """A placeholder in a description for `reader.leaves[at]`, a number or an array."""
+    """The place of a number or an array, `reader.leaves[at]`, in the description of a function."""
 
     def __init__(self, at: int):
         self.at = at

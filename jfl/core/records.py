@@ -757,7 +757,9 @@ class Guarantee(_Fields):
         return text + "".join(f"\n  caveat: {c}" for c in self.caveats)
 
     def about(self, release: Any) -> "Guarantee":
-        """Return a copy of this guarantee that holds the releases that it covers.
+        """Return a copy of this guarantee with `release` attached.
+
+        It can then compute epsilon for other deltas and for groups.
 
         Args:
             release: an object with `curve()` and `group(size)`, such as

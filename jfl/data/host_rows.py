@@ -65,7 +65,8 @@ def population(
         prepare_row: a JAX function that runs on the device and turns one stored row into features,
             such as lambda x: x / jnp.float32(255). Rows are transferred as stored, so pixels take a
             quarter of the bytes of floats. Its results may differ from those of `prepare` in the
-            last digits; the noise of a run, which is derived from the data, then differs as well.
+            last digits.  The noise key of a run depends on a digest of the data, so the noise then
+            differs as well.
         caveats: sentences about the rows that are printed with every guarantee.
 
     Returns:

@@ -89,8 +89,8 @@ def dirichlet(
 
     Each class is divided among the clients in proportions ~ Dirichlet(alpha, ..., alpha), so the
     numbers of rows of clients vary too. Clients with fewer than min_rows rows then get random rows
-    from the clients that are largest at that moment; the note says how many rows moved. min_rows=0
-    allows clients without rows, which `federate` rejects.
+    from the clients that are largest at that moment; the partition's note says how many rows moved.
+    min_rows=0 allows clients without rows, which `federate` rejects.
 
     With balanced=True, the sizes of clients differ by at most one. Clients draw in random order.
     Each draws a mixture of classes ~ Dirichlet(alpha * classes * frequency of each class), and
@@ -557,8 +557,8 @@ def similarity(
     determines its other rows:
 
     - "class": client c takes rows of class c mod (number of classes). If a class has too few rows,
-      its clients get equal parts of the class, and random rows for the rest; the note says how
-      many.
+      its clients get equal parts of the class, and random rows for the rest; the partition's
+      note says how many.
     - "sorted": the remaining rows are sorted by label and cut into equal pieces.
 
     Args:

@@ -259,7 +259,8 @@ def gradient_path(plan) -> str:
     """Describe how a plan computes its private gradients, for the record of a run.
 
     Returns:
-        "bookkeeping", with the names of parameters without a rule; "vmap"; or "none" for a plan
+        "bookkeeping", with the names of parameters whose per-example gradients are formed because
+        their layer has no rule; "vmap", if they are formed for all parameters; or "none" for a plan
         without private gradients.
     """
     private = lambda node: isinstance(node, Grad) and node.mechanism is not None

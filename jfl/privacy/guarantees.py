@@ -325,10 +325,10 @@ def at_scale(
         this plan.
 
     Raises:
-        ValueError: if the release has no noise, or clients add noise themselves; if the clip norm
-            is adaptive; if cohorts are drawn and clients keep state; unless the sampler is poisson,
-            without_replacement, or full with cohort = clients; unless cohort <= clients, and both
-            are at least as large as in the plan.
+        ValueError: if the release has no noise, if clients add noise themselves, if the clip norm
+            is adaptive, if clients keep state and cohorts are drawn, if the sampler is not poisson,
+            without_replacement, or full with cohort = clients, if cohort > clients, or if either is
+            smaller than in the plan.
 
     References:
         pfl-research (Granqvist et al., 2024) calls it noise_cohort_size.
@@ -337,7 +337,7 @@ def at_scale(
         >>> import jfl
         >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(100))
         >>> task = jfl.models.logistic(fed)
-        >>> small = jfl.gaussian(1.0 * 10 / 10_000)  # z = 1 where 10,000 come
+        >>> small = jfl.gaussian(1.0 * 10 / 10_000)  # z = 1 with 10,000 clients
         >>> noise = jfl.chain(jfl.clip_l2(0.5), jfl.total(), small, jfl.divide(10))
         >>> fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), steps=1, batch=jfl.batches.full())
         >>> sampler = jfl.sampling.poisson(100, 0.1)

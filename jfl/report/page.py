@@ -83,11 +83,11 @@ class Page(NamedTuple):
 
 
 def render(assembled: document.Document, out: Path, marks: dict = document.MARKS) -> Page:
-    """Return the page with a document, without writing it.
+    """Return the page of a document.  Nothing is written.
 
     Args:
         assembled: the document.
-        out: FILE.html, a new file or an earlier report.
+        out: FILE.html, where the page will be written.  Its pictures go to a folder beside it.
         marks: words that tables highlight -> the CSS class that sets their colour.
     """
     markdown_file, folder = _places(out)

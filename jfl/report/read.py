@@ -297,11 +297,12 @@ def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSI
 
     Args:
         path: the file.
-        formats: the valid values of its `format`; None among them means a file without one.
+        formats: the valid values of the field `format`.  If None is among them, the field may be
+            missing.
         remedy: what to do about a file of another format.
 
     Raises:
-        ValueError: If the file is not a JSON object, or has another format; the message names it.
+        ValueError: If the file is not a JSON object, or has another format.
     """
     try:
         value = json.loads(

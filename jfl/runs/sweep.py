@@ -428,7 +428,7 @@ def _spread(several: list, blocks: int) -> list[list]:
 def compute(
     block: Block, memory: float = math.inf, mesh=None, watch: Callable[[str], None] | None = None
 ) -> list[dict]:
-    """Run a block.
+    """Run the points of a block, as many at once as fit into `memory`.
 
     Args:
         block: the points to run.
@@ -437,7 +437,8 @@ def compute(
         watch: as in jfl.sweep.
 
     Returns:
-        The `record.measurement` of each point, with its share of the seconds.
+        The `record.measurement` of each point.  The seconds of the block are divided equally among
+        its points.
     """
     stopwatch, count = Stopwatch(), len(block.points)
     first = block.points[0].config

@@ -151,10 +151,11 @@ def _draw_without(key, *, clients, cohort):
 
 
 def without_replacement(clients: int, cohort: int) -> Sampler:
-    """Select a uniform cohort of exactly `cohort` clients.
+    """Return a sampler that draws exactly `cohort` clients uniformly without replacement.
 
     Privacy:
-        Amplification under replace_one of a client at rate cohort / clients.
+        Sampling amplifies privacy at the rate cohort / clients, if neighbouring datasets differ in
+        one replaced client.
 
     Raises:
         ValueError: if cohort is not in 1..clients.

@@ -11,7 +11,7 @@ __all__ = ["impact"]
 
 
 def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
-    """Return weights of clients that are equal within each group, with given ratios of groups.
+    """Return client weights that are equal within a group and differ between groups by ratios.
 
     A client of group g has weight ratio_g / sum_h(ratio_h size_h).
 

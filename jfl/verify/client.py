@@ -134,13 +134,14 @@ def make_context(numbers, num_clients) -> Context:
 
 
 def judge_client(plan: Plan, keeps: bool = False) -> Verdict:
-    """Return the verdict on the client of a plan.
+    """Return what the check of a plan's client function found against its guarantees.
 
-    Plans that differ only in numbers share one verdict.
+    The check traces the function: private data may reach the server only through the releases that
+    the plan declares.  Plans that differ only in numbers share one verdict.
 
     Args:
         plan: a Plan.
-        keeps: whether the new client state and the personal model must be protected as well.
+        keeps: whether the new client state and the personal model must be protected, too.
     """
     declared = declared_releases(plan)
     parts = (plan.algorithm.client, tuple((r.mechanism, r.batches) for r in declared))
@@ -389,11 +390,14 @@ class Judge:
         return words[0] if words else "a chain that is not declared"
 
     def judge_release(self, mark):
-        """Judge one release.
+        """Check one release of the traced client, and add what is wrong to the findings.
+
+        Args:
+            mark: the mark of the release in the trace.
 
         Returns:
-            A phrase about the rows that it reads; and the index of its declaration (see
-            `equivalent_releases`), or None if it is not declared.
+            A phrase about the rows that the release reads, and the index of the release that the
+            plan declares for it (see `equivalent_releases`); None if it declares none.
         """
         n = mark.params["n"]
         where = f"a release of {self.describe_chain(mark)}"

@@ -324,7 +324,7 @@ def _is_own_strategy(strategy) -> bool:
 
 
 def is_own_row_stage(stage: Stage) -> bool:
-    """Return whether the function and the bound of a row stage are a matching pair of jfl."""
+    """Return whether a stage on rows is jfl's own function with the bound that belongs to it."""
     apply, bound, update = stage.apply, stage.bound, stage.update
     if apply is None or not is_jfl_function(apply.function):
         return False

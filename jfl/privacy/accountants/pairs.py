@@ -440,9 +440,15 @@ def _copies(distribution):
 def rough_of_group(
     direction: str, distribution: jax.Array, z: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return approximate losses [n], ascending, and log masses [n] of a step of a group.
+    """Return approximate privacy losses [n], ascending, and their log masses [n], for a group.
 
-    The trapezoid rule gives the masses.  `direction` is "remove" or "add".
+    They are those of one step on a sample that a group of rows may join.  The trapezoid rule gives
+    the masses.
+
+    Args:
+        direction: "remove" or "add" the group.
+        distribution: Float[m + 1], the probability that k of the m rows of the group are sampled.
+        z: the noise multiplier.
     """
     number = jnp.arange(0.0, len(distribution))
     most = len(distribution) - 1

@@ -49,7 +49,10 @@ ROUNDING = 2e-15
 
 
 class Grid(NamedTuple):
-    """A window of equal intervals for losses, and the tilts that bound the mass outside of it."""
+    """A window of equal intervals of privacy loss, and the exponents of bounds on the mass outside.
+
+    The mass outside is bounded by Chernoff's inequality, with a *tilt* as its exponent.
+    """
 
     interval: jax.Array
     start: jax.Array  # lowest loss of one step, in intervals

@@ -466,10 +466,10 @@ def gaussian_delta(library: Library, epsilon: Any, mu: Any) -> Any:
 
 @over_libraries
 def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
-    """Return the exact epsilon at `delta` of Gaussian releases with mu = sqrt(sum of 1 / z^2).
+    """Return the epsilon at `delta` of Gaussian releases, up to rounding, and never too small.
 
-    The result approximates the exact value from above: it is never too small.  The arguments
-    broadcast.  There are no derivatives.
+    mu = sqrt(sum of 1 / z^2), where z is the noise multiplier of each release.  The arguments
+    broadcast.  The function is not differentiable.
 
     Example:
         >>> round(float(gaussian_epsilon(1.0, 1e-5)), 4)

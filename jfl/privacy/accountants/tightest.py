@@ -114,7 +114,8 @@ def tightest(
     Args:
         release: everything that the run releases.  Without events (no client participates), epsilon
             is 0.
-        delta: in (0, 1).  It includes overflow, the finite range of the noise, and `extra`.
+        delta: in (0, 1).  The probability of batch overflow, the mass that float32 noise cannot
+            reach, and `release.extra` are subtracted from it first.
         sizes: the numbers of grid points to try for privacy-loss distributions.
         quick: True to use only Renyi bounds and exact Gaussians.
 

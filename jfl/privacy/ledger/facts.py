@@ -97,13 +97,13 @@ class Facts(NamedTuple):
 
 
 def read(plan: Plan, rounds: int, others: bool = True, apart: bool = False) -> Facts:
-    """Return the facts of the first `rounds` rounds of a plan.
+    """Return what the accountant must know about the first `rounds` rounds of a plan.
 
     Args:
         plan: a Plan.
         rounds: the number of rounds.
         others: whether the noise of other clients protects a client from a third party.
-        apart: whether the releases of a client are known to draw their batches independently.
+        apart: whether different releases of a client are known to use independent batches.
     """
     sampler, rows = plan.sampler, np.asarray(plan.fed.size).reshape(-1)
     local = []
