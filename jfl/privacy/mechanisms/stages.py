@@ -627,11 +627,12 @@ def gaussian(
     shape: Shape | None = None,
     generator: str = "philox",
 ) -> Stage:
-    """Add N(0, sigma^2) to every coordinate, where sigma = noise_multiplier * sensitivity of the
-    sum.
+    """Add N(0, sigma^2) to every coordinate, where sigma = noise_multiplier * sensitivity.
 
-    The multiplier or std may be a function of the round.  In `private_grad` and in `upload` it may
-    also be Float[C], one number for each client.
+    The sensitivity of a sum of contributions with clip norm C is C under add_remove and zero_out,
+    and 2 C under replace_one, the adjacency of samples of fixed size.  The multiplier or std may be
+    a function of the round.  In `private_grad` and in `upload` it may also have one number for each
+    client.
 
     Args:
         noise_multiplier: sigma / sensitivity, dimensionless, > 0.
