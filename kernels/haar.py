@@ -105,7 +105,13 @@ def join(pieces, lengths, axes=(-1,)):
 
 
 def cut(coefficients, lengths, axis=-1) -> tuple:
-    """Return the pieces of coefficients along `axis`, without padding: the inverse of `join`."""
+    """Split coefficients along `axis` into pieces and remove their padding, as the inverse of `join`.
+
+    Args:
+        coefficients: an array that `join` returned.
+        lengths: the lengths of the transformed axes, before padding.
+        axis: the axis of the coefficients.
+    """
     axis, start, out = axis % coefficients.ndim, 0, []
     for _, grid, full in layout(*lengths):
         piece = lax.slice_in_dim(coefficients, start, start + math.prod(full), axis=axis)

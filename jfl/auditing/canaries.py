@@ -519,7 +519,7 @@ def _directions(shape, like):
 
 
 def along(weight: Tree, rounds: int, of: Algorithm) -> tuple:
-    """Return the arguments `seen` and `see` of `watched` for projections of the releases.
+    """Return `seen` and `see` for `watching.watched`, which record the projection of each release.
 
     Args:
         weight: the direction of the projection.

@@ -216,10 +216,18 @@ def _places(plan, unit, client, count, alone):
 
 
 def with_coins(made: Training, rounds: int, coins: np.ndarray) -> Plan:
-    """Return the plan that includes the canaries whose coin is True; coins are Bool[m].
+    """Return the plan that includes the canaries whose coin is True.
 
-    Its runs keep the observations, Float[R, m, k], in `run.server.seen`.  Other coins give the same
-    program.
+    Plans that differ only in their coins share one compiled program.
+
+    Args:
+        made: the training, with its m canaries.
+        rounds: the number of rounds, R.
+        coins: Bool[m].
+
+    Returns:
+        The plan.  Its runs keep Float[R, m, k] in `run.server.seen`: k observations of each canary
+        in each round.
     """
     fed, inside = made.plan.fed, np.asarray(coins, bool)
     if made.unit == "example":

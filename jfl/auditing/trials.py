@@ -158,9 +158,9 @@ def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array
     """Run a watched plan once.
 
     Returns:
-        Float[R, ...], the observations of each round, to which those of personal models and the
-        logarithm of an adaptive clip norm are appended if there are any; and whether a value was
-        not finite.
+        Float[rounds, ...], the observations of each round, and whether any value was not finite.
+        Observations of personal models and the logarithm of an adaptive clip norm, if the plan has
+        them, come last in each round.
     """
     run, metrics = scan(init(key, plan), plan, jnp.ones(rounds, jnp.int32))
     seen: Any = run.server.seen

@@ -44,7 +44,8 @@ def watched(algorithm: Algorithm, seen: Any, see: Fn, client: Fn | None = None) 
     Args:
         algorithm: the algorithm that runs.
         seen: zeros in the shape of the observations, a pytree.
-        see: (moment, seen) -> seen, called in each round.
+        see: a function (moment, seen) -> seen, called in each round with the Moment of the round
+            and the observations so far.
         client: a client function that replaces the algorithm's; None keeps it.
     """
     of = algorithm

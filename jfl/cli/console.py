@@ -97,7 +97,14 @@ def caveats(guarantees) -> str:
 
 
 def results(entries, out, title=None, notes=()):
-    """Print the runs of a summary, with one row per setting over its seeds."""
+    """Print a table of runs, with one row per setting over its seeds.
+
+    Args:
+        entries: the entries of a summary.json.
+        out: the directory of the runs, which is printed below the table.
+        title: the title of the table.
+        notes: sentences below the table.
+    """
     groups, rows, shown = {}, [], []
     for e in entries:
         groups.setdefault(e["name"], []).append(e)

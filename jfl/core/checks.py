@@ -171,7 +171,13 @@ def as_scalar(value: ArrayLike) -> jax.Array | np.ndarray:
 
 
 def require_one_of(where: str, options: Collection[Any], **values: Any) -> None:
-    """Reject values that are not among `options`."""
+    """Reject values that are not among `options`.
+
+    Args:
+        where: the name of the function that checks, with which the message begins.
+        options: the valid values.
+        **values: argument names and their values.
+    """
     for name, value in values.items():
         # Do not compare arrays, for which `in` fails.
         is_plain = isinstance(value, (str, numbers.Number, np.bool_, type(None)))

@@ -52,9 +52,9 @@ def arrays(
     Args:
         x: [n, ...], training rows as the model gets them. Floats become float32, and integers
             (tokens) become int32.
-        y: [n], one label per row: an integer in [0, classes), or any number if classes=0. Or
-            [n, k], several labels per row: tokens in [0, classes), where negative tokens are
-            masked; or numbers if classes=0, such as 0 or 1 for each of k attributes.
+        y: [n], one label per row: an integer in [0, classes), or any number if classes=0. For
+            several labels per row, [n, k]: tokens in [0, classes), or a negative number where a
+            token does not count; if classes=0, numbers, such as 0 or 1 for each of k attributes.
         x_test: [m, ...], test rows.
         y_test: [m], their labels.
         classes: number of classes. None counts them from the labels, and 0 means regression.

@@ -83,7 +83,9 @@ class Book(NamedTuple):
 
 
 def read(loss, params, x, y) -> Book:
-    """Trace a loss and find the rule of every leaf.
+    """Trace a loss, and find how the clipped gradient of each parameter can be computed.
+
+    The result is a Book, which has a Rule for each parameter that is used once, in a known layer.
 
     Args:
         loss: a function (params, x, y) -> scalar that is a pytree, such as an Fn.

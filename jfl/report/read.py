@@ -249,7 +249,12 @@ def groups(sources: list[Source]) -> list[Group]:
 
 
 def groups_of(source: Source, prefix: str = "") -> list[Group]:
-    """Return the settings of one source; their labels begin with `prefix`."""
+    """Return a Group for each setting of a source, with its runs over seeds.
+
+    Args:
+        source: a directory of runs that was read.
+        prefix: the start of each label.
+    """
     names = dict.fromkeys(run["name"] for run in source.runs)
     return [_group(source, name, prefix + name) for name in names]
 

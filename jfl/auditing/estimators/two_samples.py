@@ -87,12 +87,12 @@ def lower_bound(
     confidence: float = 0.95,
     thresholds: Any = Bonferroni(),  # noqa: B008  frozen
 ) -> Estimate:
-    """Return the Clopper-Pearson lower bound, which is valid for every mechanism but never tight.
+    """Return a lower bound on epsilon that is valid for every mechanism, but never tight.
 
     Under (epsilon, delta)-DP every test has 1 - FNR <= e^epsilon FPR + delta, and the same with FNR
-    and FPR exchanged.  If n runs of each side show no error, the bound is ln((1 - u) / u) with the
-    upper bound u of zero errors in n trials: 3.28 for 100 runs and 5.60 for 1000 (one threshold,
-    confidence 0.95, delta 0).
+    and FPR exchanged.  Clopper-Pearson intervals bound the error rates.  If n runs of each side
+    show no error, each rate is at most some u, and the bound is ln((1 - u) / u): 3.28 for 100 runs
+    and 5.60 for 1000 (one threshold, confidence 0.95, delta 0).
 
     Args:
         inside, outside, delta, confidence, thresholds: see the module.
@@ -184,11 +184,9 @@ def tradeoff_bound(
     thresholds: Any = Bonferroni(),  # noqa: B008  frozen
     noise_range: tuple[float, float] = (0.1, 100.0),
 ) -> Estimate:
-    """Return the epsilon of the smallest noise multiplier that the error rates reject.
+    """Return a lower bound on epsilon for a mechanism that is known except for its noise.
 
-    The mechanism is known except for its noise, by its privacy profile.
-
-    With noise multiplier z, every test has 1 - FNR <= e^x FPR + profile(z, x) for all x >= 0, and
+    The result is the epsilon of the smallest noise multiplier that the error rates reject.  With noise multiplier z, every test has 1 - FNR <= e^x FPR + profile(z, x) for all x >= 0, and
     the same with FNR and FPR exchanged.  If one of these fails, z and all larger multipliers are
     rejected.
 

@@ -116,9 +116,10 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
 
 
 def weighted(bands: Bands) -> Shape:
-    """Return the shape of the paper: the norm ||W h|| of the un-normalised coefficients h.
+    """Return the norm in which the noise of Ranaweera et al., 2025, is isotropic.
 
-    W is the number of entries from which each coefficient is computed.
+    It is ||W h|| for the un-normalised Haar coefficients h, where W has for each coefficient the
+    number of entries from which it is computed.
     """
     return Shape(bands, jnp.sqrt(jnp.asarray(haar.leaves(bands), jnp.float32)))
 
@@ -247,12 +248,18 @@ def published(
     max_weight: ArrayLike = 1.0,
     unsound: bool = False,
 ) -> tuple[Stage, Stage]:
-    """Return the clip and the noise of the paper, in one possible reading of its text.
+    """Return the clip and the noise of Ranaweera et al., 2025, in one reading of their text.
 
-    Noise of std noise_multiplier * bound / W_j is added to the un-normalised coefficient j.  The
-    readings differ in what is clipped to `bound`: R1 the contribution, R2 its coefficients, R3 each
-    level of them, R4 each level of the weighted coefficients, R5 all weighted coefficients
-    together, and R6 their levels, with squared bounds that add up to that of R5.
+    Noise of std noise_multiplier * bound / W_j is added to the un-normalised coefficient j, which
+    is computed from W_j entries.  The readings differ in what is clipped to `bound`:
+
+    - R1: the contribution,
+    - R2: all its coefficients,
+    - R3: each level of coefficients,
+    - R4: each level of weighted coefficients,
+    - R5: all weighted coefficients,
+    - R6: each level of weighted coefficients, with smaller bounds: their squares add up to that of
+      R5.
 
     Args:
         reading: "R1" to "R6".
