@@ -105,7 +105,7 @@ def join(pieces, lengths, axes=(-1,)):
 
 
 def cut(coefficients, lengths, axis=-1) -> tuple:
-    """Split coefficients along `axis` into pieces and remove their padding, as the inverse of `join`.
+    """Split coefficients along `axis` into pieces without their padding; inverts `join`.
 
     Args:
         coefficients: an array that `join` returned.

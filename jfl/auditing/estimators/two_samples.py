@@ -186,8 +186,9 @@ def tradeoff_bound(
 ) -> Estimate:
     """Return a lower bound on epsilon for a mechanism that is known except for its noise.
 
-    The result is the epsilon of the smallest noise multiplier that the error rates reject.  With noise multiplier z, every test has 1 - FNR <= e^x FPR + profile(z, x) for all x >= 0, and
-    the same with FNR and FPR exchanged.  If one of these fails, z and all larger multipliers are
+    The result is the epsilon of the smallest noise multiplier that the error rates reject.  With
+    noise multiplier z, every test has 1 - FNR <= e^x FPR + profile(z, x) for all x >= 0, and the
+    same with FNR and FPR exchanged.  If one of these fails, z and all larger multipliers are
     rejected.
 
     The result is a lower bound if the profile is that of the mechanism.  If the profile is an
