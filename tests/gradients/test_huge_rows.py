@@ -21,8 +21,8 @@ def test_no_size_of_a_row_passes_its_bound(clip):
     """A row that is too long to measure counts as zero, and is counted."""
     chain = jfl.chain(CLIPS[clip], jfl.total(), adjacency="add_remove")
     run = jax.jit(lambda row: clip_and_sum(chain, (), row, jnp.ones(1)))
-    # A constant row is in the lowest of the three bands, up to rounding that a clip scales up to
-    # the bound of another band if the program is optimized.
+    # A constant row is in the lowest of the three bands.  In an optimized program its other
+    # coefficients are rounding errors, which can be large and are clipped to their bands' bounds.
     bound = 3**0.5 if clip == "bands" else 1.0
     for size in (1e-38, 1e-20, 1.0, 1e18, 1e19, 3e38):
         part = run(jnp.full((1, 4), size, jnp.float32))
