@@ -212,7 +212,7 @@ def card(name: str) -> str:
     rows = [
         ("equation", by_hand["equation"]),
         ("paper", flat(sections(inspect.cleandoc(module.__doc__ or ""))["References"])),
-        ("noisy releases per participation", f"{releases}" + steps),
+        ("noisy releases per participation", by_hand.get("releases", f"{releases}{steps}")),
         ("ε in the [example plan](index.md)", epsilon),
         ("clients keep a state", is_stateful),
         ("source", f"[`{source}`](../../{source})"),

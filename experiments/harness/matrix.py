@@ -46,7 +46,8 @@ in more detail.
 If a cell has two rules "A or B", jfl uses
 
 - `sum of uploads` if the server sums uploads unchanged and their noise is isotropic;
-- `uploads and model` if, in addition, the uploads and the release both have Gaussian noise;
+- `uploads and model` if the condition of `sum of uploads` holds, and the uploads and the release
+  both have isotropic Gaussian noise;
 - `absence` if clients keep a state and a cohort does not contain all of them;
 - `group` or `one bin` if there are several groups or bins, and the noise multiplier never changes;
 - `sampled group` if the strategy of the noise has no more bands than there are rounds between two
@@ -60,14 +61,13 @@ draws. `correlated` is noise that is [correlated over rounds](guides/correlated_
 "noise once after local training" is for
 [output perturbation](algorithms/noise.md#output_perturbation).
 
-Four facts hold for all tables:
+Three facts hold for all tables:
 
-- The server sees every upload before it adds noise to the release. Nothing is therefore proved for
-  the view `server`, and the table "noise on the release" has no such column.
 - A guarantee for clients implies one for their examples. Under replace_one it has the same ε. Under
   the other adjacencies, jfl counts half the noise multiplier and no amplification except absence.
 - With Laplace noise, sampling amplifies privacy only for Poisson samples, and for samples of fixed
-  size under replace_one. Every other sample is treated as known.
+  size under replace_one. In all other cases, jfl assumes that the observer knows the sample, so
+  sampling does not amplify privacy.
 - The view `personal` sees every upload and all personal models.
 """
 SAMPLERS = "guides/stages_and_samplers.md#samplers"
@@ -76,6 +76,14 @@ PLACES = {
     "local training": "Unit example, noise once after local training",
     "upload": "Unit client, noise on uploads",
     "release": "Unit client, noise on the release",
+}
+
+# What a reader has to know about the columns of a table.
+NOTES = {
+    "release": """With noise on the release, nothing is proved for the view `server`, because the
+server sees every upload before it adds the noise. This table therefore has no column for it.
+
+""",
 }
 
 
@@ -102,7 +110,10 @@ def table(place: str) -> str:
 
 def page() -> str:
     """Return docs/matrix.md."""
-    return HEAD + "".join(f"\n## {title}\n\n{table(place)}\n" for place, title in PLACES.items())
+    sections = (
+        f"\n## {title}\n\n{NOTES.get(place, '')}{table(place)}\n" for place, title in PLACES.items()
+    )
+    return HEAD + "".join(sections)
 
 
 def main():

@@ -59,8 +59,8 @@ def dicesgd(
 
     References:
         Zhang et al., ICLR 2024, Algorithm 1, which keeps a single error for all examples on the
-        server. Separate errors for clients are from Seide et al., 2014; Khirirat et al., 2023
-        (Clip21), combine them with clipping.
+        server. Seide et al. (2014) introduced a separate error for each client, and Khirirat et
+        al. (2023, Clip21) combined such errors with clipping.
 
     Example:
         >>> import jfl

@@ -57,8 +57,8 @@ def fednova(
 
     Privacy:
         The numbers of local steps are assumed public: they may depend on the speed of a device, but
-        not on its rows. The guarantee counts `steps` noisy gradients per participation, including
-        unused ones.
+        not on its rows. The guarantee counts `steps` noisy gradients per participation, also for a
+        client that takes fewer steps.
 
     References:
         Wang et al., NeurIPS 2020, equation 6, without momentum and proximal terms.

@@ -109,12 +109,13 @@ def scaffold(
     remains exactly the mean of all c_i if weights are uniform, no client occurs twice in a cohort,
     and the release neither clips nor adds noise.
 
-    A client uploads its model difference and the change of its c_i multiplied by K lr, where K is
-    the number of local steps. A client-level clip bounds both together.
+    A client uploads its model difference, and the change of its c_i multiplied by the sum of the
+    learning rates of its local steps. A client-level clip bounds both together.
 
     SCAFFOLD suits noise in local steps: the noise in c_i, and its part of c, vanish when c_i is
-    next replaced. Client-level noise is added to c and never removed: it accumulates, and local
-    steps follow it until the clip norm limits them. With client-level noise, FedAvg works better.
+    next replaced. With client-level noise, FedAvg works better. The server adds this noise to c and
+    never removes it, so it accumulates. All local steps follow c, so they increasingly follow this
+    noise, and only the clip norm limits how far.
 
     Args:
         warm_rounds: number of initial rounds that only compute control variates, at the initial
