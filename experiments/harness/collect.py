@@ -25,7 +25,7 @@ from .results import PAPERS
 from .runner import judged, not_tuned, ran_at, stored_line
 
 # keys of NOTES
-DESCRIBED = ("differs", "draws", "last", "devices", "not_tuned", "at_edge", "stale")
+DESCRIBED = ("differs", "draws", "seeds", "last", "devices", "not_tuned", "at_edge", "stale")
 MAX_EVALUATIONS = 20  # of a stored curve
 MAX_VALUES = 400  # of a stored curve, over all seeds
 
@@ -134,9 +134,16 @@ def _notes(stored: results.Experiment, experiment, lines: dict) -> dict[str, str
         if line.ran_at and name in experiment.lines and line.ran_at != ran_at(experiment, name)
     ]
     of_rounds = 100 * experiment.last
+    planned = len(experiment.seeds)
+    done = sum(len(line.seeds) >= planned for line in lines.values())
+    interim = (
+        f"{done} of {len(experiment.lines)} lines ran with the {planned} seeds that were fixed for "
+        "this figure. Verdicts on other lines are not final"
+    )
     return dict(
         differs=experiment.differs,
         draws=_by_line({n: line.draws or "not stored" for n, line in stored.lines.items()}),
+        seeds=interim if 0 < done < len(lines) else "",
         last=f"mean of the last {of_rounds:g} % of the rounds" if of_rounds else "",
         devices=counts if len(devices) > 1 else "",
         not_tuned=not_tuned(experiment, lines),

@@ -63,6 +63,7 @@ NOTES = dict(
     reduced="At reduced size",
     differs="Differs from the paper",
     draws="Draws of the data",
+    seeds="Seeds",
     last="Accuracy",
     not_tuned="Baseline not tuned",
     at_edge="Best at an end of its grid",

@@ -46,7 +46,7 @@ PLACE = re.compile(r"\{(\w+): ([^{}]+)\}")
 # Matches means, half intervals and the number of seeds as experiments.harness.verdicts writes them.
 JUDGED = re.compile(
     r"(?:^|.*; )(?P<all>[^;]+) \((?:[\d.]+ % (?:one-sided bounds|intervals), )?"
-    r"(?P<seeds>\d+ seeds|one seed)"
+    r"(?P<seeds>\d+(?: to \d+)? seeds|one seed)"
 )
 MEAN = re.compile(r"([+-]\d+\.\d{3,})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
 # Matches how often a bound is informative, as experiments.harness.theorems writes it.
@@ -188,14 +188,14 @@ def missing(paper: str) -> str:
                 why.setdefault(reason(part, v), []).append(where)
     rows = [(_cell(told), len(names), names) for told, names in why.items()]
     open_ = [
-        (part.name, int(seeds[1]))
+        (part.name, seeds[1])
         for part in stored(paper).parts()
         for v in part.verdicts
         if v.whose == "paper"
         and v.verdict == UNDECIDED
-        and (seeds := re.search(r"(\d+) seeds", v.seen))
+        and (seeds := re.search(r"(\d+(?: to \d+)?) seeds", v.seen))
     ]
-    for number in sorted({n for _, n in open_}):
+    for number in sorted({n for _, n in open_}, key=lambda n: [*map(int, n.split(" to "))]):
         names = [name for name, n in open_ if n == number]
         rows.append((f"undecided with {number} seeds", len(names), names))
     code = lambda name: f"`{name}`" if name else "comparisons of several experiments"
@@ -456,7 +456,10 @@ def measured_together(of: list[results.Verdict], unit: str) -> str:
     if not means:
         return _cell("; ".join(dict.fromkeys(_shortened(v.seen) for v in of)))
     (count, *others) = dict.fromkeys(count for _, count in every)
-    return _cell(_listed(means, unit) + ("" if others else count))
+    if others:
+        numbers = [int(n) for _, count in every for n in re.findall(r"\d+", count)]
+        count = f" ({min(numbers)} to {max(numbers)} seeds)" if numbers else ""
+    return _cell(_listed(means, unit) + count)
 
 
 def _means(of: results.Verdict) -> tuple[list, str]:

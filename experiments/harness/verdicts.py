@@ -290,9 +290,10 @@ def _shown(comparisons, wrong) -> str:
             shown.append(f"{name}{quantity.mean:+.3f}")
         else:
             shown.append(f"{name}{mean_and_half(quantity.mean, most - quantity.mean)}")
-    freedom = min(np.min(c.of.freedom) for c in comparisons)
+    freedom, most_freedom = (f(np.min(c.of.freedom) for c in comparisons) for f in (min, max))
     kind = "one-sided bounds" if comparisons[0].one_sided else "intervals"
-    seeds = f"{100 * (1 - wrong):.4g} % {kind}, {freedom + 1} seeds" if freedom else "one seed"
+    count = f"{freedom + 1}" + (f" to {most_freedom + 1}" if most_freedom > freedom else "")
+    seeds = f"{100 * (1 - wrong):.4g} % {kind}, {count} seeds" if freedom else "one seed"
     unpaired = any(getattr(c.of, "values", 0) is None for c in comparisons)
     return ", ".join(shown) + f" ({seeds}{', unpaired' if unpaired and freedom else ''})"
 

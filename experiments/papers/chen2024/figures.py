@@ -86,6 +86,8 @@ def rougher(rough, smooth):
             return Evidence(missing=why)
         if any(results[n].trace["curve"].shape[1] < 4 for n in (rough, smooth)):
             return Evidence(missing="too few evaluations")
+        if len({results[n].trace["curve"].shape[1] for n in (rough, smooth)}) > 1:
+            return Evidence(missing="curves with the same number of evaluations")
         one, other = moves(results[rough]), moves(results[smooth])
         words = f"{one.mean:.4f} and {other.mean:.4f} an evaluation"
         return Evidence((Comparison(one - other, 0.0),), seen=words)
