@@ -180,11 +180,11 @@ def of_model(job: Job) -> tuple[Callable, dict]:
         task = jfl.models.gpt(fed, width=512, layers=6, heads=8)
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(batch))
     kind, _, compute = job.mode.partition(", ")
-    options = dict(compute=compute) if compute else {}
+    compute = compute or "float32"
     if kind == "plain":
-        grad = jfl.grad(task.loss, **options)
+        grad = jfl.grad(task.loss, compute=compute)
     else:
-        grad = jfl.private_grad(task.loss, chain, **options)
+        grad = jfl.private_grad(task.loss, chain, compute=compute)
     batches = jfl.batches.without_replacement(batch)
     alg = jfl.algorithms.fedavg(grad, lr=0.01, steps=steps, batch=batches)
     return of_plan(jfl.plan(fed, task, alg, jfl.sampling.full(clients)))
