@@ -65,16 +65,21 @@ def jobs() -> list[Job]:
     return [*(Job(*case) for case in cases), *models, *others, *small]
 
 
+def with_random_rows(workload: str) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """Return the numbers of a workload, and random rows of its shapes."""
+    spec = SimpleNamespace(**workloads.WORKLOADS[workload], block=1)
+    rng = np.random.default_rng(0)
+    features = math.prod(getattr(spec, "image", (784,)))
+    x = rng.normal(size=(spec.clients, spec.rows, features)).astype(np.float32)
+    return spec, SimpleNamespace(x=x, y=rng.integers(0, 10, x.shape[:2]).astype(np.int32))
+
+
 # --- programs: a function of the number of rounds, and seconds to compile
 
 
 def of_peer(job: Job) -> tuple[Callable, dict]:
     """Return the program of a workload in one of its tools."""
-    spec = SimpleNamespace(**workloads.WORKLOADS[job.workload], block=1)
-    rng = np.random.default_rng(0)
-    features = math.prod(getattr(spec, "image", (784,)))
-    x = rng.normal(size=(spec.clients, spec.rows, features)).astype(np.float32)
-    data = SimpleNamespace(x=x, y=rng.integers(0, 10, x.shape[:2]).astype(np.int32))
+    spec, data = with_random_rows(job.workload)
     driver = jfl_peer if job.tool == "jfl" else vmapped_peer
     begun = time.perf_counter()
     run, _ = driver.build(spec, data, job.mode)
@@ -119,10 +124,8 @@ def of_plan(plan: jfl.Plan) -> tuple[Callable, dict]:
 
 def of_sweep() -> tuple[Callable, dict]:
     """Return a sweep of W1 over noise and seeds."""
-    spec = SimpleNamespace(**workloads.WORKLOADS["W1"])
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(spec.clients, spec.rows, 784)).astype(np.float32)
-    fed = jfl_peer.federation(SimpleNamespace(x=x, y=rng.integers(0, 10, x.shape[:2])))
+    spec, data = with_random_rows("W1")
+    fed = jfl_peer.federation(data)
 
     def plan(noise):
         changed = vars(spec) | dict(noise=float(noise))
@@ -141,10 +144,8 @@ def of_sweep() -> tuple[Callable, dict]:
 
 def of_wavelets() -> tuple[Callable, dict]:
     """Return W2 with noise of the same distribution in each Haar band of an image."""
-    spec = SimpleNamespace(**workloads.WORKLOADS["W2"])
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(spec.clients, spec.rows, 784)).astype(np.float32)
-    fed = jfl_peer.federation(SimpleNamespace(x=x, y=rng.integers(0, 10, x.shape[:2])))
+    spec, data = with_random_rows("W2")
+    fed = jfl_peer.federation(data)
     task = jfl.models.mlp(fed, spec.hidden)
     params = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     shape = jfl.wavelet.ellipsoid(jfl.bands.pixels(params, (28, 28)))

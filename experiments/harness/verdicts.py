@@ -183,7 +183,11 @@ class Comparison(NamedTuple):
         return math.isinf(self.low) or math.isinf(self.high)
 
     def bounds(self, wrong: float) -> tuple[float, float]:
-        """Return an interval, of whose ends those that the range has miss with this probability."""
+        """Return the interval that decides.
+
+        If the claimed range has one end, a bound on that side misses with probability `wrong`; if
+        it has two, the two bounds together do.
+        """
         return self.of.interval(2 * wrong if self.one_sided else wrong)
 
     def inside(self, wrong: float) -> bool:

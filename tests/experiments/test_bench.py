@@ -20,7 +20,7 @@ FOLDER = ROOT / "experiments" / "bench" / "peers"
 def drivers(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module("workloads"), importlib.import_module("jfl_peer")
-    for name in ("workloads", "jfl_peer", "vmapped_peer"):
+    for name in ("workloads", "jfl_peer", "vmapped_peer", "jax_models"):
         sys.modules.pop(name, None)
 
 

@@ -154,6 +154,8 @@ def lower_epsilon(rate, z, steps, delta, grid=2e-4, size=2**18):
 def test_epsilon_of_a_run():
     many = rdp.gaussian_epsilon(math.sqrt(10) * 8 / 3, 1e-5)
     close(paper.run_epsilon("R1", 64, 3.0, 1.0, 10, 1e-5), many, 1e-9)
+    # Figure 10 at sigma = 3, which docs/papers quotes: 7,850 parameters, 20 of 100 clients.
+    assert round(paper.run_epsilon("R1", 2**13, 3.0, 0.2, 40, 1e-5, "lemma2")) == 138_761
     low = lower_epsilon(0.1, 2.0 / math.sqrt(5), 1, 1e-5)
     assert low < paper.run_epsilon("R4", 16, 2.0, 0.1, 1, 1e-5) < 1.02 * low
     whole = float(paper.true_epsilon("R1", 2**18, 3.0, 1e-5))  # sampling hides next to nothing

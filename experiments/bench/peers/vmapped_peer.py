@@ -15,53 +15,15 @@ import workloads
 try:
     import jax
     import jax.numpy as jnp
+    from jax_models import forward, init, losses
 
     MISSING = None
 except ImportError as error:
     MISSING = error
 
 
-def init(key, spec):
-    """Return [(weight, bias)] layer by layer: kernels [3, 3, in, out], dense weights [in, out]."""
-    if spec.level == "record":
-        sizes = (784, *spec.hidden, 10)
-        shapes = list(zip(sizes, sizes[1:]))
-    elif spec.image[0] == 28:
-        shapes = [(3, 3, 1, 16), (3, 3, 16, 32), (1568, 128), (128, 10)]
-    else:
-        shapes = [(3, 3, 3, 32), (3, 3, 32, 64), (12544, 128), (128, 10)]
-    return [
-        (jax.random.normal(k, s) / np.prod(s[:-1]) ** 0.5, jnp.zeros(s[-1]))
-        for k, s in zip(jax.random.split(key, len(shapes)), shapes)
-    ]
-
-
-def forward(spec, params, x):
-    """Return scores [batch, 10] of rows x [batch, ...]."""
-    if spec.level == "client":
-        same = spec.image[0] == 28
-        for i, (w, b) in enumerate(params[:2]):
-            x = jax.lax.conv_general_dilated(
-                x,
-                w,
-                (1, 1),
-                "SAME" if same else "VALID",
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            )
-            x = jax.nn.relu(x + b)
-            if same or i:
-                x = jax.lax.reduce_window(
-                    x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
-                )
-        x, params = x.reshape(len(x), -1), params[2:]
-    for w, b in params[:-1]:
-        x = jax.nn.relu(x @ w + b)
-    return x @ params[-1][0] + params[-1][1]
-
-
 def mean_loss(spec, params, x, y):
-    scores = jax.nn.log_softmax(forward(spec, params, x))
-    return -jnp.take_along_axis(scores, y[:, None], 1).mean()
+    return losses(forward(spec, params, x), y).mean()
 
 
 def add_noise(key, tree, std):
@@ -72,12 +34,9 @@ def add_noise(key, tree, std):
     return jax.tree.unflatten(treedef, noisy)
 
 
-def clip_factor(tree, clip, axis=None):
-    """Return min(1, clip / norm) of a tree; with axis=0, of each entry along the first axis."""
-
-    def squares(x):
-        return jnp.sum(x.reshape(len(x), -1) ** 2, 1) if axis == 0 else jnp.sum(x**2)
-
+def clip_factors(tree, clip):
+    """Return min(1, clip / norm) of each entry along the first axis."""
+    squares = lambda x: jnp.sum(x.reshape(len(x), -1) ** 2, 1)
     return jnp.minimum(1, clip / jnp.sqrt(sum(map(squares, jax.tree.leaves(tree)))))
 
 
@@ -85,7 +44,7 @@ def private_gradient(spec, key, params, x, y):
     """Return the gradient of DP-SGD: clipped for each row, summed, with noise, divided."""
     each = jax.vmap(jax.grad(lambda p, x, y: mean_loss(spec, p, x[None], y[None])), (None, 0, 0))
     grads = each(params, x, y)
-    factor = clip_factor(grads, spec.clip, axis=0)
+    factor = clip_factors(grads, spec.clip)
     total = jax.tree.map(lambda g: jnp.tensordot(factor, g, 1), grads)
     noisy = add_noise(key, total, spec.noise * spec.clip)
     return jax.tree.map(lambda g: g / spec.batch, noisy)
@@ -120,7 +79,7 @@ def round_of(spec, x, y, private):
         if spec.level == "record" or not private:
             return jax.tree.map(lambda m: m.mean(0), models)
         updates = jax.tree.map(lambda m, p: m - p, models, params)
-        factor = clip_factor(updates, spec.clip, axis=0)
+        factor = clip_factors(updates, spec.clip)
         total = jax.tree.map(lambda u: jnp.tensordot(factor, u, 1), updates)
         noisy = add_noise(noise, total, spec.noise * spec.clip)
         return jax.tree.map(lambda p, u: p + u / spec.cohort, params, noisy)
