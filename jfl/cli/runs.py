@@ -12,6 +12,7 @@ import jax
 
 from ..core import checks
 from ..core.options import field
+from ..engine import compiling
 from ..engine import devices as mesh
 from ..runs import checkpoint, load, on_ray
 from ..runs import config as configs
@@ -71,8 +72,7 @@ def train(arguments: list[str]) -> None:
             file=sys.stderr,
         )
     with console.progress(not command.no_progress, "rounds") as bar:
-        note = "checking, then compiling"
-        task = bar.add_task("jfl train", total=config.rounds, note=note, accuracy="")
+        task = bar.add_task("jfl train", total=config.rounds, note="checking", accuracy="")
 
         def watch(round, accuracy, loss, epsilon):
             seen = (("loss", loss), ("accuracy", accuracy), ("ε", epsilon))
@@ -83,7 +83,7 @@ def train(arguments: list[str]) -> None:
             )
 
         kept = lambda: f"rounds up to {checkpoint.Checkpoints(command.out).latest() or 0}"
-        with _kept(command.out, "journal.json", kept):
+        with _kept(command.out, "journal.json", kept), _stages("jfl train", bar, task) as seconds:
             entry = runs.train(
                 config,
                 command.out,
@@ -93,7 +93,23 @@ def train(arguments: list[str]) -> None:
                 functools.partial(console.warn, "train"),
                 command.log,
             )
-    console.results([entry], command.out)
+    console.results([entry], command.out, notes=[_preparation(seconds)])
+
+
+def _stages(name, bar, task):
+    """Show the stages before the first program runs in the note of a progress bar's task."""
+
+    def show(stage):
+        if not bar.tasks[task].completed:
+            bar.update(task, note=stage)
+
+    return compiling.report_stages(name, show)
+
+
+def _preparation(seconds):
+    """Say how long the programs of a command were prepared."""
+    before = {stage: spent for stage, spent in seconds.items() if stage != "running"}
+    return f"Before the rounds: {compiling.stages_text(before)}."
 
 
 def _mesh(command):
@@ -173,7 +189,7 @@ def sweep(arguments: list[str]) -> None:
         total = math.prod(map(len, axes.values()))
         task = bar.add_task("jfl sweep", total=total, note="checking", accuracy="")
         kept = lambda: f"{len(sweeps.points_store(command.out).records)} of its points"
-        with _kept(command.out, sweeps.FILE, kept):
+        with _kept(command.out, sweeps.FILE, kept), _stages("jfl sweep", bar, task) as seconds:
             entries = sweeps.sweep(
                 config_of(command),
                 axes,
@@ -185,7 +201,7 @@ def sweep(arguments: list[str]) -> None:
                 watch=functools.partial(bar.update, task),
                 warn=functools.partial(console.warn, "sweep"),
             )
-    console.results(entries, command.out)
+    console.results(entries, command.out, notes=[_preparation(seconds)])
 
 
 def _axes(flags) -> dict[str, list]:

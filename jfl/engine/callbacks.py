@@ -216,7 +216,7 @@ def watching(
     callbacks: Sequence[Any],
     tolerate: Sequence[Any],
 ) -> Generator[Callable[[Run, list[Metrics]], bool] | None]:
-    """Show progress and log compilations in a `with` block, and yield a function for callbacks.
+    """Report the stages and the progress of a run in a `with` block.
 
     Args:
         plan: the plan.
@@ -235,11 +235,12 @@ def watching(
         if not callable(callback):
             checks.fail("simulate", "callbacks, functions of a Moment", checks.short_repr(callback))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(compiling.log_compilation(plan))
+        bar = stack.enter_context(_bar(plan, rounds)) if progress else None
+        if bar is None:  # otherwise the bar reports the stages
+            stack.enter_context(compiling.report_stages(plan.algorithm.name))
         if not progress and not callbacks:
             yield None
             return
-        bar = stack.enter_context(_bar(plan, rounds)) if progress else None
 
         def watch(run: Run, history: list[Any]) -> bool:
             stop_if_unhealthy(run, tolerate)
@@ -258,7 +259,7 @@ def watching(
 
 @contextlib.contextmanager
 def _bar(plan: Plan, rounds: int) -> Generator[Callable[[int, Mapping[str, float]], None]]:
-    """Show a progress bar on standard error.
+    """Show a progress bar on standard error, and below it the seconds of each stage.
 
     Yields:
         A function that updates the bar, given the number of completed rounds and the metrics.
@@ -269,26 +270,35 @@ def _bar(plan: Plan, rounds: int) -> Generator[Callable[[int, Mapping[str, float
         MofNCompleteColumn,
         Progress,
         TextColumn,
+        TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
+        TimeElapsedColumn(),
         MofNCompleteColumn(),
         TextColumn("rounds, left"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[numbers]}"),
     )
+    name = plan.algorithm.name
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"{plan.algorithm.name} (compiling)", total=rounds, numbers="")
+        task = progress.add_task(name, total=rounds, numbers="")
 
         def show(done: int, numbers: Mapping[str, float]) -> None:
             shown = [n for n in ("accuracy", "loss") if n in numbers]
             words = "  ".join(f"{n} {numbers[n]:.4g}" for n in shown)
-            progress.update(task, completed=done, numbers=words, description=plan.algorithm.name)
+            progress.update(task, completed=done, numbers=words, description=name)
 
-        yield show
+        def show_stage(stage: str) -> None:
+            if not progress.tasks[task].completed:  # later stages are short
+                progress.update(task, description=f"{name} ({stage})")
+
+        with compiling.report_stages(name, show_stage) as seconds:
+            yield show
+        progress.console.print(f"{name}: {compiling.stages_text(seconds)}")
 
 
 # --- health

@@ -1,47 +1,139 @@
-"""Functions that log compilations, and that cache compiled programs on disk."""
+"""What happens before a program runs: its stages with their seconds, and programs kept on disk."""
 
 import contextlib
 import logging
 import os
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from ..core.records import Plan
-
 CONFIG: Any = jax.config  # its type stubs do not list the options
 LOGGER = logging.getLogger("jfl")
+# The stages before a program runs, by the names of JAX's events.
+STAGES = {
+    "/jax/core/compile/jaxpr_trace_duration": "tracing",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering",
+    "/jax/core/compile/backend_compile_duration": "compiling",
+}
+# A program that is not ready after so many seconds is reported once per process.
+SLOW_SECONDS = 10.0
+
+
+class _Clock:
+    """The seconds that this process has spent on each stage since the clock was made.
+
+    Attributes:
+        seconds: the seconds of each stage, by its name in STAGES.
+        current: the name of the present stage; "" while no program is being prepared.
+        observers: functions that are called with the name of each stage when it begins.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(STAGES.values(), 0.0)
+        self.current = ""
+        self.observers: list[Callable[[str], None]] = []
+        monitoring: Any = jax.monitoring  # its types require another signature of listeners
+        monitoring.register_scalar_listener(self._begin)
+        monitoring.register_event_time_span_listener(self._end)
+
+    def _begin(self, event: str, value: float, **_: Any) -> None:
+        if event in STAGES:
+            self.current = STAGES[event]
+            for observe in self.observers:
+                observe(self.current)
+
+    def _end(self, event: str, start: float, end: float, **_: Any) -> None:
+        if event in STAGES:
+            self.current = ""
+            self.seconds[STAGES[event]] += end - start
+
+
+_explained: list[str] = []  # what was running when a slow start was explained
+_clocks: list[_Clock] = []  # the clock of this process, after its first use
+
+
+def _clock() -> _Clock:
+    """Return the clock of this process, which starts at the first call."""
+    if not _clocks:
+        _clocks.append(_Clock())
+    return _clocks[0]
+
+
+def stage_seconds() -> dict[str, float]:
+    """Return the seconds that this process has spent on each stage since the first call.
+
+    Only differences are meaningful.
+    """
+    return dict(_clock().seconds)
+
+
+def stages_text(seconds: Mapping[str, float]) -> str:
+    """Describe the seconds of stages, such as "4.2 s tracing, 0.3 s lowering, 29.1 s compiling"."""
+    return ", ".join(f"{spent:.1f} s {stage}" for stage, spent in seconds.items())
+
+
+def _slow_start_text(name: str, seconds: Mapping[str, float], current: str) -> str:
+    """Explain why a program is not ready after SLOW_SECONDS, and how to make the start shorter."""
+    text = (
+        f"{name}: the program is not ready after {SLOW_SECONDS:.0f} s ({stages_text(seconds)}; now "
+        f"{current}). Calls with the same shapes reuse it in this process. "
+    )
+    if CONFIG.jax_compilation_cache_dir is None:
+        text += "For other processes, jfl.keep_compiled_programs() stores it. "
+    return text + (
+        "A model that repeats a layer is traced and compiled faster if it loops over the layers, "
+        "for example by flax.linen.scan."
+    )
 
 
 @contextlib.contextmanager
-def log_compilation(plan: Plan) -> Generator[None]:
-    """Log which programs the `with` block compiles, and how long that takes."""
-    if not LOGGER.isEnabledFor(logging.INFO):
-        yield
-        return
-    start, durations = time.perf_counter(), []
+def report_stages(
+    name: str, show: Callable[[str], None] | None = None
+) -> Generator[dict[str, float]]:
+    """Report how long a `with` block prepares programs and how long it runs them.
 
-    def on_event(event: str, seconds: float, **_: Any) -> None:
-        if event.endswith("backend_compile_duration"):
-            durations.append(seconds)
+    The logger "jfl" reports the seconds of each stage at level INFO.  If a program is not ready
+    after SLOW_SECONDS, it says at level WARNING what takes so long and how to make it shorter, once
+    per process.
 
-    monitoring: Any = jax.monitoring  # its type stubs reject this form of a listener
-    monitoring.register_event_duration_secs_listener(on_event)
+    Args:
+        name: what the block runs, for messages.
+        show: a function that is called with the name of each stage when it begins.
+
+    Yields:
+        A dictionary that receives the seconds of each stage, and "running" for the rest, when the
+        block ends.
+    """
+    clock, begun, before, spent = _clock(), time.perf_counter(), stage_seconds(), {}
+
+    def since_then() -> dict[str, float]:
+        return {stage: seconds - before[stage] for stage, seconds in clock.seconds.items()}
+
+    def explain() -> None:
+        if clock.current and not _explained:
+            _explained.append(name)
+            LOGGER.warning(_slow_start_text(name, since_then(), clock.current))
+
+    timer = threading.Timer(SLOW_SECONDS, explain)
+    timer.daemon = True
+    timer.start()
+    if show is not None:
+        clock.observers.append(show)
     try:
-        yield
+        yield spent
     finally:
-        monitoring.unregister_event_duration_listener(on_event)
-        if durations:
-            LOGGER.info(
-                "compiled %d program(s) in %.1f s of %.1f s: %s",
-                len(durations),
-                sum(durations),
-                time.perf_counter() - start,
-                repr(plan).splitlines()[0],
-            )
+        timer.cancel()
+        if show is not None:
+            clock.observers.remove(show)
+        prepared = since_then()
+        running = time.perf_counter() - begun - sum(prepared.values())
+        spent.update(prepared, running=max(0.0, running))
+        if spent["compiling"]:
+            LOGGER.info("%s: %s", name, stages_text(spent))
 
 
 def keep_compiled_programs(folder: str | Path | None = None) -> Path:

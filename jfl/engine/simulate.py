@@ -252,7 +252,8 @@ def simulate(
     """Run `rounds` rounds of `plan` as one XLA program.
 
     Plans that differ only in numbers share one compiled program, also with different `rounds`.  The
-    logger "jfl" reports each compilation at level INFO.  For a `jfl.population`, the program runs
+    logger "jfl" reports the seconds of tracing, compiling and running at level INFO, and warns once
+    per process if no round has run after 10 s.  For a `jfl.population`, the program runs
     once per round, while the rows of the next cohort are fetched; client states are then NumPy
     arrays.
 
@@ -268,7 +269,8 @@ def simulate(
         tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
         mesh: devices that share each cohort: "auto", a number, or the result of
             `jfl.mesh.devices`; None means one device.
-        progress: True shows a progress bar on standard error, with the last metrics.
+        progress: True shows a progress bar on standard error, with the present stage or the last
+            metrics, and at the end the seconds of each stage.
         callbacks: functions of a `callbacks.Moment`, called after each evaluation; one that returns
             True stops the run.  See jfl.callbacks: early_stopping, checkpoint, log.  Draws and the
             compiled program are the same as without callbacks.
@@ -290,7 +292,8 @@ def simulate(
     if start is not None:
         checks.require_type("simulate", Run, "an earlier output", start=start)
     counts = rounds_before_evaluations(rounds, evaluate_every)
-    mech.check_schedules("simulate", plan, rounds, 0 if start is None else int(start.round))
+    before = 0 if start is None else int(start.round)
+    mech.check_schedules("simulate", plan, rounds, before)
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     words = identity.noise_identity(plan)
     with meshes.explain_lost_process():
@@ -307,21 +310,21 @@ def simulate(
     plan = sharding.place(dataclasses.replace(plan, mesh=mesh), mesh)
     key = meshes.replicate(key, mesh)
     with meshes.explain_lost_process():
-        if start is not None:
-            run = _copy_start(start, plan)
-        else:
-            init = init_run_jit if plan.fed.host is None else host_feed.init_population_run
-            run = init(key, plan, words, identity.initial_history(plan))
-        run, words = _enter_plan_on_host(run, words)
-        with watching(plan, rounds, int(run.round), progress, callbacks, tolerate) as watch:
+        with watching(plan, rounds, before, progress, callbacks, tolerate) as watch:
+            if start is not None:
+                run = _copy_start(start, plan)
+            else:
+                init = init_run_jit if plan.fed.host is None else host_feed.init_population_run
+                run = init(key, plan, words, identity.initial_history(plan))
+            run, words = _enter_plan_on_host(run, words)
             if plan.fed.host is not None:
                 run, metrics = _simulate_population(run, plan, counts, words, watch)
             else:
                 run = meshes.one_device(run) if mesh is None else sharding.place(run, mesh)
                 run, metrics = _simulate_on_device(run, plan, counts, words, mesh, watch)
+            stop_if_unhealthy(run, tolerate)  # waits for the run
         if plan.fed.host is None and meshes.spans_all_processes(mesh):
             run = dataclasses.replace(run, client_states=sharding.gather_to_host(run.client_states))
-        stop_if_unhealthy(run, tolerate)  # waits for the run
     params = plan.algorithm.params(run.server)
     if signs := signs_of_divergence(run.health, metrics, params):
         warnings.warn(f"simulate: the run diverged: {signs}", RuntimeWarning, stacklevel=2)

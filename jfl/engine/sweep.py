@@ -26,6 +26,7 @@ from ..core.random_streams import derive_noise_key, noise_seed_words
 from ..core.records import Health, Metrics, Plan, brief, counted, safe_repr
 from ..privacy.ledger import segments
 from ..privacy.mechanisms.chain import check_schedules
+from . import compiling
 from . import devices as meshes
 from .plan import client_bytes
 from .round import init_run
@@ -350,11 +351,12 @@ def _run_programs(
             states and pick(states),
             keep_states,
         )
-        program.fit(memory)
-        if watch is not None:
-            watch(str(program))
-        for i, result in zip(members, program.run()):
-            results[i] = result
+        with compiling.report_stages(f"sweep of {len(members)} points"):
+            program.fit(memory)
+            if watch is not None:
+                watch(str(program))
+            for i, result in zip(members, program.run()):
+                results[i] = result
         point_bytes[members] = program.point_bytes
         seconds[members] = (time.perf_counter() - started) / len(members)
     return results, seconds, point_bytes

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from ..core import identity
@@ -18,6 +17,7 @@ from ..core.files import as_json as as_json
 from ..core.files import plain, write
 from ..core.records import Health, Metrics, Plan
 from ..data.federation import describe
+from ..engine.compiling import stage_seconds
 from ..gradients.per_example import gradient_path
 from ..kernels.conv import multiplies_patches
 from . import guarantee_rows, pictures
@@ -287,36 +287,20 @@ def manifest(plans: list[Plan], partition=None, rounds: int = 1, **more) -> dict
 
 # --- time
 
-_compilations: list[float] = []  # seconds of each since the first call of `compile_seconds`
-
-
-def compile_seconds() -> float:
-    """Return the seconds that this process has spent on tracing and compilation since the first
-    call.
-
-    Only differences are meaningful.
-    """
-    if not _compilations:
-        _compilations.append(0.0)
-
-        def listen(event: str, seconds: float, **_: Any) -> None:
-            if "/compile/" in event:
-                _compilations.append(seconds)
-
-        monitoring: Any = jax.monitoring  # its type requires another signature of a listener
-        monitoring.register_event_duration_secs_listener(listen)
-    return sum(_compilations)
-
 
 class Stopwatch:
-    """A clock that starts when it is made and also counts the seconds of compilation."""
+    """A clock that starts when it is made, and that counts the seconds of compilation apart.
+
+    These include tracing and lowering.
+    """
 
     def __init__(self) -> None:
-        self._begun, self._compiled = time.perf_counter(), compile_seconds()
+        self._begun, self._compiled = time.perf_counter(), sum(stage_seconds().values())
 
     def read(self) -> tuple[float, float]:
         """Return the seconds since the start, and how many of them were compilation."""
-        return time.perf_counter() - self._begun, compile_seconds() - self._compiled
+        compiled = sum(stage_seconds().values()) - self._compiled
+        return time.perf_counter() - self._begun, compiled
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -1,0 +1,83 @@
+"""The stages before a program runs are reported: tracing, lowering, compiling."""
+
+import logging
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers.problems import make_federation
+
+import jfl
+from jfl.engine import compiling
+
+
+@pytest.fixture
+def cold():
+    """Make functions that no cache knows, each with a function that JAX traces within it."""
+
+    def make(number):
+        inner = jax.jit(lambda x: time.sleep(0.05) or x * number)
+        return jax.jit(lambda x: inner(x) + inner(x + 1.0))
+
+    return make
+
+
+def test_stages_within_a_stage_count_once(cold, caplog):
+    caplog.set_level(logging.INFO, "jfl")
+    shown, begun = [], time.perf_counter()
+    with compiling.report_stages("a program", shown.append) as seconds:
+        cold(2.5)(jnp.ones(3)).block_until_ready()
+    elapsed = time.perf_counter() - begun
+    assert shown[:3] == ["tracing", "lowering", "compiling"]
+    assert list(seconds) == ["tracing", "lowering", "compiling", "running"]
+    assert seconds["tracing"] >= 0.05 and min(seconds.values()) >= 0
+    assert sum(seconds.values()) <= elapsed
+    (record,) = caplog.records
+    pattern = r"a program: \d.\d s tracing, \d.\d s lowering, \d.\d s compiling, \d.\d s running"
+    assert record.levelname == "INFO" and re.fullmatch(pattern, record.getMessage())
+
+
+def test_a_block_without_compilation_is_silent(cold, caplog):
+    caplog.set_level(logging.INFO, "jfl")
+    function, x = cold(3.5), jnp.ones(3)
+    function(x)
+    with compiling.report_stages("known") as seconds:
+        function(x)
+    assert not caplog.records and sum(seconds.values()) == seconds["running"]
+
+
+def test_a_slow_start_is_explained_once(cold, caplog, monkeypatch):
+    monkeypatch.setattr(compiling, "SLOW_SECONDS", 0.02)
+    monkeypatch.setattr(compiling, "_explained", [])
+    x = jnp.ones(3)
+    with compiling.report_stages("a run that computes for long"):
+        time.sleep(0.1)
+    assert not caplog.records
+    for number in (4.5, 5.5):
+        with compiling.report_stages("a slow start"):
+            cold(number)(x)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "a slow start: the program is not ready after" in record.getMessage()
+    assert "now tracing" in record.getMessage()
+
+
+def test_a_simulation_names_its_stages(caplog):
+    caplog.set_level(logging.INFO, "jfl")
+    fed = make_federation(sizes=[4, 5], classes=3)
+    task = jfl.models.logistic(fed)
+    algorithm = jfl.algorithms.fedavg(
+        jfl.grad(task.loss), lr=0.1, steps=1, batch=jfl.batches.full()
+    )
+    plan = jfl.plan(fed, task, algorithm, jfl.sampling.full(2))
+    jfl.simulate(jax.random.key(0), plan, 1)
+    (text,) = (record.getMessage() for record in caplog.records)
+    assert text.startswith("fedavg: ") and text.endswith("running")
+    caplog.clear()
+    jfl.simulate(jax.random.key(1), plan, 3)
+    assert not caplog.records
+    jfl.sweep(lambda seed: plan, seed=[0, 1], rounds=1)
+    (text,) = (record.getMessage() for record in caplog.records)
+    assert text.startswith("sweep of 2 points: ")
