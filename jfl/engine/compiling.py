@@ -19,6 +19,7 @@ STAGES = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering",
     "/jax/core/compile/backend_compile_duration": "compiling",
 }
+JAX_MIN_COMPILE_SECONDS = 1.0  # JAX's default for programs that it keeps on disk
 # A program that is not ready after so many seconds is reported once per process.
 SLOW_SECONDS = 10.0
 
@@ -162,4 +163,8 @@ def keep_compiled_programs(folder: str | Path | None = None) -> Path:
         folder = Path(base) / "programs"
     folder = Path(folder).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    # By default JAX keeps what takes a second to compile.  The many programs of less than that were
+    # half of the time before the first round of a second process.
+    if CONFIG.jax_persistent_cache_min_compile_time_secs == JAX_MIN_COMPILE_SECONDS:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return folder

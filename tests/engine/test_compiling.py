@@ -1,7 +1,10 @@
 """The stages before a program runs are reported: tracing, lowering, compiling."""
 
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 
 import jax
@@ -81,3 +84,25 @@ def test_a_simulation_names_its_stages(caplog):
     jfl.sweep(lambda seed: plan, seed=[0, 1], rounds=1)
     (text,) = (record.getMessage() for record in caplog.records)
     assert text.startswith("sweep of 2 points: ")
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing_that_the_first_one_did(tmp_path):
+    """Programs of 0.2 s are kept as well, and a missing folder is made."""
+    program = """
+import sys, time, jax, jax.numpy as jnp, jfl
+from jfl.engine import compiling
+assert jfl.keep_compiled_programs(sys.argv[1]).as_posix() == sys.argv[1]
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
+def slow(x):
+    for i in range(60):
+        x = jnp.sin(x @ x) + i
+    return x
+jax.jit(slow)(jnp.ones((3, 3)))
+print(sum("cache_hits" in event for event in hits))
+"""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    command = [sys.executable, "-c", program, str(tmp_path / "new" / "programs")]
+    hits = [int(subprocess.check_output(command, env=env, text=True)) for _ in range(2)]
+    assert hits[0] == 0 and hits[1] >= 1, hits
