@@ -1,12 +1,19 @@
 """Time jfl and a hand-written JAX program on the accelerator of this machine.
 
-    python -m experiments.bench.device                       # everything, about six minutes
-    python -m experiments.bench.device --only W2 gpt --minutes 3
+    python -m experiments.bench.device                       # everything, one after another
+    python -m experiments.bench.device --only W2 gpt --modes plain private --minutes 3
+    python -m experiments.bench.device --list                # the rows, and nothing is run
 
 W1, W2, W3, W5 and W6 are the workloads of `experiments.bench.round`, W4 is a sweep of W1 with 64
-points, and `vmapped JAX` is peers/vmapped_peer.py.  resnet18 (10 clients, 4 steps of 64 images) and
-gpt (6 layers of width 512; 4 clients, 2 steps of 16 sequences of 256 tokens) are models that people
-train.  All rows of data are random.
+points, and `vmapped JAX` is peers/vmapped_peer.py.  MODELS are models that people train, at real
+size.  All rows of data are random.  A mode may end in ", bfloat16" (the precision of the loss) and
+", scan" (the layers of a transformer run in a loop).
+
+Compiling takes longer than timing.  Several processes can therefore compile first, and store the
+programs and the seconds in a folder, where a later call finds them:
+
+    python -m experiments.bench.device --compile-only 8 --cache /tmp/programs
+    python -m experiments.bench.device --cache /tmp/programs
 
 A row of the results has the seconds to trace and compile, and the seconds of a round: the median
 over turns of the difference between a long and a short call of one program, divided by the number
@@ -15,20 +22,27 @@ name.
 """
 
 import argparse
+import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import math
+import multiprocessing
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 import jfl
+from jfl.models import tasks
 from jfl.runs.checkpoint import environment
 
 from . import timing
@@ -41,13 +55,65 @@ POINTS = 64  # of the sweep W4
 
 
 @dataclasses.dataclass(frozen=True)
+class Model:
+    """A federation that trains a model, with `rows` rows for each client.
+
+    Args:
+        make: a function of the federation and `tiny` that returns the task.
+        row: the shape of an image; or the number of tokens, each with the next token as its label.
+    """
+
+    make: Callable
+    clients: int
+    rows: int
+    steps: int
+    batch: int
+    row: tuple[int, ...] = (32, 32, 3)
+
+
+MODELS = dict(
+    resnet18=Model(lambda fed, tiny: jfl.models.resnet18(fed, 4 if tiny else 64), 10, 256, 4, 64),
+    wideresnet=Model(
+        lambda fed, tiny: jfl.models.wideresnet(fed, *((10, 1) if tiny else (16, 4))),
+        10,
+        256,
+        4,
+        64,
+    ),
+    vit=Model(
+        lambda fed, tiny: jfl.models.vit(fed, 4, *((8, 2, 2) if tiny else (192, 12, 3))),
+        10,
+        256,
+        4,
+        64,
+    ),
+    gpt=Model(
+        lambda fed, tiny: jfl.models.gpt(fed, *((8, 2, 2) if tiny else (512, 6, 8))),
+        4,
+        32,
+        2,
+        16,
+        (256,),
+    ),
+    lstm=Model(
+        lambda fed, tiny: jfl.models.lstm(fed, cells=(4 if tiny else 256,)),
+        16,
+        64,
+        4,
+        16,
+        (80,),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
 class Job:
     """A row to time.
 
     Args:
         workload: a name in the module's docstring.
         tool: "jfl" or "vmapped JAX".
-        mode: "private", "plain", or a variant of private rounds.
+        mode: "private", "plain", or a variant of them.
     """
 
     workload: str
@@ -59,10 +125,12 @@ def jobs() -> list[Job]:
     """Return all rows, the most important ones first."""
     tools, modes = ("jfl", "vmapped JAX"), ("private", "plain")
     cases = [(w, t, m) for w in ("W2", "W1", "W3", "W5") for t in tools for m in modes]
-    models = [Job(w, mode=m) for w in ("resnet18", "gpt") for m in ("plain", "private")]
-    others = [Job("W4"), Job("W2", mode="wavelet"), Job("W6")]
-    small = [Job(w, mode=f"{m}, bfloat16") for w in ("gpt", "resnet18") for m in modes]
-    return [*(Job(*case) for case in cases), *models, *others, *small]
+    real = ("gpt", "resnet18", "wideresnet", "vit", "lstm")
+    models = [Job(w, mode=m) for w in real for m in ("plain", "private")]
+    loops = [Job("gpt", mode=f"{m}, scan") for m in ("plain", "private", "private, bfloat16")]
+    half = [Job(w, mode=f"{m}, bfloat16") for w in real for m in ("plain", "private")]
+    others = [Job("W4"), Job("W2", mode="wavelet"), Job("W6"), Job("vit", mode="private, scan")]
+    return [*models, *loops, *half, *(Job(*case) for case in cases), *others]
 
 
 def with_random_rows(workload: str) -> tuple[SimpleNamespace, SimpleNamespace]:
@@ -162,26 +230,27 @@ def of_wavelets() -> tuple[Callable, dict]:
     return of_plan(jfl.plan(fed, task, alg, sampler))
 
 
-def of_model(job: Job) -> tuple[Callable, dict]:
-    """Return a federation of resnet18 or gpt."""
-    rng = np.random.default_rng(0)
-    if job.workload == "resnet18":
-        clients, rows, batch, steps = 10, 256, 64, 4
-        x = rng.normal(size=(clients * rows, 32, 32, 3)).astype(np.float32)
-        y, classes = rng.integers(0, 10, len(x)), 10
+def of_model(job: Job, tiny: bool) -> tuple[Callable, dict]:
+    """Return a federation that trains one of MODELS."""
+    model, rng = MODELS[job.workload], np.random.default_rng(0)
+    clients, rows, steps, batch = model.clients, model.rows, model.steps, model.batch
+    if tiny:
+        clients, rows, steps, batch = 2, 8, 2, 2
+    if len(model.row) == 1:
+        classes = 86
+        x = rng.integers(0, classes, (clients * rows, *((8,) if tiny else model.row)))
+        y = np.roll(x, -1, 1)
     else:
-        clients, rows, batch, steps = 4, 32, 16, 2
-        x = rng.integers(0, 86, (clients * rows, 256))
-        y, classes = np.roll(x, -1, 1), 86
+        classes = 10
+        shape = (clients * rows, *((8, 8, 3) if tiny else model.row))
+        x = rng.normal(size=shape).astype(np.float32)
+        y = rng.integers(0, classes, len(x))
     data = jfl.datasets.arrays(x, y, x[:8], y[:8], classes=classes)
     fed = jfl.federate(data, jfl.partition.iid(clients))
-    if job.workload == "resnet18":
-        task = jfl.models.resnet18(fed, width=64)
-    else:
-        task = jfl.models.gpt(fed, width=512, layers=6, heads=8)
+    task = model.make(fed, tiny)
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(batch))
-    kind, _, compute = job.mode.partition(", ")
-    compute = compute or "float32"
+    kind, *options = job.mode.split(", ")
+    compute = "bfloat16" if "bfloat16" in options else "float32"
     if kind == "plain":
         grad = jfl.grad(task.loss, compute=compute)
     else:
@@ -191,10 +260,25 @@ def of_model(job: Job) -> tuple[Callable, dict]:
     return of_plan(jfl.plan(fed, task, alg, jfl.sampling.full(clients)))
 
 
-def program(job: Job) -> tuple[Callable, dict]:
+def layers_in_a_loop():
+    """Return a context in which the layers of `gpt` and `vit` are one loop with stacked weights."""
+
+    def apply_blocks(x, layers, heads, dropout, mask, train):
+        loop = nn.scan(
+            lambda block, x, _: (block(x, mask, train), None),
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            length=layers,
+        )
+        return loop(tasks._Block(heads, dropout), x, None)[0]
+
+    return mock.patch.object(tasks, "_apply_blocks", apply_blocks)
+
+
+def program(job: Job, tiny: bool = False) -> tuple[Callable, dict]:
     """Return the program of a job, and what was measured while it was made."""
-    if job.workload in ("resnet18", "gpt"):
-        return of_model(job)
+    if job.workload in MODELS:
+        return of_model(job, tiny)
     if job.workload == "W4":
         return of_sweep()
     if job.workload == "W6":
@@ -202,6 +286,57 @@ def program(job: Job) -> tuple[Callable, dict]:
     if job.mode == "wavelet":
         return of_wavelets()
     return of_peer(job)
+
+
+# --- compiling in several processes
+
+
+def use_cache(folder: Path):
+    """Store compiled programs in a folder, and find them there."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def record_of(job: Job, folder: Path) -> Path:
+    """Return the file for the seconds that a process took to compile a job."""
+    return folder / f"{job.workload}, {job.tool}, {job.mode}.json"
+
+
+def compile_into(job: Job, folder: Path, tiny: bool):
+    """Compile a job and store the program and the seconds in a folder."""
+    use_cache(folder)
+    with layers_in_a_loop() if "scan" in job.mode else contextlib.nullcontext():
+        _, measured = program(job, tiny)
+    record_of(job, folder).write_text(json.dumps(measured))
+    return measured
+
+
+def compile_all(jobs: list[Job], folder: Path, processes: int, tiny: bool, deadline: float) -> int:
+    """Compile jobs, each in a process of its own, and return how many failed.
+
+    After the deadline no further job is started.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Each process would otherwise reserve three quarters of the memory of a GPU.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    waiting, running, failed = list(jobs), {}, 0
+    with concurrent.futures.ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
+        while waiting or running:
+            while waiting and len(running) < processes and time.monotonic() < deadline:
+                job = waiting.pop(0)
+                running[pool.submit(compile_into, job, folder, tiny)] = job
+            if not running:
+                print(f"no time is left to compile {waiting}", flush=True)
+                break
+            done, _ = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+            for future in done:
+                job, error = running.pop(future), future.exception()
+                failed += error is not None
+                result = f"{type(error).__name__}: {str(error)[:500]}" if error else future.result()
+                print(job, result, flush=True)
+    return failed
 
 
 # --- timing
@@ -225,7 +360,7 @@ def seconds_per_round(play: Callable) -> dict:
 
 def store(path: Path, row: dict):
     """Add a row, or replace the row of the same name on the same device."""
-    name = lambda row: [row[k] for k in ("workload", "tool", "mode", "device")]
+    name = lambda row: [row.get(k, "") for k in ("workload", "tool", "mode", "device")]
     old = json.loads(path.read_text())["rows"] if path.exists() else []
     rows = [other for other in old if name(other) != name(row)] + [row]
     about = dict(rows="random, of the shapes of the workload", seconds="of a round")
@@ -233,26 +368,59 @@ def store(path: Path, row: dict):
     path.write_text(f'{{\n "about": {json.dumps(about)},\n "rows": [\n  {lines}\n ]\n}}\n')
 
 
+def measure(job: Job, cache: Path | None, tiny: bool) -> dict:
+    """Return the seconds of a job, to compile and of a round.
+
+    If another process compiled the job, `compile_seconds` and its like are those of that process,
+    and `cached_seconds` is what this process took to load the program.
+    """
+    with layers_in_a_loop() if "scan" in job.mode else contextlib.nullcontext():
+        begun = time.perf_counter()
+        play, measured = program(job, tiny)
+        if cache is not None and record_of(job, cache).exists():
+            measured["cached_seconds"] = time.perf_counter() - begun
+            measured |= json.loads(record_of(job, cache).read_text())
+        return measured | seconds_per_round(play)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", metavar="WORKLOAD", help="default: all")
+    parser.add_argument("--modes", nargs="+", metavar="MODE", help="default: all")
     parser.add_argument("--minutes", type=float, default=10.0, help="no row starts after these")
+    parser.add_argument("--cache", type=Path, help="a folder for compiled programs")
+    parser.add_argument("--compile-only", type=int, metavar="PROCESSES", help="fill --cache")
+    parser.add_argument("--tiny", action="store_true", help="small models, to try this script")
+    parser.add_argument("--list", action="store_true", help="print the rows, the first one first")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     begun, failed = time.monotonic(), False
-    for job in jobs():
-        if args.only and job.workload not in args.only:
-            continue
-        row = dataclasses.asdict(job) | dict(device=jax.devices()[0].device_kind)
-        row |= dict(commit=timing.commit(), versions=environment())
+    chosen = [
+        job
+        for job in jobs()
+        if (not args.only or job.workload in args.only)
+        and (not args.modes or job.mode in args.modes)
+    ]
+    if args.list:
+        print(*chosen, sep="\n")
+        return 0
+    if args.compile_only:
+        if args.cache is None:
+            parser.error("--compile-only needs --cache")
+        deadline = begun + 60 * args.minutes
+        return int(compile_all(chosen, args.cache, args.compile_only, args.tiny, deadline) > 0)
+    if args.cache is not None:
+        use_cache(args.cache)
+    for job in chosen:
         if time.monotonic() - begun > 60 * args.minutes:
             print(f"{job}: skipped, because no time is left", flush=True)
             continue
+        row = dataclasses.asdict(job) | dict(device=jax.devices()[0].device_kind)
+        row |= dict(commit=timing.commit(), versions=environment())
         try:
-            play, measured = program(job)
-            row |= measured | seconds_per_round(play)
+            row |= measure(job, args.cache, args.tiny)
         except Exception as error:  # the other rows must not be lost
             print(f"{job}: {type(error).__name__}: {str(error)[:500]}", flush=True)
             failed = True

@@ -15,7 +15,7 @@ from . import frameworks, losses
 from .flax_adapters import flax
 from .targets import TARGETS
 
-__all__ = ["logistic", "mlp", "cnn", "lstm", "gpt", "resnet18"]
+__all__ = ["logistic", "mlp", "cnn", "lstm", "gpt", "vit", "resnet18", "wideresnet"]
 
 
 @named("models.fixed")
@@ -188,6 +188,34 @@ class _Lstm(nn.Module):
         return nn.Dense(self.classes)(x if self.every else x[-1])
 
 
+class _Block(nn.Module):
+    """A layer of a transformer, from x [T, width] to the same shape: attention and dense layers."""
+
+    heads: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool):
+        width = x.shape[-1]
+        drop = lambda x: nn.Dropout(self.dropout, deterministic=not train)(x)
+        attend = nn.MultiHeadDotProductAttention(self.heads)
+        x = x + drop(attend(nn.LayerNorm()(x), mask=mask))
+        wide = nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x)))
+        return x + drop(nn.Dense(width)(wide))
+
+
+def _apply_blocks(x, layers, heads, dropout, mask, train):
+    """Apply the layers of a transformer inside a module."""
+    for _ in range(layers):
+        x = _Block(heads, dropout)(x, mask, train)
+    return x
+
+
+def _add_positions(module, x):
+    """Add a learned embedding of each position to x [T, width]."""
+    return x + module.param("positions", nn.initializers.normal(0.02), x.shape)
+
+
 class _Gpt(nn.Module):
     width: int
     layers: int
@@ -195,21 +223,37 @@ class _Gpt(nn.Module):
     dropout: float
     classes: int
     every: bool
+    tied: bool
 
     @nn.compact
     def __call__(self, x, train: bool):
-        length = x.shape[0]
-        positions = self.param("positions", nn.initializers.normal(0.02), (length, self.width))
-        drop = lambda x: nn.Dropout(self.dropout, deterministic=not train)(x)
-        causal = nn.make_causal_mask(jnp.ones(length))
-        x = drop(nn.Embed(self.classes, self.width)(x) + positions)
-        for _ in range(self.layers):
-            x = x + drop(
-                nn.MultiHeadDotProductAttention(self.heads)(nn.LayerNorm()(x), mask=causal)
-            )
-            wide = nn.gelu(nn.Dense(4 * self.width)(nn.LayerNorm()(x)))
-            x = x + drop(nn.Dense(self.width)(wide))
-        return nn.Dense(self.classes)(nn.LayerNorm()(x if self.every else x[-1]))
+        causal = nn.make_causal_mask(jnp.ones(len(x)))
+        embed = nn.Embed(self.classes, self.width)
+        drop = nn.Dropout(self.dropout, deterministic=not train)
+        x = drop(_add_positions(self, embed(x)))
+        x = _apply_blocks(x, self.layers, self.heads, self.dropout, causal, train)
+        x = nn.LayerNorm()(x if self.every else x[-1])
+        return embed.attend(x) if self.tied else nn.Dense(self.classes)(x)
+
+
+class _Vit(nn.Module):
+    patch: int
+    width: int
+    layers: int
+    heads: int
+    dropout: float
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = x if x.ndim == 3 else x[..., None]
+        side, (height, width, channels) = self.patch, x.shape
+        x = x.reshape(height // side, side, width // side, side, channels)
+        x = x.swapaxes(1, 2).reshape(-1, side * side * channels)
+        x = _add_positions(self, nn.Dense(self.width)(x))
+        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        x = _apply_blocks(x, self.layers, self.heads, self.dropout, None, train)
+        return nn.Dense(self.classes)(nn.LayerNorm()(x).mean(0))
 
 
 def _group_norm(features):
@@ -250,6 +294,60 @@ class _ResNet(nn.Module):
             for block in range(blocks):
                 x = _Residual(self.width * 2**stage, 2 if stage and not block else 1)(x)
         return nn.Dense(self.classes)(x.mean((0, 1)))
+
+
+class _StandardizedConv(nn.Module):
+    """A convolution whose kernel has mean 0 and norm 1 for each output channel.
+
+    A learned gain and a bias per channel follow.
+    """
+
+    features: int
+    size: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+        gain = self.param("gain", nn.initializers.ones, (self.features,))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        y = jax.lax.conv_general_dilated(
+            x[None],
+            _standardize(kernel),
+            (self.stride, self.stride),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )[0]
+        return y * gain[None, None] + bias[None, None]
+
+
+def _standardize(kernel):
+    """Return a kernel [kh, kw, C, O] with mean 0 and norm 1 for each output channel."""
+    wide = kernel.astype(jnp.promote_types(kernel.dtype, jnp.float32))
+    centred = wide - wide.mean((0, 1, 2), keepdims=True)
+    squares = jnp.square(centred).sum((0, 1, 2), keepdims=True)
+    return (centred * jax.lax.rsqrt(jnp.maximum(squares, 1e-4))).astype(kernel.dtype)
+
+
+class _WideResNet(nn.Module):
+    depth: int
+    width: int
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        norm = lambda x: nn.GroupNorm(16, epsilon=1e-5, reduction_axes=(-3, -2, -1))(nn.relu(x))
+        x = x if x.ndim == 3 else x[..., None]
+        x = _StandardizedConv(16, 3)(x)
+        for stage in range(3):
+            features = 16 * self.width * 2**stage
+            for block in range((self.depth - 4) // 6):
+                stride = 2 if stage and not block else 1
+                y = _StandardizedConv(features, 3, stride)(norm(x))
+                y = _StandardizedConv(features, 3)(norm(y))
+                x = y + (x if block else _StandardizedConv(features, 1, stride)(norm(x)))
+        return nn.Dense(self.classes)(norm(x).mean((0, 1)))
 
 
 def logistic(fed: Federation) -> Task:
@@ -305,7 +403,12 @@ def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256
 
 
 def gpt(
-    fed: Federation, width: int = 64, layers: int = 2, heads: int = 4, dropout: float = 0.0
+    fed: Federation,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    dropout: float = 0.0,
+    tied: bool = False,
 ) -> Task:
     """Return a small causal transformer that predicts the next token, like GPT-2.
 
@@ -316,16 +419,63 @@ def gpt(
         layers: number of blocks, each with an attention layer and dense layers.
         heads: number of attention heads.
         dropout: dropout rate in training, in [0, 1); each row of each step has a separate mask.
+        tied: whether the embedding of tokens is also the output layer, as in GPT-2. False uses a
+            separate dense layer.
 
     Other Parameters:
         fed: as in `lstm`.
 
     References:
-        Radford et al., 2019 (GPT-2). GPT-2 uses its embedding again as the output layer; this model
-        does not, because book-keeping (see `jfl.private_grad`) has no rule for a table that is used
-        twice.
+        Radford et al., 2019 (GPT-2).
     """
     where = "models.gpt"
+    _check_transformer(where, width, layers, heads, dropout)
+    checks.require_one_of(where, (True, False), tied=tied)
+    every = _has_label_per_token(where, fed)
+    module = _Gpt(width, layers, heads, float(dropout), fed.classes, every, tied)
+    return flax(fed, module, batched=False)
+
+
+def vit(
+    fed: Federation,
+    patch: int = 4,
+    width: int = 192,
+    layers: int = 6,
+    heads: int = 3,
+    dropout: float = 0.0,
+) -> Task:
+    """Return a small vision transformer for images [H, W] or [H, W, C].
+
+    The blocks are those of `gpt` without the causal mask, position embeddings are learned, and the
+    output layer gets the mean over patches.
+
+    Args:
+        fed: the federation, which determines the shape of an image and the number of classes.
+
+    Other Parameters:
+        patch: side of a square patch in pixels, which divides both sides of the images.
+        width: size of the embedding of a patch; a multiple of `heads`.
+        layers: number of blocks. With 12, and otherwise the defaults, the model has 5 million
+            parameters.
+        heads: number of attention heads.
+        dropout: as in `gpt`.
+
+    References:
+        Dosovitskiy et al., ICLR 2021; Beyer et al., 2022, for the mean instead of a class token.
+    """
+    where = "models.vit"
+    _check_transformer(where, width, layers, heads, dropout)
+    checks.require_integer(where, patch=patch)
+    _require_images(where, fed)
+    if any(side % patch for side in fed.x.shape[1:3]):
+        sides = f"sides of {fed.x.shape[1]} and {fed.x.shape[2]} pixels"
+        checks.fail(where, "a patch that divides both sides of the images", f"{patch} for {sides}")
+    module = _Vit(patch, width, layers, heads, float(dropout), fed.classes)
+    return flax(fed, module, target="class", batched=False)
+
+
+def _check_transformer(where, width, layers, heads, dropout):
+    """Check the arguments that `gpt` and `vit` share."""
     checks.require_integer(where, width=width, layers=layers, heads=heads)
     checks.require_nonnegative(where, single=True, dropout=dropout)
     if dropout >= 1 or width % heads:
@@ -334,8 +484,6 @@ def gpt(
             f"dropout in [0, 1), and a width that is a multiple of heads={heads}",
             f"dropout={dropout!r}, width={width}",
         )
-    every = _has_label_per_token(where, fed)
-    return flax(fed, _Gpt(width, layers, heads, float(dropout), fed.classes, every), batched=False)
 
 
 def _widths(where, **widths) -> tuple:
@@ -376,6 +524,30 @@ def resnet18(fed: Federation, width: int = 64) -> Task:
         checks.fail(where, "an even width, or a multiple of 64", f"width={width}")
     _require_images(where, fed)
     return flax(fed, _ResNet(width, (2, 2, 2, 2), fed.classes), target="class", batched=False)
+
+
+def wideresnet(fed: Federation, depth: int = 16, width: int = 4) -> Task:
+    """Return a wide ResNet for small images, with GroupNorm and weight standardisation.
+
+    This is the model with which De et al. train CIFAR-10 privately. GroupNorm has 16 groups and
+    follows the ReLU, and each output channel of a kernel is standardised.
+
+    Other Parameters:
+        fed: the federation, which determines the shape of an image and the number of classes.
+        depth: number of layers, 6 n + 4 for n blocks per stage.
+        width: factor by which the stages are wider than 16, 32 and 64 channels. With the defaults,
+            the model has 2.7 million parameters.
+
+    References:
+        De et al., 2022; Zagoruyko and Komodakis, BMVC 2016; Qiao et al., 2019 (weight
+        standardisation).
+    """
+    where = "models.wideresnet"
+    checks.require_integer(where, depth=depth, width=width)
+    if depth < 10 or depth % 6 != 4:
+        checks.fail(where, "a depth of 10, 16, 22, 28, ...", f"depth={depth}")
+    _require_images(where, fed)
+    return flax(fed, _WideResNet(depth, width, fed.classes), target="class", batched=False)
 
 
 def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -> Task:
