@@ -50,6 +50,10 @@ class Formed(NamedTuple):
 
     g: jax.Array
 
+    def each(self):
+        """Return all gradients."""
+        return self.g
+
     def squares(self):
         return jnp.square(_at_least_float32(self.g)).sum(tuple(range(1, self.g.ndim)))
 
@@ -62,6 +66,11 @@ class Product(NamedTuple):
 
     a: jax.Array
     b: jax.Array
+
+    def each(self):
+        """Return all gradients, [N, E, I, O], which may be large."""
+        a, b = _at_least_float32(self.a), _at_least_float32(self.b)
+        return jnp.einsum("nepi,nepo->neio", a, b, precision=FULL)
 
     def squares(self):
         """Return an upper bound of <a a^T, b b^T>, which is the squared norm for P positions.
@@ -104,9 +113,7 @@ def product(a, b):
     p, i, o = a.shape[2], a.shape[3], b.shape[3]
     if p == 1 or 2 * p * p < i * o:
         return Product(a, b)
-    return Formed(
-        jnp.einsum("nepi,nepo->neio", _at_least_float32(a), _at_least_float32(b), precision=FULL)
-    )
+    return Formed(Product(a, b).each())
 
 
 class Lookup(NamedTuple):

@@ -9,6 +9,12 @@ of zeros whose gradient is the backprop. There are also rules for parameters tha
 reads once per iteration, either whole, as in recurrent layers, or one slice per iteration, as in a
 loop over layers. Their taps have an additional axis of iterations.
 
+Two more kinds of parameters have rules. A *table* [rows, columns] may be used several times, as a
+tied embedding is: its gradient is one product over the positions of all uses. And a parameter may
+be transformed before it meets the data, as a standardised kernel is: the gradient of each example
+with respect to the result is formed from the two factors, and the derivative of the transformation,
+which is the same for all examples, converts it.
+
 For all other parameters, the gradient of each example is formed, as vmap(grad) does. If such a
 parameter is used elementwise (a bias, a scale), these gradients are no larger than the activations.
 
@@ -23,7 +29,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 from jax.extend.core import primitives as p
 
-from ..kernels.ghost_sums import Formed, shrink
+from ..kernels.ghost_sums import Formed, product, shrink
 from ..models import frameworks
 from ..verify.flow import scan_counts
 from .ghost_rules import RULES, convolution, over_layers, over_time
@@ -37,6 +43,7 @@ VIEWS = (
     p.convert_element_type_p,
     p.copy_p,
 )
+SAME_SHAPE = (p.convert_element_type_p, p.copy_p)
 REPEATED = "it is repeated before it is used"  # its gradient is then a sum over the copies
 ELEMENTWISE = (p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p)
 
@@ -45,14 +52,19 @@ class Rule(NamedTuple):
     """The rule of one leaf, for the equation that uses it.
 
     Attributes:
-        leaf: the index of the leaf among the parameters; None until it is known.
+        leaf: the index of the leaf among the parameters; None until it is known. Only the rules of
+            a table have the same leaf as another rule.
         parts: the ghost_rules.Parts for this kind of equation.
         shape: the shape of the tap.
         dtype: the dtype of the tap.
         apply: maps the operands of the equation to its output and to the activations to record.
         gather: maps recorded activations and backprops, [N, ...], to Formed, Product or Lookup of
-            kernels.ghost_sums.
-        back: maps a sum over examples in the shape of the rule to the shape of the leaf.
+            kernels.ghost_sums. For a table that is used several times, to factors [N, 1, P, rows]
+            and [N, 1, P, columns].
+        back: maps a sum over examples in the shape of the rule to the shape of the leaf, or of the
+            transformed leaf.
+        transform: maps the leaf to what enters the equation, for a leaf that is transformed before
+            it meets the data; otherwise None.
     """
 
     leaf: int | None
@@ -62,6 +74,7 @@ class Rule(NamedTuple):
     apply: Any
     gather: Any
     back: Any
+    transform: Any = None
 
 
 class Book(NamedTuple):
@@ -85,7 +98,7 @@ class Book(NamedTuple):
 def read(loss, params, x, y) -> Book:
     """Trace a loss, and find how the clipped gradient of each parameter can be computed.
 
-    The result is a Book, which has a Rule for each parameter that is used once, in a known layer.
+    The result is a Book, which has rules for each parameter that is used in known layers.
 
     Args:
         loss: a function (params, x, y) -> scalar that is a pytree, such as an Fn.
@@ -111,9 +124,9 @@ def read(loss, params, x, y) -> Book:
     }
     rules, why_not = {}, {}
     found = _find_rules(traced.jaxpr, inputs, data, loops)
-    for leaf, ((path, _), (place, rule)) in enumerate(zip(paths, found)):
-        if isinstance(rule, Rule):
-            rules[place] = rule._replace(leaf=leaf)
+    for leaf, ((path, _), rule) in enumerate(zip(paths, found)):
+        if isinstance(rule, dict):
+            rules |= {place: one._replace(leaf=leaf) for place, one in rule.items()}
         elif rule and inputs[leaf].aval.size > 1:  # the gradient of one number is one number
             why_not[jax.tree_util.keystr(path, simple=True, separator="/") or "params"] = rule
     return Book(traced, rules, why_not, loops)
@@ -129,8 +142,8 @@ def _find_rules(jaxpr, leaves, data, loops) -> list:
         loops: index of a scan -> the jaxpr of its iteration; empty for an iteration.
 
     Returns:
-        For each leaf, its key in `Book.rules` and its Rule; or None and the reason why it has no
-        rule, which is "" for an elementwise use.
+        For each leaf, a dict of its rules with keys as in `Book.rules`; or the reason why it has
+        none, which is "" for an elementwise use.
     """
     equations, uses = jaxpr.eqns, {}
     for at, equation in enumerate(equations):
@@ -141,21 +154,101 @@ def _find_rules(jaxpr, leaves, data, loops) -> list:
         if not isinstance(v, Literal):
             uses.setdefault(v, []).append((None, 0))
     depends_on_data, found = _dependent_variables(equations, data), []
+    is_before_data = lambda use: (
+        not isinstance(use, str) and depends_on_data.isdisjoint(equations[use[0]].outvars)
+    )
     for v in leaves:
-        views, use = _follow(equations, uses, v)
-        if isinstance(use, str):
-            found.append((None, use))
-            continue
-        (at, side), equation = use, equations[use[0]]
-        if depends_on_data.isdisjoint(equation.outvars):
-            name = equation.primitive.name
-            found.append((None, f"it enters {name} before it meets the data"))
-        elif at in loops:
+        ends = _follow(equations, uses, v)
+        if any(is_before_data(use) for _, use in ends):
+            found.append(_rule_of_transformed(jaxpr, uses, v, ends, depends_on_data))
+        elif len(ends) > 1:
+            found.append(_rules_of_table(equations, ends, v.aval))
+        else:
+            ((views, use),) = ends
+            if isinstance(use, str):
+                found.append(use)
+                continue
+            (at, side), equation = use, equations[use[0]]
+            if at not in loops:
+                rule = _rule_of_use(equation, side, views, v.aval)
+                found.append({(at, None): rule} if isinstance(rule, Rule) else rule)
+                continue
             is_data = [not isinstance(v, Literal) and v in depends_on_data for v in equation.invars]
             found.append(_rule_in_loop(equation, at, side, views, v.aval, loops[at].jaxpr, is_data))
-        else:
-            found.append(((at, None), _rule_of_use(equation, side, views, v.aval)))
     return found
+
+
+def _rules_of_table(equations, ends, aval):
+    """Return the entry of `_find_rules` for a leaf that is used several times.
+
+    Args:
+        equations: the equations of the jaxpr.
+        ends: the uses of the leaf, see `_follow`.
+        aval: its shape and dtype.
+    """
+    why_not, rules = f"it is used {len(ends)} times", {}
+    for views, use in ends:
+        rule = use if isinstance(use, str) else _rule_of_use(equations[use[0]], use[1], views, aval)
+        if not isinstance(rule, Rule) or not rule.parts.table:
+            return why_not
+        if any(e.primitive not in (p.transpose_p, *SAME_SHAPE) for e in views):
+            return why_not
+        is_transposed = sum(e.params.get("permutation") == (1, 0) for e in views) % 2
+        gather = functools.partial(_factors_of_table, rule.parts.table, is_transposed)
+        rules[use[0], None] = rule._replace(gather=gather, back=lambda total: total[0])
+    return rules if len(rules) == len(ends) else why_not
+
+
+def _factors_of_table(table, is_transposed, a, b):
+    """Return the factors of a table's gradients, those of rows first; see `Parts.table`."""
+    rows, columns = table(a, b)
+    return (columns, rows) if is_transposed else (rows, columns)
+
+
+def _rule_of_transformed(jaxpr, uses, v, ends, depends_on_data):
+    """Return the entry of `_find_rules` for a leaf that is transformed before it meets the data.
+
+    There is a rule if the result depends on no other input and enters one equation with the data.
+
+    Args:
+        jaxpr: the jaxpr of the loss.
+        uses: the uses of each variable, see `_follow`.
+        v: the variable of the leaf.
+        ends: its uses, see `_follow`.
+        depends_on_data: the variables that depend on data.
+    """
+    equations = jaxpr.eqns
+    why_not = f"it is used {len(ends)} times"
+    if len(ends) == 1:
+        why_not = f"it enters {equations[ends[0][1][0]].primitive.name} before it meets the data"
+    own = [w for w in _dependent_variables(equations, [v]) if w not in depends_on_data]
+    meetings = [
+        (w, at, side)
+        for w in own
+        for at, side in uses.get(w, [])
+        if at is None or not depends_on_data.isdisjoint(equations[at].outvars)
+    ]
+    others = _dependent_variables(equations, [w for w in jaxpr.invars if w is not v])
+    if len(meetings) != 1 or meetings[0][1] is None or meetings[0][0] in others:
+        return why_not
+    ((w, at, side),) = meetings
+    rule = _rule_of_use(equations[at], side, [], w.aval)
+    if not isinstance(rule, Rule):
+        return why_not
+    needed, steps = {w}, []  # the equations from the leaf to w
+    for equation in reversed(equations):
+        if not needed.isdisjoint(equation.outvars):
+            steps.insert(0, equation)
+            needed.update(u for u in equation.invars if not isinstance(u, Literal))
+    if needed.intersection(jaxpr.constvars):
+        return why_not
+
+    def transform(leaf):
+        env = {v: leaf}
+        _run_equations(steps, env)
+        return env[w]
+
+    return {(at, None): rule._replace(transform=transform)}
 
 
 def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
@@ -175,16 +268,21 @@ def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
     """
     (constants, carried), length = scan_counts(equation.params), equation.params["length"]
     if constants <= side < constants + carried:
-        return None, "a loop changes it"
+        return "a loop changes it"
     if equation.invars[side].aval.size != aval.size:
-        return None, REPEATED
+        return REPEATED
     carry = range(constants, constants + carried)
     data = [v for i, v in enumerate(iteration.invars) if is_data[i] or i in carry]
-    ((place, rule),) = _find_rules(iteration, [iteration.invars[side]], data, {})
-    if not isinstance(rule, Rule):
-        return None, rule and f"in a loop {rule}"
+    (rules,) = _find_rules(iteration, [iteration.invars[side]], data, {})
+    if isinstance(rules, str):
+        return rules and f"in a loop {rules}"
+    if len(rules) > 1:
+        return f"in a loop it is used {len(rules)} times"
+    ((place, rule),) = rules.items()
+    if rule.transform:
+        return "in a loop it is transformed before it meets the data"
     if rule.parts.factors is None:
-        return None, "in a loop it enters an operation that is not a matrix product"
+        return "in a loop it enters an operation that is not a matrix product"
     parts, back = over_time(rule.parts, length), rule.back
     if side >= constants:  # a slice in each iteration
         parts = over_layers(rule.parts, length)
@@ -194,7 +292,7 @@ def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
         gather=parts.gather,
         back=lambda total: _undo_views(views, aval, back(total)),
     )
-    return (at, place[0]), rule_in_loop
+    return {(at, place[0]): rule_in_loop}
 
 
 def _inline_jits(closed):
@@ -222,34 +320,30 @@ def _dependent_variables(equations, start) -> set:
     return dependent
 
 
-def _follow(equations, uses, v):
-    """Follow a leaf through views to its only use.
+def _follow(equations, uses, v, views=()):
+    """Follow a leaf through views to its uses.
 
     Args:
         equations: the equations of the jaxpr.
         uses: for each variable, the equations that use it, as (index, operand).
-        v: the variable of the leaf.
+        v: the variable of the leaf, or of a view of it.
+        views: the views from the leaf to v.
 
     Returns:
-        The views, and the use as (index of the equation, operand), or the reason why there is none.
+        For each use, the views that lead to it, and the use as (index of the equation, operand), or
+        the reason why there is none.
     """
-    views = []
-    while True:
-        uses_of_v = uses.get(v, [])
-        if not uses_of_v:
-            return views, ""  # not used: its gradient is zero
-        if len(uses_of_v) > 1:
-            return views, f"it is used {len(uses_of_v)} times"
-        ((at, side),) = uses_of_v
+    ends = []
+    for at, side in uses.get(v, []):
         if at is None:
-            return views, "it is the loss itself"
+            ends.append((views, "it is the loss itself"))
+            continue
         result: Any = equations[at].outvars[0] if len(equations[at].outvars) == 1 else None
-        if equations[at].primitive not in VIEWS or not jnp.issubdtype(
-            result.aval.dtype, jnp.floating
-        ):
-            return views, (at, side)
-        views.append(equations[at])
-        v = result
+        if equations[at].primitive in VIEWS and jnp.issubdtype(result.aval.dtype, jnp.floating):
+            ends += _follow(equations, uses, result, (*views, equations[at]))
+        else:
+            ends.append((views, (at, side)))
+    return ends or [(views, "")]  # a leaf that is not used has a gradient of zeros
 
 
 def _rule_of_use(equation, side, views, aval):
@@ -315,8 +409,14 @@ def _run(closed, args, hooks=None):
         hooks: functions that run instead of equations, by index, and return all their outputs.
     """
     env = dict(zip([*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args]))
+    _run_equations(closed.jaxpr.eqns, env, hooks)
+    return [v.val if isinstance(v, Literal) else env[v] for v in closed.jaxpr.outvars]
+
+
+def _run_equations(equations, env, hooks=None):
+    """Evaluate equations as `_run` does, and add their outputs to `env`, the values by variable."""
     value = lambda v: v.val if isinstance(v, Literal) else env[v]
-    for at, equation in enumerate(closed.jaxpr.eqns):
+    for at, equation in enumerate(equations):
         operands = [value(v) for v in equation.invars]
         if hooks and at in hooks:
             outputs = hooks[at](*operands)
@@ -325,7 +425,6 @@ def _run(closed, args, hooks=None):
         else:
             outputs = _bind(equation, operands)
         env.update(zip(equation.outvars, outputs))
-    return [value(v) for v in closed.jaxpr.outvars]
 
 
 def with_fast_convolutions(loss, params, x, y, examples: int):
@@ -367,8 +466,10 @@ def gradients(book: Book, loss, params, x, y):
         that maps their sum to the leaf's shape.
     """
     leaves = jax.tree.leaves(params)
-    key_of_leaf = {rule.leaf: key for key, rule in book.rules.items()}
-    formed = {leaf: leaves[leaf] for leaf in range(len(leaves)) if leaf not in key_of_leaf}
+    keys_of_leaf = {}
+    for key, rule in book.rules.items():
+        keys_of_leaf.setdefault(rule.leaf, []).append(key)
+    formed = {leaf: leaves[leaf] for leaf in range(len(leaves)) if leaf not in keys_of_leaf}
     taps = {key: jnp.zeros(rule.shape, rule.dtype) for key, rule in book.rules.items()}
 
     def loss_of_example(formed, taps, x, y):
@@ -384,13 +485,32 @@ def gradients(book: Book, loss, params, x, y):
     )
     parts = []
     for leaf in range(len(leaves)):
-        key = key_of_leaf.get(leaf)
-        if key is None:
+        keys = keys_of_leaf.get(leaf)
+        if keys is None:
             parts.append((Formed(formed_gradients[leaf]), lambda total: total))
+            continue
+        rule, *others = (book.rules[key] for key in keys)
+        gathered = [book.rules[key].gather(records[key], backprops[key]) for key in keys]
+        if others:
+            a, b = (jnp.concatenate(factors, 2) for factors in zip(*gathered))
+            parts.append((product(a, b), rule.back))
+        elif rule.transform:
+            parts.append((_before_transform(rule, leaves[leaf], *gathered), lambda total: total))
         else:
-            rule = book.rules[key]
-            parts.append((rule.gather(records[key], backprops[key]), rule.back))
+            parts.append((*gathered, rule.back))
     return losses, parts
+
+
+def _before_transform(rule, leaf, gathered) -> Formed:
+    """Return the per-example gradients of a leaf, from those of the transformed leaf.
+
+    They are formed, because the derivative must be applied before the norm is taken, and to each
+    gradient separately: if most of a gradient cancels in the derivative, the rounding errors of a
+    derivative of the sum would not be bounded by the clip norm.
+    """
+    transformed, derivative = jax.vjp(rule.transform, leaf)
+    one = lambda g: derivative(rule.back(g).astype(transformed.dtype))[0]
+    return Formed(jax.vmap(one)(gathered.each()))
 
 
 def _add_tap(rule, tap, records, key):

@@ -35,12 +35,15 @@ class Parts(NamedTuple):
         back: maps a sum of such gradients to the shape of the parameter.
         factors: (recorded activations, backprops) -> the two factors of a Product, [N, E, P, I] and
             [N, E, P, O]. None if gradients are not products; there is then no rule in loops.
+        table: for a parameter [rows, columns], (recorded activations, backprops) -> factors
+            [N, 1, P, rows] and [N, 1, P, columns] of the gradients; otherwise None.
     """
 
     apply: Callable
     gather: Callable
     back: Callable
     factors: Callable | None = None
+    table: Callable | None = None
 
 
 def matmul(params, side, shapes, out):
@@ -65,7 +68,9 @@ def matmul(params, side, shapes, out):
     def back(total):
         return total.reshape([shapes[side][d] for d in order]).transpose(np.argsort(order))
 
-    return Parts(apply, lambda a, b: product(*factors(a, b)), back, factors)
+    is_table, step = len(shapes[side]) == 2 and not mine[1], 1 if order == (0, 1) else -1
+    table = (lambda a, b: factors(a, b)[::step]) if is_table else None
+    return Parts(apply, lambda a, b: product(*factors(a, b)), back, factors, table)
 
 
 def convolution(params, side, shapes, out, examples=math.inf):
@@ -147,10 +152,14 @@ def lookup(params, side, shapes, out):
             rows = jnp.where((rows < 0) | (rows >= size), size, rows)
         return bind(leaf, other), rows
 
+    def table(a, b):  # index `size` becomes a row of zeros
+        return jax.nn.one_hot(a, size)[:, None], b.reshape(len(a), 1, a.shape[1], -1)
+
     return Parts(
         apply,
         lambda a, b: Lookup(a, b.reshape(*a.shape, -1), size),
         lambda total: total.reshape(shapes[0]),
+        table=table if len(row) == 1 else None,
     )
 
 

@@ -53,6 +53,54 @@ class Bent(nn.Module):
         return nn.Dense(3, name="last")(x @ jnp.tanh(w))
 
 
+class Mixed(nn.Module):
+    """Two parameters that are combined before they meet the data."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1], 4))
+        gain = self.param("gain", nn.initializers.ones, (4,))
+        return nn.Dense(3, name="last")(x @ (w * gain[None]))
+
+
+class BentTwice(nn.Module):
+    """A parameter that meets the data twice after it is transformed."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = jnp.tanh(self.param("own", nn.initializers.normal(), (x.shape[-1], x.shape[-1])))
+        return nn.Dense(3, name="last")(jnp.tanh(x @ w) @ w)
+
+
+class Penalised(nn.Module):
+    """A parameter that is in a layer, and in a term without data."""
+
+    @nn.compact
+    def __call__(self, x):
+        w = self.param("own", nn.initializers.normal(), (x.shape[-1], 4))
+        return nn.Dense(3, name="last")(x @ w) + jnp.square(w).sum()
+
+
+class Standardized(nn.Module):
+    """Convolutions whose kernels have mean 0 and norm 1 for each output channel."""
+
+    @nn.compact
+    def __call__(self, x):
+        for stride in (1, 2):
+            x = nn.tanh(jfl.models.tasks._StandardizedConv(6, 3, stride)(x))
+        return nn.Dense(3, name="last")(x.mean((0, 1)))
+
+
+class Tied(nn.Module):
+    """A table that is looked up twice and multiplied from both sides."""
+
+    @nn.compact
+    def __call__(self, x):
+        embed = nn.Embed(7, 7)
+        h = jnp.tanh(embed(x) + nn.Dense(7)(embed(x[::-1])))
+        return embed.attend(h) + h @ embed.embedding
+
+
 class Own(nn.Module):
     """An own parameter used as a layer would: this one has a rule; so has the number that scales
     it."""
@@ -179,16 +227,22 @@ COVERED = dict(
     loop_over_layers=(LoopOverLayers, (4,)),
     loop_over_layers_of_matrices=(LoopOverLayers, (2, 4)),
     own_parameter=(Own, (3, 5)),
+    bent=(Bent, (4,)),
+    rewritten=(Rewritten, (4,)),
+    standardized=(Standardized, (4, 5, 3)),
+    standardized_in_large=(Standardized, (2, 2, 9)),
+    tied=(Tied, 5),
 )
 REFUSED = dict(
-    shared=(Shared, (4,), {"same/bias": "used 2 times", "same/kernel": "used 2 times"}),
-    bent=(Bent, (4,), {"own": "tanh"}),
+    shared=(Shared, (4,), {"same/bias": "used 2 times"}),
+    mixed=(Mixed, (4,), {"own": "mul before it meets", "gain": "mul before it meets"}),
+    bent_twice=(BentTwice, (4,), {"own": "tanh before it meets"}),
+    penalised=(Penalised, (4,), {"own": "used 2 times"}),
     loop=(Twice, (4,), {"own": "in a loop it is used 2 times"}),
     loop_reads_copies=(lambda: Repeated(False), (4,), {"own": "it is repeated before"}),
     loop_over_copies=(lambda: Repeated(True), (4,), {"own": "it is repeated before"}),
     loop_changes_it=(Carried, (4,), {"own": "a loop changes it"}),
     branch=(Until, (4,), {"own": "used 2 times"}),
-    rewritten=(Rewritten, (4,), {"own": "mul before it meets the data"}),
 )
 
 
@@ -275,7 +329,7 @@ def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5, layers=
     return found
 
 
-@pytest.mark.by_default("conv", "own_parameter")
+@pytest.mark.by_default("conv", "own_parameter", "standardized", "tied")
 @pytest.mark.parametrize("name", COVERED)
 def test_equal_to_vmap(name):
     """Two clients with their own parameters and weights; rows of weight 0 hold nan."""
@@ -286,7 +340,9 @@ def test_equal_to_vmap(name):
     check_sums(loss, params, x, y)
 
 
-@pytest.mark.by_default("loop", "loop_over_copies", "loop_reads_copies", "shared")
+@pytest.mark.by_default(
+    "bent_twice", "loop", "loop_over_copies", "loop_reads_copies", "mixed", "penalised", "shared"
+)
 @pytest.mark.parametrize("name", REFUSED)
 def test_without_a_rule(name):
     """The leaf is named with its reason; its gradients are formed, and the result is the same."""
@@ -543,7 +599,7 @@ TWO_CLIPS = (jfl.clip_per_layer(1.0, 4), jfl.clip_l2(0.1))
             (jfl.clip_l2(1.5),),
             dict(module=Shared()),
             {},
-            "bookkeeping (vmap for same/bias, same/kernel)",
+            "bookkeeping (vmap for same/bias)",
         ),
         (None, {}, {}, "none"),
     ],
