@@ -177,9 +177,10 @@ def mask_rows(mask: Array, t: Tree) -> Tree:
 
 def path_of(keys: Iterable[Any]) -> str:
     """Return a path of jax.tree_util as a string; "params" for a tree that is a single leaf."""
-    names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-    # A variable of flax.nnx is a node with one child, named "value".
-    return "/".join(name for name in names if name != "value") or "params"
+    # A variable of flax.nnx is a node with one child, the attribute "value".
+    of_variable = jax.tree_util.GetAttrKey("value")
+    names = [jax.tree_util.keystr((key,), simple=True) for key in keys if key != of_variable]
+    return "/".join(names) or "params"
 
 
 def by_path(t: Tree) -> dict[str, Any]:
