@@ -51,7 +51,7 @@ class Formed(NamedTuple):
     g: jax.Array
 
     def each(self):
-        """Return all gradients."""
+        """Return all gradients, in their shape [N, ...]."""
         return self.g
 
     def squares(self):
