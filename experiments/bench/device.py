@@ -56,53 +56,34 @@ POINTS = 64  # of the sweep W4
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A federation that trains a model, with `rows` rows for each client.
+    """A federation that trains a model.
 
     Args:
-        make: a function of the federation and `tiny` that returns the task.
+        options: arguments of the model in `jfl.models`.
+        tiny: other arguments, with which it is small.
+        clients: number of clients.
+        rows: number of rows of each client.
+        steps: number of local steps.
+        batch: number of rows of a step.
         row: the shape of an image; or the number of tokens, each with the next token as its label.
     """
 
-    make: Callable
-    clients: int
-    rows: int
-    steps: int
-    batch: int
+    options: dict
+    tiny: dict
+    clients: int = 10
+    rows: int = 256
+    steps: int = 4
+    batch: int = 64
     row: tuple[int, ...] = (32, 32, 3)
 
 
+TINY_TRANSFORMER = dict(width=8, layers=2, heads=2)
 MODELS = dict(
-    resnet18=Model(lambda fed, tiny: jfl.models.resnet18(fed, 4 if tiny else 64), 10, 256, 4, 64),
-    wideresnet=Model(
-        lambda fed, tiny: jfl.models.wideresnet(fed, *((10, 1) if tiny else (16, 4))),
-        10,
-        256,
-        4,
-        64,
-    ),
-    vit=Model(
-        lambda fed, tiny: jfl.models.vit(fed, 4, *((8, 2, 2) if tiny else (192, 12, 3))),
-        10,
-        256,
-        4,
-        64,
-    ),
-    gpt=Model(
-        lambda fed, tiny: jfl.models.gpt(fed, *((8, 2, 2) if tiny else (512, 6, 8))),
-        4,
-        32,
-        2,
-        16,
-        (256,),
-    ),
-    lstm=Model(
-        lambda fed, tiny: jfl.models.lstm(fed, cells=(4 if tiny else 256,)),
-        16,
-        64,
-        4,
-        16,
-        (80,),
-    ),
+    resnet18=Model(dict(width=64), dict(width=4)),
+    wideresnet=Model(dict(depth=16, width=4), dict(depth=10, width=1)),
+    vit=Model(dict(width=192, layers=12, heads=3), TINY_TRANSFORMER),
+    gpt=Model(dict(width=512, layers=6, heads=8), TINY_TRANSFORMER, 4, 32, 2, 16, (256,)),
+    lstm=Model(dict(cells=(256,)), dict(cells=(4,)), 16, 64, 4, 16, (80,)),
 )
 
 
@@ -233,9 +214,10 @@ def of_wavelets() -> tuple[Callable, dict]:
 def of_model(job: Job, tiny: bool) -> tuple[Callable, dict]:
     """Return a federation that trains one of MODELS."""
     model, rng = MODELS[job.workload], np.random.default_rng(0)
-    clients, rows, steps, batch = model.clients, model.rows, model.steps, model.batch
     if tiny:
         clients, rows, steps, batch = 2, 8, 2, 2
+    else:
+        clients, rows, steps, batch = model.clients, model.rows, model.steps, model.batch
     if len(model.row) == 1:
         classes = 86
         x = rng.integers(0, classes, (clients * rows, *((8,) if tiny else model.row)))
@@ -247,7 +229,7 @@ def of_model(job: Job, tiny: bool) -> tuple[Callable, dict]:
         y = rng.integers(0, classes, len(x))
     data = jfl.datasets.arrays(x, y, x[:8], y[:8], classes=classes)
     fed = jfl.federate(data, jfl.partition.iid(clients))
-    task = model.make(fed, tiny)
+    task = getattr(jfl.models, job.workload)(fed, **(model.tiny if tiny else model.options))
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(batch))
     kind, *options = job.mode.split(", ")
     compute = "bfloat16" if "bfloat16" in options else "float32"
@@ -302,8 +284,8 @@ def record_of(job: Job, folder: Path) -> Path:
     return folder / f"{job.workload}, {job.tool}, {job.mode}.json"
 
 
-def compile_into(job: Job, folder: Path, tiny: bool):
-    """Compile a job and store the program and the seconds in a folder."""
+def compile_into(job: Job, folder: Path, tiny: bool) -> dict:
+    """Compile a job, store the program and the seconds in a folder, and return the seconds."""
     use_cache(folder)
     with layers_in_a_loop() if "scan" in job.mode else contextlib.nullcontext():
         _, measured = program(job, tiny)

@@ -120,3 +120,22 @@ def test_audits_of_every_kind(tmp_path):
     assert [name for name, row in rows.items() if row["refuted"]] == [
         "client, wavelet noise as printed"
     ]
+
+
+@pytest.mark.slow
+def test_programs_of_a_device_are_compiled_by_other_processes(tmp_path):
+    """The seconds to compile are those of the first call, and older rows are kept."""
+    out, cache = tmp_path / "device.json", tmp_path / "programs"
+    out.write_text('{"rows": [{"workload": "W1", "mode": "old", "device": "none"}]}')
+    command = [sys.executable, "-m", "experiments.bench.device", "--tiny", "--only", "lstm"]
+    command += ["--modes", "plain", "--cache", str(cache), "--out", str(out)]
+    subprocess.run(command + ["--compile-only", "2"], check=True, cwd=ROOT, timeout=300)
+    programs = sorted(cache.glob("jit_block-*-cache"))
+    subprocess.run(command, check=True, cwd=ROOT, timeout=300)
+    assert len(programs) == 1 and sorted(cache.glob("jit_block-*-cache")) == programs
+    old, row = json.loads(out.read_text())["rows"]
+    compiled = json.loads((cache / "lstm, jfl, plain.json").read_text())
+    assert old["mode"] == "old" and compiled.items() <= row.items()
+    assert row["cached_seconds"] > 0 and row["seconds"] > 0
+    subprocess.run(command + ["--minutes", "-1"], check=True, cwd=ROOT, timeout=300)
+    assert json.loads(out.read_text())["rows"] == [old, row]
