@@ -74,8 +74,8 @@ NOTES = dict(
     caption="",
     verdict="Verdict",
 )
-# A float32 is exact at nine significant digits. No page shows six of a curve.
-DIGITS, CURVE_DIGITS = 9, 6
+# A float32 is exact at nine significant digits. No page shows four of a curve.
+DIGITS, CURVE_DIGITS = 9, 4
 MEASURED = ("accuracy", "loss", "columns", "values", "grid")  # fields whose numbers are rounded
 MAX_JSON_LINE = 100
 MAX_JSON_ITEM = 3000  # characters of an item of a list, which stays on one line
@@ -436,7 +436,7 @@ def _table(key, value) -> Table:
 def write(path, experiment: Experiment):
     """Write an experiment as JSON that people can read and compare.
 
-    Measured numbers have nine significant digits, and values of a curve before its last have six.
+    Measured numbers have nine significant digits, and values of a curve before its last have four.
     An epsilon has all of its digits, so that a claimed and a proved one compare as they did.
     """
     values = dict(format=FORMAT) | _rounded(msgspec.to_builtins(experiment))
