@@ -42,10 +42,10 @@ MAX_BISECTIONS = 200
 
 
 class Runs(NamedTuple):
-    """The distribution of the number of runs, at least 1; made by `geometric` or `logarithmic`.
+    """The distribution of the number of training runs from which the best is chosen.
 
-    Both are truncated negative binomial distributions: P(k) is proportional to (1 - gamma)^k
-    Gamma(k + shape) / k!.
+    `geometric` and `logarithmic` make it.  Both are truncated negative binomial distributions, in
+    which k runs, k >= 1, have a probability proportional to (1 - gamma)^k Gamma(k + shape) / k!.
     """
 
     name: str  # "geometric" or "logarithmic"
@@ -252,8 +252,9 @@ def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndar
 
 
 def probabilities(runs: Runs) -> np.ndarray:
-    """Return P(number of runs = k) for k = 1, 2, ..., until the remaining probability is below
-    e^-40.
+    """Return the probability of each number of runs 1, 2, ..., as Float64[n].
+
+    It ends at the n for which the remaining probability is below e^-40.
 
     Example:
         >>> probabilities(geometric(2.0))[:3].tolist()

@@ -461,9 +461,14 @@ def rough_of_group(
 
 
 def rough_of_shared(direction: str, rate: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return losses [n], ascending, and log masses [n] of a step on a shared sample.
+    """Return losses [n], ascending, and log masses [n] of a step on a sample of both neighbours.
 
-    The mass of each cell is put at its middle.  `direction` is a key of PLACES, `rate` is [1].
+    The mass of each cell is put at its middle.
+
+    Args:
+        direction: a key of PLACES.
+        rate: [1], the probability that the unit is in the sample.
+        z: std / sensitivity.
     """
     (upper, p), (lower, q) = (
         _nodes_of_shared(rate[0], z, *places, of_p)
@@ -496,6 +501,10 @@ def rough_of_repeated(distribution: jax.Array, z: jax.Array) -> tuple[jax.Array,
     """Return losses [n], ascending, and log masses [n] of a step on draws with replacement.
 
     The mass of each cell is put at its middle.
+
+    Args:
+        distribution: Float[m + 1]; an element is drawn k times with probability distribution[k].
+        z: std / sensitivity of one copy.
     """
     loss = _nodes_of_repeated(distribution, z, 2 * NUM_NODES)[1]
     pair, _, even = halves("replace", distribution, z)

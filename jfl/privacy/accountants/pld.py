@@ -94,9 +94,17 @@ def poisson(
 def without_replacement(
     rate: ArrayLike, z: ArrayLike, times: ArrayLike, delta: ArrayLike, size: int = 2**14
 ) -> jax.Array:
-    """Same as `poisson`, on samples of fixed size, for replace_one.
+    """Return epsilons of the Gaussian mechanism on samples of fixed size, for replace_one.
 
-    rate is sample / population, and z is std / (the replace_one sensitivity).
+    They are computed as in `poisson`.
+
+    Args:
+        rate: [...], sample size / population size.
+        z: [...], the noise multiplier, std / (the replace_one sensitivity).
+        times, delta, size: as in `poisson`.
+
+    Returns:
+        Float64[...], the epsilon.
 
     Example:
         >>> round(float(without_replacement(1 / 60, 3.0, 300, 1e-5)), 3)

@@ -60,15 +60,21 @@ MAX_SEARCH_STEPS = 60
 def pessimistic(
     direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the masses of a step that is never more private than the true one.
+    """Return the probabilities of privacy losses of a step that is never more private than the true
+    one.
 
     The probabilities that P and Q give to a cell between two grid points are split over its ends so
     that both are preserved ("connect the dots").  By convexity of (p - e^eps q)_+ this never lowers
     the profile.  Mass below the grid is moved up to the first point; mass above the grid is lost:
     it counts as an outcome that reveals everything.
 
+    Args:
+        direction, rate, z, interval, start, size: see the module.
+
     Returns:
-        Mass Float64[size] at the grid points, and lost mass Float64[].
+        Float64[size], the probability of the loss at each grid point; and Float64[], the lost mass,
+        which is the probability of a loss above the grid.  Both are probabilities under the first
+        distribution of the pair.
 
     References:
         Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022.
@@ -95,14 +101,19 @@ def pessimistic(
 def optimistic(
     direction: str, rate: Any, z: jax.Array, interval: jax.Array, start: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the masses of a step that is never less private than the true one, and offsets.
+    """Return the probabilities of privacy losses of a step that is never less private than the true
+    one.
 
     All outcomes with losses within half an interval of a grid point become one, which is
     post-processing.  Outcomes outside the grid are dropped.
 
+    Args:
+        direction, rate, z, interval, start, size: see the module.
+
     Returns:
-        Mass Float64[size], and offset Float64[size]: the common loss of point j is interval *
-        (start + j) + offset[j].
+        Float64[size], the probability of each of the merged outcomes under the first distribution
+        of the pair; and Float64[size], offsets.  The loss of outcome j is interval * (start + j) +
+        offset[j].
     """
     edges = interval * (start - 0.5 + jnp.arange(size + 1))
     p, q = _outcomes(direction, rate, z, edges, start, size)
@@ -160,8 +171,11 @@ def _rates(direction, rate):
 def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return approximate losses and log masses of a step, which only serve to choose a grid.
 
+    Args:
+        direction, rate, z: see the module.
+
     Returns:
-        Losses Float64[n], ascending, and log masses Float64[n], by the trapezoid rule.
+        Float64[n], privacy losses, ascending; and Float64[n], the logs of their probabilities.
     """
     if direction in SHARED and jnp.shape(rate) != (1,):
         if not jnp.ndim(rate):
@@ -209,6 +223,13 @@ def hockey_stick(composed: Any, epsilon: ArrayLike) -> jax.Array:
 
     Delta is the mass of larger losses, weighted by 1 - exp(epsilon - loss), plus the extra
     probability.
+
+    Args:
+        composed: a `pld_compose.Composed`.
+        epsilon: [].
+
+    Returns:
+        Float64[].
     """
     return composed.extra + jnp.sum(
         composed.mass * -jnp.expm1(jnp.minimum(epsilon - composed.losses, 0.0))

@@ -80,11 +80,13 @@ COMPILED = Library(jnp, jax.scipy.special, jax.lax.while_loop, _scan_compiled)
 
 
 def float64(function: Callable, **options: Any) -> Callable:
-    """Compile `function` for float64, whatever JAX's default type.
+    """Compile `function` to compute in float64, whatever JAX's default type.
+
+    The compiled function converts all its arguments to float64.
 
     Args:
         function: takes arrays as positional arguments, and pytrees of arrays as keyword arguments.
-        options: options of jax.jit.
+        options: keyword arguments of jax.jit.
     """
     compiled = jax.jit(function, **options)
 
@@ -97,9 +99,13 @@ def float64(function: Callable, **options: Any) -> Callable:
 
 
 def over_libraries(function: Callable) -> Callable:
-    """Wrap a formula so that NumPy computes concrete numbers, and compiled jax.numpy traced ones.
+    """Wrap a formula to use NumPy for concrete arguments, and jax.numpy for traced ones.
 
-    The first argument of `function` is a Library.  Callers of the wrapped function leave it out.
+    Both compute in float64, and the version for traced arguments is compiled.
+
+    Args:
+        function: the formula.  Its first argument is the `Library` to use, which callers of the
+            wrapped function leave out.
     """
     compiled = float64(functools.partial(function, COMPILED))
 
@@ -122,7 +128,10 @@ def over_libraries(function: Callable) -> Callable:
 
 @over_libraries
 def gaussian(_: Library, orders: Any, z: Any) -> Any:
-    """Return the curve of one Gaussian release: order / (2 z^2).
+    """Return the Renyi divergences of one Gaussian release: order / (2 z^2) at each order.
+
+    Args:
+        orders, z: see the module.
 
     References:
         Mironov, CSF 2017, Corollary 3.
@@ -136,7 +145,11 @@ def gaussian(_: Library, orders: Any, z: Any) -> Any:
 
 @over_libraries
 def laplace(library: Library, orders: Any, z: Any) -> Any:
-    """Return the curve of one Laplace release of scale z * sensitivity; it is at most 1 / z.
+    """Return the Renyi divergences of one Laplace release at `orders`; each is at most 1 / z.
+
+    Args:
+        orders: see the module.
+        z: the scale of the noise over the sensitivity, which is in the L1 norm.
 
     References:
         Mironov, CSF 2017, Proposition 6.
@@ -155,9 +168,9 @@ def laplace(library: Library, orders: Any, z: Any) -> Any:
 
 @over_libraries
 def pure(library: Library, orders: Any, epsilon: Any) -> Any:
-    """Return the curve of any (epsilon, 0)-differentially private release; it is at most epsilon.
+    """Return bounds on the Renyi divergences of any (epsilon, 0)-differentially private release.
 
-    This is the curve of randomized response.
+    These are the divergences of randomized response at `orders`; each is at most epsilon.
 
     References:
         Bun and Steinke, TCC 2016, proof of Proposition 3.3: no such pair of distributions has a
@@ -174,16 +187,18 @@ def pure(library: Library, orders: Any, epsilon: Any) -> Any:
 
 @over_libraries
 def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
-    """Return the curve of a Gaussian on a Poisson sample, for add_remove.
+    """Return the Renyi divergences of a Gaussian release on a Poisson sample, for add_remove.
 
     At order a, the divergence of (1 - rate) N(0, z^2) + rate N(1, z^2) from N(0, z^2) is
-    log(E[(1 + u)^a]) / (a - 1), where u = rate * (likelihood ratio of both Gaussians - 1).  The
-    integrand is (1 + u)^a - 1 - a u, which is never negative, so no digits cancel.  Since E[u] = 0,
-    its expectation is E[(1 + u)^a] - 1.  The trapezoid rule is exact up to rounding, because the
+    log(E[(1 + u)^a]) / (a - 1).  Here u(x) = rate * (r(x) - 1) for the likelihood ratio r of
+    N(1, z^2) to N(0, z^2), and E is the expectation over x ~ N(0, z^2).  Since E[u] = 0,
+    E[(1 + u)^a] - 1 is the expectation of (1 + u)^a - 1 - a u, which is never negative, so no
+    digits cancel.  The trapezoid rule computes this integral exactly up to rounding, because the
     integrand is analytic within pi z^2 of the real line.
 
     Args:
-        rate: in (0, 1]; rate = 1 is `gaussian`.
+        orders, z: see the module.
+        rate: the sampling rate, in (0, 1]; rate = 1 is `gaussian`.
 
     References:
         Mironov, Talwar, Zhang, 2019, "Renyi differential privacy of the sampled Gaussian
@@ -210,12 +225,14 @@ def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
 
 @over_libraries
 def poisson_group(library: Library, orders: Any, distribution: Any, z: Any) -> Any:
-    """Return the curve of a Gaussian on a Poisson sample, for add_remove of a group of units.
+    """Return the Renyi divergences of a Gaussian release on a Poisson sample, for a group of units.
 
-    The result is the larger divergence of the two directions of the pair `pairs.removed`, computed
-    by the same integral as in `poisson`.
+    Neighbouring datasets differ by adding or removing the whole group.  At each order the result is
+    the larger divergence of the two directions of the pair `pairs.removed`, computed by the same
+    integral as in `poisson`.
 
     Args:
+        orders: see the module.
         distribution: Float[m + 1]; k of the m units join the sample with probability
             distribution[k].
         z: std / sensitivity of one unit.
@@ -244,14 +261,15 @@ def poisson_group(library: Library, orders: Any, distribution: Any, z: Any) -> A
 
 @over_libraries
 def without_replacement(library: Library, orders: Any, rate: Any, z: Any) -> Any:
-    """Return the curve of a Gaussian on a sample of fixed size, for replace_one.
+    """Return bounds on the Renyi divergences of a Gaussian on a fixed-size sample, for replace_one.
 
     The divergence is at most that of a pair whose hockey-stick profile is rate * (Gaussian
-    profile), mirrored for ratios below one.  An integral over the profile gives its moments.  The
-    result is up to four times smaller than the commonly used series bound.
+    profile), mirrored for ratios below one.  An integral over this profile gives the moments of the
+    pair.  The result is up to four times smaller than the commonly used series bound.
 
     Args:
-        rate: sample / population; rate = 1 is `gaussian`.
+        orders, z: see the module.
+        rate: sample size / population size; rate = 1 is `gaussian`.
 
     References:
         Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences from a
@@ -269,7 +287,8 @@ def without_replacement(library: Library, orders: Any, rate: Any, z: Any) -> Any
 
 @over_libraries
 def with_replacement(library: Library, orders: Any, distribution: Any, z: Any) -> Any:
-    """Return the curve of a Gaussian on draws with replacement, for replace_one.
+    """Return bounds on the Renyi divergences of a Gaussian on draws with replacement, for
+    replace_one.
 
     Let eta = 1 - distribution[0], and let A be the output without a copy of the element.  The
     outputs on two neighbours are mixtures (1 - eta) A + eta B and (1 - eta) A + eta B' with the
@@ -283,6 +302,7 @@ def with_replacement(library: Library, orders: Any, distribution: Any, z: Any) -
     any that does not depend on the data, including one that is conditioned on few copies.
 
     Args:
+        orders: see the module.
         distribution: Float[m + 1]; an element is drawn k times with probability distribution[k].
         z: std / replace_one sensitivity of one copy.
 
@@ -317,11 +337,11 @@ def with_replacement(library: Library, orders: Any, distribution: Any, z: Any) -
 
 
 def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
-    """Return the curve of `slots` rounds if a unit participates in only one of them, for
-    add_remove.
+    """Return bounds on the Renyi divergences of `slots` Gaussian releases if a unit is in only one,
+    for add_remove.
 
-    The round is drawn uniformly and not revealed.  The result is the larger divergence of both
-    directions.  It takes concrete numbers only.
+    Each release is a round, and the round of the unit is drawn uniformly and not revealed.  At each
+    of `orders`, the result is the larger divergence of the two directions.
 
     If the unit is absent, all t = slots outcomes y_i are N(0, z^2); otherwise one of them, chosen
     at random, has mean 1.  The likelihood ratio is the mean M of t independent log-normal variables
@@ -337,8 +357,12 @@ def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
       variable is exact up to rounding: both integrands are analytic and decrease fast.
 
     Between integer orders, (a - 1) times the curve is convex, so a chord lies above it.  For orders
-    above the largest one, and for very little noise, the curve is that of a unit that is in every
-    release.
+    above MAX_ALLOCATION_ORDER, and for z below MIN_ALLOCATION_NOISE, the result is order / (2 z^2),
+    without amplification.
+
+    Args:
+        orders, z: see the module; concrete numbers.
+        slots: the number of rounds.
 
     References:
         Feldman and Shenfeld, arXiv:2502.08202 (integer orders, present against absent).
@@ -362,14 +386,18 @@ def allocation(orders: ArrayLike, slots: float, z: float) -> np.ndarray:
 
 @over_libraries
 def participation(library: Library, orders: Any, probability: Any, curve: Any) -> Any:
-    """Return the curve of a release that happens only with some probability.
+    """Return bounds on the Renyi divergences of a release that happens only with some probability.
 
-    The bound also holds, and is exact, if the observer sees whether it happens.  It follows from
-    the joint convexity of exp((a - 1) D), for the order a and the divergence D.
+    The bounds also hold, and are exact, if the observer sees whether the release happens.  They
+    follow from the joint convexity of exp((a - 1) D), for the order a and the divergence D.
 
     Args:
+        orders: see the module.
         probability: the probability of the release.
-        curve: the curve of the release if it happens.
+        curve: the divergences of the release if it happens, at `orders`.
+
+    Returns:
+        The divergences at `orders`.
 
     Example:
         >>> float(participation(2.0, 1.0, 0.3)) == 0.3
@@ -392,15 +420,19 @@ def either(
     first: Any,
     second: Any,
 ) -> Any:
-    """Return the curve of a release that is `first` with some probability and otherwise `second`.
+    """Return bounds on the Renyi divergences of one of two releases, chosen at random.
 
     The observer sees which of the two it is.  The bound follows from the joint convexity of
     exp((a - 1) D), for the order a and the divergence D.
 
     Args:
+        orders: see the module.
         probability: the probability of the first release.
-        first: the curve of the first release.
-        second: the curve of the second release.
+        first: the divergences of the first release, at `orders`.
+        second: the divergences of the second release, at `orders`.
+
+    Returns:
+        The divergences at `orders`.
 
     Example:
         >>> float(either(2.0, 0.5, 0.3, 0.3)).__round__(12)
@@ -419,9 +451,14 @@ def either(
 
 @over_libraries
 def convert(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
-    """Return the epsilon that each order proves at `delta`; the smallest one may be used.
+    """Return the epsilon that the divergence at each order proves at `delta`.
 
-    All arguments broadcast.  A curve of zeros proves 0.
+    All arguments broadcast against each other.  Each epsilon is valid, so the smallest one may be
+    used.  A divergence of 0 proves 0.
+
+    Args:
+        orders, curve: see the module.
+        delta: in (0, 1).
 
     References:
         Canonne, Kamath, Steinke, 2020, Proposition 12; and total variation <= sqrt(1 -
@@ -438,12 +475,12 @@ def _convert(library, orders, curve, delta):
 
 @over_libraries
 def epsilon(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
-    """Return the smallest epsilon that a curve proves at `delta`; never negative.
+    """Return the smallest epsilon that Renyi divergences prove at `delta`; never negative.
 
     Args:
-        orders: Float[n].
-        curve: Float[..., n].
-        delta: broadcasts against `curve`.
+        orders: Float[n], the orders of the divergences, > 1.
+        curve: Float[..., n], the divergences at these orders.
+        delta: in (0, 1); broadcasts against `curve`.
 
     Returns:
         Float64[...].
@@ -456,7 +493,11 @@ def epsilon(library: Library, orders: Any, curve: Any, delta: Any) -> Any:
 
 @over_libraries
 def gaussian_delta(library: Library, epsilon: Any, mu: Any) -> Any:
-    """Return the exact delta at `epsilon` >= 0 of Gaussian releases with mu = sqrt(sum of 1 / z^2).
+    """Return the exact delta of Gaussian releases without sampling.
+
+    Args:
+        epsilon: the epsilon at which delta is wanted, >= 0.
+        mu: sqrt(sum of 1 / z^2), where z is the noise multiplier of each release.
 
     References:
         Balle and Wang, ICML 2018, Theorem 8.
@@ -466,10 +507,13 @@ def gaussian_delta(library: Library, epsilon: Any, mu: Any) -> Any:
 
 @over_libraries
 def gaussian_epsilon(library: Library, mu: Any, delta: Any) -> Any:
-    """Return the epsilon at `delta` of Gaussian releases, up to rounding, and never too small.
+    """Return the epsilon of Gaussian releases without sampling, up to rounding and never too small.
 
-    mu = sqrt(sum of 1 / z^2), where z is the noise multiplier of each release.  The arguments
-    broadcast.  The function is not differentiable.
+    The arguments broadcast.  The function is not differentiable.
+
+    Args:
+        mu: sqrt(sum of 1 / z^2), where z is the noise multiplier of each release.
+        delta: in (0, 1).
 
     Example:
         >>> round(float(gaussian_epsilon(1.0, 1e-5)), 4)

@@ -63,7 +63,7 @@ def epsilon(event: Any, delta: float) -> tuple[float, str]:
 
 
 def curve(event: Any, orders: ArrayLike) -> Any:
-    """Return the Renyi curve of an event.
+    """Return upper bounds on the Renyi divergences of an event.
 
     The function is traceable, also in the numbers of the event, except for draws with replacement
     and random allocation.
@@ -73,7 +73,7 @@ def curve(event: Any, orders: ArrayLike) -> Any:
         orders: Float[n] > 1.
 
     Returns:
-        Float64[n].
+        Float64[n], the bound at each order.
 
     Raises:
         ValueError: as in `epsilon`.
@@ -116,7 +116,7 @@ def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
 
 
 def gaussian_mu(event: Any) -> float:
-    """Return the mu for which an event is mu-GDP if sampling is ignored.
+    """Return the mu for which an event is mu-GDP (Gaussian differential privacy) without sampling.
 
     Every unit is assumed to be in every sample, as often as it can be drawn.
 
@@ -128,13 +128,13 @@ def gaussian_mu(event: Any) -> float:
 
 
 def deltas_of_curve(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Return the smallest deltas that a Renyi curve proves at many epsilons.
+    """Return the smallest deltas that Renyi divergences prove at many epsilons.
 
     This is `rdp.convert`, solved for delta.
 
     Args:
         orders: Float[n] > 1.
-        values: Float[n], the curve at these orders.
+        values: Float[n], the divergences at these orders.
         epsilon: Float[m] >= 0.
 
     Returns:
@@ -411,12 +411,19 @@ def _as_float64(tree):
 
 
 def with_multiplicities(event: Any, loss: float) -> tuple[Any, float]:
-    """Replace each `WithReplacement` in an event by `Multiplicity`; also return the delta it costs.
+    """Replace each `WithReplacement` in an event by `Multiplicity`.
 
     The distribution of the number of copies is cut off at a number that is exceeded with
     probability at most `loss` in the whole event.  The result uses the distribution conditioned on
     not exceeding it.  Whether it is exceeded does not depend on which neighbour is used, so the
     probability is added to delta.
+
+    Args:
+        event: an event.
+        loss: the largest probability to cut off; 0 cuts off nothing.
+
+    Returns:
+        The event, and the delta that the cut costs.
     """
     if events.WithReplacement not in event_types(event):
         return event, 0.0

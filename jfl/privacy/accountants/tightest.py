@@ -279,6 +279,10 @@ def has_loss_distribution(event: Any, times: float = 1) -> bool:
     """Return whether a privacy-loss distribution of an event is worth computing.
 
     The event must be sampled, and must not have too many different parts or repeats.
+
+    Args:
+        event: an event.
+        times: how often it is repeated.
     """
     if isinstance(event, events.Repeat):
         return has_loss_distribution(event.event, times * float(event.times))
@@ -409,12 +413,15 @@ def _rate_of_inverse(inverse):
 def smallest_refined(
     where: str, epsilon_of: Callable, target: float, first: float = 1.0, most: float = 1e6
 ) -> float:
-    """Return the result of `smallest` on coarse grids, or on the finest grid if that gains enough.
+    """Return the smallest z with epsilon_of(z) <= target, with finer grids where they pay off.
 
-    The finest grid never proves a larger epsilon, but takes about ten times as long.
+    The search first uses coarse grids of a privacy-loss distribution.  It is repeated with the
+    finest grid only if that grid lowers the epsilon of the first result by more than one percent of
+    the target.  The finest grid never proves a larger epsilon, but takes about ten times as long.
 
     Args:
-        epsilon_of: (z, sizes of grids) -> epsilon.
+        epsilon_of: (z, sizes of grids) -> epsilon, decreasing in z.  z is a noise multiplier, or
+            another number with which privacy improves.
         where, target, first, most: as in `smallest`.
     """
     z = smallest(where, lambda z: epsilon_of(z, COARSE), target, first, most)
@@ -441,7 +448,8 @@ def smallest(
 
     Args:
         where: the name of the caller, for messages.
-        epsilon_of: z -> epsilon, decreasing; nan counts as too large.
+        epsilon_of: z -> epsilon, decreasing; nan counts as too large.  z is a noise multiplier, or
+            another number with which privacy improves.
         target: the epsilon to reach, > 0.
         first: the first z to try.
         most: the largest z to try.
@@ -515,14 +523,16 @@ def _narrow_bracket(height, low, f_low, high, f_high, tolerance):
 
 
 def largest(where: str, many: Callable, one: Callable, target: float) -> int:
-    """Return the largest integer whose epsilon is <= target, up to a relative error of 3e-3.
+    """Return the largest number of repeats whose epsilon is <= target.
 
-    The result is 0 if there is none, and at most about 10^12.
+    The result is 0 if there is none, and at most about 10^12.  It may be too small by a relative
+    error of 3e-3.
 
     Args:
         where: the name of the caller, for messages.
-        many: integers Int[m] -> Float[m], quick bounds on epsilon, never below those of `one`.
-        one: (integer, sizes of grids) -> its tight epsilon.
+        many: numbers of repeats Int[m] -> Float[m], quick bounds on epsilon, never below those of
+            `one`.
+        one: (number of repeats, sizes of grids) -> a tight bound on epsilon.
         target: the epsilon not to exceed, > 0.
     """
     checks.require_positive(where, epsilon=target)

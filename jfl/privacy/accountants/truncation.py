@@ -71,12 +71,17 @@ def lost_mass(length: ArrayLike, normals: float, missing: float) -> np.ndarray:
 
 
 def total(shifts: Iterable[Shift]) -> float:
-    """Return the delta that the finite range of the noise costs over all releases."""
+    """Return the delta that the finite range of the noise costs in the releases of all `shifts`."""
     return float(sum(s.times * lost_mass(s.length, s.normals, s.missing) for s in shifts))
 
 
 def left_of(delta: float, shifts: Iterable[Shift]) -> float:
-    """Return the part of delta that remains for ideal noise."""
+    """Return the delta that remains for ideal noise, after the cost of the noise's finite range.
+
+    Args:
+        delta: the delta of the guarantee.
+        shifts: the shifts that a unit causes, of all releases of the run.
+    """
     shifts = tuple(shifts)
     mass = sum(s.times * s.normals / 2 * s.missing for s in shifts)
     return delta * (1 - min(float(mass), 1.0)) - total(shifts)
