@@ -221,6 +221,10 @@ def personal(plan: Plan, rounds: int) -> Entry:
     trace of the client shows that its state is computed only from these releases, and that they
     draw independent batches.
 
+    Args:
+        plan: a Plan.
+        rounds: the number of rounds.
+
     Raises:
         NotAnalysable: if the algorithm has no personal models, does not declare their releases, or
             computes them without noise; if the uploads have no guarantee for examples; or if the

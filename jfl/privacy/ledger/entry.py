@@ -150,7 +150,7 @@ def with_noise(entry: Entry, multiplier: float, constant: bool = False) -> Entry
 
 
 def of_client(entry: Entry, client: int) -> Entry:
-    """Return the entry of a single client."""
+    """Return the entry for the client with the number `client` only."""
     return entry._replace(worst=((client, client),))
 
 
@@ -188,7 +188,7 @@ def worst_columns(rows, amount, noise, counted) -> tuple:
 
 
 def release_of(entry: Entry, rounds: int) -> Release:
-    """Return what `rounds` rounds of an entry release, as the `Release` of an accountant."""
+    """Return what `rounds` rounds of an entry release, as a `tightest.Release`."""
     listed = events_of(entry, rounds)
     if not listed:  # nobody participates
         return Release(listed)
@@ -289,7 +289,16 @@ def levels_of(event: Any, rounds: int) -> tuple:
 
 
 def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
-    """Return the delta that the finite range of the noise costs, for each number of rounds."""
+    """Return the delta that the finite range of the noise costs, for each number of rounds.
+
+    Args:
+        entry: an entry of the ledger.
+        times: Int[n], numbers of rounds.
+        delta: the delta of the guarantee.
+
+    Returns:
+        Float64[n].
+    """
     lost = lambda n: delta - left_of(delta, shifts_of(entry, n))
     if not entry.changes and not any(part.joint for part in entry.parts):
         return times * lost(1)

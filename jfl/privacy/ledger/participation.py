@@ -25,7 +25,7 @@ class Participations(NamedTuple):
 def participations(
     plan: Plan, entry: Entry, rounds: int, delta: float, options: dict
 ) -> Participations:
-    """Return how often each client participates in `rounds` rounds, at most.
+    """Return the maximum number of participations of each client in `rounds` rounds.
 
     This is the planned worst case, unless one of the options states otherwise.
 
@@ -92,13 +92,20 @@ def participations(
 
 
 def counted(plan: Plan, entry: Entry, rounds: int, often: np.ndarray) -> Entry:
-    """Turn an entry of single rounds into the entry of a whole run.
+    """Return the entry of a whole run in which each client participates a known number of times.
 
     Args:
         plan: a Plan.
-        entry: an entry of its ledger.
+        entry: the entry of its ledger for each round, for noise that clients add.
         rounds: the number of rounds of the run.
-        often: Int[C], the number of participations of each client.
+        often: Int[C], the maximum number of participations of each client in the run.
+
+    Returns:
+        The entry with `rounds` and `participations` set, for the clients that may be the worst off
+        with these numbers.  Its overflow is the probability for the whole run.
+
+    Raises:
+        ValueError: if the server adds the noise.
     """
     if entry.noise_of == "server":
         checks.fail(

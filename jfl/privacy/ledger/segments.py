@@ -96,6 +96,10 @@ def concatenate(segments, seeds=None) -> list[Entry]:
 def sharing(plans, seeds) -> tuple:
     """Return the caveat for points of a sweep with different plans that share samples.
 
+    Args:
+        plans: the plan of each point.
+        seeds: the seed of each point.
+
     Returns:
         The caveat as a tuple; () unless several plans draw from the same seed.
     """
@@ -107,11 +111,15 @@ def sharing(plans, seeds) -> tuple:
 
 
 def joined(parts: Sequence[Entry], rounds: Sequence[int]) -> Entry:
-    """Return consecutive entries, each for its number of rounds, as one entry.
+    """Return one entry that composes consecutive entries, each for its number of rounds.
 
     The client that is worst off in one entry need not be worst off in the next.  The result
     combines the worst clients of all entries, so its privacy loss is at least that of every single
     client.
+
+    Args:
+        parts: entries of one unit, view and adjacency.
+        rounds: the number of rounds of each entry.
     """
     refusal = next((e.refusal for e in parts if e.refusal), "")
     combinations = math.prod(len(e.worst) for e in parts)

@@ -246,7 +246,10 @@ def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
 
 
 def limit(mechanism: Mechanism) -> float:
-    """Return `bound` divided by the public divisors: the largest contribution to the release."""
+    """Return the largest norm that one contribution can add to the release.
+
+    This is `bound`, divided by the public divisors of the chain.
+    """
     return float(bound(mechanism)) / (denominator(mechanism) or 1.0)
 
 
@@ -357,7 +360,7 @@ def multiplier_follows(mechanism: Mechanism) -> bool:
 def multipliers(
     mechanism: Mechanism, rounds: int, clients: int, max_weight: Any = lambda round_: 1.0
 ) -> np.ndarray:
-    """Return the noise multipliers of the first rounds.
+    """Return the noise multipliers, std / sensitivity, of the first rounds.
 
     Args:
         mechanism: a chain with noise.
@@ -573,6 +576,12 @@ def release_one(mechanism: Mechanism, key: Key, row: Any, **options: Any) -> tup
 
     A contribution that is not finite counts as zero.  The release is float32 or wider.  It is not
     rounded to the type of the contribution, because it will be summed.
+
+    Args:
+        mechanism: a chain without state.
+        key: the key of the noise.
+        row: the contribution, a pytree.
+        options: further arguments of `release_sum`.
     """
     part = clip_and_sum(mechanism, (), pytrees.map(lambda x: x[None], row), jnp.ones(1))
     return release_sum(mechanism, key, (), part.value, **options)[0], part.nonfinite

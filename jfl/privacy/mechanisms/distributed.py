@@ -144,6 +144,10 @@ class Encoding(NamedTuple):
         """Return one client's upload as noisy integers, reduced modulo 2^bits to a range around 0.
 
         They are stored as floats, with the shapes of `value`.
+
+        Args:
+            key: the key of the client's rounding and noise.
+            value: the upload, a pytree of `dimensions` numbers.
         """
         flat, unflatten = _flatten(value)
         if flat.size != self.dimensions:
@@ -331,7 +335,15 @@ def check_plan(
 def decode(value: Any, after: Any, *, encoding: Encoding) -> tuple[Any, ...]:
     """Undo the scale and the rotation of the sum of a cohort's integers.
 
-    This is the function of a post-processing stage; `after` is returned unchanged.
+    This is the function of a post-processing stage.
+
+    Args:
+        value: the sum of the cohort's uploads, a pytree of integers stored as floats.
+        after: the `stages.After` of the sum, which is returned unchanged.
+        encoding: the encoding of the uploads.
+
+    Returns:
+        The sum in the units of an upload, with the shapes of `value`; and `after`.
     """
     flat, unflatten = _flatten(value)
     flat = rotate(_wrap(flat, encoding.bits) / encoding.scale, _signs_key(), back=True)
@@ -397,10 +409,11 @@ def _bucket(high: Array, low: Array) -> Array:
 
 
 class NoiseTable(NamedTuple):
-    """The tail probabilities P(|noise| >= k) for k = 1, 2, ..., in units of 2^-63.
+    """A table from which integer noise is drawn by inversion.
 
-    To draw noise, a random number is looked up in this table.  Each probability is stored as two
-    words, and an index tells where the search begins.
+    It holds the tail probabilities P(|noise| >= k) for k = 1, 2, ..., each times 2^63 and rounded
+    down to an integer.  To draw noise, a random number of 63 bits is looked up among these
+    integers.  Each is stored as two words, and an index says where the search begins.
     """
 
     high: np.ndarray  # UInt32[n], the first 32 bits
@@ -421,11 +434,11 @@ def has_table(std: float) -> bool:
 
 @functools.lru_cache(64)
 def table(law: str, std: float) -> NoiseTable:
-    """Return the table of the noise of one client.
+    """Return the table from which the integer noise of one client is drawn.
 
     Args:
-        law: "discrete_gaussian" or "skellam".
-        std: the standard deviation of the integers.
+        law: the distribution, "discrete_gaussian" or "skellam".
+        std: the standard deviation of this noise, in integers (after scaling).
 
     Raises:
         ValueError: for noise that needs too long a table.

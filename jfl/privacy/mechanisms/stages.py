@@ -688,10 +688,10 @@ def laplace(noise_multiplier: ArrayLike) -> Stage:
 
     Privacy:
         One release has epsilon = 1 / noise_multiplier at delta = 0.  Several are composed by their
-        Renyi curve.  With sampling, epsilon is first amplified to log(1 + q (e^epsilon - 1)), and
-        the curve is that of any mechanism with this epsilon, which is valid but not tight.  For a
-        release of many coordinates `gaussian` costs less privacy; for few coordinates, or at a tiny
-        delta, Laplace noise does.
+        Renyi divergences.  With a sampling rate q, epsilon is first amplified to
+        log(1 + q (e^epsilon - 1)), and the divergences are bounded by those of any mechanism with
+        this epsilon, which is valid but not tight.  For a release of many coordinates `gaussian`
+        costs less privacy; for few coordinates, or at a tiny delta, Laplace noise does.
 
     Raises:
         ValueError: unless noise_multiplier is one number > 0.
@@ -818,10 +818,11 @@ def _james_stein(value: Tree, after: After) -> tuple[Tree, After]:
 
 
 def james_stein() -> Stage:
-    """Multiply a release v by max(0, 1 - (d - 2) sigma^2 / ||v||^2), which removes the length due
-    to noise.
+    """Shrink a release towards zero by its James-Stein factor.
 
-    For d > 2 coordinates the expected squared error is smaller than that of v itself, whatever the
+    The factor of a release v with d coordinates is max(0, 1 - (d - 2) sigma^2 / ||v||^2), where
+    sigma is the standard deviation of the noise in a coordinate.  It removes the length that noise
+    adds to v.  For d > 2 the expected squared error is smaller than that of v itself, whatever the
     true value.  `jfl.wavelet.james_stein` does this separately in each band.
 
     Privacy:

@@ -20,9 +20,9 @@ round and are traced, in float32.  Strategies with equal shapes differ only in t
 sweep over them is one program.
 
 Several functions share these arguments: `participations`, the maximum number of rounds in which one
-unit participates; `separation`, the minimum number of rounds from one participation to the next (1:
-it may participate in any rounds); `epochs`, whether participations are multiples of `separation`
-rounds apart.
+unit participates; `separation`, the minimum difference between the numbers of two rounds in which
+it participates (1 allows consecutive rounds); `epochs`, whether all these differences are multiples
+of `separation`.
 
 References:
     Choquette-Choo et al., ICML 2023 (X = C^T C and patterns), NeurIPS 2023 (banded); Kalinin and
@@ -156,12 +156,13 @@ class Strategy:
 
         Args:
             participations: the maximum number of rounds in which the unit participates.
-            separation: the minimum number of rounds between two participations; 1 for any rounds.
-            epochs: whether participations are multiples of `separation` rounds apart.
+            separation: the minimum difference between the numbers of two rounds in which it
+                participates.  1 allows consecutive rounds.
+            epochs: whether all these differences are multiples of `separation`.
 
         Returns:
-            The exact value for banded C and for Toeplitz C with decreasing columns; otherwise a
-            close upper bound.
+            The exact value for Toeplitz C with at most `separation` bands, or with a decreasing
+            first column >= 0; otherwise an upper bound.
         """
         participations = self._max_participations(participations, separation)
         gram = np.abs(self.matrix().T @ self.matrix())
@@ -250,10 +251,11 @@ def banded_toeplitz(
     workload: str | ArrayLike = "prefix",
     error: str = "mean",
 ) -> Strategy:
-    """Return the best Toeplitz matrix C with few bands.
+    """Return the strategy whose C is the Toeplitz matrix with few bands and the smallest error.
 
-    With bands <= separation, the columns of one unit's participations do not overlap, and
-    participations add up as with independent noise.  A run stores the noise of bands - 1 rounds.
+    The error is that of the workload, at equal privacy.  With bands <= separation, the columns of
+    one unit's participations do not overlap, and participations add up as with independent noise.
+    A run stores the noise of bands - 1 rounds.
 
     Args:
         bands: the number of bands of C; 1 is `identity`.
@@ -261,7 +263,8 @@ def banded_toeplitz(
     Other Parameters:
         rounds: the number of rounds that it covers.
         participations: the maximum number of participations of a unit for which C is optimised.
-        separation: the minimum number of rounds between two participations.
+        separation: the minimum difference between the numbers of two rounds in which a unit
+            participates.
         workload: what training computes from the noisy sums: "prefix" for prefix sums; or
             Float64[rounds], where entry k is the weight of a round in the result k rounds later
             (see `momentum`).
@@ -291,7 +294,7 @@ def inverse_banded(
     error: str = "mean",
     optimise: bool = True,
 ) -> Strategy:
-    """Return a matrix C whose inverse has few bands.
+    """Return the strategy whose C^-1 is a Toeplitz matrix with few bands.
 
     A round regenerates the noise of `bands` rounds, and a run stores nothing.
 
@@ -304,7 +307,8 @@ def inverse_banded(
         separation: as in `banded_toeplitz`.
         workload: as in `banded_toeplitz`.
         error: as in `banded_toeplitz`.
-        optimise: False to use the first bands of the inverse of `square_root` (BISR) instead.
+        optimise: True to use the bands that minimise the error at equal privacy for the other
+            arguments.  False to use the first bands of the inverse of `square_root` (BISR).
 
     References:
         Kalinin et al., 2025, "Back to square roots" (arXiv 2505.12128).
@@ -513,7 +517,7 @@ def dense(
     separation: int = 1,
     workload: str | ArrayLike = "prefix",
 ) -> Strategy:
-    """Return the matrix C with the smallest mean error, for up to about a thousand rounds.
+    """Return the strategy whose C has the smallest mean error, for up to about a thousand rounds.
 
     Participations of a unit are multiples of `separation` rounds apart.  Columns of C that belong
     to such rounds are orthogonal, so participations add up as with independent noise.
@@ -521,7 +525,8 @@ def dense(
     Other Parameters:
         rounds: the number of rounds that it covers.
         participations: the maximum number of participations of a unit: 1, or as many as fit.
-        separation: the number of rounds between two participations.
+        separation: the differences between the numbers of two rounds in which a unit participates
+            are multiples of this number.
         workload: as in `banded_toeplitz`.
 
     References:
@@ -589,9 +594,10 @@ def _is_causal(table: np.ndarray, noising: np.ndarray) -> bool:
 
 
 def tree(rounds: int, *, efficient: bool = False) -> Strategy:
-    """Return the binary tree strategy.
+    """Return the strategy in which the rounds are the leaves of a binary tree of noisy sums.
 
-    A prefix sum of t rounds contains the noise of popcount(t) nodes.
+    A node of the tree is the noisy sum of 1, 2, 4, ... consecutive rounds.  A prefix sum of t
+    rounds adds up popcount(t) nodes, and contains their noise.
 
     Args:
         efficient: whether the estimate of a node also uses the nodes below it (Honaker's estimate
@@ -715,7 +721,7 @@ def _noise_of_nodes(rounds: int, efficient: bool = False) -> np.ndarray:
 
 
 def restarted(strategy: Strategy, rounds: int) -> Strategy:
-    """Return copies of `strategy`, one after another, for `rounds` rounds.
+    """Return the strategy that repeats `strategy` until it covers `rounds` rounds.
 
     The noise of a copy covers only the contributions of its own rounds.  The squared sensitivity is
     the sum of the squared sensitivities of the copies.  The noise of the copies is independent, so

@@ -106,7 +106,13 @@ def lower_toeplitz(column: np.ndarray) -> np.ndarray:
 def best_series(aim: Aim, first: np.ndarray, is_inverse: bool = False) -> np.ndarray:
     """Return the first column of the best banded C, or of the best banded C^-1 if `is_inverse`.
 
-    The search begins at `first`, and keeps its number of bands.
+    Args:
+        aim: the purpose of the strategy.
+        first: Float64[bands], the column from which the search begins.
+        is_inverse: whether the columns are those of C^-1.
+
+    Returns:
+        Float64[bands], the first of which is 1.
     """
     if len(first) == 1:
         return np.ones(1)
@@ -128,6 +134,13 @@ def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
     The column of C is 1, then sum_j weight_j decay_j^(t - 1).  C^-1 has the same form, with decays
     b that lie between the decays a of C: 1 > a_1 > b_1 > a_2 > ... > 0.  The search is over the
     logarithms of the differences of their logarithms, which are unconstrained.
+
+    Args:
+        aim: the purpose of the strategy.
+        buffers: the number of exponentials.
+
+    Returns:
+        The decays a and the weights, Float64[buffers] each.
     """
     n = aim.rounds
 

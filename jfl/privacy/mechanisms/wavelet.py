@@ -49,7 +49,7 @@ MIN_RELATIVE_ENERGY = 1e-3**2
 
 
 def shape(bands: Bands, std: ArrayLike) -> Shape:
-    """Return the shape of noise with a given standard deviation in each band.
+    """Return the Shape, a norm, in which noise with these standard deviations is isotropic.
 
     Only the ratios of the deviations matter: they are scaled so that, at the same clip norm and
     noise multiplier, the noise has as much power as isotropic noise.  The shape affects how much of
