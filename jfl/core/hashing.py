@@ -62,7 +62,7 @@ def hash_int(value: Any) -> Words:
 
 
 def raw(x: Any) -> Any:
-    """Return the bits of an array as UInt32[n]; -0 becomes 0."""
+    """Return the bits of an array, or of typed keys, as UInt32[n]; -0 becomes 0."""
     xp = jnp if isinstance(x, jax.Array) else np
     x = x if xp is jnp else np.asarray(x)
     if xp is jnp and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

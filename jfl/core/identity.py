@@ -100,14 +100,17 @@ GENERATED_METHODS = frozenset(
 
 
 def plan_identity(plan: Plan) -> Words:
-    """Return the identity of a plan.
+    """Return a hash of everything that determines what a plan computes.
+
+    The noise of a run is derived from this hash and the run's seed, so plans that compute different
+    things have independent noise.
 
     Args:
         plan: a Plan.  Concrete values are hashed on the host, and traced ones in the program.
 
     Returns:
-        UInt32[4], equal whether values are concrete or traced.  The arrays in a function's closure
-        are an exception: the result differs if they are traced.
+        UInt32[4].  The hash is the same whether values are concrete or traced, except for arrays in
+        a function's closure: if these are traced, the hash differs.
 
     Raises:
         ValueError: if the rows of the federation were replaced, or if a function holds a value that
@@ -132,7 +135,7 @@ def plan_identity(plan: Plan) -> Words:
 
 
 def initial_history(plan: Plan) -> Words:
-    """Return UInt32[4], the value of `plan_history` of a new run.
+    """Return UInt32[4], the value of `Run.plan_history` before the first round.
 
     The value is a hash of everything that determines the initial state, except for the key.  Two
     runs with the same plan and seed, but different initial parameters, therefore have independent
@@ -171,7 +174,7 @@ def require_unmodified(fed: Federation) -> None:
 def plan_identities(
     plans: list[Plan], read: Callable[["Reader", Plan], Any] | None = None
 ) -> list[Words]:
-    """Return the identities of many concrete plans, describing each structure only once.
+    """Return `plan_identity` of many concrete plans, describing each structure only once.
 
     Args:
         plans: the plans.
@@ -213,9 +216,9 @@ class _PlanLeaf:
 
 
 def noise_identity(plan: Plan) -> Words:
-    """Return the identity of a plan for its noise, UInt32[4].
+    """Return the hash from which the noise of a plan is derived, UInt32[4].
 
-    This is the identity of the plan, or 0 if points of a sweep share their noise (`paired_noise`).
+    This is `plan_identity`, or 0 if points of a sweep share their noise (`paired_noise`).
     """
     return np.zeros(hashing.NUM_WORDS, np.uint32) if plan.paired_noise else plan_identity(plan)
 
@@ -259,7 +262,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def signature(description: dict[str, Any]) -> str:
-    """Return a hash of a description, 32 hexadecimal digits."""
+    """Return a hash of a description that `describe` made, as 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -260,10 +260,13 @@ def field(
     Args:
         default: the default value.
         help: the text of `--help`.
-        choices: a function that returns the allowed values.
-        check: a function (where, **{name: value}) that rejects invalid values.
-        needs: conditions under which the option has an effect, by description; each is a function
-            of a config.  A value other than the default is rejected unless all of them hold.
+        choices: a function without arguments that returns the allowed values.
+        check: a function such as `checks.require_positive`, called as check(where, name=value) with
+            the name of the option.  It raises an error for an invalid value; `where` is the place
+            with which its message begins.
+        needs: conditions under which the option has an effect, as a dict from a description to a
+            function of the config that returns whether the condition holds.  A value other than the
+            default is rejected unless all conditions hold.
         repeated: whether the flag may be given several times, with one value each time.
     """
     notes = dict(help=help, choices=choices, check=check, needs=dict(needs or {}))

@@ -53,7 +53,13 @@ class Stream(enum.IntEnum):
 
 
 def stream_key(key: Key, name: Stream, round_: ArrayLike) -> Key:
-    """Return the key of a stream in a round."""
+    """Return the key of a stream in a round.
+
+    Args:
+        key: the key from which the stream is derived, such as that of the run.
+        name: the stream.
+        round_: Int[], the number of the round.
+    """
     return jax.random.fold_in(jax.random.fold_in(key, name), round_)
 
 
@@ -61,6 +67,10 @@ def stream_keys(key: Key, names: Sequence[Stream], round_: ArrayLike) -> Key:
     """Return the keys of several streams in a round, [len(names)].
 
     They are derived in one call, because on a CPU the generator costs per call, not per key.
+
+    Args:
+        key, round_: as in `stream_key`.
+        names: the streams.
     """
     return jax.vmap(lambda name: stream_key(key, name, round_))(jnp.array(names, jnp.int32))
 

@@ -216,11 +216,14 @@ class Fn:
 
 @dataclasses.dataclass(frozen=True)
 class Federation:
-    """Rows, and an index of the rows that each client owns.
+    """A dataset whose rows are divided among clients.
 
-    There is one copy of the rows.  The index has N slots of 4 bytes for each client.  The field
-    `identity` is a hash of the data, from which the noise of a run is derived.  The constructor and
-    `dataclasses.replace` compute the hash; functions of jax.tree do not.
+    The rows of all clients are stored once, in `x` and `y`.  `index` holds the numbers of each
+    client's rows, padded to N entries of 4 bytes; N is at least the number of rows of the largest
+    client.  The other fields are test rows and facts about the data.
+
+    The field `identity` is a hash of the data, from which the noise of a run is derived.  The
+    constructor and `dataclasses.replace` compute it; functions of jax.tree do not.
     """
 
     x: Array  # [n, ...] float
@@ -253,7 +256,10 @@ class Federation:
         object.__setattr__(self, "identity", words)
 
     def data_identity(self) -> Words:
-        """Return UInt32[4], the hash of the current rows and of the clients that own them."""
+        """Return UInt32[4], the hash of the current rows and of the clients that own them.
+
+        If several partitions are stacked, the result is UInt32[..., 4], a hash for each.
+        """
         if self.host is not None:
             return self.host.identity
         rows = self.x, self.y, self.index, self.size
@@ -734,10 +740,13 @@ class Guarantee(_Fields):
     """An epsilon with its delta, what it protects, from whom, and how it was proved.
 
     The fields are plain Python values.  Methods return other epsilons and deltas, bounds on
-    attacks, and guarantees for groups; these have the same unit, adjacency, view, status and
-    caveats.  A guarantee of `jfl.guarantee` computes them from the releases that it covers.  A
-    guarantee that was read from a file, or that a paper claims, derives them from its epsilon and
-    delta alone.  The releases are not a field, so comparing, printing and storing ignore them.
+    attacks, and guarantees for groups.  These have the same unit, adjacency, view, status and
+    caveats; a guarantee for a group has one more caveat.
+
+    The result of `jfl.guarantee` knows the releases that it covers, and its methods use them.  A
+    guarantee that was read from a file, or that a paper claims, knows no releases, so its methods
+    use only its epsilon and delta.  The releases are not a field, so comparing, printing and
+    storing ignore them.
     """
 
     _release = None  # see `about`

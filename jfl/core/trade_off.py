@@ -122,8 +122,12 @@ def curve_of(
 ) -> Curve:
     """Return the curve of proved pairs, given in any order.
 
-    The curve is the lower convex hull of the pairs (e^epsilon, delta).  `gaussian_mu` and `missing`
-    are as in `Curve`.
+    The curve is the lower convex hull of the pairs (e^epsilon, delta).
+
+    Args:
+        epsilon: [n] >= 0.
+        delta: [n], the delta of each epsilon.
+        gaussian_mu, missing: as in `Curve`.
 
     Example:
         >>> curve_of([1.0, 0.0, 2.0], [0.4, 0.5, 0.0]).delta.tolist()
