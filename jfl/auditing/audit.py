@@ -45,8 +45,8 @@ class AuditReport(NamedTuple):
         refuted: whether the claim is refuted.
         contradicted: whether the unconditional guarantee is refuted, which is a bug.
         unit, view, adjacency: whose privacy, against which observer.
-        mu: the distance between the mean scores with and without the canary, in standard
-            deviations.  For a Gaussian mechanism it estimates the mu of mu-GDP.
+        mu: the mean score with the canary minus the mean score without it, in standard deviations.
+            For a Gaussian mechanism it estimates the mu of mu-GDP.
         why_not_proved: if nothing is proved, the reason.
         canaries: the number of canaries of `jfl.audit_one_run`.  For `jfl.audit`, this field and
             all following ones are None.

@@ -78,7 +78,10 @@ class Experiment(NamedTuple):
 
 
 def refuse(expected: str, actual: str, hint: str) -> NoReturn:
-    """Raise NotAnalysable for a plan in which no canary can be placed."""
+    """Raise NotAnalysable for a plan in which no canary can be placed.
+
+    The arguments are those of `checks.fail`: what was expected, what was found, and what to do.
+    """
     checks.fail("jfl.audit", expected, actual, hint, NotAnalysable)
 
 
@@ -424,9 +427,14 @@ def random(mechanism: Any, like: Tree, rounds: int, count: int, seed: int) -> tu
 
     They are orthogonal if there are enough coordinates, so that the attack can distinguish them.
 
+    Args:
+        mechanism, like, rounds: as in `worst`.
+        count: the number of contributions.
+        seed: the seed of the directions.
+
     Returns:
-        Their values before the clip, and the weights of a projection that detects each; both
-        [count, ...].
+        Their values before the clip, and the weights of a projection that detects each: two trees
+        like `like`, with leaves [count, ...].
     """
     length = _length(mechanism, like, rounds)
     mechanism = mech.at_round(mechanism, jnp.int32(0))

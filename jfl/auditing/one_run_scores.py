@@ -1,5 +1,8 @@
 """Scores of the canaries in one run, chosen on other runs, and the guesses based on them.
 
+The *judged* run is the one that gives the bound.  The score and the number of guesses are chosen on
+other runs, the *learning* runs, because a choice on the judged run would invalidate the bound.
+
 Observations of n runs are arrays [n, m, R, k]: k numbers of each of m canaries in each of R rounds.
 """
 
@@ -37,6 +40,11 @@ def learning_coins(draw, runs, canaries):
     """Draw the coins of the learning runs, Bool[runs, m] for m canaries.
 
     Each run includes half of the canaries, and each canary is in one run of every pair of runs.
+
+    Args:
+        draw: a NumPy generator.
+        runs: the number of learning runs.
+        canaries: the number of canaries, m.
     """
     halves = [draw.permutation(canaries) % 2 == 0 for _ in range(max(runs // 2, 1))]
     return np.stack([side for half in halves for side in (half, ~half)])[:runs]
@@ -51,8 +59,8 @@ def learn(seen, coins, delta, confidence) -> ChosenScore:
     Args:
         seen: Float[n, m, R, k], the observations of the learning runs.
         coins: Bool[n, m], which canaries each run includes.
-        delta: in (0, 1).
-        confidence: in (0, 1).
+        delta: the delta at which epsilon is bounded, in (0, 1).
+        confidence: in (0, 1), of the bound.
     """
     tried = []
     for subtract in [False, True] if len(seen) > 1 else [False]:
@@ -105,9 +113,14 @@ def bounds(values, included, guesses, center, delta, confidence):
 
 
 def distance(inside, outside):
-    """Return the distance between the means of two samples of scores, in standard deviations.
+    """Return the difference between two mean scores, inside minus outside, in standard deviations.
 
-    It is 0 if all scores are equal.
+    The unit is the standard deviation within the two samples, from their pooled variance.  The
+    result is 0 if a sample has fewer than two scores, or if no sample varies.
+
+    Args:
+        inside: Float[n], the scores of included canaries.
+        outside: Float[m], the scores of excluded canaries.
     """
     if min(len(inside), len(outside)) < 2:
         return 0.0

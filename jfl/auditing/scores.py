@@ -43,12 +43,13 @@ def bound(
     Args:
         seen: the observations with the canary and without it, each Float[n, R, k].
         copies: see `learn`.
-        delta, confidence: of the bound.
+        delta: the delta at which epsilon is bounded.
+        confidence: in (0, 1), of the bound.
         learn_fraction: the fraction of the runs that choose the score and its threshold.
 
     Returns:
-        The lower bound; a description of the estimator; and the distance between the mean scores of
-        both sides, in standard deviations.
+        The lower bound; a description of the estimator; and the mean score with the canary minus
+        the mean score without it, in standard deviations of the latter scores.
     """
     first = int(learn_fraction * len(seen[0]))
     learning, judging = ([side[:first] for side in seen], [side[first:] for side in seen])
@@ -84,7 +85,7 @@ def _best_threshold(inside, outside, delta, confidence) -> tuple[float, float]:
 
 
 def learn(inside: np.ndarray, outside: np.ndarray, copies: np.ndarray | None) -> list[Score]:
-    """Learn scores that are higher with the canary, from runs of both sides.
+    """Return scores that are higher with the canary, learned from runs of both sides.
 
     Args:
         inside: Float[n, R, k], observations with the canary.

@@ -142,7 +142,16 @@ def _block(keys, plan, rounds, mesh=None):
 
 
 def watch_once(key: jax.Array, plan: Plan, rounds: int) -> np.ndarray:
-    """Return what is observed of each canary in one run, Float32[m, R, k]."""
+    """Return what is observed of each canary in one run.
+
+    Args:
+        key: the key of the run.
+        plan: the result of `trainings.with_coins`.
+        rounds: the number of rounds.
+
+    Returns:
+        Float32[m, R, k], k numbers of each of m canaries in each of R rounds.
+    """
     seen, bad = _watch_once(key, plan, rounds)
     _refuse_not_finite(int(bad), 1)
     return np.asarray(seen).swapaxes(0, 1)
@@ -156,6 +165,11 @@ def _watch_once(key, plan, rounds):
 
 def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
     """Run a watched plan once.
+
+    Args:
+        key: the key of the run.
+        plan: a plan whose algorithm is the result of `watching.watched`.
+        rounds: the number of rounds.
 
     Returns:
         Float[rounds, ...], the observations of each round, and whether any value was not finite.

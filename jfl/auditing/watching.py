@@ -118,6 +118,10 @@ def change(moment: Moment, is_model: bool) -> Tree:
     """Return the change that a release makes known.
 
     This is the release itself or, if it is a model, its difference from the broadcast model.
+
+    Args:
+        moment: the values of the round.
+        is_model: whether the release is a model.
     """
     return pytrees.sub(moment.release, moment.before) if is_model else moment.release
 

@@ -72,7 +72,11 @@ def _checked(where, count, trials, alpha):
 def check_levels(where: str, delta: float, confidence: float, *, zero: bool = True) -> None:
     """Reject a delta or a confidence that is out of range.
 
-    Delta must be in [0, 1), or in (0, 1) if `zero` is False.  The confidence must be in (0, 1).
+    Args:
+        where: the name of the caller, for messages.
+        delta: must be in [0, 1), or in (0, 1) if `zero` is False.
+        confidence: must be in (0, 1).
+        zero: whether a delta of 0 is allowed.
     """
     checks.require_nonnegative(where, single=True, delta=delta, confidence=confidence)
     if not delta < 1 or (delta == 0 and not zero):

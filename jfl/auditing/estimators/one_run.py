@@ -126,12 +126,18 @@ GAUSSIAN = Family(
 
 
 def curve_of_deltas(epsilons: ArrayLike, deltas: ArrayLike) -> Callable[[float], float]:
-    """Return the trade-off curve for a `Family` that several (epsilon, delta) guarantees imply.
+    """Return the trade-off curve that several (epsilon, delta) guarantees of a mechanism imply.
 
-    If every pair holds in both directions, the mechanism's true curve is nowhere below the result.
+    The curve has the form of `Family.curve`.  If every pair holds in both directions, the true
+    curve of the mechanism is nowhere below the result.
 
     Args:
-        epsilons, deltas: [n], pairs such as those that an accountant proves.
+        epsilons: [n], such as those that an accountant proves.
+        deltas: [n], the delta of each epsilon.
+
+    Returns:
+        A function that maps the probability x of an event on one dataset to the smallest
+        probability that the event can have on a neighbouring dataset.
 
     References:
         Dong, Roth, Su, JRSS B 2022, proposition 2.12.

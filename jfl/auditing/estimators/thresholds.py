@@ -209,7 +209,13 @@ def _thresholds_between(inside, outside):
 def error_rates(inside, outside, thresholds, alpha, rank: Any = None):
     """Return the `Rates` at some thresholds, with each rate bounded at level `alpha`.
 
-    If thresholds depend on the outside scores, `rank` replaces the counts of false positives.
+    Args:
+        inside: [n], the sorted scores with the canary.
+        outside: [m], the sorted scores without it.
+        thresholds: [T].
+        alpha: the probability with which a bound may be below its rate.
+        rank: Int[T], numbers of false positives from which their rates are bounded, for thresholds
+            that depend on the outside scores.  None means the counts at the thresholds.
     """
     n, m = len(inside), len(outside)
     if alpha ** (1 / n) + alpha ** (1 / m) <= 1:  # a coin flip is consistent with zero errors

@@ -54,11 +54,14 @@ Profile = Callable[[float, float], float]  # (noise_multiplier, epsilon) -> delt
 class Estimate(NamedTuple):
     """A measured epsilon, and what has to be reported with it.
 
+    The epsilon is that of one test, which answers "included" if a score is at least `threshold`.
+
     Attributes:
         epsilon: the value.
-        confidence: of the bound; None for an estimate without a confidence.
-        threshold: the test that shows epsilon says "included" for scores >= threshold.
-        false_negatives, false_positives: the errors of this test among the judged scores.
+        confidence: the confidence of the bound; None for an estimate without a confidence.
+        threshold: the threshold of the test.
+        false_negatives, false_positives: the numbers of errors of the test.  Scores that only
+            served to choose the threshold (`thresholds.Split`) are not counted.
         kind: "lower bound" or "estimate".
     """
 
@@ -116,6 +119,10 @@ def shown_epsilon(rates: Rates, delta: float) -> tuple[float, int]:
     """Return the largest epsilon at `delta` that some tests show, and the index of the best test.
 
     It is valid for every mechanism.
+
+    Args:
+        rates: the upper bounds of the tests' error rates.
+        delta: in [0, 1).
     """
     missed, accepted = rates.false_negative_rate, rates.false_positive_rate
     shown = np.maximum(
@@ -311,7 +318,8 @@ def raw_counts(
 
     Args:
         inside, outside, delta: see the module.
-        min_count: the minimum number of errors in the denominator.
+        min_count: a ratio counts only if the rate in its denominator is of at least this number of
+            errors.
 
     Example:
         >>> round(raw_counts(np.arange(200.0) + 100, np.arange(200.0)).epsilon, 4)  # ln 0.75 / 0.25
@@ -378,9 +386,13 @@ def auroc(inside: ArrayLike, outside: ArrayLike) -> float:
 
 
 def max_accuracy(inside: ArrayLike, outside: ArrayLike, prevalence: float = 0.5) -> float:
-    """Return the accuracy of the best threshold if a fraction `prevalence` of scores is inside.
+    """Return the fraction of correct answers of the best threshold.
 
     The threshold is chosen on the same scores, so the accuracy is overestimated.
+
+    Args:
+        inside, outside: see the module.
+        prevalence: in [0, 1], the assumed fraction of runs with the canary.
 
     Example:
         >>> max_accuracy([1, 3], [0, 2])
