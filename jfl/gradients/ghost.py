@@ -452,7 +452,10 @@ def with_fast_convolutions(loss, params, x, y, examples: int):
 
 
 def gradients(book: Book, loss, params, x, y):
-    """Run one forward and one backward pass, and return per-example gradients, mostly as factors.
+    """Return per-example gradients from one forward and one backward pass.
+
+    The gradient of a leaf with a rule is not formed. It is returned as the two factors of which it
+    is the product (see the module): the activations and the backprop.
 
     Args:
         book: the result of `read` for this loss.
@@ -462,8 +465,10 @@ def gradients(book: Book, loss, params, x, y):
         y: leaves [N, ...], their labels.
 
     Returns:
-        The losses [N]; and for each leaf its gradients as Formed, Product or Lookup, and a function
-        that maps their sum to the leaf's shape.
+        The losses [N]; and a list with a pair for each leaf. The first item of a pair holds the
+        gradients of the N examples: Formed holds the gradients themselves, and Product and Lookup
+        hold their factors (see kernels.ghost_sums). The second item is a function that maps a sum
+        of these gradients over examples to the shape of the leaf.
     """
     leaves = jax.tree.leaves(params)
     keys_of_leaf = {}

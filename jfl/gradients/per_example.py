@@ -46,7 +46,14 @@ class Grad:
         return gradient, (diagnostics.loss, diagnostics.clipped)
 
     def with_diagnostics(self, key, params, batch: Batch, ctx) -> tuple:
-        """Return the gradient and its Diagnostics."""
+        """Return the gradient and its Diagnostics.
+
+        Args:
+            key: the key of the noise, and of random numbers in the loss.
+            params: a pytree of floats.
+            batch: the rows of the step.
+            ctx: the Context of the round.
+        """
         compute = _mean_gradient if self.mechanism is None else _private_gradient
         gradient, diagnostics = compute(self, key, params, batch, ctx)
         if self.l2 is not None:
