@@ -39,8 +39,13 @@ def _draw_available(key, round_, *, rate, available, clients, capacity):
 def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
     """Return Bool[period, C]: whether each client is available in each round of a period.
 
-    A client is available in max(1, round(awake * period)) consecutive rounds of the periodic
-    schedule. The first of these rounds are spread evenly over the period.
+    A client is available in max(1, round(awake * period)) consecutive rounds, which repeat in each
+    period. The first of these rounds are spread evenly over the period.
+
+    Args:
+        clients: number of clients, C.
+        period: number of rounds of a period.
+        awake: fraction of a period in which a client is available, in (0, 1].
 
     Example:
         >>> around_the_clock(4, 4, 0.5).astype(int).tolist()

@@ -37,10 +37,15 @@ def adjacency(batches: Batches) -> str:
 
 
 def gather(rows: Rows, slots: Array, mask: Array) -> Batch:
-    """Return the rows of a client at the positions `slots`, Int[B].
+    """Return the batch with the rows of a client at some positions.
 
     Slots whose `mask` is False get zeros, because a NaN there would reach the gradient even with
     weight 0.
+
+    Args:
+        rows: the rows that the client can read.
+        slots: Int[B], positions among the client's rows.
+        mask: Bool[B], which slots hold a row.
     """
     index = rows.index[jnp.where(mask, slots, 0)]
     zero_masked = lambda x: jnp.where(

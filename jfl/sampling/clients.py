@@ -153,6 +153,10 @@ def _draw_without(key, *, clients, cohort):
 def without_replacement(clients: int, cohort: int) -> Sampler:
     """Return a sampler that draws exactly `cohort` clients uniformly without replacement.
 
+    Other Parameters:
+        clients: number of clients.
+        cohort: number of clients per round.
+
     Privacy:
         Sampling amplifies privacy at the rate cohort / clients, if neighbouring datasets differ in
         one replaced client.
@@ -295,8 +299,13 @@ def resolve_capacity(where: str, capacity: int | None, clients: int, trials: int
 def tail_capacity(trials: int, rate: Any, where: str) -> int:
     """Return a capacity that Binomial(trials, rate) exceeds with negligible probability.
 
-    Return the smallest number whose probability of overflow is below OVERFLOW / HORIZON. If that
-    number is more than half of `trials`, return `trials`, which cannot overflow.
+    This is the smallest number whose probability of overflow is below OVERFLOW / HORIZON. If that
+    number is more than half of `trials`, it is `trials`, which cannot overflow.
+
+    Args:
+        trials: the number of clients that are drawn independently.
+        rate: the probability with which each of them is drawn; not traced.
+        where: the function that was called, for messages.
     """
     if not checks.is_concrete(rate):
         checks.fail(
@@ -341,6 +350,11 @@ def _draw_poisson_few(key, *, rate, steps, clients, capacity):
 
 def binomial_steps(clients: int, rate: ArrayLike, capacity: int) -> jax.Array:
     """Return the distribution function of Binomial(clients, rate) at 0..capacity.
+
+    Args:
+        clients: the number of clients.
+        rate: the probability with which each of them is drawn; rounded to float32.
+        capacity: the last number at which the function is returned.
 
     Returns:
         UInt32[2, capacity + 1], the high and the low words of probabilities in units of 2^-64.

@@ -49,6 +49,14 @@ def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
     This is Floyd's algorithm: draw i is uniform in 0..size - count + i. If the subset already
     contains this number, size - count + i is added instead.
 
+    Args:
+        key: a JAX key.
+        size: Int[], may be traced. If size < count, the result is arbitrary.
+        count: size of the subset.
+
+    Returns:
+        Int32[count].
+
     References:
         Bentley and Floyd, Communications of the ACM 30(9), 1987.
     """
