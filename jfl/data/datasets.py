@@ -333,8 +333,9 @@ def emnist(
     """Return one of the six versions of EMNIST: x [n, 28, 28, 1] in [0, 1].
 
     The data are read as in `mnist`, but the files are emnist-balanced.npz and so on, or IDX files
-    such as emnist-balanced-train-images-idx3-ubyte.gz in a folder emnist.  Their images must be
-    transposed, as the authors publish them.
+    such as emnist-balanced-train-images-idx3-ubyte.gz in a folder emnist.  The authors publish
+    every image transposed, and this function transposes it back.  Your files must therefore hold
+    the images as published; do not transpose them yourself.
 
     Other Parameters:
         split: "balanced" (47 classes), "byclass" (62), "bymerge" (47), "digits" (10), "letters"

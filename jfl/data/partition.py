@@ -89,7 +89,8 @@ def dirichlet(
 
     Each class is divided among the clients in proportions ~ Dirichlet(alpha, ..., alpha), so the
     numbers of rows of clients vary too. Clients with fewer than min_rows rows then get random rows
-    from the clients that are largest at that moment; the partition's note says how many rows moved.
+    from the clients that are largest at that moment; the note that `Partition.assign` returns says
+    how many rows moved.
     min_rows=0 allows clients without rows, which `federate` rejects.
 
     With balanced=True, the sizes of clients differ by at most one. Clients draw in random order.
@@ -285,7 +286,7 @@ def labels(
     many rows of each. The probability of a class is proportional to its remaining rows, among
     classes that still have enough. If clients would use more rows of a class than there are, those
     with several classes take more rows of their other classes instead. Remaining rows have no
-    owner, and the note says how many.
+    owner; their number is in the note that `Partition.assign` returns.
 
     Args:
         classes_per_client: number of classes of each client.
@@ -356,7 +357,8 @@ def sizes(
     """Give client c exactly rows[c] rows, from all classes or from a fixed number of them.
 
     Without `classes_per_client`, rows are drawn from all rows. With it, classes are drawn as in
-    `labels`. Remaining rows have no owner, and the note says how many.
+    `labels`. Remaining rows have no owner; their number is in the note that `Partition.assign`
+    returns.
 
     Args:
         rows: Int[C], number of rows of each client, at least classes_per_client.
@@ -557,8 +559,8 @@ def similarity(
     determines its other rows:
 
     - "class": client c takes rows of class c mod (number of classes). If a class has too few rows,
-      its clients get equal parts of the class, and random rows for the rest; the partition's
-      note says how many.
+      its clients get equal parts of the class, and random rows for the rest; the note that
+      `Partition.assign` returns says how many.
     - "sorted": the remaining rows are sorted by label and cut into equal pieces.
 
     Args:
