@@ -57,8 +57,8 @@ def gradient_dissimilarity(
 ) -> Dissimilarity:
     """Return how much the clients' gradients differ at `params`.
 
-    Convergence bounds use the maximum of these values over all parameters.  Only the maximum over
-    some points, such as those of a trajectory, can be measured.
+    Convergence bounds use the maximum of these values over all values of the parameters.  Only the
+    maximum over some points, such as those of a trajectory, can be measured.
 
     Args:
         task, params: see the module.

@@ -73,7 +73,8 @@ class Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class Epsilon(Numbers):
-    """Compute epsilon from numbers.  With --config FILE.toml: for the run that the file describes.
+    """Compute epsilon from numbers.  With --config FILE.toml, compute it for the run that the file
+    describes.
 
     example: jfl epsilon --noise-multiplier 1.1 --rounds 200 --steps 5 --batch 16 --rows 600 --plot
     epsilon.png
@@ -85,7 +86,7 @@ class Epsilon(Numbers):
 @dataclasses.dataclass(frozen=True)
 class Calibrate(Numbers):
     """Find the noise multiplier, the rounds or the sampling rate for an epsilon.  With --config
-    FILE.toml: for the run that the file describes.
+    FILE.toml, find it for the run that the file describes.
 
     example: jfl calibrate --epsilon 4 --rounds 200 --steps 5 --batch 16 --rows 600
 

@@ -188,6 +188,10 @@ def chunk_cohort(cohort: Cohort, plan: Plan) -> tuple[Any, ...]:
 
     Each device gets the same number of chunks.  Consecutive slots of the cohort go to different
     devices.  Since its last slots are the empty ones, all devices get about the same work.
+
+    Returns:
+        ids, times_drawn and repeat_index of the slots, each Int[chunks, slots].  The chunks of a
+        device follow each other, those of the first device first.
     """
     num_chunks, size = chunk_layout(plan)
     columns = _add_empty_slots(cohort[:3], num_chunks * size, plan)

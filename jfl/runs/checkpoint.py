@@ -156,11 +156,18 @@ def _digest(parts) -> str:
 
 
 def program(**layout: str) -> dict:
-    """Return a description of everything that determines the bits of a round.
+    """Return a description of everything on which the exact values of a round depend.
 
-    This is the environment and the layout of the run.  Some programs do not reproduce their bits,
-    such as those on a GPU without the flag `DETERMINISTIC`.  For them, the description includes the
-    process, so that each process counts as a different program.
+    These are the environment and the layout.  Some programs do not give the same bits twice, such
+    as those on a GPU without the flag `DETERMINISTIC`.  Their description includes the process, so
+    that each process counts as a different program.
+
+    Args:
+        layout: further facts, by name: the layout of the devices and the key of the run, as passed
+            to `Journal`.
+
+    Returns:
+        A dict of the facts, for JSON.
     """
     facts = environment() | layout
     if facts["backend"] not in ("cpu", "tpu") and DETERMINISTIC not in facts["flags"].split():
