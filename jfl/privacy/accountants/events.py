@@ -87,7 +87,10 @@ class WithoutReplacement:
 
 @_event
 class Allocation:
-    """`event` in one of `slots` rounds, drawn uniformly and kept secret; for add_remove."""
+    """`slots` rounds of `event`, in only one of which a unit participates; for add_remove.
+
+    The round of the unit is drawn uniformly and kept secret.
+    """
 
     slots: Any
     event: Any
@@ -162,7 +165,7 @@ class Repeat:
 
 @_event
 class Compose:
-    """All `events`, one after another."""
+    """All `events` together; later ones may depend on the releases of earlier ones."""
 
     events: tuple
 
@@ -191,7 +194,9 @@ class Participation:
 
 
 def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
-    """Return one release of a sum plus N(0, (noise_multiplier * sensitivity)^2).
+    """Return the event of one release of a sum with Gaussian noise.
+
+    The noise has the standard deviation noise_multiplier * sensitivity in every coordinate.
 
     Units:
         noise_multiplier: dimensionless, > 0.
@@ -209,9 +214,10 @@ def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
 
 
 def laplace(noise_multiplier: ArrayLike) -> Laplace:
-    """Return one release of a sum plus Laplace noise of scale noise_multiplier * sensitivity.
+    """Return the event of one release of a sum with Laplace noise.
 
-    The sensitivity is in the L1 norm.  A release of many coordinates costs no more than one of a
+    The noise has the scale noise_multiplier * sensitivity in every coordinate, where the
+    sensitivity is in the L1 norm.  A release of many coordinates costs no more than one of a
     single coordinate: the Renyi divergence is convex in the shift of a coordinate and 0 without a
     shift, so shifts that add up to the sensitivity cost most in a single coordinate.
 
@@ -227,7 +233,7 @@ def laplace(noise_multiplier: ArrayLike) -> Laplace:
 
 
 def pure(epsilon: ArrayLike) -> Pure:
-    """Return one release that is (epsilon, 0)-differentially private.
+    """Return the event of one release that is (epsilon, 0)-differentially private.
 
     Raises:
         ValueError: unless epsilon is finite and >= 0.
@@ -236,9 +242,9 @@ def pure(epsilon: ArrayLike) -> Pure:
 
 
 def poisson(rate: ArrayLike, event: Any) -> Poisson:
-    """Return `event` on a sample that each element joins independently with probability `rate`.
+    """Return `event` on a Poisson sample, for the adjacency add_remove.
 
-    The adjacency is add_remove.
+    Each element joins the sample independently with probability `rate`.
 
     Units:
         rate in (0, 1].
@@ -277,9 +283,9 @@ def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
 
 
 def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) -> WithoutReplacement:
-    """Return `event` on a uniform random subset of `sample` out of `population` elements.
+    """Return `event` on a sample of fixed size, for the adjacency replace_one only.
 
-    Its bounds hold for the adjacency replace_one only.
+    The sample is a uniform random subset of `sample` out of `population` elements.
 
     Raises:
         ValueError: unless both are integers and 1 <= sample <= population.
@@ -295,9 +301,10 @@ def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) ->
 
 
 def allocation(slots: int, event: Any) -> Allocation:
-    """Return `event`, which concerns a unit in only one of `slots` rounds, drawn uniformly.
+    """Return the event of `slots` rounds, in only one of which a unit participates.
 
-    The adjacency is add_remove, and the drawn round is kept secret.
+    Every round releases `event`.  The round of the unit is drawn uniformly and kept secret.  The
+    adjacency is add_remove.
 
     Raises:
         ValueError: unless slots is an integer.
@@ -308,7 +315,7 @@ def allocation(slots: int, event: Any) -> Allocation:
 
 
 def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
-    """Return a release that is known only by bounds on its Renyi divergence.
+    """Return the event of a release for which only bounds on Renyi divergences are known.
 
     The divergence of order a is at most slopes[i] * a + constants[i], for every i.
 
@@ -332,9 +339,9 @@ def renyi_bound(slopes: ArrayLike, constants: ArrayLike) -> RenyiBound:
 
 
 def replaced(rate: ArrayLike, event: Any) -> Replaced:
-    """Return `event` on a sample that each element joins independently with probability `rate`.
+    """Return `event` on a Poisson sample, for the adjacency replace_one.
 
-    The adjacency is replace_one.
+    Each element joins the sample independently with probability `rate`.
 
     Units:
         rate in (0, 1].
@@ -348,9 +355,9 @@ def replaced(rate: ArrayLike, event: Any) -> Replaced:
 
 
 def zeroed_out(sample: ArrayLike, population: ArrayLike, event: Any) -> ZeroedOut:
-    """Return `event` on a uniform random subset of `sample` out of `population` elements.
+    """Return `event` on a sample of fixed size, for the adjacency zero_out only.
 
-    Its bounds hold for the adjacency zero_out only.
+    The sample is a uniform random subset of `sample` out of `population` elements.
 
     Raises:
         ValueError: unless both are integers and 1 <= sample <= population.
@@ -413,10 +420,10 @@ def _binomial_tails(rate: float, population: int, capacity: int) -> tuple[float,
 
 
 def with_replacement(draws: ArrayLike, population: ArrayLike, event: Any) -> WithReplacement:
-    """Return `event` on `draws` independent draws from `population`.
+    """Return `event` on independent uniform draws with replacement, for the adjacency replace_one.
 
-    An element counts each time that it is drawn.  The noise multiplier is that of an element drawn
-    once.  The adjacency is replace_one.
+    There are `draws` draws from `population` elements, and an element counts each time that it is
+    drawn.  The noise multiplier is that of an element drawn once.
 
     Units:
         population: 1 / (the probability that one draw takes the element), >= 1, not necessarily an
@@ -444,12 +451,15 @@ def repeat(event: Any, times: ArrayLike) -> Repeat:
 
 
 def compose(*events: Any) -> Compose:
-    """Return all `events`, one after another.  Later ones may depend on earlier releases."""
+    """Return the event in which all `events` happen, in this order.
+
+    Later ones may depend on the releases of earlier ones.
+    """
     return Compose(tuple(_require_event("events.compose", e) for e in events))
 
 
 def touched(rate: ArrayLike, event: Any) -> WithoutReplacement:
-    """Return `event`, which depends on an element only with probability `rate`.
+    """Return `event` for an element on which it depends only with probability `rate`.
 
     The noise multiplier covers everything that the element can change, however often it is used.
     Noise added once per round (output perturbation) is of this kind.  The adjacency is replace_one.
@@ -488,7 +498,7 @@ def series(event: Any, times: ArrayLike) -> Series:
 
 
 def participation(probability: ArrayLike, event: Any) -> Participation:
-    """Return `event`, which concerns a record only if the client that holds it participates.
+    """Return `event` for a record whose client participates only with some probability.
 
     The observer may see who participates, because clients differ by more than the noise hides.  The
     record is therefore protected only by the absence of its client.  The Renyi divergence shrinks
@@ -619,7 +629,15 @@ def precision(event: Any) -> Any:
 
 
 def weighted_precision(counts: np.ndarray, each: np.ndarray) -> np.ndarray:
-    """Return counts @ each, where 0 * inf = 0: an event that never happens adds nothing."""
+    """Return counts @ each, where 0 * inf = 0: an event that never happens adds nothing.
+
+    Args:
+        counts: Float[..., n], how often each of n events happens.
+        each: Float[n], the precision of each event.
+
+    Returns:
+        Float64[...].
+    """
     is_known = np.isfinite(each)
     total = counts @ np.where(is_known, each, 0.0)
     return np.where((counts > 0) @ ~is_known, np.inf, total)

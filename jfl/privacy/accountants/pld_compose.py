@@ -180,6 +180,10 @@ def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
     """Return a grid of `size` points around the losses that determine epsilon at `delta`.
 
     Any grid gives valid bounds.  A bad grid only makes the upper bound larger than necessary.
+
+    Args:
+        groups, direction, size: see the module.
+        delta: [], in (0, 1).
     """
 
     def moments(tilts, tail=None):
@@ -298,7 +302,11 @@ def _is_one_step(groups, grid):
 
 
 def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Composed:
-    """Return a pessimistic composition: its deltas are never below the true ones."""
+    """Return a pessimistic composition: its deltas are never below the true ones.
+
+    Args:
+        groups, direction, grid, size: see the module.
+    """
 
     def build(*args):
         return *pld_step.pessimistic(*args), 0.0
@@ -319,6 +327,10 @@ def compose_lower(
     In each step the true loss is a grid point plus an offset (see `pld_step.optimistic`).  By
     Chernoff's bound, the sum of the offsets exceeds the returned bound with probability at most
     `failure_probability`.
+
+    Args:
+        groups, direction, grid, size: see the module.
+        failure_probability: [], > 0.
     """
     scales = jnp.asarray(np.geomspace(1e-4, 1e4, 24))
 

@@ -39,11 +39,14 @@ class Overflow(NotAnalysable):
 
 
 def epsilon(event: Any, delta: float) -> tuple[float, str]:
-    """Return the smaller epsilon of the two bounds, and its method: "rdp" or "gaussian_exact".
+    """Return the epsilon that Renyi divergences or the exact composition of Gaussians prove.
 
     Args:
         event: an event.
         delta: in (0, 1).
+
+    Returns:
+        The smaller epsilon of the two bounds, and its method: "rdp" or "gaussian_exact".
 
     Privacy:
         Epsilon is for the unit and adjacency for which the event was built.

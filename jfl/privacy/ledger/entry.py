@@ -255,9 +255,16 @@ def _event_of_client(entry: Entry, columns: tuple, rounds: int | None):
 
 
 def of_rounds(event, rounds: int):
-    """Return the event of rounds whose noise differs, as a Series with one item for equal rounds.
+    """Return the event of several rounds whose noise differs.
 
     Rounds in which the unit does not participate are left out.
+
+    Args:
+        event: the event of one round, whose noise multipliers are arrays [rounds].
+        rounds: the number of rounds.
+
+    Returns:
+        A Series with one item for each noise level.
     """
     levels, which = levels_of(event, rounds)
     often = np.bincount(which, minlength=1).astype(np.float64)

@@ -217,7 +217,7 @@ def changing(plan: Plan) -> bool:
 
 
 def attendance(sampler: Sampler) -> Attendance:
-    """Return how a sampler draws clients."""
+    """Return the probabilities with which a sampler draws clients and its cohorts overflow."""
     scheme, share = sampler.scheme, 1.0
     kind = SCHEMES.get(scheme, OTHER).kind
     if scheme == "with_replacement" and sampler.share is not None:
@@ -272,7 +272,7 @@ def drawn_rate(rate: ArrayLike) -> np.ndarray:
 
 
 def binomial_tail(capacity: float, trials: ArrayLike, rate: ArrayLike):
-    """Return the probability that a binomial number exceeds `capacity`."""
+    """Return the probability that more than `capacity` of `trials` draws at `rate` succeed."""
     from scipy import stats  # takes half a second to import
 
     return np.where(capacity >= np.asarray(trials), 0.0, stats.binom.sf(capacity, trials, rate))

@@ -65,6 +65,12 @@ class Rule:
 def find(facts: Facts, site: Site, unit: str, view: str) -> Rule:
     """Return the first rule of the table that applies to a place where noise is added.
 
+    Args:
+        facts: the facts of the plan.
+        site: the place.
+        unit: "example" or "client".
+        view: what the observer sees, as in `jfl.guarantee`.
+
     Raises:
         NotAnalysable: if no rule applies.  The message gives the need that is not met, or the
             nearest rows of the table.
@@ -98,9 +104,13 @@ def find(facts: Facts, site: Site, unit: str, view: str) -> Rule:
 
 
 def add_rows(rule: Rule, place: str, noise, view, scheme, adjacency) -> None:
-    """Add a rule to all rows of the table with these names, after the existing rules of each row.
+    """Add a rule to several rows of the table, after the existing rules of each row.
 
-    Each of noise, view, scheme and adjacency is one name, or a sequence of several.
+    Args:
+        rule: the rule.
+        place: where the noise is added, as in `facts.Site`.
+        noise, view, scheme, adjacency: one name, or a sequence of several.  The rule is added for
+            every combination.
     """
     unit = "example" if place.startswith("local") else "client"
     names = [(n,) if isinstance(n, str) else n for n in (noise, view, scheme, adjacency)]

@@ -233,7 +233,9 @@ def initial_state(mechanism: Mechanism) -> Any:
 
 
 def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
-    """Return the largest norm of a contribution with weight 1; inf without a clip.
+    """Return the largest norm that a contribution has after the row stages; inf without a clip.
+
+    The contribution has weight 1.
 
     Args:
         mechanism: the chain.

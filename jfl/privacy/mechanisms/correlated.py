@@ -203,7 +203,13 @@ def mix(
 
 
 def require_enough_rounds(where: str, mechanism: Mechanism | None, rounds: int) -> None:
-    """Reject more rounds than the strategy of a mechanism covers."""
+    """Reject more rounds than the strategy of a mechanism covers.
+
+    Args:
+        where: the name of the caller, for the message.
+        mechanism: a chain; one without a strategy is accepted.
+        rounds: the number of rounds.
+    """
     strategy = strategy_of(mechanism)
     if strategy is not None and rounds > strategy.rounds:
         checks.fail(

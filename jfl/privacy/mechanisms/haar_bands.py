@@ -145,7 +145,7 @@ def count(bands: Bands) -> int:
 
 
 def blocks(bands: Bands) -> np.ndarray:
-    """Return the block of each band, Int[n]."""
+    """Return the number of the block to which each band belongs, Int[n]."""
     return _table(bands)[0].astype(int)
 
 
@@ -178,8 +178,10 @@ def sizes(bands: Bands) -> np.ndarray:
 
 
 def ids(bands: Bands) -> tuple[Any, ...]:
-    """Return the band of each coefficient: for each block an integer array that broadcasts against
-    the coefficients from `analyse`.
+    """Return the number of the band to which each coefficient belongs.
+
+    Returns:
+        For each block an Int array that broadcasts against its coefficients from `analyse`.
     """
     out = []
     for block, numbers in zip(bands.blocks, _band_numbers(bands)):
@@ -283,17 +285,28 @@ def _scale_pieces(bands: Bands, values: Array, pieces: Sequence[Any]) -> list[li
 
 
 def analyse(bands: Bands, tree: Any) -> tuple[Any, ...]:
-    """Return the orthonormal coefficients of each block, float32.
+    """Return the orthonormal Haar coefficients of a contribution.
 
-    The shape is [m], or [m * m] for a pyramid, followed by the columns of the block.  Here m is the
-    longest length of the block's grid, rounded up to a power of two.
+    Args:
+        bands: see the module.
+        tree: a contribution.
+
+    Returns:
+        For each block Float32[m, ...], or Float32[m * m, ...] for a pyramid.  The last axes are the
+        columns of the block, and m is the longest length of its grid, rounded up to a power of two.
     """
     pieces = _split(bands, _require_shapes("bands.analyse", bands, tree)[0])
     return tuple(haar.join(p, block.grid, _axes(block)) for block, p in zip(bands.blocks, pieces))
 
 
 def synthesise(bands: Bands, coefficients: Any, like: Any) -> Any:
-    """Return the inverse of `analyse`: a tree with the shapes and dtypes of `like`."""
+    """Return the contribution that has these Haar coefficients; the inverse of `analyse`.
+
+    Args:
+        bands: see the module.
+        coefficients: the coefficients of each block, as `analyse` returns them.
+        like: a contribution, whose shapes and dtypes the result has.
+    """
     values, treedef = _require_shapes("bands.synthesise", bands, like)
     pieces = [haar.cut(c, block.grid, 0) for block, c in zip(bands.blocks, coefficients)]
     return _merge(bands, pieces, values, treedef)

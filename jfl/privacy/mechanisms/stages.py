@@ -192,7 +192,12 @@ def shapes_like(like: Any) -> Any:
 
 
 def numbers_of(where: str, like: Any) -> int:
-    """Return the number of coordinates of a contribution; reject a contribution without any."""
+    """Return the number of coordinates of a contribution; reject a contribution without any.
+
+    Args:
+        where: the name of the caller, for the message.
+        like: as in `shapes_like`.
+    """
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes_like(like)))
     if not size:
         expected = "like=task, or the contribution of a client (arrays or their shapes)"
@@ -201,7 +206,13 @@ def numbers_of(where: str, like: Any) -> int:
 
 
 def require_like(where: str, row: Tree, shapes: Tree) -> None:
-    """Reject a contribution whose leaves do not have these shapes."""
+    """Reject a contribution whose leaves do not have the expected shapes.
+
+    Args:
+        where: the name of the caller, for the message.
+        row: the contribution.
+        shapes: a tree with the expected shape of each leaf.
+    """
     given = jax.tree.map(jnp.shape, row)
     if given != shapes:
         expected = f"contributions like like=..., {shapes}"
@@ -209,7 +220,13 @@ def require_like(where: str, row: Tree, shapes: Tree) -> None:
 
 
 def require_isotropic(where: str, shape: "Shape | None", hint: str) -> None:
-    """Reject noise with a Shape after a stage whose contributions have no Haar bands."""
+    """Reject noise with a Shape after a stage whose contributions have no Haar bands.
+
+    Args:
+        where: the name of the stage, for the message.
+        shape: the Shape of the noise, or None.
+        hint: the last sentence of the message.
+    """
     if shape is not None:
         checks.fail(where, "isotropic noise", "noise of a shape", hint)
 

@@ -334,7 +334,7 @@ def blt(
     workload: str | ArrayLike = "prefix",
     error: str = "mean",
 ) -> Strategy:
-    """Return a buffered linear Toeplitz (BLT) strategy.
+    """Return a buffered linear Toeplitz (BLT) strategy, whose memory does not depend on the rounds.
 
     The first column of C is a sum of `buffers` decaying exponentials.  A run of any length needs
     the memory of `buffers` models.

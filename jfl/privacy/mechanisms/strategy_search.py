@@ -42,7 +42,10 @@ def aim(
 ) -> Aim:
     """Check the arguments of a function that makes a strategy, and return them as an Aim.
 
-    They are as in `strategies.banded_toeplitz`; `where` is the name of the caller, for messages.
+    Args:
+        where: the name of the caller, for messages.
+        rounds, participations, separation, workload, error, bands: as in
+            `strategies.banded_toeplitz`.
     """
     checks.require_integer(
         where, rounds=rounds, participations=participations, separation=separation, bands=bands
@@ -104,7 +107,9 @@ def lower_toeplitz(column: np.ndarray) -> np.ndarray:
 
 
 def best_series(aim: Aim, first: np.ndarray, is_inverse: bool = False) -> np.ndarray:
-    """Return the first column of the best banded C, or of the best banded C^-1 if `is_inverse`.
+    """Return the first column of the banded C, or banded C^-1, with the smallest loss.
+
+    The loss is the squared sensitivity times the error.
 
     Args:
         aim: the purpose of the strategy.
@@ -129,7 +134,7 @@ def best_series(aim: Aim, first: np.ndarray, is_inverse: bool = False) -> np.nda
 
 
 def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the decays and weights of the best BLT.
+    """Return the decays and weights of the BLT with the smallest squared sensitivity times error.
 
     The column of C is 1, then sum_j weight_j decay_j^(t - 1).  C^-1 has the same form, with decays
     b that lie between the decays a of C: 1 > a_1 > b_1 > a_2 > ... > 0.  The search is over the
@@ -250,12 +255,16 @@ def _inverse(series: jax.Array, n: int) -> jax.Array:
 
 
 def best_dense(aim: Aim, separation: int) -> np.ndarray:
-    """Return the best lower-triangular C, Float64[n, n].
+    """Return the lower-triangular C with the smallest error, Float64[n, n].
 
-    It is for units whose participations are multiples of `separation` rounds apart.  The search
-    minimises trace(W X^-1) over X = C^T C, with W = A^T A / n for the workload matrix A, which is a
-    convex problem.  It scales C so that the contribution of a unit to all its rounds has squared
-    length 1, and keeps the columns of these rounds orthogonal.
+    It is for units that participate in rounds whose numbers differ by multiples of `separation`.
+    The search minimises trace(W X^-1) over X = C^T C, with W = A^T A / n for the workload matrix A,
+    which is a convex problem.  It scales C so that the contribution of a unit to all its rounds has
+    squared length 1, and keeps the columns of these rounds orthogonal.
+
+    Args:
+        aim: the purpose of the strategy.
+        separation: the multiple.
     """
     n = aim.rounds
     workload = lower_toeplitz(np.ones(n) if aim.workload is None else aim.workload)

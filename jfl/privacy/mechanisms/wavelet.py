@@ -77,7 +77,7 @@ def _num_unpadded(bands: Bands) -> np.ndarray:
 
 
 def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | None = None) -> Shape:
-    """Return the shape in which the noise variance of a coefficient is a power of its energy.
+    """Return the Shape with which the noise variance of a coefficient is a power of its energy.
 
     The variance is proportional to (expected energy of the coefficient)^exponent.
 
@@ -116,7 +116,7 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
 
 
 def weighted(bands: Bands) -> Shape:
-    """Return the norm in which the noise of Ranaweera et al., 2025, is isotropic.
+    """Return the Shape, a norm, in which the noise of Ranaweera et al., 2025, is isotropic.
 
     It is ||W h|| for the un-normalised Haar coefficients h, where W has for each coefficient the
     number of entries from which it is computed.
@@ -314,7 +314,12 @@ def published(
 
 
 def lemma2(bands: Bands, calibration: str = "lemma2") -> float:
-    """Return the factor by which Lemma 2 of the paper multiplies the noise; 1 for "plain"."""
+    """Return the factor by which Lemma 2 of the paper multiplies the noise.
+
+    Args:
+        bands: from `jfl.bands`.
+        calibration: "lemma2"; or "plain", for which the factor is 1.
+    """
     return (
         1.0
         if calibration == "plain"
