@@ -952,7 +952,7 @@ def _readable_leaf(x: Any) -> Any:
 
 
 class FunctionSource(NamedTuple):
-    """The source of a function."""
+    """The source text of a function, and the names that occur in it."""
 
     text: str
     names: frozenset[str]  # the variables that the function mentions

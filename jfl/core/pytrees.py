@@ -57,7 +57,7 @@ def zeros_like(t: Tree) -> Tree:
 
 
 def require_equal_shapes(where: str, a: Tree, b: Tree) -> None:
-    """Reject two trees whose leaves differ in shape, which could otherwise be broadcast."""
+    """Reject trees a and b whose leaves differ in shape, since such leaves could be broadcast."""
     for (path, x), y in zip(
         jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=False
     ):
@@ -82,11 +82,12 @@ def sub(a: Tree, b: Tree) -> Tree:
 
 
 def scale(s: ArrayLike, t: Tree) -> Tree:
+    """Return s * t, with the dtypes of t."""
     return map(lambda x: jnp.asarray(s, x.dtype) * x, t)
 
 
 def axpy(s: ArrayLike, a: Tree, b: Tree) -> Tree:
-    """Return s * a + b."""
+    """Return s * a + b, where s is a number."""
     require_equal_shapes("pytrees.axpy", a, b)
     return map(lambda u, v: jnp.asarray(s, v.dtype) * u + v, a, b)
 
@@ -143,6 +144,7 @@ def _floating(x: Any) -> bool:
 
 
 def size(t: Tree) -> int:
+    """Return the number of entries in all leaves together."""
     return sum(x.size for x in jax.tree.leaves(t))
 
 
