@@ -137,6 +137,10 @@ def weakest_client(plan: Plan, entry: Entry) -> int:
 
     If there are several, it is the one that participates most often, then the one with the fewest
     rows or the largest weight.
+
+    Args:
+        plan: the audited plan.
+        entry: the ledger entry that is attacked.
     """
     rows = np.asarray(plan.fed.size).reshape(-1)
     noise = np.full(len(rows), np.inf)
@@ -480,7 +484,12 @@ def _detector(mechanism, row):
 
 
 def clipped(mechanism: Mechanism, row: Tree) -> Tree:
-    """Return what a contribution adds to the sum after the row stages, in float32."""
+    """Return what a contribution adds to the sum after the row stages, in float32.
+
+    Args:
+        mechanism: the chain.
+        row: the contribution before the clip.
+    """
     stacked = jax.tree.map(lambda v: v[None], row)
     moved = mech.clip_and_sum(mechanism, mech.initial_state(mechanism), stacked, jnp.ones(1)).value
     return moved[0] if mech.adaptive(mechanism) else moved  # without the vote on the clip norm
@@ -490,6 +499,10 @@ def against_noise(mechanism: Mechanism, moved: Tree) -> Tree:
     """Return the weights of the projection that best detects a change of the sum.
 
     If the noise is equal in all coordinates, the weights are the change itself.
+
+    Args:
+        mechanism: the chain that adds the noise.
+        moved: the change of the sum.
     """
     shape = mech.shape(mechanism)
     if shape is None:
@@ -549,7 +562,12 @@ def _see_projection(moment, seen, *, weight, model):
 
 
 def distribution_of_copies(plan: Plan, entry: Entry, client: int) -> np.ndarray | None:
-    """Return how often the canary counts in the observations of a round.
+    """Return the distribution of how often the canary counts in the observations of a round.
+
+    Args:
+        plan: the audited plan.
+        entry: the ledger entry that is attacked.
+        client: the id of the canary's client.
 
     Returns:
         Float64[m], the probabilities of 0, 1, ... copies; None if they are unknown.

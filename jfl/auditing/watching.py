@@ -115,7 +115,7 @@ def _params(server, *, of):
 
 
 def change(moment: Moment, is_model: bool) -> Tree:
-    """Return the change that a release makes known.
+    """Return what a release reveals, as a change of the parameters.
 
     This is the release itself or, if it is a model, its difference from the broadcast model.
 

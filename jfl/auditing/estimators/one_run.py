@@ -71,7 +71,7 @@ class OneRun(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    """Guesses about canaries.
+    """Guesses about which canaries were included, and how many of them are correct.
 
     Attributes:
         canaries, guesses, correct: see the module.

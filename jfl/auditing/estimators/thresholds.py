@@ -31,7 +31,10 @@ NUM_CANDIDATES = 64  # thresholds from which `Split` chooses one
 
 
 class Rates(NamedTuple):
-    """The errors of T tests, each [T], with upper bounds of the error rates."""
+    """The numbers of errors of T tests, and upper bounds of their error rates.
+
+    Each field is an array [T].
+    """
 
     thresholds: np.ndarray
     false_negatives: np.ndarray  # inside scores < threshold
@@ -80,7 +83,7 @@ class Explicit:
 
 @dataclass(frozen=True)
 class Bonferroni:
-    """Thresholds at ranks of the outside scores, which depend only on the number of scores.
+    """Thresholds at ranks of the outside scores; the ranks depend only on the number of scores.
 
     The threshold is just above the outside score of rank k + 1 from the top.  (1) The false
     positive rate there is the tail of that order statistic, which has the distribution
@@ -150,11 +153,11 @@ class Split:
 
 @dataclass(frozen=True)
 class MultiSplit:
-    """The median over many splits, each at alpha / 2, which depends less on a seed than `Split`.
+    """The median of the results of many splits, each at level alpha / 2.
 
-    Each split is wrong with probability at most alpha / 2, so by Markov's inequality half of the
-    splits or more are wrong with probability at most alpha, however the splits depend on each
-    other.
+    It depends less on a seed than `Split`.  Each split is wrong with probability at most alpha / 2,
+    so by Markov's inequality half of the splits or more are wrong with probability at most alpha,
+    however the splits depend on each other.
 
     Attributes:
         splits: the number of splits.

@@ -376,6 +376,9 @@ def auroc(inside: ArrayLike, outside: ArrayLike) -> float:
 
     This is the probability that an inside score is higher than an outside score; ties count half.
 
+    Args:
+        inside, outside: see the module.
+
     Example:
         >>> auroc([1, 3], [0, 2])
         0.75
