@@ -49,7 +49,9 @@ ELEMENTWISE = (p.add_p, p.sub_p, p.mul_p, p.div_p, p.max_p, p.min_p)
 
 
 class Rule(NamedTuple):
-    """The rule of one leaf, for the equation that uses it.
+    """How the gradients of one leaf are computed without forming them.
+
+    A rule belongs to the equation that uses the leaf.
 
     Attributes:
         leaf: the index of the leaf among the parameters; None until it is known. Only the rules of

@@ -47,7 +47,11 @@ class Parts(NamedTuple):
 
 
 def matmul(params, side, shapes, out):
-    """Return the rule of a matrix product, with or without batch dimensions."""
+    """Return the rule of a matrix product, with or without batch dimensions.
+
+    Args:
+        params, side, shapes, out: see the module.
+    """
     mine, theirs = ([tuple(d[s]) for d in params["dimension_numbers"]] for s in (side, 1 - side))
     free = lambda dims, shape: tuple(d for d in range(len(shape)) if d not in dims[0] + dims[1])
     here, there = free(mine, shapes[side]), free(theirs, shapes[1 - side])
@@ -132,7 +136,11 @@ def convolution(params, side, shapes, out, examples=math.inf):
 
 
 def lookup(params, side, shapes, out):
-    """Return the rule of a table lookup, such as an embedding: rows of a parameter by index."""
+    """Return the rule of a table lookup, such as an embedding: rows of a parameter by index.
+
+    Args:
+        params, side, shapes, out: see the module.
+    """
     dims, (size, *row) = params["dimension_numbers"], shapes[0] or (0,)
     at, mode = shapes[1][:-1], params["mode"]
     selects_rows = (
@@ -171,6 +179,10 @@ def over_time(parts: Parts, length: int) -> Parts:
 
     The positions of all iterations become positions of one Product. Recorded activations and
     backprops are [N, length, ...].
+
+    Args:
+        parts: the rule of the equation in one iteration.
+        length: the number of iterations.
     """
 
     def gather(a, b):
@@ -189,6 +201,10 @@ def over_layers(parts: Parts, length: int) -> Parts:
 
     The slices become blocks of one Product. Recorded activations and backprops are
     [N, length, ...].
+
+    Args:
+        parts: the rule of the equation in one iteration.
+        length: the number of iterations.
     """
 
     def gather(a, b):

@@ -50,7 +50,7 @@ VARIABLE_SIZE_SCHEMES = (*INDEPENDENT_SCHEMES, "truncated_poisson")
 
 
 def adjacency(sampler: Sampler) -> str:
-    """Return the default adjacency of a sampler."""
+    """Return the adjacency for which a sampler is analysed, unless a chain states another."""
     return adjacencies(sampler)[0]
 
 

@@ -19,9 +19,16 @@ NUM_SPARE_DEVIATIONS = 10
 
 
 def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
-    """Return Bool[...]: whether words / 2^32, which are in [0, 1), are below a rate.
+    """Return whether each random word, as a fraction of 2^32, is below a rate.
 
-    For uniform words UInt32[...], the result is True with probability `rate`, minus at most 2^-32.
+    For uniform words, the result is True with probability `rate`, minus at most 2^-32.
+
+    Args:
+        words: UInt32[...].
+        rate: in [0, 1].
+
+    Returns:
+        Bool[...].
     """
     high = jnp.floor(rate * 2.0**16)  # exact: a float32 is split, not rounded
     low = jnp.floor((rate * 2.0**16 - high) * 2.0**16)
