@@ -44,8 +44,13 @@ MAX_BISECTIONS = 200
 class Runs(NamedTuple):
     """The distribution of the number of training runs from which the best is chosen.
 
-    `geometric` and `logarithmic` make it.  Both are truncated negative binomial distributions, in
-    which k runs, k >= 1, have a probability proportional to (1 - gamma)^k Gamma(k + shape) / k!.
+    `geometric` and `logarithmic` make it.  Both are truncated negative binomial distributions: for
+    k >= 1, the probability of k runs is proportional to (1 - gamma)^k Gamma(k + shape) / k!, where
+    Gamma is the gamma function.  `shape` is 1 for the geometric distribution and 0 for the
+    logarithmic one, and `gamma` decreases as the mean increases.
+
+    References:
+        Papernot and Steinke, arXiv:2110.03620.
     """
 
     name: str  # "geometric" or "logarithmic"
@@ -102,7 +107,7 @@ def logarithmic(mean: float) -> Runs:
 def curve_of_tournament(
     orders: ArrayLike, curves: Sequence[ArrayLike], distributions: Sequence[Runs]
 ) -> np.ndarray:
-    """Return the Renyi curve (the divergence at each order) of a choice in several rungs.
+    """Return bounds on the Renyi divergences of a choice in several rungs.
 
     A run of the first rung consists only of rounds.  A run of each other rung begins with the best
     of a random number of runs of the previous rung and continues with further rounds.  The best of
@@ -110,19 +115,20 @@ def curve_of_tournament(
 
     Args:
         orders: Float[n] > 1, ascending.
-        curves: Float[rungs, n], the Renyi curve of the rounds of each rung; at each order, that of
-            the worst setting.
+        curves: Float[rungs, n], the Renyi divergences of the rounds of each rung, for the worst
+            setting at each order.
         distributions: for each rung, the distribution of the number of runs from which it chooses.
             The numbers are independent.
 
     Returns:
-        Float64[n].
+        Float64[n], the bound at each order.
 
     Privacy:
         The result is for the unit and adjacency of the curves, and covers the released run with its
-        scores.  The curve of a rung must bound its rounds whatever was released before them.  Then
-        the curve of a run is that of the choice before it plus that of its rounds (adaptive
-        composition at each order), and Theorem 2 gives the cost of the choice among such runs.
+        scores.  The divergences of a rung must bound its rounds whatever was released before them.
+        Then the divergence of a run is that of the choice before it plus that of its rounds
+        (adaptive composition at each order), and Theorem 2 gives the cost of the choice among such
+        runs.
 
     Raises:
         ValueError: unless the orders are ascending and > 1, and each rung has a curve and a

@@ -323,6 +323,9 @@ def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
         entry: an entry of the ledger.
         rounds: the number of rounds; if the entry already describes a whole run, the number of such
             runs.
+
+    Returns:
+        A Shift for each group of releases that shift equally; () for ideal noise.
     """
     if not entry.normals:  # ideal noise, as papers assume it
         return ()

@@ -264,9 +264,10 @@ def _row_sampling(batches, rows: np.ndarray, steps: int) -> tuple[np.ndarray, np
 
 
 def drawn_rate(rate: ArrayLike) -> np.ndarray:
-    """Return the exact probability with which a draw at `rate` succeeds.
+    """Return the rate of a Poisson draw as the accountant counts it: an upper bound.
 
-    A draw succeeds if a uniform float32, which is a multiple of 2^-23, is less than `rate`.
+    This is `rate` in float32, rounded up to a multiple of 2^-23.  A draw succeeds if a uniform word
+    of 32 bits is below the rate (`sampling.uniform.below`), so its probability is not larger.
     """
     return np.ceil(np.asarray(rate, np.float32).astype(np.float64) * 2**23) / 2**23
 

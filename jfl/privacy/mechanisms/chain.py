@@ -305,8 +305,8 @@ def _evaluate_later(round_: Array, *, of: Fn, first: int) -> Any:
 def later(value: Any, first: int) -> Any:
     """Shift a mechanism or a schedule so that its round `first` becomes round 0; None stays None.
 
-    Accountants use this for a plan that starts in round `first` of a run.  Of a strategy for
-    correlated noise, the rounds from `first` on remain.
+    Accountants use this for a plan that starts in round `first` of a run.  A strategy for
+    correlated noise keeps only its rounds from `first` on.
     """
     if isinstance(value, Fn):
         return Fn(_evaluate_later, dict(of=value), dict(first=first))

@@ -141,9 +141,9 @@ class Strategy:
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
         """Return the squared sensitivity of the first t rounds for each t = 1, ..., `rounds`.
 
-        The result, Float64[rounds], is for a unit that participates in rounds that are multiples of
-        `separation` apart.  Contributions to the first t rounds change C x only through its first t
-        columns.
+        The result, Float64[rounds], is for a unit that participates in rounds whose numbers differ
+        by multiples of `separation`.  Contributions to the first t rounds change C x only through
+        the first t columns of C.
         """
         return _squares_by_offset(self.matrix_until(rounds), separation).max(0)
 
@@ -519,14 +519,13 @@ def dense(
 ) -> Strategy:
     """Return the strategy whose C has the smallest mean error, for up to about a thousand rounds.
 
-    Participations of a unit are multiples of `separation` rounds apart.  Columns of C that belong
-    to such rounds are orthogonal, so participations add up as with independent noise.
+    A unit participates in rounds whose numbers differ by multiples of `separation`.  The columns of
+    C for such rounds are orthogonal, so participations add up as with independent noise.
 
     Other Parameters:
         rounds: the number of rounds that it covers.
         participations: the maximum number of participations of a unit: 1, or as many as fit.
-        separation: the differences between the numbers of two rounds in which a unit participates
-            are multiples of this number.
+        separation: the number of which those differences are multiples.
         workload: as in `banded_toeplitz`.
 
     References:
