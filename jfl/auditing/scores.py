@@ -1,10 +1,10 @@
 """From the observations of many runs to a lower bound: a score, its threshold, and its errors.
 
 A score is one number per run.  Any function of the observations gives a valid audit if it was
-chosen without looking at the judged runs.  Three are tried: the sum over rounds, with the same
-weights in each round; the best weighted sum of all observations (Fisher's discriminant), which is
-optimal if the observations of both sides are normal with the same covariance, but has to learn a
-weight per observation; and, if the canary participates at random, the sum over rounds of
+chosen without looking at the runs that give the bound.  Three are tried: the sum over rounds, with
+the same weights in each round; the best weighted sum of all observations (Fisher's discriminant),
+which is optimal if the observations of both sides are normal with the same covariance, but has to
+learn a weight per observation; and, if the canary participates at random, the sum over rounds of
 log-likelihood ratios.
 
 Observations of n runs are arrays [n, R, k]: k numbers in each of R rounds.

@@ -120,7 +120,7 @@ class Bonferroni:
 
 @dataclass(frozen=True)
 class Split:
-    """A threshold that is chosen on one part of the scores and judged on the other.
+    """A threshold that one part of the scores chooses, with bounds from the other part.
 
     Given the first part, the threshold is a constant for the second part, as in `Explicit`.  The
     parts are drawn independently of the scores.
