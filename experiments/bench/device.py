@@ -6,8 +6,7 @@
 
 W1, W2, W3, W5 and W6 are the workloads of `experiments.bench.round`, W4 is a sweep of W1 with 64
 points, and `vmapped JAX` is peers/vmapped_peer.py.  MODELS are models that people train, at real
-size.  All rows of data are random.  A mode may end in ", bfloat16" (the precision of the loss) and
-", scan" (the layers of a transformer run in a loop).
+size.  All rows of data are random.  A mode may end in ", bfloat16" (the precision of the loss).
 
 Compiling takes longer than timing.  Several processes can therefore compile first, and store the
 programs and the seconds in a folder, where a later call finds them:
@@ -23,7 +22,6 @@ name.
 
 import argparse
 import concurrent.futures
-import contextlib
 import dataclasses
 import json
 import math
@@ -35,14 +33,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import jax
 import numpy as np
-from flax import linen as nn
 
 import jfl
-from jfl.models import tasks
 from jfl.runs.checkpoint import environment
 
 from . import timing
@@ -108,10 +103,9 @@ def jobs() -> list[Job]:
     cases = [(w, t, m) for w in ("W2", "W1", "W3", "W5") for t in tools for m in modes]
     real = ("gpt", "resnet18", "wideresnet", "vit", "lstm")
     models = [Job(w, mode=m) for w in real for m in ("plain", "private")]
-    loops = [Job("gpt", mode=f"{m}, scan") for m in ("plain", "private", "private, bfloat16")]
     half = [Job(w, mode=f"{m}, bfloat16") for w in real for m in ("plain", "private")]
-    others = [Job("W4"), Job("W2", mode="wavelet"), Job("W6"), Job("vit", mode="private, scan")]
-    return [*models, *loops, *half, *(Job(*case) for case in cases), *others]
+    others = [Job("W4"), Job("W2", mode="wavelet"), Job("W6")]
+    return [*models, *half, *(Job(*case) for case in cases), *others]
 
 
 def with_random_rows(workload: str) -> tuple[SimpleNamespace, SimpleNamespace]:
@@ -242,21 +236,6 @@ def of_model(job: Job, tiny: bool) -> tuple[Callable, dict]:
     return of_plan(jfl.plan(fed, task, alg, jfl.sampling.full(clients)))
 
 
-def layers_in_a_loop():
-    """Return a context in which the layers of `gpt` and `vit` are one loop with stacked weights."""
-
-    def apply_blocks(x, layers, heads, dropout, mask, train):
-        loop = nn.scan(
-            lambda block, x, _: (block(x, mask, train), None),
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            length=layers,
-        )
-        return loop(tasks._Block(heads, dropout), x, None)[0]
-
-    return mock.patch.object(tasks, "_apply_blocks", apply_blocks)
-
-
 def program(job: Job, tiny: bool = False) -> tuple[Callable, dict]:
     """Return the program of a job, and what was measured while it was made."""
     if job.workload in MODELS:
@@ -287,8 +266,7 @@ def record_of(job: Job, folder: Path) -> Path:
 def compile_into(job: Job, folder: Path, tiny: bool) -> dict:
     """Compile a job, store the program and the seconds in a folder, and return the seconds."""
     use_cache(folder)
-    with layers_in_a_loop() if "scan" in job.mode else contextlib.nullcontext():
-        _, measured = program(job, tiny)
+    _, measured = program(job, tiny)
     record_of(job, folder).write_text(json.dumps(measured))
     return measured
 
@@ -356,13 +334,12 @@ def measure(job: Job, cache: Path | None, tiny: bool) -> dict:
     If another process compiled the job, `compile_seconds` and its like are those of that process,
     and `cached_seconds` is what this process took to load the program.
     """
-    with layers_in_a_loop() if "scan" in job.mode else contextlib.nullcontext():
-        begun = time.perf_counter()
-        play, measured = program(job, tiny)
-        if cache is not None and record_of(job, cache).exists():
-            measured["cached_seconds"] = time.perf_counter() - begun
-            measured |= json.loads(record_of(job, cache).read_text())
-        return measured | seconds_per_round(play)
+    begun = time.perf_counter()
+    play, measured = program(job, tiny)
+    if cache is not None and record_of(job, cache).exists():
+        measured["cached_seconds"] = time.perf_counter() - begun
+        measured |= json.loads(record_of(job, cache).read_text())
+    return measured | seconds_per_round(play)
 
 
 def main() -> int:

@@ -63,8 +63,9 @@ draws. `correlated` is noise that is [correlated over rounds](guides/correlated_
 
 Three facts hold for all tables:
 
-- A guarantee for clients implies one for their examples. Under replace_one it has the same ε. Under
-  the other adjacencies, jfl counts half the noise multiplier and no amplification except absence.
+- A guarantee for clients implies one for their examples. Under replace_one it has the same ε.
+  Under add_remove and zero_out, a replaced row can change an upload by twice the clip norm. jfl
+  then counts half the noise multiplier, and no amplification except absence.
 - With Laplace noise, sampling amplifies privacy only for Poisson samples, and for samples of fixed
   size under replace_one. In all other cases, jfl assumes that the observer knows the sample, so
   sampling does not amplify privacy.
