@@ -74,8 +74,8 @@ def test_what_is_not_stored_is_an_error_that_says_where(text, where):
 
 def test_a_gain_is_paired_over_seeds():
     one, less = ("WAV R1 lemma2 σ=3", "vanilla σ=3")
-    of = lambda name: np.array(stories.line("ranaweera2025", "sample_mnist", name).accuracy)
+    of = lambda name: np.array(stories.line("ranaweera2025", "client_mnist", name).accuracy)
     gaps = 100 * (of(one) - of(less))
     half = stats.t.ppf(0.975, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
-    told = stories.quoted(f"{{gain: sample_mnist | {one} | {less}}}", "ranaweera2025")
+    told = stories.quoted(f"{{gain: client_mnist | {one} | {less}}}", "ranaweera2025")
     assert told == f"{gaps.mean():+.1f} ± {half:.2g}"

@@ -156,7 +156,7 @@ def test_measured_numbers_are_rounded_and_epsilons_are_not(tmp_path):
     again = results.read(tmp_path / "a.json")
     kept, curve = again.lines["a"], again.lines["a"].trace["loss"][0]
     assert [*np.float32(kept.accuracy)] == values and kept.accuracy != values
-    assert curve == [0.1, 0.333333, kept.accuracy[-1]]
+    assert curve == [0.1, 0.3333, kept.accuracy[-1]]
     assert kept.columns == {"ε of a round": epsilon, "clip norm": 1.0}
     assert again.tables[0].rows == [[epsilon]] and kept.epsilon_proved == epsilon
     assert again.config == dict(lr=0.3, rounds=12)  # which the points share
