@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# `energies` computes this number of levels by one product.  A CPU takes as long for 3 as for 5, and
-# twice as long for 7.
+HIGHEST = lax.Precision.HIGHEST
+# `energies` and `merge` compute this number of levels by one product.  A CPU takes as long for 3 as
+# for 5, and twice as long for 7.
 LEVELS_PER_PRODUCT = 5
 
 
@@ -69,25 +70,52 @@ def merge(pieces, lengths, axes=(-1,)):
     """Return the array whose pieces are `pieces`: the inverse and transpose of `split`."""
     x, *details = pieces
     axes = tuple(a % x.ndim for a in axes)
+    if axes == (x.ndim - 1,):
+        return _merge_by_products(x, details, *lengths)
     kinds = 2 ** len(axes) - 1
     for level in reversed(range(height(*lengths))):
         parts = [x, *details[level * kinds : (level + 1) * kinds]]
         for axis in reversed(axes):
-            parts = [
-                _interleave(low + high, low - high, axis)
-                for low, high in zip(parts[::2], parts[1::2])
-            ]
+            parts = [_interleave(low, high, axis) for low, high in zip(parts[::2], parts[1::2])]
         x = parts[0] * 0.5 ** (len(axes) / 2)
         for axis, d in zip(axes, lengths):
             x = lax.slice_in_dim(x, 0, -(-d // 2**level), axis=axis)
     return x
 
 
-def _interleave(even, odd, axis):
-    """Return an array whose even and odd positions along an axis come from two arrays."""
-    shape = list(even.shape)
+def _interleave(low, high, axis):
+    """Return the array with low + high at even positions of an axis and low - high at odd ones.
+
+    Both are repeated along the axis, so a compiler can compute all levels in one loop.
+    """
+    shape = list(low.shape)
     shape[axis] *= 2
-    return jnp.stack([even, odd], axis + 1).reshape(shape)
+    low, high = (jnp.expand_dims(x, axis + 1) for x in (low, high))
+    sign = np.array([1, -1], low.dtype).reshape(
+        [2 if a == axis + 1 else 1 for a in range(low.ndim)]
+    )
+    return (low + sign * high).reshape(shape)
+
+
+def _merge_by_products(x, details, length):
+    """Return `merge` along the last axis, with a product for every few levels.
+
+    Args:
+        x: the base, [..., 1].
+        details: the pieces of levels 1 to L.
+        length: the length of the result.
+    """
+    while details:
+        num_levels = len(details) % LEVELS_PER_PRODUCT or LEVELS_PER_PRODUCT
+        m, blocks, parts = 2**num_levels, x.shape[-1], [x[..., None]]
+        for level, piece in enumerate(details[-num_levels:], 1):
+            in_block = m >> level  # coefficients of this level in a block of m entries
+            pad = [(0, 0)] * (x.ndim - 1) + [(0, blocks * in_block - piece.shape[-1])]
+            parts.append(jnp.pad(piece, pad).reshape(*x.shape, in_block))
+        details = details[:-num_levels]
+        product = jnp.dot(jnp.concatenate(parts, -1), _matrix(m, x.dtype).T, precision=HIGHEST)
+        x = product.reshape(*x.shape[:-1], -1)[..., : -(-length // 2 ** len(details))]
+    return x
 
 
 def join(pieces, lengths, axes=(-1,)):
@@ -162,22 +190,22 @@ def energies(x):
     while x.shape[0] > 1:
         m = 2 ** min(height(x.shape[0]), LEVELS_PER_PRODUCT)
         x = jnp.pad(x, (0, -x.shape[0] % m)).reshape(-1, m)
-        coefficients = jnp.dot(x, _matrix(m), precision=lax.Precision.HIGHEST)
+        coefficients = jnp.dot(x, _matrix(m, x.dtype), precision=HIGHEST)
         first = np.searchsorted(levels(m), range(1, height(m) + 1))  # coefficient of each level
         details += [level.sum() for level in jnp.split(jnp.square(coefficients).sum(0), first)[1:]]
         x = coefficients[:, 0]
     return jnp.stack([jnp.square(x).sum(), *details])
 
 
-def _matrix(m: int) -> np.ndarray:
-    """Return the transform of m entries, Float32[m, m], with one coefficient per column."""
+def _matrix(m: int, dtype):
+    """Return the transform of m entries, [m, m], with one coefficient per column."""
     found = np.ones((1, 1))
     while len(found) < m:  # the means of pairs, then their differences
         half = len(found)
         base, *finer = np.repeat(found, 2, axis=0).T
         details = np.kron(np.eye(half), [[1.0], [-1.0]]).T
         found = np.stack([base, *details, *finer]).T
-    return (found / np.linalg.norm(found, axis=0)).astype(np.float32)
+    return jnp.asarray(found / np.linalg.norm(found, axis=0), dtype)
 
 
 def levels(m: int):

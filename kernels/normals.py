@@ -76,6 +76,18 @@ def normals(key, like, generator: str = "philox"):
     return treedef.unflatten(draw(key, shapes))
 
 
+def as_one_leaf(key, like):
+    """Return `normals(key, like)`, computed as the normals of one leaf that holds all leaves.
+
+    On a GPU, one kernel then computes all normals, and each is computed once.  Use this function if
+    each normal is read several times.  A compiler may round a normal differently in its last digit.
+    """
+    leaves, treedef = jax.tree.flatten(like)
+    shapes = [x.shape for x in leaves]
+    numbers = normals(key, jax.ShapeDtypeStruct((_first_pairs(shapes)[-1], 2), jnp.float32))
+    return treedef.unflatten(_split_leaves(numbers, shapes))
+
+
 def _num_pairs(shape) -> int:
     """Return the number of pairs that hold the numbers of a leaf."""
     return -(-math.prod(shape) // 2)

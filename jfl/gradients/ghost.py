@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxpr_as_fun
 from jax.extend.core import primitives as p
 
-from ..kernels.ghost_sums import Formed, product, shrink
+from ..kernels.ghost_sums import Formed, Product, product, shrink
 from ..models import frameworks
 from ..verify.flow import scan_counts
 from .ghost_rules import RULES, convolution, over_layers, over_time
@@ -67,6 +67,7 @@ class Rule(NamedTuple):
             transformed leaf.
         transform: maps the leaf to what enters the equation, for a leaf that is transformed before
             it meets the data; otherwise None.
+        is_by_rows: as in ghost_rules.Parts, for the leaf.
     """
 
     leaf: int | None
@@ -77,6 +78,7 @@ class Rule(NamedTuple):
     gather: Any
     back: Any
     transform: Any = None
+    is_by_rows: bool = False
 
 
 class Book(NamedTuple):
@@ -97,7 +99,7 @@ class Book(NamedTuple):
     loops: dict
 
 
-def read(loss, params, x, y) -> Book:
+def read(loss, params, x, y, by_rows=()) -> Book:
     """Trace a loss, and find how the clipped gradient of each parameter can be computed.
 
     The result is a Book, which has rules for each parameter that is used in known layers.
@@ -107,6 +109,7 @@ def read(loss, params, x, y) -> Book:
         params: a pytree of floats.
         x: one example, as arrays or jax.ShapeDtypeStruct.
         y: its label, likewise.
+        by_rows: the indices of the leaves that need a rule with `is_by_rows`, or no rule.
 
     Example:
         >>> loss = jax.tree_util.Partial(
@@ -127,6 +130,9 @@ def read(loss, params, x, y) -> Book:
     rules, why_not = {}, {}
     found = _find_rules(traced.jaxpr, inputs, data, loops)
     for leaf, ((path, _), rule) in enumerate(zip(paths, found)):
+        if leaf in by_rows and isinstance(rule, dict):
+            if len(rule) > 1 or not all(one.is_by_rows for one in rule.values()):
+                rule = "its Haar bands are not those of one vector that its first axis multiplies"
         if isinstance(rule, dict):
             rules |= {place: one._replace(leaf=leaf) for place, one in rule.items()}
         elif rule and inputs[leaf].aval.size > 1:  # the gradient of one number is one number
@@ -250,7 +256,7 @@ def _rule_of_transformed(jaxpr, uses, v, ends, depends_on_data):
         _run_equations(steps, env)
         return env[w]
 
-    return {(at, None): rule._replace(transform=transform)}
+    return {(at, None): rule._replace(transform=transform, is_by_rows=False)}
 
 
 def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
@@ -292,6 +298,7 @@ def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
     rule_in_loop = rule._replace(
         shape=(length, *rule.shape),
         gather=parts.gather,
+        is_by_rows=False,
         back=lambda total: _undo_views(views, aval, back(total)),
     )
     return {(at, place[0]): rule_in_loop}
@@ -371,7 +378,8 @@ def _rule_of_use(equation, side, views, aval):
     bind = lambda w, other: _bind(equation, (other, w) if side else (w, other))[0]
     apply = lambda *operands: parts.apply(bind, operands[side], operands[1 - side])
     back = lambda total: _undo_views(views, aval, parts.back(total))
-    return Rule(None, parts, out.shape, out.dtype, apply, parts.gather, back)
+    is_by_rows = parts.is_by_rows and all(e.primitive in SAME_SHAPE for e in views)
+    return Rule(None, parts, out.shape, out.dtype, apply, parts.gather, back, is_by_rows=is_by_rows)
 
 
 def _undo_views(views, aval, total):
@@ -585,7 +593,7 @@ def _run_loop(book, at, taps, records, *operands):
     return [*carry, *ys]
 
 
-def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
+def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool, stretches=None):
     """Return the weighted sum of clipped per-example gradients.
 
     A gradient whose norm is not finite in float32 counts as zero: its activations and backprops are
@@ -600,13 +608,19 @@ def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
         weight: Float[N], 0 for a masked row.
         bounds: a list of clip norms: one, or one per leaf.
         together: whether a clip norm bounds the norm of all leaves together, or of each leaf.
+        stretches: for each leaf, the linear map of its gradient whose Euclidean norm is bounded: a
+            factor, or a function as in `haar_bands.stretches`, which needs a book that was read
+            with this leaf in `by_rows`. None bounds the gradient itself.
 
     Returns:
         The sum, a tree like params, at least in float32; Bool[N], which gradients were clipped;
         Bool[N], which were finite; and the losses [N].
     """
     losses, parts = gradients(book, loss, params, x, y)
-    squares = [part.squares() for part, _ in parts]
+    if stretches is None:
+        squares = [part.squares() for part, _ in parts]
+    else:
+        squares = [_stretched_squares(part, s) for (part, _), s in zip(parts, stretches)]
     norms = [jnp.sqrt(sum(squares))] * len(parts) if together else [jnp.sqrt(s) for s in squares]
     is_finite = jnp.all(jnp.isfinite(jnp.stack(norms)), 0)
     bounds = list(bounds) * len(parts) if len(bounds) == 1 else bounds
@@ -616,6 +630,20 @@ def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool):
         sums.append(back(part.total(factor)))
     is_clipped = jnp.any(jnp.stack([n > b for n, b in zip(norms, bounds)]), 0)
     return jax.tree.structure(params).unflatten(sums), is_clipped, is_finite, losses
+
+
+def _stretched_squares(part, stretch):
+    """Return the squared norms of gradients after a linear map, Float[N].
+
+    A map M of the first axis of a leaf can be applied to the activations: M (a^T b) = (M a^T) b.
+    With one position, this rounds no more than the map of the gradient itself would.
+    """
+    if not callable(stretch):
+        return jnp.square(stretch) * part.squares()
+    if isinstance(part, Formed):
+        return Formed(stretch(part.g)).squares()
+    a: Any = stretch(part.a)
+    return Product(a.reshape(len(a), 1, 1, -1), part.b).squares()
 
 
 def describe(book: Book) -> str:

@@ -37,6 +37,7 @@ class Parts(NamedTuple):
             [N, E, P, O]. None if gradients are not products; there is then no rule in loops.
         table: for a parameter [rows, columns], (recorded activations, backprops) -> factors
             [N, 1, P, rows] and [N, 1, P, columns] of the gradients; otherwise None.
+        is_by_rows: whether E and P are 1, I is the first axis of the parameter, and O the others.
     """
 
     apply: Callable
@@ -44,6 +45,7 @@ class Parts(NamedTuple):
     back: Callable
     factors: Callable | None = None
     table: Callable | None = None
+    is_by_rows: bool = False
 
 
 def matmul(params, side, shapes, out):
@@ -74,7 +76,9 @@ def matmul(params, side, shapes, out):
 
     is_table, step = len(shapes[side]) == 2 and not mine[1], 1 if order == (0, 1) else -1
     table = (lambda a, b: factors(a, b)[::step]) if is_table else None
-    return Parts(apply, lambda a, b: product(*factors(a, b)), back, factors, table)
+    is_by_rows = mine == [(0,), ()] and places == 1
+    gather = lambda a, b: product(*factors(a, b))
+    return Parts(apply, gather, back, factors, table, is_by_rows)
 
 
 def convolution(params, side, shapes, out, examples=math.inf):

@@ -11,10 +11,12 @@ from ..core import checks, pytrees
 from ..core.records import Batch, Diagnostics, Fn, Mechanism, named, record, static
 from ..models import losses
 from ..privacy.mechanisms import chain as mech
+from ..privacy.mechanisms import haar_bands
 from ..verify import marks
 from . import ghost
 
 GRAD_PATHS = ("auto", "bookkeeping", "vmap")
+BOOKKEEPING_CLIPS = ("clip_l2", "clip_per_layer", "clip_ellipsoid")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -68,7 +70,10 @@ class Grad:
 def _clip_stage(mechanism):
     """Return the clip of a chain if book-keeping can apply it, otherwise None."""
     rows = [s for s in mechanism.stages if s.role == "row"]
-    return rows[0] if len(rows) == 1 and rows[0].name in ("clip_l2", "clip_per_layer") else None
+    if len(rows) != 1 or rows[0].name not in BOOKKEEPING_CLIPS:
+        return None
+    shape = rows[0].apply.data.get("shape")
+    return None if shape and haar_bands.leaves_by_rows(shape.bands) is None else rows[0]
 
 
 def _make_grad(where, loss, mechanism, l2, compute, **options) -> "Grad":
@@ -140,10 +145,10 @@ def private_grad(
         microbatch: the number of examples whose gradients are in memory at a time. None means the
             whole batch.
         path: how the clipped sum is computed. "bookkeeping" computes it from activations and
-            backprops, at the cost of a plain gradient; it requires a chain with one clip_l2 or
-            clip_per_layer, and parameters with a rule (see `jfl.gradients.ghost`). "vmap" forms the
-            gradient of every example. "auto" uses book-keeping, except for parameters without a
-            rule.
+            backprops, at the cost of a plain gradient; it requires a chain with one clip_l2,
+            clip_per_layer or wavelet.clip_ellipsoid (with jfl.bands.pixels or jfl.bands.plain), and
+            parameters with a rule (see `jfl.gradients.ghost`). "vmap" forms the gradient of every
+            example. "auto" uses book-keeping, except for parameters without a rule.
         compute: the dtype in which the loss and its gradient are computed: "float32", or "bfloat16"
             or "float16" for speed on an accelerator. Parameters, clip norms, sums and noise stay
             float32.
@@ -187,7 +192,8 @@ def private_grad(
     if path == "bookkeeping" and _clip_stage(mechanism) is None:
         checks.fail(
             "private_grad",
-            'one row stage, clip_l2 or clip_per_layer, for path="bookkeeping"',
+            "one row stage, clip_l2 or clip_per_layer (or clip_ellipsoid with bands.pixels), "
+            'for path="bookkeeping"',
             " -> ".join(s.name for s in mechanism.stages),
             'Use path="auto" or "vmap".',
         )
@@ -251,7 +257,12 @@ def _book(grad: Grad, params, x, y):
         jax.tree.leaves(params)
     ):
         return None  # the stage itself reports what is wrong
-    book = ghost.read(grad.loss, params, x, y)
+    shape, by_rows = stage.apply.data.get("shape"), ()
+    if shape:
+        if shape.bands.shapes != tuple(w.shape for w in jax.tree.leaves(params)):
+            return None  # likewise
+        by_rows = haar_bands.leaves_by_rows(shape.bands)
+    book = ghost.read(grad.loss, params, x, y, by_rows)
     if grad.path == "bookkeeping" and book.why_not:
         checks.fail(
             "private_grad",
@@ -306,7 +317,7 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
             partial = mech.clip_and_sum(mechanism, (), grads, w)
         else:
             clip: Any = _clip_stage(mechanism)
-            (bounds,) = clip.apply.data.values()
+            shape, *bounds = map(clip.apply.data.get, ("shape", "bound", "bounds"))
             value, is_clipped, is_finite, each = ghost.clipped_sum(
                 book,
                 grad.loss,
@@ -315,7 +326,8 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
                 rows.y,
                 w,
                 jax.tree.leaves(bounds),
-                together=clip.name == "clip_l2",
+                together=clip.name != "clip_per_layer",
+                stretches=shape and haar_bands.stretches(shape.bands, shape.scales),
             )
             count = lambda x: x.sum().astype(jnp.float32)
             partial = mech.PartialSum(

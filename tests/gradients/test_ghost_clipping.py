@@ -14,6 +14,7 @@ from jfl.kernels.ghost_sums import Formed, Lookup, Product, product, shrink
 import jfl
 from jfl.core.records import Batch, Fn
 from jfl.gradients import ghost, per_example
+from jfl.privacy.mechanisms import haar_bands
 
 KEY = jax.random.key(0)
 ROWS = 5
@@ -358,6 +359,51 @@ def test_without_a_rule(name):
         jax.eval_shape(
             lambda: sums(loss, jfl.clip_l2(1.0), params, x, y, WEIGHTS, path="bookkeeping")
         )
+
+
+@pytest.mark.parametrize(
+    "name, grid, without_rule",
+    [
+        ("mlp", (2, 3), set()),
+        ("dense_at_few_positions", (2, 4), {"layers_0/kernel"}),
+        ("dense_at_many_positions", (5,), {"layers_0/kernel"}),
+        ("own_parameter", (2,), {"own"}),
+        ("loop_of_vectors", (2, 2), {"own"}),
+    ],
+)
+def test_clips_by_bands(name, grid, without_rule):
+    """Clip in the norm of a shape, against gradients whose coefficients are scaled one by one."""
+    loss, params, x, y = problem(*COVERED[name])
+    one = example(params, x, y)
+    bands = jfl.bands.pixels(one[0], grid)
+    shape = jfl.wavelet.shape(bands, np.linspace(0.5, 2.0, jfl.bands.count(bands)))
+    book = ghost.read(loss, *one, haar_bands.leaves_by_rows(bands))
+    assert set(book.why_not) == without_rule and haar_bands.leaves_by_rows(bands)
+
+    @jax.jit
+    def gradients(params, x, y):
+        grads = jax.vmap(jax.vmap(jax.grad(loss), (None, 0, 0)))(params, x, y)
+        return grads, jax.vmap(jax.vmap(functools.partial(jfl.bands.analyse, bands)))(grads)
+
+    grads, coefficients = jax.device_get(gradients(params, x, y))
+    scaled = [c * np.asarray(shape.scales)[i] for c, i in zip(coefficients, jfl.bands.ids(bands))]
+    norms = np.sqrt(sum(np.square(np.float64(c)).reshape(2, ROWS, -1).sum(2) for c in scaled))
+    bound = 1.001 * np.median(norms)
+    clip = jfl.wavelet.clip_ellipsoid(bound, shape)
+    part, _ = jax.jit(functools.partial(sums, loss, clip))(params, x, y, WEIGHTS)
+    factors = WEIGHTS * np.minimum(1, bound / norms)
+    wanted = [np.float32(rowwise(factors, g)) for g in jax.tree.leaves(grads)]
+    close(jax.tree.leaves(part.value), wanted, rtol=2e-4, atol=2e-5)
+    over = (norms > bound) & (WEIGHTS != 0)
+    assert np.array_equal(part.clipped, over.sum(1)) and 0 < over.sum() < (WEIGHTS != 0).sum()
+
+
+def test_bands_of_other_parameters_are_refused():
+    loss, params, x, y = problem(*COVERED["mlp"])
+    bands = jfl.bands.pixels({"w": jnp.zeros((6, 2))}, (2, 3))
+    clip = jfl.wavelet.clip_ellipsoid(1.0, jfl.wavelet.ellipsoid(bands))
+    with pytest.raises(ValueError, match="Make the bands from this contribution"):
+        jax.eval_shape(lambda: sums(loss, clip, params, x, y, WEIGHTS))
 
 
 def test_any_loss_and_no_flax():

@@ -35,8 +35,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/mechanisms/haar_bands.py",
-        '_require_one_per_band("bands.noise", bands, stds), normals(key, drawn)',
-        '_require_one_per_band("bands.noise", bands, stds) ** 2, normals(key, drawn)',
+        '_require_one_per_band("bands.noise", bands, stds), as_one_leaf(key, drawn)',
+        '_require_one_per_band("bands.noise", bands, stds) ** 2, as_one_leaf(key, drawn)',
         f"{KERNELS}/test_haar.py::test_covariance_of_the_noise",
     ),
     Mutant(
@@ -51,6 +51,12 @@ MUTANTS = (
         "if equation.invars[side].aval.size != aval.size:",
         "if False:",
         f"{GHOST}::test_without_a_rule",
+    ),
+    Mutant(
+        "jfl/gradients/ghost.py",
+        "if isinstance(rule, Rule) and leaf in by_rows and not rule.is_by_rows:",
+        "if False:",
+        f"{GHOST}::test_clips_by_bands",
     ),
     Mutant(
         "kernels/ghost_sums.py",

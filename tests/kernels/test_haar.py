@@ -150,6 +150,26 @@ def test_pyramid(shape):
     np.testing.assert_allclose(x_again, x, atol=1e-6)
 
 
+def merged(pieces, length):
+    """The vector, or the columns, of pieces [d, ...], a level at a time in float64."""
+    x, *details = [np.asarray(p, np.float64) for p in pieces]
+    for level, high in reversed([*enumerate(details)]):
+        pairs = np.stack([x + high, x - high], 1) / np.sqrt(2)
+        x = pairs.reshape(-1, *x.shape[1:])[: -(-length // 2**level)]
+    return x
+
+
+@pytest.mark.parametrize("columns", [(), (3,)])
+@pytest.mark.parametrize("length", [1, 3, 32, 33, 1025, 40_000])
+def test_merge_is_a_loop_over_levels(length, columns):
+    """By products along a last axis, by a loop over all levels along another axis."""
+    r = np.random.default_rng(length)
+    shapes = [piece + columns for _, piece, _ in haar.layout(length)]
+    pieces = [r.normal(size=shape).astype(np.float32) for shape in shapes]
+    found = jax.jit(lambda pieces: haar.merge(pieces, (length,), (0,)))(pieces)
+    np.testing.assert_allclose(found, merged(pieces, length), atol=3e-6)
+
+
 # --- bands
 
 LIKE = {

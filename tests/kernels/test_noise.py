@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jfl.kernels import philox
-from jfl.kernels.normals import leaf, leaf_by_leaf, normals, pair
+from jfl.kernels.normals import as_one_leaf, leaf, leaf_by_leaf, normals, pair
 from jfl.kernels.philox import PHILOX
 from scipy import stats
 
@@ -276,7 +276,9 @@ def test_leaves_by_themselves_are_those_that_are_stored(shapes):
     scan = lambda draw: lambda keys: jax.lax.scan(lambda c, key: (c, draw(key)), 0, keys)[1]
     plain = [here(key) for key in keys]
     assert [x.shape for x in plain[0]] == shapes
-    for run in (jax.jit(jax.vmap(there)), jax.jit(scan(there)), jax.jit(scan(here))):
+    joined = lambda key: as_one_leaf(key, [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
+    runs = (jax.vmap(there), scan(there), scan(here), scan(joined))
+    for run in map(jax.jit, runs):
         for i, leaves in enumerate(plain):
             for ours, theirs in zip(leaves, run(keys), strict=True):
                 same(ours, theirs[i])

@@ -16,6 +16,7 @@ Arguments that the functions of this module share:
     like: a contribution, or its shapes.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from ...core import checks
 from ...core.pytrees import Array, Tree
 from ...core.records import record, static
 from ...kernels import haar
-from ...kernels.normals import normals
+from ...kernels.normals import as_one_leaf
 
 
 class Block(NamedTuple):
@@ -335,6 +336,45 @@ def _energies_of_block(pieces: Sequence[Any], axes: Sequence[int]) -> Array:
     return jnp.stack([base, *by_level])
 
 
+def leaves_by_rows(bands: Bands) -> frozenset[int] | None:
+    """Return the leaves whose transform acts on their first axis only, as positions in tree order.
+
+    Returns:
+        The positions of the leaves of `pixels` that are transformed.  None if another transform
+        mixes all entries of a leaf, as `flat` and `per_layer` do.
+    """
+    transformed = [block for block in bands.blocks if math.prod(block.grid) > 1]
+    if not all(block.columns for block in transformed):
+        return None
+    return frozenset(i for block in transformed for i in block.leaves)
+
+
+def stretches(bands: Bands, scales: Array) -> list[Any]:
+    """Return for each leaf the map whose Euclidean norm is that of scales * coefficients.
+
+    The map of a leaf in a plain band is a factor.  That of a leaf in `leaves_by_rows` is a function
+    of an array [N, ...], whose rows have the entries of the leaf, or of one of its columns.  It
+    returns the scaled coefficients of each row, Float32[N, coefficients, columns].
+
+    Args:
+        scales: Float[n].
+    """
+    out: list[Any] = [None] * len(bands.shapes)
+    for block, numbers in zip(bands.blocks, _band_numbers(bands)):
+        is_plain, own = math.prod(block.grid) == 1, scales[np.array(numbers)]
+        for i in block.leaves:
+            out[i] = own[0] if is_plain else functools.partial(_stretch, block, own)
+    return out
+
+
+def _stretch(block: Block, scales: Array, x: Array) -> Array:
+    """Return the coefficients of a block for rows [N, ...], each piece times its scale."""
+    x = x.astype(jnp.float32).reshape(len(x), *block.grid, -1)
+    pieces = haar.split(x, [1 + a for a in _axes(block)])
+    scaled = [s * piece.reshape(len(x), -1, x.shape[-1]) for s, piece in zip(scales, pieces)]
+    return jnp.concatenate(scaled, 1)
+
+
 def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
     """Scale each band of the tree down to a norm of at most its bound.
 
@@ -395,7 +435,7 @@ def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
         for block in bands.blocks
     ]
     pieces = _scale_pieces(
-        bands, _require_one_per_band("bands.noise", bands, stds), normals(key, drawn)
+        bands, _require_one_per_band("bands.noise", bands, stds), as_one_leaf(key, drawn)
     )
     return _merge(bands, pieces, list(map(floats, bands.shapes)), treedef)
 
