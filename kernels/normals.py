@@ -79,13 +79,18 @@ def normals(key, like, generator: str = "philox"):
 def as_one_leaf(key, like):
     """Return `normals(key, like)`, computed as the normals of one leaf that holds all leaves.
 
-    On a GPU, one kernel then computes all normals, and each is computed once.  Use this function if
-    each normal is read several times.  A compiler may round a normal differently in its last digit.
+    On a GPU, one kernel then computes all normals, and each is computed once.  Use this function
+    there if each normal is read several times; a CPU stores all normals anyway.  A compiler may
+    round a normal differently in its last digit.
     """
     leaves, treedef = jax.tree.flatten(like)
     shapes = [x.shape for x in leaves]
-    numbers = normals(key, jax.ShapeDtypeStruct((_first_pairs(shapes)[-1], 2), jnp.float32))
-    return treedef.unflatten(_split_leaves(numbers, shapes))
+    *starts, end = [2 * first for first in _first_pairs(shapes)]
+    flat = normals(key, jax.ShapeDtypeStruct((end,), jnp.float32))
+    return treedef.unflatten(
+        lax.slice(flat, (start,), (start + math.prod(shape),)).reshape(shape)
+        for start, shape in zip(starts, shapes, strict=True)
+    )
 
 
 def _num_pairs(shape) -> int:

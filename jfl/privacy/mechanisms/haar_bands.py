@@ -31,7 +31,7 @@ from ...core import checks
 from ...core.pytrees import Array, Tree
 from ...core.records import record, static
 from ...kernels import haar
-from ...kernels.normals import as_one_leaf
+from ...kernels.normals import as_one_leaf, normals
 
 
 class Block(NamedTuple):
@@ -434,8 +434,9 @@ def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
         [floats(grid + block.columns) for _, grid, _ in haar.layout(*block.grid)]
         for block in bands.blocks
     ]
+    draw = normals if jax.default_backend() == "cpu" else as_one_leaf
     pieces = _scale_pieces(
-        bands, _require_one_per_band("bands.noise", bands, stds), as_one_leaf(key, drawn)
+        bands, _require_one_per_band("bands.noise", bands, stds), draw(key, drawn)
     )
     return _merge(bands, pieces, list(map(floats, bands.shapes)), treedef)
 
