@@ -212,8 +212,11 @@ def card(name: str) -> str:
     rows = [
         ("equation", by_hand["equation"]),
         ("paper", flat(sections(inspect.cleandoc(module.__doc__ or ""))["References"])),
-        ("noisy releases per participation", by_hand.get("releases", f"{releases}{steps}")),
-        ("ε in the [example plan](index.md)", epsilon),
+        (
+            "noisy releases per participation in the [example plan](index.md)",
+            by_hand.get("releases", f"{releases}{steps}"),
+        ),
+        ("ε there", epsilon),
         ("clients keep a state", is_stateful),
         ("source", f"[`{source}`](../../{source})"),
         ("tests", ", ".join(f"[`{t}`](../../{t})" for t in tests_of(name))),

@@ -74,7 +74,7 @@ NOTES = dict(
     caption="",
     verdict="Verdict",
 )
-# A float32 is exact at nine significant digits. No page shows four of a curve.
+# A float32 is exact at nine significant digits. Pages show at most three of a curve.
 DIGITS, CURVE_DIGITS = 9, 4
 MEASURED = ("accuracy", "loss", "columns", "values", "grid")  # fields whose numbers are rounded
 MAX_JSON_LINE = 100

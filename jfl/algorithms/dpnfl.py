@@ -28,7 +28,8 @@ def dpnfl(grad: Grad, **fedavg_options) -> Algorithm:
     - uniform: `sampling.without_replacement(n, r)` and `weights="size"`. The new model is
       w + (n / r) sum p_i d_i, which is unbiased.
     - multinomial: `sampling.with_replacement(n, r, weights=fed.size)` and `weights="size"`. The new
-      model is w + (1 / r) sum d_i, where a client drawn m times counts m times; it is unbiased.
+      model is w + (1 / r) sum d_i, where a client drawn m times counts m times; it is unbiased. The
+      weight of a client is divided by its probability of being drawn, so its size cancels.
     - biased FedAvg: as in uniform, with `server_lr` = r / n. The new model is w + sum p_i d_i. The
       step has the same direction as in uniform, but is smaller.
     - normalised FedAvg: as in uniform, with `release=chain(total(), divide("weight"))`. The new

@@ -101,15 +101,15 @@ def _stages(name, bar, task):
 
     def show(stage):
         if not bar.tasks[task].completed:
-            bar.update(task, note=stage)
+            bar.update(task, note=stage or "running")
 
     return compiling.report_stages(name, show)
 
 
 def _preparation(seconds):
     """Say how long the programs of a command were prepared."""
-    before = {stage: spent for stage, spent in seconds.items() if stage != "running"}
-    return f"Before the rounds: {compiling.stages_text(before)}."
+    prepared = {stage: spent for stage, spent in seconds.items() if stage != "running"}
+    return f"Preparing programs took {compiling.stages_text(prepared)}."
 
 
 def _mesh(command):

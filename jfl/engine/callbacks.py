@@ -294,7 +294,7 @@ def _bar(plan: Plan, rounds: int) -> Generator[Callable[[int, Mapping[str, float
 
         def show_stage(stage: str) -> None:
             if not progress.tasks[task].completed:  # later stages are short
-                progress.update(task, description=f"{name} ({stage})")
+                progress.update(task, description=f"{name} ({stage or 'running'})")
 
         with compiling.report_stages(name, show_stage) as seconds:
             yield show

@@ -27,15 +27,18 @@ SLOW_SECONDS = 10.0
 class _Clock:
     """The seconds that this process has spent on each stage since the clock was made.
 
+    The seconds of a stage leave out the stages of other programs that JAX prepares meanwhile.
+
     Attributes:
         seconds: the seconds of each stage, by its name in STAGES.
-        current: the name of the present stage; "" while no program is being prepared.
-        observers: functions that are called with the name of each stage when it begins.
+        running: the stages that have begun and not ended, as pairs (name, time.time()).
+        observers: functions that are called with the name of the present stage when that changes,
+            and with "" when no program is being prepared any more.
     """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(STAGES.values(), 0.0)
-        self.current = ""
+        self.running: list[tuple[str, float]] = []
         self.observers: list[Callable[[str], None]] = []
         monitoring: Any = jax.monitoring  # its types require another signature of listeners
         monitoring.register_scalar_listener(self._begin)
@@ -43,14 +46,20 @@ class _Clock:
 
     def _begin(self, event: str, value: float, **_: Any) -> None:
         if event in STAGES:
-            self.current = STAGES[event]
-            for observe in self.observers:
-                observe(self.current)
+            self.running.append((STAGES[event], value))
+            self._notify()
 
     def _end(self, event: str, start: float, end: float, **_: Any) -> None:
-        if event in STAGES:
-            self.current = ""
-            self.seconds[STAGES[event]] += end - start
+        if event in STAGES and (stage := (STAGES[event], start)) in self.running:
+            self.running.remove(stage)
+            self.seconds[stage[0]] += end - start
+            if self.running:
+                self.seconds[self.running[-1][0]] -= end - start
+            self._notify()
+
+    def _notify(self) -> None:
+        for observe in self.observers:
+            observe(self.running[-1][0] if self.running else "")
 
 
 _explained: list[str] = []  # what was running when a slow start was explained
@@ -87,7 +96,7 @@ def _slow_start_text(name: str, seconds: Mapping[str, float], current: str) -> s
         text += "For other processes, jfl.keep_compiled_programs() stores it. "
     return text + (
         "A model that repeats a layer is traced and compiled faster if it loops over the layers, "
-        "for example by flax.linen.scan."
+        "for example by flax.linen.scan, but its rounds may then take longer."
     )
 
 
@@ -103,7 +112,8 @@ def report_stages(
 
     Args:
         name: what the block runs, for messages.
-        show: a function that is called with the name of each stage when it begins.
+        show: a function that is called with the name of the present stage when that changes, and
+            with "" when no program is being prepared any more.
 
     Yields:
         A dictionary that receives the seconds of each stage, and "running" for the rest, when the
@@ -115,9 +125,15 @@ def report_stages(
         return {stage: seconds - before[stage] for stage, seconds in clock.seconds.items()}
 
     def explain() -> None:
-        if clock.current and not _explained:
+        seconds, running = since_then(), list(clock.running)
+        if not running:
+            return
+        (first, start), current = running[0], running[-1][0]
+        seconds[first] += time.time() - start
+        # A short stage in the middle of a long run is no slow start.
+        if sum(seconds.values()) > SLOW_SECONDS / 2 and not _explained:
             _explained.append(name)
-            LOGGER.warning(_slow_start_text(name, since_then(), clock.current))
+            LOGGER.warning(_slow_start_text(name, seconds, current))
 
     timer = threading.Timer(SLOW_SECONDS, explain)
     timer.daemon = True

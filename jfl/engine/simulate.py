@@ -253,7 +253,7 @@ def simulate(
 
     Plans that differ only in numbers share one compiled program, also with different `rounds`.  The
     logger "jfl" reports the seconds of tracing, compiling and running at level INFO, and warns once
-    per process if no round has run after 10 s.  For a `jfl.population`, the program runs
+    per process if the program is not ready after 10 s.  For a `jfl.population`, the program runs
     once per round, while the rows of the next cohort are fetched; client states are then NumPy
     arrays.
 

@@ -132,7 +132,7 @@ def read(loss, params, x, y, by_rows=()) -> Book:
     for leaf, ((path, _), rule) in enumerate(zip(paths, found)):
         if leaf in by_rows and isinstance(rule, dict):
             if len(rule) > 1 or not all(one.is_by_rows for one in rule.values()):
-                rule = "its Haar bands are not those of one vector that its first axis multiplies"
+                rule = "it does not multiply one vector of each example along its first axis"
         if isinstance(rule, dict):
             rules |= {place: one._replace(leaf=leaf) for place, one in rule.items()}
         elif rule and inputs[leaf].aval.size > 1:  # the gradient of one number is one number
@@ -241,7 +241,8 @@ def _rule_of_transformed(jaxpr, uses, v, ends, depends_on_data):
         return why_not
     ((w, at, side),) = meetings
     rule = _rule_of_use(equations[at], side, [], w.aval)
-    if not isinstance(rule, Rule):
+    # The gradient of a table that is looked up has no factors from which it could be formed.
+    if not isinstance(rule, Rule) or equations[at].primitive is p.gather_p:
         return why_not
     needed, steps = {w}, []  # the equations from the leaf to w
     for equation in reversed(equations):

@@ -74,7 +74,8 @@ def matmul(params, side, shapes, out):
     def back(total):
         return total.reshape([shapes[side][d] for d in order]).transpose(np.argsort(order))
 
-    is_table, step = len(shapes[side]) == 2 and not mine[1], 1 if order == (0, 1) else -1
+    is_table = len(shapes[side]) == 2 and len(mine[0]) == 1 and not mine[1]
+    step = 1 if order == (0, 1) else -1
     table = (lambda a, b: factors(a, b)[::step]) if is_table else None
     is_by_rows = mine == [(0,), ()] and places == 1
     gather = lambda a, b: product(*factors(a, b))

@@ -145,10 +145,12 @@ def private_grad(
         microbatch: the number of examples whose gradients are in memory at a time. None means the
             whole batch.
         path: how the clipped sum is computed. "bookkeeping" computes it from activations and
-            backprops, at the cost of a plain gradient; it requires a chain with one clip_l2,
-            clip_per_layer or wavelet.clip_ellipsoid (with jfl.bands.pixels or jfl.bands.plain), and
-            parameters with a rule (see `jfl.gradients.ghost`). "vmap" forms the gradient of every
-            example. "auto" uses book-keeping, except for parameters without a rule.
+            backprops, at the cost of a plain gradient (but the gradients of a parameter that is
+            transformed first, such as a standardised kernel, are formed); it requires a chain with
+            one clip_l2, clip_per_layer or wavelet.clip_ellipsoid (with jfl.bands.pixels or
+            jfl.bands.plain), and parameters with a rule (see `jfl.gradients.ghost`). "vmap" forms
+            the gradient of every example. "auto" uses book-keeping, except for parameters without a
+            rule.
         compute: the dtype in which the loss and its gradient are computed: "float32", or "bfloat16"
             or "float16" for speed on an accelerator. Parameters, clip norms, sums and noise stay
             float32.
@@ -192,8 +194,8 @@ def private_grad(
     if path == "bookkeeping" and _clip_stage(mechanism) is None:
         checks.fail(
             "private_grad",
-            "one row stage, clip_l2 or clip_per_layer (or clip_ellipsoid with bands.pixels), "
-            'for path="bookkeeping"',
+            "one row stage, clip_l2 or clip_per_layer (or clip_ellipsoid with bands.pixels or "
+            'bands.plain), for path="bookkeeping"',
             " -> ".join(s.name for s in mechanism.stages),
             'Use path="auto" or "vmap".',
         )

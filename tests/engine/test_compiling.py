@@ -33,13 +33,27 @@ def test_stages_within_a_stage_count_once(cold, caplog):
     with compiling.report_stages("a program", shown.append) as seconds:
         cold(2.5)(jnp.ones(3)).block_until_ready()
     elapsed = time.perf_counter() - begun
-    assert shown[:3] == ["tracing", "lowering", "compiling"]
+    assert [s for s in shown if s][:3] == ["tracing", "lowering", "compiling"]
+    assert shown[-1] == ""
     assert list(seconds) == ["tracing", "lowering", "compiling", "running"]
     assert seconds["tracing"] >= 0.05 and min(seconds.values()) >= 0
     assert sum(seconds.values()) <= elapsed
     (record,) = caplog.records
     pattern = r"a program: \d.\d s tracing, \d.\d s lowering, \d.\d s compiling, \d.\d s running"
     assert record.levelname == "INFO" and re.fullmatch(pattern, record.getMessage())
+
+
+def test_a_program_within_a_stage_is_not_counted_twice():
+    def outer(x):
+        with jax.ensure_compile_time_eval():
+            jnp.sin(jnp.ones(17))
+        time.sleep(0.2)
+        return x * 3.25
+
+    begun = time.perf_counter()
+    with compiling.report_stages("a program") as seconds:
+        jax.jit(outer)(jnp.ones(3)).block_until_ready()
+    assert 0.2 <= seconds["tracing"] and sum(seconds.values()) <= time.perf_counter() - begun
 
 
 def test_a_block_without_compilation_is_silent(cold, caplog):
@@ -57,7 +71,12 @@ def test_a_slow_start_is_explained_once(cold, caplog, monkeypatch):
     x = jnp.ones(3)
     with compiling.report_stages("a run that computes for long"):
         time.sleep(0.1)
+    monkeypatch.setattr(compiling, "SLOW_SECONDS", 0.3)
+    with compiling.report_stages("a long run that compiles something short"):
+        time.sleep(0.28)
+        cold(3.7)(x)
     assert not caplog.records
+    monkeypatch.setattr(compiling, "SLOW_SECONDS", 0.02)
     for number in (4.5, 5.5):
         with compiling.report_stages("a slow start"):
             cold(number)(x)

@@ -688,3 +688,28 @@ def test_a_loss_that_fails_says_of_what_rows():
     with pytest.raises(TypeError, match="dot_general") as error:
         ghost.read(loss, jnp.ones(9), jnp.ones((2, 5)), 0)
     assert any("x and y are float32[2, 5] and" in note for note in error.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "shape, loss",
+    [
+        # a table that is transformed and then looked up
+        ((4, 2), lambda w, x, y: (jnp.tanh(w)[x[0].astype(int)] ** 2).sum() * y),
+        # a matrix that is contracted over both axes, twice
+        ((4, 3), lambda w, x, y: jnp.tanh(jnp.tensordot(w, x, 2)) + jnp.tensordot(w, y * x**2, 2)),
+    ],
+    ids=["transformed table", "contracted twice"],
+)
+def test_unusual_uses_are_clipped_as_by_vmap(shape, loss):
+    w = jax.random.normal(jax.random.key(0), shape)
+    x = jnp.abs(jax.random.normal(jax.random.key(1), (5, 4, 3)))
+    x = x if shape == (4, 3) else jnp.arange(5.0)[:, None] % 4
+    batch = Batch(x, jnp.arange(1.0, 6.0), jnp.ones(5, bool))
+    chain = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), jfl.divide(5))
+    sums = [
+        per_example.clipped_sum(jfl.private_grad(loss, chain, path=path), w, batch, jnp.ones(5))[0]
+        for path in ("auto", "vmap")
+    ]
+    book, vmap = (np.asarray(jax.tree.leaves(s)[0]) for s in sums)
+    assert book.shape == shape
+    np.testing.assert_allclose(book, vmap, rtol=1e-5, atol=1e-6)

@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/gradients/ghost.py",
-        "if isinstance(rule, Rule) and leaf in by_rows and not rule.is_by_rows:",
+        "if len(rule) > 1 or not all(one.is_by_rows for one in rule.values()):",
         "if False:",
         f"{GHOST}::test_clips_by_bands",
     ),

@@ -150,16 +150,19 @@ def test_the_private_gradient_equals_that_of_formed_gradients(name):
     assert book.clipped == vmap.clipped and 0 < book.clipped < 6
 
 
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 @pytest.mark.parametrize("name", ["wideresnet", "tied_gpt"])
-def test_weights_from_a_file(name, tmp_path):
-    """A task starts with the weights that safetensors wrote, also those named "value"."""
-    from safetensors.numpy import save_file
-
+def test_weights_from_a_file(name, suffix, tmp_path):
+    """A task starts with weights from a file, also those named "value"."""
+    if suffix == "safetensors":
+        save = pytest.importorskip("safetensors.numpy").save_file
+    else:
+        save = lambda weights, path: np.savez(path, **weights)
     _, task, params = problem(name)
     paths = jax.tree_util.tree_leaves_with_path(params)
     by_path = {jax.tree_util.keystr(k, simple=True, separator="."): np.asarray(v) for k, v in paths}
-    save_file(by_path, tmp_path / "weights.safetensors")
-    read = jfl.models.read_params(tmp_path / "weights.safetensors")
+    save(by_path, tmp_path / f"weights.{suffix}")
+    read = jfl.models.read_params(tmp_path / f"weights.{suffix}")
     started = jfl.models.trainable(task, params=read)
     assert np.array_equal(flat(started.init(KEY)), flat(params))
 
