@@ -204,13 +204,6 @@ class _Block(nn.Module):
         return x + drop(nn.Dense(width)(wide))
 
 
-def _apply_blocks(x, layers, heads, dropout, mask, train):
-    """Apply the layers of a transformer inside a module."""
-    for _ in range(layers):
-        x = _Block(heads, dropout)(x, mask, train)
-    return x
-
-
 def _add_positions(module, x):
     """Add a learned embedding of each position to x [T, width]."""
     return x + module.param("positions", nn.initializers.normal(0.02), x.shape)
@@ -231,7 +224,8 @@ class _Gpt(nn.Module):
         embed = nn.Embed(self.classes, self.width)
         drop = nn.Dropout(self.dropout, deterministic=not train)
         x = drop(_add_positions(self, embed(x)))
-        x = _apply_blocks(x, self.layers, self.heads, self.dropout, causal, train)
+        for _ in range(self.layers):
+            x = _Block(self.heads, self.dropout)(x, causal, train)
         x = nn.LayerNorm()(x if self.every else x[-1])
         return embed.attend(x) if self.tied else nn.Dense(self.classes)(x)
 
@@ -252,7 +246,8 @@ class _Vit(nn.Module):
         x = x.swapaxes(1, 2).reshape(-1, side * side * channels)
         x = _add_positions(self, nn.Dense(self.width)(x))
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
-        x = _apply_blocks(x, self.layers, self.heads, self.dropout, None, train)
+        for _ in range(self.layers):
+            x = _Block(self.heads, self.dropout)(x, None, train)
         return nn.Dense(self.classes)(nn.LayerNorm()(x).mean(0))
 
 
