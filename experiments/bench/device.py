@@ -252,12 +252,6 @@ def program(job: Job, tiny: bool = False) -> tuple[Callable, dict]:
 # --- compiling in several processes
 
 
-def use_cache(folder: Path):
-    """Store compiled programs in a folder, and find them there."""
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
 def record_of(job: Job, folder: Path) -> Path:
     """Return the file for the seconds that a process took to compile a job."""
     return folder / f"{job.workload}, {job.tool}, {job.mode}.json"
@@ -265,7 +259,7 @@ def record_of(job: Job, folder: Path) -> Path:
 
 def compile_into(job: Job, folder: Path, tiny: bool) -> dict:
     """Compile a job, store the program and the seconds in a folder, and return the seconds."""
-    use_cache(folder)
+    jfl.keep_compiled_programs(folder)
     _, measured = program(job, tiny)
     record_of(job, folder).write_text(json.dumps(measured))
     return measured
@@ -371,7 +365,7 @@ def main() -> int:
         deadline = begun + 60 * args.minutes
         return int(compile_all(chosen, args.cache, args.compile_only, args.tiny, deadline) > 0)
     if args.cache is not None:
-        use_cache(args.cache)
+        jfl.keep_compiled_programs(args.cache)
     for job in chosen:
         if time.monotonic() - begun > 60 * args.minutes:
             print(f"{job}: skipped, because no time is left", flush=True)
