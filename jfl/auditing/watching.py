@@ -59,13 +59,13 @@ def watched(algorithm: Algorithm, seen: Any, see: Fn, client: Fn | None = None) 
 
 
 def watched_personal(algorithm: Algorithm, weight: Tree, rounds: int) -> Algorithm:
-    """Return the algorithm, changed to record its personal models in `run.client_states.seen`.
+    """Return the algorithm, changed to record a projection of each personal model.
 
-    Each observation is the projection of a personal model on one direction.
+    A run of it holds them in `run.client_states.seen`.
 
     Args:
         algorithm: an algorithm with personal models.
-        weight: the direction of the projection.
+        weight: the direction onto which models are projected, a pytree like the parameters.
         rounds: the number of rounds of each run.
     """
     of = algorithm

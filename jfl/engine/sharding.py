@@ -132,14 +132,16 @@ def psum_exact(tree: Any) -> Any:
 
 
 def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: Mesh | None) -> Any:
-    """Return the sums that `sum_items` computes over all items, which the devices share.
+    """Return the sums that `sum_items` computes over all items, computed by all devices together.
+
+    Each device sums a part of the items.
 
     Args:
         sum_items: maps `common`, items [n, ...] and a mask Bool[n] to sums over the items for which
             the mask is True.
         common: arrays that every device needs.
         items: arrays [N, ...].
-        mesh: the devices.
+        mesh: the devices; None for one device, which sums all items.
     """
     num_items, devices = len(jax.tree.leaves(items)[0]), num_devices(mesh)
     if devices == 1:
@@ -170,10 +172,10 @@ def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: M
 
 
 def chunk_layout(plan: Plan) -> tuple[int, int]:
-    """Return the number of chunks from `chunk_cohort`, and the number of slots per chunk.
+    """Return the number of chunks into which `chunk_cohort` splits a cohort, and their slots.
 
-    If the sampler fills every slot, the slots per chunk are reduced as far as this number of chunks
-    still holds the cohort, so that few empty slots are added.
+    Slots are the places for clients in a chunk.  If the size of a cohort is fixed, the chunks are
+    made as small as this number of chunks allows, so that few slots of the last one are empty.
     """
     capacity, devices = plan.sampler.capacity, num_devices(plan.mesh)
     size = min(plan.chunk or capacity, -(-capacity // devices))
@@ -207,11 +209,12 @@ def chunks_of_device(device: Array, cohort: Cohort, plan: Plan) -> tuple[Any, ..
 
 
 def chunk_layout_by_state(plan: Plan, num_states: int) -> tuple[int, int]:
-    """Return the number of chunks from `chunks_by_state`, and the number of slots per chunk.
+    """Return the number of chunks into which `chunks_by_state` splits a cohort, and their slots.
 
-    A device has slots for the largest possible number of its clients in a cohort.  If cohorts are
-    drawn uniformly, it has fewer, and the number of clients exceeds them only with negligible
-    probability (see `sampling.tail_capacity`).
+    Each device runs the clients whose states it holds.  It needs enough slots, the places for
+    clients in a chunk, for all of its clients that can be in one cohort.  For uniformly drawn
+    cohorts a smaller number is used, which is exceeded only with negligible probability (see
+    `sampling.tail_capacity`).
 
     Args:
         plan: the plan.

@@ -228,7 +228,12 @@ def rounds_before_evaluations(rounds: int, every: int | None) -> np.ndarray:
 def tolerated_health(where: str, tolerate: Any) -> tuple[str, ...]:
     """Check an argument `tolerate`, and return the names of the Health counts that may be positive.
 
-    Tolerating "nonfinite" includes tolerating "nonfinite_rows".
+    A run stops if another field of Health is positive.  Tolerating "nonfinite" includes tolerating
+    "nonfinite_rows".
+
+    Args:
+        where: the name of the caller, for messages.
+        tolerate: the name of a field of Health, or a sequence of such names.
     """
     given = checks.as_tuple(where, tolerate=tolerate)
     checks.require_one_of(

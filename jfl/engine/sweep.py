@@ -441,9 +441,9 @@ def static_groups(plans: list[Plan]) -> list[list[int]]:
 
 
 def largest_chunk(plans: list[Plan]) -> int:
-    """Return the largest chunk of these plans, the number of clients that run at the same time.
+    """Return the largest number of clients that one of these plans runs at the same time.
 
-    Chunks may differ if the plans sample clients with different rates.
+    The numbers may differ if the plans sample clients with different rates.
     """
     return max(p.chunk or p.sampler.capacity for p in plans)
 

@@ -25,7 +25,10 @@ MODES = (
 
 
 class Parts(NamedTuple):
-    """How one kind of equation uses a parameter.
+    """How equations of one jaxpr primitive, such as dot_general, use a parameter.
+
+    N is the number of examples of a batch and P the number of positions, such as the tokens of a
+    sequence, at which one example uses the parameter.  E counts the groups of a grouped operation.
 
     Attributes:
         apply: (bind, parameter, other operand) -> output and activations to record, where `bind`
@@ -34,7 +37,8 @@ class Parts(NamedTuple):
             Product or Lookup of kernels.ghost_sums.
         back: maps a sum of such gradients to the shape of the parameter.
         factors: (recorded activations, backprops) -> the two factors of a Product, [N, E, P, I] and
-            [N, E, P, O]. None if gradients are not products; there is then no rule in loops.
+            [N, E, P, O], for I inputs and O outputs. None if gradients are not products; such an
+            equation has no rule inside a loop.
         table: for a parameter [rows, columns], (recorded activations, backprops) -> factors
             [N, 1, P, rows] and [N, 1, P, columns] of the gradients; otherwise None.
         is_by_rows: whether E and P are 1, I is the first axis of the parameter, and O the others.

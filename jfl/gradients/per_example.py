@@ -101,7 +101,7 @@ def _loss_in_dtype(params, x, y, *, loss, dtype):
 
 
 def computed_in(grad: Grad) -> str:
-    """Return the dtype in which the loss of a gradient is computed."""
+    """Return the dtype in which `grad` computes its loss."""
     return grad.loss.static["dtype"] if grad.loss.function is _loss_in_dtype else "float32"
 
 

@@ -207,7 +207,7 @@ def train(work: Work, ctx, keys, params, rows, correct=None, moving=1.0, drop=Fa
     state = _set_clock(transformation.init(params), first_of_round)
 
     def draw(number):
-        """Draw the batch of a step; return its slots and the key of its noise."""
+        """Draw the batch of step `number`; return its row indices and the key of its noise."""
         slots = draw_slots(work.batches, keys.batch, number, rows.size, num_slots)
         return slots, jax.random.fold_in(keys.noise, number)
 

@@ -43,12 +43,12 @@ def task(
         predict: a pure function (params, x) -> output of one example; without it no accuracy is
             computed.
         evaluation: the loss of test rows, (params, x, y) -> scalar, if it differs from `loss`, for
-            example because it leaves out dropout. None uses `loss`; if that takes a key, each test
-            row has the same key in all evaluations.
+            example because it leaves out dropout. None uses `loss`. If `loss` takes a key, a test
+            row gets the same key in every evaluation.
         metrics: further metrics of the test rows, by name. Each is a pure function (params, x, y)
             that returns a number, whose mean over test rows is reported, or a pair of a sum and its
             number of terms; or a jfl.Metric, which also transforms the mean. Results are in
-            `out.metrics.custom`.
+            the field `custom` of a run's metrics.
         target: the kind of y, which determines when an output is correct: "class" (the largest
             logit), "tokens" (each token of a sequence, except for negative ones), "labels" (the
             sign of each of several logits) or "numbers" (no accuracy).
@@ -379,7 +379,7 @@ def lstm(fed: Federation, embedding: int = 8, cells: tuple[int, ...] = (256, 256
 
     Args:
         embedding: size of the embedding of a token.
-        cells: number of cells of each layer.
+        cells: number of LSTM cells of each layer.
 
     Other Parameters:
         fed: a federation whose rows are tokens Int[T] in [0, classes), each with the next token as

@@ -267,14 +267,15 @@ def for_each_client(
 
     Args:
         plan: a Plan.
-        entry: its entry, for noise that the client adds.
+        entry: its ledger entry, for noise that the client adds.
         rounds: the number of rounds.
         delta: the delta of the guarantee.
         options: cap, quantile and realised.
-        differ: arrays [n, C] of further numbers in which clients may differ, besides their rows and
-            participation.
-        value: (entry of the client's whole run, remaining delta, whether there are few kinds of
-            clients) -> the value of the client.
+        differ: arrays [n, C] of further numbers, such as noise multipliers.  Clients are identical
+            if these, their numbers of rows and their participation are equal.
+        value: returns the value of a client from three arguments: the ledger entry of all its
+            rounds, the part of delta that is left after overflows and quantiles, and whether there
+            are so few groups of identical clients that an expensive bound can be computed.
     """
     sizes = np.asarray(plan.fed.size).reshape(-1)
     often = participations(plan, entry, rounds, delta, options)

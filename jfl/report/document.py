@@ -127,7 +127,7 @@ class Section(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document: `cards` and the texts of `below` are shown above the sections."""
+    """A document: a title, a lead, `cards` (short facts), the texts `below` them, and sections."""
 
     title: str
     lead: str

@@ -71,7 +71,7 @@ class Page(NamedTuple):
     pictures: dict[str, bytes]
 
     def save(self) -> str:
-        """Write the page, replacing all pictures in its folder; return a sentence about it."""
+        """Write the page, and replace its pictures; return a sentence that says where it is."""
         for old in self.folder.glob("*") if self.folder.exists() else ():
             old.unlink()
         self.folder.mkdir(exist_ok=True)
@@ -83,12 +83,12 @@ class Page(NamedTuple):
 
 
 def render(assembled: document.Document, out: Path, marks: dict = document.MARKS) -> Page:
-    """Return the page of a document.  Nothing is written.
+    """Return the page of a document, without writing any file.
 
     Args:
         assembled: the document.
         out: FILE.html, where the page will be written.  Its pictures go to a folder beside it.
-        marks: words that tables highlight -> the CSS class that sets their colour.
+        marks: maps each word that tables highlight to the CSS class that sets its colour.
     """
     markdown_file, folder = _places(out)
     try:

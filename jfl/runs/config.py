@@ -452,7 +452,9 @@ def _factories(config: Config) -> list:
 
 
 def load(path) -> dict:
-    """Return the fields that a TOML file sets; "sweep" holds the lists of values of a sweep.
+    """Return the fields of a Config that a TOML file sets.
+
+    The key "sweep" of the result maps each field of the file's [sweep] table to its values.
 
     Raises:
         ArgumentError: for unreadable files, unknown names and values of the wrong type.

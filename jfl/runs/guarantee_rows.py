@@ -95,7 +95,7 @@ def best(guarantees: list[dict]) -> dict:
 
 
 def label(guarantee: dict | None) -> str:
-    """Return the text of a legend for a guarantee; None stands for no guarantee."""
+    """Return the legend of a plot for a guarantee, a row of this module; None for no guarantee."""
     if guarantee is None:
         return "no privacy"
     view = VIEWS[guarantee["view"]]

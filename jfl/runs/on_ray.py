@@ -76,7 +76,7 @@ class Ray:
 
 
 class Cluster:
-    """A cluster that runs blocks, with the number of tasks at once and the memory of each."""
+    """A Ray cluster that runs blocks of a sweep as tasks, limited in number and memory."""
 
     name = "ray"
 
@@ -133,9 +133,13 @@ class Cluster:
         return share if self.accelerator else min(CPU_BLOCK_SIZE, share)
 
     def run(self, blocks: list[Block], widths: dict):
-        """Yield blocks with their records, in the order in which they finish.
+        """Yield blocks with the records of their runs, in the order in which they finish.
 
-        A lost block is tried again.
+        A block that is lost with its worker is run again.
+
+        Args:
+            blocks: the points of a sweep that run as one program.
+            widths: as in `work`.
         """
         # Compiled CPU code is for one processor only, so other machines do not share it.  With a
         # GPU, Ray starts a new process for each task.

@@ -96,7 +96,8 @@ class RunRecord:
     def failed(self) -> dict:
         """Return all health counts if the run failed; otherwise an empty dict.
 
-        A run failed if a count that is not tolerated is positive.
+        Health counts are numbers of events such as overflows.  A run failed if one of them is
+        positive that the argument `tolerate` does not name.
         """
         bad = any(count for name, count in self.health.items() if name not in self.tolerated)
         return self.health if bad else {}

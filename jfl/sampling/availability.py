@@ -39,8 +39,8 @@ def _draw_available(key, round_, *, rate, available, clients, capacity):
 def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
     """Return Bool[period, C]: whether each client is available in each round of a period.
 
-    A client is available in max(1, round(awake * period)) consecutive rounds, which repeat in each
-    period. The first of these rounds are spread evenly over the period.
+    A client is available in max(1, round(awake * period)) consecutive rounds, the same in each
+    period. The rounds in which clients become available are spread evenly over the period.
 
     Args:
         clients: number of clients, C.

@@ -170,9 +170,10 @@ def poisson(
             for `batch`.
 
     Privacy:
-        Poisson subsampling under add_remove of an example. The client's number of rows, which
-        determines the rate, is assumed public and the same for neighbouring datasets. The
-        accountant adds the probability of an overflow to delta.
+        Poisson subsampling amplifies privacy if the unit is an example and the adjacency
+        add_remove. The client's number of rows, which determines the rate, is assumed public and
+        the same for neighbouring datasets. The accountant adds the probability of an overflow, a
+        draw of more rows than slots, to delta.
 
     Raises:
         ValueError: unless exactly one of batch and rate is given.
@@ -224,8 +225,8 @@ def _draw_truncated(key, step, size, n, *, expected, batch):
 def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
     """Include each row independently with probability batch / rows, but at most `capacity` rows.
 
-    If more rows are drawn, a uniform subset of them is used. Unlike with `poisson`, a batch has few
-    empty slots and cannot overflow.
+    If more rows are drawn, a uniform subset of them is used, so a batch cannot overflow. With a
+    small `capacity`, it also has fewer empty slots than a batch of `poisson`.
 
     Other Parameters:
         batch: expected number of rows before truncation, > 0.
@@ -234,8 +235,8 @@ def truncated_poisson(batch: float, capacity: int | None = None) -> Batches:
             as much.
 
     Privacy:
-        The guarantee is for zero_out or replace_one of an example. add_remove is not possible,
-        because an added row changes which of the others are left out.
+        The unit is an example, and the adjacency zero_out or replace_one. add_remove is not
+        possible, because an added row changes which of the others are left out.
 
     Raises:
         ValueError: unless batch > 0 and capacity is an integer.

@@ -261,7 +261,7 @@ def with_replacement(
 
 
 def shares_of(edges: Array) -> Array:
-    """Return Float32[C], the probability of each client, given the result of `_edges`."""
+    """Return Float32[C], the probability of each client, from the edges of intervals in [0, 1]."""
     ends = np.append(np.asarray(edges).astype(np.int64), 2**32)
     return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32)
 

@@ -11,9 +11,9 @@ __all__ = ["impact"]
 
 
 def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
-    """Return client weights that are equal within a group and differ between groups by ratios.
+    """Return client weights that are equal within a group and proportional to the group's ratio.
 
-    A client of group g has weight ratio_g / sum_h(ratio_h size_h).
+    A client of group g has weight ratios[g] / sum_h(ratios[h] groups[h]).
 
     Args:
         ratios: [G], the relative weight of a client of each group.
@@ -31,8 +31,7 @@ def impact(ratios: Sequence[float], groups: Sequence[int]) -> np.ndarray:
             1.
 
     References:
-        Talaei and Izadi, 2024. This rule gives their impact factors 0, 1/60 and 1/30 for the
-        ratios 0, 1 and 2.
+        Talaei and Izadi, 2024.
 
     Example:
         >>> impact((0, 1, 2), (2, 1, 1)).round(4).tolist()

@@ -79,8 +79,8 @@ class Report(NamedTuple):
     def status(self) -> str:
         """The result in a word: "proved", "conditional" or "no noise".
 
-        It is "conditional" if a function holds rows, or if there are findings against examples or
-        clients and the noise is meant to protect them.
+        It is "conditional" if a function of the plan has rows of the federation in its closure, or
+        if the check found a way around the noise that is meant to protect examples or clients.
         """
         if not (self.declared or self.noisy):
             return "no noise"

@@ -520,14 +520,14 @@ class Judge:
     # --- batches
 
     def read_batch(self, mark):
-        """Return what the program shows about the rows of a batch.
+        """Return what the client's traced program shows about the rows of a batch.
 
         Args:
-            mark: the mark of the batch.
+            mark: the equation with which `marks.example` marked the batch in the program.
 
         Returns:
             Whether the rows are known to be rows of the client; the batch sampler that drew them,
-            with symbols for its numbers, or "full"; and the address of the draw (see
+            in which symbols stand for its numbers, or "full"; and where the program draws them (see
             `judge_draws`).  The last two are None if they are not known.
         """
         unknown, flow = (False, None, None), self.flow

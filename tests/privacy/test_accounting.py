@@ -431,7 +431,9 @@ def test_participation_of_clients(renyi, few_orders):
     told = guarantees.guarantee(plan, 50, realised=seen)
     each = guarantees.epsilons_per_client(plan, 50, realised=seen)
     assert told.status == "descriptive" and told.epsilon == each.max()
-    assert each[0] == 0 and each[4] == 0 and each[7] == best(fixed(0.1, 1.0, 21, 100))
+    assert each[0] == 0 and each[4] == 0
+    # Clients are computed together, which may change the last digit.
+    assert each[7] == pytest.approx(best(fixed(0.1, 1.0, 21, 100)), rel=1e-12)
     assert guarantees.guarantee(plan, 50, realised=np.zeros(CLIENTS, int)).epsilon == 0
 
 

@@ -168,7 +168,7 @@ def guesses_from_scores(
 
     Args:
         scores: [canaries], higher if a canary seems to have been included.
-        included: [canaries], the coins.
+        included: [canaries], whether each canary was included.
         guesses: the number of guesses, which has to be fixed before the scores are seen.
         center: None to guess "included" for the highest scores and "excluded" for the lowest, half
             of the guesses each.  With a number, the guesses are for the scores farthest from it:
@@ -277,7 +277,10 @@ def one_run_p_value(
 
     Args:
         epsilon: the epsilon to reject.
-        canaries, guesses, correct, delta: see the module.
+        canaries: the number of canaries, each included with probability 1/2.
+        guesses: the number of canaries for which a guess was made.
+        correct: the number of correct guesses.
+        delta: the delta of the guarantee.
 
     References:
         Steinke, Nasr, Jagielski, NeurIPS 2023, theorem 5.2.

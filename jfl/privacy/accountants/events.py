@@ -98,11 +98,11 @@ class Allocation:
 
 @_event
 class Replaced:
-    """`event` on a Poisson sample of limited capacity, for replace_one.
+    """Run `event` on a Poisson sample of limited capacity, for the adjacency replace_one.
 
-    With probability `full`, the other elements fill the sample.  The sample is then a uniform
-    subset, which contains the unit with probability `rate_when_full`; otherwise the unit joins with
-    probability `rate`.
+    With probability `full`, the elements other than the protected unit already fill the sample.
+    The sample is then a uniform subset, which contains the unit with probability `rate_when_full`.
+    Otherwise the unit joins the sample with probability `rate`.
     """
 
     rate: Any
@@ -242,15 +242,12 @@ def pure(epsilon: ArrayLike) -> Pure:
 
 
 def poisson(rate: ArrayLike, event: Any) -> Poisson:
-    """Return `event` on a Poisson sample, for the adjacency add_remove.
+    """Return the event of running `event` on a Poisson sample, for the adjacency add_remove.
 
     Each element joins the sample independently with probability `rate`.
 
-    Units:
-        rate in (0, 1].
-
     Raises:
-        ValueError: if rate is outside that range.
+        ValueError: unless rate is in (0, 1].
     """
     return Poisson(
         _as_float64("events.poisson", checks.require_fraction, rate=rate),
@@ -283,9 +280,10 @@ def poisson_group(rate: ArrayLike, size: int, event: Any) -> PoissonGroup:
 
 
 def without_replacement(sample: ArrayLike, population: ArrayLike, event: Any) -> WithoutReplacement:
-    """Return `event` on a sample of fixed size, for the adjacency replace_one only.
+    """Return the event of running `event` on a random sample of fixed size.
 
-    The sample is a uniform random subset of `sample` out of `population` elements.
+    The sample is a uniform random subset of `sample` out of `population` elements.  The guarantee
+    is for the adjacency replace_one only.
 
     Raises:
         ValueError: unless both are integers and 1 <= sample <= population.

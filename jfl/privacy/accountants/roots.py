@@ -19,9 +19,9 @@ MAX_VALUE = 1e9
 class Bracket(NamedTuple):
     """An interval in which a decreasing function crosses zero, and its values at both ends.
 
-    `low_value` > 0 >= `high_value`.  The Illinois rule halves stored values, which keeps their
-    signs.  `last_side` is 1 if the last point replaced `low`, -1 if it replaced `high`, and 0 at
-    the start.
+    `low_value` > 0 >= `high_value`.  The Illinois variant of regula falsi halves the stored value
+    of an end that stays twice, so values have the right sign, but may be too small.  `last_side` is
+    1 if the last point replaced `low`, -1 if it replaced `high`, and 0 at the start.
     """
 
     low: Any

@@ -233,14 +233,13 @@ def initial_state(mechanism: Mechanism) -> Any:
 
 
 def bound(mechanism: Mechanism, state: Any = None, shape: Any = None) -> Any:
-    """Return the largest norm that a contribution has after the row stages; inf without a clip.
-
-    The contribution has weight 1.
+    """Return the largest norm of a contribution of weight 1 when it is summed; inf without a clip.
 
     Args:
         mechanism: the chain.
         state: its state; None for the initial one.
-        shape: a Shape, in whose norm the bound is measured; None for the Euclidean norm.
+        shape: a Shape, the covariance of noise that is not isotropic, in whose norm the bound is
+            measured; None for the Euclidean norm.
     """
     state = initial_state(mechanism) if state is None else state
     rows = _stages_with_role(mechanism, "row")
@@ -256,7 +255,7 @@ def limit(mechanism: Mechanism) -> float:
 
 
 def shape(mechanism: Mechanism) -> Any:
-    """Return the Shape of the noise; None if it is isotropic, or if there is none."""
+    """Return the Shape of the noise, its covariance; None without noise or for isotropic noise."""
     stage = noise_of(mechanism)
     return None if stage is None else stage.shape
 

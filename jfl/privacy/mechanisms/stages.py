@@ -181,7 +181,7 @@ def refuse_tiny(where: str, **given: ArrayLike) -> None:
 
 
 def shapes_like(like: Any) -> Any:
-    """Return the shapes of a contribution, in float32.
+    """Return the shape of each leaf of a client's contribution, as float32 ShapeDtypeStructs.
 
     Args:
         like: a Task, whose parameters have these shapes; or a pytree of arrays or shapes.
@@ -741,14 +741,14 @@ def divide(n: ArrayLike | str) -> Stage:
     """Divide the noisy sum.
 
     Args:
-        n: a public number > 0; "size", the number of the client's rows; or "weight", the sum of the
-            weights of the cohort.
+        n: a public number > 0; "size", the number of rows of the client whose gradients are summed;
+            or "weight", the sum of the weights of the cohort.
 
     Privacy:
         Dividing by a public number is post-processing.  Dividing by a realised count is not,
-        because the count is data.  "size" is accepted under replace_one of an example, and assumes
-        that sizes are public.  "weight" is accepted in a release without noise (the usual
-        normalised FedAvg).
+        because the count is data.  "size" can be used if the unit is an example and the adjacency
+        replace_one, and assumes public sizes.  "weight" can be used in a release without noise (the
+        usual normalised FedAvg).
 
     Raises:
         ValueError: unless n is > 0 and finite, "size" or "weight".

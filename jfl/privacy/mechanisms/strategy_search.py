@@ -42,6 +42,8 @@ def aim(
 ) -> Aim:
     """Check the arguments of a function that makes a strategy, and return them as an Aim.
 
+    An Aim is the error that the search minimises, and the participation for which it holds.
+
     Args:
         where: the name of the caller, for messages.
         rounds, participations, separation, workload, error, bands: as in
