@@ -14,18 +14,25 @@ from jfl.privacy.ledger.rules import TABLE
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
 HEAD = """# What can be proved
 
-This page lists every combination for which `jfl.guarantee` can prove an ε. To look up a plan, find
-the table for the place where it adds noise, the row for its sampler and adjacency, and the column
-for its kind of noise and the observer. The cell names the rule that jfl applies, and a dash means
-that `jfl.guarantee` refuses the combination. "A, B" means that both rules apply. "A or B" means
-that jfl uses A if its condition holds, and otherwise B; the conditions are below the list of
-rules. The page is made from the code by `python -m experiments.harness.matrix`.
+This page lists every combination for which `jfl.guarantee` can prove an ε. [What ε
+means](concepts/epsilon.md) explains the words that it uses. In short, the *unit* is what is
+protected, the *adjacency* says how neighbouring data sets differ, and the *view* is the observer:
+`server` sees every upload, `third_party` sees only models, `aggregate` sees only sums of uploads,
+and `personal` sees every upload and all personal models. A release is a noisy sum, and
+amplification is the decrease in ε because of random sampling.
 
-[What ε means](concepts/epsilon.md) explains unit, adjacency and view (the observer). In short, the
-server sees every upload, a third party sees only models, and the view `aggregate` sees only sums of
-uploads. A release is a noisy sum, and amplification is the decrease in ε because of random
-sampling. [Guarantees and bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules
-in more detail.
+To look up a plan, find
+
+1. the table for the place where the plan adds noise;
+2. the row for its sampler and adjacency;
+3. the column for its kind of noise and the view.
+
+The cell names the rule by which jfl computes ε, and a dash means that `jfl.guarantee` refuses the
+combination. For example, a plan whose server adds Gaussian noise to the sum of uploads
+(`release=`), with Poisson cohorts and add_remove, has the rule `sampled cohorts` against a third
+party: every release counts, amplified by the random cohorts.
+
+## The rules
 
 | rule | what jfl counts |
 | --- | --- |
@@ -36,42 +43,46 @@ in more detail.
 | `uploads` | the noise of the client's own upload |
 | `sum of uploads` | the noise of all clients together |
 | `uploads and model` | the noise of all clients together with the noise of the server |
-| `sum of a cohort` | the noise of the cohort with the least noise, assuming secure aggregation |
+| `sum of a cohort` | the smallest total noise of a cohort, assuming secure aggregation |
 | `Renyi bound` | integer noise, by a bound on its Rényi divergence |
 | `all rounds at once` | all rounds of correlated noise as one Gaussian release |
 | `group` | only the rounds of the client's group, if groups of clients participate in rotation |
 | `one bin` | all rounds of the client's bin (`balls_in_bins`), which the observer does not know |
 | `sampled group` | the rounds of the client's group, amplified by the sampling in the group |
 
-If a cell has two rules "A or B", jfl uses
+[Guarantees and bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in more
+detail. "A, B" in a cell means that both rules apply. "A or B" means that jfl uses A if its
+condition holds, and otherwise B. The conditions are:
 
-- `sum of uploads` if the server sums uploads unchanged and their noise is isotropic;
-- `uploads and model` if the condition of `sum of uploads` holds, and the uploads and the release
-  both have isotropic Gaussian noise;
-- `absence` if clients keep a state and a cohort does not contain all of them;
-- `group` or `one bin` if there are several groups or bins, and the noise multiplier never changes;
-- `sampled group` if the strategy of the noise has no more bands than there are rounds between two
-  turns of a group.
+- `sum of uploads`: the server sums uploads unchanged, and their noise is isotropic;
+- `uploads and model`: the condition of `sum of uploads` holds, and the uploads and the release both
+  have isotropic Gaussian noise;
+- `absence`: clients keep a state, and a cohort does not contain all of them;
+- `group`, `one bin`: there are several groups or bins, and the noise multiplier never changes;
+- `sampled group`: the strategy matrix of the correlated noise has at most as many bands as there
+  are rounds from one turn of a group to the next.
 
-In the tables for unit example, the column "drawn by" has the sampler of batches, which draws the
-rows of a local step. In the tables for unit client it has the sampler of clients, which draws the
-cohort of a round. `other` is a sampler of your own that does not state from which distribution it
-draws. `correlated` is noise that is [correlated over rounds](guides/correlated_noise.md), and
-`integers` is the integer noise of [distributed noise](guides/distributed_noise.md). The table
-"noise once after local training" is for
-[output perturbation](algorithms/noise.md#output_perturbation).
+## Words in the tables
 
-Three facts hold for all tables:
+The column "drawn by" names the sampler. For unit example it is the
+[sampler](guides/stages_and_samplers.md#samplers) of batches, which draws the rows of a local step.
+For unit client it is the sampler of clients, which draws the cohort of a round. `other` is a
+sampler of your own that does not state from which distribution it draws.
+
+`correlated` is noise that is [correlated over rounds](guides/correlated_noise.md), and `integers`
+is the integer noise of [distributed noise](guides/distributed_noise.md). The table "noise once
+after local training" is for [output perturbation](algorithms/noise.md#output_perturbation).
+
+Two facts hold for all tables:
 
 - A guarantee for clients implies one for their examples. Under replace_one it has the same ε.
   Under add_remove and zero_out, a replaced row can change an upload by twice the clip norm. jfl
   then counts half the noise multiplier, and no amplification except absence.
 - With Laplace noise, sampling amplifies privacy only for Poisson samples, and for samples of fixed
-  size under replace_one. In all other cases, jfl assumes that the observer knows the sample, so
-  sampling does not amplify privacy.
-- The view `personal` sees every upload and all personal models.
+  size under replace_one. In all other cases, jfl assumes that the observer knows the sample.
+
+The tables are made from the code by `python -m experiments.harness.matrix`.
 """
-SAMPLERS = "guides/stages_and_samplers.md#samplers"
 PLACES = {
     "local step": "Unit example, noise in every local step",
     "local training": "Unit example, noise once after local training",
@@ -81,8 +92,8 @@ PLACES = {
 
 # What a reader has to know about the columns of a table.
 NOTES = {
-    "release": """With noise on the release, nothing is proved for the view `server`, because the
-server sees every upload before it adds the noise. This table therefore has no column for it.
+    "release": """This table has no column for the view `server`: the server sees every upload
+before it adds the noise, so nothing is proved for it.
 
 """,
 }
@@ -104,8 +115,7 @@ def table(place: str) -> str:
         found.setdefault((scheme, cells), dict())[adjacency] = None
     heads = ["drawn by", "adjacency", *(f"{noise}, {view}" for noise, view in columns)]
     lines = [heads, ["---"] * len(heads)]
-    name = lambda scheme: f"`{scheme}`" if scheme == "other" else f"[`{scheme}`]({SAMPLERS})"
-    lines += [[name(scheme), ", ".join(kinds), *cells] for (scheme, cells), kinds in found.items()]
+    lines += [[f"`{scheme}`", ", ".join(kinds), *cells] for (scheme, cells), kinds in found.items()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

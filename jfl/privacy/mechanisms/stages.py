@@ -747,8 +747,8 @@ def divide(n: ArrayLike | str) -> Stage:
     Privacy:
         Dividing by a public number is post-processing.  Dividing by a realised count is not,
         because the count is data.  "size" can be used if the unit is an example and the adjacency
-        replace_one, and assumes public sizes.  "weight" can be used in a release without noise (the
-        usual normalised FedAvg).
+        replace_one or zero_out, and assumes public sizes.  "weight" can be used in a release
+        without noise (the usual normalised FedAvg).
 
     Raises:
         ValueError: unless n is > 0 and finite, "size" or "weight".
