@@ -43,22 +43,24 @@ NAMES = {  # how papers write them
     "output_perturbation": "Output perturbation",
     "padpfl": "PADPFL",
 }
+# References that only cite papers.  A card does not repeat them, because its table has the papers.
+CITATIONS = re.compile(r"(?:[A-Z][\w., ]*?(?:\d{4}|arXiv:[\d.]+\d)(?:, Algorithm \d+)?[.;] ?)+")
 HEAD = f"""# Algorithms
 
 Start with [FedAvg](local.md#fedavg). If your clients differ and the noise is in their local steps,
 try [SCAFFOLD](local.md#scaffold). If each client should have a personal model, try
-[Ditto](personal.md#ditto). The other algorithms serve special purposes, which the table names.
+[Ditto](personal.md#ditto). The other algorithms serve special purposes, which the table lists.
 
-The table also compares what the algorithms cost in privacy, in one example plan: {CLIENTS}
-clients with {ROWS} rows each participate in all {ROUNDS} rounds and take {STEPS} local steps on all
-of their rows. Every local gradient gets Gaussian noise with multiplier {NOISE:g}. The column
+The table also compares the privacy cost of the algorithms in one *example plan*: {CLIENTS} clients
+with {ROWS} rows each participate in all {ROUNDS} rounds and take {STEPS} local steps on all of
+their rows. Gaussian noise with multiplier {NOISE:g} is added to every local gradient. The column
 *releases* has the number of noisy sums that a client computes per round. *ε* protects one row
-against the server, for δ = {DELTA:g} and the adjacency add_remove (if jfl proves nothing for
-add_remove, for the adjacency in brackets).
+against the server, for δ = {DELTA:g} and the adjacency add_remove. If jfl proves nothing for
+add_remove, the adjacency is in brackets.
 
-If the server adds the noise to the sum of uploads instead (client-level privacy), every algorithm
-makes one release per round, however many local steps it takes. If all clients participate, every
-algorithm then has the same ε.
+The comparison is different if the server adds the noise to the sum of uploads (client-level
+privacy). Every algorithm then makes one release per round, however many local steps it takes, and
+if all clients participate, every algorithm has the same ε.
 
 """
 INTRO = """Each card gives the equation, the paper and the privacy cost of one algorithm. In the
@@ -81,12 +83,12 @@ a client's optimizer reads only the (noisy) gradients, so neither changes ε.
 | `jfl.algorithms.fedadam`, `fedyogi`, `fedadagrad` | adaptive servers (Reddi et al., ICLR 2021) |
 | `jfl.algorithms.averaged(algorithm)` | the mean of the models of all rounds so far |
 | `server_optimizer=optax.adam` | any optax optimizer on the server |
-| `optimizer=optax.adam` | any optax optimizer on the clients; DP-Adam with private gradients |
+| `optimizer=optax.adam` | any optax optimizer on the clients (DP-Adam, if gradients are private) |
 | `jfl.optimizers.adam_without_noise_bias` | Adam that subtracts the known noise variance |
 
 The tests in `tests/contracts` run every algorithm. They check that it compiles once, that a scan
 over rounds equals a loop, that a resumed run equals an uninterrupted one, and that a sweep equals
-separate runs. One line adds [your own algorithm](../guides/algorithm.md) to these tests.
+separate runs. You can add [your own algorithm](../guides/algorithm.md) to these tests by one line.
 """
 
 
@@ -205,18 +207,19 @@ def card(name: str) -> str:
     make, by_hand = getattr(jfl.algorithms, name), written()[name]
     module = sys.modules[make.__module__]
     parts = sections(inspect.getdoc(make) or "")
+    references = sections(inspect.cleandoc(module.__doc__ or ""))["References"]
     releases, epsilon = cost(name)
     source = Path(inspect.getsourcefile(make) or "").relative_to(ROOT).as_posix()
     steps = "" if name == "fedsgd" else f", in {STEPS} local steps"
     is_stateful = "yes" if example(name, private=False).stateful else "no"
     rows = [
         ("equation", by_hand["equation"]),
-        ("paper", flat(sections(inspect.cleandoc(module.__doc__ or ""))["References"])),
+        ("paper", by_hand.get("paper", flat(references))),
         (
             "noisy releases per participation in the [example plan](index.md)",
             by_hand.get("releases", f"{releases}{steps}"),
         ),
-        ("ε there", epsilon),
+        ("ε in this plan", epsilon),
         ("clients keep a state", is_stateful),
         ("source", f"[`{source}`](../../{source})"),
         ("tests", ", ".join(f"[`{t}`](../../{t})" for t in tests_of(name))),
@@ -234,8 +237,9 @@ def card(name: str) -> str:
             out += [flat(paragraph), ""]
     if "Privacy" in parts:
         out += [f"**Privacy:** {flat(parts['Privacy'])}", ""]
-    if "References" in parts:
-        out += [f"**References:** {flat(parts['References'])}", ""]
+    based_on = flat(parts.get("References", ""))
+    if based_on and not CITATIONS.fullmatch(based_on):
+        out += [f"**Based on:** {based_on}", ""]
     return "\n".join(out)
 
 
