@@ -110,7 +110,8 @@ def scaffold(
     and the release neither clips nor adds noise.
 
     A client uploads its model difference, and the change of its c_i multiplied by the sum of the
-    learning rates of its local steps. A client-level clip bounds both together.
+    learning rates of its local steps. Scaled like this, both have the units of a model difference,
+    so one client-level clip can bound them together.
 
     SCAFFOLD suits noise in local steps: the noise in c_i, and its part of c, vanish when c_i is
     next replaced. With client-level noise, FedAvg works better. The server adds this noise to c and
