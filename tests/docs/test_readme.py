@@ -27,6 +27,7 @@ RESULTS = (DOCS / "results.md").read_text()
 def test_the_ten_lines_are_the_same_everywhere():
     ten = next(b.text for b in pages.blocks(pages.README) if b.runs)
     assert ten == pages.blocks(DOCS / "start" / "ten_lines.md")[0].text
+    assert ten in [block.text for block in pages.blocks(DOCS / "index.md")]
 
 
 def test_the_algorithm_shown_is_the_one_that_runs():
