@@ -305,6 +305,16 @@ def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
     return {(at, place[0]): rule_in_loop}
 
 
+def num_activations(book: Book) -> int:
+    """Return the number of values that the loss of one example computes."""
+    of = lambda equation: sum(v.aval.size for v in equation.outvars)
+    in_loops = (
+        book.jaxpr.eqns[at].params["length"] * sum(map(of, iteration.eqns))
+        for at, iteration in book.loops.items()
+    )
+    return sum(map(of, book.jaxpr.eqns)) + sum(in_loops)
+
+
 def _inline_jits(closed):
     """Return a jaxpr without inner jits."""
     return jax.make_jaxpr(lambda *args: _run(closed, args))(*closed.in_avals)

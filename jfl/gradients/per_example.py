@@ -18,6 +18,10 @@ from . import ghost
 GRAD_PATHS = ("auto", "bookkeeping", "vmap")
 BOOKKEEPING_CLIPS = ("clip_l2", "clip_per_layer", "clip_ellipsoid")
 DTYPES = ("float32", "bfloat16", "float16")
+# On a CPU, book-keeping is fastest in blocks of about this many activations, and of at least this
+# many examples (docs/speed.md).
+MAX_CPU_ACTIVATIONS = 2**22
+MIN_CPU_BLOCK = 8
 
 
 @record
@@ -142,8 +146,9 @@ def private_grad(
             gaussian(1.1), divide(16)).
         l2: a factor >= 0; l2 * params is added after clipping and noise. It does not depend on
             examples, so it is not clipped. None adds nothing.
-        microbatch: the number of examples whose gradients are in memory at a time. None means the
-            whole batch.
+        microbatch: the number of examples that are processed at a time. None means the whole batch;
+            with book-keeping on a CPU, fewer examples if the activations of the batch are large,
+            which is faster there.
         path: how the clipped sum is computed. "bookkeeping" computes it from activations and
             backprops, at the cost of a plain gradient (but the gradients of a parameter that is
             transformed first, such as a standardised kernel, are formed); it requires a chain with
@@ -343,12 +348,13 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
         return partial, jnp.where(w != 0, each, 0.0).sum()
 
     size = weight.shape[0]
-    if grad.microbatch is None or grad.microbatch >= size:
+    block_size = grad.microbatch or _default_block_size(book, size)
+    if block_size >= size:
         return sum_block(batch, weight)
-    num_blocks = -(-size // grad.microbatch)
-    pad = num_blocks * grad.microbatch - size
+    num_blocks = -(-size // block_size)
+    pad = num_blocks * block_size - size
     cut = lambda x: jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1)).reshape(
-        (num_blocks, grad.microbatch) + x.shape[1:]
+        (num_blocks, block_size) + x.shape[1:]
     )
     blocks = jax.tree.map(cut, (batch, weight))
     zero = jax.tree.map(
@@ -357,3 +363,12 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
     )
     add_block = lambda total, block: (pytrees.add(total, sum_block(*block)), None)
     return jax.lax.scan(add_block, zero, blocks)[0]
+
+
+def _default_block_size(book: ghost.Book | None, size: int) -> int:
+    """Return the number of examples of a block of a batch of `size`, if the user chose none."""
+    if book is None or jax.default_backend() != "cpu":
+        return size
+    floats = ghost.num_activations(book)
+    num_blocks = -(-size // max(MIN_CPU_BLOCK, MAX_CPU_ACTIVATIONS // floats))
+    return -(-size // num_blocks)  # blocks of almost equal size, so that little is padded

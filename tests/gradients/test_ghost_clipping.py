@@ -514,6 +514,30 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(stage, bad):
         assert float(with_it.count) == 4 and float(with_it.clipped) == float(without.clipped)
 
 
+@pytest.mark.parametrize("device, lengths", [("cpu", [3]), ("gpu", [])])
+def test_only_a_cpu_sums_a_large_batch_in_blocks(device, lengths, monkeypatch):
+    monkeypatch.setattr(per_example, "MAX_CPU_ACTIVATIONS", 1)
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    params, rows = start_params(), 20  # in blocks of 7, of which the last has one empty place
+    x = jax.random.normal(KEY, (rows, 3))
+    batch = Batch(x, x[:, 0], jnp.ones(rows, bool))
+
+    def total(**options):
+        grad = jfl.private_grad(Fn(squared), jfl.chain(jfl.clip_l2(0.1), jfl.total()), **options)
+        return lambda: per_example.clipped_sum(grad, params, batch, jnp.ones(rows))
+
+    found = [e for e in jax.make_jaxpr(total())().eqns if e.primitive.name == "scan"]
+    assert [e.params["length"] for e in found] == lengths
+    for part, whole in zip(*(jax.tree.leaves(total(**o)()) for o in ({}, dict(microbatch=rows)))):
+        close(part, whole, rtol=1e-6)
+
+
+def test_activations_of_a_loop_count_in_each_iteration():
+    loop = lambda w, x, y: jax.lax.scan(lambda h, _: (h * w, None), x, length=5)[0].sum()
+    book = ghost.read(jax.tree_util.Partial(loop), jnp.ones(3), jnp.ones(3), 0)
+    assert 15 <= ghost.num_activations(book) <= 20
+
+
 def test_a_product_that_overflows_is_left_out():
     """Activations and backprops are finite, the gradient is not: its norm says so, and masks both
     of them."""
