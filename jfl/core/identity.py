@@ -1,24 +1,23 @@
 """The identity of a plan: a description of what it computes, and 128 bits that its noise uses.
 
 All noise of a run is derived from its seed and from the identity of its plan.  Two plans that
-compute different things therefore never share noise, which subtracting their results would remove.
-One plan has the same noise in every process.
+compute different things therefore have independent noise, which subtracting their results does not
+remove.  One plan has the same noise in every process.
 
 The identity is a hash of a description of the plan and of the bits of every number in it.  A
 `Reader` makes the description, which consists of nested dicts and lists.  It describes
 
 - functions and classes of jfl, and those that `jfl.named` has named, by their registered names;
 - functions and classes of installed libraries by their qualified names;
-- a user's function by its qualified name and source, its closure, defaults and attributes, and
-  the globals that it mentions;
-- a user's class by its members, and an object by its class and its fields.
+- a user's function by its qualified name and source, its closure and defaults, and the globals that
+  it mentions;
+- a user's class by its bases, methods and attributes, and an object by its class and fields;
+- a user's module by its name and file.
 
-Values that cannot be described in this way are rejected.  The identity does not cover values that a
-function reads from a file or a clock, attributes that it looks up by a computed name, and changes
-that a user makes to the state of a run.
+A function without source, and an object whose state Python cannot list, are rejected.  The identity
+is not a security boundary: a user can write two functions that it does not distinguish.
+docs/concepts/objects.md lists what it does not cover.
 """
-
-import __future__
 
 import ast
 import collections
@@ -28,14 +27,13 @@ import functools
 import hashlib
 import inspect
 import json
-import linecache
-import logging
 import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.core
@@ -70,33 +68,13 @@ LIBRARIES = frozenset(
     """jax jaxlib numpy scipy optax flax equinox chex haiku distrax ml_dtypes orbax
     builtins""".split()
 )
-# Functions that have no Python code.
-COMPILED = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-)
-# Builtin types; an object of a subclass is described by its content and its fields.
-CONTAINERS = (dict, list, tuple, set, frozenset, str, bytes, int, float)
-# Py_TPFLAGS_IMMUTABLETYPE, a flag that no class written in Python has.
-IMMUTABLE_TYPE = 1 << 8
-# Attributes of a class that do not affect what its objects compute.
-IGNORED_ATTRIBUTES = frozenset(
-    """__module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __annotate__
-    __annotate_func__ __dataclass_fields__ __dataclass_params__ __match_args__ __firstlineno__
-    __static_attributes__ __abstractmethods__ _abc_impl __parameters__ __orig_bases__ __slots__
-    __hash__ __classcell__ __annotations_cache__ __slotnames__ _registered_name
-    _registered_code""".split()
-)
-# Bookkeeping of flax in a module.
-FLAX_ATTRIBUTES = frozenset("_state _id _parent_ref parent scope".split())
-# Methods that dataclasses and named tuples generate.
+# Methods that dataclasses and named tuples generate from the fields of a class.
 GENERATED_METHODS = frozenset(
     """__init__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__ __new__
     __replace__""".split()
 )
+# Bookkeeping of flax in a module.
+FLAX_ATTRIBUTES = ("_state", "_id", "_parent_ref", "parent", "scope")
 
 
 def plan_identity(plan: Plan) -> Words:
@@ -115,19 +93,6 @@ def plan_identity(plan: Plan) -> Words:
     Raises:
         ValueError: if the rows of the federation were replaced, or if a function holds a value that
             cannot be read.
-
-    Example:
-        >>> import jfl
-        >>> fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(clients=5))
-        >>> task, sampler = jfl.models.logistic(fed), jfl.sampling.full(5)
-        >>> plan = lambda lr: jfl.plan(
-        ...     fed, task, jfl.algorithms.fedavg(jfl.grad(task.loss), lr=lr), sampler
-        ... )
-        >>> (
-        ...     bool((plan_identity(plan(0.1)) == plan_identity(plan(0.1))).all()),
-        ...     bool((plan_identity(plan(0.1)) == plan_identity(plan(0.2))).all()),
-        ... )
-        (True, False)
     """
     checks.require_type("identity", Plan, "jfl.plan", plan=plan)
     require_unmodified(plan.fed)
@@ -301,96 +266,11 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:120]}..."
 
 
-def is_jfl_function(function: Any) -> bool:
-    """Return whether a function or class is defined in a module of jfl."""
-    return _module(function).split(".")[0] == "jfl"
-
-
-def registered_name(function: Any) -> str | None:
-    """Return the name that `jfl.named` gave to a function or class, or None.
-
-    Subclasses, and wrappers that copied the attributes of a function, do not have its name.
-    """
-    attributes = getattr(function, "__dict__", {})
-    return (
-        attributes.get("_registered_name")
-        if attributes.get("_registered_code") is getattr(function, "__code__", None)
-        else None
-    )
-
-
-def _module(value: Any) -> str:
-    """Return the name of the module that defines a function or class.
-
-    For a function it is taken from the globals, because functools.wraps copies `__module__`.
-    """
-    if isinstance(value, types.FunctionType):
-        return value.__globals__.get("__name__") or ""
-    return getattr(value, "__module__", None) or ""
-
-
-def _package(value: Any) -> str:
-    """Return the name of the top-level package that defines a function or class."""
-    return _module(value).split(".")[0]
-
-
-def _is_numpy_ufunc(value: Any) -> bool:
-    return isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value
-
-
-@functools.cache
-def _is_library(package: str) -> bool:
-    """Return whether a package belongs to Python, or is installed.
-
-    Functions of such a package are identified by their names.
-    """
-    if package in LIBRARIES:
-        return True
-    file = getattr(sys.modules.get(package), "__file__", None)
-    if file is None:
-        return package in sys.stdlib_module_names and package != "__main__"
-    # Compare with these folders only: others under the prefix may contain a user's files.
-    paths = sysconfig.get_paths()
-    return any(
-        file.startswith(paths[name] + os.sep)
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    )
-
-
-def _describe_by_name(value: Any) -> dict[str, Any]:
-    """Describe a function or class of a library by its name, and by the version if installed."""
-    package = _package(value)
-    version = (
-        ""
-        if package in LIBRARIES or package in sys.stdlib_module_names
-        else getattr(sys.modules.get(package), "__version__", "")
-    )
-    return {"library": f"{package}.{value.__qualname__}"} | (
-        {"version": str(version)} if version else {}
-    )
-
-
-def _is_library_class(cls: Any) -> bool:
-    """Return whether a library contains a class under its own name.
-
-    A class that a library creates for a user's arguments is not found under its name.
-    """
-    found = sys.modules.get(_module(cls))
-    for name in cls.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is cls and _is_library(_package(cls))
-
-
 class Leaf:
-    """The place of a number or an array, `reader.leaves[at]`, in the description of a function."""
+    """The place of a number or an array, `reader.leaves[at]`, in the description of a plan."""
 
     def __init__(self, at: int):
         self.at = at
-
-
-def _fields_of(value: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a named tuple."""
-    return value._fields
 
 
 class Reader:
@@ -407,9 +287,6 @@ class Reader:
     def __init__(self, names: dict[str, Any] | None = None) -> None:
         self.leaves: list[Any] = []
         self.names = {} if names is None else names
-        # Ids of the containers, and of the sets, that contain the value that is being read.
-        self.around: frozenset[int] = frozenset()
-        self.sets: frozenset[int] = frozenset()
         # (id, inside_named) -> (value, its description).  Keeping the value keeps its id in use.
         self.known: dict[tuple[int, bool], Any] = {}
         # Inside a function that the user has named, an unreadable value counts by its type only.
@@ -452,7 +329,7 @@ class Reader:
                 found[field.name] = self.data(getattr(plan, field.name))
         return found
 
-    # --- numbers and pytrees
+    # --- pytrees, whose numbers are data of the program
 
     def leaf(self, value: Any) -> Leaf:
         """Add a number or an array to the leaves, and return its placeholder."""
@@ -466,11 +343,7 @@ class Reader:
         if isinstance(
             value, (_PlanLeaf, bool, int, float, complex, np.ndarray, np.generic, jax.Array)
         ):
-            return (
-                self.static(value)
-                if getattr(value, "dtype", None) == np.dtype(object)
-                else self.leaf(value)
-            )
+            return self.leaf(value)
         if isinstance(value, Fn):
             return self._fn(value)
         if isinstance(value, Federation):
@@ -479,20 +352,15 @@ class Reader:
             return {
                 _key(k): self.data(v) for k, v in sorted(value.items(), key=lambda kv: _key(kv[0]))
             }
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {
-                "tuple": self.type(type(value)),
-                **{f: self.data(getattr(value, f)) for f in _fields_of(value)},
-            }
         if isinstance(value, (list, tuple)):
             return self._items(value, self.data)
-        if not _is_pytree(value):
+        if isinstance(value, type) or default_registry.flatten_one_level(value) is None:
             return self.static(value)
         if dataclasses.is_dataclass(value) and is_jfl_function(type(value)):
             return self._record(value)
         children, structure = default_registry.flatten_one_level(value)
         return {
-            "pytree": self.type(type(value)),
+            "pytree": self.static(type(value)),
             "static": self.static(structure),
             "leaves": [self.data(v) for v in children],
         }
@@ -532,7 +400,7 @@ class Reader:
                 found[field.name] = self.static(content) if is_static else self.data(content)
         return found
 
-    # --- everything else
+    # --- static values, whose numbers are constants of the program
 
     def static(self, value: Any) -> Any:
         """Describe a static value, writing its numbers into the description with all digits."""
@@ -545,62 +413,38 @@ class Reader:
             }
         if type(value) in (int, float):
             return _number(value)
-        if type(value) in (complex, bytes, range, type(...)):
+        if type(value) in (complex, bytes, range, slice, type(...)):
             return {type(value).__name__: repr(value)}
-        if isinstance(value, slice):
-            return {"slice": [self.static(v) for v in (value.start, value.stop, value.step)]}
-        if (
-            isinstance(value, jax.Array)
-            or type(value) is np.ndarray
-            or isinstance(value, np.generic)
-        ):
+        if isinstance(value, (jax.Array, np.generic)) or type(value) is np.ndarray:
             return self._array(value)
         if isinstance(value, np.dtype):
             return {"dtype": str(value)}
-        if type(value) in (tuple, list):
+        if type(value) in (tuple, list) or _is_named_tuple(value):
             return self._items(value, self.static)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {
-                "tuple": self.type(type(value)),
-                **{f: self.static(getattr(value, f)) for f in _fields_of(value)},
-            }
         if type(value) in (set, frozenset):
-            return {type(value).__name__: self._elements(value)}
-        if type(value) is dict or isinstance(value, types.MappingProxyType):
-            pair = lambda item: [self.static(item[0]), self.static(item[1])]
-            return {type(value).__name__: self._contents(value, value.items(), pair)}
-        return self._read_once(value)
+            # The order of a set differs from process to process.
+            return {type(value).__name__: sorted(self.text(self.static(v)) for v in value)}
+        if type(value) in (dict, collections.OrderedDict, types.MappingProxyType):
+            pairs = [[self.static(k), self.static(v)] for k, v in value.items()]
+            return {type(value).__name__: pairs}
+        # Describe everything else once; later mentions refer to it by number.  This also ends
+        # circular references.
+        key = id(value), self.inside_named
+        if key not in self.known:
+            self.known[key] = value, {"same as": len(self.known)}
+            found = self._read(value)
+            if all(isinstance(v, (str, bool)) for v in found.values()):
+                self.known[key] = value, found  # which is as short as a number
+            return found
+        return self.known[key][1]
 
-    def _items(self, value: list[Any] | tuple[Any, ...], read: Callable[[Any], Any]) -> Any:
-        """Describe a tuple as a JSON list, and a list as a dict that names its type."""
-        found = self._contents(value, value, read)
+    def _items(self, value: Any, read: Callable[[Any], Any]) -> Any:
+        """Describe a tuple as a JSON list; a list and a named tuple as a dict with the type."""
+        if _is_named_tuple(value):
+            fields = {name: read(getattr(value, name)) for name in value._fields}
+            return {"tuple": self.static(type(value)), **fields}
+        found = [read(item) for item in value]
         return {"list": found} if isinstance(value, list) else found
-
-    def _contents(self, value: Any, items: Iterable[Any], read: Callable[[Any], Any]) -> Any:
-        """Describe the items of a container by `read`; reject a container that contains itself."""
-        if id(value) in self.around:
-            kind = type(value).__name__
-            self._unreadable("values that do not contain themselves", f"a {kind} that does")
-            return {"contains itself": kind}
-        outside, self.around = self.around, self.around | {id(value)}
-        found = [read(item) for item in items]
-        self.around = outside
-        return found
-
-    def _elements(self, value: Any) -> list[str]:
-        """Describe the elements of a set, whose order differs from process to process.
-
-        Each element is described independently of the others, and the descriptions are sorted.
-        """
-        if id(value) in self.sets:
-            self._unreadable("values that do not contain themselves", "a set that does")
-            return []
-        descriptions = []
-        for element in value:
-            reader = Reader(self.names)
-            reader.inside_named, reader.sets = self.inside_named, self.sets | {id(value)}
-            descriptions.append(reader.text(reader.static(element)))
-        return sorted(descriptions)
 
     def _array(self, value: Any) -> Any:
         """Describe an array that a function holds, and whose numbers are part of its program."""
@@ -609,36 +453,16 @@ class Reader:
         weak = {"weak": True} if getattr(value, "weak_type", False) else {}
         if isinstance(value, jax.Array):
             value = hashing.on_host(value)
+        found = {"array": list(value.shape), "type": str(value.dtype)} | weak
         if value.dtype == object:
-            values = [self.static(v) for v in value.reshape(-1).tolist()]
-            return {"array": list(value.shape), "type": "object", "values": values}
-        kind = {"array": list(value.shape), "type": str(value.dtype)} | weak
-        return kind | {"checksum": _checksum(value)}
-
-    def _read_once(self, value: Any) -> dict[str, Any]:
-        """Describe a function, class, object or module once; later mentions refer to it by number.
-
-        This also ends circular references.
-        """
-        key = id(value), self.inside_named
-        if key in self.known:
-            return self.known[key][1]
-        self.known[key] = value, {"same as": len(self.known)}
-        # Containers around the value may occur again in it, since the line above ends the circle.
-        outside, self.around = self.around, frozenset()
-        found = self._read(value)
-        self.around = outside
-        if all(isinstance(v, (str, bool)) for v in found.values()):  # it is as short as a number
-            self.known[key] = value, found
-        return found
+            self._reject_unreadable("arrays of numbers", "an array of Python objects")
+            return found
+        return found | {"checksum": _checksum(value)}
 
     def _read(self, value: Any) -> dict[str, Any]:
-        """Describe a function, class, object or module."""
+        """Describe a function, class, module or object."""
         if isinstance(value, type):
             return self._class(value)
-        if isinstance(value, Fn) or (is_jfl_function(type(value)) and _is_pytree(value)):
-            found = self.data(value)
-            return found if isinstance(found, dict) else {"pytree": found}
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.ModuleType):
@@ -651,56 +475,70 @@ class Reader:
                 "args": self.static(value.args),
                 "keywords": self.static(value.keywords),
             }
-        if type(value) is property:
-            return {"property": [self.static(f) for f in (value.fget, value.fset, value.fdel)]}
-        if _is_library(_package(type(value))) and hasattr(value, "__wrapped__"):
-            return self._wrapped(value)
-        if isinstance(value, COMPILED) or _is_numpy_ufunc(value):
-            return self._compiled(value)
-        if isinstance(value, logging.Logger):
-            return {"logger": value.name}
+        if isinstance(value, np.ufunc):
+            return {"library": f"numpy.{value.__name__}"}
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+            return self._builtin(value)
         if isinstance(value, jax.tree_util.PyTreeDef):
             node, children = value.node_data(), value.children()
             return {"treedef": self.static(node), "children": [self.static(c) for c in children]}
+        if _is_library(_package(type(value))) and hasattr(value, "__wrapped__"):
+            return self._wrapped(value)
+        if is_jfl_function(type(value)) and default_registry.flatten_one_level(value) is not None:
+            return self.data(value)
         return self._object(value)
 
     def _wrapped(self, value: Any) -> dict[str, Any]:
         """Describe a function inside a transformation of jax, such as jit or custom_jvp."""
         attributes = getattr(value, "__dict__", {})
-        parts = {
-            n: self.static(attributes[n])
-            for n in ("jvp", "fwd", "bwd", "vmap_rule", "nondiff_argnums")
-            if n in attributes
-        }
+        rules = ("jvp", "fwd", "bwd", "vmap_rule", "nondiff_argnums")
         return {
             "wrapped": type(value).__name__,
             "function": self.static(value.__wrapped__),
-            **parts,
+            **{n: self.static(attributes[n]) for n in rules if n in attributes},
         }
 
-    def _compiled(self, value: Any) -> dict[str, Any]:
-        """Describe a C function by its name, and a method such as `[].append` with its object."""
-        if _is_numpy_ufunc(value):
-            return {"library": f"numpy.{value.__name__}"}
-        name = getattr(value, "__qualname__", value.__name__)
-        found = {"library": f"{_package(value) or 'builtins'}.{name}"}
+    def _builtin(self, value: Any) -> dict[str, Any]:
+        """Describe a C function by its name, and a method such as `{}.get` with its object."""
+        found: dict[str, Any] = {"library": _library_name(value)}
         owner = getattr(value, "__self__", None)
-        if owner is None or isinstance(owner, types.ModuleType):
-            return found
-        return found | {"of": self.static(owner)}
+        is_method = owner is not None and not isinstance(owner, types.ModuleType)
+        return found | ({"of": self.static(owner)} if is_method else {})
 
     def _function(self, value: types.FunctionType) -> dict[str, Any]:
         """Describe a Python function: by its name, or a user's function by its source."""
+        found: dict[str, Any]
+        outside = self.inside_named
         if name := registered_name(value):
             self._require_one_function(name, value)
             found = {"jfl" if is_jfl_function(value) else "named": name}
+            self.inside_named |= not is_jfl_function(value)
         elif is_jfl_function(value):
             found = {"jfl": value.__qualname__, "registered": False}
         elif _is_library(_package(value)):
-            found = _describe_by_name(value)
+            found = {"library": _library_name(value)}
         else:
-            return self._users_function(value)
-        return found | self._bound_values(value)
+            found = self._users_function(value)
+        if value.__defaults__ or value.__kwdefaults__:
+            defaults = (value.__defaults__, value.__kwdefaults__)
+            found["defaults"] = [self.static(v) for v in defaults]
+        if cells := dict(zip(value.__code__.co_freevars, value.__closure__ or ())):
+            found["holds"] = {k: self.static(v.cell_contents) for k, v in sorted(cells.items())}
+        self.inside_named = outside
+        return found
+
+    def _users_function(self, value: types.FunctionType) -> dict[str, Any]:
+        """Describe a user's function by its name, its source and the globals that it mentions."""
+        source = _source(value.__code__)
+        if not source:
+            self._reject_unreadable(f"the source of the function {value.__qualname__}", "none")
+        names = _names_in(value.__code__) & value.__globals__.keys()
+        found = {n: self.static(value.__globals__[n]) for n in sorted(names)}
+        return {
+            "function": value.__qualname__,
+            "source": _hash(source),
+            **({"globals": found} if found else {}),
+        }
 
     def _require_one_function(self, name: str, value: Any) -> None:
         """Reject two functions or classes that carry one registered name."""
@@ -713,76 +551,7 @@ class Reader:
                 "Give one of them another name: jfl.named makes their noise the same.",
             )
 
-    def _bound_values(self, value: types.FunctionType) -> dict[str, Any]:
-        """Describe the defaults, the attributes and the closure of a function."""
-        found = {}
-        is_users = not is_jfl_function(value) and not _is_library(_package(value))
-        outside = self.inside_named
-        self.inside_named |= is_users and registered_name(value) is not None
-        if value.__defaults__ or value.__kwdefaults__:
-            defaults = (value.__defaults__, value.__kwdefaults__)
-            found["defaults"] = [self.static(v) for v in defaults]
-        if is_users and (
-            more := {k: v for k, v in vars(value).items() if k not in IGNORED_ATTRIBUTES}
-        ):
-            found["attributes"] = self.static(more)
-        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or ()))
-        if cells:
-            found["holds"] = {k: self._cell(k, v, value) for k, v in sorted(cells.items())}
-        self.inside_named = outside
-        return found
-
-    def _cell(self, name: str, cell: types.CellType, function: types.FunctionType) -> Any:
-        """Describe a variable in the closure of a function."""
-        try:
-            content = cell.cell_contents
-        except ValueError:
-            return {"cell": "empty"}
-        return self._variable(name, content, function)
-
-    def _variable(self, name: str, value: Any, function: types.FunctionType) -> Any:
-        """Describe the value of a variable that a function mentions.
-
-        Only those members of a module count that the function can take from it.
-        """
-        if not isinstance(value, types.ModuleType):
-            return self.static(value)
-        source = _source(function)
-        if source is None or name in source.passed_on:
-            return self._module(value)
-        return self._module(value, _names_in(function.__code__), source.passed_on)
-
-    def _users_function(self, value: types.FunctionType) -> dict[str, Any]:
-        """Describe a user's function by its name, its source and every value that it mentions."""
-        found: dict[str, Any] = {"function": value.__qualname__}
-        names, source = _names_in(value.__code__), _source(value)
-        if source is None:
-            self._unreadable(
-                f"the source of the function {value.__qualname__}",
-                "none, or one that compiles to other code (the file was edited since its import, "
-                "or an import hook rewrote it, as pytest does with assert)",
-            )
-        else:
-            found["source"] = _hash(source.text)
-            self._reject_imports(value, source.imports)
-            # The code mixes the names of globals and attributes.  Mangled names ("__x" in a class)
-            # are not in the source.
-            names = {n for n in names if n in source.names or "__" in n}
-        mentioned = {n: value.__globals__[n] for n in sorted(names) if n in value.__globals__}
-        described = {n: self._variable(n, v, value) for n, v in mentioned.items()}
-        return found | self._bound_values(value) | ({"globals": described} if described else {})
-
-    def _reject_imports(self, value: types.FunctionType, imports: Iterable[str]) -> None:
-        """Reject a function that imports a user's module when it is called."""
-        for name in imports:
-            package = name.split(".")[0]
-            if package != "jfl" and (not package or not _is_library(package)):
-                self._unreadable(
-                    "modules that are imported at the top of a file",
-                    f"import of {name} inside the function {value.__qualname__}",
-                )
-
-    def _unreadable(self, expected: str, actual: str) -> None:
+    def _reject_unreadable(self, expected: str, actual: str) -> None:
         """Reject a value that cannot be read, unless the user has named the function around it."""
         if not self.inside_named:
             checks.fail(
@@ -792,107 +561,78 @@ class Reader:
                 'Give the function that holds it a name: jfl.named("...")(function).',
             )
 
-    def _module(
-        self,
-        module: types.ModuleType,
-        names: frozenset[str] | None = None,
-        passed_on: frozenset[str] = frozenset(),
-    ) -> Any:
-        """Describe a library's module by its name, and a user's by its members.
-
-        Args:
-            module: a module that a function holds or mentions.
-            names: the names that this function mentions; only members with such names count.  None
-                if the function passes the module on, so that all members count.
-            passed_on: the names that this function mentions without taking an attribute of them.
-        """
-        found: dict[str, Any] = {}
-        queue = [(module, names)]
-        for current, names in queue:
-            package = current.__name__.split(".")[0]
-            if current.__name__ in found:
-                continue
-            found[current.__name__] = "library"
-            if package != "jfl" and not _is_library(package):
-                public = {k: v for k, v in sorted(vars(current).items()) if not k.startswith("__")}
-                members = {k: v for k, v in public.items() if names and k in names} or public
-                modules = {k: v for k, v in members.items() if isinstance(v, types.ModuleType)}
-                queue += [(v, None if k in passed_on else names) for k, v in modules.items()]
-                found[current.__name__] = {
-                    k: v.__name__ if k in modules else self.static(v) for k, v in members.items()
-                }
-        is_library = found[module.__name__] == "library"
-        return {"module": module.__name__} | ({} if is_library else {"contents": found})
-
-    def type(self, cls: Any) -> Any:
-        """Describe the type of a tuple or a pytree."""
-        return self.static(cls) if isinstance(cls, type) else str(cls)
-
     def _class(self, cls: Any) -> dict[str, Any]:
-        """Describe a class: by its name, or a user's class by its members."""
+        """Describe a class: by its name, or a user's class by its bases and members."""
         if is_jfl_function(cls):
             return {"jfl": registered_name(cls) or cls.__qualname__}
         if _is_library_class(cls):
-            return _describe_by_name(cls)
+            return {"library": _library_name(cls)}
         if name := registered_name(cls):
             self._require_one_function(name, cls)
             return {"named": name}
         if issubclass(cls, enum.Enum):
-            return {
-                "enum": cls.__qualname__,
-                "members": {k: self.static(v._value_) for k, v in cls.__members__.items()},
-            }
-        members = {
-            k: self.static(v)
-            for k, v in sorted(vars(cls).items())
-            if k not in IGNORED_ATTRIBUTES and not _is_generated(v, cls)
-        }
+            return {"enum": cls.__qualname__, "members": [self.static(v) for v in cls]}
         return {
             "class": cls.__qualname__,
             "bases": [self.static(b) for b in cls.__bases__ if b is not object],
-            "members": members,
+            "members": {k: self.static(v) for k, v in _members(cls)},
         }
 
     def _object(self, value: Any) -> dict[str, Any]:
-        """Describe an object by its class and its fields, including private ones.
-
-        An object whose state Python cannot list is rejected.
-        """
+        """Describe an object by its class and its fields, including private ones."""
         cls = type(value)
-        # Python puts the name of the class before a name that begins with two underscores.
-        is_mangled = lambda n: n.startswith("__") and not n.endswith("__")
-        slots = [
-            f"_{c.__name__.lstrip('_')}{n}" if is_mangled(n) else n
-            for c in cls.__mro__
-            for n in _as_names(vars(c).get("__slots__", ()))
-        ]
-        fields = {
-            n: getattr(value, n) for n in slots if n != "__dict__" and hasattr(value, n)
-        } | dict(getattr(value, "__dict__", {}))
-        bases = [(c.__module__, c.__name__) for c in cls.__mro__]
-        ignored = FLAX_ATTRIBUTES if ("flax.linen.module", "Module") in bases else ()
+        if _hides_state(cls):
+            self._reject_unreadable("objects with fields", checks.short_repr(value))
+        state: Any = object.__getstate__(value)  # the fields; with slots, a pair of dicts
+        fields = (state[0] or {}) | state[1] if isinstance(state, tuple) else state or {}
+        is_flax = "flax.linen.module" in [base.__module__ for base in cls.__mro__]
+        ignored = FLAX_ATTRIBUTES if is_flax else ()
         fields = {k: self.static(v) for k, v in sorted(fields.items()) if k not in ignored}
-        found = {"object": self.static(cls)} | ({"fields": fields} if fields else {})
-        for kind in CONTAINERS:  # the content of an object of a subclass
-            if isinstance(value, kind):
-                builtin: Any = kind
-                found["content"] = self.static(builtin(value))
-        if isinstance(value, np.ndarray):
-            found["content"] = self._array(np.asarray(value))
-        if not is_jfl_function(cls) and _hides_state(cls):
-            self._unreadable("objects with fields", checks.short_repr(value))
-        return found
+        return {"object": self.static(cls)} | ({"fields": fields} if fields else {})
+
+    def _module(self, module: types.ModuleType) -> dict[str, Any]:
+        """Describe a library's module by its name, and a user's also by the content of its file."""
+        file = getattr(module, "__file__", None)
+        package = module.__name__.split(".")[0]
+        if file is None or package == "jfl" or _is_library(package):
+            return {"module": module.__name__}
+        return {"module": module.__name__, "content": _hash(Path(file).read_bytes())}
 
 
-def _hides_state(cls: type) -> bool:
-    """Return whether the objects of a class keep state in C that Python cannot list."""
-    readable = (object, types.SimpleNamespace, collections.OrderedDict, np.ndarray, *CONTAINERS)
-    for base in cls.__mro__:
-        methods_in_c = any(isinstance(v, types.MethodDescriptorType) for v in vars(base).values())
-        if base not in readable and (methods_in_c or base.__flags__ & IMMUTABLE_TYPE):
-            return True
-    has_fields = any(name in vars(c) for c in cls.__mro__ for name in ("__dict__", "__slots__"))
-    return cls is not object and not has_fields
+# --- functions and classes
+
+
+def is_jfl_function(function: Any) -> bool:
+    """Return whether a function or class is defined in a module of jfl."""
+    return _package(function) == "jfl"
+
+
+def registered_name(function: Any) -> str | None:
+    """Return the name that `jfl.named` gave to a function or class, or None.
+
+    Subclasses, and wrappers that copied the attributes of a function, do not have its name.
+    """
+    attributes = getattr(function, "__dict__", {})
+    return (
+        attributes.get("_registered_name")
+        if attributes.get("_registered_code") is getattr(function, "__code__", None)
+        else None
+    )
+
+
+def _module(value: Any) -> str:
+    """Return the name of the module that defines a function or class.
+
+    For a function it is taken from the globals, because functools.wraps copies `__module__`.
+    """
+    if isinstance(value, types.FunctionType):
+        return value.__globals__.get("__name__") or ""
+    return getattr(value, "__module__", None) or ""
+
+
+def _package(value: Any) -> str:
+    """Return the name of the top-level package that defines a function or class."""
+    return _module(value).split(".")[0]
 
 
 def _origin(value: Any) -> Any:
@@ -900,8 +640,81 @@ def _origin(value: Any) -> Any:
     return _module(value), getattr(value, "__code__", value.__qualname__)
 
 
-def _is_pytree(value: Any) -> bool:
-    return not isinstance(value, type) and default_registry.flatten_one_level(value) is not None
+@functools.cache
+def _is_library(package: str) -> bool:
+    """Return whether a package belongs to Python or is installed."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if package in LIBRARIES or file is None:
+        return package in LIBRARIES or package in sys.stdlib_module_names
+    # Compare with these folders only: others under the prefix may contain a user's files.
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return file.startswith(tuple(sysconfig.get_path(name) + os.sep for name in names))
+
+
+def _is_library_class(cls: Any) -> bool:
+    """Return whether a library contains a class under its own name.
+
+    A class that a library creates for a user's arguments is not found under its name.
+    """
+    found = sys.modules.get(_module(cls))
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls and _is_library(_package(cls))
+
+
+def _library_name(value: Any) -> str:
+    """Return the name of a function or class of a library, or of a method of a C object."""
+    return f"{_package(value) or 'builtins'}.{value.__qualname__}"
+
+
+def _source(code: types.CodeType) -> str:
+    """Return the source of a function, or "" if there is none.
+
+    The source of a lambda is that of all lambdas that begin in its line.
+    """
+    try:
+        if code.co_name != "<lambda>":
+            return inspect.getsource(code)
+        # inspect.getsource returns only the first line of a lambda inside brackets.
+        text = "".join(inspect.findsource(code)[0])
+        nodes = ast.walk(ast.parse(text))
+    except (OSError, SyntaxError):
+        return ""
+    lambdas = (n for n in nodes if isinstance(n, ast.Lambda) and n.lineno == code.co_firstlineno)
+    return "\n".join(ast.get_source_segment(text, node) or "" for node in lambdas)
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function and the functions inside it."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield the methods that are written in a class, and its attributes."""
+    for name, member in sorted(vars(cls).items()):
+        function = inspect.unwrap(getattr(member, "fget", member))
+        if name == "_abc_impl" or name.startswith("__annotate"):
+            continue  # Python's own bookkeeping
+        if isinstance(function, types.FunctionType):
+            is_from_text = function.__code__.co_filename == "<string>"
+            if not (is_from_text and name in GENERATED_METHODS):
+                yield name, member if isinstance(member, types.FunctionType) else function
+        elif not name.startswith("__") and not inspect.isdatadescriptor(member):
+            yield name, member
+
+
+def _hides_state(cls: type) -> bool:
+    """Return whether the objects of a class keep state in C, which Python cannot list."""
+    has_fields = any(name in vars(c) for c in cls.__mro__ for name in ("__dict__", "__slots__"))
+    constructor = next(
+        c for c in cls.__mro__ if isinstance(vars(c).get("__new__"), types.BuiltinFunctionType)
+    )
+    is_made_in_c = constructor not in (object, types.SimpleNamespace)
+    return cls is not object and (is_made_in_c or not has_fields)
+
+
+# --- values
 
 
 def _canonical(value: Any) -> jax.Array | np.ndarray:
@@ -917,25 +730,23 @@ def _number(value: float) -> float | dict[str, str]:
     return value if isinstance(value, int) or np.isfinite(value) else {"float": repr(value)}
 
 
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
 def _key(value: Any) -> str:
     """Return a key of a dict as a string, with its type if it is not a string."""
     return value if isinstance(value, str) else f"{type(value).__name__} {value!r}"
 
 
-def _as_names(slots: Iterable[str]) -> Iterable[str]:
-    """Return the names in `__slots__`, which may be a single string."""
-    return (slots,) if isinstance(slots, str) else slots
+def _hash(content: str | bytes) -> str:
+    """Return 16 hexadecimal digits of the sha256 of a string or of bytes."""
+    content = content.encode() if isinstance(content, str) else content
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _checksum(x: np.ndarray) -> str:
     return _hash(np.ascontiguousarray(x).tobytes())
-
-
-def _hash(content: str | bytes) -> str:
-    """Return 16 hexadecimal digits of the sha256 of a string or of bytes."""
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[
-        :16
-    ]
 
 
 def _readable_leaf(x: Any) -> Any:
@@ -946,116 +757,3 @@ def _readable_leaf(x: Any) -> Any:
     if x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating):
         return _number(float(str(x)))  # 0.1 instead of 0.10000000149, the nearest float32
     return {"array": list(x.shape), "type": str(x.dtype), "checksum": _checksum(x)}
-
-
-# --- the source of a user's function
-
-
-class FunctionSource(NamedTuple):
-    """The source text of a function, and the names that occur in it."""
-
-    text: str
-    names: frozenset[str]  # the variables that the function mentions
-    passed_on: frozenset[str]  # the last names of attribute chains: f, a and d in `f(a, b.c.d)`
-    imports: frozenset[str]  # modules that the function imports when it is called
-
-
-def _source(function: types.FunctionType) -> FunctionSource | None:
-    """Return the source of a function; None if there is none that compiles to its code.
-
-    If a file was edited after its import, or an import hook compiled it differently, its text is
-    not the source of the function.  Several lambdas in one line are distinguished by their order.
-    """
-    code = function.__code__
-    linecache.checkcache(code.co_filename)
-    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
-    flags = code.co_flags & __future__.annotations.compiler_flag
-    place = code.co_firstlineno, code.co_name
-    codes, functions = (found.get(place, []) for found in _functions_in(text, flags))
-    if code not in codes:
-        return None
-    nodes = [node for function in functions for node in ast.walk(function)]
-    segments = [ast.get_source_segment(text, function) for function in functions]
-    return FunctionSource(
-        json.dumps([segments, codes.index(code)]),
-        frozenset(node.id for node in nodes if isinstance(node, ast.Name)),
-        frozenset(_passed_on(nodes)),
-        frozenset(name for node in nodes for name in _imports_of(node)),
-    )
-
-
-def _passed_on(nodes: list[ast.AST]) -> Iterator[str]:
-    """Yield the names that end a chain of attributes: f, a and d in `f(a, b.c.d)`."""
-    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    for node in nodes:
-        if id(node) not in owners and isinstance(node, (ast.Name, ast.Attribute)):
-            yield node.id if isinstance(node, ast.Name) else node.attr
-
-
-def _imports_of(node: ast.AST) -> list[str]:
-    """Return the modules that a statement imports."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return ["." * node.level + (node.module or "")]
-    return []
-
-
-@functools.lru_cache(maxsize=64)
-def _functions_in(text: str, flags: int) -> tuple[dict[Any, list[Any]], dict[Any, list[Any]]]:
-    """Compile a file, and return the functions in it.
-
-    Args:
-        text: the text of the file.
-        flags: flags of the compiler, such as those of `from __future__ import annotations`.
-
-    Returns:
-        The codes, and the syntax trees, of the functions with each (first line, name).
-    """
-    codes: dict[Any, list[Any]] = {}
-    nodes: dict[Any, list[Any]] = {}
-    try:
-        tree = ast.parse(text)
-        compiled = compile(text, "<source>", "exec", flags, dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return codes, nodes
-    for code in _codes_in(compiled):
-        codes.setdefault((code.co_firstlineno, code.co_name), []).append(code)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            decorators = getattr(node, "decorator_list", [])
-            line = min(part.lineno for part in [node, *decorators])
-            nodes.setdefault((line, getattr(node, "name", "<lambda>")), []).append(node)
-    return codes, nodes
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and those of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes_in(constant)
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes in a function and the functions inside it."""
-    names = (name for inner in _codes_in(code) for name in (*inner.co_names, *inner.co_freevars))
-    return frozenset(names)
-
-
-def _is_generated(member: Any, cls: type) -> bool:
-    """Return whether dataclasses or named tuples generated a member of a class from its fields."""
-    if (
-        isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
-        or type(member).__name__ == "_tuplegetter"
-    ):
-        return True
-    member = getattr(member, "__func__", member)
-    member = inspect.unwrap(member) if isinstance(member, types.FunctionType) else member
-    return (
-        isinstance(member, types.FunctionType)
-        and member.__name__ in GENERATED_METHODS
-        and member.__code__.co_filename.startswith("<string>")
-        and ("__dataclass_fields__" in vars(cls) or issubclass(cls, tuple))
-    )
