@@ -471,10 +471,10 @@ def _reject_equal_noise_in_two_programs(
                     "sweep",
                     "points with different computations or different seeds",
                     f"{checks.short_repr(points[first_point])} and "
-                    f"{checks.short_repr(points[i])}, which differ "
-                    "only in how they are computed (a capacity, a gradient path, a function that "
-                    "is created again for each point)",
-                    "Use different seeds, or run only one of them.",
+                    f"{checks.short_repr(points[i])}, which have the same noise but differ in how "
+                    "they are computed (a capacity, a gradient path, a function that is created "
+                    "again for each point, two lambdas in one line)",
+                    "Use different seeds, run only one of them, or put lambdas in separate lines.",
                 )
 
 

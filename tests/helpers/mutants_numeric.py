@@ -272,6 +272,12 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/core/identity.py",
+        'if code.co_name != "<lambda>":',
+        "if True:",
+        f"{IDENTITY}::test_a_lambda_counts_with_all_its_lines",
+    ),
+    Mutant(
+        "jfl/core/identity.py",
         "if _origin(other) != _origin(value):",
         "if False:",
         f"{IDENTITY}::test_two_functions_of_one_name_are_rejected",
