@@ -1,6 +1,7 @@
 """What gives a run its noise: the identity of its plan, the plans before it, and nothing that only
 says how it is computed."""
 
+import abc
 import collections
 import dataclasses
 import enum
@@ -256,11 +257,15 @@ def decorated(factor):
 
 
 def with_a_base(factor):
-    class Base:
+    class Base(abc.ABC):
         scale = factor
 
+        @abc.abstractmethod
+        def double(self): ...
+
     class Inner(Base):
-        pass
+        def double(self):
+            return 2 * self.scale
 
     return Inner()
 
