@@ -27,7 +27,7 @@ from ...harness.verdicts import (
 )
 from . import theory
 from .bounds import accountants, bounds
-from .plans import RUNS
+from .plans import RUNS, TEXT_RUNS
 
 # --- claims
 
@@ -418,6 +418,33 @@ def _baselines(lines):
     return {n: tuple(m for m in lines if m.startswith(p) and m != n) for n, p in free.items()}
 
 
+def _open_settings(text=False):
+    """Define balanced MNIST of Figure 1 over the rounds and the clip norm, which the paper omits.
+
+    Args:
+        text: run AdDPNFL as the text of the paper has it and not as Algorithm 2 does, also at
+            larger epsilons.
+    """
+    cells = {
+        f"T={t} G={g:g}": dict(rounds=t, clip_norm=g) for t in (3, 10, 30, 100) for g in (0.1, 1.0)
+    }
+    names = ("AdDPNFL",) if text else ("DPNFL", "AdDPNFL")
+    lines = {f"{n} {c}": dict(algorithm(n), **fields) for n in names for c, fields in cells.items()}
+    if text:
+        more = {f"AdDPNFL ε={e:g}": dict(PRINTED, epsilon=e) for e in EPSILONS if e > 0.3}
+        lines |= {line: algorithm("AdDPNFL", **noise) for line, noise in more.items()}
+    printed = theory.FIGURE1_MNIST_BALANCED
+    return Experiment(
+        "balanced MNIST over rounds and clip norms" + ", AdDPNFL as in the text" * text,
+        DATA["MNIST"],
+        lines,
+        quick=QUICK,
+        seeds=(0, 1, 2),
+        paper={line: printed[line.split()[0]] for line in lines if "T=" in line},
+        runs=TEXT_RUNS if text else RUNS,
+    )
+
+
 def _tuned():
     """Define Synthetic, for which the paper gives no settings, with tuned lines.
 
@@ -517,6 +544,8 @@ EXPERIMENTS = dict(
         differs=f"MNIST and softmax regression instead of CIFAR-10 and a network; {OPEN}",
         quick_lines=tuple(_DEEP)[:5],
     ),
+    fig1_grid=_open_settings(),
+    fig1_grid_text=_open_settings(text=True),
     accountants=Experiment(
         "the noise of (0.3, 1e-2) by five accountants, and Theorem 5", {}, {}, special=accountants
     ),

@@ -71,8 +71,13 @@ def federation(config: Config):
     return _dirichlet(data) if config.partition == "dirichlet" else assemble.federation(data)
 
 
-def build(config: Config):
-    """Return the plan of a line, with its noise."""
+def build(config: Config, second_moment_of="diff"):
+    """Return the plan of a line, with its noise.
+
+    Args:
+        config: of the line.
+        second_moment_of: "diff" as in Algorithm 2 of the paper, "momentum" as in its text.
+    """
     fed = federation(config)
     task = jfl.models.mlp(fed, config.hidden) if config.model == "mlp" else jfl.models.logistic(fed)
     private, adaptive = config.epsilon is not None, config.algorithm == "addpnfl"
@@ -89,6 +94,7 @@ def build(config: Config):
     )
     if adaptive:
         options["adaptivity"] = config.adaptivity
+        options["second_moment_of"] = second_moment_of
 
     def plan(noise):
         if noise is None:
@@ -153,9 +159,9 @@ def _short(plan, config):
     return jfl.Guarantee(value, config.delta, "example", "replace_one", "server", "rdp")
 
 
-def made(config):
+def made(config, second_moment_of="diff"):
     """Build a plan with a separate split or draw of the data for each seed."""
-    return build(dataclasses.replace(config, partition_seed=config.seed)), config
+    return build(dataclasses.replace(config, partition_seed=config.seed), second_moment_of), config
 
 
 RUNS = Plans(
@@ -166,3 +172,4 @@ RUNS = Plans(
     partition=None,
     trace=CURVE,
 )
+TEXT_RUNS = dataclasses.replace(RUNS, build=functools.partial(made, second_moment_of="momentum"))
