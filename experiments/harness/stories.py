@@ -1,13 +1,16 @@
-"""Fill the generated regions of docs/papers from the stored results.
+"""Fill the generated regions of docs/papers, and write the long page of each paper.
 
-    python -m experiments.harness.stories        # writes docs/papers and docs/pictures
+    python -m experiments.harness.stories   # docs/papers, docs/pictures, experiments/results/*.md
 
 A page has marked regions, from `<!-- stories: claims -->` to `<!-- end of claims -->`.  This module
 writes their content: verdicts, numbers, counts, epsilons and pictures.  Everything else on a page
-is written by hand and quotes no result.  docs/site/stories.toml says which claims a page shows, and
-holds texts that quote stored numbers:
+is written by hand and quotes no result.  The long page, experiments/results/PAPER.md, is generated
+as a whole: every check of the claims, the printed numbers next to ours, and notes.
+
+docs/site/stories.toml says which claims a page shows, and holds texts that quote stored numbers:
 
     {accuracy: EXPERIMENT | LINE}       mean over seeds; also claimed and proved (epsilons)
+    {most: EXPERIMENT | START}          largest accuracy of the lines whose names begin so
     {points: EXPERIMENT | LINE | LESS}  accuracy of LINE minus that of LESS, in points
     {gain: EXPERIMENT | LINE | LESS}    the same over their common seeds, with half of a 95 %
                                         interval
@@ -23,11 +26,14 @@ A name that is not stored is an error that says where it is quoted.
 """
 
 import collections
+import dataclasses
 import functools
+import importlib
+import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jfl.core import checks
 
@@ -40,7 +46,7 @@ FOLDER = ROOT / "docs" / "papers"
 WORDS = ROOT / "docs" / "site" / "stories.toml"
 STORED = ROOT / "experiments" / "results"
 HOLDS, CONTRADICTED, NOT_REPRODUCED, UNDECIDED, NO_DIFFERENCE, UNKNOWN = results.VERDICTS
-SHORT = {HOLDS: "**holds**", CONTRADICTED: "contradicted", NOT_REPRODUCED: "not reproduced"}
+SHORT = {CONTRADICTED: "contradicted", NOT_REPRODUCED: "not reproduced"}
 REGION = re.compile(r"(<!-- stories: ([\w ]+) -->\n)(.*?)(<!-- end of \2 -->)", re.S)
 PLACE = re.compile(r"\{(\w+): ([^{}]+)\}")
 # Matches means, half intervals and the number of seeds as experiments.harness.verdicts writes them.
@@ -52,7 +58,9 @@ MEAN = re.compile(r"([+-]\d+\.\d{3,})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
 # Matches how often a bound is informative, as experiments.harness.theorems writes it.
 BELOW_START = re.compile(r"is below the start at (\d+) of (?:the )?(\d+)")
 NUM_DECIMALS = 3  # of a stored mean, unless more are needed to tell its sign
-MAX_LISTED = 3  # comparisons that a cell lists one by one
+MAX_LISTED = 3  # numbers that a cell lists one by one
+MAX_SEPARATE = 2  # checks that a cell lists one by one
+MAX_LABELLED = 4  # checks whose labels a cell lists
 MAX_SEEN_CHARACTERS = 170  # of what was seen, in a cell
 RATIO = "of the bound"  # unit of a measured value over a bound
 FIX = "Correct docs/site/stories.toml, or collect the result that it names."
@@ -72,9 +80,9 @@ def short(paper: str) -> str:
 def counts(paper: str) -> str:
     """Return how many claims of a paper have each verdict, in one sentence."""
     given = list(results.statements(stored(paper).parts()).values())
-    *each, last = (f"{given.count(word)} {_plural(word, given)}" for word in results.VERDICTS)
+    each = [f"{given.count(w)} {_plural(w, given)}" for w in results.VERDICTS if w in given]
     whole = f"[all {len(given)} claims](../../experiments/results/papers.md)"
-    return f"Of {whole} of the paper that we check, {', '.join(each)}, and {last}."
+    return f"Of {whole} of the paper that we check, {', '.join(each[:-1])}, and {each[-1]}."
 
 
 def _plural(word: str, given: list) -> str:
@@ -89,17 +97,102 @@ def _plural(word: str, given: list) -> str:
 
 
 def claims(paper: str) -> str:
-    """Return the table of the claims that a page shows, and a remark on some of them."""
+    """Return the table of the claims that a page shows, with one row for each verdict on a claim.
+
+    Only the paper's own checks are in it, and not those at other settings.
+    """
+    rows, seeds = [], []
+    for row in page_words()[paper]["claims"]:
+        head = _cell(row["says"]), _cell(row["printed"])
+        own = [c for c in _checked(paper, row) if c.given.whose == "paper"]
+        seeds += [int(n) for c in own for n in re.findall(r"(\d+) seeds\)", c.measured)]
+        for word in results.VERDICTS:
+            if checked := [c for c in own if c.given.verdict == word]:
+                seen = _measured_in_row(checked, whole=len(checked) == len(own))
+                rows.append((*head, seen, _marked(word)))
+                head = "", ""
+    table = _table(("claim", "printed", "measured", "verdict"), rows)
+    return f"{table}\n\nValues are means over {min(seeds)} to {max(seeds)} seeds."
+
+
+class Checked(NamedTuple):
+    """A check of a claim: its label, unit and verdict, and what was measured."""
+
+    label: str
+    unit: str
+    given: results.Verdict
+    measured: str
+
+
+def _checked(paper: str, row: dict) -> list[Checked]:
+    """Return the checks of a claim."""
+    found = []
+    for name, claim, *rest in row["checks"]:
+        label, unit = rest[0] if rest else "", rest[1] if len(rest) > 1 else row.get("unit", "")
+        part = slice(*rest[2]) if len(rest) > 2 else slice(None)
+        given = verdict(paper, name, claim)
+        if given.verdict == UNKNOWN:
+            seen = _cell(reason(experiment(paper, name), given))
+        else:
+            seen = measured(given, unit, part)
+        found.append(Checked(label, unit, given, seen))
+    return found
+
+
+def _measured_in_row(checked: list[Checked], whole: bool) -> str:
+    """Return what was measured in the checks of a claim with one verdict.
+
+    They have their labels or their number, unless they are the whole claim.
+    """
+    each = [re.sub(r" \([^()]*seeds\)$", "", c.measured) for c in checked]
+    labels, unit = [_cell(c.label) for c in checked], checked[0].unit
+    if len(checked) <= MAX_SEPARATE and not whole:
+        seen = {m: ", ".join(b for b, n in zip(labels, each) if n == m) for m in each}
+        return "; ".join(f"{label}: {m}" for m, label in seen.items())
+    head = f"{len(checked)} checks" if len(checked) > MAX_LABELLED else "; ".join(labels)
+    joined = all(_means(c.given)[0] and c.given.verdict != UNKNOWN for c in checked)
+    if joined and len(checked) > 1:
+        each = [measured_together([c.given for c in checked], unit)]
+    return ("" if whole else f"{head}: ") + "; ".join(dict.fromkeys(each))
+
+
+def _marked(word: str) -> str:
+    """Return a verdict in bold, with the class that gives it its colour."""
+    short = SHORT.get(word, word)
+    return f'<b class="{short.split()[0]}">{short}</b>'
+
+
+# --- the long page
+
+
+def long_page(paper: str) -> str:
+    """Return experiments/results/PAPER.md."""
+    words = page_words()[paper]
+    parts = {
+        "Checks of the claims": checks_of_claims(paper),
+        "Printed numbers": printed(paper),
+        **{head: quoted(text.strip(), paper) for head, text in words.get("details", {}).items()},
+        "Pictures": _pictures(words["pictures"][1:], paper),
+        "Notes on the runs": notes(paper),
+        "What is open": missing(paper),
+        "Experiments": commands(paper),
+    }
+    text = "\n\n".join(f"## {head}\n\n{part}" for head, part in parts.items() if part)
+    made = "This page is made by `python -m experiments.harness.stories`."
+    lead = f"All checks behind [the page of the paper]({paper}.md). {made}"
+    text = f"# {words['name']}: all checks\n\n{lead}\n\n{text}\n"
+    away = lambda match: f"]({os.path.relpath(FOLDER / match[1], STORED)})"
+    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", away, text)
+
+
+def checks_of_claims(paper: str) -> str:
+    """Return the table of all checks of the claims of a page, and a remark on some claims."""
     rows, remarks = [], []
     for row in page_words()[paper]["claims"]:
-        found = _checked(paper, row)
-        head = f"**{_cell(row['says'])}**"
-        if any(found.values()):
-            rows.append((head, "", ""))
-            head = ""
-        rows += [
-            (head or _cell(_join_labels(of)), seen, word) for (word, seen), of in found.items()
-        ]
+        rows.append((f"**{_cell(row['says'])}**", "", ""))
+        for label, _, given, seen in _checked(paper, row):
+            whose = " (our check)" if given.whose == "ours" else ""
+            rows.append(((_cell(label) or "one check") + whose, seen, _marked(given.verdict)))
         if "note" in row:
             note = quoted(row["note"].strip(), paper).replace("\n\n", "\n\n    ")
             remarks.append(f"- *{_cell(row['says'])}*: {note}")
@@ -108,52 +201,122 @@ def claims(paper: str) -> str:
         re.findall(r" \((\d+ seeds)\)$", "\n".join(r[1] for r in rows), re.M)
     )
     usual = seeds.most_common(1)[0][0]
-    table = ["| claim | measured | verdict |", "|---|---|---|"]
-    for head, seen, word in rows:
-        table.append(f"| {head} | {seen.removesuffix(f' ({usual})')} | {SHORT.get(word, word)} |")
+    rows = [(head, seen.removesuffix(f" ({usual})"), word) for head, seen, word in rows]
     caption = f"Values are over {usual} if the table does not say otherwise."
-    return "\n".join([*table, "", caption, *([""] if remarks else []), *remarks])
+    intro = quoted(page_words()[paper]["measured"].strip(), paper)
+    table = _table(("check", "measured", "verdict"), rows)
+    return "\n\n".join([intro, table, caption, *(["\n".join(remarks)] if remarks else [])])
 
 
-def _join_labels(labels: list[str]) -> str:
-    """Join labels: "A: x" and "A: y" share the A, and "x with Z" and "x without Z" become "x"."""
-    both = lambda label: {label.replace(" without ", " with "), label}
-    known = set(labels)
-    shared: dict[str, list[str]] = {}
-    for label in labels:
-        twin = label.replace(" with ", " without ")
-        if twin != label and twin in known:
-            continue  # the twin stands for both
-        if len(both(label)) == 2 and both(label) <= known:
-            label = label.partition(" without ")[0]
-        first, colon, last = label.partition(": ")
-        shared.setdefault(first + colon, []).append(last)
-    return "; ".join(first + ", ".join(lasts) for first, lasts in shared.items())
+# --- printed numbers
+
+INSIDE, HIGHER, LOWER, NOT_RUN = "agrees", "printed is higher", "printed is lower", "not run"
+PRINTED_RULE = """\
+The interval contains the result of one further run of ours with a probability of 95 % (Student's \
+t: the mean ± t s √(1 + 1/n) for n seeds with the standard deviation s). It is wider than the \
+interval of a mean, because a printed number is itself the result of one or a few runs. The \
+printed number *agrees* if it lies in the interval; otherwise it is higher or lower than the \
+interval. This is not a verdict on a claim: many settings are ours."""
 
 
-def _checked(paper: str, row: dict) -> dict:
-    """Return (verdict, what was measured) -> labels of the checks with both.
+class Printed(NamedTuple):
+    """A number that a paper prints next to ours."""
 
-    If the row says `together`, checks with one verdict share one entry.
+    where: str
+    printed: str
+    ours: str
+    interval: str
+    verdict: str
+
+
+def printed(paper: str) -> str:
+    """Return the rule and the tables of printed numbers; "" if there are none."""
+    groups = page_words()[paper].get("printed", [])
+    parts = [PRINTED_RULE] if any("table" not in group for group in groups) else []
+    for group in groups:
+        rows = printed_numbers(paper, group)
+        heads = ("number", "printed", "ours", "interval", "result")
+        keep = [i for i in range(len(heads)) if any(row[i] for row in rows)]
+        table = _table([heads[i] for i in keep], [[row[i] for i in keep] for row in rows])
+        parts += [f"**{group['says']}** {_counted(rows)}", table]
+    return "\n\n".join(parts)
+
+
+def printed_line(paper: str) -> str:
+    """Return how many printed numbers agree with ours, in one paragraph."""
+    rule = f"[rule and tables](../../experiments/results/{paper}.md#printed-numbers)"
+    each = [
+        f"{group['says']} {_counted(printed_numbers(paper, group))}"
+        for group in page_words()[paper]["printed"]
+    ]
+    return f"**Printed numbers next to ours** ({rule}). {' '.join(each)}"
+
+
+def _counted(rows: list[Printed]) -> str:
+    given = [row.verdict for row in rows]
+    words = {HIGHER: "printed higher", LOWER: "printed lower", NOT_RUN: NOT_RUN}
+    others = [f"{given.count(word)} {words[word]}" for word in words if word in given]
+    return ", ".join([f"{given.count(INSIDE)} of {len(rows)} agree", *others]) + "."
+
+
+def printed_numbers(paper: str, group: dict) -> list[Printed]:
+    """Return the printed numbers of a group of stories.toml.
+
+    The group names a stored `table` of exact numbers, or `experiments`.  Lines of experiments have
+    the printed number in their definition: an accuracy in per cent, or gains in points over other
+    lines.  `line` is the part of a line's name that another method replaces: by the method that
+    the gain is over, and by `run` if we compare another line of ours.
     """
-    found: dict = {}
-    alike: dict = {}
-    for name, claim, *rest in row["checks"]:
-        label, unit = rest[:1], rest[1] if len(rest) > 1 else row.get("unit", "")
-        part = slice(*rest[2]) if len(rest) > 2 else slice(None)
-        given = verdict(paper, name, claim)
-        if row.get("together") and given.verdict != UNKNOWN:
-            alike.setdefault(given.verdict, []).append((given, *label))
-            continue
-        if given.verdict == UNKNOWN:
-            seen = _cell(reason(experiment(paper, name), given))
-        else:
-            seen = measured(given, unit, part)
-        found.setdefault((given.verdict, seen), []).extend(label)
-    for word, several in alike.items():
-        given, labels = map(list, zip(*several))
-        found[word, measured_together(given, row.get("unit", ""))] = labels
+    if "table" in group:
+        (table,) = (
+            t for t in stored(paper).experiments[group["table"]].tables if "printed" in t.columns
+        )
+        return [
+            Printed(
+                where, f"{value:g}", f"{ours:g}", "", INSIDE if agrees else _side(value, ours, ours)
+            )
+            for where, value, ours, agrees in table.rows
+        ]
+    figures = importlib.import_module(f"experiments.papers.{paper}.figures").EXPERIMENTS
+    found = []
+    for name in group["experiments"]:
+        whole = experiment(paper, name)
+        lines = {of: stored_line(one, whole.seeds) for of, one in whole.lines.items()}
+        for of, text in figures[name].paper.items():
+            own = (
+                of.replace(group["line"], group.get("run", group["line"]))
+                if "line" in group
+                else of
+            )
+            for value, less in re.findall(r"([+-]?\d+(?:\.\d+)?)(?: on (\w+)|[^,]*)", str(text)):
+                other = of.replace(group["line"], less) if less else ""
+                where = f"{name}: {own}" + (f" minus {less}" if less else "")
+                found.append(_compared(where, value, lines, own, other))
     return found
+
+
+def _compared(where: str, value: str, lines: dict, own: str, other: str) -> Printed:
+    """Return a printed number next to an accuracy of ours, or a difference of accuracies."""
+    unit = " points" if other else " %"
+    if any(name not in lines or lines[name].failed for name in filter(None, (own, other))):
+        return Printed(where, value + unit, "–", "–", NOT_RUN)
+    of = verdicts.difference(lines, own, other) if other else verdicts.accuracy(lines[own])
+    once = dataclasses.replace(of, error2=of.error2 * (of.freedom + 2))  # of one further run
+    low, high = (100 * end for end in once.interval(verdicts.WRONG))
+    sign = "+" if other else ""
+    number = lambda x: f"{round(x, 1) + 0.0:{sign}.1f}".replace("-", "−")
+    interval = f"{number(low)} to {number(high)}"
+    shown = f"{number(100 * of.mean)}{unit} ({of.freedom + 1} seeds)"
+    return Printed(
+        where, value.replace("-", "−") + unit, shown, interval, _side(float(value), low, high)
+    )
+
+
+def _side(value: float, low: float, high: float) -> str:
+    return HIGHER if value > high else LOWER if value < low else INSIDE
+
+
+# --- more regions of a page
 
 
 def epsilons(paper: str) -> str:
@@ -286,9 +449,13 @@ def commands(paper: str) -> str:
 
 
 def pictures(paper: str) -> str:
-    """Return the pictures of a page with their captions."""
+    """Return the picture of a page with its caption; the others are on the long page."""
+    return _pictures(page_words()[paper]["pictures"][:1], paper)
+
+
+def _pictures(chosen: list, paper: str) -> str:
     out = []
-    for told in page_words()[paper]["pictures"]:
+    for told in chosen:
         path = told.get("path") or f"../pictures/{_file(paper, told)}.png"
         out.append(f"![{told['alt']}]({path})<br>*{quoted(told['caption'], paper)}*")
     return "\n\n".join(out)
@@ -346,10 +513,8 @@ OF_PAPERS = dict(
     short=short,
     claims=claims,
     epsilons=epsilons,
-    missing=missing,
-    notes=notes,
-    commands=commands,
     pictures=pictures,
+    printed=printed_line,
 )
 OF_FRONT = dict(summary=summary, overview=overview)
 
@@ -441,7 +606,8 @@ def measured(of: results.Verdict, unit: str, part: slice = slice(None)) -> str:
     """
     means, count = _means(of)
     if not means:
-        return _cell(shown(_shortened(of.seen))) or "computed"
+        seen = re.sub(r"(?<!\w)-(?=\d)", "−", shown(_shortened(of.seen)))
+        return _cell(seen) or "computed again"
     informative = ""
     if below := BELOW_START.search(of.seen):
         often = f"informative at {below[1]} of {below[2]}"
@@ -450,16 +616,8 @@ def measured(of: results.Verdict, unit: str, part: slice = slice(None)) -> str:
 
 
 def measured_together(of: list[results.Verdict], unit: str) -> str:
-    """Return the range of the means that several checks of one statement rest on."""
-    every = [_means(v) for v in of]
-    means = [m for each, _ in every for m in each]
-    if not means:
-        return _cell("; ".join(dict.fromkeys(_shortened(v.seen) for v in of)))
-    (count, *others) = dict.fromkeys(count for _, count in every)
-    if others:
-        numbers = [int(n) for _, count in every for n in re.findall(r"\d+", count)]
-        count = f" ({min(numbers)} to {max(numbers)} seeds)" if numbers else ""
-    return _cell(_listed(means, unit) + count)
+    """Return the means that several checks of one claim rest on, or their range."""
+    return _cell(_listed([m for v in of for m in _means(v)[0]], unit))
 
 
 def _means(of: results.Verdict) -> tuple[list, str]:
@@ -489,12 +647,12 @@ def _listed(means: list, unit: str) -> str:
         ends = sorted(float(m) for m, _ in means)
         widest = max((float(h) for _, h in means if h), default=None)
         if unit == RATIO and ends[-1] < 0.5 / 10**digits:
-            return f"below {0.5 / 10**digits} in all {len(means)} checks"
+            return f"below {0.5 / 10**digits} {unit} in all {len(means)} checks"
         low = float(number(ends[0]).replace("−", "-"))
         first = "at most " if unit == RATIO and not low else f"{number(ends[0])} to "
         shown = first + number(ends[-1])
         shown += f", ± {half(widest)}" if widest else ""
-    return shown + " points" * (unit == "points")
+    return f"{shown} {unit}".rstrip()
 
 
 def _shortened(text: str) -> str:
@@ -534,6 +692,11 @@ def quoted(text: str, paper: str) -> str:
         return QUOTES[kind](paper, *parts)
 
     return PLACE.sub(value, text)
+
+
+def _most(paper, name, start):
+    means = [one.mean for of, one in experiment(paper, name).lines.items() if of.startswith(start)]
+    return f"{max(mean for mean in means if mean is not None):.3f}"
 
 
 def _points(paper, name, one, less):
@@ -591,6 +754,7 @@ QUOTES = dict(
     accuracy=lambda paper, name, of: f"{line(paper, name, of).mean:.3f}",
     claimed=lambda paper, name, of: epsilon(line(paper, name, of).epsilon_claimed),
     proved=lambda paper, name, of: epsilon(line(paper, name, of).epsilon_proved),
+    most=_most,
     points=_points,
     gain=_gain,
     verdict=lambda paper, name, *claim: verdict(paper, name, " | ".join(claim)).verdict,
@@ -606,6 +770,8 @@ def main():
     for page in (*PAPERS, "index"):
         file = FOLDER / f"{page}.md"
         file.write_text(filled(page, file.read_text()))
+    for paper in PAPERS:
+        (STORED / f"{paper}.md").write_text(long_page(paper))
     for each in drawn_pictures():
         story_pictures.write(*each)
 
