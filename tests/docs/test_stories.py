@@ -158,6 +158,7 @@ def test_printed_numbers_are_those_of_the_papers():
     assert [len(r) for r in rows["ranaweera2025"]] == [18] * 5
     found = {row.where: row for group in rows["ranaweera2025"] for row in group}
     assert found["client_fmnist: WAV R1 lemma2 σ=3 minus vanilla"].printed == "+27.3 points"
+    assert found["sample_mnist: WAV R2 plain σ=1 minus dynamic"].printed == "+2.87 points"
     assert found["table3: mnist adam σ=3, WAV minus vanilla"].printed == "+6.12 points"
     found = {row.where: row for group in rows["chen2024"] for row in group}
     assert found["fig1ab: balanced DPNFL"].printed == "80.59 %"

@@ -87,6 +87,17 @@ def test_rates_sampling_and_weights():
         assert small(FIGURE1, line).weights == "size"
 
 
+def test_both_versions_of_addpnfl_run():
+    grids = {name: paper.EXPERIMENTS[name] for name in ("fig1_grid", "fig1_grid_text")}
+    for name, grid in grids.items():
+        plan, _ = grid.runs.build(small(grid, "AdDPNFL T=3 G=1"))
+        assert ("momentum" in str(jfl.describe(plan))) == (name == "fig1_grid_text")
+    base = grids["fig1_grid"].lines["AdDPNFL T=30 G=0.1"]
+    assert (base["rounds"], base["clip_norm"], base["epsilon"]) == (30, 0.1, 0.3)
+    assert set(grids["fig1_grid"].paper.values()) == {80.59, 84.45}
+    assert grids["fig1_grid_text"].lines["AdDPNFL ε=10"]["epsilon"] == 10
+
+
 @pytest.mark.slow
 def test_noise_as_printed_and_sound():
     def worth(line, **changes):

@@ -116,6 +116,20 @@ def np_objective(params, x, y, l2):
     return losses.mean() + l2 / 2 * sum(np.sum(np.square(w)) for w in jax.tree.leaves(params))
 
 
+def test_printed_epsilons_and_rounds_are_compared_with_the_accountant(monkeypatch):
+    rows = runs.printed_accounting()
+    assert len(rows) == 31 and all(agrees for *_, agrees in rows)
+    assert sum(printed == computed for _, printed, computed, _ in rows[6:]) == 22
+    run, stated = privacy.STATED["fig1"]
+    monkeypatch.setitem(privacy.STATED, "fig1", (run, stated - 1))
+    table = ((540, *privacy.TABLE1_ROUNDS[0][1:]), *privacy.TABLE1_ROUNDS[1:])
+    monkeypatch.setattr(privacy, "TABLE1_ROUNDS", table)
+    assert [place for place, *_, agrees in runs.printed_accounting() if not agrees] == [
+        "ε, fig1",
+        "T, Table 1, σ = 10, K = 1",
+    ]
+
+
 @pytest.mark.slow
 def test_a_figure_end_to_end(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(runs, "privacy", claimed_only)

@@ -432,9 +432,10 @@ def _open_settings(text=False):
     names = ("AdDPNFL",) if text else ("DPNFL", "AdDPNFL")
     lines = {f"{n} {c}": dict(algorithm(n), **fields) for n in names for c, fields in cells.items()}
     if text:
-        more = {f"AdDPNFL ε={e:g}": dict(PRINTED, epsilon=e) for e in EPSILONS if e > 0.3}
-        lines |= {line: algorithm("AdDPNFL", **noise) for line, noise in more.items()}
-    printed = theory.FIGURE1_MNIST_BALANCED
+        lines |= {
+            f"AdDPNFL ε={e:g}": dict(algorithm("AdDPNFL"), epsilon=e) for e in EPSILONS if e > 0.3
+        }
+    printed: dict = theory.FIGURE1_MNIST_BALANCED
     return Experiment(
         "balanced MNIST over rounds and clip norms" + ", AdDPNFL as in the text" * text,
         DATA["MNIST"],
