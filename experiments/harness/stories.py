@@ -180,7 +180,8 @@ def long_page(paper: str) -> str:
     text = "\n\n".join(f"## {head}\n\n{part}" for head, part in parts.items() if part)
     made = "This page is made by `python -m experiments.harness.stories`."
     lead = f"All checks behind [the page of the paper]({paper}.md). {made}"
-    text = f"# {words['name']}: all checks\n\n{lead}\n\n{text}\n"
+    title = words["name"].replace(": ", ", ", 1)
+    text = f"# {title}: all checks\n\n{lead}\n\n{text}\n"
     away = lambda match: f"]({os.path.relpath(FOLDER / match[1], STORED)})"
     return re.sub(r"\]\((?!https?:|#)([^)]+)\)", away, text)
 
