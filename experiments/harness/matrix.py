@@ -51,22 +51,23 @@ party: every release counts, amplified by the random cohorts.
 | `sampled group` | the rounds of the client's group, amplified by the sampling in the group |
 
 [Guarantees and bounds](guides/guarantee.md#how-jfl-computes-the-bound) explains the rules in more
-detail. "A, B" in a cell means that both rules apply. "A or B" means that jfl uses A if its
+detail. "A, B" in a cell means that both rules apply. "A, or B" means that jfl uses A if its
 condition holds, and otherwise B. The conditions are:
 
 - `sum of uploads`: the server sums uploads unchanged, and their noise is isotropic;
 - `uploads and model`: the condition of `sum of uploads` holds, and the uploads and the release both
   have isotropic Gaussian noise;
-- `absence`: clients keep a state, and a cohort does not contain all of them;
+- `absence`: clients keep a state, which shows a client who participated with it, and a cohort does
+  not contain all clients;
 - `group`, `one bin`: there are several groups or bins, and the noise multiplier never changes;
 - `sampled group`: the strategy matrix of the correlated noise has at most as many bands as there
   are rounds from one turn of a group to the next.
 
 ## Words in the tables
 
-The column "drawn by" names the sampler. For unit example it is the
-[sampler](guides/stages_and_samplers.md#samplers) of batches, which draws the rows of a local step.
-For unit client it is the sampler of clients, which draws the cohort of a round. `other` is a
+The column "drawn by" names the sampler. If the unit is an example, it is
+the [sampler](guides/stages_and_samplers.md#samplers) of batches, which draws the rows of a local
+step. If the unit is a client, it is the sampler of clients, which draws the cohort of a round. `other` is a
 sampler of your own that does not state from which distribution it draws.
 
 `correlated` is noise that is [correlated over rounds](guides/correlated_noise.md), and `integers`
@@ -77,7 +78,7 @@ Two facts hold for all tables:
 
 - A guarantee for clients implies one for their examples. Under replace_one it has the same ε.
   Under add_remove and zero_out, a replaced row can change an upload by twice the clip norm. jfl
-  then counts half the noise multiplier, and no amplification except absence.
+  then computes ε for half of the noise multiplier, without amplification except by `absence`.
 - With Laplace noise, sampling amplifies privacy only for Poisson samples, and for samples of fixed
   size under replace_one. In all other cases, jfl assumes that the observer knows the sample.
 
@@ -111,7 +112,7 @@ def table(place: str) -> str:
     found = {}
     for unit, _, _, _, scheme, adjacency in rows:
         each = [rows.get((unit, place, *column, scheme, adjacency), ()) for column in columns]
-        cells = tuple(" or ".join(dict.fromkeys(r.name for r in rules)) or "–" for rules in each)
+        cells = tuple(", or ".join(dict.fromkeys(r.name for r in rules)) or "–" for rules in each)
         found.setdefault((scheme, cells), dict())[adjacency] = None
     heads = ["drawn by", "adjacency", *(f"{noise}, {view}" for noise, view in columns)]
     lines = [heads, ["---"] * len(heads)]

@@ -43,7 +43,7 @@ def fedavg(
 ) -> Algorithm:
     """Return FedAvg: clients train locally, and the server applies their mean model difference.
 
-    Each round releases the mean difference. With a private gradient, each participation of a client
+    The server publishes the mean difference of each round. With a private gradient, each participation of a client
     also releases `steps` noisy gradients.
 
     Args:

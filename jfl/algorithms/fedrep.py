@@ -102,7 +102,8 @@ def fedper(
 
     The part that a client keeps is its personal part, for example the last layer. The shared part
     together with a client's personal part is evaluated on that client's test rows
-    (`metrics.client_accuracy`). `run.client_states` contains the personal parts, as a dict by path.
+    (`metrics.client_accuracy`). `out.run.client_states` contains the personal parts, as a dict
+    from the path of each parameter.
     `out.params` contains the shared part and the initial values of the personal part.
 
     Args:
@@ -134,7 +135,7 @@ def fedrep(
     personal_steps: Annotated[int | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
-    """Return FedRep: `fedper` that trains first the personal part, and then the shared part.
+    """Return FedRep, which is `fedper` but trains first the personal and then the shared part.
 
     Args:
         grad: as in `fedper`.

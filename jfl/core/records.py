@@ -688,7 +688,7 @@ class Metrics:
             f"{last(pick('round'))}",
             last(pick("accuracy", "client_accuracy", "loss")),
             last(more | (self.custom or {})),
-            "no guarantee covers these numbers (the round number reveals nothing)",
+            "no guarantee covers these numbers, which depend on the data (except the round number)",
         ]
         return "\n  ".join(lines)
 

@@ -27,7 +27,7 @@ def test_the_table_is_that_of_the_study():
 
 
 def test_no_promise_holds_at_every_epsilon_and_the_gains_are_told():
-    assert len(STUDY["verdicts"]) == 14 and "42 in 14 comparisons" in SECTION
+    assert len(STUDY["verdicts"]) == 14 and "42 intervals (14 comparisons" in SECTION
     assert {v["verdict"] for v in STUDY["verdicts"]} == {"not confirmed"}
     seen = {v["claim"].split(": ", 2)[-1].split(" ends")[0]: v["seen"] for v in STUDY["verdicts"]}
     points = lambda text: f"{100 * float(text.split()[0]):.1f} ± {100 * float(text.split()[2]):.1f}"
