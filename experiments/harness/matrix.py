@@ -67,8 +67,8 @@ condition holds, and otherwise B. The conditions are:
 
 The column "drawn by" names the sampler. If the unit is an example, it is
 the [sampler](guides/stages_and_samplers.md#samplers) of batches, which draws the rows of a local
-step. If the unit is a client, it is the sampler of clients, which draws the cohort of a round. `other` is a
-sampler of your own that does not state from which distribution it draws.
+step. If the unit is a client, it is the sampler of clients, which draws the cohort of a round.
+`other` is a sampler of your own that does not state from which distribution it draws.
 
 `correlated` is noise that is [correlated over rounds](guides/correlated_noise.md), and `integers`
 is the integer noise of [distributed noise](guides/distributed_noise.md). The table "noise once

@@ -43,8 +43,8 @@ def fedavg(
 ) -> Algorithm:
     """Return FedAvg: clients train locally, and the server applies their mean model difference.
 
-    The server publishes the mean difference of each round. With a private gradient, each participation of a client
-    also releases `steps` noisy gradients.
+    The server publishes the mean difference of each round. With a private gradient, each
+    participation of a client also releases `steps` noisy gradients.
 
     Args:
         grad: the gradient of a local step: jfl.grad(loss), or jfl.private_grad(loss, mechanism).
