@@ -134,7 +134,12 @@ def setting(case, config, fed, almost=ALMOST):
     )
 
 
-def plan_of(setting, config, fed, lr):
+def server_rate(config, server_lr=None) -> float:
+    """Return eta_g; None means sqrt(l M), which the theorems take."""
+    return math.sqrt(config.cohort) if server_lr is None else server_lr
+
+
+def plan_of(setting, config, fed, lr, server_lr=None):
     """Return the plan of a line on a problem, with this local step size."""
     chain = jfl.chain(
         jfl.clip_l2(setting.clip),
@@ -148,7 +153,7 @@ def plan_of(setting, config, fed, lr):
         lr=float(lr),
         steps=config.steps,
         batch=jfl.batches.without_replacement(config.batch),
-        server_lr=math.sqrt(config.cohort),
+        server_lr=server_rate(config, server_lr),
         **warm,
     )
     sampler = jfl.sampling.without_replacement(config.clients, config.cohort)
@@ -203,13 +208,14 @@ def along(keys, plan, segments, l2, warm, keep):
     return mean, square / jnp.cumsum(segments)[None], last
 
 
-def measured(case, setting, plan, config, lr, seeds, stops):
+def measured(case, setting, plan, config, lr, seeds, stops, server_lr=None):
     """Return [seeds, stops] of the measured value of a case, and models of the first seed."""
     keys = jnp.stack([jax.random.key(s) for s in seeds])
     segments = jnp.asarray(np.diff(stops, prepend=0), jnp.int32)
     warm = int(config.warm_rounds or 0)
     # of Lemma C.7
-    fall = setting.l2 * config.steps * lr * math.sqrt(config.cohort) / 2 if case == STRONG else 0.0
+    far = config.steps * lr * server_rate(config, server_lr)
+    fall = setting.l2 * far / 2 if case == STRONG else 0.0
     mean, square, last = along(keys, plan, segments, setting.l2, warm, 1 - fall)
     points = [jax.tree.map(lambda v, i=i: v[0, i], last) for i in range(len(stops))]
     if case == NONCONVEX:
@@ -272,20 +278,20 @@ def _known(setting, config, gap):
     )
 
 
-def rate(problem, algorithm, case, rounds, printed=False):
+def rate(problem, algorithm, case, rounds, printed=False, server_lr=None):
     """Return the bound of a theorem after a number of rounds."""
     function = theory.scaffold_rate if algorithm == "scaffold" else theory.fedavg_rate
-    return function(problem._replace(rounds=rounds), KIND[case], paper_literal=printed)
+    return function(problem._replace(rounds=rounds), KIND[case], server_lr, printed)
 
 
-def named_lr(problem, algorithm, case):
+def named_lr(problem, algorithm, case, server_lr=None):
     """Return the local step size that a theorem names."""
     if algorithm == "scaffold":
-        return float(theory.scaffold_local_lr(problem, KIND[case]))
-    return float(theory.fedavg_local_lr(problem))
+        return float(theory.scaffold_local_lr(problem, KIND[case], server_lr))
+    return float(theory.fedavg_local_lr(problem, server_lr))
 
 
-def proofs_lr(problem, algorithm, case, rounds):
+def proofs_lr(problem, algorithm, case, rounds, server_lr=None):
     """Return the local step size with which the proof of a theorem ends, up to constants.
 
     With e = K eta_l eta_g, the proof arrives at r / (e T) + a e + b e^2 and takes the minimum of
@@ -294,7 +300,9 @@ def proofs_lr(problem, algorithm, case, rounds):
     the proof takes the minimum of the named e and 2 log(max(2, mu^2 r T / a)) / (mu T).
     """
     p, cohort = problem, problem.user_ratio * problem.users
-    first, second = float(theory.gradient_variance(p)) / (p.local_updates * cohort), 0.0
+    eta_g = math.sqrt(cohort) if server_lr is None else server_lr
+    grown = 1.0 if server_lr is None else 1 + cohort / eta_g**2
+    first, second = grown * float(theory.gradient_variance(p)) / (p.local_updates * cohort), 0.0
     if algorithm == "fedavg":
         first += (1 - p.user_ratio) * p.dissimilarity_g**2 / cohort
         second = p.smoothness * p.dissimilarity_g**2
@@ -305,7 +313,7 @@ def proofs_lr(problem, algorithm, case, rounds):
     else:
         steps = [math.sqrt(start / (unit * first * rounds))]
         steps += [(start / (unit * second * rounds)) ** (1 / 3)] if second else []
-    return min(named_lr(p, algorithm, case), min(steps) / (p.local_updates * math.sqrt(cohort)))
+    return min(named_lr(p, algorithm, case, server_lr), min(steps) / (p.local_updates * eta_g))
 
 
 # --- lines
@@ -323,13 +331,13 @@ class Row(NamedTuple):
     failed: tuple  # preconditions
 
 
-def against(case, s, config, fed, seeds, stops):
+def against(case, s, config, fed, seeds, stops, server_lr=None):
     """Return the Rows of one line of one case, the measured value at x^0, and its constants."""
     x0 = s.task.init(jax.random.key(0))
     start = float(objective(s.task, x0, fed, s.l2)) - s.least
-    lr = named_lr(_known(s, config, start), config.algorithm, case)
-    plan = plan_of(s, config, fed, lr)
-    values, points = measured(case, s, plan, config, lr, seeds, stops)
+    lr = named_lr(_known(s, config, start), config.algorithm, case, server_lr)
+    plan = plan_of(s, config, fed, lr, server_lr)
+    values, points = measured(case, s, plan, config, lr, seeds, stops, server_lr)
     printed, exact = constants(s, plan, config, [x0, *points], start)
     # rows of length 1 are not so to the last digit
     clips = () if s.longest <= s.clip * (1 + 1e-6) else ("clipping does not act",)
@@ -338,16 +346,18 @@ def against(case, s, config, fed, seeds, stops):
         for i, t in enumerate(stops):
             found = values[:, i]
             if step == PROOFS:
-                smaller = proofs_lr(exact, config.algorithm, case, t)
+                smaller = proofs_lr(exact, config.algorithm, case, t, server_lr)
                 if smaller == lr:
                     continue  # the run is that of the named step
-                plan = plan_of(s, config, fed, smaller)
+                plan = plan_of(s, config, fed, smaller, server_lr)
                 # as many stops as above, so that it is the same program
                 same = [t] * len(stops)
-                found = measured(case, s, plan, config, smaller, seeds, same)[0][:, 0]
-            theirs = rate(printed, config.algorithm, case, t, printed=True)
-            repaired = rate(printed, config.algorithm, case, t)
-            own = rate(exact, config.algorithm, case, t)
+                again = measured(case, s, plan, config, smaller, seeds, same, server_lr)
+                found = again[0][:, 0]
+            of = config.algorithm, case, t
+            theirs = rate(printed, *of, printed=True, server_lr=server_lr)
+            repaired = rate(printed, *of, server_lr=server_lr)
+            own = rate(exact, *of, server_lr=server_lr)
             bounds = (float(bound.value) for bound in (theirs, repaired, own))
             failed = (*own.failed, *clips)
             rows.append(Row(step, t, found, *bounds, failed=failed))
@@ -357,7 +367,7 @@ def against(case, s, config, fed, seeds, stops):
         trivial = float(pytrees.norm(slope)) ** 2
     numbers = dict(printed._asdict(), clip_norm=s.clip, longest_gradient=s.longest, lr=lr)
     numbers |= dict(exact_noise=exact.noise, exact_variance=exact.variance, start=trivial)
-    numbers |= dict(server_lr=math.sqrt(config.cohort), gaps=values.tolist())
+    numbers |= dict(server_lr=server_rate(config, server_lr), gaps=values.tolist())
     return rows, trivial, numbers
 
 
@@ -383,14 +393,18 @@ def is_above(rows, bound, start):
     )
 
 
+def of_proofs(rows):
+    """Return the Rows at the step size of the proof, which may be the named one."""
+    later = {r.rounds for r in rows if r.step == PROOFS}
+    return [r for r in rows if r.step == PROOFS or r.rounds not in later]
+
+
 def judged(algorithm, case, rows, start):
     """Return the claims of one line of one case."""
     theorem, above = THEOREMS[algorithm], f"is above {MEASURED[case]}"
     name = f"{theorem}, {case}, at a constant of 1"
     at = {step: [r for r in rows if r.step == step] for step in (NAMED, PROOFS)}
-    # where the proof takes the step that is named, its runs are those
-    later = {r.rounds for r in at[PROOFS]}
-    proofs = [r for r in at[NAMED] if r.rounds not in later] + at[PROOFS]
+    proofs = of_proofs(rows)
     words = f"the start has {start:.3g}"
     less = sum(r.printed < start for r in at[NAMED] if not r.failed)
 

@@ -30,7 +30,9 @@ from ...harness.verdicts import (
     Evidence,
     Quantity,
     Ratio,
+    end,
     exactly,
+    known,
     near_printed,
 )
 from . import claims as noble2022
@@ -115,8 +117,8 @@ def watched_alike(config, axes, out):
 def watch(config, axes, out, build_plan):
     """Run like `jfl.runs.sweep.sweep` over seeds, and trace the server's model.
 
-    Each seed has a separate draw of the data.  The trace holds GAP, DIFFERENCE and RATIO at each
-    evaluation.  All seeds run in one program, because the steps of a single seed are too small for
+    Each seed has a separate draw of the data.  The trace holds accuracy ("curve"), GAP, DIFFERENCE
+    and RATIO at each evaluation.  All seeds run in one program, because the steps of a single seed are too small for
     a GPU.
     """
     out = directory.checked(out, resume=False)
@@ -125,7 +127,7 @@ def watch(config, axes, out, build_plan):
     best = [optimum(calibrated).value for calibrated in configs]
     guarantees = privacy(plans[0], configs[0], config.rounds)  # sizes are equal
     histories: list[dict] = [{} for _ in seeds]
-    traces: list[dict] = [{"round": [], GAP: [], DIFFERENCE: [], RATIO: []} for _ in seeds]
+    traces: list[dict] = [{GAP: [], DIFFERENCE: [], RATIO: []} for _ in seeds]
     stopwatch, states = Stopwatch(), None
     for count in rounds_before_evaluations(config.rounds, config.evaluate_every).tolist():
         trained = train(list(plans), seeds, count, states, keep_states=True)
@@ -149,7 +151,7 @@ def watch(config, axes, out, build_plan):
             seconds / len(seeds),
             compiled / len(seeds),
             guarantees,
-            trace=traces[i],
+            trace=traces[i] | {name: histories[i][metric] for name, metric in programs.CURVE},
         )
         for i, seed in enumerate(seeds)
     ]
@@ -179,7 +181,6 @@ def _watched(plan, trained: Trained, l2: float, best: float) -> dict:
     )
     above = float(objective(plan.task, trained.params, plan.fed, l2)) - best
     return {
-        "round": int(trained.state.round),
         GAP: math.log(max(above, 1e-7)),  # float32 sees no less
         DIFFERENCE: float(dissimilarity.variance),
         RATIO: float(dissimilarity.log_ratio),
@@ -210,6 +211,40 @@ def unsteady(rising, level):
             (Comparison(up, low=1.0), Comparison(flat, high=4.0)),
             seen="variance over seeds on the last line over that on the first, of both methods",
         )
+
+    return check
+
+
+def above_along(pairs, key="curve"):
+    """Return a check that the first line of each pair is above the second at all MARKS."""
+
+    def at(line, mark):
+        values = line.trace[key][:, line.trace["round"][0] == mark]
+        return Quantity.of(values[:, 0], line.paired_by)
+
+    def check(results):
+        names = [n for pair in pairs for n in pair]
+        if why := known(results, *names, key=key):
+            return Evidence(missing=why)
+        if any(set(MARKS) - set(results[n].trace["round"][0]) for n in names):
+            return Evidence(missing="rounds that were not evaluated")
+        found = (
+            Comparison(at(results[a], mark) - at(results[b], mark), 0.0)
+            for a, b in pairs
+            for mark in MARKS
+        )
+        return Evidence(tuple(found))
+
+    return check
+
+
+def reaches(line, least):
+    """Return a check that a line is more accurate than `least`."""
+
+    def check(results):
+        if why := known(results, line):
+            return Evidence(missing=why)
+        return Evidence((Comparison(end(results[line]) + -least, 0.0),), seen=f"minus {least:g}")
 
     return check
 

@@ -104,7 +104,7 @@ def noise_scale(bound, dim, sigma_g, batch, exact: bool = False):
 
 
 @claim(
-    "Lemma C.1",
+    "Lemma C.1, Corollary C.1 (1)",
     "rigorous",
     "for clipping that does not act; sampling without replacement only lowers it",
 )
@@ -118,7 +118,9 @@ def gradient_variance(problem: Problem):
 
 
 @claim(
-    "Theorem C.1", "order", "non-convex: printed without a factor sqrt(nu), which its units need"
+    "Theorem C.1, Lemmas C.8 and C.9",
+    "order",
+    "non-convex: printed without a factor sqrt(nu), which its units need",
 )
 @np.errstate(divide="ignore", invalid="ignore")  # mu may be 0, which is a condition that fails
 def scaffold_rate(problem: Problem, case: str, server_lr=None, paper_literal: bool = False):
@@ -129,8 +131,8 @@ def scaffold_rate(problem: Problem, case: str, server_lr=None, paper_literal: bo
         problem: what the rate depends on.
         case: "strongly_convex" or "convex", with the error E F(mean of iterates) - F*; or
             "nonconvex", with the error E ||grad F||^2 at a random iterate.
-        server_lr: eta_g; None means sqrt(l M). For another value, V grows by a factor of 1 + l M /
-            server_lr^2.
+        server_lr: eta_g; None means sqrt(l M), as in the theorem. For another value, V grows by a
+            factor of 1 + l M / server_lr^2, as in the lemmas.
         paper_literal: the first non-convex term as printed.
 
     Preconditions: server_lr >= 1; strongly convex: mu > 0 and
@@ -263,6 +265,58 @@ def convex_error(problem: Problem, algorithm: str, privacy):
 
 
 # --- one round of DP-SCAFFOLD
+
+
+@claim("Lemma C.2", "rigorous", "smoothness of F is enough: no client needs to be convex")
+def square_gradient_bound(smoothness, gap):
+    """Return 2 nu (F(x) - F*), a bound on ||grad F(x)||^2."""
+    return 2 * smoothness * gap
+
+
+@claim(
+    "Lemma C.3",
+    "rigorous",
+    "martingale: for the mean of ||sum a_i||^2, because its a_i are random",
+)
+def square_sum_bound(square_mean, count: int, variance, martingale: bool = False):
+    """Return a bound on E ||A_1 + ... + A_n||^2 for A_i of mean a_i and variance at most
+    `variance`.
+
+    Args:
+        square_mean: ||a_1 + ... + a_n||^2, or its mean.
+        count: n.
+        variance: the largest E ||A_i - a_i||^2.
+        martingale: whether a_i is the mean of A_i given A_1, ..., A_(i-1).
+    """
+    if martingale:
+        return 2 * (square_mean + count * variance)
+    return square_mean + count**2 * variance
+
+
+@claim(
+    "Corollary C.1 (2, 3)",
+    "conditional",
+    "convex, eta_l <= 2 / nu: the proof takes the gradients along the steps for the mean of c_i",
+)
+def control_variance(steps: Steps, convex: bool = True) -> Checked:
+    """Return V / (K l M), which bounds the variance of the mean of new controls c_i over a
+    cohort."""
+    s = Steps._make(arrays(*steps))
+    value = s.variance / (s.local_updates * s.user_ratio * s.users)
+    conditions = {"convex F_i": convex, "eta_l <= 2 / nu": s.local_lr <= 2 / s.smoothness}
+    return checked(value, conditions)
+
+
+@claim("Corollary C.1 (2, 3)", "ours", "reached where all F_i have the curvature -nu")
+def control_variance_nonconvex(steps: Steps):
+    """Return V / (K l M) times the mean of (1 + eta_l nu)^(2 k) over k = 0, ..., K - 1.
+
+    A control is (y^0 - y^K) / (K eta_l), and a step on a nu-smooth F_i moves two points apart by a
+    factor of at most 1 + eta_l nu.
+    """
+    s = Steps._make(arrays(*steps))
+    grown = (1 + s.local_lr * s.smoothness) ** (2 * np.arange(s.local_updates))
+    return control_variance(steps).value * grown.mean()
 
 
 @claim("Lemma C.4", "unverified")
