@@ -126,6 +126,97 @@ def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, de
     return mean_noise_variance(lrs, steps, clip_norm, batch, sizes, epsilon, delta).sum()
 
 
+# --- lemmas of the bound
+
+
+@claim(
+    "Lemma A1",
+    "rigorous",
+    "the noise adds dim lr^2 sum p_k^2 sigma_k^2 only, at most half of its term",
+)
+def step_bound(
+    distance,
+    gradient_noise,
+    drift,
+    lr,
+    strong_convexity,
+    smoothness,
+    gap,
+    dim=0,
+    noise_variance=0.0,
+) -> Checked:
+    """Return a bound on E ||w - w*||^2 after a local step of all clients.
+
+    Args:
+        distance: E ||w - w*||^2 before, of the mean model.
+        gradient_noise: E ||g - mean of g||^2, see `gradient_noise_bound`.
+        drift: E sum p_k ||mean model - w_k||^2, see `drift_bound`.
+        lr: the learning rate of the step.
+        strong_convexity: mu of the losses.
+        smoothness: L of the losses.
+        gap: F* - sum p_k F_k*.
+        dim: numbers in the model.
+        noise_variance: sum p_k sigma_k^2 of the noise in the gradients; 0 before the last step.
+    """
+    far, g, d, eta, mu, curve, apart, v = arrays(
+        distance, gradient_noise, drift, lr, strong_convexity, smoothness, gap, noise_variance
+    )
+    value = (1 - mu * eta) * far + 2 * d + eta**2 * (g + 6 * curve * apart + 2 * dim * v)
+    return checked(value, {"lr <= 1 / (4 L)": eta <= 1 / (4 * curve)})
+
+
+@claim("Lemma A2", "rigorous", "batches without replacement vary less")
+def gradient_noise_bound(shares, variances, batch: int):
+    """Return sum p_k^2 variance_k / batch, a bound on E ||g - mean of g||^2, with variances as in
+    `gradient_term`."""
+    p, v = arrays(shares, variances)
+    return np.sum(p**2 * v) / batch
+
+
+@claim(
+    "Lemma A3",
+    "conditional",
+    "needs gradients of norm at most clip_norm; at the last step there is no noise in w_k yet",
+)
+def drift_bound(steps: int, lr, clip_norm, dim=0, noise_variance=0.0):
+    """Return 4 (steps - 1)^2 lr^2 (clip_norm^2 + dim noise_variance), a bound on E sum p_k ||mean
+    model - w_k||^2 within a round, for learning rates that fall at most by half."""
+    eta, bound, v = arrays(lr, clip_norm, noise_variance)
+    return 4 * (steps - 1) ** 2 * eta**2 * (bound**2 + dim * v)
+
+
+@claim(
+    "Lemma A5",
+    "conditional",
+    "draws with replacement by p_k, as in Assumption 5; Appendix D has equal chances, a bias",
+)
+def mean_weights(shares, sampling: str):
+    """Return the mean weight of each client's model in an average over a cohort; p_k without bias.
+
+    Args:
+        shares: p_k [C], which add up to 1.
+        sampling: "with_replacement", drawn with probabilities p_k, or "equal_chances", drawn with
+            replacement and probability 1 / C, both with weights 1 / K; "without_replacement", with
+            weights C p_k / K.
+    """
+    where = "li2025.theory.mean_weights"
+    options = ("with_replacement", "equal_chances", "without_replacement")
+    checks.require_one_of(where, options, sampling=sampling)
+    p = arrays(shares)[0]
+    return np.full(len(p), 1 / len(p)) if sampling == "equal_chances" else p
+
+
+@claim(
+    "Lemma A6",
+    "conditional",
+    "at most this, not equal; for uploads without noise, equal p_k, and gradients within clip_norm",
+)
+def sampling_variance_bound(sampling: str, steps: int, lr, clip_norm, clients: int, cohort: int):
+    """Return lr^2 times `sampling_term_printed`, a bound on the variance of the average over a
+    cohort."""
+    return arrays(lr)[0] ** 2 * sampling_term_printed(sampling, steps, clip_norm, clients, cohort)
+
+
 # --- terms of the bound
 
 
@@ -146,8 +237,9 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
         smoothness: L of the losses.
         gap: F* - sum p_k F_k*, see `jfl.analysis.heterogeneity`.
     """
-    p, v, bound, curve, apart = arrays(shares, variances, clip_norm, smoothness, gap)
-    return np.sum(p**2 * v) / batch + 8 * (steps - 1) ** 2 * bound**2 + 6 * curve * apart
+    bound, curve, apart = arrays(clip_norm, smoothness, gap)
+    noise = gradient_noise_bound(shares, variances, batch)
+    return noise + 8 * (steps - 1) ** 2 * bound**2 + 6 * curve * apart
 
 
 @claim("Lemma A4", "conditional", "false for many clients with few rows each: use the sum itself")

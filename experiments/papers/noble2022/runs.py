@@ -118,8 +118,8 @@ def watch(config, axes, out, build_plan):
     """Run like `jfl.runs.sweep.sweep` over seeds, and trace the server's model.
 
     Each seed has a separate draw of the data.  The trace holds accuracy ("curve"), GAP, DIFFERENCE
-    and RATIO at each evaluation.  All seeds run in one program, because the steps of a single seed are too small for
-    a GPU.
+    and RATIO at each evaluation.  All seeds run in one program, because the steps of a single seed
+    are too small for a GPU.
     """
     out = directory.checked(out, resume=False)
     seeds = axes["seed"]
