@@ -20,6 +20,7 @@ from ...harness.verdicts import (
     all_of,
     close,
     difference,
+    exactly,
     known,
     no_lower,
     ordered,
@@ -284,6 +285,7 @@ FIGURE3 = _stated(
 FIGURE4 = _stated(
     *(c for s in PSI for c in ranking(s)), *_across(PSI, TRENDS), _peak(PSI, "DPSCAFFOLD")
 )
+COHORTS = (5, 10, 20)  # of Remark 1; the paper has 10
 EPSILONS, DEGREES, ADAPTIVITY = (
     (0.1, 0.3, 1.0, 3.0, 10.0),
     (0, 1, 3, 6, 12, 18),
@@ -410,6 +412,46 @@ def _figure2():
         tuple(range(5)),
         runs=RUNS,
         quick_lines=tuple(lines)[:5],
+    )
+
+
+def _remark1():
+    """Define DPNFL on Synthetic(1,1) with more and fewer clients per round."""
+    noises = {"without noise": {}, "at ε=0.3": PRINTED}
+    lines = {
+        f"r={r}, {words}": dict(cohort=r, **noise)
+        for words, noise in noises.items()
+        for r in COHORTS
+    }
+    # lambda = L / 50 and lr below that of Theorem 2
+    base = theory.Constants(100, 10, 300, 1.0, 1.0, 1.0, 0.02, 0.1, 0.1, 0.1)
+    bounds_of = lambda **changes: np.array(theory.remark1(base._replace(**changes), 1e-6).value)
+    rises = [bounds_of(per_round=r) for r in reversed(COHORTS)]
+    rises += [bounds_of(noise_2=2.0, objective_gap=0.2, dissimilarity_2=0.2)]
+    words = "H of Theorem 1 and Q / Upsilon of Theorem 2, for r = 20, 10, 5; r = 10 and all doubled"
+    claims = [
+        Claim(
+            "Remark 1: the bounds fall with r and grow with the noise and the non-iid-ness",
+            exactly(
+                bool((np.diff(rises[:3], axis=0) > 0).all() and (rises[3] > rises[1]).all()), words
+            ),
+        )
+    ]
+    claims += [
+        Claim(
+            f"Remark 1: more clients in a round end more accurate, {noise}",
+            ordered(*(f"r={r}, {noise}" for r in reversed(COHORTS))),
+            statement="Remark 1: more clients in a round end more accurate",
+        )
+        for noise in noises
+    ]
+    return Experiment(
+        "Synthetic(1,1): DPNFL by the number of clients in a round",
+        dict(SYNTHETIC, **SETTINGS["Synthetic(1,1)"], algorithm="dpnfl"),
+        lines,
+        tuple(claims),
+        QUICK,
+        runs=RUNS,
     )
 
 
@@ -547,6 +589,7 @@ EXPERIMENTS = dict(
     ),
     fig1_grid=_open_settings(),
     fig1_grid_text=_open_settings(text=True),
+    remark1=_remark1(),
     accountants=Experiment(
         "the noise of (0.3, 1e-2) by five accountants, and Theorem 5", {}, {}, special=accountants
     ),

@@ -230,6 +230,19 @@ def theorem2_constants(c: Constants, lr):
 
 
 @claim(
+    "Remark 1",
+    "conditional",
+    "at a given noise, and in Theorem 2 where Upsilon > 0; at one epsilon, more clients mean more "
+    "noise",
+)
+def remark1(c: Constants, lr) -> Checked:
+    """Return (H of Theorem 1, Q / Upsilon of Theorem 2), which fall with r and grow with the noise
+    and the non-iid-ness."""
+    upsilon, q = theorem2_constants(c, lr)
+    return checked((theorem1_constant(c), q / upsilon), {"Upsilon > 0": upsilon > 0})
+
+
+@claim(
     "Remark 2", "unsound", "a small learning rate does not make Q / Upsilon small: it tends to this"
 )
 def remark2_limit(c: Constants):
