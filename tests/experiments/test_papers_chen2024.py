@@ -199,6 +199,18 @@ def test_golden_values_of_the_theorems():
     assert len(found.failed) == 3
 
 
+def test_remark1():
+    """Bounds of Theorems 1 and 2, by hand; both fall with r, and grow with all that hurts."""
+    h, rest = theory.remark1(TWO, 1e-5).value
+    upsilon, q = theory.theorem2_constants(TWO, 1e-5)
+    close((h, rest), (theory.theorem1_constant(TWO), q / upsilon), 1e-12)
+    worse = [dict(per_round=5), dict(noise_2=3.0), dict(objective_gap=1.0, dissimilarity_2=1.0)]
+    for change in worse:
+        more = theory.remark1(TWO._replace(**change), 1e-5)
+        assert more.failed == () and more.value[0] > h and more.value[1] > rest
+    assert theory.remark1(TWO._replace(per_round=1), 1e-4).failed == ("Upsilon > 0",)
+
+
 RATIO, STEPS, SPREAD = st.floats(1, 60), st.integers(1, 500), st.floats(0, 10)
 
 

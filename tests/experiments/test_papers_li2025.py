@@ -257,6 +257,37 @@ def test_square_weights_by_enumeration(sampling):
     close(theory.square_weights(SHARES, sampling, cohort=2), want)
 
 
+def test_which_averages_are_unbiased():
+    models = dict(with_replacement="with_replacement", without_replacement="without_replacement")
+    for name, draws in models.items():
+        cohorts, chance = drawn(draws)
+        weights = np.asarray(theory.aggregation_weights(SHARES, cohorts, draws))
+        mean = sum(p * np.bincount(i, w, 6) for p, i, w in zip(chance, cohorts, weights))
+        close(mean, theory.mean_weights(SHARES, name))
+        close(mean, SHARES)
+    cohorts, chance = drawn("uniform_with_replacement")
+    mean = sum(p * np.bincount(i, minlength=6) / 2 for p, i in zip(chance, cohorts))
+    close(mean, theory.mean_weights(SHARES, "equal_chances"))
+    assert np.abs(mean - SHARES).max() > 0.1
+
+
+@pytest.mark.parametrize("sampling", ["with_replacement", "without_replacement"])
+def test_variance_of_an_average_by_enumeration(sampling):
+    """At most that of Lemma A6 for uploads within steps * 2 lr * clip_norm of the broadcast model;
+    with noise on the uploads it is more."""
+    r, equal = np.random.default_rng(0), np.full(6, 1 / 6)
+    cohorts = WITH if sampling == "with_replacement" else WITHOUT
+    bound = float(theory.sampling_variance_bound(sampling, 4, 0.1, 0.7, clients=6, cohort=2))
+    way = r.normal(size=(6, 3))
+    way *= 4 * 2 * 0.1 * 0.7 / np.linalg.norm(way, axis=1, keepdims=True)
+    weights = np.asarray(theory.aggregation_weights(equal, cohorts, sampling))
+    spread = lambda v: np.mean(
+        [np.sum((w @ v[i] - v.mean(0)) ** 2) for i, w in zip(cohorts, weights)]
+    )
+    assert 0.5 * bound < spread(way) <= bound
+    assert spread(way + r.normal(size=way.shape)) > bound
+
+
 # --- convergence
 
 
@@ -332,3 +363,65 @@ def test_steps_to_accuracy_are_the_least(accuracy, terms, steps, kappa):
     assert needed == int(needed) >= 0
     assert float(theory.bound_gap(needed, *args)) <= accuracy * (1 + 1e-9)
     assert needed == 0 or float(theory.bound_gap(needed - 1, *args)) > accuracy * (1 - 1e-9)
+
+
+# --- one step
+
+
+def clients_of(r, mu=0.5, smooth=2.0):
+    """Quadratics of four clients in three dimensions: curvatures, minima, shares, and the common
+    minimiser with F* - sum p_k F_k*."""
+    turn = np.linalg.qr(r.normal(size=(4, 3, 3)))[0]
+    h = turn @ (r.uniform(mu, smooth, (4, 3, 1)) * turn.transpose(0, 2, 1))
+    at, p = r.normal(size=(4, 3)), r.dirichlet(np.ones(4))
+    best = np.linalg.solve(np.einsum("k,kij->ij", p, h), np.einsum("k,kij,kj->i", p, h, at))
+    gap = np.einsum("k,ki,kij,kj->", p, best - at, h, best - at) / 2
+    return h, at, p, best, gap
+
+
+@pytest.mark.parametrize("std", [0.0, 0.4])
+def test_one_step_by_lemma_a1(std):
+    """The mean over noise is exact; the gradients of batches are those of all rows."""
+    r, shares = np.random.default_rng(0), []
+    for _ in range(300):
+        h, at, p, best, gap = clients_of(r)
+        w, lr = r.normal(size=(4, 3)) * r.uniform(0, 3), r.uniform(0.01, 1 / 8)
+        if r.uniform() < 0.3:
+            w = np.broadcast_to(best + 0.1 * r.normal(size=3), w.shape)
+        mean, slope = p @ w, p @ np.einsum("kij,kj->ki", h, w - at)
+        after = np.sum((mean - lr * slope - best) ** 2) + lr**2 * 3 * std**2 * (p**2).sum()
+        drift = p @ np.sum((mean - w) ** 2, axis=1)
+        terms = lr, 0.5, 2.0, gap, 3, std**2
+        bound = theory.step_bound(np.sum((mean - best) ** 2), 0.0, drift, *terms)
+        assert bound.failed == ()
+        shares.append(after / bound.value)
+    assert 0.9 < max(shares) <= 1
+    assert theory.step_bound(1.0, 0.0, 0.0, 0.13, 0.5, 2.0, 0.1).failed == ("lr <= 1 / (4 L)",)
+
+
+def test_gradient_noise_by_enumeration():
+    """Lemma A2 over all batches of two clients: reached with replacement, less without."""
+    r, p = np.random.default_rng(1), np.array([0.3, 0.7])
+    rows = r.normal(size=(2, 3, 2))
+    away = rows - rows.mean(1, keepdims=True)
+    bound = theory.gradient_noise_bound(p, (away**2).sum(2).mean(1), batch=2)
+    for draws, reached in (
+        (itertools.product(range(3), repeat=2), True),
+        (itertools.permutations(range(3), 2), False),
+    ):
+        batches = np.array(list(draws))
+        one, other = (share * away[k][batches].mean(1) for k, share in enumerate(p))
+        noise = np.mean([np.sum((a + b) ** 2) for a in one for b in other])
+        assert noise == pytest.approx(bound) if reached else noise < 0.7 * bound
+
+
+def test_drift_within_a_round():
+    """Lemma A3: clients that walk away from each other, with rates that halve, come near it; and
+    gradients longer than clip_norm exceed it."""
+    lrs = np.array([0.2, 0.2, 0.2, 0.1])
+    w = np.array([1.0, -1.0]) * 0.7 * lrs[:3].sum()  # before the last step
+    drift = np.mean((w - w.mean()) ** 2)
+    bound = float(theory.drift_bound(4, lrs[-1], 0.7))
+    close(drift, bound)
+    assert 4 * drift > bound
+    close(theory.drift_bound(4, 0.1, 0.7, dim=5, noise_variance=0.2), 36 * 0.01 * (0.49 + 1.0))

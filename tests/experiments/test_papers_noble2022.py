@@ -1,6 +1,7 @@
 """Noble, Bellet, Dieuleveut 2022: what it prints is reproduced, what it claims is broken, what is
 proved holds."""
 
+import itertools
 import math
 
 import numpy as np
@@ -240,3 +241,81 @@ def test_noise_scale():
     mean = np.mean(np.sum(draws**2, axis=1))  # std of the mean: 0.4% of it
     assert abs(mean / theory.noise_scale(1.5, 30, 3.0, 50, exact=True) ** 2 - 1) < 0.02
     close(theory.noise_scale(1.5, 30, 3.0, 50) ** 2, 8 * 1.5**2 * 30 * 3.0**2 / 50**2)
+
+
+# --- lemmas
+
+
+def test_smoothness_alone_bounds_the_gradient_by_the_gap():
+    """Means of quadratics, of which some are concave; equality for one sphere."""
+    chance = np.random.default_rng(0)
+    shares = []
+    for _ in range(200):
+        each = chance.normal(size=(5, 3, 3))
+        each = each + each.transpose(0, 2, 1) + chance.uniform(1, 4) * np.eye(3)
+        mean, x = each.mean(0), chance.normal(size=3)
+        if np.linalg.eigvalsh(mean)[0] <= 0:
+            continue
+        nu = np.abs(np.linalg.eigvalsh(each)).max()
+        shares.append((mean @ x) @ (mean @ x) / theory.square_gradient_bound(nu, x @ mean @ x / 2))
+    assert len(shares) > 50 and max(shares) < 1
+    close((3.0 * 2) ** 2, theory.square_gradient_bound(3.0, 3.0 * 2**2 / 2))
+
+
+def test_separating_mean_and_variance_by_enumeration():
+    """Signs of three variables that all agree, which reaches part 1; and a martingale whose mean
+    follows what came before, so that part 2 needs its factor of 2."""
+    agree = np.array([[1.0] * 3, [-1.0] * 3]) * 0.7 + [0.2, -0.5, 0.9]
+    close(np.mean(agree.sum(1) ** 2), theory.square_sum_bound(0.6**2, 3, 0.49))
+    for follow in (0.5, 1.0, 3.0):
+        values, means = [], []
+        for signs in itertools.product((-1.0, 1.0), repeat=3):
+            before, a = 0.0, []
+            for sign in signs:
+                a.append(follow * before)
+                before += sign
+            values.append(sum(a) + sum(signs))
+            means.append(sum(a))
+        square, of_means = np.mean(np.square(values)), np.mean(np.square(means))
+        assert of_means + 3 < square <= theory.square_sum_bound(of_means, 3, 1.0, martingale=True)
+
+
+def spread_of_controls(curvature, lr, steps):
+    """The variance of the mean of noisy gradients along steps on a quadratic, for unit noise: one
+    unit of noise at a time."""
+    effects = []
+    for at in range(steps):
+        y, total = 0.0, 0.0
+        for k in range(steps):
+            gradient = curvature * y + (k == at)
+            total, y = total + gradient, y - lr * gradient
+        effects.append(total / steps)
+    return np.square(effects).sum()
+
+
+@pytest.mark.parametrize("curvature", [0.1, 1.5, 3.0])
+def test_variance_of_controls(curvature):
+    """V / (K l M) if losses are convex and steps short; else the factor, which is reached."""
+    steps = theory.Steps(3.0, 0.0, 0.25, 8, 4, 0.3, 2.0, 16.0)
+    spread = lambda s, h: spread_of_controls(h, s.local_lr, s.local_updates) * s.variance / 2
+    bound, most = theory.control_variance(steps), theory.control_variance_nonconvex(steps)
+    close(bound.value, 2.0)
+    assert bound.failed == () and spread(steps, curvature) < bound.value
+    close(spread(steps, -3.0), most)
+    assert bound.value < spread(steps, -curvature) <= most * (1 + 1e-9)
+    long = steps._replace(local_lr=0.7)
+    assert theory.control_variance(long, convex=False).failed == ("convex F_i", "eta_l <= 2 / nu")
+    assert spread(long, 3.0) > bound.value
+
+
+def test_the_theorem_is_its_lemmas_up_to_a_constant():
+    """Lemmas C.8 and C.9 at eta_g = sqrt(l M) have twice the variance of Theorem C.1."""
+    for case in theory.CASES:
+        at = (
+            PROBLEM._replace(variance=2 * PROBLEM.variance, noise=2**0.5 * PROBLEM.noise),
+            PROBLEM,
+        )
+        theorem, lemma = (
+            theory.scaffold_rate(p, case, eta).value for p, eta in zip(at, (None, 2**0.5))
+        )
+        close(theorem, lemma)
