@@ -1,6 +1,7 @@
 """Experiments of Li, Wang, Wu, 2025: their plans, claims that only this paper has, and bounds on a
 tiny problem."""
 
+import dataclasses
 import json
 import os
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from helpers import pretended
 
 from experiments.harness import objectives, runner
 from experiments.harness.runner import Experiment
-from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNKNOWN
+from experiments.harness.verdicts import CONTRADICTED, HOLDS, NOT_REPRODUCED, UNKNOWN
 from experiments.papers import trajectories
 from experiments.papers.li2025 import bounds as li2025_bounds
 from experiments.papers.li2025 import claims as paper
@@ -247,3 +248,29 @@ def test_a_bound_below_the_gap_is_told():
     gap = np.array([1.0, 0.5])
     assert li2025_bounds._above(np.array([2.0, 50.0]), gap)[1] == "2.0 orders"
     assert li2025_bounds._above(np.array([0.9, 50.0]), gap)[1] == "BELOW"
+
+
+# --- lemmas
+
+
+def test_lemmas_along_a_tiny_run(tmp_path):
+    """The printed noise breaks Lemma A6 only; a clip norm that gradients exceed leaves A3 open."""
+    equal = dict(partition="similarity", share=1.0, rows_per_client=100)
+    base = CONVEX | equal | dict(preprocess="flatten,unit_norm", rounds=1)
+    experiment = dataclasses.replace(li2025.EXPERIMENTS["lemmas"], base=base, quick={})
+    found = runner.run("lemmas", experiment, tmp_path)
+    told = {v["claim"]: v["verdict"] for v in found["verdicts"] if v["whose"] == "paper"}
+    false = {claim for claim, verdict in told.items() if verdict == CONTRADICTED}
+    assert false == {claim for claim in told if "equal chances" in claim} | {
+        claim for claim in told if "A6" in claim and "printed" in claim
+    }
+    assert set(told.values()) == {HOLDS, CONTRADICTED} and len(told) == 13
+    ours = [v["verdict"] for v in found["verdicts"] if v["whose"] == "ours"]
+    assert ours == [HOLDS, NOT_REPRODUCED, HOLDS, NOT_REPRODUCED, HOLDS]
+    short = dataclasses.replace(experiment, base=experiment.base | dict(clip_norm=0.1))
+    again = runner.run("lemmas", short, tmp_path / "short")
+    open_ = {v["claim"] for v in again["verdicts"] if v["verdict"] == UNKNOWN}
+    assert {claim.split(" holds")[0].partition(" (")[0] for claim in open_} == {
+        "Lemma A3",
+        "Lemma A6",
+    }

@@ -5,20 +5,27 @@ import dataclasses
 import json
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.lines import judged, verdict
+from helpers.lines import judged, line, near, verdict
 
 import jfl
 from experiments.harness import programs, runner
 from experiments.harness import results as results_file
-from experiments.harness.verdicts import HOLDS, NOT_REPRODUCED, UNDECIDED, UNKNOWN
+from experiments.harness.verdicts import (
+    CONTRADICTED,
+    HOLDS,
+    NOT_REPRODUCED,
+    UNDECIDED,
+    UNKNOWN,
+)
 from experiments.papers import as_printed
 from experiments.papers.noble2022 import bounds as limits
 from experiments.papers.noble2022 import claims as privacy
 from experiments.papers.noble2022 import figures as paper
-from experiments.papers.noble2022 import runs
+from experiments.papers.noble2022 import lemmas, runs
 from jfl.analysis import heterogeneity
 from jfl.engine.simulate import simulate
 from jfl.runs import build, guarantee_rows
@@ -312,3 +319,57 @@ def test_bounds_beside_runs(tmp_path):
             assert kept["strong_convexity"] * square <= kept["gap"] <= kept["smoothness"] * square
     assert all(float(r[7]) < float(r[6]) for r in found["rows"])  # exact noise and batches are less
     assert all((r[5] == r[6]) == (r[1] != limits.NONCONVEX) for r in found["rows"])
+
+
+def test_curves_are_compared_at_all_marks():
+    check = runs.above_along([("a", "b")])
+    marks = [[50, *runs.MARKS]] * 3
+    curve = lambda *values: line(0.5, 0.5, 0.5, curve=[values] * 3, round=marks)
+    low, high = curve(0.9, 0.2, 0.2, 0.2, 0.2), curve(0.1, 0.3, 0.3, 0.3, 0.3)
+    assert verdict(check, dict(a=high, b=low)) == HOLDS
+    assert verdict(check, dict(a=curve(0.9, 0.3, 0.3, 0.1, 0.3), b=low)) == NOT_REPRODUCED
+    short = line(0.5, 0.5, 0.5, curve=[[0.3, 0.3]] * 3, round=[[100, 400]] * 3)
+    assert judged(check, dict(a=high, b=short)) == (UNKNOWN, "rounds that were not evaluated")
+    told = judged(check, dict(a=high, b=near(0.5)))
+    assert told == (UNKNOWN, "values of seeds of curve that were not stored")
+
+
+def test_a_line_reaches_a_level():
+    check = runs.reaches("central", 0.98)
+    assert verdict(check, dict(central=near(0.981))) == HOLDS
+    assert verdict(check, dict(central=near(0.979))) == NOT_REPRODUCED
+    assert verdict(check, {}) == UNKNOWN
+
+
+@pytest.mark.slow
+def test_lemmas_beside_a_tiny_run(tmp_path):
+    small = dict(clients=6, cohort=3, rows_per_client=25, steps=2, batch=4, rounds=20)
+    experiment = dataclasses.replace(
+        paper.EXPERIMENTS["lemmas"], seeds=(0, 1), quick=small | dict(noise_multiplier=0.1)
+    )
+    found = runner.run("lemmas", experiment, tmp_path, quick=True)
+    told = {v["claim"]: v["verdict"] for v in found["verdicts"]}
+    (false,) = (claim for claim in told if "every curvature" in claim)
+    assert told.pop(false) == CONTRADICTED
+    assert sum(claim.startswith("Lemma C.8") for claim in told) == 2
+    assert {v for claim, v in told.items() if "C.2" in claim or "C.3" in claim} == {HOLDS}
+    assert set(told.values()) <= {HOLDS, UNKNOWN, UNDECIDED}
+    assert len({v["statement"] for v in found["verdicts"]}) == 7
+
+
+@pytest.mark.slow
+def test_one_round_is_that_of_the_library_without_noise():
+    """With all rows in a batch: the mean of the noisy gradients moves the clients' models."""
+    made, fed, problem = of_bounds("fedavg", limits.NONCONVEX, batch=16, noise_multiplier=0.0)
+    noisy, means = lemmas.one_round(problem, made, fed, 0.5, 2)
+    np.testing.assert_allclose(noisy, means, atol=1e-6)
+    assert noisy.shape[:3] == (2, made.cohort, made.steps)
+    cohort = dataclasses.replace(fed, index=fed.index[:3], size=fed.size[:3])
+    grad = jfl.grad(problem.task.loss)
+    local = jfl.algorithms.fedavg(
+        grad, lr=0.5, steps=made.steps, batch=jfl.batches.without_replacement(16)
+    )
+    plan = jfl.plan(cohort, problem.task, local, jfl.sampling.full(3), weights="uniform")
+    run = jfl.run_round(jfl.init(jax.random.key(0), plan), plan)[0]
+    moved, _ = jax.flatten_util.ravel_pytree(plan.algorithm.params(run.server))
+    np.testing.assert_allclose(moved, -0.5 * noisy[0].mean(0).sum(0), atol=1e-6)

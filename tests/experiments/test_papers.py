@@ -106,6 +106,7 @@ GOLDEN = [
     (lambda: li_theory.accumulated_noise_printed([0.04, 0.02], **SIZES), 4.7493772),
     (lambda: li_theory.log_sum_bound([600] * 100, 5, 10, 1e-5), 111.63877),
     (lambda: li_theory.distance_bound(3.0, 0.5), 36.0),
+    (lambda: li_theory.step_bound(2.0, 0.3, 0.4, 0.1, 0.5, 2.0, 0.7, 3, 0.2), 2.799),
     (lambda: li_theory.noiseless_local_steps(8.0, 0.1), 10.0498756),
     (
         lambda: li_theory.optimal_local_steps(
