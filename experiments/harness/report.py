@@ -104,8 +104,9 @@ def _versions(source: Source) -> list[tuple[str, dict]]:
     for e in source.experiments:
         if e.versions:
             name = f"{source.label}: {e.name}" if e.name and len(source.experiments) > 1 else ""
-            # The settings of JAX are long, almost always its defaults, and in the JSON file.
-            shown = {k: v for k, v in e.versions.items() if k != "settings"}
+            # These are long, and almost always the same.  The JSON file has them.
+            hidden = ("settings", "features", "platform", "processes")
+            shown = {k: v for k, v in e.versions.items() if k not in hidden}
             facts = dict(versions=shown) | ({"seeds": e.seeds} if e.seeds else {})
             found.append((name or source.label, facts))
     return found
