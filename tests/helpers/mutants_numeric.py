@@ -192,6 +192,18 @@ MUTANTS = (
         f"{PRIVACY}/test_with_replacement.py::test_the_profile_is_the_worst_of_all_mixtures",
         slow=True,
     ),
+    Mutant(
+        "jfl/privacy/accountants/allocation.py",
+        "upper = np.clip(np.expm1(height - cell * fine) / math.expm1(fine), 0.0, 1.0)",
+        "upper = np.zeros(size)",
+        f"{PRIVACY}/test_allocation.py::test_any_grid_is_an_upper_bound",
+    ),
+    Mutant(
+        "jfl/privacy/accountants/allocation.py",
+        "at_infinity=ratio.at_infinity + outside(present)",
+        "at_infinity=ratio.at_infinity",
+        f"{PRIVACY}/test_allocation.py::test_any_grid_is_an_upper_bound",
+    ),
     # --- the ledger
     Mutant(
         "jfl/privacy/ledger/entry.py",

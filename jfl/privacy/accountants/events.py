@@ -97,6 +97,20 @@ class Allocation:
 
 
 @_event
+class Discrete:
+    """The form of `Allocation` that privacy-loss distributions use: a discrete pair.
+
+    Outcome i has the probability present[i] if the unit participates, absent[i] if it does not, and
+    the loss losses[i], ascending.  `event` is what one round releases.
+    """
+
+    losses: Any
+    present: Any
+    absent: Any
+    event: Any
+
+
+@_event
 class Replaced:
     """Run `event` on a Poisson sample of limited capacity, for the adjacency replace_one.
 

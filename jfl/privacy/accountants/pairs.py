@@ -177,14 +177,35 @@ class Pair(NamedTuple):
         return p[1:], q[1:], excess[1:], jnp.stack([p[0], q[0]]), above
 
 
-def removed(rate: Any, z: ArrayLike) -> Pair:
+class Discrete(NamedTuple):
+    """Two discrete distributions: the fields of events.Discrete."""
+
+    losses: jax.Array  # [k] ascending, from -inf to inf
+    present: jax.Array  # [k], probabilities of P
+    absent: jax.Array  # [k], probabilities of Q
+
+    def masses(self, losses: jax.Array) -> tuple:
+        """Same as `Pair.masses`."""
+        cell = jnp.searchsorted(losses, self.losses, side="right")
+        first = losses[jnp.maximum(cell - 1, 0)]
+        # without cancellation, since P = e^loss Q of each outcome
+        excess = jnp.where(self.present > 0, self.present * -jnp.expm1(first - self.losses), 0.0)
+        sums = jnp.zeros((3, len(losses) + 1))
+        p, q, excess = sums.at[:, cell].add(jnp.stack([self.present, self.absent, excess]))
+        both = jnp.stack([p, q])
+        return p[1:-1], q[1:-1], excess[1:-1], both[:, 0], both[:, -1]
+
+
+def removed(rate: Any, z: ArrayLike) -> Pair | Discrete:
     """Return the pair of a unit, or of a group of units, that may be in a Poisson sample.
 
     Args:
         rate: [], the sampling rate of one unit; or [k + 1], the distribution of the number of units
-            of a group in the sample.
+            of a group in the sample; or [3, k], the fields of a Discrete pair.
         z: std / sensitivity of one unit.
     """
+    if jnp.ndim(rate) == 2:
+        return Discrete(*rate)
     if jnp.ndim(rate):
         points_of, weights = functools.partial(_points_of_group, distribution=rate, z=z), rate
     else:
@@ -210,7 +231,8 @@ def halves(direction: str, rate: Any, z: ArrayLike) -> tuple[Pair, Pair, jax.Arr
         up, down = (_shared_pair(*places, rate[0], z) for places in PLACES[direction])
         return up, down, _zero_loss_probability(direction, rate[0], z)
     if not jnp.ndim(rate):
-        pair, zero_loss = removed(rate, z), (1 - rate) * erf(math.sqrt(0.125) / z)
+        pair: Any = removed(rate, z)
+        zero_loss = (1 - rate) * erf(math.sqrt(0.125) / z)
     else:
         points_of = functools.partial(_points_of_repeated, distribution=rate, z=z)
         centers = jnp.arange(len(rate)) / z

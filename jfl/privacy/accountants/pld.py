@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
-from . import events, pld_compose, pld_step, rdp, rdp_events
+from . import allocation, events, pld_compose, pld_step, rdp, rdp_events
 
 # The sizes of grids that are tried until the width is small.
 SIZES = (2**14, 2**17, 2**20)
@@ -51,6 +51,7 @@ QUICK_COMPILATION = {
 ADJACENCIES = {
     events.Poisson: "add_remove",
     events.PoissonGroup: "add_remove",
+    events.Allocation: "add_remove",
     events.Replaced: "replace_one of a Poisson sample",
     events.ZeroedOut: "zero_out",
     events.WithoutReplacement: "replace_one",
@@ -188,7 +189,8 @@ def epsilon(
 
     An infinitely fine grid would lower the epsilon by at most the width.  (For samples of fixed
     size, with or without replacement, the true epsilon may be smaller still, because the dominating
-    pairs may be worse than any dataset.)  Refinement stops at a width of 1e-3 * epsilon + 1e-4, or
+    pairs may be worse than any dataset; and for random allocation, because the module `allocation`
+    rounds the losses of an epoch before.)  Refinement stops at a width of 1e-3 * epsilon + 1e-4, or
     at the last size.
 
     Args:
@@ -430,6 +432,10 @@ def _plain_step(event):
     """
     z = float(events.precision_inside(WHERE, event)) ** -0.5
     one, certain, distribution = _checked_gaussian(z), 1, None
+    if isinstance(event, events.Allocation):
+        if event.slots > 1:
+            return allocation.dominating_pair(dataclasses.replace(event, event=one), z)
+        event = events.Poisson(1.0, one)
     if isinstance(event, events.WithoutReplacement):
         event = events.Poisson(event.sample / event.population, one)
     elif isinstance(event, events.Multiplicity) and event.most == 1:

@@ -134,7 +134,9 @@ def _part_of_event(event, leaf):
         return _mix_with_nothing(_part_of_event(event.event, leaf), event.probability)
     if isinstance(event, events.Compose):
         return functools.reduce(_compose_parts, (_part_of_event(e, leaf) for e in event.events))
-    if isinstance(event, (events.PoissonGroup, events.Multiplicity)):
+    if isinstance(event, events.Discrete):
+        numbers = jnp.stack([event.losses, event.present, event.absent])
+    elif isinstance(event, (events.PoissonGroup, events.Multiplicity)):
         numbers = event.distribution
     elif isinstance(event, (events.Replaced, events.ZeroedOut)):
         numbers = jnp.stack([event.rate, event.full, event.rate_when_full])

@@ -23,7 +23,7 @@ real loss.)  Everything is computed in the caller's precision; `pld` calls it in
 
 Arguments that the functions of this module share:
     direction: see above.
-    rate: q; or [k], the numbers that describe a sample in `pairs`.
+    rate: q; or an array, the numbers that describe a sample in `pairs`.
     z: std / sensitivity under the adjacency in use.
     interval: the distance between grid points.
     start: the index of the first grid point; point j has the loss interval * (start + j).
@@ -186,6 +186,11 @@ def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array
         masses = jnp.concatenate([mass + w for (_, mass), w in zip(each, log_weights)])
         losses, masses = jax.lax.sort((losses, masses), num_keys=1)
         return losses, masses
+    if jnp.ndim(rate) == 2:  # without the infinite losses at both ends
+        losses, *masses = rate[:, 1:-1]
+        if direction == "remove":
+            return losses, jnp.log(masses[0])
+        return -losses[::-1], jnp.log(masses[1][::-1])
     if direction in pairs.PLACES:
         return pairs.rough_of_shared(direction, rate, z)
     if jnp.ndim(rate):

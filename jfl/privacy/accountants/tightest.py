@@ -287,7 +287,7 @@ def has_loss_distribution(event: Any, times: float = 1) -> bool:
     if isinstance(event, events.Repeat):
         return has_loss_distribution(event.event, times * float(event.times))
     kinds = events.event_types(event)
-    is_known = not kinds & {events.Allocation, *events.NOT_GAUSSIAN}
+    is_known = kinds.isdisjoint(events.NOT_GAUSSIAN)
     is_sampled = bool(kinds & events.SAMPLED)
     return is_known and is_sampled and _count_parts(event) <= MAX_PARTS and times <= MAX_PLD_REPEATS
 
