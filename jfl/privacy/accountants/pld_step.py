@@ -17,6 +17,9 @@ mirror image below: no pair of neighbours has a larger one (Balle, Barthe, Gaboa
 Theorem 11), and pairs that dominate each step also dominate the composition (Zhu, Dong, Wang,
 AISTATS 2022, Theorem 10).  With q = 1, "remove", "add" and "replace" are the Gaussian itself.
 
+An epoch of random allocation is one step, with the directions "remove" and "add" of a discrete
+pair, see `allocation`.
+
 Masses are computed as differences of the smaller tail of the normal distribution, so their relative
 error is small everywhere.  (A grid of rounding errors far out would come back through the FFT as
 real loss.)  Everything is computed in the caller's precision; `pld` calls it in float64.
