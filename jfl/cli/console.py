@@ -3,6 +3,7 @@
 import sys
 
 from ..core import options
+from ..core.records import CAVEATS_PAGE, first_sentence
 from ..runs import guarantee_rows, statistics
 from ..runs.config import FACTORIES, OPTIMIZERS, OPTIONS, PRESETS
 
@@ -83,9 +84,9 @@ def privacy(g: dict) -> tuple:
 
 
 def caveats(guarantees) -> str:
-    """Return the distinct caveats of some guarantees as one text."""
+    """Return the first sentences of the distinct caveats of some guarantees as one text."""
     seen = dict.fromkeys(
-        c
+        first_sentence(c)
         for g in guarantees
         if g["epsilon"] is not None
         for c in (f"claim: {c}" if g["status"] == "claimed" else c for c in g["caveats"])
@@ -93,6 +94,7 @@ def caveats(guarantees) -> str:
     return "\n".join(
         ["Accuracy and losses lie outside every guarantee."]
         + [f"{c[0].upper()}{c[1:].rstrip('.')}." for c in seen]
+        + [f"More about caveats: {CAVEATS_PAGE}."] * bool(seen)
     )
 
 

@@ -693,6 +693,9 @@ class Metrics:
         return "\n  ".join(lines)
 
 
+CAVEATS_PAGE = "docs/guides/guarantee.md"  # where a reader finds more about caveats
+
+
 class Caveat(str):
     """A sentence that is printed with an epsilon, with a code by which programs recognise it.
 
@@ -716,6 +719,25 @@ class Caveat(str):
     # For pickle: unlike `str`, a caveat has two arguments.
     def __getnewargs__(self) -> tuple[str, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return str(self), self.code
+
+
+def first_sentence(caveat: str) -> str:
+    """Return the first sentence of a caveat, which says in short what all of it says.
+
+    Example:
+        >>> first_sentence("For simulation only. Anyone who knows the seed can remove the noise.")
+        'For simulation only.'
+    """
+    head, dot, _ = caveat.partition(". ")
+    return head + dot.strip()
+
+
+def caveat_lines(caveats: Iterable[str]) -> list[str]:
+    """Return a line for each caveat, and one that says where a shortened caveat is in full."""
+    full = [*dict.fromkeys(caveats)]
+    short = [first_sentence(c) for c in full]
+    more = [] if short == full else [f"  in full: .caveats; explained: {CAVEATS_PAGE}"]
+    return [f"  caveat: {c}" for c in short] + more
 
 
 def code_of(caveat: str) -> str:
@@ -763,7 +785,7 @@ class Guarantee(_Fields):
             f"{self.adjacency}, "
             f"view: {self.view}, method: {self.method})"
         )
-        return text + "".join(f"\n  caveat: {c}" for c in self.caveats)
+        return "\n".join([text, *caveat_lines(self.caveats)])
 
     def about(self, release: Any) -> "Guarantee":
         """Return a copy of this guarantee with `release` attached.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.paths import ROOT
 from helpers.problems import (
     CLIENTS,
     make_federation,
@@ -18,6 +19,7 @@ from helpers.problems import (
 )
 
 import jfl
+from jfl.core import records
 
 KEY = jax.random.key(0)
 
@@ -157,3 +159,13 @@ def test_a_run_says_what_its_release_remembers():
     assert "clip norm 0.5;" in words(jfl.clip_adaptive(0.5, 7.0))
     assert "; the release remembers earlier ones;" in words(jfl.clip_scaled(0.5, 7.0, like=task))
     assert "clip" not in words(jfl.clip_l2(0.5))
+
+
+def test_a_caveat_prints_its_first_sentence_and_where_the_rest_is():
+    long = records.Caveat("Assumes honest sampling. Delta includes 0.5 of it.", "quantile")
+    found = jfl.Guarantee(1.0, 1e-5, "client", "add_remove", "server", "pld", caveats=(long,))
+    _, shown, more = str(found).splitlines()
+    assert shown == "  caveat: Assumes honest sampling." and ".caveats" in more
+    assert (ROOT / records.CAVEATS_PAGE).is_file()
+    short = found._replace(caveats=(records.Caveat("Assumes honest sampling.", "quantile"),))
+    assert len(str(short).splitlines()) == 2

@@ -16,15 +16,15 @@ HONEST = Caveat(
     "honest-cohort",
 )
 SIMULATION = Caveat(
-    "For simulation only: the noise is float32 from a non-cryptographic generator. Anyone who "
-    "knows the seed can remove it. The low bits of a released number can tell two neighbouring "
-    "data sets apart: whatever epsilon is, delta is at least 0.13.",
+    "For simulation only: the noise is float32 from a non-cryptographic generator, so its seed or "
+    "its low bits can reveal more than epsilon allows. Anyone who knows the seed can remove the "
+    "noise. The low bits of a released number can tell two neighbouring data sets apart: whatever "
+    "epsilon is, delta is at least 0.13.",
     "simulation",
 )
 STOPS = Caveat(
-    "Does not cover what the run reveals if it aborts (non-finite values, an empty cohort, a local "
-    "problem solved too inexactly). A sample that exceeds its capacity also aborts it; delta "
-    "includes this.",
+    "Does not cover what an early stop reveals (non-finite values, an empty cohort, an inexact "
+    "solve), except for sampling overflow, which delta includes.",
     "stops",
 )
 PUBLIC = Caveat("Assumes that client sizes, sampling rates and weights are public.", "public-sizes")

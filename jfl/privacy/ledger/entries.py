@@ -11,7 +11,7 @@ import numpy as np
 
 from ...core import checks, pytrees
 from ...core.errors import NotAnalysable
-from ...core.records import Caveat, Plan
+from ...core.records import Caveat, Plan, caveat_lines
 from ...kernels.normals import MAX_POSITIONS, MISSING
 from ...verify import check as verify
 from ...verify.client import params_shapes
@@ -326,7 +326,7 @@ class Ledger(tuple):
         below = [f"in each of {self.rounds} rounds; noise is std / sensitivity"]
         below += [f"  refused: {e.refusal}" for e in self if e.refusal]
         below += [f"  {e.status}: {e.unit}, {e.view}" for e in self if e.status != "proved"]
-        below += [f"  caveat: {c}" for e in self for c in e.caveats]
+        below += caveat_lines(c for e in self for c in e.caveats)
         return "\n".join([*rows, *dict.fromkeys(below)])
 
     __repr__ = __str__
