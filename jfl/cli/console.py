@@ -101,6 +101,8 @@ def caveats(guarantees) -> str:
 def results(entries, out, title=None, notes=()):
     """Print a table of runs, with one row per setting over its seeds.
 
+    A line above the table has the columns that are the same for all settings.
+
     Args:
         entries: the entries of a summary.json.
         out: the directory of the runs, which is printed below the table.
@@ -125,7 +127,7 @@ def results(entries, out, title=None, notes=()):
         shown += [best, *claims]
         rows.append(
             (
-                name,
+                *(group[0].get("point") or dict(run=name)).values(),
                 len(group),
                 f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
                 over(e["loss"] for e in good),
@@ -134,9 +136,21 @@ def results(entries, out, title=None, notes=()):
                 f"{sum(e['seconds']['total'] for e in group):.1f}",
             )
         )
-    columns = [("run", False), ("seeds", True), ("accuracy", True), ("loss", True)]
+    columns = [(name, False) for name in entries[0].get("point") or ["run"]]
+    own = len(columns)
+    columns += [("seeds", True), ("accuracy", True), ("loss", True)]
     columns += [("ε claimed", True)] * has_claims + [*PRIVACY, ("seconds", True)]
+    same = [
+        i
+        for i, (name, _) in enumerate(columns)
+        if len({row[i] for row in rows}) == 1
+        and (i < own or name == "seeds" or (name, _) in PRIVACY[1:])
+    ]
+    common = ", ".join(f"{columns[i][0]} {rows[0][i]}" for i in same if rows[0][i] != "")
+    keep = lambda row: [cell for i, cell in enumerate(row) if i not in same]
+    columns, rows = keep(columns), [keep(row) for row in rows]
     meaning = [statistics.PLUS_MINUS] * any("±" in str(cell) for row in rows for cell in row)
+    title = f"{title}\n{common}" if title else common
     table(title, columns, rows, "\n".join([*meaning, caveats(shown), *notes]))
     print(f"Results are in {out}")
 

@@ -68,7 +68,7 @@ def demo(arguments: list[str]) -> None:
             lines = sweeps.compute(sweeps.Block(points, len(points)))
             for run in sweeps.shown_runs(points, lines):
                 budget = f", ε = {run.guarantee['epsilon']:.3g}" if run.guarantee else ""
-                named = dataclasses.replace(run.record, name=f"{name}{budget}")
+                named = dataclasses.replace(run.record, name=f"{name}{budget}", point={})
                 runs.append(run._replace(record=named))
             bar.update(task, advance=1, note="done")
     seconds, compiled = stopwatch.read()

@@ -297,7 +297,7 @@ def predict(arguments: list[str]) -> None:
         checks.fail("jfl predict", "the directory of a run first", "none")
     if command.data is None:
         checks.fail("jfl predict", "--data FILE", "none")
-    loaded = load.load(runs[0])
+    loaded = load.load_run(Path(runs[0]))
     x = loaded.plan.fed.x
     rows = load.read_rows(command.data, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     lines = load.predictions(loaded, rows)

@@ -1,7 +1,9 @@
 """Reading a run of `jfl train` from its directory, and predicting with it."""
 
 import csv
+import dataclasses
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +13,13 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import DataUnavailable
-from ..core.records import Plan, Run
+from ..core.files import as_json
+from ..core.records import Health, Metrics, Plan, Run
 from ..engine.metrics import predict
 from ..engine.round import init
+from ..engine.sweep import Sweep, points_of
 from . import config as configs
+from . import sweep as sweeps
 from .build import build
 from .checkpoint import Checkpoints
 from .config import Config
@@ -45,8 +50,8 @@ class LoadedRun(NamedTuple):
         return predict(self.plan.task, self.params, x)
 
 
-def load(directory: str | Path) -> LoadedRun:
-    """Read a run of `jfl train`.
+def load(directory: str | Path) -> Any:
+    """Read a run of `jfl train`, or a finished sweep of `jfl sweep`.
 
     The data are loaded as well, because they are part of the plan.
 
@@ -54,7 +59,9 @@ def load(directory: str | Path) -> LoadedRun:
         directory: the directory of the run (its --out).
 
     Returns:
-        The run, with `.params`, `.predict(x)`, `.plan` and `.history`.
+        A run has `.params`, `.predict(x)`, `.plan` and `.history`.  A sweep is what `jfl.sweep`
+        returns, with `.points`, `.metrics` and `.frame(delta=...)`; its `params` are None, because
+        no file has them.
 
     Raises:
         DataUnavailable: If the directory contains no run, or the data are missing.
@@ -63,7 +70,13 @@ def load(directory: str | Path) -> LoadedRun:
     Example:
         >>> jfl.load("runs/first").predict(images).argmax(-1)  # doctest: +SKIP
     """
-    directory, where = Path(directory), "jfl.load"
+    directory = Path(directory)
+    return (load_sweep if (directory / sweeps.FILE).is_file() else load_run)(directory)
+
+
+def load_run(directory: Path) -> LoadedRun:
+    """Read a run of `jfl train`, see `load`."""
+    where = "jfl.load"
     checkpoints = Checkpoints(directory)
     if not (directory / "config.toml").is_file() or checkpoints.latest() is None:
         checks.fail(
@@ -78,6 +91,53 @@ def load(directory: str | Path) -> LoadedRun:
     saved = checkpoints.load()
     run = checkpoints.restore(init(jax.random.key(config.seed), plan), saved)
     return LoadedRun(config, plan, run, saved.meta["history"])
+
+
+def load_sweep(directory: Path) -> Sweep:
+    """Read a finished sweep of `jfl sweep`, see `load`."""
+    values = configs.load(directory / "config.toml")
+    axes, config = values.pop("sweep"), Config(**values)
+    points = [dict(seed=config.seed) | point for point in points_of(axes)]
+    store = sweeps.points_store(directory)
+    name = lambda point: json.dumps(as_json(point), sort_keys=True)
+    known = {name(line["point"]): line for line in store.records.values()}
+    if missing := sum(name(point) not in known for point in points):
+        checks.fail(
+            "jfl.load",
+            "a finished sweep",
+            f"{directory}, which lacks {missing} of {len(points)} points",
+            "Finish it: jfl sweep --resume.",
+            error=DataUnavailable,
+        )
+    lines, plans = [known[name(point)] for point in points], {}
+    for point in points:  # seeds share a plan
+        setting = name(point | dict(seed=None))
+        if setting not in plans:
+            plans[setting] = build(dataclasses.replace(config, **point))[0]
+    histories = [line["history"] for line in lines]
+    values = {k: _stack([h.get(k) for h in histories]) for k in set().union(*histories)}
+    own: Any = {k: values.pop(k, None) for k in Metrics.__dataclass_fields__ if k != "custom"}
+    own["round"] = own["round"].astype(int)
+    health = Health(*(np.array([line["health"][k] for line in lines]) for k in Health._fields))
+    tolerated = config.tolerate()
+    failed = [any(n for k, n in line["health"].items() if k not in tolerated) for line in lines]
+    return Sweep(
+        points=points,
+        plans=[plans[name(point | dict(seed=None))] for point in points],
+        metrics=Metrics(**own, custom=values or None),
+        health=health,
+        failed=np.array(failed),
+        params=None,
+        groups=len(store.head["programs"]),
+        seconds=np.array([line["seconds"] for line in lines]),
+        caveats=(sweeps.SELECTION,),
+    )
+
+
+def _stack(lists: list) -> np.ndarray:
+    """Stack the values of points, [points, evaluations, ...]; NaN where a point has none."""
+    shape = np.shape(next(values for values in lists if values is not None))
+    return np.array([np.full(shape, np.nan) if v is None else v for v in lists], float)
 
 
 # --- `jfl predict`

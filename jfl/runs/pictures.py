@@ -15,46 +15,96 @@ from .statistics import interval
 
 # Colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
 PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
+STYLES = ("-", "--", ":", "-.")
+# A marker for each plot of a divided picture, and its sign in the title of the plot.
+MARKERS = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("*", "★"))
+MAX_DRAWN_SETTINGS = 32
+MAX_BANDS = 8  # lines of a plot that have bands
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
     """Draw accuracy against rounds, and final accuracy against epsilon.
 
-    The first plot shows the range over seeds, the second one 95 % intervals.
+    Plots against rounds show the range over seeds, and the last plot shows 95 % intervals.  Many
+    settings of a sweep are divided into a plot for each value of one of its fields.
 
     Args:
         path: the file to write.
-        groups: dicts with label, round [E], accuracy [seeds, E], and epsilon (None: no guarantee).
+        groups: dicts with name, point (the values of the fields that a sweep varies), privacy (the
+            label of the guarantee), round [E], accuracy [seeds, E], and epsilon (None: no
+            guarantee).
         title: the title of the picture.
     """
-    figure, (left, right) = _figure((10.5, 4.2), 1, 2, width_ratios=(1.35, 1))
-    for colour, g in zip(PALETTE * len(groups), groups):
-        accuracy = np.asarray(g["accuracy"], float)
-        mean, (_, half) = accuracy.mean(0), interval(accuracy[:, -1])
-        left.plot(g["round"], mean, color=colour, label=g["label"], lw=1.8)
-        low, high = accuracy.min(0), accuracy.max(0)
-        left.fill_between(g["round"], low, high, color=colour, alpha=0.15, lw=0)
-        if g["epsilon"] is None:
-            right.axhline(mean[-1], color=colour, ls="--", lw=1.2)
-            place = dict(transform=right.get_yaxis_transform(), va="bottom", fontsize=8)
-            right.text(0.02, mean[-1], "no privacy", color=colour, **place)
-        else:
-            right.errorbar(g["epsilon"], mean[-1], half, fmt="o", color=colour, capsize=4, ms=6)
-    left.legend(fontsize=8, loc="lower right", frameon=False)
+    if len(groups) > MAX_DRAWN_SETTINGS:
+        title += f" (the first {MAX_DRAWN_SETTINGS} of {len(groups)} settings)"
+        groups = groups[:MAX_DRAWN_SETTINGS]
+    field, panels, lines = _divide(groups), {}, {}
+    for g in groups:
+        panels.setdefault(g["point"].get(field), []).append(g)
+        words = " ".join(f"{k}={v}" for k, v in g["point"].items() if k != field) or g["name"]
+        g["line"] = words if field else f"{words}, {g['privacy']}"
+        lines.setdefault(g["line"], len(lines))
+    rows = len(panels) // 2 + 1
+    size = (13, max(4.2 * rows, 0.17 * len(lines) + 0.6))
+    figure, grid = _figure(size, rows, 2, sharey=True, squeeze=False)
+    *axes, last = grid.ravel()[: len(panels) + 1]
+    for spare in grid.ravel()[len(panels) + 1 :]:
+        spare.remove()
+    drawn = {}
+    for ax, (value, members), (marker, sign) in zip(axes, panels.items(), MARKERS * rows):
+        words = "accuracy against round (mean and range of seeds)"
+        if field:
+            same = {g["privacy"] for g in members}
+            words = ", ".join([f"{sign} {field}={value}", *(same if len(same) == 1 else ())])
+        for g in members:
+            place = lines[g["line"]]
+            look = dict(color=PALETTE[place % len(PALETTE)])
+            dashes = STYLES[place // len(PALETTE) % len(STYLES)]
+            accuracy = np.asarray(g["accuracy"], float)
+            mean, low, high = accuracy.mean(0), accuracy.min(0), accuracy.max(0)
+            (drawn[g["line"]],) = ax.plot(g["round"], mean, ls=dashes, lw=1.8, **look)
+            if len(members) <= MAX_BANDS:
+                ax.fill_between(g["round"], low, high, alpha=0.15, lw=0, **look)
+            _draw_final(last, groups, g, interval(accuracy[:, -1]), dict(marker=marker, **look))
+        _style(ax, "round", "test accuracy", words)
+        ax.locator_params("x", integer=True)
     if known := [g["epsilon"] for g in groups if g["epsilon"] is not None]:
-        epsilon_axis(right, known)
+        epsilon_axis(last, known)
     else:
-        right.set_xticks([])
-    words = "accuracy against round (mean and range of seeds)"
-    _style(left, "round", "test accuracy", words)
-    words = "privacy against utility (bars: 95 % intervals)"
-    _style(right, "ε (see the legend for its unit and view)", "final test accuracy", words)
-    low, high = zip(left.get_ylim(), right.get_ylim())
-    for ax in (left, right):
-        ax.set_ylim(max(0, min(low)), min(1, max(high)))
+        last.set_xticks([])
+    words = "privacy against utility (bars: 95 % intervals; equal ε side by side)"
+    _style(last, "ε (for its unit and view, see the labels)", "final test accuracy", words)
+    low, high = last.get_ylim()
+    last.set_ylim(max(0, low), min(1, high))
+    handles = [drawn[line] for line in lines]
+    figure.legend(handles, list(lines), loc="outside right center", fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
     _save(figure, path)
+
+
+def _divide(groups: list[dict]) -> str | None:
+    """Return the field of a sweep whose values get a plot each; None if one plot has them all."""
+    values = {k: {str(g["point"][k]) for g in groups} for k in groups[0]["point"]}
+    fits = [k for k, v in values.items() if 1 < len(v) <= len(MARKERS) and len(v) < len(groups)]
+    too_many = lambda k: max(0, len(groups) / len(values[k]) - len(PALETTE))
+    best = min(fits, key=lambda k: (too_many(k), len(values[k])), default=None)
+    return best if len(groups) > MAX_BANDS else None
+
+
+def _draw_final(ax, groups: list[dict], g: dict, final: tuple, look: dict) -> None:
+    """Draw the final accuracy of a setting against its epsilon, next to those of equal epsilon."""
+    mean, half = final
+    if g["epsilon"] is None:
+        ax.axhline(mean, color=look["color"], ls="--", lw=1.2)
+        place = dict(transform=ax.get_yaxis_transform(), va="bottom", fontsize=8)
+        ax.text(0.02, mean, "no privacy", color=look["color"], **place)
+        return
+    equal = [i for i, other in enumerate(groups) if other["epsilon"] == g["epsilon"]]
+    place = next(i for i in equal if groups[i] is g)
+    step = 1.03 ** min(1, 8 / len(equal))
+    shift = step ** (equal.index(place) - (len(equal) - 1) / 2)
+    ax.errorbar(g["epsilon"] * shift, mean, half, ls="none", capsize=3, ms=6, **look)
 
 
 def draw_epsilon_curve(
@@ -148,5 +198,5 @@ def _figure(size, *shape, **options):
 def _save(figure, path):
     """Write a figure to a file, atomically."""
     out = io.BytesIO()
-    figure.savefig(out, dpi=140, format=path.suffix[1:].lower())
+    figure.savefig(out, dpi=110, format=path.suffix[1:].lower())
     write(path, [out.getvalue()])

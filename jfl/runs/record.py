@@ -6,7 +6,7 @@ import dataclasses
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,8 @@ COLUMNS = (
     "cohort",
     "epsilon",
 )
-MAX_DRAWN_SETTINGS = 16
+# the columns that describe the guarantee to which an epsilon belongs
+PROMISE = ("unit", "adjacency", "view", "delta", "status")
 SERIES = [c for c in COLUMNS if c in Metrics.__dataclass_fields__ and c != "round"]
 # The first lines of the pages of `jfl report`, by which `void` recognises them.
 PAGES = {
@@ -64,6 +65,7 @@ class RunRecord:
         health: the counts of `Health` by name.
         tolerated: the names of the counts that do not make the run a failed one.
         trace: further lists over evaluations, for a figure.
+        point: for a point of a sweep, its values of the fields that vary, without its seed.
     """
 
     name: str
@@ -76,6 +78,7 @@ class RunRecord:
     health: dict = dataclasses.field(default_factory=dict)
     tolerated: tuple = ()
     trace: dict = dataclasses.field(default_factory=dict)
+    point: dict = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_config(cls, config: Config, measured: dict, name: str | None = None, **facts):
@@ -130,16 +133,32 @@ class RunRecord:
                 privacy=list(self.guarantees),
                 config=self.config,
                 **(dict(trace=self.trace) if self.trace else {}),
+                **(dict(point=self.point) if self.point else {}),
                 **(dict(failed=self.failed) if self.failed else {}),
             )
         )
 
-    def rows(self, epsilon=None) -> list[dict]:
+    def rows(self, epsilon=None, guarantee: dict | None = None) -> list[dict]:
         """Return the rows of the run in metrics.csv, one per evaluation.
 
-        `epsilon` holds the epsilon after each evaluation; None leaves the column empty.
+        Args:
+            epsilon: the epsilon after each evaluation; None leaves the column empty.
+            guarantee: the guarantee to which these epsilons belong; None if nothing is proved.
         """
-        return rows(self.name, self.seed, self.history, epsilon)
+        nothing = dict(delta=self.config.get("delta"), status="no guarantee")
+        more = {k: (guarantee or nothing).get(k) for k in PROMISE}
+        if self.point:
+            more |= point_columns(self.point, bool(self.failed), more)
+        return [row | more for row in rows(self.name, self.seed, self.history, epsilon)]
+
+
+def point_columns(point: dict, failed: bool, others: Iterable[str] = ()) -> dict:
+    """Return the columns `failed` and the values of a point of a sweep, for the rows of its run.
+
+    A value is named point_NAME if NAME is among COLUMNS and `others`.
+    """
+    taken = {*COLUMNS, *others, "failed"}
+    return dict(failed=failed) | {f"point_{k}" if k in taken else k: v for k, v in point.items()}
 
 
 def measurement(
@@ -165,9 +184,10 @@ def measurement(
 
 def rows(name: str, seed: int | str, metrics: dict, epsilon=None) -> list[dict]:
     """Return rows of metrics.csv, one per evaluation."""
+    series = {k: metrics.get(k) for k in SERIES} | dict(epsilon=epsilon)
     return [
-        dict(name=name, seed=seed, round=r, epsilon=None if epsilon is None else plain(epsilon[i]))
-        | {k: None if metrics.get(k) is None else plain(metrics[k][i]) for k in SERIES}
+        dict(name=name, seed=seed, round=r)
+        | {k: None if v is None else plain(v[i]) for k, v in series.items()}
         for i, r in enumerate(metrics["round"])
     ]
 
@@ -210,10 +230,12 @@ def save_results(
     """
     groups, table = {}, []
     for record, epsilons, guarantee in runs:
-        table += record.rows(epsilons)
+        table += record.rows(epsilons, guarantee)
         if not record.failed and record.history.get("accuracy"):
             group = dict(
-                label=f"{record.name}, {guarantee_rows.label(guarantee)}",
+                name=record.name,
+                point=record.point,
+                privacy=guarantee_rows.label(guarantee),
                 round=record.history["round"],
                 accuracy=[],
                 epsilon=guarantee and guarantee["epsilon"],
@@ -223,14 +245,15 @@ def save_results(
     entries = [run.record.entry() for run in runs]
     save(out, entries, table, manifest)
     if groups:
-        pictures.draw_accuracy(out / picture, list(groups.values())[:MAX_DRAWN_SETTINGS], title)
+        pictures.draw_accuracy(out / picture, list(groups.values()), title)
     return entries
 
 
 def save(directory, runs: list[dict], table: list[dict], manifest: dict):
     """Write summary.json, metrics.csv and manifest.json."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    columns = dict.fromkeys((*COLUMNS, *(name for row in table for name in row)))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     write(directory / "metrics.csv", text.getvalue())

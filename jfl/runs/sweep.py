@@ -50,7 +50,7 @@ from .train import check_plan, epsilons, privacy, shown_guarantee
 SELECTION = Caveat("Does not cover choosing among the points of the sweep.", "selection")
 FILE = "points.jsonl"
 HEAD = ("config", "axes", "code", "programs")
-LINE = ("key", "worker", "device", "seconds", "compile", "health", "history")
+LINE = ("key", "point", "worker", "device", "seconds", "compile", "health", "history")
 # the number of evaluations, over all settings, with an epsilon as tight as that of a whole run
 MAX_TIGHT_EPSILONS = 256
 # Points of a block on a CPU, where 32 points at once take longer than four times 8 points.
@@ -367,8 +367,9 @@ def shown_runs(points: list[Point], lines: list[dict], caveats=()) -> list[Shown
             values = epsilons(point.plan, config, evaluated, last, most)
             known[setting] = [guarantee_rows.add_caveats(g, caveats) for g in rows], values, shown
         guarantees, values, shown = known[setting]
-        name = " ".join([config.algorithm, *(f"{k}={v}" for k, v in setting)])
-        run = RunRecord.of_config(config, line, name, guarantees=guarantees)
+        words = (f"{k}={v}" for k, v in setting if k != "algorithm")
+        name, point = " ".join([config.algorithm, *words]), dict(setting)
+        run = RunRecord.of_config(config, line, name, guarantees=guarantees, point=point)
         runs.append(ShownRun(run, values, shown))
     return runs
 

@@ -17,8 +17,6 @@ from ..core.records import Plan
 from . import guarantee_rows, record
 from .statistics import interval as interval
 
-# the columns that describe the guarantee to which an epsilon belongs
-PROMISE = ("unit", "adjacency", "view", "delta", "status")
 MAX_VALUE_CHARACTERS = 100  # longer values are replaced by a digest
 
 
@@ -56,7 +54,7 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
     where = "tables.tidy"
     if hasattr(result, "points"):
         points = [
-            (i, point, result.plans[i], dict(failed=bool(result.failed[i])))
+            (i, point, result.plans[i], bool(result.failed[i]))
             for i, point in enumerate(result.points)
         ]
     elif not hasattr(result, "run"):
@@ -67,16 +65,17 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
     elif delta is not None and plan is None:
         checks.fail(where, "the plan of the run for its epsilon", "plan=None")
     else:
-        points = [(None, dict(seed=result.run.key), plan, {})]
+        points = [(None, dict(seed=result.run.key), plan, None)]
     rows, known = [], {}
-    taken = {*record.COLUMNS, "failed", *(PROMISE if delta is not None else ())}
-    for i, point, of_point, more in points:
+    for i, point, of_point, failed in points:
         history = record.lists(result.metrics, i)
         if id(of_point) not in known:  # seeds share a plan
             known[id(of_point)] = _epsilons(of_point, history, delta)
         epsilon, promise = known[id(of_point)]
         values = {k: _value(v) for k, v in point.items() if k != "seed"}
-        more = promise | more | {f"point_{k}" if k in taken else k: v for k, v in values.items()}
+        more = promise
+        if failed is not None:
+            more = promise | record.point_columns(values, failed, promise)
         words = ["run" if of_point is None else of_point.algorithm.name]
         name = " ".join(words + [f"{k}={v}" for k, v in values.items()])
         rows += [r | more for r in record.rows(name, _seed(point["seed"]), history, epsilon)]
@@ -125,7 +124,7 @@ def frame(
         checks.fail(
             "frame", f"the package {kind}", checks.describe_error(error), f"pip install {kind}"
         )
-    axes = [c for c in rows[0] if c not in (*record.COLUMNS, "failed", *PROMISE)]
+    axes = [c for c in rows[0] if c not in (*record.COLUMNS, "failed", *record.PROMISE)]
     index = [c for c in axes if table[c].nunique(dropna=False) > 1] + ["seed", "round"]
     if table.duplicated(index).any():
         checks.fail("frame", "one row for each point, seed and round", f"several of {index}")
@@ -138,7 +137,7 @@ def _epsilons(plan, history, delta):
     if delta is None:
         return None, {}
     best = proved(guarantee_rows.all_rows(plan, history["round"][-1], delta))
-    promise = {k: best[k] for k in PROMISE}
+    promise = {k: best[k] for k in record.PROMISE}
     if best["epsilon"] is None:
         return None, promise | dict(unit=None, adjacency=None, view=None)
     rounds = np.asarray(history["round"])
@@ -223,7 +222,7 @@ def _row(where: str, cells: dict) -> dict:
         )
     row = dict(cells)
     for key, text in cells.items():
-        if key == "name":
+        if key not in record.COLUMNS or key == "name":  # text, or what a sweep varies
             continue
         number, largest = (int, 2**62) if key in ("seed", "round") else (float, 1e100)
         try:

@@ -19,7 +19,18 @@ from jfl.cli import runs as commands
 from jfl.privacy import guarantees
 from jfl.privacy.plain_numbers import epsilon as privacy_epsilon
 from jfl.report import document
-from jfl.runs import build, config, guarantee_rows, pictures, record, statistics, sweep, train
+from jfl.runs import (
+    build,
+    config,
+    guarantee_rows,
+    load,
+    pictures,
+    record,
+    statistics,
+    sweep,
+    tables,
+    train,
+)
 
 TINY = """--clients 6 --min-rows 8 --model logistic --cohort 3 --batch 4 --steps 2 --rounds 4
     --evaluate-every 2""".split()
@@ -66,7 +77,7 @@ def summary(out):
     found = json.loads((out / "summary.json").read_text(), parse_constant=refuse)
     assert set(found) == {"format", "runs"} and found["format"] == 1
     for run in found["runs"]:
-        assert set(run) - {"failed"} == set(ENTRY)
+        assert set(run) - {"failed", "point"} == set(ENTRY)
         assert set(run["accuracy"]) == {"final", "best"}
         assert set(run["seconds"]) == {"compile", "total", "per_round"}
         assert run["privacy"] and all(set(g) == set(GUARANTEE) for g in run["privacy"])
@@ -587,6 +598,27 @@ def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch, no_programs):
     assert jfl(*again) == 2 and jfl(*again, "--lr", 0.5, "--resume") == 2
     assert jfl(*again, "--resume") == 0 and table(out) == before
     assert len(points.read_text().splitlines()) == len(kept) == 5
+
+
+def test_a_setting_is_a_line_and_what_varies_is_a_column(tmp_path, capsys, no_programs):
+    """In the terminal, in metrics.csv and, read back, in a data frame."""
+    axes = "--sweep algorithm=fedavg,fedprox --sweep noise_multiplier=2,4 --sweep seed=0,1"
+    assert jfl("sweep", *EXACT, axes, "--out", tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line.startswith("  fed")]
+    assert [row[:2] for row in rows] == [
+        [a, z] for a in ("fedavg", "fedprox") for z in ("2.0", "4.0")
+    ]
+    assert "seeds 2" in lines[0] and "view server" in lines[0] and "algorithm=" not in str(lines)
+    swept = load.load(tmp_path)
+    framed, written = tables.tidy(swept, delta=1e-5), table(tmp_path)
+    assert list(framed[0]) == list(written[0]) and {"algorithm", "status"} <= set(framed[0])
+    text = lambda row: {k: "" if v is None else str(v) for k, v in row.items() if k != "name"}
+    assert list(map(text, framed)) == [{k: v for k, v in r.items() if k != "name"} for r in written]
+    points = tmp_path / "points.jsonl"
+    points.write_text("".join(points.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="lacks 1 of 8 points"):
+        load.load(tmp_path)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from jfl.core import files
 from jfl.core.errors import ArgumentError, ResumeRefused
 from jfl.core.files import ResultStore
 from jfl.core.records import Health
-from jfl.runs import directory, record, train
+from jfl.runs import directory, pictures, record, train
 from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 
@@ -106,3 +106,21 @@ def test_a_lock_goes_with_its_block(tmp_path):
     for _ in range(2):
         with directory.locked(tmp_path / "run"):
             assert [p.name for p in (tmp_path / "run").iterdir()] == [directory.LOCK]
+
+
+def test_a_picture_of_many_settings_is_divided_and_has_its_legend_beside_it(monkeypatch):
+    figures = []
+    monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
+
+    def drawn(*points):
+        seen = dict(privacy="no privacy", round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=None)
+        pictures.draw_accuracy(None, [seen | dict(name="", point=p) for p in points], "")
+        (legend,) = figures[-1].legends
+        looks = {(h.get_color(), h.get_linestyle()) for h in legend.get_lines()}
+        assert len(looks) == len(legend.get_texts())  # no two lines look alike
+        return [ax.get_title() for ax in figures[-1].axes], len(looks)
+
+    titles, lines = drawn(*(dict(z=z, lr=lr) for z in (1, 2, 3) for lr in range(5)))
+    assert [t.split(",")[0][2:] for t in titles[:3]] == ["z=1", "z=2", "z=3"] and lines == 5
+    titles, lines = drawn(*(dict(lr=lr) for lr in range(15)))
+    assert len(titles) == 2 and lines == 15
