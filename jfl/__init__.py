@@ -188,4 +188,5 @@ __all__ = [
     "transforms",
     "wavelet",
 ]
-__getattr__, __dir__ = _submodules(__name__, __path__, later={"load": "jfl.runs.load"})
+__getattr__ = _submodules(__name__, __path__, later={"load": "jfl.runs.load"})[0]
+__dir__ = __all__.copy

@@ -306,7 +306,8 @@ def test_what_is_no_module_is_no_attribute():
     for package in (jfl, jfl.privacy, jfl.data, jfl.algorithms):
         with pytest.raises(AttributeError, match="nothing"):
             package.nothing  # noqa: B018
-    assert {"runs", "privacy", "plan"} <= set(dir(jfl))
+    assert set(dir(jfl)) == set(PUBLIC)  # and nothing that is not for users
+    assert "without_replacement" in dir(jfl.sampling) and "checks" not in dir(jfl.sampling)
     assert {"pld", "rdp_events"} <= set(dir(jfl.privacy.accountants))
 
 

@@ -86,7 +86,7 @@ def band_energies(
         seeds="different") returns the guarantee for both plans together.
     """
     if not isinstance(bands, Bands):
-        checks.fail("band_energies", "bands of jfl.bands", f"{bands!r}")
+        checks.fail("band_energies", "bands of jfl.bands", checks.short_repr(bands))
     if divisor is None and batch.scheme != "poisson" and batch.batch:
         divisor = batch.batch
     elif divisor is None:

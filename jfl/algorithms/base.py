@@ -220,7 +220,7 @@ def bind_model_chain(where: str, mechanism: Any, bound: str) -> Mechanism:
     is_chain = isinstance(mechanism, Mechanism)
     if not is_chain or not mech.has_clip(mechanism) or mech.remembers(mechanism):
         expected = f"mechanism = chain({bound}, total(), gaussian(z))"
-        checks.fail(where, expected, f"{mechanism!r}")
+        checks.fail(where, expected, checks.short_repr(mechanism))
     return mech.bind(mechanism, "replace_one", where, required=True, also=())
 
 

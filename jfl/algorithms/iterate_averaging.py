@@ -56,7 +56,7 @@ def averaged(algorithm: Algorithm, first: Number = 0) -> Algorithm:
             not averaged.
     """
     if not isinstance(algorithm, Algorithm):
-        checks.fail("averaged", "an algorithm of jfl.algorithms", f"{algorithm!r}")
+        checks.fail("averaged", "an algorithm of jfl.algorithms", checks.short_repr(algorithm))
     checks.require_nonnegative("averaged", single=True, first=first)
     server = dict(inner=algorithm.server, params=algorithm.params, first=checks.as_scalar(first))
     return dataclasses.replace(

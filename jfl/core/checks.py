@@ -45,9 +45,15 @@ def fail(
 
 
 def short_repr(value: object) -> str:
-    """Return the repr of a value, cut to 200 characters, even if the repr itself raises."""
+    """Return the repr of a value, cut to 200 characters, even if the repr itself raises.
+
+    If the repr has several lines, as that of a data frame, return the type and shape of the value.
+    """
     try:
         text = repr(value)
+        if "\n" in text:
+            shape = getattr(value, "shape", None)
+            text = text.split("\n")[0] if shape is None else f"{type(value).__name__}{[*shape]}"
     except Exception:  # a user's class, or an integer with more digits than Python prints
         text = f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= 200 else f"{text[:200]}..."

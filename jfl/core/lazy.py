@@ -95,17 +95,12 @@ def submodules(
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        modules = {
-            module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_")
-        }
-        offered = [name for module in offering() for name in dir(module)]
-        return sorted(
-            {
-                *vars(importlib.import_module(package)),
-                *modules,
-                *(n for n in offered if n[0] != "_"),
-            }
-        )
+        modules = [module.name for module in pkgutil.iter_modules(path)]
+        offered = [
+            name for module in offering() for name in getattr(module, "__all__", vars(module))
+        ]
+        own = vars(importlib.import_module(package))
+        return sorted({name for name in (*own, *modules, *offered) if name[0] != "_"})
 
     return __getattr__, __dir__
 

@@ -287,7 +287,12 @@ class Federation:
             rows += f"{value_range(sizes)} a client{', on the host' if on_host else ''}; "
             rows += counted(self.y_test.shape[0], "test row")
             rows += f"; {held_out:,} held out by clients" if held_out else ""
-        rows += f"; {self.classes} classes" if self.classes else ""
+        if self.classes:
+            rows += f"; {self.classes} classes"
+            if checks.is_concrete(self.y) and np.ndim(self.y) == 1 and self.host is None:
+                absent = np.setdiff1d(np.arange(self.classes), np.asarray(self.y)).tolist()
+                listed = [*map(str, absent[:MAX_ITEMS]), *(["..."] * (len(absent) > MAX_ITEMS))]
+                rows += f", {len(absent)} without rows ({', '.join(listed)})" if absent else ""
         caveats = "".join(f"\n  caveat: {c}" for c in self.caveats[:MAX_ITEMS])
         return f"Federation: {counted(self.index.shape[0], 'client')}, {rows}{caveats}"
 

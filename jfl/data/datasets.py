@@ -17,7 +17,7 @@ from ..core.lazy import explain_missing_package
 from . import image_files
 from .adult import adult
 from .plays import shakespeare
-from .rows import Dataset, digest, make_dataset
+from .rows import ONE_ARRAY, Dataset, digest, make_dataset
 from .synthetic import synthetic
 
 __all__ = [
@@ -42,10 +42,14 @@ EMNIST_SPLITS = ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")
 def arrays(
     x: ArrayLike,
     y: ArrayLike,
-    x_test: ArrayLike,
-    y_test: ArrayLike,
+    x_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
     classes: int | None = None,
     name: str = "arrays",
+    *,
+    owners: ArrayLike | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
 ) -> Dataset:
     """Return a dataset of your own arrays.
 
@@ -55,10 +59,15 @@ def arrays(
         y: [n], one label per row: an integer in [0, classes), or any number if classes=0. For
             several labels per row, [n, k]: tokens in [0, classes), or a negative number where a
             token does not count; if classes=0, numbers, such as 0 or 1 for each of k attributes.
-        x_test: [m, ...], test rows.
+        x_test: [m, ...], test rows. None takes test rows from `x`.
         y_test: [m], their labels.
         classes: number of classes. None counts them from the labels, and 0 means regression.
         name: the name of the dataset, for messages.
+        owners: [n], the owner of each row of `x`. `partition.natural()` then makes each owner a
+            client.
+        test_fraction: fraction of each owner's rows, in (0, 1), that become test rows if `x_test`
+            is None.
+        seed: seed of the choice of test rows.
 
     Raises:
         ValueError: if shapes disagree, there are no rows, values are not finite, or labels are not
@@ -67,8 +76,27 @@ def arrays(
     Example:
         >>> arrays([[0.0], [1.0]], [0, 1], [[0.5]], [1]).classes
         2
+        >>> data = arrays(np.zeros((10, 3)), np.arange(10) % 2, test_fraction=0.3)
+        >>> len(data.x), len(data.x_test)
+        (7, 3)
     """
-    return make_dataset(f"datasets.arrays({name!r})", x, y, x_test, y_test, classes, name)
+    where = f"datasets.arrays({name!r})"
+    if (x_test is None) != (y_test is None):
+        checks.fail(where, "both x_test and y_test, or none of them", "one of them")
+    if x_test is not None and y_test is not None:
+        data = make_dataset(where, x, y, x_test, y_test, classes, name)
+        return data if owners is None else data._replace(owners=np.asarray(owners))
+    checks.require_fraction(where, single=True, test_fraction=test_fraction)
+    checks.require_seed(where, seed=seed)
+    x, y = (checks.as_array(where, *named, ONE_ARRAY) for named in (("x", x), ("y", y)))
+    count = len(x) if x.ndim else 0
+    who = np.zeros(count) if owners is None else np.asarray(owners)
+    if not (y.shape[:1] == who.shape == (count,)):
+        shapes = f"shapes {[*x.shape]}, {[*y.shape]} and {[*who.shape]}"
+        checks.fail(where, "one label and one owner per row of x", shapes)
+    is_test = _draw_test_rows(who, test_fraction, np.random.default_rng(seed))
+    data = make_dataset(where, x[~is_test], y[~is_test], x[is_test], y[is_test], classes, name)
+    return data if owners is None else data._replace(owners=who[~is_test])
 
 
 def frame(
@@ -112,15 +140,9 @@ def frame(
         features = [name for name in data.columns if name not in (label, owner)]
     x, y = _matrix(where, data, features), np.asarray(data[label])
     owners = None if owner is None else np.asarray(data[owner]).astype(str)
-    if test is not None:
-        rows = x, y, _matrix(where, test, features), np.asarray(test[label])
-    else:
-        checks.require_fraction(where, single=True, test_fraction=test_fraction)
-        groups = np.zeros(len(x)) if owners is None else owners
-        is_test = _draw_test_rows(groups, test_fraction, np.random.default_rng(seed))
-        rows = x[~is_test], y[~is_test], x[is_test], y[is_test]
-        owners = None if owners is None else owners[~is_test]
-    return make_dataset(where, *rows, classes, "frame")._replace(owners=owners)
+    rows = (x, y) if test is None else (x, y, _matrix(where, test, features), test[label])
+    more: Any = dict(owners=owners, test_fraction=test_fraction, seed=seed)
+    return arrays(*rows, classes=classes, name="frame", **more)
 
 
 def prepared(

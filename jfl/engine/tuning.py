@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core import checks, pytrees
 from ..core.errors import NotAnalysable
-from ..core.records import Caveat, Guarantee, Plan
+from ..core.records import Caveat, Guarantee, Plan, brief, safe_repr, size_text
 from ..privacy import guarantees
 from ..privacy.accountants import choosing, truncation
 from ..privacy.accountants.tightest import Release
@@ -64,6 +64,11 @@ class Choice(NamedTuple):
     setting: dict[str, Any] | None
     score: float | None
     guarantee: Guarantee
+
+    @safe_repr
+    def __repr__(self) -> str:
+        best = f"{brief(self.setting)}, score {brief(self.score)}, {size_text(self.params)}"
+        return f"Choice: {best if self.setting else 'all runs failed'}\n{self.guarantee}"
 
 
 def choose(

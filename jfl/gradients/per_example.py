@@ -12,6 +12,7 @@ from ..core.records import Batch, Diagnostics, Fn, Mechanism, named, record, sta
 from ..models import losses
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands
+from ..privacy.mechanisms.stages import layer_bounds
 from ..verify import marks
 from . import ghost
 
@@ -182,14 +183,14 @@ def private_grad(
         checks.fail(
             "private_grad",
             "a chain of stages",
-            f"{mechanism!r}",
+            checks.short_repr(mechanism),
             "For no privacy use jfl.grad(loss).",
         )
     if mech.remembers(mechanism):
         checks.fail(
             "private_grad",
             "a fixed clip",
-            f"{mechanism!r}",
+            checks.short_repr(mechanism),
             "Use clip_adaptive or clip_scaled in plan(release=...): all clients of a round must "
             "have the same clip norm.",
         )
@@ -260,9 +261,8 @@ def _book(grad: Grad, params, x, y):
     stage = _clip_stage(grad.mechanism)
     if grad.path == "vmap" or stage is None:
         return None
-    if stage.name == "clip_per_layer" and stage.apply.static["layers"] != len(
-        jax.tree.leaves(params)
-    ):
+    count = len(jax.tree.leaves(params))
+    if stage.apply.static.get("layers") not in (None, count):
         return None  # the stage itself reports what is wrong
     shape, by_rows = stage.apply.data.get("shape"), ()
     if shape:
@@ -325,6 +325,10 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
         else:
             clip: Any = _clip_stage(mechanism)
             shape, *bounds = map(clip.apply.data.get, ("shape", "bound", "bounds"))
+            together = clip.name != "clip_per_layer"
+            if not together:
+                layers, count = clip.apply.static["layers"], len(jax.tree.leaves(params))
+                bounds = layer_bounds(bounds[1], layers, count)
             value, is_clipped, is_finite, each = ghost.clipped_sum(
                 book,
                 grad.loss,
@@ -333,7 +337,7 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
                 rows.y,
                 w,
                 jax.tree.leaves(bounds),
-                together=clip.name != "clip_per_layer",
+                together=together,
                 stretches=shape and haar_bands.stretches(shape.bands, shape.scales),
             )
             count = lambda x: x.sum().astype(jnp.float32)

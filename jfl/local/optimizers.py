@@ -63,7 +63,7 @@ def noise_std(mechanism: Mechanism) -> float:
             where,
             "isotropic Gaussian noise of one level, a fixed clip norm, and divisors that are "
             "numbers",
-            f"{mechanism!r}",
+            checks.short_repr(mechanism),
             "Compute the standard deviation yourself.",
             error=NotAnalysable,
         )

@@ -48,7 +48,7 @@ def as_optimizer(factory) -> Fn:
         checks.fail(
             "optimizer",
             "an optax factory such as optax.sgd, or a ready transformation",
-            f"{factory!r}",
+            checks.short_repr(factory),
         )
     return Fn(factory)
 
@@ -160,13 +160,15 @@ def work(
     """
     if not isinstance(grad, Grad):
         checks.fail(
-            "algorithm", "grad = jfl.grad(loss) or jfl.private_grad(loss, mechanism)", f"{grad!r}"
+            "algorithm",
+            "grad = jfl.grad(loss) or jfl.private_grad(loss, mechanism)",
+            checks.short_repr(grad),
         )
     if not isinstance(batches, Batches):
         checks.fail(
             "algorithm",
             "batch = a batch sampler such as jfl.batches.without_replacement(16)",
-            f"{batches!r}",
+            checks.short_repr(batches),
         )
     checks.require_integer("algorithm", steps=steps)
     _reject_unused_rate("lr", lr, default_lr, optimizer)

@@ -34,8 +34,9 @@ MARKS = {
 GLOSSARY = {
     "unit": "Whose data the guarantee protects: one example (one row of one client) or one client "
     "(all of its rows).",
-    "adjacency": "Which datasets are neighbours. add remove: one unit is added or removed. replace "
-    "one: one unit is exchanged for another. zero out: one unit contributes zero, and sampling is "
+    "adjacency": "Which datasets are neighbours. add_remove: one unit is added or removed. "
+    "replace_one: one unit is exchanged for another. zero_out: one unit contributes zero, and "
+    "sampling is "
     "unchanged.",
     "view": "Who observes the run. The server sees every upload and who participates, a third "
     "party sees only the models, and with secure aggregation only sums of uploads are seen.",

@@ -98,7 +98,8 @@ def _cards_of(chosen, candidates, groups) -> tuple[list[Card], str]:
     single = ["One seed gives no interval."] if chosen.half is None else []
     facts = [("setting", chosen.label), ("seeds", seeds)]
     promise = [("δ", f"{guarantee['delta']:.3g}")]
-    promise += [(k, guarantee[k].replace("_", " ")) for k in PROMISE[:3]]
+    promise += [(k, guarantee[k]) for k in PROMISE[:2]]
+    promise += [("view", guarantee["view"].replace("_", " "))]
     proof = [("method", guarantee["method"])]
     if caveats := len(guarantee.get("caveats") or ()):
         proof.append(("caveats", f"{caveats}, listed below"))

@@ -249,7 +249,7 @@ def _promise_words(promise: tuple) -> str:
         if view == "server"
         else f"a {guarantee_rows.VIEWS.get(view, view)}"
     )
-    return f"{unit}, {adjacency.replace('_', ' ')}, seen by {viewer}"
+    return f"{unit}, {adjacency}, seen by {viewer}"
 
 
 def _figure_of_runs(panels: int, named: int, **options):

@@ -220,7 +220,7 @@ def _epsilon_and_delta(guarantee) -> tuple[str, str]:
 
 def _whose(guarantee) -> tuple:
     """Return the cells of a guarantee's unit, adjacency and view."""
-    return tuple(guarantee[k].replace("_", " ") for k in ("unit", "adjacency", "view"))
+    return guarantee["unit"], guarantee["adjacency"], guarantee["view"].replace("_", " ")
 
 
 def run_pictures(groups: list[Group]) -> list:

@@ -419,7 +419,7 @@ def _chain(config, task, noise: Any, *post) -> Mechanism:
     if config.noise_shape != "isotropic":
         clip, stage = _shaped_stages(config, task, noise)
     else:
-        clip = _clip(config, task)
+        clip = _clip(config)
         as_std = callable(noise) and config.mode == "as_printed"
         stage = gaussian(std=noise) if as_std else gaussian(noise)
         if config.strategy is not None:
@@ -460,13 +460,11 @@ def _schedule_noise(config, noise):
     return schedules.exponential(noise, config.noise_decay, config.rounds)
 
 
-def _clip(config, task) -> Stage:
+def _clip(config) -> Stage:
     """Return the clip of a config."""
     unit = the_unit(config)
     if config.clip == "per_layer":
-        layers = len(jax.tree.leaves(_contribution(config, task)))
-        # clip_norm bounds all layers together
-        return clip_per_layer(config.clip_norm / layers**0.5, layers)
+        return clip_per_layer(config.clip_norm)
     if config.clip == "adaptive":
         if unit != "client":
             checks.fail("config", "unit = client for an adaptive clip", f"unit={unit!r}")

@@ -85,7 +85,7 @@ NOISES = {
     "scheduled": lambda: plan(
         rows=chain(noise=jfl.gaussian(jfl.schedules.inverse_sqrt(1.1)), divisor=3)
     ),
-    "per_layer": lambda: plan(rows=chain(jfl.clip_per_layer(0.8, layers=2), divisor=3)),
+    "per_layer": lambda: plan(rows=chain(jfl.clip_per_layer([0.8] * 2), divisor=3)),
     "wavelet": lambda: shaped(jfl.bands.flat),
     "wavelet_per_layer": lambda: shaped(jfl.bands.per_layer),
     "upload": lambda: plan(upload=chain()),

@@ -169,3 +169,30 @@ def test_a_caveat_prints_its_first_sentence_and_where_the_rest_is():
     assert (ROOT / records.CAVEATS_PAGE).is_file()
     short = found._replace(caveats=(records.Caveat("Assumes honest sampling.", "quantile"),))
     assert len(str(short).splitlines()) == 2
+
+
+def test_a_choice_is_short_and_has_its_guarantee():
+    proved = jfl.Guarantee(2.0, 1e-5, "example", "add_remove", "server", "rdp")
+    text = short(jfl.Choice({"w": np.ones((64, 10))}, dict(lr=0.5), 0.81, proved))
+    assert text.startswith("Choice: {lr: 0.5}, score 0.81, 640 numbers\nepsilon = 2 at")
+
+
+def test_a_federation_names_the_classes_that_have_no_rows():
+    labels, x = np.array([0, 2, 2, 4]), np.zeros((4, 3), np.float32)
+    data = jfl.datasets.arrays(x, labels, x, labels, classes=6)
+    fed = jfl.federate(data, jfl.partition.iid(2))
+    assert "6 classes, 3 without rows (1, 3, 5)" in short(fed)
+
+
+def test_an_error_names_a_frame_or_a_key_and_does_not_print_it():
+    frame = pytest.importorskip("pandas").DataFrame({"a": range(50)})
+    for value, words in ((frame, "DataFrame[50, 1]"), (jax.random.split(KEY, 3), "Array[3]")):
+        for call in (
+            lambda value=value: jfl.plan(value, None, None, None),
+            lambda value=value: jfl.chain(value, jfl.total()),
+            lambda value=value: jfl.algorithms.fedavg(value),
+        ):
+            with pytest.raises(ValueError) as caught:
+                call()
+            text = str(caught.value)
+            assert "\n" not in text and words in text and len(text) < 300, text

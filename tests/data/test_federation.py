@@ -170,6 +170,21 @@ def test_federate_copies():
     assert checksum(fed) == before and not np.any(np.asarray(fed.x) == 7)
 
 
+def test_test_rows_of_arrays_are_a_fraction_of_each_owner():
+    owners, x = np.repeat(["a", "b"], [10, 20]), np.arange(90.0).reshape(30, 3)
+    data = datasets.arrays(x, np.arange(30) % 2, owners=owners, test_fraction=0.3)
+    assert data.x.shape == (21, 3) and data.y_test.shape == (9,)
+    fed = federate(data, partition.natural())
+    assert fed.size.tolist() == [7, 14]
+    for bad, words in (
+        (lambda: datasets.arrays(x, x[:, 0], x), "both x_test and y_test"),
+        (lambda: datasets.arrays(x, np.arange(29)), "one label and one owner per row"),
+        (lambda: datasets.arrays(x, np.arange(30), test_fraction=0.0), "test_fraction"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            bad()
+
+
 def test_owners_and_caveats_of_the_dataset():
     data = datasets.arrays(**good())
     data = data._replace(owners=np.array([7, 3, 7, 3, 3, 9]), caveats=("scaled by private rows",))

@@ -112,7 +112,7 @@ API = {
     "batches.without_replacement": (batches.without_replacement, dict(batch=3, short="error")),
     "batches.poisson rate": (batches.poisson, dict(rate=0.5, capacity=3)),
     "clip_l2": (jfl.clip_l2, dict(bound=1.0)),
-    "clip_per_layer": (jfl.clip_per_layer, dict(bounds=1.0, layers=2)),
+    "clip_per_layer": (jfl.clip_per_layer, dict(bounds=1.0)),
     "clip_adaptive": (
         jfl.clip_adaptive,
         dict(initial=1.0, count=3, quantile=0.5, lr=0.2, indicator=0.1),

@@ -301,7 +301,7 @@ def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5, layers=
         bounds = [bound(jnp.linalg.norm(norms, axis=0)), *map(bound, norms)]
         stages = [jfl.clip_l2(bounds[0])]
         if layers:
-            stages.append(jfl.clip_per_layer(bounds[1:], *[1] * (leaves == 1)))
+            stages.append(jfl.clip_per_layer(bounds[1:]))
         return losses, grads, bounds, [sums(loss, stage, params, x, y, weight) for stage in stages]
 
     losses, grads, bounds, found = program(params, x, y, weight)
@@ -655,14 +655,14 @@ def test_a_coarse_forward_pass_keeps_the_bound(path):
     assert worst < 1e-5  # a norm in bfloat16 would be off by about 1e-3
 
 
-TWO_CLIPS = (jfl.clip_per_layer(1.0, 4), jfl.clip_l2(0.1))
+TWO_CLIPS = (jfl.clip_per_layer(1.0), jfl.clip_l2(0.1))
 
 
 @pytest.mark.parametrize(
     "clips, model, options, path",
     [
         ((jfl.clip_l2(1.5),), {}, {}, "bookkeeping"),
-        ((jfl.clip_per_layer(1.0, 4),), {}, {}, "bookkeeping"),
+        ((jfl.clip_per_layer(1.0),), {}, {}, "bookkeeping"),
         ((jfl.clip_l2(1.5),), {}, dict(compute="bfloat16"), "bookkeeping in bfloat16"),
         ((jfl.clip_l2(1.5),), {}, dict(path="vmap"), "vmap"),
         (TWO_CLIPS, {}, {}, "vmap"),
@@ -703,7 +703,15 @@ def test_what_book_keeping_cannot_do_is_refused(stages, options, match):
 def test_bounds_for_another_number_of_leaves_are_refused():
     loss, params, x, y = problem(*COVERED["mlp"])
     with pytest.raises(ValueError, match="clip_per_layer: expected bounds for the 6 leaves"):
-        jax.eval_shape(lambda: sums(loss, jfl.clip_per_layer(1.0, 5), params, x, y, WEIGHTS))
+        jax.eval_shape(lambda: sums(loss, jfl.clip_per_layer([1.0] * 5), params, x, y, WEIGHTS))
+
+
+def test_one_bound_is_divided_over_the_leaves():
+    loss, params, x, y = problem(*COVERED["mlp"])
+    n = len(jax.tree.leaves(params))
+    stages = [jfl.clip_per_layer(bounds) for bounds in (0.3, [0.3 / np.sqrt(n)] * n)]
+    found = jax.jit(lambda: [sums(loss, s, params, x, y, WEIGHTS) for s in stages])()
+    jax.tree.map(lambda *each: np.testing.assert_allclose(*each, rtol=1e-5), *found)
 
 
 def test_a_loss_that_fails_says_of_what_rows():

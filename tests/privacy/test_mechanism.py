@@ -35,7 +35,7 @@ def _chain(kind, bound, adjacency):
     stage = dict(
         l2=lambda: clip_l2(bound),
         layers=lambda: clip_per_layer((bound, 2.0 * bound)),
-        layers_equal=lambda: clip_per_layer(bound, layers=2),
+        layers_equal=lambda: clip_per_layer(bound),
         adaptive=lambda: clip_adaptive(bound, 4.0, indicator=0.4),
         both=lambda: clip_l2(bound),
     )[kind]()
@@ -95,7 +95,7 @@ def test_no_neighbour_moves_the_sum_further_than_claimed(
 @pytest.mark.parametrize("adjacency", mech.ADJACENCIES)
 @pytest.mark.parametrize(
     "kind, lengths",  # of the leaves a and b, in the directions of their bounds
-    [("l2", (0.495, 0.495)), ("layers", (0.7, 1.4)), ("layers_equal", (0.7, 0.7))]
+    [("l2", (0.495, 0.495)), ("layers", (0.7, 1.4)), ("layers_equal", (0.495, 0.495))]
     + [("adaptive", (0.495, 0.495))],
 )
 def test_the_claim_is_attained(kind, lengths, adjacency):
@@ -118,7 +118,8 @@ def test_sensitivities_and_multipliers_by_hand():
     assert mech.sensitivity(cut(clip_l2(0.5))) == pytest.approx(0.5)
     replaced = cut(clip_l2(0.5), adjacency="replace_one")
     assert mech.sensitivity(replaced, max_weight=3.0) == pytest.approx(3.0)
-    assert mech.sensitivity(cut(clip_per_layer(0.5, layers=4))) == pytest.approx(1.0)
+    assert mech.sensitivity(cut(clip_per_layer(0.5))) == pytest.approx(0.5)
+    assert mech.sensitivity(cut(clip_per_layer([0.5] * 4))) == pytest.approx(1.0)
     adaptive = cut(clip_adaptive(2.0, 5, indicator=0.2))
     assert mech.sensitivity(adaptive) == pytest.approx(2 * math.sqrt(1.01))
     assert mech.sensitivity(cut()) == math.inf
@@ -136,7 +137,7 @@ def test_small_contributions_are_left_alone_and_zero_is_not_divided_by():
         lambda m, rows, weight: mech.clip_and_sum(m, mech.initial_state(m), rows, weight)
     )
     rows = jnp.array([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0], [1e-30, 0.0], [1e25, 1e25]])
-    for stage in (clip_l2(1.0), clip_per_layer(1.0, layers=1), clip_adaptive(1.0, 3)):
+    for stage in (clip_l2(1.0), clip_per_layer(1.0), clip_adaptive(1.0, 3)):
         m = chain(stage, total())
         for i, want in enumerate(([0.3, 0.4], [0.6, 0.8], [0.0, 0.0], [1e-30, 0.0], None)):
             part = contribute(m, rows, jnp.zeros(5).at[i].set(1.0))
@@ -176,7 +177,7 @@ LEAVES = {"a": (80_000,), "b": (300, 250), "c": (70_001,)}
 STAGES = dict(
     l2=(lambda: clip_l2(0.5), 0.5),
     layers=(lambda: clip_per_layer({"a": 0.3, "b": 0.4, "c": 1.2}), 1.3),
-    equal=(lambda: clip_per_layer(0.5, layers=3), 0.5 * math.sqrt(3)),
+    equal=(lambda: clip_per_layer(0.5), 0.5),
     adaptive=(lambda: clip_adaptive(0.5, 4, indicator=0.6), 0.5 * math.sqrt(1.09)),
 )
 
@@ -293,7 +294,6 @@ MAKERS = {
     "clip_l2": clip_l2,
     "per_layer": clip_per_layer,
     "per_layer[1]": lambda v: clip_per_layer((1.0, v)),
-    "layers": lambda v: clip_per_layer(v, layers=2),
     "adaptive": lambda v: clip_adaptive(v, 3),
     "count": lambda v: clip_adaptive(1.0, v),
     "lr": lambda v: clip_adaptive(1.0, 3, lr=v),
@@ -334,10 +334,9 @@ def clipped_by(stage):
     "make, words",
     [
         (lambda: clip_adaptive(1.0, 3, quantile=1.5), "quantile"),
-        (lambda: clip_per_layer(1.0, layers=0), "layers"),
-        (lambda: clip_per_layer(1.0), "layers"),
+        (lambda: clip_per_layer(()), "one bound"),
         # a claim about fewer leaves than there are would understate the sensitivity
-        (clipped_by(clip_per_layer(1.0, layers=1)), "clip_per_layer"),
+        (clipped_by(clip_per_layer((1.0,))), "clip_per_layer"),
         (clipped_by(clip_per_layer((1.0, 1.0, 1.0))), "clip_per_layer"),
         (gaussian, "either"),
         (lambda: gaussian(1.0, std=1.0), "either"),

@@ -36,7 +36,7 @@ def test_the_most_accurate_of_what_is_proved_is_the_best(tmp_path):
     assert [*found][0] == "Best private accuracy" and [*found][3].startswith("Without a guarantee")
     assert best.value == "0.8500 ± 0.6353"  # t of one degree of freedom
     assert facts(best) == dict(setting="best", seeds="2 (+1 failed)")
-    told = {"δ": "1e-06", "unit": "client", "adjacency": "zero out", "view": "third party"}
+    told = {"δ": "1e-06", "unit": "client", "adjacency": "zero_out", "view": "third party"}
     assert epsilon.value == "4" and facts(epsilon) == told
     assert proved.value == "proved"
     assert facts(proved) == dict(method="pld", caveats="1, listed below")

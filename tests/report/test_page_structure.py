@@ -86,7 +86,7 @@ def test_markdown_folds_what_the_page_folds(tmp_path, without_pictures):
     first = text.split("\n## ")[0]
     best = "- Best private accuracy: 0.9000 (setting a &lt;/summary&gt; &lt;b&gt;; seeds 1)"
     assert best in first
-    assert "- ε: 2 (δ 1e-05; unit example; adjacency add remove; view server)." in first
+    assert "- ε: 2 (δ 1e-05; unit example; adjacency add\\_remove; view server)." in first
 
 
 def test_commands_stand_one_by_one():

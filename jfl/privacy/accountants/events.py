@@ -701,7 +701,7 @@ def parts(event: Any, number: int) -> list:
 def _require_event(where, event):
     """Return `event`, or fail if it is not an event."""
     if not isinstance(event, EVENT_TYPES):
-        checks.fail(where, "an event such as events.gaussian(1.1)", f"{event!r}")
+        checks.fail(where, "an event such as events.gaussian(1.1)", checks.short_repr(event))
     return event
 
 

@@ -84,7 +84,7 @@ def chain(*stages: Stage, adjacency: str | None = None) -> Mechanism:
     for s in stages:
         if not isinstance(s, Stage):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
             expected = "stages such as clip_l2(1.0), total(), gaussian(1.1), divide(16)"
-            checks.fail("chain", expected, f"{s!r}")
+            checks.fail("chain", expected, checks.short_repr(s))
     got = " -> ".join(f"{s.name}[{s.role}]" for s in stages) or "no stage"
 
     def require(condition: bool, expected: str, hint: str = "") -> None:

@@ -74,7 +74,7 @@ def correlated(
     """
     where = "correlated"
     if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
-        checks.fail(where, "a strategy of jfl.strategies", f"{strategy!r}")
+        checks.fail(where, "a strategy of jfl.strategies", checks.short_repr(strategy))
     hint = "Pass one noise multiplier for all rounds."
     value = as_number(where, hint, noise_multiplier=noise_multiplier)
     stage = gaussian(value, generator=generator)

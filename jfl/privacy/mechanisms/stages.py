@@ -330,71 +330,75 @@ def clip_l1(bound: ArrayLike | Callable[..., Any]) -> Stage:
     return Stage(Fn(_clip_l1, data), Fn(_clip_bound, data), name="clip_l1")
 
 
+def layer_bounds(bounds: Tree, layers: int | None, count: int) -> list[Any]:
+    """Return the bound of each of `count` leaves; one number is divided over all of them."""
+    return jax.tree.leaves(bounds) if layers else [bounds / np.float32(count) ** 0.5] * count
+
+
 @named("stages.clip_per_layer")
-def _clip_per_layer(state: Any, row: Tree, *, bounds: Tree, layers: int) -> tuple[Tree, Array]:
+def _clip_per_layer(
+    state: Any, row: Tree, *, bounds: Tree, layers: int | None
+) -> tuple[Tree, Array]:
     leaves, treedef = jax.tree.flatten(row)
-    limits = jax.tree.leaves(bounds)
-    if layers != len(leaves):
+    if layers not in (None, len(leaves)):
         checks.fail(
             "clip_per_layer",
             f"bounds for the {len(leaves)} leaves of a contribution",
             f"{layers}",
             "The bound of a contribution depends on the number of leaves.",
         )
-    limits = limits * layers if len(limits) == 1 else limits
+    limits = layer_bounds(bounds, layers, len(leaves))
     pairs = [scale_to_bound(b, x) for b, x in zip(limits, leaves)]
     return treedef.unflatten([x for x, _ in pairs]), jnp.any(jnp.array([c for _, c in pairs]))
 
 
 @named("stages.clip_per_layer.bound")
-def _layers_bound(state: Any, shape: Shape | None, *, bounds: Tree, layers: int) -> Array:
+def _layers_bound(state: Any, shape: Shape | None, *, bounds: Tree, layers: int | None) -> Array:
     """Return the bound of a contribution whose leaves are clipped separately, in the norm of
     `shape`."""
-    limits = jnp.stack([jnp.asarray(b, jnp.float32) for b in jax.tree.leaves(bounds)])
+    count = 1 if shape is None else len(shape.bands.shapes)  # the whole has its bound, or each leaf
+    limits = jnp.stack([jnp.float32(b) for b in layer_bounds(bounds, layers, count)])
     if shape is None:
-        return jnp.sqrt(jnp.sum(jnp.square(limits)) * (layers if limits.size == 1 else 1))
+        return jnp.sqrt(jnp.sum(jnp.square(limits)))
     # The largest scale in the block of each leaf.
     longest = [
         jnp.max(shape.scales[bands.blocks(shape.bands) == b])
         for b in range(len(shape.bands.blocks))
     ]
-    each = jnp.zeros(layers)
+    each = jnp.zeros(len(limits))
     for block, most in zip(shape.bands.blocks, longest):
         each = each.at[np.array(block.leaves)].set(most)
     return jnp.sqrt(jnp.sum(jnp.square(limits * each)))
 
 
-def clip_per_layer(bounds: Sequence[Any] | ArrayLike, layers: int | None = None) -> Stage:
+def clip_per_layer(bounds: Sequence[Any] | ArrayLike) -> Stage:
     """Scale each leaf of a contribution down to a norm of at most its bound.
 
     Args:
-        bounds: a pytree with one bound > 0 per leaf, or one number, the bound of each leaf; in the
-            units of the contribution.
-        layers: the number of leaves, if `bounds` is one number.
+        bounds: one number > 0, the bound of the whole contribution: each of n leaves is scaled down
+            to this bound divided by the square root of n.  Or a pytree with a bound per leaf.  In
+            the units of the contribution.
 
     Privacy:
         The bound of a contribution is the square root of the sum of the squared bounds.
 
     Raises:
-        ValueError: unless all bounds are > 0, or if `bounds` is one number and `layers` is missing.
+        ValueError: unless all bounds are > 0.
 
     References:
         McMahan et al., 2018, "A general approach to adding differential privacy".
 
     Example:
         >>> from jfl.privacy.mechanisms.chain import chain, sensitivity
-        >>> m = chain(clip_per_layer((3.0, 4.0)), total(), gaussian(1.0), adjacency="add_remove")
-        >>> float(sensitivity(m))
-        5.0
+        >>> bound_of = lambda stage: float(sensitivity(chain(stage, total(), gaussian(1.0))))
+        >>> bound_of(clip_per_layer(1.0)), bound_of(clip_per_layer((3.0, 4.0)))
+        (1.0, 5.0)
     """
-    limits = jax.tree.leaves(bounds)
+    limits, tree = jax.tree.flatten(bounds, is_leaf=lambda bound: bound is None)
     if not limits:
         checks.fail("clip_per_layer", "one bound, or one for each leaf", f"bounds={bounds!r}")
-    if len(limits) == 1:
-        hint = "Pass the number of leaves of a contribution: each gets that bound."
-        checks.require_integer("clip_per_layer", hint, layers=layers)
-    data = dict(bounds=jax.tree.map(lambda b: as_number("clip_per_layer", bound=b), bounds))
-    fixed = dict(layers=layers or len(limits))
+    data = dict(bounds=tree.unflatten([as_number("clip_per_layer", bound=b) for b in limits]))
+    fixed = dict(layers=None if limits[0] is bounds else len(limits))
     return Stage(
         Fn(_clip_per_layer, data, fixed), Fn(_layers_bound, data, fixed), name="clip_per_layer"
     )

@@ -745,7 +745,7 @@ def restarted(strategy: Strategy, rounds: int) -> Strategy:
     """
     where = "strategies.restarted"
     if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
-        checks.fail(where, "a strategy of jfl.strategies", f"{strategy!r}")
+        checks.fail(where, "a strategy of jfl.strategies", checks.short_repr(strategy))
     checks.require_integer(where, rounds=rounds)
     if strategy.memory:
         checks.fail(

@@ -169,7 +169,7 @@ def clip_ellipsoid(bound: ArrayLike | Callable[..., Any], shape: Shape) -> Stage
         it is the longest axis of the ellipsoid.
     """
     if not isinstance(shape, Shape):  # pyright: ignore[reportUnnecessaryIsInstance]  # of a user
-        checks.fail("wavelet.clip_ellipsoid", "a shape of jfl.wavelet", f"{shape!r}")
+        checks.fail("wavelet.clip_ellipsoid", "a shape of jfl.wavelet", checks.short_repr(shape))
     data = dict(bound=as_level("wavelet.clip_ellipsoid", bound=bound), shape=shape)
     return Stage(Fn(_clip_ellipsoid, data), Fn(_ellipsoid_bound, data), name="clip_ellipsoid")
 
