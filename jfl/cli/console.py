@@ -43,26 +43,25 @@ def progress(shown: bool = True, of: str = ""):
 
 
 def table(title, columns, rows, caption=None):
-    """Print a table; `columns` are pairs (name, whether it is right-aligned)."""
+    """Print a table; `columns` are pairs (name, whether it is right-aligned).
+
+    The title and the caption are as wide as the terminal, even if the table is narrow.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(
-        title=title,
-        box=box.SIMPLE_HEAD,
-        caption=caption,
-        title_justify="left",
-        caption_justify="left",
-    )
+    shown = Table(box=box.SIMPLE_HEAD)
     for name, right in columns:
         shown.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
         shown.add_row(*(Text(str(v)) for v in row))  # brackets as in [n, 28] are not markup
     # Without a terminal, the table is wide enough for all columns.
     console = Console() if sys.stdout.isatty() else Console(width=150)
-    console.print(shown)
+    for part in (title and Text(title), shown, caption and Text(caption)):
+        if part:
+            console.print(part)
 
 
 PRIVACY = [

@@ -4,18 +4,36 @@ The commands of `jfl` and the scripts of experiments use the same function, `par
 """
 
 import dataclasses
+import inspect
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Sequence
 from typing import Any
 
-from ..core import checks
+from ..core import checks, options
 from ..core.options import field as field
 from ..runs import config as configs
 from ..runs.config import Config
 
 Command = typing.TypeVar("Command")
+# The sections of the help of a command that takes a config: the fields that `--help` shows, and
+# after the bar those that only `--help-all` shows.
+SECTIONS = dict(
+    data="data label owner dataset partition clients alpha min_rows classes_per_client |"
+    " preprocess groups group_rows group_noise holdout partition_seed",
+    model="model hidden | compute",
+    algorithm="algorithm cohort rate batch steps lr optimizer server_lr mu | sampler"
+    " batch_sampler server_optimizer lr_schedule l2 weights impact average_from",
+    privacy="unit epsilon noise_multiplier delta clip clip_norm adjacency view | strategy"
+    " noise_shape bands band_exponent reading lemma2 per_client_noise clip_decay noise_decay mode"
+    " paper",
+    run="rounds seed evaluate_every | allow_empty checkpoint_every",
+)
+# The section of an option of a kind of factory; others are in the section of the algorithm.
+KINDS = dict(dataset="data", partition="data", model="model", strategy="privacy")
+HELP_WIDTH = 79
 
 
 def parse(
@@ -54,6 +72,9 @@ def parse(
         if not word or re.fullmatch(r"--[\w-]+=", word):
             checks.fail(program, f"a value for {word.rstrip('=') or before}", "an empty one")
     flags = _flags(kind, default)
+    if issubclass(kind, Config) and {"-h", "--help", "--help-all"} & {*arguments}:
+        print(_help_text(kind, default, program, "--help-all" in arguments))
+        raise SystemExit(0)
     parsed = tyro.cli(flags, args=arguments, prog=program)
     made: Any = kind
     return made(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(made)})
@@ -74,6 +95,47 @@ def _flags(kind, default):
         value = f.default if default is None else getattr(default, f.name)
         flags.append((f.name, hint, dataclasses.field(default=value)))
     return dataclasses.make_dataclass(kind.__name__, flags, namespace=dict(__doc__=kind.__doc__))
+
+
+def _help_text(kind, default, program: str, everything: bool) -> str:
+    """Return the help of a command that takes a config, with its flags in sections.
+
+    Without `everything` it has the common flags only.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    listed = {section: names.split(" | ") for section, names in SECTIONS.items()}
+    common = {section: names.split() for section, (names, _) in listed.items()}
+    more = {section: names.split() for section, (_, names) in listed.items()}
+    known = {name for names in (*common.values(), *more.values()) for name in names}
+    for name in fields.keys() - known & fields.keys():
+        if name in configs.OPTIONS:
+            more[KINDS.get(next(iter(configs.OPTIONS[name].takers)), "algorithm")].append(name)
+    common["run"] += [name for name in fields if name not in known | configs.FIELDS.keys()]
+    lines = [f"usage: {program} [options]", "", inspect.cleandoc(kind.__doc__ or "")]
+    for section in SECTIONS:
+        names = common[section] + (more[section] if everything else [])
+        lines += ["", f"{section}:"]
+        for name in names:
+            value = fields[name].default if default is None else getattr(default, name)
+            lines += _help_lines(fields[name], value, everything)
+    return "\n".join([*lines, "", f"--help-all explains all {len(fields)} options."])
+
+
+def _help_lines(f, value, everything: bool) -> list[str]:
+    """Return the lines about a flag; without `everything` its text is shortened."""
+    kind, _ = options.split_optional(f.type)
+    is_many = typing.get_origin(kind) is tuple
+    item = typing.get_args(kind)[0] if is_many else kind
+    flag = f"--{'no-' * (value is True)}{f.name.replace('_', '-')}"
+    if item is not bool:
+        flag += f" {item.__name__.upper()}{' ...' * is_many}"
+    shown = "" if value is None or isinstance(value, bool) or value in ("", ()) else f" [{value}]"
+    text, room = f.metadata["help"], HELP_WIDTH - 27
+    if not everything:  # as many clauses as fit on a line, but at least one
+        ends = [m.start() for m in re.finditer(r"[;,.] | \(|$", text)]
+        text = text[: max([n for n in ends if n + len(shown) <= room], default=ends[0])]
+    wrapped = textwrap.wrap(text + shown, room)
+    return [f"  {left:<24} {line}" for left, line in zip([flag, *[""] * len(wrapped)], wrapped)]
 
 
 def parse_devices(flag: str, words: str) -> str | int | None:
@@ -160,6 +222,8 @@ def parse_with_config(
     for one, other in (("noise-multiplier", "epsilon"), ("epsilon", "noise-multiplier")):
         if f"--{one}" in flags and f"--{other}" not in flags:
             values.pop(other.replace("-", "_"), None)
+    if "--data" in flags or "data" in values:
+        values = dict(dataset="file", partition="natural") | values
     filled = {name: value for name, value in values.items() if name not in own}
     return parse(kind, rest, program, kind(**filled)), axes
 

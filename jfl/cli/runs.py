@@ -42,7 +42,7 @@ class Train(Config):
 
     out: Path = field(Path("runs/train"), "run directory: new or empty, unless --resume")
     resume: bool = field(False, "continue from the last checkpoint in --out")
-    no_progress: bool = field(False, "hide the line with finished rounds and remaining time")
+    progress: bool = field(True, "hide the line with finished rounds and remaining time")
     devices: str = field("1", "how many devices of this machine share each cohort, or auto for all")
     coordinator: str | None = field(
         None,
@@ -71,10 +71,12 @@ def train(arguments: list[str]) -> None:
             ),
             file=sys.stderr,
         )
-    with console.progress(not command.no_progress, "rounds") as bar:
+    with console.progress(command.progress, "rounds") as bar:
         task = bar.add_task("jfl train", total=config.rounds, note="checking", accuracy="")
 
-        def watch(round, accuracy, loss, epsilon):
+        def watch(round, accuracy=None, loss=None, epsilon=None):
+            if loss is None:
+                bar.console.print(f"jfl train: resumed at round {round}")
             seen = (("loss", loss), ("accuracy", accuracy), ("ε", epsilon))
             bar.update(
                 task,
@@ -96,14 +98,23 @@ def train(arguments: list[str]) -> None:
     console.results([entry], command.out, notes=[_preparation(seconds)])
 
 
+@contextlib.contextmanager
 def _stages(name, bar, task):
-    """Show the stages before the first program runs in the note of a progress bar's task."""
+    """Show the stages before the first program runs in the note of a progress bar's task.
+
+    The bar disappears if an error stops the command before it has done anything.
+    """
 
     def show(stage):
         if not bar.tasks[task].completed:
             bar.update(task, note=stage or "running")
 
-    return compiling.report_stages(name, show)
+    try:
+        with compiling.report_stages(name, show) as seconds:
+            yield seconds
+    except BaseException:
+        bar.live.transient = not bar.tasks[task].completed
+        raise
 
 
 def _preparation(seconds):
@@ -151,7 +162,7 @@ class Sweep(Config):
     )
     strict: bool = field(False, "exit with 3 if any point fails, not only if all do")
     resume: bool = field(False, "compute the missing points of the sweep in --out")
-    no_progress: bool = field(False, "hide the line with finished points and remaining time")
+    progress: bool = field(True, "hide the line with finished points and remaining time")
     block: int | None = field(
         None,
         "maximum number of points in a program; default what fits into memory, and 8 on a CPU",
@@ -185,7 +196,7 @@ def sweep(arguments: list[str]) -> None:
             "Give --sweep lr=0.1,0.3 or a table [sweep].",
         )
     engine = _engine(command)
-    with console.progress(not command.no_progress, "points") as bar:
+    with console.progress(command.progress, "points") as bar:
         total = math.prod(map(len, axes.values()))
         task = bar.add_task("jfl sweep", total=total, note="checking", accuracy="")
         kept = lambda: f"{len(sweeps.points_store(command.out).records)} of its points"

@@ -5,6 +5,8 @@ training rows and m for the number of test rows. To add a dataset, write one fun
 name to `__all__`.
 """
 
+import contextlib
+import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ __all__ = [
     "digits",
     "emnist",
     "fashion_mnist",
+    "file",
     "frame",
     "hugging_face",
     "mnist",
@@ -115,7 +118,7 @@ def frame(
     One column holds the labels, one may hold the owners of rows, and the others are features.
 
     Args:
-        data: the frame, with one row per example.
+        data: the frame, with one row per example; or a dict of columns.
         label: the column of labels: integers from 0, or numbers if classes=0.
         owner: the column that names the owner of each row. `partition.natural()` then makes each
             owner a client.
@@ -137,12 +140,79 @@ def frame(
     """
     where = "datasets.frame"
     if features is None:
-        features = [name for name in data.columns if name not in (label, owner)]
+        features = [name for name in getattr(data, "columns", data) if name not in (label, owner)]
     x, y = _matrix(where, data, features), np.asarray(data[label])
     owners = None if owner is None else np.asarray(data[owner]).astype(str)
     rows = (x, y) if test is None else (x, y, _matrix(where, test, features), test[label])
     more: Any = dict(owners=owners, test_fraction=test_fraction, seed=seed)
     return arrays(*rows, classes=classes, name="frame", **more)
+
+
+def file(
+    data: str = "",
+    label: str = "label",
+    owner: str = "owner",
+    *,
+    classes: int | None = None,
+    test_fraction: float = 0.2,
+) -> Dataset:
+    """Return the rows of a file: .npz with arrays x and y, or a table, .csv or .parquet.
+
+    A table has a column of labels and may have a column of owners; all other columns are features.
+    An .npz file may have an array of owners, and x_test and y_test.  Labels that are words become
+    numbers, in alphabetical order.
+
+    Args:
+        data: rows in .csv, .parquet or .npz (arrays x, y, owner); each owner is a client.
+        label: column of labels in a table.
+        owner: column or array of owners, if there is one.
+        classes: number of classes, 0 for regression; default counts the labels.
+        test_fraction: fraction of each owner's rows that become test rows, if the file has none.
+
+    Raises:
+        ValueError: if the file cannot be read, and as in `arrays`.
+    """
+    where = "datasets.file"
+    try:
+        columns = _read_columns(Path(data))
+    except (OSError, ValueError, ImportError) as error:
+        checks.fail(where, "a file .npz, .csv or .parquet as data", f"{data or 'none'}: {error}")
+    is_table = Path(data).suffix != ".npz"
+    for name in (label,) if is_table else ("x", "y"):
+        if name not in columns:
+            kind = "column" if is_table else "array"
+            hint = "Name the column of labels: --label NAME." if is_table else ""
+            checks.fail(where, f"a {kind} {name!r} in {data}", ", ".join(columns), hint)
+    y = columns[label if is_table else "y"]
+    words = y.dtype.kind not in "biuf"
+    columns[label if is_table else "y"] = np.unique(y, return_inverse=True)[1] if words else y
+    more: Any = dict(classes=classes, test_fraction=test_fraction)
+    if is_table:
+        return frame(columns, label, owner if owner in columns else None, **more)
+    rows = (columns.get(name) for name in ("x", "y", "x_test", "y_test"))
+    return arrays(*rows, name=data, owners=columns.get(owner), **more)  # pyright: ignore[reportArgumentType]
+
+
+def _read_columns(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns or arrays of a file by name."""
+    if path.suffix == ".npz":
+        return dict(np.load(path))
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(path)
+        return {name: table[name].to_numpy() for name in table.column_names}
+    if path.suffix != ".csv":
+        raise ValueError("another kind of file")
+    with path.open(newline="", encoding="utf-8-sig") as lines:
+        names, *rows = csv.reader(lines)
+    columns = dict(zip(names, map(np.array, zip(*rows, strict=True))))
+    for name, text in columns.items():
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                columns[name] = text.astype(kind)
+                break
+    return columns
 
 
 def prepared(

@@ -17,6 +17,7 @@ from ..core.errors import ArgumentError
 from ..core.records import Algorithm, Federation, Mechanism, Plan, Sampler, Task
 from ..data import corruption, datasets, partition, transforms
 from ..data.federation import federate
+from ..data.rows import Dataset
 from ..engine.plan import plan
 from ..gradients.per_example import grad, private_grad
 from ..privacy.calibration import calibrate, calibrate_per_client
@@ -77,6 +78,9 @@ def build(config: Config) -> tuple[Plan, Config]:
         ArgumentError: For values, or combinations of values, that describe no valid plan.
     """
     _refuse_bad_values(config)
+    if config.dataset == "file" and config.partition == "natural":
+        owners = _rows(config).owners
+        config = dataclasses.replace(config, clients=50 if owners is None else len({*owners}))
     if config.epsilon is None:
         return _plan(config, config.noise_multiplier), config
     noise: Any = _calibrate_noise(config, _plan(config, 1.0))
@@ -291,6 +295,12 @@ def _dataset(name, preprocess, **arguments):
     return data
 
 
+def _rows(config: Config) -> Dataset:
+    """Return the dataset of a config."""
+    arguments = options.arguments(factory("dataset", config.dataset), vars(config), {})
+    return _dataset(config.dataset, config.preprocess, **arguments)
+
+
 def the_partition(config: Config) -> partition.Partition:
     """Return the partition of a config, which assigns rows to clients."""
     seed = config.partition_seed
@@ -306,9 +316,7 @@ def the_partition(config: Config) -> partition.Partition:
 @functools.lru_cache(maxsize=64)
 def _federation(config: Config) -> Federation:
     """Build the federation of a config, without a cache."""
-    arguments = options.arguments(factory("dataset", config.dataset), vars(config), {})
-    data = _dataset(config.dataset, config.preprocess, **arguments)
-    fed = federate(data, the_partition(config), holdout=config.holdout)
+    fed = federate(_rows(config), the_partition(config), holdout=config.holdout)
     if config.group_noise:
         noise = _values_of_clients(config, "group_noise")
         fed = corruption.salt_and_pepper(fed, noise, seed=config.partition_seed)

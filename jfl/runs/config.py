@@ -115,6 +115,11 @@ GROUPED = {
 PUBLISHED = {"noise_shape='published'": lambda config: config.noise_shape == "published"}
 
 
+def _has_owners(config) -> bool:
+    """Return whether the clients of a config are the owners that a file names."""
+    return config.dataset == "file" and config.partition == "natural"
+
+
 def _clips(config) -> bool:
     """Return whether a run clips contributions.
 
@@ -147,7 +152,11 @@ class Experiment:
         names("partition"),
         "{} (natural: the rows that synthetic made for a client)",
     )
-    clients: int = field(50, "number of clients")
+    clients: int = field(
+        50,
+        "number of clients; with --data and owners, that of the owners",
+        needs={"a partition other than 'natural'": lambda config: not _has_owners(config)},
+    )
     groups: tuple[int, ...] = field(
         (),
         "sizes of groups of clients, one after another, for group_rows, group_noise and impact",
@@ -214,7 +223,7 @@ class Experiment:
     unit: str | None = _one_of(
         None,
         UNITS,
-        "what the noise protects: {}: noise in every local step, or on the aggregate (padpfl: on "
+        "what the noise protects, {}; noise in every local step, or on the aggregate (padpfl: on "
         "uploads)",
     )
     clip: str = _one_of("flat", CLIPS, "{} (adaptive: client level only)", needs=NOISE)
@@ -258,8 +267,8 @@ class Experiment:
     lemma2: bool = field(False, "published: with the smaller noise of its Lemma 2", needs=PUBLISHED)
     epsilon: float | None = field(
         None,
-        "instead of noise_multiplier: calibrate to this epsilon, for the worst client (li2025 as "
-        "printed: of one round)",
+        "calibrate the noise to this epsilon, instead of noise_multiplier, for the worst client "
+        "(li2025 as printed: of one round)",
     )
     per_client_noise: bool = field(
         False,

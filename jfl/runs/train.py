@@ -102,7 +102,8 @@ def train(
         config: the config of the run.
         out: a new or empty directory, or with `resume` that of this run.
         resume: continue the run in `out`.
-        watch: called with round, accuracy, loss and epsilon after each evaluation.
+        watch: called with round, accuracy, loss and epsilon after each evaluation; and first with
+            only the round, if the run resumes after it.
         mesh: as in jfl.simulate.
         warn: called with a text before the first round, if the noise is so large that nothing can
             be learned.
@@ -267,6 +268,8 @@ def _train(session: Session) -> dict:
     evaluated = [*session.history.get("round", ()), *(r for r in session.evaluations if r > done)]
     values = epsilons(plan, config, evaluated, last=shown and shown["epsilon"])
     curve = {} if values is None else dict(zip(evaluated, values.tolist()))
+    if done:
+        session.watch(round=done)
     if done < config.rounds:
         report.void(out)  # the epsilon of a shorter run no longer holds
         (out / "accuracy.png").unlink(missing_ok=True)

@@ -153,6 +153,7 @@ def test_its_config_runs_it_again_also_in_parts(trained, tmp_path, capsys, monke
             assert jfl(*command, *flags) == 2
             assert words in capsys.readouterr().err
     assert jfl(*command, "--resume") == 0
+    assert "resumed at round 2" in capsys.readouterr().err
     assert (tmp_path / "metrics.csv").read_text() == (trained / "metrics.csv").read_text()
 
 
@@ -409,8 +410,49 @@ def test_bad_flags_exit_2_and_write_nothing(tmp_path, capsys, flags, words):
     (tmp_path / "note").write_text("mine")  # the directory holds something else
     out = tmp_path if flags == "--resume" else tmp_path / "run"
     assert jfl("train", *TINY, flags, "--out", out) == 2
-    assert words in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert words in told and "0/4" not in told  # no progress bar of a run that never began
     assert [p.name for p in tmp_path.iterdir()] == ["note"]
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
+def test_rows_of_a_file_are_those_of_their_owners(ending, tmp_path, capsys, no_programs):
+    r, file, out = np.random.default_rng(0), tmp_path / f"rows.{ending}", tmp_path / "run"
+    x, y, owner = r.normal(size=(60, 2)), r.integers(0, 2, 60), np.repeat(["a", "b", "c"], 20)
+    columns = dict(u=x[:, 0], v=x[:, 1], sick=np.where(y, "yes", "no"), owner=owner)
+    if ending == "npz":
+        np.savez(file, x=x, y=y, owner=owner)
+    elif ending == "csv":
+        with file.open("w", newline="") as lines:
+            csv.writer(lines).writerows([columns, *zip(*columns.values())])
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+        parquet.write_table(sys.modules["pyarrow"].table(columns), file)
+    flags = "--model logistic --batch 4 --rounds 1" + " --label sick" * (ending != "npz")
+    command = ["train", "--data", file, flags, "--out", out]
+    assert jfl(*command) == 0
+    (run,) = summary(out)
+    data = json.loads((out / "manifest.json").read_text())["data"]
+    assert run["config"]["clients"] == 3 and (data["rows"], data["test_rows"]) == (48, 12)
+    capsys.readouterr()
+    assert jfl(*command[:-1], tmp_path / "new", "--clients", 4) == 2
+    assert "clients" in capsys.readouterr().err
+
+
+def test_help_is_short_and_in_sections(capsys):
+    told = {name for text in options.SECTIONS.values() for name in text.split()} - {"|"}
+    assert {f.name for f in dataclasses.fields(config.Experiment)} <= told <= {*config.FIELDS}
+    for command in ("train", "sweep", "audit"):
+        assert jfl(command, "--help") == 0
+        short = capsys.readouterr().out
+        assert jfl(command, "--help-all") == 0
+        whole = capsys.readouterr().out
+        assert len(short.splitlines()) <= 80 and "no-no-" not in whole
+        for text in (short, whole):
+            heads = [line[:-1] for line in text.splitlines() if re.fullmatch(r"\w+:", line)]
+            assert heads == list(options.SECTIONS)
+        flags = [f"\n  --{name.replace('_', '-')}" for name in config.FIELDS]
+        assert all(flag in whole for flag in flags), command
 
 
 def test_bad_files_exit_2_and_write_nothing(tmp_path, capsys):

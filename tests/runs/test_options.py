@@ -187,7 +187,7 @@ def test_a_new_algorithm_is_one_function_and_one_name(tmp_path):
         f"train --my-option 3 {small} --out {tmp_path}/c",
         f"train --algorithm mine --my-option many {small} --out {tmp_path}/c",
         "list",
-        "train --help",
+        "train --help-all",
     ]
     ran = subprocess.run(
         [sys.executable, "-c", MINE, ";".join(commands)],
