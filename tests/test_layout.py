@@ -53,6 +53,7 @@ FLOORS = [
     "report",
     "cli",
 ]
+TOP = ("__init__", "names")  # the public names, which stand in no room
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms.split()}
 
 
@@ -69,7 +70,7 @@ HEAVY = set(
     tensorflow_datasets tyro xarray""".split()
 )
 # the command line starts fast only if it imports what a command needs when it needs it
-LATE = ("cli.__main__", "cli.main", "cli.demo", "runs.record", "runs.config")
+LATE = ("__init__", "cli.main", "cli.demo", "runs.record", "runs.config")
 PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metric Metrics Output Plan
 REPOSITORY Release Rows Run Sweep Task algorithm algorithms at_scale audit audit_one_run auditing bands batches bounded calibrate callbacks ask_tell clip_values james_stein post_process chain
 check_privacy choose clip_adaptive clip_l1 clip_l2 clip_per_layer clip_scaled correlated corruption datasets describe distributed divide epsilon epsilons errors
@@ -123,7 +124,7 @@ def edges():
 
 
 def test_every_module_is_in_a_room():
-    stray = [n for n in FILES if n != "__init__" and room_of(n) is None]
+    stray = [n for n in FILES if n not in TOP and room_of(n) is None]
     assert not stray, f"{stray} stand in no room: move them into one, or draw a new room in FLOORS"
     assert len([p for p in (ROOT / "jfl").glob("*.py") if p.name != "__init__.py"]) <= 8
 
@@ -131,7 +132,7 @@ def test_every_module_is_in_a_room():
 def test_imports_go_down():
     for name, target in edges():
         mine, theirs = room_of(name), room_of(target)
-        if name == "__init__" or target in ("core.lazy",):  # how packages offer their modules
+        if name in TOP or target in ("core.lazy",):  # how packages offer their modules
             continue
         assert theirs is not None, f"{name} imports {target!r}, which stands in no room"
         assert mine == theirs or FLOOR[theirs] < FLOOR[mine], (
@@ -208,6 +209,13 @@ COMMAND_LINE = """
 import jfl.cli.__main__
 print(json.dumps([m for m in ("tyro", "matplotlib", "sklearn", "scipy.stats") if m in sys.modules]))
 """
+HELP = """
+import sys
+sys.argv = ["jfl", "--help"]
+import jfl.cli.__main__
+assert jfl.cli.__main__.main() == 0
+print([m for m in ("jax", "numpy") if m in sys.modules])
+"""
 WITHOUT_EXTRA = f"""
 import contextlib, io
 import numpy as np
@@ -230,6 +238,7 @@ for call in (jfl.datasets.digits, fed.plot, lambda: jfl.load("nothing"), lambda:
     except ModuleNotFoundError as error:
         said.append(str(error))
 from jfl.cli.__main__ import main
+sys.argv = ["jfl", "train"]
 with contextlib.redirect_stderr(io.StringIO()) as errors:
     assert main() == 2
 print(json.dumps([*said, errors.getvalue()]))
@@ -267,9 +276,9 @@ def test_import_has_no_side_effects(fresh):
 
 
 def exported():
-    """Names that jfl/__init__.py binds, and those of modules that come when they are named."""
+    """Names that jfl/names.py binds, and those of modules that come when they are named."""
     names = set(jfl.__all__)
-    for node in tree_of("__init__").body:
+    for node in tree_of("names").body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {a.asname or a.name for a in node.names}
         elif isinstance(node, ast.Assign):
@@ -296,6 +305,13 @@ def test_every_module_can_be_named_after_a_bare_import(fresh):
 
 def test_the_command_line_loads_nothing_heavy_before_it_knows_the_command(fresh):
     assert fresh[3] == []
+
+
+def test_help_imports_neither_jax_nor_numpy():
+    """With them it would take a second."""
+    command = [sys.executable, "-c", HELP]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "jfl COMMAND" in done.stdout and done.stdout.endswith("[]\n")
 
 
 def test_python_code_runs_without_the_extra_cli_and_other_calls_name_it(fresh):

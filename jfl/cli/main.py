@@ -2,18 +2,10 @@
 
 import dataclasses
 import functools
+import importlib
 import importlib.metadata
 import sys
-from collections.abc import Callable
 from typing import NamedTuple
-
-from ..engine.compiling import keep_compiled_programs
-from ..report import page
-from . import accounting, audit, console, demo, exits, new, runs
-from .exits import INTERRUPTED as INTERRUPTED
-from .exits import OK, USAGE
-from .exits import UNHEALTHY as UNHEALTHY
-from .options import parse
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,16 +23,22 @@ def main(argv: list[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in ("-h", "--help"):
         _help()
-        return OK if words else USAGE
+        return 0 if words else 2
     name, *arguments = words
     if name == "--version":
         print(importlib.metadata.version("jfl"))
-        return OK
+        return 0
+    # Imported late, because these modules import JAX, which takes longer than all of the above.
+    from ..engine.compiling import keep_compiled_programs
+    from . import exits
+
     if name not in COMMANDS:
         print(f"jfl: expected one of {', '.join(COMMANDS)}, but got {name!r}.", file=sys.stderr)
-        return USAGE
+        return exits.USAGE
     keep_compiled_programs()
-    return exits.run(f"jfl {name}", functools.partial(COMMANDS[name].run, arguments), debug)
+    module, _, function = COMMANDS[name].run.partition(":")
+    run = getattr(importlib.import_module(f"jfl.cli.{module}"), function)
+    return exits.run(f"jfl {name}", functools.partial(run, arguments), debug)
 
 
 def _help():
@@ -56,6 +54,9 @@ def _help():
 
 def _report(arguments):
     """Run `jfl report`."""
+    from ..report import page
+    from .options import parse
+
     command = parse(page.flags(), arguments, "jfl report")
     print(page.main(command.directories, command.out))
 
@@ -70,6 +71,9 @@ class List:
 
 def _list(arguments):
     """Run `jfl list`."""
+    from . import console
+    from .options import parse
+
     parse(List, arguments, "jfl list")
     console.names()
 
@@ -78,37 +82,37 @@ class Command(NamedTuple):
     """A command of `jfl`."""
 
     help: str
-    run: Callable[[list[str]], object]  # takes the arguments after the name of the command
+    run: str  # MODULE:FUNCTION of jfl.cli; it takes the arguments after the name of the command
 
 
 COMMANDS = dict(
     demo=Command(
         "train on digits with three kinds of privacy: a table and a picture in a minute",
-        demo.demo,
+        "demo:demo",
     ),
-    train=Command("train one model in a directory, with checkpoints and --resume", runs.train),
-    sweep=Command("run many settings as few programs: any field may vary", runs.sweep),
-    predict=Command("predict rows of a file with the model of a run", runs.predict),
+    train=Command("train one model in a directory, with checkpoints and --resume", "runs:train"),
+    sweep=Command("run many settings as few programs: any field may vary", "runs:sweep"),
+    predict=Command("predict rows of a file with the model of a run", "runs:predict"),
     audit=Command(
         "attack a run with a worst-case canary: a lower bound of its epsilon, next to the proved "
         "and claimed ones",
-        audit.audit,
+        "audit:audit",
     ),
     report=Command(
         "write a page about runs and sweeps, in HTML and Markdown: tables, pictures, guarantees, "
         "settings",
-        _report,
+        "main:_report",
     ),
     epsilon=Command(
-        "compute epsilon, from numbers on the command line or from a config", accounting.epsilon
+        "compute epsilon, from numbers on the command line or from a config", "accounting:epsilon"
     ),
     calibrate=Command(
         "find the noise multiplier, the rounds or the sampling rate for an epsilon",
-        accounting.calibrate,
+        "accounting:calibrate",
     ),
-    new=Command("write a new algorithm: a file, its test and its card", new.new),
+    new=Command("write a new algorithm: a file, its test and its card", "new:new"),
     list=Command(
         "list algorithms, datasets, partitions, samplers, models, optimizers and their options",
-        _list,
+        "main:_list",
     ),
 )

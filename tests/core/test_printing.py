@@ -115,7 +115,7 @@ def test_results_say_how_they_ended(plan):
     ids=["adjacency", "std", "layers", "bounded"],
 )
 def test_a_mechanism_prints_as_the_call_that_makes_it(mechanism):
-    again = eval(short(mechanism), vars(jfl))
+    again = eval(short(mechanism), {name: getattr(jfl, name) for name in jfl.__all__})
     assert jax.tree.structure(again) == jax.tree.structure(mechanism)
     assert jax.tree.all(jax.tree.map(np.array_equal, again, mechanism))
 
