@@ -13,6 +13,11 @@ Each recipe changes a paper's algorithm so that its promise becomes true:
   et al., with the sensitivity of Wu et al., 2017).
 - `measured`: wavelet noise in the shape of band energies that were measured with separate noise
   (Ranaweera et al.); `by_level`: the same, but each level has a separate clip by its energy.
+
+Two recipes are for the study of anchors (Tramèr and Boneh):
+
+- `scattered`: FedSGD of a linear model on scattering features, with noise in every gradient.
+- `shares`: the same, but each client adds only a share of the noise.
 """
 
 import dataclasses
@@ -27,13 +32,15 @@ import numpy as np
 
 import jfl
 from jfl.core import pytrees
+from jfl.core.hashing import mark_immutable
 from jfl.core.records import Fn, named
 from jfl.privacy import guarantees
 from jfl.privacy.calibration import calibrate_per_client
 from jfl.runs import build
-from jfl.runs.config import FIELDS, Config, the_unit, the_view
+from jfl.runs.config import FIELDS, OPTIMIZERS, Config, the_unit, the_view
 
 from ..papers.talaei2024 import claims as talaei2024
+from . import scattering
 
 SHARE = 0.1  # fraction of epsilon that measuring the energies spends
 # Constants of softmax regression with rows (x, 1), ||x|| <= 1.
@@ -41,6 +48,12 @@ STEEPNESS = 2.0  # sqrt(2) for the slopes times sqrt(2) for a row
 SMOOTHNESS = 1.0  # 1/2 for the slopes times 2 for a row
 TYPICAL_SMOOTHNESS = 0.25  # on real rows, for the rate of a solve; no guarantee rests on it
 LEAST_ENERGY = 1e-3  # of the mean: a level without any is clipped to more than nothing
+SUMS_ONLY = (
+    "Assumes secure aggregation: the observer sees only the sum of the uploads, no client drops "
+    "out, and no client reveals its noise.",
+    "Computed for one client that holds all rows: its release has the same distribution as the sum "
+    "of these uploads.",
+)
 INEXACTNESS = 1e-5  # of a proximal problem's solve; a run stops where one leaves more
 
 
@@ -57,6 +70,7 @@ class Recipe(NamedTuple):
     view: str | None = None  # of the guarantee; None: that of the config
     each: bool = False  # noise is calibrated for each group of clients
     before: Callable | None = None  # config -> a Plan of one round that is paid for, too
+    pooled: Callable | None = None  # config -> a Plan of one client that releases the same sums
 
 
 # fields that no recipe reads; of those whose clients add noise in or after their own steps, more
@@ -229,6 +243,48 @@ def _convex(config: Made):
     return plan
 
 
+@functools.lru_cache(maxsize=1)  # they take a gigabyte
+def _features(dataset: str) -> tuple:
+    """Return the scattering features of the training and test rows of a dataset."""
+    data = getattr(jfl.datasets, dataset)()
+    return tuple(
+        mark_immutable(pytrees.on_device(scattering.features(x[..., 0])))
+        for x in (data.x, data.x_test)
+    )
+
+
+def scattered(config: Made, share: bool = False):
+    """Return FedSGD of a linear model on scattering features, with noise in every gradient.
+
+    Args:
+        config: `batch` is the expected number of rows of all clients together.
+        share: each client adds noise such that the sum over clients has the config's multiplier;
+            else each adds all of it.
+    """
+    _refuse(config, (*UNREAD, *(field for field in STEPS if field != "server_optimizer")))
+    fed, clients = build.federation(config), config.clients
+    x, x_test = _features(config.dataset)
+    fed = dataclasses.replace(fed, x=x, x_test=x_test)
+    task, batch = jfl.models.logistic(fed), config.batch / clients
+    chain = jfl.chain(
+        jfl.clip_l2(config.clip_norm),
+        jfl.total(),
+        jfl.gaussian(config.noise[0] / (clients**0.5 if share else 1)),
+        jfl.divide(batch),
+    )
+    algorithm = jfl.algorithms.fedsgd(
+        jfl.private_grad(task.loss, chain),
+        lr=config.lr,
+        batch=jfl.batches.poisson(batch),
+        server_optimizer=OPTIMIZERS[config.server_optimizer],
+    )
+    return jfl.plan(fed, task, algorithm, jfl.sampling.full(clients))
+
+
+def _pooled(config: Made):
+    return scattered(dataclasses.replace(config, clients=1))
+
+
 def _stated(config: Made) -> float:
     if config.epsilon is None:
         raise ValueError(f"{config.recipe}: expected epsilon, but got none")
@@ -293,6 +349,8 @@ RECIPES = dict(
     known_noise=Recipe(functools.partial(of_each, inverse=True, known=True), each=True),
     contracting=Recipe(contracting),
     prox_erm=Recipe(prox_erm),
+    scattered=Recipe(scattered),
+    shares=Recipe(functools.partial(scattered, share=True), pooled=_pooled),
     measured=Recipe(measured, before=energies),
     by_level=Recipe(functools.partial(measured, by_level=True), before=energies),
 )
@@ -307,7 +365,7 @@ def noise_of(config: Made) -> tuple:
     """Return the multipliers with which the plan proves the config's epsilon."""
     recipe = RECIPES[config.recipe]
     target: dict[str, Any] = dict(epsilon=_stated(config), delta=config.delta, rounds=config.rounds)
-    draft = lambda z: plan_of(dataclasses.replace(config, noise=z))
+    draft = lambda z: (recipe.pooled or recipe.plan)(dataclasses.replace(config, noise=z))
     if recipe.each:
         found = calibrate_per_client(draft((1.0,) * len(config.groups)), **target)
         firsts = np.cumsum((0, *config.groups[:-1]))
@@ -331,7 +389,12 @@ def noise_of(config: Made) -> tuple:
 
 def worth(config: Made):
     """Return the proved guarantee of a run of a config, and of everything that runs before it."""
-    recipe, plan = RECIPES[config.recipe], plan_of(config)
+    recipe = RECIPES[config.recipe]
+    if recipe.pooled:
+        found = _with(None, recipe.pooled(config), config)
+        caveats = (*found.caveats, *SUMS_ONLY)
+        return found._replace(view="aggregate", status="conditional", caveats=caveats)
+    plan = plan_of(config)
     return _with(recipe.before(config) if recipe.before else None, plan, config)
 
 

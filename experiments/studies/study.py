@@ -37,14 +37,16 @@ from ..bench.timing import commit
 from ..harness.kept_runs import about, hashed
 from ..harness.runner import Experiment
 from ..papers import as_printed
-from . import recipes
+from . import recipes, scattering
 from .picture import picture, show
 from .plans import PLANS
 from .recipes import Made
 
 FAST = "jax_disable_most_optimizations"
 SOURCE = hashlib.sha256(
-    b"".join(Path(module).read_bytes() for module in (__file__, recipes.__file__))
+    b"".join(
+        Path(module).read_bytes() for module in (__file__, recipes.__file__, scattering.__file__)
+    )
 ).hexdigest()
 SLACK = 1e-5  # of a calibrated epsilon, which a float32 multiplier may miss
 BLIND = (
@@ -444,6 +446,7 @@ def _study(name, out, quick):
         cells = [c for c in plan.cells if c.panel == panel and c.fields["dataset"] not in skipped]
         if cells:
             rows += ROWS[plan.y](store, cells, plan, note)
+    rows += plan.printed
     by = {(r["panel"], r["line"], r["x"]): r for r in rows}
     verdicts = [
         dict(zip(("claim", "verdict", "seen"), (c.text, *c.check(by)))) for c in plan.claims

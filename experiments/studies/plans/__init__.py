@@ -4,6 +4,7 @@ claims over the rows that come out."""
 from collections.abc import Callable
 
 from . import (
+    anchors,
     audit,
     claimed,
     cohort,
@@ -26,4 +27,5 @@ PLANS: dict[str, Callable] = dict(
     claimed=claimed.claimed,
     audit=audit.audit,
     promises=promises.promises,
+    anchors=anchors.anchors,
 )

@@ -36,6 +36,7 @@ class Study(NamedTuple):
     y: str = "accuracy"  # or "epsilon": nothing is trained; or "audit"
     together: bool = False  # choosing and reporting in one program: less to compile, more to run
     trials: int = 0  # of an audit: runs of each side
+    printed: tuple = ()  # points that a paper prints, as dicts: shown next to ours, not run
 
 
 def rates(*values, of="lr"):
