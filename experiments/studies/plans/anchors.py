@@ -47,7 +47,7 @@ def anchors(quick):
             if line != each or panel != "MNIST"  # an hour
         ]
         if accuracy is not None:
-            point = dict(panel=panel, line=PRINTED, x=EPSILON, mean=accuracy, stated=EPSILON)
+            point = dict(panel=panel, line=PRINTED, x=None, mean=accuracy, stated=EPSILON)
             printed.append(dict(point, half=None, values={}, failed=0))
             claims += [
                 Claim(
