@@ -202,9 +202,11 @@ def _study_line(ax, points, index, without_noise, top):
     half = np.array([p.half or 0.0 for p in points])
     if points[0].x is None:
         ax.axhspan(mean[0] - half[0], mean[0] + half[0], color=look["color"], alpha=0.12, lw=0)
-        return ax.axhline(mean[0], **look)
+        return ax.axhline(mean[0], **look | dict(ls="--", marker=None))
     (handle,) = ax.plot([p.x for p in points], mean, **look)
-    if half.any():
+    if half.any() and len(points) == 1:  # a band would have no width
+        ax.errorbar(points[0].x, mean, half, color=look["color"], capsize=4, lw=look["lw"])
+    elif half.any():
         ax.fill_between(
             [p.x for p in points], mean - half, mean + half, color=look["color"], alpha=0.15, lw=0
         )

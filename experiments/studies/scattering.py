@@ -65,7 +65,7 @@ def scatter(images):
 
 def _modulus(images, filters, stride):
     """Return every `stride`-th pixel of the modulus of filtered images."""
-    spectrum = jnp.fft.fft2(images) * filters
+    spectrum = jnp.fft.fft2(images) * filters[(None,) * (images.ndim - filters.ndim)]
     kept = spectrum.shape[-1] // stride
     folded = spectrum.reshape(*spectrum.shape[:-2], stride, kept, stride, kept).mean((-4, -2))
     return jnp.abs(jnp.fft.ifft2(folded))
@@ -74,7 +74,7 @@ def _modulus(images, filters, stride):
 def _average(images, side):
     """Return local averages, one per STRIDE pixels of the padded image, without the padding."""
     rows = averaging(side, images.shape[-1])[1:-1]
-    return rows @ images @ rows.T
+    return jnp.einsum("ij,...jk,lk->...il", rows, images, rows)
 
 
 @functools.cache

@@ -18,6 +18,9 @@ CLIENT = BASE | dict(unit="client", view="third_party")
 EXAMPLE = BASE | dict(unit="example", view="server")
 PADPFL = dict(algorithm="padpfl", upload="difference", batch_sampler="full")
 SOLVED = {k: v for k, v in EXAMPLE.items() if k not in ("batch", "steps")} | PADPFL
+SCATTERED = {k: v for k, v in EXAMPLE.items() if k != "steps"} | dict(
+    algorithm="fedsgd", batch_sampler="poisson", batch=60, server_optimizer="momentum"
+)
 CASES = dict(
     uploads=CLIENT | dict(clients=6),
     impact=CLIENT | GROUPS | PADPFL | dict(impact=(1.0, 3.0)),
@@ -26,10 +29,12 @@ CASES = dict(
     known_noise=EXAMPLE | GROUPS | dict(algorithm="addpnfl"),
     contracting=EXAMPLE | dict(clients=6, preprocess="unit_norm"),
     prox_erm=SOLVED | dict(clients=6, preprocess="unit_norm", mu=3.0),
+    scattered=SCATTERED | dict(clients=6),
+    shares=SCATTERED | dict(clients=6),
     measured=EXAMPLE | dict(clients=6),
     by_level=EXAMPLE | dict(clients=6),
 )
-CONDITIONAL = ("uploads", "contracting", "prox_erm", "measured", "by_level")
+CONDITIONAL = ("uploads", "shares", "contracting", "prox_erm", "measured", "by_level")
 KEY = jax.random.key(0)
 
 
