@@ -73,8 +73,8 @@ def _modulus(images, filters, stride):
 
 def _average(images, side):
     """Return local averages, one per STRIDE pixels of the padded image, without the padding."""
-    rows = averaging(side, images.shape[-1])[1:-1]
-    return jnp.einsum("ij,...jk,lk->...il", rows, images, rows)
+    rows = averaging(side, images.shape[-1])[1:-1][(None,) * (images.ndim - 2)]
+    return rows @ images @ jnp.swapaxes(rows, -1, -2)
 
 
 @functools.cache
