@@ -205,7 +205,7 @@ def _study_line(ax, points, index, without_noise, top):
         return ax.axhline(mean[0], **look | dict(ls="--", marker=None))
     (handle,) = ax.plot([p.x for p in points], mean, **look)
     if half.any() and len(points) == 1:  # a band would have no width
-        ax.errorbar(points[0].x, mean, half, color=look["color"], capsize=4, lw=look["lw"])
+        ax.vlines(points[0].x, mean - half, mean + half, color=look["color"], lw=look["lw"])
     elif half.any():
         ax.fill_between(
             [p.x for p in points], mean - half, mean + half, color=look["color"], alpha=0.15, lw=0
