@@ -158,7 +158,9 @@ def cyclic_poisson(
 
 @named("sampling.random_allocation")
 def _draw_allocated(key, round_, *, clients, capacity, epoch):
-    epoch_key = jax.random.fold_in(jax.random.fold_in(key, GROUP_KEY), round_ // epoch)
+    # The number of the epoch would occur again if a run continues with epochs of another length.
+    first_round = round_ - round_ % epoch
+    epoch_key = jax.random.fold_in(jax.random.fold_in(key, GROUP_KEY), first_round)
     words = jax.random.bits(epoch_key, (clients,), jnp.uint32)
     return chosen_cohort(words % jnp.uint32(epoch) == round_ % epoch, capacity)
 

@@ -227,6 +227,21 @@ def test_each_client_comes_once_in_an_epoch():
     assert (bins.sum(1) == 1).all() and (bins == bins[0]).all()
 
 
+def test_longer_epochs_of_a_continued_run_draw_anew():
+    """Rounds 0 to 3 have epochs of 2 rounds, and the rounds from 4 on one epoch of 4 rounds."""
+    key, clients = jax.random.key(3), 64
+    short, long = (jfl.sampling.random_allocation(clients, n, capacity=clients) for n in (2, 4))
+
+    def position(sampler, first, size):
+        rounds = [set(sampler.draw(key, r).ids.tolist()) for r in range(first, first + size)]
+        return np.array([[c in r for r in rounds].index(True) for c in range(clients)])
+
+    later = position(long, 4, 4) % 2
+    for first in (0, 2):
+        # About half of 64 independent draws agree; a false alarm has a probability of 4e-8.
+        assert 10 < (position(short, first, 2) == later).sum() < 54
+
+
 @pytest.mark.parametrize("make", [jfl.sampling.random_allocation, jfl.sampling.balls_in_bins])
 def test_rounds_are_uniform_and_clients_independent(make):
     """Chi-square of the rounds of two clients together, 9 cells, 6,000 seeds; a false alarm in

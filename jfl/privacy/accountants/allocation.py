@@ -19,7 +19,7 @@ of about t / 2 ratios.  If two values are d grid points apart, then the logarith
 is a fixed distance above the smaller one, so all pairs with the same d are added together.  All
 terms are positive, so the relative rounding error is small for every probability.  The grid becomes
 finer as the averages concentrate.  For up to 1,000 releases the roundings raise epsilon by less
-than one part in a thousand.
+than one part in a thousand, unless it is nearly 0.
 
 References:
     Feldman and Shenfeld, arXiv:2502.08202, for the pair; arXiv:2602.17284, for convolutions on a
@@ -42,7 +42,7 @@ NUM_POINTS = 4096  # of a grid
 NUM_STDS = 10.3  # range of the grid of one ratio, in standard deviations
 # The probability that may be moved to 0 or infinity after each average.
 TAIL = 1e-22
-# The relative rounding error per release: a probability is a sum of up to 2 * NUM_POINTS terms.
+# The relative rounding error per release: a probability is a sum of up to 4 * NUM_POINTS terms.
 ROUNDING = 2e-12
 
 
@@ -100,7 +100,8 @@ def dominating_pair(event: events.Allocation, z: float) -> events.Discrete:
     )
 
 
-@functools.lru_cache(64)
+# Each result has up to 32 KiB.
+@functools.lru_cache(1024)
 def _mean(number: int, z: float) -> Ratio:
     """Return the distribution of the mean of a number of independent ratios."""
     if number == 1:
