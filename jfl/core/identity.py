@@ -643,6 +643,10 @@ def _origin(value: Any) -> Any:
 @functools.cache
 def _is_library(package: str) -> bool:
     """Return whether a package belongs to Python or is installed."""
+    # `python -m cProfile script.py` runs the user's functions in __main__, but sys.modules has the
+    # profiler under this name.
+    if package == "__main__":
+        return False
     file = getattr(sys.modules.get(package), "__file__", None)
     if package in LIBRARIES or file is None:
         return package in LIBRARIES or package in sys.stdlib_module_names

@@ -3,6 +3,7 @@ says how it is computed."""
 
 import abc
 import collections
+import cProfile
 import dataclasses
 import enum
 import functools
@@ -10,6 +11,7 @@ import json
 import linecache
 import operator
 import random
+import sys
 import textwrap
 import threading
 import types
@@ -464,6 +466,14 @@ def typed(cell, text):
     names = {"__name__": "__main__"}
     exec(compile(text, cell, "exec"), names)
     return names
+
+
+def test_a_script_that_a_library_runs_is_the_users(monkeypatch):
+    """As by `python -m cProfile script.py`, where `__main__` is the module of the profiler."""
+    monkeypatch.setitem(sys.modules, "__main__", cProfile)
+    identity._is_library.cache_clear()
+    scripts = [typed(f"<script {v}>", f"def loss(x):\n    return {v} * x\n") for v in (1, 2)]
+    assert describe(scripts[0]["loss"]) != describe(scripts[1]["loss"])
 
 
 def test_a_class_and_a_function_in_a_notebook():
