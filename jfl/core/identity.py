@@ -22,17 +22,19 @@ docs/concepts/objects.md lists what it does not cover.
 import ast
 import collections
 import dataclasses
+import dis
 import enum
 import functools
 import hashlib
 import inspect
 import json
+import logging
 import os
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax
@@ -422,8 +424,8 @@ class Reader:
         if type(value) in (tuple, list) or _is_named_tuple(value):
             return self._items(value, self.static)
         if type(value) in (set, frozenset):
-            # The order of a set differs from process to process.
-            return {type(value).__name__: sorted(self.text(self.static(v)) for v in value)}
+            # The order of a set differs from process to process, so no item refers to another.
+            return {type(value).__name__: sorted(map(self._text_alone, value))}
         if type(value) in (dict, collections.OrderedDict, types.MappingProxyType):
             pairs = [[self.static(k), self.static(v)] for k, v in value.items()]
             return {type(value).__name__: pairs}
@@ -445,6 +447,12 @@ class Reader:
             return {"tuple": self.static(type(value)), **fields}
         found = [read(item) for item in value]
         return {"list": found} if isinstance(value, list) else found
+
+    def _text_alone(self, value: Any) -> str:
+        """Return the description of a value that refers to no other value, as JSON."""
+        reader = Reader(self.names)
+        reader.inside_named = self.inside_named
+        return reader.text(reader.static(value))
 
     def _array(self, value: Any) -> Any:
         """Describe an array that a function holds, and whose numbers are part of its program."""
@@ -523,7 +531,7 @@ class Reader:
             defaults = (value.__defaults__, value.__kwdefaults__)
             found["defaults"] = [self.static(v) for v in defaults]
         if cells := dict(zip(value.__code__.co_freevars, value.__closure__ or ())):
-            found["holds"] = {k: self.static(v.cell_contents) for k, v in sorted(cells.items())}
+            found["holds"] = {k: self._cell(value, v) for k, v in sorted(cells.items())}
         self.inside_named = outside
         return found
 
@@ -532,13 +540,35 @@ class Reader:
         source = _source(value.__code__)
         if not source:
             self._reject_unreadable(f"the source of the function {value.__qualname__}", "none")
-        names = _names_in(value.__code__) & value.__globals__.keys()
-        found = {n: self.static(value.__globals__[n]) for n in sorted(names)}
+        names = _globals_in(value.__code__) & value.__globals__.keys()
+        found = {n: self._variable(value, value.__globals__[n]) for n in sorted(names)}
+        # Wrappers copy attributes that begin with "_", such as __wrapped__.
+        attributes = {k: v for k, v in sorted(vars(value).items()) if not k.startswith("_")}
         return {
             "function": value.__qualname__,
             "source": _hash(source),
             **({"globals": found} if found else {}),
+            **({"attributes": self.static(attributes)} if attributes else {}),
         }
+
+    def _variable(self, function: types.FunctionType, value: Any) -> Any:
+        """Describe the value of a variable that a function mentions.
+
+        For a user's module, the members with names that the function mentions count too, because
+        their values may have been set after the import.
+        """
+        if not isinstance(value, types.ModuleType) or _is_described_by_name(value):
+            return self.static(value)
+        members = sorted(_names_in(function.__code__) & vars(value).keys())
+        return self.static(value) | {"members": {k: self.static(vars(value)[k]) for k in members}}
+
+    def _cell(self, function: types.FunctionType, cell: types.CellType) -> Any:
+        """Describe a variable in the closure of a function."""
+        try:
+            content = cell.cell_contents
+        except ValueError:  # it has no value yet
+            return {"cell": "empty"}
+        return self._variable(function, content)
 
     def _require_one_function(self, name: str, value: Any) -> None:
         """Reject two functions or classes that carry one registered name."""
@@ -580,6 +610,10 @@ class Reader:
 
     def _object(self, value: Any) -> dict[str, Any]:
         """Describe an object by its class and its fields, including private ones."""
+        if isinstance(value, logging.Logger):
+            return {"logger": value.name}
+        if isinstance(value, PurePath):
+            return {"path": str(value)}
         cls = type(value)
         if _hides_state(cls):
             self._reject_unreadable("objects with fields", checks.short_repr(value))
@@ -592,9 +626,10 @@ class Reader:
 
     def _module(self, module: types.ModuleType) -> dict[str, Any]:
         """Describe a library's module by its name, and a user's also by the content of its file."""
-        file = getattr(module, "__file__", None)
-        package = module.__name__.split(".")[0]
-        if file is None or package == "jfl" or _is_library(package):
+        if _is_described_by_name(module):
+            return {"module": module.__name__}
+        if (file := getattr(module, "__file__", None)) is None:
+            self._reject_unreadable("a module with a file", f"the module {module.__name__}")
             return {"module": module.__name__}
         return {"module": module.__name__, "content": _hash(Path(file).read_bytes())}
 
@@ -671,6 +706,12 @@ def _library_name(value: Any) -> str:
     return f"{_package(value) or 'builtins'}.{value.__qualname__}"
 
 
+def _is_described_by_name(module: types.ModuleType) -> bool:
+    package = module.__name__.split(".")[0]
+    return package == "jfl" or _is_library(package)
+
+
+@functools.lru_cache(4096)
 def _source(code: types.CodeType) -> str:
     """Return the source of a function, or "" if there is none.
 
@@ -688,23 +729,44 @@ def _source(code: types.CodeType) -> str:
     return "\n".join(ast.get_source_segment(text, node) or "" for node in lambdas)
 
 
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function and of the functions inside it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes_in(inner)
+
+
 def _names_in(code: types.CodeType) -> set[str]:
     """Return the names of globals and attributes in a function and the functions inside it."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
+    return {name for inner in _codes_in(code) for name in inner.co_names}
+
+
+@functools.lru_cache(4096)
+def _globals_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names of globals in a function and the functions inside it."""
+    steps = (step for inner in _codes_in(code) for step in dis.get_instructions(inner))
+    return frozenset(s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
     """Yield the methods that are written in a class, and its attributes."""
     for name, member in sorted(vars(cls).items()):
-        function = inspect.unwrap(getattr(member, "fget", member))
-        if name == "_abc_impl" or name.startswith("__annotate"):
-            continue  # Python's own bookkeeping
-        if isinstance(function, types.FunctionType):
-            is_from_text = function.__code__.co_filename == "<string>"
-            if not (is_from_text and name in GENERATED_METHODS):
-                yield name, member if isinstance(member, types.FunctionType) else function
-        elif not name.startswith("__") and not inspect.isdatadescriptor(member):
+        if isinstance(member, (staticmethod, classmethod)):
+            member = member.__func__
+        elif isinstance(member, functools.cached_property):
+            member = member.func
+        elif isinstance(member, property):
+            member = member.fget, member.fset
+        code = getattr(inspect.unwrap(member), "__code__", None)
+        is_generated = name in GENERATED_METHODS and code and code.co_filename == "<string>"
+        is_field = isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType))
+        is_field |= type(member).__name__ == "_tuplegetter"
+        is_method = callable(member) or hasattr(member, "__get__")
+        # Python's own bookkeeping, such as __module__ and __annotations__
+        is_hidden = name == "_abc_impl" or name.startswith("__annotate")
+        is_hidden |= name.startswith("__") and not is_method
+        if not (is_generated or is_field or is_hidden):
             yield name, member
 
 

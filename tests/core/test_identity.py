@@ -290,6 +290,39 @@ def with_a_static_method(factor):
     return Inner()
 
 
+def with_wrapped_static_method(factor):
+    @functools.wraps(jnp.tanh)
+    def inner(z):
+        return factor * z
+
+    return type("Inner", (), dict(score=staticmethod(inner), wrapping=Wrapping(factor)))()
+
+
+def with_a_descriptor(factor):
+    class Times:
+        def __get__(self, owner, kind=None):
+            return factor
+
+        def __set__(self, owner, value): ...
+
+    return type("Inner", (), dict(scale=Times()))()
+
+
+def with_a_partial_method(factor):
+    def run(self, scale, z):
+        return scale * z
+
+    return type("Inner", (), dict(__call__=functools.partialmethod(run, factor)))()
+
+
+def with_an_attribute(factor):
+    def inner(z):
+        return inner.scale * z
+
+    inner.scale = factor
+    return inner
+
+
 def with_default(factor):
     def inner(z, held=(factor,)):
         return z, held
@@ -333,6 +366,11 @@ HELD = dict(
     base=with_a_base,
     property=with_a_property,
     static_method=with_a_static_method,
+    wrapped_static_method=with_wrapped_static_method,
+    descriptor=with_a_descriptor,
+    partial_method=with_a_partial_method,
+    attribute=with_an_attribute,
+    path=lambda v: Path(str(v)),
     private_field=lambda v: Fields(_state=v),
     wrapping=Wrapping,
     method=lambda v: Wrapping(v).__call__,
@@ -423,6 +461,36 @@ def test_a_module_counts_by_its_file(tmp_path):
     assert '{"module": "jax.numpy"}' in before
 
 
+def test_a_value_that_was_assigned_to_a_module_counts(tmp_path):
+    settings = written("scale = 1.0\nother = 1.0\n", "settings", tmp_path)
+    mentions = lambda v: settings.scale * v
+    before = describe(mentions)
+    settings.other = 2.0
+    assert describe(mentions) == before
+    settings.scale = 2.0
+    assert describe(mentions) != before
+
+
+def test_a_module_without_a_file_is_rejected():
+    settings = types.ModuleType("settings")
+    with pytest.raises(ValueError, match="expected a module with a file"):
+        describe(lambda v: settings.scale * v)
+
+
+def test_an_attribute_with_the_name_of_a_global_is_no_global(tmp_path):
+    text = "mean = {}\nloss = lambda v: v.mean()\n"
+    one, other = (describe(written(text.format(v), "means", tmp_path).loss) for v in (1, 2))
+    assert one == other
+
+
+def test_a_variable_without_a_value_yet_is_described():
+    def loss(v):
+        return helper(v)
+
+    assert '{"cell": "empty"}' in describe(loss)
+    helper = None
+
+
 def test_globals_of_inner_functions_count(tmp_path):
     text = "FACTOR = {}\ndef outer(v):\n    return (lambda w: FACTOR * w)(v)\n"
     one, other = (describe(written(text.format(v), "inner", tmp_path).outer) for v in (1, 2))
@@ -457,6 +525,9 @@ def test_a_wrapper_counts_with_its_own_source():
 def test_the_order_of_a_set_does_not_count():
     assert list({8, 0}) != list({0, 8})
     assert describe(closes_over({8, 0})) == describe(closes_over({0, 8}))
+    # Each item describes its class, so it does not matter which of them is the first.
+    Item = dataclasses.make_dataclass("Item", ["scale"], frozen=True)
+    assert describe(closes_over({Item(0), Item(8)})).count('"class') == 2
 
 
 def typed(cell, text):
