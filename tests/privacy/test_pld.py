@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.paths import DATA
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
@@ -317,8 +317,12 @@ def test_bounds_of_a_round_are_above_clients_that_attack():
 @given(st.floats(-6, 0), st.floats(-1, 3), st.floats(1, 5), st.floats(-12, -1.5), st.booleans())
 def test_between_bounds_and_monotone_in_everything(log_rate, log_z, log_times, log_delta, by_size):
     """Above what one step gives away for certain, below no sampling, and hardly above Renyi
-    bounds.  Of ten steps at least: one that is rare has a loose bound at a small delta."""
+    bounds.  Of ten steps at least: one that is rare has a loose bound at a small delta.  Epsilons
+    of hundreds also have loose bounds, and Renyi bounds are smaller."""
     rate, z, times, delta = 10**log_rate, 10**log_z, math.floor(10**log_times), 10**log_delta
+    curve = rdp.without_replacement if by_size else rdp.poisson
+    renyi = float(rdp.epsilon(ORDERS, times * np.asarray(curve(ORDERS, rate, z)), delta))
+    assume(renyi < 100)
     call = of_fixed_size if by_size else of_poisson
     worse = [(rate, z / 1.3, times, delta), (min(1, rate * 1.3), z, times, delta)]
     worse += [(rate, z, math.ceil(times * 1.3), delta), (rate, z, times, delta / 5)]
@@ -328,8 +332,6 @@ def test_between_bounds_and_monotone_in_everything(log_rate, log_z, log_times, l
     one = whole(1, delta / rate) if delta < rate else 0.0
     least = math.log1p(rate * math.expm1(one)) if one < 600 else one + math.log(rate)
     assert least * (1 - 1e-6) - 1e-9 <= got <= whole(times, delta) * (1 + 1e-9)
-    curve = rdp.without_replacement if by_size else rdp.poisson
-    renyi = float(rdp.epsilon(ORDERS, times * np.asarray(curve(ORDERS, rate, z)), delta))
     assert got <= renyi * (1 + 1e-2) + 2e-4
 
 
