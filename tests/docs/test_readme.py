@@ -70,7 +70,7 @@ def test_ci_runs_the_readme_command():
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-@pytest.mark.parametrize("job", ["run", "slow", "optimized"])
+@pytest.mark.parametrize("job", ["run", "slow", "optimized", "lowest", "dist"])
 def test_ci_jobs_name_what_exists(job):
     file = ROOT / ".ci" / job
     text = file.read_text()
