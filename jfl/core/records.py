@@ -10,6 +10,7 @@ steps, R rounds and S points of a sweep.
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar, dataclass_transform
 
@@ -733,8 +734,8 @@ def first_sentence(caveat: str) -> str:
         >>> first_sentence("For simulation only. Anyone who knows the seed can remove the noise.")
         'For simulation only.'
     """
-    head, dot, _ = caveat.partition(". ")
-    return head + dot.strip()
+    # Not at the dots of "a -> ... -> b".
+    return re.split(r"(?<=[^.]\.) ", caveat, maxsplit=1)[0]
 
 
 def caveat_lines(caveats: Iterable[str]) -> list[str]:

@@ -55,7 +55,10 @@ from .trust import (
     user_objects_in,
 )
 
-DECLARED = Caveat("declared by the algorithm's author", "declared")
+# The first of the caveats that say why a guarantee is not proved.  All have its code.
+DECLARED = Caveat(
+    "Not proved: it relies on what the author of the plan's functions declares.", "declared"
+)
 PUBLIC_CONSTANTS = "public-constants"  # the code of the caveat that names assumed constants
 INIT, LOSS, WEIGHTS = "starting parameters", "loss", "weights"
 # The place of arrays that no caveat lists: jfl computed them, or no release depends on them.
@@ -173,7 +176,8 @@ def judge_entries(plan: Plan, entries: list) -> list:
         reasons = findings.client if is_client else findings.example
         if not reasons:
             return entry._replace(caveats=entry.caveats + assumed)
-        caveats = entry.caveats + (DECLARED, *reasons, *assumed)
+        unproved = (Caveat(reason, DECLARED.code) for reason in reasons)
+        caveats = (DECLARED, *unproved, *entry.caveats, *assumed)
         return entry._replace(status="conditional", caveats=caveats)
 
     return [judge(entry) for entry in entries]
@@ -181,10 +185,8 @@ def judge_entries(plan: Plan, entries: list) -> list:
 
 def warn_if_conditional(where: str, entry) -> None:
     """Warn if an entry is conditional, for callers that show only an epsilon without caveats."""
-    if DECLARED in entry.caveats:
-        reasons = entry.caveats[entry.caveats.index(DECLARED) :]
-        why = "; ".join(c for c in reasons if code_of(c) != PUBLIC_CONSTANTS)
-        warnings.warn(f"{where}: conditional, {why}", stacklevel=3)
+    if why := [c for c in entry.caveats if code_of(c) == DECLARED.code]:
+        warnings.warn(f"{where}: conditional, {'; '.join(why)}", stacklevel=3)
 
 
 def personal_findings(plan: Plan) -> tuple:
