@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from ..core import checks
 from ..core.options import field
+from ..data import datasets, transforms
 from ..engine import compiling
 from ..engine import devices as mesh
 from ..runs import checkpoint, load, on_ray
@@ -288,12 +290,18 @@ def _value(text):
 
 # --- predict
 
+# Preprocessing that changes each row alone, so that it can be applied to other rows.
+ROW_STEPS = ("none", "flatten", "unit_norm")
+
 
 @dataclasses.dataclass(frozen=True)
 class Predict:
     """Predict rows of a file with the model of a run.
 
     example: jfl predict runs/first --data rows.npz --out predictions.csv
+
+    The rows are raw: unit_norm is applied as in the run.  A run with preprocessing that was fitted
+    on its training rows, such as standardise, is refused.
     """
 
     data: Path | None = field(None, "rows: .npy, .npz (its array x) or .csv of numbers")
@@ -309,8 +317,20 @@ def predict(arguments: list[str]) -> None:
     if command.data is None:
         checks.fail("jfl predict", "--data FILE", "none")
     loaded = load.load_run(Path(runs[0]))
-    x = loaded.plan.fed.x
-    rows = load.read_rows(command.data, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
+    steps = loaded.config.preprocess.split(",")
+    if fitted := [step for step in steps if step not in ROW_STEPS]:
+        checks.fail(
+            "jfl predict",
+            f"a run with preprocessing of single rows ({', '.join(ROW_STEPS)})",
+            f"{runs[0]} with {', '.join(fitted)}, which was fitted on its training rows",
+            f"Preprocess your rows in the same way, and call jfl.load({runs[0]!r}).predict(x).",
+        )
+    x, config = loaded.plan.fed.x, loaded.config
+    unused = (config.label, config.owner) if config.dataset == "file" else ()
+    rows = load.read_rows(command.data, jax.ShapeDtypeStruct(x.shape[1:], x.dtype), unused)
+    if "unit_norm" in steps:
+        labels = np.zeros(len(rows), int)
+        rows = transforms.unit_norm(datasets.arrays(rows, labels, rows, labels)).x
     lines = load.predictions(loaded, rows)
     text = load.write_predictions(command.out, lines)
     print(text[:-1] if command.out is None else f"{len(lines)} predictions in {command.out}")

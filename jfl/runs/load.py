@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +47,10 @@ class LoadedRun(NamedTuple):
         return self.plan.algorithm.params(self.run.server)
 
     def predict(self, x: Any) -> np.ndarray:
-        """Return the model's outputs for rows x [n, ...], Float[n, ...]."""
+        """Return the model's outputs for rows x [n, ...], Float[n, ...].
+
+        The rows must be preprocessed like those of the run, see `preprocess` of its config.
+        """
         return predict(self.plan.task, self.params, x)
 
 
@@ -143,12 +147,15 @@ def _stack(lists: list) -> np.ndarray:
 # --- `jfl predict`
 
 
-def read_rows(path: str | Path, like: jax.ShapeDtypeStruct) -> np.ndarray:
+def read_rows(
+    path: str | Path, like: jax.ShapeDtypeStruct, unused: Sequence[str] = ()
+) -> np.ndarray:
     """Read rows from a file: .npy, .npz (its array x, or its only array) or .csv of numbers.
 
     Args:
         path: the file.  A first line of a .csv that is not numeric is a header.
         like: the shape and type of one row.
+        unused: the names of columns of a .csv that are left out, if its header has them.
 
     Raises:
         ArgumentError: If the file cannot be read, or its rows have another shape.
@@ -162,14 +169,24 @@ def read_rows(path: str | Path, like: jax.ShapeDtypeStruct) -> np.ndarray:
                     raise ValueError(f"no array named x among {', '.join(x)}")
                 x = x["x" if "x" in x else x.files[0]]
         elif path.suffix == ".csv":
-            with open(path) as file:
-                number = r'\s*"?([-+.\d]|(nan|inf|infinity)\b)'
-                header = re.match(number, file.readline(), re.IGNORECASE) is None
-            x = np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(header), quotechar='"')
+            with open(path, encoding="utf-8-sig") as file:
+                first = file.readline()
+            number = r'\s*"?([-+.\d]|(nan|inf|infinity)\b)'
+            header = re.match(number, first, re.IGNORECASE) is None
+            names = next(csv.reader([first])) if header else []
+            kept = [i for i, name in enumerate(names) if name not in unused]
+            x = np.loadtxt(
+                path,
+                delimiter=",",
+                ndmin=2,
+                skiprows=int(header),
+                quotechar='"',
+                usecols=kept if len(kept) < len(names) else None,
+            )
         else:
             raise ValueError("not a file .npy, .npz or .csv")
     except (OSError, ValueError) as error:
-        checks.fail(where, "rows of numbers", f"{path}: {error}")
+        checks.fail(where, "rows of numbers", f"{path}: {error}".rstrip("."))
     x = np.asarray(x, like.dtype)
     if x.ndim == 2 and x.shape[1] == int(np.prod(like.shape)):  # each line is a flattened row
         x = x.reshape(-1, *like.shape)

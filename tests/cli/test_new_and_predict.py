@@ -112,6 +112,33 @@ def test_bad_words_of_predict(trained, tmp_path, monkeypatch, capsys, words, mes
     assert message in error and "Traceback" not in error
 
 
+@pytest.fixture(scope="module")
+def rows_of_owners(tmp_path_factory):
+    """A file of rows with labels and owners, and the words that train on it."""
+    path = tmp_path_factory.mktemp("file") / "rows.csv"
+    rows = np.random.default_rng(0).normal(size=(120, 2)).round(2).tolist()
+    lines = [f"{a},{int(a > 0)},{b},town{i % 3}" for i, (a, b) in enumerate(rows)]
+    path.write_text("\n".join(["a,sick,b,town", *lines]))
+    flags = "--label sick --owner town --model logistic --batch 4 --rounds 1 --noise-multiplier 1"
+    return path, ["train", "--data", path, *flags.split()]
+
+
+def test_rows_are_predicted_as_they_were_preprocessed(rows_of_owners, tmp_path, capsys):
+    path, words = rows_of_owners
+    for step in ("unit_norm", "standardise"):
+        assert run(*words, "--preprocess", step, "--out", tmp_path / step) == 0
+    # the columns of labels and owners are left out
+    assert run("predict", tmp_path / "unit_norm", "--data", path, "--out", tmp_path / "p.csv") == 0
+    x = np.loadtxt(path, delimiter=",", skiprows=1, usecols=(0, 2), dtype=np.float32)
+    outputs = jfl.load(tmp_path / "unit_norm").predict(x / np.linalg.norm(x, axis=1)[:, None])
+    lines = list(csv.DictReader((tmp_path / "p.csv").open()))
+    shares = np.asarray(jax.nn.softmax(outputs, -1))[:, 1]
+    np.testing.assert_allclose([float(line["p_1"]) for line in lines], shares, rtol=1e-4)
+    assert run("predict", tmp_path / "standardise", "--data", path) == 2
+    error = capsys.readouterr().err
+    assert "standardise, which was fitted on its training rows. Preprocess your rows" in error
+
+
 # --- new
 
 
