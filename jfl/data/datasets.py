@@ -183,6 +183,10 @@ def file(
             kind = "column" if is_table else "array"
             hint = "Name the column of labels: --label NAME." if is_table else ""
             checks.fail(where, f"a {kind} {name!r} in {data}", ", ".join(columns), hint)
+    if owner not in columns and owner != "owner":  # the default may be missing
+        hint = "Name the column of owners: --owner NAME."
+        actual = f"no column {owner!r}; columns: {', '.join(columns)}"
+        checks.fail(where, f"a column of owners in {data}", actual, hint)
     y = columns[label if is_table else "y"]
     words = y.dtype.kind not in "biuf"
     columns[label if is_table else "y"] = np.unique(y, return_inverse=True)[1] if words else y

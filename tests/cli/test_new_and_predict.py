@@ -139,6 +139,12 @@ def test_rows_are_predicted_as_they_were_preprocessed(rows_of_owners, tmp_path, 
     assert "standardise, which was fitted on its training rows. Preprocess your rows" in error
 
 
+def test_a_missing_column_of_owners_is_named(rows_of_owners, tmp_path, capsys):
+    path, words = rows_of_owners
+    assert run(*[{"town": "hospital"}.get(w, w) for w in words], "--out", tmp_path / "run") == 2
+    assert "no column 'hospital'; columns: a, sick, b, town. Name" in capsys.readouterr().err
+
+
 # --- new
 
 
