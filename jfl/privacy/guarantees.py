@@ -88,7 +88,7 @@ def guarantee(
             (plan, rounds, first) begins with round `first`, which is 0 for a new run.
         rounds: the number of rounds of the plan.
         delta: the delta of the guarantee, in (0, 1).
-        unit: "example" or "client".  None means the only unit for which something is proved.
+        unit: "example" or "client".  None means the only unit with an answer for the view.
         view: what the observer sees: "server", every upload; "third_party", the models;
             "aggregate", the sums of uploads; "personal", every upload and the clients' personal
             models.  None means the only view with an answer, or "server" if several have one.
@@ -452,10 +452,13 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
         because = "The server sees every upload before the noise of the release is added. "
     if view == "aggregate" and not plan.secure_aggregation:
         because = "Say jfl.plan(..., secure_aggregation=True), if that is how uploads are summed. "
+    found = f", which fits {' and '.join(count)}"
+    if unit == "client" and all(e.unit != unit for e in entries):
+        found, because = "", "No noise of this plan protects clients; add release= or upload=. "
     checks.fail(
         where,
         "one guarantee that this plan's noise can prove",
-        f"{', '.join(names) or 'neither unit nor view'}, which fits {' and '.join(count)}",
+        f"{', '.join(names) or 'neither unit nor view'}{found}",
         f"{because}Choices: {options or 'none'}.",
         error=ArgumentError if options else NotAnalysable,
     )

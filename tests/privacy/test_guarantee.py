@@ -37,6 +37,12 @@ def test_the_smallest_bound_is_taken_and_named():
     assert tightest.epsilon(events.repeat(events.gaussian(2.0), 9), DELTA)[1] == "gaussian_exact"
 
 
+@pytest.mark.parametrize("view", [None, "server"])
+def test_clients_without_noise_are_named(view):
+    with pytest.raises(ValueError, match="got unit='client'.*No noise .* protects clients; add re"):
+        guarantees.guarantee(make(NOISY()), ROUNDS, unit="client", view=view)
+
+
 def test_the_worst_of_many_events_counts():
     """More events than get a loss distribution of their own: the result bounds each of them."""
     each = tuple(
