@@ -28,11 +28,14 @@ def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
         debug: also print the traceback; JFL_DEBUG in the environment does the same.
 
     Returns:
-        0 for success, 1 for a failed check, 2 for wrong usage or a wrong config, 3 for a run
-        stopped by Health, 130 for an interruption.
+        0 for success, 1 for a failed check or if nobody reads the output, 2 for wrong usage or a
+        wrong config, 3 for a run stopped by Health, 130 for an interruption.
     """
     try:
-        work()
+        try:
+            work()
+        finally:
+            sys.stdout.flush()
         return OK
     except SystemExit as stop:  # raised by the argument parser
         return USAGE if stop.code else OK
@@ -42,6 +45,9 @@ def run(program: str, work: Callable[[], object], debug: bool = False) -> int:
     except HealthError as error:
         _say(f"{program}: stopped. {error}", debug)
         return UNHEALTHY
+    except BrokenPipeError:  # whoever reads the output has seen enough, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return FAILED
     except (ArgumentError, OSError) as error:
         words = str(error).removeprefix("jfl: ").removeprefix(f"{program}: ")
         _say(f"{program}: {words}", debug)

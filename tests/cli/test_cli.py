@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import os
 import re
 import runpy
 import sys
@@ -453,6 +454,15 @@ def test_help_is_short_and_in_sections(capsys):
             assert heads == list(options.SECTIONS)
         flags = [f"\n  --{name.replace('_', '-')}" for name in config.FIELDS]
         assert all(flag in whole for flag in flags), command
+
+
+def test_a_reader_that_leaves_early_gets_no_error(monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patch, os.fdopen(writer, "w") as pipe:
+        patch.setattr(sys, "stdout", pipe)
+        assert jfl("sweep", "--help") == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_bad_files_exit_2_and_write_nothing(tmp_path, capsys):
