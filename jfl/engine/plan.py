@@ -202,8 +202,8 @@ def _check_parts(fed: Federation, task: Task, algorithm: Algorithm, sampler: Sam
                 fed.size,
                 b.batch,
                 f"batch={b.batch}",
-                "Raise min_rows of the partition, reduce batch, or use batches.without_replacement("
-                'batch, short="all").',
+                "Raise min_rows of the partition, reduce batch (--batch), or use "
+                'batches.without_replacement(batch, short="all").',
             )
 
 
