@@ -248,9 +248,28 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
             )
     for name, metric in (task.metrics or {}).items():
         _output_shape(f"metric {name!r}", metric.row, params, x, y)
+    _check_server_state(algorithm, params)
     if task.predict is not None:
         output = _output_shape("predict", task.predict, params, x)
         _check_predictions(output, task.target, fed.classes, y)
+
+
+def _check_server_state(algorithm: Algorithm, params: Tree) -> None:
+    """Reject an algorithm whose server state does not hold the parameters of the task."""
+    describe = lambda tree: (
+        jax.tree.structure(tree),
+        [leaf.shape for leaf in jax.tree.leaves(tree)],
+    )
+    found = jax.eval_shape(lambda p: algorithm.params(algorithm.init(p)[0]), params)
+    if describe(found) != describe(params):
+        checks.fail(
+            "plan",
+            f"the server state of {algorithm.name} to hold the parameters of the task as its field "
+            "params",
+            checks.short_repr(found),
+            "Return a NamedTuple with the field params from init, or give "
+            "jfl.algorithm(..., params=), a function of the server state that returns them.",
+        )
 
 
 def _output_shape(name: str, function: Callable[..., Any], params: Tree, x: Any, *y: Any) -> Any:

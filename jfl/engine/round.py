@@ -418,6 +418,13 @@ def _run_client(
         client_state,
         _client_rows(plan, client_id, num_rows, rows),
     )
+    if not isinstance(diagnostics, Diagnostics):
+        checks.fail(
+            f"client of {plan.algorithm.name}",
+            "diagnostics of the class jfl.Diagnostics as its third result",
+            checks.short_repr(diagnostics),
+            "Return jfl.Diagnostics(loss, clipped, overflow), with 0 for what you do not measure.",
+        )
     if plan.upload is None:
         return payload, payload, new_state, diagnostics, jnp.zeros((), bool)
 

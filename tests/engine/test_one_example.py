@@ -1,4 +1,4 @@
-"""What `jfl.plan` says of a loss, a prediction or a metric that does not take one example."""
+"""What `jfl.plan` says of functions that do not take one example, and of unfit algorithms."""
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,22 @@ def plan(fed, *args, loss=None, **options):
 
 
 ONE = r"The model gets one example of shape \(3,\), without a batch axis.*x\[None\]"
+
+
+def test_an_algorithm_that_does_not_fit_the_engine(fed):
+    def client(context, keys, server, state, rows):
+        return server["model"], state, {}
+
+    init, server = lambda params: ({"model": params}, ()), lambda context, server, upload: server
+    task, full = jfl.task(W, good), jfl.sampling.full(CLIENTS)
+    own = jfl.algorithm(init, client, server, name="own")
+    with pytest.raises(ValueError, match="plan: expected the server state of own to hold the para"):
+        jfl.plan(fed, task, own, full)
+    own = jfl.algorithm(init, client, server, name="own", params=lambda server: server["model"])
+    with pytest.raises(
+        ValueError, match="client of own: expected diagnostics.*Return jfl.Diagnostics"
+    ):
+        jfl.simulate(jax.random.key(0), jfl.plan(fed, task, own, full), 1)
 
 
 @pytest.mark.parametrize(
