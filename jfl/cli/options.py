@@ -21,8 +21,8 @@ Command = typing.TypeVar("Command")
 # The sections of the help of a command that takes a config: the fields that `--help` shows, and
 # after the bar those that only `--help-all` shows.
 SECTIONS = dict(
-    data="data label owner dataset partition clients alpha min_rows classes_per_client |"
-    " preprocess groups group_rows group_noise holdout partition_seed",
+    data="data label owner dataset partition clients alpha min_rows classes_per_client"
+    " preprocess | groups group_rows group_noise holdout partition_seed",
     model="model hidden | compute",
     algorithm="algorithm cohort rate batch steps lr optimizer server_lr mu | sampler"
     " batch_sampler server_optimizer lr_schedule l2 weights impact average_from",

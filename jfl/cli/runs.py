@@ -16,7 +16,7 @@ from ..core.options import field
 from ..data import datasets, transforms
 from ..engine import compiling
 from ..engine import devices as mesh
-from ..runs import checkpoint, load, on_ray
+from ..runs import build, checkpoint, load, on_ray
 from ..runs import config as configs
 from ..runs import sweep as sweeps
 from ..runs import train as runs
@@ -73,6 +73,8 @@ def train(arguments: list[str]) -> None:
             ),
             file=sys.stderr,
         )
+    if config.dataset == "file":
+        print(build.federation(config), file=sys.stderr)
     with console.progress(command.progress, "rounds") as bar:
         task = bar.add_task("jfl train", total=config.rounds, note="checking", accuracy="")
 

@@ -144,8 +144,8 @@ class Experiment:
     dataset: str = _one_of("digits", names("dataset"))
     preprocess: str = field(
         "none",
-        "of features: none, or some of flatten, standardise, unit_norm, pca:COMPONENTS and "
-        "noble2022_code (as its published code has it), joined by commas",
+        "of features: flatten, standardise, unit_norm, pca:COMPONENTS, noble2022_code (as its "
+        "published code has it), or several of them joined by commas",
     )
     partition: str = _one_of(
         "dirichlet",

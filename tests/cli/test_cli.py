@@ -432,6 +432,7 @@ def test_rows_of_a_file_are_those_of_their_owners(ending, tmp_path, capsys, no_p
     flags = "--model logistic --batch 4 --rounds 1" + " --label sick" * (ending != "npz")
     command = ["train", "--data", file, flags, "--out", out]
     assert jfl(*command) == 0
+    assert "Federation: 3 clients, 48 rows" in capsys.readouterr().err
     (run,) = summary(out)
     data = json.loads((out / "manifest.json").read_text())["data"]
     assert run["config"]["clients"] == 3 and (data["rows"], data["test_rows"]) == (48, 12)
