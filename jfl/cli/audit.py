@@ -117,6 +117,10 @@ def audit(arguments: list[str]) -> None:
     plan, config = build.build(asked)
     rounds = asked.rounds if command.rounds is None else command.rounds
     begun, kept = time.perf_counter(), out / TRIALS
+    if not sys.stderr.isatty():  # no progress bar
+        print(
+            f"jfl audit: {command.trials:,} runs with the canary, as many without", file=sys.stderr
+        )
     with console.progress(shown=sys.stderr.isatty()) as bar:
         task = bar.add_task("jfl audit", total=None, note="compiling")
         report = run_audit(
