@@ -26,6 +26,15 @@ class Dataset(NamedTuple):
     # Sentences about preprocessing that no guarantee covers, which `federate` passes on.
     caveats: tuple = ()
 
+    def __repr__(self) -> str:
+        of = f"{self.classes} classes" if self.classes else "regression"
+        owners = "" if self.owners is None else f", {len(set(self.owners.tolist()))} owners"
+        row = f"{self.x.dtype}{list(self.x.shape[1:])}"
+        return (
+            f"Dataset {self.name}: {len(self.x)} rows of {row}, {len(self.x_test)} test rows, "
+            f"{of}{owners}"
+        )
+
 
 def make_dataset(
     where: str,

@@ -41,6 +41,9 @@ class LoadedRun(NamedTuple):
     run: Run
     history: dict
 
+    def __repr__(self) -> str:
+        return f"LoadedRun, of round {self.run.round}\n{self.plan!r}"
+
     @property
     def params(self) -> Any:
         """The parameters of the model."""

@@ -42,6 +42,7 @@ def test_a_run_is_read_back(loaded, tmp_path):
     assert loaded.history["round"] == [2, 4] and int(loaded.run.round) == 4
     again = jfl.simulate(jax.random.key(loaded.config.seed), loaded.plan, 4)
     assert same_bits(again.params, loaded.params)
+    assert repr(loaded).startswith("LoadedRun, of round 4\nPlan: fedavg")
     fed = loaded.plan.fed
     labels = loaded.predict(fed.x_test).argmax(-1)
     accuracy = (labels == np.asarray(fed.y_test)).mean()

@@ -224,6 +224,11 @@ def test_facts_of_a_federation():
     assert describe(federate(data, partition.natural(np.arange(40) // 4)))["label_spread"] == 0
 
 
+def test_a_dataset_prints_in_a_line():
+    text = repr(datasets.arrays(np.zeros((40, 3)), np.arange(40) % 4, owners=np.arange(40) // 20))
+    assert text == "Dataset arrays: 32 rows of float32[3], 8 test rows, 4 classes, 2 owners"
+
+
 def test_fields_of_a_config_reach_the_data():
     fed = federation(
         Config(
