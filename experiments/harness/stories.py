@@ -81,7 +81,7 @@ def counts(paper: str) -> str:
     """Return how many claims of a paper have each verdict, in one sentence."""
     given = list(results.statements(stored(paper).parts()).values())
     each = [f"{given.count(w)} {_plural(w, given)}" for w in results.VERDICTS if w in given]
-    whole = f"[all {len(given)} claims](../../experiments/results/papers.md)"
+    whole = f"[all {len(given)} claims](../../experiments/results/{paper}.md#all-claims)"
     return f"Of {whole} of the paper that we check, {', '.join(each[:-1])}, and {each[-1]}."
 
 
@@ -176,6 +176,7 @@ def long_page(paper: str) -> str:
         "Notes on the runs": notes(paper),
         "What is open": missing(paper),
         "Experiments": commands(paper),
+        "All claims": all_claims(paper),
     }
     text = "\n\n".join(f"## {head}\n\n{part}" for head, part in parts.items() if part)
     made = "This page is made by `python -m experiments.harness.stories`."
@@ -207,6 +208,13 @@ def checks_of_claims(paper: str) -> str:
     intro = quoted(page_words()[paper]["measured"].strip(), paper)
     table = _table(("check", "measured", "verdict"), rows)
     return "\n\n".join([intro, table, caption, *(["\n".join(remarks)] if remarks else [])])
+
+
+def all_claims(paper: str) -> str:
+    """Return the table of all claims of a paper, also those that its page does not show."""
+    found = results.statements(stored(paper).parts())
+    table = _table(("claim", "verdict"), [(_cell(c), _marked(v)) for c, v in found.items()])
+    return f"Most claims begin with the name of the experiment that checks them.\n\n{table}"
 
 
 # --- printed numbers
