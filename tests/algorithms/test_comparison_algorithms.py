@@ -365,6 +365,6 @@ def test_bad_arguments(make, words):
     ],
 )
 def test_what_does_not_fit_the_model_or_the_clients(name, options, match):
-    plan = plan_of(name, **options)
     with pytest.raises(ValueError, match=match):
+        plan = plan_of(name, **options)
         jax.eval_shape(lambda: jfl.run_round(jfl.init(jax.random.key(0), plan), plan))

@@ -193,7 +193,7 @@ CLIP, TOTAL = jfl.clip_l2(1.0), jfl.total()
 CORRELATED = jfl.correlated(2.0, jfl.strategies.square_root(20))
 EPOCHS = dict(steps=3, batch=jfl.batches.epochs(BATCH))
 REFUSED = {
-    "clients": (ditto, dict(unit="client"), "fits 0 of them"),
+    "clients": (ditto, dict(unit="client"), "No noise of this plan protects clients"),
     "adjacency": (ditto, dict(adjacency="add_remove"), "fits 0 of them.*adjacency='replace_one'"),
     "cap": (ditto, dict(cap=2), "view='server' with cap"),
     "realised": (ditto, dict(realised=np.ones(CLIENTS, int)), "view='server' with cap"),
