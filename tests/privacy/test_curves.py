@@ -291,3 +291,17 @@ def test_groups_of_a_plan(endless_noise):
 def test_refusals(call, words):
     with pytest.raises(ValueError, match=words):
         call(Guarantee(1.0, 1e-5, "example", "replace_one", "server", "a paper"))
+
+
+def test_a_tight_bound_limits_the_cost_of_overflows_where_renyi_is_too_loose():
+    event, delta = events.repeat(events.poisson(0.05, events.gaussian(0.4)), 200), 1e-6
+    of = lambda overflow=0.0, share=1.0, quick=False: tightest.tightest(
+        Release((event,), overflow), share * delta, quick=quick
+    )[0]
+    half = of(share=0.5)
+    rare = 0.25 * delta / (1 + math.exp(half))
+    with pytest.raises(rdp_events.Overflow, match="cost of overflows"):
+        of(rare, quick=True)
+    assert of() < of(rare) < half
+    with pytest.raises(rdp_events.Overflow, match="cost of overflows"):
+        of(2.5 * rare)

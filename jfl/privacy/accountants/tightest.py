@@ -134,11 +134,21 @@ def tightest(
     bound = math.inf, SAMPLED
     # If there is an overflow, this bound limits its cost.  If there are many events, it also covers
     # those that `_worst_epsilon` does not refine.
-    if quick or overflow or len(release.alternatives) > MAX_REFINED_CLIENTS:
-        (value,), (exact,) = rdp_events.bounds(
-            release.alternatives, np.ones(1), np.full(1, left), np.full(1, overflow)
-        )
-        bound = float(value), EXACT if exact else SAMPLED
+    is_many = len(release.alternatives) > MAX_REFINED_CLIENTS
+    if quick or overflow or is_many:
+        try:
+            (value,), (exact,) = rdp_events.bounds(
+                release.alternatives, np.ones(1), np.full(1, left), np.full(1, overflow)
+            )
+            bound = float(value), EXACT if exact else SAMPLED
+        except Overflow:
+            # A tighter bound may show that overflows cost at most half of delta.
+            if quick or is_many:
+                raise
+            bound = _worst_epsilon(release.alternatives, left / 2, sizes)
+            value = bound[0]
+            if overflow * (1 + math.exp(min(value, 700))) > left / 2:
+                raise
         if overflow:  # the final epsilon is at most `value`, so an overflow costs at most this
             left = (left - overflow * (1 + math.exp(min(value, 700)))) * (1 - 1e-9)
     return bound if quick else min(bound, _worst_epsilon(release.alternatives, left, sizes))
