@@ -751,6 +751,7 @@ def _globals_in(code: types.CodeType) -> frozenset[str]:
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
     """Yield the methods that are written in a class, and its attributes."""
+    member: Any
     for name, member in sorted(vars(cls).items()):
         if isinstance(member, (staticmethod, classmethod)):
             member = member.__func__
