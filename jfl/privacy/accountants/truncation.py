@@ -100,5 +100,5 @@ def refuse_if_beyond(where: str, lost: ArrayLike, delta: float, error: type[Exce
         raise error(
             f"{where}: expected a delta above the mass that the computed noise cannot reach, "
             f"{np.max(lost):.3g}, but got {delta:g}. "
-            "Use a larger noise multiplier, fewer rounds or a larger delta."
+            "Use a larger noise multiplier (jfl.ledger prints it), fewer rounds or a larger delta."
         )
