@@ -296,11 +296,14 @@ def _show_numbers(name: str, numbers: Numbers, noise_multiplier: float, target=N
     if text := guarantee_rows.noise_warning(epsilon_at, numbers.delta, numbers.unit):
         console.warn(name, text)
     row = guarantee_rows.as_row(guarantee)
+    meaning = plain_numbers.MEANINGS[guarantee.adjacency]
+    if numbers.unit == "example" and numbers.rate is not None:
+        meaning += "\nThe rate is that of a client's rows. For that of clients, pass --unit client."
     console.table(
         None,
         [("noise multiplier", True), *console.PRIVACY],
         [(f"{noise_multiplier:.6g}", *console.privacy(row))],
-        f"{plain_numbers.MEANINGS[guarantee.adjacency]}\n" + console.caveats([row]),
+        f"{meaning}\n{console.caveats([row])}",
     )
     one = _round_event(numbers, noise_multiplier)
     proved = lambda rounds: tightest.epsilon(events.repeat(one, rounds), numbers.delta)[0]
