@@ -19,6 +19,7 @@ __getattr__ = _submodules(
     __path__,  # noqa: F405
     offers="names",
     later={"load": "jfl.runs.load"},
+    modules_first=True,
 )[0]
 if not typing.TYPE_CHECKING:
 

@@ -45,6 +45,7 @@ def submodules(
     path: Iterable[str],
     offers: str | tuple[str, ...] = (),
     later: dict[str, str] | None = None,
+    modules_first: bool = False,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package whose modules are imported on first use.
 
@@ -53,6 +54,8 @@ def submodules(
         path: the `__path__` of the package.
         offers: modules of the package whose public names are also names of the package.
         later: for further names of the package, the module that defines each of them.
+        modules_first: True if no offered name hides a different module.  Importing a module of the
+            package then does not import the modules of `offers`, which may import it.
 
     Returns:
         `(__getattr__, __dir__)`, to be assigned at the top level of the package.  A name that the
@@ -84,7 +87,7 @@ def submodules(
         if not name.startswith("__") or name == "__all__":
             # Try the modules in their order: a later one may import the first, which looks up a
             # module here.
-            for module in offering():
+            for module in () if modules_first and is_module(name) else offering():
                 if hasattr(module, name):
                     return getattr(module, name)
                 if is_module(name):
