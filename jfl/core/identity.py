@@ -698,7 +698,8 @@ def _is_library_class(cls: Any) -> bool:
     found = sys.modules.get(_module(cls))
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is cls and _is_library(_package(cls))
+    # Some of Python's own classes, such as that of None, are in no module.
+    return _module(cls) == "builtins" or found is cls and _is_library(_package(cls))
 
 
 def _library_name(value: Any) -> str:

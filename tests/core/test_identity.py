@@ -371,6 +371,7 @@ HELD = dict(
     partial_method=with_a_partial_method,
     attribute=with_an_attribute,
     path=lambda v: Path(str(v)),
+    unnamed_builtin=lambda v: type(None) if v == 1.0 else type(...),
     private_field=lambda v: Fields(_state=v),
     wrapping=Wrapping,
     method=lambda v: Wrapping(v).__call__,

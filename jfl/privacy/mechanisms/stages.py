@@ -390,9 +390,9 @@ def clip_per_layer(bounds: Sequence[Any] | ArrayLike) -> Stage:
 
     Example:
         >>> from jfl.privacy.mechanisms.chain import chain, sensitivity
-        >>> bound_of = lambda stage: float(sensitivity(chain(stage, total(), gaussian(1.0))))
-        >>> bound_of(clip_per_layer(1.0)), bound_of(clip_per_layer((3.0, 4.0)))
-        (1.0, 5.0)
+        >>> of = lambda stage: chain(stage, total(), gaussian(1.0), adjacency="add_remove")
+        >>> [float(sensitivity(of(clip_per_layer(bounds)))) for bounds in (1.0, (3.0, 4.0))]
+        [1.0, 5.0]
     """
     limits, tree = jax.tree.flatten(bounds, is_leaf=lambda bound: bound is None)
     if not limits:
