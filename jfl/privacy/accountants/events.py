@@ -219,7 +219,7 @@ def gaussian(noise_multiplier: ArrayLike) -> Gaussian:
         ValueError: unless noise_multiplier is finite and > 0.
 
     Example:
-        >>> gaussian(np.float32(2)) == gaussian(2)
+        >>> bool(gaussian(np.float32(2)) == gaussian(2))
         True
     """
     return Gaussian(
@@ -540,8 +540,8 @@ def seen(event: Any) -> Any:
 
     Example:
         >>> (
-        ...     seen(poisson(0.1, gaussian(2.0))) == gaussian(2.0),
-        ...     seen(with_replacement(4, 100, gaussian(2.0))) == gaussian(0.5),
+        ...     bool(seen(poisson(0.1, gaussian(2.0))) == gaussian(2.0)),
+        ...     bool(seen(with_replacement(4, 100, gaussian(2.0))) == gaussian(0.5)),
         ... )
         (True, True)
     """
