@@ -19,8 +19,8 @@ from . import ghost
 GRAD_PATHS = ("auto", "bookkeeping", "vmap")
 BOOKKEEPING_CLIPS = ("clip_l2", "clip_per_layer", "clip_ellipsoid")
 DTYPES = ("float32", "bfloat16", "float16")
-# On a CPU, book-keeping is fastest in blocks of about this many activations, and of at least this
-# many examples (docs/speed.md).
+# On a CPU, book-keeping of large models is fastest in blocks of about this many activations, and of
+# at least this many examples (docs/guides/model.md has the timings).
 MAX_CPU_ACTIVATIONS = 2**22
 MIN_CPU_BLOCK = 8
 

@@ -100,8 +100,8 @@ def test_it_trains_and_costs_nothing(where):
 
     first, other = (jfl.guarantee(plan_of(o), 30, 1e-5) for o in (adam, optax.sgd))
     assert first.epsilon == other.epsilon and first.status == "proved"
-    out = jfl.simulate(jax.random.key(0), plan_of(adam), rounds=30)
-    assert float(out.metrics.accuracy[-1]) > 0.2
+    out = jfl.simulate(jax.random.key(0), plan_of(adam), rounds=100)
+    assert float(out.metrics.accuracy[-1]) > 0.3
 
 
 def test_noise_std_is_that_of_the_release():
