@@ -75,24 +75,23 @@ def submodules(
     def offering() -> Iterator[Any]:
         return (importlib.import_module(f"{package}.{name}") for name in names)
 
-    def is_module(name: str) -> bool:
-        return name[0] != "_" and importlib.util.find_spec(f"{package}.{name}") is not None
-
     def __getattr__(name: str) -> Any:
         if later and name in later:
             with explain_missing_package():
                 return getattr(importlib.import_module(later[name]), name)
+        if modules_first and _is_module(package, name):
+            return importlib.import_module(f"{package}.{name}")
         if name == "__all__" and len(names) > 1:
             return [offered for module in offering() for offered in module.__all__]
         if not name.startswith("__") or name == "__all__":
             # Try the modules in their order: a later one may import the first, which looks up a
             # module here.
-            for module in () if modules_first and is_module(name) else offering():
+            for module in offering():
                 if hasattr(module, name):
                     return getattr(module, name)
-                if is_module(name):
+                if _is_module(package, name):
                     break
-            if is_module(name):
+            if _is_module(package, name):
                 with explain_missing_package():
                     return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -106,6 +105,10 @@ def submodules(
         return sorted({name for name in (*own, *modules, *offered) if name[0] != "_"})
 
     return __getattr__, __dir__
+
+
+def _is_module(package: str, name: str) -> bool:
+    return name[0] != "_" and importlib.util.find_spec(f"{package}.{name}") is not None
 
 
 def later(path: str) -> Callable[..., Any]:
