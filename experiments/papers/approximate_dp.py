@@ -1,4 +1,4 @@
-"""Guarantees stated as (epsilon, delta) pairs: Gaussian noise, composition, and sampling.
+"""Guarantees stated as (epsilon, delta) pairs: Gaussian noise and sampling.
 
 The functions are for reading and calibrating what papers use: composing Renyi curves (`rdp`) gives
 a smaller epsilon whenever there are more than a few releases.  They take numbers or arrays, which
@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from jfl.core import checks
 from jfl.privacy.accountants import rdp
 
-SCHEMES = ("wor_round", "independent", "with_replacement")
 MU_RANGE, NUM_BISECTIONS = (1e-18, 1e9), 80
 
 
@@ -51,22 +50,6 @@ def analytic_sigma(sensitivity: ArrayLike, epsilon: ArrayLike, delta: ArrayLike)
         3.7306
     """
     return arrays(sensitivity)[0] / _largest_mu(*np.broadcast_arrays(*arrays(epsilon, delta)))
-
-
-def compose_advanced(
-    epsilon: ArrayLike, delta: ArrayLike, times: ArrayLike, slack: ArrayLike
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (epsilon, delta) of `times` adaptive releases; `slack` is added to delta.
-
-    The epsilon is that of basic composition, times * epsilon, if that is smaller.
-
-    References:
-        Dwork, Rothblum, Vadhan, 2010: epsilon sqrt(2 times log(1 / slack)) + times epsilon
-        (e^epsilon - 1).
-    """
-    e, d, n, more = arrays(epsilon, delta, times, slack)
-    advanced = e * np.sqrt(2 * n * np.log(1 / more)) + n * e * np.expm1(e)
-    return np.minimum(n * e, advanced), n * d + more
 
 
 def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -114,51 +97,6 @@ def local_budget(
         )
     inner = np.log1p(np.expm1(np.minimum(e, 600.0)) / q)
     return np.where(e < 600, inner, e - np.log(q)), d / q
-
-
-def round_rate(batch: int, steps: int, rows: ArrayLike, scheme: str) -> np.ndarray:
-    """Return the probability that a row is used at least once in a round of batches.
-
-    It amplifies noise that is added once per round (output perturbation). There, the sensitivity
-    covers a change of all gradients of the round, so a row may be used many times. It does not
-    apply to noise in every step.
-
-    Args:
-        batch: rows of a batch.
-        steps: batches of a round.
-        rows: a client's rows, a number or an array [...].
-        scheme: "wor_round" (all rows of a round distinct), "independent" (each batch without
-            replacement on its own), "with_replacement" (all draws independent).
-
-    Returns:
-        Float64[...], in the shape of `rows`.
-
-    Raises:
-        ValueError: for an unknown scheme, or if a round needs more rows than there are.
-
-    References:
-        Li, Wang, Wu, 2025, section IV, for the first and the last.
-
-    Example:
-        >>> [round(float(round_rate(10, 5, 600, s)), 6) for s in SCHEMES]
-        [0.083333, 0.080601, 0.08002]
-    """
-    where = "approximate_dp.round_rate"
-    checks.require_one_of(where, SCHEMES, scheme=scheme)
-    (rows,) = arrays(rows)
-    needed = {"wor_round": batch * steps, "independent": batch, "with_replacement": 1}[scheme]
-    if np.any(rows < needed):
-        checks.fail(
-            where,
-            f"at least {needed} rows for scheme={scheme!r}",
-            f"rows={rows}",
-            "Use scheme='with_replacement', or fewer or smaller batches.",
-        )
-    if scheme == "wor_round":
-        return needed / rows
-    size, draws = (batch, steps) if scheme == "independent" else (1, batch * steps)
-    with np.errstate(divide="ignore"):  # one batch may hold all rows
-        return -np.expm1(draws * np.log1p(-size / rows))
 
 
 def _largest_mu(epsilon, delta):

@@ -366,9 +366,7 @@ def _li(plan, rounds, delta, view):
     caveats = ("of one round", "made for the sensitivity of the model and added to the gradient")
     if rate.max() < 1:
         whole = float(
-            li2025.total_epsilon_heuristic(
-                once, float(rate.max()), min(chance, 1.0), rounds
-            ).epsilon
+            li2025.total_epsilon_heuristic(once, float(rate.max()), min(chance, 1.0), rounds)
         )
         caveats += (f"Theorem 2 with c_0 = 1 says {whole:.4g} for {rounds} rounds",)
     return once, "li2025, eq. (20), one round", caveats

@@ -177,7 +177,7 @@ def test_objective_and_gradient_are_those_of_the_optimum():
     assert trajectories.square_gradient(plan, l2, zero)[0, 0] == pytest.approx(wanted, rel=1e-5)
 
 
-KNOWN = theory.Constants(50, 10, 10, 0.9, 2.5, 100.0, 0.05, 0.05, 0.2, 0.3, 1.7, 212)
+KNOWN = theory.Constants(50, 10, 10, 0.9, 2.5, 100.0, 0.05, 0.05, 0.2, 0.3, 212)
 
 
 def test_learning_rates_are_just_those_that_theorems_allow():

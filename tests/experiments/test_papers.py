@@ -15,7 +15,6 @@ from experiments.papers.li2025 import claims as li
 from experiments.papers.li2025 import theory as li_theory
 from experiments.papers.noble2022 import bounds as noble_bounds
 from experiments.papers.noble2022 import claims as noble
-from experiments.papers.noble2022 import gaps
 from experiments.papers.noble2022 import theory as noble_theory
 from experiments.papers.ranaweera2025 import claims as ranaweera
 from experiments.papers.ranaweera2025 import theory as ranaweera_theory
@@ -26,7 +25,7 @@ MODULES = [f"{paper}.{kind}" for paper in PAPERS for kind in ("claims", "theory"
 MODULES.append("noble2022.gaps")
 LONG = ("chen2024.claims", "ranaweera2025.claims")  # seconds each
 SHARED = ["approximate_dp", "local_steps", "rates", "wang2019"]
-UNSOUND = dict(noble2022=9, chen2024=6, li2025=4, ranaweera2025=4, talaei2024=11)
+UNSOUND = dict(noble2022=7, chen2024=2, li2025=2, ranaweera2025=2, talaei2024=9)
 
 
 def module(name):
@@ -36,7 +35,7 @@ def module(name):
 @pytest.mark.parametrize("name", MODULES)
 def test_every_claim_has_a_place_a_reason_and_words(name):
     found = claims.of(module(name))
-    assert len(found) >= 6
+    assert found
     for claim in found:
         assert claim.place and claim.verdict in claims.VERDICTS and claim.function.__doc__
         assert claim.why or claim.verdict in ("unverified", "rigorous", "order"), claim.place
@@ -67,54 +66,21 @@ def test_examples_of_docstrings(name):
 
 # --- golden values
 
-UPDATES, SHARES = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]]), np.array([0.2, 0.3, 0.5])
-EVERY = chen_theory.Constants(100, 10, 5, 3.0, 1.3, 2.0, 0.1, 0.5, 0.2, 0.3, 0.4, 10)
-SIZES = dict(steps=5, clip_norm=0.7, batch=10, epsilon=0.5, delta=1e-5, sizes=[60, 200, 3000])
+EVERY = chen_theory.Constants(100, 10, 5, 3.0, 1.3, 2.0, 0.1, 0.5, 0.2, 0.3, 10)
 PROBLEM = noble_theory.Problem(4.0, 0.125, 16, 2, 1600, 9.0, 1.0, 2.0, 4.0, 0.5)
-STEPS = noble_theory.Steps(3.0, 0.5, 0.25, 8, 4, 1 / 64, 2.0, 16.0)
-MOMENTS = noble_theory.Moments(1.0, 2.0, 3.0, 5.0, 7.0, 11.0, 13.0)
-BANDS = np.array([1.0, 2.0]), np.array([3, 5])  # norms and numbers of entries
 GOLDEN = [
     (lambda: chen.lemma1(0.2, 6.766), 0.000436883868),
     (lambda: chen.theorem5_limit(10, 300, 10, 600), 22.1776997),
-    (lambda: chen_theory.aggregate(UPDATES, SHARES, np.array([0, 2]), "uniform_wor"), (0.675, 3.6)),
-    (
-        lambda: chen_theory.aggregate(UPDATES, SHARES, np.array([0, 2]), "fedavg_normalised"),
-        (0.642857143, 3.42857143),
-    ),
-    (lambda: chen_theory.cohort_energy(UPDATES, SHARES, 2), 8.54625),
-    (lambda: chen_theory.cohort_energy_bound(UPDATES, SHARES, 2), 18.1875),
-    (lambda: chen_theory.drift_convex(EVERY, 0.1), 9.3725),
-    (lambda: chen_theory.drift_nonconvex(EVERY, 0.01, 2.0), 0.189225),
     (lambda: chen_theory.theorem3_constant(EVERY, 0.99, 0.1), 31344.1157),
-    (lambda: chen_theory.remark2_limit(EVERY), 102.636),
-    (lambda: chen_theory.remark4(EVERY, 1000, 7.0, 0.99, 0.1, "printed"), 658.098636),
-    (lambda: chen_theory.theorem1_lr(EVERY, 7), 0.0164271047),
     (lambda: li.amplify_simple(0.5, 1e-5, 0.1), (0.1, 1e-06)),
     (lambda: li.sensitivity_paper(5, 0.7, 0.04), 0.56),
-    (lambda: li.participation_quantile(100, 0.1, 1e-4, clients=100), 27.0),
-    (
-        lambda: li_theory.aggregation_weights(SHARES, np.array([[0, 2]]), "without_replacement"),
-        ((0.3, 0.75),),
-    ),
-    (
-        lambda: li_theory.aggregation_weights(SHARES, np.array([[0, 2]]), "printed_sum"),
-        ((0.2, 0.5),),
-    ),
-    (lambda: li_theory.mean_noise_variance(0.04, **SIZES), 1.89975088),
-    (lambda: li_theory.accumulated_noise([0.04, 0.02], **SIZES), 2.3746886),
-    (lambda: li_theory.accumulated_noise_printed([0.04, 0.02], **SIZES), 4.7493772),
-    (lambda: li_theory.log_sum_bound([600] * 100, 5, 10, 1e-5), 111.63877),
-    (lambda: li_theory.distance_bound(3.0, 0.5), 36.0),
     (lambda: li_theory.step_bound(2.0, 0.3, 0.4, 0.1, 0.5, 2.0, 0.7, 3, 0.2), 2.799),
-    (lambda: li_theory.noiseless_local_steps(8.0, 0.1), 10.0498756),
     (
         lambda: li_theory.optimal_local_steps(
             lambda q: 8.0 + 0.08 * (q - 1) ** 2, 1e-7, 0.0, 0.5, 1.0, most=100
         ),
         10.0,
     ),
-    (lambda: noble.closed_form(8.0, 0.1, 0.01, 3, 50, 105, 1e-5), 0.896592611),
     (lambda: noble.sigma_required(0.5, 0.2, 0.1, 4, 25, 100, 1e-5), 1.16149258),
     (lambda: noble.server_pair(0.5, 0.25, 100, 1e-5), (10.0, 2.5e-05)),
     (
@@ -123,17 +89,6 @@ GOLDEN = [
     ),
     (lambda: noble_theory.proved_privacy_error(0.9, 1e-6, 1.5, 50, 400, 1000, 2.0), 0.0123897406),
     (lambda: noble_theory.convex_error(PROBLEM, "dp_fedavg", 0.25), 0.335),
-    (lambda: noble_theory.move_bound(STEPS, MOMENTS), (1.0, 7.40625)),
-    (lambda: noble_theory.lag_bound(STEPS, MOMENTS), (5.0, 5.25490606)),
-    (lambda: noble_theory.drift_bound(STEPS, MOMENTS), (10.125, 5.87460937)),
-    (lambda: noble_theory.descent_bound(STEPS, MOMENTS), (88.9375, 54.8261719)),
-    (lambda: gaps.user_sensitivity(1.5, 0.2), 15.0),
-    (lambda: gaps.median_multiplier(30.0, 4), 15.0),
-    (lambda: gaps.quantile_multiplier(3.0, 2.0, "add_remove"), 2.4),
-    (
-        lambda: gaps.leverage_k1(5, 2, 7, seed=3),
-        (1.60381905, 0.991596639, 1.27227352, 1.57504733, 1.31934483),
-    ),
     (
         lambda: noble_bounds.proofs_lr(PROBLEM, "scaffold", noble_bounds.STRONG, 10**5),
         0.000149859046,
@@ -157,46 +112,16 @@ GOLDEN = [
     ),
     (lambda: ranaweera.abadi_sigma(0.01, 1e4, 2.0, 1e-5), 1.69653511),
     (lambda: ranaweera.lemma2_sigma(1024, 0.01, 1e4, 2.0, 1e-5, c2=2.0), 1.38521511),
-    (lambda: ranaweera.block_noise_multiplier("R1", [4, 16], 3.0), 0.75),
-    (
-        lambda: ranaweera.block_noise_multiplier("R1", [4, 16], 1.0, clip_norms=[0.5, 2.0]),
-        0.124034735,
-    ),
-    (lambda: ranaweera.mcmahan_sensitivity(1.5, [1.0, 3.0, 2.0], 0.5), 1.5),
-    (lambda: ranaweera.median_clip_multiplier(1.3, 4.0), 1.28316856),
-    (lambda: ranaweera.dynamic_mus(0.5, 0.7, 4), (0.5, 0.546632557, 0.597614305, 0.653350871)),
-    (lambda: ranaweera.gdp_clt_mu(0.1, [0.5, 0.7]), 0.0957257351),
-    (lambda: ranaweera.dynamic_epsilon(1.0, [0.5, 0.7], 1e-5), 3.68020223),
-    (lambda: ranaweera_theory.ratio_weighted(np.arange(1.0, 6.0), 16), 3.225),
-    (lambda: ranaweera_theory.ratio_opt(*BANDS), 0.962298335),
-    (lambda: ranaweera_theory.mean_subtree_size(np.arange(1.0, 6.0)), 9.6),
-    (
-        lambda: ranaweera_theory.optimal_band_std(2.0, *BANDS, np.array([1.0, 0.5])),
-        (3.36198861, 4.97629992),
-    ),
-    (
-        lambda: ranaweera_theory.band_multiplier(np.array([1.0, 2.0]), np.array([3.0, 5.0])),
-        0.25607376,
-    ),
-    (lambda: ranaweera_theory.variance_saved(1024), 6.0),
     (lambda: ranaweera_theory.dp_pl_step(PL, 5.0, 0.1, 3.0), 3.883),
-    (lambda: talaei.nbafl_downlink_std(2.0, 1, 30, 3.1, 60, 70, 5.0), 0.0171136259),
     (lambda: talaei.joint_epsilon(2.0, 0.8, 0.3, 0.6, 5, 2, 1e-3, "exact"), 19.1823089),
     (lambda: talaei.joint_epsilon(2.0, 0.8, 0.3, 0.6, 5, 2, 1e-3, "sum"), 20.9325785),
-    (
-        lambda: talaei_theory.optimal_rounds_printed(
-            talaei_theory.fedprox_lambdas(10, 1.5, 0.1, 1.0), KNOWN, 20
-        ),
-        6.0,
-    ),
     (lambda: talaei_theory.stationarity_bound(FALLS, 1.0, 10, 0.1, 3, 2.0, extra=3.0), 14.3350345),
     (lambda: talaei_theory.pl_gap_bound(FALLS, 2.0, 10, 0.1, 3, 2.0), 0.23027333),
 ]
 
 
 def test_golden_values_of_formulas():
-    """Most of which only readers call.  Each was once compared with a loop, an enumeration or
-    simulated runs; here it is seen where one changes."""
+    """Each was compared with a loop, an enumeration or simulated runs."""
     for number, (call, want) in enumerate(GOLDEN):
         got = call()
         np.testing.assert_allclose(getattr(got, "value", got), want, 1e-7, err_msg=f"{number}")
@@ -214,10 +139,6 @@ EQUAL = np.full(60, 1 / 60)
 RISES = talaei_theory.fedprox_lambdas(2, 1.5, 0.1, 1.0)
 FALLS = talaei_theory.fedprox_lambdas(10, 1.5, 0.1, 1.0)
 KNOWN = talaei_theory.Constants(2.3, 1.0, 10.0, 3.1, 1 / 30, 150, 60)
-convex = lambda *args, **more: li.sensitivity_convex_contractive(
-    1.0, *args, **dict(convex=True, scheme="wor_round") | more
-)
-
 
 MISSED = {  # the first condition that fails -> calls in which it does
     "T >= max(108 / l, 48 nu / (mu l^(2/3)))": [
@@ -251,10 +172,6 @@ MISSED = {  # the first condition that fails -> calls in which it does
         lambda: li.noise_std_printed(0.04, 14, 1.0, 10, 600, 0.5, 1e-5),  # MNIST, from 15 on
         lambda: li.noise_std_printed(0.04, 8, 1.0, 10, 325, 0.5, 1e-5),  # Adult, from 9 on
     ],
-    "convex losses": [lambda: convex([0.1], 10, 4.0, convex=False)],
-    "a clip_norm that never acts": [lambda: convex([0.1], 10, 4.0, clip_norm=0.9)],
-    "lrs <= 2 / smoothness": [lambda: convex([0.1, 0.51], 10, 4.0)],
-    "each example at most once a round": [lambda: convex([0.1], 10, 4.0, scheme="independent")],
     "steps <= 8 smoothness / strong_convexity": [
         lambda: li_theory.bound_gap_printed(10, 1.0, 1.0, 1.0, 1.0, 9)
     ],
@@ -289,7 +206,6 @@ def test_preconditions_hold_at_their_borders():
         li.sigma(1.0, 1.0, 1e-5),
         li.noise_std_printed(0.04, 15, 1.0, 10, 600, 0.5, 1e-5),  # MNIST from 15 steps on
         li.noise_std_printed(0.04, 9, 1.0, 10, 325, 0.5, 1e-5),  # Adult from 9 on
-        convex([0.1, 0.5], 10, 4.0, clip_norm=1.0),
         li_theory.bound_gap_printed(10, 1.0, 1.0, 1.0, 1.0, 8),
         ranaweera_theory.dp_pl_rate(PL, 5.0, 0.5, 40),
     ):
@@ -308,7 +224,7 @@ REFUSED = {
     "adjacency": lambda: chen.minibatch_sensitivity(1.0, 4, "replace"),
     "omega > 1": lambda: chen.lemma2(0.1, 1.0, 1e-5),
     "'quantile'": lambda: chen.participation_bound("mean", 10, 10, 1),
-    "at least 50 rows": lambda: li.round_rates(10, 5, 49),
+    "at least 50 rows": lambda: li.noise_std_printed(0.04, 5, 1.0, 10, 49, 0.5, 1e-5),
     "power of two": lambda: ranaweera.effective_noise_multiplier("R1", 12, 1.0),
     "reading to be one of": lambda: ranaweera.audit_power("R3", 8, 1.0),
     "calibration to be one of": lambda: ranaweera.true_epsilon("R1", 8, 1.0, 1e-5, "lemma1"),

@@ -186,7 +186,6 @@ def test_golden_values_of_the_theorems():
     close(theory.theorem1_constant(ONE), 1049.1, 1e-12)
     close(theory.theorem1(ONE, 100, 1.0).value, 807.3077, 1e-7)
     close(theory.theorem1_ours(ONE, 100, 1.0).value, 90.76923, 1e-7)
-    close(theory.theorem1_lr(ONE, 7), 4 / (0.1 * 5 * 7 + 80), 1e-12)
     close(theory.theorem2_constants(TWO, 1e-4), (0.0022475625, 0.1848), 1e-9)
     found = theory.theorem2(TWO, 100, 2.3, 1e-4)
     close(found.value, 92.45572, 1e-7)
@@ -209,9 +208,6 @@ def test_remark1():
         more = theory.remark1(TWO._replace(**change), 1e-5)
         assert more.failed == () and more.value[0] > h and more.value[1] > rest
     assert theory.remark1(TWO._replace(per_round=1), 1e-4).failed == ("Upsilon > 0",)
-
-
-RATIO, STEPS, SPREAD = st.floats(1, 60), st.integers(1, 500), st.floats(0, 10)
 
 
 def test_theorem3_has_no_hypotheses():

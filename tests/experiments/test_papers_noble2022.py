@@ -66,14 +66,6 @@ def test_rounds_of_table_1_and_of_figures_9_and_10():
             assert {ratio: most(ratio) for ratio in rounds} == rounds
 
 
-def test_published_code():
-    """To the digits that it printed; and never below the paper's own search, which hits the best
-    order."""
-    for run, want in ((nbd.SYNTHETIC, 12.907), (nbd.MNIST._replace(sigma_g=15.0), 7.215)):
-        got = nbd.code_epsilon(*run)
-        assert round(got, 3) == want and nbd.third_party_epsilon(*run) <= got
-
-
 def brute(order, rate, curve):
     """Lemma B.7 as printed."""
     first = min(4 * math.expm1(curve(2)), 2 * math.exp(curve(2)))

@@ -41,11 +41,9 @@ def test_gaussian():
 def test_impact_factors_and_conventions():
     close(paper.assign_impact(*QUALITY), (0, 1 / 60, 1 / 30), 1e-12)
     close(paper.assign_impact(*COUNTS), (0, 8 / 300, 4 / 300), 1e-12)
-    alpha = paper.impact_increments(impact(QUALITY), impact(EQUAL))
-    assert abs(alpha.sum()) < 1e-12 and alpha[0] == 1 / 60 and alpha[-1] == 1 / 60 - 1 / 30
     for bad in ([0.5, 0.4], np.full(3, 1 / 3 + 1e-8)):
         with pytest.raises(ValueError, match="impact"):
-            paper.impact_increments(bad, bad)
+            paper.aggregated_client_std(1.0, bad)
     rows, p = np.array([50, 120, 271]), np.array([0.0, 0.5, 0.5])
     assert paper.min_rows(rows, p) == 50 and paper.min_rows(rows, p, "active") == 120
 
@@ -281,12 +279,12 @@ def test_theorem2_printed_bounds_no_gap():
 def test_extra_term_of_new_impact_factors(seed, clients):
     r = np.random.default_rng(seed)
     (p, q), losses = r.dirichlet(np.full(clients, 0.3), 2), r.exponential(size=clients) + 5
-    alpha = paper.impact_increments(p, q)
+    alpha = q - p
     bound = theory.adaptive_extra_term(alpha, losses)
     assert alpha @ losses <= bound + 1e-12 and abs(alpha).sum() / 2 <= 1 + 1e-12
     assert theory.adaptive_extra_term(0 * alpha, losses) == 0
     # it is reached, where the printed one is too small; only differences of losses count
-    alpha, losses = paper.impact_increments([1.0, 0.0], [0.0, 1.0]), np.array([0.0, 1.0])
+    alpha, losses = np.array([-1.0, 1.0]), np.array([0.0, 1.0])
     reached = theory.adaptive_extra_term(alpha, losses)
     assert alpha @ losses == reached == 1.0 > theory.adaptive_extra_printed(losses)
     assert theory.adaptive_extra_term(alpha, losses + 3) == 1.0

@@ -21,7 +21,7 @@ from jfl.core import checks
 from jfl.privacy.accountants import events, rdp, tightest
 from jfl.privacy.ledger import facts as samples
 
-from .. import approximate_dp, wang2019
+from .. import wang2019
 from ..approximate_dp import arrays
 from ..claim import Checked, checked, claim
 
@@ -117,20 +117,6 @@ def lemma4(rho, rate) -> Checked:
         "log(1 / rate) / (2 rho) >= 3": gain >= 6 * r,
     }
     return checked((13 * q**2 * r, gain / (4 * r)), conditions)
-
-
-@claim(
-    "Remark 6",
-    "unsound",
-    "says that batches are Poisson samples; Lemma 4 and Theorem 5 are for fixed size",
-)
-def covered(sampler: str, adjacency: str) -> bool:
-    """Return whether Lemma 4, and so Theorem 5, covers batches of this scheme."""
-    checks.require_one_of(
-        "chen2024.covered", ("without_replacement", "with_replacement", "poisson"), sampler=sampler
-    )
-    checks.require_one_of("chen2024.covered", ADJACENCIES, adjacency=adjacency)
-    return sampler == "without_replacement" and adjacency == "replace_one"
 
 
 # --- Theorem 5
@@ -331,35 +317,6 @@ def compare(
         "no_amplification": float(lemma2(times / (2 * z**2), math.inf, delta)),
         "gaussian_exact": float(rdp.gaussian_epsilon(math.sqrt(times) / z, delta)),
         "tight": tightest.epsilon(_event(used, rows, z, times), delta)[0],
-    }
-
-
-@claim(
-    "Remark 6", "unsound", "that tCDP needs less noise than RDP holds against a crude bound only"
-)
-def noise_needed(
-    epsilon, delta, participations: int, steps: int, clip_norm, batch: int, rows: int
-) -> dict:
-    """Return the std that each bound of `compare` needs for epsilon at delta; inf if no noise is
-    enough for it."""
-    used, times = min(batch, rows), participations * steps
-    base = minibatch_sensitivity(float(clip_norm), used)
-
-    def by_series(series):
-        reached = lambda z: _series(series, used / rows, z, times, delta)
-        if reached(1e6) > epsilon:
-            return math.inf
-        return base * tightest.smallest("chen2024", reached, epsilon)
-
-    tcdp = calibrate_sigma(epsilon, delta, participations, steps, clip_norm, batch, rows)
-    exact = approximate_dp.analytic_sigma(base * math.sqrt(times), epsilon, delta)
-    tight = tightest.solve_noise(lambda z: _event(used, rows, z, times), epsilon, delta)
-    return {
-        "tcdp": float(tcdp.value),
-        **{name: by_series(series) for name, series in SERIES.items()},
-        "no_amplification": base * math.sqrt(times / (2 * float(rho_star(epsilon, delta)))),
-        "gaussian_exact": float(exact),
-        "tight": base * tight,
     }
 
 

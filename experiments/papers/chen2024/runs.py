@@ -109,5 +109,4 @@ def worst(plan, known, params, batch):
         gradient_bound=known.gradient_bound + l2 * float(np.sqrt(square).max()),
         variance_2=float(max(phi)),
         dissimilarity_2=float(max(s.variance for s in seen)),
-        client_dissimilarity_2=float(max(s.largest for s in seen)),
     )

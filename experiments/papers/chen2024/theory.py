@@ -11,7 +11,6 @@ from jfl.core import checks
 
 from ..claim import Checked, checked, claim
 
-RULES = ("uniform_wor", "md", "fedavg_biased", "fedavg_normalised", "full")
 VARIANTS = ("printed", "unloosened")
 
 
@@ -29,7 +28,6 @@ class Constants(NamedTuple):
     variance_2: Any = 0.0  # sum p_i phi_i^2, of minibatch gradients
     objective_gap: Any = 0.0  # Gamma_s = f* - sum p_i f_i*
     dissimilarity_2: Any = 0.0  # Gamma_n^2 >= sum p_i |grad f_i - grad f|^2
-    client_dissimilarity_2: Any = 0.0  # Gamma_0^2 >= |grad f_i - grad f|^2 for every client
     dim: Any = 1  # d
 
     @property
@@ -43,105 +41,7 @@ class Constants(NamedTuple):
         return self.gradient_bound**2 + self.noise_2
 
 
-# --- sampling and aggregation
-
-
-@claim(
-    "Lemma 5",
-    "rigorous",
-    "for uniform cohorts and updates; written on models, whose weights need not add up to 1",
-)
-def aggregate(updates, weights, cohort, rule: str):
-    """Return the change of the model in a round.
-
-    Args:
-        updates: u [n, d], the change of each client's model.
-        weights: p [n], which add up to 1.
-        cohort: Int[r], the clients of the round.
-        rule: "uniform_wor", (n / r) sum p_i u_i over the cohort; "md", the mean over a cohort drawn
-            by p with replacement; both unbiased.  "fedavg_biased", sum p_i u_i over the cohort,
-            which is r / n times the first; "fedavg_normalised", the same over the sum of p_i;
-            "full", all clients.
-
-    Returns:
-        [d], the change of the model.
-    """
-    checks.require_one_of("chen2024.aggregate", RULES, rule=rule)
-    if rule == "full":
-        return (weights[:, None] * updates).sum(0)
-    if rule == "md":
-        return updates[cohort].mean(0)
-    total = (weights[cohort][:, None] * updates[cohort]).sum(0)
-    if rule == "fedavg_normalised":
-        return total / weights[cohort].sum()
-    return total * (len(weights) / len(cohort)) if rule == "uniform_wor" else total
-
-
-@claim("aggregation, its energy", "ours", "exact, for uniform cohorts")
-def cohort_energy(updates, weights, per_round):
-    """Return E|(n / r) sum over the cohort of p_i u_i|^2 over all cohorts of r of n clients.
-
-    Args:
-        updates: u [n, d], one of each client.
-        weights: p [n], which add up to 1.
-        per_round: r, the clients of a round.
-
-    Returns:
-        A number [], in squared units of the updates.
-    """
-    n, r, each = len(weights), per_round, weights[:, None] * updates
-    alone, together = (each**2).sum(), (each.sum(0) ** 2).sum()
-    pairs = (r - 1) / max(n - 1, 1)  # of the other clients, given one
-    return n / r * ((1 - pairs) * alone + pairs * together)
-
-
-@claim("aggregation, its energy", "rigorous", "by p_i <= 1 and convexity, in the exact value")
-def cohort_energy_bound(updates, weights, per_round):
-    """Return (n / r) sum p_i |u_i|^2, never below `cohort_energy`."""
-    return len(weights) / per_round * (weights[:, None] * updates**2).sum()
-
-
-# --- how far a client goes
-
-
-@claim(
-    "Lemma 6, strongly convex",
-    "rigorous",
-    "2 lr^2 (steps^2 G^2 + steps d sigma^2) is smaller and holds too",
-)
-def drift_convex(c: Constants, lr):
-    """Return 5 tau lr^2 (G^2 + d sigma^2 + 4 tau G^2), which bounds E|w_i - w|^2 at every step of a
-    round."""
-    return 5 * c.steps * lr**2 * (c.energy + 4 * c.steps * c.gradient_bound**2)
-
-
-@claim(
-    "Lemma 6, non-convex",
-    "conditional",
-    "needs lr <= 1 / (8 L tau), which is not stated (Reddi et al., 2021)",
-)
-def drift_nonconvex(c: Constants, lr, gradient_2) -> Checked:
-    """Return 5 tau lr^2 (G^2 + d sigma^2 + 6 tau Gamma_0^2) + 30 tau^2 lr^2 |grad f(w)|^2.
-
-    Args:
-        c: what the paper takes as known.
-        lr: local learning rate.
-        gradient_2: |grad f|^2 at the model of the round.
-    """
-    value = (
-        5 * c.steps * lr**2 * (c.energy + 6 * c.steps * c.client_dissimilarity_2)
-        + 30 * c.steps**2 * lr**2 * gradient_2
-    )
-    conditions = {"lr <= 1 / (8 L tau)": lr <= 1 / (8 * c.smoothness * c.steps)}
-    return checked(value, conditions)
-
-
 # --- DPNFL
-
-
-def theorem1_lr(c: Constants, round_):
-    """Return the local learning rate of round 0, 1, ...: 4 / (lambda tau t + 16 L tau)."""
-    return 4 / (c.strong_convexity * c.steps * round_ + 16 * c.smoothness * c.steps)
 
 
 @claim(
@@ -240,18 +140,6 @@ def remark1(c: Constants, lr) -> Checked:
     and the non-iid-ness."""
     upsilon, q = theorem2_constants(c, lr)
     return checked((theorem1_constant(c), q / upsilon), {"Upsilon > 0": upsilon > 0})
-
-
-@claim(
-    "Remark 2", "unsound", "a small learning rate does not make Q / Upsilon small: it tends to this"
-)
-def remark2_limit(c: Constants):
-    """Return lim Q / Upsilon as lr -> 0: 2 (1 + n tau / r + n / r)(G^2 + d sigma^2) / tau + 2 (2 n
-    / r + 1) Gamma_n^2."""
-    return 2 * (
-        (1 + c.ratio * c.steps + c.ratio) * c.energy / c.steps
-        + (2 * c.ratio + 1) * c.dissimilarity_2
-    )
 
 
 @claim(
@@ -368,17 +256,6 @@ def theorem4_order(
         "lr <= pi r / (80 n tau (G + server_lr L))": lr <= pi / (80 * tau * c.ratio * reach),
     }
     return checked(value, conditions)
-
-
-@claim(
-    "Remark 4",
-    "unsound",
-    "the order at these learning rates does not fall as 1 / sqrt(r tau T): a term stays",
-)
-def remark4(c: Constants, rounds, gap, beta2, adaptivity, variant: str = "printed") -> Checked:
-    """Return `theorem4_order` at lr = 1 / (L tau sqrt(T)) and server_lr = sqrt(r tau)."""
-    lr, server_lr = 1 / (c.smoothness * c.steps * rounds**0.5), (c.per_round * c.steps) ** 0.5
-    return theorem4_order(c, rounds, gap, lr, server_lr, beta2, adaptivity, variant)
 
 
 # --- parts

@@ -15,26 +15,14 @@ an example, and a multiplier is the std of the noise on the model over the sensi
 all uses in a round.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from jfl.core import checks
 from jfl.privacy.accountants import rdp
 
-from .. import approximate_dp, wang2019
-from ..approximate_dp import SCHEMES, arrays
+from .. import approximate_dp
+from ..approximate_dp import arrays
 from ..claim import Checked, checked, claim
-
-
-class Total(NamedTuple):
-    """A loss over all rounds."""
-
-    epsilon: Any
-    delta: Any  # None where the paper states none
-    status: str  # rigorous | heuristic
-    method: str
-
 
 # --- mechanisms and sampling
 
@@ -73,21 +61,6 @@ def amplify_simple(epsilon, delta, rate) -> Checked:
     e, d, q = arrays(epsilon, delta, rate)
     value = np.minimum(2 * q * e, e), q * d
     return checked(value, {"epsilon <= 1": e <= 1})
-
-
-@claim(
-    "Remark 1",
-    "rigorous",
-    "the probability of being used amplifies only noise that is added once per round",
-)
-def round_rates(batch: int, steps: int, rows):
-    """Return the rates of a round, largest first: all rows distinct, batches independent, all draws
-    independent.
-
-    >>> [round(float(q), 6) for q in round_rates(10, 5, 600)]
-    [0.083333, 0.080601, 0.08002]
-    """
-    return tuple(approximate_dp.round_rate(batch, steps, rows, scheme) for scheme in SCHEMES)
 
 
 # --- sensitivity of a round
@@ -136,47 +109,6 @@ def sensitivity_sound(lrs, clip_norm):
     """
     bound, eta = arrays(clip_norm, lrs)
     return 2 * bound * eta.sum(axis=-1)
-
-
-@claim(
-    "Lemma 2",
-    "ours",
-    "an example used once moves the model once, and convex steps do not drive models apart",
-)
-def sensitivity_convex_contractive(
-    lipschitz, lrs, batch: int, smoothness, *, convex: bool, scheme: str, clip_norm=np.inf
-) -> Checked:
-    """Return 2 lipschitz max(lrs) / batch, for losses of one example that are convex, smooth and
-    Lipschitz.
-
-    It is steps * batch times below the others.  Amplify it with the rate of "wor_round" only.
-
-    Args:
-        lipschitz: Lipschitz constant of the loss of one example.
-        lrs: [..., steps], the learning rates of a round.
-        batch: rows of a step.
-        smoothness: L of the loss of one example.
-        convex: whether the losses are convex.
-        scheme: how batches are drawn, as in `approximate_dp.round_rate`.
-        clip_norm: bound on the batch's gradient.
-
-    Returns:
-        Checked numbers [...], in units of the model.
-
-    References:
-        Wu et al., SIGMOD 2017 ("bolt-on"); Hardt, Recht, Singer, ICML 2016, Lemma 3.7.
-    """
-    where = "li2025.sensitivity_convex_contractive"
-    checks.require_one_of(where, SCHEMES, scheme=scheme)
-    lip, curve, bound, eta = arrays(lipschitz, smoothness, clip_norm, lrs)
-    top = eta.max(axis=-1)
-    conditions = {
-        "convex losses": convex,
-        "a clip_norm that never acts": bound >= lip,
-        "lrs <= 2 / smoothness": top <= 2 / curve,
-        "each example at most once a round": scheme == "wor_round",
-    }
-    return checked(2 * lip * top / batch, conditions)
 
 
 # --- noise of a round
@@ -231,8 +163,16 @@ def noise_std_printed(lr, steps: int, clip_norm, batch: int, rows, epsilon, delt
     >>> round(float(noise_std_printed(0.04, 5, 1.0, 10, 600, 0.5, 1e-5).value), 6)
     1.147049
     """
-    rate = approximate_dp.round_rate(batch, steps, rows, "wor_round")
-    multiplier = noise_multiplier_printed(epsilon, delta, rate)
+    (rows,) = arrays(rows)
+    needed = batch * steps
+    if np.any(rows < needed):
+        checks.fail(
+            "li2025.noise_std_printed",
+            f"at least {needed} rows",
+            f"rows={rows}",
+            "Use fewer or smaller batches.",
+        )
+    multiplier = noise_multiplier_printed(epsilon, delta, needed / rows)
     return multiplier._replace(
         value=multiplier.value * sensitivity_paper(steps, clip_norm, lr).value
     )
@@ -283,7 +223,7 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
     "unsound",
     "an unknown constant, no delta, the gain of sampling twice, expected participations",
 )
-def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) -> Total:
+def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0):
     """Return constant rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
 
     Args:
@@ -294,93 +234,8 @@ def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0) ->
         constant: the paper's c_0, which it does not give.
 
     Example:
-        >>> round(
-        ...     float(total_epsilon_heuristic(0.5, 1 / 12, 0.1, 100).epsilon), 7
-        ... )  # less than for one round
+        >>> round(float(total_epsilon_heuristic(0.5, 1 / 12, 0.1, 100)), 7)  # less than for a round
         0.1376205
     """
     e, q, p, r, c = arrays(epsilon, rate, probability, rounds, constant)
-    return Total(c * q * e * np.sqrt(p * r / (1 - q)), None, "heuristic", "Theorem 2")
-
-
-@claim(
-    "Theorem 2",
-    "ours",
-    "four bounds that hold; the server sees who takes part, so that hides nothing",
-)
-def total_epsilon(multiplier, rate, participations: int, delta, method: str = "min") -> Total:
-    """Return the loss of a client that takes part `participations` times, as numbers on the host.
-
-    Args:
-        multiplier: std of the noise on the model over the sensitivity of a round.
-        rate: the probability that a round uses an example.
-        participations: rounds in which the client takes part.
-        delta: in (0, 1).
-        method: "A", each round by `round_epsilon`, then basic or advanced composition; "B",
-            Gaussians without sampling; "C", `wang2019.refined`; "D", `rdp.without_replacement`,
-            which is smaller; "min", the smallest.  All hold for each rate of `round_rates`.
-
-    Example:
-        >>> total = total_epsilon(noise_multiplier(0.5, 1e-5, 1 / 12), 1 / 12, 30, 1e-5, "C")
-        >>> round(total.epsilon, 3), total.status
-        (3.192, 'rigorous')
-    """
-    where = "li2025.total_epsilon"
-    checks.require_one_of(where, (*METHODS, "min"), method=method)
-    names = METHODS if method == "min" else (method,)
-    epsilons = {
-        name: float(METHODS[name](multiplier, rate, participations, delta)) for name in names
-    }
-    best = min(epsilons, key=lambda name: epsilons[name])
-    return Total(epsilons[best], delta, "rigorous", best)
-
-
-@claim(
-    "Theorem 2",
-    "ours",
-    "instead of the expected number: state `failure` with delta, which does not include it",
-)
-def participation_quantile(rounds: int, probability, failure, clients: int = 1) -> int:
-    """Return a number that no client's participations exceed, except with probability `failure`.
-
-    Args:
-        rounds: how many rounds are run.
-        probability: participation in a round, 1 - (1 - p_k)^cohort for draws with replacement.
-        failure: the probability that is allowed.
-        clients: how many clients there are.
-    """
-    from scipy import stats  # half a second: not at import
-
-    return int(stats.binom.isf(failure / clients, rounds, probability))
-
-
-@claim(
-    "Experiments",
-    "unsound",
-    "reads the data and is not accounted for: fix the norm, or pay for a private quantile",
-)
-def median_clip_norm(norms):
-    """Return the median of the gradient norms of a run without clipping."""
-    return np.median(np.asarray(norms))
-
-
-# --- epsilons of all rounds
-
-
-def _composed(multiplier, rate, times, delta):
-    share = delta / max(times, 1)
-    each = round_epsilon(multiplier, share / 2, rate)
-    advanced = approximate_dp.compose_advanced(each, share / 2, times, delta / 2)[0]
-    return np.minimum(times * round_epsilon(multiplier, share, rate), advanced)
-
-
-def _by_curve(curve, orders):
-    return lambda z, rate, times, delta: rdp.epsilon(orders, times * curve(orders, rate, z), delta)
-
-
-METHODS = {
-    "A": _composed,
-    "B": lambda z, rate, times, delta: rdp.gaussian_epsilon(times**0.5 / z, delta),
-    "C": _by_curve(wang2019.refined, np.arange(2.0, 257)),
-    "D": _by_curve(rdp.without_replacement, 1 + np.geomspace(1e-3, 1e5, 512)),
-}
+    return c * q * e * np.sqrt(p * r / (1 - q))

@@ -181,9 +181,7 @@ def budgets(config, clock="step", reading="gradient"):
     fed = assemble.federation(config)
     rate, steps = rate_of(config, fed), np.arange(config.steps)
     share = min(1.0, (config.cohort or config.clients) / config.clients)
-    claimed = float(
-        li2025.total_epsilon_heuristic(config.epsilon, rate, share, config.rounds).epsilon
-    )
+    claimed = float(li2025.total_epsilon_heuristic(config.epsilon, rate, share, config.rounds))
     if config.mode == "sound":
         counted = guarantees.guarantee(
             build(config), config.rounds, config.delta, view="server", quantile=FAILURE

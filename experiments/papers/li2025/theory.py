@@ -25,41 +25,6 @@ SAMPLINGS = ("full", "with_replacement", "with_replacement_independent", "withou
 # --- averages
 
 
-@claim(
-    "Algorithm 1",
-    "conditional",
-    "printed for models: weights that do not sum to one, and a sum that shrinks them",
-)
-def aggregation_weights(shares, cohort, sampling: str):
-    """Return the weight of each upload of a cohort, so that the weighted sum of differences is
-    unbiased for sum p_k diff_k.
-
-    Args:
-        shares: p_k [C], which add up to 1.
-        cohort: Int[..., K], the clients of each of some rounds.
-        sampling: "full"; "with_replacement", drawn with probabilities p_k;
-            "uniform_with_replacement", drawn with probability 1 / C; "without_replacement";
-            "printed_sum", p_k for any draw, as Algorithm 1 has it: biased.
-
-    Returns:
-        [..., K], the weight of each upload.
-    """
-    where = "li2025.theory.aggregation_weights"
-    options = (
-        "full",
-        "with_replacement",
-        "uniform_with_replacement",
-        "without_replacement",
-        "printed_sum",
-    )
-    checks.require_one_of(where, options, sampling=sampling)
-    ids = np.asarray(cohort)
-    p, size = arrays(shares)[0], ids.shape[-1]
-    if sampling == "with_replacement":
-        return np.full(ids.shape, 1 / size)
-    return p[ids] * (1 if sampling in ("full", "printed_sum") else len(p) / size)
-
-
 @claim("Theorem 4", "ours", "the paper leaves out that uploads are sampled with their noise")
 def square_weights(shares, sampling: str, cohort: int | None = None):
     """Return E[weight^2] of each client under the unbiased weights: how much of its noise variance
@@ -83,47 +48,6 @@ def square_weights(shares, sampling: str, cohort: int | None = None):
         "with_replacement_independent": p / many,
         "without_replacement": len(p) / many * p**2,
     }[sampling]
-
-
-@claim(
-    "eq. (20)",
-    "rigorous",
-    "as algebra, and by Jensen at least the variance of the mean, sum p_k^2 sigma_k^2",
-)
-def mean_noise_variance(lr, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
-    """Return sum p_k sigma_k^2 = 128 (lr Q^2 b clip_norm / epsilon)^2 / n sum log(1.25 Q b / (n_k
-    delta)) / n_k, Q steps of b.
-
-    Shapes:
-        lr [...], sizes [C] -> [...].
-    """
-    eta, bound, n, e = arrays(lr, clip_norm, sizes, epsilon)
-    scale = 128 * steps**4 * batch**2 * (bound / e) ** 2 / n.sum()
-    return scale * eta**2 * _log_sum(steps, batch, sizes, delta)
-
-
-@claim("eq. (21)", "unsound", "the number of rounds times a sum over the rounds")
-def accumulated_noise_printed(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
-    """Return R times `accumulated_noise`.
-
-    Shapes:
-        lrs [R], sizes [C] -> [].
-    """
-    return np.shape(lrs)[0] * accumulated_noise(lrs, steps, clip_norm, batch, sizes, epsilon, delta)
-
-
-@claim(
-    "eq. (21)",
-    "ours",
-    "the sum over rounds of eq. (20), at the learning rate of each round's last step",
-)
-def accumulated_noise(lrs, steps: int, clip_norm, batch: int, sizes, epsilon, delta):
-    """Return `mean_noise_variance` of all rounds together.
-
-    Shapes:
-        lrs [R], sizes [C] -> [].
-    """
-    return mean_noise_variance(lrs, steps, clip_norm, batch, sizes, epsilon, delta).sum()
 
 
 # --- lemmas of the bound
@@ -240,26 +164,6 @@ def gradient_term(shares, variances, batch: int, steps: int, clip_norm, smoothne
     bound, curve, apart = arrays(clip_norm, smoothness, gap)
     noise = gradient_noise_bound(shares, variances, batch)
     return noise + 8 * (steps - 1) ** 2 * bound**2 + 6 * curve * apart
-
-
-@claim("Lemma A4", "conditional", "false for many clients with few rows each: use the sum itself")
-def log_sum_bound(sizes, steps: int, batch: int, delta) -> Checked:
-    """Return log(n) log(1.25^2 steps^2 batch^2 / (n delta^2)) / 2 for sum log(1.25 steps batch /
-    (n_k delta)) / n_k.
-
-    Shapes:
-        sizes [C] -> [].
-
-
-    Example:
-        >>> log_sum_bound([600] * 100, 5, 10, 1e-5).value.round(6).item()
-        111.63877
-        >>> log_sum_bound([50] * 1000, 5, 10, 1e-5).failed
-        ('the sum over clients <= its bound',)
-    """
-    value = _log_integral(arrays(sizes)[0].sum(), steps, batch, delta)
-    fits = _log_sum(steps, batch, sizes, delta) <= value
-    return checked(value, {"the sum over clients <= its bound": fits})
 
 
 @claim(
@@ -396,13 +300,6 @@ def bound_gap(step, terms, distance, strong_convexity, smoothness, steps: int, s
     return (np.maximum(noise, start) if sharp else noise + start) / (arrays(step)[0] + offset)
 
 
-@claim("Remark 2", "rigorous", "with 4 clip_norm^2 as printed; one clip_norm^2 is enough")
-def distance_bound(gradient_norm, strong_convexity):
-    """Return a bound on ||w_0 - w*||^2: (||gradient at w_0|| / mu)^2."""
-    norm, mu = arrays(gradient_norm, strong_convexity)
-    return (norm / mu) ** 2
-
-
 @claim("Remark 3", "ours", "the printed order drops a factor steps^2 of B")
 def steps_to_accuracy(accuracy, terms, distance, strong_convexity, smoothness, steps: int):
     """Return the least whole number of local steps after which `bound_gap` is at most `accuracy`;
@@ -436,24 +333,7 @@ def optimal_local_steps(
     )
 
 
-@claim(
-    "Remark 3",
-    "ours",
-    "least (spread + 8 (steps - 1)^2 clip_norm^2) / steps: without noise or a far start",
-)
-def noiseless_local_steps(spread, clip_norm):
-    """Return sqrt(1 + spread / (8 clip_norm^2)), where spread = sum p_k^2 variance_k / batch + 6 L
-    gap."""
-    apart, bound = arrays(spread, clip_norm)
-    return np.sqrt(1 + apart / (8 * bound**2))
-
-
 # --- parts, in float64
-
-
-def _log_sum(steps, batch, sizes, delta):
-    n, d = arrays(sizes, delta)
-    return np.sum(np.log(1.25 * steps * batch / (n * d)) / n)
 
 
 def _log_integral(rows, steps, batch, delta):

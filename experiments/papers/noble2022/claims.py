@@ -18,8 +18,8 @@ from jfl.core import checks
 from jfl.privacy.accountants import rdp
 from jfl.privacy.accountants.tightest import smallest
 
-from .. import approximate_dp, wang2019
 from .. import local_steps as curves
+from .. import wang2019
 from ..claim import Checked, checked, claim
 
 ORDERS, GRID = (
@@ -150,23 +150,6 @@ def largest_rounds(epsilon, sigma_g, user_ratio, data_ratio, local_updates, user
     return np.floor(np.maximum(0.0, np.max(left / once, axis=-1))).astype(int)
 
 
-@claim("the authors' get_epsilon_bound.py", "unsound", GAPS)
-def code_epsilon(sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta):
-    """Return the epsilon that the published code prints.
-
-    It is `third_party_epsilon` on 1000 real orders around the best one, which they narrowly miss.
-
-    >>> round(code_epsilon(*SYNTHETIC), 3)
-    12.907
-    """
-    run = sigma_g, user_ratio, data_ratio, local_updates, rounds, users
-    whole = third_party_rdp(ORDERS, *run)
-    best = ORDERS[np.argmin(whole - np.log(delta) / (ORDERS - 1))]
-    near = np.linspace(best - 1 + 1e-4, best + 1, 1000)
-    between = wang2019.interpolate(near, ORDERS, whole)
-    return float(np.min(between - np.log(delta) / (near - 1)))
-
-
 @claim("Section 5 (calibration)", "unsound", GAPS)
 def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, delta) -> float:
     """Return the sigma_g that the paper's accountant requires.
@@ -192,37 +175,6 @@ def noise_for(epsilon, user_ratio, data_ratio, local_updates, rounds, users, del
             "That floor is an artefact of the bound: use proved_noise.",
         )
     return smallest(where, lambda sigma_g: float(_published(sigma_g, *run)), epsilon)
-
-
-@claim("Appendix B, closed form", "unsound", GAPS)
-def closed_form(
-    sigma_g, user_ratio, data_ratio, local_updates, rounds, users, delta, optimise: bool = False
-):
-    """Return epsilon by the non-asymptotic form of Theorem 4.1.
-
-    It is strong composition of T rounds that amplify K batches.
-
-    Args:
-        sigma_g: a client's noise std over the sensitivity 2 C / batch.
-        user_ratio: l, the share of the users in a round.
-        data_ratio: s, the share of a user's records in a batch.
-        local_updates: K, local steps of a round.
-        rounds: T.
-        users: M.
-        delta: in (0, 1).
-        optimise: whether to optimise how delta is split between the rounds and the composition;
-            otherwise each gets half.
-
-    References:
-        Lemmas B.1, B.2, B.4, B.7. We also bound it by the sum of T rounds, which the paper does
-        not.
-    """
-    part = np.linspace(0.01, 0.99, 99) if optimise else np.array([0.5])
-    inner = wang2019.crude(ORDERS, data_ratio, math.sqrt(user_ratio * users) * sigma_g)[:, None]
-    spent = local_updates * inner
-    spent = spent - np.log(part * delta / (rounds * user_ratio)) / (ORDERS[:, None] - 1)
-    once, _ = approximate_dp.amplify(spent, 0.0, user_ratio)
-    return float(approximate_dp.compose_advanced(once, 0.0, rounds, (1 - part) * delta)[0].min())
 
 
 @claim(

@@ -1,17 +1,14 @@
 """Show where the privacy derivation of Noble, Bellet, Dieuleveut, AISTATS 2022, fails.
 
-There are two counterexamples to the composition of Theorem 4.1, the exact value for DP-SCAFFOLD
-with one local step, and the case of clipping at a median. `noble2022.proved_rdp` holds in all these
-cases except the last.
+There are two counterexamples to the composition of Theorem 4.1. `claims.proved_rdp` holds in both
+cases.
 """
 
-import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-from jfl.core import checks
 from jfl.privacy.accountants import rdp
 
 from .. import wang2019
@@ -88,96 +85,6 @@ def participation_counterexample(users, user_ratio, rounds, sigma_g, delta) -> L
     return Loss(float(published), float(rdp.epsilon(ORDERS, inner, delta)), high)
 
 
-@claim(
-    "Claim 4.1, third party",
-    "ours",
-    "what is left of the gain of l M for K = s = 1; nothing is known for K > 1",
-)
-def leverage_k1(users: int, cohort: int, rounds: int, seed: int = 0) -> np.ndarray:
-    """Return the factor by which DP-SCAFFOLD reveals a record more than DP-FedAvg, Float64[users].
-
-    Each round has one step on all records.
-
-    In each round, the server's models reveal the sum over its users of their gradient minus the
-    gradient of their previous round. So a gradient of rounds t and t' enters by the column f = e_t
-    - e_t', with its noise. Let F hold all columns and F_i those of a user. If the cohorts are
-    known, the gradients of this user have the noise multiplier sigma_g / sqrt(lambda_max(F_i^T (F
-    F^T)^-1 F_i)); in DP-FedAvg it is sigma_g sqrt(cohort). The result is cohort * lambda_max, by
-    which the curve grows; 0 for a user who never participates.
-
-    >>> bool(1 < leverage_k1(20, 4, 50).max() < 4)
-    True
-    """
-    chance = np.random.default_rng(seed)
-    came = np.zeros((rounds, users), bool)
-    for row in came:
-        row[chance.choice(users, cohort, replace=False)] = True
-    columns = [_columns(np.flatnonzero(user), rounds) for user in came.T]
-    inverse = np.linalg.inv(functools.reduce(np.add, [f @ f.T for f in columns]))
-    return np.array(
-        [cohort * np.linalg.eigvalsh(f.T @ inverse @ f)[-1] if f.size else 0.0 for f in columns]
-    )
-
-
-@claim(
-    "Section 3, user-level",
-    "rigorous",
-    "1 / s larger than 2 C, which is enough without the gain from batches",
-)
-def user_sensitivity(bound, data_ratio):
-    """Return 2 C / s: with this sensitivity, the accountant of one record covers all records of
-    a user."""
-    return 2 * bound / data_ratio
-
-
-@claim(
-    "Section 5, clipping",
-    "unsound",
-    "a median of private norms is a release, which nothing accounts for",
-)
-def median_multiplier(sigma_g, tensors: int = 1):
-    """Return sigma_g / sqrt(P), the multiplier if each of P tensors has a separate clip and noise.
-
-    It applies to fixed clip norms; with medians of the batch, no multiplier describes the release.
-    """
-    return sigma_g / math.sqrt(tensors)
-
-
-@claim(
-    "Section 5, clipping",
-    "ours",
-    "sound in place of a median: the norm follows released noisy fractions only",
-)
-def quantile_multiplier(multiplier, sigma_bit, adjacency: str = "replace_one"):
-    """Return the joint multiplier of a noisy mean gradient and a noisy fraction of norms below the
-    bound.
-
-    Args:
-        multiplier: noise std of the gradient over its sensitivity 2 C / batch.
-        sigma_bit: for replace_one the noise std of the fraction over its sensitivity 1 / batch; for
-            add_remove the noise std of the number of norms below the bound, minus half of all.
-        adjacency: "replace_one" or "add_remove".
-
-    References:
-        Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021, Theorem 1.
-
-    Example:
-        >>> round(quantile_multiplier(1.0, 1.0, "add_remove"), 6)
-        0.894427
-    """
-    where = "noble2022.gaps.quantile_multiplier"
-    checks.require_one_of(where, ("replace_one", "add_remove"), adjacency=adjacency)
-    bit = sigma_bit * (2 if adjacency == "add_remove" else 1)
-    return (multiplier**-2.0 + bit**-2.0) ** -0.5
-
-
 def _variation(mu) -> float:
     """Return the total variation of N(0, 1) and N(mu, 1): 2 Phi(mu / 2) - 1."""
     return math.erf(mu / math.sqrt(8))
-
-
-def _columns(times, rounds):
-    columns = np.zeros((rounds, len(times)))
-    columns[times, np.arange(len(times))] = 1
-    columns[times[1:], np.arange(len(times) - 1)] = -1
-    return columns

@@ -6,7 +6,7 @@ x^0.  The inequalities of one round have all constants.  Those with precondition
 `Checked`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,29 +62,6 @@ class Steps(NamedTuple):
     local_lr: float
     server_lr: float
     variance: float
-
-
-class Moments(NamedTuple):
-    """Means over all randomness up to round t.
-
-    Attributes:
-        move: of ||x^t - x^(t-1)||^2.
-        drift: of ||y_i^k - x^(t-1)||^2 over users and k = 1..K, as if all took part.
-        lag: of ||a_(i,k) - x^(t-1)||^2, with a_(i,k) the point of the k-th gradient in the user's
-            state.
-        lag_after: as lag, after round t and from x^t.
-        gap: F(x^(t-1)) - F*.
-        distance: of ||x^(t-1) - x*||^2.
-        distance_after: of ||x^t - x*||^2.
-    """
-
-    move: float
-    drift: float
-    lag: float
-    lag_after: float
-    gap: float
-    distance: float
-    distance_after: float
 
 
 # --- noise
@@ -319,78 +296,6 @@ def control_variance_nonconvex(steps: Steps):
     return control_variance(steps).value * grown.mean()
 
 
-@claim("Lemma C.4", "unverified")
-def move_bound(steps: Steps, moments: Moments) -> Checked:
-    """Return (left, right) of the bound on how far the server moves; needs K eta_l eta_g <= 1 /
-    nu."""
-    s, m, eta, mean = _round(steps, moments)
-    nu = s.smoothness
-    right = (
-        4 * eta**2 * nu**2 * m.drift
-        + 8 * nu**2 * eta**2 * m.lag
-        + 8 * nu * eta**2 * m.gap
-        + 9 * eta**2 * mean
-    )
-    return checked((m.move, right), {"K eta_l eta_g <= 1 / nu": eta <= 1 / nu})
-
-
-@claim("Lemma C.5", "unverified")
-def lag_bound(steps: Steps, moments: Moments, power: float = 2 / 3) -> Checked:
-    """Return (left, right) of the recursion of the lag; needs 1/2 <= power <= 1 and K eta_l eta_g
-    <= l^power / (24 nu)."""
-    s, m, eta, mean = _round(steps, moments)
-    nu, part, gain = s.smoothness, s.user_ratio, s.user_ratio ** (2 * power - 1)
-    right = (
-        (1 - 17 * part / 36) * m.lag
-        + gain / (24 * nu) * m.gap
-        + 97 / 48 * gain * m.drift
-        + part / (32 * nu**2) * mean
-    )
-    conditions = {
-        "1/2 <= power <= 1": np.asarray((power >= 0.5) & (power <= 1)),
-        "K eta_l eta_g <= l^power / (24 nu)": eta <= part**power / (24 * nu),
-    }
-    return checked((m.lag_after, right), conditions)
-
-
-@claim("Lemma C.6", "unverified")
-def drift_bound(steps: Steps, moments: Moments) -> Checked:
-    """Return (left, right) of the bound on how far users drift; needs eta_g >= 1 and eta_l <= 1 /
-    (24 nu K eta_g)."""
-    s, m, eta, _ = _round(steps, moments)
-    nu, square = s.smoothness, s.server_lr**2
-    right = (
-        4.5 * nu**3 * eta**2 * m.lag
-        + 9 / 40 * eta * nu / square * m.gap
-        + 27 / 40 * eta**2 * nu / (s.local_updates * square) * s.variance
-    )
-    conditions = {
-        "eta_g >= 1": s.server_lr >= 1,
-        "eta_l <= 1 / (24 nu K eta_g)": eta <= 1 / (24 * nu),
-    }
-    return checked((4.5 * nu**2 * eta * m.drift, right), conditions)
-
-
-@claim("Lemma C.7", "unverified")
-def descent_bound(steps: Steps, moments: Moments) -> Checked:
-    """Return (left, right) of the descent of ||x - x*||^2 + (27 / l) (nu K eta_l eta_g)^2 lag;
-    needs `scaffold_local_lr`."""
-    s, m, eta, mean = _round(steps, moments)
-    nu, mu, part = s.smoothness, s.strong_convexity, s.user_ratio
-    weight = 27 / part * nu**2 * eta**2
-    right = (
-        (1 - mu * eta / 2) * (m.distance + weight * m.lag)
-        - eta / 2 * m.gap
-        + 10 * eta**2 * mean * (1 + part * s.users / s.server_lr**2)
-    )
-    conditions = {
-        "eta_l <= l^(2/3) / (24 nu K eta_g)": eta <= part ** (2 / 3) / (24 * nu),
-        "eta_l <= l / (54 mu K eta_g)": eta * mu * 54 <= part,
-        "eta_g >= 1": s.server_lr >= 1,
-    }
-    return checked((m.distance_after + weight * m.lag_after, right), conditions)
-
-
 # --- parts
 
 
@@ -421,14 +326,3 @@ def _conditions(p, case, lr, least):
         ((name, rounds),) = least.items()
         conditions |= {"mu > 0": p.strong_convexity > 0, name: p.rounds >= rounds}
     return conditions
-
-
-def _round(steps, moments) -> tuple[Steps, Moments, Any, Any]:
-    """Return both in float64, K eta_l eta_g, and V / (K l M)."""
-    s, m = Steps._make(arrays(*steps)), Moments._make(arrays(*moments))
-    return (
-        s,
-        m,
-        s.local_updates * s.local_lr * s.server_lr,
-        s.variance / (s.local_updates * s.user_ratio * s.users),
-    )

@@ -65,27 +65,6 @@ def haar_coordinate_variance(m, sigma):
     return sigma**2 * (1 / 3 + 2 / (3 * m**2))
 
 
-@claim(
-    "Lemma 1",
-    "ours",
-    "exact; its eigenvalues are 1 / s_j, and the smallest is what privacy hangs on",
-)
-def haar_noise_cov(m: int):
-    """Return the covariance of the noise on the entries, in units of (sigma C)^2.
-
-    Shapes:
-        -> Float64[m, m]: 2 / (3 m^2) - (2/3) 4^-k for two entries whose lowest common node has 2^k
-        leaves.
-
-    Example:
-        >>> haar_noise_cov(8)[0].tolist()
-        [0.34375, -0.15625, -0.03125, -0.03125, 0.0, 0.0, 0.0, 0.0]
-    """
-    variance, index = haar_coordinate_variance(m, 1.0), np.arange(m)
-    k = np.frexp(index[:, None] ^ index)[1]  # bits of the exclusive or
-    return np.where(k == 0, variance, 2 / (3 * m**2) - 2 / 3 * 4.0**-k)
-
-
 # --- the printed calibration
 
 
@@ -150,36 +129,6 @@ def effective_noise_multiplier(reading: str, m, sigma, calibration: str = "plain
     return sigma * (lemma2_factor(m) if calibration == "lemma2" else 1.0) / READINGS[reading](m)
 
 
-@claim(
-    "section 4.2, per layer",
-    "ours",
-    "as above, for layers that are transformed apart and released together",
-)
-def block_noise_multiplier(
-    reading: str, sizes, sigma, clip_norms=None, clip_norm=1.0, calibration: str = "plain"
-):
-    """Return `effective_noise_multiplier` for blocks of padded lengths m_j with noise of std sigma
-    C / W in each.
-
-    Args:
-        reading: "R1" to "R6", see the module.
-        sizes: m_j [..., blocks], powers of two.
-        sigma: the multiplier that the paper states.
-        clip_norms: C_j [..., blocks]: each block is clipped by itself.  None: one clip of all
-            blocks to `clip_norm`; for R3 and R4, each level of each block to it.
-        clip_norm: C.
-        calibration: "plain", or "lemma2" for noise that `lemma2_factor` lowers.
-
-    Returns:
-        [...], the noise multiplier of all blocks together.
-    """
-    worst = 1 / effective_noise_multiplier(reading, sizes, 1.0, calibration)
-    if clip_norms is None and reading not in ("R3", "R4"):
-        return sigma / worst.max(axis=-1)
-    each, whole = arrays(clip_norm if clip_norms is None else clip_norms, clip_norm)
-    return sigma / ((worst * each / whole) ** 2).sum(axis=-1) ** 0.5
-
-
 @claim("section 4.2", "ours", "exact")
 def true_epsilon(reading: str, m, sigma, delta, calibration: str = "plain"):
     """Return the epsilon of one release.
@@ -221,69 +170,6 @@ def run_epsilon(
     multiplier = float(effective_noise_multiplier(reading, m, sigma, calibration))
     return tightest.epsilon(
         events.repeat(events.poisson(rate, events.gaussian(multiplier)), steps), delta
-    )[0]
-
-
-@claim(
-    "eq. (5)",
-    "conditional",
-    "needs public weights and this fixed divisor, not the weight of those who came",
-)
-def mcmahan_sensitivity(clip_norm, weights, rate):
-    """Return C max q_k / (rate sum q_k): how far one client moves sum q_k Delta_k / (rate sum q_k),
-    ||Delta_k|| <= C.
-
-    Shapes:
-        weights [..., clients] -> [...].
-    """
-    clip_norm, weights, rate = arrays(clip_norm, weights, rate)
-    return clip_norm * weights.max(axis=-1) / (rate * weights.sum(axis=-1))
-
-
-@claim(
-    "median clipping",
-    "conditional",
-    "free on public data only; a private quantile costs this (Andrew et al.)",
-)
-def median_clip_multiplier(sigma_update, sigma_bit):
-    """Return (sigma_update^-2 + (2 sigma_bit)^-2)^(-1/2): updates, and bits "norm <= C" shifted to
-    +-1/2, in one release."""
-    sigma_update, sigma_bit = arrays(sigma_update, sigma_bit)
-    return (sigma_update**-2.0 + (2 * sigma_bit) ** -2.0) ** -0.5
-
-
-# --- the dynamic baseline (Du et al., 2021)
-
-
-def dynamic_mus(mu, rho, rounds: int):
-    """Return mu rho^(-t / T) for t = 0, ..., T - 1: inverse multipliers that grow, so that noise
-    falls."""
-    return mu * rho ** (-np.arange(rounds) / rounds)
-
-
-@claim(
-    "dynamic baseline, its accountant",
-    "unsound",
-    "a limit for many rounds and small rates, often below the truth",
-)
-def gdp_clt_mu(rate, mus):
-    """Return rate sqrt(sum_t (exp(mu_t^2) - 1)), for Poisson samples at multipliers 1 / mu_t: mus
-    [..., T] -> [...]."""
-    rate, mus = arrays(rate, mus)
-    return rate * np.expm1(mus**2).sum(axis=-1) ** 0.5
-
-
-@claim(
-    "dynamic baseline, its accountant",
-    "ours",
-    "a bound: by RDP, and by loss distributions of not too many rounds",
-)
-def dynamic_epsilon(rate, mus, delta) -> float:
-    """Return a proved epsilon of Poisson samples at multipliers 1 / mus, mus [T], on the host."""
-    mus, times = np.unique(np.asarray(mus, np.float64), return_counts=True)
-    each = events.gaussian(1 / mus)
-    return tightest.epsilon(
-        events.series(events.poisson(rate, each) if rate < 1 else each, times), delta
     )[0]
 
 

@@ -1,12 +1,8 @@
 """Noise and utility, convergence, and reported gains of Ranaweera et al., arXiv 2503.21154, 2025.
 
-Noise shaped by Haar levels costs privacy where it is small and the signal large; what it can gain
-at the same epsilon is `ratio_weighted` for the paper's weights, and `ratio_opt` for the best
-allocation.  Convergence is under the Polyak-Lojasiewicz (PL) condition and leaves out the bias of
-clipping.
+Convergence is under the Polyak-Lojasiewicz (PL) condition and leaves out the bias of clipping.
 
-Bands are in the order base, finest level, ..., root, on the last axis.  Arrays broadcast, and
-tracers go through. `sigma` is the multiplier that the accountant gets.
+Arrays broadcast. `sigma` is the multiplier that the accountant gets.
 """
 
 from types import MappingProxyType
@@ -20,95 +16,7 @@ from ..approximate_dp import arrays
 from ..claim import Checked, checked, claim
 from . import claims as privacy
 
-VARIANTS = ("iso", "wavelet", "bands")
-
-
-# --- bands at equal epsilon
-
-
-def band_sizes(m: int):
-    """Return (coefficients n_b, leaves s_b under each) of the Haar bands of m entries.
-
-    >>> [v.tolist() for v in band_sizes(8)]
-    [[1, 4, 2, 1], [8, 2, 4, 8]]
-    """
-    privacy.haar_coordinate_variance(m, 1.0)  # tests m
-    leaves = np.array([m] + [2**level for level in range(1, m.bit_length())])
-    return np.where(np.arange(len(leaves)) == 0, 1, m // leaves), leaves
-
-
-def mean_subtree_size(energy):
-    """Return mean leaf count, weighted by the shares p_b of a vector's energy in its bands; shapes
-    [..., L + 1] -> [...]."""
-    (energy,) = arrays(energy)
-    leaves = band_sizes(2 ** (energy.shape[-1] - 1))[1]
-    return (energy * leaves).sum(axis=-1) / energy.sum(axis=-1)
-
-
-@claim(
-    "section 4.2, clipped as R5",
-    "ours",
-    "exact where no clip acts beyond the norm: a gain only below 3 leaves",
-)
-def ratio_weighted(energy, m: int):
-    """Return noise energy of the sound R5 over that of DP-SGD at equal epsilon; `energy` as in
-    `mean_subtree_size`.
-
-    >>> n, _ = band_sizes(1024)
-    >>> (
-    ...     round(float(ratio_weighted(n / 1024, 1024)), 3),
-    ...     round(float(ratio_weighted(1.0 * (n == 512), 1024)), 3),
-    ... )
-    (3.667, 0.667)
-    """
-    checks.require_one_of(
-        "ranaweera2025.ratio_weighted", (len(band_sizes(m)[0]),), bands=np.shape(energy)[-1]
-    )
-    return mean_subtree_size(energy) * privacy.haar_coordinate_variance(m, 1.0)
-
-
-@claim(
-    "bands of their own noise",
-    "ours",
-    "the least that band stds can reach; at most 1, which is white",
-)
-def ratio_opt(band_norms, sizes):
-    """Return (sum C_b sqrt(n_b))^2 / (m sum C_b^2): noise energy of `optimal_band_std` over
-    DP-SGD's at equal epsilon."""
-    norms, sizes = arrays(band_norms, sizes)
-    return (norms * sizes**0.5).sum(axis=-1) ** 2 / (sizes.sum(axis=-1) * (norms**2).sum(axis=-1))
-
-
-@claim(
-    "bands of their own noise",
-    "ours",
-    "sum C_b^2 / tau_b^2 = 1 / sigma^2: one joint Gaussian, to rounding",
-)
-def optimal_band_std(sigma, band_norms, sizes, weights=1.0):
-    """Return tau_b = sigma sqrt(S C_b / sqrt(a_b n_b)), S = sum C_b sqrt(a_b n_b), so that sum a_b
-    n_b tau_b^2 = sigma^2 S^2.
-
-    Args:
-        sigma: the noise multiplier of all bands together.
-        band_norms: C_b > 0, [..., bands], public or paid for; floor them, or a band gets neither
-            noise nor signal.
-        sizes: n_b, [..., bands], coefficients of each band.
-        weights: a_b, what a unit of noise variance costs in each band.
-
-    Returns:
-        tau_b, [..., bands], the std of a coefficient's noise.
-    """
-    sigma, norms, sizes, weights = arrays(sigma, band_norms, sizes, weights)
-    root = (weights * sizes) ** 0.5
-    return sigma[..., None] * ((norms * root).sum(axis=-1, keepdims=True) * norms / root) ** 0.5
-
-
-@claim("bands of their own noise", "ours", "exact: bands are one release, not several samples")
-def band_multiplier(stds, band_norms):
-    """Return (sum C_b^2 / tau_b^2)^(-1/2): the noise multiplier of all bands together, each clipped
-    to C_b."""
-    stds, norms = arrays(stds, band_norms)
-    return ((norms / stds) ** 2).sum(axis=-1) ** -0.5
+VARIANTS = ("iso", "wavelet")
 
 
 # --- noise energy
@@ -131,16 +39,6 @@ def noise_power_ratio(m, calibration: str = "plain"):
 
 @claim(
     "section 4.3",
-    "unsound",
-    "the same sigma is not the same privacy; energy falls by 3, or 3 times this",
-)
-def variance_saved(m):
-    """Return (2 + log2 m) / 2, by which the noise variance is said to fall at the same privacy."""
-    return privacy.lemma1_variance_bound(m, 1.0)
-
-
-@claim(
-    "section 4.3",
     "ours",
     "exact, also for entries without the padding, as all have the same variance",
 )
@@ -148,11 +46,10 @@ def dp_noise_energy(variant: str, sigma, clip_norm, sizes, calibration: str = "p
     """Return E||noise||^2 of a mean, v_dp of the bounds below.
 
     Args:
-        variant: "iso" (DP-SGD); "wavelet", noise sigma C / W, whatever is clipped; "bands",
-            `optimal_band_std`.
+        variant: "iso" (DP-SGD); "wavelet", noise sigma C / W, whatever is clipped.
         sigma: the noise multiplier.
-        clip_norm: C; for "bands" C_b, [..., bands].
-        sizes: the dimension d; for "bands" n_b, [..., bands].
+        clip_norm: C.
+        sizes: the dimension d.
         calibration: "plain", or "lemma2" for noise that Lemma 2 lowers.
         denom: what the sum is divided by.
 
@@ -170,8 +67,6 @@ def dp_noise_energy(variant: str, sigma, clip_norm, sizes, calibration: str = "p
         else 1.0
     )
     sigma, norm, sizes, ratio, denom = arrays(sigma, clip_norm, sizes, ratio, denom)
-    if variant == "bands":
-        return sigma**2 * (norm * sizes**0.5).sum(axis=-1) ** 2 / denom**2
     return sizes * (sigma * norm / denom) ** 2 * ratio
 
 
@@ -338,13 +233,3 @@ TABLE3 = MappingProxyType(
         ("adagrad", "cifar10"): Levels(4.25, 5.53, 7.03),
     }
 )
-
-
-@claim(
-    "section 6, gains grow with the noise",
-    "conditional",
-    "over DP; over its dynamic form not in sample_fmnist",
-)
-def grows_with_noise(gains: Levels) -> bool:
-    """Return whether a reported gain is larger at every larger noise."""
-    return gains.small < gains.medium < gains.large

@@ -82,12 +82,6 @@ def assign_impact(ratios, group_sizes):
     return np.asarray(ratios, np.float64) / total
 
 
-@claim("Lemma 3, alpha", "rigorous", "adds up to 0")
-def impact_increments(impact, following):
-    """Return alpha, the impact factors of the next round minus those of this one."""
-    return _impact(following) - _impact(impact)
-
-
 @claim(
     "eqs. (8) to (13), min m",
     "conditional",
@@ -287,18 +281,6 @@ def server_noise_std_printed(
     return needed._replace(
         value=more * _missing(needed.value, aggregated_client_std(client, impact))
     )
-
-
-@claim(
-    "eq. (13), equal clients",
-    "unsound",
-    "Theorem 1 of Wei et al., 2020 (NbAFL), on the same eq. (7)",
-)
-def nbafl_downlink_std(clip_norm, exposures, rounds, factor, clients, rows, epsilon):
-    """Return 2 clip_norm c / (rows clients epsilon) sqrt(T^2 - R^2 clients) for T > R
-    sqrt(clients), else 0."""
-    missing = _missing(rounds, exposures * clients**0.5)
-    return client_sensitivity_paper(clip_norm, rows) * factor / (clients * epsilon) * missing
 
 
 # --- noise that is enough

@@ -193,22 +193,6 @@ def theorem3_printed(lambdas: Lambdas, c: Constants, largest_loss, rounds, epsil
     return _printed(lambdas, c, rounds, epsilon, largest_loss / 2)
 
 
-@claim("Remarks on the best T", "unsound", "the minimiser of a number that bounds nothing")
-def optimal_rounds_printed(lambdas: Lambdas, c: Constants, epsilon) -> int:
-    """Return the number of rounds, 1 or more, with the smallest `theorem2_printed`, which is convex
-    in it.
-
-    Without noise and with lambda_2 < 0 the bound falls without end, and there is no such number.
-    """
-    square, cross, noise = theorem2_constants(lambdas, c)
-    if square >= 0:
-        return 1
-    b, a = cross / epsilon, 3 * noise / epsilon**2
-    root = -square / (b + (b**2 - a * square) ** 0.5)  # of square + 2 b T + a T^2
-    near = [max(1, math.floor(root)), math.floor(root) + 1]
-    return min(near, key=lambda t: theorem2_printed(lambdas, c, t, epsilon).value)
-
-
 @claim("Theorem 2, replaced", "ours", "sums Lemma 2; no convexity of L is needed")
 def stationarity_bound(
     lambdas: Lambdas, gap, rounds, std, dim: int, grad_bound=None, extra=0.0
