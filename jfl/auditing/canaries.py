@@ -308,12 +308,38 @@ def _trained_record_pair(plan, client, rounds, upload):
 def _with_slope(plan, fed, slope, algorithm):
     """Return the plan on rows that are numbers x, with a loss whose gradient is x * `slope`."""
     loss = Fn(_linear, dict(slope=slope))
-    is_grad = lambda node: isinstance(node, Grad)
     path = lambda g: "auto" if g.path == "bookkeeping" else g.path
     put = lambda g: dataclasses.replace(g, loss=loss, path=path(g)) if is_grad(g) else g
     algorithm = jax.tree.map(put, algorithm, is_leaf=is_grad)
     task = Task(init=plan.task.init, loss=loss)
-    return dataclasses.replace(plan, fed=fed, task=task, algorithm=algorithm)
+    made = dataclasses.replace(plan, fed=fed, task=task, algorithm=algorithm)
+    check_rows_are_numbers(made)
+    return made
+
+
+def is_grad(node: Any) -> bool:
+    """Return whether a node of a pytree is a gradient of jfl."""
+    return isinstance(node, Grad)
+
+
+def check_rows_are_numbers(plan: Plan) -> None:
+    """Reject a plan on rows that are numbers if a client also reads rows without a gradient of jfl.
+
+    An audit gives the gradients of jfl a loss of numbers.  A loss that a user's client calls itself
+    stays as it is, and expects the rows of the federation.
+    """
+    try:
+        if not any(map(is_grad, jax.tree.leaves(plan.algorithm, is_leaf=is_grad))):
+            raise TypeError("no gradient of jfl in the algorithm")
+        upload_shapes(plan)
+    except Exception as error:  # a client of the user may raise any error
+        refuse(
+            "clients that read rows only by gradients of jfl, because the canary takes the place "
+            "of the rows",
+            checks.describe_error(error),
+            "Let the client report the loss of its local steps instead of calling a loss itself; or "
+            "use canary='mislabelled' or 'blank' with adjacency='replace_one', or unit='client'.",
+        )
 
 
 @named("audit.linear")

@@ -17,7 +17,6 @@ import numpy as np
 
 from ..core import checks, pytrees
 from ..core.records import Fn, Mechanism, Plan, Task, Tree, named
-from ..gradients.per_example import Grad
 from ..models.losses import for_evaluation
 from ..privacy.ledger.entry import Entry
 from ..privacy.mechanisms import chain as mech
@@ -286,30 +285,20 @@ def _on_row_numbers(plan: Plan, data: dict, replaced: bool) -> Plan:
     Raises:
         NotAnalysable: If a client reads rows in other ways than by gradients of jfl.
     """
-    is_grad = lambda node: isinstance(node, Grad)
 
     def looked_up(node):
-        if not is_grad(node):
+        if not canaries.is_grad(node):
             return node
         loss = Fn(_row_loss, dict(of=node.loss, **data), dict(replaced=replaced))
         # A prescribed gradient uses the parameters differently from the layers of the model.
         auto = data["slopes"] is not None and node.path == "bookkeeping"
         return dataclasses.replace(node, loss=loss, path="auto" if auto else node.path)
 
-    algorithm = jax.tree.map(looked_up, plan.algorithm, is_leaf=is_grad)
+    algorithm = jax.tree.map(looked_up, plan.algorithm, is_leaf=canaries.is_grad)
     count = len(plan.fed.x)
     numbers = jnp.arange(count, dtype=jnp.int32), jnp.zeros(count, jnp.float32)
     made = _on_rows(dataclasses.replace(plan, algorithm=algorithm), *numbers)
-    try:
-        if not any(map(is_grad, jax.tree.leaves(algorithm, is_leaf=is_grad))):
-            raise TypeError("no gradient of jfl in the algorithm")
-        canaries.upload_shapes(made)
-    except (TypeError, ValueError) as error:
-        refuse(
-            "rows that only gradients of jfl read, for one that is absent or has a direction",
-            checks.describe_error(error),
-            "Use canary='mislabelled' or 'blank' with adjacency='replace_one', or unit='client'.",
-        )
+    canaries.check_rows_are_numbers(made)
     return made
 
 

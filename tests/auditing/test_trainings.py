@@ -12,6 +12,7 @@ from helpers.problems import squared, start_params
 from scipy import stats
 
 import jfl
+from jfl.algorithms.base import train_difference
 from jfl.auditing import one_run_scores, trainings, trials
 from jfl.core import pytrees
 from jfl.engine.simulate import scan
@@ -327,6 +328,23 @@ def test_what_cannot_be_done_says_so():
     far = jfl.plan(fed, TASK, fedavg, jfl.sampling.full(4), release=audit_plans.chain(1.0))
     with pytest.raises(ValueError, match="expected rows on the device"):
         jfl.audit(far, 1, 1000, canary="blank")
+
+
+def _reporting_client(context, keys, server, client_state, rows, *, work, loss):
+    """A client that takes private steps, and reports the loss of all of its rows."""
+    sent, diagnostics = train_difference(work, context, keys, server.params, rows)
+    losses = jax.vmap(loss, (None, 0, 0))(server.params, rows.x[rows.index], rows.y[rows.index])
+    return sent, client_state, diagnostics._replace(loss=losses.mean())
+
+
+@pytest.mark.parametrize("canary", ["worst case", "direction"])
+def test_a_client_that_calls_a_loss_itself_gets_no_canary_in_place_of_its_rows(canary):
+    plan = of_records(1.0)
+    data = dict(plan.algorithm.client.data, loss=MODEL.loss)
+    algorithm = dataclasses.replace(plan.algorithm, client=jfl.Fn(_reporting_client, data))
+    plan = dataclasses.replace(plan, algorithm=algorithm)
+    with pytest.raises(jfl.errors.NotAnalysable, match="Let the client report the loss"):
+        jfl.audit(plan, 1, 1000, canary=canary)
 
 
 def test_what_a_canary_cannot_be_put_in_is_refused():
