@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import NotAnalysable
-from ..core.records import Guarantee, Plan
+from ..core.records import CAVEATS_PAGE, Guarantee, Plan, first_sentence
 from ..engine import devices
 from ..privacy import guarantees
 from ..privacy.accountants import rdp
@@ -116,8 +116,12 @@ class AuditReport(NamedTuple):
                 f"estimate from the distance of the scores, {self.mu:.3g} standard deviations: "
                 f"{self.estimate:.4g}",
             ]
-        if self.proved is None:
+        if proved is None:
             lines.append(f"not proved: {self.why_not_proved}")
+        elif proved.caveats:
+            name = f"caveat of the {proved.status} epsilon"
+            lines += [f"{name}: {first_sentence(c)}" for c in dict.fromkeys(proved.caveats)]
+            lines.append(f"in full: .proved.caveats; explained: {CAVEATS_PAGE}")
         if self.mu == 0 and not one_run:
             lines.append("the canary had no effect on the observations")
         if self.epsilon == 0:

@@ -17,6 +17,7 @@ from experiments.papers import as_printed
 from jfl.auditing import canaries, scores, trials
 from jfl.core import pytrees
 from jfl.core.errors import ResumeRefused
+from jfl.core.records import first_sentence
 from jfl.privacy.guarantees import choose
 from jfl.privacy.ledger.entries import entries
 from jfl.privacy.mechanisms import chain as mech
@@ -118,6 +119,10 @@ def test_noise_that_is_too_small_is_found(monkeypatch):
     assert found.contradicted and found.epsilon > 3 and "CONTRADICTED" in str(found)
     assert found.refuted and "claimed 2.5: REFUTED" in str(found)
     assert found.mu == pytest.approx(3, abs=0.2)
+    # A reader of the report must learn what the proved epsilon does not cover.
+    for caveat in found.proved.caveats:
+        assert first_sentence(caveat) in str(found)
+    assert {"simulation", "stops"} <= {caveat.code for caveat in found.proved.caveats}
 
 
 def _ditto(noise, personal_noise):
