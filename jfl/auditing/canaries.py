@@ -337,8 +337,9 @@ def check_rows_are_numbers(plan: Plan) -> None:
             "clients that read rows only by gradients of jfl, because the canary takes the place "
             "of the rows",
             checks.describe_error(error),
-            "Let the client report the loss of its local steps instead of calling a loss itself; or "
-            "use canary='mislabelled' or 'blank' with adjacency='replace_one', or unit='client'.",
+            "Let the client report the loss of its local steps instead of calling a loss itself, "
+            "or use canary='mislabelled' or 'blank' with adjacency='replace_one', or "
+            "unit='client'.",
         )
 
 
