@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-WORD_BITS = 32
 # Up to this size of a subset Floyd's algorithm is faster than marking drawn numbers.
 MAX_FLOYD_SIZE = 64
 # Draws that are made in addition to the expected number, in standard deviations.
@@ -88,30 +87,18 @@ def _resolve_at_once(draws, top):
     """Compute the result of `_resolve_in_loop` without a loop, which is slow on an accelerator.
 
     Draw i is replaced in two cases: if an equal number was drawn before, or if it equals top[k] for
-    an earlier draw k that was replaced. Comparing all pairs of draws finds the first case. The
-    second case depends on a single k, so it is computed for one draw after the other, with one bit
-    per draw.
+    an earlier draw k that was replaced. The second case depends on draw k, which may in turn depend
+    on an earlier one. Each pass doubles the number of such steps that are followed.
     """
-    count, place, zero = len(draws), jnp.arange(len(draws)), np.uint32(0)
-    bit = jnp.uint32(1) << (place % WORD_BITS).astype(jnp.uint32)
-    is_repeat = (place[:, None] > place[None]) & (draws[:, None] == draws[None])
-    # Whether each draw is replaced, as bits of words.
-    replaced = []
-    for start in range(0, count, WORD_BITS):
-        part = slice(start, start + WORD_BITS)
-        bits = jnp.where(is_repeat[part], bit[part, None], zero)
-        replaced.append(jax.lax.reduce_or(bits, axes=(0, 1)))
-    # The k with top[k] equal to the draw; a large number if there is none.
-    draw_with_top = (draws - top[0]).astype(jnp.uint32)
-    for i in range(1, count):
-        k, word_of_i, word_of_k = draw_with_top[i], i // WORD_BITS, replaced[0]
-        for other in range(1, word_of_i + 1):
-            word_of_k = jnp.where(k >= WORD_BITS * other, replaced[other], word_of_k)
-        is_taken = (k < i) & ((word_of_k >> (k % WORD_BITS)) & 1 == 1)
-        new_bit = jnp.where(is_taken, np.uint32(1 << i % WORD_BITS), zero)
-        replaced[word_of_i] = replaced[word_of_i] | new_bit
-    words = [jnp.broadcast_to(word, (WORD_BITS,)) for word in replaced]
-    return jnp.where(jnp.concatenate(words)[:count] & bit != 0, top, draws).astype(jnp.int32)
+    place = jnp.arange(len(draws))
+    is_earlier = place[None] < place[:, None]
+    is_taken = (is_earlier & (draws[:, None] == draws[None])).any(1)
+    # The k with top[k] equal to the draw, or i itself if there is no earlier one.
+    earlier = draws - top[0]
+    earlier = jnp.where((earlier >= 0) & (earlier < place), earlier, place)
+    for _ in range((len(draws) - 1).bit_length()):
+        is_taken, earlier = is_taken | is_taken[earlier], earlier[earlier]
+    return jnp.where(is_taken, top, draws).astype(jnp.int32)
 
 
 def num_draws(count: int) -> int:
