@@ -36,7 +36,6 @@ def salt_and_pepper(
     seed: int = 0,
     low: float | None = None,
     high: float | None = None,
-    held_out: bool = False,
 ) -> Federation:
     """Set each pixel to `low` with probability density / 2, and to `high` with density / 2.
 
@@ -47,11 +46,9 @@ def salt_and_pepper(
         seed: seed of all draws.
         low: one value of changed pixels, in units of fed.x. None uses the minimum of fed.x.
         high: the other value, at least `low`. None uses the maximum of fed.x.
-        held_out: whether held-out rows of clients are changed too.
 
     Returns:
-        The federation with changed x. The training rows of clients change, and with `held_out` also
-        their held-out rows. Central test rows and rows without an owner do not change.
+        The federation with changed x. Only the training rows of clients change.
 
     Privacy:
         Rows are changed independently if low and high are given. Otherwise low and high are
@@ -74,7 +71,7 @@ def salt_and_pepper(
         [0.0, 0.2, 0.5]
     """
     where = "corruption.salt_and_pepper"
-    levels = _levels_of_rows(where, fed, seed, held_out, density=density)
+    levels = _levels_of_rows(where, fed, seed, density=density)
     if not jnp.issubdtype(fed.x.dtype, jnp.floating):
         checks.fail(
             where,
@@ -98,20 +95,16 @@ def salt_and_pepper(
     return dataclasses.replace(fed, x=mark_immutable(jnp.array(x)))
 
 
-def label_noise(
-    fed: Federation, share: Sequence[float] | float, *, seed: int = 0, held_out: bool = False
-) -> Federation:
+def label_noise(fed: Federation, share: Sequence[float] | float, *, seed: int = 0) -> Federation:
     """Replace each label by one of the other classes, drawn uniformly, with probability `share`.
 
     Args:
         fed: the federation.
         share: probability that a label changes, in [0, 1]; one number for all clients, or Float[C].
         seed: seed of all draws.
-        held_out: whether labels of held-out rows change too.
 
     Returns:
-        The federation with changed y. Labels of the clients' training rows change, and with
-        `held_out` also those of their held-out rows.
+        The federation with changed y. Only the labels of the clients' training rows change.
 
     Raises:
         ValueError: for fewer than two classes, and for shares outside [0, 1] or not one for each
@@ -124,7 +117,7 @@ def label_noise(
         0.2
     """
     where = "corruption.label_noise"
-    levels = _levels_of_rows(where, fed, seed, held_out, share=share)
+    levels = _levels_of_rows(where, fed, seed, share=share)
     if fed.classes < 2:
         checks.fail(
             where,
@@ -138,7 +131,7 @@ def label_noise(
     return dataclasses.replace(fed, y=mark_immutable(jnp.array(y)))
 
 
-def _levels_of_rows(where, fed, seed, held_out, **level) -> np.ndarray:
+def _levels_of_rows(where, fed, seed, **level) -> np.ndarray:
     """Check the common arguments, and return Float64[n], the corruption level of each row.
 
     The level is that of the row's owner, and 0 for rows that do not change.
@@ -147,7 +140,6 @@ def _levels_of_rows(where, fed, seed, held_out, **level) -> np.ndarray:
         where: the function, for messages.
         fed: the federation.
         seed: the seed.
-        held_out: whether held-out rows change too.
         **level: the levels of clients under the name of the argument, a number or Float[C].
     """
     ((name, value),) = level.items()
@@ -160,7 +152,6 @@ def _levels_of_rows(where, fed, seed, held_out, **level) -> np.ndarray:
         )
     checks.require_device_rows(where, fed)
     checks.require_seed(where, seed=seed)
-    checks.require_one_of(where, (False, True), held_out=held_out)
     checks.require_nonnegative(where, **{name: value})
     clients, of_clients = len(fed.size), np.asarray(value, np.float64)
     if of_clients.shape not in ((), (clients,)) or np.any(of_clients > 1):
@@ -171,16 +162,11 @@ def _levels_of_rows(where, fed, seed, held_out, **level) -> np.ndarray:
             "0 leaves a client's rows unchanged.",
         )
     levels = np.zeros(len(fed.x))
-    parts = (
-        (fed.index, fed.size, of_clients),
-        (fed.test_index, fed.test_size, of_clients * held_out),
+    rows, held_out = (
+        np.asarray(index)[np.arange(index.shape[1]) < np.asarray(size)[:, None]]
+        for index, size in ((fed.index, fed.size), (fed.test_index, fed.test_size))
     )
-    assigned = []
-    for index, size, level_of_client in parts:
-        is_row = np.arange(index.shape[1]) < np.asarray(size)[:, None]
-        rows = np.asarray(index)[is_row]
-        levels[rows] = level_of_rows = np.repeat(np.broadcast_to(level_of_client, clients), size)
-        assigned.append((rows, level_of_rows))
-    if any(np.any(levels[rows] != level_of_rows) for rows, level_of_rows in assigned):
+    levels[rows] = level_of_rows = np.repeat(np.broadcast_to(of_clients, clients), fed.size)
+    if np.any(levels[rows] != level_of_rows) or np.any(levels[held_out]):
         checks.fail(where, f"one {name} for each row", "a row of two clients, or held out as well")
     return levels

@@ -28,8 +28,6 @@ NUM_THREADS = 4
 MAX_SINGLE_THREAD_BYTES = 2**20
 # The largest part of a cohort that a thread copies at a time.
 MAX_PART_BYTES = 2**24
-# For clients of at least this size, a loop over clients costs little compared to copying.
-LARGE_CLIENT_BYTES = 2**16
 __all__ = ["population"]
 
 
@@ -41,7 +39,6 @@ def population(
     order: Sequence[int] | np.ndarray | None = None,
     classes: int | None = None,
     fields: Sequence[str] = ("image", "label"),
-    prepare: Callable | None = None,
     prepare_row: Callable | None = None,
     caveats: tuple = (),
 ) -> Federation:
@@ -60,12 +57,10 @@ def population(
         classes: number of classes. 0 means regression, and None means one more than the largest
             label.
         fields: the names of x and y if the items of `rows` are dicts.
-        prepare: a NumPy function that runs on the host and turns stored rows [m, ...] into features
-            [m, ...], such as lambda x: x / np.float32(255).
         prepare_row: a JAX function that runs on the device and turns one stored row into features,
             such as lambda x: x / jnp.float32(255). Rows are transferred as stored, so pixels take a
-            quarter of the bytes of floats. Its results may differ from those of `prepare` in the
-            last digits.  The noise key of a run depends on a digest of the data, so the noise then
+            quarter of the bytes of floats. Its results may differ in the last digits from those of
+            NumPy.  The noise key of a run depends on a digest of the data, so the noise then
             differs as well.
         caveats: sentences about the rows that are printed with every guarantee.
 
@@ -115,7 +110,7 @@ def population(
                 f"{order.dtype}{list(order.shape)}",
                 "Each row has one owner.",
             )
-    host = Population(rows, arrays, offsets, order, fields, prepare, prepare_row)
+    host = Population(rows, arrays, offsets, order, fields, prepare_row)
     x_test, y_test = _scan_rows(where, host, n, test, classes)
     none = jnp.zeros((len(sizes), 0), jnp.int32)
     values = (
@@ -159,22 +154,22 @@ class Population:
     sent: Any = None
     classes = 0
 
-    def __init__(self, rows, arrays, offsets, order, fields, prepare, prepare_row):
+    def __init__(self, rows, arrays, offsets, order, fields, prepare_row):
         self.source, self.arrays = rows, rows if arrays else ()
         self.offsets, self.order, self.slots = offsets, order, int(np.diff(offsets).max())
-        self.fields, self.prepare, self.prepare_row = fields, prepare, prepare_row
+        self.fields, self.prepare_row = fields, prepare_row
         self.prepare_rows = None if prepare_row is None else jax.jit(jax.vmap(prepare_row))
 
     def stored(self, positions):
         """Return x and y of the rows with numbers `positions`, as transferred to the device."""
         if self.arrays:
             x, y = (values[positions] for values in self.arrays)
-        else:
-            one_by_one = lambda positions: [self.source[i] for i in positions]
-            items = getattr(self.source, "__getitems__", one_by_one)(positions.tolist())
-            pairs = [[i[f] for f in self.fields] if isinstance(i, dict) else i for i in items]
-            x, y = map(np.stack, zip(*pairs, strict=True))
-        return (x if self.prepare is None else np.asarray(self.prepare(x))), y
+            return x, y
+        one_by_one = lambda positions: [self.source[i] for i in positions]
+        items = getattr(self.source, "__getitems__", one_by_one)(positions.tolist())
+        pairs = [[i[f] for f in self.fields] if isinstance(i, dict) else i for i in items]
+        x, y = map(np.stack, zip(*pairs, strict=True))
+        return x, y
 
     def read(self, positions):
         """Return x and y of the rows with numbers `positions`, as a model gets them."""
@@ -203,9 +198,7 @@ class Population:
         """
         positions, mask = self.rows(np.asarray(ids))
         out = tuple(np.zeros((*mask.shape, *shape), kind) for shape, kind in self.sent)
-        use_threads = (
-            self.arrays and self.prepare is None and out[0].nbytes > MAX_SINGLE_THREAD_BYTES
-        )
+        use_threads = self.arrays and out[0].nbytes > MAX_SINGLE_THREAD_BYTES
         num_parts = max(NUM_THREADS, -(-out[0].nbytes // MAX_PART_BYTES)) if use_threads else 1
         parts = _split_clients(mask.sum(1), num_parts)
         fill = lambda part: self._fill(positions[part], mask[part], [v[part] for v in out])
@@ -218,9 +211,9 @@ class Population:
 
     def _fill(self, positions, mask, out):
         """Write the rows at `positions` [m, N] into x and y of a cohort where `mask` is True."""
-        if self.arrays and self.prepare is None:
+        if self.arrays:
             out[1][mask] = self.arrays[1][positions[mask]]
-            self._copy(positions, mask, out[0])
+            _copy(self.arrays[0], positions, mask, out[0])
         else:
             for value, (shape, _), slots in zip(self.stored(positions[mask]), self.sent, out):
                 if value.shape != (mask.sum(), *shape):  # NumPy might broadcast it
@@ -234,29 +227,23 @@ class Population:
                 expected = f"labels below {self.classes}, as before"
                 checks.fail("population", expected, f"{lowest} to {highest}", CHANGED)
 
-    def _copy(self, positions, mask, out):
-        """Copy rows of x into their slots, in the fastest way for their layout."""
-        x, filled = self.arrays[0], mask.sum()
-        is_large = self.order is None and out[:1].nbytes >= LARGE_CLIENT_BYTES
-        # With any other layout np.take would first copy all of x.
-        is_plain = x.flags.c_contiguous and x.flags.aligned and x.dtype == out.dtype
-        if is_plain and (filled == mask.size or not is_large and 2 * filled >= mask.size):
-            # Empty slots get row 0, which is in the processor's cache, and are set to zero after.
-            flat = out.reshape(mask.size, *out.shape[2:])
-            np.take(x, positions.reshape(-1), axis=0, out=flat, mode="clip")
-            out[~mask] = 0
-        elif is_large:  # the rows of a client are contiguous
-            for to, first, size in zip(out, positions[:, 0].tolist(), mask.sum(1).tolist()):
-                to[:size] = x[first : first + size]
-        else:
-            out[mask] = x[positions[mask]]
-
     def release_pages(self):
         """Release the memory pages of memory-mapped files; the system's cache keeps the data."""
         for x in self.arrays:
             memory_map = getattr(x, "_mmap", None)
             if memory_map is not None and hasattr(mmap, "MADV_DONTNEED") and x.mode in ("r", "r+"):
                 memory_map.madvise(mmap.MADV_DONTNEED)
+
+
+def _copy(x, positions, mask, out):
+    """Write the rows of x at `positions` [m, N] into `out` where `mask` is True, and 0 elsewhere."""
+    if x.flags.c_contiguous and x.flags.aligned and x.dtype == out.dtype:
+        # Empty slots get row 0, which is in the processor's cache, and are set to zero after.
+        flat = out.reshape(mask.size, *out.shape[2:])
+        np.take(x, positions.reshape(-1), axis=0, out=flat, mode="clip")
+        out[~mask] = 0
+    else:  # np.take would first copy all of x
+        out[mask] = x[positions[mask]]
 
 
 def _split_clients(size, max_parts) -> list:
@@ -293,7 +280,7 @@ def _scan_rows(where, host, n, test, classes):
             where,
             "x with at most 32 bits per number when prepare_row is given",
             stored[0].dtype,
-            "Store x with 32 bits, or use `prepare`.",
+            "Store x with 32 bits.",
         )
     hashes, num_classes = RowHasher(), 0
     first_row: Any = None

@@ -550,18 +550,14 @@ def similarity(
     clients: int,
     share: float = 0.0,
     rows: Annotated[int | None, Setting("rows_per_client")] = None,
-    by: str = "class",
     seed: int = 0,
 ) -> Partition:
-    """Give each client a fraction of iid rows, and otherwise rows with similar labels.
+    """Give each client a fraction of iid rows, and otherwise rows of one class.
 
-    All clients have the same number of rows. Each gets round(share * rows) random rows. `by`
-    determines its other rows:
-
-    - "class": client c takes rows of class c mod (number of classes). If a class has too few rows,
-      its clients get equal parts of the class, and random rows for the rest; the note that
-      `Partition.assign` returns says how many.
-    - "sorted": the remaining rows are sorted by label and cut into equal pieces.
+    All clients have the same number of rows. Client c gets round(share * rows) random rows, and
+    otherwise rows of class c mod (number of classes). If a class has too few rows, its clients get
+    equal parts of the class, and random rows for the rest; the note that `Partition.assign` returns
+    says how many.
 
     Args:
         share: fraction of a client's rows that is iid, in [0, 1].
@@ -570,40 +566,37 @@ def similarity(
 
     Other Parameters:
         clients: number of clients.
-        by: "class" or "sorted".
         seed: seed of all draws.
 
     Raises:
         ValueError: if share is outside [0, 1], or rows * clients exceeds the number of rows.
 
     References:
-        by="class" follows the published code of Noble et al., AISTATS 2022 (where clients get fewer
-        rows if a class has too few); by="sorted" follows Karimireddy et al., ICML 2020, section 7.
+        The published code of Noble et al., AISTATS 2022, where clients get fewer rows if a class
+        has too few.
 
     Example:
         >>> y = np.arange(100) % 10
         >>> [np.unique(y[rows]).tolist() for rows in similarity(10, 0.0)(y)[:3]]
         [[0], [1], [2]]
     """
-    hint = "With 1 all rows are random, and with 0 all rows of a client have similar labels."
+    hint = "With 1 all rows are random, and with 0 all rows of a client are of one class."
     checks.require_nonnegative("partition.similarity", hint, single=True, share=share)
     if share > 1:
         checks.fail("partition.similarity", "share in [0, 1]", f"share={share!r}", hint)
     if rows is not None:
         checks.require_integer("partition.similarity", rows=rows)
-    checks.require_one_of("partition.similarity", ("class", "sorted"), by=by)
     return _partition(
         "similarity",
         clients,
         seed,
         _split_similarity,
         share=float(share),
-        by=by,
         rows=None if rows is None else int(rows),
     )
 
 
-def _split_similarity(labels, clients, rng, *, share, rows, by):
+def _split_similarity(labels, clients, rng, *, share, rows):
     _check_enough_rows("similarity", labels, clients, rows=rows)
     sizes = _equal_sizes(len(labels) if rows is None else rows * clients, clients)
     by_class = _rows_by_class("similarity", labels)
@@ -611,11 +604,6 @@ def _split_similarity(labels, clients, rng, *, share, rows, by):
     mixed_sizes = np.round(share * sizes).astype(int)
     kind_sizes = sizes - mixed_sizes
     *mixed, rest = np.split(rng.permutation(len(labels)), np.cumsum(mixed_sizes))
-    if by == "sorted":
-        rest = rest[: kind_sizes.sum()]
-        rest = rest[np.argsort(labels[rest], kind="stable")]
-        parts = mixed, np.split(rest, np.cumsum(kind_sizes)[:-1])
-        return [np.concatenate(own) for own in zip(*parts, strict=True)], ""
     is_free = np.zeros(len(labels), bool)
     is_free[rest] = True
     of_class, remainders = [None] * clients, []

@@ -51,7 +51,6 @@ MAKERS = {
         np.resize(np.random.default_rng(seed).permutation(c), 200), seed=seed
     ),
     "similarity": lambda c, seed: partition.similarity(c, 0.3, seed=seed),
-    "sorted": lambda c, seed: partition.similarity(c, 0.3, by="sorted", seed=seed),
 }
 
 
@@ -335,24 +334,20 @@ def test_sizes_of_a_paper(classes):
     share=st.floats(0, 1),
     classes=st.integers(1, 6),
     part=st.floats(0.1, 1),
-    by=st.sampled_from(["class", "sorted"]),
     whole=st.booleans(),
     seed=st.integers(0, 1000),
 )
 @quick
-def test_similarity(clients, share, classes, part, by, whole, seed):
+def test_similarity(clients, share, classes, part, whole, seed):
     labels, rows = skewed(300, classes, seed), max(int(part * 300 / clients), 1)
     total = 300 if whole else rows * clients
-    split = partition.similarity(clients, share, None if whole else rows, by, seed)
+    split = partition.similarity(clients, share, None if whole else rows, seed)
     got, note = split.assign(labels)
     size = np.array([len(own) for own in got])
     assert size.sum() == total == len(np.unique(np.concatenate(got)))
     assert size.max() - size.min() <= (1 if whole else 0)
     mixed = np.round(share * size).astype(int)  # iid rows come first, the others are of one kind
     rest = [labels[own[k:]] for own, k in zip(got, mixed, strict=True)]
-    if by == "sorted":
-        assert np.all(np.diff(np.concatenate(rest)) >= 0) and note == ""
-        return
     strange = sum(int((own != client % classes).sum()) for client, own in enumerate(rest))
     words = f"{strange} of {total} rows are from another class, whose own was used up"
     assert note == (words if strange else "")
