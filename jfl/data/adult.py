@@ -56,7 +56,7 @@ NUMBERS = {name: scale for name, scale in ATTRIBUTES.items() if not isinstance(s
 CATEGORIES = {name: kind.split() for name, kind in ATTRIBUTES.items() if isinstance(kind, str)}
 
 
-def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
+def adult(data_dir: str | Path | None = None) -> Dataset:
     """Return UCI Adult: x [32561, 105], 16,281 test rows, 2 classes.
 
     Label 1 means an income above 50,000 dollars. The columns of x are
@@ -71,8 +71,6 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     Other Parameters:
         data_dir: the folder with the files adult/adult.data and adult/adult.test. None searches the
             folders of `mnist`.
-        download: whether scikit-learn may download OpenML's copy (adult, version 2) if files are
-            missing. jfl restores the published split of the rows.
 
     Raises:
         DataUnavailable: if there are no files, or a value is not in the attribute list.
@@ -86,9 +84,6 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     where = "datasets.adult"
     folders = [folder / "adult" for folder in data_folders(data_dir)]
     has_files = lambda folder: all((folder / name).is_file() for name in NUM_ROWS)
-    if download and not any(map(has_files, folders)):
-        with readable(where, "a download that works"):
-            _download(folders[0])
     folder = next(filter(has_files, folders), None)
     if folder is None:
         checks.fail(
@@ -96,7 +91,7 @@ def adult(data_dir: str | Path | None = None, download: bool = False) -> Dataset
             "the files adult.data and adult.test of UCI Adult",
             f"nothing in {', '.join(map(str, folders))}",
             "Put the two files of the UCI repository into a folder DIR/adult and set "
-            "JFL_DATA_DIR=DIR or pass data_dir=DIR. download=True gets OpenML's copy from here.",
+            "JFL_DATA_DIR=DIR or pass data_dir=DIR.",
             DataUnavailable,
         )
     rows: list[Any] = []
@@ -136,26 +131,3 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     for name, known in CATEGORIES.items():
         x.append(np.eye(len(known) + 1)[positions(name, [*known, "?"])][:, :-1])
     return np.hstack(x).astype(np.float32), positions("income", INCOMES).astype(np.int32)
-
-
-def _download(folder: Path):
-    """Write OpenML's copy as the two published files.
-
-    The copy holds the rows of both files in their order, those of adult.test first.
-    """
-    from sklearn.datasets import fetch_openml
-
-    copy: Any = fetch_openml("adult", version=2, as_frame=False, parser="liac-arff", cache=False)
-    columns = []
-    for name in ATTRIBUTES:
-        values, known = copy.data[:, copy.feature_names.index(name)], copy.categories.get(name)
-        columns.append(
-            [("?" if v != v else known[int(v)]) if known else str(int(v)) for v in values]
-        )
-    lines = [", ".join(fields) for fields in zip(*columns, copy.target, strict=True)]
-    if len(lines) != sum(NUM_ROWS.values()):
-        raise ValueError(f"OpenML's copy has {len(lines)} rows")
-    folder.mkdir(parents=True, exist_ok=True)
-    num_test = NUM_ROWS["adult.test"]
-    for name, part in {"adult.test": lines[:num_test], "adult.data": lines[num_test:]}.items():
-        (folder / name).write_text("\n".join(part) + "\n", encoding="ascii")

@@ -377,7 +377,7 @@ def digits(test_fraction: float = 0.2, seed: int = 0) -> Dataset:
     return make_dataset("datasets.digits", *rows, 10, "digits")
 
 
-def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
+def mnist(data_dir: str | Path | None = None) -> Dataset:
     """Return MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
     The data are read from the first folder that has them, in any of these forms: prepared by
@@ -389,7 +389,6 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     Other Parameters:
         data_dir: the folder of the data, or one whose subfolder tfds holds them. None searches
             $JFL_DATA_DIR/tfds, $JFL_DATA_DIR, $TFDS_DATA_DIR and ~/tensorflow_datasets.
-        download: whether to download and prepare missing data, which needs tensorflow.
 
     Raises:
         DataUnavailable: if there are no data (the message says where jfl looked and how to prepare
@@ -398,10 +397,10 @@ def mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset
     References:
         LeCun, Cortes and Burges, 1998.
     """
-    return _images("mnist", data_dir, download)
+    return _images("mnist", data_dir)
 
 
-def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
+def fashion_mnist(data_dir: str | Path | None = None) -> Dataset:
     """Return Fashion-MNIST: x [60000, 28, 28, 1] in [0, 1], 10,000 test rows, 10 classes.
 
     The data are read as in `mnist`, with IDX files in a folder fashion-mnist, and finally from
@@ -411,7 +410,6 @@ def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) ->
 
     Other Parameters:
         data_dir: as in `mnist`; no other folder is searched.
-        download: as in `mnist`.
 
     Raises:
         DataUnavailable: if there are no data (the message names the package that has them), or a
@@ -420,12 +418,10 @@ def fashion_mnist(data_dir: str | Path | None = None, download: bool = False) ->
     References:
         Xiao, Rasul and Vollgraf, arXiv:1708.07747.
     """
-    return _images("fashion_mnist", data_dir, download)
+    return _images("fashion_mnist", data_dir)
 
 
-def emnist(
-    split: str = "balanced", data_dir: str | Path | None = None, download: bool = False
-) -> Dataset:
+def emnist(split: str = "balanced", data_dir: str | Path | None = None) -> Dataset:
     """Return one of the six versions of EMNIST: x [n, 28, 28, 1] in [0, 1].
 
     The data are read as in `mnist`, but the files are emnist-balanced.npz and so on, or IDX files
@@ -436,7 +432,7 @@ def emnist(
     Other Parameters:
         split: "balanced" (47 classes), "byclass" (62), "bymerge" (47), "digits" (10), "letters"
             (26, numbered from 0) or "mnist" (10).
-        data_dir, download: as in `mnist`.
+        data_dir: as in `mnist`.
 
     Memory:
         byclass has 697,932 + 116,323 rows: 2.6 GB as float32.
@@ -445,7 +441,7 @@ def emnist(
         Cohen et al., arXiv:1702.05373.
     """
     checks.require_one_of("datasets.emnist", EMNIST_SPLITS, split=split)
-    data = _images(f"emnist/{split}", data_dir, download)
+    data = _images(f"emnist/{split}", data_dir)
     # The published files hold every image transposed, and so do the prepared ones.
     data = data._replace(
         x=np.ascontiguousarray(data.x.swapaxes(1, 2)),
@@ -458,7 +454,7 @@ def emnist(
     return data
 
 
-def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
+def cifar10(data_dir: str | Path | None = None) -> Dataset:
     """Return CIFAR-10: x [50000, 32, 32, 3] in [0, 1], 10,000 test rows, 10 classes.
 
     Parameters and errors are those of `mnist`. Data that are not prepared by tensorflow_datasets
@@ -468,10 +464,10 @@ def cifar10(data_dir: str | Path | None = None, download: bool = False) -> Datas
     References:
         Krizhevsky, 2009.
     """
-    return _images("cifar10", data_dir, download)
+    return _images("cifar10", data_dir)
 
 
-def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
+def svhn(data_dir: str | Path | None = None) -> Dataset:
     """Return cropped street view house numbers: x [73257, 32, 32, 3] in [0, 1], 26,032 test rows.
 
     Labels 0 to 9 are the digits. The 531,131 `extra` rows are not read. Parameters and errors are
@@ -481,12 +477,12 @@ def svhn(data_dir: str | Path | None = None, download: bool = False) -> Dataset:
     References:
         Netzer et al., 2011.
     """
-    return _images("svhn_cropped", data_dir, download)
+    return _images("svhn_cropped", data_dir)
 
 
-def _images(name: str, data_dir: str | Path | None, download: bool) -> Dataset:
+def _images(name: str, data_dir: str | Path | None) -> Dataset:
     """Return a dataset of images with values in [0, 1], and the checksum of the stored bytes."""
-    stored = image_files.read_images(name, data_dir, download)
+    stored = image_files.read_images(name, data_dir)
     classes = np.int32(image_files.NUM_CLASSES[name])
     checksum = digest(*(stored[key] for key in image_files.KEYS), classes)
     x, x_test = (stored[key].astype(np.float32) for key in ("x", "x_test"))

@@ -236,7 +236,7 @@ class Population:
 
 
 def _copy(x, positions, mask, out):
-    """Write the rows of x at `positions` [m, N] into `out` where `mask` is True, and 0 elsewhere."""
+    """Write the rows of x at `positions` [m, N] to `out` where `mask` is True, and 0 elsewhere."""
     if x.flags.c_contiguous and x.flags.aligned and x.dtype == out.dtype:
         # Empty slots get row 0, which is in the processor's cache, and are set to zero after.
         flat = out.reshape(mask.size, *out.shape[2:])

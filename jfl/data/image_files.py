@@ -48,13 +48,12 @@ CACHE_LAYOUT = 1
 RECORDS_PER_READ = 1000
 
 
-def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
+def read_images(name: str, data_dir: str | Path | None) -> dict:
     """Read a dataset of images from the first folder that has it.
 
     Args:
         name: a key of NUM_CLASSES.
         data_dir: as in `datasets.mnist`.
-        download: whether tensorflow_datasets may download and prepare missing data.
 
     Returns:
         x and x_test, uint8 [n, height, width, channels]; y and y_test, int32 [n].
@@ -71,12 +70,6 @@ def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
             images = _read_folder(name, folder)
         if images:
             return images
-    if download:
-        with readable(where, "a download that works; preparing also needs tensorflow"):
-            import tensorflow_datasets as tfds
-
-            tfds.data_source(name, split="train", data_dir=str(folders[0]), download=True)
-        return read_images(name, folders[0], False)
     debian = "apt-get install dataset-fashion-mnist, or " if name == "fashion_mnist" else ""
     checks.fail(
         where,
@@ -84,8 +77,7 @@ def read_images(name: str, data_dir: str | Path | None, download: bool) -> dict:
         "none in " + ", ".join(map(str, folders)),
         f'Run {debian}once, with a network: pip install -e ".[tfds]" tensorflow; tfds build {name} '
         "--file_format=array_record --data_dir=DIR. Then set JFL_DATA_DIR=DIR or pass "
-        "data_dir=DIR. jfl.data.image_files lists plain files that are read as well, and "
-        "download=True prepares the data from here.",
+        "data_dir=DIR. jfl.data.image_files lists plain files that are read as well.",
         DataUnavailable,
     )
 
@@ -118,7 +110,7 @@ def read_records(where: str, name: str, data_dir: str | Path | None, split: str)
 
 @contextlib.contextmanager
 def readable(where: str, expected: str) -> Iterator[None]:
-    """Raise DataUnavailable if the `with` block fails to download, read or decode data.
+    """Raise DataUnavailable if the `with` block fails to read or decode data.
 
     Args:
         where: the function that was called, for messages.

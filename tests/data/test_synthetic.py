@@ -3,7 +3,6 @@ of features."""
 
 import os
 import re
-import types
 
 import numpy as np
 import pytest
@@ -220,50 +219,6 @@ def test_half_of_adult_is_not_enough(place):
     (place / "adult.test").unlink()
     with pytest.raises(ValueError, match="the files adult.data and adult.test.*JFL_DATA_DIR=DIR"):
         datasets.adult()
-
-
-def openml(first, second):
-    """What scikit-learn gives for OpenML's copy: categories as numbers in an order of their own,
-    nan where unknown."""
-    lines = [line.rstrip(".") for line in (first + second).splitlines() if "," in line]
-    rows = [[value.strip() for value in line.split(",")] for line in lines]
-    known = {name: sorted(values) for name, values in adult.CATEGORIES.items()}
-
-    def number(name, value):
-        if value == "?":
-            return np.nan
-        return known[name].index(value) if name in known else float(value)
-
-    names = list(adult.ATTRIBUTES)
-    data = np.array([[number(n, v) for n, v in zip(names, row, strict=False)] for row in rows])
-    order = np.argsort(names)  # nothing may depend on the order of the columns
-    return types.SimpleNamespace(
-        data=data[:, order],
-        feature_names=[names[i] for i in order],
-        categories=known,
-        target=np.array([row[-1] for row in rows]),
-    )
-
-
-def test_a_download_of_adult_restores_the_split(place, tmp_path, monkeypatch):
-    want, calls = datasets.adult(), []
-
-    def fetch(name, **options):
-        calls.append((name, options["version"]))
-        return openml(TEST, TRAIN)
-
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
-    for _ in range(2):  # the second time the files are there
-        got = datasets.adult(data_dir=tmp_path / "new", download=True)
-        assert got.checksum == want.checksum and calls == [("adult", 2)]
-    for fetch, words in (
-        (lambda *_, **__: openml(TEST, TEST + TRAIN), "OpenML's copy has 7 rows"),
-        (lambda *_, **__: 1 / 0, "a download that works, but got ZeroDivisionError"),
-    ):
-        monkeypatch.setattr("sklearn.datasets.fetch_openml", fetch)
-        with pytest.raises(ValueError, match=words):
-            datasets.adult(data_dir=tmp_path / "other", download=True)
-    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.skipif(
