@@ -8,7 +8,7 @@ point where gradients are computed, and C is the number of clients.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +114,7 @@ def client_gradients(
         chunk = MAX_FLOATS // max(fed.index.shape[1] * (fed.x[:1].size + 1), 1)
     else:
         checks.require_integer(where, chunk=chunk)
-    loss, params = checked_loss(where, task, params, fed.x, fed.y)
+    loss, params = checked_loss(where, task, params)
     l2 = float(l2) if checks.is_concrete(l2) else l2
     return _gradients(loss, params, fed, l2, max(1, min(int(chunk), len(fed.size))))
 
@@ -164,20 +164,14 @@ def client_weights(fed: Federation, weights: str | ArrayLike = "size") -> np.nda
     return p / p.sum()
 
 
-def checked_loss(where: str, task: Task | Callable, params: Tree, x: Any, y: Any) -> tuple:
+def checked_loss(where: str, task: Task | Callable, params: Tree) -> tuple:
     """Return the loss of a task as an Fn, and `params` as arrays.
 
     Args:
         where: the name of the calling function, for messages.
         task, params: see the module.
-        x, y: rows to which the loss will be applied; only their shapes and types are used.
-
-    Raises:
-        ArgumentError: If the loss has no gradient at `params`.
     """
     loss = for_evaluation(task) if isinstance(task, Task) else task
     if not callable(loss):
         checks.fail(where, "a Task, or a loss (params, x, y) -> scalar", checks.short_repr(loss))
-    row = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (x, y))
-    checks.require_gradient(where, loss, params, *row)
     return loss if isinstance(loss, Fn) else Fn(loss), pytrees.map(jnp.asarray, params)

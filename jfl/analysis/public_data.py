@@ -229,7 +229,7 @@ def _checked(where, task, params, x, y, microbatch):
             "public rows x [p, ...] and y [p, ...] with p >= 1",
             f"shapes {list(x.shape)} and {list(y.shape)}",
         )
-    loss, params = checked_loss(where, task, params, x, y)
+    loss, params = checked_loss(where, task, params)
     if microbatch is None:
         microbatch = MAX_FLOATS // max(pytrees.size(params), 1)
     else:

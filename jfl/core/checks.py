@@ -220,31 +220,6 @@ def require_device_rows(where: str, fed: Any) -> None:
         )
 
 
-def require_gradient(where: str, loss: Callable[..., Any], params: Any, *row: Any) -> None:
-    """Trace the gradient of a loss, and reject a loss that has none.
-
-    Args:
-        where: the function that was called.
-        loss: a function (params, *row) -> scalar.
-        params: a pytree of floats.
-        *row: the further arguments of the loss, such as x and y.
-    """
-    try:
-        gradient = jax.eval_shape(jax.grad(loss), params, *row)
-        dtypes = {leaf.dtype for leaf in jax.tree.leaves(gradient)}
-        floats = dtypes and all(jnp.issubdtype(d, jnp.floating) for d in dtypes)
-        actual = "" if floats else f"params of {sorted(map(str, dtypes))}"
-    except Exception as error:  # raised by the user's loss
-        actual = describe_error(error)
-    if actual:
-        fail(
-            where,
-            "params, a pytree of floats, and rows that fit the loss, a pure (params, x, y) -> "
-            "scalar",
-            actual,
-        )
-
-
 def as_tuple(where: str, **values: Any) -> tuple[Any, ...]:
     """Convert a list, a tuple or a one-dimensional array, given as name=value, to a tuple."""
     ((name, value),) = values.items()

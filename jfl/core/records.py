@@ -257,23 +257,17 @@ class Federation:
         object.__setattr__(self, "identity", words)
 
     def data_identity(self) -> Words:
-        """Return UInt32[4], the hash of the current rows and of the clients that own them.
-
-        If several partitions are stacked, the result is UInt32[..., 4], a hash for each.
-        """
+        """Return UInt32[4], the hash of the current rows and of the clients that own them."""
         if self.host is not None:
             return self.host.identity
-        rows = self.x, self.y, self.index, self.size
-        if np.ndim(self.size) == 1:
-            return hashing.hash_rows(*rows)
-        # Several partitions are stacked, and each of them has its own identity.
-        together = hashing.hash_arrays(rows)
-        places = np.arange(np.prod(self.size.shape[:-1]), dtype=np.uint32).reshape(
-            self.size.shape[:-1]
-        )
-        return np.stack(
-            [hashing.combine(together, hashing.hash_int(i)) for i in places.reshape(-1)]
-        ).reshape(places.shape + (hashing.NUM_WORDS,))
+        if np.ndim(self.size) != 1:
+            checks.fail(
+                "Federation",
+                "size of shape [C]",
+                f"shape {list(np.shape(self.size))}",
+                "For several partitions use jfl.sweep, or stack plans by jax.tree.map.",
+            )
+        return hashing.hash_rows(self.x, self.y, self.index, self.size)
 
     @safe_repr
     def __repr__(self) -> str:

@@ -130,7 +130,7 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
         - held_out: held-out rows of all clients; test_rows: central test rows.
         - label_spread: the mean over clients of the total variation distance between their class
           frequencies and those of all rows. 0 means iid, and 1 - 1/classes means one class per
-          client (for equal classes). None for regression.
+          client (for equal classes). None without one class per row.
         - partition: its arguments and its note.
     """
     checks.require_device_rows("describe", fed)
@@ -145,7 +145,7 @@ def describe(fed: Federation, partition: Partition | None = None) -> dict:
         "held_out": int(test_size.sum()),
         "test_rows": len(y_test),
         "classes": fed.classes,
-        "label_spread": _label_spread(y, index, size, fed.classes),
+        "label_spread": _label_spread(fed),
         "checksum": checksum(fed),
         "caveats": list(fed.caveats),
     }
@@ -275,14 +275,23 @@ def _arrays(fed):
     return [np.asarray(getattr(fed, name)) for name in names]
 
 
-def _label_spread(y, index, size, classes):
-    """Return the `label_spread` of `describe`."""
-    if not classes:
+def _class_counts(fed: Federation) -> np.ndarray | None:
+    """Return the rows of each class, Int[C, classes]; None if rows have no class or several."""
+    _, y, index, size, *_ = _arrays(fed)
+    if not fed.classes or y.ndim > 1:
         return None
     filled = np.arange(index.shape[1]) < size[:, None]
-    cells = np.repeat(np.arange(len(size)), size) * classes + y[index[filled]]
-    counts = np.bincount(cells, minlength=len(size) * classes).reshape(len(size), classes)
-    shares, whole = counts / size[:, None], counts.sum(0) / counts.sum()
+    cells = np.repeat(np.arange(len(size)), size) * fed.classes + y[index[filled]]
+    counts = np.bincount(cells, minlength=len(size) * fed.classes)
+    return counts.reshape(len(size), fed.classes)
+
+
+def _label_spread(fed: Federation) -> float | None:
+    """Return the `label_spread` of `describe`."""
+    counts = _class_counts(fed)
+    if counts is None:
+        return None
+    shares, whole = counts / counts.sum(1, keepdims=True), counts.sum(0) / counts.sum()
     return float(np.abs(shares - whole).sum(1).mean() / 2)
 
 
@@ -306,6 +315,7 @@ def draw(fed: Federation, axes: Any = None) -> Any:
         >>> fed.plot().get_ylabel()
         'rows'
     """
+    checks.require_device_rows("Federation.plot", fed)
     with explain_missing_package():
         import matplotlib
         from matplotlib.figure import Figure
@@ -315,7 +325,8 @@ def draw(fed: Federation, axes: Any = None) -> Any:
     sizes = np.asarray(fed.size)
     order = np.argsort(-sizes, kind="stable")
     shown = order[np.unique(np.linspace(0, len(order) - 1, min(MAX_BARS, len(order))).astype(int))]
-    counts = _class_counts(fed, shown)
+    counts = _class_counts(fed)
+    counts = sizes[shown, None] if counts is None else counts[shown]
     colours = matplotlib.colormaps["tab20"].resampled(max(counts.shape[1], 2))
     bottom, places = np.zeros(len(shown)), np.arange(len(shown))
     for label in range(counts.shape[1]):
@@ -329,22 +340,3 @@ def draw(fed: Federation, axes: Any = None) -> Any:
     if 1 < counts.shape[1] <= 20:
         axes.legend(title="class", fontsize=7, ncols=2, loc="upper right", frameon=False)
     return axes
-
-
-def _class_counts(fed: Federation, clients: np.ndarray) -> np.ndarray:
-    """Return Int[clients, classes], the rows of each class; one column without classes."""
-    if fed.host is not None:
-        rows, mask = fed.host.rows(clients)
-        labels = np.asarray(fed.host.read(rows.reshape(-1))[1]).reshape(rows.shape)
-    else:
-        rows = np.asarray(fed.index)[clients]
-        mask = np.arange(rows.shape[1]) < np.asarray(fed.size)[clients, None]
-        labels = np.asarray(fed.y)[rows]
-    if not fed.classes or labels.ndim > 2:
-        return mask.sum(1)[:, None]
-    return np.stack(
-        [
-            np.bincount(labels_of_client[is_row], minlength=fed.classes)
-            for labels_of_client, is_row in zip(labels, mask, strict=True)
-        ]
-    )

@@ -222,6 +222,8 @@ def test_facts_of_a_federation():
     data = datasets.arrays(np.zeros((40, 1)), np.arange(40) % 4, np.zeros((1, 1)), [0])
     assert describe(federate(data, partition.shards(4, 1)))["label_spread"] == 0.75
     assert describe(federate(data, partition.natural(np.arange(40) // 4)))["label_spread"] == 0
+    tokens = datasets.arrays(x := np.arange(20).reshape(4, 5), x, x, x, classes=20)
+    assert describe(federate(tokens, partition.iid(2)))["label_spread"] is None
 
 
 def test_a_dataset_prints_in_a_line():
