@@ -3,7 +3,6 @@
 Shapes use C clients, d features and k classes.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ def synthetic(
     alpha: Annotated[float, Setting("synthetic_alpha")] = 0.0,
     beta: Annotated[float, Setting("synthetic_beta")] = 0.0,
     clients: Annotated[int, Setting("clients")] = 100,
-    rows: Annotated[int | Sequence[int], Setting("rows_per_client")] = 5000,
+    rows: Annotated[int, Setting("rows_per_client")] = 5000,
     *,
     features: int = 40,
     classes: int = 10,
@@ -30,7 +29,6 @@ def synthetic(
     scale: str = "variance",
     iid: bool = False,
     sizes: str = "equal",
-    skew: float = 2.0,
     min_rows: int = 50,
     test_fraction: float = 0.2,
     seed: Annotated[int, Setting("partition_seed")] = 0,
@@ -55,7 +53,7 @@ def synthetic(
         alpha: variance of the mean of a client's classifier.
         beta: variance of the mean of a client's centre; larger is more heterogeneous.
         clients: number of clients.
-        rows: number of rows of a client, including test rows; or a list with one number per client.
+        rows: mean number of rows of a client, including test rows.
         seed: seed of all draws.
 
     Other Parameters:
@@ -66,8 +64,8 @@ def synthetic(
             and one B per client.
         scale: "variance", or "std" if alpha and beta are standard deviations.
         iid: whether all clients share one W and b ~ N(0, 1) and v = 0. Requires alpha = beta = 0.
-        sizes: the distribution of the sizes of clients: "equal", "lognormal" or "power_law".
-        skew: standard deviation of the log size ("lognormal"), or the exponent ("power_law").
+        sizes: the distribution of the sizes of clients: "equal", or "lognormal", where the standard
+            deviation of the log size is 2.
         min_rows: minimum number of rows of a client if sizes are not equal.
         test_fraction: fraction of each client's rows, in [0, 1), that become central test rows; at
             least one row in all.
@@ -90,14 +88,14 @@ def synthetic(
     checks.require_integer(where, max_value=max_rows, clients=clients)
     checks.require_integer(where, min_value=2, max_value=max_rows, classes=classes)
     checks.require_seed(where, seed=seed)
-    checks.require_nonnegative(where, single=True, alpha=alpha, beta=beta, skew=skew)
+    checks.require_nonnegative(where, single=True, alpha=alpha, beta=beta)
     checks.require_nonnegative(
         where, single=True, label_noise=label_noise, test_fraction=test_fraction
     )
     checks.require_one_of(where, ("entry", "client"), means=means)
     checks.require_one_of(where, ("variance", "std"), scale=scale)
     checks.require_one_of(where, (False, True), iid=iid)
-    checks.require_one_of(where, ("equal", "lognormal", "power_law"), sizes=sizes)
+    checks.require_one_of(where, ("equal", "lognormal"), sizes=sizes)
     if label_noise > 1 or test_fraction >= 1:
         checks.fail(
             where,
@@ -111,7 +109,10 @@ def synthetic(
             f"alpha={alpha!r}, beta={beta!r}",
             "With iid=True all clients share one classifier.",
         )
-    size = _sizes(where, rows, clients, sizes, skew, min_rows, seed)
+    checks.require_integer(where, rows=rows)
+    size = np.full(clients, rows)
+    if sizes == "lognormal":
+        size = _lognormal_sizes(where, rows, clients, min_rows, seed)
     total: dict[str, Any] = {"sum of rows": int(size.sum())}
     checks.require_integer(where, max_value=max_rows, **total)
     num_test = np.minimum(np.round(test_fraction * size).astype(int), size - 1)
@@ -161,31 +162,12 @@ def _classifier(rng, features, classes, spread, means):
     )
 
 
-def _sizes(where, rows, clients, sizes, skew, min_rows, seed):
-    """Return Int[clients], the number of rows of each client."""
-    if np.ndim(rows):
-        size = np.asarray(rows)
-        is_count = size.shape == (clients,) and size.dtype.kind in "iu" and size.min() >= 1
-        if sizes != "equal" or not is_count:
-            checks.fail(
-                where,
-                f"rows, {clients} integers >= 1, together with sizes='equal'",
-                f"{size.dtype}{list(size.shape)} and sizes={sizes!r}",
-            )
-        return size
-    checks.require_integer(where, rows=rows)
-    if sizes == "equal":
-        return np.broadcast_to(rows, clients)
-    if min_rows > rows:
-        checks.fail(
-            where,
-            "min_rows <= rows, which is the mean of a client",
-            f"min_rows={min_rows!r}, rows={rows!r}",
-        )
+def _lognormal_sizes(where, rows, clients, min_rows, seed):
+    """Return Int[clients], numbers of rows with mean `rows`."""
+    checks.require_integer(
+        where, "rows is the mean of a client.", max_value=rows, min_rows=min_rows
+    )
     rng = np.random.default_rng([seed, 2])
-    if sizes == "power_law":
-        share = np.arange(1, clients + 1) ** -float(skew)
-    else:
-        logs = np.sort(skew * rng.standard_normal(clients))[::-1]
-        share = np.exp(logs - logs[0])
+    logs = np.sort(2.0 * rng.standard_normal(clients))[::-1]
+    share = np.exp(logs - logs[0])
     return rng.permutation(split_with_minimum(rows * clients, share, min_rows)[0])
