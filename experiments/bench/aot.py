@@ -100,7 +100,7 @@ class MissingCompiler(Exception):
     """The compiler of a target is not installed, or has another version than jax."""
 
 
-def compile_plan(plan: jfl.Plan, target: str, devices: int = 1, evaluations: int = 2) -> dict:
+def compile_plan(plan: jfl.Plan, target: str, devices: int = 1) -> dict:
     """Compile the rounds and evaluations of a plan for a target.
 
     Args:
@@ -129,7 +129,7 @@ def compile_plan(plan: jfl.Plan, target: str, devices: int = 1, evaluations: int
         run, shapes = (jax.tree.map(shape, x, sharding.shardings(x, mesh)) for x in (run, plan))
     else:
         run, shapes = jax.tree.map(shape, (run, plan))
-    rounds = jax.ShapeDtypeStruct((evaluations,), jnp.int32, sharding=whole)
+    rounds = jax.ShapeDtypeStruct((2,), jnp.int32, sharding=whole)
     key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
     with as_on(target):
         begun = time.perf_counter()

@@ -22,8 +22,8 @@ from jfl.core.records import Fn
 from jfl.models.losses import for_evaluation
 
 MAX_ROWS = 4096  # in a block of `optimum`
-# the largest eigenvalue of the Hessian of the loss in the logits
-CURVATURE = dict(logistic=0.25, softmax=0.5)
+# The largest eigenvalue of the Hessian of the cross-entropy in the logits (Boehning, 1992).
+CURVATURE = 0.5
 
 
 class Optimum(NamedTuple):
@@ -48,7 +48,7 @@ class Gap(NamedTuple):
     local: np.ndarray
 
 
-def objective_gap(task, fed, l2: float, *, weights="size", tolerance=1e-8) -> Gap:
+def objective_gap(task, fed, l2: float, *, weights="size") -> Gap:
     """Return F* - sum_c p_c F_c* >= 0, which is zero if one point is optimal for all clients.
 
     The arguments are those of `optimum`, which is called C + 1 times.
@@ -57,8 +57,8 @@ def objective_gap(task, fed, l2: float, *, weights="size", tolerance=1e-8) -> Ga
         Li et al., Mathematics 2025, section 4 (Gamma); Chen et al., TKDE 2024, Definition 3
         (Gamma_s).
     """
-    pooled = optimum(task, fed, l2, weights=weights, tolerance=tolerance)
-    of_client = lambda c: optimum(task, fed, l2, c, start=pooled.params, tolerance=tolerance)
+    pooled = optimum(task, fed, l2, weights=weights)
+    of_client = lambda c: optimum(task, fed, l2, c, start=pooled.params)
     local = np.array([of_client(c).value for c in range(len(fed.size))])
     return Gap(pooled.value - float(client_weights(fed, weights) @ local), pooled, local)
 
@@ -189,26 +189,24 @@ def _variances(loss, params, fed, means):
     return jax.lax.map(of_client, (fed.index, fed.size, means))
 
 
-def smoothness(fed, loss="softmax", *, l2: float = 0.0, bias: bool = True) -> np.ndarray:
-    """Return the smoothness constants L_c of F_c for a linear model, Float64[C].
+def smoothness(fed, *, l2: float = 0.0) -> np.ndarray:
+    """Return the smoothness constants L_c of F_c for softmax regression, Float64[C].
 
-    L_c = curvature * (largest eigenvalue of X^T X / rows) + l2, where X holds the client's rows.
+    L_c = CURVATURE * (largest eigenvalue of X^T X / rows) + l2, where X holds the client's rows
+    and a column of ones for the bias.
 
     Args:
         fed: the federation, with rows on the device.
-        loss: "logistic" (one logit, curvature 1/4) or "softmax" (curvature 1/2).
         l2: the factor of the penalty.
-        bias: whether the model has a bias; X then has a column of ones.
 
     References:
-        Li et al., Mathematics 2025; Boehning, 1992, for the 1/2.
+        Li et al., Mathematics 2025.
     """
     x, top = np.asarray(fed.x, np.float64).reshape(fed.x.shape[0], -1), []
     for index, size in zip(np.asarray(fed.index), np.asarray(fed.size), strict=True):
-        rows = x[index[:size]]
-        rows = np.concatenate([rows, np.ones((size, 1))], 1) if bias else rows
+        rows = np.concatenate([x[index[:size]], np.ones((size, 1))], 1)
         top.append(largest_eigenvalue(rows) / size)
-    return CURVATURE[loss] * np.array(top) + float(l2)
+    return CURVATURE * np.array(top) + float(l2)
 
 
 def largest_eigenvalue(rows) -> float:

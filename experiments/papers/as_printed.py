@@ -293,9 +293,7 @@ def _noble_noise(plan, epsilon, rounds, delta, view):
 
 def _chen_run(plan, rounds):
     release = plan.algorithm.releases[0]
-    often = chen2024.participation_bound(
-        "expected_as_paper", rounds, plan.sampler.clients, plan.sampler.capacity
-    )
+    often = chen2024.expected_participations(rounds, plan.sampler.clients, plan.sampler.capacity)
     return often, release.count, 1.0, release.batches.batch, _rows(plan)
 
 

@@ -17,34 +17,31 @@ import jax.numpy as jnp
 import numpy as np
 
 SCALES, ANGLES = 2, 8
-CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
+GROUPS = 27  # of consecutive channels
 STRIDE = 2**SCALES  # pixels of the image per pixel of a channel, and pixels of padding
 CHUNK = 500  # images that are transformed at a time
 
 
-def features(images, groups: int = 27) -> np.ndarray:
-    """Return the scattering coefficients of images, normalised within groups of channels.
+def features(images) -> np.ndarray:
+    """Return the scattering coefficients of images, normalised within GROUPS of channels.
 
     Each image is normalised by itself, as `GroupNorm` without parameters does, so the features of a
     row depend on no other row.
 
     Args:
         images: Float[n, S, S], where S is a multiple of 4.
-        groups: the number of groups of consecutive channels, a divisor of 81.
 
     Returns:
         Float32[n, 81 * (S/4)^2].
     """
     images = np.asarray(images, np.float32)
-    parts = [
-        np.asarray(_normalised(images[i : i + CHUNK], groups)) for i in range(0, len(images), CHUNK)
-    ]
+    parts = [np.asarray(_normalised(images[i : i + CHUNK])) for i in range(0, len(images), CHUNK)]
     return np.concatenate(parts)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _normalised(images, groups):
-    grouped = scatter(images).reshape(len(images), groups, -1)
+@jax.jit
+def _normalised(images):
+    grouped = scatter(images).reshape(len(images), GROUPS, -1)
     mean, variance = grouped.mean(2, keepdims=True), grouped.var(2, keepdims=True)
     return ((grouped - mean) / jnp.sqrt(variance + 1e-5)).reshape(len(images), -1)
 

@@ -258,7 +258,6 @@ def test_terms_of_the_bound():
     variance = 8 * 2**4 * 7**2 * 0.5**2 / (900 * 4 * 0.3**2) * math.log(900)
     variance *= math.log(1.25**2 * 2**2 * 7**2 / (900 * 1e-6**2)) / 2
     close(theory.noise_term_printed(**args), 3 * variance * (4 + 2))
-    close(theory.noise_term_printed(**args, consistent=True), 3 * variance * (8 + 2))
     weights = (p**2 + p * (1 - p) / 4) @ z**2
     ours = theory.noise_term(3, 2, 0.5, p, z, "with_replacement", 4)
     close(ours, 16 * 3 * 4 * 0.25 * weights)

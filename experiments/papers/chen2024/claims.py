@@ -12,14 +12,12 @@ without replacement.  Reported numbers are in `theory`.
 Arguments are numbers or arrays, which broadcast.
 """
 
-import bisect
 import math
 
 import numpy as np
 
 from jfl.core import checks
 from jfl.privacy.accountants import events, rdp, tightest
-from jfl.privacy.ledger import facts as samples
 
 from .. import wang2019
 from ..approximate_dp import arrays
@@ -27,7 +25,6 @@ from ..claim import Checked, checked, claim
 
 ORDERS = np.arange(2.0, 257)
 SERIES = {"rdp_refined": wang2019.refined, "rdp_crude": wang2019.crude}
-ADJACENCIES = ("replace_one", "add_remove")
 
 
 # --- Lemmas 1 to 4, and 7
@@ -38,19 +35,17 @@ ADJACENCIES = ("replace_one", "add_remove")
     "conditional",
     "needs per-example clipping: a bound in expectation bounds no sensitivity",
 )
-def minibatch_sensitivity(clip_norm, batch, adjacency: str = "replace_one"):
+def minibatch_sensitivity(clip_norm, batch):
     """Return how far one record moves the mean of `batch` gradients of norm at most `clip_norm`.
 
     Privacy:
-        replace_one: 2 clip_norm / batch.  add_remove, with the divisor fixed: half of that, which
-        Remark 6 calls about twice as strong.
+        replace_one.
 
     Example:
-        >>> minibatch_sensitivity(1.0, 10), minibatch_sensitivity(1.0, 10, "add_remove")
-        (0.2, 0.1)
+        >>> minibatch_sensitivity(1.0, 10)
+        0.2
     """
-    checks.require_one_of("chen2024.minibatch_sensitivity", ADJACENCIES, adjacency=adjacency)
-    return (2 if adjacency == "replace_one" else 1) * clip_norm / batch
+    return 2 * clip_norm / batch
 
 
 def lemma1(sensitivity, sigma):
@@ -261,30 +256,15 @@ def calibrate_sigma(epsilon, delta, participations, steps, clip_norm, batch, row
     "conditional",
     "the mean T r / n of the paper bounds no client: about half come more often",
 )
-def participation_bound(
-    kind: str, rounds: int, clients: int, per_round: int, beta: float = 1e-6
-) -> int:
-    """Return in how many of `rounds` rounds a client participates.
+def expected_participations(rounds: int, clients: int, per_round: int) -> int:
+    """Return T r / n, rounded up: the mean number of rounds in which a client participates.
 
     Args:
-        kind: "quantile", the number that a client exceeds with probability at most beta / clients
-            (so any client with at most beta), to be added to delta; "expected_as_paper", which
-            bounds nothing.
         rounds: T, how many rounds are run.
         clients: n, how many clients there are.
         per_round: r, how many distinct ones are drawn for a round.
-        beta: for "quantile" the probability that any client exceeds the number.
-
-    Example:
-        >>> [participation_bound("quantile", t, 100, 10) for t in (100, 200, 500)]
-        [30, 47, 91]
     """
-    kinds = ("quantile", "expected_as_paper")
-    checks.require_one_of("chen2024.participation_bound", kinds, kind=kind)
-    if kind == "expected_as_paper":
-        return -(-rounds * per_round // clients)
-    rarely = lambda k: samples.binomial_tail(k, rounds, per_round / clients) <= beta / clients
-    return bisect.bisect_left(range(rounds), True, key=rarely)
+    return -(-rounds * per_round // clients)
 
 
 # --- side by side

@@ -71,22 +71,13 @@ def amplify_simple(epsilon, delta, rate) -> Checked:
     "conditional",
     "Algorithm 1 clips the last step only (D1); too small in round 0 of lr / (1 + t)",
 )
-def sensitivity_paper(steps: int, clip_norm, lr, first=None, clipped: bool = True) -> Checked:
+def sensitivity_paper(steps: int, clip_norm, lr):
     """Return 4 steps clip_norm lr, with the learning rate `lr` after the last step of the round.
 
-    Args:
-        steps: local steps of a round.
-        clip_norm: bound on a step's gradient.
-        lr: the learning rate after the round's last step.
-        first: the learning rate of the round's first step.  None: a constant one.
-        clipped: whether every step is clipped. False: Algorithm 1 as printed.
+    It holds if every step is clipped and the round begins with a learning rate of at most 2 lr.
     """
-    bound, last, begin = arrays(clip_norm, lr, lr if first is None else first)
-    conditions = {
-        "every step clipped": clipped,
-        "first <= 2 lr": begin <= 2 * last,
-    }
-    return checked(4 * steps * bound * last, conditions)
+    bound, last = arrays(clip_norm, lr)
+    return 4 * steps * bound * last
 
 
 @claim(
@@ -173,9 +164,7 @@ def noise_std_printed(lr, steps: int, clip_norm, batch: int, rows, epsilon, delt
             "Use fewer or smaller batches.",
         )
     multiplier = noise_multiplier_printed(epsilon, delta, needed / rows)
-    return multiplier._replace(
-        value=multiplier.value * sensitivity_paper(steps, clip_norm, lr).value
-    )
+    return multiplier._replace(value=multiplier.value * sensitivity_paper(steps, clip_norm, lr))
 
 
 @claim("Lemma 3", "ours", "exact amplification and the exact Gaussian: for every epsilon and rate")
@@ -223,19 +212,20 @@ def delivered_epsilon(epsilon, delta, rate, lr=None):
     "unsound",
     "an unknown constant, no delta, the gain of sampling twice, expected participations",
 )
-def total_epsilon_heuristic(epsilon, rate, probability, rounds, constant=1.0):
-    """Return constant rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
+def total_epsilon_heuristic(epsilon, rate, probability, rounds):
+    """Return rate epsilon sqrt(probability rounds / (1 - rate)): never a guarantee.
+
+    The paper does not give its constant c_0, which is 1 here.
 
     Args:
         epsilon: epsilon of one round.
         rate: the probability that a round uses an example.
         probability: that the client takes part in a round.
         rounds: how many rounds are run.
-        constant: the paper's c_0, which it does not give.
 
     Example:
         >>> round(float(total_epsilon_heuristic(0.5, 1 / 12, 0.1, 100)), 7)  # less than for a round
         0.1376205
     """
-    e, q, p, r, c = arrays(epsilon, rate, probability, rounds, constant)
-    return c * q * e * np.sqrt(p * r / (1 - q))
+    e, q, p, r = arrays(epsilon, rate, probability, rounds)
+    return q * e * np.sqrt(p * r / (1 - q))

@@ -180,7 +180,6 @@ def noise_term_printed(
     smoothness,
     epsilon,
     delta,
-    consistent: bool = False,
 ):
     """Return B for noise in the gradient: dim times the bound on eq. (20) at lr = 1 / (4 L), times
     4 (steps - 1)^2 + 2.
@@ -194,11 +193,9 @@ def noise_term_printed(
         smoothness: L of the losses.
         epsilon: epsilon of one round.
         delta: in (0, 1).
-        consistent: whether to use 8 (steps - 1)^2 + 2, which follows from the paper's lemmas
-            together.
     """
     bound, n, curve, e = arrays(clip_norm, rows, smoothness, epsilon)
-    drift = (8 if consistent else 4) * (steps - 1) ** 2 + 2
+    drift = 4 * (steps - 1) ** 2 + 2  # the lemmas of the paper together give 8 instead of 4
     variance = (
         8
         * steps**4

@@ -115,7 +115,7 @@ def setting(case, config, fed, almost=ALMOST):
     longest = math.sqrt(1 + np.square(rows).sum(1).max())  # with the column of the bias
     if case == NONCONVEX:
         steepest = SLOPE * fed.classes**0.5 * longest
-        curved = CURVATURE / objectives.CURVATURE["softmax"]
+        curved = CURVATURE / objectives.CURVATURE
         smooth = curved * float(objectives.smoothness(fed).max())
         # a hundredth more than any row has, so that rounding clips none
         return Setting(squared_sigmoids(fed), 0.0, 1.01 * steepest, steepest, smooth, 0.0)

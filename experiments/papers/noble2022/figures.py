@@ -234,8 +234,8 @@ def same_law(lines):
     }
 
 
-def watched_figure(title, columns, claims, updates=KS, data="synthetic", more=None):
-    lines = grid(data, updates, columns)
+def watched_figure(title, columns, claims, data="synthetic", more=None):
+    lines = grid(data, KS, columns)
     return Experiment(
         title,
         DATA[data],

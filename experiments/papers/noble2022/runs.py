@@ -215,16 +215,16 @@ def unsteady(rising, level):
     return check
 
 
-def above_along(pairs, key="curve"):
-    """Return a check that the first line of each pair is above the second at all MARKS."""
+def above_along(pairs):
+    """Return a check that the accuracy of the first line of each pair is above at all MARKS."""
 
     def at(line, mark):
-        values = line.trace[key][:, line.trace["round"][0] == mark]
+        values = line.trace["curve"][:, line.trace["round"][0] == mark]
         return Quantity.of(values[:, 0], line.paired_by)
 
     def check(results):
         names = [n for pair in pairs for n in pair]
-        if why := known(results, *names, key=key):
+        if why := known(results, *names, key="curve"):
             return Evidence(missing=why)
         if any(set(MARKS) - set(results[n].trace["round"][0]) for n in names):
             return Evidence(missing="rounds that were not evaluated")
@@ -249,8 +249,8 @@ def reaches(line, least):
     return check
 
 
-def as_drawn(curves, within=0.15):
-    """Return a check that GAP is within a distance of the published curves at all MARKS.
+def as_drawn(curves):
+    """Return a check that GAP is within 0.15 of the published curves at all MARKS.
 
     The curves are line -> values at MARKS.
     """
@@ -270,7 +270,7 @@ def as_drawn(curves, within=0.15):
         ]
 
     def check(results):
-        found = near_printed(curves, within, at)(results)
+        found = near_printed(curves, 0.15, at)(results)
         if not found.missing and len(found.comparisons) < len(MARKS) * len(curves):
             return dataclasses.replace(found, missing="rounds that were not evaluated")
         return found

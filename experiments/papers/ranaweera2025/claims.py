@@ -215,9 +215,7 @@ def audit_scores(absent, present, threshold, delta, confidence=0.95) -> Audit:
 
 
 @claim("section 4.2", "ours", "for R1 and R2 it refutes the reported epsilon")
-def audit_wavelet_leak(
-    reading: str, m: int, sigma: float, runs: int, key, delta=1e-5, confidence=0.95
-) -> Audit:
+def audit_wavelet_leak(reading: str, m: int, sigma: float, runs: int, key, delta=1e-5) -> Audit:
     """Attack `runs` releases without and `runs` with a constant vector, clipped as R1, R2 or R5.
 
     The attack adds up the entries of a release and compares the sum with a threshold.
@@ -237,7 +235,7 @@ def audit_wavelet_leak(
         np.asarray(_scores(m, keys[i], np.float32(sigma), np.float32(i * total / m)))
         for i in range(2)
     ]
-    return audit_scores(scores[0], scores[1], total / 2, delta, confidence)
+    return audit_scores(scores[0], scores[1], total / 2, delta)
 
 
 # --- parts

@@ -129,7 +129,7 @@ def entries(base):
     )
 
 
-def modes(base, sigma, bands_="per_layer"):
+def modes(base, sigma):
     """Return {line: fields} at one nominal sigma."""
     less = lambda calibration: float(
         sigma * theory.noise_power_ratio(entries(base), calibration) ** 0.5
@@ -137,14 +137,14 @@ def modes(base, sigma, bands_="per_layer"):
     return {
         "vanilla": dict(noise_multiplier=sigma),
         "dynamic": dict(noise_multiplier=float(sigma * FIRST), **RHO),
-        **{f"WAV {m}": dict(published(m, sigma), bands=bands_) for m in (*MODES, *LEVELS)},
+        **{f"WAV {m}": dict(published(m, sigma), bands="per_layer") for m in (*MODES, *LEVELS)},
         "matched plain": dict(noise_multiplier=less("plain")),
         "matched lemma2": dict(noise_multiplier=less("lemma2")),
-        "R5": dict(noise_multiplier=sigma, noise_shape="weighted", bands=bands_),
+        "R5": dict(noise_multiplier=sigma, noise_shape="weighted", bands="per_layer"),
         "ellipsoid": dict(
             noise_multiplier=sigma,
             noise_shape="ellipsoid",
-            bands="pixels" if base["model"] == "logistic" else bands_,
+            bands="pixels" if base["model"] == "logistic" else "per_layer",
         ),
     }
 

@@ -136,16 +136,16 @@ def pixel_bands(model):
 
 
 @functools.lru_cache(maxsize=8)
-def contributions(model, most=200, clients=10):
+def contributions(model):
     """Return what public rows, or made-up clients that share them, contribute at a start: stacked
     gradients or updates."""
     task, (x, y) = dense(model), map(jnp.asarray, rows(model).public)
     start, options = task.init(jax.random.key(0)), model.options()
     if model.unit == "example":
-        return jax.jit(jax.vmap(jax.grad(task.loss), (None, 0, 0)))(start, x[:most], y[:most])
-    deal = jax.random.permutation(jax.random.key(1), len(x))[: len(x) // clients * clients].reshape(
-        clients, -1
-    )
+        return jax.jit(jax.vmap(jax.grad(task.loss), (None, 0, 0)))(start, x[:200], y[:200])
+    clients = 10
+    dealt = len(x) // clients * clients
+    deal = jax.random.permutation(jax.random.key(1), len(x))[:dealt].reshape(clients, -1)
 
     def one(mine, key):
         def step(w, key):

@@ -13,7 +13,7 @@ As printed, the noise is computed for a sensitivity of 2 clip_norm / rows, which
 be an additional release, which is not counted here.
 
 Plain arithmetic: numbers and NumPy arrays are float64, tracers go through.  Arguments broadcast;
-impact factors are [..., clients].  `rows` is the smallest number of any client (`min_rows`), and
+impact factors are [..., clients].  `rows` is the smallest number of any client, and
 `factor` is c of `gaussian_factor`.
 """
 
@@ -82,38 +82,13 @@ def assign_impact(ratios, group_sizes):
     return np.asarray(ratios, np.float64) / total
 
 
-@claim(
-    "eqs. (8) to (13), min m",
-    "conditional",
-    "clients of impact 0 upload too: without them eq. (8) is too small",
-)
-def min_rows(rows, impact, over: str = "all"):
-    """Return the smallest number of rows [clients] over "all" clients, or the "active" ones, whose
-    impact is not 0."""
-    checks.require_one_of("talaei2024.min_rows", ("all", "active"), over=over)
-    used = np.asarray(_impact(impact)) > 0
-    return np.min(np.where(used | (over == "all"), rows, np.inf), axis=-1)
-
-
-@claim(
-    "Theorem 1, delta",
-    "unsound",
-    "delta is that of each release; by basic composition, R or T of them add up",
-)
-def delta_scope(delta, releases, scope: str):
-    """Return (delta of one release, delta of all by basic composition), where `delta` is
-    "per_release" or "total"."""
-    checks.require_one_of("talaei2024.delta_scope", ("per_release", "total"), scope=scope)
-    return (delta, delta * releases) if scope == "per_release" else (delta / releases, delta)
-
-
 # --- sensitivity of a client
 
 
 @claim("eq. (6)", "unsound", "says that the first of the pair is the second")
-def argmins(curvatures, centres, prox_mu=0.0, anchor=0.0):
-    """Return (minimiser of the mean, mean of the minimisers) of a (x - b)^2 / 2 + prox_mu (x -
-    anchor)^2 / 2 over records.
+def argmins(curvatures, centres, prox_mu=0.0):
+    """Return (minimiser of the mean, mean of the minimisers) of a (x - b)^2 / 2 + prox_mu x^2 / 2
+    over records.
 
     Shapes:
         curvatures a [..., records], centres b [..., records] -> ([...], [...]).
@@ -123,14 +98,14 @@ def argmins(curvatures, centres, prox_mu=0.0, anchor=0.0):
         [0.9709, 0.25]
     """
     a, b = np.asarray(curvatures, np.float64), np.asarray(centres, np.float64)
-    pull = a * b + prox_mu * anchor
+    pull = a * b
     return pull.mean(axis=-1) / (a.mean(axis=-1) + prox_mu), (pull / (a + prox_mu)).mean(axis=-1)
 
 
 @claim(
     "eq. (7)", "ours", "one of any number of records can move the minimiser by almost 2 clip_norm"
 )
-def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, anchor=0.0):
+def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0):
     """Return (how far one record moves the minimiser, what eq. (7) allows).
 
     The record has `curvature` and moves from +clip_norm to -clip_norm; the others have 1 and stay
@@ -142,7 +117,7 @@ def argmin_counterexample(rows: int, clip_norm=1.0, curvature=1e9, prox_mu=0.0, 
     """
     others = np.zeros(rows - 1)
     one, other = (
-        argmins(np.append(others + 1, curvature), np.append(others, centre), prox_mu, anchor)[0]
+        argmins(np.append(others + 1, curvature), np.append(others, centre), prox_mu)[0]
         for centre in (clip_norm, -clip_norm)
     )
     return abs(one - other), client_sensitivity_paper(clip_norm, rows)
@@ -322,19 +297,12 @@ def server_noise_std_sound(sensitivity, impact, client_std, rounds, mu):
 
 
 @claim("Theorem 1, all rounds", "ours", "epsilon of any noise over R uploads, or T broadcasts")
-def composed_epsilon(kind: str, releases, sensitivity, std, delta):
-    """Return epsilon at `delta` of Gaussian releases: "gaussian_exact", or "basic", each of them at
-    delta / releases.
+def composed_epsilon(releases, sensitivity, std, delta):
+    """Return the epsilon of Gaussian releases at `delta`.
 
-    >>> [
-    ...     round(float(composed_epsilon(k, 30, 1.0, 10.0, 0.01)), 2)
-    ...     for k in ("basic", "gaussian_exact")
-    ... ]
-    [7.11, 1.04]
+    >>> round(float(composed_epsilon(30, 1.0, 10.0, 0.01)), 2)
+    1.04
     """
-    checks.require_one_of("talaei2024.composed_epsilon", ("basic", "gaussian_exact"), kind=kind)
-    if kind == "basic":
-        return releases * gaussian_epsilon(sensitivity / std, delta / releases)
     return gaussian_epsilon(releases**0.5 * sensitivity / std, delta)
 
 
@@ -357,9 +325,7 @@ def hidden_std(client_std, impact, server_std, known):
     "ours",
     "exact if all else in a broadcast depends on the client only through the past",
 )
-def joint_epsilon(
-    sensitivity, client_std, impact, broadcast_std, rounds, exposures, delta, form: str = "exact"
-):
+def joint_epsilon(sensitivity, client_std, impact, broadcast_std, rounds, exposures, delta):
     """Return epsilon if all T broadcasts and, in R of these rounds, the upload are seen.
 
     Args:
@@ -370,14 +336,12 @@ def joint_epsilon(
         rounds: T, broadcasts that are seen.
         exposures: R, uploads of the client that are seen.
         delta: in (0, 1).
-        form: "exact", R uploads and T - R broadcasts: that of a seen upload is made from it and
-            from what is independent of the client, other clients' uploads and server noise.  "sum",
-            R and T, is never smaller.
+
+    A broadcast after a seen upload adds nothing: it is made from the upload and from what is
+    independent of the client, other clients' uploads and server noise.
     """
-    where = "talaei2024.joint_epsilon"
-    checks.require_one_of(where, ("exact", "sum"), form=form)
-    others = rounds - exposures if form == "exact" else rounds
-    squares = exposures / client_std**2 + others * (impact / broadcast_std) ** 2
+    unseen = rounds - exposures
+    squares = exposures / client_std**2 + unseen * (impact / broadcast_std) ** 2
     return gaussian_epsilon(sensitivity * squares**0.5, delta)
 
 

@@ -83,15 +83,15 @@ def figure(name) -> Experiment:
 # --- noise, and the argument for it
 
 
-def stds(
-    number, assignment, epsilon, clip_norm=1.0, rounds=theory.ROUNDS, delta=theory.DELTA
-) -> dict:
-    """Return printed noise, sufficient noise and proved epsilons of a scenario.
+def stds(number, assignment, epsilon) -> dict:
+    """Return printed noise, sufficient noise and proved epsilons of a scenario, for a clip norm
+    of 1.
 
     "enough" is for a server that sees all uploads, and "one_upload" for a third party that sees one
     upload of a client.
     """
-    groups = theory.SCENARIOS[number].groups
+    groups, clip_norm = theory.SCENARIOS[number].groups, 1.0
+    rounds, delta = theory.ROUNDS, theory.DELTA
     p = np.repeat(
         paper.assign_impact(
             theory.ratios_at(theory.SCENARIOS[number], assignment, 0), [g.clients for g in groups]
@@ -115,12 +115,8 @@ def stds(
         enough=all_,
         one_upload=one,
         one_upload_server=float(paper.server_noise_std_sound(whole, p, one, rounds, mu)),
-        epsilon_uploads=float(
-            paper.composed_epsilon("gaussian_exact", rounds, whole, client, delta)
-        ),
-        epsilon_models=float(
-            paper.composed_epsilon("gaussian_exact", rounds, whole * p.max(), float(total), delta)
-        ),
+        epsilon_uploads=float(paper.composed_epsilon(rounds, whole, client, delta)),
+        epsilon_models=float(paper.composed_epsilon(rounds, whole * p.max(), float(total), delta)),
     )
 
 

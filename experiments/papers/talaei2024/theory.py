@@ -10,8 +10,6 @@ import math
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jfl.core import checks
-
 from ..claim import Checked, checked, claim
 
 
@@ -72,22 +70,18 @@ def gradient_divergence(client_grads, impact):
     "infinite where grad L is 0 and clients differ: needs |grad L| bounded from below",
 )
 def dissimilarity_bound(divergence, grad_norm):
-    """Return sqrt(1 + divergence^2 / |grad L|^2), never below either kind of `dissimilarity`."""
+    """Return sqrt(1 + divergence^2 / |grad L|^2), never below `dissimilarity`."""
     return (1 + (divergence / grad_norm) ** 2) ** 0.5
 
 
-@claim("Lemma 1, measured", "ours", "Lemma 2 needs the mean; the square is never smaller")
-def dissimilarity(client_grads, impact, kind: str = "mean"):
-    """Return a at one x: "mean", sum p |grad l_i| / |grad L|, or "square", sqrt(sum p |grad l_i|^2)
-    / |grad L|.
+@claim("Lemma 1, measured", "ours", "the mean, which Lemma 2 needs")
+def dissimilarity(client_grads, impact):
+    """Return a at one x, sum p |grad l_i| / |grad L|.
 
     Shapes:
         client_grads [..., clients, d], impact [clients] -> [...].
     """
-    checks.require_one_of("talaei2024.dissimilarity", ("mean", "square"), kind=kind)
-    power = 1 if kind == "mean" else 2
-    mean = (impact * _norm(client_grads) ** power).sum(-1) ** (1 / power)
-    return mean / _norm(_mean(client_grads, impact))
+    return (impact * _norm(client_grads)).sum(-1) / _norm(_mean(client_grads, impact))
 
 
 @claim("Lemma 3, A'", "rigorous", "for alpha of the very round and grad L by the factors before it")
@@ -194,12 +188,11 @@ def theorem3_printed(lambdas: Lambdas, c: Constants, largest_loss, rounds, epsil
 
 
 @claim("Theorem 2, replaced", "ours", "sums Lemma 2; no convexity of L is needed")
-def stationarity_bound(
-    lambdas: Lambdas, gap, rounds, std, dim: int, grad_bound=None, extra=0.0
-) -> Checked:
+def stationarity_bound(lambdas: Lambdas, gap, rounds, std, dim: int, extra=0.0) -> Checked:
     """Return a bound on the least E|grad L(x~)|^2 of all rounds.
 
-    It is [gap + extra + T (cross beta E|n| + noise E|n|^2)] / (T |square|).
+    It is [gap + extra + T noise E|n|^2] / (T |square|): the noise has mean 0, so `cross` adds
+    nothing.
 
     Args:
         lambdas: constants of a round, from `fedprox_lambdas`.
@@ -207,32 +200,31 @@ def stationarity_bound(
         rounds: T.
         std: std of the noise in a broadcast, including that of clients.
         dim: numbers in the model.
-        grad_bound: beta >= |grad L|; None: `cross` is 0.
         extra: sum of `adaptive_extra_term` over the rounds, for impact factors that change; then
             `gap` is the first L at x_0 minus the minimum of the last L.
 
     It needs lambda_2 < 0.
     """
-    value = ((gap + extra) / rounds + _noise(lambdas, std, dim, grad_bound)) / abs(lambdas.square)
+    value = ((gap + extra) / rounds + lambdas.noise * dim * std**2) / abs(lambdas.square)
     return checked(value, {"lambda_2 < 0": lambdas.square < 0})
 
 
 @claim("Theorem 2, replaced", "ours", "for |grad L|^2 >= 2 pl (L - L*), as strong convexity has it")
-def pl_gap_bound(lambdas: Lambdas, gap, rounds, std, dim: int, pl, grad_bound=None) -> Checked:
+def pl_gap_bound(lambdas: Lambdas, gap, rounds, std, dim: int, pl) -> Checked:
     """Return a bound on E[L(x~_T) - L*], with a = 1 + 2 pl lambda_2.
 
-    It is a^T gap + (1 - a^T) / (1 - a) (cross beta E|n| + noise E|n|^2).
+    It is a^T gap + (1 - a^T) / (1 - a) noise E|n|^2.
     Impact factors are constant.
 
     Args:
-        lambdas, gap, rounds, std, dim, grad_bound: as in `stationarity_bound`.
+        lambdas, gap, rounds, std, dim: as in `stationarity_bound`.
         pl: the constant of the Polyak-Lojasiewicz condition.
 
     It needs 0 <= a < 1.
     """
     a = 1 + 2 * pl * lambdas.square
     inside, power = (a >= 0) & (a < 1), a**rounds
-    value = power * gap + (1 - power) / (1 - a) * _noise(lambdas, std, dim, grad_bound)
+    value = power * gap + (1 - power) / (1 - a) * lambdas.noise * dim * std**2
     return checked(value, {"0 <= 1 + 2 pl lambda_2 < 1": inside})
 
 
@@ -245,11 +237,6 @@ def _norm(values):
 
 def _mean(client_grads, impact):
     return (impact[:, None] * client_grads).sum(-2)
-
-
-def _noise(lambdas, std, dim, grad_bound):
-    cross = 0.0 if grad_bound is None else lambdas.cross * grad_bound * noise_norm_mean(dim, std)
-    return cross + lambdas.noise * dim * std**2
 
 
 def _printed(lambdas, c, rounds, epsilon, extra):
