@@ -17,8 +17,10 @@ from threadpoolctl import threadpool_limits
 from ...core import checks
 from ...core.pytrees import in_float64
 
-MAX_STEPS = 2000  # of a search for a Toeplitz matrix
-MAX_DENSE_STEPS, DENSE_TOLERANCE, DENSE_MEMORY = 5000, 1e-7, 20
+MAX_STEPS = 5000  # of a search
+# The logarithm of the loss that a search sees where there is no strategy.  It is finite, so that
+# the line search of SciPy tries a shorter step.
+OUTSIDE = 100.0
 
 
 class Aim(NamedTuple):
@@ -179,27 +181,37 @@ def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(own), np.asarray(weights(own, other))
 
 
-def _minimise_from(loss: Callable[..., Any], *starts: np.ndarray) -> np.ndarray:
-    """Return the argument at which a loss > 0 is smallest, the best result of several starts."""
+def _minimise(
+    value_and_grad: Callable[[np.ndarray], tuple[Any, Any]],
+    starts: Sequence[np.ndarray],
+    tolerance: float,
+) -> np.ndarray:
+    """Return the argument at which the logarithm of a loss is smallest, by L-BFGS.
+
+    Args:
+        value_and_grad: argument -> the logarithm of the loss, and its gradient.
+        starts: where searches begin; the best result counts.
+        tolerance: the largest derivative at which a search ends.
+    """
     from scipy import optimize  # not at import
 
+    options = dict(maxiter=MAX_STEPS, maxfun=2 * MAX_STEPS, maxcor=20, ftol=1e-15, gtol=tolerance)
     # The matrices of the optimiser are tiny: BLAS threads would wait for each other, and take
     # several times as long on a busy machine.
-    with in_float64(), threadpool_limits(1, "blas"):
-        value_and_grad = jax.jit(jax.value_and_grad(lambda x: jnp.log(loss(x))))
+    with threadpool_limits(1, "blas"):
         results = [
-            optimize.minimize(
-                lambda x: tuple(np.asarray(v, np.float64) for v in value_and_grad(x)),
-                np.asarray(start, np.float64),
-                jac=True,
-                method="L-BFGS-B",
-                options=dict(
-                    maxiter=MAX_STEPS, maxfun=2 * MAX_STEPS, maxcor=20, ftol=1e-15, gtol=1e-10
-                ),
-            )
+            optimize.minimize(value_and_grad, start, jac=True, method="L-BFGS-B", options=options)
             for start in starts
         ]
     return min(results, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf).x
+
+
+def _minimise_from(loss: Callable[..., Any], *starts: np.ndarray) -> np.ndarray:
+    """Return the argument at which a traced loss > 0 is smallest."""
+    with in_float64():
+        value_and_grad = jax.jit(jax.value_and_grad(lambda x: jnp.log(loss(x))))
+        in_numpy = lambda x: tuple(np.asarray(v, np.float64) for v in value_and_grad(x))
+        return _minimise(in_numpy, starts, 1e-10)
 
 
 def _loss(aim: Aim, column: jax.Array, noise: jax.Array) -> jax.Array:
@@ -274,68 +286,21 @@ def best_dense(aim: Aim, separation: int) -> np.ndarray:
     is_same_unit = unit[:, None] == unit
     count = np.bincount(unit)[unit]
 
-    def loss(square: np.ndarray) -> tuple[float, Any]:
-        """Return the loss and its gradient, projected to the directions in which X may change."""
+    def log_loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return the logarithm of the loss and its gradient in the directions in which X may
+        change."""
         try:
-            lower = np.linalg.inv(np.linalg.cholesky(square))
+            lower = np.linalg.inv(np.linalg.cholesky(flat.reshape(n, n)))
         except np.linalg.LinAlgError:  # not positive definite
-            return np.inf, None
+            return OUTSIDE, np.zeros_like(flat)
         square_inverse = lower.T @ lower
         back = square_inverse @ weight
         gradient = -back @ square_inverse
         diagonal = np.diagonal(gradient)
         mean = np.bincount(unit, diagonal)[unit] / count
-        return np.trace(back), np.where(is_same_unit, 0.0, gradient) + np.diag(diagonal - mean)
+        gradient = np.where(is_same_unit, 0.0, gradient) + np.diag(diagonal - mean)
+        return np.log(np.trace(back)), gradient.reshape(-1) / np.trace(back)
 
-    square = _minimise_dense(loss, np.diag(1.0 / count))
+    square = _minimise(log_loss, [np.diag(1.0 / count).reshape(-1)], 1e-7).reshape(n, n)
     # X = C^T C with C lower triangular: a Cholesky factorisation from the end
     return np.linalg.cholesky(square[::-1, ::-1]).T[::-1, ::-1]
-
-
-def _minimise_dense(loss: Callable[[np.ndarray], tuple[float, Any]], x: np.ndarray) -> np.ndarray:
-    """Return the minimum of a convex loss, by L-BFGS.
-
-    Steps are halved until the loss is finite and decreases, which no optimiser of SciPy does.
-    """
-    value, gradient = loss(x)
-    past = []
-    for _ in range(MAX_DENSE_STEPS):
-        if np.abs(gradient).max() <= DENSE_TOLERANCE * value:
-            break
-        step = -_newton_direction(gradient, past)
-        slope = np.vdot(step, gradient)
-        size = 1.0 if past else min(1.0, 0.1 / np.abs(gradient).max())
-        while True:
-            new, new_gradient = loss(x + size * step)
-            if new <= value + 1e-4 * size * slope:
-                break
-            size /= 2
-            if size < 1e-12:
-                return x
-        scaled_step, change = size * step, new_gradient - gradient
-        if np.vdot(scaled_step, change) > 0:
-            past = [*past[-DENSE_MEMORY + 1 :], (scaled_step, change)]
-        x, value, gradient = x + scaled_step, new, new_gradient
-    return x
-
-
-def _newton_direction(
-    gradient: np.ndarray, past: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> np.ndarray:
-    """Return the gradient times an estimate of the inverse Hessian (the L-BFGS two-loop recursion).
-
-    Args:
-        gradient: Float64[...].
-        past: pairs (step, change of the gradient) of the latest iterations.
-    """
-    direction, factors = gradient, []
-    for step, change in reversed(past):
-        factors.append(np.vdot(step, direction) / np.vdot(step, change))
-        direction = direction - factors[-1] * change
-    if past:
-        step, change = past[-1]
-        direction = direction * (np.vdot(step, change) / np.vdot(change, change))
-    for (step, change), factor in zip(past, reversed(factors), strict=True):
-        factor = factor - np.vdot(change, direction) / np.vdot(step, change)
-        direction = direction + step * factor
-    return direction
