@@ -241,9 +241,8 @@ def test_a_schedule_that_falls_too_far_is_refused(fed, site):
         assert jfl.guarantee(plan, 5, **ask).epsilon > 0
 
 
-def test_every_round_is_looked_at(fed, monkeypatch):
-    """In blocks, also where only the last round is bad; and where a run goes on."""
-    monkeypatch.setattr(mech, "ROUNDS_PER_CHECK", 8)
+def test_every_round_is_looked_at(fed):
+    """Also where only the last round is bad; and where a run goes on."""
     with_clip = lambda clip: plan_with(fed, release=chain(clip_l2(clip), total(), gaussian(1.0)))
     late = with_clip(jfl.schedules.piecewise([36], [1.0, 1e-20]))
     mech.check_schedules("here", late, 36)

@@ -34,9 +34,6 @@ ROLES = ("row", "sum", "noise", "post")
 ADJACENCIES = ("add_remove", "replace_one", "zero_out")
 LAWS = ("gaussian", "laplace", "discrete_gaussian", "skellam")
 INTEGER_LAWS = ("discrete_gaussian", "skellam")
-# Schedules are checked in blocks of this many rounds, so that all runs share one program.  Blocks
-# are smaller if a round has a number for each client.
-ROUNDS_PER_CHECK, NUMBERS_PER_CHECK = 2**14, 2**20
 # The last round that the clock of a run can count.
 LAST_ROUND = 2**31 - 1
 
@@ -617,12 +614,6 @@ def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None
 
     Raises:
         ValueError: if a value is below 1e-15 or not finite; the message names the first such round.
-
-    Example:
-        >>> import jfl
-        >>> schedule = jfl.schedules.exponential(1.0, 1e-3, 10)  # 1e-15 in round 50
-        >>> [bool(v) for v in (_values_of_rounds(schedule, jnp.array([49, 51])) >= FLOOR)]
-        [True, False]
     """
     for mechanism in (plan.upload, plan.release):
         correlated.require_enough_rounds(where, mechanism, first + rounds)
@@ -630,34 +621,27 @@ def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None
     for site, mechanism in (("release", plan.release), ("upload", plan.upload), *private):
         for stage in mechanism.stages if mechanism is not None else ():
             for name, function in stage.schedules().items():
-                what = f"{name} of {stage.name} in {site}"
                 if checks.is_concrete(function):
-                    _check_schedule(where, what, function, first, rounds)
+                    what = f"{name} of {stage.name} in {site}"
+                    _check_schedule(where, what, function, first, min(first + rounds, LAST_ROUND))
 
 
-def _check_schedule(where: str, name: str, function: Fn, first: int, rounds: int) -> None:
-    """Reject one schedule whose values become too small; `name` describes it in the message."""
-    end = min(first + rounds, LAST_ROUND)
-    shape = jax.eval_shape(lambda r: jnp.asarray(function(r)), np.int32(first)).shape
-    size = max(min(ROUNDS_PER_CHECK, NUMBERS_PER_CHECK // max(math.prod(shape), 1)), 1)
-    for begin in range(first, end, size):
-        block = np.minimum(begin + np.arange(size), end - 1).astype(np.int32)
-        values = _values_of_rounds(function, block)
-        if not checks.is_concrete(values):  # the schedule closes over a traced value
-            return
-        values = np.asarray(values, np.float64).reshape(len(block), -1)
-        bad = np.flatnonzero(~((values >= FLOOR) & np.isfinite(values)).all(1))
-        if bad.size:
-            checks.fail(
-                where,
-                f"{name} >= {FLOOR:g} and finite in every round",
-                f"{values[bad[0]].min():g} in round {block[bad[0]]}",
-                "Smaller values underflow in float32: bound the schedule from below with "
-                "jnp.maximum(value, 1e-6), or scale the loss.",
-            )
+def _check_schedule(where: str, name: str, function: Fn, first: int, end: int) -> None:
+    """Reject a schedule whose value is too small in a round from `first` to `end` - 1."""
+    bad = _first_bad_round(function, np.int32(first), np.int32(end))
+    # `bad` is traced if the schedule closes over a traced value.
+    if checks.is_concrete(bad) and bad < end:
+        checks.fail(
+            where,
+            f"{name} >= {FLOOR:g} and finite in every round",
+            f"{np.min(function(bad)):g} in round {bad}",
+            "Smaller values underflow in float32: bound the schedule from below with "
+            "jnp.maximum(value, 1e-6), or scale the loss.",
+        )
 
 
 @jax.jit
-def _values_of_rounds(function: Callable[..., Any], rounds: np.ndarray) -> Array:
-    """Return the values of a schedule in each of these rounds, in float32."""
-    return jax.vmap(lambda r: jnp.asarray(function(r), jnp.float32))(rounds)
+def _first_bad_round(function: Fn, first: Array, end: Array) -> Array:
+    """Return the first round in which a schedule is too small or not finite; `end` if none is."""
+    is_good = lambda round_: jnp.isfinite(_evaluate_schedule(function, round_)).all()
+    return jax.lax.while_loop(lambda r: (r < end) & is_good(r), lambda r: r + 1, first)
