@@ -147,7 +147,8 @@ def _bind_chains(
     for declared in algorithm.all_releases:
         linear_maps.refuse_unpaired("private_grad", declared.mechanism)
     # The server sees which clients upload, so noise can only hide the content of an upload.
-    upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
+    if upload is not None:
+        upload = bind(upload, "replace_one", "plan(upload=...)", required=True)
     return _bind_example_chains(algorithm), upload, release
 
 

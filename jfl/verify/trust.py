@@ -243,19 +243,12 @@ def declared_releases(plan: Plan) -> tuple:
 
     This undoes the shift by `chain.later` in releases that an accountant reads.
     """
-    is_shifted = lambda f: isinstance(f, Fn) and f.function is mech._evaluate_later
-    start = lambda f: f.data["of"] if is_shifted(f) else f
-    inside = lambda f: f and Fn(f.function, {k: start(v) for k, v in f.data.items()}, f.static)
+    start = lambda f: f.data["of"] if f.function is mech._evaluate_later else f
 
     def from_start(release):
         chain = release.mechanism
-        parts = [
-            dataclasses.replace(
-                s, apply=inside(s.apply), bound=inside(s.bound), noise=start(s.noise)
-            )
-            for s in chain.stages
-        ]
-        return dataclasses.replace(release, mechanism=Mechanism(tuple(parts), chain.adjacency))
+        parts = tuple(s.map_schedules(start) for s in chain.stages)
+        return dataclasses.replace(release, mechanism=Mechanism(parts, chain.adjacency))
 
     return tuple(from_start(r) for r in plan.algorithm.releases if mech.noisy(r.mechanism))
 

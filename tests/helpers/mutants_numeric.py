@@ -35,8 +35,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/privacy/mechanisms/haar_bands.py",
-        '_require_one_per_band("bands.noise", bands, stds), draw(key, drawn)',
-        '_require_one_per_band("bands.noise", bands, stds) ** 2, draw(key, drawn)',
+        'one_per_band("bands.noise", bands, stds), draw(key, drawn)',
+        'one_per_band("bands.noise", bands, stds) ** 2, draw(key, drawn)',
         f"{KERNELS}/test_haar.py::test_covariance_of_the_noise",
     ),
     Mutant(

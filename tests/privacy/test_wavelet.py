@@ -125,14 +125,14 @@ def denoised(*noise):
 @pytest.mark.parametrize(
     "make, need",
     [
-        (lambda: wavelet.shape(FLAT, np.ones(3)), "one of std for each of 5 bands"),
+        (lambda: wavelet.shape(FLAT, np.ones(3)), "one value for each of 5 bands"),
         (lambda: wavelet.shape(FLAT, np.array([1.0, 1, 1, 1, 0])), "std > 0"),
         (lambda: wavelet.ellipsoid(LIKE, 0.25, np.ones(5)), "bands of jfl.bands"),
-        (lambda: wavelet.ellipsoid(FLAT, np.nan), "exponent between -4 and 4"),
+        (lambda: wavelet.ellipsoid(FLAT, np.nan), "exponent >= 0"),
         (lambda: wavelet.ellipsoid(FLAT, 0.5, -np.ones(5)), "energies >= 0"),
         (lambda: wavelet.clip_ellipsoid(1.0, FLAT), "a shape of jfl.wavelet"),
         (lambda: wavelet.clip_ellipsoid(0.0, wavelet.ellipsoid(FLAT)), "bound > 0"),
-        (lambda: wavelet.clip_bands(np.ones(2), FLAT), "one of bounds for each of 5 bands"),
+        (lambda: wavelet.clip_bands(np.ones(2), FLAT), "one value for each of 5 bands"),
         (lambda: wavelet.clip_bands(np.full(5, 1e-20), FLAT), "1e-15"),
         (lambda: wavelet.published("R1", 1.0, 1.0, FLAT), "unsound=True"),
         (lambda: wavelet.published("R5", 1.0, 1.0, FLAT, calibration="lemma2"), "unsound=True"),

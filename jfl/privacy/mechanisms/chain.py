@@ -10,8 +10,8 @@ stages and sum) and `release_sum` (noise and post-processing).  `release` does b
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard, overload
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -139,9 +139,7 @@ def _stages_with_role(mechanism: Mechanism, role: str) -> list[Any]:
 
 def noise_of(mechanism: Mechanism | None) -> Stage | None:
     """Return the noise stage of a chain; None without noise."""
-    return (
-        next(iter(_stages_with_role(mechanism, "noise")), None) if mechanism is not None else None
-    )
+    return None if mechanism is None else next(iter(_stages_with_role(mechanism, "noise")), None)
 
 
 def noisy(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
@@ -175,30 +173,14 @@ def remembers(mechanism: Mechanism) -> bool:
     return any(s.state is not None for s in mechanism.stages)
 
 
-@overload
 def bind(
     mechanism: Mechanism,
     adjacency: str,
     where: str,
-    required: bool = ...,
-    also: Sequence[str] = ...,
-) -> Mechanism: ...
-@overload
-def bind(
-    mechanism: Mechanism | None,
-    adjacency: str,
-    where: str,
-    required: bool = ...,
-    also: Sequence[str] = ...,
-) -> Mechanism | None: ...
-def bind(
-    mechanism: Mechanism | None,
-    adjacency: str,
-    where: str,
     required: bool = False,
     also: Sequence[str] = ("zero_out",),
-) -> Mechanism | None:
-    """Return the mechanism with its adjacency set; None stays None.
+) -> Mechanism:
+    """Return the mechanism with its adjacency set.
 
     Args:
         mechanism: a chain, with or without an adjacency.
@@ -207,8 +189,6 @@ def bind(
         required: True to reject a chain that states another adjacency.
         also: other adjacencies that the sampler allows.
     """
-    if mechanism is None:
-        return None
     if mechanism.adjacency is None:
         return Mechanism(mechanism.stages, adjacency)
     if required and mechanism.adjacency not in (adjacency, *also):

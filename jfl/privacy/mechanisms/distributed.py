@@ -264,7 +264,7 @@ def _choose_bits(encoding: Encoding, bits: int | None) -> int:
         if cohort * 2**bits > 2 * MAX_EXACT_INTEGER:
             return False
         candidate = encoding._replace(bits=bits)
-        return has_table(candidate.scale * candidate.share)
+        return _table_length(candidate.scale * candidate.share) < MAX_TABLE_LENGTH
 
     if bits is not None and fits(int(bits)):
         return int(bits)
@@ -427,11 +427,6 @@ def _table_length(std: float) -> int:
     return math.ceil(TABLE_DEVIATIONS * max(std, 1.0)) + 12
 
 
-def has_table(std: float) -> bool:
-    """Return whether the table of noise with this standard deviation is short enough."""
-    return _table_length(std) < MAX_TABLE_LENGTH
-
-
 @functools.lru_cache(64)
 def table(law: str, std: float) -> NoiseTable:
     """Return the table from which the integer noise of one client is drawn.
@@ -439,17 +434,7 @@ def table(law: str, std: float) -> NoiseTable:
     Args:
         law: the distribution, "discrete_gaussian" or "skellam".
         std: the standard deviation of this noise, in integers (after scaling).
-
-    Raises:
-        ValueError: for noise that needs too long a table.
     """
-    if not has_table(std):
-        checks.fail(
-            "distributed",
-            f"noise with a standard deviation of at most {MAX_NOISE_STD} per client",
-            f"{std:.3g}",
-            "Use fewer bits.",
-        )
     k = np.arange(_table_length(std) + 1, dtype=np.float64)
     if law == "skellam":
         mass = scipy.special.ive(k, std**2)

@@ -209,7 +209,7 @@ def _require_shapes(where: str, bands: Bands, tree: Tree) -> tuple[list[Any], An
     return values, treedef
 
 
-def _require_one_per_band(where: str, bands: Bands, values: ArrayLike) -> Array:
+def one_per_band(where: str, bands: Bands, values: ArrayLike) -> Array:
     """Return values as Float32[n]; reject another number of values than of bands."""
     values, n = jnp.asarray(values, jnp.float32), count(bands)
     if values.shape != (n,):
@@ -395,7 +395,7 @@ def shrink(bands: Bands, bounds: Any, tree: Any) -> tuple[Any, jax.Array]:
     pieces = lax.optimization_barrier(_materialise(_split(bands, like)))
     squares = [_energies_of_block(p, _axes(block)) for block, p in zip(bands.blocks, pieces)]
     norms = jnp.sqrt(jnp.concatenate(squares))
-    bounds = _require_one_per_band("bands.shrink", bands, bounds)
+    bounds = one_per_band("bands.shrink", bands, bounds)
     factors = jnp.minimum(1.0, bounds / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
     # As in `stages.factor_to_bound`, a norm that overflows counts as not finite.
     factors = jnp.where(jnp.isfinite(norms), factors, jnp.nan)
@@ -410,9 +410,7 @@ def scale(bands: Bands, values: Any, tree: Any) -> Any:
         tree: a contribution, whose shapes and dtypes the result has.
     """
     like, treedef = _require_shapes("bands.scale", bands, tree)
-    pieces = _scale_pieces(
-        bands, _require_one_per_band("bands.scale", bands, values), _split(bands, like)
-    )
+    pieces = _scale_pieces(bands, one_per_band("bands.scale", bands, values), _split(bands, like))
     return _merge(bands, pieces, like, treedef)
 
 
@@ -435,9 +433,7 @@ def noise(bands: Bands, key: jax.Array, stds: Any, like: Any) -> Any:
         for block in bands.blocks
     ]
     draw = normals if jax.default_backend() == "cpu" else as_one_leaf
-    pieces = _scale_pieces(
-        bands, _require_one_per_band("bands.noise", bands, stds), draw(key, drawn)
-    )
+    pieces = _scale_pieces(bands, one_per_band("bands.noise", bands, stds), draw(key, drawn))
     return _merge(bands, pieces, list(map(floats, bands.shapes)), treedef)
 
 

@@ -194,9 +194,9 @@ def _is_same_map(one: Fn, other: Fn) -> bool:
     """Return whether the functions of two stages have the same key, shapes and size."""
     (a, structure), (b, other_structure) = (jax.tree.flatten(f.data) for f in (one, other))
     sizes = [(f.static.get("size"), f.static.get("turned")) for f in (one, other)]
-    # compare shapes too: the arrays that hold the shapes of a contribution have no elements
-    numbers = [[(np.shape(x), np.asarray(x).tobytes()) for x in leaves] for leaves in (a, b)]
-    return structure == other_structure and numbers[0] == numbers[1] and sizes[0] == sizes[1]
+    # `np.array_equal` compares shapes too: arrays without elements hold those of a contribution.
+    is_equal = structure == other_structure and all(map(np.array_equal, a, b))
+    return is_equal and sizes[0] == sizes[1]
 
 
 def _build_map(

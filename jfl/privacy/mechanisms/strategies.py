@@ -813,19 +813,19 @@ class Restarted(Derived):
 
     def squared_sensitivities(self, rounds: int, separation: int = 1) -> np.ndarray:
         lengths = self._lengths(rounds)
-        if self.of.rounds > MAX_EXACT_ROUNDS:  # bound the maximum of sums by the sum of maxima
-            copy = self.of.squared_sensitivities(min(self.of.rounds, rounds), separation)
-            before = np.arange(len(lengths))[:, None] * copy[-1]
-            return (before + copy).reshape(-1)[:rounds]
-        by_length = {
-            n: _squares_by_offset(self.of.matrix_until(n), separation) for n in set(lengths)
-        }
+        by_length = {n: self._squares_of_copy(n, separation) for n in set(lengths)}
         so_far, before = [], np.zeros((separation, 1))
         for copy, length in enumerate(lengths):
             offset = (np.arange(separation) - copy * self.of.rounds) % separation
             so_far.append(before + by_length[length][offset])
             before = so_far[-1][:, -1:]
         return np.maximum.accumulate(np.hstack(so_far).max(0))
+
+    def _squares_of_copy(self, rounds: int, separation: int) -> np.ndarray:
+        """Return the squared sensitivities of one copy, as `_squares_by_offset` does."""
+        if self.of.rounds > MAX_EXACT_ROUNDS:  # its matrix is large: bound all offsets by the worst
+            return np.tile(self.of.squared_sensitivities(rounds, separation), (separation, 1))
+        return _squares_by_offset(self.of.matrix_until(rounds), separation)
 
     def sensitivity(
         self, participations: int = 1, separation: int = 1, *, epochs: bool = False

@@ -182,7 +182,7 @@ def best_blt(aim: Aim, buffers: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _minimise(
-    value_and_grad: Callable[[np.ndarray], tuple[Any, Any]],
+    value_and_grad: Callable[[np.ndarray], tuple[Any, ...]],
     starts: Sequence[np.ndarray],
     tolerance: float,
 ) -> np.ndarray:

@@ -59,8 +59,9 @@ def shape(bands: Bands, std: ArrayLike) -> Shape:
         bands: from `jfl.bands`.
         std: Float[bands], > 0, relative to each other.
     """
-    _require_one_per_band("wavelet.shape", bands, std=std)
-    std, sizes = jnp.asarray(std, jnp.float32), jnp.asarray(_num_unpadded(bands), jnp.float32)
+    checks.require_positive("wavelet.shape", std=std)
+    std = haar.one_per_band("wavelet.shape", bands, std)
+    sizes = jnp.asarray(_num_unpadded(bands), jnp.float32)
     return Shape(bands, jnp.sqrt((sizes * std**2).sum() / sizes.sum()) / std)
 
 
@@ -83,32 +84,22 @@ def ellipsoid(bands: Bands, exponent: ArrayLike = 0.25, energies: ArrayLike | No
 
     Args:
         bands: from `jfl.bands`.
-        exponent: 0 is isotropic noise; 1/2 minimises the mean squared error of the release (its
-            noise has the smallest total variance at equal privacy).  Values in between are usually
-            best for training; values above 1/2 shape the noise too strongly.
+        exponent: >= 0; 0 is isotropic noise.  1/2 minimises the mean squared error of the release
+            (its noise has the smallest total variance at equal privacy).  Values in between are
+            usually best for training; values above 1/2 shape the noise too strongly.
         energies: Float[bands], the energies of a contribution, from public rows
             (`jfl.analysis.public_data.band_energies`) or from a private estimate
             (`jfl.algorithms.band_energies`).  None uses the spectrum of natural images, which needs
             no data.  (On MNIST this shape gained accuracy in only one of seven settings, and less
             than with the energies of public rows.)
     """
-    given = (
-        checks.as_array("wavelet.ellipsoid", "exponent", exponent)
-        if checks.is_concrete(exponent)
-        else np.zeros(())
-    )
-    if given.ndim or given.dtype.kind not in "iuf" or not abs(given) <= 4:
-        checks.fail(
-            "wavelet.ellipsoid",
-            "an exponent between -4 and 4",
-            checks.short_repr(exponent),
-            "Usual values are 0 to 1/2.",
-        )
+    checks.require_nonnegative("wavelet.ellipsoid", single=True, exponent=exponent)
     if energies is None:
         each = jnp.asarray(haar.prior(bands))
     else:
-        _require_one_per_band("wavelet.ellipsoid", bands, least=0.0, energies=energies)
-        each = jnp.asarray(energies, jnp.float32) / haar.sizes(bands).astype(np.float32)
+        checks.require_nonnegative("wavelet.ellipsoid", energies=energies)
+        each = haar.one_per_band("wavelet.ellipsoid", bands, energies)
+        each = each / haar.sizes(bands).astype(np.float32)
         top = jnp.max(each)
         each = jnp.where(top > 0, each / jnp.where(top > 0, top, 1.0), 1.0)
         each = jnp.maximum(each, MIN_RELATIVE_ENERGY)
@@ -122,18 +113,6 @@ def weighted(bands: Bands) -> Shape:
     number of entries from which it is computed.
     """
     return Shape(bands, jnp.sqrt(jnp.asarray(haar.leaves(bands), jnp.float32)))
-
-
-def _require_one_per_band(
-    where: str, bands: Bands, least: float | None = None, **values: Any
-) -> None:
-    """Reject values that are not one positive number for each band; with `least` = 0, zeros are
-    allowed."""
-    ((name, value),) = values.items()
-    n = haar.count(bands)
-    if checks.ndim(where, name, value) != 1 or np.shape(value) != (n,):
-        checks.fail(where, f"one of {name} for each of {n} bands", f"shape {np.shape(value)}")
-    (checks.require_positive if least is None else checks.require_nonnegative)(where, **values)
 
 
 # --- clips
@@ -206,9 +185,9 @@ def clip_bands(bounds: ArrayLike, bands: Bands) -> Stage:
         of the noise of its band.  Bands with multipliers sigma_b are one release with 1 / sigma^2 =
         sum of 1 / sigma_b^2.
     """
-    _require_one_per_band("wavelet.clip_bands", bands, bounds=bounds)
+    checks.require_positive("wavelet.clip_bands", bounds=bounds)
     refuse_tiny("wavelet.clip_bands", bounds=bounds)
-    data = dict(bounds=jnp.asarray(bounds, jnp.float32), bands=bands)
+    data = dict(bounds=haar.one_per_band("wavelet.clip_bands", bands, bounds), bands=bands)
     return Stage(Fn(_clip_bands, data), Fn(_bands_bound, data), name="clip_bands")
 
 
@@ -306,24 +285,12 @@ def published(
         "R5": lambda: clip_ellipsoid(bound, paper),
         "R6": lambda: clip_bands(bound / paper.scales / np.sqrt(haar.count(bands)), bands),
     }[reading]()
-    std = noise_multiplier * lemma2(bands, calibration) * bound * max_weight
-    noise = gaussian(std=std, shape=paper)
+    factor = 1.0
+    if calibration == "lemma2":
+        factor = float(np.sqrt(2 / (2 + np.log2(haar.leaves(bands).max()))))
+    noise = gaussian(std=noise_multiplier * factor * bound * max_weight, shape=paper)
     return clip, dataclasses.replace(
         noise, name=f"published_{reading}_{calibration}", claimed=checks.as_scalar(noise_multiplier)
-    )
-
-
-def lemma2(bands: Bands, calibration: str = "lemma2") -> float:
-    """Return the factor by which Lemma 2 of the paper multiplies the noise.
-
-    Args:
-        bands: from `jfl.bands`.
-        calibration: "lemma2"; or "plain", for which the factor is 1.
-    """
-    return (
-        1.0
-        if calibration == "plain"
-        else float(np.sqrt(2 / (2 + np.log2(haar.leaves(bands).max()))))
     )
 
 
