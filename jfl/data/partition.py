@@ -46,6 +46,9 @@ class Partition:
                 "one owner per row.",
             )
         labels = checks.as_array(where, "labels", labels)
+        # An array for each of a billion clients would fill the memory before anything is refused.
+        if self.clients > len(labels):
+            checks.fail(where, f"clients <= {len(labels)}, the rows", f"clients={self.clients}")
         return self.split(labels, self.clients, np.random.default_rng(self.seed))
 
     def __call__(self, labels) -> list[np.ndarray]:

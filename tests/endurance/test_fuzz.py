@@ -222,6 +222,8 @@ def test_arguments_that_no_fuzz_may_miss(where):
     "call, words",
     [
         (lambda: sampling.full(10**12), "clients <= 2147483647"),
+        (lambda: partition.iid(10**9)([0, 1]), "clients <= 2, the rows"),
+        (lambda: partition.similarity(10**9)([0, 1]), "clients <= 2, the rows"),
         (lambda: algorithms.fedavg(GRAD, steps=10**12), "steps <= 2147483647"),
         (lambda: jfl.private_grad(squared, ONCE, l2=10**5000), "cannot be printed"),
         (lambda: jfl.simulate(SEED, PLAN, 10**9, evaluate_every=1), "at most 10000000 evaluations"),
