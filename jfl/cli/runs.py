@@ -203,6 +203,13 @@ def sweep(arguments: list[str]) -> None:
     with console.progress(command.progress, "points") as bar:
         total = math.prod(map(len, axes.values()))
         task = bar.add_task("jfl sweep", total=total, note="checking", accuracy="")
+
+        def watch(**progress):
+            if progress.get("total") and progress["completed"]:
+                done = "{completed} of {total} points".format(**progress)
+                bar.console.print(f"jfl sweep: resumed with {done}")
+            bar.update(task, **progress)
+
         kept = lambda: f"{len(sweeps.points_store(command.out).records)} of its points"
         with _kept(command.out, sweeps.FILE, kept), _stages("jfl sweep", bar, task) as seconds:
             entries = sweeps.sweep(
@@ -213,7 +220,7 @@ def sweep(arguments: list[str]) -> None:
                 resume=command.resume,
                 engine=engine,
                 block=command.block,
-                watch=functools.partial(bar.update, task),
+                watch=watch,
                 warn=functools.partial(console.warn, "sweep"),
             )
     console.results(entries, command.out, notes=[_preparation(seconds)])

@@ -127,7 +127,7 @@ def sweep(
         block: the maximum number of points of a block; by default it depends on the memory and the
             engine.
         watch: called when points are done, with some of the keywords completed, total, note and
-            accuracy.
+            accuracy; total comes once, before the first block, with the points that were done.
         warn: called with a text before the first point, if some points have so much noise that
             nothing can be learned.
 

@@ -631,11 +631,12 @@ def test_an_adjacency_that_the_batches_do_not_have_is_refused(sampler):
 # --- sweeps
 
 
-def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch, no_programs):
+def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch, capsys, no_programs):
     (tmp_path / "c.toml").write_text("lr = 0.3\nnoise_multiplier = 1.0\n[sweep]\nseed = [0, 1]\n")
     out, axes = tmp_path / "run", "--sweep noise-multiplier=1,2"
     monkeypatch.setattr(pictures, "draw_accuracy", PICTURE)
     assert jfl("sweep", "--config", tmp_path / "c.toml", *EXACT, axes, "--out", out) == 0
+    assert "resumed" not in capsys.readouterr().err
     runs = summary(out)
     assert len(runs) == 4 and len({r["name"] for r in runs}) == 2
     of = lambda r: (r["config"]["noise_multiplier"], r["config"]["lr"], r["seed"])
@@ -650,6 +651,7 @@ def test_a_sweep_over_flags_and_a_file(tmp_path, monkeypatch, no_programs):
     again = ["sweep", "--config", out / "config.toml", "--out", out]
     assert jfl(*again) == 2 and jfl(*again, "--lr", 0.5, "--resume") == 2
     assert jfl(*again, "--resume") == 0 and table(out) == before
+    assert "jfl sweep: resumed with 3 of 4 points" in capsys.readouterr().err
     assert len(points.read_text().splitlines()) == len(kept) == 5
 
 
