@@ -16,9 +16,9 @@ from ..runs.build import DATA
 from ..runs.tables import interval
 
 INK = "#1f2328"  # text, axes and the first line; on a page, the colour of its text
-STYLES = ("-", "--", ":", "-.")
 COLOURS = (INK, *pictures.PALETTE[1:])
-SHOWN = len(STYLES) * len(COLOURS)
+SHAPES = ("o", "s", "^", "D")  # of points, as dashes are of lines: one for each turn of the colours
+SHOWN = len(SHAPES) * len(COLOURS)
 TITLES = dict(
     accuracy="test accuracy",
     loss="test loss",
@@ -30,9 +30,7 @@ SCALED = ("loss", "update_norm", TITLES["loss"])  # experiments name metrics by 
 # Epsilons are comparable only if they agree in these fields.
 PROMISE = ("unit", "adjacency", "view", "delta")
 PANELS = 8
-MARKS: dict[str, dict[str, Any]] = dict(
-    proved=dict(marker="o"), claimed=dict(marker="D", mfc="none")
-)
+MARKS: dict[str, dict[str, Any]] = dict(proved={}, claimed=dict(mfc="none"))
 WIDTH = 10.5  # inches
 
 
@@ -131,17 +129,22 @@ def _on_logarithmic_axis(metric: str, values: list[np.ndarray]) -> bool:
 
 def _curve(ax, index, rounds, values):
     """Draw one curve and its band over seeds."""
-    colour, dashes = look_of(index)
-    marker = "o" if len(rounds) == 1 else None
+    colour, turn = look_of(index)
+    marker = SHAPES[turn] if len(rounds) == 1 else None
+    dashes = pictures.STYLES[turn]
     (line,) = ax.plot(rounds, values.mean(0), color=colour, ls=dashes, lw=1.8, marker=marker)
     if len(values) > 1:  # one seed has no band
         ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
     return line
 
 
-def look_of(index: int) -> tuple[str, str]:
-    """Return the colour and the dash style of the setting with this index."""
-    return COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
+def look_of(index: int) -> tuple[str, int]:
+    """Return the colour of the setting with this index, and the number of its dashes and shape.
+
+    No two of the first SHOWN settings have both in common.
+    """
+    turn, place = divmod(index, len(COLOURS))
+    return COLOURS[place], turn % len(SHAPES)
 
 
 def promises(settings: list[Setting]) -> list[tuple]:
@@ -187,7 +190,7 @@ def _of_promise(setting, promise) -> dict:
 def frontier(settings: list[Setting]):
     """Draw final accuracy against epsilon, with a panel per unit, adjacency, view and delta.
 
-    Settings without any epsilon, on the same data, are dashed lines.  The claimed and the proved
+    Settings without any epsilon, on the same data, are broken lines.  The claimed and the proved
     epsilon of a setting are connected.
 
     Returns:
@@ -209,7 +212,7 @@ def frontier(settings: list[Setting]):
     axes[0].set_ylim(max(low, 0), min(high, 1.02))
     drawn = {g["status"] for s in settings for g in s.guarantees if drawable(g)}
     marks = [
-        (Line2D([], [], color=INK, ls="none", ms=7, **MARKS[status]), status)
+        (Line2D([], [], color=INK, marker="o", ls="none", ms=7, **MARKS[status]), status)
         for status in MARKS
         if status in drawn
     ]
@@ -224,15 +227,15 @@ def _frontier_panel(ax, settings, promise, handles):
     epsilons = [_of_promise(s, promise) for s in settings]
     same_data = [s.data for s, of_setting in zip(settings, epsilons) if of_setting]
     for i, (setting, of_setting) in enumerate(zip(settings, epsilons)):
-        colour, _ = look_of(i)
+        colour, turn = look_of(i)
         mean, half = interval(setting.final)
         if setting.data in same_data and not any(map(drawable, setting.guarantees)):
-            ax.axhline(mean, color=colour, ls="--", lw=1.2)
-            handles[i] = Line2D([], [], color=colour, ls="--", lw=1.2)
+            handles[i] = ax.axhline(mean, color=colour, ls=pictures.UNPROTECTED[turn], lw=1.2)
         if len(of_setting) > 1:
             ax.plot(list(of_setting.values()), [mean] * len(of_setting), color=colour, lw=1, ls=":")
         for status, epsilon in of_setting.items():
-            look: dict[str, Any] = dict(color=colour, ls="none", ms=7, **MARKS[status])
+            look: dict[str, Any] = dict(color=colour, marker=SHAPES[turn], ls="none", ms=7)
+            look |= MARKS[status]
             ax.errorbar(epsilon, mean, half, capsize=4, **look)
             if status == "proved" or i not in handles:
                 handles[i] = Line2D([], [], **look)

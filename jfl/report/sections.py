@@ -36,8 +36,8 @@ ACCURACY_WORDS = (
 )
 FRONTIER_WORDS = (
     "Accuracy against ε, with one panel for each unit, adjacency, view and δ, since ε is "
-    "comparable only within a panel. Filled circles are proved, hollow diamonds are what a paper "
-    "claims, and dashed lines have no guarantee (on the same data). Bars are 95 % intervals. "
+    "comparable only within a panel. Filled points are proved, hollow ones are what a paper "
+    "claims, and broken lines have no guarantee (on the same data). Bars are 95 % intervals. "
     "Conditional ε and claims for one round are not drawn."
 )
 CLIPPING_WORDS = (

@@ -15,7 +15,12 @@ from .statistics import interval
 
 # Colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
 PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
+# Where there are more lines than colours, each turn of the palette has another dash, and the points
+# of its lines another shape or filling.
 STYLES = ("-", "--", ":", "-.")
+FILLS = ("full", "none", "left", "bottom")
+# The dashes of lines that show that there is no guarantee, which are never solid.
+UNPROTECTED = ("--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)))
 # A marker for each plot of a divided picture, and its sign in the title of the plot.
 MARKERS = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("*", "★"))
 MAX_DRAWN_SETTINGS = 32
@@ -58,15 +63,15 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
             same = {g["privacy"] for g in members}
             words = ", ".join([f"{sign} {field}={value}", *(same if len(same) == 1 else ())])
         for g in members:
-            place = lines[g["line"]]
-            look = dict(color=PALETTE[place % len(PALETTE)])
-            dashes = STYLES[place // len(PALETTE) % len(STYLES)]
+            turn, place = divmod(lines[g["line"]], len(PALETTE))
+            look = dict(color=PALETTE[place])
             accuracy = np.asarray(g["accuracy"], float)
             mean, low, high = accuracy.mean(0), accuracy.min(0), accuracy.max(0)
-            (drawn[g["line"]],) = ax.plot(g["round"], mean, ls=dashes, lw=1.8, **look)
+            (drawn[g["line"]],) = ax.plot(g["round"], mean, ls=STYLES[turn], lw=1.8, **look)
             if len(members) <= MAX_BANDS:
                 ax.fill_between(g["round"], low, high, alpha=0.15, lw=0, **look)
-            _draw_final(last, groups, g, interval(accuracy[:, -1]), dict(marker=marker, **look))
+            look |= dict(marker=marker, fillstyle=FILLS[turn], ls=UNPROTECTED[turn])
+            _draw_final(last, groups, g, interval(accuracy[:, -1]), look)
         _style(ax, "round", "test accuracy", words)
         ax.locator_params("x", integer=True)
     if known := [g["epsilon"] for g in groups if g["epsilon"] is not None]:
@@ -96,7 +101,7 @@ def _draw_final(ax, groups: list[dict], g: dict, final: tuple, look: dict) -> No
     """Draw the final accuracy of a setting against its epsilon, next to those of equal epsilon."""
     mean, half = final
     if g["epsilon"] is None:
-        ax.axhline(mean, color=look["color"], ls="--", lw=1.2)
+        ax.axhline(mean, color=look["color"], ls=look["ls"], lw=1.2)
         place = dict(transform=ax.get_yaxis_transform(), va="bottom", fontsize=8)
         ax.text(0.02, mean, "no privacy", color=look["color"], **place)
         return
@@ -104,7 +109,7 @@ def _draw_final(ax, groups: list[dict], g: dict, final: tuple, look: dict) -> No
     place = next(i for i in equal if groups[i] is g)
     step = 1.03 ** min(1, 8 / len(equal))
     shift = step ** (equal.index(place) - (len(equal) - 1) / 2)
-    ax.errorbar(g["epsilon"] * shift, mean, half, ls="none", capsize=3, ms=6, **look)
+    ax.errorbar(g["epsilon"] * shift, mean, half, capsize=3, ms=6, **look | dict(ls="none"))
 
 
 def draw_epsilon_curve(

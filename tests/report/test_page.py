@@ -394,7 +394,7 @@ def setting(label, final, guarantees, dataset="digits"):
 
 def filled(ax):
     """x, y and whether it is filled, of every mark in a panel."""
-    marks = [line for line in ax.lines if line.get_marker() in "oD"]
+    marks = [line for line in ax.lines if line.get_marker() == "o"]
     at = lambda line: (float(line.get_xdata()[0]), round(float(line.get_ydata()[0]), 6))
     return sorted((*at(line), line.get_markerfacecolor() != "none") for line in marks)
 
@@ -462,6 +462,38 @@ def test_an_epsilon_of_nothing_has_a_place(epsilons, tmp_path):
     groups = [label | dict(round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=e) for e in epsilons]
     pictures.draw_accuracy(tmp_path / "p.png", groups, "")
     assert (tmp_path / "p.png").stat().st_size > 5000
+
+
+def test_no_two_settings_look_the_same():
+    """More settings than colours: as curves, as single points, as proved and as unprotected."""
+    look = lambda line: (
+        *(line.get_color(), str(line._dash_pattern), line.get_marker()),
+        line.get_linestyle() == "None",
+    )
+    drawn = lambda figure: {look(h) for h in figure.legends[0].legend_handles[: plots.SHOWN]}
+    names = list(map(str, range(plots.SHOWN)))
+    for epsilon in (2.0, None):
+        settings = [setting(name, [0.5], [guarantee(epsilon)]) for name in names]
+        one_round = [s._replace(curves={"accuracy": ([1], np.ones((1, 1)))}) for s in settings]
+        for several in (settings, one_round):
+            figure = plots.curves(names, plots.panels_of_runs(several, ("accuracy",)))
+            assert len(drawn(figure)) == len(names) > len(plots.COLOURS)
+        settings.append(setting("proved", [0.5], [guarantee()]))  # so that there is a panel
+        settings = settings[-plots.SHOWN :]
+        assert len(drawn(plots.frontier(settings))) == len(settings)
+
+
+def test_no_two_settings_of_a_sweep_look_the_same(tmp_path, monkeypatch):
+    """If no field divides them, each has a plot line and a point of its own."""
+    figures = []
+    monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
+    group = dict(privacy="", round=[1, 2], accuracy=[[0.2, 0.3]], point={})
+    groups = [group | dict(name=f"{i}", epsilon=1.0 + i) for i in range(32)]
+    pictures.draw_accuracy(tmp_path, groups, "")
+    curves, points = figures[0].axes
+    assert len({(line.get_color(), line.get_linestyle()) for line in curves.lines}) == 32
+    marks = [line for line in points.lines if line.get_marker() == "o"]
+    assert len({(line.get_color(), line.get_fillstyle()) for line in marks}) == len(marks) == 32
 
 
 def test_curves_have_bands_over_seeds():
