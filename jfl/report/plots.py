@@ -5,14 +5,12 @@ sensitivity, the divisor and the number of parameters, which no file contains.
 """
 
 import io
-import json
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..runs import guarantee_rows, pictures
-from ..runs.build import DATA
 from ..runs.tables import interval
 
 INK = "#1f2328"  # text, axes and the first line; on a page, the colour of its text
@@ -24,9 +22,8 @@ TITLES = dict(
     loss="test loss",
     clip_fraction="fraction clipped",
     update_norm="norm of the applied update, with noise",
-    client_accuracy="test accuracy of personal models",
 )
-SCALED = ("loss", "update_norm", TITLES["loss"])  # experiments name metrics by their titles
+SCALED = ("loss", "update_norm")
 # Epsilons are comparable only if they agree in these fields.
 PROMISE = ("unit", "adjacency", "view", "delta")
 PANELS = 8
@@ -43,6 +40,9 @@ class Setting(NamedTuple):
         final: the final accuracy of each seed.
         guarantees: as in summary.json.
         data: a value that is equal for settings with the same data.
+        seeds, failed: the number of seeds that did not fail, and of those that did.
+        config: the values of its config.
+        audits: the audits of its directory, as in audit.json.
     """
 
     label: str
@@ -50,73 +50,35 @@ class Setting(NamedTuple):
     final: list[float]
     guarantees: list[dict]
     data: object = ""
+    seeds: int = 1
+    failed: int = 0
+    config: dict = {}
+    audits: list[dict] = []
 
 
-def data_of(runs: list[dict]) -> frozenset:
-    """Return a value that is equal for runs with the same data.
+def curves(settings: list[Setting], *metrics: str):
+    """Draw curves against rounds, with a panel for each metric.
 
-    Args:
-        runs: the runs of a setting, from summary.json.
-    """
-    return frozenset(
-        json.dumps([run["dataset"], *(run["config"].get(k) for k in DATA)]) for run in runs
-    )
-
-
-# --- runs
-
-
-class Panel(NamedTuple):
-    """Curves against rounds with common axes.
-
-    Attributes:
-        title: the title of the panel.
-        metric: the metric of the curves.
-        curves: place in the legend -> (rounds [evaluations], values [seeds, evaluations]).
-    """
-
-    title: str
-    metric: str
-    curves: dict
-
-    @property
-    def label(self) -> str:
-        """The label of the vertical axis."""
-        return TITLES.get(self.metric, self.metric)
-
-
-def panels_of_runs(settings: list[Setting], metrics: tuple[str, ...]) -> list[Panel]:
-    """Return a panel for each metric of the shown settings."""
-    found = {
-        m: {i: s.curves[m] for i, s in enumerate(settings[:SHOWN]) if m in s.curves}
-        for m in metrics
-    }
-    return [Panel(TITLES[m], m, curves) for m, curves in found.items() if curves]
-
-
-def curves(names: list[str], panels: list[Panel]):
-    """Draw panels of curves: the mean over seeds, and a band from the smallest to the largest.
-
-    Args:
-        names: the names in the legend.
-        panels: the panels to draw.
+    A curve is the mean over seeds, with a band from the smallest to the largest.
 
     Returns:
-        The figure; None without panels.
+        The figure; None if no setting has any of the metrics.
     """
+    settings = settings[:SHOWN]
+    panels = [metric for metric in metrics if any(metric in s.curves for s in settings)]
     if not panels:
         return None
-    figure, axes = _figure_of_runs(len(panels), len(names))
+    figure, axes = _figure_of_runs(len(panels), len(settings))
     handles: dict = {}
-    for ax, panel in zip(axes, panels):
-        for i, curve in panel.curves.items():
+    for ax, metric in zip(axes, panels):
+        drawn = {i: s.curves[metric] for i, s in enumerate(settings) if metric in s.curves}
+        for i, curve in drawn.items():
             handles.setdefault(i, _curve(ax, i, *curve))
-        if _on_logarithmic_axis(panel.metric, [values for _, values in panel.curves.values()]):
+        if _on_logarithmic_axis(metric, [values for _, values in drawn.values()]):
             ax.set_yscale("log")
-        label = panel.label if panel.label != panel.title else ""
-        ax.set(xlabel="round", ylabel=label, title=panel.title)
+        ax.set(xlabel="round", title=TITLES[metric])
         style(ax)
-    legend(figure, [(handles[i], names[i]) for i in sorted(handles)])
+    legend(figure, [(handles[i], settings[i].label) for i in sorted(handles)])
     return figure
 
 
@@ -257,8 +219,7 @@ def _promise_words(promise: tuple) -> str:
 
 def _figure_of_runs(panels: int, named: int, **options):
     """Return a figure for several panels, with space for a legend of `named` names."""
-    size = (WIDTH if panels > 1 else 7, 3.8)
-    return new_figure(panels, size, legend=0.11 * min(named, SHOWN), **options)
+    return new_figure(panels, (WIDTH if panels > 1 else 7, 3.8), legend=0.11 * named, **options)
 
 
 # --- one style

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..core import checks
 from ..runs import record, tables
-from .plots import Setting, data_of
+from ..runs.build import DATA
+from .plots import Setting
 
 FINISH = "jfl train --resume continues a run that was stopped."
 AUDITS = "audit.json"
@@ -75,7 +76,7 @@ class Summary(msgspec.Struct, forbid_unknown_fields=True):
     """The content of summary.json."""
 
     runs: list[Run]
-    format: int | None = None  # None in the first files
+    format: int
 
     def __post_init__(self):
         if not self.runs:
@@ -110,7 +111,7 @@ class Audits(msgspec.Struct, forbid_unknown_fields=True):
     """The content of audit.json."""
 
     audits: list[Audit]
-    format: int | None = None
+    format: int
 
 
 class Manifest(msgspec.Struct):
@@ -143,17 +144,6 @@ class Source(NamedTuple):
     audits: list[dict] = []
 
 
-class Group(NamedTuple):
-    """The runs of one setting of a source, one per seed; `runs` are those that did not fail."""
-
-    source: Source
-    setting: Setting
-    runs: list[dict]
-    failed: int
-    config: dict
-    guarantees: list[dict]
-
-
 def read(path, label: str | None = None) -> Source:
     """Read the folder of a run.
 
@@ -167,7 +157,7 @@ def read(path, label: str | None = None) -> Source:
     path = Path(path)
     label = label or default_label(path)
     if (path / "summary.json").exists():
-        return read_run(path, label, "demo" if (path / "demo.png").exists() else "train")
+        return _read_run(path, label)
     if (path / "config.toml").exists() or (path / "journal.json").exists():
         checks.fail("jfl report", "a finished run", f"{path} without summary.json", FINISH)
     checks.fail(
@@ -184,23 +174,17 @@ def default_label(path) -> str:
     return name.removesuffix(".json") if Path(path).is_file() else name
 
 
-def read_run(path: Path, label: str, kind: str) -> Source:
-    """Read the folder of a run or a sweep.
-
-    Args:
-        path: the folder.
-        label: its name on the page.
-        kind: the kind of the `Source`.
-    """
+def _read_run(path: Path, label: str) -> Source:
     summary = load(path / "summary.json")
     checked(path / "summary.json", summary, Summary)
-    manifest = load(path / "manifest.json")
+    manifest = load(path / "manifest.json", (None,))
     checked(path / "manifest.json", manifest, Manifest)
     runs = summary["runs"]
     rows = _rows(path / "metrics.csv", runs)
     config = _text(path / "config.toml")
-    if kind == "train" and "\n[sweep]" in config:
-        kind = "sweep"
+    kind = "sweep" if "\n[sweep]" in config else "train"
+    if (path / "demo.png").exists():
+        kind = "demo"
     return Source(label, path, kind, runs, rows, manifest, config, audits=audits(path))
 
 
@@ -239,27 +223,20 @@ def _text(path) -> str:
         checks.fail(str(path), "a TOML file", str(error))
 
 
-def groups(sources: list[Source]) -> list[Group]:
+def settings(sources: list[Source]) -> list[Setting]:
     """Return the settings of all sources in order.
 
     If there are several sources, the label of each setting begins with that of its source.
     """
     prefix = lambda source: f"{source.label}: " if len(sources) > 1 else ""
-    return [group for source in sources for group in groups_of(source, prefix(source))]
+    return [
+        _setting(source, name, prefix(source) + name)
+        for source in sources
+        for name in dict.fromkeys(run["name"] for run in source.runs)
+    ]
 
 
-def groups_of(source: Source, prefix: str = "") -> list[Group]:
-    """Return a Group for each setting of a source, with its runs over seeds.
-
-    Args:
-        source: a directory of runs that was read.
-        prefix: the start of each label.
-    """
-    names = dict.fromkeys(run["name"] for run in source.runs)
-    return [_group(source, name, prefix + name) for name in names]
-
-
-def _group(source: Source, name: str, label: str) -> Group:
+def _setting(source: Source, name: str, label: str) -> Setting:
     runs = [run for run in source.runs if run["name"] == name]
     finished = [run for run in runs if not run.get("failed")]
     # Seeds with different data have different guarantees: show the weakest.
@@ -269,11 +246,29 @@ def _group(source: Source, name: str, label: str) -> Group:
     for row in source.rows:
         if row["name"] == name and row["seed"] in seeds:
             rounds.setdefault(row["seed"], {})[row["round"]] = row
-    final = [run["accuracy"]["final"] for run in finished if run["accuracy"]["final"] is not None]
-    curves = _curves(rounds.values())
-    setting = Setting(label, curves, final, weakest["privacy"], data_of(runs))
-    failed = len(runs) - len(finished)
-    return Group(source, setting, finished, failed, weakest["config"], weakest["privacy"])
+    final = [run["accuracy"]["final"] for run in finished]
+    return Setting(
+        label,
+        _curves(rounds.values()),
+        [accuracy for accuracy in final if accuracy is not None],
+        weakest["privacy"],
+        data_of(runs),
+        len(finished),
+        len(runs) - len(finished),
+        weakest["config"],
+        source.audits,
+    )
+
+
+def data_of(runs: list[dict]) -> frozenset:
+    """Return a value that is equal for runs with the same data.
+
+    Args:
+        runs: the runs of a setting, from summary.json.
+    """
+    return frozenset(
+        json.dumps([run["dataset"], *(run["config"].get(k) for k in DATA)]) for run in runs
+    )
 
 
 def _proved_epsilon(run) -> float:
@@ -297,7 +292,7 @@ def _curves(seeds: Iterable[dict]) -> dict:
 # --- JSON
 
 
-def load(path, formats: tuple = (None, record.FORMAT), remedy: str = OTHER_VERSION) -> dict:
+def load(path, formats: tuple = (record.FORMAT,), remedy: str = OTHER_VERSION) -> dict:
     """Read the JSON object in a file.
 
     Args:

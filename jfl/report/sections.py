@@ -10,7 +10,8 @@ from ..runs import tables
 from ..runs.statistics import PLUS_MINUS, plus_minus
 from . import document, headline, plots, read
 from .document import Code, Document, Fold, Items, Picture, Section, Table, Text
-from .read import Group, Source
+from .plots import Setting
+from .read import Source
 
 OUTSIDE = (
     "No guarantee covers accuracies, losses, clip fractions and update norms, or the choice among "
@@ -73,8 +74,9 @@ def assemble(sources: list[Source]) -> Document:
     Returns:
         The document, with a title, a line about its sources, and sections.
     """
-    groups = read.groups(sources)
-    labelled = [(source.label, source) for source in sources]
+    found = read.settings(sources)
+    manifests = [(source.label, source.manifest) for source in sources]
+    facts = [(label, manifest["data"]) for label, manifest in manifests if manifest.get("data")]
     origins = []
     for source in sources:
         written = f", {source.manifest['written']}" if "written" in source.manifest else ""
@@ -83,31 +85,15 @@ def assemble(sources: list[Source]) -> Document:
         "jfl report: " + ", ".join(s.label for s in sources),
         "From " + "; ".join(origins) + ".",
         [
-            Section("Results", results(groups) + run_pictures(groups)),
-            *run_sections(groups, labelled),
-            Section("Versions and devices", versions(manifests(labelled))),
+            Section("Results", results(found) + run_pictures(found)),
+            Section("Guarantees", guarantees(found)),
+            *([Section("Data", data(facts))] if facts else []),
+            Section("Settings", fields(found, sources)),
+            Section("Versions and devices", versions(manifests)),
             Section("How to run it again", commands(list(map(_run_command, sources)))),
         ],
-        *headline.of(groups),
+        *headline.of(found),
     )
-
-
-def run_sections(groups: list[Group], labelled: list[tuple[str, Source]]) -> list[Section]:
-    """Return the sections on guarantees, data and settings of runs.
-
-    Args:
-        groups: the settings of the runs.
-        labelled: pairs (name on the page, source).
-    """
-    found = []
-    if groups:
-        found.append(Section("Guarantees", guarantees(groups)))
-    facts = [(name, s.manifest["data"]) for name, s in labelled if s.manifest.get("data")]
-    if facts:
-        found.append(Section("Data", data(facts)))
-    if groups:
-        found.append(Section("Settings", settings(groups, labelled)))
-    return found
 
 
 # --- cells of tables
@@ -177,25 +163,25 @@ def number_caveats(caveats, numbers: dict) -> str:
 # --- runs
 
 
-def results(groups: list[Group]) -> list:
+def results(settings: list[Setting]) -> list:
     """Return the table of the settings, with their accuracies and proved guarantees."""
     numbers = number_columns("seeds", "final accuracy", "claimed ε", "proved ε", "δ")
     promise = text_columns("unit", "adjacency", "view", "method", "status")
     rows = []
-    for group in groups:
-        best = tables.proved(group.guarantees)
+    for setting in settings:
+        best = tables.proved(setting.guarantees)
         claims = []
-        for g in group.guarantees:
+        for g in setting.guarantees:
             if g["status"] == "claimed":
                 epsilon = "nothing" if g["epsilon"] is None else f"{g['epsilon']:.4g}"
                 one_round = ", one round" if g["rounds"] == 1 else ""
                 claims.append(f"{epsilon} ({g['view'].replace('_', ' ')}{one_round})")
-        failed = f" (+{group.failed} failed)" if group.failed else ""
+        failed = f" (+{setting.failed} failed)" if setting.failed else ""
         rows.append(
             (
-                group.setting.label,
-                f"{len(group.runs)}{failed}",
-                _accuracy(group.setting.final),
+                setting.label,
+                f"{setting.seeds}{failed}",
+                _accuracy(setting.final),
                 "; ".join(claims),
                 *_epsilon_and_delta(best),
                 *(("", "", "") if best["epsilon"] is None else _whose(best)),
@@ -223,9 +209,8 @@ def _whose(guarantee) -> tuple:
     return guarantee["unit"], guarantee["adjacency"], guarantee["view"].replace("_", " ")
 
 
-def run_pictures(groups: list[Group]) -> list:
+def run_pictures(settings: list[Setting]) -> list:
     """Return the blocks with curves, and with accuracy against epsilon."""
-    settings = [g.setting for g in groups]
     described = settings[:MAX_DESCRIBED_SETTINGS]
     finals = "; ".join(f"{s.label}: {_accuracy(s.final) or 'none'}" for s in described)
     finals += "; and more" if len(settings) > len(described) else ""
@@ -234,11 +219,9 @@ def run_pictures(groups: list[Group]) -> list:
         omitted = f" The first {plots.SHOWN} of {len(settings)} settings are drawn."
     if promises > plots.PANELS:
         omitted_panels = f" The {plots.PANELS} most frequent of {promises} panels are drawn."
-    names = [s.label for s in settings]
-    curves = lambda *metrics: plots.curves(names, plots.panels_of_runs(settings, metrics))
     pictures = [
         (
-            curves("accuracy", "loss"),
+            plots.curves(settings, "accuracy", "loss"),
             f"Test accuracy and loss against rounds. Final accuracy of {finals}.",
             ACCURACY_WORDS + omitted,
         ),
@@ -248,23 +231,20 @@ def run_pictures(groups: list[Group]) -> list:
             FRONTIER_WORDS + omitted_panels + omitted,
         ),
         (
-            curves("clip_fraction", "update_norm"),
+            plots.curves(settings, "clip_fraction", "update_norm"),
             "Clip fraction and norm of the update against rounds.",
             CLIPPING_WORDS + omitted,
         ),
     ]
-    found = [block for picture in pictures for block in as_pictures(*picture)]
+    found = [
+        Picture(alt, caption, plots.png(figure), plots.svg(figure))
+        for figure, alt, caption in pictures
+        if figure is not None
+    ]
     return found or [Text("These runs have no rows to draw.", quiet=True)]
 
 
-def as_pictures(figure, alt, caption) -> list[Picture]:
-    """Return a figure as a list of one block; an empty list for None."""
-    if figure is None:
-        return []
-    return [Picture(alt, caption, plots.png(figure), plots.svg(figure))]
-
-
-def guarantees(groups: list[Group]) -> list:
+def guarantees(settings: list[Setting]) -> list:
     """Return the tables of guarantees and audits, with the caveats."""
     caveats: dict = {}
     columns = [
@@ -274,15 +254,15 @@ def guarantees(groups: list[Group]) -> list:
     ]
     rows = [
         (
-            group.setting.label,
+            setting.label,
             *_epsilon_and_delta(guarantee),
             *_whose(guarantee),
             guarantee["method"],
             guarantee["status"],
             number_caveats(guarantee["caveats"], caveats),
         )
-        for group in groups
-        for guarantee in group.guarantees
+        for setting in settings
+        for guarantee in setting.guarantees
     ]
     blocks: list = [Table("Every guarantee and claim of every setting", columns, rows)]
     if caveats:
@@ -291,24 +271,24 @@ def guarantees(groups: list[Group]) -> list:
         blocks.append(Items(sentences, numbered=True))
     else:
         blocks.append(Text("No caveats were recorded."))
-    return [*blocks, *_audits(groups), Text(VIEWS, quiet=True)]
+    return [*blocks, *_audits(settings), Text(VIEWS, quiet=True)]
 
 
-def _audits(groups: list[Group]) -> list:
+def _audits(settings: list[Setting]) -> list:
     """Return a table with a row per audit: its epsilon next to the proved and claimed ones at the
     same delta and number of rounds."""
     numbers = ("audited ε", "proved ε", "claimed ε", "δ", "confidence", "trials", "rounds")
     words = ("unit", "adjacency", "view", "canary", "method", "status", "verdict")
     columns = [*text_columns("setting"), *number_columns(*numbers), *text_columns(*words)]
     rows = []
-    for group in groups:
-        for audit in group.source.audits:
+    for setting in settings:
+        for audit in setting.audits:
             verdict = document.REFUTED if audit["refuted"] else "nothing is refuted"
             if audit["contradicted"]:
                 verdict = document.CONTRADICTED
             rows.append(
                 (
-                    group.setting.label,
+                    setting.label,
                     cell(float(audit["epsilon"])),
                     "none" if audit["proved"] is None else _epsilon_and_delta(audit["proved"])[0],
                     cell(audit["claimed"]),
@@ -334,35 +314,30 @@ def data(facts: list[tuple[str, dict]]) -> list:
     return [Table("Rows and clients", columns, rows), Text(DATA_WORDS, quiet=True)]
 
 
-def settings(groups: list[Group], labelled: list[tuple[str, Source]]) -> list:
+def fields(settings: list[Setting], sources: list[Source]) -> list:
     """Return the blocks with the fields in which settings differ, and all fields of each."""
     # a field that a setting of another source lacks does not count as a difference
-    fields = list(dict.fromkeys(k for group in groups for k in group.config))
-    values = lambda k: {json.dumps(g.config[k]) for g in groups if k in g.config}
-    different = [k for k in fields if len(values(k)) > 1]
+    known = dict.fromkeys(k for setting in settings for k in setting.config)
+    values = lambda k: {json.dumps(s.config[k]) for s in settings if k in s.config}
+    different = [k for k in known if len(values(k)) > 1]
     blocks = []
     if different:
-        rows = [(g.setting.label, *(cell(g.config.get(k)) for k in different)) for g in groups]
+        rows = [(s.label, *(cell(s.config.get(k)) for k in different)) for s in settings]
         columns = [*text_columns("setting"), *number_columns(*different)]
         blocks.append(Table("Fields that differ", columns, rows))
-    for group in groups[:MAX_LISTED_SETTINGS]:
+    for setting in settings[:MAX_LISTED_SETTINGS]:
         lines = [
             f"{k} = {json.dumps(v, ensure_ascii=False)}"
-            for k, v in group.config.items()
+            for k, v in setting.config.items()
             if v is not None
         ]
-        heading = f"{group.setting.label}: all fields, as resolved"
+        heading = f"{setting.label}: all fields, as resolved"
         blocks.append(Fold(heading, [Code("\n".join(lines))]))
-    files = [(name, source.config) for name, source in labelled if source.config]
-    return blocks + [Fold(f"{name}: config.toml", [Code(text)]) for name, text in files]
+    files = [source for source in sources if source.config]
+    return blocks + [Fold(f"{s.label}: config.toml", [Code(s.config)]) for s in files]
 
 
 # --- versions and commands
-
-
-def manifests(labelled: list[tuple[str, Source]]) -> list[tuple[str, dict]]:
-    """Return pairs (name, manifest) for the sources that have a manifest."""
-    return [(name, source.manifest) for name, source in labelled if source.manifest]
 
 
 def versions(known: list[tuple[str, dict]]) -> list:
@@ -399,11 +374,6 @@ def commands(lines: list[str], more: str = "") -> list:
     return [Text(words), Code("\n".join(lines), commands=True)]
 
 
-def one_line(words: str) -> str:
-    """Return the text without line breaks."""
-    return " ".join(words.split())
-
-
 def _run_command(source: Source) -> str:
     """Return the command that reproduces a source."""
     if source.kind == "demo":
@@ -414,4 +384,4 @@ def _run_command(source: Source) -> str:
     if source.config:
         config = shlex.quote(str(source.path / "config.toml"))
         return f"jfl {source.kind} --config {config} --out NEW"
-    return f"# {one_line(source.label)}: its config.toml is not there"
+    return f"# {' '.join(source.label.split())}: its config.toml is not there"

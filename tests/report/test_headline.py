@@ -11,7 +11,7 @@ from jfl.report import headline, read
 def cards(*sources):
     """heading -> card, and the words beside them."""
     sources = [read.read(s) for s in sources]
-    found, beside = headline.of(read.groups(sources))
+    found, beside = headline.of(read.settings(sources))
     return {card.heading: card for card in found}, " ".join(text.words for text in beside)
 
 

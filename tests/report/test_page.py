@@ -20,7 +20,7 @@ from helpers.report_pages import EVIL, Tables, guarantee, made
 from jfl.cli import main
 from jfl.report import document as markup
 from jfl.report import page, plots, read, sections
-from jfl.runs import guarantee_rows, pictures, record, sweep
+from jfl.runs import guarantee_rows, pictures, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -131,8 +131,8 @@ def test_failed_seeds_are_counted_and_left_out(tmp_path):
     folder = made(tmp_path / "run", {"fedavg": ([0.8, 0.1, 1.0], [guarantee()], dict(failed=(1,)))})
     (row,) = records(shown(folder), HEAD)
     assert row["seeds"] == "2 (+1 failed)" and row["final accuracy"].startswith("0.9000 ± 1.27")
-    (group,) = read.groups([read.read(folder)])
-    np.testing.assert_array_equal(group.setting.curves["accuracy"][1][:, -1], [0.8, 1.0])
+    (found,) = read.settings([read.read(folder)])
+    np.testing.assert_array_equal(found.curves["accuracy"][1][:, -1], [0.8, 1.0])
 
 
 def test_the_weakest_of_seeds_that_differ_stands_for_all(tmp_path):
@@ -183,14 +183,6 @@ def test_how_to_run_it_again(tmp_path):
     assert "jfl demo --rounds 2 --seeds 3 --out NEW" in words
     assert f"jfl sweep --config '{tmp_path}/it'\"'\"'s/config.toml' --out NEW" in words
     assert f"jfl train --config {tmp_path}/run/config.toml --out NEW" in words
-
-
-def test_files_of_before_formats_had_a_number_are_read(tmp_path):
-    folder = made(tmp_path / "run")
-    found = json.loads((folder / "summary.json").read_text())
-    assert found.pop("format") == record.FORMAT == 1
-    (folder / "summary.json").write_text(json.dumps(found))
-    assert len(records(shown(folder), HEAD)) == 1
 
 
 # --- harmless
@@ -323,11 +315,12 @@ BROKEN = dict(
     running=(gone("summary.json"), "expected a finished run"),
     half=(cut("summary.json"), "summary.json: expected the JSON that a run wrote"),
     half_table=(cut("metrics.csv"), "half-written"),
+    no_format=(edit("summary.json", lambda s: s.pop("format") and None), "expected format 1"),
     no_manifest=(gone("manifest.json"), "manifest.json: expected the JSON"),
     format_=(edit("summary.json", lambda s: s | dict(format=2)), "expected format 1"),
     unknown=(edit("summary.json", lambda s: s | dict(version=2)), "unknown field `version`"),
     other=(edit("summary.json", lambda s: [1]), "expected a JSON object, but got list"),
-    no_runs=(edit("summary.json", lambda s: dict(runs=[])), "expected at least one run, as"),
+    no_runs=(edit("summary.json", lambda s: s | dict(runs=[])), "expected at least one run, as"),
     field=(entry(lambda run: run.pop("privacy")), "summary.json, runs[0]: expected"),
     type_=(entry(lambda run: run.update(seed="1")), "summary.json, runs[0].seed: expected `int`"),
     none=(entry(lambda run: run.update(privacy=[])), "at least one guarantee or refusal"),
@@ -434,7 +427,7 @@ def test_only_what_compares_shares_an_axis():
 def test_only_the_same_data_share_a_dashed_line():
     def data(dataset="synthetic", **config):
         fields = dict(synthetic_alpha=0.0, lr=0.1) | config
-        return plots.data_of([dict(dataset=dataset, config=fields)])
+        return read.data_of([dict(dataset=dataset, config=fields)])
 
     assert data() == data(lr=0.5)  # what is no field of data makes no other data
     others = data(synthetic_alpha=1.0), data(partition="iid"), data("digits")
@@ -471,13 +464,12 @@ def test_no_two_settings_look_the_same():
         line.get_linestyle() == "None",
     )
     drawn = lambda figure: {look(h) for h in figure.legends[0].legend_handles[: plots.SHOWN]}
-    names = list(map(str, range(plots.SHOWN)))
     for epsilon in (2.0, None):
-        settings = [setting(name, [0.5], [guarantee(epsilon)]) for name in names]
+        settings = [setting(f"{i}", [0.5], [guarantee(epsilon)]) for i in range(plots.SHOWN)]
         one_round = [s._replace(curves={"accuracy": ([1], np.ones((1, 1)))}) for s in settings]
         for several in (settings, one_round):
-            figure = plots.curves(names, plots.panels_of_runs(several, ("accuracy",)))
-            assert len(drawn(figure)) == len(names) > len(plots.COLOURS)
+            figure = plots.curves(several, "accuracy")
+            assert len(drawn(figure)) == plots.SHOWN > len(plots.COLOURS)
         settings.append(setting("proved", [0.5], [guarantee()]))  # so that there is a panel
         settings = settings[-plots.SHOWN :]
         assert len(drawn(plots.frontier(settings))) == len(settings)
@@ -498,8 +490,7 @@ def test_no_two_settings_of_a_sweep_look_the_same(tmp_path, monkeypatch):
 
 def test_curves_have_bands_over_seeds():
     settings = [setting("$x^$", [0.8, 0.9, 0.4], []), setting("one", [0.5], [])]
-    panels = plots.panels_of_runs(settings, ("accuracy", "loss"))
-    figure = plots.curves([s.label for s in settings], panels)
+    figure = plots.curves(settings, "accuracy", "loss")
     (ax,) = figure.axes
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [0.35, 0.7])
     (band,) = ax.collections
@@ -508,8 +499,7 @@ def test_curves_have_bands_over_seeds():
     assert ax.lines[0].get_color() == plots.INK and ax.lines[1].get_color() == pictures.PALETTE[1]
     svg = plots.svg(figure)
     assert "$x^$" in svg and plots.INK not in svg and svg == plots.svg(figure)
-    assert plots.panels_of_runs([setting("one", [0.5], [])], ("clip_fraction",)) == []
-    assert plots.curves([], []) is None
+    assert plots.curves(settings, "clip_fraction") is None
 
 
 @pytest.mark.parametrize(
@@ -518,7 +508,7 @@ def test_curves_have_bands_over_seeds():
 )
 def test_a_curve_that_diverges_has_gaps_and_a_logarithmic_axis(values, scale):
     run = plots.Setting("a", {"loss": ([1, 2, 3], np.array(values))}, [], [], "")
-    (ax,) = plots.curves(["a"], plots.panels_of_runs([run], ("loss",))).axes
+    (ax,) = plots.curves([run], "loss").axes
     assert ax.get_yscale() == scale
 
 
