@@ -327,16 +327,9 @@ def _solve_config(config: Config, over: str) -> tuple[Config, Plan]:
     """Return the config that reaches its epsilon, and its plan; over "noise_multiplier" or
     "rounds"."""
     where, target = "jfl calibrate", config.epsilon
-    checks.require_one_of(where, UNKNOWNS, over=over)
+    checks.require_one_of(where, ("noise_multiplier", "rounds"), over=over)
     if target is None:
         checks.fail(where, "epsilon in the config or --epsilon", "neither")
-    if over == "rate":
-        checks.fail(
-            where,
-            "noise_multiplier or rounds for --over with --config",
-            "rate",
-            "To find a sampling rate, give numbers instead of a config.",
-        )
     if over == "noise_multiplier":
         plan, found = build(dataclasses.replace(config, noise_multiplier=None))
         return found, plan

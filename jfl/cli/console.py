@@ -130,7 +130,7 @@ def results(entries, out, title=None, notes=()):
                 len(group),
                 f"{accuracy} ({failed} failed)".strip() if failed else accuracy,
                 over(e["loss"] for e in good),
-                *([", ".join(map(_claim, claims))] if has_claims else []),
+                *([", ".join(map(guarantee_rows.claim, claims))] if has_claims else []),
                 *privacy(best),
                 f"{sum(e['seconds']['total'] for e in group):.1f}",
             )
@@ -152,12 +152,6 @@ def results(entries, out, title=None, notes=()):
     title = f"{title}\n{common}" if title else common
     table(title, columns, rows, "\n".join([*meaning, caveats(shown), *notes]))
     print(f"Results are in {out}")
-
-
-def _claim(g: dict) -> str:
-    """Format the epsilon that a paper claims, with its view."""
-    once = ", one round" if g["rounds"] == 1 else ""
-    return f"{g['epsilon']:.4g} ({g['view'].replace('_', ' ')}{once})"
 
 
 def warn(command, text):

@@ -1,19 +1,14 @@
-"""Command lines from dataclasses: each field becomes a flag, with its help text.
-
-The commands of `jfl` and the scripts of experiments use the same function, `parse`.
-"""
+"""Command lines from dataclasses: each field becomes a flag, with its help text."""
 
 import dataclasses
 import inspect
 import re
-import sys
 import textwrap
 import typing
 from collections.abc import Sequence
 from typing import Any
 
 from ..core import checks, options
-from ..core.options import field as field
 from ..runs import config as configs
 from ..runs.config import Config
 
@@ -38,16 +33,16 @@ HELP_WIDTH = 79
 
 def parse(
     kind: type[Command],
-    arguments: Sequence[str] | None = None,
-    program: str = "jfl",
+    arguments: Sequence[str],
+    program: str,
     default: Command | None = None,
 ) -> Command:
     """Read a command line into a dataclass.
 
     Args:
-        kind: a dataclass with a flag for each field.  `field(default, help)` of this module sets
-            the help of a flag; the docstring of the class is the text of `--help`.
-        arguments: command-line arguments; None means `sys.argv[1:]`.
+        kind: a dataclass with a flag for each field.  `options.field(default, help)` sets the help
+            of a flag; the docstring of the class is the text of `--help`.
+        arguments: command-line arguments.
         program: the name of the program in errors and in `--help`.
         default: an object with the values of missing flags; None means the defaults of the fields.
 
@@ -61,13 +56,12 @@ def parse(
     Example:
         >>> @dataclasses.dataclass(frozen=True)
         ... class Greeting:
-        ...     name: str = field("world", "whom to greet")
+        ...     name: str = options.field("world", "whom to greet")
         >>> parse(Greeting, ["--name", "you"], "greet")
         Greeting(name='you')
     """
     import tyro
 
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     for before, word in zip((program, *arguments), arguments):
         if not word or re.fullmatch(r"--[\w-]+=", word):
             checks.fail(program, f"a value for {word.rstrip('=') or before}", "an empty one")

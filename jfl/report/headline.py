@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from ..runs import tables
 from ..runs.statistics import plus_minus
 from .document import Card, Text
-from .plots import Setting
+from .plots import PROMISE, Setting
 
 CHOSEN = (
     "It is the best of {} here, chosen after looking at test accuracy. No ε covers that choice; "
@@ -18,7 +18,6 @@ ONLY = (
 INCOMPARABLE = "Their ε are for different units, adjacencies, views or δ and are not comparable."
 OTHER_DATA = "Their data differ too, so their accuracies are not comparable."
 CONDITIONAL = "Nothing here is proved unconditionally: this ε holds only under its caveats."
-PROMISE = ("unit", "adjacency", "view", "delta")
 CONTRADICTED = "An audit shows more than is proved, which is a bug. Trust no ε of this setting."
 
 

@@ -234,15 +234,13 @@ def new_figure(panels: int, size: tuple[float, float], legend: float = 0.0, **op
         legend: the height of the legend, in inches.
         **options: options of matplotlib's `subplots`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = -(-panels // 2)
-    figure = Figure((size[0], size[1] * rows + legend), layout="constrained", facecolor="none")
-    FigureCanvasAgg(figure)
-    layout: Any = figure.get_layout_engine()
-    layout.set(h_pad=0.1, hspace=0.04)
-    axes = figure.subplots(rows, min(panels, 2), squeeze=False, **options).ravel()
+    shape = rows, min(panels, 2)
+    whole = size[0], size[1] * rows + legend
+    figure, axes = pictures.new_figure(whole, *shape, squeeze=False, **options)
+    figure.set_facecolor("none")
+    figure.get_layout_engine().set(h_pad=0.1, hspace=0.04)
+    axes = axes.ravel()
     for spare in axes[panels:]:
         spare.remove()
     return figure, axes[:panels]

@@ -6,7 +6,7 @@ Nothing is computed again: an epsilon is the one that was proved when the run wa
 import json
 import shlex
 
-from ..runs import tables
+from ..runs import guarantee_rows, tables
 from ..runs.statistics import PLUS_MINUS, plus_minus
 from . import document, headline, plots, read
 from .document import Code, Document, Fold, Items, Picture, Section, Table, Text
@@ -170,19 +170,14 @@ def results(settings: list[Setting]) -> list:
     rows = []
     for setting in settings:
         best = tables.proved(setting.guarantees)
-        claims = []
-        for g in setting.guarantees:
-            if g["status"] == "claimed":
-                epsilon = "nothing" if g["epsilon"] is None else f"{g['epsilon']:.4g}"
-                one_round = ", one round" if g["rounds"] == 1 else ""
-                claims.append(f"{epsilon} ({g['view'].replace('_', ' ')}{one_round})")
+        claims = [g for g in setting.guarantees if g["status"] == "claimed"]
         failed = f" (+{setting.failed} failed)" if setting.failed else ""
         rows.append(
             (
                 setting.label,
                 f"{setting.seeds}{failed}",
                 _accuracy(setting.final),
-                "; ".join(claims),
+                "; ".join(map(guarantee_rows.claim, claims)),
                 *_epsilon_and_delta(best),
                 *(("", "", "") if best["epsilon"] is None else _whose(best)),
                 best["method"],

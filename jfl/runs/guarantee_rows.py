@@ -102,6 +102,13 @@ def label(guarantee: dict | None) -> str:
     return f"ε = {guarantee['epsilon']:.3g} ({guarantee['unit']}, {view})"
 
 
+def claim(guarantee: dict) -> str:
+    """Return the epsilon that a paper claims, with its view, as text for a table."""
+    epsilon = "nothing" if guarantee["epsilon"] is None else f"{guarantee['epsilon']:.4g}"
+    once = ", one round" if guarantee["rounds"] == 1 else ""
+    return f"{epsilon} ({guarantee['view'].replace('_', ' ')}{once})"
+
+
 def epsilons(
     plan: Plan,
     rounds,

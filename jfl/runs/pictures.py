@@ -52,7 +52,7 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
         lines.setdefault(g["line"], len(lines))
     rows = len(panels) // 2 + 1
     size = (13, max(4.2 * rows, 0.17 * len(lines) + 0.6))
-    figure, grid = _figure(size, rows, 2, sharey=True, squeeze=False)
+    figure, grid = new_figure(size, rows, 2, sharey=True, squeeze=False)
     *axes, last = grid.ravel()[: len(panels) + 1]
     for spare in grid.ravel()[len(panels) + 1 :]:
         spare.remove()
@@ -125,7 +125,7 @@ def draw_epsilon_curve(
         title: a description of the setting.
         target: an epsilon to mark; None marks none.
     """
-    figure, ax = _figure((7.2, 4.6))
+    figure, ax = new_figure((7.2, 4.6))
     drawn = np.where(np.isfinite(epsilons) & (epsilons > 0), epsilons, np.nan)
     last = f"ε = {epsilons[-1]:.4g} after {rounds[-1]} rounds"
     ax.plot(rounds, drawn, color=PALETTE[1], lw=2, marker="o", ms=3, label=last)
@@ -190,8 +190,11 @@ def _style(ax, x: str, y: str, title: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _figure(size, *shape, **options):
-    """Return a figure and its axes, without matplotlib's global state."""
+def new_figure(size, *shape, **options):
+    """Return a figure and its axes, without matplotlib's global state.
+
+    `shape` and `options` are those of matplotlib's `subplots`.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
