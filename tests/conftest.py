@@ -91,6 +91,14 @@ def few_programs():
 
 
 @pytest.fixture
+def own_cache(tmp_path_factory, monkeypatch):
+    """What commands keep stays out of the user's folder; their programs go where those of all tests
+    are."""
+    assert jax.config.jax_compilation_cache_dir is not None
+    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
 def traced_for(monkeypatch):
     """A function of a backend's name, as for which programs are traced from then on; here they
     run."""

@@ -8,7 +8,6 @@ import threading
 import types
 from typing import ClassVar
 
-import jax
 import pytest
 from helpers import pretended
 
@@ -21,6 +20,7 @@ from jfl.core.records import Guarantee
 from jfl.privacy import guarantees
 from jfl.runs import build, config, directory, guarantee_rows, pictures, record, train
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 RUN = dict(clients=6, min_rows=8, model="logistic", noise_multiplier=1.0, rounds=3)
 FULL = dict(sampler="full", batch_sampler="full", steps=1)  # noise with a closed form
 FEW = ["--trials", 400, "--rounds", 1]
@@ -53,12 +53,6 @@ def rows_of_page(out, capsys) -> list[dict]:
     last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines[first:last]]
     return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    assert jax.config.jax_compilation_cache_dir is not None
-    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -145,13 +139,6 @@ def test_of_a_run_directory(copied, capsys):
         assert (row["δ"], row["confidence"], row["trials"]) == ("0.01", "0.95", "400")
         assert (row["rounds"], row["status"], row["canary"]) == ("1", "audited", one["canary"])
     assert "the claim is refuted" in (copied / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_a_real_audit_above_what_is_proved_exits_1(copied, monkeypatch):
-    small = Guarantee(0.1, 1e-2, "example", "replace_one", "server", "too good")
-    monkeypatch.setattr(guarantees, "guarantee", lambda *_, **__: small)
-    assert jfl("audit", copied, *FEW) == 1 and kept(copied)[0]["contradicted"]
 
 
 def test_above_what_is_proved_exits_1(asked, copied, capsys):

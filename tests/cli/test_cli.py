@@ -9,7 +9,6 @@ import runpy
 import sys
 import tomllib
 
-import jax
 import numpy as np
 import pytest
 from helpers import pretended
@@ -41,15 +40,8 @@ EXACT = """--clients 6 --min-rows 8 --model logistic --sampler full --batch-samp
 QUICK = ["--rate", 0.1, "--rounds", 20]
 ENTRY = "name algorithm dataset rounds seed accuracy loss seconds privacy config".split()
 GUARANTEE = "unit adjacency view delta epsilon method status caveats codes implied rounds".split()
+pytestmark = pytest.mark.usefixtures("own_cache")
 PICTURE, BLANK = pictures.draw_accuracy, b"\x89PNG, and nothing on it"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """What the command line keeps stays out of the user's folder; compiled programs go where all
-    tests have theirs."""
-    assert jax.config.jax_compilation_cache_dir is not None
-    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(autouse=True)
@@ -281,18 +273,6 @@ def test_epsilons_of_many_evaluations_never_fall_and_end_in_the_guarantee():
     assert guarantee_rows.epsilons(plan, [3, 5], *of, last=0.5).tolist()[-1] == 0.5
     none = guarantee_rows.epsilons(plan, after[:3], *of, most=0)
     assert none.tolist() == quick[:3].tolist()
-
-
-@pytest.mark.slow
-def test_plus_minus_means_one_thing(tmp_path, capsys, no_programs):
-    """Half of a 95 % interval: in the table of a sweep as on its page, and it says so."""
-    assert jfl("sweep", *TINY, "--sweep", "seed=0,1,2", "--out", tmp_path / "three") == 0
-    shown = capsys.readouterr().out
-    found = [r["accuracy"]["final"] for r in summary(tmp_path / "three")]
-    words = statistics.plus_minus(*statistics.interval(found))
-    assert jfl("report", tmp_path / "three", "--out", tmp_path / "page.html") == 0
-    for text in (shown, (tmp_path / "page.md").read_text()):
-        assert words.count("±") == 1 and words in text and statistics.PLUS_MINUS in text
 
 
 def test_a_terminal_sees_how_much_is_left(tmp_path, monkeypatch, capsys, no_programs):
@@ -657,6 +637,9 @@ def test_a_setting_is_a_line_and_what_varies_is_a_column(tmp_path, capsys, no_pr
         [a, z] for a in ("fedavg", "fedprox") for z in ("2.0", "4.0")
     ]
     assert "seeds 2" in lines[0] and "view server" in lines[0] and "algorithm=" not in str(lines)
+    final = [r["accuracy"]["final"] for r in summary(tmp_path)[:2]]
+    assert statistics.plus_minus(*statistics.interval(final)) in " ".join(rows[0])
+    assert statistics.PLUS_MINUS in " ".join(lines)
     swept = load.load(tmp_path)
     framed, written = tables.tidy(swept, delta=1e-5), table(tmp_path)
     assert list(framed[0]) == list(written[0]) and {"algorithm", "status"} <= set(framed[0])
@@ -891,10 +874,8 @@ def test_curve_and_noise_of_a_config(trained, tmp_path, capsys):
 def test_list_names_everything(capsys):
     assert jfl("list") == 0
     shown = capsys.readouterr().out
-    for (
-        name
-    ) in "fedavg scaffold digits dirichlet poisson logistic cnn adam mnist-client-eps8".split():
-        assert name in shown
+    names = "fedavg scaffold digits dirichlet poisson logistic cnn adam mnist-client-eps8"
+    assert all(name in shown for name in names.split())
 
 
 def test_a_table_shows_brackets_as_they_are(capsys):

@@ -27,6 +27,7 @@ from jfl.cli import main
 from jfl.runs import config, train
 from jfl.sampling import batches
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 FEW = settings(
     max_examples=120,
     derandomize=True,
@@ -341,12 +342,6 @@ def commanded(monkeypatch, folder, command, text):
         parser = re.search(r"Parsing error|Unrecognized|Missing|Required|invalid|─", words)
         assert parser or re.search(r"jfl \w+: .*expected .*, but got ", words), (argv, text, said)
     assert not out.exists(), (argv, text, said)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-    assert jax.config.jax_compilation_cache_dir is not None  # where all tests have their programs
 
 
 @settings(FEW, max_examples=16)

@@ -19,8 +19,8 @@ from jfl.engine import devices
 from jfl.engine.devices import LOST_PROCESS_WORDS
 
 HERE = Path(__file__).parent
-RUN = "--algorithm scaffold --clients 12 --cohort 6 --rounds 24 --steps 2 --batch 8".split()
-RUN += "--noise-multiplier 1.1 --evaluate-every 2".split()
+TRAIN = """-m jfl.cli train --algorithm scaffold --clients 12 --cohort 6 --rounds 24 --steps 2
+    --batch 8 --noise-multiplier 1.1 --evaluate-every 2 --out""".split()
 
 
 def free_port() -> int:
@@ -86,18 +86,18 @@ def test_four_processes_are_one():
     same_as_one(together(4, "fedavg", "scaffold", "states"))
 
 
-def begin_together(out, count, *more, **environment):
-    """Begin `jfl train` in several processes."""
-    together = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", count]
-    command = ["-m", "jfl.cli", "train", *RUN, "--out", out, *together, *more]
-    return [begin(*command, "--process", i, **environment) for i in range(count)]
+def several(count):
+    """Return the flags of `jfl train` in several processes, but for the number of each."""
+    return ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", count]
 
 
-def train(out, count=1, *more, cache=None):
+def train(out, count, *more):
+    """Begin `jfl train` in one or several processes."""
+    cache = dict(JFL_CACHE_DIR=str(out.parent))
     if count == 1:
-        command = ["-m", "jfl.cli", "train", *RUN, "--out", out, *more]
-        return [begin(*command, JFL_CACHE_DIR=str(cache))]
-    return begin_together(out, count, *more, JFL_CACHE_DIR=str(cache))
+        return [begin(*TRAIN, out, *more, **cache)]
+    command = [*TRAIN, out, *several(count), *more]
+    return [begin(*command, "--process", i, **cache) for i in range(count)]
 
 
 def metrics(out):
@@ -111,9 +111,9 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp
     """The other processes stop with a clear message, and the run resumes from its checkpoint, also
     with another number of processes if nothing was released since."""
     straight, out = tmp_path / "straight", tmp_path / "run"
-    ((_, error, code),) = ended(train(straight, cache=tmp_path))
+    ((_, error, code),) = ended(train(straight, 1))
     assert code == 0, error[-3000:]
-    processes = train(out, 2, cache=tmp_path)
+    processes = train(out, 2)
     kept = lambda: [int(p.name) for p in (out / "checkpoints").glob("[0-9]*")]
     deadline = time.monotonic() + 500
     while len(kept()) < 2:
@@ -128,7 +128,7 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp
     until = json.loads((out / "journal.json").read_text())["until"]
     done = max(kept())
     assert not (out / "summary.json").exists()
-    codes = ended(train(out, then, "--resume", cache=tmp_path))
+    codes = ended(train(out, then, "--resume"))
     if until > done:  # killed between the journal and the checkpoint
         assert all(code == 2 and "the program and device" in error for _, error, code in codes)
         return
@@ -147,8 +147,7 @@ def test_a_killed_process_stops_the_others_and_the_run_goes_on(victim, then, tmp
 def test_processes_that_differ_are_refused(tmp_path, arguments, environment):
     """Also where the config is one, but Python compiles it otherwise: each process would add
     independent noise."""
-    together = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", 2]
-    command = ["-m", "jfl.cli", "train", *RUN, "--out", tmp_path / "run", *together]
+    command = [*TRAIN, tmp_path / "run", *several(2)]
     one = begin(*command, "--process", 0)
     other = begin(*command, "--process", 1, *arguments, **environment)
     for _, error, code in ended([one, other]):
@@ -187,7 +186,8 @@ def test_calls_that_differ_are_refused(name):
 
 @pytest.mark.slow
 def test_what_the_first_process_refuses_all_refuse(tmp_path):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").write_text("in the way")
     words = "an empty or new directory"
-    for _, error, code in ended(begin_together(tmp_path, 2)):
+    for _, error, code in ended(train(tmp_path / "run", 2)):
         assert code == 2 and words in error and "Traceback" not in error, error[-2000:]

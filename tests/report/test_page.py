@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tomllib
 
-import jax
 import numpy as np
 import pytest
 from helpers import pretended
@@ -22,11 +21,7 @@ from jfl.report import document as markup
 from jfl.report import page, plots, read, sections
 from jfl.runs import guarantee_rows, pictures, sweep
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("JFL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
-    assert jax.config.jax_compilation_cache_dir is not None  # where all tests have their programs
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def shown(*folders):
@@ -473,19 +468,6 @@ def test_no_two_settings_look_the_same():
         settings.append(setting("proved", [0.5], [guarantee()]))  # so that there is a panel
         settings = settings[-plots.SHOWN :]
         assert len(drawn(plots.frontier(settings))) == len(settings)
-
-
-def test_no_two_settings_of_a_sweep_look_the_same(tmp_path, monkeypatch):
-    """If no field divides them, each has a plot line and a point of its own."""
-    figures = []
-    monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
-    group = dict(privacy="", round=[1, 2], accuracy=[[0.2, 0.3]], point={})
-    groups = [group | dict(name=f"{i}", epsilon=1.0 + i) for i in range(32)]
-    pictures.draw_accuracy(tmp_path, groups, "")
-    curves, points = figures[0].axes
-    assert len({(line.get_color(), line.get_linestyle()) for line in curves.lines}) == 32
-    marks = [line for line in points.lines if line.get_marker() == "o"]
-    assert len({(line.get_color(), line.get_fillstyle()) for line in marks}) == len(marks) == 32
 
 
 def test_curves_have_bands_over_seeds():

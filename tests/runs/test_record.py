@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from jfl.core import files
-from jfl.core.errors import ArgumentError, ResumeRefused
+from jfl.core.errors import ArgumentError
 from jfl.core.files import ResultStore
 from jfl.core.records import Health
-from jfl.runs import directory, pictures, record, train
+from jfl.runs import directory, pictures, record
 from jfl.runs.config import Config
 from jfl.runs.record import RunRecord, Stopwatch
 
+MARKS = {marker for marker, _ in pictures.MARKERS}
 HISTORY = dict(round=[1, 4], accuracy=[0.5, 0.25], loss=[2.0, 1.0])
 
 
@@ -96,12 +97,6 @@ def test_the_source_that_is_recorded_is_all_of_jfl(monkeypatch):
     assert any(path.name == "philox.py" for path in seen)
 
 
-def test_a_directory_of_something_else_refuses_to_be_resumed(tmp_path):
-    (tmp_path / "notes").write_text("mine")
-    with pytest.raises(ResumeRefused, match="a run with its journal"):
-        train.train(Config(), tmp_path, resume=True)
-
-
 def test_a_lock_goes_with_its_block(tmp_path):
     for _ in range(2):
         with directory.locked(tmp_path / "run"):
@@ -113,14 +108,17 @@ def test_a_picture_of_many_settings_is_divided_and_has_its_legend_beside_it(monk
     monkeypatch.setattr(pictures, "_save", lambda figure, path: figures.append(figure))
 
     def drawn(*points):
-        seen = dict(privacy="no privacy", round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=None)
+        seen = dict(privacy="ε = 1", round=[1, 2], accuracy=[[0.2, 0.3]], epsilon=1.0)
         pictures.draw_accuracy(None, [seen | dict(name="", point=p) for p in points], "")
         (legend,) = figures[-1].legends
         looks = {(h.get_color(), h.get_linestyle()) for h in legend.get_lines()}
         assert len(looks) == len(legend.get_texts())  # no two lines look alike
+        marks = [m for m in figures[-1].axes[-1].lines if m.get_marker() in MARKS]
+        finals = {(m.get_color(), m.get_marker(), m.get_fillstyle()) for m in marks}
+        assert len(finals) == len(points)  # nor do two points
         return [ax.get_title() for ax in figures[-1].axes], len(looks)
 
     titles, lines = drawn(*(dict(z=z, lr=lr) for z in (1, 2, 3) for lr in range(5)))
     assert [t.split(",")[0][2:] for t in titles[:3]] == ["z=1", "z=2", "z=3"] and lines == 5
-    titles, lines = drawn(*(dict(lr=lr) for lr in range(15)))
-    assert len(titles) == 2 and lines == 15
+    titles, lines = drawn(*(dict(lr=lr) for lr in range(32)))
+    assert len(titles) == 2 and lines == 32
