@@ -239,7 +239,8 @@ def new_figure(panels: int, size: tuple[float, float], legend: float = 0.0, **op
     whole = size[0], size[1] * rows + legend
     figure, axes = pictures.new_figure(whole, *shape, squeeze=False, **options)
     figure.set_facecolor("none")
-    figure.get_layout_engine().set(h_pad=0.1, hspace=0.04)
+    layout: Any = figure.get_layout_engine()
+    layout.set(h_pad=0.1, hspace=0.04)
     axes = axes.ravel()
     for spare in axes[panels:]:
         spare.remove()
