@@ -19,7 +19,7 @@ from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.entry import Entry
 from . import canaries as worst_case
 from . import one_run_scores, scores, trainings
-from .estimators import counts, one_run, two_samples
+from .estimators import one_run, thresholds, two_samples
 from .trials import open_store, run_trials, watch_once
 
 WORST = "worst case"
@@ -356,7 +356,7 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
     """
     judged = trials - int(LEARN_FRACTION * trials)
     # One threshold has two error rates, so each bound gets half of 1 - confidence.
-    rate = float(counts.clopper_pearson_upper(0, judged, (1 - confidence) / 2))
+    rate = float(thresholds.clopper_pearson_upper(0, judged, (1 - confidence) / 2))
     left = 1 - rate - delta
     return math.log(left / rate) if left > rate else 0.0
 
@@ -387,7 +387,7 @@ def _check(where, plan, rounds, seed, sees, delta, confidence):
     checks.require_integer(where, rounds=rounds)
     checks.require_integer(where, min_value=0, seed=seed)
     checks.require_one_of(where, trainings.SEES, sees=sees)
-    counts.check_levels(where, delta, confidence, zero=False)
+    thresholds.check_levels(where, delta, confidence, zero=False)
 
 
 def _check_shown(where, most, numbers, claimed, hint):

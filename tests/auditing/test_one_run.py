@@ -54,8 +54,10 @@ def test_p_values_rise_with_epsilon():
         canaries = int(10 ** rng.uniform(1, 3.5))
         guesses = int(rng.integers(1, canaries + 1))
         correct = int(rng.integers(guesses // 2, guesses + 1))
-        p = audit._p_value(canaries, guesses, correct, 10 ** rng.uniform(-6, -2))
-        assert np.all(np.diff([p(x) for x in np.linspace(0, 12, 40)]) > -1e-9)
+        delta = 10 ** rng.uniform(-6, -2)
+        counts = (canaries, guesses, correct)
+        p_values = [audit.one_run_p_value(x, *counts, delta=delta) for x in np.linspace(0, 12, 40)]
+        assert np.all(np.diff(p_values) > -1e-9)
 
 
 def rejected(mu, canaries, guesses, correct, alpha):
@@ -81,30 +83,9 @@ def test_tradeoff_as_printed():
 def test_tradeoff_of_one_canary_is_the_best_guess():
     """One guess is correct with probability r at most, where r + curve(r) = 1."""
     right = 0.95  # above the probability of a guess without any information
-    mu = 1 / audit._smallest_rejected(audit.GAUSSIAN, 1, 1, 1, right)
+    mu = 1 / audit._smallest_rejected(1, 1, 1, right)
     wrong = stats.norm.cdf(stats.norm.ppf(right) - mu)
     assert right + wrong == pytest.approx(1, abs=1e-6)
-
-
-def test_tradeoff_from_deltas_of_an_accountant():
-    """Lines for 60 epsilons lie under the Gaussian's curve, and lose little."""
-
-    def deltas(z):
-        epsilons = np.linspace(0, 12, 60)
-        return epsilons, np.array(rdp.gaussian_delta(epsilons, 1 / z))
-
-    epsilons, delta = deltas(1.0)
-    curve, exact = audit.curve_of_deltas(epsilons, delta), audit.GAUSSIAN.curve(1.0)
-    slopes = np.exp(np.concatenate([-epsilons, epsilons]))
-    for x in np.linspace(0, 1, 101):
-        lines = np.concatenate([np.exp(-epsilons) * (x - delta), 1 - delta - slopes[60:] * (1 - x)])
-        assert curve(x) == pytest.approx(max(0, lines.max()), abs=1e-12)
-        assert exact(x) - 2e-3 < curve(x) <= exact(x) + 1e-12
-    family = audit.GAUSSIAN._replace(curve=lambda z: audit.curve_of_deltas(*deltas(z)), least=0.3)
-    counts = (1000, 200, 170)
-    lines = one_run_tradeoff(*counts, delta=1e-5, family=family).epsilon
-    gaussian = one_run_tradeoff(*counts, delta=1e-5).epsilon
-    assert 0.98 * gaussian < lines <= gaussian
 
 
 # --- guesses
@@ -214,7 +195,6 @@ REFUSED = {
     "ragged": (lambda: guesses_from_scores([1.0, 2.0], [True], 1), "one length"),
     "coins": (lambda: guesses_from_scores([1.0, 2.0], [0, 2], 1), "true or false"),
     "nan score": (lambda: guesses_from_scores([1.0, math.nan], [0, 1], 1), "1 that are nan"),
-    "delta over 1": (lambda: audit.curve_of_deltas([0.0], [1.5]), "deltas in"),
 }
 
 

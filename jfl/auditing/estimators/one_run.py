@@ -9,8 +9,8 @@ the number of correct guesses, and hold for any scores from which the guesses we
 - neighbouring datasets differ by the presence of one canary (add_remove, or zero_out for fixed
   sizes).
 
-`one_run` assumes nothing else about the mechanism.  `one_run_tradeoff` assumes that its trade-off
-curve belongs to a family, and is tighter.
+`one_run` assumes nothing else about the mechanism.  `one_run_tradeoff` assumes a Gaussian mechanism
+without sampling, and is tighter.
 
 Arguments that several functions share:
 
@@ -22,7 +22,6 @@ Arguments that several functions share:
 """
 
 import math
-from collections.abc import Callable
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -32,14 +31,11 @@ from scipy import special
 
 from ...core import checks
 from ...privacy.accountants import rdp, roots
-from .counts import check_levels
+from .thresholds import check_levels
 
 __all__ = [
-    "GAUSSIAN",
-    "Family",
     "Guesses",
     "OneRun",
-    "curve_of_deltas",
     "guesses_from_scores",
     "one_run",
     "one_run_p_value",
@@ -47,6 +43,7 @@ __all__ = [
 ]
 
 TOLERANCE = 1e-10  # of epsilon, and of the logarithm of a noise multiplier
+MIN_NOISE, MAX_NOISE = 1 / 40, 1e6  # the noise multipliers that are searched
 NORMAL = NormalDist()
 
 
@@ -82,81 +79,6 @@ class Guesses(NamedTuple):
     guesses: int
     correct: int
     signs: np.ndarray
-
-
-class Family(NamedTuple):
-    """A family of trade-off curves, one for each noise multiplier; more noise is more private.
-
-    Attributes:
-        curve: noise multiplier -> curve.  A curve maps a probability x in [0, 1] to the smallest
-            probability that an event can have on a dataset if it has probability x on a neighbour.
-            For a mechanism with trade-off function f this is f(1 - x), the smaller value of both
-            directions.  A curve that is too small gives a smaller epsilon, which is safe.
-        epsilon: (noise multiplier, delta) -> epsilon.
-        least, most: the range of noise multipliers that is searched.
-        name: a description for reports.
-    """
-
-    curve: Callable[[float], Callable[[float], float]]
-    epsilon: Callable[[float, float], float]
-    least: float
-    most: float
-    name: str
-
-
-def _gaussian_curve(noise_multiplier):
-    """Return the curve of a Gaussian mechanism for `Family.curve`."""
-
-    def smallest_probability(x):
-        if not 0 < x < 1:
-            return float(x >= 1)
-        return 0.5 * math.erfc((1 / noise_multiplier - NORMAL.inv_cdf(x)) / math.sqrt(2))
-
-    return smallest_probability
-
-
-# The family of all compositions of Gaussian mechanisms without sampling.
-GAUSSIAN = Family(
-    curve=_gaussian_curve,
-    epsilon=lambda z, delta: float(rdp.gaussian_epsilon(1 / z, delta)),
-    least=1 / 40,
-    most=1e6,
-    name="the trade-off curve of a Gaussian mechanism without sampling",
-)
-
-
-def curve_of_deltas(epsilons: ArrayLike, deltas: ArrayLike) -> Callable[[float], float]:
-    """Return the trade-off curve that several (epsilon, delta) guarantees of a mechanism imply.
-
-    The curve has the form of `Family.curve`.  If every pair holds in both directions, the true
-    curve of the mechanism is nowhere below the result.
-
-    Args:
-        epsilons: [n], such as those that an accountant proves.
-        deltas: [n], the delta of each epsilon.
-
-    Returns:
-        A function that maps the probability x of an event on one dataset to the smallest
-        probability that the event can have on a neighbouring dataset.
-
-    References:
-        Dong, Roth, Su, JRSS B 2022, proposition 2.12.
-
-    Example:
-        >>> curve = curve_of_deltas([0.0, 1.0], [0.3, 0.1])
-        >>> round(curve(0.5), 4)
-        0.2
-    """
-    where = "curve_of_deltas"
-    checks.require_nonnegative(where, epsilons=epsilons, deltas=deltas)
-    epsilons, deltas = (np.asarray(a, np.float64) for a in (epsilons, deltas))
-    if epsilons.ndim != 1 or epsilons.shape != deltas.shape or np.any(deltas > 1):
-        got = f"shapes {list(epsilons.shape)} and {list(deltas.shape)}, {checks.short_repr(deltas)}"
-        checks.fail(where, "two lists of one length with deltas in [0, 1]", got)
-    # y >= exp(-epsilon) (x - delta), y >= 1 - delta - exp(epsilon) (1 - x), and y >= 0
-    slopes = np.concatenate([[0.0], np.exp(-epsilons), np.exp(epsilons)])
-    heights = np.concatenate([[0.0], -np.exp(-epsilons) * deltas, 1 - deltas - np.exp(epsilons)])
-    return lambda x: min(float(np.max(slopes * x + heights)), 1.0)
 
 
 def guesses_from_scores(
@@ -248,14 +170,15 @@ def one_run(
     _check_counts(where, canaries, guesses, correct)
     check_levels(where, delta, confidence)
     alpha = 1 - confidence
-    if _p_value(canaries, guesses, guesses, delta)(0.0) >= alpha:
+    if one_run_p_value(0.0, canaries, guesses, guesses, delta=delta) >= alpha:
         expected = f"a smaller canaries * delta for confidence={confidence:.6g}"
         if 0.5**guesses >= alpha:
             fewest = math.floor(-math.log2(alpha)) + 1
             expected = f"at least {fewest} guesses for confidence={confidence:.6g}"
         got = f"canaries={canaries}, guesses={guesses}, delta={delta!r}"
         checks.fail(where, expected, got, "These numbers show nothing if every guess is correct.")
-    p_value, epsilon = _p_value(canaries, guesses, correct, delta), 0.0
+    p_value = lambda x: one_run_p_value(x, canaries, guesses, correct, delta=delta)
+    epsilon = 0.0
     if p_value(0.0) < alpha:
         high = 1.0
         while p_value(high) < alpha:
@@ -293,54 +216,36 @@ def one_run_p_value(
     checks.require_nonnegative(where, single=True, epsilon=epsilon)
     _check_counts(where, canaries, guesses, correct)
     check_levels(where, delta, 0.5)
-    return _p_value(canaries, guesses, correct, delta)(float(epsilon))
-
-
-def _p_value(canaries, guesses, correct, delta):
-    """Return epsilon -> p-value."""
     if correct == 0:
-        return lambda epsilon: 1.0
-    fewer = np.arange(correct - 1, -1, -1)
-    steps = np.arange(1, correct + 1)
+        return 1.0
+    # Counting the wrong guesses keeps the digits of their probability for a large epsilon.
+    reached = float(special.bdtr(guesses - correct, guesses, special.expit(-epsilon)))
+    if delta == 0:
+        return reached
+    fewer, steps = np.arange(correct - 1, -1, -1), np.arange(1, correct + 1)
     log_choose = special.gammaln(guesses + 1) - (
         special.gammaln(fewer + 1) + special.gammaln(guesses - fewer + 1)
     )
-
-    def p_value(epsilon):
-        # Counting the wrong guesses keeps the digits of their probability for a large epsilon.
-        reached = float(special.bdtr(guesses - correct, guesses, special.expit(-epsilon)))
-        if delta == 0:
-            return reached
-        log_wrong = -np.logaddexp(0.0, epsilon)
-        log_right = -np.logaddexp(0.0, -epsilon)
-        mass = np.exp(log_choose + fewer * log_right + (guesses - fewer) * log_wrong)
-        just_missed = float(np.max(np.cumsum(mass) / steps))
-        return min(1.0, reached + 2 * canaries * delta * just_missed)
-
-    return p_value
+    log_wrong = -np.logaddexp(0.0, epsilon)
+    log_right = -np.logaddexp(0.0, -epsilon)
+    mass = np.exp(log_choose + fewer * log_right + (guesses - fewer) * log_wrong)
+    just_missed = float(np.max(np.cumsum(mass) / steps))
+    return min(1.0, reached + 2 * canaries * delta * just_missed)
 
 
 # --- Mahloujifar, Melis, Chaudhuri
 
 
 def one_run_tradeoff(
-    canaries: int,
-    guesses: int,
-    correct: int,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    family: Family = GAUSSIAN,
+    canaries: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95
 ) -> OneRun:
     """Return epsilon at the smallest noise multiplier whose trade-off curve is rejected.
 
-    The result is a lower bound only if the mechanism's curve is in the family.  `GAUSSIAN` holds
-    the curves of Gaussian mechanisms without sampling.  For other mechanisms the result is an
-    estimate.
+    The result is a lower bound for a composition of Gaussian mechanisms without sampling.  For
+    other mechanisms it is an estimate.
 
     Args:
         canaries, guesses, correct, delta, confidence: see the module; delta > 0.
-        family: the curves.
 
     Raises:
         ArgumentError: If the numbers could not show any epsilon even if all guesses were correct.
@@ -355,47 +260,53 @@ def one_run_tradeoff(
     where = "one_run_tradeoff"
     _check_counts(where, canaries, guesses, correct)
     check_levels(where, delta, confidence, zero=False)
-    checks.require_type(where, Family, "jfl.auditing.estimators.one_run", family=family)
     alpha = 1 - confidence
-    if not _excess(family.curve(family.most), canaries, guesses, guesses, alpha) > 0:
+    if not _excess(MAX_NOISE, canaries, guesses, guesses, alpha) > 0:
         got = f"canaries={canaries}, guesses={guesses}"
         hint = "These numbers show nothing if every guess is correct."
         checks.fail(where, f"more guesses for confidence={confidence!r}", got, hint)
-    z = _smallest_rejected(family, canaries, guesses, correct, alpha)
-    epsilon = 0.0 if z is None else float(family.epsilon(z, delta))
-    return OneRun(epsilon, delta, confidence, canaries, guesses, correct, assumes=family.name)
+    z = _smallest_rejected(canaries, guesses, correct, alpha)
+    epsilon = 0.0 if z is None else float(rdp.gaussian_epsilon(1 / z, delta))
+    name = "a Gaussian mechanism without sampling"
+    return OneRun(epsilon, delta, confidence, canaries, guesses, correct, assumes=name)
 
 
-def _smallest_rejected(
-    family: Family, canaries: int, guesses: int, correct: int, alpha: float
-) -> float | None:
+def _smallest_rejected(canaries: int, guesses: int, correct: int, alpha: float) -> float | None:
     """Return the smallest noise multiplier that is rejected at level `alpha`; None if even the
     largest is not."""
 
     def excess(log_noise):
-        value = _excess(family.curve(math.exp(log_noise)), canaries, guesses, correct, alpha)
+        value = _excess(math.exp(log_noise), canaries, guesses, correct, alpha)
         return -value if value > 0 else max(-value, 1e-300)
 
-    low, high = math.log(family.least), math.log(family.most)
+    low, high = math.log(MIN_NOISE), math.log(MAX_NOISE)
     if excess(high) > 0:
         return None
     return math.exp(roots.smallest_fitting(excess, low, high, TOLERANCE))
 
 
-def _excess(curve, canaries, guesses, correct, alpha):
-    """Return a positive number if the curve is rejected (Algorithm 3).
+def _excess(noise_multiplier, canaries, guesses, correct, alpha):
+    """Return a positive number if the noise multiplier is rejected (Algorithm 3).
 
     `right` and `wrong` are the fractions of guesses that are correct and wrong in the event of at
-    least `correct` correct guesses, which has probability `alpha`.  The curve relates these
-    fractions for one number of correct guesses to those for one less.  The curve is rejected if
-    they add up to more than all guesses.
+    least `correct` correct guesses, which has probability `alpha`.  The trade-off curve relates
+    these fractions for one number of correct guesses to those for one less.  The noise multiplier
+    is rejected if they add up to more than all guesses.
     """
     right = alpha * correct / canaries
     wrong = alpha * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):
-        smallest = curve(right)
+        smallest = _smallest_probability(right, noise_multiplier)
         if smallest <= wrong:
             break  # neither of them changes any more
         right = min(1.0, right + i / (guesses - i) * (smallest - wrong))
         wrong = smallest
     return right + wrong - guesses / canaries
+
+
+def _smallest_probability(x, noise_multiplier):
+    """Return the smallest probability that an event of probability x on one dataset can have on a
+    neighbouring dataset, for a Gaussian mechanism."""
+    if not 0 < x < 1:
+        return float(x >= 1)
+    return 0.5 * math.erfc((1 / noise_multiplier - NORMAL.inv_cdf(x)) / math.sqrt(2))

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
 
 from ...core import checks
-from .counts import clopper_pearson_upper
 
-__all__ = ["Bonferroni", "Explicit", "MultiSplit", "Rates", "Shown", "Split"]
+__all__ = ["Bonferroni", "Explicit", "Rates", "Shown", "Split", "clopper_pearson_upper"]
 
 NUM_CANDIDATES = 64  # thresholds from which `Split` chooses one
 
@@ -151,39 +152,6 @@ class Split:
         return _shown(error_rates(inside, outside, threshold, alpha / 2), read)
 
 
-@dataclass(frozen=True)
-class MultiSplit:
-    """The median of the results of many splits, each at level alpha / 2.
-
-    It depends less on a seed than `Split`.  Each split is wrong with probability at most alpha / 2,
-    so by Markov's inequality half of the splits or more are wrong with probability at most alpha,
-    however the splits depend on each other.
-
-    Attributes:
-        splits: the number of splits.
-        fraction: the fraction of the scores of each side that choose the threshold.
-        seed: the seed of the divisions.
-
-    References:
-        Meinshausen, Meier, Buhlmann, JASA 2009.
-    """
-
-    splits: int = 50
-    fraction: float = 0.5
-    seed: int = 0
-
-    def __post_init__(self):
-        checks.require_integer("MultiSplit", splits=self.splits)
-        Split(self.fraction, self.seed)
-
-    def judge(self, inside: np.ndarray, outside: np.ndarray, alpha: float, read: Read) -> Shown:
-        """Return the result of the split with the median epsilon."""
-        seeds = np.random.SeedSequence(self.seed).generate_state(self.splits).tolist()
-        shown = [Split(self.fraction, s).judge(inside, outside, alpha / 2, read) for s in seeds]
-        # At least half of the splits show this epsilon or more.
-        return sorted(shown, key=lambda s: -s.epsilon)[(self.splits + 1) // 2 - 1]
-
-
 def _divide(draw: np.random.Generator, scores: np.ndarray, fraction: float) -> tuple:
     """Divide sorted scores at random into two non-empty parts, each sorted."""
     if len(scores) < 2:
@@ -241,3 +209,48 @@ def _shown(rates, read):
     epsilon, i = read(rates)
     test = (rates.thresholds[i], rates.false_negatives[i], rates.false_positives[i])
     return Shown(float(epsilon), float(test[0]), int(test[1]), int(test[2]))
+
+
+def clopper_pearson_upper(count: ArrayLike, trials: ArrayLike, alpha: ArrayLike) -> np.ndarray:
+    """Return the largest error rate that this count of errors does not reject at level `alpha`.
+
+    The bound is below the true rate in at most a fraction `alpha` of all experiments, for every
+    true rate.  It is 1 if every trial is an error.
+
+    Args:
+        count: the number of errors, 0 to `trials`.
+        trials: the number of trials.
+        alpha: the level, in (0, 1).  All arguments broadcast.
+
+    References:
+        Clopper and Pearson, Biometrika 1934.
+
+    Example:
+        >>> round(float(clopper_pearson_upper(5, 100, 0.025)), 6)
+        0.112835
+    """
+    count, trials, alpha = np.broadcast_arrays(count, trials, alpha)
+    if not np.all((count >= 0) & (count <= trials) & (trials >= 1) & (alpha > 0) & (alpha < 1)):
+        got = ", ".join(map(checks.short_repr, (count, trials, alpha)))
+        expected = "0 <= count <= trials, trials >= 1 and alpha in (0, 1)"
+        checks.fail("clopper_pearson_upper", expected, got)
+    all_are_errors = count == trials
+    # The inverse of the complement keeps the digits of a small alpha.
+    bound = special.betainccinv(count + 1, np.where(all_are_errors, 1, trials - count), alpha)
+    return np.where(all_are_errors, 1.0, bound)
+
+
+def check_levels(where: str, delta: float, confidence: float, *, zero: bool = True) -> None:
+    """Reject a delta or a confidence that is out of range.
+
+    Args:
+        where: the name of the caller, for messages.
+        delta: must be in [0, 1), or in (0, 1) if `zero` is False.
+        confidence: must be in (0, 1).
+        zero: whether a delta of 0 is allowed.
+    """
+    checks.require_nonnegative(where, single=True, delta=delta, confidence=confidence)
+    if not delta < 1 or (delta == 0 and not zero):
+        checks.fail(where, f"delta in {'[' if zero else '('}0, 1)", f"delta={delta!r}")
+    if not 0 < confidence < 1:
+        checks.fail(where, "confidence in (0, 1)", f"confidence={confidence!r}", "95 % is 0.95.")

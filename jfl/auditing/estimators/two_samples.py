@@ -25,8 +25,7 @@ from scipy import special
 
 from ...core import checks
 from ...privacy.accountants import rdp, roots
-from .counts import check_levels
-from .thresholds import Bonferroni, Rates
+from .thresholds import Bonferroni, Rates, check_levels
 
 __all__ = [
     "Estimate",
@@ -35,7 +34,6 @@ __all__ = [
     "bootstrap",
     "gaussian_bound",
     "lower_bound",
-    "max_accuracy",
     "raw_counts",
     "tpr_at_fpr",
     "tradeoff_bound",
@@ -203,7 +201,7 @@ def tradeoff_bound(
     true noise with probability at most 1 - confidence.
 
     About 60 to 150 calls of `profile` are made for each set of error rates: `Bonferroni` and
-    `Explicit` need one set, `Split` two, `MultiSplit` two per split.
+    `Explicit` need one set, `Split` two.
 
     Args:
         inside, outside, delta, confidence, thresholds: see the module; delta > 0.
@@ -386,28 +384,6 @@ def auroc(inside: ArrayLike, outside: ArrayLike) -> float:
     included, excluded = _scores("auroc", inside, outside)
     below = np.searchsorted(excluded, included) + np.searchsorted(excluded, included, side="right")
     return float(np.mean(below) / (2 * len(excluded)))
-
-
-def max_accuracy(inside: ArrayLike, outside: ArrayLike, prevalence: float = 0.5) -> float:
-    """Return the fraction of correct answers of the best threshold.
-
-    The threshold is chosen on the same scores, so the accuracy is overestimated.
-
-    Args:
-        inside, outside: see the module.
-        prevalence: in [0, 1], the assumed fraction of runs with the canary.
-
-    Example:
-        >>> max_accuracy([1, 3], [0, 2])
-        0.75
-    """
-    included, excluded = _scores("max_accuracy", inside, outside)
-    if not 0 <= prevalence <= 1:
-        checks.fail("max_accuracy", "prevalence in [0, 1]", f"prevalence={prevalence!r}")
-    thresholds = np.append(included, np.inf)  # others have a larger FPR at the same TPR
-    accepted = 1 - np.searchsorted(included, thresholds) / len(included)
-    rejected = np.searchsorted(excluded, thresholds) / len(excluded)
-    return float(np.max(prevalence * accepted + (1 - prevalence) * rejected))
 
 
 def bootstrap(
