@@ -53,7 +53,6 @@ def gradient_dissimilarity(
     weights: str | ArrayLike = "size",
     *,
     l2: float = 0.0,
-    chunk: int | None = None,
 ) -> Dissimilarity:
     """Return how much the clients' gradients differ at `params`.
 
@@ -65,14 +64,13 @@ def gradient_dissimilarity(
         fed: the rows and their owners.
         weights: the weights p_c, see `client_weights`.
         l2: adds l2 * params to each gradient.
-        chunk: see `client_gradients`.
 
     References:
         Noble et al., AISTATS 2022, section 5 (variance and log_ratio, weights="uniform"); Chen et
         al., TKDE 2024, Definition 4 (variance bounds Gamma_n^2, largest Gamma_0^2).
     """
     p = jnp.asarray(client_weights(fed, weights), jnp.float32)
-    grads = client_gradients(task, params, fed, l2=l2, chunk=chunk)
+    grads = client_gradients(task, params, fed, l2=l2)
     mean = pytrees.map(lambda g: jnp.tensordot(p, g, 1), grads)
     squares = jax.vmap(lambda g: pytrees.norm(g) ** 2)
     each = squares(pytrees.map(lambda g, m: g - m[None], grads, mean))
@@ -88,7 +86,6 @@ def client_gradients(
     fed: Federation,
     *,
     l2: float = 0.0,
-    chunk: int | None = None,
 ) -> Tree:
     """Return the gradient of each client's objective, a tree like `params` with leaves [C, ...].
 
@@ -96,8 +93,6 @@ def client_gradients(
         task, params: see the module.
         fed: the rows and their owners.
         l2: adds l2 * params to each gradient.
-        chunk: the number of clients whose gradients are computed at once; None chooses it so that
-            their rows take about 64 MB.
 
     Example:
         >>> import jfl
@@ -110,18 +105,17 @@ def client_gradients(
     where = "client_gradients"
     checks.require_nonnegative(where, single=True, l2=l2)
     checks.require_device_rows(where, fed)
-    if chunk is None:
-        chunk = MAX_FLOATS // max(fed.index.shape[1] * (fed.x[:1].size + 1), 1)
-    else:
-        checks.require_integer(where, chunk=chunk)
     loss, params = checked_loss(where, task, params)
     l2 = float(l2) if checks.is_concrete(l2) else l2
-    return _gradients(loss, params, fed, l2, max(1, min(int(chunk), len(fed.size))))
+    return _gradients(loss, params, fed, l2)
 
 
-@jax.jit(static_argnames="chunk")
-def _gradients(loss, params, fed, l2, chunk):
-    """Return the gradients of all clients, `chunk` clients at a time."""
+@jax.jit
+def _gradients(loss, params, fed, l2):
+    """Return the gradients of all clients, for so many clients at once that their rows take about
+    64 MB."""
+    floats = fed.index.shape[1] * (fed.x[:1].size + 1)  # of one client
+    chunk = min(max(MAX_FLOATS // max(floats, 1), 1), len(fed.size))
 
     def of_client(client):
         index, size = client

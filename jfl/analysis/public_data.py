@@ -14,8 +14,8 @@ Arguments that all functions share:
     params: the point where gradients are computed.
     x: [p, ...], public rows.
     y: [p, ...], their labels.
-    microbatch: the number of rows whose gradients are computed at once; None chooses it so that
-        the gradients take about 64 MB.
+
+Gradients are computed for so many rows at once that they take about 64 MB.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from ..privacy.mechanisms.haar_bands import Bands
 from ..sampling.batches import gather
 from .heterogeneity import MAX_FLOATS, checked_loss
 
-__all__ = ["band_energies", "gradient_norms", "median_norm", "update_norms"]
+__all__ = ["band_energies", "median_norm", "update_norms"]
 
 
 def median_norm(
@@ -43,12 +43,11 @@ def median_norm(
     y: ArrayLike,
     *,
     quantile: float = 0.5,
-    microbatch: int | None = None,
 ) -> float:
     """Return the median norm of per-example gradients, which is a suitable clip norm for them.
 
     Args:
-        task, params, x, y, microbatch: see the module.
+        task, params, x, y: see the module.
         quantile: in [0, 1]; 0.5 is the median.
 
     Privacy:
@@ -66,8 +65,7 @@ def median_norm(
         3.5
     """
     where = "public_data.median_norm"
-    arguments = _checked(where, task, params, x, y, microbatch)
-    norms = np.asarray(_norms(*arguments), np.float64)
+    norms = np.asarray(_norms(*_checked(where, task, params, x, y)), np.float64)
     if bad := int((~np.isfinite(norms)).sum()):
         checks.fail(
             where,
@@ -82,32 +80,17 @@ def median_norm(
     return float(np.quantile(norms, level))
 
 
-def gradient_norms(
-    task: Task | Callable,
-    params: Any,
-    x: ArrayLike,
-    y: ArrayLike,
-    *,
-    microbatch: int | None = None,
-) -> jax.Array:
-    """Return the norm of each row's gradient, Float[p].  Can be called in a jitted function.
-
-    Args:
-        task, params, x, y, microbatch: see the module.
-
-    Example:
-        >>> loss = lambda w, x, y: 0.5 * (x @ w - y) ** 2
-        >>> gradient_norms(loss, jnp.zeros(2), jnp.eye(2), jnp.array([3.0, -4.0])).tolist()
-        [3.0, 4.0]
-    """
-    return _norms(*_checked("public_data.gradient_norms", task, params, x, y, microbatch))
-
-
-@jax.jit(static_argnames="microbatch")
-def _norms(loss, params, x, y, microbatch):
+@jax.jit
+def _norms(loss, params, x, y):
     """Return the gradient norm of each row."""
     norm = lambda row: pytrees.norm(jax.grad(loss)(params, *row))
-    return jax.lax.map(norm, (x, y), batch_size=microbatch)
+    return _map_rows(norm, params, x, y)
+
+
+def _map_rows(function, params, x, y):
+    """Map a function of a row's gradient, for so many rows at once that gradients take 64 MB."""
+    fitting = max(MAX_FLOATS // max(pytrees.size(params), 1), 1)
+    return jax.lax.map(function, (x, y), batch_size=min(fitting, len(x)))
 
 
 def update_norms(
@@ -140,7 +123,7 @@ def update_norms(
         ValueError: If there are more clients than rows, or a batch is larger than a client.
     """
     where = "public_data.update_norms"
-    loss, params, x, y, _ = _checked(where, task, params, x, y, None)
+    loss, params, x, y = _checked(where, task, params, x, y)
     checks.require_integer(where, clients=clients, steps=steps)
     checks.require_positive(where, single=True, lr=lr)
     checks.require_type(where, Batches, "jfl.batches", batch=batch)
@@ -191,8 +174,6 @@ def band_energies(
     x: ArrayLike,
     y: ArrayLike,
     bands: Bands,
-    *,
-    microbatch: int | None = None,
 ) -> jax.Array:
     """Return the mean energy of per-example gradients in each wavelet band, Float[bands].
 
@@ -201,23 +182,22 @@ def band_energies(
     mean gradient, since noise has to hide a single row.  Pass them to `jfl.wavelet.ellipsoid`.
 
     Args:
-        task, params, x, y, microbatch: see the module.
+        task, params, x, y: see the module.
         bands: the result of a function of `jfl.bands` for `params`.
     """
     where = "public_data.band_energies"
     checks.require_type(where, haar.Bands, "jfl.bands", bands=bands)
-    loss, params, x, y, microbatch = _checked(where, task, params, x, y, microbatch)
-    return _energies(loss, params, x, y, bands, microbatch)
+    return _energies(*_checked(where, task, params, x, y), bands)
 
 
-@jax.jit(static_argnames="microbatch")
-def _energies(loss, params, x, y, bands, microbatch):
+@jax.jit
+def _energies(loss, params, x, y, bands):
     """Return the mean energy of the rows' gradients in each band."""
     energies = lambda row: haar.energies(bands, jax.grad(loss)(params, *row))
-    return jax.lax.map(energies, (x, y), batch_size=microbatch).mean(0)
+    return _map_rows(energies, params, x, y).mean(0)
 
 
-def _checked(where, task, params, x, y, microbatch):
+def _checked(where, task, params, x, y):
     """Return the arguments in the form that the compiled functions take."""
     try:
         x, y = jnp.asarray(x), jnp.asarray(y)
@@ -229,9 +209,4 @@ def _checked(where, task, params, x, y, microbatch):
             "public rows x [p, ...] and y [p, ...] with p >= 1",
             f"shapes {list(x.shape)} and {list(y.shape)}",
         )
-    loss, params = checked_loss(where, task, params)
-    if microbatch is None:
-        microbatch = MAX_FLOATS // max(pytrees.size(params), 1)
-    else:
-        checks.require_integer(where, microbatch=microbatch)
-    return loss, params, x, y, max(1, min(int(microbatch), len(x)))
+    return *checked_loss(where, task, params), x, y

@@ -26,10 +26,12 @@ def gradients(fed, w, l2=0.0):
     return np.array([x.T @ (x @ w - y) / len(y) + l2 * w for x, y in design_matrices(fed)])
 
 
-@pytest.mark.parametrize("chunk", [None, 3])
-def test_client_gradients(fed, task, chunk):
+@pytest.mark.parametrize("floats", [het.MAX_FLOATS, 150], ids=["at once", "in chunks"])
+def test_client_gradients(fed, task, floats, monkeypatch):
+    monkeypatch.setattr(het, "MAX_FLOATS", floats)
+    het._gradients.clear_cache()
     w = flat(start_params())
-    got = het.client_gradients(task, start_params(), fed, l2=L2, chunk=chunk)
+    got = het.client_gradients(task, start_params(), fed, l2=L2)
     table = np.concatenate([np.asarray(got["b"])[:, None], np.asarray(got["w"])], 1)
     np.testing.assert_allclose(table, gradients(fed, w, L2), rtol=1e-5, atol=1e-6)
 

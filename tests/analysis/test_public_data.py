@@ -34,35 +34,26 @@ def gradients(x, y):
 # --- norms
 
 
-@pytest.mark.parametrize("microbatch", [None, 3])
-def test_gradient_norms(microbatch):
-    x, y = rows()
-    got = public_data.gradient_norms(squared, start_params(), x, y, microbatch=microbatch)
-    close(got, np.linalg.norm(gradients(x, y), axis=1))
-    assert got.shape == (ROWS,)
-
-
-def test_blocks_bound_what_is_held():
-    """With blocks of eight rows no array holds the gradients of all."""
+def test_blocks_bound_the_memory(monkeypatch):
+    """With room for the gradients of eight rows, no array holds those of all 64."""
     x, params = jnp.zeros((64, 50)), jnp.zeros((50, 50))
     loss = Fn(lambda w, x, y: (x @ w).sum() * y)
 
-    def holds_all(microbatch):
-        norms = lambda x: public_data.gradient_norms(
-            loss, params, x, jnp.ones(64), microbatch=microbatch
-        )
+    def holds_all(rows):
+        monkeypatch.setattr(public_data, "MAX_FLOATS", rows * params.size)
+        public_data._norms.clear_cache()
+        norms = lambda x: public_data._norms(loss, params, x, jnp.ones(64))
         return "64,50,50]" in str(jax.make_jaxpr(norms)(x))
 
     assert holds_all(64) and not holds_all(8)
 
 
 @pytest.mark.parametrize("quantile, n", [(0.0, 2), (0.25, 9), (0.5, 1), (0.9, 9)])
-def test_median_and_quantiles(quantile, n):
+def test_median_and_quantiles(quantile, n, monkeypatch):
+    monkeypatch.setattr(public_data, "MAX_FLOATS", 2 * flat(start_params()).size)  # of two rows
     x, y = rows(12)
     want = np.linalg.norm(gradients(x, y), axis=1)
-    got = public_data.median_norm(
-        squared, start_params(), x[:n], y[:n], quantile=quantile, microbatch=1
-    )
+    got = public_data.median_norm(squared, start_params(), x[:n], y[:n], quantile=quantile)
     assert type(got) is float and math.isclose(got, np.quantile(want[:n], quantile), rel_tol=2e-5)
 
 
@@ -161,7 +152,6 @@ def test_band_energies_add_up(make):
     close(got, np.mean([energies(bands, g) for g in each], 0), atol=1e-5)
     mean_square = np.mean([(flat(g) ** 2).sum() for g in each])
     assert math.isclose(got.sum(), mean_square, rel_tol=1e-5) and got.shape == (haar.count(bands),)
-    close(public_data.band_energies(bilinear, LIKE, x, y, bands, microbatch=2), got, rtol=1e-5)
     if haar.count(bands) > 1:  # of rows, not of their mean
         assert not np.allclose(
             got, energies(bands, jax.tree.map(lambda *g: sum(g) / 5, *each)), rtol=0.2
