@@ -275,24 +275,6 @@ def test_a_split_uses_each_score_once():
     assert len(chooses) == 4 and sorted([*chooses, *counted]) == scores.tolist()
 
 
-def test_bootstrap():
-    """The interval of a mean is that of the central limit theorem, to a few percent."""
-    inside, outside = normal_scores(400), normal_scores(400)
-    mean = lambda a, b: float(a.mean() - b.mean())
-    interval = two_samples.bootstrap(mean, inside + 1, outside)
-    half = 1.96 * inside.std() * math.sqrt(2 / 400)
-    assert abs(interval.value - 1) < 1e-12 and interval.confidence == 0.95
-    assert abs(interval.low - 1 + half) < 0.1 * half > abs(interval.high - 1 - half)
-    drawn = []  # corrected for the bias of a skewed statistic
-    skewed = lambda a, b: drawn.append(float(np.exp(3 * a).mean())) or drawn[-1]
-    interval = two_samples.bootstrap(skewed, inside, outside, samples=200, confidence=0.9)
-    shift = stats.norm.ppf(np.mean(np.array(drawn[1:]) < drawn[0]))
-    ends = stats.norm.cdf(2 * shift + stats.norm.ppf([0.05, 0.95]))
-    np.testing.assert_allclose(interval[::2], np.quantile(drawn[1:], ends))
-    epsilon = lambda: two_samples.bootstrap(two_samples.raw_counts, inside + 1, outside, samples=20)
-    assert epsilon() == epsilon()
-
-
 # --- arguments
 
 GOOD = np.arange(40.0)

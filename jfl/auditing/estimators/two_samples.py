@@ -1,9 +1,10 @@
 """Epsilon from the scores of runs with a canary and of runs without it.
 
 A "lower bound" exceeds the true epsilon with probability at most 1 - confidence.  An "estimate"
-guarantees nothing.  Both describe what one attack found: a small value does not prove privacy.  The
-privacy is that of the canary's unit, under the adjacency between the two kinds of runs, against an
-adversary who observes what the scores were computed from.
+guarantees nothing; `scipy.stats.bootstrap` shows how much it varies between runs.  Both describe
+what one attack found: a small value does not prove privacy.  The privacy is that of the canary's
+unit, under the adjacency between the two kinds of runs, against an adversary who observes what the
+scores were computed from.
 
 Arguments that several functions share:
 
@@ -29,9 +30,7 @@ from .thresholds import Bonferroni, Rates, check_levels
 
 __all__ = [
     "Estimate",
-    "Interval",
     "auroc",
-    "bootstrap",
     "gaussian_bound",
     "lower_bound",
     "raw_counts",
@@ -69,15 +68,6 @@ class Estimate(NamedTuple):
     false_negatives: int
     false_positives: int
     kind: str
-
-
-class Interval(NamedTuple):
-    """A value with its confidence interval."""
-
-    low: float
-    value: float
-    high: float
-    confidence: float
 
 
 def lower_bound(
@@ -384,50 +374,6 @@ def auroc(inside: ArrayLike, outside: ArrayLike) -> float:
     included, excluded = _scores("auroc", inside, outside)
     below = np.searchsorted(excluded, included) + np.searchsorted(excluded, included, side="right")
     return float(np.mean(below) / (2 * len(excluded)))
-
-
-def bootstrap(
-    statistic: Callable[[np.ndarray, np.ndarray], Any],
-    inside: ArrayLike,
-    outside: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    samples: int = 1000,
-    seed: int = 0,
-) -> Interval:
-    """Return a bias-corrected bootstrap interval of a statistic of the scores.
-
-    The scores of each side are resampled with replacement.  The interval describes approximately
-    how much the statistic varies between runs.  It is not a lower bound of epsilon, and does not
-    remove the bias of a statistic that selects the best threshold.
-
-    Args:
-        statistic: (inside, outside) -> a number, or an `Estimate`, whose epsilon is used.
-        inside, outside: see the module.
-        confidence: in (0, 1), of the interval.
-        samples: the number of resamples.
-        seed: the seed of the resamples.
-
-    References:
-        Efron, JASA 1987 (BCa, with acceleration 0).
-
-    Example:
-        >>> interval = bootstrap(auroc, np.arange(50.0) + 20, np.arange(50.0), samples=200)
-        >>> interval.low < interval.value == 0.82 < interval.high
-        True
-    """
-    check_levels("bootstrap", 0.0, confidence)
-    included, excluded = _scores("bootstrap", inside, outside)
-    draw = np.random.default_rng(seed)
-    number = lambda *sides: float(getattr(found := statistic(*sides), "epsilon", found))
-    resample = lambda side: draw.choice(side, len(side))
-    value = number(included, excluded)
-    drawn = np.array([number(resample(included), resample(excluded)) for _ in range(samples)])
-    below = np.mean(drawn < value) + np.mean(drawn == value) / 2
-    shift = special.ndtri(np.clip(below, 0.5 / samples, 1 - 0.5 / samples))
-    tail = special.ndtri((1 - confidence) / 2)
-    low, high = np.quantile(drawn, special.ndtr(2 * shift + np.array([tail, -tail])))
-    return Interval(float(low), value, float(high), confidence)
 
 
 def _audit(where, inside, outside, confidence, thresholds, read):
