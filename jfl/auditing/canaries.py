@@ -30,7 +30,6 @@ from ..core import checks, pytrees
 from ..core.errors import NotAnalysable
 from ..core.records import (
     Algorithm,
-    Context,
     Diagnostics,
     Federation,
     Fn,
@@ -49,6 +48,7 @@ from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands as bands
 from ..privacy.mechanisms.stages import total
 from ..sampling import clients as sampling
+from ..verify.client import context_shapes, make_context, row_shapes
 from . import watching
 
 UPLOAD_VIEWS = ("server", "personal")  # whose observer sees each upload separately
@@ -406,20 +406,17 @@ def upload_shapes(plan: Plan) -> Tree:
     """Return the shapes of an upload."""
     params = jax.eval_shape(plan.task.init, jax.random.key(0))
     server, own = jax.eval_shape(plan.algorithm.init, params)
-    fed = plan.fed
-    if fed.host is None:
-        x, y, index = fed.x, fed.y, fed.index
-    else:
-        x, y = map(jnp.asarray, fed.host.fetch(np.array([0])))
-        index = jnp.zeros((plan.sampler.clients, 1), jnp.int32)
+    x, y = row_shapes(plan)
+    slots = plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
 
-    def one_client(server, own, x, y, index):
-        one, key = jnp.float32(1), jax.random.key(0)
-        context = Context(jnp.int32(0), jnp.int32(0), jnp.int32(1), one, plan.sampler.clients, one)
-        rows = Rows(x, y, index[0], jnp.int32(1))
+    def upload(server, own, x, y, index):
+        key, numbers = jax.random.key(0), [jnp.zeros(s.shape, s.dtype) for s in context_shapes()]
+        context = make_context(numbers, plan.sampler.clients)
+        rows = Rows(x, y, index, context.size)
         return plan.algorithm.client(context, Keys(key, key), server, own, rows)[0]
 
-    return jax.eval_shape(one_client, server, own, x, y, index)
+    index = jax.ShapeDtypeStruct((slots,), jnp.int32)
+    return jax.eval_shape(upload, server, own, x, y, index)
 
 
 # --- contributions

@@ -152,17 +152,12 @@ def watch_once(key: jax.Array, plan: Plan, rounds: int) -> np.ndarray:
     Returns:
         Float32[m, R, k], k numbers of each of m canaries in each of R rounds.
     """
-    seen, bad = _watch_once(key, plan, rounds)
+    seen, bad = watch(key, plan, rounds)
     _refuse_not_finite(int(bad), 1)
     return np.asarray(seen).swapaxes(0, 1)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _watch_once(key, plan, rounds):
-    """Run `watch` as one compiled program."""
-    return watch(key, plan, rounds)
-
-
 def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array]:
     """Run a watched plan once.
 
