@@ -17,9 +17,9 @@ FOLDER = ROOT / "experiments" / "bench" / "peers"
 
 
 @pytest.fixture
-def drivers(monkeypatch):
+def workloads(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    yield importlib.import_module("workloads"), importlib.import_module("jfl_peer")
+    yield importlib.import_module("workloads")
     for name in ("workloads", "jfl_peer", "vmapped_peer", "jax_models"):
         sys.modules.pop(name, None)
 
@@ -33,36 +33,24 @@ def rows(clients=3, count=10, features=784):
 
 
 @pytest.mark.slow
-def test_the_driver_clips_averages_and_adds_noise(drivers):
+@pytest.mark.parametrize(
+    "driver, modes, off", [("jfl", ("private", "vmap"), 1e-5), ("vmapped", ("private",), 1e-4)]
+)
+def test_a_driver_clips_averages_and_adds_noise(workloads, driver, modes, off):
     """And the check of that can fail: without a clip, or with twice the noise."""
-    workloads, jfl_peer = drivers
+    build = importlib.import_module(f"{driver}_peer").build
     spec = SimpleNamespace(**workloads.WORKLOADS["W1"], block=1)
-    for mode in ("private", "vmap"):
-        said = workloads.check(jfl_peer.build, spec, rows(), mode)
-        assert said["off_reference_clip_1"] < 1e-5 and abs(said["noise_over_wanted"] - 1) < 0.04
-    with pytest.raises(AssertionError, match="bound|reference"):
-        workloads.check(lambda s, d, m: jfl_peer.build(s, d, "plain"), spec, rows(), "private")
-    loud = lambda s, d, m: jfl_peer.build(
-        SimpleNamespace(**vars(s) | dict(noise=2 * s.noise)), d, m
-    )
-    with pytest.raises(AssertionError, match="noise"):
-        workloads.check(loud, spec, rows(), "private")
-
-
-@pytest.mark.slow
-def test_the_hand_written_program_clips_averages_and_adds_noise(drivers):
-    workloads, _ = drivers
-    vmapped = importlib.import_module("vmapped_peer")
-    spec = SimpleNamespace(**workloads.WORKLOADS["W1"], block=1)
-    # What its author need not care about, the tests of jfl refuse everywhere.
+    unclipped = lambda s, d, m: build(s, d, "plain")
+    loud = lambda s, d, m: build(SimpleNamespace(**vars(s) | dict(noise=2 * s.noise)), d, m)
+    # What the author of a hand-written program need not care about, the tests of jfl refuse.
     with jax.numpy_rank_promotion("allow"):
-        said = workloads.check(vmapped.build, spec, rows(), "private")
-    assert said["off_reference_clip_1"] < 1e-4 and abs(said["noise_over_wanted"] - 1) < 0.04
-    with (
-        jax.numpy_rank_promotion("allow"),
-        pytest.raises(AssertionError, match="bound|reference"),
-    ):
-        workloads.check(lambda s, d, m: vmapped.build(s, d, "plain"), spec, rows(), "private")
+        for mode in modes:
+            said = workloads.check(build, spec, rows(), mode)
+            assert said["off_reference_clip_1"] < off
+            assert abs(said["noise_over_wanted"] - 1) < 0.04
+        for wrong, words in ((unclipped, "bound|reference"), (loud, "noise")):
+            with pytest.raises(AssertionError, match=words):
+                workloads.check(wrong, spec, rows(), "private")
 
 
 TOLD = {  # a row of a table of timings: tool, its modes

@@ -18,24 +18,11 @@ from experiments.studies.plans import PLANS
 from jfl.runs.config import Config, refuse_unused
 
 FIGURES = {p: importlib.import_module(f"experiments.papers.{p}.figures") for p in PAPERS}
-PARTS = ("synthetic", "femnist", "mnist")
-NAMES = dict(
-    noble2022={f"fig{i}" for i in (1, 3, 4, 5, 6, 7, 8)}
-    | {f"fig{i}_{part}" for i in (9, 10) for part in PARTS}
-    | {"fig2a", "fig2b", "table1", "table4", "bounds"},
-    chen2024={"fig1ab", "fig3", "fig4", "fig5", "table2", "accountants", "bounds"},
-    li2025={"fig2-mnist", "fig2-adult", "fig3-mnist", "fig3-adult", "across", "clock", "bounds"},
-    ranaweera2025={"sample_mnist", "client_cifar10", "table2", "table3", "fig4", "study"}
-    | {"audit_wavelet_leak", "accounting", "hours", "bounds"},
-    talaei2024={f"fig{i}" for i in range(2, 10)} | {"noise", "argmin", "study", "bounds"},
-)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_the_figures_of_a_paper_are_there_and_the_fields_of_their_lines_count(paper):
-    experiments = FIGURES[paper].EXPERIMENTS
-    assert NAMES[paper] <= experiments.keys()
-    for experiment in experiments.values():
+def test_the_fields_of_the_lines_of_figures_count(paper):
+    for experiment in FIGURES[paper].EXPERIMENTS.values():
         assert {*(experiment.quick_lines or ())} <= set(experiment.lines)
         for changes in experiment.lines.values():
             config = Config(**{**experiment.base, **changes})

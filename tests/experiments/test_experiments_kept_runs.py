@@ -107,16 +107,6 @@ def test_figures_share_lines_and_more_seeds_are_only_the_new_ones(tmp_path, ran)
     assert [r["loss"] for r in line.rows[2:]] == losses
 
 
-def test_a_changed_field_runs_its_line_alone(tmp_path, ran):
-    runner.run("tiny", figure(), tmp_path)
-    before = entries(tmp_path / "fast")
-    runner.run("tiny", figure(slow=dict(lr=0.1), fast=dict(lr=0.7)), tmp_path)
-    assert ran[1:] == [[(0.7, 0), (0.7, 1)]]
-    assert entries(tmp_path / "fast")[0]["config"]["lr"] == 0.7
-    runner.run("tiny", figure(), tmp_path)  # and nothing was lost
-    assert len(ran) == 2 and entries(tmp_path / "fast") == before
-
-
 def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, small, ran):
     accuracies = lambda made, out: {
         name: line["accuracy"]

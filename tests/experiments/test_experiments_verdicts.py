@@ -42,12 +42,6 @@ def test_an_interval_is_students_and_paired():
     assert other.mean == pytest.approx(-b[:3].mean()) and other.freedom == 2
 
 
-def test_an_interval_covers_as_often_as_it_says():
-    draws = np.random.default_rng(0).normal(0.3, 1.0, (1000, 3))
-    inside = [least < 0.3 < most for least, most in (Quantity.of(d).interval(0.2) for d in draws)]
-    assert abs(np.mean(inside) - 0.8) < 0.05  # four standard deviations of this mean
-
-
 # --- the rule
 
 
@@ -108,8 +102,8 @@ def test_claims_that_hold_leave_the_others_a_larger_level():
     assert of(clear, close) == [HOLDS, HOLDS] and of([("b", "a")], close)[1] == UNDECIDED
 
 
-def false_alarms(rule, claims, effects, linked, runs=2000, seeds=5):
-    """The share of simulated figures with a wrong verdict; `rule` judges lists of comparisons.
+def false_alarms(claims, effects, linked, runs=2000, seeds=5):
+    """The share of simulated figures with a wrong verdict.
 
     A claim says that its mean is above 0.  The differences of neighbouring claims share a line, as
     those of "a beats b" and "b beats c", if they are linked.
@@ -122,7 +116,7 @@ def false_alarms(rule, claims, effects, linked, runs=2000, seeds=5):
         wrong += any(
             given == (HOLDS if effect <= 0 else NOT_REPRODUCED)
             or (given == NO_DIFFERENCE and abs(effect) >= 1.5)
-            for effect, given in zip(effects, rule(gaps), strict=True)
+            for effect, given in zip(effects, by_the_rule(gaps), strict=True)
         )
     return wrong / runs
 
@@ -133,10 +127,6 @@ def by_the_rule(gaps):
         for g in gaps
     ]
     return [verdict for verdict, _ in verdicts.judge(made, {}, "ours")]
-
-
-def uncorrected(gaps):
-    return [by_the_rule([gap])[0] for gap in gaps]
 
 
 EDGE = 1e-9  # claims on the edge between true and false are the hardest
@@ -155,12 +145,7 @@ EDGE = 1e-9  # claims on the edge between true and false are the hardest
 )
 def test_at_most_one_figure_in_twenty_has_a_wrong_verdict(effects, linked):
     """Except for what 2,000 figures leave to chance: four standard deviations are 2 %."""
-    assert false_alarms(by_the_rule, 6, effects, linked) < 0.05 + 0.02
-
-
-def test_without_the_rule_more_figures_have_one():
-    """So the simulation notices a rule that is too weak."""
-    assert false_alarms(uncorrected, 6, [EDGE, 0.0] * 3, False) > 0.12
+    assert false_alarms(6, effects, linked) < 0.05 + 0.02
 
 
 def test_a_difference_that_is_shown_to_be_small_is_none():
@@ -293,11 +278,6 @@ def test_a_baseline_below_a_private_line_was_not_tuned():
 # of a config, what an epsilon at example level does not depend on: models, rows, what is measured
 NO_MATTER = ("seed", "lr", "l2", "preprocess", "evaluate_every", "synthetic_alpha")
 NO_MATTER += ("synthetic_beta",)
-WORTH = {  # places in the table "worth" -> a line of that run
-    "fig1": ("fig1", "DP-FedAvg, K=50, (0,0)"),
-    "fig1 K=100": ("fig1", "DP-FedAvg, K=100, (0,0)"),
-    "fig2b": ("fig2b", "DP-FedAvg, K=50, 0%"),
-}
 MARKED = {("chen2024", name) for name in ("fig3", "table2", "table2_tuned", "fig6c")}
 HAVE_ENDS = MARKED | {("ranaweera2025", name) for name in ("sample_mnist", "table3")}
 NOT_TUNED = MARKED | {("noble2022", "fig2a")}
@@ -362,15 +342,6 @@ def test_one_run_has_one_proved_epsilon_on_a_page(paper):
     assert len(seen) > 10
     for epsilons in seen.values():
         assert max(epsilons) == pytest.approx(min(epsilons), rel=1e-6)
-
-
-def test_what_a_run_is_worth_is_the_epsilon_of_its_lines():
-    whole = read("noble2022").experiments
-    (table,) = (t for t in whole["worth"].tables if t.caption == results_file.NUMBERS)
-    rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
-    for place, (name, text) in WORTH.items():
-        proved = whole[name].lines[text].epsilon_proved
-        assert rows[place]["ε proved"] == f"{proved:.3g}", place
 
 
 def test_checks_of_one_statement_count_once():

@@ -69,8 +69,6 @@ def test_examples_of_docstrings(name):
 EVERY = chen_theory.Constants(100, 10, 5, 3.0, 1.3, 2.0, 0.1, 0.5, 0.2, 0.3, 10)
 PROBLEM = noble_theory.Problem(4.0, 0.125, 16, 2, 1600, 9.0, 1.0, 2.0, 4.0, 0.5)
 GOLDEN = [
-    (lambda: chen.lemma1(0.2, 6.766), 0.000436883868),
-    (lambda: chen.theorem5_limit(10, 300, 10, 600), 22.1776997),
     (lambda: chen_theory.theorem3_constant(EVERY, 0.99, 0.1), 31344.1157),
     (lambda: li.amplify_simple(0.5, 1e-5, 0.1), (0.1, 1e-06)),
     (lambda: li.sensitivity_paper(5, 0.7, 0.04), 0.56),
