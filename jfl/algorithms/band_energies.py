@@ -19,7 +19,7 @@ from ..privacy.mechanisms.chain import chain
 from ..privacy.mechanisms.haar_bands import Bands, count
 from ..privacy.mechanisms.stages import divide, gaussian, total
 from ..sampling.batches import draw_slots, full, gather
-from .base import Number, Rate, algorithm
+from .base import Rate, algorithm
 
 
 @record
@@ -59,7 +59,6 @@ def band_energies(
     *,
     noise_multiplier: Rate,
     batch: Batches = full(),
-    divisor: Number | str | None = None,
 ) -> Algorithm:
     """Return an algorithm that estimates the fraction of gradient energy in each wavelet band.
 
@@ -76,9 +75,6 @@ def band_energies(
         bands: the bands of the parameters, from `jfl.bands`.
         noise_multiplier: standard deviation of the noise divided by the sensitivity of the sum.
         batch: the sampler of the rows that a client uses.
-        divisor: the divisor of the sum over rows: a public number, or "size" for the number of the
-            client's rows. None means the number of rows of a batch, or "size" if a batch is all
-            rows.
 
     Privacy:
         Each participation is one release. Run the estimate as a separate plan, with a seed that
@@ -87,9 +83,11 @@ def band_energies(
     """
     if not isinstance(bands, Bands):
         checks.fail("band_energies", "bands of jfl.bands", checks.short_repr(bands))
-    if divisor is None and batch.scheme != "poisson" and batch.batch:
+    # The sum over rows is divided by the number of rows of a batch; if a batch is all rows of the
+    # client, by the client's number of rows.
+    if batch.scheme != "poisson" and batch.batch:
         divisor = batch.batch
-    elif divisor is None:
+    else:
         divisor = "size" if batch.expected is None else float(batch.expected)
     mechanism = chain(wavelet.shares(bands), total(), gaussian(noise_multiplier), divide(divisor))
     grad = per_example.private_grad(loss, mechanism)

@@ -14,7 +14,7 @@ from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, named
 from ..gradients.per_example import Grad
 from ..gradients.per_example import grad as plain_grad
-from .base import Number, Rate, own_model, pull_to, scalars, train_difference, variant
+from .base import Number, own_model, pull_to, scalars, train_difference, variant
 from .fedavg import fedavg
 
 
@@ -39,7 +39,6 @@ def ditto(
     *,
     mu: Number = 0.1,
     personal_grad: Annotated[Grad | None, PYTHON_ONLY] = None,
-    personal_lr: Annotated[Rate | None, PYTHON_ONLY] = None,
     **fedavg_options,
 ) -> Algorithm:
     """Return Ditto: FedAvg in which each client also trains a personal model v.
@@ -53,7 +52,6 @@ def ditto(
         grad: gradient of the loss for the shared model, as in `fedavg`.
         mu: weight of the distance between a personal model and the shared one.
         personal_grad: gradient for the personal models; None means the same loss without noise.
-        personal_lr: learning rate of the personal models; None means that of the shared model.
 
     Privacy:
         A personal model stays with its client, and guarantees for the server do not cover it.
@@ -76,11 +74,7 @@ def ditto(
         personal_grad = plain_grad(work.grad.loss)
     if not isinstance(personal_grad, Grad):
         checks.fail("ditto", "personal_grad = jfl.grad(loss)", checks.short_repr(personal_grad))
-    personal_work = dataclasses.replace(
-        work,
-        grad=personal_grad,
-        lr=work.lr if personal_lr is None else local.rate(personal_lr, "personal_lr"),
-    )
+    personal_work = dataclasses.replace(work, grad=personal_grad)
     return variant(
         base,
         "ditto",

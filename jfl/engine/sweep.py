@@ -165,7 +165,6 @@ def sweep(
     points: list[dict[str, Any]] | None = None,
     evaluate_every: int | None = None,
     memory: float | None = None,
-    strict: bool = False,
     tolerate: Sequence[str] = (),
     mesh: Any = None,
     watch: Callable[[str], None] | None = None,
@@ -187,7 +186,6 @@ def sweep(
             free memory of an accelerator, and 4 GiB on a CPU.  The number of points is first
             estimated; if the compiled program takes more memory than allowed, it is compiled again
             for fewer points, at most twice.
-        strict: True raises HealthError if any point fails, and not only if all of them do.
         tolerate: names of Health counts that may be positive, such as ("empty_cohort",).
         mesh: devices that share the points: "auto", a number, or the result of
             `jfl.mesh.devices`; None means one device.
@@ -210,7 +208,6 @@ def sweep(
     """
     points = _check_points(points, axes)
     memory = None if memory is None else checks.as_bytes("sweep", memory)
-    checks.require_one_of("sweep", (False, True), strict=strict)
     tolerate = tolerated_health("sweep", tolerate)
     if watch is not None and not callable(watch):
         checks.fail(
@@ -252,7 +249,7 @@ def sweep(
         segments.sharing(plans, [p["seed"] for p in points]),
         point_bytes,
     )
-    if failed.all() or (strict and failed.any()):
+    if failed.all():
         raise HealthError(
             f"sweep: expected a healthy point; {int(failed.sum())} of {len(points)} failed: "
             f"{ {f: getattr(health, f).tolist() for f in Health._fields} }.",
@@ -514,13 +511,14 @@ class _Program:
         self.keys, self.states, self.mesh = keys, states, mesh
         self.rows = _group_by_key(keys) if mesh is None else [[i] for i in range(len(plans))]
         self.in_rows = len(self.rows[0]) > 1  # otherwise the points are one axis of the program
-        self.leaves = [jax.tree.leaves(p) for p in plans]
-        self.mapped = tuple(_sharing_of(column, self.rows) for column in zip(*self.leaves))
+        # For each leaf of a plan, its value in each of the plans.
+        self.columns = list(zip(*map(jax.tree.leaves, plans)))
+        self.mapped = tuple(_sharing_of(column, self.rows) for column in self.columns)
         treedef = jax.tree.structure(self.plans[0])
         self.static = dict(
             treedef=treedef, mapped=self.mapped, keep_states=keep_states, in_rows=self.in_rows
         )
-        shared = tuple(x for x, m in zip(self.leaves[0], self.mapped) if m == SHARED)
+        shared = tuple(column[0] for column, m in zip(self.columns, self.mapped) if m == SHARED)
         self.shared = meshes.replicate((shared, jnp.asarray(counts)), mesh)
         zero = np.zeros(hashing.NUM_WORDS, np.uint32)
         histories = identity.plan_identities(plans, identity.Reader.start)
@@ -586,7 +584,7 @@ class _Program:
         return math.prod(self.shape)
 
     def _blocks(self) -> list[np.ndarray]:
-        """Return the points of each block, Int[rows, points per row].
+        """Return the points of each block, Int[rows, points per row], or Int[points] without rows.
 
         The last blocks repeat their last row or point to reach the size of the program.
         """
@@ -594,6 +592,8 @@ class _Program:
         rows = np.array(self.rows)
         missing: Any = [(0, -n % size) for n, size in zip(rows.shape, self.shape)]
         rows = np.pad(rows, missing, mode="edge")
+        if not self.in_rows:
+            return np.split(rows[:, 0], len(rows) // height)
         return [
             rows[r : r + height, p : p + width]
             for r in range(0, len(rows), height)
@@ -610,7 +610,7 @@ class _Program:
         analysis = lowered.compile().memory_analysis()  # the next call reuses this program
         if analysis is None:
             return 0.0
-        of_points = sum(x.nbytes for x in jax.tree.leaves(arguments[:4])) / self.devices
+        of_points = sum(x.nbytes for x in jax.tree.leaves(arguments[:5])) / self.devices
         needed = analysis.temp_size_in_bytes + analysis.output_size_in_bytes + of_points
         needed = -meshes.min_over_processes(-needed, self.mesh)
         self.point_bytes = needed / (self.block // self.devices)
@@ -626,21 +626,19 @@ class _Program:
 
     def _arguments(self, block: np.ndarray) -> tuple[Any, ...]:
         """Return the arguments of the program for a block of points."""
-        points, shape = block.ravel().tolist(), block.shape if self.in_rows else block.shape[:1]
+        rows = block[:, 0] if self.in_rows else block
 
-        def stack(trees: list[Tree]) -> Tree:
-            return jax.tree.map(lambda *x: jnp.stack(x).reshape(*shape, *jnp.shape(x[0])), *trees)
+        def stack(values: Sequence[Any], points: np.ndarray) -> Array:
+            """Stack the values of these points, Int[...]."""
+            stacked = jnp.stack([jnp.asarray(values[i]) for i in points.flat])
+            return stacked.reshape(*points.shape, *stacked.shape[1:])
 
-        varied = tuple(
-            jnp.stack([jnp.asarray(self.leaves[i][c]) for i in block[:, 0]])
-            if m == BY_ROW
-            else stack([jnp.asarray(self.leaves[i][c]) for i in points])
-            for c, m in enumerate(self.mapped)
-            if m != SHARED
+        of_row, of_point = (
+            tuple(stack(column, points) for column, m in zip(self.columns, self.mapped) if m == by)
+            for by, points in ((BY_ROW, rows), (BY_POINT, block))
         )
-        states = stack([self.states[i] for i in points]) if self.states else None
-        noise = jnp.asarray(self.noise[points].reshape(*shape, *self.noise.shape[1:]))
-        of_points = (self.keys[jnp.array(block[:, 0])], noise, varied, states)
+        states = self.states and jax.tree.map(lambda *x: stack(x, block), *self.states)
+        of_points = self.keys[rows], jnp.asarray(self.noise[block]), of_row, of_point, states
         axis = "points" if self.devices > 1 else None
         return *meshes.replicate(of_points, self.mesh, axis), *self.shared
 
@@ -651,9 +649,7 @@ class _Program:
             arguments = self.first_arguments or self._arguments(block)
             self.first_arguments = None
             results = jax.tree.map(np.asarray, _run_block_jit(*arguments, **self.static))
-            if self.in_rows:
-                results = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results)
-            for at, point in enumerate(block.ravel().tolist()):
+            for at, point in np.ndenumerate(block):
                 out.setdefault(point, Trained(*jax.tree.map(lambda x, at=at: x[at], results)))
         return [out[i] for i in range(len(self.plans))]
 
@@ -695,7 +691,8 @@ def _are_equal(a: Any, b: Any) -> bool:
 def _run_block(
     keys: Key,
     noise: Array,
-    varied: tuple[Any, ...],
+    of_row: tuple[Any, ...],
+    of_point: tuple[Any, ...],
     states: Tree,
     shared: tuple[Any, ...],
     counts: Array,
@@ -712,7 +709,8 @@ def _run_block(
     Args:
         keys: the key of each row, or of each point without rows.
         noise: UInt32[points, 3, 4] of `_Program.noise`.
-        varied: the leaves of the plans that differ between points, stacked.
+        of_row: the leaves of the plans that vary BY_ROW, stacked.
+        of_point: the leaves that vary BY_POINT, stacked.
         states: the stacked states to continue from, or None.
         shared: the leaves that all plans share.
         counts: Int[E], the rounds before each evaluation.
@@ -737,10 +735,6 @@ def _run_block(
         kept = dataclasses.replace(run, key=()) if keep_states else None
         return run.health, metrics, plan.algorithm.params(run.server), kept
 
-    varying = [m for m in mapped if m != SHARED]
-    of_row, of_point = (
-        tuple(x for x, m in zip(varied, varying) if m == by) for by in (BY_ROW, BY_POINT)
-    )
     arguments = keys, noise, of_row, of_point, states
     if in_rows:  # whatever depends only on the key is computed once per row
         return jax.vmap(jax.vmap(run_point, (None, 0, None, 0, 0)))(*arguments)

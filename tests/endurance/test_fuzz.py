@@ -137,7 +137,7 @@ API = {
     "sweep": (
         begins(jfl.sweep, "jfl.engine.sweep:_Program"),
         dict(make_plan=lambda lr: PLAN, rounds=2, lr=[0.1, 0.2], seed=0, evaluate_every=1)
-        | dict(points=None, memory=1e9, strict=False, tolerate=(), mesh=None, watch=None),
+        | dict(points=None, memory=1e9, tolerate=(), mesh=None, watch=None),
     ),
     "sweep points": (
         begins(jfl.sweep, "jfl.engine.sweep:_Program"),
