@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from ..core import pytrees
 from ..core.pytrees import Array, Key, Tree, Words
@@ -22,7 +22,7 @@ from ..core.records import FetchedCohort, Plan, Run
 from ..sampling import clients as sampling
 from .devices import replicated
 from .round import RoundStats, advance_fetched, init_run_jit, run_sampling_key
-from .sharding import chunk_cohort
+from .sharding import SPLIT, chunk_cohort
 
 # Numbers of client states that are copied at a time.
 COPY_BLOCK = 2**18
@@ -167,18 +167,13 @@ class Feeder:
         )
         if self.plan.mesh is None:
             return jax.device_put(fetch_chunks(ids))
-        sharding = NamedSharding(self.plan.mesh, PartitionSpec("clients"))
-        parts = {}  # each host fetches for its own devices
+        sharding = NamedSharding(self.plan.mesh, SPLIT)
+        # Each host fetches the chunks of its own devices.
         places: Any = sharding.addressable_devices_indices_map(ids.shape).values()
-        for at in places:
-            span = at[0].indices(ids.shape[0])[:2]
-            if span not in parts:
-                parts[span] = fetch_chunks(ids[slice(*span)])
-        first = next(iter(parts.values()))
-        take = lambda i: lambda at: parts[at[0].indices(ids.shape[0])[:2]][i]
+        local = np.unique(np.concatenate([np.arange(len(ids))[place[0]] for place in places]))
         return tuple(
-            jax.make_array_from_callback(ids.shape[:1] + v.shape[1:], sharding, take(i))
-            for i, v in enumerate(first)
+            jax.make_array_from_process_local_data(sharding, v, ids.shape[:1] + v.shape[1:])
+            for v in fetch_chunks(ids[local])
         )
 
     def round(self, run: Run, sums: RoundStats) -> tuple[Run, RoundStats]:
