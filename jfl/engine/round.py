@@ -193,13 +193,13 @@ def _run_cohort(run: Run, plan: Plan, keys: RoundKeys, cohort: Cohort) -> tuple[
         return sums._replace(diagnostics=diagnostics), client_states
 
     # Devices hold equal numbers of states, so the last one may need padding.
-    padded_states = sharding.pad_client_states(run.client_states, plan.mesh)
+    padded_states = sharding.pad_rows(run.client_states, plan.mesh)
     stateless_run = dataclasses.replace(run, client_states=())
     specs = (SPLIT, REPLICATED, REPLICATED, REPLICATED, REPLICATED)
     sums, client_states = _sum_over_devices(
         run_on_device, plan.mesh, specs, padded_states, stateless_run, plan, keys, cohort
     )
-    return sums, sharding.unpad_client_states(client_states, run.client_states)
+    return sums, sharding.unpad_rows(client_states, run.client_states)
 
 
 def _sum_over_devices(

@@ -73,18 +73,18 @@ def constrain_client_states(states: Tree, mesh: Mesh | None) -> Tree:
     return jax.lax.with_sharding_constraint(states, NamedSharding(mesh, SPLIT))
 
 
-def pad_client_states(states: Tree, mesh: Mesh | None) -> Tree:
-    """Pad client states [C, ...] with zeros so that every device holds the same number."""
+def pad_rows(tree: Tree, mesh: Mesh | None) -> Tree:
+    """Pad arrays [N, ...] with zeros so that every device holds the same number of rows."""
     if num_devices(mesh) == 1:
-        return states
+        return tree
     padding = lambda x: [(0, -len(x) % num_devices(mesh))] + [(0, 0)] * (x.ndim - 1)
     pad = lambda x: x if _divides_evenly(x, mesh) else jnp.pad(x, padding(x))
-    return pytrees.map(pad, states)
+    return pytrees.map(pad, tree)
 
 
-def unpad_client_states(states: Tree, like: Tree) -> Tree:
-    """Remove the padding of `pad_client_states`; `like` are the states before padding."""
-    return pytrees.map(lambda x, old: x[: len(old)], states, like)
+def unpad_rows(tree: Tree, like: Tree) -> Tree:
+    """Remove the padding of `pad_rows`; `like` are the arrays before padding."""
+    return pytrees.map(lambda x, old: x[: len(old)], tree, like)
 
 
 def gather_to_host(states: Tree) -> Tree:
@@ -118,17 +118,20 @@ def psum_exact(tree: Any) -> Any:
     dtype.  Int32 leaves must be non-negative counts.  Each is sent as two halves of its bits, whose
     sums are exact in float32.
     """
-    leaves, treedef = jax.tree.flatten(tree)
-    is_count = [x.dtype == jnp.int32 for x in leaves]
-    counts = [x for x, is_int in zip(leaves, is_count) if is_int]
-    halves = [(x >> HALF_BITS, x % 2**HALF_BITS) for x in counts]
-    floats = [x for x, is_int in zip(leaves, is_count) if not is_int]
-    message = floats, jax.tree.map(lambda x: x.astype(jnp.float32), halves)
-    floats, halves = jax.lax.psum(message, "clients")
+    is_count = lambda x: x.dtype == jnp.int32
+    as_float = lambda x: x.astype(jnp.float32)
     as_int = lambda x: x.astype(jnp.int32)
-    counts = iter([as_int(high) * 2**HALF_BITS + as_int(low) for high, low in halves])
-    floats = iter(floats)
-    return treedef.unflatten([next(counts if is_int else floats) for is_int in is_count])
+
+    def split(x: Array) -> Any:
+        return (as_float(x >> HALF_BITS), as_float(x % 2**HALF_BITS)) if is_count(x) else x
+
+    def join(x: Array, total: Any) -> Array:
+        if not is_count(x):
+            return total
+        high, low = total
+        return as_int(high) * 2**HALF_BITS + as_int(low)
+
+    return jax.tree.map(join, tree, jax.lax.psum(jax.tree.map(split, tree), "clients"))
 
 
 def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: Mesh | None) -> Any:
@@ -143,29 +146,18 @@ def sum_of_parts(sum_items: Callable[..., Any], common: Any, items: Any, mesh: M
         items: arrays [N, ...].
         mesh: the devices; None for one device, which sums all items.
     """
-    num_items, devices = len(jax.tree.leaves(items)[0]), num_devices(mesh)
-    if devices == 1:
+    num_items = len(jax.tree.leaves(items)[0])
+    if num_devices(mesh) == 1:
         return sum_items(common, items, jnp.ones(num_items, bool))
-    each, is_even = -(-num_items // devices), num_items % devices == 0
-
-    def sum_on_device(common: Tree, items: Tree) -> Tree:
-        mask = jnp.ones(each, bool)
-        if not is_even:
-            # The part of the last device overlaps that of the one before it, and the mask leaves
-            # out the items that both have.
-            begin = jax.lax.axis_index("clients") * each
-            first = jnp.minimum(begin, num_items - each)
-            items = pytrees.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, each), items)
-            mask = first + jnp.arange(each) >= begin
-        return psum_exact(sum_items(common, items, mask))
-
+    items = pad_rows(items, mesh)
+    mask = jnp.arange(len(jax.tree.leaves(items)[0])) < num_items
     return jax.shard_map(
-        sum_on_device,
+        lambda common, items, mask: psum_exact(sum_items(common, items, mask)),
         mesh=mesh,
-        in_specs=(REPLICATED, SPLIT if is_even else REPLICATED),
+        in_specs=(REPLICATED, SPLIT, SPLIT),
         out_specs=REPLICATED,
         check_vma=False,
-    )(common, items)
+    )(common, items, mask)
 
 
 # --- Which slots run at the same time, and on which device

@@ -139,14 +139,14 @@ def scan_from(
         run, new_metrics = until_evaluation(run, rounds[i])
         return run, jax.tree.map(lambda old, new: old.at[i].set(new), metrics, new_metrics)
 
-    padded_states = sharding.pad_client_states(states, meshes.devices(plan.mesh))
+    padded_states = sharding.pad_rows(states, meshes.devices(plan.mesh))
     run = dataclasses.replace(run, client_states=padded_states)
     _, shapes = jax.eval_shape(until_evaluation, run, jnp.int32(0))
     metrics = jax.tree.map(lambda s: jnp.zeros((len(rounds), *s.shape), s.dtype), shapes)
     with jax.named_scope("evaluations"):
         evaluations = len(rounds) if evaluations is None else evaluations
         run, metrics = jax.lax.fori_loop(0, evaluations, evaluate_one, (run, metrics))
-    states = sharding.unpad_client_states(run.client_states, states)
+    states = sharding.unpad_rows(run.client_states, states)
     return dataclasses.replace(run, client_states=states), metrics
 
 

@@ -145,11 +145,9 @@ def test_counts_add_up_without_error_in_one_message():
 
 def test_states_are_padded_for_devices_that_they_do_not_divide():
     states = dict(a=jnp.arange(14.0).reshape(7, 2), b=jnp.arange(7))
-    more = sharding.pad_client_states(states, AbstractMesh((4,), ("clients",)))
+    more = sharding.pad_rows(states, AbstractMesh((4,), ("clients",)))
     assert more["a"].shape == (8, 2) and more["b"].shape == (8,)
-    assert jax.tree.all(
-        jax.tree.map(np.array_equal, sharding.unpad_client_states(more, states), states)
-    )
-    even = sharding.pad_client_states(states, AbstractMesh((7,), ("clients",)))
+    assert jax.tree.all(jax.tree.map(np.array_equal, sharding.unpad_rows(more, states), states))
+    even = sharding.pad_rows(states, AbstractMesh((7,), ("clients",)))
     assert jax.tree.map(jnp.shape, even) == jax.tree.map(jnp.shape, states)
-    assert sharding.pad_client_states(states, None) is states
+    assert sharding.pad_rows(states, None) is states

@@ -130,8 +130,8 @@ MUTANTS = (
     ),
     Mutant(
         "jfl/engine/sharding.py",
-        "mask = first + jnp.arange(each) >= begin",
-        "mask = first + jnp.arange(each) >= 0",
+        "mask = jnp.arange(len(jax.tree.leaves(items)[0])) < num_items",
+        "mask = jnp.arange(len(jax.tree.leaves(items)[0])) >= 0",
         "tests/engine/test_scale.py::test_eight_devices_are_one",
         slow=True,
     ),
