@@ -5,6 +5,7 @@ References:
     et al., "Exploiting shared representations for personalized federated learning", ICML 2021.
 """
 
+import dataclasses
 import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -20,23 +21,17 @@ from .base import variant
 from .fedavg import fedavg
 
 
+@dataclasses.dataclass(frozen=True)
 class Shared:
     """A function of the path of a parameter that returns whether the parameter is shared."""
 
-    def __init__(self, which):
-        self.which = which if callable(which) or isinstance(which, str) else tuple(which)
+    which: str | tuple[str, ...] | Callable
 
     def __call__(self, path: str) -> bool:
         if callable(self.which):
             return bool(self.which(path))
         patterns = (self.which,) if isinstance(self.which, str) else self.which
         return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
-
-    def __eq__(self, other):
-        return isinstance(other, Shared) and self.which == other.which
-
-    def __hash__(self):
-        return hash(self.which)
 
 
 def _split(params, shared):
@@ -166,6 +161,7 @@ def _with_personal_part(name, grad, shared, personal_steps, fedavg_options) -> A
     """Return `fedper` if `personal_steps` is None, and otherwise `fedrep`."""
     if not (callable(shared) or isinstance(shared, str | list | tuple)):
         checks.fail(name, "shared, patterns of paths or a function", checks.short_repr(shared))
+    shared = tuple(shared) if isinstance(shared, list) else shared
     facts = dict(shared=Shared(shared))
     return variant(
         fedavg(grad, **fedavg_options),

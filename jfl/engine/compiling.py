@@ -1,6 +1,7 @@
 """What happens before a program runs: its stages with their seconds, and programs kept on disk."""
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -63,14 +64,12 @@ class _Clock:
 
 
 _explained: list[str] = []  # what was running when a slow start was explained
-_clocks: list[_Clock] = []  # the clock of this process, after its first use
 
 
+@functools.cache
 def _clock() -> _Clock:
     """Return the clock of this process, which starts at the first call."""
-    if not _clocks:
-        _clocks.append(_Clock())
-    return _clocks[0]
+    return _Clock()
 
 
 def stage_seconds() -> dict[str, float]:
