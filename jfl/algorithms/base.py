@@ -159,6 +159,22 @@ def train_difference(work, context, keys, start, rows, correct=None):
     return pytrees.sub(trained, start), diagnostics
 
 
+def gradient_at(work, context, keys, params, rows, number):
+    """Return the gradient of one batch at `params`, and Diagnostics.
+
+    Args:
+        work: the local training. The result does not depend on its optimizer and number of steps.
+        context, keys, params, rows: as for `local.train`.
+        number: the number of the batch within the round. It differs from the numbers of all local
+            steps and of other gradients of the round.
+    """
+    work = dataclasses.replace(work, steps=1)
+    _, gradient, _, diagnostics = local.train(
+        work, context, keys, params, rows, moving=0.0, first=number
+    )
+    return gradient, diagnostics
+
+
 def pull_to(center, weight) -> Callable:
     """Return a function that adds the gradient of (weight / 2) ||w - center||^2 to a gradient.
 

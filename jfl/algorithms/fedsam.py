@@ -15,25 +15,18 @@ from ..core import checks, pytrees
 from ..core.options import extends
 from ..core.records import Algorithm, Fn, always_traced, named
 from ..gradients.per_example import Grad
-from .base import Number, scalars, variant
+from .base import Number, gradient_at, scalars, variant
 from .fedavg import fedavg
 
 
 @always_traced
 @named("fedsam.client")
 def _client(context, keys, server, client_state, rows, *, work, rho):
-    one_step = dataclasses.replace(work, steps=1)
-
-    def gradient_at(params, batch_number):
-        _, gradient, _, diagnostics = local.train(
-            one_step, context, keys, params, rows, moving=0.0, first=batch_number
-        )
-        return gradient, diagnostics
-
     def step(params, number):
-        ascent, first = gradient_at(params, work.steps + number)
+        ascent, first = gradient_at(work, context, keys, params, rows, work.steps + number)
         length = jnp.maximum(pytrees.norm(ascent), jnp.finfo(jnp.float32).tiny)
-        gradient, second = gradient_at(pytrees.axpy(rho / length, ascent, params), number)
+        ascended = pytrees.axpy(rho / length, ascent, params)
+        gradient, second = gradient_at(work, context, keys, ascended, rows, number)
         lr = local.sum_of_rates(work.lr, context.round * work.steps + number, 1)
         return pytrees.axpy(-lr, gradient, params), local.add_counts(first, second)
 

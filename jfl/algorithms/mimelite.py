@@ -13,7 +13,7 @@ from ..core import checks, pytrees
 from ..core.options import extends
 from ..core.records import Algorithm, Fn, always_traced, named, record
 from ..gradients.per_example import Grad
-from .base import Number, scalars, traits, variant
+from .base import Number, gradient_at, scalars, traits, variant
 from .fedavg import fedavg
 from .scaffold import _rate_sum
 
@@ -49,10 +49,7 @@ def _client(context, keys, server, client_state, rows, *, work, momentum):
         momentum, server.momentum, pytrees.scale(1 - momentum, gradient)
     )
     trained, _, rate_sum, of_steps = local.train(work, context, keys, server.params, rows, mix)
-    one_step = dataclasses.replace(work, steps=1)
-    _, gradient, _, of_gradient = local.train(
-        one_step, context, keys, server.params, rows, moving=0.0, first=work.steps
-    )
+    gradient, of_gradient = gradient_at(work, context, keys, server.params, rows, work.steps)
     payload = Payload(pytrees.sub(trained, server.params), pytrees.scale(rate_sum, gradient))
     return payload, client_state, local.add_counts(of_steps, of_gradient)
 

@@ -15,7 +15,7 @@ from ..core.options import PYTHON_ONLY, extends
 from ..core.records import Algorithm, Fn, Mechanism, Release, always_traced, named
 from ..gradients.per_example import Grad, private_grad
 from ..gradients.per_example import grad as plain_grad
-from .base import Number, scalars, traits, variant
+from .base import Number, gradient_at, scalars, traits, variant
 from .fedavg import fedavg
 
 # The server divides by the released weight. If noise made the weight smaller than this number, it
@@ -43,12 +43,8 @@ def _client(context, keys, server, client_state, rows, *, work, measure, q):
     trained, _, rate_sum, of_steps = local.train(work, context, keys, server.params, rows)
     # A mechanism for gradients releases the loss, as the derivative of a scaled loss.
     scaled_loss = Fn(_times, dict(loss=measure.loss, params=server.params))
-    one_step = dataclasses.replace(
-        work, grad=dataclasses.replace(measure, loss=scaled_loss), steps=1
-    )
-    _, loss, _, of_loss = local.train(
-        one_step, context, keys, jnp.ones(()), rows, moving=0.0, first=work.steps
-    )
+    measuring = dataclasses.replace(work, grad=dataclasses.replace(measure, loss=scaled_loss))
+    loss, of_loss = gradient_at(measuring, context, keys, jnp.ones(()), rows, work.steps)
     loss = jnp.maximum(loss, 1e-6)
     diff = pytrees.sub(trained, server.params)
     lipschitz = work.steps / rate_sum
