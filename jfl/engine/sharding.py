@@ -66,9 +66,8 @@ def place(tree: Any, mesh: Mesh | None) -> Any:
 
 def constrain_client_states(states: Tree, mesh: Mesh | None) -> Tree:
     """Divide client states among the devices as `place` does, inside a compiled program."""
-    if mesh is None or num_devices(mesh) == 1:
-        return states
-    if not all(_divides_evenly(x, mesh) for x in jax.tree.leaves(states)):
+    is_even = all(_divides_evenly(x, mesh) for x in jax.tree.leaves(states))
+    if mesh is None or num_devices(mesh) == 1 or not is_even:
         return states
     return jax.lax.with_sharding_constraint(states, NamedSharding(mesh, SPLIT))
 
