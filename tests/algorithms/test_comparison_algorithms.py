@@ -278,25 +278,6 @@ def test_equals_its_numpy_loop(name, noisy):
     assert np.abs(far).max() > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, options",
-    [
-        ("fednova", dict(local_steps=(STEPS,) * CLIENTS)),
-        ("mimelite", dict(momentum=0.0)),
-        ("qfedavg", dict(q=0.0)),
-        ("dicesgd", dict(upload_norm=1e6)),
-        ("fedsam", dict(rho=0.0)),
-        ("fedbuff", dict(staleness=0)),
-    ],
-)
-def test_the_shared_model_is_that_of_fedavg(name, options):
-    """At the setting where nothing is left of the idea."""
-    plans = plan_of(name, False, **options), plan_of("fedavg", False)
-    mine, theirs = (p.algorithm.params(drawn_and_run(p, STEPS)[1].server) for p in plans)
-    close(flat(mine), flat(theirs), rtol=1e-4)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_proved_is_what_is_released(name):
     """As many noisy gradients as the docstring says, proved and checked; with less declared than

@@ -153,22 +153,6 @@ def test_known_noise_is_subtracted_where_the_second_moment_divides():
     close(state.second, other.second)
 
 
-def test_a_signal_beside_known_noise_is_divided_by_itself():
-    """Also in the first rounds, when nu has not met all of the noise: on average over coordinates,
-    nu less what is subtracted is that of the signal alone."""
-    std, signal, rng, rounds = 0.3, 0.2, np.random.default_rng(0), 5
-    server = adaptive_without_noise_bias(1.0, std, b1=0.0, initial=0.0)
-    state = server.init(jnp.zeros(20_000))
-    for _ in range(rounds):
-        seen = signal + rng.normal(0, std, 20_000)
-        _, state = server.update(jnp.asarray(seen, jnp.float32), state)
-    wanted = signal**2 * (1 - 0.99**rounds)
-    left = float(np.mean(np.asarray(state.second) - float(state.noise)))
-    assert left == pytest.approx(wanted, rel=0.1)
-    # all of the noise at once would leave nothing
-    assert np.all(np.asarray(state.second) < std**2)
-
-
 @pytest.mark.parametrize(
     "options, match",
     [

@@ -1,7 +1,5 @@
 """Optimizers of clients and servers, for noisy gradients; and where learning rates come from."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,32 +74,6 @@ def test_it_equals_a_loop(s):
         adam = run(optax.adam(0.1, 0.8, 0.9, eps=1e-15), gradients)
         found = run(adam_without_noise_bias(0.1, s, 0.8, 0.9, 1e-30), gradients)
         np.testing.assert_allclose(found, adam, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["client", "server"])
-def test_it_trains_and_costs_nothing(where):
-    fed = jfl.federate(jfl.datasets.digits(), jfl.partition.iid(10))
-    task = jfl.models.logistic(fed)
-    level = jfl.gaussian(1.0 if where == "client" else 0.3)
-    noise = jfl.chain(jfl.clip_l2(1.0), jfl.total(), level, jfl.divide(16))
-    adam = functools.partial(adam_without_noise_bias, noise_std=noise_std(noise))
-
-    def plan_of(optimizer):
-        if where == "client":
-            options = dict(lr=0.01, steps=5, batch=jfl.batches.poisson(16.0), optimizer=optimizer)
-            grad, sites = jfl.private_grad(task.loss, noise), {}
-        else:
-            options = dict(lr=0.5, steps=2, batch=jfl.batches.full())
-            options |= dict(server_optimizer=optimizer, server_lr=0.05)
-            grad, sites = jfl.grad(task.loss), dict(release=noise)
-        algorithm = jfl.algorithms.fedavg(grad, **options)
-        return jfl.plan(fed, task, algorithm, jfl.sampling.full(10), **sites)
-
-    first, other = (jfl.guarantee(plan_of(o), 30, 1e-5) for o in (adam, optax.sgd))
-    assert first.epsilon == other.epsilon and first.status == "proved"
-    out = jfl.simulate(jax.random.key(0), plan_of(adam), rounds=100)
-    assert float(out.metrics.accuracy[-1]) > 0.3
 
 
 def test_noise_std_is_that_of_the_release():

@@ -43,17 +43,6 @@ def same_arrays(a, b, **tolerance):
         np.testing.assert_allclose(x, y, **tolerance)
 
 
-@pytest.mark.slow
-def test_the_choice_costs_what_the_distribution_says_whatever_was_drawn():
-    law, one = choosing.logarithmic(5.0), jfl.guarantee(make_plan(), 4, DELTA)
-    wanted = choosing.epsilon_of_choice(one, law, DELTA)
-    for seed in (0, 1):
-        found = jfl.choose(make_plan, rounds=4, runs=law, seed=seed, lr=[0.1, 0.3]).guarantee
-        assert found.epsilon == pytest.approx(wanted, rel=1e-9) and wanted > one.epsilon
-        assert found.adjacency == "add_remove" and found.status == "proved"
-        assert {"score", "secret-runs"} <= {c.code for c in found.caveats}
-
-
 @pytest.mark.parametrize("mean, theorem", [(2.0, 13.40), (100.0, 22.72)])
 def test_settings_that_are_worst_at_different_orders_count_together(mean, theorem):
     """One full release and ten of small samples: the curves cross, and choosing reads several
@@ -249,38 +238,33 @@ def test_the_winner_of_a_tournament_is_a_straight_run():
     same_arrays(found.params, straight(there[0], 6), atol=1e-6)
 
 
+NO_SLOT = dict(batch=jfl.batches.poisson(rate=0.9, capacity=6), sampler=FULL)
+
+
 @pytest.mark.slow  # `runner` above has such counts
-def test_an_empty_cohort_is_no_failure():
-    """Whether a cohort is empty depends on who is there: a choice that shows it would have to be
-    paid for.  A score that is no number is a failure."""
-    rare = jfl.sampling.poisson(C, 1e-6, capacity=C)
-    options = dict(rounds=2, runs=choosing.geometric(1.0), seed=1, sampler=rare)
-    found = jfl.choose(make_plan, **options)
-    assert found.params is not None and found.score > -np.inf
-    found = jfl.choose(make_plan, score=lambda params: float("nan"), **options)
-    assert found.params is None and found.setting is None
-
-
-@pytest.mark.slow
-def test_a_row_that_is_not_finite_decides_no_choice():
-    """It counts as zero, and no run stops for it, so the guarantee has no caveat of one that
-    does."""
-    bad = dataclasses.replace(FED, x=FED.x.at[FED.index[0][0]].set(np.nan))
-    make = lambda: make_plan(fed=bad)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(sampler=jfl.sampling.poisson(C, 1e-6, capacity=C)),
+        dict(fed=dataclasses.replace(FED, x=FED.x.at[FED.index[0][0]].set(np.nan))),
+        dict(NO_SLOT, fed=make_federation(sizes=(4,) * (C - 1) + (40,), classes=2)),
+    ],
+    ids=["empty cohort", "a row that is not finite", "rows without a slot"],
+)
+def test_health_decides_no_choice(options):
+    """These counts depend on who is there, or on the rows: a choice that shows them would have to
+    be paid for.  No run stops for them, so the guarantee has no caveat of runs that stop."""
+    make = lambda: make_plan(**options)
     found = jfl.choose(make, rounds=2, runs=choosing.geometric(3.0), seed=1)
-    assert found.params is not None
+    assert found.params is not None and found.score > -np.inf
     assert not any("run that stops" in str(caveat) for caveat in found.guarantee.caveats)
 
 
 @pytest.mark.slow
-def test_rows_of_a_client_that_find_no_slot_decide_no_choice():
-    """Of whole clients no delta covers them: how many rows a client has may not show."""
-    batch = jfl.batches.poisson(rate=0.9, capacity=6)
-    for sizes in ((4,) * C, (4,) * (C - 1) + (40,)):
-        fed = make_federation(sizes=sizes, classes=2)
-        make = lambda fed=fed: make_plan(fed=fed, batch=batch, sampler=jfl.sampling.full(C))
-        found = jfl.choose(make, rounds=2, runs=choosing.geometric(3.0), seed=1)
-        assert found.params is not None
+def test_without_a_finite_score_nothing_is_chosen():
+    nan = lambda params: float("nan")
+    found = jfl.choose(make_plan, rounds=2, runs=choosing.geometric(1.0), seed=1, score=nan)
+    assert found.params is None and found.setting is None
 
 
 LESS_EACH_ROUND = jfl.schedules.inverse_sqrt(2.0)
