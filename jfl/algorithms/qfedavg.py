@@ -96,8 +96,6 @@ def qfedavg(
         2
     """
     numbers = scalars(checks.require_nonnegative, "qfedavg", q=q)
-    if loss_mechanism is not None and not isinstance(loss_mechanism, Mechanism):
-        checks.fail("qfedavg", "loss_mechanism, a chain", checks.short_repr(loss_mechanism))
     base = fedavg(grad, **fedavg_options)
     work = base.client.data["work"]
     if work.grad.mechanism is not None and loss_mechanism is None:

@@ -8,6 +8,7 @@ host after the previous round has written them, and are written back after each 
 import concurrent.futures
 import dataclasses
 import functools
+import math
 import mmap
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -89,7 +90,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
     np.zeros would get huge pages, so that writing a single number would take 2 MB.
     """
-    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < COPY_BLOCK or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
     pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

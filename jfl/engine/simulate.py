@@ -312,9 +312,8 @@ def simulate(
             meshes.require_agreement(
                 "simulate", f"{identity.plan_identity(plan).tolist()} {initial} {counts.tolist()}"
             )
-    plan = sharding.place(dataclasses.replace(plan, mesh=mesh), mesh)
-    key = meshes.replicate(key, mesh)
-    with meshes.explain_lost_process():
+        plan = sharding.place(dataclasses.replace(plan, mesh=mesh), mesh)
+        key = meshes.replicate(key, mesh)
         with watching(plan, rounds, before, progress, callbacks, tolerate) as watch:
             if start is not None:
                 run = _copy_start(start, plan)

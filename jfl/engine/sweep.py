@@ -214,14 +214,14 @@ def sweep(
             "sweep", "watch, a function of a string, such as print", checks.short_repr(watch)
         )
     counts = rounds_before_evaluations(rounds, evaluate_every)
-    meshes.devices(mesh, len(points))  # refuses an invalid mesh
+    devices = meshes.devices(mesh, len(points))
     points = [dict(seed=0) | p for p in points]
     seeds = [_key_of_seed(p["seed"]) for p in points]
     plans = _make_plans(make_plan, points, rounds)
     plans = pad_row_tables(plans)
     groups, identities = static_groups(plans), identity.plan_identities(plans)
     _reject_equal_noise_in_two_programs(points, plans, seeds, identities, groups)
-    if meshes.spans_all_processes(meshes.devices(mesh, len(points))):
+    if meshes.spans_all_processes(devices):
         with meshes.explain_lost_process():
             meshes.require_agreement(
                 "sweep",
@@ -553,18 +553,14 @@ class _Program:
             for share in (ESTIMATED_MEMORY_FRACTION, COMPILED_MEMORY_FRACTION)
         )
         self._choose_block(estimated / (client_bytes(self.plans[0]) * largest_chunk(self.plans)))
-        tried = []  # (points on a device, bytes)
-        while True:
+        points, needed = 0, 0.0  # at first, the constant is assumed to be 0
+        for attempt in range(1, MAX_COMPILATIONS + 1):
+            last_points, last_bytes = points, needed
             points, needed = self.block // self.devices, self._compiled_bytes()
-            tried.append((points, needed))
-            if needed <= available or points == 1 or len(tried) == MAX_COMPILATIONS:
+            if needed <= available or points == 1 or attempt == MAX_COMPILATIONS:
                 return
-            (first_points, first_bytes), (last_points, last_bytes) = tried[0], tried[-1]
-            if first_points == last_points:
-                bytes_per_point = last_bytes / last_points
-            else:
-                bytes_per_point = (first_bytes - last_bytes) / (first_points - last_points)
-            excess = (last_bytes - available) / bytes_per_point if bytes_per_point > 0 else 1
+            bytes_per_point = (needed - last_bytes) / (points - last_points)
+            excess = (needed - available) / bytes_per_point if bytes_per_point > 0 else 1
             self._choose_block(points - max(1, excess))
 
     def _choose_block(self, points: float) -> None:

@@ -5,7 +5,7 @@ ask_tell    lets a tuner such as Optuna search on public data
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -389,26 +389,27 @@ def _entry_of_equal_rounds(plan: Plan, rounds: int, unit: str, adjacency: str, v
     Any number of its rounds must have the same guarantee, whichever rounds they are and whatever
     came before.  Plans for which that is not true are refused.
     """
-    chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
-    scheme = f"sampling.{plan.sampler.scheme}"
-    unequal = ""
-    if any(map(strategy_of, chains)):
-        unequal = "noise that is correlated across rounds"
-    elif plan.sampler.over_rounds:
-        unequal = f"{scheme}, which draws the cohorts of several rounds together"
-    entries = [] if unequal else ledger.entries(plan, rounds)
-    entry = None if unequal else choose_entry(WHERE, plan, entries, unit, view, adjacency)
-    if entry is not None and (entry.changes or entry.method):
-        unequal = "noise that changes relative to the sensitivity over rounds"
-    if unequal:
+
+    def refuse(found: str) -> NoReturn:
         checks.fail(
             WHERE,
             "a plan whose rounds are independent and identical, for a tournament",
-            unequal,
+            found,
             "Use one number of rounds and one distribution of runs; or draw an independent cohort "
             "in every round and keep the noise constant.",
             error=NotAnalysable,
         )
+
+    chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
+    if any(map(strategy_of, chains)):
+        refuse("noise that is correlated across rounds")
+    if plan.sampler.over_rounds:
+        scheme = f"sampling.{plan.sampler.scheme}"
+        refuse(f"{scheme}, which draws the cohorts of several rounds together")
+    entries = ledger.entries(plan, rounds)
+    entry = choose_entry(WHERE, plan, entries, unit, view, adjacency)
+    if entry.changes or entry.method:
+        refuse("noise that changes relative to the sensitivity over rounds")
     return entry
 
 
