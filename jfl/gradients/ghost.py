@@ -32,7 +32,7 @@ from jax.extend.core import primitives as p
 from ..kernels.ghost_sums import Formed, Product, product, shrink
 from ..models import frameworks
 from ..verify.flow import scan_counts
-from .ghost_rules import RULES, convolution, over_layers, over_time
+from .ghost_rules import RULES, convolution, gather_in_loop
 
 # Operations that keep all numbers and change their shape or dtype, so gradients keep their norms.
 VIEWS = (
@@ -292,13 +292,12 @@ def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
         return "in a loop it is transformed before it meets the data"
     if rule.parts.factors is None:
         return "in a loop it enters an operation that is not a matrix product"
-    parts, back = over_time(rule.parts, length), rule.back
-    if side >= constants:  # a slice in each iteration
-        parts = over_layers(rule.parts, length)
+    is_sliced, back = side >= constants, rule.back
+    if is_sliced:
         back = lambda total: jax.vmap(rule.back)(total.reshape(length, -1, *total.shape[1:]))
     rule_in_loop = rule._replace(
         shape=(length, *rule.shape),
-        gather=parts.gather,
+        gather=gather_in_loop(rule.parts, length, is_sliced),
         is_by_rows=False,
         back=lambda total: _undo_views(views, aval, back(total)),
     )

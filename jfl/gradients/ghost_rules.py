@@ -7,7 +7,7 @@ parameter is), the shapes of both operands, and the shape and dtype of the outpu
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -183,52 +183,28 @@ def lookup(params, side, shapes, out):
 RULES = {p.dot_general_p: matmul, p.conv_general_dilated_p: convolution, p.gather_p: lookup}
 
 
-def over_time(parts: Parts, length: int) -> Parts:
-    """Return the rule of an equation that runs in each of `length` iterations of a loop.
+def gather_in_loop(parts: Any, length: int, is_sliced: bool) -> Callable:
+    """Return the `gather` of an equation that runs in each iteration of a loop.
 
-    The positions of all iterations become positions of one Product. Recorded activations and
-    backprops are [N, length, ...].
+    If all iterations use the same parameter, their positions become positions of one Product.  If
+    each uses another slice of the parameter, the slices become blocks of the Product.  Recorded
+    activations and backprops are [N, length, ...].
 
     Args:
-        parts: the rule of the equation in one iteration.
+        parts: the Parts of the equation in one iteration, which has `factors`.
         length: the number of iterations.
+        is_sliced: whether each iteration uses another slice of the parameter.
     """
 
     def gather(a, b):
         examples = len(a)
-        a, b = (
-            jnp.moveaxis(x, 1, 2).reshape(examples, x.shape[2], length * x.shape[3], x.shape[4])
-            for x in _factors_of_iterations(parts, a, b)
-        )
-        return product(a, b)
+        factors = []  # [N, length, E, P, I or O]
+        for x in parts.factors(*(x.reshape(-1, *x.shape[2:]) for x in (a, b))):
+            x = x.reshape(examples, length, *x.shape[1:])
+            if is_sliced:
+                factors.append(x.reshape(examples, -1, *x.shape[3:]))
+            else:
+                factors.append(x.swapaxes(1, 2).reshape(examples, x.shape[2], -1, x.shape[4]))
+        return product(*factors)
 
-    return Parts(parts.apply, gather, parts.back)
-
-
-def over_layers(parts: Parts, length: int) -> Parts:
-    """Return the rule of an equation that uses another slice of a parameter in each iteration.
-
-    The slices become blocks of one Product. Recorded activations and backprops are
-    [N, length, ...].
-
-    Args:
-        parts: the rule of the equation in one iteration.
-        length: the number of iterations.
-    """
-
-    def gather(a, b):
-        examples = len(a)
-        a, b = (
-            x.reshape(examples, length * x.shape[2], *x.shape[3:])
-            for x in _factors_of_iterations(parts, a, b)
-        )
-        return product(a, b)
-
-    return Parts(parts.apply, gather, parts.back)
-
-
-def _factors_of_iterations(parts, a, b):
-    """Return the factors of an equation in each iteration, [N, length, E, P, I or O]."""
-    examples_and_length = a.shape[:2]
-    factors = parts.factors(*(x.reshape(-1, *x.shape[2:]) for x in (a, b)))
-    return [x.reshape(*examples_and_length, *x.shape[1:]) for x in factors]
+    return gather
