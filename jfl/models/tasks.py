@@ -353,7 +353,6 @@ def logistic(fed: Federation) -> Task:
     Args:
         fed: the federation, which determines the shape of a row and the number of classes.
     """
-    checks.require_type("models.logistic", Federation, "jfl.federate", fed=fed)
     return flax(fed, _Mlp((), fed.classes), target="class", batched=False)
 
 
@@ -364,7 +363,6 @@ def mlp(fed: Federation, hidden: tuple[int, ...] = (64,)) -> Task:
         fed: the federation, which determines the shape of a row and the number of classes.
         hidden: widths of the hidden layers.
     """
-    checks.require_type("models.mlp", Federation, "jfl.federate", fed=fed)
     hidden = _widths("models.mlp", hidden=hidden)
     return flax(fed, _Mlp(hidden, fed.classes), target="class", batched=False)
 
@@ -491,7 +489,6 @@ def _widths(where, **widths) -> tuple:
 
 def _has_label_per_token(where, fed) -> bool:
     """Require rows of tokens, and return whether every token has a label."""
-    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if fed.x.ndim != 2 or fed.x.dtype.kind != "i":
         checks.fail(
             where,
@@ -566,7 +563,6 @@ def cnn(fed: Federation, channels: Sequence[int] = (16, 32), dense: int = 128) -
 
 def _require_images(where, fed, min_side=1):
     """Require a federation whose rows are images with sides of at least `min_side` pixels."""
-    checks.require_type(where, Federation, "jfl.federate", fed=fed)
     if len(fed.x.shape) not in (3, 4) or min(fed.x.shape[1:3]) < min_side:
         checks.fail(
             where,
