@@ -38,19 +38,18 @@ from .client import (
     describe_chain,
     judge_client,
     key_shape,
-    make_context,
     params_shapes,
     row_shapes,
     shapes_key,
 )
 from .flow import OPAQUE, contents
 from .trust import (
+    JUDGED_APART,
     Findings,
     declared_releases,
     gradients_in,
     is_trusted,
     judge_records,
-    judged_apart,
     nodes,
     user_objects_in,
 )
@@ -75,19 +74,18 @@ class Report(NamedTuple):
     example: tuple  # findings against guarantees for examples
     client: tuple  # findings against guarantees for clients
     noisy: bool  # whether uploads or the release have noise for whole clients
-    refused: str = ""  # the rows that a function holds, for which `jfl.plan` rejects it; "" if none
     personal: tuple = ()  # findings against view "personal", for an algorithm with personal models
 
     @property
     def status(self) -> str:
         """The result in a word: "proved", "conditional" or "no noise".
 
-        It is "conditional" if a function of the plan has rows of the federation in its closure, or
-        if the check found a way around the noise that is meant to protect examples or clients.
+        It is "conditional" if the check found a way around the noise that is meant to protect
+        examples or clients.
         """
         if not (self.declared or self.noisy):
             return "no noise"
-        against = self.refused or self.declared and self.example or self.noisy and self.client
+        against = self.declared and self.example or self.noisy and self.client
         return "conditional" if against else "proved"
 
     def __str__(self):
@@ -105,7 +103,7 @@ class Report(NamedTuple):
             ('view "personal"', self.personal),
         ):
             parts += [f"against {what}:", *(f"  {f}" for f in findings)] if findings else []
-        return "\n".join(parts + ([f"refused: {self.refused}"] if self.refused else []))
+        return "\n".join(parts)
 
 
 def check_privacy(plan: Plan) -> Report:
@@ -122,7 +120,8 @@ def check_privacy(plan: Plan) -> Report:
         which key.  It prints findings as paths, such as "rows.x -> add -> payload['w']".
 
     Raises:
-        ValueError: if the plan holds traced values.
+        ValueError: if the plan holds traced values, or a function that holds the rows of the
+            federation.
 
     Privacy:
         This checks the program as JAX traces it, not Python: see docs/concepts/checked.md for what
@@ -140,8 +139,10 @@ def check_privacy(plan: Plan) -> Report:
             "traced ones",
             "Call it outside jit and vmap.",
         )
+    traces = _trace_functions(plan)
+    require_no_held_rows("jfl.check_privacy", plan, _arrays_by_place(plan, traces))
     verdict = judge_client(plan)
-    findings = _judge_other_parts(plan) + Findings(verdict.example, verdict.client)
+    findings = _judge_other_parts(plan, traces) + Findings(verdict.example, verdict.client)
     return Report(
         plan.algorithm.name,
         verdict.releases,
@@ -151,8 +152,7 @@ def check_privacy(plan: Plan) -> Report:
         ),
         *findings,
         mech.noisy(plan.upload) or mech.noisy(plan.release),
-        held_rows(plan, _arrays_by_place(plan)),
-        () if plan.algorithm.personal is None else personal_findings(plan),
+        () if plan.algorithm.personal is None else personal_findings("jfl.check_privacy", plan),
     )
 
 
@@ -163,9 +163,10 @@ def judge_entries(plan: Plan, entries: list) -> list:
     """
     if not entries:
         return entries
-    held = _arrays_by_place(plan)
+    traces = _trace_functions(plan)
+    held = _arrays_by_place(plan, traces)
     require_no_held_rows("jfl.guarantee", plan, held)
-    findings = _judge_other_parts(plan)
+    findings = _judge_other_parts(plan, traces)
     if not is_trusted(plan):
         verdict = judge_client(plan)
         findings += Findings(verdict.example, verdict.client)
@@ -189,35 +190,34 @@ def warn_if_conditional(where: str, entry) -> None:
         warnings.warn(f"{where}: conditional, {'; '.join(why)}", stacklevel=3)
 
 
-def personal_findings(plan: Plan) -> tuple:
+def personal_findings(where: str, plan: Plan) -> tuple:
     """Return findings against view "personal", for an algorithm with personal models.
 
     The client is traced even if it is jfl's own.  Its upload and its personal model may depend on
     rows only through the releases that the algorithm declares for uploads and personal models.
+
+    Args:
+        where: the function that was called, for messages.
+        plan: a Plan.
     """
     algorithm = dataclasses.replace(plan.algorithm, releases=plan.algorithm.all_releases)
     verdict = judge_client(dataclasses.replace(plan, algorithm=algorithm), keeps=True)
-    held = held_rows(plan, [("client", verdict.consts)])
-    return (*verdict.example, *([f"the client or its personal model holds {held}"] if held else []))
+    require_no_held_rows(where, plan, [("client", verdict.consts)])
+    return verdict.example
 
 
-def _judge_other_parts(plan) -> Findings:
-    """Return findings about stages, samplers, losses and the functions of the server."""
-    hidden = Findings((), ())  # findings about primitives that may hide anything
-    own_losses = [g.loss for g in gradients_in(plan.algorithm.client)]
-    traces = [("the loss", "example", trace) for trace in _trace_losses(plan, own_losses)]
-    traces += [
-        (f"the stage {name!r}", unit, trace) for name, unit, trace in _trace_stages_of_plan(plan)
-    ]
-    for words, unit, trace in traces:
-        found = tuple(f"what {name} in {words} does" for name in trace.opaque)
+def _judge_other_parts(plan, traces) -> Findings:
+    """Return findings about stages, samplers, losses and the functions of the server.
+
+    Args:
+        plan: a Plan.
+        traces: its traces, from `_trace_functions`.
+    """
+    found = judge_records(plan)
+    for trace in traces:
+        hidden = tuple(f"what {name} in {trace.function} does" for name in trace.opaque)
         # A function for examples may hide the rows of other clients as well.
-        hidden += Findings(found if unit == "example" else (), found)
-    # Data that a client passed to Python, as in a debug callback, may return in the server.
-    for place, trace in _trace_functions(plan):
-        found = tuple(f"what {name} in {place} does" for name in trace.opaque)
-        hidden += Findings(found, found)
-    found = judge_records(plan) + hidden
+        found += Findings(hidden if trace.unit == "example" else (), hidden)
     return Findings(*(tuple(dict.fromkeys(part)) for part in found))
 
 
@@ -225,38 +225,29 @@ def _judge_other_parts(plan) -> Findings:
 
 
 def require_no_held_rows(where: str, plan: Plan, held: list | None = None) -> None:
-    """Reject a plan whose functions hold the rows that it should protect."""
-    name = held_rows(plan, _arrays_by_place(plan) if held is None else held)
-    if name:
-        checks.fail(
-            where,
-            "functions that receive rows as arguments",
-            f"a function that holds {name}",
-            "Read examples from the arguments of the loss or client: nothing protects the "
-            "arrays of a closure.",
-        )
-
-
-def held_rows(plan: Plan, held: list) -> str:
-    """Return the name of the array of the federation that a function holds; "" if none does.
+    """Reject a plan with a function that holds the rows of the federation.
 
     Only the arrays x and y, and complete copies of them in another shape or dtype, are recognised.
     Subsets of rows, and values computed from rows, are not recognised.  A guarantee lists such
     arrays as constants that it assumes to be public.
 
     Args:
+        where: the function that was called, for the message.
         plan: a Plan.
-        held: arrays by place, from `_arrays_by_place`.
+        held: arrays by place, from `_arrays_by_place`, which None calls.
     """
-    fed = plan.fed
-    if not checks.is_concrete((fed.x, fed.y)):
-        return ""
-    for name in ("x", "y"):
-        rows = getattr(fed, name)
-        arrays = [a for _, arrays in held for a in arrays] if np.size(rows) > 1 else []
-        if any(array is rows or _is_copy(array, rows) for array in arrays):
-            return f"fed.{name}"
-    return ""
+    held = _arrays_by_place(plan, _trace_functions(plan)) if held is None else held
+    arrays = [array for _, arrays in held for array in arrays]
+    for name in ("x", "y") if checks.is_concrete((plan.fed.x, plan.fed.y)) else ():
+        rows = getattr(plan.fed, name)
+        if np.size(rows) > 1 and any(a is rows or _is_copy(a, rows) for a in arrays):
+            checks.fail(
+                where,
+                "functions that receive rows as arguments",
+                f"a function that holds fed.{name}",
+                "Read examples from the arguments of the loss or client: nothing protects the "
+                "arrays of a closure.",
+            )
 
 
 def _is_copy(array, rows) -> bool:
@@ -273,48 +264,15 @@ def _is_copy(array, rows) -> bool:
 # --- arrays that a plan holds
 
 
-def _arrays_by_place(plan) -> list[tuple[str, list]]:
+def _arrays_by_place(plan, traces) -> list[tuple[str, list]]:
     """Return pairs (place, arrays) of the arrays in a plan's records and in the closures of its
-    functions."""
-    task, algorithm = plan.task, plan.algorithm
-    held = _arrays_in_records(plan)
-    own_losses = [task.loss, *(g.loss for g in gradients_in(algorithm.client))]
-    held += [(LOSS, trace.consts) for trace in _trace_losses(plan, own_losses)]
-    held += [(UNLISTED, trace.consts) for trace in _trace_losses(plan, [task.evaluation])]
-    held += [(place, trace.consts) for place, _, trace in _trace_stages_of_plan(plan)]
-    return held + [(place, trace.consts) for place, trace in _trace_functions(plan)]
+    functions.
 
-
-def _trace_functions(plan) -> list[tuple[str, "Trace"]]:
-    """Return pairs (place, Trace) for a user's client and each user's function of the server."""
-    task, algorithm, num_clients = plan.task, plan.algorithm, plan.sampler.clients
-    skip, traces = judged_apart(algorithm.client), []
-    functions: list[tuple] = [
-        (INIT, task.init, key_shape()),
-        (WEIGHTS, plan.weights, jax.ShapeDtypeStruct((), jnp.int32)),
-    ]
-    parts = (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
-    if user_objects_in(parts, skip):
-        verdict = judge_client(plan)
-        # `judge_client` reports what the client hides, so only its arrays are needed here.
-        traces.append(("client", Trace(verdict.consts, ())))
-        if verdict.shapes is not None:
-            server, payload = verdict.shapes
-            functions += [
-                ("algorithm.init", algorithm.init, params_shapes(plan)),
-                ("server", algorithm.server, context_shapes(), server, payload),
-                ("algorithm.params", algorithm.params, server),
-            ]
-    call_server = lambda f, numbers, *rest: f(make_context(numbers, num_clients), *rest)
-    for place, function, *operands in functions:
-        if user_objects_in(function, skip):
-            call = call_server if place == "server" else _call
-            traces.append((place, _trace_cached((place, num_clients), call, function, *operands)))
-    return traces
-
-
-def _call(function, *operands):
-    return function(*operands)
+    Args:
+        plan: a Plan.
+        traces: its traces, from `_trace_functions`.
+    """
+    return _arrays_in_records(plan) + [(trace.place, trace.consts) for trace in traces]
 
 
 def _arrays_in_records(plan) -> list[tuple[str, list]]:
@@ -394,35 +352,95 @@ def _may_hold_rows(array) -> bool:
 
 
 class Trace(NamedTuple):
-    """The result of tracing one function."""
+    """The result of tracing one function of a user."""
 
-    consts: list  # arrays that the function holds
+    place: str  # for caveats that list its arrays
+    function: str  # for findings about what it hides
+    unit: str  # what it may leak: "example" or "client"; "" if no release depends on it
+    consts: list  # arrays that it holds
     opaque: tuple  # names of primitives that may hide anything
 
 
-def _trace_once(function, *operands) -> Trace:
-    """Trace a function without running it."""
+def _trace_functions(plan) -> list[Trace]:
+    """Trace a user's losses, stages and other functions in a plan."""
+    task, algorithm = plan.task, plan.algorithm
+    losses_ = [
+        (LOSS, "", task.loss),
+        *((LOSS, "example", grad.loss) for grad in gradients_in(algorithm.client)),
+        (UNLISTED, "", task.evaluation),
+    ]
+    traces = [
+        Trace(place, "the loss", unit, *_trace_loss(loss, plan))
+        for place, unit, loss in losses_
+        if user_objects_in(loss)
+    ]
+    # A client may hold chains that it does not declare, over gradients, models or one number.
+    number = lambda: jax.ShapeDtypeStruct((), jnp.float32)
+    for chain in nodes((algorithm.client, algorithm.releases), Mechanism):
+        traces += _trace_chain("example", chain, lambda: params_shapes(plan), number)
+    for chain in (plan.upload, plan.release):
+        if chain is not None:
+            traces += _trace_chain("client", chain, lambda: judge_client(plan).shapes[1])
+    return traces + _trace_client_and_server(plan)
+
+
+def _trace_client_and_server(plan) -> list[Trace]:
+    """Trace a user's client and each user's function of the server."""
+    task, algorithm, num_clients = plan.task, plan.algorithm, plan.sampler.clients
+    traces = []
+    functions: list[tuple] = [
+        (INIT, task.init, key_shape()),
+        (WEIGHTS, plan.weights, jax.ShapeDtypeStruct((), jnp.int32)),
+    ]
+    parts = (algorithm.init, algorithm.client, algorithm.server, algorithm.params)
+    if user_objects_in(parts, JUDGED_APART):
+        verdict = judge_client(plan)
+        # `judge_client` reports what the client hides, so only its arrays are needed here.
+        traces.append(Trace("client", "client", "", verdict.consts, ()))
+        if verdict.shapes is not None:
+            server, payload = verdict.shapes
+            functions += [
+                ("algorithm.init", algorithm.init, params_shapes(plan)),
+                ("server", algorithm.server, context_shapes(), server, payload),
+                ("algorithm.params", algorithm.params, server),
+            ]
+    call_server = lambda f, context, *rest: f(context._replace(clients=num_clients), *rest)
+    for place, function, *operands in functions:
+        if user_objects_in(function, JUDGED_APART):
+            call = call_server if place == "server" else _call
+            name = (place, num_clients)
+            # Data that a client passed to Python, as in a debug callback, may return in the server.
+            found = _trace_cached(name, call, function, *operands)
+            traces.append(Trace(place, place, "example", *found))
+    return traces
+
+
+def _trace_once(function, *operands) -> tuple[list, tuple]:
+    """Trace a function without running it.
+
+    Returns:
+        The arrays that it holds, and the names of its primitives that may hide anything.
+    """
     try:
         closed = jax.make_jaxpr(function)(*operands)
     except Exception:  # an error of the user's function, which running it will show
-        return Trace([], ())
+        return [], ()
     consts, names = contents([(closed.jaxpr.eqns, closed.consts)])
     arrays = [c for c in consts if np.size(c) > 1 and not isinstance(c, jax.core.Tracer)]
-    return Trace(arrays, tuple(sorted(names & set(OPAQUE))))
+    return arrays, tuple(sorted(names & set(OPAQUE)))
 
 
-def _trace_cached(kind, call, *operands) -> Trace:
+def _trace_cached(kind, call, *operands) -> tuple[list, tuple]:
     """Trace `call`, once for all operands with the same structure and shapes."""
     name = (kind, shapes_key(operands))
     return cached(name, lambda: _trace_once(call, *abstract(operands)))
 
 
-def _trace_losses(plan, losses_) -> list:
-    """Return the Trace of each loss that was written by a user."""
-    return [_loss_trace(loss, plan) for loss in losses_ if user_objects_in(loss)]
+def _call(function, *operands):
+    return function(*operands)
 
 
-def _loss_trace(loss, plan) -> Trace:
+def _trace_loss(loss, plan) -> tuple[list, tuple]:
     """Trace a loss with its gradient, since a custom derivative rule may hold other arrays than the
     loss."""
     x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in row_shapes(plan))
@@ -433,46 +451,29 @@ def _loss_trace(loss, plan) -> Trace:
     def differentiate(loss, params, x, y):
         return jax.value_and_grad(lambda w: loss(w, x, y, *draw()))(params)
 
-    name = ("loss", shapes_key(loss), shapes_key(plan.task.init), shapes_key(row_shapes(plan)))
-    parts = abstract(loss), params_shapes(plan), x, y
-    return cached(name, lambda: _trace_once(differentiate, *parts))
+    return _trace_cached("loss", differentiate, loss, params_shapes(plan), x, y)
 
 
-def _trace_stages_of_plan(plan) -> list:
-    """Return (stage name, unit, Trace) of each user's function in the stages of a plan.
-
-    Raises:
-        ValueError: if the stages do not accept a contribution, so that their functions cannot be
-            traced.
-    """
-    algorithm, found = plan.algorithm, []
-    number = lambda: jax.ShapeDtypeStruct((), jnp.float32)
-    # A client may hold chains that it does not declare, over gradients, models or one number.
-    for chain in nodes((algorithm.client, algorithm.releases), Mechanism):
-        found += _trace_chain("example", chain, lambda: params_shapes(plan), number)
-    for chain in (plan.upload, plan.release):
-        if chain is not None:
-            found += _trace_chain("client", chain, lambda: judge_client(plan).shapes[1])
-    return found
-
-
-def _trace_chain(unit, chain, *contributions) -> list:
-    """Return (stage name, unit, Trace) of each user's function in one chain.
+def _trace_chain(unit, chain, *contributions) -> list[Trace]:
+    """Trace each user's function in one chain.
 
     Args:
         unit: the unit that the chain protects, "example" or "client".
         chain: a Mechanism.
         contributions: functions that return the shapes of a contribution; the first one that the
             chain accepts is used.
+
+    Raises:
+        ValueError: if the chain accepts no contribution, so that its functions cannot be traced.
     """
     found = []
+    of_stage = lambda name, trace: Trace(name, f"the stage {name!r}", unit, *trace)
     for s in chain.stages:
         numbers = [*s.apply.data.values()] if s.apply is not None else []
         for schedule in (*numbers, s.noise):
             if isinstance(schedule, Fn) and user_objects_in(schedule):
                 round_ = jax.ShapeDtypeStruct((), jnp.int32)
-                trace = _trace_cached("schedule", _call, schedule, round_)
-                found.append((s.name, unit, trace))
+                found.append(of_stage(s.name, _trace_cached("schedule", _call, schedule, round_)))
     if not any(map(_is_users_stage, chain.stages)):
         return found
     chain = mech.at_round(chain, jnp.int32(0))
@@ -482,7 +483,7 @@ def _trace_chain(unit, chain, *contributions) -> list:
             shapes = contribution()
             name = ("stages", shapes_key(chain), shapes_key(shapes))
             traces = cached(name, lambda shapes=shapes: _trace_stages(chain, shapes))
-            return found + [(name, unit, trace) for name, trace in traces]
+            return found + [of_stage(*trace) for trace in traces]
         except Exception as error:  # the function is the user's, and so is its error
             errors.append(checks.describe_error(error))
     return checks.fail(
@@ -499,8 +500,8 @@ def _is_users_stage(stage) -> bool:
 
 
 def _trace_stages(chain, value) -> list:
-    """Return pairs (name, Trace) of a user's stages, each traced on the result of the stage before
-    it."""
+    """Return pairs (name, result of `_trace_once`) of a user's stages, each traced on the result of
+    the stage before it."""
     state, number = abstract(mech.initial_state(chain)), jax.ShapeDtypeStruct((), jnp.float32)
     shape = next((s.shape for s in chain.stages if s.shape is not None), None)
     found = []

@@ -5,7 +5,6 @@ The client is traced with abstract arrays, `flow` follows its rows and keys thro
 """
 
 import collections
-import math
 import os
 from typing import Any, NamedTuple
 
@@ -119,15 +118,11 @@ def params_shapes(plan: Plan):
     return cached(("params", shapes_key(init)), lambda: jax.eval_shape(init, key_shape()))
 
 
-def context_shapes() -> list:
-    """Return the shapes of the numbers of a Context, for `make_context`."""
-    return [jax.ShapeDtypeStruct((), t) for t in (jnp.int32,) * 3 + (jnp.float32,) * 2]
-
-
-def make_context(numbers, num_clients) -> Context:
-    """Return the Context of a client from its numbers."""
-    round_, id_, size, weight, cohort = numbers
-    return Context(round_, id_, size, weight, num_clients, cohort)
+def context_shapes() -> Context:
+    """Return the shapes of the numbers in a Context, of which the number of clients is static."""
+    dtypes = (jnp.int32,) * 3 + (jnp.float32, jnp.int32, jnp.float32)
+    shapes: list[Any] = [jax.ShapeDtypeStruct((), dtype) for dtype in dtypes]
+    return Context(*shapes)
 
 
 # --- the verdict
@@ -176,7 +171,8 @@ def trace_client(plan, declared, parts, classes, keeps=False) -> Verdict:
 
     def program(leaves, context, keys, server, client_state, rows):
         client, releases = structure.unflatten(leaves)
-        context, (x, y, index) = make_context(context, plan.sampler.clients), rows
+        context = context._replace(clients=plan.sampler.clients)
+        x, y, index = rows
         rows = Rows(x, y, index, context.size)
         payload, kept, _ = client(context, Keys(*keys), server, client_state, rows)
         if keeps:
@@ -235,7 +231,7 @@ class Judge:
         of_rows = ("rows.x", "rows.y", "rows.index")
         inputs = [
             *((("leaf", c), a) for c, a in zip(classes, leaves)),
-            *zip(("round", "client", "size", "weight", "cohort"), context),
+            *zip(Context._fields, context),
             *zip(("keys.batch", "keys.noise"), keys),
             *((("server", i), a) for i, a in enumerate(jax.tree.leaves(server))),
             *((("own", i), a) for i, a in enumerate(jax.tree.leaves(state))),
@@ -342,14 +338,13 @@ class Judge:
         self.drawn_batches = []  # (address of the draw, scheme) of batches that count as sampled
         releases, counts = [], collections.Counter()
         for site in reached:
-            descriptions, times = set(), 0
+            descriptions = set()
             for mark in self.sites[site]:
-                repeats = [size for size, _ in mark.params["batch"]]
                 reads, declared = self.judge_release(mark)
                 descriptions.add((self.describe_chain(mark), reads))
-                counts[declared] += math.prod(repeats)
-                times += math.prod(repeats)
+                counts[declared] += 1
             ((name, reads), *_) = sorted(descriptions)
+            times = len(self.sites[site])
             releases.append(Released(name, times, self.describe_keys(site), reads))
         self.judge_counts(counts)
         self.judge_keys()
@@ -422,8 +417,6 @@ class Judge:
             self.example.append(": ".join([words, *found[:1]]))
             return "rows", None
         bounded = self.flow.marks[name]
-        if self.mechanism_symbols(bounded) != self.mechanism_symbols(mark):
-            note("the sum is bounded by one chain, and its noise is from another")
         if bounded.params["batch"] or mark.params["batch"]:
             note("a vmap of the client around it, which is not followed")
         is_single = bounded.params["kind"] == "single"
@@ -443,7 +436,8 @@ class Judge:
                 drawn == batches for _, drawn, _ in read
             )
             is_full = scheme == "full" and (is_single or read[0][1] == "full")
-            if chain == self.mechanism_symbols(bounded) and may_be_it and (is_sampled or is_full):
+            is_same_chain = chain == self.mechanism_symbols(mark) == self.mechanism_symbols(bounded)
+            if is_same_chain and may_be_it and (is_sampled or is_full):
                 self.drawn_batches += [(address, scheme) for _, _, address in read]
                 return describe_batches(release.batches, release.steps), self.equivalent_releases()[
                     i

@@ -45,8 +45,9 @@ MARKS = (
     "jfl_slots",
     "jfl_noise_key",
 )
-# Primitives that move keys or derive keys.  Every other primitive that reads a key draws from it.
-KEY_DERIVATIONS = ("random_fold_in", "random_split", "stack")
+# Primitives that derive keys.  Every other primitive that reads a key, except for those in MOVES,
+# draws from it.
+KEY_DERIVATIONS = ("random_fold_in", "random_split")
 MAX_KNOWN = 2**12  # maximum size of an array whose values are followed
 MAX_HASHED = 2**20  # maximum size of a constant that is compared by value; others by identity
 MAX_ITERATIONS = 10_000  # maximum number of iterations of all unrolled loops together
@@ -350,7 +351,7 @@ class Flow:
         if name in MOVES:
             try:
                 moved = MOVES[name](params, *values)
-            except (IndexError, ValueError):
+            except ValueError:
                 return None
             return list(moved) if name == "unstack" else [moved]
         return None
@@ -455,16 +456,6 @@ def may_be_equal(one, other) -> bool:
     return not any(map(differ, one, other))
 
 
-def _gather(params, x, index):
-    """Return one element of a known vector."""
-    if x.ndim != 1 or index.size != 1 or not 0 <= index.item() < len(x):
-        raise ValueError("not an element of a vector")
-    sizes = params["slice_sizes"]
-    return x[index.item()].reshape(
-        () if params["dimension_numbers"].collapsed_slice_dims else sizes
-    )
-
-
 def _dynamic_slice(params, x, *starts):
     """Return a slice of a known array, with clamped starts as in XLA."""
     sizes = params["slice_sizes"]
@@ -508,7 +499,6 @@ ARITHMETIC = {
 MOVES = {
     "convert_element_type": _convert,
     "copy": lambda p, x: x,
-    "copy_p": lambda p, x: x,
     "reshape": lambda p, x: x.reshape(p["new_sizes"]),
     "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
     "broadcast_in_dim": _broadcast,
@@ -523,7 +513,7 @@ MOVES = {
         )
     ],
     "dynamic_slice": _dynamic_slice,
-    "gather": _gather,
+    "stack": lambda p, *xs: np.stack(xs, p["axis"]),
     "select_n": lambda p, which, no, *yes: np.where(which, *yes, no) if len(yes) == 1 else None,
     "unstack": lambda p, x: np.moveaxis(x, p["axis"], 0),
     "random_clone": lambda p, x: x,

@@ -15,8 +15,9 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import identity
+from ..core import checks, identity
 from ..core.records import Batches, Fn, Mechanism, Plan
+from ..gradients.per_example import Grad
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import linear_maps, stages, wavelet
 from ..privacy.mechanisms.stages import Stage
@@ -25,6 +26,7 @@ from ..sampling import clients
 LIBRARIES = "jax jaxlib optax flax equinox numpy functools operator builtins jfl".split()
 ARRAYS = (np.ndarray, jax.Array)
 LEAF_TYPES = (*ARRAYS, np.generic, str, bytes, int, float, complex, type(None), types.ModuleType)
+JUDGED_APART = (Mechanism, Batches, Grad)  # records whose functions are checked separately
 
 # The row stages of jfl: the function that clips -> (the one for its bound, the one that updates its
 # state after a release).
@@ -111,24 +113,24 @@ def _children(value) -> list | None:
         return [*value.values()]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [*value]
-    if type(value) is Fn:
-        return [value.function, value.data, value.static]
     if _binds_arrays(value):
         return None
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
-    plain = value if isinstance(value, type) else _python_function(value)
-    if isinstance(plain, types.FunctionType):
-        if not is_jfl_function(plain) and not _is_library(plain.__globals__.get("__name__", "")):
+    if isinstance(value, types.FunctionType):
+        if not _is_library(value.__globals__.get("__name__", "")):
             return None
-        cells = [c.cell_contents for c in plain.__closure__ or () if _is_filled(c)]
-        return [*cells, plain.__defaults__, plain.__kwdefaults__]
-    if isinstance(value, type):
-        return [] if _is_library(value.__module__) else None
-    if not _is_library(type(value).__module__):
+        cells = [c.cell_contents for c in value.__closure__ or () if _is_filled(c)]
+        return [*cells, value.__defaults__, value.__kwdefaults__]
+    kind = value if isinstance(value, type) else type(value)
+    if not _is_library(kind.__module__):
         return None
+    if isinstance(value, type):
+        return []
+    if hasattr(value, "__wrapped__"):  # the result of a jit or of another transformation
+        return [value.__wrapped__]
     if dataclasses.is_dataclass(value):
         return [getattr(value, f.name, None) for f in dataclasses.fields(value)]
     return [*getattr(value, "__dict__", {}).values()]
@@ -139,30 +141,14 @@ def _is_library(module) -> bool:
     return str(module).split(".")[0] in LIBRARIES
 
 
-def _python_function(function):
-    """Return the Python function inside a partial, a method or a jit."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, types.MethodType):
-            function = function.__func__
-        elif type(function).__module__.startswith("jax") and hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        else:
-            return function
-
-
-def _binds_arrays(function) -> bool:
-    """Return whether a partial or a method holds an array.
+def _binds_arrays(value) -> bool:
+    """Return whether a value is a partial or a method that holds an array.
 
     Such a function counts as a user's even if the function inside is a library's.
     """
-    if isinstance(getattr(function, "__self__", None), ARRAYS):
-        return True
-    if not isinstance(function, functools.partial):
-        return False
-    bound = jax.tree.leaves((function.args, function.keywords))
-    return any(isinstance(x, ARRAYS) for x in bound) or _binds_arrays(function.func)
+    is_partial = isinstance(value, functools.partial)
+    bound = (value.args, value.keywords) if is_partial else getattr(value, "__self__", None)
+    return any(isinstance(x, ARRAYS) for x in jax.tree.leaves(bound))
 
 
 def _is_filled(cell) -> bool:
@@ -171,12 +157,6 @@ def _is_filled(cell) -> bool:
         return cell.cell_contents is cell.cell_contents
     except ValueError:
         return False
-
-
-def name_of(function) -> str:
-    """Return the qualified name of a function, for messages."""
-    function = function.function if isinstance(function, Fn) else function
-    return getattr(_python_function(function), "__qualname__", type(function).__name__)
 
 
 # --- records
@@ -206,18 +186,9 @@ def records_in(value) -> list:
     return found
 
 
-def gradients_in(value) -> list:
-    """Return every `per_example.Grad` in a value.
-
-    The class is recognised by its name, because it cannot be imported here.
-    """
-    is_grad = lambda t: t.__name__ == "Grad" and is_jfl_function(vars(t).get("__call__"))
-    return [n for n in records_in(value) if is_grad(type(n))]
-
-
-def judged_apart(value) -> tuple:
-    """Return the types of records in a value whose functions are checked separately."""
-    return (Mechanism, Batches, *{type(g) for g in gradients_in(value)})
+def gradients_in(value) -> list[Grad]:
+    """Return every gradient function in a value."""
+    return [n for n in records_in(value) if isinstance(n, Grad)]
 
 
 def bits_of(x):
@@ -263,7 +234,7 @@ def is_trusted(plan: Plan) -> bool:
     functions = [r.function for r in records if isinstance(r, Fn)]
     if any(getattr(f, "_always_traced", False) for f in functions):
         return False
-    if not is_jfl_function(client.function) or user_objects_in(client, judged_apart(client)):
+    if not is_jfl_function(client.function) or user_objects_in(client, JUDGED_APART):
         return False
     counts = [getattr(r, "steps", None) for r in records if not isinstance(r, Fn)]
     steps = max((n for n in counts if isinstance(n, int)), default=1)
@@ -282,12 +253,13 @@ def judge_records(plan: Plan) -> Findings:
     parts = (algorithm.client, algorithm.releases)
     example = [f for m in nodes(parts, Mechanism) for f in _unproved_facts(m)]
     example += [
-        f"which rows a batch holds: {name_of(b.draw)}"
+        f"which rows a batch holds: {checks.short_repr(b.draw)}"
         for b in nodes(parts, Batches)
         if not _draws_as_stated(b)
     ]
     chains = [m for m in (plan.upload, plan.release) if m is not None]
-    cohort = [] if _samples_as_stated(sampler) else [f"who takes part: {name_of(sampler.draw)}"]
+    cohort = [f"who takes part: {checks.short_repr(sampler.draw)}"]
+    cohort = [] if _samples_as_stated(sampler) else cohort
     client = [f for m in chains for f in _unproved_facts(m)]
     return Findings(tuple(example + cohort), tuple(client + cohort))
 

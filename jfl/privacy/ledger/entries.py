@@ -267,7 +267,7 @@ def personal(plan: Plan, rounds: int) -> Entry:
         "batches.epochs, in which personal training begins inside an epoch",
         "Use batches.poisson or batches.without_replacement.",
     )
-    found = verify.personal_findings(plan)
+    found = verify.personal_findings("jfl.guarantee", plan)
     need(
         not found,
         "a client that keeps only what noise protects",
