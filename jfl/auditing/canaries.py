@@ -48,7 +48,7 @@ from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands as bands
 from ..privacy.mechanisms.stages import total
 from ..sampling import clients as sampling
-from ..verify.client import context_shapes, make_context, row_shapes
+from ..verify.client import context_shapes, row_shapes
 from . import watching
 
 UPLOAD_VIEWS = ("server", "personal")  # whose observer sees each upload separately
@@ -410,8 +410,8 @@ def upload_shapes(plan: Plan) -> Tree:
     slots = plan.fed.index.shape[-1] if plan.fed.host is None else plan.fed.host.slots
 
     def upload(server, own, x, y, index):
-        key, numbers = jax.random.key(0), [jnp.zeros(s.shape, s.dtype) for s in context_shapes()]
-        context = make_context(numbers, plan.sampler.clients)
+        key, context = jax.random.key(0), pytrees.zeros_like(context_shapes())
+        context = context._replace(clients=plan.sampler.clients)
         rows = Rows(x, y, index, context.size)
         return plan.algorithm.client(context, Keys(key, key), server, own, rows)[0]
 
