@@ -50,7 +50,7 @@ MODES = dict(
     threefry="noise by the generator of the key",
     vmap="the gradient of every example is formed",
 )
-# What the compiler must be told about a GPU that is not attached.
+# The description of a GPU that is not attached, for its compiler.
 HOPPER = """
 gpu_device_info {{
   threads_per_block_limit: 1024

@@ -1,14 +1,15 @@
-"""How near an audit comes to what is proved: small plans of each kind, with worst-case canaries.
+"""Compare audited with proved epsilons: small plans of each kind, with worst-case canaries.
 
     python -m experiments.bench.audits [--trials 200000] [--out FILE]
 
-A row for each plan: the audited epsilon at 95 % confidence, the proved one, what is claimed where
-the noise is a paper's, the measured distance in deviations, and processor seconds.
+Each plan has a row with the audited epsilon at 95 % confidence, the proved epsilon, the claimed one
+if the noise is a paper's, the measured distance in standard deviations, and processor seconds.
 
     python -m experiments.bench.audits --trainings [--out FILE]
     python -m experiments.bench.audits --one-run [--out FILE]
 
-What canaries show in trainings on digits, by what is seen of them; and many of them in one run.
+The first of these audits trainings on digits, by the observer; the second inserts many canaries
+into one run.
 """
 
 import argparse

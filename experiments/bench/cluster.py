@@ -1,12 +1,11 @@
-"""A sweep on a Ray cluster from which workers are taken in the middle, against the same sweep in
-one process.
+"""Compare a sweep on a Ray cluster that loses workers with the same sweep in one process.
 
     python -m experiments.bench.cluster --out experiments/results/cluster.json
 
-The cluster has two machines with one CPU each, both on this one.  While blocks of points run, a
-worker process is killed with SIGKILL; later the raylet of a machine that is at work, and with it
-all that runs there.  Nothing may be missing, nothing may be there twice, and every number must be
-that of the sweep in one process.
+The cluster has two machines with one CPU each, both simulated on this one.  While blocks of points
+run, a worker process is killed with SIGKILL, and later the raylet of a busy machine, with all that
+runs there.  No result may be missing or occur twice, and every number must equal that of the sweep
+in one process.
 """
 
 import argparse
@@ -33,7 +32,7 @@ BLOCK = 3
 
 
 def at_work(raylets) -> dict:
-    """Processes below these that compute a block just now -> the raylet of each."""
+    """Return the processes below these that are computing a block -> the raylet of each."""
     found = {}
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
@@ -48,10 +47,11 @@ def at_work(raylets) -> dict:
 
 
 def shot(config: Config, axes: dict, block: int, folder: Path) -> dict:
-    """Run the sweep in `folder`/ray, with two kills -> what was killed when, and the seconds.
+    """Run the sweep in `folder`/ray with two kills; return what was killed when, and the seconds.
 
-    One machine ends its first block: a process at work on the other one is killed.  A third of the
-    points is there: the machine that was first is killed, so that the other one has to do the rest.
+    When one machine has ended its first block, a busy process of the other one is killed.  When a
+    third of the points are done, the machine that was first is killed, and the other one does the
+    rest.
     """
     from ray.cluster_utils import Cluster
 

@@ -1,11 +1,12 @@
-"""What correlated noise costs: a round of clients, its noise alone, and finding a strategy.
+"""Time correlated noise: a round of clients, the noise of a round, and finding a strategy.
 
     JFL_DATA_DIR=... python -m experiments.bench.correlated [--repeats 15] [--out FILE]
 
 The shape of W2 (MLP 784-200-10, cohort 20, 50 steps of 20 rows) with noise for clients, added once
-a round.  Variants take turns in one process; `ratio` is to independent noise in the same turn.
-What was aimed at: the noise of 4 inverse bands at most 1.3 x 4 times that of independent noise, a
-round with a BLT of 3 buffers at most 1.2 times a round, 16 bands for 2,000 rounds found within 5 s.
+per round.  Variants run alternately in one process; `ratio` is to independent noise in the same
+turn.  The goals are: the noise of 4 inverse bands takes at most 1.3 x 4 times as long as
+independent noise, a round with a BLT of 3 buffers at most 1.2 times as long as one with independent
+noise, and 16 bands for 2,000 rounds are found within 5 s.
 """
 
 import statistics
@@ -23,7 +24,7 @@ from . import timing
 
 RESULTS = timing.RESULTS / "correlated.json"
 ROUNDS = 200
-BLOCK = 50  # draws of noise in a timed call, so that a call is no part of it
+BLOCK = 50  # draws of noise in a timed call, so that the overhead of a call is negligible
 
 
 def strategies() -> dict:
@@ -54,7 +55,7 @@ def noise_of(plan):
     """Return a function that draws the noise of many rounds, and nothing else."""
     (stage,) = [s for s in plan.release.stages if s.role == "noise"]
     like = jax.eval_shape(plan.task.init, jax.random.key(0))
-    if stage.strategy is None:  # the same code, with a strategy that is none
+    if stage.strategy is None:  # the same code, without correlation
         stage = jfl.correlated(1.0, jfl.strategies.identity(ROUNDS))
     empty = correlated.initial_buffers(stage.strategy, like) if stage.strategy.memory else ()
 
@@ -75,7 +76,7 @@ def noise_of(plan):
 
 
 def found_in(repeats: int) -> list[dict]:
-    """Seconds to find coefficients."""
+    """Return rows with the seconds to find the coefficients of strategies."""
     named = jfl.strategies
     makes = {
         "16 bands, 2,000 rounds": lambda: named.banded_toeplitz(2000, 16),

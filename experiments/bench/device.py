@@ -9,7 +9,7 @@ points, and `vmapped JAX` is peers/vmapped_peer.py.  MODELS are models that peop
 size.  All rows of data are random.  A mode may end in ", bfloat16" (the precision of the loss).
 
 Compiling takes longer than timing.  Several processes can therefore compile first, and store the
-programs and the seconds in a folder, where a later call finds them:
+programs and the seconds in a folder for a later call:
 
     python -m experiments.bench.device --compile-only 8 --cache /tmp/programs
     python -m experiments.bench.device --cache /tmp/programs
@@ -266,7 +266,7 @@ def compile_into(job: Job, folder: Path, tiny: bool) -> dict:
 
 
 def compile_all(jobs: list[Job], folder: Path, processes: int, tiny: bool, deadline: float) -> int:
-    """Compile jobs, each in a process of its own, and return how many failed.
+    """Compile jobs, each in a separate process, and return how many failed.
 
     After the deadline no further job is started.
     """

@@ -1,5 +1,7 @@
-"""How fast a cohort's rows are read from the system's cache: by threads, each number copied once,
-and by an index of all rows, as from a data source, in turns in one process.
+"""Time how fast a cohort's rows are read from the system's cache.
+
+Two ways run alternately in one process: threads that copy each number once, and an index of all
+rows, as for a data source.
 
     python -m experiments.bench.feed            # 2 CPU cores, half a minute, 0.5 GB of disk
 
@@ -33,7 +35,7 @@ CASES = (
 
 
 def population(folder: Path, most, features, kind, ragged, shuffled):
-    """Clients whose rows are in a file."""
+    """Return clients whose rows are in a file."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(most // 2, most + 1, CLIENTS) if ragged else np.full(CLIENTS, most)
     n = int(sizes.sum())
@@ -49,7 +51,7 @@ def population(folder: Path, most, features, kind, ragged, shuffled):
 
 
 def measured(fed, repeats: int) -> dict:
-    """Seconds of both ways, a cohort each in turn."""
+    """Return the seconds of both ways, which alternate for each cohort."""
     rng, host, seconds = np.random.default_rng(1), fed.host, {True: [], False: []}
     for _ in range(repeats):
         ids = rng.choice(CLIENTS, COHORT, replace=False)

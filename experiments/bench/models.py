@@ -1,4 +1,4 @@
-"""What clipping costs each ready-made model: seconds of a round.
+"""Time a round of each ready-made model, with and without clipping.
 
     python -m experiments.bench.models [--repeats 7] [--out FILE]
 

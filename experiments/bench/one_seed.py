@@ -1,10 +1,10 @@
-"""A sweep over rates on one seed, against as many points of which each has a seed of its own.
+"""Time a sweep over rates on one seed, against one whose points have separate seeds.
 
     python -m experiments.bench.one_seed
 
 Points of one seed have the same cohorts and batches, which are drawn and gathered once.  Both
-sweeps take the same steps on rows of the same shapes, in turns in one process, and only the ratio
-means anything.  A row is a workload: medians of the turns, after one that compiles.
+sweeps take the same steps on rows of the same shapes, alternately in one process, and only the
+ratio is meaningful.  A row is a workload: medians of the turns, after one that compiles.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""What scale costs: populations on disk, devices that share a cohort, and the parts of a round.
+"""Time large populations on disk, and devices that share a cohort.
 
     python -m experiments.bench.scale --out experiments/results/scale.json
 
-Each population is a process of its own, whose resident memory is looked at; rows are written to a
-temporary folder (2.6 GB for a million clients of 20 rows).  Times are medians of rounds after the
-first ones.
+Each population runs in a separate process, whose resident memory is measured; rows are written to
+a temporary folder (2.6 GB for a million clients of 20 rows).  Times are medians of rounds after
+the first ones.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BLOCK = 2**16
 
 
 def plan(fed, cohort=COHORT, name="fedavg", sampler=None, chunk=None, steps=5, batch=10):
-    """Record-level DP: softmax regression, `steps` steps of `batch` rows."""
+    """Return a plan of record-level DP: softmax regression, `steps` steps of `batch` rows."""
     task = jfl.models.logistic(fed)
     grad = jfl.private_grad(
         task.loss, jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(batch))
@@ -67,8 +67,10 @@ def rows_on_disk(folder: Path, clients: int):
 
 
 def peak() -> float:
-    """GiB of resident memory, at most so far, of this program: ru_maxrss would begin at what its
-    parent had."""
+    """Return the peak of this program's resident memory, in GiB.
+
+    `ru_maxrss` would include the peak of the parent process.
+    """
     found = [
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -78,7 +80,7 @@ def peak() -> float:
 
 
 def population(folder: str, clients: int, name: str, sampler: str, rounds: int) -> dict:
-    """One population in this process."""
+    """Run one population in this process, and return its row."""
     begun = time.perf_counter()
     test = np.load(f"{folder}/test.npz")
     fed = jfl.population(

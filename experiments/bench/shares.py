@@ -1,9 +1,9 @@
-"""What noise in shares costs, and cohorts whose slots are few: seconds of a round.
+"""Time a round with noise in shares, and with cohorts that have few slots.
 
     JFL_DATA_DIR=... python -m experiments.bench.shares [--repeats 9] [--out FILE]
 
 The shape of W2 (MLP 784-200-10, cohort 20 of 100, 50 steps of 20 rows), client level.  Variants
-take turns in one process; `ratio` is to the first of the same turn.
+run alternately in one process; `ratio` is to the first of the same turn.
 """
 
 import jfl
@@ -23,7 +23,7 @@ def parts(fed):
 
 
 def of_noise(fed) -> dict:
-    """Rounds with noise of the server, and with shares of the clients."""
+    """Return plans with noise of the server, and with shares of the clients."""
     made = parts(fed)
     drawn = jfl.sampling.without_replacement(CLIENTS, COHORT)
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(COHORT))
@@ -42,7 +42,7 @@ def of_noise(fed) -> dict:
 
 
 def of_cohorts(fed) -> dict:
-    """Rounds with cohorts of 20, fixed or on average."""
+    """Return plans with cohorts of 20 clients, fixed or on average."""
     sampling, rate = jfl.sampling, COHORT / CLIENTS
     chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(COHORT))
     samplers = (
@@ -80,7 +80,7 @@ def main():
 
 
 def _epsilon(plan):
-    """Of 100 rounds at delta = 1e-5, under what the sampler implies."""
+    """Return epsilon for 100 rounds at delta = 1e-5, and the adjacency that the sampler implies."""
     found = jfl.guarantee(plan, 100, 1e-5, unit="client", view="third_party")
     return dict(adjacency=found.adjacency, value=found.epsilon)
 

@@ -73,7 +73,7 @@ def collect(module: str, folders, into, merge: bool = False, replace: bool = Fal
                 str(path),
                 f"all lines that {file} has",
                 f"none of {', '.join(sorted(lost)[:3])}",
-                "Give --merge, to keep them beside those that ran, or --replace, to drop them.",
+                "Pass --merge to keep them with those that ran, or --replace to drop them.",
             )
         found |= {one.name: one} | one.experiments
         one.name, one.experiments = "", {}

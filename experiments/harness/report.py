@@ -361,7 +361,7 @@ def experiment_tables(experiment: Experiment) -> list:
             all(isinstance(row[i], (int, float, type(None))) for row in table.rows)
             for i in range(len(table.columns))
         ]
-        if table.caption == results.NUMBERS:  # cells in words that are numbers, but for the first
+        if table.caption == results.NUMBERS:  # texts; all but the first are numbers
             right = [i > 0 for i in range(len(table.columns))]
         columns = list(zip(table.columns, right))
         blocks.append(Table(table.caption, columns, [[cell(v) for v in row] for row in table.rows]))

@@ -737,7 +737,7 @@ def _constant(of: results.Verdict) -> str:
 def _distance(of: results.Verdict) -> str:
     found = [abs(float(v)) for v in re.findall(r": ([+-]\d+\.\d+)", of.seen)]
     if not found:
-        checks.fail("stories.toml", "values beside printed ones", of.claim, FIX)
+        checks.fail("stories.toml", "values next to printed ones", of.claim, FIX)
     word = SHORT.get(of.verdict, of.verdict)
     return f"{sum(found) / len(found):.2f} ({word})"
 

@@ -69,7 +69,7 @@ def amplify(epsilon: ArrayLike, delta: ArrayLike, rate: ArrayLike) -> tuple[np.n
         [0.017037, 0.0]
     """
     e, d, q = arrays(epsilon, delta, rate)
-    # Above 600, e^epsilon overflows and 1 - rate is nothing beside it.
+    # Above 600, e^epsilon overflows, and 1 - rate is negligible next to it.
     amplified = np.log1p(q * np.expm1(np.minimum(e, 600.0)))
     return np.where(e < 600, amplified, e + np.log(q)), q * d
 

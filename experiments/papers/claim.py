@@ -22,7 +22,7 @@ VERDICTS = {
     "vacuous": "true, and never better than what is trivial",
     "order": "up to constants that are not given",
     "unverified": "not contradicted; its proof was not available",
-    "ours": "not in the paper: what should stand there",
+    "ours": "not in the paper: a correct replacement, or a result of ours",
 }
 
 

@@ -41,7 +41,7 @@ def refined(orders: ArrayLike, rate: float, z: float) -> np.ndarray:
     """Return the bound with alternating sums instead of raw moments.
 
     The sums are B(l) = E[(e^X - 1)^l], X ~ N(-1 / (2 z^2), 1 / z^2).  Each term is the smaller of
-    the two series.  B is needed only at even l, where it is the mean of nonnegative numbers. The
+    the two series.  B is needed only at even l, and it is then the mean of nonnegative numbers. The
     trapezoid rule on logarithms computes it without loss; the sum itself would need a hundred
     digits.
 

@@ -20,7 +20,8 @@ NOTES = dict(
     accuracy="± is half of a 95 % interval over seeds. Accuracies, and the choice of rates on "
     "other seeds, are in no epsilon.",
     epsilon="Nothing was trained.",
-    audit="Audited: a lower bound at 95 %, each by itself. At most: what so many runs could show.",
+    audit="Audited: a lower bound at 95 %, each by itself. At most: the largest bound that this "
+    "number of runs can give.",
 )
 
 

@@ -4,10 +4,10 @@
     python -m experiments.studies frontier --quick --out runs/frontier
 
 All points are vmapped sweeps, one program for each static group.  Noise is calibrated to the proved
-epsilon.  A learning rate is chosen from a small grid by test accuracy, on seeds and splits of its
-own; that choice is in no epsilon.  Every run and every guarantee is a line of cells.jsonl under the
-hash of its config, rows and program, so a study that stopped goes on where it was.  Data that are
-not on this machine are named as skipped.
+epsilon.  A learning rate is chosen from a small grid by test accuracy, on separate seeds and
+splits; no epsilon covers that choice.  Every run and every guarantee is a line of cells.jsonl under
+the hash of its config, rows and program, so a study that was stopped resumes.  Data that are not on
+this machine are listed as skipped.
 """
 
 import contextlib
@@ -49,6 +49,7 @@ SOURCE = hashlib.sha256(
     )
 ).hexdigest()
 SLACK = 1e-5  # of a calibrated epsilon, which a float32 multiplier may miss
+# Fields that no accounting reads.
 BLIND = (
     "lr",
     "server_lr",
@@ -56,10 +57,11 @@ BLIND = (
     "upload",
     "preprocess",
     "clip_norm",
-)  # fields that no accounting reads
+)
 MEASURED = ("claimed", "audited", "ceiling", "trials", "confidence", "mu")
 MEASURED += ("canary", "adversary", "estimator")
-STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")  # alike in how often they release
+# These algorithms release equally often.
+STEPPED = ("fedavg", "fedprox", "scaffold", "dpnfl", "addpnfl")
 
 
 def key(kind: str, config: Config, more=()) -> str:

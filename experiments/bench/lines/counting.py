@@ -1,4 +1,4 @@
-"""What is counted: lines of code as `ruff format` lays them out at width 100."""
+"""Count lines of code as `ruff format` lays them out at width 100."""
 
 import ast
 import io
@@ -7,7 +7,7 @@ import tokenize
 from typing import Any
 
 WIDTH = 100
-MARK = "# privacy"  # on a line of its own: the statement below is there for privacy
+MARK = "# privacy"  # on a separate line: the next statement is there for privacy
 SILENT = (
     tokenize.COMMENT,
     tokenize.NL,

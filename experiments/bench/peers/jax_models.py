@@ -1,4 +1,4 @@
-"""The networks of the workloads in plain JAX, for the drivers that bring no models of their own."""
+"""The networks of the workloads in plain JAX, for drivers without models."""
 
 import jax
 import jax.numpy as jnp

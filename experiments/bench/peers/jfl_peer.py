@@ -1,6 +1,6 @@
 """jfl itself, by the protocol of its peers: a block of rounds is one program.
 
-Modes of record-level workloads: private; threefry (the key's own generator in place of Philox);
+Modes of record-level workloads: private; threefry (the key's generator instead of Philox);
 vmap (every example's gradient is formed); clipped (no noise); plain (neither clip nor noise).  Of
 client-level ones: private; plain.
 """

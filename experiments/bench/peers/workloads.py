@@ -1,5 +1,4 @@
-"""What the drivers share: workloads, data, clock, and checks of a driver's arithmetic; numpy and
-stdlib only.
+"""Workloads, data, clock, and checks of arithmetic that all drivers share; needs only numpy.
 
 A driver gives `main` its name and `build(spec, data, mode) -> (run, leaves)`.  `run(rounds, tick)`
 plays that many rounds and calls `tick(wait)` after each; `wait` (may be None) blocks until the
@@ -76,14 +75,14 @@ class Unsupported(Exception):
 
 
 def load(path) -> SimpleNamespace:
-    """x, y and index of the .npz, with the rows of each client put next to each other."""
+    """Return x and y of the .npz, with the rows of each client next to each other."""
     with np.load(path) as file:
         index = file["index"]
         return SimpleNamespace(x=file["x"][index], y=file["y"][index])
 
 
 def family() -> list:
-    """This process and all that descend from it; without /proc only this one."""
+    """Return this process and its descendants; only this process if there is no /proc."""
     parents = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -99,8 +98,7 @@ def family() -> list:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and of all its descendants, those still alive
-    included."""
+    """Return the user and system time of this process and of its descendants, also live ones."""
     total = time.process_time() + sum(os.times()[2:4])
     for process in family()[1:]:
         try:
@@ -112,8 +110,7 @@ def cpu_seconds() -> float:
 
 
 def forget_peak():
-    """The peak of this process starts anew, so that copies made while reading the data do not
-    count."""
+    """Reset the peak memory of this process, so that copies while reading data do not count."""
     gc.collect()
     try:
         pathlib.Path("/proc/self/clear_refs").write_text("5")
@@ -122,8 +119,10 @@ def forget_peak():
 
 
 def peak_mib() -> float:
-    """Each process's own peak of resident memory, summed over `family`; pages that they share count
-    once for each."""
+    """Return the sum of the peaks of resident memory over `family`.
+
+    Shared pages count once per process.
+    """
     total = 0.0
     for process in family():
         try:
@@ -160,7 +159,7 @@ class Clock:
 
 
 def version(name):
-    """The installed version of a package, or None."""
+    """Return the installed version of a package, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -168,11 +167,11 @@ def version(name):
 
 
 def quiet(wait=None):
-    """A tick that counts nothing."""
+    """Ignore a tick."""
 
 
 def sound(spec, before, after):
-    """The model has the size it should, moved, and is finite."""
+    """Check that the model has the right size, has changed, and is finite."""
     count = sum(leaf.size for leaf in after)
     assert count == spec.parameters, f"{count} parameters, not {spec.parameters}"
     assert all(np.isfinite(leaf).all() for leaf in after), "parameters are not finite"
@@ -180,8 +179,10 @@ def sound(spec, before, after):
 
 
 def reference(params, data, spec) -> list:
-    """A round without noise in plain numpy, where a client's batch is all its rows; each example is
-    clipped."""
+    """Return the model after a round in numpy, without noise and with clipped examples.
+
+    The batch of a client contains all of its rows.
+    """
     models = []
     for x, y in zip(data.x, data.y):
         p = [leaf.astype(np.float64) for leaf in params]
@@ -251,7 +252,7 @@ def check(build, spec, data, mode) -> dict:
         said[f"norm_over_bound_clip_{clip:g}"] = norm / bound
     small, *_, moved = play(x, y, clip=1e-2, noise=100.0)
     wanted = small.noise * small.clip / small.cohort
-    if spec.level == "record":  # every step of every client draws anew
+    if spec.level == "record":  # every step of every client draws separate noise
         wanted = (
             small.noise * small.clip / small.batch * small.lr * (small.steps / small.cohort) ** 0.5
         )

@@ -113,7 +113,7 @@ NUM_SEEDS = dict(
     fig10_mnist=40,
     fig10_femnist=10,
 )
-# digitised, +- 0.01: GAP at noble2022_runs.MARKS, K = 50, of the first three METHODS
+# digitised, +- 0.01: GAP at runs.MARKS, K = 50, of the first three METHODS
 CURVES = {
     (0, 0): ((-0.27, -0.49, -0.65, -0.71), (-0.12, -0.27, -0.40, -0.48), (0.46, 0.63, 0.64, 0.77)),
     (1, 1): ((-0.06, -0.33, -0.54, -0.67), (0.06, -0.09, -0.23, -0.30), (0.58, 0.63, 0.65, 0.71)),

@@ -103,7 +103,7 @@ class Problem(NamedTuple):
 
     plan: Any
     rows: softmax_rows.Rows
-    known: theory.Constants  # but for lambda and sigma_s^2
+    known: theory.Constants  # except lambda and sigma_s^2
     lr: float
     least: float
 

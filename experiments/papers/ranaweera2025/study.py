@@ -81,7 +81,7 @@ MODELS = dict(
         ),
     ),
 )
-# programs: the points of one differ in numbers alone
+# Programs, whose points differ only in numbers.
 GROUPS = {
     "linear,pixels": SHAPES,
     "linear,unit": ("unit:0.25", "unit:0.5"),
@@ -98,12 +98,14 @@ GROUPS = {
     "clients,james_stein": ("james_stein",),
     "clients,per_layer": ("per_layer prior:0.25",),
 }
+# Grids are this many times larger, because the steps of these variants are shorter.
 WIDER = {
     "weighted": 4,
     "james_stein": 16,
     "soft": 16,
-}  # their steps are shorter: as many rates, so much larger
-ONLY = {"linear,per_layer": (1,), "linear,flat": (1,)}  # levels that are run, where a step is dear
+}
+# The levels that run if a step is expensive; all others run at all levels.
+ONLY = {"linear,per_layer": (1,), "linear,flat": (1,)}
 
 
 # --- running

@@ -30,8 +30,8 @@ class Constants(NamedTuple):
     clip_norm: Any  # B
     factor: Any  # c
     largest_impact: Any  # max p
-    rows: Any  # max m in the theorems, where the noise has min m
-    clients: Any  # N, where the noise has the dimension of the model
+    rows: Any  # max m in the theorems; the noise has min m
+    clients: Any  # N; the noise has the dimension of the model
 
 
 # --- local solves and what is measured

@@ -1,7 +1,7 @@
 """Cells and studies, and what several studies share: data, grids of rates, names of algorithms.
 
 Within a panel all lines with noise have one unit, adjacency, view and delta; epsilon is the proved
-one.  Clients hold equally many rows where the noise is an example's own, so that one multiplier is
+one.  If the unit is an example, all clients have the same number of rows, so that one multiplier is
 right for all of them and for every split.  With fixed-size cohorts and batches, neighbours replace
 one example or one client.
 """
@@ -23,7 +23,7 @@ class Cell(NamedTuple):
     x: float | None  # None: a level across the panel
     fields: dict
     grid: tuple = ({},)
-    asked: dict = {}  # of an audit: unit, trials; claim: whether a paper's claim stands beside it
+    asked: dict = {}  # of an audit: unit, trials; claim: whether to show the paper's claim
 
 
 class Study(NamedTuple):
@@ -32,7 +32,7 @@ class Study(NamedTuple):
     cells: tuple
     claims: tuple = ()
     seeds: tuple = ()  # of runs and of their splits
-    tune: tuple = ()  # the same, of the runs that choose from the grids
+    tune: tuple = ()  # seeds and splits of the runs that choose from the grids
     y: str = "accuracy"  # or "epsilon": nothing is trained; or "audit"
     together: bool = False  # choosing and reporting in one program: less to compile, more to run
     trials: int = 0  # of an audit: runs of each side
@@ -110,7 +110,7 @@ TITLES = dict(
     fashion="Fashion-MNIST, iid",
     digits="digits, iid",
 )
-# of a quick run: compiling is most of it, and every algorithm at every level is a program
+# The algorithms of a quick run, which mostly compiles: each algorithm and level is a program.
 SHORT = dict(example=("fedavg", "scaffold"), client=("fedavg",))
 few = lambda values, quick: (
     values[-3:-1] if quick else values
@@ -121,7 +121,7 @@ FULL: dict[str, Any] = dict(seeds=SEEDS, tune=TUNE)
 
 
 def line(algorithm, values, **fields):
-    """Fields and grid of an algorithm; the adaptive one's rate is the server's."""
+    """Return the fields and the grid of an algorithm; AdDPNFL chooses its server's rate."""
     of = "server_lr" if algorithm == "addpnfl" else "lr"
     fields = (
         dict(model="logistic", algorithm=algorithm, **({"lr": 0.3} if of == "server_lr" else {}))

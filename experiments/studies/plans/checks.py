@@ -48,8 +48,10 @@ def no_worse(margin, *pairs):
 
 
 def proved(holds, told):
-    """Return a check of epsilons alone; `holds` and `told` take all rows, and a KeyError says that
-    one was not run."""
+    """Return a check of epsilons only.
+
+    `holds` and `told` take all rows; a KeyError means that a row was not run.
+    """
 
     def check(rows):
         try:

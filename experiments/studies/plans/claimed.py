@@ -1,4 +1,4 @@
-"""The epsilons that the papers' formulas claim, beside the proved ones."""
+"""Compare the epsilons that the papers' formulas claim with the proved ones."""
 
 from ...harness.runner import CONFIRMED, NOT, UNKNOWN, Claim
 from ...papers import as_printed

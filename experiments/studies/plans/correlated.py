@@ -1,4 +1,4 @@
-"""Correlated noise beside independent noise, at equal proved epsilon of a client."""
+"""Compare correlated with independent noise, at equal proved epsilon of a client."""
 
 from ...harness.runner import Claim
 from .cells import DATA, FULL, LEVELS, NONE, PLAIN, QUICK, Cell, Study, rates
@@ -8,12 +8,12 @@ TURNS = "rotation"
 
 
 def correlated(quick):
-    """Client-level noise for who sees the models: independent with Poisson cohorts, or correlated.
+    """Define the study: client-level noise against a third party, correlated or independent.
 
-    The rule, stated before any run: the same clients, mean cohort, rounds, model and local steps;
-    every line has the same grid of learning rates and clip norms, chosen on a seed of its own, and
-    the same proved epsilon, of a client that is there or contributes nothing.  Where everyone takes
-    part in every round no gain is expected.
+    The independent noise has Poisson cohorts. The rule was stated before any run. All lines have
+    the same clients, mean cohort, rounds, model and local steps, the same proved epsilon for
+    zero_out of a client, and the same grid of learning rates and clip norms, from which they choose
+    on a separate seed. If all clients participate in every round, no gain is expected.
     """
     epsilons = (8.0,) if quick else (1.0, 2.0, 4.0, 8.0)
     grid = tuple(

@@ -13,9 +13,12 @@ IMPACT = "Impact factors: one client, third party"
 
 
 def promises(quick):
-    """Return the rule: each line chooses at each epsilon, on a seed and a split of its own, from 24
-    points: 6 learning rates (AdDPNFL: of its server) times 4 clip norms. What contracts has no
-    clip, and 5 rates; what solves its problems has 4 pulls (mu) times 4 rates of the server."""
+    """Define the study.
+
+    Each line chooses at each epsilon from 24 points, on a separate seed and split: 6 learning rates
+    (for AdDPNFL those of its server) times 4 clip norms. Lines whose steps contract have no clip
+    and 5 rates. Lines that solve their local problems have 4 values of mu times 4 server rates.
+    """
     epsilons = (8.0, 32.0) if quick else (2.0, 8.0, 32.0)
     data = dict(dataset="digits", rounds=3) if quick else dict(dataset="mnist", rounds=20)
     base = data | dict(model="logistic", batch=20, steps=5)
