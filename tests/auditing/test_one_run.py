@@ -148,23 +148,6 @@ def test_the_term_of_delta_is_needed():
     assert 0 < one_run(200, 200, 190, delta=1e-4).epsilon < one_run(200, 200, 190, delta=0).epsilon
 
 
-def test_numbers_chosen_after_the_scores_need_the_correction():
-    """Scores without information, 100 runs.  False alarm of this test: 1e-3 (binomial)."""
-    rng = np.random.default_rng(7)
-    numbers, runs = list(range(10, 401, 15)), 100
-    corrected = uncorrected = 0
-    for _ in range(runs):
-        included = rng.random(400) < 0.5
-        scores = rng.normal(size=400)
-        made = [guesses_from_scores(scores, included, n) for n in numbers]
-        smallest = min(audit.one_run_p_value(0.0, *m[:3], delta=0.0) for m in made)
-        corrected += smallest < 0.05 / len(numbers)
-        uncorrected += smallest < 0.05
-    limit = stats.binom.isf(1e-3, runs, 0.05)
-    assert corrected <= limit
-    assert uncorrected > limit  # must fail: the number was chosen after the scores were seen
-
-
 def test_gaussian_scores_are_not_overstated():
     """Independent Gaussian releases, 200 runs.  False alarm of this test: 1e-3 (binomial)."""
     rng = np.random.default_rng(11)

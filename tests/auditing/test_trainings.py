@@ -284,23 +284,6 @@ def test_coins_are_their_own_in_every_run():
     assert set(everyone.clients) == set(range(CLIENTS)) and len(np.unique(everyone.rows)) == 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "batch, kind, sees",
-    [
-        (None, "direction", "releases"),
-        (jfl.batches.poisson(6), "mislabelled", "models"),
-        (jfl.batches.poisson(6), "blank", "final model"),
-    ],
-    ids=["direction", "mislabelled", "blank"],
-)
-def test_one_run_of_each_kind_shows_no_more_than_is_proved(batch, kind, sees):
-    found = jfl.audit_one_run(
-        of_records(0.5, batch), 2, 12, 1e-5, canary=kind, sees=sees, confidence=0.99
-    )
-    assert found.epsilon <= found.proved.epsilon
-
-
 def test_what_cannot_be_done_says_so():
     plan, rows = of_clients(1.0), of_records(1.0)
     voted = of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5), release=audit_plans.adaptive())
