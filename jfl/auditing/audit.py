@@ -18,12 +18,11 @@ from ..privacy.guarantees import choose
 from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.entry import Entry
 from . import canaries as worst_case
-from . import one_run_scores, scores, trainings
+from . import scores, trainings
 from .estimators import one_run, thresholds, two_samples
 from .trials import open_store, run_trials, watch_once
 
 WORST = "worst case"
-LEARN_FRACTION = 0.3  # fraction of the trials that choose the score and its threshold
 MIN_LEARNING_TRIALS = 100  # minimum number of those trials, for each side
 
 
@@ -213,8 +212,8 @@ def audit(
     where = "jfl.audit"
     checks.require_one_of(where, (WORST, *trainings.CANARIES), canary=canary)
     _check(where, plan, rounds, seed, sees, delta, confidence)
-    fewest = math.ceil(MIN_LEARNING_TRIALS / LEARN_FRACTION)
-    hint = f"{LEARN_FRACTION:.0%} of the trials choose the score."
+    fewest = math.ceil(MIN_LEARNING_TRIALS / scores.LEARN_FRACTION)
+    hint = f"{scores.LEARN_FRACTION:.0%} of the trials choose the score."
     checks.require_integer(where, hint, min_value=fewest, trials=trials)
     most = ceiling(trials, delta, confidence)
     _check_shown(where, most, f"trials={trials}", claimed, "Raise trials, or audit fewer rounds.")
@@ -235,7 +234,7 @@ def audit(
         asked = dict(rounds=rounds, trials=trials, seed=seed, sees=sees, **_whose(entry))
         store = open_store(keep, plan, made, asked)
     seen = run_trials(made, rounds, trials, seed, memory, mesh, progress, store)
-    epsilon, estimator, mu = scores.bound(seen, made.copies, delta, confidence, LEARN_FRACTION)
+    epsilon, estimator, mu = scores.bound(seen, made.copies, delta, confidence)
     measured = dict(estimator=estimator, trials=int(trials), mu=mu)
     return _report(plan, entry, rounds, epsilon, delta, confidence, claimed, made, **measured)
 
@@ -316,18 +315,18 @@ def audit_one_run(
     entry = _attacked_entry(where, plan, rounds, unit, view, adjacency)
     made = trainings.training(plan, entry, rounds, canary, sees, canaries)
     draw = np.random.default_rng([seed, 1])
-    coins = one_run_scores.learning_coins(draw, learning_runs, canaries)
+    coins = scores.learning_coins(draw, learning_runs, canaries)
     judged = draw.random(canaries) < 0.5
     keys = jax.random.split(jax.random.key(seed), learning_runs + 1)
     *learning, judging = (
         watch_once(key, trainings.with_coins(made, rounds, included), rounds)
         for key, included in zip(keys, [*coins, judged], strict=True)
     )
-    chosen = one_run_scores.learn(np.stack(learning), coins, **level)
+    chosen = scores.choose_score(np.stack(learning), coins, **level)
     values = chosen.score(judging)
-    found, gaussian = one_run_scores.bounds(values, judged, chosen.guesses, chosen.center, **level)
+    found, gaussian = scores.one_run_bounds(values, judged, chosen.guesses, chosen.center, **level)
     inside, outside = values[judged], values[~judged]
-    mu = one_run_scores.distance(inside, outside)
+    mu = scores.distance(inside, outside)
     measured = dict(
         estimator="Steinke, Nasr, Jagielski",
         trials=1,
@@ -354,7 +353,7 @@ def ceiling(trials: int, delta: float, confidence: float) -> float:
         >>> round(ceiling(100_000, 1e-2, 0.95), 2)
         9.84
     """
-    judged = trials - int(LEARN_FRACTION * trials)
+    judged = trials - int(scores.LEARN_FRACTION * trials)
     # One threshold has two error rates, so each bound gets half of 1 - confidence.
     rate = float(thresholds.clopper_pearson_upper(0, judged, (1 - confidence) / 2))
     left = 1 - rate - delta

@@ -8,6 +8,10 @@ learn a weight per observation; and, if the canary participates at random, the s
 log-likelihood ratios.
 
 Observations of n runs are arrays [n, R, k]: k numbers in each of R rounds.
+
+One run can also have m canaries, each included by a coin flip.  The *judged* run gives the bound,
+and other runs, the *learning* runs, choose the score and the number of guesses, because a choice on
+the judged run would invalidate the bound.  Its observations are an array [m, R, k].
 """
 
 import math
@@ -17,8 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from .estimators import thresholds, two_samples
+from ..core.errors import ArgumentError
+from .estimators import one_run, thresholds, two_samples
 
+LEARN_FRACTION = 0.3  # fraction of the runs that choose the score and its threshold
+NUM_GUESS_COUNTS = 8  # numbers of guesses that are tried on the learning runs
 RIDGE = 1e-9  # fraction of the mean variance that is added, for observations that never change
 
 
@@ -34,7 +41,6 @@ def bound(
     copies: np.ndarray | None,
     delta: float,
     confidence: float,
-    learn_fraction: float = 0.3,
 ) -> tuple[float, str, float]:
     """Bound epsilon from below by the observations of many runs.
 
@@ -45,13 +51,12 @@ def bound(
         copies: see `learn`.
         delta: the delta at which epsilon is bounded.
         confidence: in (0, 1), of the bound.
-        learn_fraction: the fraction of the runs that choose the score and its threshold.
 
     Returns:
         The lower bound; a description of the estimator; and the mean score with the canary minus
         the mean score without it, in standard deviations of the latter scores.
     """
-    first = int(learn_fraction * len(seen[0]))
+    first = int(LEARN_FRACTION * len(seen[0]))
     learning, judging = ([side[:first] for side in seen], [side[first:] for side in seen])
     tried = []
     for score in learn(learning[0], learning[1], copies):
@@ -156,3 +161,116 @@ def _likelihood_ratio(inside, outside, copies):
         return total
 
     return Score(score, "likelihood ratio")
+
+
+# --- many canaries in one run
+
+
+class ChosenScore(NamedTuple):
+    """The score for the judged run, and how many guesses to make with it.
+
+    Attributes:
+        value: the quality of the score on the learning runs: the mean epsilon, and minus the mean
+            p-value, which breaks ties if no epsilon is shown.
+        center: a value between the scores of included and of excluded canaries.
+        guesses: the number of guesses.
+        score: Float[m, R, k] -> Float[m].
+    """
+
+    value: tuple[float, float]
+    center: float
+    guesses: int
+    score: Callable
+
+
+def learning_coins(draw, runs, canaries):
+    """Draw the coins of the learning runs, Bool[runs, m] for m canaries.
+
+    Each run includes half of the canaries, and each canary is in one run of every pair of runs.
+
+    Args:
+        draw: a NumPy generator.
+        runs: the number of learning runs.
+        canaries: the number of canaries, m.
+    """
+    halves = [draw.permutation(canaries) % 2 == 0 for _ in range(max(runs // 2, 1))]
+    return np.stack([side for half in halves for side in (half, ~half)])[:runs]
+
+
+def choose_score(seen, coins, delta, confidence) -> ChosenScore:
+    """Return the better of two scores: the one that shows a larger epsilon on the learning runs.
+
+    One score uses the observations unchanged.  The other one first subtracts the mean observation
+    of each canary over runs with and without it, to remove what does not depend on its coin.
+
+    Args:
+        seen: Float[n, m, R, k], the observations of the learning runs.
+        coins: Bool[n, m], which canaries each run includes.
+        delta: the delta at which epsilon is bounded, in (0, 1).
+        confidence: in (0, 1), of the bound.
+    """
+    tried = []
+    for subtract in [False, True] if len(seen) > 1 else [False]:
+        left = seen - _by_others(seen) if subtract else seen
+        score, *_ = learn(left[coins], left[~coins], None)
+        values = np.stack([score.of(run) for run in left])
+        known = seen.mean(0) if subtract else 0.0
+        of = lambda run, score=score, known=known: score.of(run - known)
+        tried.append(ChosenScore(*_choose_guesses(values, coins, delta, confidence), of))
+    return max(tried, key=lambda chosen: chosen.value)
+
+
+def _by_others(seen):
+    """Estimate what is observed of each canary regardless of its coin, from the other pairs of
+    runs."""
+    pairs = seen.reshape(-1, 2, *seen.shape[1:]).mean(1)
+    return np.repeat((pairs.sum(0) - pairs) / (len(pairs) - 1), 2, axis=0)
+
+
+def _choose_guesses(values, included, delta, confidence):
+    """Return the fields of `ChosenScore` for the best number of guesses, from scores Float[n, m] of
+    n runs."""
+    center = float(values[included].mean() + values[~included].mean()) / 2
+    canaries = values.shape[1]
+    best = ((0.0, -1.0), canaries)
+    for guesses in np.linspace(0, canaries, NUM_GUESS_COUNTS + 1).astype(int)[1:].tolist():
+        try:
+            sides = zip(values, included, strict=True)
+            found = [one_run_bounds(*side, guesses, center, delta, confidence)[0] for side in sides]
+        except ArgumentError:  # too few guesses to show anything
+            continue
+        p_values = [one_run.one_run_p_value(0.0, *f[3:6], delta=delta) for f in found]
+        value = (float(np.mean([f.epsilon for f in found])), -float(np.mean(p_values)))
+        best = max(best, (value, guesses))
+    return best[0], center, best[1]
+
+
+def one_run_bounds(values, included, guesses, center, delta, confidence):
+    """Return two `OneRun` bounds: for any mechanism, and for a Gaussian mechanism.
+
+    Args:
+        values: Float[m], the scores of the canaries.
+        included: Bool[m], the coins.
+        guesses, center, delta, confidence: as in `one_run.guesses_from_scores` and
+            `one_run.one_run`.
+    """
+    made = one_run.guesses_from_scores(values, included, guesses, center=center)
+    level = dict(delta=delta, confidence=confidence)
+    return one_run.one_run(*made[:3], **level), one_run.one_run_tradeoff(*made[:3], **level)
+
+
+def distance(inside, outside):
+    """Return the difference between two mean scores, inside minus outside, in standard deviations.
+
+    The unit is the standard deviation within the two samples, from their pooled variance.  The
+    result is 0 if a sample has fewer than two scores, or if no sample varies.
+
+    Args:
+        inside: Float[n], the scores of included canaries.
+        outside: Float[m], the scores of excluded canaries.
+    """
+    if min(len(inside), len(outside)) < 2:
+        return 0.0
+    freedom = len(inside) + len(outside) - 2
+    variance = (len(inside) * inside.var() + len(outside) * outside.var()) / freedom
+    return float((inside.mean() - outside.mean()) / math.sqrt(variance)) if variance else 0.0

@@ -13,7 +13,7 @@ from scipy import stats
 
 import jfl
 from jfl.algorithms.base import train_difference
-from jfl.auditing import one_run_scores, trainings, trials
+from jfl.auditing import scores, trainings, trials
 from jfl.core import pytrees
 from jfl.engine.simulate import scan
 from jfl.privacy.guarantees import choose
@@ -354,17 +354,17 @@ def test_guesses_are_chosen_on_a_run_that_judges_nothing():
     alarm of 1e-4; choosing on the scores that are judged breaks this."""
     rng, alarms, the_same, audits = np.random.default_rng(0), 0, 0, 200
     for _ in range(audits):
-        scores, coins = rng.normal(size=(2, 60)), rng.random((2, 60)) < 0.5
-        _, center, number = one_run_scores._choose_guesses(scores[:1], coins[:1], 1e-5, 0.95)
+        values, coins = rng.normal(size=(2, 60)), rng.random((2, 60)) < 0.5
+        _, center, number = scores._choose_guesses(values[:1], coins[:1], 1e-5, 0.95)
         found = [
-            one_run_scores.bounds(s, c, number, center, 1e-5, 0.95)[0].epsilon > 0
-            for s, c in zip(scores, coins)
+            scores.one_run_bounds(s, c, number, center, 1e-5, 0.95)[0].epsilon > 0
+            for s, c in zip(values, coins)
         ]
         the_same, alarms = the_same + found[0], alarms + found[1]
     assert alarms <= stats.binom.isf(1e-4, audits, 0.05) < the_same
     strong = coins[0] + rng.normal(size=60) * 0.1
-    assert one_run_scores._choose_guesses(strong[None], coins[:1], 1e-5, 0.95)[2] == 60
-    exact = one_run_scores.distance(np.array([3.0, 5.0]), np.array([1.0, 3.0]))
+    assert scores._choose_guesses(strong[None], coins[:1], 1e-5, 0.95)[2] == 60
+    exact = scores.distance(np.array([3.0, 5.0]), np.array([1.0, 3.0]))
     assert exact == pytest.approx(2 / math.sqrt(2))
 
 
@@ -372,25 +372,23 @@ def test_what_others_do_is_taken_away():
     """A canary's release has a part of the others', ten times what the coin moves, and another for
     each canary: learned from four runs with coins of their own, it hides nothing."""
     rng = np.random.default_rng(0)
-    coins = one_run_scores.learning_coins(rng, 4, 80)
+    coins = scores.learning_coins(rng, 4, 80)
     assert (coins.sum(1) == 40).all() and (coins.reshape(2, 2, 80).sum(1) == 1).all()
     judged = rng.random(80) < 0.5
     by_others = 10 * rng.normal(size=(80, 3, 1))
     see = lambda inside: by_others + inside[:, None, None] + 0.3 * rng.normal(size=(80, 3, 1))
     learn, judge = np.stack([see(inside) for inside in coins]), see(judged)
-    several = one_run_scores.learn(learn, coins, 1e-5, 0.95)
-    one = one_run_scores.learn(learn[:1], coins[:1], 1e-5, 0.95)
-    distance = lambda made: one_run_scores.distance(
-        made.score(judge)[judged], made.score(judge)[~judged]
-    )
+    several = scores.choose_score(learn, coins, 1e-5, 0.95)
+    one = scores.choose_score(learn[:1], coins[:1], 1e-5, 0.95)
+    distance = lambda made: scores.distance(made.score(judge)[judged], made.score(judge)[~judged])
     # three rounds at 0.3 are 5.8 deviations, by the mean of four runs 5.2
     assert 4 < distance(several) < 6.5 and abs(distance(one)) < 1
     # where nothing is there to take away, it is left as it is: the mean of runs adds noise
     plain = learn - by_others
-    assert one_run_scores.learn(plain, coins, 1e-5, 0.95).value[0] > 2
+    assert scores.choose_score(plain, coins, 1e-5, 0.95).value[0] > 2
 
 
 def test_a_run_is_measured_by_the_pairs_it_is_not_of():
     seen = np.arange(6.0).reshape(6, 1, 1, 1)
-    by_others = one_run_scores._by_others(seen).ravel()
+    by_others = scores._by_others(seen).ravel()
     np.testing.assert_allclose(by_others, [3.5, 3.5, 2.5, 2.5, 1.5, 1.5])
