@@ -29,7 +29,7 @@ from jfl.core.records import Diagnostics, Fn, Keys, Release, code_of
 from jfl.local import training
 from jfl.privacy import calibration, guarantees
 from jfl.privacy.mechanisms import chain as mech
-from jfl.privacy.mechanisms import correlated, stages
+from jfl.privacy.mechanisms import stages
 from jfl.privacy.mechanisms.stages import Stage
 from jfl.sampling import batches
 from jfl.verify import check, marks, trust
@@ -251,12 +251,6 @@ def split_client(ctx, keys, server, own, rows, *, work):
     return pytrees.sub(w, server.params), own, jax.tree.map(lambda x: x[0], seen)
 
 
-def by_hand_client(ctx, keys, server, own, rows, *, work):
-    """One private gradient without `local.train`."""
-    batch = batch_of_step(work, keys, rows, 0)
-    return work.grad(keys.noise, server.params, batch, ctx)[0], own, NOTHING
-
-
 def loop_client(ctx, keys, server, own, rows, *, work):
     """Steps of one's own in a fori_loop, in a jit, behind a cond that only reads the round."""
 
@@ -297,7 +291,8 @@ FINE = dict(
     twice=lambda: build(twice_client, 2),
     in_a_loop=lambda: build(split_client, 3),
     more_declared=lambda: build(fedavg_client, 2),
-    by_hand=lambda: build(by_hand_client, steps=1),
+    by_hand=lambda: build(gradient_of(lambda *of: batch_of_step(*of, 0)), steps=1),
+    stacked_keys=lambda: build(steps_of(lambda key, s: jnp.stack([*jax.random.split(key)])[s])),
     own_loop=lambda: build(loop_client),
     whole=lambda: whole(release_with(1.0)),
     remembers=lambda: build(
@@ -570,27 +565,6 @@ def a_chosen_key(work, ctx, keys, params, batch):
     return dict(g, b=g["b"] - jax.random.normal(key))
 
 
-CORRELATED = jfl.correlated(1.1 * 2 * 0.8 / 3, jfl.strategies.identity(3))
-
-
-def its_noise_away_as_that_of_a_strategy(work, ctx, keys, params, batch):
-    """The same, mixed by the functions of correlated noise."""
-    g = work.grad(keys.noise, params, batch, ctx)[0]
-    fresh = lambda index: normals(keys.noise, g)
-    noise, _ = correlated.mix(CORRELATED.strategy, fresh, jnp.int32(0), ())
-    return pytrees.sub(g, pytrees.scale(CORRELATED.noise, noise))
-
-
-def its_noise_away_as_a_release(work, ctx, keys, params, batch):
-    """The same, as a release of nothing whose correlated noise has the key of the gradient."""
-    g = work.grad(keys.noise, params, batch, ctx)[0]
-    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), CORRELATED, adjacency="zero_out")
-    other_key, nothing = jax.random.fold_in(keys.noise, 9), pytrees.zeros_like(g)
-    series = (lambda round_: keys.noise, jnp.int32(0))
-    noise, _ = mech.release_sum(chain, other_key, (), nothing, series=series)
-    return pytrees.sub(g, noise)
-
-
 def unclipped(work, ctx, keys, params, batch):
     g = jfl.grad(squared)(None, params, batch, ctx)[0]
     return mech.release_sum(work.grad.mechanism, keys.noise, (), g)[0]
@@ -669,10 +643,6 @@ MUTANTS = dict(
     callback_in_a_solve=leak(sends(by_callback_in_a_solve), "what custom_linear_solve does"),
     after_the_noise=leak(sends(after_the_noise), RAW),
     noise_away=leak(first_gradient(its_own_noise_away), READS, steps=1),
-    noise_away_as_that_of_a_strategy=leak(
-        first_gradient(its_noise_away_as_that_of_a_strategy), READS, steps=1
-    ),
-    noise_away_as_a_release=leak(first_gradient(its_noise_away_as_a_release), UNBOUNDED, steps=1),
     chosen_key=leak(first_gradient(a_chosen_key), READS, steps=1),
     key_for_later=leak(
         a_key_for_later, "a noise key outlives its round", own=HELD_KEY, stateful=True
@@ -767,9 +737,7 @@ def assumed(plan, **options):
     return found.caveats[-1] if said else ""
 
 
-SOMEBODYS = np.linspace(0.1, 0.9, 4).astype(np.float32)  # what it was made of nobody can say
-
-
+SOMEBODYS = np.linspace(0.1, 0.9, 4).astype(np.float32)  # nobody can say what it was made of
 ZEROS = jfl.task(jax.tree.map(jnp.zeros_like, start_params()), squared)
 DRAWN = jfl.task(
     lambda key: jax.tree.map(lambda x: jax.random.normal(key, x.shape), start_params()), squared
@@ -789,11 +757,7 @@ def plus(value):
 INIT = r"starting parameters .*float32\["
 WEIGHED = lambda w, x, y: squared(w, x, y) * jnp.asarray(SOMEBODYS).sum()
 DRAWN_PLUS = lambda key: jax.tree.map(lambda x: x + jnp.asarray(SOMEBODYS)[2], start_params())
-
-
 NOISY = jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(1.1), jfl.divide(3.0)
-
-
 OF_CLIENTS = jfl.gaussian(jnp.linspace(1.0, 2.0, CLIENTS))
 NAMED = {
     "start": (lambda: of_parts(jfl.task(start_params(), squared)), INIT),
