@@ -135,6 +135,10 @@ def transformed_twice(x, w):
     return jnp.tanh(x @ w) @ w
 
 
+def contracted_twice(x, w):
+    return jnp.stack([jnp.tanh(jnp.tensordot(w, x, 2)), jnp.tensordot(w, x**2, 2)])
+
+
 def loop(x, w):
     return jax.lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ w), x)
 
@@ -199,6 +203,12 @@ REFUSED = dict(
     shared=(Shared, (4,), {"same/bias": TWICE}),
     mixed=(Mixed, (4,), {"own": "mul before it meets", "gain": "mul before it meets"}),
     transformed_twice=(one_weight(transformed_twice), (4,), {"own": "tanh before it meets"}),
+    transformed_table=(
+        one_weight(lambda x, w: jnp.tanh(w)[x].mean(0)),
+        7,
+        {"own": "tanh before it meets"},
+    ),
+    contracted_twice=(one_weight(contracted_twice), (3, 3), {"own": TWICE}),
     penalised=(one_weight(lambda x, w: x @ w + jnp.square(w).sum()), (4,), {"own": TWICE}),
     loop=(
         one_weight(lambda x, w: jax.lax.fori_loop(0, 2, lambda _, h: jnp.tanh(h @ w) @ w, x)),
@@ -366,14 +376,6 @@ def test_clips_by_bands(name, grid, without_rule):
     close(jax.tree.leaves(part.value), wanted, rtol=2e-4, atol=2e-5)
     over = (norms > bound) & (WEIGHTS != 0)
     assert np.array_equal(part.clipped, over.sum(1)) and 0 < over.sum() < (WEIGHTS != 0).sum()
-
-
-def test_bands_of_other_parameters_are_refused():
-    loss, params, x, y = problem(*COVERED["mlp"])
-    bands = jfl.bands.pixels({"w": jnp.zeros((6, 2))}, (2, 3))
-    clip = jfl.wavelet.clip_ellipsoid(1.0, jfl.wavelet.ellipsoid(bands))
-    with pytest.raises(ValueError, match="Make the bands from this contribution"):
-        jax.eval_shape(lambda: sums(loss, clip, params, x, y, WEIGHTS))
 
 
 def test_any_loss_and_no_flax():
@@ -670,10 +672,24 @@ def test_what_book_keeping_cannot_do_is_refused(stages, options, match):
         jfl.private_grad(squared, jfl.chain(*stages, jfl.total()), **options)
 
 
-def test_bounds_for_another_number_of_leaves_are_refused():
+OTHER_BANDS = jfl.bands.pixels({"w": jnp.zeros((6, 2))}, (2, 3))
+
+
+@pytest.mark.parametrize(
+    "clip, match",
+    [
+        (jfl.clip_per_layer([1.0] * 5), "clip_per_layer: expected bounds for the 6 leaves"),
+        (
+            jfl.wavelet.clip_ellipsoid(1.0, jfl.wavelet.ellipsoid(OTHER_BANDS)),
+            "Make the bands from this contribution",
+        ),
+    ],
+    ids=["bounds", "bands"],
+)
+def test_a_clip_for_other_parameters_is_refused(clip, match):
     loss, params, x, y = problem(*COVERED["mlp"])
-    with pytest.raises(ValueError, match="clip_per_layer: expected bounds for the 6 leaves"):
-        jax.eval_shape(lambda: sums(loss, jfl.clip_per_layer([1.0] * 5), params, x, y, WEIGHTS))
+    with pytest.raises(ValueError, match=match):
+        jax.eval_shape(lambda: sums(loss, clip, params, x, y, WEIGHTS))
 
 
 def test_one_bound_is_divided_over_the_leaves():
@@ -690,28 +706,3 @@ def test_a_loss_that_fails_says_of_what_rows():
     with pytest.raises(TypeError, match="dot_general") as error:
         ghost.read(loss, jnp.ones(9), jnp.ones((2, 5)), 0)
     assert any("x and y are float32[2, 5] and" in note for note in error.value.__notes__)
-
-
-@pytest.mark.parametrize(
-    "shape, loss",
-    [
-        # a table that is transformed and then looked up
-        ((4, 2), lambda w, x, y: (jnp.tanh(w)[x[0].astype(int)] ** 2).sum() * y),
-        # a matrix that is contracted over both axes, twice
-        ((4, 3), lambda w, x, y: jnp.tanh(jnp.tensordot(w, x, 2)) + jnp.tensordot(w, y * x**2, 2)),
-    ],
-    ids=["transformed table", "contracted twice"],
-)
-def test_unusual_uses_are_clipped_as_by_vmap(shape, loss):
-    w = jax.random.normal(jax.random.key(0), shape)
-    x = jnp.abs(jax.random.normal(jax.random.key(1), (5, 4, 3)))
-    x = x if shape == (4, 3) else jnp.arange(5.0)[:, None] % 4
-    batch = Batch(x, jnp.arange(1.0, 6.0), jnp.ones(5, bool))
-    chain = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0), jfl.divide(5))
-    sums = [
-        per_example.clipped_sum(jfl.private_grad(loss, chain, path=path), w, batch, jnp.ones(5))[0]
-        for path in ("auto", "vmap")
-    ]
-    book, vmap = (np.asarray(jax.tree.leaves(s)[0]) for s in sums)
-    assert book.shape == shape
-    np.testing.assert_allclose(book, vmap, rtol=1e-5, atol=1e-6)
