@@ -17,14 +17,14 @@ The adjacency is add_remove.  Arguments are numbers or arrays, which broadcast.
 """
 
 import functools
-import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.special import ndtr
 
+from jfl.auditing.estimators.thresholds import Explicit
+from jfl.auditing.estimators.two_samples import Estimate, lower_bound
 from jfl.core import checks
 from jfl.privacy.accountants import events, rdp, tightest
 
@@ -176,14 +176,6 @@ def run_epsilon(
 # --- audit
 
 
-class Audit(NamedTuple):
-    """The result of an attack on one release."""
-
-    false_positives: int
-    false_negatives: int
-    epsilon: float  # no smaller one holds, at the stated confidence
-
-
 @claim("section 4.2", "ours", "closed form of `audit_wavelet_leak`")
 def audit_power(reading: str, m, sigma):
     """Return (d', chance of either error half way) of the sum of all entries, with and without the
@@ -193,49 +185,28 @@ def audit_power(reading: str, m, sigma):
     return apart, ndtr(-apart / 2)
 
 
-def audit_scores(absent, present, threshold, delta, confidence=0.95) -> Audit:
-    """Return a lower bound on epsilon from scores of runs without and with one record; `threshold`
-    must not depend on them.
-
-    Each rate of errors has half of 1 - confidence (Clopper and Pearson), so that both bounds hold
-    together.
-    """
-    from scipy import stats  # half a second: not at import
-
-    absent, present = np.asarray(absent), np.asarray(present)
-    wrong = int((absent > threshold).sum()), int((present <= threshold).sum())
-    most = [
-        stats.beta.ppf((1 + confidence) / 2, k + 1, n - k) if k < n else 1.0
-        for k, n in zip(wrong, (absent.size, present.size))
-    ]
-    proved = [
-        math.log(max(1 - missed - delta, 1e-300) / false) for missed, false in (most, most[::-1])
-    ]
-    return Audit(*wrong, max(0.0, *proved))
-
-
 @claim("section 4.2", "ours", "for R1 and R2 it refutes the reported epsilon")
-def audit_wavelet_leak(reading: str, m: int, sigma: float, runs: int, key, delta=1e-5) -> Audit:
+def audit_wavelet_leak(reading: str, m: int, sigma: float, runs: int, key, delta=1e-5) -> Estimate:
     """Attack `runs` releases without and `runs` with a constant vector, clipped as R1, R2 or R5.
 
     The attack adds up the entries of a release and compares the sum with a threshold.
 
     Every coefficient gets its noise and goes through the inverse transform; the threshold is half
-    way.
+    way. The result has a lower bound on epsilon at a confidence of 95 %.
 
     >>> found = audit_wavelet_leak("R1", 1024, 3.0, 100, jax.random.key(0))
-    >>> found[:2], 3.2 < found.epsilon < 3.3
-    ((0, 0), True)
+    >>> found.false_positives, found.false_negatives, 3.2 < found.epsilon < 3.3
+    (0, 0, True)
     """
     checks.require_one_of("ranaweera2025.audit_wavelet_leak", AUDITED, reading=reading)
     _setting(m, sigma)
     total = READINGS[reading](m)  # the vector's entries add up to this
     keys = jax.random.split(key, (2, runs))
-    scores = [
+    absent, present = (
         np.asarray(_scores(m, keys[i], np.float32(sigma), np.float32(i * total / m)))
         for i in range(2)
-    ]
-    return audit_scores(scores[0], scores[1], total / 2, delta)
+    )
+    return lower_bound(present, absent, delta=delta, thresholds=Explicit(total / 2))
 
 
 # --- parts
