@@ -4,11 +4,12 @@ Bounds take some quantities as known. This module measures them along a run, wit
 gradients.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax
 
 import jfl
 
@@ -37,6 +38,13 @@ def federation(dataset: str, deal: str, clients: int, rows: int):
     return jfl.federate([(data.x[one], data.y[one])] * clients, test=test)
 
 
+@functools.lru_cache(maxsize=4)
+def problem(dataset: str, deal: str, clients: int, rows: int, l2: float):
+    """Return a `federation`, and the largest smoothness constant of its clients' objectives."""
+    fed = federation(dataset, deal, clients, rows)
+    return fed, float(objectives.smoothness(fed, l2=l2).max())
+
+
 def rows_of(fed, l2: float) -> Rows:
     """Return the rows of a federation."""
     index = np.asarray(fed.index)
@@ -52,22 +60,16 @@ def matrix(params) -> np.ndarray:
     return np.concatenate([kernel, bias[..., None, :]], -2)
 
 
-def losses(rows: Rows, w) -> np.ndarray:
-    """Return the objective of each client [C], at one w [f, k] or one per client [C, f, k]."""
-    rest = rows.l2 / 2 * (w**2).sum((-2, -1))
-    return -(rows.y * log_softmax(rows.x @ w, -1)).sum(-1).mean(-1) + rest
-
-
 def gradients(rows: Rows, w) -> np.ndarray:
-    """Return the gradients of `losses`, [C, f, k]."""
-    wrong = softmax(rows.x @ w, -1) - rows.y
-    return rows.x.transpose(0, 2, 1) @ wrong / rows.x.shape[1] + rows.l2 * w
+    """Return the gradients of each client's objective, [C, f, k]."""
+    return moments(rows, w)[1]
 
 
 def moments(rows: Rows, w) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return losses [C], gradients [C, f, k], and mean squared norms of the rows' gradients [C].
+    """Return objectives [C], gradients [C, f, k], and mean squared norms of rows' gradients [C].
 
-    The last are without l2.
+    The last are without l2.  The model w is one for all clients [f, k], or one per client
+    [C, f, k].
     """
     logs = log_softmax(rows.x @ w, -1)
     wrong, rest = np.exp(logs) - rows.y, rows.l2 / 2 * (w**2).sum((-2, -1))

@@ -41,6 +41,10 @@ def of_cell(paper, cell, part=""):
     return verdicts(*(c for c in paper.claims_of("line", cell) if part in c.text))
 
 
+def losses_of(rows, w):
+    return softmax_rows.moments(rows, w)[0]
+
+
 # --- what is measured
 
 
@@ -52,15 +56,13 @@ def test_losses_and_gradients_are_those_of_the_library():
     params = jax.tree.map(random, task.init(jax.random.key(0)))
     rows, w = softmax_rows.rows_of(fed, 0.3), softmax_rows.matrix(params)
     want = softmax_rows.matrix(jfl.heterogeneity.client_gradients(task, params, fed, l2=0.3))
-    np.testing.assert_allclose(softmax_rows.gradients(rows, w), want, atol=1e-5)
     losses, grads, squares = softmax_rows.moments(rows, w)
     np.testing.assert_allclose(grads, want, atol=1e-5)
-    np.testing.assert_allclose(losses, softmax_rows.losses(rows, w), rtol=1e-12)
     data = want - 0.3 * w  # the mean square is that of the mean and the variance
     variance = np.asarray(objectives.gradient_variance(task, params, fed))
     np.testing.assert_allclose(squares, (data**2).sum((1, 2)) + variance, rtol=1e-4)
     at, least = softmax_rows.best(fed, 0.3, "uniform")
-    np.testing.assert_allclose(softmax_rows.losses(rows, at).mean(), least, rtol=1e-10)
+    np.testing.assert_allclose(losses_of(rows, at).mean(), least, rtol=1e-10)
     assert np.abs(softmax_rows.gradients(rows, at).mean(0)).max() < 1e-7
 
 
@@ -184,7 +186,7 @@ def test_theorem2_as_printed_is_below_the_gap_in_numpy_alone():
     x = rows.x[0]
     smooth = np.linalg.norm(x, 2) ** 2 / len(x) / 2 + alike.l2  # softmax has curvature 1/2
     models = padpfl_in_numpy(rows, mu, 1 / (smooth + mu), alike.steps, rounds)
-    values = np.array([softmax_rows.losses(rows, w)[0] for w in models])
+    values = np.array([losses_of(rows, w)[0] for w in models])
     grads = np.array([np.linalg.norm(softmax_rows.gradients(rows, w)) for w in models])
     gamma = 1e-3  # above what five steps leave
     drift = (1 + gamma) / mu
@@ -216,8 +218,8 @@ def test_lemma3_fails_where_factors_go_to_other_clients(impact, verdict):
     assert of_cell(talaei2024_bounds, cell, talaei2024_bounds.LEMMA) == [verdict]
     before, after = softmax_rows.along(made.plan, 1, 20)[0][12:14]
     old, new = made.factors
-    losses = softmax_rows.losses(made.rows, before)
-    change = new @ softmax_rows.losses(made.rows, after) - old @ losses
+    losses = losses_of(made.rows, before)
+    change = new @ losses_of(made.rows, after) - old @ losses
     slope = np.tensordot(old, softmax_rows.gradients(made.rows, before), 1)
     bound = cell["lambdas_printed"]["square"] * (slope**2).sum() + losses.max() / 2
     assert cell["round_change"][0] == pytest.approx(change, rel=1e-4)

@@ -18,7 +18,6 @@ server's models, by all clients and with separate draws.
 """
 
 import dataclasses
-import functools
 import time
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from scipy.special import softmax
 import jfl
 from jfl import bands, wavelet
 
-from ...harness import objectives, theorems
+from ...harness import theorems
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, Evidence
 from .. import softmax_rows
@@ -108,13 +107,6 @@ class Problem(NamedTuple):
     least: float
 
 
-@functools.lru_cache(maxsize=4)
-def _data(dataset, deal, clients, rows, l2):
-    fed = softmax_rows.federation(dataset, deal, clients, rows)
-    smooth = float(objectives.smoothness(fed, l2=l2).max())
-    return fed, smooth, softmax_rows.best(fed, l2, "uniform")[1]
-
-
 def energy(setting: Setting, dim: int) -> float:
     """Return E|noise|^2 of a client's step."""
     if setting.noise is None:
@@ -128,7 +120,7 @@ def energy(setting: Setting, dim: int) -> float:
 
 def problem(setting: Setting) -> Problem:
     """Return the plan of a line: noise of the paper in every local step, under its reading R1."""
-    fed, smooth, least = _data(
+    fed, smooth = softmax_rows.problem(
         setting.dataset, setting.deal, setting.clients, setting.rows, setting.l2
     )
     task = jfl.models.logistic(fed)
@@ -162,6 +154,7 @@ def problem(setting: Setting) -> Problem:
         noise_2=local / setting.cohort,
         local_noise_2=local,
     )
+    least = softmax_rows.best(fed, setting.l2, "uniform")[1]
     rows = softmax_rows.rows_of(fed, setting.l2)
     return Problem(jfl.plan(fed, task, alg, sampler), rows, known, setting.rate / smooth, least)
 

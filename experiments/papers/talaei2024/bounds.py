@@ -19,7 +19,6 @@ line allows.
 """
 
 import dataclasses
-import functools
 import time
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ import numpy as np
 
 import jfl
 
-from ...harness import objectives, theorems
+from ...harness import theorems
 from ...harness.runner import exact_verdicts, write_findings
 from ...harness.verdicts import Claim, Comparison, Evidence, Quantity
 from .. import softmax_rows
@@ -146,15 +145,11 @@ def clip_norm(setting, classes: int) -> float:
     return float((2 * np.log(classes) / setting.l2) ** 0.5)
 
 
-@functools.lru_cache(maxsize=4)
-def _data(dataset, deal, clients, rows, l2):
-    fed = softmax_rows.federation(dataset, deal, clients, rows)
-    return fed, float(objectives.smoothness(fed, l2=l2).max())
-
-
 def problem(setting: Setting) -> Problem:
     """Return the plan of a line: local gradient steps of 1 / (L + mu) from the broadcast model."""
-    fed, smooth = _data(setting.dataset, setting.deal, setting.clients, setting.rows, setting.l2)
+    fed, smooth = softmax_rows.problem(
+        setting.dataset, setting.deal, setting.clients, setting.rows, setting.l2
+    )
     task = jfl.models.logistic(fed)
     factors, bound = setting.factors(), clip_norm(setting, fed.classes)
     client, server, total = _stds(setting, factors, bound)
@@ -207,7 +202,7 @@ def measure(made: Problem, setting: Setting, models, round_: int) -> Seen:
     w, after = models[round_], models[round_ + 1] if round_ < setting.rounds else None
     rows, mu = made.rows, setting.mu
     p, old = (made.factors[setting.stage(t)] for t in (round_, max(round_ - 1, 0)))
-    each, grads = softmax_rows.losses(rows, w), softmax_rows.gradients(rows, w)
+    each, grads, _ = softmax_rows.moments(rows, w)
     flat = lambda g: g.reshape(len(g), -1)
     norm = lambda g: float(np.linalg.norm(g))
     own, lr = np.repeat(w[None], len(p), 0), 1 / (made.smoothness + mu)
