@@ -654,8 +654,3 @@ def _stretched_squares(part, stretch):
         return Formed(stretch(part.g)).squares()
     a: Any = stretch(part.a)
     return Product(a.reshape(len(a), 1, 1, -1), part.b).squares()
-
-
-def describe(book: Book) -> str:
-    """Return "bookkeeping" and the names of leaves without a rule, for the record of a run."""
-    return "bookkeeping" + (f" (vmap for {', '.join(book.why_not)})" if book.why_not else "")

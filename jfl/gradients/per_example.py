@@ -235,14 +235,10 @@ def _example(batch):
     return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), (batch.x, batch.y))
 
 
-def _with_words(loss, x, y):
-    """Return the shapes x and y of an example, with a key's words if the loss draws numbers."""
-    return ((x, losses.words_shape()) if losses.draws(loss) else x), y
-
-
 def _private_gradient(grad: Grad, key, params, batch, ctx):
     """Return the noisy gradient of a batch, and Diagnostics."""
-    batch = marks.example(batch, grad.loss, params, *_with_words(grad.loss, *_example(batch)))
+    x, y = _example(batch)
+    batch = marks.example(batch, grad.loss, params, losses.shapes_of_x(grad.loss, x), y)
     batch = _add_keys(grad, key, batch)
     weight = batch.mask.astype(jnp.float32)
     partial, loss = clipped_sum(grad, params, batch, weight)
@@ -293,9 +289,11 @@ def gradient_path(plan) -> str:
     x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in (plan.fed.x, plan.fed.y))
     paths = []
     for grad in filter(private, jax.tree.leaves(plan.algorithm, is_leaf=private)):
-        book = _book(grad, params, *_with_words(grad.loss, x, y))
+        book = _book(grad, params, losses.shapes_of_x(grad.loss, x), y)
         dtype = computed_in(grad)
-        path = "vmap" if book is None else ghost.describe(book)
+        path = "vmap" if book is None else "bookkeeping"
+        if book is not None and book.why_not:
+            path += f" (vmap for {', '.join(book.why_not)})"
         paths.append(path if dtype == "float32" else f"{path} in {dtype}")
     return " and ".join(dict.fromkeys(paths)) or "none"
 

@@ -88,9 +88,12 @@ def with_words(x: Tree, key: Key, rows: int) -> tuple[Tree, Array]:
     return x, jax.random.key_data(keys)
 
 
-def words_shape() -> jax.ShapeDtypeStruct:
-    """Return the shape of the words of one row's key."""
-    return jax.ShapeDtypeStruct((2,), jnp.uint32)
+def shapes_of_x(loss: Fn, x: Tree) -> Tree:
+    """Return the shapes of the x that a loss takes, from those of one example.
+
+    For a loss that `with_key_in_x` returned, they include the words of a key.
+    """
+    return (x, jax.ShapeDtypeStruct((2,), jnp.uint32)) if draws(loss) else x
 
 
 @named("losses.at_one_key")

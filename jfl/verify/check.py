@@ -445,8 +445,7 @@ def _trace_loss(loss, plan) -> tuple[list, tuple]:
     loss."""
     x, y = (jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in row_shapes(plan))
     draw = lambda: (jax.random.key(0),) if losses.takes_key(loss) else ()
-    if not losses.takes_key(loss) and losses.draws(loss):
-        x = x, losses.words_shape()
+    x = losses.shapes_of_x(loss, x)
 
     def differentiate(loss, params, x, y):
         return jax.value_and_grad(lambda w: loss(w, x, y, *draw()))(params)
