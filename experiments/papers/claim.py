@@ -4,10 +4,9 @@
     def theorem5(...): ...
 
 A function with preconditions returns `Checked`: its value proves nothing if a precondition fails.
-`of(module)` lists the claims of a module for reports.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,19 +26,17 @@ VERDICTS = {
 
 
 class Claim(NamedTuple):
-    """A statement of a paper, as a function, with its verdict.
+    """The verdict on a statement of a paper.
 
     Attributes:
         place: in the paper, such as "Theorem 5" or "eq. (20)".
         verdict: a key of VERDICTS.
         why: what is missing or wrong, in one sentence.
-        function: the statement.
     """
 
     place: str
     verdict: str
     why: str
-    function: Callable
 
 
 def claim(place: str, verdict: str, why: str = ""):
@@ -47,20 +44,10 @@ def claim(place: str, verdict: str, why: str = ""):
     checks.require_one_of("claim", tuple(VERDICTS), verdict=verdict)
 
     def mark(function):
-        function.claim = Claim(place, verdict, why, function)
+        function.claim = Claim(place, verdict, why)
         return function
 
     return mark
-
-
-def of(module) -> tuple[Claim, ...]:
-    """Return the claims of a module, in the order of its source."""
-    matching = [
-        v.claim
-        for v in vars(module).values()
-        if isinstance(getattr(v, "claim", None), Claim) and v.__module__ == module.__name__
-    ]
-    return tuple(sorted(matching, key=lambda c: c.function.__code__.co_firstlineno))
 
 
 class Checked(NamedTuple):

@@ -228,14 +228,11 @@ def test_noise_that_follows_the_rounds_does_not_go_on(changes, tmp_path, by_reny
 @pytest.mark.parametrize(
     "changes, match",
     [
-        (dict(warm_rounds=2.0), "algorithm='scaffold' for warm_rounds"),
-        (dict(adaptivity=0.1), "addpnfl"),
         (dict(paper="li2025"), "mode='as_printed' for paper"),
         (dict(mode="as_printed"), "noise_multiplier or epsilon for mode"),
         (dict(per_client_noise=True, noise_multiplier=1.0), "per_client_noise"),
         (dict(clip_decay=0.5), "clip_decay"),
         (dict(clip_norm=2.0), "clip_norm"),
-        (dict(latency_spread=9.0), "first_responders"),
     ],
 )
 def test_fields_without_effect_are_refused(changes, match):
