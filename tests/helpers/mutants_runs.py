@@ -286,7 +286,7 @@ MUTANTS = (
         "experiments/harness/kept_runs.py",
         "return [seed for seed in seeds if seed not in done]",
         "return list(seeds)",
-        f"{KEPT}::test_a_changed_field_runs_its_line_alone",
+        f"{KEPT}::test_figures_share_lines_and_more_seeds_are_only_the_new_ones",
     ),
     Mutant(
         "experiments/harness/kept_runs.py",
