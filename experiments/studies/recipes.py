@@ -208,10 +208,7 @@ def prox_erm(config: Made):
     needed: dict[str, Any] = dict(
         rows=int(np.asarray(plan.fed.size).min()), lipschitz=STEEPNESS, mu_bar=mu
     )
-    unclipped = 1e9  # a clip norm that no model reaches
-    moved = talaei2024.client_sensitivity(
-        "prox_erm", unclipped, **needed, inexactness=INEXACTNESS, enforced=True
-    ).value
+    moved = talaei2024.prox_erm_sensitivity(**needed, inexactness=INEXACTNESS)
     bound = jfl.bounded(float(moved) / 2, "prox_erm")  # replace_one doubles it
     algorithm = jfl.algorithms.padpfl(
         jfl.grad(plan.task.loss),

@@ -213,7 +213,6 @@ REFUSED = {
     "power of two": lambda: ranaweera.effective_noise_multiplier("R1", 12, 1.0),
     "reading to be one of": lambda: ranaweera.audit_power("R3", 8, 1.0),
     "calibration to be one of": lambda: ranaweera.true_epsilon("R1", 8, 1.0, 1e-5, "lemma1"),
-    "'prox_erm'": lambda: talaei.client_sensitivity("argmin", 1.0),
 }
 
 

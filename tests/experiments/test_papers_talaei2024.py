@@ -72,32 +72,6 @@ def test_one_record_moves_the_minimiser_by_the_whole_clip(rows, printed):
     assert paper.argmin_counterexample(rows, 1.0, 1e9, prox_mu=5.0)[0] > 1.99
 
 
-KNOWN = dict(lipschitz=1.0, mu_bar=1.0, enforced=True)
-STEPS = dict(lrs=np.array([0.1, 0.05, 0.02]), grad_clip=0.7, enforced=True)
-
-
-@pytest.mark.parametrize(
-    "mode, clip_norm, needs, want",
-    [
-        ("prox_erm", 1.0, KNOWN | dict(rows=150), 2 / 150),
-        ("prox_erm", 1.0, KNOWN | dict(rows=150, inexactness=0.01), 2 / 150 + 0.02),
-        ("prox_erm", 1.0, KNOWN | dict(rows=150, lipschitz=3.0, mu_bar=0.5), 0.08),
-        ("prox_erm", 1.0, KNOWN | dict(rows=np.array([1, 50, 200])), (2.0, 0.04, 0.01)),
-        ("prox_erm", 0.01, KNOWN | dict(rows=150, inexactness=0.5), 0.02),  # the clip
-        ("prox_erm", 1.0, KNOWN | dict(rows=150, enforced=False), 2.0),
-        ("sgd_clipped_steps", 1.0, STEPS, 2 * 0.17 * 0.7),
-        ("sgd_clipped_steps", 0.01, STEPS, 0.02),
-        ("sgd_clipped_steps", 1.0, STEPS | dict(enforced=False), 2.0),
-        ("weight_clip", 1.5, {}, 3.0),
-    ],
-)
-def test_client_sensitivity(mode, clip_norm, needs, want):
-    """Where nobody promised more, that of the clip."""
-    found = paper.client_sensitivity(mode, clip_norm, **needs)
-    close(found.value, want, 1e-12)
-    assert bool(found.failed) == (not needs.get("enforced", True))
-
-
 def solve(x, y, prox, anchor, steps=12):
     """Newton on mean log(1 + exp(-y x w)) + prox |w - anchor|^2 / 2, many problems at once."""
     w = np.repeat(anchor[None], len(x), 0)
@@ -124,9 +98,7 @@ def test_prox_erm_is_never_exceeded(rows, prox):
     anchor *= 2 / np.linalg.norm(anchor)
     (one, g), (other, h) = solve(x, y, prox, anchor), solve(other_x, other_y, prox, anchor)
     assert max(np.abs(g).max(), np.abs(h).max()) < 1e-9
-    bound = paper.client_sensitivity(
-        "prox_erm", 1e9, rows=rows, lipschitz=1, mu_bar=prox, enforced=True
-    ).value
+    bound = paper.prox_erm_sensitivity(rows=rows, lipschitz=1, mu_bar=prox)
     ratio = np.linalg.norm(one - other, axis=-1) / bound
     assert 0.15 < ratio.max() <= 1.0
 
@@ -138,18 +110,9 @@ def test_inexact_solves_stay_in_bounds():
     # losses +-x: the gradient of the loss at the start is +-1 whatever the data, or nearly
     slopes = [1.0, (-1.0 + 49) / 50]
     one, other = (-d / mu + sign * gamma * abs(d) / mu for d, sign in zip(slopes, (-1, 1)))
-    of = lambda **more: paper.client_sensitivity(
-        "prox_erm", 1e9, rows=50, lipschitz=1.0, mu_bar=mu, enforced=True, **more
-    )
-    moved, bound = abs(one - other), of(inexactness=gamma).value
-    assert of().value < 0.5 * moved and 0.9 * bound < moved <= bound
-
-
-def test_clipped_steps_reach_their_bound():
-    first = np.array([1.0, 0, 0, 0])
-    one, other = (-sum(lr * 0.7 * sign * first for lr in STEPS["lrs"]) for sign in (1, -1))
-    bound = paper.client_sensitivity("sgd_clipped_steps", 10.0, **STEPS)
-    close(np.linalg.norm(one - other), bound.value, 1e-12)
+    of = lambda **more: paper.prox_erm_sensitivity(rows=50, lipschitz=1.0, mu_bar=mu, **more)
+    moved, bound = abs(one - other), of(inexactness=gamma)
+    assert of() < 0.5 * moved and 0.9 * bound < moved <= bound
 
 
 # --- noise as printed

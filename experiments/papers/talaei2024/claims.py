@@ -17,8 +17,6 @@ impact factors are [..., clients].  `rows` is the smallest number of any client,
 `factor` is c of `gaussian_factor`.
 """
 
-from typing import Any
-
 import numpy as np
 
 from jfl.core import checks
@@ -27,13 +25,6 @@ from jfl.privacy.accountants.rdp import gaussian_epsilon as gaussian_epsilon
 
 from .. import approximate_dp
 from ..claim import Checked, checked, claim
-
-MODES = {
-    "weight_clip": "clipped weights",
-    "prox_erm": "Lipschitz losses, a proved mu_bar and a stopping rule, enforced by the run",
-    "sgd_clipped_steps": "steps that are clipped whole, with the prox term, enforced by the run",
-}
-
 
 # --- one Gaussian
 
@@ -130,62 +121,26 @@ def client_sensitivity_paper(clip_norm, rows):
 
 
 @claim(
-    "eq. (7), replaced",
-    "ours",
-    "weight_clip needs nothing but the clip; the others need what the run enforces",
+    "eq. (7), replaced", "ours", "needs what the run must enforce; a clip alone gives 2 clip_norm"
 )
-def client_sensitivity(
-    mode: str,
-    clip_norm,
-    *,
-    rows: Any = None,
-    lipschitz: Any = None,
-    mu_bar: Any = None,
-    inexactness: Any = 0.0,
-    lrs: Any = None,
-    grad_clip: Any = None,
-    enforced: bool = False,
-) -> Checked:
-    """Return how far one record moves the clipped model of a client; never above 2 clip_norm.
+def prox_erm_sensitivity(*, rows, lipschitz, mu_bar, inexactness=0.0):
+    """Return how far one record moves the model of a client that solves its proximal problem.
+
+    It is 2 lipschitz / mu_bar (1 / rows + inexactness).  Clipping gradients does not make a loss
+    Lipschitz, so the run must enforce all of this.
 
     Args:
-        mode: "weight_clip", 2 clip_norm.  "prox_erm", 2 lipschitz / (mu_bar rows) + 2 inexactness
-            lipschitz / mu_bar: the loss is the mean of `rows` Lipschitz losses, the proximal
-            objective mu_bar-strongly convex, and its gradient at the end at most `inexactness`
-            times the gradient of the loss at the start.  "sgd_clipped_steps", 2 sum(lrs) grad_clip:
-            every step, prox term included, is clipped to `grad_clip`.
-        clip_norm: bound on the client's model.
-        rows: records of the client itself.
+        rows: records of the client; its loss is their mean loss.
         lipschitz: Lipschitz constant of the loss of a record.
         mu_bar: strong convexity of the proximal objective.
-        inexactness: 0 for an exact solve.
-        lrs: [..., steps], the learning rates of a round.
-        grad_clip: bound on a step.
-        enforced: whether the run enforces all of this; if not, the value is 2 clip_norm, which
-            always holds. Clipping gradients does not make a loss Lipschitz.
+        inexactness: the gradient of the proximal objective at the end is at most this times the
+            gradient of the loss at the start; 0 for an exact solve.
 
     Example:
-        >>> round(
-        ...     float(
-        ...         client_sensitivity(
-        ...             "prox_erm", 1.0, rows=150, lipschitz=1, mu_bar=1, enforced=True
-        ...         ).value
-        ...     ),
-        ...     4,
-        ... )
+        >>> round(prox_erm_sensitivity(rows=150, lipschitz=1.0, mu_bar=1.0), 4)
         0.0133
     """
-    where = "talaei2024.client_sensitivity"
-    checks.require_one_of(where, tuple(MODES), mode=mode)
-    value = 2 * clip_norm
-    if mode == "prox_erm":
-        value = 2 * lipschitz / mu_bar * (1 / rows + inexactness)
-    elif mode == "sgd_clipped_steps":
-        value = 2 * grad_clip * np.asarray(lrs, float).sum(axis=-1)
-    holds = enforced or mode == "weight_clip"
-    whole = 2 * clip_norm
-    least = value * (value < whole) + whole * (value >= whole) if holds else whole
-    return checked(least, {MODES[mode]: holds})
+    return 2 * lipschitz / mu_bar * (1 / rows + inexactness)
 
 
 # --- noise as printed
