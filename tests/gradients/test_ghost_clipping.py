@@ -1,5 +1,4 @@
-"""Clipped gradient sums without per-example gradients are what vmap(grad), clip and sum would
-give."""
+"""Book-keeping gives the same clipped sums as forming, clipping and adding all gradients."""
 
 import functools
 from collections.abc import Callable
@@ -78,8 +77,7 @@ class Tied(nn.Module):
 
 
 class Own(nn.Module):
-    """An own parameter used as a layer would: this one has a rule; so has the number that scales
-    it."""
+    """A parameter that is used as a layer would use it, and a number that scales the result."""
 
     @nn.compact
     def __call__(self, x):
@@ -90,7 +88,7 @@ class Own(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two recurrent layers of flax, one of them backwards, and one of jfl's own."""
+    """Two recurrent layers of flax, one of them reversed, and one of jfl."""
 
     @nn.compact
     def __call__(self, x):
@@ -106,7 +104,7 @@ class Layer(nn.Module):
 
 
 class LoopOverLayers(nn.Module):
-    """A loop in which each turn has its own slice of the weights."""
+    """A loop in which each iteration uses another slice of the weights."""
 
     @nn.compact
     def __call__(self, x):
@@ -223,7 +221,7 @@ REFUSED = dict(
 
 
 def problem(make, shape):
-    """A module -> loss, parameters of two clients, their rows [2, ROWS, ...]."""
+    """Return the loss of a module, parameters of two clients, and their rows [2, ROWS, ...]."""
     r = np.random.default_rng(0)
     tokens = isinstance(shape, int)
     size = (2, ROWS, shape) if tokens else (2, ROWS, *shape)
@@ -237,7 +235,7 @@ def problem(make, shape):
 
 
 def sums(loss, stage, params, x, y, weight, **options):
-    """Partial and loss of two clients."""
+    """Return the clipped sums and the losses of two clients."""
     grad = jfl.private_grad(loss, jfl.chain(stage, jfl.total()), **options)
     one = lambda p, x, y, w: per_example.clipped_sum(grad, p, Batch(x, y, w != 0), w)
     return jax.vmap(one)(params, x, y, weight)
@@ -248,8 +246,8 @@ def example(params, x, y):
 
 
 def rowwise(factor, g):
-    """The sum over rows of factor * g: [2, ROWS], [2, ROWS, ...] -> [2, ...], and rows of factor 0
-    do not count."""
+    """Return the sum of factor [2, ROWS] times g [2, ROWS, ...] over rows with another factor than
+    0."""
     shape = factor.shape + (1,) * (g.ndim - 2)
     return np.where(
         factor.reshape(shape) != 0, factor.reshape(shape) * np.asarray(g, np.float64), 0
@@ -257,8 +255,10 @@ def rowwise(factor, g):
 
 
 def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5, layers=True):
-    """The clip and with `layers` that of each layer, with bounds that clip about half of the rows,
-    against gradients clipped one by one in float64."""
+    """Compare clipped sums with gradients that are clipped one by one in float64.
+
+    The bounds clip about half of the rows; with `layers`, the clip per layer is tested too.
+    """
     leaves = len(jax.tree.leaves(params))
 
     @jax.jit
@@ -308,7 +308,7 @@ def check_sums(loss, params, x, y, weight=WEIGHTS, rtol=2e-4, atol=2e-5, layers=
 @pytest.mark.by_default("conv", "own_parameter", "standardized", "tied")
 @pytest.mark.parametrize("name", COVERED)
 def test_equal_to_vmap(name):
-    """Two clients with their own parameters and weights; rows of weight 0 hold nan."""
+    """Two clients have different parameters and weights, and rows of weight 0 are NaN."""
     loss, params, x, y = problem(*COVERED[name])
     assert not ghost.read(loss, *example(params, x, y)).why_not
     if jnp.issubdtype(x.dtype, jnp.floating):
@@ -327,7 +327,7 @@ def test_equal_to_vmap(name):
 )
 @pytest.mark.parametrize("name", REFUSED)
 def test_without_a_rule(name):
-    """The leaf is named with its reason; its gradients are formed, and the result is the same."""
+    """The reason names the leaf, whose gradients are formed, and the result is the same."""
     make, shape, reasons = REFUSED[name]
     loss, params, x, y = problem(make, shape)
     book = ghost.read(loss, *example(params, x, y))
@@ -352,7 +352,7 @@ def test_without_a_rule(name):
     ],
 )
 def test_clips_by_bands(name, grid, without_rule):
-    """Clip in the norm of a shape, against gradients whose coefficients are scaled one by one."""
+    """Clip in the norm of a shape, and compare with gradients that are transformed and clipped."""
     loss, params, x, y = problem(*COVERED[name])
     one = example(params, x, y)
     bands = jfl.bands.pixels(one[0], grid)
@@ -379,8 +379,8 @@ def test_clips_by_bands(name, grid, without_rule):
 
 
 def test_any_loss_and_no_flax():
-    """Leaves by any name: one unused, one number used twice, a table with indices past its end,
-    wrapped and clipped."""
+    """A loss without flax has an unused leaf, a number that is used twice, and tables whose indices
+    wrap, are clipped or exceed the end."""
     normal = lambda *shape: np.random.default_rng(0).normal(size=shape)
     params = dict(
         w=np.arange(12.0).reshape(4, 3) / 9,
@@ -406,7 +406,7 @@ def test_any_loss_and_no_flax():
 
 
 def test_leaves_of_the_loss_are_data():
-    """A loss with hyperparameters of its own, traced ones too."""
+    """A loss may hold hyperparameters, which may be traced."""
     loss = Fn(lambda w, x, y, *, slope: slope * squared(w, x, y), dict(slope=jnp.float32(2)))
     params = start_params()
     x, y, w = jax.random.normal(KEY, (4, 3)), jnp.ones(4), jnp.ones(4)
@@ -428,7 +428,7 @@ def test_leaves_of_the_loss_are_data():
 
 
 def test_no_gradient_of_an_example_is_held():
-    """No array of the program is as large as the examples' gradients together."""
+    """No array of the program is as large as all per-example gradients together."""
     loss, params, x, y = problem(lambda: layers(nn.Dense(40), nn.tanh, nn.Dense(30)), (2, 50))
 
     def largest(path):
@@ -444,7 +444,7 @@ def test_no_gradient_of_an_example_is_held():
 
 @pytest.mark.slow
 def test_half_precision():
-    """bfloat16 parameters: norms and sums in float32, and the type is kept for the release."""
+    """With bfloat16 parameters, norms and sums are in float32, and the release keeps the dtype."""
     loss, params, x, y = problem(lambda: layers(nn.Dense(5), nn.tanh, nn.Dense(4)), (3, 6))
     half = jax.tree.map(lambda w: w.astype(jnp.bfloat16), params)
     for part, _ in check_sums(loss, half, x, y, rtol=0.02, atol=0.02):
@@ -465,8 +465,7 @@ def test_half_precision():
     ids=["l2-inf", "layers-nan", "l2-1e25"],
 )
 def test_a_gradient_that_is_not_finite_counts_as_zero(stage, bad):
-    """In both paths, also in blocks; 1e25 is finite, but its square is not, and neither is its
-    gradient."""
+    """This holds for both paths, and in blocks.  The square of 1e25 is not finite in float32."""
     loss, params, y = Fn(squared), start_params(), jnp.ones(4)
     all_, but_one = jnp.ones(4), jnp.ones(4).at[2].set(0.0)
 
@@ -511,8 +510,7 @@ def test_activations_of_a_loop_count_in_each_iteration():
 
 
 def test_a_product_that_overflows_is_left_out():
-    """Activations and backprops are finite, the gradient is not: its norm says so, and masks both
-    of them."""
+    """If activations and backprops are finite but their product is not, both are masked."""
 
     @jax.jit
     def clipped(part):
@@ -533,7 +531,7 @@ def squares_of_product(a, b):
 
 @pytest.mark.parametrize("common", [10.0, 1e5])
 def test_norms_that_cancel_are_never_too_small(common):
-    """Backprops that add up to nearly nothing against activations with a large common part."""
+    """Backprops nearly cancel, and activations have a large common part."""
     r = np.random.default_rng(0)
     a = common + r.normal(size=(20, 1, 4, 40))
     b = r.normal(size=(20, 1, 4, 30))
@@ -591,7 +589,7 @@ def test_lookups_against_formed_gradients():
 
 @pytest.mark.parametrize("backend", ["gpu", pytest.param("tpu", marks=pytest.mark.slow)])
 def test_convolutions_of_an_accelerator_have_a_rule(backend, traced_for):
-    """There a convolution may be XLA's own: the same sums, nothing formed by vmap."""
+    """On an accelerator, XLA's convolution may be used, also with book-keeping."""
     traced_for(backend)
     loss, params, x, y = problem(*COVERED["conv"])
     book = ghost.read(loss, *example(params, x, y))
@@ -602,8 +600,7 @@ def test_convolutions_of_an_accelerator_have_a_rule(backend, traced_for):
 @pytest.mark.by_default("bookkeeping")
 @pytest.mark.parametrize("path", ["bookkeeping", "vmap"])
 def test_a_coarse_forward_pass_keeps_the_bound(path):
-    """Of bfloat16 the gradient is coarse, its clip norm is not: what one row adds stays within the
-    bound, in float32."""
+    """With compute="bfloat16", gradients are coarse, but clipped to the bound in float32."""
     loss, params, x, y = problem(*COVERED["dense_at_few_positions"])
     bound, worst = 0.05, 0.0
 
@@ -648,7 +645,7 @@ TWO_CLIPS = (jfl.clip_per_layer(1.0), jfl.clip_l2(0.1))
     ],
 )
 def test_the_path_is_known(clips, model, options, path):
-    """For the manifest: which path a plan takes, and which leaves take another."""
+    """The record of a run names the path, and the leaves that take another."""
     fed = make_federation(classes=3)
     task = jfl.models.flax(fed, **model) if model else jfl.models.mlp(fed, hidden=(4,))
     grad = jfl.grad(task.loss)
@@ -701,7 +698,7 @@ def test_one_bound_is_divided_over_the_leaves():
 
 
 def test_a_loss_that_fails_says_of_what_rows():
-    """Rows of another shape than a user thought: jax's own error, and what one example is."""
+    """If rows have another shape than the loss expects, a note states the shapes."""
     loss = Fn(lambda w, x, y: (jnp.ones(3) @ x @ w).sum())
     with pytest.raises(TypeError, match="dot_general") as error:
         ghost.read(loss, jnp.ones(9), jnp.ones((2, 5)), 0)

@@ -1,5 +1,4 @@
-"""The check of paths from rows to payloads: what jfl makes passes, and each way of cheating that is
-listed here is seen."""
+"""The check of users' code: it proves jfl's own algorithms, and finds each leak in `MUTANTS`."""
 
 import dataclasses
 import functools
@@ -59,7 +58,7 @@ def serve(ctx, server, diff, *, step):
 def build(
     client, times=1, own=None, releases=None, wanted=None, stateful=False, task=None, **options
 ):
-    """A plan of a client of the user's own, around the parts of FedAvg."""
+    """Return a plan with a user's client and the other parts of FedAvg."""
     wanted, step = wanted or work(**options), dict(step=training.server_step(1.0))
     begin = init if own is None else (lambda params, *, step: (step.init(params), own))
     algorithm = jfl.algorithm(
@@ -74,7 +73,7 @@ def build(
 
 
 def private_plan(fed, task, loss=squared, mechanism=None, **options):
-    """A plan of FedAvg with private gradients of a loss; options are of the algorithm."""
+    """Return a plan of FedAvg with private gradients of a loss; options are passed to FedAvg."""
     grad = jfl.private_grad(loss, mechanism or chained())
     return jfl.plan(fed, task, make_algorithm("fedavg", grad, **options), FULL)
 
@@ -117,7 +116,7 @@ def no_noise(grad):
     return jfl.private_grad(grad.loss, jfl.chain(jfl.clip_l2(0.8), jfl.total()))
 
 
-# without noise, or with noise of whole clients, three that differ in kind stand for the others
+# Without noise, and with noise for whole clients, three algorithms represent the others.
 SOME = ("fedavg", "scaffold", "pfedme")
 
 
@@ -136,19 +135,18 @@ def test_built_in_algorithms(name, kind, fed, task):
     plan = jfl.plan(fed, task, make_algorithm(name, grad), FULL, release=release)
     report = jfl.check_privacy(plan)
     assert report.status == dict(noise="proved", none="no noise", client="proved")[kind], report
-    # of some the releases do not follow from the steps: they are traced like a user's
+    # Some make more releases than steps, and are traced like a user's client.
     many = name in ("mimelite", "pfedme", "fedsam", "qfedavg")
     assert trust.is_trusted(plan) != many and not report.client
     if kind == "noise":
         times = lambda releases: sum(r.times for r in releases)
         assert not report.example and times(report.releases) == times(report.declared)
-    else:  # without noise rows do reach the payload, and the check says so
+    else:  # without noise, rows reach the payload
         assert any("payload" in f and "rows" in f for f in report.example), report
 
 
 def test_algorithms_with_options(fed, task):
-    """Noise once on top of noise in the steps, a bound that is asserted, means of models, shares of
-    energy."""
+    """Releases of whole contributions, declared bounds, averaged models and released energies."""
     few, haar = batches.without_replacement(3), jfl.bands.flat(start_params())
     prox = jfl.chain(jfl.bounded(0.5, "prox_erm"), jfl.total(), jfl.gaussian(1.0))
     whole = jfl.chain(jfl.clip_l2(0.5), jfl.total(), jfl.gaussian(1.0))
@@ -194,7 +192,7 @@ OPTIONS = [(name, {}) for name in BATCHES] + [
 )
 @pytest.mark.parametrize("name, options", OPTIONS, ids=str)
 def test_every_batch_sampler_and_gradient_path(name, options):
-    """Of a client of the user's own, so that the verdict is the trace's."""
+    """The client is a user's, so that it is traced."""
     report = verdict(build(fedavg_client, batch=BATCHES[name], **options))[1]
     assert report.status == "proved" and report.releases[0].times == STEPS, report
 
@@ -230,7 +228,7 @@ def fedavg_client(ctx, keys, server, own, rows, *, work):
 
 
 def twice_client(ctx, keys, server, own, rows, *, work):
-    """Two trainings with keys of their own."""
+    """Train twice with separate keys."""
     apart = lambda i: Keys(jax.random.fold_in(keys.batch, i), jax.random.fold_in(keys.noise, i))
     first, seen = diff_of(work, ctx, apart(0), server, rows)
     second, _ = diff_of(work, ctx, apart(1), server, rows)
@@ -238,7 +236,7 @@ def twice_client(ctx, keys, server, own, rows, *, work):
 
 
 def split_client(ctx, keys, server, own, rows, *, work):
-    """The same, by split, one after another in a loop that hands a key on."""
+    """Train three times in a loop that splits the keys in each iteration."""
 
     def one(carry, _):
         batch, noise, w = carry
@@ -252,7 +250,7 @@ def split_client(ctx, keys, server, own, rows, *, work):
 
 
 def loop_client(ctx, keys, server, own, rows, *, work):
-    """Steps of one's own in a fori_loop, in a jit, behind a cond that only reads the round."""
+    """Take steps in a fori_loop with a jit, and choose the result by the number of the round."""
 
     @jax.jit
     def step(s, w):
@@ -265,14 +263,14 @@ def loop_client(ctx, keys, server, own, rows, *, work):
 
 
 def remembering_client(ctx, keys, server, own, rows, *, work):
-    """Client state may be data, as long as it stays; and sizes are public."""
+    """Keep data in the client state, and upload only what is noisy; sizes are public here."""
     moved, seen = diff_of(work, ctx, keys, server, rows)
     kept = dict(noisy=moved, kept=all_rows(rows).y.sum())
     return pytrees.axpy(rows.size / 5, moved, own["noisy"]), kept, seen
 
 
 def bare_adversary(w, x, y):
-    """Uses whatever is in scope, and none of it is data."""
+    """Use a global array that does not come from the data."""
     return squared(w, x, y) + 0.0 * PUBLIC[0]
 
 
@@ -398,13 +396,13 @@ def bare(work):
 
 
 def split_alike(keys, i):
-    """For the usual generator child i of a split is fold_in of i."""
+    """Return two equal noise keys: child i of a split is fold_in(key, i)."""
     noise = jax.random.fold_in(keys.noise, 1) if i else jax.random.split(keys.noise, 3)[1]
     return Keys(jax.random.fold_in(keys.batch, i), noise)
 
 
 def other_chain(work, **_):
-    """Declared with one noise, run with less of it."""
+    """Use less noise than the algorithm declares."""
     quiet = lambda s: dataclasses.replace(s, noise=s.noise * 0.1) if s.role == "noise" else s
     stages = tuple(map(quiet, work.grad.mechanism.stages))
     chain = dataclasses.replace(work.grad.mechanism, stages=stages)
@@ -436,7 +434,7 @@ def by_a_mixed_loss_within_jit(work, ctx, keys, params, batch):
 
 
 def after_the_last_loss(ctx, keys, server, own, rows, *, work):
-    """Gradients at a model that holds the loss of the batch before, which has no noise."""
+    """Compute gradients at a model that contains the loss of the batch before, without noise."""
 
     def step(carry, s):
         w, total = carry
@@ -495,7 +493,7 @@ def who_was_drawn(work, keys, rows, **_):
 
 
 def after_the_noise(work, ctx, keys, server, rows, moved, **_):
-    """payload = release + raw - release."""
+    """Turn the payload into release + raw - release."""
     return pytrees.sub(diff_of(bare(work), ctx, keys, server, rows)[0], moved)
 
 
@@ -530,7 +528,7 @@ def gradient_of(batch_of):
 
 
 def step_by_data(work, keys, rows):
-    """The batch with the largest label: its amplification does not hold."""
+    """Choose the batch with the largest label, which is no random sample."""
     best = jnp.argmax(jnp.array([batch_of_step(work, keys, rows, s).y.max() for s in range(4)]))
     return batch_of_step(work, keys, rows, best)
 
@@ -546,20 +544,20 @@ def one_row_in_all_slots(work, keys, rows):
 
 
 def a_key_for_later(ctx, keys, server, own, rows, *, work):
-    """Takes this round's noise away in the next, when the server has the release."""
+    """Keep the noise key, and subtract this round's noise in the next round."""
     moved, seen = diff_of(work, ctx, keys, server, rows)
     late = jax.random.normal(jax.random.fold_in(own["key"], 0))
     return dict(moved, b=moved["b"] - late), dict(key=keys.noise), seen
 
 
 def its_own_noise_away(work, ctx, keys, params, batch):
-    """Draws the noise once more, with the same key, and takes it away."""
+    """Draw the noise again with the same key, and subtract it."""
     g = work.grad(keys.noise, params, batch, ctx)[0]
     return pytrees.sub(g, pytrees.scale(1.1 * 2 * 0.8 / 3, normals(keys.noise, g)))
 
 
 def a_chosen_key(work, ctx, keys, params, batch):
-    """The same, with a key that is the same in some rounds only."""
+    """Do the same with a key that equals that of the noise only in some rounds."""
     g = work.grad(keys.noise, params, batch, ctx)[0]
     key = jnp.where(ctx.round > 3, keys.noise, jax.random.key(0))
     return dict(g, b=g["b"] - jax.random.normal(key))
@@ -571,13 +569,13 @@ def unclipped(work, ctx, keys, params, batch):
 
 
 def of_a_tangent(work, ctx, keys, params, batch):
-    """The derivative of a release has no noise."""
+    """Return the derivative of a release, which has no noise."""
     release = lambda w: work.grad(keys.noise, w, batch, ctx)[0]
     return jax.jvp(release, (params,), (pytrees.map(jnp.ones_like, params),))[1]
 
 
 def until_it_fits(ctx, keys, server, own, rows, *, work):
-    """Releases until one is small: nobody can count them."""
+    """Release until the result is small, so that the number of releases is unknown."""
 
     def again(carry):
         s, _ = carry
@@ -692,7 +690,7 @@ def as_often_as_rows(ctx, moved, **_):
 
 
 def at_params_times_size(work, ctx, keys, params, batch):
-    """One more row changes the gradients of all rows."""
+    """Let the number of rows change the gradients of all rows."""
     return work.grad(keys.noise, pytrees.map(lambda x: x * ctx.size, params), batch, ctx)[0]
 
 
@@ -730,7 +728,7 @@ def test_batches_may_follow_the_number_of_rows():
 
 
 def assumed(plan, **options):
-    """What guarantees say of constants, which is their last caveat."""
+    """Return the last caveat of a guarantee if it lists constants, otherwise ""."""
     found = jfl.guarantee(plan, 2, **options)
     said = [i for i, c in enumerate(found.caveats) if code_of(c) == "public-constants"]
     assert said in ([], [len(found.caveats) - 1])
@@ -804,7 +802,7 @@ def test_what_is_drawn_or_jfls_is_not_named():
 
 @pytest.mark.slow
 def test_bare_numbers_warn():
-    """Calls that return no status say that a guarantee is conditional."""
+    """Functions that return only an epsilon warn if the guarantee is conditional."""
     plan, fine = build(MUTANTS["raw_rows"][0]), build(fedavg_client)
     assert jfl.guarantee([(fine, 2), (plan, 1)]).status == "conditional"
     for ask in (
@@ -821,7 +819,7 @@ def test_bare_numbers_warn():
 
 
 def of_two_sums(chain, key, alone):
-    """A sum of two bounded sums is not bounded."""
+    """Release the sum of two bounded sums, which exceeds the bound."""
     part = mech.clip_and_sum(chain, (), alone, jnp.ones(1)).value
     return mech.release_sum(chain, key, (), pytrees.add(part, part))[0]
 
@@ -864,8 +862,8 @@ def false_stage(bound=0.8):
 
 
 def tampered(stage):
-    """jfl's own clip, with another bound than it clips to; and a bound that is only asserted, under
-    another name."""
+    """Return jfl's clip with a smaller bound than it clips to, a declared bound under the name of a
+    clip, or a user's stage."""
     if stage == "bound":
         return dataclasses.replace(jfl.clip_l2(8.0), bound=jfl.clip_l2(0.1).bound)
     if stage == "renamed":
@@ -910,7 +908,7 @@ def test_every_row_stage_of_jfl_is_known():
 
 
 def test_what_a_user_says_of_samplers_and_releases(fed, task):
-    """A draw of one's own, a scheme that is not the draw's, releases that are not the client's."""
+    """Samplers that state another scheme than they draw, and releases of another client."""
     few = batches.without_replacement(3)
     of_batch = lambda batch: make_algorithm("fedavg", noisy_grad(), batch=batch)
     lying = of_batch(dataclasses.replace(few, draw=batches.full().draw))
@@ -937,8 +935,8 @@ def test_what_a_user_says_of_samplers_and_releases(fed, task):
 
 
 def test_whole_clients(fed, task):
-    """Noise that comes later protects a client, as long as its function reads its own rows and says
-    what it keeps."""
+    """Noise on the release protects whole clients if a client reads only its own rows and declares
+    its state."""
     cohorts = jfl.sampling.without_replacement(CLIENTS, 3)
     without_noise = bare(work())
 
@@ -1005,7 +1003,7 @@ def test_a_library_method_of_a_users_object_is_looked_into():
 
 
 def by_gradient(held):
-    """A loss whose rule of differentiation alone holds rows."""
+    """Return a loss whose custom derivative holds rows."""
 
     @jax.custom_vjp
     def loss(w, x, y):
@@ -1019,7 +1017,7 @@ def by_gradient(held):
 
 
 def _adds(f, leak):
-    """A function whose result has `leak` added to its numbers."""
+    """Return a function that adds the result of `leak` to all numbers that `f` returns."""
     is_float = lambda v: getattr(v, "dtype", None) == jnp.float32
     add = lambda tree: jax.tree.map(lambda v: v + leak() if is_float(v) else v, tree)
     return Fn(lambda *args: add(f(*args)))
@@ -1116,7 +1114,7 @@ def test_a_loss_that_calls_python_is_declared(fed, task):
 
 
 def test_a_server_that_calls_python_is_declared():
-    """What a client shows to Python, as a debug callback does, may come back in the server."""
+    """Data that a client passes to Python, as by a debug callback, may return in the server."""
     seen = [np.float32(0)]
 
     def tells(rows, **_):
@@ -1147,7 +1145,7 @@ def test_own_functions():
 
 
 def test_marks_lower_to_nothing(monkeypatch):
-    """A release and a private gradient, with marks and without: as many operations of each kind."""
+    """A private gradient compiles to the same operations with marks and without."""
     grad = noisy_grad(microbatch=2)
     grad = dataclasses.replace(grad, mechanism=mech.bind(grad.mechanism, "replace_one", "test"))
     batch = jfl.core.records.Batch(jnp.ones((4, 3)), jnp.ones(4), jnp.ones(4, bool))
