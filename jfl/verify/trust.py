@@ -129,8 +129,9 @@ def _children(value) -> list | None:
         return None
     if isinstance(value, type):
         return []
-    if hasattr(value, "__wrapped__"):  # the result of a jit or of another transformation
-        return [value.__wrapped__]
+    if hasattr(value, "__wrapped__"):  # the result of a transformation of jax, such as custom_vjp
+        names = ("__wrapped__", "jvp", "fwd", "bwd", "vmap_rule")
+        return [getattr(value, name, None) for name in names]
     if dataclasses.is_dataclass(value):
         return [getattr(value, f.name, None) for f in dataclasses.fields(value)]
     return [*getattr(value, "__dict__", {}).values()]

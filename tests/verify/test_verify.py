@@ -1141,6 +1141,19 @@ def test_own_functions():
     assert trust.is_jfl_function(training.train) and not any(map(trust.is_jfl_function, others))
 
 
+def test_a_users_rule_for_a_function_of_a_library_is_found():
+    """A custom derivative or batching rule is run, so it is searched for rows as well."""
+    rules = [lambda *args: (args[0], args), lambda residuals, cotangent: residuals]
+    derived = jax.custom_vjp(optax.l2_loss)
+    derived.defvjp(*rules)
+    batched = jax.custom_batching.custom_vmap(optax.l2_loss)
+    batched.def_vmap(rules[0])
+    found = trust.user_objects_in(derived)
+    assert all(rule in found for rule in rules) and len(found) == 2
+    assert trust.user_objects_in(batched) == rules[:1]
+    assert not trust.user_objects_in([jax.nn.relu, jax.jit(optax.l2_loss)])
+
+
 # --- cost
 
 
