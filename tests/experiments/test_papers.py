@@ -25,7 +25,7 @@ from experiments.papers.talaei2024 import theory as talaei_theory
 MODULES = [f"{paper}.{kind}" for paper in PAPERS for kind in ("claims", "theory")]
 MODULES.append("noble2022.gaps")
 LONG = ("chen2024.claims", "ranaweera2025.claims")  # seconds each
-SHARED = ["approximate_dp", "local_steps", "rates", "wang2019"]
+SHARED = ["approximate_dp", "rates", "wang2019"]
 
 
 def module(name):
@@ -206,7 +206,7 @@ def test_a_failed_precondition_of_one_client_leaves_the_others():
 
 
 REFUSED = {
-    "'P1a'": lambda: noble.proved_rdp(np.array([2.0]), *noble.SYNTHETIC[:-1], bound="P3"),
+    "'server'": lambda: noble.proved_rdp(np.array([2.0]), *noble.SYNTHETIC[:-1], bound="P3"),
     "'convex'": lambda: noble_theory.scaffold_rate(ROUNDS, "concave"),
     "omega > 1": lambda: chen.lemma2(0.1, 1.0, 1e-5),
     "at least 50 rows": lambda: li.noise_std_printed(0.04, 5, 1.0, 10, 49, 0.5, 1e-5),

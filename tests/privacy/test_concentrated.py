@@ -1,11 +1,11 @@
-"""Published bounds that papers use: classical accounting, series for samples, and several steps."""
+"""Published bounds that papers use: classical accounting, and series for samples."""
 
 import math
 
 import numpy as np
 import pytest
 
-from experiments.papers import approximate_dp, local_steps, wang2019
+from experiments.papers import approximate_dp, wang2019
 from experiments.papers.chen2024 import claims as chen2024
 from jfl.privacy.accountants import rdp
 
@@ -69,20 +69,3 @@ def test_series_are_ordered_and_interpolated():
     one, two, middle, three = wang2019.crude([1.5, 2.0, 2.5, 3.0], 0.1, 3.0)
     close(one, two)  # (a - 1) times it, on a chord from 0
     close(middle, (0.5 * 1 * two + 0.5 * 2 * three) / 1.5)
-
-
-def test_bounds_of_a_round_of_several_steps():
-    orders = np.array([1.5, 2.0, 8.0, 32.0])
-    own, shared = (rdp.without_replacement(orders, 0.2, z) for z in (60.0, 60 * math.sqrt(20)))
-    first = local_steps.participates(orders, 0.2, 50, own)
-    last = local_steps.last_step_shared(orders, 0.2, 50, own, shared)
-    assert (last < first).all() and (last > 0.97 * first).all()
-    alone = local_steps.last_step_shared(orders, 0.2, 1, own, shared)
-    close(alone, rdp.participation(orders, 0.2, shared))
-    # one step, and in every round: the mixture over being drawn of a Gaussian of the cohort
-    cohort = rdp.gaussian(orders, 3 * math.sqrt(20))
-    once = local_steps.nonexpansive(orders, 1.0, 1, 0.2, 3.0, 20)
-    close(once, rdp.participation(orders, 0.2, cohort), 1e-12)
-    close(local_steps.nonexpansive(orders, 1.0, 4, 1.0, 3.0, 20), 16 * cohort, 1e-12)
-    two = [math.comb(3, b) * 0.2**b * 0.8 ** (3 - b) * math.exp(b**2 / (20 * 9)) for b in range(4)]
-    close(local_steps.nonexpansive(2.0, 1.0, 3, 0.2, 3.0, 20), math.log(sum(two)), 1e-12)

@@ -18,7 +18,6 @@ from jfl.core import checks
 from jfl.privacy.accountants import rdp
 from jfl.privacy.accountants.tightest import smallest
 
-from .. import local_steps as curves
 from .. import wang2019
 from ..claim import Checked, checked, claim
 
@@ -26,7 +25,7 @@ ORDERS, GRID = (
     np.arange(2.0, 65.0),
     64,
 )  # orders of the paper's search; number of orders that a proved bound tries at once
-BOUNDS = ("P1", "P1a", "P2", "server")
+BOUNDS = ("P1", "server")
 GAPS = (
     "K > 1 steps hide in their own noise, not the cohort's; and a changed record is not a "
     "changed user"
@@ -243,9 +242,9 @@ def proved_rdp(
         local_updates: K, local steps of a round.
         rounds: T.
         users: M.
-        bound: "P1", a third party, both algorithms, any loss; "P1a" and "P2", DP-FedAvg under the
-            conditions of `local_steps.last_step_shared` and `local_steps.nonexpansive`; "server",
-            who sees the participants.
+        bound: "P1", for a third party; "server", for the server, which sees who participates.
+            Both hold for both algorithms and any loss: they reveal all noisy gradients of the
+            users in a round, and only a user's own noise protects its steps.
 
     Returns:
         Float64[n], the curve at `orders`.
@@ -253,15 +252,8 @@ def proved_rdp(
     checks.require_one_of("noble2022.proved_rdp", BOUNDS, bound=bound)
     cohort = math.floor(users * user_ratio + 1e-9)  # 0.29 * 100 is 28.999...
     share = 1.0 if bound == "server" else cohort / users
-    step = rdp.without_replacement(orders, data_ratio, sigma_g)
-    if bound == "P2":
-        one = curves.nonexpansive(orders, share, local_updates, data_ratio, sigma_g, cohort)
-    elif bound == "P1a":
-        shared = rdp.without_replacement(orders, data_ratio, math.sqrt(cohort) * sigma_g)
-        one = curves.last_step_shared(orders, share, local_updates, step, shared)
-    else:
-        one = curves.participates(orders, share, local_updates, step)
-    return rounds * one
+    step = np.asarray(rdp.without_replacement(orders, data_ratio, sigma_g))
+    return rounds * rdp.participation(orders, share, local_updates * step)
 
 
 @claim("Theorem 4.1 and Claim 4.1", "ours", "proved_rdp and the best known conversion")
