@@ -113,9 +113,11 @@ def initial_history(plan: Plan) -> Words:
     )
 
 
-def _words(plan: Plan, read: Callable[["Reader", Plan], Any]) -> Words:
+def _words(
+    plan: Plan, read: Callable[["Reader", Plan], Any], names: dict[str, Any] | None = None
+) -> Words:
     """Return UInt32[4], the hash of a description that a method of Reader makes."""
-    reader = Reader()
+    reader = Reader(names)
     text = reader.text(read(reader, plan))
     return hashing.combine(hashing.hash_text(text), hashing.hash_arrays(reader.leaves))
 
@@ -141,7 +143,7 @@ def require_unmodified(fed: Federation) -> None:
 def plan_identities(
     plans: list[Plan], read: Callable[["Reader", Plan], Any] | None = None
 ) -> list[Words]:
-    """Return `plan_identity` of many concrete plans, describing each structure only once.
+    """Return `plan_identity` of many concrete plans, and reject two functions of one name.
 
     Args:
         plans: the plans.
@@ -151,35 +153,10 @@ def plan_identities(
     Returns:
         A list of UInt32[4], in the order of the plans.
     """
-    known, names, out, read = {}, {}, [], read or Reader.plan
+    names: dict[str, Any] = {}
     for fed in {id(p.fed): p.fed for p in plans}.values():
         require_unmodified(fed)
-    for plan in plans:
-        leaves, structure = jax.tree.flatten(plan)
-        shapes = tuple((np.shape(x), jnp.result_type(x)) for x in leaves)
-        if (structure, shapes) not in known:
-            # Describe a plan whose leaves are placeholders, to learn where each of them is read.
-            reader = Reader(names)
-            tree = read(reader, structure.unflatten(map(_PlanLeaf, range(len(leaves)))))
-            read_leaves = reader.leaves
-            reader.leaves = [_resolve(x, leaves) for x in read_leaves]
-            known[structure, shapes] = read_leaves, hashing.hash_text(reader.text(tree))
-        read_leaves, text = known[structure, shapes]
-        numbers = [_resolve(x, leaves) for x in read_leaves]
-        out.append(hashing.combine(text, hashing.hash_arrays(numbers)))
-    return out
-
-
-def _resolve(value: Any, leaves: list[Any]) -> Any:
-    """Replace a placeholder by the leaf of the plan, in the dtype of the program."""
-    return _canonical(leaves[value.at]) if isinstance(value, _PlanLeaf) else value
-
-
-class _PlanLeaf:
-    """A placeholder for leaf number `at` of a plan."""
-
-    def __init__(self, at: int):
-        self.at = at
+    return [_words(plan, read or Reader.plan, names) for plan in plans]
 
 
 def noise_identity(plan: Plan) -> Words:
@@ -335,16 +312,14 @@ class Reader:
 
     def leaf(self, value: Any) -> Leaf:
         """Add a number or an array to the leaves, and return its placeholder."""
-        self.leaves.append(value if isinstance(value, _PlanLeaf) else _canonical(value))
+        self.leaves.append(_canonical(value))
         return Leaf(len(self.leaves) - 1)
 
     def data(self, value: Any) -> Any:
         """Describe a pytree, adding its numbers and arrays to the leaves."""
         if value is None or isinstance(value, (str, bytes, enum.Enum)):
             return self.static(value)
-        if isinstance(
-            value, (_PlanLeaf, bool, int, float, complex, np.ndarray, np.generic, jax.Array)
-        ):
+        if isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, jax.Array)):
             return self.leaf(value)
         if isinstance(value, Fn):
             return self._fn(value)
