@@ -20,7 +20,6 @@ from jfl.data.image_files import KEYS
 
 MNIST_COUNTS = 5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949
 MNIST_TEST_COUNTS = 980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009
-DEBIAN = image_files.DEBIAN
 # public call, folder, image shape, classes declared, labels used, has an id
 MNIST = datasets.mnist, "mnist/3.0.1", (28, 28, 1), 10, (0, 10), False
 FASHION = datasets.fashion_mnist, "fashion_mnist/3.0.1", (28, 28, 1), 10, (0, 10), False
@@ -320,21 +319,6 @@ def test_damaged_prepared_files_are_named(place):
 
 
 # --- real ones
-
-
-@pytest.mark.skipif(
-    not (DEBIAN / "fashion-mnist").is_dir(),
-    reason="real Fashion-MNIST NOT tested: apt-get install dataset-fashion-mnist",
-)
-@pytest.mark.slow
-def test_real_fashion_mnist(place, monkeypatch):
-    """The published counts and moments."""
-    monkeypatch.setattr(image_files, "DEBIAN", DEBIAN)
-    data = datasets.fashion_mnist()
-    assert data.x.shape == (60000, 28, 28, 1) and data.x_test.shape == (10000, 28, 28, 1)
-    assert np.bincount(data.y).tolist() == [6000] * 10
-    assert np.bincount(data.y_test).tolist() == [1000] * 10
-    assert abs(data.x.mean() - 0.2860) < 1e-4 and abs(data.x.std() - 0.3530) < 1e-4
 
 
 @pytest.mark.slow

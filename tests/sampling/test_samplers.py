@@ -259,14 +259,6 @@ def test_equal_latencies_are_a_uniform_cohort(jitter):
     assert sampling.first_responders(CLIENTS, 3).scheme == "without_replacement"
 
 
-def test_traced_latencies_decide_alone_as_the_random_part_vanishes():
-    traced = jax.jit(
-        jax.vmap(lambda m, j: sampling.first_responders(CLIENTS, 1, m, jitter=j).draw(KEY).ids[0])
-    )
-    slow = jnp.stack([jnp.full(CLIENTS, 50.0).at[i].set(1.0) for i in range(CLIENTS)])
-    assert traced(slow, jnp.full(CLIENTS, 1e-3)).tolist() == list(range(CLIENTS))
-
-
 # --- the same in 64 bits
 
 
@@ -588,20 +580,6 @@ def kept_by_hand(key, many, rate, capacity):
     words = np.asarray(jax.random.bits(key, (len(many),), jnp.uint32))
     joined = np.flatnonzero(np.asarray(uniform.below(jnp.asarray(words), rate)) & many)
     return np.sort(joined[np.argsort(words[joined], kind="stable")][:capacity])
-
-
-@pytest.mark.slow
-def test_a_truncated_cohort_equals_a_loop():
-    c = draw_clients(sampling.truncated_poisson(40, 0.3, 12), 40)
-    sizes = set()
-    for key, ids, times in zip(jax.random.split(KEY, 40), c.ids, c.times_drawn):
-        by_hand = kept_by_hand(key, np.ones(40, bool), 0.3, 12)
-        sizes.add(len(by_hand))
-        assert ids.tolist() == [*by_hand, *[40] * (12 - len(by_hand))]
-        assert times.tolist() == (np.arange(12) < len(by_hand)).tolist()
-    assert max(sizes) == 12 and min(sizes) < 12 and (c.overflow == 0).all()
-    whole = sampling.truncated_poisson(40, 1.0, 12).draw(KEY)
-    assert (whole.times_drawn == 1).all()
 
 
 def test_of_more_than_there_is_room_for_a_uniform_subset_comes():
