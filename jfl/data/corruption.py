@@ -143,13 +143,6 @@ def _levels_of_rows(where, fed, seed, **level) -> np.ndarray:
         **level: the levels of clients under the name of the argument, a number or Float[C].
     """
     ((name, value),) = level.items()
-    if not isinstance(fed, Federation) or not checks.is_concrete((fed, value)):
-        checks.fail(
-            where,
-            f"a Federation and {name} that can be read now",
-            f"{type(fed).__name__} and {value!r}",
-            "See jfl.federate; corrupt before jax.jit.",
-        )
     checks.require_device_rows(where, fed)
     checks.require_seed(where, seed=seed)
     checks.require_nonnegative(where, **{name: value})

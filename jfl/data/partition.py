@@ -680,9 +680,6 @@ def flower(partitioner: Any, column: str = "label") -> Callable:
         >>> from flwr_datasets.partitioner import IidPartitioner  # doctest: +SKIP
         >>> fed = jfl.federate(data, flower(IidPartitioner(10)))  # doctest: +SKIP
     """
-    where = "partition.flower"
-    if not hasattr(partitioner, "load_partition"):
-        checks.fail(where, "a partitioner of flwr-datasets", checks.short_repr(partitioner))
 
     def split(labels):
         from datasets import Dataset

@@ -220,7 +220,6 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
         >>> proxy.x.shape, rest.x.shape
         ((100, 8, 8, 1), (1338, 8, 8, 1))
     """
-    checks.require_type("transforms.public", Dataset, "jfl.datasets", dataset=dataset)
     n = len(dataset.x)
     checks.require_integer("transforms.public", max_value=n - 1, rows=rows)
     checks.require_seed("transforms.public", seed=seed)
@@ -235,7 +234,6 @@ def public(dataset: Dataset, rows: int, seed: int = 0) -> tuple[Public, Dataset]
 
 def _rows(name, dataset):
     """Return x and x_test of a dataset; reject features that are not floats."""
-    checks.require_type(f"transforms.{name}", Dataset, "jfl.datasets", dataset=dataset)
     if dataset.x.dtype.kind != "f":
         checks.fail(
             f"transforms.{name}",

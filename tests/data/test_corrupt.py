@@ -7,7 +7,6 @@ tests.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -171,7 +170,6 @@ def test_what_cannot_be_read_is_refused():
     fed = federate(grey(12, (2, 2)), partition.iid(3))
     tokens = dataclasses.replace(fed, x=fed.x.astype(jnp.int32))
     for use, words in (
-        (jax.jit(lambda p: corruption.salt_and_pepper(fed, p).x), "corrupt before jax.jit"),
         (lambda p: corruption.salt_and_pepper(grey(), p), "a Federation"),
         (lambda p: corruption.salt_and_pepper(tokens, p), "features of float"),
         (lambda p: corruption.label_noise(dataclasses.replace(fed, classes=0), p), "two classes"),

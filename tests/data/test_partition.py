@@ -389,7 +389,6 @@ def test_similarity_of_the_papers():
         (lambda: partition.natural()(np.zeros(4)), "the owners of the rows, but got none"),
         (lambda: partition.natural([0.5, 1.0]), "integers or strings"),
         (lambda: partition.natural([1, 2])(np.zeros(3)), "2 owners for 3 rows"),
-        (lambda: partition.flower(3), "a partitioner of flwr-datasets"),
     ],
 )
 def test_refusals(make, message):

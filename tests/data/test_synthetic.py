@@ -262,9 +262,8 @@ def test_transforms_keep_the_rest_and_say_what_they_took_from_private_rows(name)
     assert caveats[0] == "before" and len(caveats) == (2 if fitted else 1)
     assert all("Does not cover the preprocessing" in text for text in caveats[1:])
     tokens = datasets.arrays(np.ones((3, 2), int), [0, 1, 0], np.ones((1, 2), int), [0])
-    for bad in ((data.x, data.y), tokens):
-        with pytest.raises(ValueError, match=f"transforms.{name}: expected"):
-            TRANSFORMS[name](bad)
+    with pytest.raises(ValueError, match=f"transforms.{name}: expected features of float"):
+        TRANSFORMS[name](tokens)
     if not fitted:
         return
     other = images(seed=1)
