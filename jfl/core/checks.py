@@ -15,7 +15,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from .errors import ArgumentError
 
@@ -152,13 +152,6 @@ def require_seed(where: str, **values: Any) -> None:
     require_integer(where, "A seed has 32 bits.", min_value=0, max_value=2**32 - 1, **values)
 
 
-def as_bytes(where: str, value: Any) -> float:
-    """Check a memory limit in bytes, and return it as a float; infinity becomes 2^100."""
-    value = 2.0**100 if isinstance(value, float) and value == np.inf else value
-    require_positive(where, single=True, memory=value)
-    return float(value)
-
-
 def as_scalar(value: ArrayLike) -> jax.Array | np.ndarray:
     """Convert a number to a float32 NumPy scalar; JAX arrays stay unchanged."""
     if np.ndim(value):
@@ -238,11 +231,3 @@ def as_key(where: str, value: Any) -> jax.Array:
     if found is None or found.shape:
         fail(where, "a key such as jax.random.key(0)", short_repr(value))
     return found
-
-
-def as_arrays(where: str, name: str, tree: Any, dtype: DTypeLike | None = None) -> Any:
-    """Convert the leaves of a pytree to JAX arrays; reject leaves that are not numbers."""
-    try:
-        return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
-    except Exception as error:  # JAX raises no common error
-        fail(where, f"{name}, a pytree of numbers", describe_error(error))

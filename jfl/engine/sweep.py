@@ -207,7 +207,8 @@ def sweep(
         [0.1, 0.1, 0.2, 0.2]
     """
     points = _check_points(points, axes)
-    memory = None if memory is None else checks.as_bytes("sweep", memory)
+    if memory is not None:
+        checks.require_positive("sweep", single=True, memory=memory)
     tolerate = tolerated_health("sweep", tolerate)
     if watch is not None and not callable(watch):
         checks.fail(

@@ -68,7 +68,7 @@ def parameters(where: str, value: Any) -> Any:
     if isinstance(value, Mapping) and "batch_stats" in value:
         keys = ", ".join(map(str, value))
         checks.fail(where, "params without batch_stats", f"a dict of {keys}", BATCH_NORM)
-    value = checks.as_arrays(where, "params", value)
+    value = jax.tree.map(jnp.asarray, value)
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if not _is_float(leaf):
             checks.fail(

@@ -36,26 +36,6 @@ def _draw_available(key, round_, *, rate, available, clients, capacity):
     return chosen_cohort(is_available & uniform.below(words, rate), capacity)
 
 
-def around_the_clock(clients: int, period: int, awake: float) -> np.ndarray:
-    """Return Bool[period, C]: whether each client is available in each round of a period.
-
-    A client is available in max(1, round(awake * period)) consecutive rounds, the same in each
-    period. The rounds in which clients become available are spread evenly over the period.
-
-    Args:
-        clients: number of clients, C.
-        period: number of rounds of a period.
-        awake: fraction of a period in which a client is available, in (0, 1].
-
-    Example:
-        >>> around_the_clock(4, 4, 0.5).astype(int).tolist()
-        [[1, 0, 0, 1], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    """
-    begins = np.arange(clients) * period // clients
-    hour = (np.arange(period)[:, None] - begins) % period
-    return hour < max(1, round(awake * period))
-
-
 def available_poisson(
     clients: int,
     rate: ArrayLike,
@@ -109,7 +89,9 @@ def available_poisson(
     if available is None:
         checks.require_integer(where, period=period)
         checks.require_fraction(where, single=True, awake=awake)
-        available = around_the_clock(int(clients), int(period), float(awake))
+        begins = np.arange(clients) * period // clients
+        hour = (np.arange(period)[:, None] - begins) % period
+        available = hour < max(1, round(awake * period))
     available = checks.as_array(where, "available", available)
     is_pattern = available.ndim == 2 and available.shape[1] == clients
     if not is_pattern or not np.isin(available, (0, 1)).all() or not available.any(0).all():

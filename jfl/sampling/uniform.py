@@ -38,34 +38,21 @@ def below(words: jax.Array, rate: ArrayLike) -> jax.Array:
 def subset(key: jax.Array, size: jax.Array | int, count: int, max_size: int) -> jax.Array:
     """Return a uniform subset of `count` numbers of range(size): Int32[count], in any order.
 
+    A small subset is drawn by Floyd's algorithm, from `count` draws: draw i is uniform in
+    0..size - count + i. If the subset already contains this number, size - count + i is added
+    instead.
+
     Args:
         key: a JAX key.
         size: Int[], may be traced; at most `max_size`. If size <= count, the result is arbitrary.
         count: size of the subset.
         max_size: maximum of `size`.
-    """
-    if count <= MAX_FLOYD_SIZE:
-        return floyd_subset(key, size, count)
-    return first_distinct(key, size, count, max_size)
-
-
-def floyd_subset(key: jax.Array, size: ArrayLike, count: int) -> jax.Array:
-    """Return a uniform subset of `count` numbers of range(size), from `count` draws.
-
-    This is Floyd's algorithm: draw i is uniform in 0..size - count + i. If the subset already
-    contains this number, size - count + i is added instead.
-
-    Args:
-        key: a JAX key.
-        size: Int[], may be traced. If size < count, the result is arbitrary.
-        count: size of the subset.
-
-    Returns:
-        Int32[count].
 
     References:
         Bentley and Floyd, Communications of the ACM 30(9), 1987.
     """
+    if count > MAX_FLOYD_SIZE:
+        return first_distinct(key, size, count, max_size)
     top = size - count + jnp.arange(count)  # the i-th draw is from 0..top[i]
     draws = jax.random.randint(key, (count,), 0, jnp.maximum(top, 0) + 1)
     resolve = _resolve_in_loop if jax.default_backend() == "cpu" else _resolve_at_once

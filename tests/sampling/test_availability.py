@@ -12,7 +12,6 @@ import jfl
 from jfl.core.errors import NotAnalysable
 from jfl.runs import build
 from jfl.runs.config import Config
-from jfl.sampling import availability
 
 C, HOURS = 7, 4
 PATTERN = np.array([[1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1], [1] * 7])
@@ -52,7 +51,8 @@ def test_days_of_clients_are_spread_over_the_clock():
     assert begins.tolist() == sorted(begins.tolist()) and begins[0] == 0 and begins[-1] > 18
     assert float(sampler.expected) == pytest.approx(C / 2) and sampler.at_once == 4
     assert (drawn(sampler, 48) == np.tile(awake, (2, 1))).all()
-    assert availability.around_the_clock(3, 5, 0.01).sum(0).tolist() == [1, 1, 1]
+    rarely = jfl.sampling.available_poisson(3, 1.0, period=5, awake=0.01)
+    assert rarely.available.sum(0).tolist() == [1, 1, 1]
 
 
 def test_it_is_proved_as_poisson_and_an_overflow_is_of_those_who_can_be_reached():
