@@ -16,15 +16,13 @@ another default than its parameter.  `Annotated[float, PYTHON_ONLY]`, or a line 
 `Other Parameters:` instead of `Args:`, keeps a parameter out of configs.
 """
 
-import ast
 import dataclasses
 import functools
 import inspect
 import sys
-import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -153,10 +151,12 @@ def _helps(factory: Callable[..., Any]) -> dict[str, str]:
     """
     import docstring_parser  # part of the extra "cli"
 
+    if sys.flags.optimize > 1:
+        checks.fail("jfl", "docstrings, from which it reads options", "python -OO", "Use -O.")
     base = getattr(factory, "extends", None)
     helps = {} if base is None else _helps(base)
     style = docstring_parser.DocstringStyle.GOOGLE
-    for entry in docstring_parser.parse(_docstring(factory), style).params:
+    for entry in docstring_parser.parse(factory.__doc__ or "", style).params:
         if entry.args[0] == "param":  # and not under "Other Parameters:"
             text = " ".join((entry.description or "").split())
             sentence = text.partition(". ")[0].rstrip(".")
@@ -164,25 +164,16 @@ def _helps(factory: Callable[..., Any]) -> dict[str, str]:
     return helps
 
 
-def _docstring(factory: Callable[..., Any]) -> str:
-    """Return the docstring of a factory; `python -OO` leaves it only in the source."""
-    text = factory.__doc__
-    if text is None and sys.flags.optimize > 1:
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(factory))).body[0]
-        text = ast.get_docstring(tree)
-    return text or ""
-
-
 def split_optional(kind: Any) -> tuple[Any, bool]:
     """Return the plain part of a type, which a config can set, and whether the type includes None.
 
-    For example, it returns float for `float | jax.Array`, and int for `int | Sequence[int]`.
+    For example, it returns float for `float | jax.Array`.
     """
     if not isinstance(kind, types.UnionType) and typing.get_origin(kind) is not typing.Union:
         return kind, False
     every = typing.get_args(kind)
     others = (type(None), jax.Array)
-    rest = [k for k in every if k not in others and typing.get_origin(k) is not Sequence]
+    rest = [k for k in every if k not in others]
     return (rest[0] if len(rest) == 1 else kind), type(None) in every
 
 
