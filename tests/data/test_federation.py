@@ -110,10 +110,7 @@ def test_digits_are_those_of_scikit_learn_stratified():
     images = {image.tobytes() for image in (load_digits().images / 16).astype(np.float32)}
     found = [image.tobytes() for image in np.concatenate([data.x, data.x_test])]
     assert set(found) == images and len(found) == 1797
-    assert data.checksum == datasets.digits().checksum != datasets.digits(seed=1).checksum
-    for bad in (0.0, 1e-9, float("nan")):
-        with pytest.raises(ValueError, match="datasets.digits"):
-            datasets.digits(test_fraction=bad)
+    assert data.checksum == datasets.digits().checksum
 
 
 # --- federations
