@@ -212,15 +212,11 @@ def _noise(plan, entry_of_z, target, rounds, delta, tightly=True):
 def _rounds(plan, entry, target, delta):
     overflown = [10**18]  # numbers of rounds without an epsilon
 
-    def after(times):
+    def quickly(times):
         try:
-            return quick_epsilons(entry, times, delta)[0]
-        except Overflow:  # of all of them, the latest fails first
-            return (
-                np.array([math.inf])
-                if len(times) == 1
-                else np.concatenate([after(t[None]) for t in times])
-            )
+            return quick_epsilons(entry, np.array([times]), delta)[0][0]
+        except Overflow:
+            return math.inf
 
     def tightly(times, sizes):
         try:
@@ -229,7 +225,7 @@ def _rounds(plan, entry, target, delta):
             overflown.append(times)
             return math.inf
 
-    most = largest("jfl.calibrate", after, tightly, target)
+    most = largest("jfl.calibrate", quickly, tightly, target)
     if min(overflown) <= most * (1 + NEAR) + 1:
         value = tightly(most, FINE) if most else 0.0
         if value < target * (1 - NEAR):

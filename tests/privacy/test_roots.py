@@ -2,9 +2,6 @@
 
 import math
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jfl.privacy.accountants import roots
@@ -33,13 +30,3 @@ def test_the_smallest_that_fits(name):
     assert roots.smallest_fitting(lambda x: -1.0, 0.5, 2.0, 1e-6) == 0.5
     with pytest.raises(ValueError, match="different signs"):
         roots.smallest_fitting(lambda x: 1.0, 0.5, 2.0, 1e-6)
-
-
-def test_traced_searches_under_vmap():
-    """Each element has its own bracket, whose ends are on either side of its crossing."""
-    with jax.enable_x64(True):
-        target = jnp.array([0.2, 1.0, 3.7])
-        search = lambda c: roots.illinois(lambda x: jnp.exp(-x) - jnp.exp(-c), 0.0 * c, 8.0 + 0 * c)
-        bracket = jax.jit(jax.vmap(search))(target)
-        assert np.all(bracket.low < target) and np.all(target <= bracket.high)
-        assert np.all(bracket.high_value <= 0) and np.all(bracket.high - bracket.low < 1e-6)

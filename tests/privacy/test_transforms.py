@@ -34,9 +34,6 @@ TABLE = {
         with_replacement=lambda z: rdp.with_replacement(ORDERS, LAW, z),
         poisson_group=lambda z: rdp.poisson_group(ORDERS, LAW, z),
         participation=lambda z: rdp.participation(ORDERS, 0.25, rdp.gaussian(ORDERS, z)),
-        either=lambda z: rdp.either(
-            ORDERS, 0.25, rdp.gaussian(ORDERS, z), rdp.gaussian(ORDERS, 2 * z)
-        ),
         convert=lambda z: rdp.convert(ORDERS, rdp.gaussian(ORDERS, z), DELTA),
         epsilon=lambda z: rdp.epsilon(ORDERS, rdp.gaussian(ORDERS, z), DELTA),
         gaussian_delta=lambda mu: rdp.gaussian_delta(1.0, mu),

@@ -131,19 +131,23 @@ PLACES = {
 }
 MAX_EXPONENT = 600.0  # larger exponents are clipped
 NO_POINT = -1e12  # the point that is returned for losses that a pair does not have
-MAX_NEWTON_STEPS = 60
-NUM_BRACKETED_STEPS = 10  # of Newton's method, inside a bracket of two nodes
-NUM_GROUP_NODES = 1024  # of a rough step
-NUM_NODES = 2048
+MAX_NEWTON_STEPS = 20
+NUM_NODES = 2048  # of a table of losses, in which a search for points begins
+# The number of standard deviations beyond which a normal probability is 0 in float64; and beyond
+# which it does not matter for the choice of a grid.
+END_OF_FLOATS, END_OF_CELLS = 39.0, 14.0
 
 
 class Pair(NamedTuple):
     """Two mixtures of Gaussians with the same weights, whose loss increases with the outcome."""
 
-    points_of: Callable  # losses [n] -> points [n]
     weights: jax.Array  # [k]
     centers_p: jax.Array  # [k], centers of the Gaussians of P, as points
     centers_q: jax.Array  # [k]
+    loss_of: Callable  # points [n] -> losses [n] and their slopes [n]
+    # the point of loss 0 if only losses above 0 count; NO_POINT if all do
+    first: Any = NO_POINT
+    known_points: Callable | None = None  # losses [n] -> points [n], if there is a formula
     # (points, losses, center) -> the points of one Gaussian, if they differ between Gaussians
     points_of_one: Callable = lambda s, losses, center: s
 
@@ -152,17 +156,71 @@ class Pair(NamedTuple):
 
         Returns:
             P [n-1] and Q [n-1]; P - e^(first loss) Q of each cell, computed without cancellation;
-            (P, Q) of losses below the first, and (P, Q) of losses above the last.
+            (P, Q) of losses below the first, and (P, Q) of losses above the last one.
         """
-        s = self.points_of(losses)
+        return self._masses_between(self.points_of(losses), losses, losses)
+
+    def masses_above_zero(self, losses: jax.Array) -> tuple:
+        """Same as `masses` for losses >= 0, except that "below the first" starts at loss 0."""
+        p, q, excess, _, above = self.masses(jnp.concatenate([jnp.zeros(1), losses]))
+        return p[1:], q[1:], excess[1:], jnp.stack([p[0], q[0]]), above
+
+    def cells(self, number: int) -> tuple:
+        """Return the losses in the middle of cells [number], and the masses of P and Q there.
+
+        They serve to choose a grid and prove nothing.
+        """
+        points = self.nodes(2 * number + 1, END_OF_CELLS)
+        losses = self.loss_of(points)[0]
+        p, q, *_ = self._masses_between(points[::2], losses[::2], points[::2])
+        return losses[1::2], p, q
+
+    def nodes(self, number: int, reach: float) -> jax.Array:
+        """Return evenly spaced points [number] that cover the first `reach` standard deviations."""
+        most = jnp.max(jnp.where(self.weights > 0, self.centers_p, 0.0))
+        return jnp.linspace(jnp.maximum(self.first, -reach), 2 * most + reach, number)
+
+    def points_of(self, losses: jax.Array) -> jax.Array:
+        """Return the point of each loss [n]; `first` for losses below all others.
+
+        Two nodes of a table bracket the point, and Newton's method, kept inside the bracket, finds
+        it.  Losses above the table get its last node, beyond which P and Q have no mass.
+        """
+        if self.known_points is not None:
+            return self.known_points(losses)
+        nodes = self.nodes(NUM_NODES + 1, END_OF_FLOATS)
+        table = self.loss_of(nodes)[0]
+        after = jnp.searchsorted(table, losses)
+        low, high = nodes[jnp.clip(after - 1, 0)], nodes[jnp.clip(after, max=NUM_NODES)]
+
+        def newton(state):
+            i, low, high, s, _ = state
+            value, slope = self.loss_of(s)
+            is_below = value < losses
+            low, high = jnp.where(is_below, s, low), jnp.where(is_below, high, s)
+            step = s - (value - losses) / slope
+            is_inside = (step >= low) & (step <= high)
+            step = jnp.where(is_inside, step, (low + high) / 2)
+            return i + 1, low, high, step, jnp.max(jnp.abs(step - s))
+
+        # The error after a step is about the square of the step.
+        tolerance = 1e-9 * (nodes[1] - nodes[0])
+        is_moving = lambda state: (state[0] < MAX_NEWTON_STEPS) & (state[-1] > tolerance)
+        start = (0, low, high, (low + high) / 2, jnp.asarray(jnp.inf, nodes.dtype))
+        s = jax.lax.while_loop(is_moving, newton, start)[3]
+        least = jnp.where(self.first > NO_POINT, 0.0, table[0])
+        return jnp.where(losses > least, s, self.first)
+
+    def _masses_between(self, points, losses, edges):
+        """Return `masses` for known points; a cell whose `edges` are equal has no mass."""
         ratio_minus_one = jnp.expm1(jnp.minimum(losses[:-1], MAX_EXPONENT))
 
         def add(total, component):
             weight, *centers = component
-            points = self.points_of_one(s, losses, centers[0])
-            p, q = (_cell_probabilities(points - center, losses) for center in centers)
+            s = self.points_of_one(points, losses, centers[0])
+            p, q = (_cell_probabilities(s - center, edges) for center in centers)
             both = jnp.stack(centers)
-            below, above = _upper_tail(both - points[0]), _upper_tail(points[-1] - both)
+            below, above = _upper_tail(both - s[0]), _upper_tail(s[-1] - both)
             masses = p, q, (p - q) - ratio_minus_one * q, below, above
             return jax.tree.map(lambda t, v: t + weight * v, total, masses), None
 
@@ -170,11 +228,6 @@ class Pair(NamedTuple):
         zeros = cells, cells, cells, jnp.zeros(2), jnp.zeros(2)
         components = self.weights, self.centers_p, self.centers_q
         return jax.lax.scan(add, zeros, components, unroll=len(self.weights) == 2)[0]
-
-    def masses_above_zero(self, losses: jax.Array) -> tuple:
-        """Same as `masses` for losses >= 0, except that "below the first" starts at loss 0."""
-        p, q, excess, _, above = self.masses(jnp.concatenate([jnp.zeros(1), losses]))
-        return p[1:], q[1:], excess[1:], jnp.stack([p[0], q[0]]), above
 
 
 class Discrete(NamedTuple):
@@ -195,6 +248,10 @@ class Discrete(NamedTuple):
         both = jnp.stack([p, q])
         return p[1:-1], q[1:-1], excess[1:-1], both[:, 0], both[:, -1]
 
+    def cells(self, number: int) -> tuple:
+        """Return the finite losses, and the masses of P and Q there; see `Pair.cells`."""
+        return self.losses[1:-1], self.present[1:-1], self.absent[1:-1]
+
 
 def removed(rate: Any, z: ArrayLike) -> Pair | Discrete:
     """Return the pair of a unit, or of a group of units, that may be in a Poisson sample.
@@ -207,11 +264,9 @@ def removed(rate: Any, z: ArrayLike) -> Pair | Discrete:
     if jnp.ndim(rate) == 2:
         return Discrete(*rate)
     if jnp.ndim(rate):
-        points_of, weights = functools.partial(_points_of_group, distribution=rate, z=z), rate
-    else:
-        points_of = functools.partial(_points_of_sample, rate=rate, z=z)
-        weights = jnp.stack([1 - rate, rate])
-    return Pair(points_of, weights, jnp.arange(len(weights)) / z, jnp.zeros(len(weights)))
+        return _mixtures(rate, jnp.arange(len(rate)) / z, jnp.zeros(len(rate)))
+    pair = _mixtures(jnp.stack([1 - rate, rate]), jnp.arange(2) / z, jnp.zeros(2))
+    return pair._replace(known_points=functools.partial(_points_of_sample, rate=rate, z=z))
 
 
 def halves(direction: str, rate: Any, z: ArrayLike) -> tuple[Pair, Pair, jax.Array]:
@@ -227,205 +282,73 @@ def halves(direction: str, rate: Any, z: ArrayLike) -> tuple[Pair, Pair, jax.Arr
         A Pair for the losses above 0, a Pair whose losses above 0 mirror those below 0, and the
         probability of loss 0.
     """
-    if direction in PLACES:
-        up, down = (_shared_pair(*places, rate[0], z) for places in PLACES[direction])
-        return up, down, _zero_loss_probability(direction, rate[0], z)
-    if not jnp.ndim(rate):
+    if direction in PLACES:  # mixtures of A and B, and of A and B'
+        weights = jnp.stack([1 - rate[0], rate[0]])
+        pairs = [[jnp.array([0.0, place]) / z for place in each] for each in PLACES[direction]]
+        # B and B' have equal densities in the middle between them.
+        up, down = (_mixtures(weights, p, q, (p[1] + q[1]) / 2) for p, q in pairs)
+    elif not jnp.ndim(rate):
         pair: Any = removed(rate, z)
-        zero_loss = (1 - rate) * erf(math.sqrt(0.125) / z)
+        up = down = pair._replace(first=0.5 / z)
     else:
-        points_of = functools.partial(_points_of_repeated, distribution=rate, z=z)
-        centers = jnp.arange(len(rate)) / z
-        pair = Pair(points_of, rate, centers, jnp.zeros(len(rate)), _points_of_copies)
-        zero_loss = rate[0] * erf(points_of(jnp.zeros(1))[0] / math.sqrt(2))
-    return pair, pair, zero_loss
+        copies = jnp.arange(len(rate)) / z
+        # At half of the smallest m with a positive probability, the term of m alone has loss 0.
+        first = jnp.min(jnp.where(rate[1:] > 0, copies[1:], jnp.inf)) / 2
+        loss_of = functools.partial(_loss_of_repeated, distribution=rate, z=z)
+        up = down = Pair(
+            rate,
+            copies,
+            jnp.zeros(len(rate)),
+            loss_of,
+            first,
+            points_of_one=_points_of_copies,
+        )
+    inside = (erf(up.first / math.sqrt(2)) + erf(down.first / math.sqrt(2))) / 2
+    return up, down, up.weights[0] * inside
 
 
-def _cell_probabilities(s: jax.Array, losses: jax.Array) -> jax.Array:
-    """Return the normal probabilities between points, and 0 for a cell of no width.
+def _mixtures(weights, centers_p, centers_q, first=NO_POINT):
+    """Return the Pair of two mixtures whose loss at an outcome is the logarithm of their ratio."""
 
-    Each is computed from the tail in which it is not a difference from 1.
-    """
-    beyond, right = _upper_tail(jnp.abs(s)), s >= 0
-    a, b, u, v = beyond[:-1], beyond[1:], right[:-1], right[1:]
-    between = jnp.where(u, a - b, jnp.where(v, 1 - a - b, b - a))
-    return jnp.where(losses[1:] > losses[:-1], jnp.maximum(between, 0.0), 0.0)
+    def loss_of(s):
+        (p, slope_p), (q, slope_q) = (_log_density(s, weights, c) for c in (centers_p, centers_q))
+        return p - q, slope_p - slope_q
 
-
-def _upper_tail(s: ArrayLike) -> jax.Array:
-    """Return the probability that a standard normal variable exceeds s."""
-    return erfc(s / math.sqrt(2)) / 2
+    return Pair(weights, centers_p, centers_q, loss_of, first)
 
 
-# --- points of losses
+def _log_density(s, weights, centers):
+    """Return the log of the density of a mixture over that of N(0, 1) at points s, and its
+    slope."""
+    exponents = centers * s[:, None] - centers**2 / 2
+    terms = jnp.log(weights) + exponents
+    total = jax.nn.logsumexp(terms, axis=1)
+    slope = jnp.exp(terms - total[:, None]) @ centers
+    # near 0, without cancellation
+    change = jnp.expm1(jnp.minimum(exponents, 1.0)) @ weights
+    is_small = (jnp.max(exponents, axis=1) < 1) & (jnp.abs(change) < 0.5)
+    return jnp.where(is_small, jnp.log1p(jnp.where(is_small, change, 0.0)), total), slope
 
 
-def _points_of_sample(loss, rate, z):
-    """Return the point x / z at which the pair "remove" has this loss; NO_POINT if it never has."""
-    small = jnp.expm1(jnp.minimum(loss, 30.0)) / rate
+def _points_of_sample(losses, rate, z):
+    """Return the point at which the pair "remove" has each loss; NO_POINT if it never has."""
+    small = jnp.expm1(jnp.minimum(losses, 30.0)) / rate
     is_possible = small > -1
     near = jnp.where(is_possible, jnp.log1p(jnp.where(is_possible, small, 0.0)), NO_POINT)
-    far = loss - jnp.log(rate) + jnp.log1p((rate - 1) * jnp.exp(-jnp.maximum(loss, 30.0)))
-    return z * jnp.where(loss < 30, near, far) + 0.5 / z
+    far = losses - jnp.log(rate) + jnp.log1p((rate - 1) * jnp.exp(-jnp.maximum(losses, 30.0)))
+    return z * jnp.where(losses < 30, near, far) + 0.5 / z
 
 
-def _points_of_group(losses, distribution, z):
-    """Return the point s of each loss; NO_POINT for losses that the pair never has.
+def _loss_of_repeated(t, distribution, z):
+    """Return the loss at points t [n] of draws with replacement, and its slope.
 
-    log(sum over j >= 1 of w_j e^(j s / z - j^2 / (2 z^2))) = log(e^loss - w_0) is convex in s with
-    slopes of at least 1 / z.  Its largest term gives a starting point above the solution, from
-    which Newton's method decreases monotonically.
+    It is the largest over j of log((w_0 + w_1 r_1(t) + ... + w_j r_j(t)) / W_j).
     """
-    number = jnp.arange(1.0, len(distribution))
-    present = distribution[1:] > 0
-    log_law = jnp.where(present, jnp.log(jnp.where(present, distribution[1:], 1.0)), -jnp.inf)
-    heights = log_law - number**2 / (2 * z**2)
-    rest = jnp.expm1(jnp.minimum(losses, 30.0)) + (1 - distribution[0])
-    is_reached = rest > 0
-    near = jnp.log(jnp.where(is_reached, rest, 1.0))
-    far = losses + jnp.log1p(-distribution[0] * jnp.exp(-jnp.maximum(losses, 30.0)))
-    target = jnp.where(losses < 30, near, far)[:, None]
-    guesses = jnp.where(present, (target - jnp.where(present, heights, 0.0)) * z / number, jnp.inf)
-
-    def newton(state):
-        i, s, _ = state
-        terms = heights + number * s[:, None] / z
-        total = jax.nn.logsumexp(terms, axis=1)
-        slope = jnp.exp(terms - total[:, None]) @ number / z
-        step = jnp.maximum(total - target[:, 0], 0.0) / slope
-        return i + 1, s - step, jnp.max(jnp.where(is_reached, step, 0.0))
-
-    start = (0, jnp.min(guesses, axis=1), jnp.inf)
-    s = jax.lax.while_loop(
-        lambda state: (state[0] < MAX_NEWTON_STEPS) & (state[2] > 1e-13), newton, start
-    )[1]
-    return jnp.where(is_reached, s, NO_POINT)
-
-
-def _shared_pair(far, near, rate, z):
-    """Return one half of a sample that both neighbours share.
-
-    P is a mixture of N(0, z^2) and N(far, z^2); Q has `near` instead of `far`.
-    """
-    points_of = functools.partial(_points_of_shared, rate=rate, z=z, far=far, near=near)
-    centers = (jnp.array([0.0, center]) / z for center in (far, near))
-    return Pair(points_of, jnp.stack([1 - rate, rate]), *centers)
-
-
-def _points_of_shared(losses, rate, z, far, near):
-    """Return the point x / z of each loss >= 0.
-
-    Above the middle of B and B' the loss increases.  A table of nodes gives a bracket, and Newton's
-    method, kept inside the bracket, the point.
-    """
-    middle = (far + near) / (2 * z)
-    # For losses above all nodes: log(1 - rate + rate e^u) is at least u + log(rate), and at most
-    # the larger of u and 0.
-    scaled = (losses - jnp.log(rate)) * z
-    upper = scaled / far + far / (2 * z)
-    if near > 0:
-        upper = jnp.maximum(upper, scaled / (far - near) + middle)
-    nodes = middle + (14 + far / z) * jnp.linspace(0.0, 1.0, NUM_NODES + 1)
-    after = jnp.searchsorted(_loss_of_shared(nodes, rate, z, far, near)[0], losses)
-    low = nodes[jnp.maximum(after - 1, 0)]
-    high = jnp.where(
-        after <= NUM_NODES, nodes[jnp.minimum(after, NUM_NODES)], jnp.maximum(upper, low)
-    )
-
-    def newton(_, bracket):
-        low, high, s = bracket
-        value, slope = _loss_of_shared(s, rate, z, far, near)
-        is_below = value < losses
-        low, high = jnp.where(is_below, s, low), jnp.where(is_below, high, s)
-        step = s - (value - losses) / slope
-        inside = (step >= low) & (step <= high)
-        return low, high, jnp.where(inside, step, (low + high) / 2)
-
-    s = jax.lax.fori_loop(0, NUM_BRACKETED_STEPS, newton, (low, high, (low + high) / 2))[2]
-    return jnp.where(losses > 0, s, middle)
-
-
-def _loss_of_shared(s, rate, z, far, near):
-    """Return the loss at points x / z, and its slope there."""
-    odds = jnp.log(rate) - jnp.log1p(-rate)
-    u, v = (odds + shift / z * s - (shift / z) ** 2 / 2 for shift in (far, near))
-    slope = (far * jax.nn.sigmoid(u) - near * jax.nn.sigmoid(v)) / z
-    return jnp.logaddexp(0.0, u) - jnp.logaddexp(0.0, v), slope
-
-
-def _points_of_repeated(losses, distribution, z):
-    """Return the point t of each loss >= 0; see the module docstring.
-
-    The condition is convex in t, and so is the loss as a function of t.  Tangents of the loss give
-    a starting point above the solution, from which Newton's method decreases monotonically.
-    """
-    copies, mass = _copies(distribution)
-    rest = distribution[0] * -jnp.expm1(-losses)
-
-    def first_guess(start, each):  # the point at which k copies alone meet the condition
-        k, probability, cumulative = each
-        guess = (
-            losses + jnp.log((cumulative + rest) / jnp.where(probability > 0, probability, 1.0))
-        ) * z / k + k / (2 * z)
-        return jnp.where(probability > 0, jnp.minimum(start, guess), start), None
-
-    infinite = jnp.full_like(losses, jnp.inf)
-    start = jax.lax.scan(first_guess, infinite, (copies, mass, jnp.cumsum(mass)))[0]
-    nodes, node_losses, slopes = _nodes_of_repeated(distribution, z, NUM_NODES)
-    after = jnp.searchsorted(node_losses, losses)
-    for node in jnp.clip(after - 1, 0), jnp.clip(after, max=NUM_NODES):
-        start = jnp.minimum(start, nodes[node] + (losses - node_losses[node]) / slopes[node])
-    start = jnp.maximum(start, nodes[0])
-
-    def newton(state):
-        i, t, _ = state
-
-        def add(total, each):
-            (value, slope), best = total
-            k, probability = each
-            excess = jnp.expm1(k / z * t - k**2 / (2 * z**2) - losses)
-            value, slope = value + probability * excess, slope + probability * k / z * (excess + 1)
-            better = (value > best[0]) & (probability > 0)
-            return (
-                (value, slope),
-                tuple(jnp.where(better, new, old) for new, old in zip((value, slope), best)),
-            ), None
-
-        none = jnp.zeros_like(losses), jnp.zeros_like(losses)
-        value, slope = jax.lax.scan(
-            add, (none, (jnp.full_like(losses, -jnp.inf), none[1])), (copies, mass)
-        )[0][1]
-        step = jnp.where(
-            slope > 0, jnp.maximum(value - rest, 0.0) / jnp.where(slope > 0, slope, 1.0), 0.0
-        )
-        return i + 1, t - step, jnp.max(step)
-
-    # The error after a step is about the square of the step, times the largest mu.
-    tolerance = 1e-8 * z / len(mass)
-    is_moving = lambda state: (state[0] < MAX_NEWTON_STEPS) & (state[2] > tolerance)
-    return jax.lax.while_loop(is_moving, newton, (0, start, jnp.inf))[1]
-
-
-def _nodes_of_repeated(distribution, z, number):
-    """Return points t [number + 1], from where the loss is 0 to the end of P, their losses and
-    slopes.
-
-    The loss at t is the largest over j of log((w_0 + w_1 r_1(t) + ... + w_j r_j(t)) / W_j).
-    """
-    copies, mass = _copies(distribution)
-    # At half of the smallest m with a positive probability, the term of m alone has loss 0.
-    low = jnp.min(jnp.where(mass > 0, copies, jnp.inf)) / (2 * z)
-    high = jnp.max(jnp.where(mass > 0, copies, 1.0)) / z + 14
-    t = low + (high - low) * jnp.arange(number + 1) / number
 
     def add(total, each):
         log_sum, mean, weight, best = total
         k, probability = each
-        log = jnp.where(
-            probability > 0,
-            jnp.log(jnp.where(probability > 0, probability, 1.0)) + k / z * t - k**2 / (2 * z**2),
-            -jnp.inf,
-        )
+        log = jnp.log(probability) + k / z * t - k**2 / (2 * z**2)
         log_sum, before = jnp.logaddexp(log_sum, log), log_sum
         mean = mean * jnp.exp(before - log_sum) + k / z * jnp.exp(log - log_sum)
         weight = weight + probability
@@ -435,14 +358,10 @@ def _nodes_of_repeated(distribution, z, number):
         )
         return (log_sum, mean, weight, best), None
 
-    first = (
-        jnp.full_like(t, jnp.log(distribution[0])),
-        jnp.zeros_like(t),
-        distribution[0],
-        (jnp.full_like(t, -jnp.inf), jnp.ones_like(t)),
-    )
-    loss, slope = jax.lax.scan(add, first, _copies(distribution))[0][3]
-    return t, jnp.maximum(loss, 0.0), slope
+    none = jnp.full_like(t, -jnp.inf), jnp.ones_like(t)
+    first = jnp.full_like(t, jnp.log(distribution[0])), jnp.zeros_like(t), distribution[0], none
+    copies = jnp.arange(1.0, len(distribution))
+    return jax.lax.scan(add, first, (copies, distribution[1:]))[0][3]
 
 
 def _points_of_copies(t, losses, mu):
@@ -451,86 +370,17 @@ def _points_of_copies(t, losses, mu):
     return jnp.where(mu < t, t, jnp.maximum(t, losses / copies + mu / 2))
 
 
-def _copies(distribution):
-    """Return the numbers of copies 1, 2, ... and their probabilities."""
-    return jnp.arange(1.0, len(distribution)), distribution[1:]
+def _cell_probabilities(s, edges):
+    """Return the normal probabilities between points, and 0 for a cell whose edges are equal.
 
-
-# --- approximate steps, which serve to choose a grid and prove nothing
-
-
-def rough_of_group(
-    direction: str, distribution: jax.Array, z: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return approximate privacy losses [n], ascending, and their log masses [n], for a group.
-
-    They are those of one step on a sample that a group of rows may join.  The trapezoid rule gives
-    the masses.
-
-    Args:
-        direction: "remove" or "add" the group.
-        distribution: Float[m + 1], the probability that k of the m rows of the group are sampled.
-        z: the noise multiplier.
+    Each is computed from the tail in which it is not a difference from 1.
     """
-    number = jnp.arange(0.0, len(distribution))
-    most = len(distribution) - 1
-    step = (28 + 2 * most / z) / NUM_GROUP_NODES
-    s = -12.0 + step * jnp.arange(NUM_GROUP_NODES)
-    log_law = jnp.log(jnp.maximum(distribution, 1e-300))
-    loss = jax.nn.logsumexp(log_law + number * s[:, None] / z - number**2 / (2 * z**2), axis=1)
-    q = -(s**2) / 2 - math.log(2 * math.pi) / 2 + jnp.log(step)
-    return (loss, q + loss) if direction == "remove" else (-loss[::-1], q[::-1])
+    beyond, right = _upper_tail(jnp.abs(s)), s >= 0
+    a, b, u, v = beyond[:-1], beyond[1:], right[:-1], right[1:]
+    between = jnp.where(u, a - b, jnp.where(v, 1 - a - b, b - a))
+    return jnp.where(edges[1:] > edges[:-1], jnp.maximum(between, 0.0), 0.0)
 
 
-def rough_of_shared(direction: str, rate: jax.Array, z: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return losses [n], ascending, and log masses [n] of a step on a sample of both neighbours.
-
-    The mass of each cell is put at its middle.
-
-    Args:
-        direction: a key of PLACES.
-        rate: [1], the probability that the unit is in the sample.
-        z: std / sensitivity.
-    """
-    (upper, p), (lower, q) = (
-        _nodes_of_shared(rate[0], z, *places, of_p)
-        for places, of_p in zip(PLACES[direction], (True, False))
-    )
-    mass = jnp.concatenate([q[::-1], _zero_loss_probability(direction, rate[0], z)[None], p])
-    losses = jnp.concatenate([-lower[::-1], jnp.zeros(1), upper])
-    return losses, jnp.log(jnp.maximum(mass / mass.sum(), 1e-300))
-
-
-def _nodes_of_shared(rate, z, far, near, of_p):
-    """Return the losses at the middles of cells [n], and the masses of the cells [n] under P or
-    Q."""
-    s = (far + near) / (2 * z) + (14 + far / z) * jnp.linspace(0.0, 1.0, 2 * NUM_NODES + 1)
-    loss = _loss_of_shared(s, rate, z, far, near)[0]
-    edges, shift = s[::2], (far if of_p else near) / z
-    mass = (1 - rate) * _cell_probabilities(edges, edges) + rate * _cell_probabilities(
-        edges - shift, edges
-    )
-    return loss[1::2], mass
-
-
-def _zero_loss_probability(direction, rate, z):
-    """Return the probability of loss 0, which belongs to neither half."""
-    above, below = (_upper_tail((far + near) / (2 * z)) for far, near in PLACES[direction])
-    return (1 - rate) * jnp.maximum(1 - above - below, 0.0)
-
-
-def rough_of_repeated(distribution: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return losses [n], ascending, and log masses [n] of a step on draws with replacement.
-
-    The mass of each cell is put at its middle.
-
-    Args:
-        distribution: Float[m + 1]; an element is drawn k times with probability distribution[k].
-        z: std / sensitivity of one copy.
-    """
-    loss = _nodes_of_repeated(distribution, z, 2 * NUM_NODES)[1]
-    pair, _, even = halves("replace", distribution, z)
-    p, q = pair.masses_above_zero(loss[::2])[:2]
-    log_masses = jnp.log(jnp.concatenate([q[::-1], even[None], p]))
-    losses = jnp.concatenate([-loss[1::2][::-1], jnp.zeros(1), loss[1::2]])
-    return losses, log_masses - jax.nn.logsumexp(log_masses)
+def _upper_tail(s):
+    """Return the probability that a standard normal variable exceeds s."""
+    return erfc(s / math.sqrt(2)) / 2

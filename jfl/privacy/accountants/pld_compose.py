@@ -102,56 +102,72 @@ def _power_of_spectrum(spectrum, n):
 
 def _compose_parts(a, b):
     """Return the composition of two independent parts."""
-    extent = jnp.stack(
-        [jnp.minimum(a.extent[0], b.extent[0]), jnp.maximum(a.extent[1], b.extent[1])]
+    lost = a.lost + b.lost - a.lost * b.lost
+    return Part(a.moments + b.moments, a.spectrum * b.spectrum, lost, _join_extents(a, b))
+
+
+def _mix(part, other, p):
+    """Return a part that is `part` with probability p, visibly, and otherwise `other`."""
+    log_other, log_part = jnp.log1p(-p), jnp.log(p)
+    moments = jnp.logaddexp(log_other + other.moments, log_part + part.moments)
+    spectrum = (
+        jnp.exp(log_other + other.moments[0] - moments[0]) * other.spectrum
+        + jnp.exp(log_part + part.moments[0] - moments[0]) * part.spectrum
     )
-    return Part(
-        a.moments + b.moments, a.spectrum * b.spectrum, a.lost + b.lost - a.lost * b.lost, extent
-    )
+    lost = (1 - p) * other.lost + p * part.lost
+    extent = jnp.where(p > 0, _join_extents(part, other), other.extent)
+    return Part(moments, spectrum, lost, jnp.where(p < 1, extent, part.extent))
 
 
 def _mix_with_nothing(part, p):
     """Return a part that happens, visibly, with probability p; otherwise the loss is 0."""
-    log_absent, log_present = jnp.log1p(-p), jnp.log(p)
-    moments = jnp.logaddexp(log_absent, log_present + part.moments)
-    spectrum = (
-        jnp.exp(log_absent - moments[0])
-        + jnp.exp(log_present + part.moments[0] - moments[0]) * part.spectrum
-    )
-    return Part(moments, spectrum, p * part.lost, part.extent)
+    nothing = Part(0 * part.moments, jnp.ones_like(part.spectrum), 0 * part.lost, part.extent)
+    return _mix(part, nothing, p)
 
 
-def _part_of_event(event, leaf):
+def _join_extents(a, b):
+    """Return the extent of two parts together."""
+    return jnp.stack([jnp.minimum(a.extent[0], b.extent[0]), jnp.maximum(a.extent[1], b.extent[1])])
+
+
+def _part_of_event(event, leaf, direction):
     """Return the Part of an event.
 
     Args:
         event: an event with plain numbers.
-        leaf: (the numbers of a sample, z) -> the Part of one step.
+        leaf: (direction, the numbers of a sample, z) -> the Part of one step.
+        direction: see the module.
     """
+    inner = lambda event: _part_of_event(event, leaf, direction)
     if isinstance(event, events.Repeat):
-        return _power(_part_of_event(event.event, leaf), event.times)
+        return _power(inner(event.event), event.times)
     if isinstance(event, events.Participation):
-        return _mix_with_nothing(_part_of_event(event.event, leaf), event.probability)
+        return _mix_with_nothing(inner(event.event), event.probability)
     if isinstance(event, events.Compose):
-        return functools.reduce(_compose_parts, (_part_of_event(e, leaf) for e in event.events))
+        return functools.reduce(_compose_parts, map(inner, event.events))
+    z = events.precision(event.event) ** -0.5
+    room, full, unsampled = pld_step.SHARED.get(direction, (direction,) * 3)
+    if isinstance(event, (events.Replaced, events.ZeroedOut)):
+        # The observer may know whether the other elements fill the sample.
+        rate = event.rate[None] if room in pairs.PLACES else event.rate
+        in_full = leaf(full, event.rate_when_full[None], z)
+        return _mix(in_full, leaf(room, rate, z), event.full)
     if isinstance(event, events.Discrete):
         numbers = jnp.stack([event.losses, event.present, event.absent])
     elif isinstance(event, (events.PoissonGroup, events.Multiplicity)):
         numbers = event.distribution
-    elif isinstance(event, (events.Replaced, events.ZeroedOut)):
-        numbers = jnp.stack([event.rate, event.full, event.rate_when_full])
     elif isinstance(event, events.WithoutReplacement):
         numbers = event.sample / event.population
     else:
         numbers = event.rate
-    return leaf(numbers, events.precision(event.event) ** -0.5)
+    return leaf(unsampled, numbers, z)
 
 
-def _compose_groups(groups, leaf):
-    """Return the composition of all `groups` as a Part; `leaf` as in `_part_of_event`."""
+def _compose_groups(groups, leaf, direction):
+    """Return the composition of all `groups` as a Part; arguments as in `_part_of_event`."""
 
     def compose_group(group):
-        one = lambda item: _power(_part_of_event(item[0], leaf), item[1])
+        one = lambda item: _power(_part_of_event(item[0], leaf, direction), item[1])
         first, rest = jax.tree.map(lambda v: v[0], group), jax.tree.map(lambda v: v[1:], group)
         if not len(group[1]) > 1:
             return one(first)
@@ -189,7 +205,7 @@ def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
     """
 
     def moments(tilts, tail=None):
-        def leaf(rate, z):
+        def leaf(direction, rate, z):
             loss, mass = pld_step.rough(direction, rate, z)
             k = jax.nn.logsumexp(mass + tilts[:, None] * loss, axis=1)
             extent = jnp.zeros(2)
@@ -207,7 +223,7 @@ def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
                 )
             return Part(k, jnp.ones(0, complex), jnp.zeros(()), extent)
 
-        return _compose_groups(groups, leaf)
+        return _compose_groups(groups, leaf, direction)
 
     def renyi_epsilon(tilts):
         """Return the epsilon that a Renyi bound of each order would prove."""
@@ -249,7 +265,7 @@ def plan(groups: Any, direction: str, size: int, delta: ArrayLike) -> Grid:
     )
 
 
-def _step_builder(direction, grid, size, build, exponents):
+def _step_builder(grid, size, build, exponents):
     """Return the function that puts one step on the grid as a Part.
 
     The spectra of all steps number losses modulo the window, so they can be multiplied.
@@ -261,7 +277,7 @@ def _step_builder(direction, grid, size, build, exponents):
     number = grid.start + jnp.arange(size)
     losses = grid.interval * number
 
-    def part(rate, z):
+    def part(direction, rate, z):
         mass, lost, offset = build(direction, rate, z, grid.interval, grid.start, size)
         safe = jnp.log(jnp.maximum(mass, 1e-307))
         weighted = lambda t: jax.nn.logsumexp(
@@ -276,14 +292,14 @@ def _step_builder(direction, grid, size, build, exponents):
     return part
 
 
-def _compose(groups, grid, size, leaf, sign):
+def _compose(groups, direction, grid, size, leaf, sign):
     """Return the composed Part, its losses [size] and its masses [size].
 
     Args:
         leaf: as in `_part_of_event`.
         sign: 1 to add the allowance for rounding to every mass, -1 to subtract it.
     """
-    part = _compose_groups(groups, leaf)
+    part = _compose_groups(groups, leaf, direction)
     losses = grid.interval * (grid.window + jnp.arange(size))
     tilted = jnp.roll(
         _inverse_real_fft(part.spectrum, size), -jnp.mod(grid.window, size).astype(jnp.int32)
@@ -314,8 +330,8 @@ def compose_upper(groups: Any, direction: str, grid: Grid, size: int) -> Compose
         return *pld_step.pessimistic(*args), 0.0
 
     exponents = jnp.stack([grid.tilt, grid.above])
-    leaf = _step_builder(direction, grid, size, build, jnp.stack([exponents, jnp.zeros(2)], axis=1))
-    part, losses, mass = _compose(groups, grid, size, leaf, 1)
+    leaf = _step_builder(grid, size, build, jnp.stack([exponents, jnp.zeros(2)], axis=1))
+    part, losses, mass = _compose(groups, direction, grid, size, leaf, 1)
     beyond = jnp.exp(jnp.minimum(part.moments[1] - grid.above * losses[-1], 0.0))
     beyond = jnp.where(_is_one_step(groups, grid), 0.0, beyond)
     return Composed(losses, mass, part.lost + beyond, jnp.asarray(-jnp.inf))
@@ -344,8 +360,8 @@ def compose_lower(
     exponents = jnp.stack(
         [jnp.pad(tilts, (0, 24)), jnp.pad(-scales / grid.interval, (3, 0))], axis=1
     )
-    leaf = _step_builder(direction, grid, size, build, exponents)
-    part, losses, mass = _compose(groups, grid, size, leaf, -1)
+    leaf = _step_builder(grid, size, build, exponents)
+    part, losses, mass = _compose(groups, direction, grid, size, leaf, -1)
     stray = jnp.logaddexp(
         part.moments[1] - (grid.above - grid.tilt) * losses[-1],
         part.moments[2] - (grid.below - grid.tilt) * losses[0],

@@ -33,7 +33,6 @@ Arguments that the functions of this module share:
     size: the number of grid points, static.  All other arguments may be traced.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +40,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from . import pairs, roots
+from . import pairs
 
 DIRECTIONS = {
     "add_remove": ("remove", "add"),
@@ -50,14 +49,14 @@ DIRECTIONS = {
     "zero_out": ("zeroed", "restored"),
 }
 # For a sample that both neighbours share: the direction of a step if the other elements leave room
-# in the sample, and if they fill it.
+# in the sample, if they fill it, and without a sample.
 SHARED = {
-    "replaced": ("replaced", "replaced_in_full"),
-    "zeroed": ("remove", "zeroed"),
-    "restored": ("add", "restored"),
+    "replaced": ("replaced", "replaced_in_full", "remove"),
+    "zeroed": ("remove", "zeroed", "remove"),
+    "restored": ("add", "restored", "add"),
 }
-NUM_ROUGH_NODES = 512  # of a rough step
-MAX_SEARCH_STEPS = 60
+NUM_ROUGH_CELLS = 1024  # of a rough step
+NUM_HALVINGS = 45  # of the losses of a grid, in the search for an epsilon
 
 
 def pessimistic(
@@ -82,8 +81,6 @@ def pessimistic(
     References:
         Doroshenko, Ghazi, Kamath, Kumar, Manurangsi, PETS 2022.
     """
-    if direction in SHARED and jnp.shape(rate) != (1,):
-        return _mix_room_and_full(pessimistic, direction, rate, z, interval, start, size)
     losses = interval * (start + jnp.arange(size))
     if direction == "remove":
         mass, _, below, lost = _split_cells(losses, interval, pairs.removed(rate, z).masses)
@@ -128,8 +125,6 @@ def optimistic(
 
 def _outcomes(direction, rate, z, edges, start, size):
     """Return the masses P [size] and Q [size] of the losses between edges [size + 1]."""
-    if direction in SHARED and jnp.shape(rate) != (1,):
-        return _mix_room_and_full(_outcomes, direction, rate, z, edges, start, size)
     if direction == "remove":
         return pairs.removed(rate, z).masses(edges)[:2]
     if direction == "add":
@@ -145,32 +140,6 @@ def _outcomes(direction, rate, z, edges, start, size):
     )
 
 
-def _mix_room_and_full(step, direction, rate, z, *grid):
-    """Return a step on a sample that both neighbours share.
-
-    It is a mixture of two steps: the other elements leave room in the sample, or fill it.
-
-    Args:
-        step: `pessimistic` or `_outcomes`.
-        direction: a key of `SHARED`.
-        rate: 1 without a sample; otherwise [3], the fields rate, full and rate_when_full of an
-            event.
-        z: std / sensitivity.
-        grid: the remaining arguments of `step`.
-    """
-    if not jnp.ndim(rate):
-        return step("add" if direction == "restored" else "remove", rate, z, *grid)
-    (room, of_room), (full, of_full) = _rates(direction, rate)
-    pairs = zip(step(room, of_room, z, *grid), step(full, of_full, z, *grid))
-    return tuple((1 - rate[1]) * a + rate[1] * b for a, b in pairs)
-
-
-def _rates(direction, rate):
-    """Return (direction, rate) of the step with room in the sample, and of the step without."""
-    room, full = SHARED[direction]
-    return (room, rate[:1] if room in pairs.PLACES else rate[0]), (full, rate[2:])
-
-
 def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return approximate losses and log masses of a step, which only serve to choose a grid.
 
@@ -180,47 +149,14 @@ def rough(direction: str, rate: Any, z: jax.Array) -> tuple[jax.Array, jax.Array
     Returns:
         Float64[n], privacy losses, ascending; and Float64[n], the logs of their probabilities.
     """
-    if direction in SHARED and jnp.shape(rate) != (1,):
-        if not jnp.ndim(rate):
-            return rough("add" if direction == "restored" else "remove", rate, z)
-        each = [rough(way, of_way, z) for way, of_way in _rates(direction, rate)]
-        log_weights = jnp.log1p(-rate[1]), jnp.log(rate[1])
-        losses = jnp.concatenate([loss for loss, _ in each])
-        masses = jnp.concatenate([mass + w for (_, mass), w in zip(each, log_weights)])
-        losses, masses = jax.lax.sort((losses, masses), num_keys=1)
-        return losses, masses
-    if jnp.ndim(rate) == 2:  # without the infinite losses at both ends
-        losses, *masses = rate[:, 1:-1]
-        if direction == "remove":
-            return losses, jnp.log(masses[0])
-        return -losses[::-1], jnp.log(masses[1][::-1])
-    if direction in pairs.PLACES:
-        return pairs.rough_of_shared(direction, rate, z)
-    if jnp.ndim(rate):
-        if direction == "replace":
-            return pairs.rough_of_repeated(rate, z)
-        return pairs.rough_of_group(direction, rate, z)
-    step = (28 + 2 / z) / NUM_ROUGH_NODES
-    before = jnp.floor((12 + 0.5 / z) / step)
-    # points x / z, one of them at x = 1/2, where both densities are equal
-    s = 0.5 / z + step * (jnp.arange(NUM_ROUGH_NODES) - before)
-    shift = s / z - 0.5 / z**2
-    loss = jnp.logaddexp(jnp.log1p(-rate), jnp.log(rate) + shift)
-    q = -(s**2) / 2 - math.log(2 * math.pi) / 2 + jnp.log(step)
-    p = q + loss
-    if direction == "remove":
-        return loss, p
-    if direction == "add":
-        return -loss[::-1], q[::-1]
-    node = jnp.arange(NUM_ROUGH_NODES) - before
-    inside = jnp.where(node < 0, -jnp.inf, jnp.where(node > 0, 0.0, -math.log(2)))
-    loss = jnp.where(node > 0, loss, 0.0)
-    masses = jnp.concatenate(
-        [(q + inside)[::-1], jnp.log(pairs.halves("replace", rate, z)[2])[None], p + inside]
-    )
-    return jnp.concatenate([-loss[::-1], jnp.zeros(1), loss]), masses - jnp.log(
-        jnp.sum(jnp.exp(masses))
-    )
+    if direction in ("remove", "add"):
+        losses, p, q = pairs.removed(rate, z).cells(NUM_ROUGH_CELLS)
+        return (losses, jnp.log(p)) if direction == "remove" else (-losses[::-1], jnp.log(q[::-1]))
+    up, down, even = pairs.halves(direction, rate, z)
+    (upper, p, _), (lower, _, q) = up.cells(NUM_ROUGH_CELLS), down.cells(NUM_ROUGH_CELLS)
+    masses = jnp.concatenate([q[::-1], even[None], p])
+    losses = jnp.concatenate([-lower[::-1], jnp.zeros(1), upper])
+    return losses, jnp.log(masses / jnp.sum(masses))
 
 
 # --- reading a composed profile
@@ -249,9 +185,7 @@ def key_of_smallest(values: jax.Array, keys: jax.Array) -> jax.Array:
 
     This replaces argmin, which cannot be lowered in 64 bits inside a caller's 32-bit program.
     """
-    pick = lambda a, b: jax.tree.map(lambda x, y: jax.lax.select(a[0] <= b[0], x, y), a, b)
-    ends = jnp.asarray(jnp.inf, values.dtype), jnp.zeros((), keys.dtype)
-    return jax.lax.reduce((values, keys), ends, pick, (0,))[1]
+    return jnp.max(jnp.where(values == jnp.min(values), keys, -jnp.inf))
 
 
 def bracket_level(
@@ -259,18 +193,26 @@ def bracket_level(
 ) -> tuple[jax.Array, jax.Array]:
     """Return (low, high) with function(composed, high) <= level < function(composed, low).
 
-    The bracket lies within the non-negative losses; high is inf if there is none.
+    The bracket lies within the non-negative losses; high is inf if there is none, and low = high if
+    the function is at most `level` everywhere.
 
     Args:
         function: (composed, epsilon) -> a decreasing value.
         composed: a `pld_compose.Composed`.
         level: the value to find.
     """
-    low, high = jnp.maximum(composed.losses[jnp.array([0, -1])], 0.0)
-    # search the logarithm of the function, which is almost linear here
-    log_ratio = lambda x: jnp.log(jnp.maximum(function(composed, x), 1e-300)) - jnp.log(level)
-    bracket = roots.illinois(log_ratio, low, high, MAX_SEARCH_STEPS)
-    return bracket.low, jnp.where(bracket.high_value <= 0, bracket.high, jnp.inf)
+    first, last = jnp.maximum(composed.losses[jnp.array([0, -1])], 0.0)
+    fits = lambda x: function(composed, x) <= level  # nan does not fit
+
+    def halve(_, ends):
+        low, high = ends
+        middle = (low + high) / 2
+        is_below = fits(middle)
+        return jnp.where(is_below, low, middle), jnp.where(is_below, middle, high)
+
+    start = first, jnp.where(fits(first), first, last)
+    low, high = jax.lax.fori_loop(0, NUM_HALVINGS, halve, start)
+    return low, jnp.where(fits(last), high, jnp.inf)
 
 
 # --- cells

@@ -209,18 +209,12 @@ def poisson(library: Library, orders: Any, rate: Any, z: Any) -> Any:
         0.00017181
     """
     xp = library.numpy
-    orders, unsampled = xp.atleast_1d(orders), orders / (2 * z**2)
     q = xp.where(rate < 1, rate, 0.5)
-    step = 0.5 * z * xp.minimum(1.0, z)
-    x = -TAIL * z + step * xp.arange(NUM_NODES)
+    x, log_weight = _normal_nodes(library, z, 1.0)
     u = q * xp.expm1((2 * x - 1) / (2 * z**2))
-    log_weight = xp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
-    inner = _log_mean_excess(library, orders[:, None], u, log_weight)
-    curve = xp.logaddexp(inner, 0.0).reshape(unsampled.shape) / (
-        orders.reshape(unsampled.shape) - 1
-    )
-    is_covered = orders.reshape(unsampled.shape) + TAIL * z <= x[-1]
-    return _within_reach(library, is_covered, rate, curve, unsampled)
+    curve = xp.logaddexp(_log_mean_excess(library, orders, u, log_weight), 0.0) / (orders - 1)
+    is_covered = orders + TAIL * z <= x[-1]
+    return _within_reach(library, is_covered, rate, curve, orders / (2 * z**2))
 
 
 @over_libraries
@@ -242,20 +236,14 @@ def poisson_group(library: Library, orders: Any, distribution: Any, z: Any) -> A
     """
     xp = library.numpy
     most = len(distribution) - 1
-    orders, unsampled = xp.atleast_1d(orders), orders * most**2 / (2 * z**2)
-    step = 0.5 * z * xp.minimum(1.0, 2 * z / most)
-    x = -TAIL * z + step * xp.arange(NUM_NODES)
+    unsampled = orders * most**2 / (2 * z**2)
+    x, log_weight = _normal_nodes(library, z, most / 2)
     number = xp.arange(1.0, most + 1)[:, None]
     ratios = xp.expm1(xp.minimum((2 * number * x - number**2) / (2 * z**2), MAX_EXPONENT))
     u = xp.sum(distribution[1:, None] * ratios, axis=0)
-    log_weight = xp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
-    both = [
-        _log_mean_excess(library, powers[:, None], u, log_weight) for powers in (orders, 1 - orders)
-    ]
-    larger = xp.logaddexp(xp.maximum(*both), 0.0).reshape(unsampled.shape)
-    curve = larger / (orders.reshape(unsampled.shape) - 1)
-    end = xp.minimum(x[-1], MAX_EXPONENT * z**2 / most)
-    is_covered = orders.reshape(unsampled.shape) * most + TAIL * z <= end
+    both = (_log_mean_excess(library, powers, u, log_weight) for powers in (orders, 1 - orders))
+    curve = xp.logaddexp(xp.maximum(*both), 0.0) / (orders - 1)
+    is_covered = orders * most + TAIL * z <= xp.minimum(x[-1], MAX_EXPONENT * z**2 / most)
     return xp.where(is_covered & (distribution[0] > 0), xp.minimum(curve, unsampled), unsampled)
 
 
@@ -276,13 +264,10 @@ def without_replacement(library: Library, orders: Any, rate: Any, z: Any) -> Any
         profile.
     """
     xp = library.numpy
-    orders, unsampled = xp.atleast_1d(orders), orders / (2 * z**2)
     q = xp.where(rate < 1, rate, 0.5)
     log_moment, is_covered = _profile_moment(library, orders, q, z, 1.0, NUM_NODES)
-    curve = xp.logaddexp(2 * xp.log(q) + log_moment, 0.0).reshape(unsampled.shape) / (
-        orders.reshape(unsampled.shape) - 1
-    )
-    return _within_reach(library, is_covered.reshape(unsampled.shape), rate, curve, unsampled)
+    curve = xp.logaddexp(2 * xp.log(q) + log_moment, 0.0) / (orders - 1)
+    return _within_reach(library, is_covered, rate, curve, orders / (2 * z**2))
 
 
 @over_libraries
@@ -311,7 +296,6 @@ def with_replacement(library: Library, orders: Any, distribution: Any, z: Any) -
         substitution).
     """
     xp = library.numpy
-    orders = xp.atleast_1d(orders)
     # If the element is always drawn, eta is not used; any number in (0, 1) will do.
     eta = xp.where(distribution[0] > 0, xp.minimum(xp.sum(distribution[1:]), 1.0), 0.5)
     a = xp.maximum(orders, 2.0)
@@ -410,40 +394,6 @@ def participation(library: Library, orders: Any, probability: Any, curve: Any) -
     large = xp.logaddexp(xp.log1p(-p), xp.log(p) + power)
     mixed = xp.where(power < 1, small, large) / (orders - 1)
     return xp.where(probability < 1, xp.minimum(mixed, curve), curve)
-
-
-@over_libraries
-def either(
-    library: Library,
-    orders: Any,
-    probability: Any,
-    first: Any,
-    second: Any,
-) -> Any:
-    """Return bounds on the Renyi divergences of one of two releases, chosen at random.
-
-    The observer sees which of the two it is.  The bound follows from the joint convexity of
-    exp((a - 1) D), for the order a and the divergence D.
-
-    Args:
-        orders: see the module.
-        probability: the probability of the first release.
-        first: the divergences of the first release, at `orders`.
-        second: the divergences of the second release, at `orders`.
-
-    Returns:
-        The divergences at `orders`.
-
-    Example:
-        >>> float(either(2.0, 0.5, 0.3, 0.3)).__round__(12)
-        0.3
-    """
-    xp = library.numpy
-    logs = xp.log(probability), xp.log1p(-probability)
-    powers = [log + (orders - 1) * c for log, c in zip(logs, (first, second))]
-    both = xp.logaddexp(*powers) / (orders - 1)
-    both = xp.where(probability < 1, xp.where(probability > 0, both, second), first)
-    return xp.minimum(xp.maximum(both, xp.minimum(first, second)), xp.maximum(first, second))
 
 
 # --- conversions
@@ -581,7 +531,7 @@ def _profile_moment(library, orders, rate, z, copies, num_nodes):
     1 + rate (e^e - 1), for each order a, for the Gaussian with multiplier z / copies.
 
     Returns:
-        Float64[n], Bool[n].
+        Float64[...] and Bool[...], with the shape of `orders`.
     """
     xp = library.numpy
     z = z / copies
@@ -596,12 +546,12 @@ def _profile_moment(library, orders, rate, z, copies, num_nodes):
     )
     log_weight = xp.log(width / 2 * xp.tile(weights, panels))
     shared = _log_profile(library, (x - 1) / z, 1 / z) + loss - 2 * xp.log(z) + log_weight
-    a = orders[:, None]
+    a = orders[..., None]
     # The first term is the larger one where the ratio is above 1.
     inner, mirrored = (a - 2) * log_ratio + shared, -(a + 1) * log_ratio + shared
-    top = xp.max(inner, axis=1, keepdims=True)
-    total = xp.sum(xp.exp(inner - top) + xp.exp(mirrored - top), axis=1)
-    log_moment = xp.log(orders * (orders - 1)) + xp.log(total) + top[:, 0]
+    top = xp.max(inner, axis=-1, keepdims=True)
+    total = xp.sum(xp.exp(inner - top) + xp.exp(mirrored - top), axis=-1)
+    log_moment = xp.log(orders * (orders - 1)) + xp.log(total) + top[..., 0]
     return log_moment, xp.maximum(orders, 2.0) + TAIL * z <= x[-1]
 
 
@@ -611,20 +561,32 @@ def _within_reach(library, is_covered, rate, sampled, unsampled):
     return xp.where(is_covered & (rate < 1), xp.minimum(sampled, unsampled), unsampled)
 
 
-def _log_mean_excess(library, a, u, log_weight):
-    """Return the log of the sum over u [m] of weight * ((1 + u)^a - 1 - a u), for a [n, 1] > 1, u >
-    -1.
+def _normal_nodes(library, z, most):
+    """Return points x [m] that cover N(0, z^2), and the logs of their weights in an integral.
+
+    Args:
+        library, z: see the module.
+        most: the points are at most z^2 / (2 * most) apart.
+    """
+    xp = library.numpy
+    step = 0.5 * z * xp.minimum(1.0, z / most)
+    x = -TAIL * z + step * xp.arange(NUM_NODES)
+    return x, xp.log(step / z) - (x / z) ** 2 / 2 - HALF_LOG_2PI
+
+
+def _log_mean_excess(library, powers, u, log_weight):
+    """Return the log of the sum over u of weight * ((1 + u)^a - 1 - a u), for each power a.
 
     It avoids cancellation and overflow, and computes one exponential for each pair (a, u).
 
     Args:
-        a: Float[n, 1].
-        u, log_weight: Float[m].
+        powers: Float[...], each above 1 or below 0.
+        u, log_weight: Float[m], where u > -1.
 
     Returns:
-        Float64[n].
+        Float64[...].
     """
-    xp = library.numpy
+    xp, a = library.numpy, powers[..., None]
     # log(1 + u) - u, for all orders
     tiny = xp.abs(u) < 0.05
     v, series = xp.where(tiny, u, 0.0), 0.0
@@ -632,7 +594,7 @@ def _log_mean_excess(library, a, u, log_weight):
         series = (-1) ** (k + 1) / k + v * series
     short = xp.where(tiny, v**2 * series, xp.log1p(u) - u)
     power = a * xp.log1p(u)
-    top = xp.max(xp.maximum(power, 0.0) + log_weight, axis=1, keepdims=True)
+    top = xp.max(xp.maximum(power, 0.0) + log_weight, axis=-1, keepdims=True)
     # If the power e^p is near 1, compute e^p - 1 - p by a series with ratios of at most p / 4.
     near = xp.abs(power) < 0.25
     p, series = xp.where(near, power, 0.0), 1.0
@@ -640,7 +602,8 @@ def _log_mean_excess(library, a, u, log_weight):
         series = 1 + p * series / k
     large = xp.where(near, 0.0, xp.exp(power + log_weight - top))
     rest = xp.exp(log_weight) * xp.where(near, p**2 / 2 * series + a * short, -1 - a * u)
-    return xp.log(xp.sum(large, axis=1) + xp.exp(-top[:, 0]) * xp.sum(rest, axis=1)) + top[:, 0]
+    total = xp.sum(large, axis=-1) + xp.exp(-top[..., 0]) * xp.sum(rest, axis=-1)
+    return xp.log(total) + top[..., 0]
 
 
 # --- random allocation

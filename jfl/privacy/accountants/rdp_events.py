@@ -349,8 +349,13 @@ def _curve_of_sample(event, orders):
     # replaced another; under zero_out, that is twice the sensitivity.
     is_zeroed = isinstance(event, events.ZeroedOut)
     replacing = lambda rate: rdp.without_replacement(orders, rate, z / (1 + is_zeroed))
-    with_room = rdp.poisson(orders, event.rate, z) if is_zeroed else replacing(event.rate)
-    return rdp.either(orders, event.full, replacing(event.rate_when_full), with_room)
+    full = replacing(event.rate_when_full)
+    room = rdp.poisson(orders, event.rate, z) if is_zeroed else replacing(event.rate)
+    # The observer may see which of the two it is.  The smaller divergence is always there, and the
+    # rest only with the probability of the other release.
+    xp = np if isinstance(room, np.ndarray) else jnp
+    chance = xp.where(full >= room, event.full, 1 - event.full)
+    return xp.minimum(full, room) + rdp.participation(orders, chance, xp.abs(full - room))
 
 
 def _curves(event, orders, parts=None):

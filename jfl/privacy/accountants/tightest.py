@@ -374,13 +374,11 @@ def solve_rounds(event: Any, epsilon: float, delta: float) -> int:
     """
     check_delta(delta)
 
-    def quick_epsilons(times):
-        return rdp_events.bounds((event,), times, np.full(times.shape, float(delta)))[0]
+    def epsilon_of(times, sizes=COARSE, quick=False):
+        return tightest(Release((events.repeat(event, times),)), float(delta), sizes, quick)[0]
 
-    def tight_epsilon(times, sizes):
-        return tightest(Release((events.repeat(event, times),)), float(delta), sizes)[0]
-
-    return largest("solve_rounds", quick_epsilons, tight_epsilon, epsilon)
+    quick_epsilon = lambda times: epsilon_of(times, quick=True)
+    return largest("solve_rounds", quick_epsilon, epsilon_of, epsilon)
 
 
 def solve_rate(event_of_rate: Callable, epsilon: float, delta: float) -> float:
@@ -532,7 +530,7 @@ def _narrow_bracket(height, low, f_low, high, f_high, tolerance):
     return float(high)
 
 
-def largest(where: str, many: Callable, one: Callable, target: float) -> int:
+def largest(where: str, quick: Callable, tight: Callable, target: float) -> int:
     """Return the largest number of repeats whose epsilon is <= target.
 
     The result is 0 if there is none, and at most about 10^12.  It may be too small by a relative
@@ -540,26 +538,17 @@ def largest(where: str, many: Callable, one: Callable, target: float) -> int:
 
     Args:
         where: the name of the caller, for messages.
-        many: numbers of repeats Int[m] -> Float[m], quick bounds on epsilon, never below those of
-            `one`.
-        one: (number of repeats, sizes of grids) -> a tight bound on epsilon.
+        quick: number of repeats -> a quick bound on epsilon, never below that of `tight`.
+        tight: (number of repeats, sizes of grids) -> a tight bound on epsilon.
         target: the epsilon not to exceed, > 0.
     """
     checks.require_positive(where, epsilon=target)
-    low, high = 0, 1
-    while high < 10**12 and many(np.array([high]))[0] <= target:
-        low, high = high, high * 32
-    while high - low > 1:
-        tried = np.unique(np.linspace(low, high, 18).astype(np.int64)[1:-1])
-        tried = tried[(tried > low) & (tried < high)]
-        num_fitting = int(np.argmax([*(many(tried) > target), True]))
-        ends = [low, *tried.tolist(), high]
-        low, high = ends[num_fitting], ends[num_fitting + 1]
+    low = _largest_from(0, lambda number: quick(number) <= target)
     # the quick bounds allow `low`; the tight bounds may allow more
-    low = _largest_from(low, lambda number: one(number, COARSE) <= target)
-    if not 0 < low < 10**12 or one(low, FINE) >= (1 - FINEST_GAIN) * target:
+    low = _largest_from(low, lambda number: tight(number, COARSE) <= target)
+    if not 0 < low < 10**12 or tight(low, FINE) >= (1 - FINEST_GAIN) * target:
         return low
-    return _largest_from(low, lambda number: one(number, FINE) <= target, FINEST_TOLERANCE)
+    return _largest_from(low, lambda number: tight(number, FINE) <= target, FINEST_TOLERANCE)
 
 
 def _largest_from(low, fits, tolerance=0.0):

@@ -306,11 +306,7 @@ def lost_of(entry: Entry, times: np.ndarray, delta: float) -> np.ndarray:
     Returns:
         Float64[n].
     """
-    lost = lambda n: delta - left_of(delta, shifts_of(entry, n))
-    if not entry.changes and not any(part.joint for part in entry.parts):
-        return times * lost(1)
-    distinct, where = np.unique(times, return_inverse=True)
-    return np.array([lost(int(n)) for n in distinct])[where]
+    return np.array([delta - left_of(delta, shifts_of(entry, int(n))) for n in times])
 
 
 def shifts_of(entry: Entry, rounds: int) -> tuple[Shift, ...]:
