@@ -6,7 +6,7 @@ The commands `jfl epsilon` and `jfl calibrate` use this module as well.
 from typing import Any
 
 from ..core import checks
-from .accountants import events, tightest
+from .accountants import events, samples, tightest
 
 SAMPLERS = ("full", "without_replacement", "poisson")
 ADJACENCIES = ("add_remove", "replace_one")
@@ -126,11 +126,8 @@ def sampled(sampler: str, adjacency: str, sample: Any, population: Any, release:
 
     A population of 1 means that `sample` is the sampling rate.
     """
-    if sampler == "full":
-        return release
-    if sampler == "poisson":
-        draw = events.poisson if adjacency == "add_remove" else events.replaced
-        return draw(sample / population, release)
-    if population == 1:  # a rate instead of counts
-        return events.touched(sample, release)
-    return events.without_replacement(sample, population, release)
+    kind = "none" if sampler == "full" else sampler
+    if sampler == "without_replacement" and population == 1:  # a rate instead of counts
+        kind = "touched"
+    numbers = samples.Sample(sample, population, 0.0, sample / population)
+    return samples.EVENTS[kind][adjacency](numbers, release)

@@ -217,17 +217,14 @@ def epsilon_of_tournament(rungs: Sequence, distributions: Sequence[Runs], delta:
     where = "choosing.epsilon_of_tournament"
     rdp_events.check_delta(delta)
     rungs = _pair_rungs(where, rungs, distributions)
-    distributions, releases = (
-        [runs for _, runs in rungs],
-        [_as_release(where, one) for one, _ in rungs],
-    )
-    if any(release.overflow or release.extra for release in releases):
+    releases = [_as_release(where, one) for one, _ in rungs]
+    distributions = [runs for _, runs in rungs]
+    overflow, truncated = _lost_deltas(releases, distributions)
+    if overflow:
         return float(_trade_off_curve(releases, distributions).epsilon_at(delta))
-    delta = delta - _lost_delta(
-        releases, distributions, lambda release: truncation.total(release.shifts)
-    )
     orders, chosen = _orders_and_curve(releases, distributions)
-    return float(rdp.convert(orders, chosen, delta).min()) if delta > 0 else math.inf
+    left = delta - truncated
+    return float(rdp.convert(orders, chosen, left).min()) if left > 0 else math.inf
 
 
 def draw(key: jax.Array, runs: Runs, number: int | None = None) -> int | np.ndarray:
@@ -317,21 +314,23 @@ def _as_release(where, one) -> Release:
     )
 
 
-def _lost_delta(releases, distributions, delta_of_one) -> float:
-    """Return the delta that all started runs spend outside the Renyi curve.
+def _lost_deltas(releases, distributions) -> tuple[float, float]:
+    """Return what all started runs spend outside the Renyi curve.
 
-    Whatever goes wrong in the rounds of one run may go wrong in every run.  The mean number of runs
-    of a rung is the product of the means from this rung on.
+    The first number is the probability of an overflow and further delta; the second is the delta
+    that the finite range of the noise costs.  Whatever goes wrong in the rounds of one run may go
+    wrong in every run.  The mean number of runs of a rung is the product of the means from this
+    rung on.
 
     Args:
         releases, distributions: of each rung.
-        delta_of_one: Release -> the delta that one run of its rung spends.
     """
-    lost, started = 0.0, 1.0
+    overflow, truncated, started = 0.0, 0.0, 1.0
     for release, runs in zip(reversed(releases), reversed(distributions)):
         started *= runs.mean
-        lost += started * delta_of_one(release)
-    return lost
+        overflow += started * (release.overflow + release.extra)
+        truncated += started * truncation.total(release.shifts)
+    return overflow, truncated
 
 
 def _orders_and_curve(releases, distributions) -> tuple:
@@ -358,12 +357,7 @@ def _trade_off_curve(releases, distributions) -> Curve:
         0.0, float(rdp.convert(orders, chosen, MIN_CURVE_DELTA).min()), NUM_CURVE_POINTS
     )
     delta = rdp_events.deltas_of_curve(orders, chosen, epsilon)
-    overflow = _lost_delta(
-        releases, distributions, lambda release: release.overflow + release.extra
-    )
-    truncated = _lost_delta(
-        releases, distributions, lambda release: truncation.total(release.shifts)
-    )
+    overflow, truncated = _lost_deltas(releases, distributions)
     with np.errstate(over="ignore"):
         overflow_cost = overflow * (1 + np.exp(epsilon)) if overflow else 0.0
     return curve_of(epsilon, delta + overflow_cost + truncated)
