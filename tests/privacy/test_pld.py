@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import ledger_plans
+from helpers.ledger_plans import poisson as sampled
 from helpers.paths import DATA
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -23,14 +25,7 @@ COARSE = 2**14
 ORDERS = 1 + np.geomspace(1e-2, 1e5, 120)
 
 
-def sampled(rate, z, times=1):
-    return events.repeat(events.poisson(rate, events.gaussian(z)), times)
-
-
-def fixed(rate, z, times=1):
-    return events.repeat(
-        events.without_replacement(round(rate * 10**9), 10**9, events.gaussian(z)), times
-    )
+fixed = functools.partial(ledger_plans.fixed, population=10**9)
 
 
 def nested(clients, share, z, steps, rounds):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.ledger_plans import fixed
 from scipy import optimize, special, stats
 
 from jfl.privacy.accountants import events, pld, pld_step, rdp, rdp_events, tightest
@@ -16,12 +17,6 @@ CASES = [(4, 8, 1.0), (4, 2, 5.0), (3, 40, 0.3), (2, 1.05, 0.8)]
 
 def drawn(draws, population, z, times=1):
     return events.repeat(events.with_replacement(draws, population, events.gaussian(z)), times)
-
-
-def fixed(rate, z, times=1):
-    return events.repeat(
-        events.without_replacement(round(rate * 10**6), 10**6, events.gaussian(z)), times
-    )
 
 
 def binomial(draws, population):

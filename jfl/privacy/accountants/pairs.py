@@ -307,7 +307,7 @@ def halves(direction: str, rate: Any, z: ArrayLike) -> tuple[Pair, Pair, jax.Arr
     return up, down, up.weights[0] * inside
 
 
-def _mixtures(weights, centers_p, centers_q, first=NO_POINT):
+def _mixtures(weights, centers_p, centers_q, first: Any = NO_POINT):
     """Return the Pair of two mixtures whose loss at an outcome is the logarithm of their ratio."""
 
     def loss_of(s):
