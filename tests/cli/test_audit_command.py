@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 from helpers import pretended
+from helpers.report_pages import Tables, strict_json
 
 from experiments.papers import as_printed
 from jfl.auditing import trials
@@ -35,24 +36,17 @@ def jfl(*args) -> int:
 
 
 def kept(out) -> list[dict]:
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    found = json.loads((out / "audit.json").read_text(), parse_constant=refuse)
+    found = strict_json(out / "audit.json")
     assert set(found) == {"format", "audits"} and found["format"] == record.FORMAT
     return found["audits"]
 
 
 def rows_of_page(out, capsys) -> list[dict]:
-    """The table of audits of a page in Markdown."""
+    """The table of audits of a page."""
     assert jfl("report", out) == 0
     capsys.readouterr()
-    text = (out / "report.md").read_text()
-    lines = text[text.index("Audits: what attacks measured") :].splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("|"))
-    last = next(i for i in range(first, len(lines)) if not lines[i].startswith("|"))
-    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines[first:last]]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+    head, *rows = Tables((out / "report.html").read_text()).tables["Audits: what attacks measured"]
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import tomllib
 import numpy as np
 import pytest
 from helpers import pretended
+from helpers.report_pages import strict_json
 
 from jfl.cli import accounting, console, main, options
 from jfl.cli import runs as commands
@@ -64,10 +65,7 @@ def jfl(*args) -> int:
 
 
 def summary(out):
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    found = json.loads((out / "summary.json").read_text(), parse_constant=refuse)
+    found = strict_json(out / "summary.json")
     assert set(found) == {"format", "runs"} and found["format"] == 1
     for run in found["runs"]:
         assert set(run) - {"failed", "point"} == set(ENTRY)

@@ -1,6 +1,7 @@
 """Folders as commands leave them, and pages as a reader of HTML has them, for tests of reports."""
 
 import html.parser
+import json
 
 from jfl.runs import record
 
@@ -81,6 +82,15 @@ def made(folder, settings=None, config='algorithm = "fedavg"\n', manifest=None, 
     if config:
         (folder / "config.toml").write_text(config)
     return folder
+
+
+def strict_json(path):
+    """Read a file of JSON, without the constants that JSON does not have."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
 
 
 class Tables(html.parser.HTMLParser):
