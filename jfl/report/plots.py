@@ -13,10 +13,7 @@ import numpy as np
 from ..runs import guarantee_rows, pictures
 from ..runs.tables import interval
 
-INK = "#1f2328"  # text, axes and the first line; on a page, the colour of its text
-COLOURS = (INK, *pictures.PALETTE[1:])
-SHAPES = ("o", "s", "^", "D")  # of points, as dashes are of lines: one for each turn of the colours
-SHOWN = len(SHAPES) * len(COLOURS)
+INK, COLOURS, SHOWN = pictures.INK, pictures.PALETTE, pictures.MAX_DRAWN_SETTINGS
 TITLES = dict(
     accuracy="test accuracy",
     loss="test loss",
@@ -73,7 +70,7 @@ def curves(settings: list[Setting], *metrics: str):
     for ax, metric in zip(axes, panels):
         drawn = {i: s.curves[metric] for i, s in enumerate(settings) if metric in s.curves}
         for i, curve in drawn.items():
-            handles.setdefault(i, _curve(ax, i, *curve))
+            handles.setdefault(i, pictures.draw_curve(ax, i, *curve))
         if _on_logarithmic_axis(metric, [values for _, values in drawn.values()]):
             ax.set_yscale("log")
         ax.set(xlabel="round", title=TITLES[metric])
@@ -87,26 +84,6 @@ def _on_logarithmic_axis(metric: str, values: list[np.ndarray]) -> bool:
     flat = np.concatenate([np.ravel(v) for v in values])
     low, high = np.nanmin(flat), np.nanmax(flat)
     return bool(metric in SCALED and low > 0 and high > 30 * low)
-
-
-def _curve(ax, index, rounds, values):
-    """Draw one curve and its band over seeds."""
-    colour, turn = look_of(index)
-    marker = SHAPES[turn] if len(rounds) == 1 else None
-    dashes = pictures.STYLES[turn]
-    (line,) = ax.plot(rounds, values.mean(0), color=colour, ls=dashes, lw=1.8, marker=marker)
-    if len(values) > 1:  # one seed has no band
-        ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
-    return line
-
-
-def look_of(index: int) -> tuple[str, int]:
-    """Return the colour of the setting with this index, and the number of its dashes and shape.
-
-    No two of the first SHOWN settings have both in common.
-    """
-    turn, place = divmod(index, len(COLOURS))
-    return COLOURS[place], turn % len(SHAPES)
 
 
 def promises(settings: list[Setting]) -> list[tuple]:
@@ -189,14 +166,14 @@ def _frontier_panel(ax, settings, promise, handles):
     epsilons = [_of_promise(s, promise) for s in settings]
     same_data = [s.data for s, of_setting in zip(settings, epsilons) if of_setting]
     for i, (setting, of_setting) in enumerate(zip(settings, epsilons)):
-        colour, turn = look_of(i)
+        colour, turn = pictures.look_of(i)
         mean, half = interval(setting.final)
         if setting.data in same_data and not any(map(drawable, setting.guarantees)):
             handles[i] = ax.axhline(mean, color=colour, ls=pictures.UNPROTECTED[turn], lw=1.2)
         if len(of_setting) > 1:
             ax.plot(list(of_setting.values()), [mean] * len(of_setting), color=colour, lw=1, ls=":")
         for status, epsilon in of_setting.items():
-            look: dict[str, Any] = dict(color=colour, marker=SHAPES[turn], ls="none", ms=7)
+            look: dict[str, Any] = dict(color=colour, marker=pictures.SHAPES[turn], ls="none", ms=7)
             look |= MARKS[status]
             ax.errorbar(epsilon, mean, half, capsize=4, **look)
             if status == "proved" or i not in handles:

@@ -13,17 +13,19 @@ from ..core.files import write
 from .guarantee_rows import VIEWS
 from .statistics import interval
 
+INK = "#1f2328"  # text, axes and the first line; on a page of `jfl report`, the colour of its text
 # Colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
-PALETTE = ("#000000", "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
+PALETTE = (INK, "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#F0E442")
 # Where there are more lines than colours, each turn of the palette has another dash, and the points
 # of its lines another shape or filling.
 STYLES = ("-", "--", ":", "-.")
 FILLS = ("full", "none", "left", "bottom")
+SHAPES = ("o", "s", "^", "D")
 # The dashes of lines that show that there is no guarantee, which are never solid.
 UNPROTECTED = ("--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)))
 # A marker for each plot of a divided picture, and its sign in the title of the plot.
 MARKERS = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("*", "★"))
-MAX_DRAWN_SETTINGS = 32
+MAX_DRAWN_SETTINGS = len(STYLES) * len(PALETTE)
 MAX_BANDS = 8  # lines of a plot that have bands
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -63,14 +65,11 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
             same = {g["privacy"] for g in members}
             words = ", ".join([f"{sign} {field}={value}", *(same if len(same) == 1 else ())])
         for g in members:
-            turn, place = divmod(lines[g["line"]], len(PALETTE))
-            look = dict(color=PALETTE[place])
-            accuracy = np.asarray(g["accuracy"], float)
-            mean, low, high = accuracy.mean(0), accuracy.min(0), accuracy.max(0)
-            (drawn[g["line"]],) = ax.plot(g["round"], mean, ls=STYLES[turn], lw=1.8, **look)
-            if len(members) <= MAX_BANDS:
-                ax.fill_between(g["round"], low, high, alpha=0.15, lw=0, **look)
-            look |= dict(marker=marker, fillstyle=FILLS[turn], ls=UNPROTECTED[turn])
+            place, accuracy = lines[g["line"]], np.asarray(g["accuracy"], float)
+            has_band = len(members) <= MAX_BANDS
+            drawn[g["line"]] = draw_curve(ax, place, g["round"], accuracy, has_band)
+            colour, turn = look_of(place)
+            look = dict(color=colour, marker=marker, fillstyle=FILLS[turn], ls=UNPROTECTED[turn])
             _draw_final(last, groups, g, interval(accuracy[:, -1]), look)
         _style(ax, "round", "test accuracy", words)
         ax.locator_params("x", integer=True)
@@ -86,6 +85,34 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
     figure.legend(handles, list(lines), loc="outside right center", fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
     _save(figure, path)
+
+
+def look_of(index: int) -> tuple[str, int]:
+    """Return the colour of the setting with this index, and the number of its dashes and shape.
+
+    No two of the first MAX_DRAWN_SETTINGS have both in common.
+    """
+    turn, place = divmod(index, len(PALETTE))
+    return PALETTE[place], turn % len(STYLES)
+
+
+def draw_curve(ax, index: int, rounds, values: np.ndarray, has_band: bool = True):
+    """Draw the mean over seeds against rounds, and a band over seeds; return the line.
+
+    Args:
+        ax: the axes.
+        index: the index of the setting, see `look_of`.
+        rounds: Int[evaluations].
+        values: Float[seeds, evaluations].
+        has_band: whether to draw the band from the smallest to the largest value.
+    """
+    colour, turn = look_of(index)
+    marker = SHAPES[turn] if len(rounds) == 1 else None
+    mean = values.mean(0)
+    (line,) = ax.plot(rounds, mean, color=colour, ls=STYLES[turn], lw=1.8, marker=marker)
+    if has_band and len(values) > 1:  # one seed has no band
+        ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
+    return line
 
 
 def _divide(groups: list[dict]) -> str | None:
