@@ -91,15 +91,8 @@ def render(assembled: document.Document, out: Path, marks: dict = document.MARKS
         marks: maps each word that tables highlight to the CSS class that sets its colour.
     """
     markdown_file, folder = _places(out)
-    try:
-        text, pictures = document.markdown(assembled, folder.name)
-        html = document.page(assembled, marks)
-        f"{text}{html}{out}".encode()
-    except UnicodeEncodeError as error:  # the name of a directory may be any bytes
-        got = ascii(error.object[: error.end].splitlines()[-1][-60:])
-        hint = "Rename the directory, or correct the file that contains it."
-        checks.fail("jfl report", "names and texts that UTF-8 can encode", got, hint)
-    return Page(out, html, markdown_file, text, folder, pictures)
+    text, pictures = document.markdown(assembled, folder.name)
+    return Page(out, document.page(assembled, marks), markdown_file, text, folder, pictures)
 
 
 def default_out(path) -> Path:
@@ -125,8 +118,6 @@ def _places(out) -> tuple[Path, Path]:
     an earlier report."""
     if out.suffix.lower() not in (".html", ".htm"):
         checks.fail("--out", "a file that ends in .html", str(out))
-    if not out.parent.is_dir():
-        checks.fail("--out", "a file in an existing directory", str(out))
     markdown_file, folder = out.with_suffix(".md"), out.with_name(out.stem + "_files")
     taken = []
     for path, head in ((out, document.HEAD), (markdown_file, document.MARKDOWN_HEAD)):

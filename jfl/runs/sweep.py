@@ -164,8 +164,6 @@ def sweep(
 def _grid(config: Config, axes: dict, block: int | None) -> list[dict]:
     """Return each point as its values of the axes and its seed; reject axes that cannot vary."""
     for name, values in axes.items():
-        for value in values:
-            configs.coerce(name, value, "sweep")
         if len(set(values)) < len(values):
             checks.fail("sweep", f"each value of {name} once", values)
     if "rounds" in axes or "evaluate_every" in axes:

@@ -41,7 +41,7 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
         A guarantee covers none of the columns except `round`, `epsilon` and its description.
 
     Raises:
-        ValueError: For another type, several runs in one Output, or a delta without a plan.
+        ValueError: For several runs in one Output, or a delta without a plan.
 
     Example:
         >>> from types import SimpleNamespace as Record
@@ -57,8 +57,6 @@ def tidy(result, plan: Plan | None = None, *, delta: float | None = None) -> lis
             (i, point, result.plans[i], bool(result.failed[i]))
             for i, point in enumerate(result.points)
         ]
-    elif not hasattr(result, "run"):
-        checks.fail(where, "what jfl.simulate or jfl.sweep gives back", type(result).__name__)
     elif np.ndim(result.metrics.round) != 1:
         shape = f"leaves {list(np.shape(result.metrics.round))}"
         checks.fail(where, "one run: metrics with leaves [evaluations]", shape, "Take one of them.")

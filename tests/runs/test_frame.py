@@ -60,7 +60,6 @@ def test_tidy_rows_of_a_run(noisy, promise):
     assert tuple(named[0][name] for name in TOLD) == told(promise)
     several = out._replace(metrics=jax.tree.map(lambda x: np.stack([x, x]), out.metrics))
     for bad, more, words in (
-        (3, {}, "what jfl.simulate"),
         (out, dict(delta=1e-5), "the plan"),
         (several, {}, "one run"),
     ):
