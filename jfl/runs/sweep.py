@@ -55,6 +55,7 @@ LINE = ("key", "point", "worker", "device", "seconds", "compile", "health", "his
 MAX_TIGHT_EPSILONS = 256
 # Points of a block on a CPU, where 32 points at once take longer than four times 8 points.
 CPU_BLOCK_SIZE = 8
+UNLIMITED_BYTES = 2.0**100  # `engine.sweep.sweep` accepts finite limits only
 
 
 class Point(NamedTuple):
@@ -425,7 +426,10 @@ def _spread(several: list, blocks: int) -> list[list]:
 
 
 def compute(
-    block: Block, memory: float = math.inf, mesh=None, watch: Callable[[str], None] | None = None
+    block: Block,
+    memory: float = UNLIMITED_BYTES,
+    mesh=None,
+    watch: Callable[[str], None] | None = None,
 ) -> list[dict]:
     """Run the points of a block, as many at once as fit into `memory`.
 
@@ -502,7 +506,7 @@ class Local:
         for block in blocks:
             found = compute(
                 block,
-                device_memory(COMPILED_MEMORY_FRACTION) or math.inf,
+                device_memory(COMPILED_MEMORY_FRACTION) or UNLIMITED_BYTES,
                 self.mesh,
                 lambda line: self.watch(note=line),
             )
