@@ -71,6 +71,12 @@ def models(plan, count=ROUNDS, run=None):
     return np.array(out), run
 
 
+def models_at_once(plan):
+    params = flat(jfl.simulate(KEY, plan, ROUNDS).params)
+    assert np.isfinite(params).all()
+    return params
+
+
 @functools.partial(jax.jit, static_argnames="count")
 def draw_normals(key, count):
     of = jax.vmap(lambda index: normals(jax.random.fold_in(key, index), start_params()))
@@ -88,7 +94,8 @@ def fresh(plan, run, count):
 @pytest.mark.by_default("banded")
 @pytest.mark.parametrize("name", NAMES)
 def test_rounds_add_the_noise_of_a_loop_in_numpy(name):
-    """Clients that do not learn send nothing, so the model moves by noise alone."""
+    """Clients that do not learn upload zeros, so only noise moves the model.  A run in parts of one
+    round equals the run at once."""
     still, noisy = plan(name, lr=1e-30), strategy(name).noising()
     found, run = models(still)
     draws = fresh(still, run, noisy.shape[1])
@@ -100,22 +107,10 @@ def test_rounds_add_the_noise_of_a_loop_in_numpy(name):
         model = model + std * mixed
         wanted.append(model)
     np.testing.assert_allclose(found, wanted, atol=2e-6)
+    np.testing.assert_array_equal(found[-1], models_at_once(still))
 
 
-# --- however it is cut
-
-
-def models_at_once(plan):
-    params = flat(jfl.simulate(KEY, plan, ROUNDS).params)
-    assert np.isfinite(params).all()
-    return params
-
-
-@pytest.mark.by_default("banded")
-@pytest.mark.parametrize("name", NAMES)
-def test_a_run_in_parts_is_the_run(name):
-    whole = plan(name)
-    np.testing.assert_array_equal(models(whole)[0][-1], models_at_once(whole))
+# --- runs in chunks, and under another plan
 
 
 @pytest.mark.slow

@@ -337,7 +337,7 @@ MUTANTS = (
     Mutant(  # noise divided twice
         "jfl/privacy/mechanisms/chain.py",
         "        after = after._replace(std=std, shape=stage.shape)",
-        "        for post in _of(mechanism, 'post'):\n"
+        "        for post in _stages_with_role(mechanism, 'post'):\n"
         "            sigma = post.apply(sigma, after)[0]\n"
         "        after = after._replace(std=std, shape=stage.shape)",
         OF_CLIENTS,

@@ -113,16 +113,8 @@ def test_the_claim_is_attained(kind, lengths, adjacency):
     assert least < best <= 1 + 1e-4
 
 
-def test_sensitivities_and_multipliers_by_hand():
-    cut = lambda *stages, adjacency="add_remove": chain(*stages, total(), adjacency=adjacency)
-    assert mech.sensitivity(cut(clip_l2(0.5))) == pytest.approx(0.5)
-    replaced = cut(clip_l2(0.5), adjacency="replace_one")
-    assert mech.sensitivity(replaced, max_weight=3.0) == pytest.approx(3.0)
-    assert mech.sensitivity(cut(clip_per_layer(0.5))) == pytest.approx(0.5)
-    assert mech.sensitivity(cut(clip_per_layer([0.5] * 4))) == pytest.approx(1.0)
-    adaptive = cut(clip_adaptive(2.0, 5, indicator=0.2))
-    assert mech.sensitivity(adaptive) == pytest.approx(2 * math.sqrt(1.01))
-    assert mech.sensitivity(cut()) == math.inf
+def test_multipliers_by_hand():
+    assert mech.sensitivity(chain(total(), adjacency="add_remove")) == math.inf
     m = chain(clip_l2(0.5), total(), gaussian(std=3.0), adjacency="replace_one")
     assert mech.multiplier(m, max_weight=2.0) == pytest.approx(1.5)
     assert mech.multiplier(chain(clip_l2(0.5), total(), gaussian(1.1))) == float(np.float32(1.1))
