@@ -18,7 +18,6 @@ from ...core import checks, pytrees
 from ...core.pytrees import Tree
 from ...core.records import Array, Fn, Task, brief, named, record, static
 from ...kernels.normals import GENERATORS
-from . import haar_bands as bands
 
 
 @record
@@ -356,19 +355,8 @@ def _clip_per_layer(
 def _layers_bound(state: Any, shape: Shape | None, *, bounds: Tree, layers: int | None) -> Array:
     """Return the bound of a contribution whose leaves are clipped separately, in the norm of
     `shape`."""
-    count = 1 if shape is None else len(shape.bands.shapes)  # the whole has its bound, or each leaf
-    limits = jnp.stack([jnp.float32(b) for b in layer_bounds(bounds, layers, count)])
-    if shape is None:
-        return jnp.sqrt(jnp.sum(jnp.square(limits)))
-    # The largest scale in the block of each leaf.
-    longest = [
-        jnp.max(shape.scales[bands.blocks(shape.bands) == b])
-        for b in range(len(shape.bands.blocks))
-    ]
-    each = jnp.zeros(len(limits))
-    for block, most in zip(shape.bands.blocks, longest):
-        each = each.at[np.array(block.leaves)].set(most)
-    return jnp.sqrt(jnp.sum(jnp.square(limits * each)))
+    limits = jnp.stack([jnp.float32(b) for b in jax.tree.leaves(bounds)])
+    return jnp.sqrt(jnp.sum(jnp.square(limits))) * stretch(shape)
 
 
 def clip_per_layer(bounds: Sequence[Any] | ArrayLike) -> Stage:
