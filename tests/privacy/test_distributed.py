@@ -41,7 +41,7 @@ def encoded_by_hand(code, key, x):
     x = x * min(1.0, code.clip_norm / np.linalg.norm(x))
     bits = np.asarray(jax.random.bits(jax.random.key(0), x.shape, jnp.uint32))
     x = x * np.where(bits >> 31, -1.0, 1.0)
-    blocks = np.split(x, np.cumsum((16, 4, 2)))
+    blocks = np.split(x, np.cumsum((128, 16, 4, 2)))  # 128: several factors
     turned = [scipy.linalg.hadamard(len(b)) / len(b) ** 0.5 @ b for b in blocks]
     x = np.concatenate(turned) * code.scale
     rounding, noise = jax.random.split(key)
@@ -61,10 +61,10 @@ def encoded_by_hand(code, key, x):
 
 
 def test_an_upload_equals_a_loop():
-    code = encoding("discrete_gaussian")
+    code = encoding("discrete_gaussian", size=151)
     encode = jax.jit(code.encode)
     for seed in range(5):
-        x = jax.random.normal(jax.random.key(seed), (23,))
+        x = jax.random.normal(jax.random.key(seed), (151,))
         key, leaves = jax.random.fold_in(KEY, seed), {"a": x[:20].reshape(4, 5), "b": x[20:]}
         found = encode(key, leaves)
         by_hand = encoded_by_hand(code, key, x)

@@ -9,7 +9,6 @@ The clip comes after the map and bounds every contribution whatever the map does
 depends on the map.  The map's randomness is public and the same for all contributions of a round.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -348,26 +347,14 @@ def rotate(flat: jax.Array, key: Key, back: bool = False) -> jax.Array:
 def _transform(block: jax.Array, exponent: int) -> jax.Array:
     """Return the orthonormal Hadamard transform of a block of 2^exponent numbers, its own inverse.
 
-    The transform matrix is a Kronecker product, so a small matrix is applied from each side.
+    The transform matrix is a Kronecker product, so its factors are applied one after another.
     """
-    times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    if exponent > 2 * MAX_FACTOR_BITS:  # another factor costs less than a larger matrix
-        parts = block.reshape(-1, 2**MAX_FACTOR_BITS)
-        right = times(parts, _hadamard(2**MAX_FACTOR_BITS) / np.float32(2**MAX_FACTOR_BITS) ** 0.5)
-        left = jax.vmap(lambda column: _transform(column, exponent - MAX_FACTOR_BITS), 1, 1)(right)
-        return left.reshape(-1)
-    left, right = 2 ** (exponent // 2), 2 ** (exponent - exponent // 2)
-    a, b = (_hadamard(n) / np.float32(n) ** 0.5 for n in (left, right))
-    return times(times(a, block.reshape(left, right)), b).reshape(-1)
+    from scipy import linalg  # not at import
 
-
-def _hadamard(size: int) -> np.ndarray:
-    """Return Sylvester's Hadamard matrix, Float32[size, size] of -1 and 1.
-
-    The sign of an entry is the parity of the common bits of its row and column.
-    """
-    both = np.arange(size)[:, None] & np.arange(size)
-    parity = np.zeros(both.shape, np.int64)
-    for bit in range(size.bit_length()):
-        parity ^= both >> bit & 1
-    return (1 - 2 * parity).astype(np.float32)
+    for start in range(0, exponent, MAX_FACTOR_BITS):
+        size = 2 ** min(MAX_FACTOR_BITS, exponent - start)
+        factor = linalg.hadamard(size).astype(np.float32) / np.float32(size) ** 0.5
+        # Each transposition moves the bits of this factor from the end of an index to its front.
+        rows = jnp.matmul(block.reshape(-1, size), factor, precision=jax.lax.Precision.HIGHEST)
+        block = rows.T.reshape(-1)
+    return block
