@@ -16,6 +16,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
+from scipy import linalg
 
 from ...core import checks
 from ...core.pytrees import Array, Key, Tree
@@ -349,8 +350,6 @@ def _transform(block: jax.Array, exponent: int) -> jax.Array:
 
     The transform matrix is a Kronecker product, so its factors are applied one after another.
     """
-    from scipy import linalg  # not at import
-
     for start in range(0, exponent, MAX_FACTOR_BITS):
         size = 2 ** min(MAX_FACTOR_BITS, exponent - start)
         factor = linalg.hadamard(size).astype(np.float32) / np.float32(size) ** 0.5

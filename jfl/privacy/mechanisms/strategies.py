@@ -29,13 +29,13 @@ References:
     Lampert, NeurIPS 2024, Theorem 2 (Toeplitz).
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
+from scipy import linalg
 
 from ...core import checks
 from ...core.options import Setting
@@ -794,11 +794,11 @@ class Restarted(Derived):
         return self.matrix_until(self.rounds)
 
     def matrix_until(self, rounds: int) -> np.ndarray:
-        return _block_diagonal([self.of.matrix_until(n) for n in self._lengths(rounds)])
+        return linalg.block_diag(*(self.of.matrix_until(n) for n in self._lengths(rounds)))
 
     def noising(self) -> np.ndarray:
         copy = self.of.noising()
-        noising = _block_diagonal([copy for _ in self._lengths(self.rounds)])[: self.rounds]
+        noising = linalg.block_diag(*[copy] * len(self._lengths(self.rounds)))[: self.rounds]
         # A tree has more draws than rounds, so all draws of the last copy are kept.
         return noising[:, : self.rounds] if copy.shape[0] == copy.shape[1] else noising
 
@@ -874,15 +874,6 @@ class Remainder(Derived):
         if isinstance(self.of, Toeplitz):  # the columns are the same
             return self.of.squared_sensitivities(rounds, separation)
         return super().squared_sensitivities(rounds, separation)
-
-
-def _block_diagonal(blocks: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the matrix with these blocks on its diagonal."""
-    ends = np.cumsum(np.array([block.shape for block in blocks]), axis=0)
-    out = np.zeros(ends[-1])
-    for block, (row, column) in zip(blocks, ends):
-        out[row - block.shape[0] : row, column - block.shape[1] : column] = block
-    return out
 
 
 # --- squared sensitivities

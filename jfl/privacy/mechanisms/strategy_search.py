@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from scipy import linalg
 from threadpoolctl import threadpool_limits
 
 from ...core import checks
@@ -102,9 +103,7 @@ def inverse(series: np.ndarray, n: int) -> np.ndarray:
 
 def lower_toeplitz(column: np.ndarray) -> np.ndarray:
     """Return the lower-triangular Toeplitz matrix with this first column, Float64[n, n]."""
-    n = len(column)
-    back = np.arange(n)[:, None] - np.arange(n)
-    return np.where(back >= 0, column[np.maximum(back, 0)], 0.0)
+    return linalg.toeplitz(column, np.zeros(len(column)))
 
 
 # --- Toeplitz matrices
