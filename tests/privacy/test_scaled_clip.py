@@ -114,23 +114,6 @@ def test_audited_is_no_more_than_proved():
     assert not report.refuted
 
 
-@pytest.mark.slow
-def test_small_coordinates_get_less_noise():
-    """Errors of small coordinates after 40 releases of one signal, at equal privacy.  With equal
-    sizes the two chains would have errors within 20 %."""
-    signal, errors = np.array([1e-3] * 3 + [1.0] * 4), []
-    rows = as_tree(np.repeat(signal[None], 4, 0))
-    for clip in (jfl.clip_scaled(2.0, 4.0, like=LIKE, least=1e-4), jfl.clip_l2(2.0)):
-        made, found = mechanism(0.008, clip), []
-        state = chain.initial_state(made)
-        for round_ in range(40):
-            key = jax.random.fold_in(KEY, round_)
-            out, state = released(made, key, state, rows, jnp.ones(4))
-            found.append(flat(out))
-        errors.append(np.std(np.array(found)[10:, :3] - signal[:3]))
-    assert errors[0] < 0.5 * errors[1]
-
-
 CLIP = jfl.clip_scaled(1.0, 4.0, like=start_params())
 NOISY = jfl.chain(CLIP, jfl.total(), jfl.gaussian(1.0))
 CORRELATED = jfl.correlated(1.0, jfl.strategies.identity(4))

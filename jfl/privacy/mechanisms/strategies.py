@@ -794,11 +794,13 @@ class Restarted(Derived):
         return self.matrix_until(self.rounds)
 
     def matrix_until(self, rounds: int) -> np.ndarray:
-        return linalg.block_diag(*(self.of.matrix_until(n) for n in self._lengths(rounds)))
+        copies = (self.of.matrix_until(n) for n in self._lengths(rounds))
+        return np.asarray(linalg.block_diag(*copies))
 
     def noising(self) -> np.ndarray:
         copy = self.of.noising()
-        noising = linalg.block_diag(*[copy] * len(self._lengths(self.rounds)))[: self.rounds]
+        copies = [copy] * len(self._lengths(self.rounds))
+        noising = np.asarray(linalg.block_diag(*copies))[: self.rounds]
         # A tree has more draws than rounds, so all draws of the last copy are kept.
         return noising[:, : self.rounds] if copy.shape[0] == copy.shape[1] else noising
 

@@ -70,7 +70,7 @@ def _num_unpadded(bands: Bands) -> np.ndarray:
 
     A block's padding is shared out over its bands in proportion to their sizes.
     """
-    sizes, block_of = np.asarray(haar.sizes(bands)), np.asarray(haar.blocks(bands))
+    sizes, block_of = haar.sizes(bands), haar.blocks(bands)
     entries = np.array(
         [sum(math.prod(bands.shapes[i]) for i in block.leaves) for block in bands.blocks]
     )
@@ -318,10 +318,8 @@ def _noise_of_bands(where: str, bands: Bands, after: After) -> Array:
 @named("wavelet.james_stein")
 def _james_stein(value: Tree, after: After, *, bands: Bands) -> tuple[Tree, After]:
     """Multiply each band of a release by its James-Stein factor."""
-    std, sizes = (
-        _noise_of_bands("wavelet.james_stein", bands, after),
-        jnp.asarray(_num_unpadded(bands), jnp.float32),
-    )
+    std = _noise_of_bands("wavelet.james_stein", bands, after)
+    sizes = jnp.asarray(_num_unpadded(bands), jnp.float32)
     energy = jnp.maximum(haar.energies(bands, value), jnp.finfo(jnp.float32).tiny)
     factor = jnp.where(sizes >= 3, jnp.maximum(0.0, 1 - (sizes - 2) * std**2 / energy), 1.0)
     return haar.scale(bands, factor, value), after
@@ -340,14 +338,10 @@ def james_stein(bands: Bands) -> Stage:
 @named("wavelet.soft_threshold")
 def _soft_threshold(value: Tree, after: After, *, bands: Bands, rule: str) -> tuple[Tree, After]:
     """Shrink the detail coefficients of a release by the thresholds of their bands."""
-    std, level = (
-        _noise_of_bands("wavelet.soft_threshold", bands, after),
-        np.asarray(haar.levels(bands)),
-    )
-    sizes = np.asarray(haar.sizes(bands))
+    std = _noise_of_bands("wavelet.soft_threshold", bands, after)
     if rule == "universal":
-        blocks = np.asarray(haar.blocks(bands))
-        length = np.array([sizes[blocks == b].sum() for b in blocks])
+        blocks = haar.blocks(bands)
+        length = np.bincount(blocks, haar.sizes(bands))[blocks]
         limit = std * np.sqrt(2 * np.log(np.maximum(length, 2))).astype(np.float32)
     else:
         signal = (
@@ -356,7 +350,7 @@ def _soft_threshold(value: Tree, after: After, *, bands: Bands, rule: str) -> tu
         limit = jnp.where(
             signal > 0, std**2 / jnp.sqrt(jnp.maximum(signal, jnp.finfo(jnp.float32).tiny)), jnp.inf
         )
-    limit = jnp.where(level > 0, limit, 0.0)  # leave bases and plain bands unchanged
+    limit = jnp.where(haar.levels(bands) > 0, limit, 0.0)  # leave bases and plain bands unchanged
 
     def shrink(c: Array, band: Any) -> Array:
         return jnp.sign(c) * jnp.maximum(jnp.abs(c) - limit[band], 0.0)
