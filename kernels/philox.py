@@ -75,13 +75,12 @@ def _round(upper, c0, c1, c2, c3, k0, k1):
 _round_once = jax.jit(_round, static_argnums=0)  # a shape is traced once
 
 
-def block(key, counter, rounds: int = ROUNDS, upper=None):
+def block(key, counter, upper=None):
     """Encrypt a counter by Philox4x32.
 
     Args:
         key: the words k0 and k1.
         counter: four words.
-        rounds: the number of rounds of the cipher.
         upper: the function that computes upper halves of products, such as `by_64_bits`.  None
             means the best one for the backend.  All of them return the same bits.
 
@@ -96,7 +95,7 @@ def block(key, counter, rounds: int = ROUNDS, upper=None):
     key = [jnp.asarray(k, jnp.uint32) for k in key]
     counter = [jnp.asarray(c, jnp.uint32) for c in counter]
     k0, k1, *words = jnp.broadcast_arrays(*key, *counter)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         words = one_round(*words, k0, k1)
         k0, k1 = k0 + np.uint32(WEYL[0]), k1 + np.uint32(WEYL[1])
     return tuple(words)
@@ -117,13 +116,8 @@ def draw(data, index, use: int, upper=None):
 def _seed(seed):
     """Return the key of a seed: its 64 bits are k0 and k1; k1 is 0 for a seed of 32 bits."""
     high = lax.shift_right_logical(seed, lax.convert_element_type(32, seed.dtype))
-    return jnp.stack(
-        [
-            *(lax.convert_element_type(x, np.uint32) for x in (seed, high)),
-            jnp.uint32(0),
-            jnp.uint32(0),
-        ]
-    )
+    words = [lax.convert_element_type(x, np.uint32) for x in (seed, high)]
+    return jnp.stack([*words, jnp.uint32(0), jnp.uint32(0)])
 
 
 def _split(data, shape):
@@ -151,9 +145,8 @@ def _random_bits(data, width: int, shape):
             f"philox: expected at most 2^34 words of one key, but got {count}. Use "
             "fold_in for more."
         )
-    words = jnp.stack(draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS), -1).reshape(-1)[
-        :count
-    ]
+    blocks = draw(data, lax.iota(np.uint32, -(-count // 4)), WORDS)
+    words = jnp.stack(blocks, -1).reshape(-1)[:count]
     if width != 64:
         return lax.convert_element_type(words, np.dtype(f"uint{width}")).reshape(shape)
     low, high = (lax.convert_element_type(words[i::2], np.uint64) for i in (0, 1))
