@@ -245,29 +245,6 @@ def test_bounds_of_rates_hold_at_once(ties):
         assert wrong_rates(EveryScore(), trials, alpha, n, LAWS[ties], ties) > most
 
 
-def null(inside, outside, chosen):
-    """Whether an audit finds any epsilon where there is none."""
-    common = dict(delta=0.0, confidence=0.5, thresholds=chosen)
-    return two_samples.lower_bound(inside, outside, **common).epsilon > 1e-9
-
-
-def shift(inside, outside, chosen):
-    """Whether an audit finds more than the shift of two Gaussians."""
-    inside, outside = np.sort(inside + 1.0), np.sort(outside)
-    return chosen.judge(inside, outside, 0.5, two_samples._largest_mu).epsilon > 1 + 1e-9
-
-
-@pytest.mark.parametrize("exceeds", [null, shift])
-def test_bounds_exceed_the_truth_as_rarely_as_they_say(exceeds):
-    """At confidence 1/2, so that few audits tell right from wrong.  False alarms: binomial counts,
-    at 1e-6 each.  The half that must fail: thresholds chosen by the scores that judge them."""
-    sides = np.random.default_rng(4).normal(0, 1, (120, 2, 400))
-    most = stats.binom.isf(ALARM, len(sides), 0.5)
-    for chosen in (Explicit(0.5), Bonferroni(), Split()):
-        assert sum(exceeds(*s, chosen) for s in sides) <= most, chosen
-    assert sum(exceeds(*s, EveryScore()) for s in sides) > most
-
-
 def test_a_split_uses_each_score_once():
     """Scores that chose a threshold must not be counted at it again."""
     scores = np.arange(11.0)
