@@ -18,6 +18,7 @@ from ..core import checks
 from ..core.lazy import explain_missing_package
 from . import image_files
 from .adult import adult
+from .packages import movielens_100k, seglearn_watch, ta_feng
 from .plays import shakespeare
 from .rows import ONE_ARRAY, Dataset, digest, make_dataset
 from .synthetic import synthetic
@@ -33,10 +34,13 @@ __all__ = [
     "frame",
     "hugging_face",
     "mnist",
+    "movielens_100k",
     "prepared",
+    "seglearn_watch",
     "shakespeare",
     "svhn",
     "synthetic",
+    "ta_feng",
 ]
 
 EMNIST_SPLITS = ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")
