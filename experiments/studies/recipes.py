@@ -18,6 +18,10 @@ Two recipes are for the study of anchors (Tramèr and Boneh):
 
 - `scattered`: FedSGD of a linear model on scattering features, with noise in every gradient.
 - `shares`: the same, but each client adds only a share of the noise.
+
+One recipe is for the study of customers:
+
+- `purchases`: FedAvg of a linear model on what a customer of a grocery bought last.
 """
 
 import dataclasses
@@ -278,6 +282,44 @@ def scattered(config: Made, share: bool = False):
     return jfl.plan(fed, task, algorithm, jfl.sampling.full(clients))
 
 
+@functools.lru_cache(maxsize=1)
+def _recent_purchases() -> tuple:
+    """Return training and test rows of Ta-Feng as weights of kinds of products, Float32[n, kinds].
+
+    The weight of a kind is the sum of 1/2 for the last purchase, 1/4 for the one before it, ...
+    """
+
+    data = jfl.datasets.ta_feng()
+
+    def weights(x):
+        made = np.zeros((len(x), data.classes), np.float32)
+        for age, kinds in enumerate(x.T[::-1]):
+            np.add.at(made, (np.arange(len(x)), kinds), 0.5 ** (1 + age))
+        made[:, 0] = 0  # no purchase
+        return made
+
+    return tuple(mark_immutable(pytrees.on_device(weights(x))) for x in (data.x, data.x_test))
+
+
+def purchases(config: Made):
+    """Return FedAvg of a linear model on what a customer bought last.
+
+    The release, its noise and the sampler are those of the config.
+    """
+    _refuse(config, STEPS)
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(Config)}
+    noise = config.noise[0] if config.noise else config.noise_multiplier
+    plan = build.build(Config(**fields | dict(epsilon=None, noise_multiplier=noise)))[0]
+    x, x_test = _recent_purchases()
+    fed = dataclasses.replace(plan.fed, x=x, x_test=x_test)
+    task = jfl.models.logistic(fed)
+    batch = jfl.batches.with_replacement(config.batch)
+    algorithm = jfl.algorithms.fedavg(
+        jfl.grad(task.loss), lr=config.lr, steps=config.steps, batch=batch
+    )
+    return dataclasses.replace(plan, fed=fed, task=task, algorithm=algorithm)
+
+
 def _pooled(config: Made):
     return scattered(dataclasses.replace(config, clients=1))
 
@@ -348,6 +390,7 @@ RECIPES = dict(
     prox_erm=Recipe(prox_erm),
     scattered=Recipe(scattered),
     shares=Recipe(functools.partial(scattered, share=True), pooled=_pooled),
+    purchases=Recipe(purchases),
     measured=Recipe(measured, before=energies),
     by_level=Recipe(functools.partial(measured, by_level=True), before=energies),
 )

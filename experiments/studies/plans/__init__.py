@@ -9,6 +9,7 @@ from . import (
     claimed,
     cohort,
     correlated,
+    customers,
     frontier,
     heterogeneity,
     local_steps,
@@ -28,4 +29,5 @@ PLANS: dict[str, Callable] = dict(
     audit=audit.audit,
     promises=promises.promises,
     anchors=anchors.anchors,
+    customers=customers.customers,
 )
