@@ -8,7 +8,6 @@ import csv
 import importlib.util
 import io
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +54,7 @@ def ta_feng(
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as raw:
         table = list(csv.DictReader(io.TextIOWrapper(raw, "utf-8-sig")))
     dates = [row["TRANSACTION_DT"].split("/") for row in table]  # month/day/year
-    days = [int(f"{year}{month:0>2}{day:0>2}") for month, day, year in dates]
+    days = np.array([int(f"{year}{month:0>2}{day:0>2}") for month, day, year in dates])
     codes, kinds = np.unique(
         [row["PRODUCT_SUBCLASS"][:level] for row in table], return_inverse=True
     )
@@ -159,7 +158,7 @@ def _find(where: str, module: str, package: str, name: str) -> Path:
 def _next_items(
     where: str,
     owners: np.ndarray,
-    times: Sequence[int] | np.ndarray,
+    times: np.ndarray,
     items: np.ndarray,
     classes: int,
     window: int,
