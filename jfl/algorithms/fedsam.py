@@ -37,13 +37,13 @@ def _client(context, keys, server, client_state, rows, *, work, rho):
 
 @extends(fedavg, without=["optimizer"])
 def fedsam(grad: Grad, *, rho: Number = 0.05, **fedavg_options) -> Algorithm:
-    """Return FedSAM: local steps follow the gradient at w + rho * g / ||g||.
+    """Return FedSAM: local steps follow the gradient at w_i + rho * g / ||g||.
 
-    Here w is the client's current model, and g is the gradient at w on a separate batch.
+    Here w_i is the client's current model, and g is the gradient at w_i on a separate batch.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        rho: distance between w and the point at which the gradient is computed, >= 0.
+        rho: distance between w_i and the point at which the gradient is computed, >= 0.
 
     Privacy:
         A step uses the gradients of two batches, so each participation releases 2 * `steps` noisy

@@ -113,8 +113,8 @@ def scaffold(
     learning rates of its local steps. Scaled like this, both have the units of a model difference,
     so one client-level clip can bound them together.
 
-    SCAFFOLD suits noise in local steps: the noise in c_i, and its part of c, vanish when c_i is
-    next replaced. With client-level noise, FedAvg works better. The server adds this noise to c and
+    SCAFFOLD suits noise in local steps: when c_i is next replaced, its old noise vanishes from c_i
+    and from c. With client-level noise, FedAvg works better. The server adds this noise to c and
     never removes it, so it accumulates. All local steps follow c, so they increasingly follow this
     noise, and only the clip norm limits how far.
 
