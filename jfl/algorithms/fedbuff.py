@@ -59,13 +59,14 @@ def _server(context, server, diff, *, step):
 def fedbuff(grad: Grad, *, staleness: int = 4, **fedavg_options) -> Algorithm:
     """Return FedBuff: clients train on models that are 0 to `staleness` rounds old.
 
-    The age of the model is drawn for each client and round, and the client's model difference is
-    multiplied by 1 / sqrt(1 + age). A round corresponds to a full buffer of the server, and the
-    cohort to the uploads in it.
+    Each client draws the age of its model uniformly in each round, and multiplies its model
+    difference by 1 / sqrt(1 + age). The paper's server updates its model whenever its buffer of
+    uploads is full; here each round is one such update, and the cohort's uploads fill the buffer.
 
     Args:
         grad: gradient of the loss, as in `fedavg`.
-        staleness: maximum age of a model in rounds. 0 is `fedavg`.
+        staleness: maximum age of a model in rounds. With 0 the algorithm is `fedavg`.
+        fedavg_options: other arguments of `fedavg`.
 
     Privacy:
         Ages depend on the round and the client's id, not on its rows, so guarantees are the same as

@@ -122,7 +122,10 @@ def experiment(plan: Plan, entry: Entry, rounds: int) -> Experiment:
 
 
 def refuse_implied(entry: Entry) -> None:
-    """Reject an entry that is implied by client-level noise, unless it is for replace_one."""
+    """Reject a guarantee for examples that is only derived from a guarantee for clients.
+
+    One for replace_one is accepted: it has the same numbers as the guarantee for clients.
+    """
     if entry.implied and entry.adjacency != "replace_one":
         refuse(
             "the unit that the noise is for",

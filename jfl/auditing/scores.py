@@ -30,7 +30,13 @@ RIDGE = 1e-9  # fraction of the mean variance that is added, for observations th
 
 
 class Score(NamedTuple):
-    """A function of the observations, Float[n, R, k] -> Float[n], and its name."""
+    """A score: one number per run, computed from what was observed in the run.
+
+    Attributes:
+        of: a function from the observations of n runs, Float[n, R, k], k numbers in each of R
+            rounds, to the scores of these runs, Float[n].
+        name: the name of the score, for descriptions of the estimator.
+    """
 
     of: Callable[[np.ndarray], np.ndarray]
     name: str

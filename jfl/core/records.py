@@ -604,7 +604,11 @@ class Plan:
 
 
 class Health(NamedTuple):
-    """Counts of problems.  The program counts; the host decides whether to stop the run."""
+    """Counts of the problems of a run.
+
+    The compiled program only counts.  Python code on the host reads the counts and decides whether
+    to stop the run.
+    """
 
     nonfinite: Array | np.ndarray  # clients or server states with a value that is not finite
     overflow: Array | np.ndarray  # clients or rows that were drawn, but found no slot
@@ -722,7 +726,7 @@ class Caveat(str):
 
 
 def first_sentence(caveat: str) -> str:
-    """Return the first sentence of a caveat, which says in short what all of it says.
+    """Return the first sentence of a caveat, which summarises the caveat.
 
     Example:
         >>> first_sentence("For simulation only. Anyone who knows the seed can remove the noise.")

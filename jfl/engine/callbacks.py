@@ -321,7 +321,12 @@ ADVICE = dict(
 
 
 def stop_if_unhealthy(run: Run, tolerate: Sequence[str] = ()) -> None:
-    """Raise HealthError if a concrete run has a positive Health count that is not tolerated."""
+    """Raise HealthError if a run has counted a problem that is not tolerated.
+
+    Args:
+        run: the run.  It is not checked if its counts are traced.
+        tolerate: the names of the Health counts that may be positive.
+    """
     if not checks.is_concrete(run.health):
         return
     health = {k: int(v) for k, v in run.health._asdict().items()}

@@ -305,7 +305,11 @@ def _rule_in_loop(equation, at, side, views, aval, iteration, is_data):
 
 
 def num_activations(book: Book) -> int:
-    """Return the number of values that the loss of one example computes."""
+    """Return how many numbers are computed to evaluate the loss on one example.
+
+    The count includes the outputs of all operations of the traced loss, and those of the operations
+    in a scan once per iteration.
+    """
     of = lambda equation: sum(v.aval.size for v in equation.outvars)
     in_loops = (
         book.jaxpr.eqns[at].params["length"] * sum(map(of, iteration.eqns))

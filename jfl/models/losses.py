@@ -64,7 +64,11 @@ def with_key_in_x(loss: Fn) -> Fn:
 
 
 def draws(loss: Fn | None) -> bool:
-    """Return whether a loss, or a loss that it wraps, is a result of `with_key_in_x`."""
+    """Return whether a loss draws random numbers, for example for dropout.
+
+    It does if `with_key_in_x` returned this loss or one that it wraps.  Its x is then a pair of the
+    example and the words of a key.
+    """
     while isinstance(loss, Fn):
         if loss.function is _with_key:
             return True

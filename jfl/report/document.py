@@ -84,7 +84,14 @@ class Table(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture: `alt` describes it for screen readers; without svg the page shows the png."""
+    """A picture in a document.
+
+    Attributes:
+        alt: a description for screen readers.
+        caption: the text below the picture on the HTML page.
+        png: the image, for Markdown and for an HTML page without `svg`.
+        svg: the same image for the HTML page; None if there is none.
+    """
 
     alt: str
     caption: str

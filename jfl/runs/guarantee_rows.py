@@ -95,7 +95,11 @@ def best(guarantees: list[dict]) -> dict:
 
 
 def label(guarantee: dict | None) -> str:
-    """Return the legend of a plot for a guarantee, a row of this module; None for no guarantee."""
+    """Return a short description of a guarantee for the legend of a plot.
+
+    Args:
+        guarantee: a guarantee as `as_row` returns it; None for a run without privacy.
+    """
     if guarantee is None:
         return "no privacy"
     view = VIEWS[guarantee["view"]]
@@ -120,20 +124,21 @@ def epsilons(
     last: float | None = None,
     most: int = TIGHT,
 ) -> np.ndarray:
-    """Return epsilon after several numbers of rounds, the last of which is that of the whole run.
+    """Return the epsilon of a run after each of several rounds, such as those with an evaluation.
 
-    A privacy-loss distribution takes about a tenth of a second per number of rounds, and a Renyi
-    bound a hundredth.  If there are more than `most` numbers, some get only a Renyi bound.  If
-    there are more than MANY, some get the epsilon of the next larger number.
+    To save time, not every epsilon is computed as tightly as by `jfl.guarantee`.  That takes about
+    0.1 seconds for a privacy-loss distribution, and 0.01 seconds for a looser Renyi bound.  At most
+    `most` epsilons are tight, and up to MANY are at least Renyi bounds.  Any others are copied from
+    the next later round that has a bound.
 
     Args:
         plan: the plan that runs.
-        rounds: Int[m], ascending numbers of rounds.
+        rounds: Int[m], the numbers of completed rounds, ascending.
         delta: in (0, 1).
         unit, view, adjacency: as in `jfl.guarantee`.
-        last: the epsilon after the last number of rounds, if it is known.
-        most: how many epsilons, including the last, are computed as tightly as by `jfl.guarantee`;
-            0 means none, and `last` is ignored.
+        last: the tight epsilon after rounds[-1], if it is known already.
+        most: the maximum number of tight epsilons, including the last.  With 0 all epsilons are
+            Renyi bounds, and `last` is ignored.
 
     Returns:
         Float64[m], which does not decrease as the number of rounds grows.
@@ -142,8 +147,8 @@ def epsilons(
         ValueError: See `jfl.guarantee`.
 
     Privacy:
-        The releases of the first rounds are part of those of all rounds, so an epsilon of more
-        rounds also holds for fewer.
+        An epsilon of more rounds also holds for fewer, because the releases of the first rounds are
+        among those of all rounds.
     """
     rounds = np.asarray(rounds)
     count = len(rounds)

@@ -56,13 +56,13 @@ class Session(NamedTuple):
         out: the run directory.
         checkpoints: the checkpoints in the run directory.
         journal: the journal in the run directory.
-        mesh: the devices that share a cohort; None for one.
-        watch: called after each evaluation.
-        log: the names of loggers.
+        mesh: the devices that compute a cohort together; None for a single device.
+        watch: a function that is called after each evaluation, and at the start of a resumed run.
+        log: the names of loggers, as in LOGGERS.
         run: the state of the run at the beginning of the call.
-        since: this program computes the rounds after this one.
-        history: metrics of the rounds of earlier processes, as lists over evaluations.
-        seconds: the duration of these rounds.
+        since: the last round before those that the current version of the program computes.
+        history: metrics of the rounds that earlier processes ran, as lists over evaluations.
+        seconds: the time that earlier processes took for the rounds in `history`.
     """
 
     asked: Config

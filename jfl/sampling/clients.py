@@ -261,7 +261,16 @@ def with_replacement(
 
 
 def shares_of(edges: Array) -> Array:
-    """Return Float32[C], the probability of each client, from the edges of intervals in [0, 1]."""
+    """Return the probability that one weighted draw with replacement selects each client.
+
+    A draw is a uniform word of 32 bits, and selects the client whose interval contains the word.
+
+    Args:
+        edges: UInt32[C - 1], the first word of the intervals of clients 1, 2, ...
+
+    Returns:
+        Float32[C].
+    """
     ends = np.append(np.asarray(edges).astype(np.int64), 2**32)
     return jnp.asarray(np.diff(ends, prepend=0) / 2.0**32, jnp.float32)
 

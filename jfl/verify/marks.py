@@ -204,11 +204,15 @@ def batch(found: Batch, rows: Rows, slots: Array, mask: Array) -> Batch:
 
 
 def slots(found: Tree, batches: Batches, key: Key, step: ArrayLike, size: ArrayLike) -> Tree:
-    """Mark slots and their mask as drawn by a batch sampler.
+    """Mark the indices of the rows of a batch as the result of a draw by a batch sampler.
 
     Args:
-        found: the slots and their mask.
-        batches, key, step, size: the arguments of the draw.
+        found: the slots, which are indices into the client's padded rows, and the mask of those
+            that belong to the batch.
+        batches: the batch sampler.
+        key: the key with which it drew.
+        step: Int[], the number of the local step.
+        size: Int[], the number of rows of the client.
     """
     leaves, structure = jax.tree.flatten(batches)
     return _bind(slots_p, found, key, step, size, *leaves, structure=structure)

@@ -510,14 +510,16 @@ def series(event: Any, times: ArrayLike) -> Series:
 
 
 def participation(probability: ArrayLike, event: Any) -> Participation:
-    """Return `event` for a record whose client participates only with some probability.
+    """Return the event of a record whose client participates only with some probability.
 
-    The observer may see who participates, because clients differ by more than the noise hides.  The
-    record is therefore protected only by the absence of its client.  The Renyi divergence shrinks
-    in proportion to `probability`, and not to its square as with a Poisson sample of records.
+    The noise may be too small to hide a whole client, so the observer is assumed to see whether the
+    client participates.  If it does, `event` happens; if not, nothing about the record is released.
+    A small Renyi divergence is therefore multiplied by about `probability`.  (A Poisson sample of
+    records, which the noise does hide, would multiply it by about the square.)
 
-    Units:
-        probability in (0, 1], which must not depend on the data.
+    Args:
+        probability: in (0, 1], the probability of participation, which must not depend on the data.
+        event: what is released about the record if its client participates.
 
     Raises:
         ValueError: if probability is outside that range.

@@ -254,11 +254,15 @@ class Discrete(NamedTuple):
 
 
 def removed(rate: Any, z: ArrayLike) -> Pair | Discrete:
-    """Return the pair of a unit, or of a group of units, that may be in a Poisson sample.
+    """Return the dominating pair of a Gaussian on a Poisson sample, for add_remove.
+
+    P is the distribution of the release with a unit or a group of units in the dataset, and Q is
+    its distribution after they are removed.
 
     Args:
-        rate: [], the sampling rate of one unit; or [k + 1], the distribution of the number of units
-            of a group in the sample; or [3, k], the fields of a Discrete pair.
+        rate: Float[], the sampling rate of the unit; or Float[k + 1], the probabilities that 0, 1,
+            ..., k units of the group are in the sample; or Float[3, k], the fields of a Discrete
+            pair, which is returned unchanged.
         z: std / sensitivity of one unit.
     """
     if jnp.ndim(rate) == 2:

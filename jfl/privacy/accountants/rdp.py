@@ -251,17 +251,18 @@ def poisson_group(library: Library, orders: Any, distribution: Any, z: Any) -> A
 def without_replacement(library: Library, orders: Any, rate: Any, z: Any) -> Any:
     """Return bounds on the Renyi divergences of a Gaussian on a fixed-size sample, for replace_one.
 
-    The divergence is at most that of a pair whose hockey-stick profile is rate * (Gaussian
-    profile), mirrored for ratios below one.  An integral over this profile gives the moments of the
-    pair.  The result is up to four times smaller than the commonly used series bound.
+    Let H(e) be the hockey-stick divergence of the Gaussian without sampling, at epsilon e >= 0.
+    With sampling, the divergence at epsilon log(1 + rate (exp(e) - 1)) is at most rate * H(e),
+    whichever of the two neighbouring datasets comes first.  An integral over e turns these bounds
+    into a bound on the Renyi divergence.  It is up to four times smaller than the commonly used
+    series bound.
 
     Args:
         orders, z: see the module.
         rate: sample size / population size; rate = 1 is `gaussian`.
 
     References:
-        Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11, and the moments of f-divergences from a
-        profile.
+        Balle, Barthe, Gaboardi, NeurIPS 2018, Theorem 11.
     """
     xp = library.numpy
     q = xp.where(rate < 1, rate, 0.5)

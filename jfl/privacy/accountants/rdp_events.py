@@ -231,15 +231,16 @@ def _bounds_without_overflow(alternatives, times, delta):
 def quick_bounds(alternatives: Sequence, times: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Return quick upper bounds on epsilon for each of several events.
 
-    For many events of one shape, this costs little more than for a few.
+    Many events with the same pytree structure are usually computed together, which takes little
+    longer than a few.
 
     Args:
-        alternatives: events, at least one.
-        times: [1], how often each event happens.
-        delta: [1].
+        alternatives: the events, at least one.
+        times: Float[1], the number of times that an event happens, the same for all events.
+        delta: Float[1], in (0, 1).
 
     Returns:
-        Float64[len(alternatives)].
+        Float64[len(alternatives)], the bound of each event.
     """
     first = alternatives[0]
     is_many = (

@@ -338,17 +338,18 @@ def multiplier_follows(mechanism: Mechanism) -> bool:
 def multipliers(
     mechanism: Mechanism, rounds: int, clients: int, max_weight: Any = lambda round_: 1.0
 ) -> np.ndarray:
-    """Return the noise multipliers, std / sensitivity, of the first rounds.
+    """Return the noise multipliers, std / sensitivity, of the first `rounds` rounds of a run.
 
     Args:
         mechanism: a chain with noise.
         rounds: the number of rounds.
         clients: the number of clients.
-        max_weight: round -> the largest weight, for noise with an absolute std.
+        max_weight: a function from a round to the largest weight of a contribution.  It is used
+            only if the noise is stated as a std, which is then divided by the sensitivity.
 
     Returns:
-        Float64[rounds or 1, clients or 1]: one row unless rounds differ, and one column unless
-        clients differ.
+        Float64[rounds, clients].  There is only one row if all rounds have the same multipliers,
+        and only one column if all clients do.
 
     Raises:
         NotAnalysable: unless each round has one multiplier, or one for each client, all positive
@@ -581,10 +582,12 @@ def denominator(mechanism: Mechanism) -> float | None:
 def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None:
     """Reject a plan whose scheduled clip norms or noise become too small.
 
-    Also reject more rounds than the strategy of correlated noise covers.  Constants are checked
-    when a stage is made.  Below 1e-15 the squares of norms underflow: a clip would bound nothing,
-    although the noise would still shrink with it.  Traced schedules are not checked: the program
-    turns such a value into nan, and Health stops the run.
+    Also reject more rounds than the strategy of correlated noise covers.
+
+    For a clip norm below 1e-15, the squared norms of contributions can underflow.  Clipping would
+    then bound nothing, but the noise would still be scaled down with the clip norm.  Constants are not
+    checked here, but when a stage is made.  Traced schedules are not checked here either: the
+    program turns values that are too small into nan, and Health stops the run.
 
     Args:
         where: the name of the caller, for the message.

@@ -94,14 +94,19 @@ def check_plan(
     private: Sequence[Mechanism | None],
     weights: Any,
 ) -> None:
-    """Reject a plan whose correlated noise is not a single Gaussian release of all rounds' sums.
+    """Reject a plan in which correlated noise is used where it has no guarantee.
+
+    The guarantee treats all rounds together as one Gaussian release, so clip norms, maps
+    and, in `release`, weights must be the same in every round.  In `upload`, the strategy must not
+    need memory: clients draw the noise of earlier rounds again and do not store it.
 
     Args:
         where: the name of the caller, for the message.
-        upload: the chain of uploads, in which each client regenerates its noise.
+        upload: the chain of uploads; None if there is none.
         release: the chain of releases.
-        private: the chains of private gradients, which must have independent noise.
-        weights: the weights of clients.
+        private: the chains of private gradients, whose noise must not be correlated.
+        weights: the weights of clients, which a release with correlated noise requires to be
+            constant.
     """
     if any(map(strategy_of, private)):
         expected = "correlated noise in release or upload only"

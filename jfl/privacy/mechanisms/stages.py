@@ -363,12 +363,13 @@ def clip_per_layer(bounds: Sequence[Any] | ArrayLike) -> Stage:
     """Scale each leaf of a contribution down to a norm of at most its bound.
 
     Args:
-        bounds: one number > 0, the bound of the whole contribution: each of n leaves is scaled down
-            to this bound divided by the square root of n.  Or a pytree with a bound per leaf.  In
-            the units of the contribution.
+        bounds: either a number or a pytree with one number per leaf, in the units of the
+            contribution.  A single number bounds the norm of the whole contribution, and each of
+            its n leaves is scaled down to a norm of at most bounds / sqrt(n).
 
     Privacy:
-        The bound of a contribution is the square root of the sum of the squared bounds.
+        The norm of a whole contribution is at most the square root of the sum of the squared bounds
+        of its leaves.
 
     Raises:
         ValueError: unless all bounds are > 0.
