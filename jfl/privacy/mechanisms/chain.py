@@ -585,8 +585,8 @@ def check_schedules(where: str, plan: Plan, rounds: int, first: int = 0) -> None
     Also reject more rounds than the strategy of correlated noise covers.
 
     For a clip norm below 1e-15, the squared norms of contributions can underflow.  Clipping would
-    then bound nothing, but the noise would still be scaled down with the clip norm.  Constants are not
-    checked here, but when a stage is made.  Traced schedules are not checked here either: the
+    then bound nothing, but the noise would still be scaled down with the clip norm.  Constants are
+    not checked here, but when a stage is made.  Traced schedules are not checked here either: the
     program turns values that are too small into nan, and Health stops the run.
 
     Args:
