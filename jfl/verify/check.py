@@ -217,7 +217,7 @@ def _judge_other_parts(plan, traces) -> Findings:
     for trace in traces:
         hidden = tuple(f"what {name} in {trace.function} does" for name in trace.opaque)
         # A function for examples may hide the rows of other clients as well.
-        found += Findings(hidden if trace.unit == "example" else (), hidden)
+        found += Findings(hidden if trace.unit == "example" else (), hidden if trace.unit else ())
     return Findings(*(tuple(dict.fromkeys(part)) for part in found))
 
 

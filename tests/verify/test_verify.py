@@ -1112,6 +1112,12 @@ def test_a_loss_that_calls_python_is_declared(fed, task):
     assert any("pure_callback in the loss" in c for c in found.caveats)
     assert jfl.guarantee(private_plan(fed, task, printing), 3).status == "proved"
 
+    # No release depends on what only measures a model.
+    measured = jfl.task(start_params(), squared, evaluation=calling)
+    plain = make_algorithm("fedavg", jfl.grad(squared))
+    plan = jfl.plan(fed, measured, plain, FULL, release=noisy_release())
+    assert jfl.guarantee(plan, 3).status == "proved"
+
 
 def test_a_server_that_calls_python_is_declared():
     """Data that a client passes to Python, as by a debug callback, may return in the server."""
