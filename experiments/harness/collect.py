@@ -6,7 +6,6 @@
 Experiments that are passed replace those of the same name; the file keeps all others.  Quick runs
 are skipped.  Every verdict is computed from the stored values, so without folders the command
 judges the file again, for example after a claim has changed.  Then run
-`python -m experiments.harness.report` for the page of all numbers and
 `python -m experiments.harness.stories` for docs/papers.
 """
 

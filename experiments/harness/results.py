@@ -31,32 +31,6 @@ VERDICTS = (
     "cannot be checked",
 )
 STUDIED = ("confirmed", "not confirmed", VERDICTS[-1])  # on what our studies expect
-RULE = (
-    "A line is one method at one setting. Claims are judged by the differences between lines "
-    "over seeds and, if each seed has its own draw of the data, over these draws (Student's t, "
-    "paired if both lines ran the same seeds). Bounds are one-sided if a claim has a direction, "
-    'such as "better than", and two-sided if it says "about" or "no difference". The '
-    "probability that any verdict of a figure is wrong is at most 5 %, with the paper's claims "
-    "and ours counted separately. Let m be the number of claims. A claim counts as contradicted "
-    "if a comparison lies outside the claimed range at the level 2.5 % / m, which the "
-    "comparisons of a claim share. It holds if all comparisons lie inside, by a step-down "
-    "procedure like Holm's: the level is 5 % / m at first and (5 % - r 2.5 % / m) / (m - r) "
-    "after r claims hold. A claim is contradicted at the paper's settings if the settings are "
-    "the paper's, and not reproduced at our settings if the paper left some open or they were "
-    "reduced. If a claim is one comparison that decides neither, the verdict is no difference "
-    "if its two-sided interval at the level 5 % / m lies within 2 points of accuracy, 0.02 in a "
-    "test loss, or 0.15 in ln(F - F*). Otherwise the claim is undecided. It cannot be checked "
-    "if a line was not run or is at chance (less than 5 points above 1 / classes), if a value "
-    "is lost in our copy of the paper, or if a theorem leaves it open; the reason is given. The "
-    "number of seeds of a figure is fixed before it runs. Formulas and proofs have no seeds: "
-    "they hold or do not hold. The only settings of a theorem are its hypotheses, so a run that "
-    "meets them and violates the bound contradicts it. A theorem that holds up to a constant is "
-    "judged at a constant of 1; if that is too small, a larger one may be meant, and it cannot "
-    'be checked. "No difference" and "no lower" mean within 2 points of accuracy. Several '
-    "checks of one statement, such as on several splits, count as one statement. It has the "
-    "first verdict of this list that one of its checks has: contradicted, not reproduced, "
-    "undecided, no difference, holds, cannot be checked."
-)
 NUMBERS = "Numbers of the experiment"
 # Keys under which experiments pass remarks -> how a page introduces the remark.
 NOTES = dict(
@@ -137,17 +111,6 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     @property
     def mean(self) -> float | None:
         return summary(self.accuracy).mean
-
-    def seed_count(self, default: int | None = None) -> int | str | None:
-        """Return the number of seeds, in words if some failed; None if unknown."""
-        if self.seeds is not None:
-            count = _count(self.seeds)
-        elif isinstance(self.accuracy, list):
-            count = sum(v is not None for v in self.accuracy)
-        else:
-            count = default
-        failed = _count(self.failed)
-        return f"{count or 0} (+{failed} failed)" if failed else count
 
 
 class Point(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -303,12 +266,6 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     versions: dict[str, Any] = {}
     experiments: dict[str, "Experiment"] = {}
 
-    def missing(self) -> list[str]:
-        """Return what is missing, and why."""
-        return [f"Failed: {line}: {why}" for line, why in self.failed.items()] + [
-            f"Not run: {data}: {why}" for data, why in self.unread.items()
-        ]
-
     def parts(self) -> "list[Experiment]":
         """Return the experiment, then those that it collects, each with its name."""
         named = (
@@ -318,7 +275,10 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 def statements(experiments: list[Experiment], whose: str = "paper") -> dict[str, str]:
-    """Return distinct statements of some experiments -> the verdict on each, by RULE."""
+    """Return distinct statements of some experiments -> the verdict on each.
+
+    A statement with several checks has the first verdict of `_precedence` that one of them has.
+    """
     found: dict = {}
     for experiment in experiments:
         for v in experiment.verdicts:
@@ -343,10 +303,6 @@ def summary(values: list | Spread) -> Spread:
         return values
     known = [v for v in values if v is not None]
     return Spread(*tables.interval(known)) if known else Spread(None)
-
-
-def _count(seeds: list | int) -> int:
-    return len(seeds) if isinstance(seeds, list) else seeds
 
 
 # --- reading

@@ -116,14 +116,13 @@ class Fold(NamedTuple):
 class Card(NamedTuple):
     """A card at the top of the page: `value` in large letters, and `facts` of (name, value).
 
-    `parts` of (words, count) are drawn as one bar, and `alarm` highlights the card.
+    `alarm` highlights the card.
     """
 
     heading: str
     value: str
     facts: list = []
     notes: list = []
-    parts: list = []
     alarm: bool = False
 
 
@@ -144,12 +143,11 @@ class Document(NamedTuple):
     below: list = []
 
 
-def page(document: Document, marks: dict = MARKS) -> str:
+def page(document: Document) -> str:
     """Return the document as one HTML file.
 
     Args:
         document: the document.
-        marks: words that tables highlight -> the CSS class that sets their colour.
 
     Example:
         >>> "<b>" in page(Document("<b>", "", [Section("a", [Text("<b>")])]))
@@ -163,7 +161,7 @@ def page(document: Document, marks: dict = MARKS) -> str:
         document=document,
         head=HEAD,
         policy=f"{POLICY} 'sha256-{digest}'",
-        marks=marks,
+        marks=MARKS,
         marked=("verdict", "status"),
         glossary=GLOSSARY,
         script=script,

@@ -82,17 +82,16 @@ class Page(NamedTuple):
         return f"Report: {self.out} and {self.markdown_file}"
 
 
-def render(assembled: document.Document, out: Path, marks: dict = document.MARKS) -> Page:
+def render(assembled: document.Document, out: Path) -> Page:
     """Return the page of a document, without writing any file.
 
     Args:
         assembled: the document.
         out: FILE.html, where the page will be written.  Its pictures go to a folder beside it.
-        marks: maps each word that tables highlight to the CSS class that sets its colour.
     """
     markdown_file, folder = _places(out)
     text, pictures = document.markdown(assembled, folder.name)
-    return Page(out, document.page(assembled, marks), markdown_file, text, folder, pictures)
+    return Page(out, document.page(assembled), markdown_file, text, folder, pictures)
 
 
 def default_out(path) -> Path:

@@ -120,24 +120,17 @@ def config(folder, data):
     configs.Config(**{k: v for k, v in values.items() if k != "sweep"})
 
 
-def _page(found, module):
-    """Everything that a report makes of sources."""
-    from jfl.report import document as markup
-
-    document = module.assemble(found)
-    markup.page(document), markup.markdown(document, "files")
-
-
 def _folder(folder, **files):
     """Make the page of a run's folder with these files; the others are whole."""
-    from jfl.report import read, sections
+    from jfl.report import document, read, sections
 
     whole = dict(summary=json.dumps(SUMMARY).encode(), manifest=json.dumps(MANIFEST).encode())
     for name, content in (whole | dict(metrics=METRICS.encode()) | files).items():
         (folder / (name + (".csv" if name == "metrics" else ".json"))).write_bytes(content)
     kept, sections.run_pictures = sections.run_pictures, lambda of: []  # they take the time
     try:
-        _page([read.read(folder)], sections)
+        found = sections.assemble([read.read(folder)])
+        document.page(found), document.markdown(found, "files")
     finally:
         sections.run_pictures = kept
 
@@ -158,11 +151,11 @@ def metrics(folder, data):
 
 
 def results(folder, data):
-    """results.json of an experiment, or a collection of a paper's experiments -> its page."""
-    from experiments.harness import report
+    """results.json of an experiment, or a collection of a paper's experiments."""
+    from experiments.harness import results
 
     (folder / "r.json").write_bytes(text_of(data, RESULTS))
-    _page([report.read_source(folder / "r.json")], report)
+    results.read(folder / "r.json")
 
 
 def journal(folder, data):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import pretended
 
-from experiments.harness import pictures, report, results, runner
+from experiments.harness import pictures, results, runner
 from experiments.harness import programs as harness_programs
 from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experiment
 from experiments.papers import as_printed
@@ -185,7 +185,7 @@ def test_a_study_from_end_to_end_goes_on_where_it_stopped(trained, tmp_path, mon
     assert noisy["mean"] == pytest.approx(np.mean(list(noisy["values"].values())))
     assert found["verdicts"][0]["verdict"] == UNKNOWN  # what it compares with was not run
     assert (out / "tiny.png").stat().st_size > 5_000
-    stored = report.read_source(out).experiments[0]  # and the page has it
+    stored = results.read(out / "results.json")
     (point,) = stored.points
     assert (point.epsilon, point.panel, stored.xlabel) == (noisy["epsilon"], "a", "ε")
     assert stored.config == noisy["config"]  # which all points share: there is one
@@ -239,10 +239,9 @@ def test_results_say_which_command_made_them(tmp_path, monkeypatch):
     )
     args = ["lines", "--quick", "--lines", "the other", "--out", str(tmp_path / "out")]
     assert runner.main("some2025", experiments, args) == 0
-    (found,) = report.read_source(tmp_path / "out").experiments
-    assert found.title == "of lines"
-    line = "python -m experiments.papers some2025 lines --quick --lines 'the other' --out NEW"
-    assert report._command(found) == line
+    found = results.read(tmp_path / "out" / "results.json")
+    assert (found.title, found.module, found.name) == ("of lines", "some2025", "lines")
+    assert found.quick and found.only == ["the other"]
     for name, told in (
         ("alone", "expected no --lines, as it runs as a whole, but got a"),
         ("lines", "expected lines of one, the other, but got a"),

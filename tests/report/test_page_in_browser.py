@@ -3,7 +3,6 @@ what answers, and that it asks for nothing.
 
 Pictures of it are left in pytest's temporary folder, or in the folder that JFL_PICTURES names."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -11,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.browser import Browser
-from helpers.paths import RESULTS
 from helpers.report_pages import guarantee, made
 
-from experiments.harness import report as collections
 from jfl.report import page
 
 pytestmark = pytest.mark.slow
@@ -53,18 +50,6 @@ def reported(tmp_path_factory):
     return folder / "page.html"
 
 
-@pytest.fixture(scope="module")
-def collected(tmp_path_factory):
-    """The page of two papers' collections, with the first few of their experiments."""
-    folder = tmp_path_factory.mktemp("collected")
-    for paper in ("li2025", "talaei2024"):
-        found = json.loads((RESULTS / f"{paper}.json").read_text())
-        found["experiments"] = dict(list(found["experiments"].items())[:3])
-        (folder / f"{paper}.json").write_text(json.dumps(found))
-    collections.write(sorted(folder.glob("*.json")), folder / "page.html")
-    return folder / "page.html"
-
-
 def opened(browser, reported, width=1400, scheme="light", **media):
     browser.open(reported, width, 2400, scheme, **media)
     browser.run("for (const d of document.querySelectorAll('details')) d.open = false")
@@ -89,20 +74,6 @@ def test_it_fits_its_width_and_asks_for_nothing(browser, reported, pictures, wid
     np.testing.assert_allclose(image[0, 0] * 255, paper, atol=1)
     far = np.abs(image - image[0, 0]).max(-1) > 0.6
     assert far.mean() > 0.005
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_collection_is_short_until_it_is_opened(browser, collected, pictures, width):
-    browser.open(collected, width, 1800)
-    fits = "document.documentElement.scrollWidth"
-    assert browser.run(fits) == width
-    rows = browser.run("document.querySelector('table').tBodies[0].rows.length")
-    closed = browser.run("document.documentElement.scrollHeight")
-    assert rows == 2 and closed < (5 if width > 500 else 9) * 1800
-    browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
-    assert browser.run("document.documentElement.scrollHeight") > closed
-    assert browser.run(fits) == width and not browser.complaints()
-    browser.picture(pictures / f"collection-open-{width}.png")
 
 
 def test_the_theme_can_be_changed_and_is_kept(browser, reported):
