@@ -5,7 +5,7 @@ ask_tell    lets a tuner such as Optuna search on public data
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,11 +16,7 @@ from ..core.records import Caveat, Guarantee, Plan, brief, safe_repr, size_text
 from ..privacy import guarantees
 from ..privacy.accountants import choosing, truncation
 from ..privacy.accountants.tightest import Release
-from ..privacy.guarantees import choose as choose_entry
-from ..privacy.ledger import entries as ledger
 from ..privacy.ledger.caveats import STOPS
-from ..privacy.ledger.entry import release_of
-from ..privacy.mechanisms.correlated import strategy_of
 from .callbacks import metric_of
 from .metrics import has_accuracy
 from .sweep import Trained, points_of, sweep, train
@@ -36,18 +32,6 @@ SECRET = Caveat(
 NUM_SEEDS = 2**31
 # The function that messages name.
 WHERE = "jfl.choose"
-
-
-class Rung(NamedTuple):
-    """A stage of a tournament: all remaining runs train, and the best run of each group continues.
-
-    Attributes:
-        rounds: the number of rounds that each run trains in this rung.
-        runs: the distribution of the number of runs in each group.
-    """
-
-    rounds: int
-    runs: choosing.Runs
 
 
 class Choice(NamedTuple):
@@ -74,8 +58,8 @@ class Choice(NamedTuple):
 def choose(
     make_plan: Callable[..., Plan],
     *,
-    rounds: int | Sequence[int],
-    runs: choosing.Runs | Sequence[choosing.Runs],
+    rounds: int,
+    runs: choosing.Runs,
     seed: int = 0,
     delta: float = 1e-5,
     score: Callable[..., Any] | None = None,
@@ -92,20 +76,11 @@ def choose(
     seed.  The epsilon of the choice is then 1.5 to 4 times the epsilon of one run, however large
     the mean number of runs is.
 
-    A list of numbers of rounds, with one distribution for each, makes a tournament (successive
-    halving).  All runs train to the first number of rounds, in groups; the best run of each group
-    continues to the next number, and so on.  The best run of the last group is released.  With
-    rounds=(10, 30, 90) and means 4, 3 and 2, on average 24 runs train to round 10, 6 of them
-    continue to round 30 and 2 to round 90.  Every choice is charged for all rounds before it, so
-    early rounds, which precede several choices, cost more than late ones.
-
     Args:
         make_plan: maps settings to a Plan, as in `jfl.sweep`.
-        rounds: the number of rounds of each run.  In a tournament, the rounds after which each rung
-            chooses, in ascending order.
+        rounds: the number of rounds of each run.
         runs: the distribution of the number of runs, for example `choosing.logarithmic(10)` of
-            jfl.privacy.accountants, whose mean is 10.  In a tournament, the distribution of the
-            size of a group in each rung.
+            jfl.privacy.accountants, whose mean is 10.
         seed: the seed of all random draws.  Keep it secret.
         delta: delta of the guarantee.
         score: a function that maps parameters to a number, larger for a better model.  It must use
@@ -125,15 +100,12 @@ def choose(
     Privacy:
         The guarantee covers the parameters, the setting and the score together.  It is a Renyi
         bound for the worst setting at each order.  It does not hold against an observer who learns
-        the number of runs, for example from the total time.  A tournament adds up the costs of the
-        rounds of each rung, so it requires rounds that are independent and identical.
+        the number of runs, for example from the total time.
 
     Raises:
-        NotAnalysable: if a setting has no noise; in a tournament also if the noise changes over
-            rounds or is correlated across rounds, or if cohorts of several rounds are drawn
-            together.
+        NotAnalysable: if a setting has no noise.
         ValueError: as in `jfl.guarantee` and `jfl.sweep`; if settings differ in unit, adjacency or
-            view; if rounds do not ascend, or if there is not one distribution per rung.
+            view.
 
     References:
         Papernot and Steinke, ICLR 2022, "Hyperparameter tuning with Renyi differential privacy".
@@ -145,12 +117,9 @@ def choose(
         ...     make_plan, rounds=50, runs=choosing.logarithmic(10), lr=[0.1, 0.3, 1.0], seed=7
         ... )
         >>> best.setting, best.guarantee.epsilon  # doctest: +SKIP
-        >>> runs = [choosing.logarithmic(mean) for mean in (4, 3, 2)]
-        >>> best = jfl.choose(  # doctest: +SKIP
-        ...     make_plan, rounds=(10, 30, 90), runs=runs, lr=[0.1, 0.3, 1.0], seed=7
-        ... )
     """
-    rungs = _rungs(rounds, runs)
+    checks.require_integer(WHERE, rounds=rounds)
+    checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", runs=runs)
     checks.require_seed(WHERE, seed=seed)
     if score is not None and not callable(score):
         checks.fail(
@@ -161,142 +130,31 @@ def choose(
     grid = points_of(axes)
     plans = [make_plan(**setting) for setting in grid]
     selected = dict(unit=unit, view=view, adjacency=adjacency)
-    guarantee = _guarantee(plans, rungs, delta, selected)
+    guarantee = _guarantee(plans, rounds, runs, delta, selected)
     for plan in plans:
         checks.require_device_rows(WHERE, plan.fed)
         if score is None and not has_accuracy(plan.task):
             checks.fail(WHERE, "score=, as the task has no accuracy", "no score")
     if score is not None:  # jfl cannot see which data the score uses
         guarantee = guarantee._replace(status="conditional")  # pyright: ignore[reportPrivateUsage]  # of a named tuple
-    groups, settings, seeds = _draw_runs(seed, [rung.runs for rung in rungs], len(grid))
-    best = _run_tournament([plans[i] for i in settings], seeds, rungs, groups, score)
-    if best is None:
+    settings, seeds = _draw_runs(seed, runs, len(grid))
+    trained = train([plans[i] for i in settings], seeds, rounds)
+    scores = [_score(run, score) for run in trained]
+    best = int(np.argmax(scores))  # the first of those with the highest score
+    if scores[best] == -np.inf:
         return Choice(None, None, None, guarantee)
-    return Choice(best.trained.params, grid[settings[best.number]], best.score, guarantee)
-
-
-def _rungs(rounds: Any, runs: Any) -> list[Rung]:
-    """Check the arguments of a tournament and return its rungs.
-
-    One number of rounds with one distribution is a single rung.
-    """
-    if isinstance(runs, (list, tuple)) and not isinstance(runs, choosing.Runs):
-        until = checks.as_tuple(WHERE, rounds=rounds)
-    else:
-        checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", runs=runs)
-        hint = "For a tournament, pass one distribution of runs per rung."
-        checks.require_integer(WHERE, hint, rounds=rounds)
-        until, runs = (rounds,), (runs,)
-    if not runs or len(until) != len(runs):
-        checks.fail(
-            WHERE,
-            "at least one rung, each with a number of rounds and a distribution of runs",
-            f"{len(until)} numbers of rounds and {len(runs)} distributions",
-        )
-    for i, (last, distribution) in enumerate(zip(until, runs)):
-        checks.require_integer(WHERE, **{f"rounds[{i}]": last})
-        name = f"runs[{i}]"
-        checks.require_type(WHERE, choosing.Runs, "choosing.logarithmic", **{name: distribution})
-    rounds_of_rung = np.diff([int(last) for last in until], prepend=0)
-    if (rounds_of_rung <= 0).any():
-        checks.fail(
-            WHERE,
-            "rounds in ascending order, because each rung continues the one before",
-            f"rounds={checks.short_repr(until)}",
-        )
-    if (mean := np.prod([distribution.mean for distribution in runs])) > choosing.MAX_MEAN_RUNS:
-        checks.fail(
-            WHERE,
-            f"at most {choosing.MAX_MEAN_RUNS:g} runs on average (the product of all means)",
-            f"{mean:g}",
-        )
-    return [Rung(int(n), distribution) for n, distribution in zip(rounds_of_rung, runs)]
-
-
-# --- the tournament
+    return Choice(trained[best].params, grid[settings[best]], scores[best], guarantee)
 
 
 def _draw_runs(
-    seed: int, distributions: Sequence[choosing.Runs], num_settings: int
-) -> tuple[list[np.ndarray], list[int], list[int]]:
-    """Draw the runs of a tournament.
-
-    Returns:
-        The number of runs of each group, Int[groups] per rung; the setting of each run of the first
-        rung; and the seed of each.
-    """
+    seed: int, distribution: choosing.Runs, num_settings: int
+) -> tuple[list[int], list[int]]:
+    """Draw the number of runs, and return the setting and the seed of each run."""
     number_key, setting_key, seed_key = jax.random.split(jax.random.key(seed), 3)
-    count = len(distributions)
-    keys = [number_key] if count == 1 else list(jax.random.split(number_key, count))
-    # The last rung is a single group, and each of its runs is the winner of a group before it.
-    groups, number = [], 1
-    for key, runs in zip(reversed(keys), reversed(distributions)):
-        groups.insert(0, choosing.draw(key, runs, number))
-        number = int(groups[0].sum())
+    number = int(choosing.draw(number_key, distribution))
     settings = np.asarray(jax.random.randint(setting_key, (number,), 0, num_settings))
     first = int(jax.random.bits(seed_key, (), "uint32"))
-    return groups, settings.tolist(), [(first + i) % NUM_SEEDS for i in range(number)]
-
-
-class _Runner(NamedTuple):
-    """A run of the tournament.
-
-    Attributes:
-        number: its index among the runs of the first rung.
-        trained: its state after the last rung; None before the first rung.
-        score: its score after the last rung; -inf if it failed.
-    """
-
-    number: int
-    trained: Any = None
-    score: float = -np.inf
-
-
-def _run_tournament(
-    plans: Sequence[Plan],
-    seeds: Sequence[int],
-    rungs: Sequence[Rung],
-    groups: Sequence[np.ndarray],
-    score: Callable[..., Any] | None,
-) -> _Runner | None:
-    """Train all runs and return the one to release, or None if all failed.
-
-    A run continues from its own state, exactly as a longer run would.  The accounting treats all of
-    its earlier releases as known in the next rung.  Only the clients themselves use their client
-    states, which are not released.
-
-    Args:
-        plans: the plan of each run.
-        seeds: the seed of each run.
-        rungs: the rungs.
-        groups: Int[groups] per rung, the number of runs in each group.
-        score: as in `choose`.
-    """
-    # None marks a group of which all runs failed.
-    runners: list[_Runner | None] = [_Runner(i) for i in range(len(plans))]
-    for rung, sizes in zip(rungs, groups):
-        alive = [runner for runner in runners if runner is not None]
-        if not alive:
-            return None
-        # All remaining runs continue together, as few programs.
-        trained = train(
-            [plans[runner.number] for runner in alive],
-            [seeds[runner.number] for runner in alive],
-            rung.rounds,
-            None if rung is rungs[0] else [runner.trained.state for runner in alive],
-            keep_states=rung is not rungs[-1],
-        )
-        scored = iter([(run, _score(run, score)) for run in trained])
-        runners = [runner and _Runner(runner.number, *next(scored)) for runner in runners]
-        remaining = iter(runners)
-        runners = [_best_of([next(remaining) for _ in range(size)]) for size in sizes]
-    return runners[0]
-
-
-def _best_of(group: Sequence[_Runner | None]) -> _Runner | None:
-    """Return the first run with the highest score, or None if all runs of the group failed."""
-    healthy = [runner for runner in group if runner is not None and runner.score > -np.inf]
-    return max(healthy, key=lambda runner: runner.score, default=None)
+    return settings.tolist(), [(first + i) % NUM_SEEDS for i in range(number)]
 
 
 def _score(run: Trained, score: Callable[..., Any] | None) -> float:
@@ -319,17 +177,21 @@ def _score(run: Trained, score: Callable[..., Any] | None) -> float:
 
 
 def _guarantee(
-    plans: Sequence[Plan], rungs: Sequence[Rung], delta: float, selected: dict[str, Any]
+    plans: Sequence[Plan],
+    rounds: int,
+    runs: choosing.Runs,
+    delta: float,
+    selected: dict[str, Any],
 ) -> Guarantee:
-    """Return the guarantee of the choice, from the releases of each setting and each rung.
+    """Return the guarantee of the choice, from the releases of each setting.
 
     Args:
         plans: the plan of each setting.
-        rungs: the rungs.
+        rounds: the number of rounds of each run.
+        runs: the distribution of the number of runs.
         delta: the delta of the guarantee.
         selected: the unit, view and adjacency; None is decided by `jfl.guarantee`.
     """
-    rounds = sum(rung.rounds for rung in rungs)
     each = [guarantees.guarantee(plan, rounds, delta, **selected) for plan in plans]
     kinds = {(g.unit, g.adjacency, g.view) for g in each}
     if len(kinds) > 1:
@@ -340,27 +202,19 @@ def _guarantee(
             "Pass unit=, adjacency= and view=.",
         )
     (kind,) = kinds
-    # For each rung, the releases of each setting.
-    releases = [[getattr(g, "release", None) for g in each]]
-    if None in releases[0]:
+    releases = [getattr(g, "release", None) for g in each]
+    if None in releases:
         checks.fail(
             WHERE,
             "noise in every setting",
             "a setting whose guarantee is not based on noise",
             error=NotAnalysable,
         )
-    if len(rungs) > 1:
-        entries = [_entry_of_equal_rounds(plan, rounds, *kind) for plan in plans]
-        releases = [[release_of(entry, rung.rounds) for entry in entries] for rung in rungs]
-    distributions = [rung.runs for rung in rungs]
-    name = "repeat_and_select" if len(rungs) == 1 else f"tournament of {len(rungs)}"
     return Guarantee(
-        choosing.epsilon_of_tournament(
-            [_combine_settings(of_rung) for of_rung in releases], distributions, delta
-        ),
+        choosing.epsilon_of_choice(_combine_settings(releases), runs, delta),
         float(delta),
         *kind,
-        f"{name}, {', '.join(dict.fromkeys(d.name for d in distributions))}, rdp",
+        f"repeat_and_select, {runs.name}, rdp",
         "conditional" if any(g.status != "proved" for g in each) else "proved",
         # No run stops early, so the reason for stopping is not a release here.
         (*dict.fromkeys(c for g in each for c in g.caveats if c != STOPS), SCORED, SECRET),
@@ -381,36 +235,6 @@ def _combine_settings(releases: Sequence[Any]) -> Release:
         max(r.extra for r in releases),
         max((r.shifts for r in releases), key=truncation.total),
     )
-
-
-def _entry_of_equal_rounds(plan: Plan, rounds: int, unit: str, adjacency: str, view: str) -> Any:
-    """Return the ledger entry of a plan for a tournament.
-
-    Any number of its rounds must have the same guarantee, whichever rounds they are and whatever
-    came before.  Plans for which that is not true are refused.
-    """
-
-    def refuse(found: str) -> NoReturn:
-        checks.fail(
-            WHERE,
-            "a plan whose rounds are independent and identical, for a tournament",
-            found,
-            "Use one number of rounds and one distribution of runs; or draw an independent cohort "
-            "in every round and keep the noise constant.",
-            error=NotAnalysable,
-        )
-
-    chains = (plan.upload, plan.release, *(r.mechanism for r in plan.algorithm.releases))
-    if any(map(strategy_of, chains)):
-        refuse("noise that is correlated across rounds")
-    if plan.sampler.over_rounds:
-        scheme = f"sampling.{plan.sampler.scheme}"
-        refuse(f"{scheme}, which draws the cohorts of several rounds together")
-    entries = ledger.entries(plan, rounds)
-    entry = choose_entry(WHERE, plan, entries, unit, view, adjacency)
-    if entry.changes or entry.method:
-        refuse("noise that changes relative to the sensitivity over rounds")
-    return entry
 
 
 # --- tuners

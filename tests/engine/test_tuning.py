@@ -10,7 +10,6 @@ import pytest
 from helpers.problems import make_federation
 
 import jfl
-from jfl.core.errors import NotAnalysable
 from jfl.core.records import Health
 from jfl.engine import tuning
 from jfl.engine.sweep import Trained
@@ -33,9 +32,13 @@ task = jfl.models.logistic(FED)
 ASK = dict(unit=None, view=None, adjacency=None)
 
 
-def judged(plans, rounds, laws, **ask):
+def judged(plans, rounds, law, **ask):
     """Return the guarantee of a choice, without running it."""
-    return tuning._guarantee(plans, tuning._rungs(rounds, laws), DELTA, ASK | ask)
+    return tuning._guarantee(plans, rounds, law, DELTA, ASK | ask)
+
+
+def weight_of(params):
+    return float(sum(np.abs(x).sum() for x in jax.tree.leaves(params)))
 
 
 def same_arrays(a, b, **tolerance):
@@ -73,7 +76,7 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
     """With a score that tells the setting, the best setting of those that were drawn."""
     law, rates, seed = choosing.geometric(4.0), [0.1, 0.2, 0.3], 1
     make = functools.partial(make_plan, sampler=FULL, batch=jfl.batches.full())
-    ((number,),), drawn, seeds = tuning._draw_runs(seed, [law], len(rates))
+    drawn, seeds = tuning._draw_runs(seed, law, len(rates))
     scored = []
 
     def score(params):
@@ -81,7 +84,7 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
         return scored[-1]
 
     found = jfl.choose(make, rounds=2, runs=law, seed=seed, score=score, lr=rates)
-    assert len(scored) == number == len(seeds) == len(set(seeds)) > 1
+    assert len(scored) == len(drawn) == len(set(seeds)) > 1
     best = int(np.argmax(scored))
     assert found.setting == dict(lr=rates[drawn[best]]) and found.score == scored[best]
     # it is the run of that setting with its own seed
@@ -95,153 +98,32 @@ def test_the_best_run_is_released_and_nothing_of_the_others(capsys):
 def test_settings_are_uniform():
     counts = np.zeros(4)
     for seed in range(400):
-        _, drawn, _ = tuning._draw_runs(seed, [choosing.geometric(1.0)], 4)
+        drawn, _ = tuning._draw_runs(seed, choosing.geometric(1.0), 4)
         counts[drawn[0]] += 1
     # chi-square of 3 degrees of freedom: beyond 31 once in 1e6
     assert ((counts - 100) ** 2 / 100).sum() < 31
     assert ((counts * [0.5, 1.5, 1, 1] - 100) ** 2 / 100).sum() > 31
 
 
-def test_the_draws_of_one_choice_are_those_they_were():
-    """Recorded before there were tournaments."""
+def test_a_seed_draws_the_same_runs_on_every_machine():
     recorded = {
         (choosing.geometric(4.0), 0): (7, [2, 1, 1, 0, 2, 0, 1], 1728507713),
         (choosing.geometric(4.0), 3): (1, [1], 1195459093),
         (choosing.logarithmic(5.0), 7): (10, [0, 2, 2, 1, 1, 2, 2, 1, 2, 2], 884754664),
     }
     for (law, seed), (number, settings, first) in recorded.items():
-        groups, drawn, seeds = tuning._draw_runs(seed, [law], 3)
-        assert [g.tolist() for g in groups] == [[number]] and drawn == settings
+        drawn, seeds = tuning._draw_runs(seed, law, 3)
+        assert len(drawn) == number and drawn == settings
         assert seeds == [first + i for i in range(number)]
     law = choosing.logarithmic(5.0)
     found = judged([make_plan()], 4, law)
     assert found.epsilon == pytest.approx(2.5930454679809607, rel=1e-9)
-    assert tuning._rungs([4], (law,)) == tuning._rungs(4, law)  # a list of one rung is the same
-
-
-# --- tournaments
-
-
-LAWS = (choosing.logarithmic(3.0), choosing.geometric(2.0), choosing.logarithmic(2.0))
-UNTIL = (1, 3, 6)
-
-
-def weight_of(params):
-    return float(sum(np.abs(x).sum() for x in jax.tree.leaves(params)))
-
-
-def test_a_tournament_is_paid_for_each_rung_that_follows():
-    """By rungs of their own rounds, for the worst setting of each."""
-    plans = [make_plan(z=z, sampler=FULL) for z in (3.0, 2.0)]
-    found = judged(plans, UNTIL, LAWS)
-    own = [jfl.guarantee(plans[1], n, DELTA) for n in (1, 2, 3)]
-    want = choosing.epsilon_of_tournament(own, LAWS, DELTA)
-    assert found.epsilon == pytest.approx(want, rel=1e-9)
-    kind = lambda guarantee: (guarantee.unit, guarantee.adjacency, guarantee.view)
-    assert kind(found) == kind(own[0])
-    assert {"score", "secret-runs"} <= {c.code for c in found.caveats}
-    assert found.epsilon > judged(plans, 6, LAWS[-1]).epsilon
-    # a capacity that may be too small is paid once for each run that is started
-    capped = lambda capacity: make_plan(
-        z=1.0, sampler=jfl.sampling.poisson(C, 0.03, capacity=capacity)
-    )
-    paid, free = (judged([capped(capacity)], UNTIL, LAWS) for capacity in (5, C))
-    assert paid.epsilon > free.epsilon
-
-
-def runner(scores, log, failing=()):
-    """Return a stand-in for `train`: a run is its seed, its state is how far it came."""
-
-    def train(plans, seeds, rounds, states=None, keep_states=False):
-        log.append((list(seeds), rounds, states, keep_states))
-        before = [0] * len(seeds) if states is None else [state[1] for state in states]
-        ends = [(seed, b + rounds) for seed, b in zip(seeds, before)]
-        return [
-            Trained(
-                health=Health(7, 7, 7, 7),
-                metrics=None,
-                params=np.float32(np.nan if end in failing else scores[end]),
-                state=end if keep_states else None,
-            )
-            for end in ends
-        ]
-
-    return train
-
-
-def winner(monkeypatch, groups, scores, failing=()):
-    log, number = [], int(np.sum(groups[0], dtype=int))
-    monkeypatch.setattr(tuning, "train", runner(scores, log, failing))
-    best = tuning._run_tournament(
-        [None] * number,
-        list(range(number)),
-        tuning._rungs(UNTIL, LAWS),
-        [np.array(g, int) for g in groups],
-        lambda params: params,
-    )
-    return best and (best.number, best.score), log
-
-
-def test_the_best_of_each_group_goes_on(monkeypatch):
-    groups = [[2, 0, 3, 1], [3, 1], [2]]
-    scores = {(seed, 1): s for seed, s in enumerate([1, 2, 5, 9, 9, 7])}  # 1, 3 and 5 win
-    scores |= {(1, 3): 4.0, (3, 3): 3.0, (5, 3): 0.0}  # of groups {1, nobody, 3} and {5}
-    scores |= {(1, 6): 6.0, (5, 6): 8.0}
-    best, log = winner(monkeypatch, groups, scores)
-    assert best == (5, 8.0)
-    # each rung is one call, and goes on from where its runs are for what is left of its rounds
-    assert log == [
-        ([0, 1, 2, 3, 4, 5], 1, None, True),
-        ([1, 3, 5], 2, [(1, 1), (3, 1), (5, 1)], True),
-        ([1, 5], 3, [(1, 3), (5, 3)], False),
-    ]
-
-
-def test_who_fails_does_not_go_on(monkeypatch):
-    groups = [[2, 1], [1, 1], [2]]
-    scores = {(s, r): 10.0 - s for s in range(3) for r in UNTIL}
-    assert winner(monkeypatch, groups, scores)[0] == (0, 10.0)
-    best, log = winner(monkeypatch, groups, scores, failing={(0, 1)})
-    assert best == (1, 9.0) and log[1][0] == [1, 2]
-    assert winner(monkeypatch, groups, scores, failing={(0, 3)})[0] == (2, 8.0)
-    assert winner(monkeypatch, groups, scores | {(0, 6): np.nan})[0] == (2, 8.0)
-    best, log = winner(monkeypatch, groups, scores, failing={(0, 1), (1, 1), (2, 1)})
-    assert best is None and len(log) == 1
-    for nobody in ([[], [], [0]], [[], [0, 0], [2]], [[0, 0], [1, 1], [2]]):
-        assert winner(monkeypatch, nobody, {}) == (None, [])
-
-
-@pytest.mark.slow
-def test_the_winner_of_a_tournament_is_a_straight_run():
-    """Each step again with runs from their start, by hand."""
-    rates = [0.1, 0.2, 0.3]
-    draws = lambda seed: tuning._draw_runs(seed, LAWS, 3)
-    seed = next(s for s in range(50) if 6 <= len(draws(s)[1]) <= 10 and draws(s)[0][2][0] > 1)
-    groups, settings, seeds = draws(seed)
-    options = dict(seed=seed, score=weight_of, kind="scaffold", lr=rates)
-    found = jfl.choose(make_plan, rounds=UNTIL, runs=LAWS, **options)
-    plans = [make_plan(lr=lr, kind="scaffold") for lr in rates]
-
-    @functools.cache
-    def straight(i, n):
-        key = jax.random.key(int(seeds[i]))
-        options = dict(evaluate_every=n, tolerate=("empty_cohort",))  # as `choose` does
-        return jfl.simulate(key, plans[settings[i]], n, **options).params
-
-    there = list(range(len(settings)))
-    for rounds, sizes in zip(UNTIL, groups):
-        score = lambda i, n=rounds: -1.0 if i is None else weight_of(straight(i, n))
-        ends = np.cumsum(sizes)
-        there = [max(there[e - s : e], key=score, default=None) for s, e in zip(sizes, ends)]
-    assert found.setting == dict(kind="scaffold", lr=rates[settings[there[0]]])
-    assert found.score == pytest.approx(weight_of(straight(there[0], 6)), rel=1e-5)
-    same_arrays(found.params, straight(there[0], 6), atol=1e-6)
 
 
 NO_SLOT = dict(batch=jfl.batches.poisson(rate=0.9, capacity=6), sampler=FULL)
 
 
-@pytest.mark.slow  # `runner` above has such counts
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -260,40 +142,18 @@ def test_health_decides_no_choice(options):
     assert not any("run that stops" in str(caveat) for caveat in found.guarantee.caveats)
 
 
-@pytest.mark.slow
-def test_without_a_finite_score_nothing_is_chosen():
-    nan = lambda params: float("nan")
-    found = jfl.choose(make_plan, rounds=2, runs=choosing.geometric(1.0), seed=1, score=nan)
-    assert found.params is None and found.setting is None
-
-
-LESS_EACH_ROUND = jfl.schedules.inverse_sqrt(2.0)
-CHANGES = "noise that changes relative to the sensitivity"
-SEVERAL = "which draws the cohorts of several rounds"
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(noise=jfl.gaussian(LESS_EACH_ROUND), sampler=FULL), CHANGES),
-        (dict(clip=LESS_EACH_ROUND, noise=jfl.gaussian(std=1.0), sampler=FULL), CHANGES),
-        (
-            dict(noise=jfl.correlated(1.0, jfl.strategies.banded_toeplitz(6, 2))),
-            "noise that is correlated across rounds",
-        ),
-        (dict(sampler=jfl.sampling.cyclic_poisson(C, 0.5, 2, capacity=C)), SEVERAL),
-        (dict(sampler=jfl.sampling.random_allocation(C, 3)), SEVERAL),
-        (
-            dict(sampler=jfl.sampling.available_poisson(C, 0.9, period=2, awake=0.5, capacity=C)),
-            SEVERAL,
-        ),
-    ],
-)
-def test_a_tournament_asks_for_rounds_that_are_alike(options, message):
-    plan, law = make_plan(**options), choosing.geometric(2.0)
-    assert 0 < judged([plan], 6, law).epsilon < np.inf  # of one rung it is as it was
-    with pytest.raises(NotAnalysable, match=f"for a tournament, but got .*{message}"):
-        jfl.choose(lambda: plan, rounds=(2, 6), runs=(law, law))
+def test_only_runs_with_finite_parameters_and_score_are_chosen(monkeypatch):
+    """Seed 0 draws seven runs; of equal scores, the first is chosen."""
+    ends = np.array([1, np.nan, np.inf, 5, 3, 5, 0], np.float32)
+    health = Health(7, 7, 7, 7)
+    trained = [Trained(health=health, metrics=None, params=end, state=None) for end in ends]
+    monkeypatch.setattr(tuning, "train", lambda *_: trained)
+    law, rates = choosing.geometric(4.0), [0.1, 0.2, 0.3]
+    drawn, _ = tuning._draw_runs(0, law, 3)
+    choose = lambda score: jfl.choose(make_plan, rounds=2, runs=law, seed=0, score=score, lr=rates)
+    found = choose(lambda params: 9.0 if np.isnan(params) else params)
+    assert (found.params, found.score, found.setting) == (5, 5, dict(lr=rates[drawn[3]]))
+    assert choose(lambda params: np.nan)[:3] == (None, None, None)
 
 
 def without_noise():
@@ -302,28 +162,19 @@ def without_noise():
     return dataclasses.replace(made, release=jfl.chain(*silent, adjacency="add_remove"))
 
 
-LAW = choosing.geometric(2.0)
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(rounds=(2, 2)), "rounds in ascending order"),
-        (dict(rounds=(0, 2)), r"an integer rounds\[0\] >= 1"),
-        (dict(rounds=(1, 2, 3)), "got 3 numbers of rounds and 2 distributions"),
-        (dict(rounds=(), runs=[]), "at least one rung, .*, but got 0"),
-        (dict(rounds=(1, 2), runs=LAW), "pass one distribution of runs per rung"),
-        (dict(runs=(LAW, 3)), r"runs\[1\] of choosing.logarithmic"),
-        (dict(runs=[choosing.geometric(150)] * 2), "at most 10000 runs on average.*got 22500"),
-        (dict(rounds=2, runs=10), "choosing.logarithmic"),
-        (dict(rounds=2, runs=LAW, seed=[1, 2]), "an integer seed"),
-        (dict(rounds=2, runs=LAW, score=3), "expected .*score"),
-        (dict(rounds=2, runs=LAW, make_plan=without_noise), "noise in every setting"),
+        (dict(rounds=(1, 2)), "an integer rounds >= 1"),
+        (dict(runs=10), "choosing.logarithmic"),
+        (dict(seed=[1, 2]), "an integer seed"),
+        (dict(score=3), "expected .*score"),
+        (dict(make_plan=without_noise), "noise in every setting"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(options, message):
     with pytest.raises(ValueError, match=f"jfl.choose: .*{message}"):
-        jfl.choose(**dict(make_plan=make_plan, rounds=(1, 2), runs=[LAW] * 2) | options)
+        jfl.choose(**dict(make_plan=make_plan, rounds=2, runs=choosing.geometric(2.0)) | options)
 
 
 def test_a_score_of_several_numbers_is_refused():

@@ -10,19 +10,13 @@ the right tail (Papernot and Steinke, arXiv:2110.03620).  This requires:
   that does not depend on the data.  It has independent cohorts, batches and noise: a separate seed.
 - The score by which the best run is chosen is part of what the run releases.  It is computed from
   public rows, or privately at a cost that the guarantee of the run includes.
-
-A choice may have several rungs (a tournament): the best of several runs continues as one run of the
-next rung, and so on.  The same theorem, applied at each rung to everything before it, gives the
-guarantee.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
 
 from ...core import checks
 from ...core.errors import NotAnalysable
@@ -104,70 +98,12 @@ def logarithmic(mean: float) -> Runs:
     return Runs("logarithmic", mean, 0.0, 1.0 if mean == 1 else math.exp(low))
 
 
-def curve_of_tournament(
-    orders: ArrayLike, curves: Sequence[ArrayLike], distributions: Sequence[Runs]
-) -> np.ndarray:
-    """Return bounds on the Renyi divergences of a choice in several rungs.
-
-    A run of the first rung consists only of rounds.  A run of each other rung begins with the best
-    of a random number of runs of the previous rung and continues with further rounds.  The best of
-    a random number of runs of the last rung is released.
-
-    Args:
-        orders: Float[n] > 1, ascending.
-        curves: Float[rungs, n], the Renyi divergences of the rounds of each rung, for the worst
-            setting at each order.
-        distributions: for each rung, the distribution of the number of runs from which it chooses.
-            The numbers are independent.
-
-    Returns:
-        Float64[n], the bound at each order.
-
-    Privacy:
-        The result is for the unit and adjacency of the curves, and covers the released run with its
-        scores.  The divergences of a rung must bound its rounds whatever was released before them.
-        Then the divergence of a run is that of the choice before it plus that of its rounds
-        (adaptive composition at each order), and Theorem 2 gives the cost of the choice among such
-        runs.
-
-    Raises:
-        ValueError: unless the orders are ascending and > 1, and each rung has a curve and a
-            distribution.
-
-    References:
-        arXiv:2110.03620, Theorem 2, applied once per rung.
-
-    Example:
-        >>> orders, runs = np.array([1.5, 2.0, 8.0, 64.0]), geometric(1.0)
-        >>> curve_of_tournament(orders, [0.01 * orders, 0.03 * orders], [runs, runs]).tolist()
-        [0.06, 0.08, 0.32, 2.56]
-    """
-    where = "choosing.curve_of_tournament"
-    orders = checks.as_array(where, "orders", orders).astype(np.float64)
-    if orders.ndim != 1 or not np.all(orders > 1) or not np.all(np.diff(orders) > 0):
-        checks.fail(where, "orders [n] > 1, ascending", checks.short_repr(orders))
-    chosen = np.zeros(orders.shape)
-    for curve, runs in _pair_rungs(where, curves, distributions):
-        curve = checks.as_array(where, "curve", curve)
-        if curve.shape != orders.shape or not np.all(curve >= 0):
-            expected = f"a curve {list(orders.shape)} of numbers >= 0"
-            checks.fail(where, expected, checks.short_repr(curve))
-        chosen = chosen + curve
-        if runs.gamma == 1:
-            continue
-        cost = np.min((1 - 1 / orders) * chosen - math.log(runs.gamma) / orders)
-        chosen = chosen + math.log(runs.mean) / (orders - 1) + (1 + runs.shape) * cost
-        # Renyi divergences do not decrease with the order, so a bound at a larger order also holds
-        # at smaller ones.
-        chosen = np.minimum.accumulate(chosen[::-1])[::-1]
-    return chosen
-
-
 def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
     """Return the epsilon of choosing the best of a random number of runs.
 
     Args:
-        one: what one run releases: its Guarantee from jfl.guarantee, or an event.
+        one: what one run releases: its Guarantee from jfl.guarantee, an event, or a
+            `tightest.Release`.
         runs: the distribution of the number of runs.
         delta: the delta of the whole choice, in (0, 1).
 
@@ -185,44 +121,14 @@ def epsilon_of_choice(one: Any, runs: Runs, delta: float) -> float:
         >>> [round(epsilon_of_choice(run, runs, 1e-5), 2) for runs in (geometric(1), geometric(10))]
         [2.1, 4.1]
     """
-    return epsilon_of_tournament((one,), (runs,), delta)
-
-
-def epsilon_of_tournament(rungs: Sequence, distributions: Sequence[Runs], delta: float) -> float:
-    """Return the epsilon of a choice in several rungs; see `curve_of_tournament`.
-
-    Args:
-        rungs: for each rung, what its rounds release, without those of earlier rungs: a Guarantee
-            from jfl.guarantee, or an event.
-        distributions: for each rung, the distribution of the number of runs from which it chooses.
-        delta: the delta of the whole choice, in (0, 1).
-
-    Privacy:
-        As for `epsilon_of_choice`, for independent rounds, whose guarantee holds whatever was
-        released before them.  Does not cover noise that is correlated across rounds, or clients in
-        rotation.
-
-    Raises:
-        NotAnalysable: for a guarantee that does not contain its events.
-        ValueError: unless each rung has a distribution, and delta is in (0, 1).
-
-    Example:
-        >>> from jfl.privacy.accountants import events
-        >>> ten, eighty = (
-        ...     events.repeat(events.poisson(0.01, events.gaussian(1.0)), n) for n in (10, 80)
-        ... )
-        >>> round(epsilon_of_tournament([ten, eighty], [logarithmic(8), logarithmic(3)], 1e-5), 2)
-        2.86
-    """
-    where = "choosing.epsilon_of_tournament"
+    where = "choosing.epsilon_of_choice"
+    checks.require_type(where, Runs, "choosing.geometric", runs=runs)
     rdp_events.check_delta(delta)
-    rungs = _pair_rungs(where, rungs, distributions)
-    releases = [_as_release(where, one) for one, _ in rungs]
-    distributions = [runs for _, runs in rungs]
-    overflow, truncated = _lost_deltas(releases, distributions)
+    release = _as_release(where, one)
+    overflow, truncated = _lost_deltas(release, runs)
     if overflow:
-        return float(_trade_off_curve(releases, distributions).epsilon_at(delta))
-    orders, chosen = _orders_and_curve(releases, distributions)
+        return float(_trade_off_curve(release, runs).epsilon_at(delta))
+    orders, chosen = _orders_and_curve(release, runs)
     left = delta - truncated
     return float(rdp.convert(orders, chosen, left).min()) if left > 0 else math.inf
 
@@ -283,20 +189,6 @@ def _as_mean(where, mean) -> float:
     return float(mean)
 
 
-def _pair_rungs(where, releases, distributions) -> list:
-    """Return a list of pairs (what the rounds of a rung release, the distribution of its runs)."""
-    distributions, releases = checks.as_tuple(where, distributions=distributions), list(releases)
-    if not distributions or len(releases) != len(distributions):
-        checks.fail(
-            where,
-            "a release and a distribution for each of one or more rungs",
-            f"{len(releases)} releases and {len(distributions)} distributions",
-        )
-    for runs in distributions:
-        checks.require_type(where, Runs, "choosing.geometric", runs=runs)
-    return list(zip(releases, distributions))
-
-
 def _as_release(where, one) -> Release:
     """Return the Release of an event or of a guarantee."""
     if isinstance(one, events.EVENT_TYPES):
@@ -314,50 +206,59 @@ def _as_release(where, one) -> Release:
     )
 
 
-def _lost_deltas(releases, distributions) -> tuple[float, float]:
-    """Return what all started runs spend outside the Renyi curve.
+def _lost_deltas(release, runs) -> tuple[float, float]:
+    """Return what all runs spend outside the Renyi curve.
 
     The first number is the probability of an overflow and further delta; the second is the delta
-    that the finite range of the noise costs.  Whatever goes wrong in the rounds of one run may go
-    wrong in every run.  The mean number of runs of a rung is the product of the means from this
-    rung on.
-
-    Args:
-        releases, distributions: of each rung.
+    that the finite range of the noise costs.  Whatever goes wrong in one run may go wrong in every
+    run, so both are multiplied by the mean number of runs.
     """
-    overflow, truncated, started = 0.0, 0.0, 1.0
-    for release, runs in zip(reversed(releases), reversed(distributions)):
-        started *= runs.mean
-        overflow += started * (release.overflow + release.extra)
-        truncated += started * truncation.total(release.shifts)
-    return overflow, truncated
+    outside, truncated = release.overflow + release.extra, truncation.total(release.shifts)
+    return runs.mean * outside, runs.mean * truncated
 
 
-def _orders_and_curve(releases, distributions) -> tuple:
-    """Return the orders and the Renyi curve of the choice.
+def _orders_and_curve(release, runs) -> tuple[np.ndarray, np.ndarray]:
+    """Return orders, and the Renyi divergences of the choice at these orders.
 
-    A run may have any setting, so the worst event of each rung counts, separately at each order.
+    A run may have any setting, so the worst event counts, separately at each order.
     """
-    types = [events.event_types(e) for release in releases for e in release.alternatives]
+    types = [events.event_types(event) for event in release.alternatives]
     if not types:  # no client participates
         return np.full(1, 2.0), np.zeros(1)
     orders = COARSE_ORDERS if any(events.Series in t for t in types) else ORDERS
-    curves = []
-    for release in releases:
-        each = (rdp_events.curve(event, orders) for event in release.alternatives)
-        curves.append(np.max([np.zeros(len(orders)), *each], axis=0))
-    return orders, curve_of_tournament(orders, curves, distributions)
+    each = (rdp_events.curve(event, orders) for event in release.alternatives)
+    return orders, _curve_of_choice(orders, np.max([np.zeros(len(orders)), *each], axis=0), runs)
 
 
-def _trade_off_curve(releases, distributions) -> Curve:
+def _curve_of_choice(orders: np.ndarray, curve: np.ndarray, runs: Runs) -> np.ndarray:
+    """Return bounds on the Renyi divergences of the best of a random number of runs.
+
+    Args:
+        orders: Float[n] > 1, ascending.
+        curve: Float[n], the Renyi divergences of one run, for the worst setting at each order.
+        runs: the distribution of the number of runs.
+
+    References:
+        arXiv:2110.03620, Theorem 2.
+    """
+    if runs.gamma == 1:
+        return curve
+    cost = np.min((1 - 1 / orders) * curve - math.log(runs.gamma) / orders)
+    chosen = curve + math.log(runs.mean) / (orders - 1) + (1 + runs.shape) * cost
+    # Renyi divergences do not decrease with the order, so a bound at a larger order also holds at
+    # smaller ones.
+    return np.minimum.accumulate(chosen[::-1])[::-1]
+
+
+def _trade_off_curve(release, runs) -> Curve:
     """Return pairs (epsilon, delta) of the choice, including overflow and the finite range of
     noise."""
-    orders, chosen = _orders_and_curve(releases, distributions)
+    orders, chosen = _orders_and_curve(release, runs)
     epsilon = np.linspace(
         0.0, float(rdp.convert(orders, chosen, MIN_CURVE_DELTA).min()), NUM_CURVE_POINTS
     )
     delta = rdp_events.deltas_of_curve(orders, chosen, epsilon)
-    overflow, truncated = _lost_deltas(releases, distributions)
+    overflow, truncated = _lost_deltas(release, runs)
     with np.errstate(over="ignore"):
         overflow_cost = overflow * (1 + np.exp(epsilon)) if overflow else 0.0
     return curve_of(epsilon, delta + overflow_cost + truncated)
