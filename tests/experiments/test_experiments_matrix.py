@@ -7,8 +7,11 @@ from experiments.harness import cards, matrix
 
 
 @pytest.mark.slow
-def test_pages_made_from_the_code_are_up_to_date():
+def test_the_page_of_the_matrix_is_up_to_date():
     assert matrix.PAGE.read_text() == matrix.page(), "run python -m experiments.harness.matrix"
+
+
+def test_the_cards_of_algorithms_are_up_to_date():
     for name, text in cards.pages().items():
         assert (cards.FOLDER / name).read_text() == text, "run python -m experiments.harness.cards"
 
