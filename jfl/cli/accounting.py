@@ -14,7 +14,7 @@ from ..core import checks
 from ..core.options import field
 from ..core.records import Guarantee, Plan
 from ..privacy import plain_numbers
-from ..privacy.accountants import events, tightest
+from ..privacy.accountants import events, rdp_events, tightest
 from ..privacy.calibration import calibrate as calibrate_plan
 from ..privacy.ledger.caveats import EVERY_ROUND, HONEST, PUBLIC, SIMULATION, STOPS
 from ..runs import config as configs
@@ -78,9 +78,29 @@ class Epsilon(Numbers):
 
     example: jfl epsilon --noise-multiplier 1.1 --rounds 200 --steps 5 --batch 16 --rows 600 --plot
     epsilon.png
+
+    example: jfl epsilon --noise-std 0.5 --clip-norm 1 --sampler full --rounds 10 --claimed 8
     """
 
-    noise_multiplier: float = field(1.0, "standard deviation of the noise over the sensitivity")
+    noise_multiplier: float | None = field(
+        None, "standard deviation of the noise over the sensitivity; default 1"
+    )
+    noise_std: float | None = field(
+        None, "with clip_norm, instead of noise_multiplier: standard deviation of the noise"
+    )
+    clip_norm: float | None = field(
+        None,
+        "with noise_std: bound on the L2 norm of a contribution, from which the sensitivity "
+        "follows",
+    )
+    mean_of: int | None = field(
+        None,
+        "with noise_std: the noise is on the mean of this many contributions, a constant; "
+        "default: on their sum",
+    )
+    claimed: float | None = field(
+        None, "epsilon that a paper or a tool claims for these numbers, to compare with"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +146,13 @@ def epsilon(arguments: list[str]) -> None:
     if isinstance(command, Config):
         _show_plan("epsilon", *build(config_of(command)), command.plot)
     else:
-        _show_numbers("epsilon", command, command.noise_multiplier)
+        where, c = "jfl epsilon", command
+        adjacency = plain_numbers.adjacency_of(where, c.sampler, c.adjacency)
+        given = c.noise_multiplier, c.noise_std, c.clip_norm, c.mean_of
+        z = 1.0 if set(given) == {None} else plain_numbers.multiplier(where, *given, adjacency)
+        guarantee = _show_numbers("epsilon", command, z)
+        if command.claimed is not None:
+            _show_claim(command, command.claimed, guarantee, z)
 
 
 def calibrate(arguments: list[str]) -> None:
@@ -290,7 +316,32 @@ def _sample(numbers: Numbers):
     )
 
 
-def _show_numbers(name: str, numbers: Numbers, noise_multiplier: float, target=None):
+def _show_claim(numbers: Numbers, claimed: float, proved: Guarantee, noise_multiplier: float):
+    """Print a claimed epsilon, the proved one, and what the claim needs."""
+    checks.require_positive("jfl epsilon", claimed=claimed)
+    text = "The claim holds for these numbers."
+    if proved.epsilon > claimed:
+        needed = tightest.solve_noise(lambda z: _event(numbers, z), claimed, numbers.delta)
+        text = (
+            "These numbers do not prove the claim. It needs a noise multiplier of "
+            f"{needed:.4g}, {needed / noise_multiplier:.4g} times that of the numbers."
+        )
+        if numbers.sampler == "full" and proved.method == rdp_events.EXACT:
+            text += (
+                "\nWithout sampling, the proved ε is exact for an observer of every release: no "
+                "accountant can prove less."
+            )
+    console.table(
+        None,
+        [("ε claimed", True), ("ε proved", True), ("proved / claimed", True)],
+        [tuple(f"{v:.4g}" for v in (claimed, proved.epsilon, proved.epsilon / claimed))],
+        text,
+    )
+
+
+def _show_numbers(
+    name: str, numbers: Numbers, noise_multiplier: float, target: float | None = None
+) -> Guarantee:
     guarantee = guarantee_of_numbers(numbers, noise_multiplier)
     epsilon_at = lambda delta: guarantee.epsilon_at(delta).item()
     if text := guarantee_rows.noise_warning(epsilon_at, numbers.delta, numbers.unit):
@@ -318,6 +369,7 @@ def _show_numbers(name: str, numbers: Numbers, noise_multiplier: float, target=N
     ]
     curve = rounds, np.minimum.accumulate(values[::-1])[::-1], row
     _show_curve(*curve, numbers.plot, ", ".join(setting), target)
+    return guarantee
 
 
 # --- configs

@@ -22,7 +22,10 @@ MEANINGS = {
 
 def epsilon(
     *,
-    noise_multiplier: float,
+    noise_multiplier: float | None = None,
+    noise_std: float | None = None,
+    clip_norm: float | None = None,
+    mean_of: int | None = None,
     rounds: int,
     rate: float = 1.0,
     delta: float = 1e-5,
@@ -37,6 +40,11 @@ def epsilon(
     Args:
         noise_multiplier: the standard deviation of the noise over the sensitivity: over the clip
             norm under add_remove, over twice the clip norm under replace_one.
+        noise_std: the standard deviation of the noise, with `clip_norm`, instead of the noise
+            multiplier.
+        clip_norm: the bound on the L2 norm of what one unit contributes to a release.
+        mean_of: None if the noise was added to the sum of the contributions.  Otherwise it was
+            added to their mean, the sum divided by this constant.
         rounds: the number of noisy releases, each on a new sample.
         rate: the sampling rate, in (0, 1]; 1 with the sampler "full".
         delta: in (0, 1).
@@ -53,8 +61,21 @@ def epsilon(
         >>> value = jfl.epsilon(noise_multiplier=1.0, rate=0.01, rounds=1000, delta=1e-6)
         >>> round(value, 3)
         2.125
+        >>> numbers = dict(sampler="full", rounds=1, adjacency="replace_one")
+        >>> value = jfl.epsilon(noise_std=0.2, clip_norm=1.0, mean_of=10, **numbers)
+        >>> value == jfl.epsilon(noise_multiplier=0.2 * 10 / (2 * 1.0), **numbers)
+        True
     """
-    event = _repeated("jfl.epsilon", noise_multiplier, rate, rounds, adjacency, sampler)
+    where = "jfl.epsilon"
+    z = multiplier(
+        where,
+        noise_multiplier,
+        noise_std,
+        clip_norm,
+        mean_of,
+        adjacency_of(where, sampler, adjacency),
+    )
+    event = _repeated(where, z, rate, rounds, adjacency, sampler)
     return tightest.epsilon(event, delta)[0]
 
 
@@ -100,6 +121,43 @@ def _repeated(where, multiplier, rate, rounds, adjacency, sampler):
         checks.fail(where, "rate=1 for sampler='full'", f"rate={rate:g}")
     release = events.gaussian(multiplier)
     return events.repeat(sampled(sampler, adjacency, float(rate), 1.0, release), rounds)
+
+
+def multiplier(
+    where: str,
+    noise_multiplier: float | None,
+    noise_std: float | None,
+    clip_norm: float | None,
+    mean_of: int | None,
+    adjacency: str,
+) -> float:
+    """Return the noise multiplier, from a standard deviation if it is None.
+
+    Args:
+        where: the name of the caller, for messages.
+        noise_multiplier: as in `epsilon`.
+        noise_std: as in `epsilon`.
+        clip_norm: as in `epsilon`.
+        mean_of: as in `epsilon`.
+        adjacency: "add_remove" or "replace_one"; it determines the sensitivity.
+
+    Raises:
+        ArgumentError: unless either the noise multiplier is given, or both the standard deviation
+            and the clip norm.
+    """
+    if noise_multiplier is not None and (noise_std, clip_norm, mean_of) == (None, None, None):
+        return noise_multiplier
+    if noise_multiplier is not None or noise_std is None or clip_norm is None:
+        checks.fail(
+            where,
+            "either noise_multiplier, or noise_std and clip_norm",
+            f"noise_multiplier={noise_multiplier}, noise_std={noise_std}, clip_norm={clip_norm}, "
+            f"mean_of={mean_of}",
+        )
+    mean_of = 1 if mean_of is None else mean_of
+    checks.require_positive(where, single=True, noise_std=noise_std, clip_norm=clip_norm)
+    checks.require_integer(where, mean_of=mean_of)
+    return noise_std * mean_of / (clip_norm if adjacency == "add_remove" else 2 * clip_norm)
 
 
 def adjacency_of(where: str, sampler: str, adjacency: str | None) -> str:
