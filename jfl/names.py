@@ -57,6 +57,8 @@ from .gradients.per_example import grad as grad
 from .gradients.per_example import private_grad as private_grad
 from .local import optimizers as optimizers
 from .models.tasks import task as task
+from .privacy.budget import Budget as Budget
+from .privacy.budget import budget as budget
 from .privacy.calibration import calibrate as calibrate
 from .privacy.guarantees import at_scale as at_scale
 from .privacy.guarantees import epsilons as epsilons
@@ -95,6 +97,7 @@ REPOSITORY = "OWNER/jfl"
 __all__ = [
     "Algorithm",
     "AuditReport",
+    "Budget",
     "Choice",
     "Context",
     "Diagnostics",
@@ -125,6 +128,7 @@ __all__ = [
     "bands",
     "batches",
     "bounded",
+    "budget",
     "calibrate",
     "callbacks",
     "chain",

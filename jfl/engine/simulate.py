@@ -19,6 +19,7 @@ from ..core import checks, identity, lazy, pytrees
 from ..core.pytrees import Array, Key, Tree, Words
 from ..core.random_streams import derive_noise_key, noise_seed_words
 from ..core.records import Health, Metrics, Plan, Run, brief, safe_repr, size_text
+from ..privacy import budget as budgets
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import correlated
 from . import devices as meshes
@@ -58,6 +59,7 @@ class Output(NamedTuple):
     run: Run  # the state after the last round
     metrics: Metrics  # leaves [evaluations]
     params: Any
+    budget: budgets.Budget | None = None  # after the last round; None without stop_at
     frame = lazy.later("jfl.runs.tables.frame")
 
     @safe_repr
@@ -68,7 +70,9 @@ class Output(NamedTuple):
             f"{self.run!r}",
             *f"{self.metrics!r}".split("\n"),
             f"params: {size_text(self.params)}",
-            f"jfl.guarantee(plan, rounds={rounds}, delta=1e-5) gives epsilon",
+            f"jfl.guarantee(plan, rounds={rounds}, delta=1e-5) gives epsilon"
+            if self.budget is None
+            else f"{self.budget!r}",
         ]
         return "\n  ".join(lines)
 
@@ -253,6 +257,7 @@ def simulate(
     mesh: Any = None,
     progress: bool = False,
     callbacks: Sequence[Callable[..., Any]] = (),
+    stop_at: budgets.Budget | tuple[float, float] | None = None,
 ) -> Output:
     """Run `rounds` rounds of `plan` as one XLA program.
 
@@ -279,25 +284,32 @@ def simulate(
         callbacks: functions of a `callbacks.Moment`, called after each evaluation; one that returns
             True stops the run.  See jfl.callbacks: early_stopping, checkpoint, log.  Draws and the
             compiled program are the same as without callbacks.
+        stop_at: a privacy budget, (epsilon, delta) or the result of `jfl.budget`, of which
+            (epsilon, delta) makes one.  The run ends before the first round that would exceed it.
+            To continue the run, pass `out.budget` together with start=out.run.
 
     Returns:
-        An Output: the run, metrics with leaves [evaluations], and params.
+        An Output: the run, metrics with leaves [evaluations], params, and with stop_at the budget
+        after the run, whose `stopped` says why fewer than `rounds` rounds ran.
 
     Privacy:
         A guarantee covers the rounds that ran.  If a callback that sees training rows can stop the
-        run early, ask for the guarantee of all planned rounds.
+        run early, ask for the guarantee of all planned rounds.  With stop_at, the result of
+        out.budget.guarantee() also holds if `plan` and `rounds` depend on earlier releases.
 
     Raises:
         HealthError: If a value is not finite, a draw overflows its capacity or a cohort is empty.
         ValueError: If `start` does not fit the plan, or a clip norm or noise falls below 1e-15 in
-            one of the rounds.
+            one of the rounds; or if `stop_at` admits no round.
     """
     checks.require_type("simulate", Plan, "jfl.plan", plan=plan)
     key, tolerate = checks.as_key("simulate", key), tolerated_health("simulate", tolerate)
     if start is not None:
         checks.require_type("simulate", Run, "an earlier output", start=start)
+    before, budget = 0 if start is None else int(start.round), None
+    if stop_at is not None:
+        budget, rounds = budgets.admitted("simulate", stop_at, plan, rounds, before)
     counts = rounds_before_evaluations(rounds, evaluate_every)
-    before = 0 if start is None else int(start.round)
     mech.check_schedules("simulate", plan, rounds, before)
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
     words = identity.noise_identity(plan)
@@ -332,7 +344,8 @@ def simulate(
     params = plan.algorithm.params(run.server)
     if signs := signs_of_divergence(run.health, metrics, params):
         warnings.warn(f"simulate: the run diverged: {signs}", RuntimeWarning, stacklevel=2)
-    return Output(run, metrics, params)
+    budget = budget and budget.spend(plan, int(run.round) - before)
+    return Output(run, metrics, params, budget)
 
 
 def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:

@@ -7,6 +7,7 @@ NOISE, GHOST = f"{KERNELS}/test_noise.py", "tests/gradients/test_ghost_clipping.
 ACCOUNTING, GUARANTEE = f"{PRIVACY}/test_accounting.py", f"{PRIVACY}/test_guarantee.py"
 SAMPLERS, SEGMENTS = "tests/sampling/test_samplers.py", f"{PRIVACY}/test_segments.py"
 MECHANISM, FLOATS = f"{PRIVACY}/test_mechanism.py", f"{PRIVACY}/test_floats.py"
+BUDGET = f"{PRIVACY}/test_budget.py"
 PLD, IDENTITY = f"{PRIVACY}/test_pld.py", "tests/core/test_identity.py"
 
 AUDIT = "tests/auditing/test_audit.py"
@@ -210,6 +211,30 @@ MUTANTS = (
         "noise = np.sort(np.repeat(noise, entry.turns))[:times]",
         "noise = np.sort(np.repeat(noise, entry.turns))[-times:]",
         f"{GUARANTEE}::test_changing_noise_in_every_place",
+    ),
+    Mutant(
+        "jfl/privacy/budget.py",
+        "True, key=lambda n: after(n) is None)",
+        "True, key=lambda n: after(n - 1) is None)",
+        f"{BUDGET}::test_gaussians_spend_mu_squared",
+    ),
+    Mutant(  # the best order of the next plan
+        "jfl/privacy/budget.py",
+        "return dataclasses.replace(\n            self,\n",
+        "return dataclasses.replace(\n            budget(plan, epsilon=self.epsilon),\n",
+        f"{BUDGET}::test_the_order_does_not_follow_later_plans",
+    ),
+    Mutant(
+        "jfl/privacy/budget.py",
+        "first=self.rounds)",
+        "first=0)",
+        f"{BUDGET}::test_rounds_of_a_schedule_continue_where_they_ended",
+    ),
+    Mutant(
+        "jfl/privacy/budget.py",
+        "+ float(missed + overflow * n)",
+        "+ float(missed)",
+        f"{BUDGET}::test_overflows_and_the_range_of_noise_are_paid_by_a_share_of_delta",
     ),
     Mutant(
         "jfl/privacy/ledger/segments.py",

@@ -85,7 +85,7 @@ def curve(event: Any, orders: ArrayLike) -> Any:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((event, orders))):
         with in_float64():
             return _curve(*_as_float64((event, orders)))
-    return _curves(event, np.asarray(orders, np.float64))[0]
+    return level_curves(event, np.asarray(orders, np.float64))[0]
 
 
 def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
@@ -113,7 +113,7 @@ def deltas(event: Any, epsilon: np.ndarray) -> np.ndarray:
     exact = rdp.gaussian_delta(epsilon, np.full(epsilon.shape, mu))
     best = np.where(np.isnan(exact), 1.0, exact)  # an overflow proves nothing
     if _needs_curve(event):
-        values = counts @ _curves(event, MANY_ORDERS, parts)
+        values = counts @ level_curves(event, MANY_ORDERS, parts)
         best = np.minimum(best, deltas_of_curve(MANY_ORDERS, values, epsilon))
     return np.minimum(best + lost * counts.sum(), 1.0)
 
@@ -281,14 +281,14 @@ def _bounds_of_event(event, times, delta):
     if not _needs_curve(event):
         return exact, np.ones(len(times), bool)
     epsilons = lambda orders, values: rdp.convert(orders, values, delta[:, None])
-    orders, values = ORDERS, counts @ _curves(event, ORDERS, parts)
+    orders, values = ORDERS, counts @ level_curves(event, ORDERS, parts)
     for _ in range(2):  # add orders around each best one
         best = np.unique(np.argmin(epsilons(orders, values), axis=1))
         # if the best order is the first or the last, search far outside the range
         gaps = np.concatenate([[1e-4 * (orders[0] - 1)], orders - 1, [1e4 * (orders[-1] - 1)]])
         finer = np.concatenate([1 + np.geomspace(gaps[b], gaps[b + 2], BLOCK) for b in best])
         orders = np.append(orders, finer)
-        values = np.append(values, counts @ _curves(event, finer, parts), axis=1)
+        values = np.append(values, counts @ level_curves(event, finer, parts), axis=1)
         ascending = np.argsort(orders, kind="stable")
         orders, values = orders[ascending], values[:, ascending]
     sampled = epsilons(orders, values).min(axis=1)
@@ -326,7 +326,7 @@ def _curve(event, orders):
     if isinstance(event, events.Series):
         parts = len(event.times)
         if isinstance(orders, np.ndarray):
-            return event.times @ _curves(event.event, orders, parts)
+            return event.times @ level_curves(event.event, orders, parts)
         return event.times @ _map_curve(_stack_events(events.parts(event.event, parts)), orders)
     if isinstance(event, events.Participation):
         return rdp.participation(orders, event.probability, inner(event.event))
@@ -359,10 +359,14 @@ def _curve_of_sample(event, orders):
     return xp.minimum(full, room) + rdp.participation(orders, chance, xp.abs(full - room))
 
 
-def _curves(event, orders, parts=None):
+def level_curves(event: Any, orders: np.ndarray, parts: int | None = None) -> np.ndarray:
     """Return the curve of an event, Float64[1, n]; or of each part of a Series, Float64[parts, n].
 
-    For a Series, `event` is the event inside it.
+    Args:
+        event: an event without draws with replacement (see `with_multiplicities`); for a Series,
+            the event inside it.
+        orders: Float64[n] > 1, where n is a multiple of BLOCK.
+        parts: the number of parts of the Series; None if the event is not one.
     """
     leaves, shape = jax.tree.flatten(event)
     numbers = tuple((np.shape(v), np.asarray(v, np.float64).tobytes()) for v in leaves)

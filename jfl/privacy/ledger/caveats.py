@@ -105,6 +105,16 @@ FOLLOWING = Caveat(
     "Assumes that a segment without a first round continues directly after the previous segment.",
     "following",
 )
+PLANNED = Caveat(
+    "Assumes that all segments were planned before the run; `jfl.budget` covers noise and rounds "
+    "that are chosen from its results.",
+    "planned",
+)
+ADAPTIVE = Caveat(
+    "Assumes that noise and rounds are chosen only from public data and from what this view has "
+    "seen, and the budget before the run.",
+    "adaptive",
+)
 SEEDS = Caveat("Assumes, without checking, which segments share a seed.", "seeds")
 SHARED = Caveat(
     "Each epsilon is that of one point: points with the same seed share samples, so releasing "

@@ -18,7 +18,7 @@ from ...core.errors import NotAnalysable
 from ...core.records import Fn, Plan
 from ..mechanisms.chain import later
 from ..mechanisms.correlated import strategy_of
-from .caveats import FOLLOWING, SEEDS, SHARED
+from .caveats import FOLLOWING, PLANNED, SEEDS, SHARED
 from .entries import entries
 from .entry import Entry, Stretch
 from .facts import changing
@@ -75,13 +75,14 @@ def concatenate(segments, seeds=None) -> list[Entry]:
             )
     for segment in placed:
         _refuse_part_of_a_series(segment, placed)
-    listed = [entries(_begun(s.plan, s.first), s.rounds) for s in placed]
+    listed = [entries(from_round(s.plan, s.first), s.rounds) for s in placed]
     kind = lambda e: (e.unit, e.view, e.adjacency)
     draws = any(_draws(s.plan) for s in placed)
     follows = len({s.seed for s in placed}) < len(placed) and any(
         s.first and not s.placed for s in placed
     )
-    caveats = (SEEDS,) * (seeds is not None) + (FOLLOWING,) * (draws and follows)
+    caveats = (PLANNED,) * (len(placed) > 1)
+    caveats += (SEEDS,) * (seeds is not None) + (FOLLOWING,) * (draws and follows)
     out = []
     for wanted in dict.fromkeys(map(kind, listed[0])):
         # noise on uploads and on the release may both prove it: all ways through the segments, of
@@ -208,7 +209,7 @@ def _refuse_part_of_a_series(segment, placed):
         )
 
 
-def _begun(plan, first):
+def from_round(plan: Plan, first: int) -> Plan:
     """Return the plan that the accountant reads, from round `first` on."""
     if not first:
         return plan
