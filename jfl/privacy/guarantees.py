@@ -111,9 +111,10 @@ def guarantee(
         that it assumes or does not cover.
 
     Privacy:
-        The guarantee covers the planned rounds, whatever the data are.  Plans, segments and numbers
-        of rounds are assumed to be fixed before the run; `jfl.budget` covers noise and rounds that
-        are chosen from results.  A plan without noise has epsilon = inf and status "none".
+        The guarantee covers the planned rounds, whatever the data are.  The noise and the number of
+        rounds of all segments are assumed to be fixed before the run; `jfl.budget` covers noise and
+        rounds that are chosen from results.  A plan without noise has epsilon = inf and status
+        "none".
 
     Raises:
         ValueError: If not exactly one guarantee fits the arguments (the message lists the choices),

@@ -106,8 +106,8 @@ FOLLOWING = Caveat(
     "following",
 )
 PLANNED = Caveat(
-    "Assumes that all segments were planned before the run; `jfl.budget` covers noise and rounds "
-    "that are chosen from its results.",
+    "Assumes that the noise and rounds of all segments were fixed before the run; `jfl.budget` "
+    "covers those that are chosen from its results.",
     "planned",
 )
 ADAPTIVE = Caveat(
