@@ -44,9 +44,7 @@ def test_noise_is_as_stated(name):
     """False alarms: 1e-6 for each plan.  An error of 3 % is found with 0.99 in 3.4e4 numbers."""
     plan = (OWN.get(name) or PLANS[name][0])()
     found = noise_test(plan, runs=4000, level=LEVEL)
-    assert found.ok, found
-    assert found.resolution < 0.025
-    assert found.samples >= 64_000
+    assert not found.failed and found.samples >= 64_000
 
 
 def _plan():
@@ -98,8 +96,7 @@ def test_noise_that_is_not_is_found(name, monkeypatch):
     normals, seen_by = BREAKS[name]
     monkeypatch.setattr(mech, "normals", normals)
     found = noise_test(_plan(), runs=4000, level=LEVEL)
-    assert not found.ok and "NOT as stated" in str(found)
-    assert f"release: {seen_by}" in [test.name for test in found.failed], found
+    assert f"release: {seen_by}" in found.failed
 
 
 def _every_round_the_first(monkeypatch):
@@ -121,9 +118,8 @@ def test_keys_that_are_used_twice_are_found(break_it, monkeypatch):
     """In two rounds, or in two points of a sweep that share a seed: a correlation of 1 in thousands
     of numbers, and draws that occur twice."""
     axis = break_it(monkeypatch)
-    found = noise_test(_plan(), runs=500)
-    failed = {test.name for test in found.failed}
-    assert {f"release: independence across {axis}", "release: no repeats"} <= failed
+    failed = noise_test(_plan(), runs=500).failed
+    assert {f"release: independence across {axis}", "release: no repeats"} <= set(failed)
 
 
 @pytest.mark.slow
@@ -131,19 +127,17 @@ def test_a_clip_that_the_noise_follows_is_measured(monkeypatch):
     """Noise of half the sensitivity states its multiplier all the same."""
     sensitivity = mech.sensitivity
     monkeypatch.setattr(mech, "sensitivity", lambda *given: sensitivity(*given) / 2)
-    found = noise_test(_plan(), runs=500)
-    assert {"release: variance", "release: distribution"} <= {test.name for test in found.failed}
-    assert "0.5" in next(test.found for test in found.failed if test.name == "release: variance")
+    failed = noise_test(_plan(), runs=500).failed
+    assert "release: distribution" in failed and "0.5" in failed["release: variance"]
 
 
 @pytest.mark.slow
 def test_noise_of_clients_and_of_cohorts():
     """What mutants break: keys of clients, and divisors that follow who came (a Poisson cohort of 4
     at 1/2 in place of 3).  Both are off by far more than 3 %, which is found with 0.99."""
-    uploads = noise_test(audit_plans.uploads(1.0), runs=1000)
-    assert uploads.ok, uploads
-    release = noise_test(audit_plans.of_clients(1.0, jfl.sampling.poisson(CLIENTS, 0.5)), runs=1000)
-    assert release.ok, release
+    poisson = jfl.sampling.poisson(CLIENTS, 0.5)
+    for plan in (audit_plans.uploads(1.0), audit_plans.of_clients(1.0, poisson)):
+        assert not noise_test(plan, runs=1000).failed
 
 
 # --- the tests themselves, of numbers that are drawn here
@@ -154,7 +148,7 @@ GROUPS = np.array(["leaf 0", "leaf 0", "leaf 0", "leaf 1", "leaf 1"])
 
 def _p_values(z):
     results = list(stated_noise._run_tests(z, GROUPS))
-    return {name: len(results) * p for name, _, p, _ in results}
+    return {name: len(results) * p for name, p, _ in results}
 
 
 def _shared(z, axis):
@@ -208,6 +202,6 @@ def test_false_alarms_are_as_rare_as_the_level():
     for i in range(100):
         z = drawn.normal(size=shapes[i % 2])
         results = list(stated_noise._run_tests(z, np.array(["leaf 0"] * z.shape[-1])))
-        alarms += len(results) * min(p for _, _, p, _ in results) < 0.05
+        alarms += len(results) * min(p for _, p, _ in results) < 0.05
     assert alarms <= stats.binom.isf(1e-4, 100, 0.05)
     assert alarms > 0  # they are not so careful that they see nothing
