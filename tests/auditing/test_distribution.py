@@ -35,7 +35,8 @@ OWN = {  # noise levels that differ, and those that the ledger reads in a way of
         release=jfl.chain(jfl.clip_l2(0.8), jfl.total(), jfl.gaussian(std=0.3), jfl.divide(3.0)),
     ),
 }
-NAMES = [name for name in PLANS if name != "record output perturbation"]
+# Noise that has a shape is compared with its covariance in tests/kernels/test_haar.py.
+NAMES = [name for name in PLANS if name not in ("record output perturbation", "client shaped")]
 
 
 @pytest.mark.by_default("client adaptive")
@@ -138,59 +139,6 @@ def test_noise_of_clients_and_of_cohorts():
     poisson = jfl.sampling.poisson(CLIENTS, 0.5)
     for plan in (audit_plans.uploads(1.0), audit_plans.of_clients(1.0, poisson)):
         assert not noise_test(plan, runs=1000).failed
-
-
-# --- the tests themselves, of numbers that are drawn here
-
-SHAPE = (300, 2, 3, 3, 2, 5)
-GROUPS = np.array(["leaf 0", "leaf 0", "leaf 0", "leaf 1", "leaf 1"])
-
-
-def _p_values(z):
-    results = list(stated_noise._run_tests(z, GROUPS))
-    return {name: len(results) * p for name, p, _ in results}
-
-
-def _shared(z, axis):
-    """The second slice of an axis is the first one."""
-    z = np.moveaxis(z.copy(), axis, 0)
-    z[1::2] = z[: len(z) - 1 : 2] if axis == 0 else z[0]
-    return np.moveaxis(z, 0, axis)
-
-
-@pytest.mark.parametrize("axis", range(6))
-def test_noise_that_is_shared_is_found(axis):
-    """Between clients, rounds, points of a sweep, ...: in part, and where the signs are drawn
-    anew."""
-    z = np.random.default_rng(0).normal(size=SHAPE)
-    name = f"independence across {stated_noise.AXES[axis]}"
-    assert min(_p_values(z).values()) > LEVEL
-    shared = _shared(z, axis)
-    part = 0.35 * shared + math.sqrt(1 - 0.35**2) * np.random.default_rng(1).normal(size=SHAPE)
-    assert _p_values(0.5 * shared + math.sqrt(0.75) * part)[name] < LEVEL
-    signs = shared * np.random.default_rng(2).choice([-1, 1], size=SHAPE)
-    sizes = name.replace("independence", "independence of sizes")
-    assert _p_values(signs)[sizes] < LEVEL and _p_values(signs)[name] > LEVEL
-
-
-def test_one_leaf_one_client_one_round_is_found():
-    z = np.random.default_rng(0).normal(size=SHAPE)
-    for axis, at, name in (
-        (5, 3, "of each leaf"),
-        (3, 2, "across clients"),
-        (2, 1, "across rounds"),
-    ):
-        wrong = np.moveaxis(z.copy(), axis, 0)
-        wrong[at] *= 0.85
-        assert _p_values(np.moveaxis(wrong, 0, axis))[f"variance {name}"] < LEVEL
-
-
-def test_draws_that_occur_twice_are_found():
-    """At addresses that no other test compares."""
-    z = np.random.default_rng(0).normal(size=SHAPE)
-    z[17, 1, 2, 0, 1] = z[203, 0, 0, 2, 0]
-    found = _p_values(z)
-    assert found.pop("no repeats") < LEVEL and min(found.values()) > LEVEL
 
 
 def test_false_alarms_are_as_rare_as_the_level():

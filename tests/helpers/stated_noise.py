@@ -15,7 +15,6 @@ import math
 from typing import NamedTuple
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -28,11 +27,9 @@ from jfl.engine.round import enter_plan, init, run_noise_key
 from jfl.engine.simulate import scan_from
 from jfl.local import training
 from jfl.privacy.mechanisms import chain as mech
-from jfl.privacy.mechanisms import haar_bands as bands
 from jfl.privacy.mechanisms.stages import total
 from jfl.sampling import clients as sampling
 
-MAX_COORDINATES = 256  # number of tested coordinates of a release, over all leaves or bands
 MAX_STEPS = 4  # number of tested local steps of a client, counted from the first
 MAX_ALL_PAIRS = 256  # up to this number of slices of an axis, all pairs are compared
 MAX_LAG = 8  # with more slices, the largest distance between compared slices
@@ -65,7 +62,7 @@ def noise_test(
     addition to its noise, and how it uses its keys, is not observed; use `jfl.audit` for these.
 
     The release after its public divisor is tested for its distribution (Kolmogorov-Smirnov), its
-    variance (chi-square: in total, and for each leaf or band, round, client and step), its mean,
+    variance (chi-square: in total, and for each leaf, round, client and step), its mean,
     and its independence (correlations of the values and of their sizes) across coordinates,
     clients, steps, rounds, runs and points of a sweep that share a seed.  Repeated values are
     searched across all of them.
@@ -115,21 +112,21 @@ def _sources(plan):
         found.append(_Source("release", "release", plan.release))
     stages = [stage for place in found for stage in place.mechanism.stages]
     assert stages and not any(s.is_map or s.law == "laplace" for s in stages), "Gaussian noise"
+    assert not any(mech.shape(place.mechanism) for place in found), "noise without a shape"
     return found
 
 
 def _standardised_noise(plan, source, rounds, runs, seed):
-    """Return the noise z of a source, and the name of each coordinate's leaf or band."""
+    """Return the noise z of a source, and the name of each coordinate's leaf."""
     wide = lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32)
     params = jax.tree.map(wide, jax.eval_shape(plan.task.init, jax.random.key(0)))
     like = params
     if source.kind != "local":
         like = jax.tree.map(wide, canaries.upload_shapes(plan))
-    shape = mech.shape(source.mechanism)
-    which, groups = _coordinates(shape, like)
-    probe = _probe(plan, source, params, like, which, rounds)
+    groups = [f"leaf {i}" for i, x in enumerate(jax.tree.leaves(like)) for _ in range(x.size)]
+    probe = _probe(plan, source, params, like, len(groups), rounds)
     points = 1 if plan.paired_noise else 2
-    each = rounds * which.size * plan.sampler.clients * MAX_STEPS * points
+    each = rounds * len(groups) * plan.sampler.clients * MAX_STEPS * points
     keys = jax.random.split(jax.random.key(seed), runs)
     observe = functools.partial(_observe, kind=source.kind, rounds=rounds, points=points)
     draw = lambda keys, probe: jax.lax.map(
@@ -143,39 +140,12 @@ def _standardised_noise(plan, source, rounds, runs, seed):
         first = float(mech.initial_state(source.mechanism))
         before = np.concatenate([np.full_like(norms[:, :, :1], first), norms[:, :, :-1]], axis=2)
         z = z / (before / first)[..., None, None, None]
-    if shape is not None:
-        z = z * np.asarray(shape.scales, np.float64)[groups]
-    kind = "leaf" if shape is None else "band"
-    return z, np.asarray([f"{kind} {g}" for g in groups])
-
-
-def _coordinates(shape, like):
-    """Return the tested coordinates of the flat release or of its coefficients, Int[d], and the
-    number of the leaf or band of each."""
-    if shape is None:
-        sizes = [math.prod(x.shape) for x in jax.tree.leaves(like)]
-        group = np.repeat(np.arange(len(sizes)), sizes)
-    else:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), like)
-        analyse = lambda tree: bands.analyse(shape.bands, tree)
-        leaves = zip(bands.ids(shape.bands), jax.eval_shape(analyse, zeros))
-        group = np.concatenate([np.broadcast_to(i, c.shape).reshape(-1) for i, c in leaves])
-    count = len(np.unique(group))
-    draw, most = np.random.default_rng(0), max(4, MAX_COORDINATES // count)
-    members = [np.flatnonzero(group == g) for g in range(count)]
-    which = np.sort(np.concatenate([draw.permutation(m)[:most] for m in members]))
-    if shape is not None:
-        # A wavelet that reaches into the padding is cut there, and has less noise.
-        flat, unflatten = jax.flatten_util.ravel_pytree(analyse(zeros))
-        wavelet = lambda i: bands.synthesise(shape.bands, unflatten(flat.at[i].set(1.0)), zeros)
-        lengths = jax.lax.map(lambda i: pytrees.norm(wavelet(i)), jnp.asarray(which))
-        which = which[np.asarray(lengths) > 1 - 1e-4]
-    return which, group[which]
+    return z, np.asarray(groups)
 
 
 def _stated_deviation(plan, source, like, rounds):
     """Return the standard deviation that the ledger states, after public divisors, Float64[rounds,
-    clients or 1]; for shaped noise, that of a coefficient whose scale is 1."""
+    clients or 1]."""
     mechanism = source.mechanism
     weights = np.ones(rounds)
     if source.kind == "release":
@@ -194,8 +164,6 @@ def _largest_change(mechanism, like):
     row, _, _ = canaries.worst(mechanism, like)
     stacked = jax.tree.map(lambda v: v[None], row)
     moved = mech.clip_and_sum(mechanism, mech.initial_state(mechanism), stacked, jnp.ones(1)).value
-    if (shape := mech.shape(mechanism)) is not None:
-        moved = bands.scale(shape.bands, shape.scales, moved)
     return float(pytrees.norm(moved))
 
 
@@ -209,7 +177,7 @@ class _Server(NamedTuple):
     seen: object  # Float[rounds, d] of the release
 
 
-def _probe(plan, source, params, like, which, rounds):
+def _probe(plan, source, params, like, size, rounds):
     """Return the plan with clients that contribute nothing and keep their noise."""
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
     # what follows the public divisor may be another divisor, or not linear
@@ -231,13 +199,12 @@ def _probe(plan, source, params, like, which, rounds):
         changes[source.kind] = mechanism
     if source.kind != "release":
         changes |= dict(sampler=sampling.full(clients), chunk=min(plan.chunk, clients))
-    data = dict(which=jnp.asarray(which), shape=mech.shape(mechanism))
     steps = 0 if work is None else work.steps
-    sizes = dict(size=which.size, rounds=rounds, steps=steps)
+    sizes = dict(size=size, rounds=rounds, steps=steps)
     algorithm = Algorithm(
         init=Fn(_init, dict(params=zeros(params)), sizes),
-        client=Fn(_client, dict(work=work, like=zeros(like), **data)),
-        server=Fn(_server, dict(point=jnp.float32(0), **data)),
+        client=Fn(_client, dict(work=work, like=zeros(like))),
+        server=Fn(_server, dict(point=jnp.float32(0))),
         params=Fn(_params),
         releases=plan.algorithm.releases,
         name="noise_test",
@@ -279,7 +246,7 @@ def _init(_, *, params, size, rounds, steps):
 
 
 @named("noise_test.client")
-def _client(context, keys, server, own, rows, *, work, like, which, shape):
+def _client(context, keys, server, own, rows, *, work, like):
     """Return a zero upload, and record the noise of this round."""
     zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
     diagnostics = Diagnostics(zero, zero, none, none)
@@ -290,7 +257,7 @@ def _client(context, keys, server, own, rows, *, work, like, which, shape):
         lr = Fn(_one_step, dict(step=step), dict(steps=work.steps))
         only = dataclasses.replace(work, lr=lr)
         trained = training.train(only, context, keys, server.params, rows)[0]
-        return _tested(pytrees.scale(-1.0, trained), which, shape)
+        return _flat(pytrees.scale(-1.0, trained))
 
     every = jax.vmap(noise_of_step)(jnp.arange(work.steps))
     return like, own.at[context.round].set(every), diagnostics
@@ -303,9 +270,9 @@ def _one_step(clock, *, step, steps):
 
 
 @named("noise_test.server")
-def _server(context, server, release, *, point, which, shape):
-    """Record the tested coordinates of a release."""
-    return server._replace(seen=server.seen.at[context.round].set(_tested(release, which, shape)))
+def _server(context, server, release, *, point):
+    """Record a release."""
+    return server._replace(seen=server.seen.at[context.round].set(_flat(release)))
 
 
 @named("noise_test.params")
@@ -314,11 +281,9 @@ def _params(server):
     return server.params
 
 
-def _tested(tree, which, shape):
-    """Return the tested coordinates of a release; what is not released is 0, which fails."""
-    leaves = jax.tree.leaves(tree) if shape is None else bands.analyse(shape.bands, tree)
-    flat = jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in leaves])
-    return flat.at[which].get(mode="fill", fill_value=0.0)
+def _flat(tree):
+    """Return all numbers of a release as one vector."""
+    return jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(tree)])
 
 
 # --- tests of numbers that are independent and standard normal if the noise is as stated
