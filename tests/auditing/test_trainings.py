@@ -386,9 +386,3 @@ def test_what_others_do_is_taken_away():
     # where nothing is there to take away, it is left as it is: the mean of runs adds noise
     plain = learn - by_others
     assert scores.choose_score(plain, coins, 1e-5, 0.95).value[0] > 2
-
-
-def test_a_run_is_measured_by_the_pairs_it_is_not_of():
-    seen = np.arange(6.0).reshape(6, 1, 1, 1)
-    by_others = scores._by_others(seen).ravel()
-    np.testing.assert_allclose(by_others, [3.5, 3.5, 2.5, 2.5, 1.5, 1.5])
