@@ -74,6 +74,7 @@ from .privacy.mechanisms.correlated import correlated as correlated
 from .privacy.mechanisms.distributed import distributed as distributed
 from .privacy.mechanisms.stages import bounded as bounded
 from .privacy.mechanisms.stages import clip_adaptive as clip_adaptive
+from .privacy.mechanisms.stages import clip_automatic as clip_automatic
 from .privacy.mechanisms.stages import clip_l1 as clip_l1
 from .privacy.mechanisms.stages import clip_l2 as clip_l2
 from .privacy.mechanisms.stages import clip_per_layer as clip_per_layer
@@ -136,6 +137,7 @@ __all__ = [
     "choose",
     "clip_adaptive",
     "clip_l1",
+    "clip_automatic",
     "clip_l2",
     "clip_scaled",
     "clip_values",

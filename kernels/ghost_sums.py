@@ -39,9 +39,14 @@ def _scale_rows(factor, x):
     )
 
 
-def shrink(norm, bound):
-    """Return the factor that clips a gradient of this norm; 0 if the norm is not finite."""
+def shrink(norm, bound, gamma=None):
+    """Return the factor that clips a gradient of this norm; 0 if the norm is not finite.
+
+    With `gamma`, a stability constant, the factor is that of automatic clipping.
+    """
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+    if gamma is not None:
+        factor = bound / (norm + gamma)
     return jnp.where(jnp.isfinite(norm), factor, 0.0)
 
 

@@ -607,7 +607,9 @@ def _run_loop(book, at, taps, records, *operands):
     return [*carry, *ys]
 
 
-def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool, stretches=None):
+def clipped_sum(
+    book: Book, loss, params, x, y, weight, bounds, together: bool, stretches=None, gamma=None
+):
     """Return the weighted sum of clipped per-example gradients.
 
     A gradient whose norm is not finite in float32 counts as zero: its activations and backprops are
@@ -625,6 +627,7 @@ def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool, 
         stretches: for each leaf, the linear map of its gradient whose Euclidean norm is bounded: a
             factor, or a function as in `haar_bands.stretches`, which needs a book that was read
             with this leaf in `by_rows`. None bounds the gradient itself.
+        gamma: the stability constant of automatic clipping; None for a clip.
 
     Returns:
         The sum, a tree like params, at least in float32; Bool[N], which gradients were clipped;
@@ -640,7 +643,7 @@ def clipped_sum(book: Book, loss, params, x, y, weight, bounds, together: bool, 
     bounds = list(bounds) * len(parts) if len(bounds) == 1 else bounds
     sums = []
     for (part, back), norm, bound in zip(parts, norms, bounds):
-        factor = jnp.where(is_finite & (weight != 0), weight * shrink(norm, bound), 0.0)
+        factor = jnp.where(is_finite & (weight != 0), weight * shrink(norm, bound, gamma), 0.0)
         sums.append(back(part.total(factor)))
     is_clipped = jnp.any(jnp.stack([n > b for n, b in zip(norms, bounds)]), 0)
     return jax.tree.structure(params).unflatten(sums), is_clipped, is_finite, losses

@@ -12,12 +12,12 @@ from ..core.records import Batch, Diagnostics, Fn, Mechanism, named, record, sta
 from ..models import losses
 from ..privacy.mechanisms import chain as mech
 from ..privacy.mechanisms import haar_bands
-from ..privacy.mechanisms.stages import layer_bounds
+from ..privacy.mechanisms.stages import gamma_of, layer_bounds
 from ..verify import marks
 from . import ghost
 
 GRAD_PATHS = ("auto", "bookkeeping", "vmap")
-BOOKKEEPING_CLIPS = ("clip_l2", "clip_per_layer", "clip_ellipsoid")
+BOOKKEEPING_CLIPS = ("clip_l2", "clip_automatic", "clip_per_layer", "clip_ellipsoid")
 DTYPES = ("float32", "bfloat16", "float16")
 # On a CPU, book-keeping of large models is fastest in blocks of about this many activations, and of
 # at least this many examples (docs/guides/model.md has the timings).
@@ -153,10 +153,10 @@ def private_grad(
         path: how the clipped sum is computed. "bookkeeping" computes it from activations and
             backprops, at the cost of a plain gradient (but the gradients of a parameter that is
             transformed first, such as a standardised kernel, are formed); it requires a chain with
-            one clip_l2, clip_per_layer or wavelet.clip_ellipsoid (with jfl.bands.pixels or
-            jfl.bands.plain), and parameters with a rule (see `jfl.gradients.ghost`). "vmap" forms
-            the gradient of every example. "auto" uses book-keeping, except for parameters without a
-            rule.
+            one clip_l2, clip_automatic, clip_per_layer or wavelet.clip_ellipsoid (with
+            jfl.bands.pixels or jfl.bands.plain), and parameters with a rule (see
+            `jfl.gradients.ghost`). "vmap" forms the gradient of every example. "auto" uses
+            book-keeping, except for parameters without a rule.
         compute: the dtype in which the loss and its gradient are computed: "float32", or "bfloat16"
             or "float16" for speed on an accelerator. Parameters, clip norms, sums and noise stay
             float32.
@@ -200,8 +200,8 @@ def private_grad(
     if path == "bookkeeping" and _clip_stage(mechanism) is None:
         checks.fail(
             "private_grad",
-            "one row stage, clip_l2 or clip_per_layer (or clip_ellipsoid with bands.pixels or "
-            'bands.plain), for path="bookkeeping"',
+            "one row stage, clip_l2, clip_automatic or clip_per_layer (or clip_ellipsoid with "
+            'bands.pixels or bands.plain), for path="bookkeeping"',
             " -> ".join(s.name for s in mechanism.stages),
             'Use path="auto" or "vmap".',
         )
@@ -337,6 +337,7 @@ def clipped_sum(grad: Grad, params, batch: Batch, weight):
                 jax.tree.leaves(bounds),
                 together=together,
                 stretches=shape and haar_bands.stretches(shape.bands, shape.scales),
+                gamma=gamma_of(clip.apply.data),
             )
             count = lambda x: x.sum().astype(jnp.float32)
             partial = mech.PartialSum(

@@ -28,6 +28,7 @@ from ..privacy.mechanisms.stages import (
     Stage,
     bounded,
     clip_adaptive,
+    clip_automatic,
     clip_l2,
     clip_per_layer,
     divide,
@@ -473,6 +474,8 @@ def _clip(config) -> Stage:
     unit = the_unit(config)
     if config.clip == "per_layer":
         return clip_per_layer(config.clip_norm)
+    if config.clip == "automatic":
+        return clip_automatic(config.clip_norm)
     if config.clip == "adaptive":
         if unit != "client":
             checks.fail("config", "unit = client for an adaptive clip", f"unit={unit!r}")

@@ -30,7 +30,7 @@ from ..sampling import batches
 UNITS = ("example", "client")
 VIEWS = ("server", "third_party")
 MODES = ("sound", "as_printed")
-CLIPS = ("flat", "per_layer", "adaptive")
+CLIPS = ("flat", "automatic", "per_layer", "adaptive")
 NOISES = ("isotropic", "ellipsoid", "weighted", "published")
 BANDS = ("flat", "per_layer", "pixels")
 PAPERS = ("noble2022", "chen2024", "li2025", "talaei2024", "ranaweera2025")

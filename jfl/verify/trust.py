@@ -32,6 +32,7 @@ JUDGED_APART = (Mechanism, Batches, Grad)  # records whose functions are checked
 # state after a release).
 ROW_STAGES = {
     stages._clip_l2: (stages._clip_bound, None),
+    stages._clip_automatic: (stages._clip_bound, None),
     stages._clip_l1: (stages._clip_bound, None),
     stages._clip_per_layer: (stages._layers_bound, None),
     stages._clip_adaptive: (stages._adaptive_bound, stages._update_clip_norm),
@@ -43,6 +44,7 @@ ROW_STAGES = {
 # Accountants rely on these names.
 STAGE_NAMES = {
     "clip_l2": stages._clip_l2,
+    "clip_automatic": stages._clip_automatic,
     "clip_l1": stages._clip_l1,
     "clip_per_layer": stages._clip_per_layer,
     "clip_adaptive": stages._clip_adaptive,

@@ -79,6 +79,7 @@ def mechanisms():
     cosine = jfl.schedules.from_optax(optax.cosine_decay_schedule(2.0, 9))
     adaptive = jfl.clip_adaptive(1.0, count=3, quantile=0.6)
     yield "laplace", released(jfl.laplace(2.0), jfl.clip_l1(1.0))
+    yield "automatic", released(jfl.gaussian(1.0), jfl.clip_automatic())
     yield "layers", released(jfl.gaussian(1.0), jfl.clip_per_layer((1.0, 2.0)))
     yield "schedule", released(jfl.gaussian(falling))
     yield "optax schedule", released(jfl.gaussian(cosine))

@@ -316,6 +316,22 @@ def test_equal_to_vmap(name):
     check_sums(loss, params, x, y)
 
 
+@pytest.mark.parametrize("name", ["conv", "tied"])
+def test_automatic_clipping(name):
+    """With both paths, it scales each gradient of a loop over rows."""
+    loss, params, x, y = problem(*COVERED[name])
+    stage = jfl.clip_automatic(0.7, 0.3)
+    one = jax.jit(jax.vmap(jax.vmap(jax.grad(loss), (None, 0, 0))))
+    grads = [np.asarray(g, np.float64) for g in jax.tree.leaves(one(params, x, y))]
+    norms = np.sqrt(sum(np.square(g).reshape(2, ROWS, -1).sum(2) for g in grads))
+    factors = np.where(WEIGHTS != 0, WEIGHTS * 0.7 / (norms + 0.3), 0)
+    for path in ("bookkeeping", "vmap"):
+        run = jax.jit(lambda *args, path=path: sums(loss, stage, *args, path=path))
+        part, _ = run(params, x, y, WEIGHTS)
+        want = [rowwise(factors, g) for g in grads]
+        close(jax.tree.leaves(part.value), want, rtol=2e-4, atol=2e-5)
+
+
 @pytest.mark.by_default(
     "transformed_twice",
     "loop",
@@ -631,6 +647,7 @@ TWO_CLIPS = (jfl.clip_per_layer(1.0), jfl.clip_l2(0.1))
     "clips, model, options, path",
     [
         ((jfl.clip_l2(1.5),), {}, {}, "bookkeeping"),
+        ((jfl.clip_automatic(),), {}, {}, "bookkeeping"),
         ((jfl.clip_per_layer(1.0),), {}, {}, "bookkeeping"),
         ((jfl.clip_l2(1.5),), {}, dict(compute="bfloat16"), "bookkeeping in bfloat16"),
         ((jfl.clip_l2(1.5),), {}, dict(path="vmap"), "vmap"),
@@ -659,7 +676,7 @@ def test_the_path_is_known(clips, model, options, path):
 @pytest.mark.parametrize(
     "stages, options, match",
     [
-        (TWO_CLIPS, dict(path="bookkeeping"), "clip_l2 or clip_per_layer"),
+        (TWO_CLIPS, dict(path="bookkeeping"), "clip_automatic or clip_per_layer"),
         ((jfl.clip_l2(1.0),), dict(path="ghost"), "path"),
         ((jfl.clip_l2(1.0),), dict(compute="int8"), "compute"),
     ],

@@ -11,6 +11,7 @@ from jfl.privacy.mechanisms.chain import clip_and_sum
 
 CLIPS = {
     "l2": jfl.clip_l2(1.0),
+    "automatic": jfl.clip_automatic(1.0, 1e-6),
     "per_layer": jfl.clip_per_layer([1.0]),
     "bands": jfl.wavelet.clip_bands(np.ones(3), jfl.bands.flat(np.zeros(4))),
 }

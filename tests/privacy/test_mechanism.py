@@ -19,7 +19,16 @@ from jfl.kernels.normals import normals
 from scipy import stats
 
 import jfl
-from jfl import chain, clip_adaptive, clip_l2, clip_per_layer, divide, gaussian, total
+from jfl import (
+    chain,
+    clip_adaptive,
+    clip_automatic,
+    clip_l2,
+    clip_per_layer,
+    divide,
+    gaussian,
+    total,
+)
 from jfl.core.records import Batch
 from jfl.privacy.mechanisms import chain as mech
 
@@ -34,6 +43,7 @@ KEY = jax.random.key(0)
 def _chain(kind, bound, adjacency):
     stage = dict(
         l2=lambda: clip_l2(bound),
+        automatic=lambda: clip_automatic(bound, 1e-6),
         layers=lambda: clip_per_layer((bound, 2.0 * bound)),
         layers_equal=lambda: clip_per_layer(bound),
         adaptive=lambda: clip_adaptive(bound, 4.0, indicator=0.4),
@@ -75,7 +85,7 @@ def _gap(kind, adjacency, bound, rows, other, weight, at):
 
 
 @pytest.mark.parametrize("adjacency", mech.ADJACENCIES)
-@pytest.mark.parametrize("kind", ["l2", "layers", "layers_equal", "adaptive", "both"])
+@pytest.mark.parametrize("kind", ["l2", "automatic", "layers", "layers_equal", "adaptive", "both"])
 @given(
     seed=st.integers(0, 2**31),
     log_bound=st.floats(-3, 2),
@@ -95,7 +105,12 @@ def test_no_neighbour_moves_the_sum_further_than_claimed(
 @pytest.mark.parametrize("adjacency", mech.ADJACENCIES)
 @pytest.mark.parametrize(
     "kind, lengths",  # of the leaves a and b, in the directions of their bounds
-    [("l2", (0.495, 0.495)), ("layers", (0.7, 1.4)), ("layers_equal", (0.495, 0.495))]
+    [
+        ("l2", (0.495, 0.495)),
+        ("automatic", (0.495, 0.495)),
+        ("layers", (0.7, 1.4)),
+        ("layers_equal", (0.495, 0.495)),
+    ]
     + [("adaptive", (0.495, 0.495))],
 )
 def test_the_claim_is_attained(kind, lengths, adjacency):
@@ -141,10 +156,38 @@ def test_small_contributions_are_left_alone_and_zero_is_not_divided_by():
                 close(value, np.array(want, "f4"), rtol=1e-6)
 
 
+@pytest.mark.parametrize("bound, gamma", [(1.0, 0.01), (0.5, 2.0)])
+def test_automatic_clipping_is_a_loop_over_rows(bound, gamma):
+    """Short rows are lengthened.  A row of zeros stays zero, and so does one that is too long to
+    measure, which is counted."""
+    rows, weight = _rows(np.random.default_rng(0), 3), np.array([1.0, 2.0, 0.0, 1.0, 0.5], "f4")
+    rows["a"][3], rows["b"][3] = 0.0, 0.0
+    m = chain(clip_automatic(bound, gamma), total(), adjacency="add_remove")
+    total_a, total_b, longer = np.zeros(4), np.zeros((2, 2)), 0
+    for a, b, w in zip(rows["a"].astype(float), rows["b"].astype(float), weight):
+        norm = np.sqrt((a**2).sum() + (b**2).sum())
+        total_a += w * a * bound / (norm + gamma)
+        total_b += w * b * bound / (norm + gamma)
+        longer += w != 0 and norm > bound
+    part = jax.jit(lambda x: mech.clip_and_sum(m, (), x, jnp.array(weight)))(rows)
+    close(part.value, {"a": total_a.astype("f4"), "b": total_b.astype("f4")}, rtol=1e-5)
+    assert float(part.clipped) == longer and float(part.nonfinite) == 0
+    assert float(mech.sensitivity(m, (), 2.0)) == 2 * bound
+    rows["a"][0] = 1e25
+    alone = mech.clip_and_sum(m, (), rows, jnp.eye(ROWS)[0])
+    assert float(alone.nonfinite) == 1 and not np.asarray(alone.value["a"]).any()
+
+
 def test_masked_rows_add_nothing():
     rows = {"a": jnp.ones((4, 3)), "b": jnp.arange(8.0).reshape(4, 2)}
     weight = jnp.array([1.0, 2.0, 0.0, 1.0])
-    for stages in ((clip_l2(1.0),), (clip_per_layer((1.0, 2.0)),), (clip_adaptive(1.0, 3),), ()):
+    for stages in (
+        (clip_l2(1.0),),
+        (clip_automatic(),),
+        (clip_per_layer((1.0, 2.0)),),
+        (clip_adaptive(1.0, 3),),
+        (),
+    ):
         m = chain(*stages, total())
         contribute = jax.jit(lambda x, m=m: mech.clip_and_sum(m, mech.initial_state(m), x, weight))
         clean = contribute(rows)
@@ -170,6 +213,7 @@ STAGES = dict(
     l2=(lambda: clip_l2(0.5), 0.5),
     layers=(lambda: clip_per_layer({"a": 0.3, "b": 0.4, "c": 1.2}), 1.3),
     equal=(lambda: clip_per_layer(0.5), 0.5),
+    automatic=(lambda: clip_automatic(0.5), 0.5),
     adaptive=(lambda: clip_adaptive(0.5, 4, indicator=0.6), 0.5 * math.sqrt(1.09)),
 )
 
@@ -284,6 +328,8 @@ INFINITE = float("inf")
 BAD = [0, 0.0, -1.0, np.nan, INFINITE, -INFINITE, "1", None, True, [1.0, -1.0]]
 MAKERS = {
     "clip_l2": clip_l2,
+    "automatic": clip_automatic,
+    "gamma": lambda v: clip_automatic(1.0, v),
     "per_layer": clip_per_layer,
     "per_layer[1]": lambda v: clip_per_layer((1.0, v)),
     "adaptive": lambda v: clip_adaptive(v, 3),
@@ -307,7 +353,7 @@ def test_bad_numbers_are_refused(make):
     wrong = [*BAD, *NOT_IN_FLOAT32]
     if make not in ("gaussian", "std"):  # which take one for each client
         wrong.append(SEVERAL)
-    if make in ("clip_l2", "per_layer", "per_layer[1]"):
+    if make in ("clip_l2", "automatic", "gamma", "per_layer", "per_layer[1]"):
         wrong.append(1e-20)  # whose square vanishes, and with it the length of a row
     for bad in wrong:
         with pytest.raises(ValueError, match="expected"):

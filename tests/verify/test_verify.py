@@ -202,12 +202,15 @@ def calming(round_):
 
 
 @pytest.mark.by_default("schedule", "per_layer", "shape", "key", "std")
-@pytest.mark.parametrize("stage", ["schedule", "levels", "per_layer", "shape", "key", "std"])
+@pytest.mark.parametrize(
+    "stage", ["schedule", "levels", "automatic", "per_layer", "shape", "key", "std"]
+)
 def test_every_kind_of_noise(stage):
     shape = jfl.wavelet.ellipsoid(jfl.bands.flat(start_params()))
     clip, noise = dict(
         schedule=(jfl.clip_l2(calming), jfl.gaussian(calming)),
         levels=(jfl.clip_l2(1.0), jfl.gaussian(jnp.arange(1.0, 8.0))),
+        automatic=(jfl.clip_automatic(), jfl.gaussian(1.0)),
         per_layer=(jfl.clip_per_layer((1.0, 2.0)), jfl.gaussian(1.0)),
         std=(jfl.clip_l2(1.0), jfl.gaussian(std=2.0)),
         shape=(jfl.wavelet.clip_ellipsoid(1.0, shape), jfl.gaussian(1.0, shape=shape)),
@@ -889,6 +892,7 @@ def test_every_row_stage_of_jfl_is_known():
     haar = jfl.bands.flat(like)
     made = [
         jfl.clip_l2(calming),
+        jfl.clip_automatic(),
         jfl.clip_l1(1.0),
         jfl.clip_per_layer((1.0, 2.0)),
         jfl.clip_adaptive(1.0, 3),

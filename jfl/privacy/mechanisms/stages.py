@@ -230,13 +230,14 @@ def require_isotropic(where: str, shape: "Shape | None", hint: str) -> None:
         checks.fail(where, "isotropic noise", "noise of a shape", hint)
 
 
-def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple[Any, ...]:
+def scale_to_bound(bound: Any, row: Any, norm: Any = None, gamma: Any = None) -> tuple[Any, ...]:
     """Scale a contribution down to a norm of at most `bound`; also return whether it was longer.
 
     Args:
         bound: [], the largest norm.
         row: a pytree of floats.
         norm: [], the norm of the row; None for the Euclidean norm.
+        gamma: as in `factor_to_bound`.
     """
     dtypes = [x.dtype for x in jax.tree.leaves(row) if not jnp.issubdtype(x.dtype, jnp.floating)]
     if dtypes:
@@ -244,17 +245,21 @@ def scale_to_bound(bound: Any, row: Any, norm: Any = None) -> tuple[Any, ...]:
             "clip", "contributions of floats", f"{dtypes[0]}", "Cast them before they are clipped."
         )
     norm = pytrees.norm(row) if norm is None else norm
-    return pytrees.scale(factor_to_bound(bound, norm), row), norm > bound
+    return pytrees.scale(factor_to_bound(bound, norm, gamma), row), norm > bound
 
 
-def factor_to_bound(bound: Any, norm: Array) -> Array:
+def factor_to_bound(bound: Any, norm: Array, gamma: Any = None) -> Array:
     """Return the factor that scales a contribution down to `bound`; nan if its norm is not finite.
+
+    With `gamma`, the factor of automatic clipping, which may exceed 1.
 
     The squares of finite values overflow if the norm exceeds 1.8e19.  Such a contribution is
     treated like one with non-finite values: it is replaced by zero, and Health.nonfinite_rows
     counts it.
     """
     factor = jnp.minimum(1.0, bound / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+    if gamma is not None:
+        factor = bound / (norm + gamma)
     return jnp.where(jnp.isfinite(norm), factor, jnp.nan)
 
 
@@ -269,7 +274,7 @@ def stretch(shape: Shape | None) -> Array | float:
 
 
 @named("stages.clip_l2.bound")
-def _clip_bound(state: Any, shape: Shape | None, *, bound: Array) -> Array:
+def _clip_bound(state: Any, shape: Shape | None, *, bound: Array, **_: Any) -> Array:
     """Return the bound of a contribution after a Euclidean clip, in the norm of `shape`."""
     return bound * stretch(shape)
 
@@ -298,6 +303,60 @@ def clip_l2(bound: ArrayLike | Callable[..., Any]) -> Stage:
     """
     data = dict(bound=as_level("clip_l2", "Leave the stage out for no clipping.", bound=bound))
     return Stage(Fn(_clip_l2, data), Fn(_clip_bound, data), name="clip_l2")
+
+
+# With a smaller gamma, coordinates whose squares underflow in float32 could exceed the bound.
+MIN_GAMMA = np.float32(1e-6)
+
+
+def gamma_of(data: dict[str, Any]) -> Any:
+    """Return the stability constant in the numbers of a clip, or None.
+
+    A constant that is traced, or was changed by hand, may be below MIN_GAMMA, which is returned
+    instead.
+    """
+    return jnp.maximum(data["gamma"], MIN_GAMMA) if "gamma" in data else None
+
+
+@named("stages.clip_automatic")
+def _clip_automatic(state: Any, row: Tree, **numbers: Any) -> tuple[Tree, Array]:
+    return scale_to_bound(numbers["bound"], row, gamma=gamma_of(numbers))
+
+
+def clip_automatic(bound: ArrayLike | Callable[..., Any] = 1.0, gamma: ArrayLike = 0.01) -> Stage:
+    """Scale each contribution, also a short one, to a Euclidean norm of almost `bound`.
+
+    This is automatic clipping, AUTO-S in the paper: g becomes bound * g / (norm of g + gamma).  A
+    bound is equivalent to a factor of the learning rate, so there is no clip norm to tune.  The
+    clip fraction counts the contributions that were longer than `bound`.
+
+    Args:
+        bound: as in `clip_l2`.
+        gamma: in the units of the contribution, at least 1e-6.  Contributions that are much shorter
+            stay short.
+
+    Privacy:
+        As `clip_l2`: one contribution changes the sum by at most `bound` (add_remove) or 2 * bound
+        (replace_one).
+
+    Raises:
+        ValueError: as in `clip_l2`; for a gamma below 1e-6.
+
+    References:
+        Bu, Wang, Zha, Karypis, NeurIPS 2023, "Automatic clipping: differentially private deep
+        learning made easier and stronger", arXiv:2206.07136.
+
+    Example:
+        >>> from jfl.privacy.mechanisms.chain import chain, release
+        >>> m = chain(clip_automatic(gamma=1.0), total(), adjacency="add_remove")
+        >>> release(m, jax.random.key(0), (), jnp.array([[3.0, 0.0]]), jnp.ones(1))[0].tolist()
+        [0.75, 0.0]
+    """
+    where = "clip_automatic"
+    data = dict(bound=as_level(where, bound=bound), gamma=as_number(where, gamma=gamma))
+    if checks.is_concrete(gamma) and data["gamma"] < MIN_GAMMA:
+        checks.fail(where, f"gamma >= {MIN_GAMMA:g}", f"gamma={gamma}")
+    return Stage(Fn(_clip_automatic, data), Fn(_clip_bound, data), name="clip_automatic")
 
 
 @named("stages.clip_l1")
