@@ -574,6 +574,16 @@ def test_every_name_builds_a_plan(fields):
     assert plan.algorithm.name == found.algorithm
 
 
+@pytest.mark.parametrize(
+    "clip, stage",
+    [("flat", "clip_l2"), ("automatic", "clip_automatic"), ("per_layer", "clip_per_layer")],
+)
+def test_clip_of_a_config(clip, stage):
+    fields = dict(clients=6, cohort=3, model="logistic", noise_multiplier=1.1, clip=clip)
+    plan, _ = build.build(config.Config(**fields))
+    assert f"{stage}(1" in str(plan)
+
+
 @pytest.mark.by_default("fields0-add_remove", "fields1-replace_one")
 @pytest.mark.parametrize(
     "fields, adjacency",

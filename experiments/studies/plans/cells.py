@@ -50,6 +50,7 @@ ALIKE, RATES = (
 ALGORITHMS = dict(  # the grids
     example=dict.fromkeys(ALIKE, RATES["example"])
     | dict(
+        automatic=RATES["example"],
         fedsgd=(0.3, 1, 3, 10),
         addpnfl=(0.003, 0.01, 0.03, 0.1),
         output_perturbation=(0.03, 0.1, 0.3, 1),
@@ -60,6 +61,7 @@ ALGORITHMS = dict(  # the grids
 PLAIN = (0.03, 0.1, 0.3, 1, 3)  # without noise
 NAMES = dict(
     fedavg="FedAvg",
+    automatic="FedAvg, automatic clipping",
     fedsgd="FedSGD",
     fedprox="FedProx",
     scaffold="SCAFFOLD",
@@ -121,7 +123,12 @@ FULL: dict[str, Any] = dict(seeds=SEEDS, tune=TUNE)
 
 
 def line(algorithm, values, **fields):
-    """Return the fields and the grid of an algorithm; AdDPNFL chooses its server's rate."""
+    """Return the fields and the grid of an algorithm; AdDPNFL chooses its server's rate.
+
+    "automatic" is FedAvg with automatic clipping.
+    """
+    if algorithm == "automatic":
+        algorithm, fields = "fedavg", fields | dict(clip="automatic")
     of = "server_lr" if algorithm == "addpnfl" else "lr"
     fields = (
         dict(model="logistic", algorithm=algorithm, **({"lr": 0.3} if of == "server_lr" else {}))
