@@ -11,6 +11,8 @@ from .analysis import public_data as public_data
 from .auditing.audit import AuditReport as AuditReport
 from .auditing.audit import audit as audit
 from .auditing.audit import audit_one_run as audit_one_run
+from .auditing.membership import MembershipReport as MembershipReport
+from .auditing.membership import audit_membership as audit_membership
 from .core import errors as errors
 from .core.errors import HealthError as HealthError
 from .core.identity import describe as describe
@@ -109,6 +111,7 @@ __all__ = [
     "HealthError",
     "Keys",
     "Mechanism",
+    "MembershipReport",
     "Metric",
     "Metrics",
     "Output",
@@ -124,6 +127,7 @@ __all__ = [
     "ask_tell",
     "at_scale",
     "audit",
+    "audit_membership",
     "audit_one_run",
     "auditing",
     "bands",

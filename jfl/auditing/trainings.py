@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core import checks, pytrees
-from ..core.records import Fn, Mechanism, Plan, Task, Tree, named
+from ..core.records import Federation, Fn, Mechanism, Plan, Task, Tree, named
 from ..models.losses import for_evaluation
 from ..privacy.ledger.entry import Entry
 from ..privacy.mechanisms import chain as mech
@@ -169,8 +169,7 @@ def _check_placeable(plan, entry, kind, count, alone):
         hint = "A direction is another loss: use canary='mislabelled' or 'blank'."
         got = "a bound that is declared for a loss"
         refuse("a chain that clips for canary='direction'", got, hint)
-    filled = np.arange(plan.fed.index.shape[1]) < np.asarray(plan.fed.size)[:, None]
-    owned = np.asarray(plan.fed.index)[filled]
+    owned = owned_rows(plan.fed)
     if shared := len(owned) - len(np.unique(owned)):
         expected = f"rows with one owner each for canary={kind!r}"
         refuse(expected, f"{shared} that have several, all of whom would change", worst_case)
@@ -184,6 +183,16 @@ def _check_placeable(plan, entry, kind, count, alone):
         expected = "clients that are seen together"
         got = "the view of the server, who sees each upload separately"
         refuse(expected, got, "Audit one client (jfl.audit), or use sees='models'.")
+
+
+def owned_rows(fed: Federation) -> np.ndarray:
+    """Return the numbers of the rows of all clients, Int[n]; a row of two clients is there twice.
+
+    Args:
+        fed: a federation with rows on the device.
+    """
+    filled = np.arange(fed.index.shape[1]) < np.asarray(fed.size)[:, None]
+    return np.asarray(fed.index)[filled]
 
 
 def _places(plan, unit, client, count, alone):
@@ -235,19 +244,31 @@ def with_coins(made: Training, rounds: int, coins: np.ndarray) -> Plan:
         each = [np.asarray(fed.index[c, : int(fed.size[c])]) for c in made.clients]
         rows, changed = np.concatenate(each), np.repeat(inside, list(map(len, each)))
     x, y = _changed(fed, rows[changed], made.kind)
+    plan = with_included(made, jnp.asarray(inside), x, y)
+    algorithm = watching.watched(plan.algorithm, *_observations(made, rounds))
+    return dataclasses.replace(plan, algorithm=algorithm)
+
+
+def with_included(made: Training, inside: jax.Array, x: jax.Array, y: jax.Array) -> Plan:
+    """Return the plan on given rows, in which excluded canaries are absent or not prescribed.
+
+    Args:
+        made: the training, with its m canaries.
+        inside: Bool[m], which canaries are included; may be traced.
+        x, y: all rows and labels, with those of the canaries.
+    """
     if made.unit == "client" or (made.replaced and made.sent is None):
         plan = _on_rows(made.plan, x, y)
     else:
-        which = _canary_numbers(len(fed.x), made.rows[:, 0])
-        data = dict(x=x, y=y, which=which, inside=jnp.asarray(inside), slopes=made.sent)
+        which = _canary_numbers(len(made.plan.fed.x), made.rows[:, 0])
+        data = dict(x=x, y=y, which=which, inside=inside, slopes=made.sent)
         plan = _on_row_numbers(made.plan, data, made.replaced)
-    client = None
-    if made.unit == "client":
-        which = _canary_numbers(made.plan.sampler.clients, made.clients)
-        data = dict(which=which, uploads=made.sent, inside=jnp.asarray(inside))
-        client = Fn(_send, dict(of=plan.algorithm.client, **data), dict(replaced=made.replaced))
-    algorithm = watching.watched(plan.algorithm, *_observations(made, rounds), client=client)
-    return dataclasses.replace(plan, algorithm=algorithm)
+    if made.unit != "client":
+        return plan
+    which = _canary_numbers(made.plan.sampler.clients, made.clients)
+    data = dict(which=which, uploads=made.sent, inside=inside)
+    client = Fn(_send, dict(of=plan.algorithm.client, **data), dict(replaced=made.replaced))
+    return dataclasses.replace(plan, algorithm=dataclasses.replace(plan.algorithm, client=client))
 
 
 def _canary_numbers(size, places):
@@ -401,7 +422,7 @@ def _see_gradients(moment, seen, *, loss, shown, rows, chain, model, unit):
     now = None if chain is None else mech.at_round(chain, moment.round)
 
     def contribution(x, y):
-        gradient = jax.grad(lambda params: _mean_loss(loss, params, x, y))(moment.before)
+        gradient = jax.grad(lambda params: mean_loss(loss, params, x, y))(moment.before)
         if now is not None:
             return canaries.clipped(now, gradient)
         if unit == "client":  # the gradient does not determine the norm of an upload
@@ -426,7 +447,7 @@ def _see_models(moment, seen, *, loss, shown, weights, last, final):
 
     def read(params):
         if weights is None:
-            return jax.vmap(lambda x, y: _mean_loss(loss, params, x, y))(*shown)
+            return jax.vmap(lambda x, y: mean_loss(loss, params, x, y))(*shown)
         return jax.vmap(lambda w: watching.projections(params, w)[0])(weights)
 
     now = jnp.stack([read(moment.after), read(moment.first)], axis=-1)
@@ -435,6 +456,6 @@ def _see_models(moment, seen, *, loss, shown, weights, last, final):
     return seen.at[moment.round].set(now)
 
 
-def _mean_loss(loss, params, x, y):
+def mean_loss(loss, params, x, y):
     """Return the mean loss of several rows."""
     return jax.vmap(loss, (None, 0, 0))(params, x, y).astype(jnp.float32).mean()

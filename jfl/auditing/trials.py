@@ -64,7 +64,13 @@ def run_trials(
         keys = jax.random.split(jax.random.key(seed), (2, trials))
         mesh = devices.devices(mesh)
         memory = memory or device_memory(COMPILED_MEMORY_FRACTION) or CPU_MEMORY
-        block = _block_size(made.inside, rounds, trials, memory, 1 if mesh is None else mesh.size)
+        num_devices = 1 if mesh is None else mesh.size
+
+        def lower(size):
+            some = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
+            return _block.lower(some, made.inside, rounds)
+
+        block = block_size(lower, trials, memory, num_devices)
         for side, plan in enumerate((made.inside, made.outside)):
             for found in _run_blocks(keys[side], plan, rounds, block, mesh, done[side]):
                 if store is not None:
@@ -77,17 +83,22 @@ def run_trials(
     return [np.concatenate(side) for side in seen]
 
 
-def _block_size(plan: Plan, rounds: int, trials: int, memory: float, devices: int = 1) -> int:
+def block_size(lower: Callable[[int], Any], trials: int, memory: float, devices: int = 1) -> int:
     """Return how many trials run at once, a multiple of `devices`.
 
     A block has at most MAX_BLOCK trials per device, and fits into `memory` bytes of each device
     according to the compiled program.  Blocks are as equal as possible, since the last one is
     padded with runs that are dropped.
+
+    Args:
+        lower: a function from the number of trials of a block to the lowered program.
+        trials: the number of all trials.
+        memory: bytes of each device.
+        devices: the number of devices that share a block.
     """
     size = min(MAX_BLOCK, -(-trials // devices))
     while size > 1:
-        keys = jax.eval_shape(lambda size=size: jax.random.split(jax.random.key(0), size))
-        found = _block.lower(keys, plan, rounds).compile().memory_analysis()
+        found = lower(size).compile().memory_analysis()
         needed = 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes
         if needed <= memory:
             break
@@ -120,7 +131,7 @@ def _run_blocks(
             batch = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
         found, bad = _block(batch, plan, rounds, mesh)
         # counted on the host, since devices that share runs do not communicate
-        _refuse_not_finite(int(np.sum(bad)), block)
+        refuse_not_finite(int(np.sum(bad)), block)
         yield np.asarray(found)[: block - missing]
 
 
@@ -153,7 +164,7 @@ def watch_once(key: jax.Array, plan: Plan, rounds: int) -> np.ndarray:
         Float32[m, R, k], k numbers of each of m canaries in each of R rounds.
     """
     seen, bad = watch(key, plan, rounds)
-    _refuse_not_finite(int(bad), 1)
+    refuse_not_finite(int(bad), 1)
     return np.asarray(seen).swapaxes(0, 1)
 
 
@@ -183,11 +194,17 @@ def watch(key: jax.Array, plan: Plan, rounds: int) -> tuple[jax.Array, jax.Array
     return seen, bad
 
 
-def _refuse_not_finite(bad, runs):
-    """Raise a HealthError if any run had a value that is not finite."""
+def refuse_not_finite(bad: int, runs: int, where: str = "jfl.audit") -> None:
+    """Raise a HealthError if any run had a value that is not finite.
+
+    Args:
+        bad: the number of such runs.
+        runs: the number of all runs.
+        where: the public function, for the message.
+    """
     if bad:
         raise HealthError(
-            "jfl.audit: expected runs that stay finite, but got a number that is not finite in "
+            f"{where}: expected runs that stay finite, but got a number that is not finite in "
             f"{bad} of {runs} runs, so that its canary counts as zero. Lower the clip "
             "norm or the learning rate of the plan, or use float32 parameters.",
             None,

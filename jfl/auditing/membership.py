@@ -1,0 +1,485 @@
+"""Membership inference by shadow federations: `jfl.audit_membership`.
+
+A shadow model is the final model of one run of the plan in which an independent fair coin decides
+for each target, a row or a client, whether it takes part.  An attack gives each pair of a shadow
+model and a target a score, from the losses of the target under this model and under others, and
+answers "took part" if the score is high.
+
+Arrays that several functions share, for S shadow models and m targets:
+
+    losses: Float[S, m], the loss of each target under each model.
+    included: Bool[S, m], the coins.
+    learns: Bool[S], the models from which the attack learns.  A model is never used to attack
+        itself, so all learning models attack each other.
+
+The scores of one model are not independent of each other.  The bounds therefore use one random
+target for each model from which the attack does not learn: given what it learned, these scores are
+independent, as Clopper-Pearson bounds assume.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..core import checks
+from ..core.errors import NotAnalysable
+from ..core.records import Guarantee, Plan
+from ..engine.round import init
+from ..engine.simulate import scan
+from ..engine.sweep import COMPILED_MEMORY_FRACTION, device_memory
+from ..models.losses import for_evaluation
+from ..privacy import guarantees
+from ..privacy.mechanisms import chain as mech
+from . import trainings
+from .estimators import thresholds, two_samples
+from .scores import LEARN_FRACTION, RIDGE
+from .trials import CPU_MEMORY, block_size, refuse_not_finite
+
+WHERE = "jfl.audit_membership"
+MIN_SHADOWS = 64
+MAX_REFERENCES = 1000  # number of test rows, or of groups of them, that RMIA compares with
+MIN_LOSS = 1e-7  # smaller losses are rounding errors of float32
+NUM_THRESHOLDS = 8  # number of thresholds of which the bounds use the best
+NUM_BOUNDS = 4  # the AUROC and the true-positive rates, of each of two attacks
+
+
+class MembershipAttack(NamedTuple):
+    """The results of one attack.
+
+    The fields `tpr`, `interval` and `tpr_bound` have one entry for each false-positive rate.
+
+    Attributes:
+        name: "LiRA" or "RMIA".
+        auroc: the area under the ROC curve of all trials.
+        auroc_bound: a lower bound on it.
+        tpr: the largest true-positive rate of all trials at a false-positive rate.
+        interval: its Clopper-Pearson interval, as if all trials were independent.  They are not,
+            because the trials of one shadow model share this model.
+        tpr_bound: a lower bound on the true-positive rate of the best attack at exactly this
+            false-positive rate.  It does not assume that trials of one model are independent.
+    """
+
+    name: str
+    auroc: float
+    auroc_bound: float
+    tpr: tuple[float, ...]
+    interval: tuple[tuple[float, float], ...]
+    tpr_bound: tuple[float, ...]
+
+
+class MembershipReport(NamedTuple):
+    """What membership inference found, and the limit that the proof sets to every attack.
+
+    Attributes:
+        unit: "example" or "client": what the targets are.
+        targets: Int[m], the numbers of the rows or clients.
+        rounds: the number of rounds of each run.
+        confidence: the probability with which all lower bounds hold together.
+        fpr: the false-positive rates.
+        allowed: the largest true-positive rate that the proof allows at each of them; 1 if nothing
+            is proved.
+        attacks: the results of LiRA, and of RMIA if the federation has test rows.
+        contradicted: whether a lower bound exceeds what an unconditional proof allows, which is a
+            bug.
+        proved: the guarantee against an observer of the models; None if the plan cannot be
+            analysed.  Without noise its epsilon is infinite.
+        why_not_proved: the reason if it is None.
+        losses: Float32[S, m], the loss of each target under each shadow model.
+        included: Bool[S, m], which targets took part in which run.
+    """
+
+    unit: str
+    targets: np.ndarray
+    rounds: int
+    confidence: float
+    fpr: tuple[float, ...]
+    allowed: tuple[float, ...]
+    attacks: tuple[MembershipAttack, ...]
+    contradicted: bool
+    proved: Guarantee | None
+    why_not_proved: str
+    losses: np.ndarray
+    included: np.ndarray
+
+    def __str__(self):
+        limit = f"not proved: {self.why_not_proved}"
+        if self.proved is not None:
+            limit = str(self.proved).splitlines()[0]
+        lines = [
+            f"membership of {len(self.targets)} {self.unit}s in the model after {self.rounds} "
+            f"rounds, from {len(self.losses)} shadow models" + self.contradicted * ": CONTRADICTED",
+            f"allowed by: {limit}",
+        ]
+        row = "  {:<10}{:<10}{:<20}{:<10}{}".format
+        for attack in self.attacks:
+            bound = f"at least {attack.auroc_bound:.3f}"
+            lines.append(f"{attack.name}: AUROC {attack.auroc:.3f}, {bound}")
+            lines.append(row("FPR", "TPR", "interval", "at least", "allowed"))
+            columns = self.fpr, attack.tpr, attack.interval, attack.tpr_bound, self.allowed
+            for fpr, tpr, (low, high), bound, allowed in zip(*columns, strict=True):
+                interval = f"[{low:.3g}, {high:.3g}]"
+                cells = f"{fpr:g}", f"{tpr:.3g}", interval, f"{bound:.2g}", f"{allowed:.3g}"
+                lines.append(row(*cells))
+        lines += [
+            f"at least: all these bounds hold together at confidence {self.confidence:g}",
+            "interval: treats all trials as independent, although trials of one model share it",
+            "another attack may find more",
+        ]
+        return "\n  ".join(lines)
+
+
+def audit_membership(
+    plan: Plan,
+    rounds: int,
+    shadows: int = 1024,
+    targets: int | ArrayLike = 64,
+    *,
+    unit: str | None = None,
+    fpr: Sequence[float] = (1e-2, 1e-3, 1e-4),
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    seed: int = 0,
+    memory: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> MembershipReport:
+    """Train shadow federations, and infer from the final models who took part in their training.
+
+    All runs are one compiled program.  In each of them, an independent fair coin decides for each
+    target whether it takes part; all other rows and clients do.  An excluded row has the gradient
+    zero, and an excluded client uploads zeros.  Two attacks see the loss of each target under the
+    final model: `lira` and `rmia`.
+
+    An attack shows that at least so much leaks.  It never shows that something is private, because
+    another attack may find more.
+
+    Args:
+        plan: one Plan, with or without noise, whose rows are on the device.
+        rounds: the number of rounds of each run, and of the proved guarantee.
+        shadows: the number of runs, S, at least 64.  The lower bound on the true-positive rate at
+            a false-positive rate f is seldom far above S f / 20, so small rates need many runs.
+        targets: the number of targets, which are then drawn among the training rows (or the
+            clients with rows); all of them if there are fewer.  Or Int[m], rows of `fed.x` or ids
+            of clients.
+        unit: "example" or "client".  None means the unit of `jfl.guarantee`, and "example" without
+            noise.
+        fpr: false-positive rates in (0, 1).
+        delta: the delta of the reported guarantee.  The allowed true-positive rates use its whole
+            trade-off curve.
+        confidence: in (0, 1), with which all lower bounds of the report hold together.
+        seed: the seed of the runs, coins and targets.
+        memory: bytes for runs at once; None means the free memory of an accelerator, or 1 GiB on
+            a CPU.
+        progress: is called with the number of finished runs and the number of all runs.
+
+    Privacy:
+        The allowed rates are those of `jfl.guarantee` for the view "third_party", which sees every
+        model.  They hold for each target, and, since the trade-off curve is concave, for the
+        average over targets.  Under "replace_one", a contribution of zero is one of the
+        replacements that the proof covers.
+
+    Raises:
+        NotAnalysable: If rows have several owners, if a client reads rows in other ways than by
+            gradients of jfl, or if clients vote on a clip norm under add_remove.
+        ValueError: For arguments out of range, or if several units are protected.
+
+    References:
+        Carlini et al., IEEE S&P 2022 (LiRA); Zarifzadeh, Liu, Shokri, ICML 2024 (RMIA).
+
+    Example:
+        >>> import jfl
+        >>> rows, labels = jfl.datasets.digits().x[:40], jfl.datasets.digits().y[:40]
+        >>> few = jfl.datasets.arrays(rows, labels, rows[:1], labels[:1])
+        >>> fed = jfl.federate(few, jfl.partition.iid(4))
+        >>> task = jfl.models.logistic(fed)
+        >>> fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=1.0)
+        >>> plan = jfl.plan(fed, task, fedavg, jfl.sampling.full(4))
+        >>> report = jfl.audit_membership(plan, rounds=5, shadows=64, targets=20)
+        >>> report.attacks[0].auroc > 0.8, report.allowed
+        (True, (1.0, 1.0, 1.0))
+    """
+    checks.require_type(WHERE, Plan, "jfl.plan", plan=plan)
+    checks.require_device_rows(WHERE, plan.fed)
+    checks.require_integer(WHERE, rounds=rounds)
+    checks.require_integer(WHERE, min_value=MIN_SHADOWS, shadows=shadows)
+    checks.require_seed(WHERE, seed=seed)
+    checks.require_one_of(WHERE, (None, "example", "client"), unit=unit)
+    thresholds.check_levels(WHERE, delta, confidence, zero=False)
+    rates = checks.as_array(WHERE, "fpr", fpr)
+    if rates.ndim != 1 or not np.all((rates > 0) & (rates < 1)):
+        checks.fail(WHERE, "fpr, numbers in (0, 1)", f"fpr={fpr!r}")
+    proved, why_not = None, ""
+    try:
+        proved = guarantees.guarantee(plan, rounds, delta, unit, "third_party")
+    except NotAnalysable as error:
+        why_not = str(error)
+    unit = unit or ("example" if proved is None else proved.unit)
+    _check_absence(plan, unit, proved)
+
+    draw = np.random.default_rng([seed, 3])
+    chosen = _choose_targets(plan, unit, targets, draw)
+    included = draw.random((shadows, len(chosen))) < 0.5
+    made, shown = _training(plan, unit, chosen)
+    losses = _train(made, rounds, included, shown, seed, memory, progress)
+    losses, references = losses[:, : len(chosen)], losses[:, len(chosen) :]
+
+    scores: dict = dict(LiRA=lambda learns: lira(losses, included, learns))
+    if references.size:
+        scores["RMIA"] = lambda learns: rmia(losses, references, included, learns)
+    attacks = tuple(
+        _judge(name, score, included, rates, confidence, draw) for name, score in scores.items()
+    )
+    allowed = np.ones(len(rates)) if proved is None else proved.tpr(rates)
+    exceeded = any(np.any(np.array(attack.tpr_bound) > allowed) for attack in attacks)
+    return MembershipReport(
+        unit=unit,
+        targets=chosen,
+        rounds=int(rounds),
+        confidence=float(confidence),
+        fpr=tuple(rates.tolist()),
+        allowed=tuple(allowed.tolist()),
+        attacks=attacks,
+        contradicted=proved is not None and proved.status == "proved" and exceeded,
+        proved=proved,
+        why_not_proved=why_not,
+        losses=losses,
+        included=included,
+    )
+
+
+# --- the shadow models
+
+
+def _check_absence(plan, unit, proved):
+    """Reject plans in which a contribution of zero is not what the guarantee compares with."""
+    owned = trainings.owned_rows(plan.fed)
+    if shared := len(owned) - len(np.unique(owned)):
+        got = f"{shared} that have several"
+        checks.fail(WHERE, "rows with one owner each", got, error=NotAnalysable)
+    votes = unit == "client" and proved is not None and mech.adaptive(plan.release)
+    if votes and proved.adjacency != "replace_one":
+        expected = "a clip norm that no client votes on, for clients that are added or removed"
+        hint = "Audit one client: jfl.audit."
+        checks.fail(WHERE, expected, "an adaptive one", hint, NotAnalysable)
+
+
+def _choose_targets(plan, unit, targets, draw) -> np.ndarray:
+    """Return the numbers of the rows or clients that are attacked, Int[m]."""
+    sizes = np.asarray(plan.fed.size)
+    possible = np.flatnonzero(sizes) if unit == "client" else trainings.owned_rows(plan.fed)
+    if np.ndim(targets) == 0:
+        checks.require_integer(WHERE, targets=targets)
+        count = min(int(np.asarray(targets)), len(possible))
+        return np.sort(draw.choice(possible, count, replace=False))
+    chosen = checks.as_array(WHERE, "targets", targets)
+    repeated = len(np.unique(chosen)) < chosen.size
+    if chosen.ndim != 1 or not chosen.size or repeated or not np.isin(chosen, possible).all():
+        what = "clients with rows" if unit == "client" else "rows that a client has"
+        checks.fail(WHERE, f"targets, different {what}", checks.short_repr(targets))
+    return chosen.astype(int)
+
+
+def _training(plan, unit, chosen):
+    """Return the Training of the targets, and the rows x, y of each target and of each reference:
+    two arrays [m + r, s, ...].  A target client shows s rows, and a reference is s test rows."""
+    fed, rows = plan.fed, chosen[:, None]
+    if unit == "client":
+        width = min(trainings.MAX_ROWS, int(np.asarray(fed.size)[chosen].min()))
+        rows = np.asarray(fed.index)[chosen, :width]
+    num_references = min(MAX_REFERENCES, len(fed.y_test) // rows.shape[1])
+    tests = np.arange(num_references * rows.shape[1]).reshape(num_references, -1)
+    pairs = ((fed.x, fed.x_test), (fed.y, fed.y_test))
+    shown = tuple(jnp.concatenate([own[rows], test[tests]]) for own, test in pairs)
+    whose = (plan, unit, False, rows, chosen, "member", "final model")
+    return trainings.Training(*whose, *[None] * 3, "", "", None), shown
+
+
+def _train(made, rounds, included, shown, seed, memory, progress) -> np.ndarray:
+    """Return the losses of all targets and references under each shadow model,
+    Float32[S, m + r]."""
+    loss, shadows = for_evaluation(made.plan.task), len(included)
+
+    @jax.jit
+    def run_block(keys, included, plan, shown):
+        def run_one(key, inside):
+            rows = plan.fed.x, plan.fed.y
+            masked = trainings.with_included(made._replace(plan=plan), inside, *rows)
+            run, _ = scan(init(key, masked), masked, jnp.array([rounds]))
+            params = masked.algorithm.params(run.server)
+            observe = lambda rows: trainings.mean_loss(loss, params, *rows)
+            losses = jax.lax.map(observe, shown, batch_size=trainings.MAX_GRADIENTS)
+            return losses, run.health.nonfinite + run.health.nonfinite_rows > 0
+
+        return jax.vmap(run_one)(keys, included)
+
+    # The block's size must not change the keys, which are therefore split once.
+    keys = jax.random.split(jax.random.key(seed), shadows)
+    arguments = lambda chosen: (keys[chosen], included[chosen], made.plan, shown)
+    memory = memory or device_memory(COMPILED_MEMORY_FRACTION) or CPU_MEMORY
+    lower = lambda size: run_block.lower(*arguments(np.arange(size)))
+    block, found = block_size(lower, shadows, memory), []
+    for begin in range(0, shadows, block):
+        # The last block is padded with runs that are dropped.
+        losses, bad = run_block(*arguments((begin + np.arange(block)) % shadows))
+        refuse_not_finite(int(bad.sum()), block, WHERE)
+        found.append(np.asarray(losses)[: shadows - begin])
+        if progress is not None:
+            progress(min(begin + block, shadows), shadows)
+    return np.concatenate(found)
+
+
+# --- attacks
+
+
+def lira(losses: np.ndarray, included: np.ndarray, learns: np.ndarray) -> np.ndarray:
+    """Return the scores of the likelihood-ratio attack (LiRA, online).
+
+    The confidence p = exp(-loss) of a target is scaled to log(p / (1 - p)).  For each target, a
+    normal distribution is fitted to the values of the models with it, and one to those without it.
+    The score is the logarithm of the ratio of the two densities.
+
+    Args:
+        losses, included, learns: see the module.
+
+    Returns:
+        Float64[S, m].
+
+    References:
+        Carlini et al., IEEE S&P 2022, Algorithm 1.
+    """
+    loss = np.maximum(np.asarray(losses, np.float64), MIN_LOSS)
+    scaled = -loss - np.log(-np.expm1(-loss))
+    scaled = scaled - scaled.mean(0)
+    floor = RIDGE * scaled.var(0) + np.finfo(np.float64).tiny
+
+    def log_density(which):
+        mean, variance = _moments_of_others(scaled, which & learns[:, None])
+        variance = np.maximum(variance, floor)
+        return -np.log(variance) / 2 - np.square(scaled - mean) / (2 * variance)
+
+    return log_density(included) - log_density(~included)
+
+
+def rmia(
+    losses: np.ndarray, references: np.ndarray, included: np.ndarray, learns: np.ndarray
+) -> np.ndarray:
+    """Return the scores of the robust membership inference attack (RMIA, online, gamma = 1).
+
+    The ratio of a target is its confidence exp(-loss) under the attacked model, divided by its mean
+    confidence: the mean over other models with it, averaged with that over models without it.  The
+    score is the fraction of reference rows, in no training, whose ratio is at most that of the
+    target.  The ratio itself decides between equal fractions.
+
+    Args:
+        losses, included, learns: see the module.
+        references: Float[S, r], the losses of r reference rows under each model.
+
+    Returns:
+        Float64[S, m].
+
+    References:
+        Zarifzadeh, Liu, Shokri, ICML 2024, equations (3) and (4).
+    """
+    learning = np.broadcast_to(learns[:, None], included.shape)
+    confidence, other = (np.exp(-np.asarray(v, np.float64)) for v in (losses, references))
+    inside, outside = (
+        _moments_of_others(confidence, which & learning)[0] for which in (included, ~included)
+    )
+    tiny = np.finfo(np.float64).tiny
+    ratio = confidence / np.maximum((inside + outside) / 2, tiny)
+    everywhere = np.broadcast_to(learns[:, None], references.shape)
+    typical = np.sort(other / np.maximum(_moments_of_others(other, everywhere)[0], tiny), axis=1)
+    pairs = zip(typical, ratio, strict=True)
+    below = np.stack([np.searchsorted(known, own, side="right") for known, own in pairs])
+    return (below + ratio / (1 + ratio)) / (references.shape[1] + 1)
+
+
+def _moments_of_others(values, which):
+    """Return the mean and the variance of the values of all other models in `which`.
+
+    Args:
+        values: Float64[S, m].
+        which: Bool[S, m]; the value of the model itself never counts.
+
+    Returns:
+        Two arrays Float64[S, m].
+    """
+    of_others = lambda v: (which * v).sum(0) - which * v
+    count = np.maximum(of_others(np.ones_like(values)), 1)
+    mean = of_others(values) / count
+    return mean, np.maximum(of_others(np.square(values)) / count - np.square(mean), 0.0)
+
+
+# --- rates and their bounds
+
+
+def _judge(name, score, included, fpr, confidence, draw) -> MembershipAttack:
+    """Return the rates of an attack and their bounds.
+
+    Args:
+        name: its name.
+        score: a function from Bool[S], the models from which it learns, to scores Float[S, m].
+        included: Bool[S, m], the coins.
+        fpr: Float[k], the false-positive rates.
+        confidence: of the bounds.
+        draw: a NumPy generator.
+    """
+    everyone, count = np.ones(len(included), bool), int(included.sum())
+    scores = score(everyone)
+    inside, outside = scores[included], scores[~included]
+    tpr = two_samples.tpr_at_fpr(inside, outside, fpr)
+    hits, alpha = np.rint(tpr * count), (1 - confidence) / 2
+    low = 1 - thresholds.clopper_pearson_upper(count - hits, count, alpha)
+    high = thresholds.clopper_pearson_upper(hits, count, alpha)
+
+    learns = np.arange(len(included)) < LEARN_FRACTION * len(included)
+    judged = np.flatnonzero(~learns)
+    one_each = judged, draw.integers(included.shape[1], size=len(judged))
+    values, took_part = score(learns)[one_each], included[one_each]
+    sides = np.sort(values[took_part]), np.sort(values[~took_part])
+    auroc_bound, tpr_bound = lower_bounds(*sides, fpr, (1 - confidence) / NUM_BOUNDS)
+    interval = tuple(zip(low.tolist(), high.tolist(), strict=True))
+    auroc = two_samples.auroc(inside, outside)
+    found = auroc, auroc_bound, tuple(tpr.tolist()), interval, tuple(tpr_bound.tolist())
+    return MembershipAttack(name, *found)
+
+
+def lower_bounds(
+    inside: np.ndarray, outside: np.ndarray, fpr: np.ndarray, alpha: float
+) -> tuple[float, np.ndarray]:
+    """Return lower bounds on the AUROC, and on the true-positive rate of the best attack at exactly
+    these false-positive rates.
+
+    A test whose false-positive rate is at most u and whose true-positive rate is at least v becomes
+    a test with the rates f and v f / u, for f < u, if it answers "took part" only with probability
+    f / u.  A guess without the score has equal rates.
+
+    Args:
+        inside: Float[n], sorted independent scores of targets that took part.
+        outside: Float[n'], the same of targets that did not.
+        fpr: Float[k].
+        alpha: the probability with which the first bound, and any of the second, may be wrong.
+
+    Returns:
+        A number, and Float64[k].
+
+    References:
+        Hoeffding, JASA 1963, section 5b, for the AUROC, a two-sample U-statistic.
+    """
+    slack = np.sqrt(np.log(1 / alpha) / (2 * min(len(inside), len(outside))))
+    auroc = max(two_samples.auroc(inside, outside) - slack, 0.0)
+    rule = thresholds.Bonferroni(NUM_THRESHOLDS)
+
+    def shown_at(rate):
+        def read(rates):
+            kept = np.minimum(rate / rates.false_positive_rate, 1.0)
+            shown = (1 - rates.false_negative_rate) * kept
+            return float(shown.max()), int(shown.argmax())
+
+        return max(rule.judge(inside, outside, alpha, read).epsilon, rate)
+
+    return float(auroc), np.array([shown_at(rate) for rate in fpr.tolist()])
