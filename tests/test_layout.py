@@ -71,8 +71,8 @@ HEAVY = set(
 )
 # the command line starts fast only if it imports what a command needs when it needs it
 LATE = ("__init__", "cli.main", "cli.demo", "runs.record", "runs.config")
-PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism Metric Metrics Output Plan
-REPOSITORY Release Rows Run Sweep Task algorithm algorithms at_scale audit audit_one_run auditing bands batches bounded Budget budget calibrate callbacks ask_tell clip_values james_stein post_process chain
+PUBLIC = """Algorithm AuditReport Choice Context Diagnostics Federation Fn Guarantee Health HealthError Keys Mechanism MembershipReport Metric Metrics Output Plan
+REPOSITORY Release Rows Run Sweep Task algorithm algorithms at_scale audit audit_membership audit_one_run auditing bands batches bounded Budget budget calibrate callbacks ask_tell clip_values james_stein post_process chain
 check_privacy choose clip_adaptive clip_automatic clip_l1 clip_l2 clip_per_layer clip_scaled correlated corruption datasets describe distributed divide epsilon epsilons errors
 federate gaussian grad guarantee guarantees heterogeneity init keep_compiled_programs laplace ledger linear_maps load loggers mesh models named noise_multiplier optimizers partition
 plan population predict private_grad public_data run_round sampling scan schedules simulate strategies sweep task total transforms wavelet""".split()  # noqa: E501

@@ -17,8 +17,8 @@ target for each model from which the attack does not learn: given what it learne
 independent, as Clopper-Pearson bounds assume.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -35,7 +35,7 @@ from ..engine.sweep import COMPILED_MEMORY_FRACTION, device_memory
 from ..models.losses import for_evaluation
 from ..privacy import guarantees
 from ..privacy.mechanisms import chain as mech
-from . import trainings
+from . import canaries, trainings
 from .estimators import thresholds, two_samples
 from .scores import LEARN_FRACTION, RIDGE
 from .trials import CPU_MEMORY, block_size, refuse_not_finite
@@ -43,7 +43,7 @@ from .trials import CPU_MEMORY, block_size, refuse_not_finite
 WHERE = "jfl.audit_membership"
 MIN_SHADOWS = 64
 MAX_REFERENCES = 1000  # number of test rows, or of groups of them, that RMIA compares with
-MIN_LOSS = 1e-7  # smaller losses are rounding errors of float32
+MIN_LOSS, MAX_LOSS = 1e-7, 700.0  # rounding errors of float32; the logarithm of tiny floats
 NUM_THRESHOLDS = 8  # number of thresholds of which the bounds use the best
 NUM_BOUNDS = 4  # the AUROC and the true-positive rates, of each of two attacks
 
@@ -51,25 +51,25 @@ NUM_BOUNDS = 4  # the AUROC and the true-positive rates, of each of two attacks
 class MembershipAttack(NamedTuple):
     """The results of one attack.
 
-    The fields `tpr`, `interval` and `tpr_bound` have one entry for each false-positive rate.
+    The arrays have one entry for each of k false-positive rates.
 
     Attributes:
         name: "LiRA" or "RMIA".
         auroc: the area under the ROC curve of all trials.
         auroc_bound: a lower bound on it.
-        tpr: the largest true-positive rate of all trials at a false-positive rate.
-        interval: its Clopper-Pearson interval, as if all trials were independent.  They are not,
-            because the trials of one shadow model share this model.
-        tpr_bound: a lower bound on the true-positive rate of the best attack at exactly this
-            false-positive rate.  It does not assume that trials of one model are independent.
+        tpr: Float[k], the largest true-positive rate of all trials at a false-positive rate.
+        interval: Float[k, 2], its Clopper-Pearson interval, as if all trials were independent.
+            They are not, because the trials of one shadow model share this model.
+        tpr_bound: Float[k], a lower bound on the true-positive rate of the best attack at exactly
+            this false-positive rate.  It does not assume that trials of one model are independent.
     """
 
     name: str
     auroc: float
     auroc_bound: float
-    tpr: tuple[float, ...]
-    interval: tuple[tuple[float, float], ...]
-    tpr_bound: tuple[float, ...]
+    tpr: np.ndarray
+    interval: np.ndarray
+    tpr_bound: np.ndarray
 
 
 class MembershipReport(NamedTuple):
@@ -80,16 +80,16 @@ class MembershipReport(NamedTuple):
         targets: Int[m], the numbers of the rows or clients.
         rounds: the number of rounds of each run.
         confidence: the probability with which all lower bounds hold together.
-        fpr: the false-positive rates.
-        allowed: the largest true-positive rate that the proof allows at each of them; 1 if nothing
-            is proved.
+        fpr: Float[k], false-positive rates.
+        allowed: Float[k], the largest true-positive rate that the proof allows at each of them; 1
+            if nothing is proved.
         attacks: the results of LiRA, and of RMIA if the federation has test rows.
         contradicted: whether a lower bound exceeds what an unconditional proof allows, which is a
             bug.
         proved: the guarantee against an observer of the models; None if the plan cannot be
             analysed.  Without noise its epsilon is infinite.
         why_not_proved: the reason if it is None.
-        losses: Float32[S, m], the loss of each target under each shadow model.
+        losses: Float64[S, m], the loss of each target under each shadow model.
         included: Bool[S, m], which targets took part in which run.
     """
 
@@ -97,8 +97,8 @@ class MembershipReport(NamedTuple):
     targets: np.ndarray
     rounds: int
     confidence: float
-    fpr: tuple[float, ...]
-    allowed: tuple[float, ...]
+    fpr: np.ndarray
+    allowed: np.ndarray
     attacks: tuple[MembershipAttack, ...]
     contradicted: bool
     proved: Guarantee | None
@@ -107,24 +107,20 @@ class MembershipReport(NamedTuple):
     included: np.ndarray
 
     def __str__(self):
-        limit = f"not proved: {self.why_not_proved}"
-        if self.proved is not None:
-            limit = str(self.proved).splitlines()[0]
+        limit = str(self.proved).splitlines()[0] if self.proved else self.why_not_proved
         lines = [
             f"membership of {len(self.targets)} {self.unit}s in the model after {self.rounds} "
             f"rounds, from {len(self.losses)} shadow models" + self.contradicted * ": CONTRADICTED",
-            f"allowed by: {limit}",
+            f"{'allowed by' if self.proved else 'not proved'}: {limit}",
         ]
-        row = "  {:<10}{:<10}{:<20}{:<10}{}".format
+        row = "  {:<10.3g}{:<10.3g}{:<20}{:<10.2g}{:.3g}".format
         for attack in self.attacks:
-            bound = f"at least {attack.auroc_bound:.3f}"
-            lines.append(f"{attack.name}: AUROC {attack.auroc:.3f}, {bound}")
-            lines.append(row("FPR", "TPR", "interval", "at least", "allowed"))
-            columns = self.fpr, attack.tpr, attack.interval, attack.tpr_bound, self.allowed
-            for fpr, tpr, (low, high), bound, allowed in zip(*columns, strict=True):
-                interval = f"[{low:.3g}, {high:.3g}]"
-                cells = f"{fpr:g}", f"{tpr:.3g}", interval, f"{bound:.2g}", f"{allowed:.3g}"
-                lines.append(row(*cells))
+            lines += [
+                f"{attack.name}: AUROC {attack.auroc:.3f}, at least {attack.auroc_bound:.3f}",
+                "  FPR       TPR       interval            at least  allowed",
+            ]
+            interval = [f"[{low:.3g}, {high:.3g}]" for low, high in attack.interval]
+            lines += map(row, self.fpr, attack.tpr, interval, attack.tpr_bound, self.allowed)
         lines += [
             f"at least: all these bounds hold together at confidence {self.confidence:g}",
             "interval: treats all trials as independent, although trials of one model share it",
@@ -141,11 +137,8 @@ def audit_membership(
     *,
     unit: str | None = None,
     fpr: Sequence[float] = (1e-2, 1e-3, 1e-4),
-    delta: float = 1e-5,
     confidence: float = 0.95,
     seed: int = 0,
-    memory: float | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> MembershipReport:
     """Train shadow federations, and infer from the final models who took part in their training.
 
@@ -167,20 +160,15 @@ def audit_membership(
             of clients.
         unit: "example" or "client".  None means the unit of `jfl.guarantee`, and "example" without
             noise.
-        fpr: false-positive rates in (0, 1).
-        delta: the delta of the reported guarantee.  The allowed true-positive rates use its whole
-            trade-off curve.
+        fpr: [k], false-positive rates.
         confidence: in (0, 1), with which all lower bounds of the report hold together.
         seed: the seed of the runs, coins and targets.
-        memory: bytes for runs at once; None means the free memory of an accelerator, or 1 GiB on
-            a CPU.
-        progress: is called with the number of finished runs and the number of all runs.
 
     Privacy:
-        The allowed rates are those of `jfl.guarantee` for the view "third_party", which sees every
-        model.  They hold for each target, and, since the trade-off curve is concave, for the
-        average over targets.  Under "replace_one", a contribution of zero is one of the
-        replacements that the proof covers.
+        The allowed rates follow from the whole trade-off curve of `jfl.guarantee` for the view
+        "third_party", which sees every model.  They hold for each target, and, since the curve is
+        concave, for the average over targets.  Under "replace_one", a contribution of zero is one
+        of the replacements that the proof covers.
 
     Raises:
         NotAnalysable: If rows have several owners, if a client reads rows in other ways than by
@@ -199,50 +187,47 @@ def audit_membership(
         >>> fedavg = jfl.algorithms.fedavg(jfl.grad(task.loss), lr=1.0)
         >>> plan = jfl.plan(fed, task, fedavg, jfl.sampling.full(4))
         >>> report = jfl.audit_membership(plan, rounds=5, shadows=64, targets=20)
-        >>> report.attacks[0].auroc > 0.8, report.allowed
-        (True, (1.0, 1.0, 1.0))
+        >>> report.attacks[0].auroc > 0.8, report.allowed.tolist()
+        (True, [1.0, 1.0, 1.0])
     """
     checks.require_type(WHERE, Plan, "jfl.plan", plan=plan)
     checks.require_device_rows(WHERE, plan.fed)
     checks.require_integer(WHERE, rounds=rounds)
     checks.require_integer(WHERE, min_value=MIN_SHADOWS, shadows=shadows)
     checks.require_seed(WHERE, seed=seed)
-    checks.require_one_of(WHERE, (None, "example", "client"), unit=unit)
-    thresholds.check_levels(WHERE, delta, confidence, zero=False)
-    rates = checks.as_array(WHERE, "fpr", fpr)
-    if rates.ndim != 1 or not np.all((rates > 0) & (rates < 1)):
-        checks.fail(WHERE, "fpr, numbers in (0, 1)", f"fpr={fpr!r}")
+    thresholds.check_levels(WHERE, 0.0, confidence)
+    hint = "Let each row belong to one client, as the guarantee assumes."
+    trainings.check_owners(plan.fed, "rows with one owner each", hint)
     proved, why_not = None, ""
     try:
-        proved = guarantees.guarantee(plan, rounds, delta, unit, "third_party")
+        proved = guarantees.guarantee(plan, rounds, unit=unit, view="third_party")
     except NotAnalysable as error:
         why_not = str(error)
-    unit = unit or ("example" if proved is None else proved.unit)
-    _check_absence(plan, unit, proved)
+    unit = unit or (proved.unit if proved else "example")
+    votes = unit == "client" and mech.adaptive(plan.release)
+    if votes and proved and proved.adjacency != "replace_one":
+        expected = "a clip norm that no client votes on, for clients that are added or removed"
+        canaries.refuse(expected, "an adaptive one", "Audit one client: jfl.audit.")
 
-    draw = np.random.default_rng([seed, 3])
+    draw, fpr = np.random.default_rng([seed, 3]), np.asarray(fpr, np.float64)
     chosen = _choose_targets(plan, unit, targets, draw)
     included = draw.random((shadows, len(chosen))) < 0.5
-    made, shown = _training(plan, unit, chosen)
-    losses = _train(made, rounds, included, shown, seed, memory, progress)
+    losses = _train(plan, rounds, unit, chosen, included, seed)
     losses, references = losses[:, : len(chosen)], losses[:, len(chosen) :]
-
-    scores: dict = dict(LiRA=lambda learns: lira(losses, included, learns))
+    attacks = [_judge("LiRA", lira, losses, included, fpr, confidence, draw)]
     if references.size:
-        scores["RMIA"] = lambda learns: rmia(losses, references, included, learns)
-    attacks = tuple(
-        _judge(name, score, included, rates, confidence, draw) for name, score in scores.items()
-    )
-    allowed = np.ones(len(rates)) if proved is None else proved.tpr(rates)
-    exceeded = any(np.any(np.array(attack.tpr_bound) > allowed) for attack in attacks)
+        attack = functools.partial(rmia, references=references)
+        attacks.append(_judge("RMIA", attack, losses, included, fpr, confidence, draw))
+    allowed = proved.tpr(fpr) if proved else np.ones(len(fpr))
+    exceeded = any(np.any(attack.tpr_bound > allowed) for attack in attacks)
     return MembershipReport(
         unit=unit,
         targets=chosen,
-        rounds=int(rounds),
-        confidence=float(confidence),
-        fpr=tuple(rates.tolist()),
-        allowed=tuple(allowed.tolist()),
-        attacks=attacks,
+        rounds=rounds,
+        confidence=confidence,
+        fpr=fpr,
+        allowed=allowed,
+        attacks=tuple(attacks),
         contradicted=proved is not None and proved.status == "proved" and exceeded,
         proved=proved,
         why_not_proved=why_not,
@@ -254,82 +239,59 @@ def audit_membership(
 # --- the shadow models
 
 
-def _check_absence(plan, unit, proved):
-    """Reject plans in which a contribution of zero is not what the guarantee compares with."""
-    owned = trainings.owned_rows(plan.fed)
-    if shared := len(owned) - len(np.unique(owned)):
-        got = f"{shared} that have several"
-        checks.fail(WHERE, "rows with one owner each", got, error=NotAnalysable)
-    votes = unit == "client" and proved is not None and mech.adaptive(plan.release)
-    if votes and proved.adjacency != "replace_one":
-        expected = "a clip norm that no client votes on, for clients that are added or removed"
-        hint = "Audit one client: jfl.audit."
-        checks.fail(WHERE, expected, "an adaptive one", hint, NotAnalysable)
-
-
 def _choose_targets(plan, unit, targets, draw) -> np.ndarray:
     """Return the numbers of the rows or clients that are attacked, Int[m]."""
-    sizes = np.asarray(plan.fed.size)
-    possible = np.flatnonzero(sizes) if unit == "client" else trainings.owned_rows(plan.fed)
+    possible = trainings.owned_rows(plan.fed)
+    if unit == "client":
+        possible = np.flatnonzero(np.asarray(plan.fed.size))
     if np.ndim(targets) == 0:
         checks.require_integer(WHERE, targets=targets)
-        count = min(int(np.asarray(targets)), len(possible))
-        return np.sort(draw.choice(possible, count, replace=False))
-    chosen = checks.as_array(WHERE, "targets", targets)
-    repeated = len(np.unique(chosen)) < chosen.size
-    if chosen.ndim != 1 or not chosen.size or repeated or not np.isin(chosen, possible).all():
-        what = "clients with rows" if unit == "client" else "rows that a client has"
-        checks.fail(WHERE, f"targets, different {what}", checks.short_repr(targets))
-    return chosen.astype(int)
+        return np.sort(draw.permutation(possible)[:targets])
+    chosen = np.unique(targets)
+    if not len(chosen) or not np.isin(chosen, possible).all():
+        what = "ids of clients with rows" if unit == "client" else "numbers of rows of clients"
+        checks.fail(WHERE, f"targets, {what}", checks.short_repr(targets))
+    return chosen
 
 
-def _training(plan, unit, chosen):
-    """Return the Training of the targets, and the rows x, y of each target and of each reference:
-    two arrays [m + r, s, ...].  A target client shows s rows, and a reference is s test rows."""
-    fed, rows = plan.fed, chosen[:, None]
+def _train(plan, rounds, unit, targets, included, seed) -> np.ndarray:
+    """Return the losses of m targets and r references under each shadow model, Float64[S, m + r].
+
+    The loss of a client is the mean over s of its rows, and a reference is the mean over s test
+    rows.
+    """
+    fed, rows = plan.fed, targets[:, None]
     if unit == "client":
-        width = min(trainings.MAX_ROWS, int(np.asarray(fed.size)[chosen].min()))
-        rows = np.asarray(fed.index)[chosen, :width]
-    num_references = min(MAX_REFERENCES, len(fed.y_test) // rows.shape[1])
-    tests = np.arange(num_references * rows.shape[1]).reshape(num_references, -1)
-    pairs = ((fed.x, fed.x_test), (fed.y, fed.y_test))
+        width = min(trainings.MAX_ROWS, int(np.asarray(fed.size)[targets].min()))
+        rows = np.asarray(fed.index)[targets, :width]
+    width = rows.shape[1]
+    tests = np.arange(min(MAX_REFERENCES, len(fed.y_test) // width) * width).reshape(-1, width)
+    pairs = (fed.x, fed.x_test), (fed.y, fed.y_test)
     shown = tuple(jnp.concatenate([own[rows], test[tests]]) for own, test in pairs)
-    whose = (plan, unit, False, rows, chosen, "member", "final model")
-    return trainings.Training(*whose, *[None] * 3, "", "", None), shown
+    whose = (unit, False, rows, targets, "member", "final model", None, None, None, "", "", None)
+    loss = for_evaluation(plan.task)
 
-
-def _train(made, rounds, included, shown, seed, memory, progress) -> np.ndarray:
-    """Return the losses of all targets and references under each shadow model,
-    Float32[S, m + r]."""
-    loss, shadows = for_evaluation(made.plan.task), len(included)
-
-    @jax.jit
-    def run_block(keys, included, plan, shown):
-        def run_one(key, inside):
-            rows = plan.fed.x, plan.fed.y
-            masked = trainings.with_included(made._replace(plan=plan), inside, *rows)
+    @functools.partial(jax.jit, static_argnums=0)
+    def run_all(block, keys, included, plan, shown):
+        def run_one(own):
+            key, inside = own
+            made = trainings.Training(plan, *whose)
+            masked = trainings.with_included(made, inside, plan.fed.x, plan.fed.y)
             run, _ = scan(init(key, masked), masked, jnp.array([rounds]))
             params = masked.algorithm.params(run.server)
-            observe = lambda rows: trainings.mean_loss(loss, params, *rows)
-            losses = jax.lax.map(observe, shown, batch_size=trainings.MAX_GRADIENTS)
+            mean_loss = lambda rows: trainings.mean_loss(loss, params, *rows)
+            losses = jax.lax.map(mean_loss, shown, batch_size=trainings.MAX_GRADIENTS)
             return losses, run.health.nonfinite + run.health.nonfinite_rows > 0
 
-        return jax.vmap(run_one)(keys, included)
+        return jax.lax.map(run_one, (keys, included), batch_size=block)
 
-    # The block's size must not change the keys, which are therefore split once.
-    keys = jax.random.split(jax.random.key(seed), shadows)
-    arguments = lambda chosen: (keys[chosen], included[chosen], made.plan, shown)
-    memory = memory or device_memory(COMPILED_MEMORY_FRACTION) or CPU_MEMORY
-    lower = lambda size: run_block.lower(*arguments(np.arange(size)))
-    block, found = block_size(lower, shadows, memory), []
-    for begin in range(0, shadows, block):
-        # The last block is padded with runs that are dropped.
-        losses, bad = run_block(*arguments((begin + np.arange(block)) % shadows))
-        refuse_not_finite(int(bad.sum()), block, WHERE)
-        found.append(np.asarray(losses)[: shadows - begin])
-        if progress is not None:
-            progress(min(begin + block, shadows), shadows)
-    return np.concatenate(found)
+    shadows = len(included)
+    arguments = jax.random.split(jax.random.key(seed), shadows), included, plan, shown
+    memory = device_memory(COMPILED_MEMORY_FRACTION) or CPU_MEMORY
+    block = block_size(lambda size: run_all.lower(size, *arguments), shadows, memory)
+    losses, bad = run_all(block, *arguments)
+    refuse_not_finite(int(bad.sum()), shadows, WHERE)
+    return np.asarray(losses, np.float64)
 
 
 # --- attacks
@@ -351,7 +313,7 @@ def lira(losses: np.ndarray, included: np.ndarray, learns: np.ndarray) -> np.nda
     References:
         Carlini et al., IEEE S&P 2022, Algorithm 1.
     """
-    loss = np.maximum(np.asarray(losses, np.float64), MIN_LOSS)
+    loss = np.maximum(losses, MIN_LOSS)
     scaled = -loss - np.log(-np.expm1(-loss))
     scaled = scaled - scaled.mean(0)
     floor = RIDGE * scaled.var(0) + np.finfo(np.float64).tiny
@@ -365,7 +327,7 @@ def lira(losses: np.ndarray, included: np.ndarray, learns: np.ndarray) -> np.nda
 
 
 def rmia(
-    losses: np.ndarray, references: np.ndarray, included: np.ndarray, learns: np.ndarray
+    losses: np.ndarray, included: np.ndarray, learns: np.ndarray, references: np.ndarray
 ) -> np.ndarray:
     """Return the scores of the robust membership inference attack (RMIA, online, gamma = 1).
 
@@ -384,17 +346,14 @@ def rmia(
     References:
         Zarifzadeh, Liu, Shokri, ICML 2024, equations (3) and (4).
     """
-    learning = np.broadcast_to(learns[:, None], included.shape)
-    confidence, other = (np.exp(-np.asarray(v, np.float64)) for v in (losses, references))
+    confidence, typical = (np.exp(-np.minimum(v, MAX_LOSS)) for v in (losses, references))
+    learns = learns[:, None]
     inside, outside = (
-        _moments_of_others(confidence, which & learning)[0] for which in (included, ~included)
+        _moments_of_others(confidence, side & learns)[0] for side in (included, ~included)
     )
-    tiny = np.finfo(np.float64).tiny
-    ratio = confidence / np.maximum((inside + outside) / 2, tiny)
-    everywhere = np.broadcast_to(learns[:, None], references.shape)
-    typical = np.sort(other / np.maximum(_moments_of_others(other, everywhere)[0], tiny), axis=1)
-    pairs = zip(typical, ratio, strict=True)
-    below = np.stack([np.searchsorted(known, own, side="right") for known, own in pairs])
+    ratio = confidence / ((inside + outside) / 2)
+    typical = typical / _moments_of_others(typical, learns)[0]
+    below = np.stack([(own[:, None] >= of).sum(1) for own, of in zip(ratio, typical, strict=True)])
     return (below + ratio / (1 + ratio)) / (references.shape[1] + 1)
 
 
@@ -403,7 +362,7 @@ def _moments_of_others(values, which):
 
     Args:
         values: Float64[S, m].
-        which: Bool[S, m]; the value of the model itself never counts.
+        which: Bool[S, m] or Bool[S, 1]; the value of the model itself never counts.
 
     Returns:
         Two arrays Float64[S, m].
@@ -417,35 +376,33 @@ def _moments_of_others(values, which):
 # --- rates and their bounds
 
 
-def _judge(name, score, included, fpr, confidence, draw) -> MembershipAttack:
+def _judge(name, attack, losses, included, fpr, confidence, draw) -> MembershipAttack:
     """Return the rates of an attack and their bounds.
 
     Args:
         name: its name.
-        score: a function from Bool[S], the models from which it learns, to scores Float[S, m].
-        included: Bool[S, m], the coins.
+        attack: a function from losses, included and learns to scores Float[S, m].
+        losses, included: see the module.
         fpr: Float[k], the false-positive rates.
         confidence: of the bounds.
         draw: a NumPy generator.
     """
-    everyone, count = np.ones(len(included), bool), int(included.sum())
-    scores = score(everyone)
+    shadows, num_targets = included.shape
+    scores = attack(losses, included, np.ones(shadows, bool))
     inside, outside = scores[included], scores[~included]
-    tpr = two_samples.tpr_at_fpr(inside, outside, fpr)
-    hits, alpha = np.rint(tpr * count), (1 - confidence) / 2
-    low = 1 - thresholds.clopper_pearson_upper(count - hits, count, alpha)
-    high = thresholds.clopper_pearson_upper(hits, count, alpha)
+    tpr, count = two_samples.tpr_at_fpr(inside, outside, fpr), len(inside)
+    hits = np.rint(tpr * count)
+    upper = lambda hits: thresholds.clopper_pearson_upper(hits, count, (1 - confidence) / 2)
+    interval = np.stack([1 - upper(count - hits), upper(hits)], axis=1)
 
-    learns = np.arange(len(included)) < LEARN_FRACTION * len(included)
-    judged = np.flatnonzero(~learns)
-    one_each = judged, draw.integers(included.shape[1], size=len(judged))
-    values, took_part = score(learns)[one_each], included[one_each]
+    judged = np.arange(int(LEARN_FRACTION * shadows), shadows)
+    scores = attack(losses, included, np.arange(shadows) < judged[0])
+    one_each = judged, draw.integers(num_targets, size=len(judged))
+    values, took_part = scores[one_each], included[one_each]
     sides = np.sort(values[took_part]), np.sort(values[~took_part])
-    auroc_bound, tpr_bound = lower_bounds(*sides, fpr, (1 - confidence) / NUM_BOUNDS)
-    interval = tuple(zip(low.tolist(), high.tolist(), strict=True))
+    bounds = lower_bounds(*sides, fpr, (1 - confidence) / NUM_BOUNDS)
     auroc = two_samples.auroc(inside, outside)
-    found = auroc, auroc_bound, tuple(tpr.tolist()), interval, tuple(tpr_bound.tolist())
-    return MembershipAttack(name, *found)
+    return MembershipAttack(name, auroc, bounds[0], tpr, interval, bounds[1])
 
 
 def lower_bounds(

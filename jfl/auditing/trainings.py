@@ -169,10 +169,7 @@ def _check_placeable(plan, entry, kind, count, alone):
         hint = "A direction is another loss: use canary='mislabelled' or 'blank'."
         got = "a bound that is declared for a loss"
         refuse("a chain that clips for canary='direction'", got, hint)
-    owned = owned_rows(plan.fed)
-    if shared := len(owned) - len(np.unique(owned)):
-        expected = f"rows with one owner each for canary={kind!r}"
-        refuse(expected, f"{shared} that have several, all of whom would change", worst_case)
+    check_owners(plan.fed, f"rows with one owner each for canary={kind!r}", worst_case)
     if kind == "mislabelled" and plan.fed.classes < 2:
         expected = 'labels of classes for canary="mislabelled"'
         refuse(expected, "a federation with classes=0", 'Use canary="direction" or "blank".')
@@ -193,6 +190,18 @@ def owned_rows(fed: Federation) -> np.ndarray:
     """
     filled = np.arange(fed.index.shape[1]) < np.asarray(fed.size)[:, None]
     return np.asarray(fed.index)[filled]
+
+
+def check_owners(fed: Federation, expected: str, hint: str) -> None:
+    """Reject a federation in which several clients have the same row.
+
+    Args:
+        fed: a federation with rows on the device.
+        expected, hint: as in `checks.fail`.
+    """
+    owned = owned_rows(fed)
+    if shared := len(owned) - len(np.unique(owned)):
+        refuse(expected, f"{shared} that have several, all of whom would change", hint)
 
 
 def _places(plan, unit, client, count, alone):
