@@ -111,13 +111,13 @@ class MembershipReport(NamedTuple):
         lines = [
             f"membership of {len(self.targets)} {self.unit}s in the model after {self.rounds} "
             f"rounds, from {len(self.losses)} shadow models" + self.contradicted * ": CONTRADICTED",
-            f"{'allowed by' if self.proved else 'not proved'}: {limit}",
+            f"{'limit' if self.proved else 'not proved'}: {limit}",
         ]
-        row = "  {:<10.3g}{:<10.3g}{:<20}{:<10.2g}{:.3g}".format
+        row = "  {:<10.3g}{:<10.3g}{:<24}{:<10.2g}{:.3g}".format
         for attack in self.attacks:
             lines += [
                 f"{attack.name}: AUROC {attack.auroc:.3f}, at least {attack.auroc_bound:.3f}",
-                "  FPR       TPR       interval            at least  allowed",
+                "  FPR       TPR       interval                at least  allowed",
             ]
             interval = [f"[{low:.3g}, {high:.3g}]" for low, high in attack.interval]
             lines += map(row, self.fpr, attack.tpr, interval, attack.tpr_bound, self.allowed)
