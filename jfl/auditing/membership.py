@@ -209,23 +209,23 @@ def audit_membership(
         expected = "a clip norm that no client votes on, for clients that are added or removed"
         canaries.refuse(expected, "an adaptive one", "Audit one client: jfl.audit.")
 
-    draw, fpr = np.random.default_rng([seed, 3]), np.asarray(fpr, np.float64)
+    draw, rates = np.random.default_rng([seed, 3]), np.asarray(fpr, np.float64)
     chosen = _choose_targets(plan, unit, targets, draw)
     included = draw.random((shadows, len(chosen))) < 0.5
     losses = _train(plan, rounds, unit, chosen, included, seed)
     losses, references = losses[:, : len(chosen)], losses[:, len(chosen) :]
-    attacks = [_judge("LiRA", lira, losses, included, fpr, confidence, draw)]
+    attacks = [_judge("LiRA", lira, losses, included, rates, confidence, draw)]
     if references.size:
         attack = functools.partial(rmia, references=references)
-        attacks.append(_judge("RMIA", attack, losses, included, fpr, confidence, draw))
-    allowed = proved.tpr(fpr) if proved else np.ones(len(fpr))
+        attacks.append(_judge("RMIA", attack, losses, included, rates, confidence, draw))
+    allowed = proved.tpr(rates) if proved else np.ones(len(rates))
     exceeded = any(np.any(attack.tpr_bound > allowed) for attack in attacks)
     return MembershipReport(
         unit=unit,
         targets=chosen,
         rounds=rounds,
         confidence=confidence,
-        fpr=fpr,
+        fpr=rates,
         allowed=allowed,
         attacks=tuple(attacks),
         contradicted=proved is not None and proved.status == "proved" and exceeded,
