@@ -47,7 +47,7 @@ def main():
         before = np.array([time.perf_counter(), time.process_time()])
         found = jfl.audit_membership(training(noise), ROUNDS, args.shadows)
         spent = np.array([time.perf_counter(), time.process_time()]) - before
-        epsilon = float("inf") if found.proved is None else found.proved.epsilon
+        epsilon = found.proved.epsilon if noise and found.proved else None
         shared = dict(noise=noise, shadows=args.shadows, epsilon=epsilon)
         shared |= dict(contradicted=found.contradicted)
         shared |= dict(zip(("seconds", "processor_seconds"), spent.tolist(), strict=True))

@@ -110,6 +110,31 @@ def test_audits_of_every_kind(tmp_path):
     ]
 
 
+def test_the_guide_shows_the_stored_rates_of_membership_inference():
+    stored = json.loads((ROOT / "experiments/results/audits_of_membership.json").read_text())[
+        "rows"
+    ]
+    guide = (ROOT / "docs" / "guides" / "auditing.md").read_text()
+    for row in stored:
+        noise = "none" if row["noise"] is None else f"{row['noise']:.2g}"
+        (line,) = re.findall(rf"^\| {noise} \|.*\| {row['attack']} \|.*$", guide, re.M)
+        cells = [cell.strip() for cell in line.split("|")[4:-1]]
+        assert cells[:2] == [f"{row['auroc']:.2f}", f"{row['auroc_bound']:.2f}"]
+        rates = [f"{row[name]:.2g}" for name in ("tpr", "bound", "allowed")]
+        shown = {0.01: cells[2:5], 0.001: cells[5:]}
+        assert row["fpr"] not in shown or shown[row["fpr"]] == rates
+        assert not row["contradicted"] and row["shadows"] == 1024
+
+
+@pytest.mark.slow
+def test_membership_is_inferred_with_few_shadows(tmp_path):
+    out = tmp_path / "membership.json"
+    command = [sys.executable, "-m", "experiments.bench.membership", "--shadows", "64"]
+    subprocess.run([*command, "--out", str(out)], check=True, cwd=ROOT, timeout=600)
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 18 and not any(row["contradicted"] for row in rows)
+
+
 @pytest.mark.slow
 def test_programs_of_a_device_are_compiled_by_other_processes(tmp_path):
     """The seconds to compile are those of the first call, and older rows are kept."""
