@@ -110,7 +110,7 @@ COMMANDS = dict(
         "find the noise multiplier, the rounds or the sampling rate for an epsilon",
         "accounting:calibrate",
     ),
-    new=Command("write a new algorithm: a file, its test and its card", "new:new"),
+    new=Command("write a new algorithm with its test and card, or a project", "new:new"),
     list=Command(
         "list algorithms, datasets, partitions, samplers, models, optimizers and their options",
         "main:_list",

@@ -1,6 +1,7 @@
-"""The command `jfl new algorithm NAME`: write an algorithm, its test and its card."""
+"""The command `jfl new KIND NAME`: write an algorithm or a small project, ready to run."""
 
 import dataclasses
+import itertools
 import keyword
 from pathlib import Path
 
@@ -9,40 +10,49 @@ from ..core.options import field
 from .options import parse
 
 TEMPLATES = Path(__file__).parent / "templates"
+# What there is to write -> the command that tries it, in the directory of the new files.
+KINDS = {"algorithm": "pytest test_NAME.py", "project": "python run.py"}
 
 
 @dataclasses.dataclass(frozen=True)
 class New:
-    """Write NAME.py, test_NAME.py and NAME.md: an algorithm that is ready to run and to change.
+    """Write files that are ready to run and to change.
+
+    KIND algorithm writes NAME.py with an algorithm, its test and its card. KIND project writes a
+    directory NAME with data, a model, a plan and a script that trains at several epsilons and
+    reports.
 
     example: jfl new algorithm fedmine --out mine
+
+    example: jfl new project private_digits
     """
 
-    out: Path = field(Path("."), "the directory of the new files")
+    out: Path = field(Path("."), "the directory of the new files, or of the new project")
 
 
 def new(arguments: list[str]) -> None:
-    """Run `jfl new algorithm NAME`: write the three files, unless one of them exists already."""
-    words = [word for word in arguments[:2] if not word.startswith("-")]
-    command = parse(New, arguments[len(words) :], "jfl new algorithm NAME")
-    if not words or words[0] != "algorithm" or len(words) < 2:
-        checks.fail("jfl new", "algorithm NAME", " ".join(words) or "nothing")
-    name = words[1]
+    """Run `jfl new KIND NAME`: write the files, unless one of them exists already."""
+    words = [*itertools.takewhile(lambda word: not word.startswith("-"), arguments)]
+    command = parse(New, arguments[len(words) :], "jfl new KIND NAME")
+    if len(words) != 2 or words[0] not in KINDS:
+        checks.fail("jfl new", "algorithm NAME or project NAME", " ".join(words) or "nothing")
+    kind, name = words
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
-        checks.fail("jfl new algorithm", "a name of Python, such as fedmine", repr(name))
+        checks.fail(f"jfl new {kind}", "a name of Python, such as fedmine", repr(name))
+    out = command.out / name if kind == "project" else command.out
     files = {
         template.name.removesuffix(".txt").replace("NAME", name): template
-        for template in sorted(TEMPLATES.glob("*.txt"))
+        for template in sorted((TEMPLATES / kind).glob("*.txt"))
     }
-    existing = [file for file in files if (command.out / file).exists()]
+    existing = [file for file in files if (out / file).exists()]
     if existing:
         checks.fail(
-            "jfl new algorithm",
+            f"jfl new {kind}",
             "files that do not exist yet",
-            ", ".join(str(command.out / file) for file in existing),
+            ", ".join(str(out / file) for file in existing),
             "Choose another name or --out: nothing is overwritten.",
         )
-    command.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     for file, template in files.items():
-        (command.out / file).write_text(template.read_text().replace("NAME", name))
-    print(f"{', '.join(files)} in {command.out}. Try: cd {command.out} && pytest test_{name}.py")
+        (out / file).write_text(template.read_text("utf-8").replace("NAME", name), "utf-8")
+    print(f"{', '.join(files)} in {out}. Try: cd {out} && {KINDS[kind].replace('NAME', name)}")

@@ -20,6 +20,21 @@ PALETTE = (INK, "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73", "#CC79A7"
 STYLES = ("-", "--", ":", "-.")
 FILLS = ("full", "none", "left", "bottom")
 SHAPES = ("o", "s", "^", "D")
+# Settings of matplotlib for pictures in this style: `plt.rcParams.update(jfl.runs.pictures.STYLE)`.
+# The yellow of the palette is left out, because text in it cannot be read on white.
+STYLE = {
+    "axes.prop_cycle": f"cycler('color', {[PALETTE[i] for i in (1, 3, 5, 6, 4, 2, 0)]})",
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 110,
+    "figure.figsize": (7, 3.8),
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+}
 # The dashes of lines that show that there is no guarantee, which are never solid.
 UNPROTECTED = ("--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)))
 # A marker for each plot of a divided picture, and its sign in the title of the plot.
@@ -112,6 +127,48 @@ def draw_curve(ax, index: int, rounds, values: np.ndarray, has_band: bool = True
     if has_band and len(values) > 1:  # one seed has no band
         ax.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, lw=0)
     return line
+
+
+def label_lines(ax, size: float = 9) -> None:
+    """Write the label of each line at the right of the axes, in its colour, instead of a legend.
+
+    A label is level with the last point of its line; labels that would overlap are moved apart.
+    Call this last, when the limits and scales of the axes are set.
+
+    Args:
+        ax: the axes; lines without a label get none.
+        size: the size of the text in points.
+    """
+    from matplotlib.container import Container
+    from scipy.optimize import isotonic_regression
+
+    figure = ax.figure
+    figure.draw_without_rendering()  # this settles the layout
+    height = ax.get_window_extent().height
+    ends = []
+    for handle, label in zip(*ax.get_legend_handles_labels()):
+        line = handle[0] if isinstance(handle, Container) else handle
+        points = line.get_transform().transform(line.get_xydata())
+        y = points[np.isfinite(points).all(1)][-1][1]
+        ends.append(((y - ax.get_window_extent().y0) / height, label, line.get_color()))
+    ends.sort(key=lambda end: end[0])
+    rows = np.array([1 + label.count("\n") for _, label, _ in ends])
+    heights = rows * 1.2 * size * figure.dpi / 72 / height
+    offsets = np.cumsum(heights) - heights / 2
+    # the places nearest to the ends (least squares) at which no two labels overlap
+    places = isotonic_regression([y for y, *_ in ends] - offsets).x + offsets
+    places -= max(0.0, places[-1] + heights[-1] / 2 - 1.05)
+    for place, (_, label, colour) in zip(places, ends):
+        ax.text(
+            1.015,
+            place,
+            label,
+            transform=ax.transAxes,
+            color=colour,
+            fontsize=size,
+            va="center",
+            parse_math=False,
+        )
 
 
 def _divide(groups: list[dict]) -> str | None:

@@ -1,4 +1,4 @@
-"""`jfl new algorithm`, `jfl predict`, `jfl.load`."""
+"""`jfl new`, `jfl predict`, `jfl.load`."""
 
 import csv
 import subprocess
@@ -171,11 +171,51 @@ def test_a_new_algorithm_passes_its_test(tmp_path, capsys):
     assert (tmp_path / "mine" / "fedmine.py").read_text() == source
 
 
+@pytest.mark.slow
+def test_a_new_project_runs_and_passes_its_test(tmp_path):
+    assert run("new", "project", "mine", "--out", tmp_path) == 0
+    here = dict(cwd=tmp_path / "mine", text=True, check=True, timeout=300)
+    printed = subprocess.run([sys.executable, "run.py"], capture_output=True, **here).stdout
+    results = {path.name for path in (tmp_path / "mine" / "results").iterdir()}
+    assert results == {"accuracy.csv", "accuracy.png", "report.md"}
+    with (tmp_path / "mine" / "results" / "accuracy.csv").open() as file:
+        plain, *private = csv.DictReader(file)
+    targets = [float(row["target"]) for row in private]
+    proved = [float(row["epsilon"]) for row in private]
+    assert proved == pytest.approx(targets, rel=0.01) and plain["epsilon"] == "inf"
+    accuracy = [float(row["accuracy"]) for row in (*private, plain)]
+    assert accuracy == sorted(accuracy) and accuracy[-1] > 0.85
+    report = (tmp_path / "mine" / "results" / "report.md").read_text()
+    assert "(proved; unit: example" in report and f"{accuracy[-2]:.3f} ± " in report
+    assert len(printed.splitlines()) == len(private) + 2
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], **here)
+
+
+def test_a_new_project_has_all_of_its_parts(tmp_path, capsys):
+    """A cheap check: the modules import each other, and the plan is private."""
+    assert run("new", "project", "mine", "--out", tmp_path) == 0
+    files = sorted(path.name for path in (tmp_path / "mine").iterdir())
+    parts = ["README.md", "data.py", "model.py", "plan.py", "run.py", "test_plan.py"]
+    assert files == parts and "python run.py" in capsys.readouterr().out
+    for name in parts:
+        text = (tmp_path / "mine" / name).read_text()
+        assert "mine" in text and "NAME" not in text
+    program = "import run; plan = run.make_plan(4.0); print(run.jfl.guarantee(plan, 2, 1e-4))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path / "mine", capture_output=True, text=True
+    )
+    assert "(proved; unit: example, adjacency: add_remove, view: server" in done.stdout
+    assert run("new", "project", "mine", "--out", tmp_path) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
         ([], "algorithm NAME"),
         (["dataset", "mine"], "algorithm NAME"),
+        (["project"], "project NAME"),
+        (["project", "my-digits"], "a name of Python"),
         (["algorithm", "class"], "a name of Python"),
         (["algorithm", "fed-mine"], "a name of Python"),
         (["algorithm", "FedMine"], "a name of Python"),

@@ -1,34 +1,22 @@
-"""The notebooks run as they stand, print what is true, say so before, and install jfl anywhere."""
+"""The notebooks run, print what is true, and are stored with the outputs of their code."""
 
 import ast
-import importlib
-import os
+import base64
+import copy
+import io
 import re
-import subprocess
-import sys
 import time
-from importlib import metadata
-from types import SimpleNamespace
 
 import nbformat
 import numpy as np
 import pytest
-from helpers.paths import ROOT
-from nbclient import NotebookClient
+from PIL import Image
 
+from experiments.harness import notebooks
+from experiments.harness.notebooks import NOTEBOOKS
 from experiments.papers.as_printed import NAMES
 
-NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-
-
-def printed(notebook):
-    """What its cells print, one after the other; an error in a cell is one here."""
-    where = {"metadata": {"path": str(ROOT)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
-    text = "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
-    assert "DeprecationWarning" not in text
-    return text
 
 
 def numbers(pattern, text):
@@ -170,131 +158,96 @@ CHECKS = dict(
 
 @pytest.mark.slow
 @by_name
-def test_a_notebook_runs_and_prints_what_is_true(path, monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # code that runs fast, as a user has it
+def test_a_notebook_runs_and_prints_what_is_true(path):
     begun = time.monotonic()
-    text = printed(nbformat.read(path, 4))
+    text = notebooks.printed(notebooks.run(nbformat.read(path, 4)))
     print(f"{text}\n{path.name}: {time.monotonic() - begun:.0f} s")
+    assert "DeprecationWarning" not in text
     CHECKS[path.stem](text)
+
+
+# --- what is stored
+
+
+def test_all_notebooks_are_known():
+    assert {n.stem for n in NOTEBOOKS} == set(CHECKS)
+
+
+def is_stored(notebook) -> bool:
+    """Whether a notebook has the outputs of its code, as `notebooks.store` writes them."""
+    cells = notebooks.code_cells(notebook)
+    outputs = [output for cell in cells for output in cell.outputs]
+    kinds = {output.output_type for output in outputs}
+    ran = [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    same = notebook.metadata.jfl.code == notebooks.code_hash(notebook)
+    return ran and same and kinds <= {"stream", "display_data"} and len(outputs) > 3
+
+
+@by_name
+def test_a_notebook_is_stored_with_the_outputs_of_its_code(path):
+    notebook = nbformat.read(path, 4)
+    assert is_stored(notebook), f"run python -m experiments.harness.notebooks {path.stem}"
+    text = notebooks.printed(notebook)
+    CHECKS[path.stem](text)
+    assert not [noise for noise in notebooks.NOISE if noise in path.read_text()]
+    cleaned = copy.deepcopy(notebook)
+    for cell in notebooks.code_cells(cleaned):  # pictures cannot be shrunk twice
+        cell.outputs = [o for o in cell.outputs if o.output_type == "stream"]
+    kept = [[o.text for o in c.outputs] for c in notebooks.code_cells(cleaned)]
+    notebooks.clean(cleaned)
+    assert kept == [[o.text for o in c.outputs] for c in notebooks.code_cells(cleaned)]
+    assert cleaned.metadata == notebook.metadata
+
+
+def test_a_notebook_whose_code_changed_is_not_stored():
+    stored = nbformat.read(NOTEBOOKS[0], 4)
+    for change in ("source", "execution_count", "outputs"):
+        changed = copy.deepcopy(stored)
+        cell = notebooks.code_cells(changed)[3]
+        error = nbformat.v4.new_output("error", ename="ValueError", evalue="", traceback=[])
+        cell[change] = dict(source="1", execution_count=9, outputs=[error])[change]
+        assert not is_stored(changed), change
+
+
+def pictures(path) -> list:
+    cells = notebooks.code_cells(nbformat.read(path, 4))
+    data = [output.get("data", {}) for cell in cells for output in cell.outputs]
+    encoded = [d["image/png"] for d in data if "image/png" in d]
+    return [Image.open(io.BytesIO(base64.b64decode(png))) for png in encoded]
+
+
+@by_name
+def test_a_notebook_ends_on_a_picture_and_all_are_small(path):
+    assert all(picture.width <= 1100 for picture in pictures(path))
+    last = notebooks.code_cells(nbformat.read(path, 4))[-1]
+    assert last.outputs[-1].output_type == "display_data"
+    assert path.stat().st_size < 250_000
 
 
 # --- what a reader meets
 
 
-def code_of(path):
-    return [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
-
-
 @by_name
-def test_a_notebook_says_how_long_it_takes_and_is_committed_as_it_is_written(path):
-    cells = nbformat.read(path, 4).cells
-    assert "on two CPU cores" in cells[0].source  # how long it takes
-    _, exercise = cells[-1].source.split("\n## Exercise\n")
+def test_a_notebook_says_how_long_it_takes_and_ends_with_an_exercise(path):
+    notebook = nbformat.read(path, 4)
+    assert "on two CPU cores" in notebook.cells[0].source
+    _, exercise = notebook.cells[-1].source.split("\n## Exercise\n")
     _, solution = exercise.split("<details>\n<summary>Solution</summary>\n")
     for code in re.findall(r"```python\n(.*?)```", solution, re.S):
         ast.parse(code)
-    ran = [c for c in cells if c.cell_type == "code" and (c.outputs or c.execution_count)]
-    assert not ran, "commit notebooks without outputs"
-    assert not re.search(r"https?://|OWNER/|git\+", path.read_text())
 
 
-# --- the cell that installs jfl
+@by_name
+def test_the_first_cell_is_one_line_that_installs_jfl(path):
+    notebook = nbformat.read(path, 4)
+    assert notebooks.code_cells(notebook)[0].source == notebooks.INSTALL
+    assert "\n" not in notebooks.INSTALL
+    assert notebook.cells[0].source.startswith(notebooks.badge(path.stem) + "# ")
 
 
-def test_all_notebooks_are_known_and_share_one_install_cell():
-    assert {n.stem for n in NOTEBOOKS} == set(CHECKS)
-    assert len({code_of(path)[0] for path in NOTEBOOKS}) == 1
-    assert "JFL_INSTALL" in code_of(NOTEBOOKS[0])[0]
-
-
-class Machine:
-    """Where the install cell runs: which packages are there, and what pip was asked for."""
-
-    def __init__(self, monkeypatch, folder, here=False, after=None):
-        self.installed, self.here = [], here
-        self.packages, self.after = {}, after or {}
-        monkeypatch.chdir(folder)
-        monkeypatch.delenv("JFL_INSTALL", raising=False)
-        monkeypatch.setitem(sys.modules, "jfl", sys.modules["jfl"])  # the cell takes it out
-        for name in ("jax", "numpy", "scipy"):  # a fresh session
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        monkeypatch.setattr(importlib, "import_module", self.find)
-        monkeypatch.setattr(metadata, "distributions", self.distributions)
-        monkeypatch.setattr(subprocess, "run", self.pip)
-
-    def find(self, name):
-        if not self.here:
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return SimpleNamespace(**self.here)
-
-    def distributions(self):
-        return [SimpleNamespace(name=n, version=v) for n, v in self.packages.items()]
-
-    def pip(self, command, **_):
-        assert command[:4] == [sys.executable, "-m", "pip", "install"]
-        self.installed.append(command[-1])
-        self.here = {"__version__": "0.1.0"}
-        self.packages |= self.after
-        return SimpleNamespace(returncode=0, stderr="")
-
-    def run(self):
-        exec(compile(code_of(NOTEBOOKS[0])[0], "install cell", "exec"), {})
-
-
-def test_the_install_cell_takes_the_newest_wheel(monkeypatch, tmp_path):
-    """Uploaded twice, it has a name that pip refuses."""
-    mere_folder = {"__path__": ["jfl"]}
-    machine = Machine(monkeypatch, tmp_path, here=mere_folder, after={"jax": "0.10"})
-    for age, name in ((9, "jfl-0.2.0-py3-none-any.whl"), (1, "jfl-0.1.0-py3-none-any (1).whl")):
-        (tmp_path / name).write_text(name)
-        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
-    machine.run()
-    (path,) = machine.installed
-    assert os.path.basename(path) == "jfl-0.1.0-py3-none-any.whl"
-    with open(path) as file:
-        assert file.read() == "jfl-0.1.0-py3-none-any (1).whl"
-
-
-def test_where_jfl_is_the_install_cell_does_nothing(monkeypatch, tmp_path):
-    machine = Machine(monkeypatch, tmp_path, here={"__version__": "0.1.0"})
-    (tmp_path / "jfl-0.1.0-py3-none-any.whl").touch()
-    machine.run()
-    assert machine.installed == []
-
-
-def test_with_nothing_to_install_the_cell_says_how(monkeypatch, tmp_path):
-    machine = Machine(monkeypatch, tmp_path)
-    with pytest.raises(ModuleNotFoundError) as stopped:
-        machine.run()
-    assert machine.installed == []
-    for words in ("pip wheel --no-deps", str(tmp_path), "JFL_INSTALL", "docs/start/install.md"):
-        assert words in str(stopped.value)
-
-
-def test_what_the_environment_names_comes_first_with_what_jax_needs_for_a_gpu(
-    monkeypatch, tmp_path
-):
-    machine = Machine(monkeypatch, tmp_path, after={"jax": "0.10.2"})
-    machine.packages |= {"jax": "0.7.2", "jax_cuda12_plugin": "0.7.2"}
-    (tmp_path / "jfl-0.1.0-py3-none-any.whl").touch()
-    monkeypatch.setenv("JFL_INSTALL", "/my drive/jfl.whl")
-    machine.run()
-    assert machine.installed == ["/my drive/jfl.whl", "jax[cuda12]==0.10.2"]
-
-
-def test_a_session_that_holds_an_older_jax_is_told_to_restart(monkeypatch, tmp_path):
-    machine = Machine(monkeypatch, tmp_path, after={"jax": "0.10.2"})
-    machine.packages |= {"jax": "0.7.2"}
-    monkeypatch.setenv("JFL_INSTALL", "jfl.whl")
-    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace())
-    with pytest.raises(RuntimeError, match="restart the session"):
-        machine.run()
-
-
-def test_where_pip_fails_the_cell_shows_why(monkeypatch, tmp_path):
-    machine = Machine(monkeypatch, tmp_path)
-    monkeypatch.setenv("JFL_INSTALL", "jfl.whl")
-    failed = SimpleNamespace(returncode=1, stderr="ERROR: no such wheel")
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: failed)
-    with pytest.raises(RuntimeError, match="no such wheel"):
-        machine.run()
+def test_a_badge_appears_with_an_address(monkeypatch):
+    assert notebooks.PUBLISHED or notebooks.badge("quickstart") == ""
+    monkeypatch.setattr(notebooks, "PUBLISHED", True)
+    badge = notebooks.badge("quickstart")
+    assert f"github/{notebooks.jfl.REPOSITORY}/blob/main/experiments/notebooks/quickstart" in badge
+    assert notebooks.BADGE.sub("", badge + "# jfl") == "# jfl"
