@@ -3,8 +3,8 @@
     python -m experiments.harness.notebooks                # all, in about five minutes
     python -m experiments.harness.notebooks quickstart     # one of them
 
-A stored notebook has no traces of the machine or the time of its run, so running unchanged code
-again changes only what the code itself measures.  Its metadata have a hash of the code that ran,
+A stored notebook has no traces of the machine or the time of its run: paths, warnings and metadata
+are left out, and times become dashes.  Its metadata have a hash of the code that ran,
 which a test compares with the code.
 """
 
@@ -37,6 +37,7 @@ INSTALL = (
 BADGE = re.compile(r"\[!\[Open in Colab\]\(.*\)\n\n")
 # What no output may have: warnings, and paths of this machine.
 NOISE = ("Warning", "WARNING", "Traceback", str(ROOT), str(Path.home()))
+TIMES = re.compile(r"\d+\.\d+ s\b")  # they depend on the device
 NUM_COLOURS = 96
 
 
@@ -94,6 +95,8 @@ def clean(notebook) -> None:
         # on stderr, jfl says how long a program has been compiling
         cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         for output in cell.outputs:
+            if "text" in output:
+                output.text = TIMES.sub("– s", output.text)
             if "image/png" in output.get("data", {}):
                 output.data = {"image/png": shrink(output.data["image/png"])}
     code_cells(notebook)[0].outputs = []  # what pip prints

@@ -2,27 +2,51 @@
 
 import io
 import math
+import textwrap
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from jfl.report import plots
+from jfl.runs import pictures
 
 LINE_MARKS = ("o", "s", "D", "v", "^", "P", "X", "*")
 NO_NOISE = ", no noise"  # ends the name of a study's line without noise
+WIDTH = 7.4  # inches; one column of panels, so that text can be read on a narrow screen
+# Yellow text cannot be read on white.
+LINE_COLOURS = (*(plots.COLOURS[i] for i in (1, 3, 5, 6, 4, 2, 0)), "#767676")
 
 
-def study(points: list, xlabel: str, title: str = ""):
+class Message(NamedTuple):
+    """The words of a study's picture.
+
+    Attributes:
+        title: what a reader learns from the figure, in a sentence.
+        xlabel: the name of x, or a dict from a panel to its name; "" keeps that of the study.
+        panels, lines: stored name -> name in the picture; other names stay.
+        height: of a panel, in inches.
+    """
+
+    title: str
+    xlabel: str | dict = ""
+    panels: dict = {}
+    lines: dict = {}
+    height: float = 2.9
+
+
+def study(points: list, xlabel: str, title: str = "", message: Message | None = None):
     """Draw the panels of a study: means against x with 95 % bands, dashed without noise.
 
-    If the noise was not calibrated to an epsilon, the proved one is written at each point. In a
-    study of claims, draw the proved epsilon against the claimed one, with the line of equality; a
-    point without proof is at the top and says so.
+    Each line has its name at its end. If the noise was not calibrated to an epsilon, the proved one
+    is written at each point. In a study of claims, draw the proved epsilon against the claimed one,
+    with the line of equality; a line without proof is at the top and says so.
 
     Args:
         points: results.Point of all panels.
         xlabel: the name of x under each panel.
         title: above the figure.
+        message: other words for all of these.
 
     Returns:
         The figure; None if there is nothing to draw.
@@ -30,35 +54,67 @@ def study(points: list, xlabel: str, title: str = ""):
     points, claims, top = points_to_draw(points)
     if not points:
         return None
+    message = message or Message(title)
     panels = list(dict.fromkeys(p.panel for p in points))
     names = list(dict.fromkeys(p.line.removesuffix(NO_NOISE) for p in points))
-    size = (plots.WIDTH, 3.9) if len(panels) > 1 else (0.8 * plots.WIDTH, 4.4)
-    figure, axes = plots.new_figure(len(panels), size, legend=0.2 * -(-len(names) // 4))
-    handles: dict = {}
-    for ax, panel in zip(axes, panels):
+    is_level = len({p.x for p in points} - {None}) == 1
+    height = message.height * len(panels) + 0.4
+    figure, axes = pictures.new_figure((WIDTH, height), len(panels), 1, squeeze=False)
+    for ax, panel in zip(axes[:, 0], panels):
         inside = [p for p in points if p.panel == panel]
+        shown = list(dict.fromkeys(p.line.removesuffix(NO_NOISE) for p in inside))
+        plots.style(ax)
+        xlabels = message.xlabel or xlabel
+        ax.set_title(message.panels.get(panel, panel), loc="left", parse_math=False)
+        ax.set_xlabel(xlabels[panel] if isinstance(xlabels, dict) else xlabels, parse_math=False)
+        ax.set_ylabel("proved ε" if claims else "test accuracy", color=plots.INK)
+        if is_level:
+            ax.set_xlabel("test accuracy")
+            _levels(ax, inside, message.lines)
+            continue
         for name in dict.fromkeys(p.line for p in inside):
             line = [p for p in inside if p.line == name]
-            index = names.index(name.removesuffix(NO_NOISE))
-            handle = _study_line(ax, line, index, name.endswith(NO_NOISE), top)
-            handles.setdefault(name, handle)
+            base = name.removesuffix(NO_NOISE)
+            index = (names if len(names) <= len(LINE_COLOURS) else shown).index(base)
+            _study_line(ax, line, index, name.endswith(NO_NOISE), top, message.lines)
         positions = sorted({p.x for p in inside if p.x is not None})
         if positions:
             _logarithmic(ax, positions)
         if claims:
             ax.set_yscale("log")
             ax.margins(x=0.12)
-            (diagonal,) = ax.plot(positions, positions, color=plots.INK, ls=":", lw=1.2)
-            handles["proved = claimed"] = diagonal
-        ax.set_title(plots.shorten(panel, 60), parse_math=False)
-        ax.set_xlabel(plots.shorten(xlabel, 60), parse_math=False)
-        plots.style(ax)
-    for ax in axes[::2]:
-        ax.set_ylabel("proved ε" if claims else "test accuracy", color=plots.INK)
-    if title:
-        figure.suptitle(title, fontsize=11, color=plots.INK)
-    plots.legend(figure, [(handle, name) for name, handle in handles.items()])
+            ax.plot(positions, positions, color=plots.INK, ls=":", lw=1.2, label="proved = claimed")
+        pictures.label_lines(ax)
+    headline(figure, message.title)
     return figure
+
+
+def headline(figure, words):
+    """Write the message of a figure above it."""
+    words = textwrap.fill(words, int(9.2 * figure.get_figwidth()))
+    look = dict(fontsize=11.5, color=plots.INK, weight="bold")
+    figure.suptitle(words, x=0.01, ha="left", **look)
+
+
+def _levels(ax, points, lines):
+    """Draw one row for each line of a panel whose points have no x, or the same."""
+    for y, point in enumerate(points):
+        is_printed = point.x is None
+        colour = LINE_COLOURS[1 if is_printed else 0]
+        look = dict(color=colour, marker="D" if is_printed else "o", capsize=3)
+        ax.errorbar(point.mean, y, xerr=point.half or 0.0, **look)
+        ax.annotate(
+            f"{point.mean:.3f}",
+            (point.mean, y),
+            (0, 7),
+            textcoords="offset points",
+            ha="center",
+            color=colour,
+            fontsize=9,
+        )
+    ax.set_ylabel("")
+    ax.set_ylim(len(points) - 0.5, -0.7)
+    ax.set_yticks(range(len(points)), [lines.get(p.line, p.line) for p in points])
 
 
 def points_to_draw(points: list) -> tuple[list, bool, float]:
@@ -69,7 +125,7 @@ def points_to_draw(points: list) -> tuple[list, bool, float]:
     return (points, claims, 3 * max(means)) if means else ([], claims, 0.0)
 
 
-def audits(points: list, xlabel: str, title: str = ""):
+def audits(points: list, xlabel: str, title: str = "", message: Message | None = None):
     """Draw what was audited, claimed and proved of each plan, one per row.
 
     A line reaches to what the attack refutes, and faintly to what it could have refuted at most. A
@@ -79,6 +135,7 @@ def audits(points: list, xlabel: str, title: str = ""):
         points: results.Point that have `audited`.
         xlabel: the name of the axis.
         title: above the figure.
+        message: words that replace the title.
 
     Returns:
         The figure; None without such a point.
@@ -108,8 +165,7 @@ def audits(points: list, xlabel: str, title: str = ""):
         ax.text(1.01, y, audit_words(row), color=_audit_colour(row), **outside)
         _audit_row(ax, y, row, left, handles)
     ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel=plots.shorten(xlabel, 60))
-    if title:
-        figure.suptitle(title, fontsize=11, color=plots.INK)
+    headline(figure, message.title if message else title)
     plots.style(ax)
     ax.spines["left"].set_visible(False)
     order = (
@@ -184,50 +240,52 @@ def audit_words(point) -> str:
     return f"{words}; claimed {number(point.claimed)}" + refuted * ": REFUTED"
 
 
-def colour_of(index: int) -> int:
-    """Return the colour of a line; after all colours they repeat with other marks."""
-    return (index + index // len(plots.COLOURS)) % len(plots.COLOURS)
-
-
-def _study_line(ax, points, index, without_noise, top):
-    """Draw one line of a panel, horizontal if it has no x, and return its handle."""
+def _study_line(ax, points, index, without_noise, top, lines):
+    """Draw one line of a panel with its name as its label, horizontal if it has no x."""
+    index %= len(LINE_COLOURS)
+    name = points[0].line
     look = dict(
-        color=plots.COLOURS[colour_of(index)],
+        color=LINE_COLOURS[index],
         lw=1.7,
         ls="--" if without_noise else "-",
-        marker=None if without_noise else LINE_MARKS[index % len(LINE_MARKS)],
+        marker=None if without_noise else LINE_MARKS[index],
         ms=5,
+        label=lines.get(name, name),
     )
     mean = np.array([top if p.mean is None else p.mean for p in points])
     half = np.array([p.half or 0.0 for p in points])
+    if all(p.claimed is not None and p.epsilon is None for p in points):
+        look["label"] += ":\nnothing is proved"
     if points[0].x is None:
         ax.axhspan(mean[0] - half[0], mean[0] + half[0], color=look["color"], alpha=0.12, lw=0)
-        return ax.axhline(mean[0], **look | dict(ls="--", marker=None))
-    (handle,) = ax.plot([p.x for p in points], mean, **look)
+        ax.axhline(mean[0], **look | dict(ls="--", marker=None))
+        return
+    ax.plot([p.x for p in points], mean, **look)
     if half.any() and len(points) == 1:  # a band would have no width
         ax.vlines(points[0].x, mean - half, mean + half, color=look["color"], lw=look["lw"])
     elif half.any():
         ax.fill_between(
             [p.x for p in points], mean - half, mean + half, color=look["color"], alpha=0.15, lw=0
         )
+    # a line that rises has its notes below it, so that they do not lie on the lines above
+    remarks_above = mean[-1] - mean[0] < 0.2
     for point, y in zip(points, mean):
         if words := remark(point):
             ax.annotate(
                 words,
                 (point.x, y),
-                xytext=(0, 6 - 19 * (index % 2)),
+                xytext=(0, 7 if remarks_above else -15),
                 textcoords="offset points",
                 fontsize=8,
                 color=look["color"],
                 ha="center",
             )
-    return handle
 
 
 def remark(point) -> str:
     """Return the note at a point of a study whose epsilon is not its x."""
     if point.claimed is not None:
-        return "nothing is proved" if point.epsilon is None else ""
+        return ""
     calibrated = point.target is not None or point.epsilon is None or point.epsilon == point.x
     return "" if calibrated else f"ε {point.epsilon:.3g}"
 

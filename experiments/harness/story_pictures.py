@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 
 from jfl.report import plots
-from jfl.runs import tables
+from jfl.runs import pictures, tables
 from jfl.runs.pictures import PALETTE
 
 from . import results
+from .pictures import headline
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
-DRAWN = 1  # count it up where the drawing itself changes
+DRAWN = 2  # count it up where the drawing itself changes
 COLOURS = (*(PALETTE[i] for i in (1, 3, 5, 6, 4, 2)), "#555555")
 MARKS = "osD^vP*"
-WIDTH = 9.0
+WIDTH, HEIGHT = 7.4, 2.8  # inches, of a panel: one column, which can be read on a narrow screen
 
 
 def gathered(told: dict, line) -> dict:
@@ -41,7 +42,8 @@ def gathered(told: dict, line) -> dict:
                 series[label] = _rounds(line(panel["experiment"], name), told, panel)
         panels.append({k: panel[k] for k in ("title", "xlabel", "log") if k in panel})
         panels[-1]["series"] = series
-    return dict(drawn=DRAWN, ylabel=told["ylabel"], panels=panels, limits=told.get("limits", ()))
+    words = {k: told[k] for k in ("message", "ylabel")}
+    return dict(drawn=DRAWN, panels=panels, limits=told.get("limits", ()), **words)
 
 
 def _x(panel, x, one):
@@ -99,28 +101,29 @@ def write(name: str, told: dict, line):
 
 
 def draw(data: dict):
-    """Return the figure."""
+    """Return the figure: a column of panels under a message; each line has its name at its end."""
     panels = data["panels"]
     labels = list(dict.fromkeys(label for p in panels for label in p["series"]))
-    figure, axes = plots.new_figure(len(panels), (WIDTH, 3.0), 0.3 + 0.2 * (len(labels) // 4))
-    handles = {}
-    for ax, panel in zip(axes, panels):
+    size = WIDTH, HEIGHT * len(panels) + 0.4
+    figure, axes = pictures.new_figure(size, len(panels), 1, squeeze=False)
+    for ax, panel in zip(axes[:, 0], panels):
         plots.style(ax)
         series = panel["series"]
         ends = all(len(points) == 1 for points in series.values())
         for place, (label, points) in enumerate(series.items()):
             which = labels.index(label)
             look = COLOURS[which], MARKS[which], place if ends else None
-            handles.setdefault(label, _series(ax, points, *look))
-        ax.set_title(panel["title"], fontsize=10)
+            _series(ax, points, *look).set_label(label)
+        ax.set_title(panel["title"], loc="left")
         ax.set_ylabel(data["ylabel"])
         _x_axis(ax, panel, ends)
-    plots.legend(figure, [(handle, label) for label, handle in handles.items()])
+        pictures.label_lines(ax)
+    headline(figure, data["message"])
     return figure
 
 
 def _x_axis(ax, panel, ends):
-    if ends:  # one place for each line: the legend names them
+    if ends:  # one place for each line
         ax.set_xlim(-0.5, len(panel["series"]) - 0.5)
         ax.set_xticks([])
         return

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from experiments.harness import pictures, results
+from experiments.studies.messages import MESSAGES
 from jfl.cli import console
 from jfl.runs import record
 
@@ -68,7 +69,8 @@ def main(names):
         stored = results.read(file)
         audited = any(p.audited is not None for p in stored.points)
         draw = pictures.audits if audited else pictures.study
-        if figure := draw(stored.points, stored.xlabel, stored.title):
+        message = MESSAGES.get(name)
+        if figure := draw(stored.points, stored.xlabel, stored.title, message):
             pictures.save(file.with_suffix(".png"), figure)
 
 

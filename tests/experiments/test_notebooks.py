@@ -79,7 +79,9 @@ def your_own_algorithm(text):
     assert refused == ["chain", "chain", "plan"] and "accepted" not in text
     assert len(re.findall(r"^(?:no noise|not declared): no guarantee", text, re.M)) == 2
     accuracy = numbers(r"accuracy ([\d.]+) ±", text)
-    assert len(accuracy) == 4 and min(accuracy)[0] > 0.3
+    mixed = [dict(numbers(r"α = ([\d.]+): ([\d.]+)", line)) for line in text.splitlines()]
+    assert [m[0.2] > m[1.0] for m in mixed if m] == [True, True]  # a mixture beats FedAvg
+    assert len(accuracy) == 4 and min(accuracy)[0] > 0.2 and max(accuracy)[0] > 0.6
 
 
 def audit_a_mechanism(text):

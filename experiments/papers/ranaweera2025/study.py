@@ -13,6 +13,7 @@ which gives equal batches.
 
 import dataclasses
 import functools
+import re
 import sys
 import time
 import typing
@@ -29,13 +30,13 @@ from jfl.core.files import ResultStore
 from jfl.engine.sweep import sweep
 from jfl.privacy import guarantees
 from jfl.report import plots
-from jfl.runs import pictures
 from jfl.runs.checkpoint import environment
+from jfl.runs.pictures import PALETTE, new_figure
 from jfl.runs.statistics import interval
 
 from ...harness import command_line
 from ...harness.kept_runs import about, hashed
-from ...harness.pictures import save
+from ...harness.pictures import headline, save
 from .plans import CLIP, Model, maker, rows
 
 DELTA, BLOCK = 1e-5, 12  # runs at once
@@ -366,81 +367,84 @@ def shown(variant):
 
 def picture(rows, out):
     """Draw the difference to isotropic noise in points, with its interval, in a panel for each
-    model."""
-    from matplotlib.figure import Figure
+    model.
 
+    Args:
+        rows: dicts with model, variant, multiplier, epsilon_proved, accuracy, gain and gain_95.
+        out: the file.
+    """
     models = list(dict.fromkeys(r["model"] for r in rows))
     names = {
         m: [v for v in dict.fromkeys(r["variant"] for r in rows if r["model"] == m) if v != "iso"]
         for m in models
     }
-    tall = max(map(len, names.values()))
-    axes = (
-        page := Figure(figsize=(5.2 * len(models), 2.4 + 0.42 * tall), layout="constrained")
-    ).subplots(1, len(models), squeeze=False)[0]
-    for ax, model in zip(axes, models):
-        mine = [
-            r
-            for r in rows
-            if r["model"] == model and r["variant"] != "iso" and r["gain"] is not None
-        ]
-        levels = sorted({r["level"] for r in mine})
-        limit = max([2.0] + [abs(r["gain"]) + r["gain_95"] for r in mine if r["gain"] > 0]) * 1.15
+    heights = [1.6 + 0.34 * len(names[m]) for m in models]
+    figure, axes = new_figure(
+        (7.4, sum(heights) + 0.8), len(models), 1, squeeze=False, height_ratios=heights
+    )
+    for ax, model in zip(axes[:, 0], models):
+        mine = [r for r in rows if r["model"] == model]
+        gains = [r for r in mine if r["variant"] != "iso" and r["gain"] is not None]
+        levels = sorted({r["multiplier"] for r in gains})
+        limit = max([2.0] + [abs(r["gain"]) + r["gain_95"] for r in gains if r["gain"] > 0]) * 1.15
         for i, level in enumerate(levels):
-            some = [r for r in mine if r["level"] == level]
-            iso = next(
-                r for r in rows if (r["model"], r["level"], r["variant"]) == (model, level, "iso")
+            (iso,) = (r for r in mine if (r["multiplier"], r["variant"]) == (level, "iso"))
+            colour = PALETTE[(1, 3, 5)[i]]
+            words = (
+                f"ε = {iso['epsilon_proved']:.2g}: isotropic noise reaches {iso['accuracy']:.1f} %"
             )
-            at = np.array(
-                [
-                    names[model].index(r["variant"]) + 0.22 * (i - (len(levels) - 1) / 2)
-                    for r in some
-                ]
-            )
-            gains = np.array([r["gain"] for r in some])
-            colour = pictures.PALETTE[(1, 3, 5)[i]]
-            inside = gains >= -limit
-            ax.errorbar(
-                gains[inside],
-                at[inside],
-                xerr=np.array([r["gain_95"] for r in some])[inside],
-                fmt="o",
-                ms=4,
-                capsize=2,
-                color=colour,
-                label=f"σ = {iso['multiplier']:.3g}, ε = {iso['epsilon_proved']:.2g}: "
-                f"isotropic {iso['accuracy']:.1f} %",
-            )
-            for r, y in zip(some, at):
-                if r["gain"] < -limit:  # off the panel: say by how much
-                    ax.text(
-                        -1.08 * limit,
-                        y,
-                        f"◂ {r['gain']:.1f} ± {r['gain_95']:.1f}",
-                        va="center",
-                        fontsize=7,
-                        color=colour,
-                    )
+            ax.plot([], [], "o", ms=4, color=colour, label=words)
+            for r in (r for r in gains if r["multiplier"] == level):
+                y = names[model].index(r["variant"]) + 0.22 * (i - (len(levels) - 1) / 2)
+                if r["gain"] >= -limit:
+                    look = dict(fmt="o", ms=4, capsize=2, color=colour)
+                    ax.errorbar(r["gain"], y, xerr=r["gain_95"], **look)
+                else:  # off the panel: say by how much
+                    words = f"◂ {r['gain']:.1f} ± {r['gain_95']:.1f}"
+                    ax.text(-1.08 * limit, y, words, va="center", fontsize=7, color=colour)
         ax.axvline(0, color="k", lw=0.8)
         ax.set(
             title=TITLES[model],
-            xlabel="accuracy minus that of isotropic noise, points",
+            xlabel="accuracy minus that of isotropic noise, in points (bars: 95 % intervals)",
             xlim=(-1.12 * limit, limit),
             yticks=range(len(names[model])),
             yticklabels=list(map(shown, names[model])),
             ylim=(len(names[model]) - 0.4, -0.6),
         )
         plots.style(ax)
-        ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.09))
-    page.suptitle(
-        "Accuracy with shaped noise minus accuracy with isotropic noise, at equal proved ε; bars "
-        "are 95 % intervals, paired over seeds.\n"
-        "The noise variance of a wavelet band is its energy to the power of the number shown. "
-        'Energies are those of natural images (prior; "with bias": the bias counts as one more '
-        "pixel) or measured on public rows (public).",
-        fontsize=9,
+        ax.legend(
+            fontsize=8.5,
+            loc="upper left",
+            bbox_to_anchor=(0, -0.55 / heights[0] - 0.05),
+            frameon=False,
+        )
+    headline(
+        figure,
+        "Noise shaped on public rows (power 0.25) gains 0.4 to 6 points over isotropic noise at "
+        "equal ε",
     )
-    save(out, page)
+    save(out, figure)
+
+
+def stored_rows(whole) -> list[dict]:
+    """Return the rows of the picture from stored results."""
+    rows = []
+    for name, experiment in whole.experiments.items():
+        found = re.fullmatch(r"study, (\w+), noise multiplier ([\d.]+)", name)
+        for variant, line in experiment.lines.items() if found else ():
+            gain = (line.columns.get("points above iso") or "").split(" ± ")
+            rows.append(
+                dict(
+                    model=found[1],
+                    variant=variant,
+                    multiplier=float(found[2]),
+                    epsilon_proved=line.epsilon_proved,
+                    accuracy=100 * float(np.mean([a for a in line.accuracy if a is not None])),
+                    gain=float(gain[0]) if gain[0] else None,
+                    gain_95=float(gain[-1]) if gain[0] else None,
+                )
+            )
+    return rows
 
 
 def collect(out, results, models=MODELS, groups=GROUPS):
@@ -486,7 +490,7 @@ def collect(out, results, models=MODELS, groups=GROUPS):
     parts, found.experiments, found.notes = found.experiments, {}, []
     whole.experiments |= dict(study=found) | parts
     results_file.write(kept, whole)
-    picture(cells, Path(results) / "ranaweera2025_study.png")
+    picture(stored_rows(whole), Path(results) / "ranaweera2025_study.png")
     return study | dict(rows=cells)
 
 
