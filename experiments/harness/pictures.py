@@ -143,12 +143,11 @@ def audits(points: list, xlabel: str, title: str = "", message: Message | None =
     rows = audit_rows(points)
     if not rows:
         return None
-    figure, (ax,) = plots.new_figure(1, (plots.WIDTH, 1.3 + 0.25 * len(rows)), legend=0.3)
+    figure, (ax,) = plots.new_figure(1, (8.6, 1.3 + 0.25 * len(rows)), legend=0.5)
     (left, right), handles = audit_range(points), {}
     ax.set_xscale("log")
     ax.set_xlim(left, right)
     outside = dict(transform=ax.get_yaxis_transform(), va="center", fontsize=9, parse_math=False)
-    ax.text(1.01, 0, "audited ≤ proved; claimed", color=plots.INK, weight="bold", **outside)
     for y, row in enumerate(rows):
         if isinstance(row, str):
             ax.text(
@@ -162,7 +161,7 @@ def audits(points: list, xlabel: str, title: str = "", message: Message | None =
             )
             continue
         ax.text(-0.01, y, plots.shorten(row.line, 60), color=plots.INK, ha="right", **outside)
-        ax.text(1.01, y, audit_words(row), color=_audit_colour(row), **outside)
+        ax.text(1.01, y, claim_words(row), color=_audit_colour(row), **outside)
         _audit_row(ax, y, row, left, handles)
     ax.set(ylim=(len(rows) - 0.4, -0.6), yticks=[], xlabel=plots.shorten(xlabel, 60))
     headline(figure, message.title if message else title)
@@ -226,36 +225,35 @@ def _audit_colour(point) -> str:
     return plots.COLOURS[3] if refuted else plots.INK
 
 
-def audit_words(point) -> str:
-    """Return the numbers of a row: audited, proved and claimed."""
-    number = lambda e: f"{e:,.0f}" if e >= 1000 else f"{e:.3g}"
-    proved = "nothing proved"
-    if point.epsilon is not None:
-        above = point.audited > point.epsilon
-        proved = f"{'>' if above else '≤'} {number(point.epsilon)}" + above * ", CONTRADICTED"
-    words = f"{number(point.audited)} {proved}"
-    if point.claimed is None:
-        return words
-    refuted = point.audited > point.claimed
-    return f"{words}; claimed {number(point.claimed)}" + refuted * ": REFUTED"
+def claim_words(point) -> str:
+    """Return what is written next to a row: its claim, and what refutes it or its proof."""
+    words = "" if point.claimed is None else f"claims {point.claimed:.3g}"
+    if point.epsilon is not None and point.audited > point.epsilon:
+        return f"{words}, proved {point.epsilon:.3g} CONTRADICTED".removeprefix(", ")
+    refuted = point.claimed is not None and point.audited > point.claimed
+    return words + refuted * f", audited {point.audited:.3g}"
 
 
 def _study_line(ax, points, index, without_noise, top, lines):
     """Draw one line of a panel with its name as its label, horizontal if it has no x."""
     index %= len(LINE_COLOURS)
-    name = points[0].line
+    name = lines.get(points[0].line, points[0].line)
+    if all(p.claimed is not None and p.epsilon is None for p in points):
+        name += ":\nnothing is proved"
+    notes = [remark(p) for p in points]
+    if len(points) > 1 and len(set(notes)) == 1 and notes[0]:
+        name += f"\n({notes.pop()} at all points)"
+        notes = [""] * len(points)
     look = dict(
         color=LINE_COLOURS[index],
         lw=1.7,
         ls="--" if without_noise else "-",
         marker=None if without_noise else LINE_MARKS[index],
         ms=5,
-        label=lines.get(name, name),
+        label=name,
     )
     mean = np.array([top if p.mean is None else p.mean for p in points])
     half = np.array([p.half or 0.0 for p in points])
-    if all(p.claimed is not None and p.epsilon is None for p in points):
-        look["label"] += ":\nnothing is proved"
     if points[0].x is None:
         ax.axhspan(mean[0] - half[0], mean[0] + half[0], color=look["color"], alpha=0.12, lw=0)
         ax.axhline(mean[0], **look | dict(ls="--", marker=None))
@@ -267,14 +265,12 @@ def _study_line(ax, points, index, without_noise, top, lines):
         ax.fill_between(
             [p.x for p in points], mean - half, mean + half, color=look["color"], alpha=0.15, lw=0
         )
-    # a line that rises has its notes below it, so that they do not lie on the lines above
-    remarks_above = mean[-1] - mean[0] < 0.2
-    for point, y in zip(points, mean):
-        if words := remark(point):
+    for point, y, words in zip(points, mean, notes):
+        if words:
             ax.annotate(
                 words,
                 (point.x, y),
-                xytext=(0, 7 if remarks_above else -15),
+                xytext=(0, -15),
                 textcoords="offset points",
                 fontsize=8,
                 color=look["color"],

@@ -338,15 +338,15 @@ def test_claims_of_audits():
 @pytest.mark.parametrize(
     "of, words",
     [
-        (dict(audited=2.0, epsilon=2.5), "2 ≤ 2.5"),
-        (dict(audited=0.0, epsilon=0.1, claimed=1.0), "0 ≤ 0.1; claimed 1"),
-        (dict(audited=3.0, epsilon=4000.0, claimed=2.0), "3 ≤ 4,000; claimed 2: REFUTED"),
-        (dict(audited=3.0, epsilon=2.0), "3 > 2, CONTRADICTED"),
-        (dict(audited=3.0), "3 nothing proved"),
+        (dict(audited=2.0, epsilon=2.5), ""),
+        (dict(audited=0.0, epsilon=0.1, claimed=1.0), "claims 1"),
+        (dict(audited=3.0, epsilon=4000.0, claimed=2.0), "claims 2, audited 3"),
+        (dict(audited=3.0, epsilon=2.0), "proved 2 CONTRADICTED"),
+        (dict(audited=3.0), ""),
     ],
 )
 def test_the_picture_of_audits_says_what_is_refuted(of, words):
-    assert pictures.audit_words(results.Point("p", "l", None, None, ceiling=9.0, **of)) == words
+    assert pictures.claim_words(results.Point("p", "l", None, None, ceiling=9.0, **of)) == words
 
 
 @pytest.mark.slow

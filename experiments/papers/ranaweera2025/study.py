@@ -378,7 +378,7 @@ def picture(rows, out):
         m: [v for v in dict.fromkeys(r["variant"] for r in rows if r["model"] == m) if v != "iso"]
         for m in models
     }
-    heights = [1.6 + 0.34 * len(names[m]) for m in models]
+    heights = [1.9 + 0.34 * len(names[m]) for m in models]
     figure, axes = new_figure(
         (7.4, sum(heights) + 0.8), len(models), 1, squeeze=False, height_ratios=heights
     )
@@ -404,7 +404,6 @@ def picture(rows, out):
                     ax.text(-1.08 * limit, y, words, va="center", fontsize=7, color=colour)
         ax.axvline(0, color="k", lw=0.8)
         ax.set(
-            title=TITLES[model],
             xlabel="accuracy minus that of isotropic noise, in points (bars: 95 % intervals)",
             xlim=(-1.12 * limit, limit),
             yticks=range(len(names[model])),
@@ -412,12 +411,10 @@ def picture(rows, out):
             ylim=(len(names[model]) - 0.4, -0.6),
         )
         plots.style(ax)
-        ax.legend(
-            fontsize=8.5,
-            loc="upper left",
-            bbox_to_anchor=(0, -0.55 / heights[0] - 0.05),
-            frameon=False,
+        ax.text(
+            -0.3, 1.02, TITLES[model].replace(", ", ",\n"), transform=ax.transAxes, weight="bold"
         )
+        ax.legend(fontsize=8.5, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     headline(
         figure,
         "Noise shaped on public rows (power 0.25) gains 0.4 to 6 points over isotropic noise at "
@@ -431,7 +428,9 @@ def stored_rows(whole) -> list[dict]:
     rows = []
     for name, experiment in whole.experiments.items():
         found = re.fullmatch(r"study, (\w+), noise multiplier ([\d.]+)", name)
-        for variant, line in experiment.lines.items() if found else ():
+        if not found:
+            continue
+        for variant, line in experiment.lines.items():
             gain = (line.columns.get("points above iso") or "").split(" ± ")
             rows.append(
                 dict(
