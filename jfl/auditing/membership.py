@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 
 from ..core import checks
 from ..core.errors import NotAnalysable
-from ..core.records import Guarantee, Plan
+from ..core.records import CAVEATS_PAGE, Guarantee, Plan
 from ..engine.round import init
 from ..engine.simulate import scan
 from ..engine.sweep import COMPILED_MEMORY_FRACTION, device_memory
@@ -126,6 +126,8 @@ class MembershipReport(NamedTuple):
             "interval: treats all trials as independent, although trials of one model share it",
             "another attack may find more",
         ]
+        if self.proved:
+            lines.append(f"the limit has assumptions: .proved.caveats; explained: {CAVEATS_PAGE}")
         return "\n  ".join(lines)
 
 

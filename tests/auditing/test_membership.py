@@ -204,7 +204,7 @@ def test_a_private_model_is_not():
         assert attack.auroc_bound < 0.5 and attack.auroc < 0.65
         assert np.all(attack.tpr_bound <= found.allowed)
     assert max(found.allowed) < 1 and not found.contradicted
-    assert "CONTRADICTED" not in str(found) and "proved" in str(found)
+    assert "CONTRADICTED" not in str(found) and ".proved.caveats" in str(found)
 
 
 def test_noise_that_is_too_small_is_contradicted(monkeypatch):
