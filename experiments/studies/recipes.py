@@ -14,10 +14,12 @@ Each recipe changes a paper's algorithm so that its promise becomes true:
 - `measured`: wavelet noise in the shape of band energies that were measured with separate noise
   (Ranaweera et al.); `by_level`: the same, but each level has a separate clip by its energy.
 
-Two recipes are for the study of anchors (Tramèr and Boneh):
+Four recipes are for the study of anchors (Tramèr and Boneh; Opacus):
 
 - `scattered`: FedSGD of a linear model on scattering features, with noise in every gradient.
 - `shares`: the same, but each client adds only a share of the noise.
+- `tanh_cnn`: FedSGD of the small convolutional network of Tramèr and Boneh.
+- `relu_cnn`: FedSGD of that of the MNIST example of Opacus.
 
 One recipe is for the study of customers:
 
@@ -33,6 +35,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 import jfl
 from jfl.core import pytrees
@@ -52,6 +55,8 @@ STEEPNESS = 2.0  # sqrt(2) for the slopes times sqrt(2) for a row
 SMOOTHNESS = 1.0  # 1/2 for the slopes times 2 for a row
 TYPICAL_SMOOTHNESS = 0.25  # on real rows, for the rate of a solve; no guarantee rests on it
 LEAST_ENERGY = 1e-3  # of the mean: a level without any is clipped to more than nothing
+# Mean and standard deviation of the pixels of MNIST, by which the example of Opacus normalises.
+MNIST_PIXELS = dict(mean=0.1307, std=0.3081)
 SUMS_ONLY = (
     "Assumes secure aggregation: the observer sees only the sum of the uploads, no client drops "
     "out, and no client reveals its noise.",
@@ -262,11 +267,17 @@ def scattered(config: Made, share: bool = False):
         share: each client adds noise such that the sum over clients has the config's multiplier;
             else each adds all of it.
     """
-    _refuse(config, (*UNREAD, *(field for field in STEPS if field != "server_optimizer")))
-    fed, clients = build.federation(config), config.clients
+    fed = build.federation(config)
     x, x_test = _features(config.dataset)
     fed = dataclasses.replace(fed, x=x, x_test=x_test)
-    task, batch = jfl.models.logistic(fed), config.batch / clients
+    return _fedsgd(config, fed, jfl.models.logistic(fed), share)
+
+
+def _fedsgd(config: Made, fed, task, share: bool = False):
+    """Return FedSGD with noise in the gradient of every client (see `scattered`)."""
+    _refuse(config, (*UNREAD, *(field for field in STEPS if field != "server_optimizer")))
+    clients = config.clients
+    batch = config.batch / clients
     chain = jfl.chain(
         jfl.clip_l2(config.clip_norm),
         jfl.total(),
@@ -280,6 +291,56 @@ def scattered(config: Made, share: bool = False):
         server_optimizer=OPTIMIZERS[config.server_optimizer],
     )
     return jfl.plan(fed, task, algorithm, jfl.sampling.full(clients))
+
+
+class _ConvolutionalNet(nn.Module):
+    """A network of two convolutions and two dense layers, with the initial values of PyTorch."""
+
+    activation: str
+    padding: int  # of the image
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        activation = getattr(nn, self.activation)
+        padding = ((self.padding, self.padding),) * 2
+        x = activation(self._affine(nn.Conv, x, 64, 16, (8, 8), (2, 2), padding=padding))
+        x = _max_pool(x)
+        x = activation(self._affine(nn.Conv, x, 256, 32, (4, 4), (2, 2), padding="VALID"))
+        x = _max_pool(x).reshape(-1)
+        x = activation(self._affine(nn.Dense, x, len(x), 32))
+        return self._affine(nn.Dense, x, 32, self.classes)
+
+    def _affine(self, layer, x, fan_in, *arguments, **options):
+        def uniform(key, shape, dtype=jnp.float32):
+            return jax.random.uniform(key, shape, dtype, -1, 1) / fan_in**0.5
+
+        return layer(*arguments, **options, kernel_init=uniform, bias_init=uniform)(x)
+
+
+def _max_pool(x):
+    """Return the maxima of windows of 2 x 2 pixels, with stride 1.
+
+    On a CPU, the gradient of flax's pooling takes longer.
+    """
+    x = jnp.maximum(x[1:], x[:-1])
+    return jnp.maximum(x[:, 1:], x[:, :-1])
+
+
+def convolved(config: Made, activation: str, padding: int, mean: float = 0.0, std: float = 1.0):
+    """Return FedSGD of a small convolutional network, with noise in every gradient.
+
+    Args:
+        config: `batch` is the expected number of rows of all clients together.
+        activation: the name of a function of flax.linen.
+        padding: of the images, in pixels.
+        mean: is subtracted from the pixels.
+        std: the pixels are then divided by it.
+    """
+    fed = build.federation(config)
+    fed = dataclasses.replace(fed, x=(fed.x - mean) / std, x_test=(fed.x_test - mean) / std)
+    network = _ConvolutionalNet(activation, padding, fed.classes)
+    return _fedsgd(config, fed, jfl.models.flax(fed, network, target="class", batched=False))
 
 
 @functools.lru_cache(maxsize=1)
@@ -390,6 +451,8 @@ RECIPES = dict(
     prox_erm=Recipe(prox_erm),
     scattered=Recipe(scattered),
     shares=Recipe(functools.partial(scattered, share=True), pooled=_pooled),
+    tanh_cnn=Recipe(functools.partial(convolved, activation="tanh", padding=2)),
+    relu_cnn=Recipe(functools.partial(convolved, activation="relu", padding=3, **MNIST_PIXELS)),
     purchases=Recipe(purchases),
     measured=Recipe(measured, before=energies),
     by_level=Recipe(functools.partial(measured, by_level=True), before=energies),
