@@ -78,6 +78,64 @@ def test_clipped_gradients_are_those_of_a_loop(how):
     assert clipped > 0
 
 
+COPIES = 3
+
+
+def copies_of(x, key):
+    """Random changes of a row, Float[COPIES, 3]."""
+    return [x + jax.random.normal(one, x.shape) for one in jax.random.split(key, COPIES)]
+
+
+def still(params, x, y):
+    return (jnp.tanh(x @ params["in"]) @ params["out"] - y) ** 2
+
+
+def augmented(params, x, y, key):
+    """The mean over changes of a row."""
+    changed = lambda one: still(params, x + jax.random.normal(one, x.shape), y)
+    return jax.vmap(changed)(jax.random.split(key, COPIES)).mean()
+
+
+@pytest.mark.parametrize("path", ["bookkeeping", "vmap"])
+def test_gradients_of_augmented_copies_are_averaged_before_the_clip(path):
+    """Docs/guides/model.md promises this for a loss that averages over copies."""
+    params, batch, gradient = params_(), batch_(), jax.jit(jax.grad(still))
+    base, clipped = jax.random.fold_in(KEY, losses.ROWS), lambda g: g / max(1, np.linalg.norm(g))
+    before, after = [], []
+    for i in np.flatnonzero(batch.mask):
+        copies = copies_of(batch.x[i], jax.random.fold_in(base, i))
+        each = [flat(gradient(params, copy, batch.y[i])) for copy in copies]
+        before.append(clipped(np.mean(each, 0)))
+        after.append(np.mean([clipped(g) for g in each], 0))
+    chain = jfl.chain(jfl.clip_l2(1.0), jfl.total())
+    chain = dataclasses.replace(chain, adjacency="replace_one")
+    got = flat(of_batch(jfl.private_grad(augmented, chain, path=path))(KEY)[0])
+    np.testing.assert_allclose(got, np.sum(before, 0), rtol=2e-5)
+    assert np.abs(got - np.sum(after, 0)).max() > 0.05
+
+
+def test_augmented_copies_change_no_bound_and_no_guarantee():
+    def plan_of(loss):
+        chain = jfl.chain(jfl.clip_l2(1.0), jfl.total(), jfl.gaussian(1.0), jfl.divide(2))
+        batch = jfl.batches.without_replacement(2)
+        algorithm = jfl.algorithms.fedavg(jfl.private_grad(loss, chain), steps=2, batch=batch)
+        task = jfl.task(params_(), loss)
+        return jfl.plan(make_federation(), task, algorithm, jfl.sampling.full(CLIENTS))
+
+    plans = [plan_of(still), plan_of(augmented)]
+    assert [gradient_path(p) for p in plans] == ["bookkeeping"] * 2
+    one, other = (jfl.guarantee(p, 5, delta=1e-5) for p in plans)
+    assert one == other and one.status == "proved"
+
+    # one row, however large, moves the sum by at most the clip norm
+    batch = batch_()
+    batch = batch._replace(x=1e3 * batch.x, y=1e3 * batch.y, mask=jnp.arange(ROWS) == 1)
+    chain = jfl.chain(jfl.clip_l2(0.5), jfl.total())
+    gradient = jfl.private_grad(augmented, dataclasses.replace(chain, adjacency="replace_one"))
+    moved = flat(jax.jit(lambda: gradient(KEY, params_(), batch, context()))()[0])
+    assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-5)
+
+
 def drawn(params, x, y, key):
     """A loss whose gradient is what its key draws."""
     return params @ jax.random.normal(key, params.shape)
