@@ -97,8 +97,7 @@ def test_full_studies_compare_equal_promises(name):
             # one multiplier is right for all clients
             solved = cell.fields.get("recipe") == "prox_erm"  # with all rows
             assert config.partition in ("iid", "natural", "labels")
-            scattered = cell.fields.get("recipe") in ("scattered", "shares")
-            drawn = "poisson" if scattered else "full" if solved else "without_replacement"
+            drawn = "poisson" if name == "anchors" else "full" if solved else "without_replacement"
             assert config.batch_sampler == drawn
     if name == "frontier":
         assert {c.fields["dataset"] for c in study.cells} == {"mnist", "synthetic", "adult"}

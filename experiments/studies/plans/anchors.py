@@ -85,7 +85,7 @@ def anchors(quick):
             )
         )
     return Study(
-        f"Published accuracies at ε = {EPSILON:g}: linear models on scattering features",
+        "Published accuracies of private training",
         "ε of one example, δ = 1e-5",
         tuple(cells),
         tuple(claims),
