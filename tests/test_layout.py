@@ -218,8 +218,9 @@ assert jfl.cli.__main__.main() == 0
 print([m for m in ("jax", "numpy") if m in sys.modules])
 """
 WITHOUT_EXTRA = f"""
-import contextlib, io
+import contextlib, io, logging
 import numpy as np
+logging.getLogger("jfl").setLevel(logging.ERROR)  # a busy machine may report a slow start
 for name in {CLI_PACKAGES!r}:
     sys.modules[name] = None
 r = np.random.default_rng(0)

@@ -85,10 +85,10 @@ def stages_text(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{spent:.1f} s {stage}" for stage, spent in seconds.items())
 
 
-def _slow_start_text(name: str, seconds: Mapping[str, float], current: str) -> str:
-    """Explain why a program is not ready after SLOW_SECONDS, and how to make the start shorter."""
+def _slow_start_text(name: str, elapsed: float, seconds: Mapping[str, float], current: str) -> str:
+    """Explain why a program is not ready after `elapsed` seconds, and how to start sooner."""
     text = (
-        f"{name}: the program is not ready after {SLOW_SECONDS:.0f} s ({stages_text(seconds)}; now "
+        f"{name}: the program is not ready after {elapsed:.0f} s ({stages_text(seconds)}; now "
         f"{current}). Calls with the same shapes reuse it in this process. "
     )
     if CONFIG.jax_compilation_cache_dir is None:
@@ -99,6 +99,14 @@ def _slow_start_text(name: str, seconds: Mapping[str, float], current: str) -> s
     )
 
 
+def _start_timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    """Call a function in another thread after some seconds, unless the timer is cancelled."""
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 @contextlib.contextmanager
 def report_stages(
     name: str, show: Callable[[str], None] | None = None
@@ -106,8 +114,8 @@ def report_stages(
     """Report how long a `with` block prepares programs and how long it runs them.
 
     The logger "jfl" reports the seconds of each stage at level INFO.  If a program is not ready
-    after SLOW_SECONDS, it says at level WARNING what takes so long and how to make it shorter, once
-    per process.
+    after SLOW_SECONDS, and most of the time was spent on its stages, it says at level WARNING what
+    takes so long and how to make it shorter, once per process.
 
     Args:
         name: what the block runs, for messages.
@@ -119,32 +127,43 @@ def report_stages(
         block ends.
     """
     clock, begun, before, spent = _clock(), time.perf_counter(), stage_seconds(), {}
+    ended = threading.Event()
 
     def since_then() -> dict[str, float]:
         return {stage: seconds - before[stage] for stage, seconds in clock.seconds.items()}
 
     def explain() -> None:
+        nonlocal timer
         seconds, running = since_then(), list(clock.running)
-        if not running:
+        if not running or ended.is_set() or _explained:
             return
         (first, start), current = running[0], running[-1][0]
         seconds[first] += time.time() - start
-        # A short stage in the middle of a long run is no slow start.
-        if sum(seconds.values()) > SLOW_SECONDS / 2 and not _explained:
+        elapsed = time.perf_counter() - begun
+        # A short stage in the middle of a long run is no slow start.  If the stage continues, it
+        # may become the larger part.
+        wait = elapsed - 2 * sum(seconds.values())
+        if wait > 0:
+            timer = _start_timer(wait, explain)
+        else:
             _explained.append(name)
-            LOGGER.warning(_slow_start_text(name, seconds, current))
+            LOGGER.warning(_slow_start_text(name, elapsed, seconds, current))
 
-    timer = threading.Timer(SLOW_SECONDS, explain)
-    timer.daemon = True
-    timer.start()
-    if show is not None:
-        clock.observers.append(show)
+    def look(stage: str) -> None:
+        if stage and time.perf_counter() - begun > SLOW_SECONDS:
+            timer.cancel()
+            explain()
+
+    timer = _start_timer(SLOW_SECONDS, explain)
+    observers = [look] if show is None else [look, show]
+    clock.observers.extend(observers)
     try:
         yield spent
     finally:
+        ended.set()
         timer.cancel()
-        if show is not None:
-            clock.observers.remove(show)
+        for observer in observers:
+            clock.observers.remove(observer)
         prepared = since_then()
         running = time.perf_counter() - begun - sum(prepared.values())
         spent.update(prepared, running=max(0.0, running))

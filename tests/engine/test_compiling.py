@@ -105,6 +105,40 @@ def test_a_simulation_names_its_stages(caplog):
     assert text.startswith("sweep of 2 points: ")
 
 
+def explained_after(stages, seconds, caplog, monkeypatch):
+    """Return the warnings of a block of the given pairs (stage, seconds), "" for no stage."""
+    monkeypatch.setattr(compiling, "SLOW_SECONDS", seconds)
+    monkeypatch.setattr(compiling, "_explained", [])
+    caplog.clear()
+    clock = compiling._clock()
+    events = {stage: event for event, stage in compiling.STAGES.items()}
+    with compiling.report_stages("a start"):
+        for stage, length in stages:
+            begun = time.time()
+            if stage:
+                clock._begin(events[stage], begun)
+            time.sleep(length)
+            if stage:
+                clock._end(events[stage], begun, time.time())
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_start_between_two_stages_is_explained(caplog, monkeypatch):
+    """No stage runs after SLOW_SECONDS, but another one follows."""
+    between = [("tracing", 0.3), ("", 0.2), ("compiling", 0.1)]
+    (text,) = explained_after(between, 0.4, caplog, monkeypatch)
+    assert "now compiling" in text and "0.3 s tracing" in text
+
+
+def test_a_start_after_other_work_is_explained(caplog, monkeypatch):
+    """Stages are the smaller part after SLOW_SECONDS, and then become the larger one."""
+    late = [("", 0.3), ("compiling", 0.8)]
+    (text,) = explained_after(late, 0.4, caplog, monkeypatch)
+    assert "now compiling" in text
+    short = [("", 0.3), ("compiling", 0.2), ("", 0.3), ("compiling", 0.1)]
+    assert explained_after(short, 0.4, caplog, monkeypatch) == []
+
+
 @pytest.mark.slow
 def test_a_second_process_compiles_nothing_that_the_first_one_did(tmp_path):
     """Programs of 0.2 s are kept as well, and a missing folder is made."""

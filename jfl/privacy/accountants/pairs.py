@@ -183,15 +183,17 @@ class Pair(NamedTuple):
     def points_of(self, losses: jax.Array) -> jax.Array:
         """Return the point of each loss [n]; `first` for losses below all others.
 
-        Two nodes of a table bracket the point, and Newton's method, kept inside the bracket, finds
-        it.  Losses above the table get its last node, beyond which P and Q have no mass.
+        Two nodes of a table bracket the point.  The cubic with their losses and slopes is close to
+        it, and Newton's method, kept inside the bracket, finds it.  Losses above the table get its
+        last node, beyond which P and Q have no mass.
         """
         if self.known_points is not None:
             return self.known_points(losses)
         nodes = self.nodes(NUM_NODES + 1, END_OF_FLOATS)
-        table = self.loss_of(nodes)[0]
+        table, slopes = self.loss_of(nodes)
         after = jnp.searchsorted(table, losses)
-        low, high = nodes[jnp.clip(after - 1, 0)], nodes[jnp.clip(after, max=NUM_NODES)]
+        ends = jnp.stack([jnp.clip(after - 1, 0), jnp.clip(after, max=NUM_NODES)])
+        low, high = nodes[ends]
 
         def newton(state):
             i, low, high, s, _ = state
@@ -204,9 +206,11 @@ class Pair(NamedTuple):
             return i + 1, low, high, step, jnp.max(jnp.abs(step - s))
 
         # The error after a step is about the square of the step.
-        tolerance = 1e-9 * (nodes[1] - nodes[0])
+        tolerance = 1e-7 * (nodes[1] - nodes[0])
         is_moving = lambda state: (state[0] < MAX_NEWTON_STEPS) & (state[-1] > tolerance)
-        start = (0, low, high, (low + high) / 2, jnp.asarray(jnp.inf, nodes.dtype))
+        guess = _cubic(losses, table[ends], nodes[ends], 1 / slopes[ends])
+        guess = jnp.where((guess >= low) & (guess <= high), guess, (low + high) / 2)
+        start = (0, low, high, guess, jnp.asarray(jnp.inf, nodes.dtype))
         s = jax.lax.while_loop(is_moving, newton, start)[3]
         least = jnp.where(self.first > NO_POINT, 0.0, table[0])
         return jnp.where(losses > least, s, self.first)
@@ -268,8 +272,8 @@ def removed(rate: Any, z: ArrayLike) -> Pair | Discrete:
     if jnp.ndim(rate) == 2:
         return Discrete(*rate)
     if jnp.ndim(rate):
-        return _mixtures(rate, jnp.arange(len(rate)) / z, jnp.zeros(len(rate)))
-    pair = _mixtures(jnp.stack([1 - rate, rate]), jnp.arange(2) / z, jnp.zeros(2))
+        return _mixtures(rate, jnp.arange(len(rate)) / z)
+    pair = _mixtures(jnp.stack([1 - rate, rate]), jnp.arange(2) / z)
     return pair._replace(known_points=functools.partial(_points_of_sample, rate=rate, z=z))
 
 
@@ -311,27 +315,48 @@ def halves(direction: str, rate: Any, z: ArrayLike) -> tuple[Pair, Pair, jax.Arr
     return up, down, up.weights[0] * inside
 
 
-def _mixtures(weights, centers_p, centers_q, first: Any = NO_POINT):
-    """Return the Pair of two mixtures whose loss at an outcome is the logarithm of their ratio."""
+def _cubic(x, ends, values, slopes):
+    """Return the cubic with given values and slopes [2, n] at the ends [2, n], at x [n]."""
+    length = ends[1] - ends[0]
+    t = (x - ends[0]) / length
+    from_left, from_right = t * (1 - t) ** 2 * length, t**2 * (t - 1) * length
+    blend = t**2 * (3 - 2 * t)
+    return (
+        values[0] + blend * (values[1] - values[0]) + from_left * slopes[0] + from_right * slopes[1]
+    )
+
+
+def _mixtures(weights, centers_p, centers_q: Any = None, first: Any = NO_POINT):
+    """Return the Pair of two mixtures whose loss at an outcome is the logarithm of their ratio.
+
+    Without centers_q, Q is one Gaussian around 0.
+    """
 
     def loss_of(s):
-        (p, slope_p), (q, slope_q) = (_log_density(s, weights, c) for c in (centers_p, centers_q))
+        p, slope_p = _log_density(s, weights, centers_p)
+        if centers_q is None:
+            return p, slope_p
+        q, slope_q = _log_density(s, weights, centers_q)
         return p - q, slope_p - slope_q
 
-    return Pair(weights, centers_p, centers_q, loss_of, first)
+    zeros = jnp.zeros(len(weights))
+    return Pair(weights, centers_p, zeros if centers_q is None else centers_q, loss_of, first)
 
 
 def _log_density(s, weights, centers):
     """Return the log of the density of a mixture over that of N(0, 1) at points s, and its
     slope."""
-    exponents = centers * s[:, None] - centers**2 / 2
-    terms = jnp.log(weights) + exponents
-    total = jax.nn.logsumexp(terms, axis=1)
-    slope = jnp.exp(terms - total[:, None]) @ centers
+    exponents = centers[:, None] * s - centers[:, None] ** 2 / 2
+    terms = jnp.log(weights)[:, None] + exponents
+    largest = jnp.max(terms, axis=0)
+    relative = jnp.exp(terms - largest)
+    total = jnp.sum(relative, axis=0)
+    slope = centers @ relative / total
     # near 0, without cancellation
-    change = jnp.expm1(jnp.minimum(exponents, 1.0)) @ weights
-    is_small = (jnp.max(exponents, axis=1) < 1) & (jnp.abs(change) < 0.5)
-    return jnp.where(is_small, jnp.log1p(jnp.where(is_small, change, 0.0)), total), slope
+    change = weights @ jnp.expm1(jnp.minimum(exponents, 1.0))
+    is_small = (jnp.max(exponents, axis=0) < 1) & (jnp.abs(change) < 0.5)
+    near = jnp.log1p(jnp.where(is_small, change, 0.0))
+    return jnp.where(is_small, near, largest + jnp.log(total)), slope
 
 
 def _points_of_sample(losses, rate, z):
@@ -349,23 +374,27 @@ def _loss_of_repeated(t, distribution, z):
     It is the largest over j of log((w_0 + w_1 r_1(t) + ... + w_j r_j(t)) / W_j).
     """
 
-    def add(total, each):
-        log_sum, mean, weight, best = total
-        k, probability = each
-        log = jnp.log(probability) + k / z * t - k**2 / (2 * z**2)
-        log_sum, before = jnp.logaddexp(log_sum, log), log_sum
-        mean = mean * jnp.exp(before - log_sum) + k / z * jnp.exp(log - log_sum)
-        weight = weight + probability
-        better = (log_sum - jnp.log(weight) > best[0]) & (probability > 0)
-        best = tuple(
-            jnp.where(better, new, old) for new, old in zip((log_sum - jnp.log(weight), mean), best)
-        )
-        return (log_sum, mean, weight, best), None
+    numbers = jnp.arange(len(distribution)) / z, distribution
+    log = lambda mu, probability: jnp.log(probability) + mu * t - mu**2 / 2
+    largest = jax.lax.scan(
+        lambda most, each: (jnp.maximum(most, log(*each)), None),
+        jnp.full_like(t, -jnp.inf),
+        numbers,
+    )[0]
 
-    none = jnp.full_like(t, -jnp.inf), jnp.ones_like(t)
-    first = jnp.full_like(t, jnp.log(distribution[0])), jnp.zeros_like(t), distribution[0], none
-    copies = jnp.arange(1.0, len(distribution))
-    return jax.lax.scan(add, first, (copies, distribution[1:]))[0][3]
+    def add(total, each):
+        densities, moments, weight, best = total
+        density = jnp.exp(log(*each) - largest)
+        densities, moments = densities + density, moments + each[0] * density
+        weight = weight + each[1]
+        is_better = (densities > best[0] * weight) & (each[1] > 0)
+        new = densities / weight, moments / densities
+        best = tuple(jnp.where(is_better, *pair) for pair in zip(new, best))
+        return (densities, moments, weight, best), None
+
+    none = jnp.zeros_like(t)
+    ratio, slope = jax.lax.scan(add, (none, none, 0.0, (none, none)), numbers)[0][3]
+    return largest + jnp.log(ratio), slope
 
 
 def _points_of_copies(t, losses, mu):
