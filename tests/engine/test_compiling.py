@@ -1,11 +1,13 @@
 """The stages before a program runs are reported: tracing, lowering, compiling."""
 
 import logging
+import math
 import os
 import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -71,19 +73,13 @@ def test_a_slow_start_is_explained_once(cold, caplog, monkeypatch):
     x = jnp.ones(3)
     with compiling.report_stages("a run that computes for long"):
         time.sleep(0.1)
-    monkeypatch.setattr(compiling, "SLOW_SECONDS", 0.3)
-    with compiling.report_stages("a long run that compiles something short"):
-        time.sleep(0.28)
-        cold(3.7)(x)
     assert not caplog.records
-    monkeypatch.setattr(compiling, "SLOW_SECONDS", 0.02)
     for number in (4.5, 5.5):
         with compiling.report_stages("a slow start"):
             cold(number)(x)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "a slow start: the program is not ready after" in record.getMessage()
-    assert "now tracing" in record.getMessage()
 
 
 def test_a_simulation_names_its_stages(caplog):
@@ -105,38 +101,63 @@ def test_a_simulation_names_its_stages(caplog):
     assert text.startswith("sweep of 2 points: ")
 
 
-def explained_after(stages, seconds, caplog, monkeypatch):
-    """Return the warnings of a block of the given pairs (stage, seconds), "" for no stage."""
-    monkeypatch.setattr(compiling, "SLOW_SECONDS", seconds)
+class PretendedTime:
+    """A clock whose seconds pass only in `sleep`, and its timers."""
+
+    def __init__(self):
+        self.now, self.timers = 0.0, []
+
+    def time(self):
+        return self.now
+
+    perf_counter = time
+
+    def start_timer(self, seconds, function):
+        timer = [self.now + seconds, function]
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: timer.__setitem__(0, math.inf))
+
+    def sleep(self, seconds):
+        end = self.now + seconds
+        while self.timers and (timer := min(self.timers, key=lambda t: t[0]))[0] <= end:
+            self.timers.remove(timer)
+            self.now = timer[0]
+            timer[1]()
+        self.now = end
+
+
+@pytest.mark.parametrize(
+    "stages, warning",
+    [
+        ([("compiling", 12)], "10 s (0.0 s tracing, 0.0 s lowering, 10.0 s compiling; now comp"),
+        ([("tracing", 9)], None),
+        # no stage runs after 10 s, but another one follows
+        ([("tracing", 8), ("", 3), ("compiling", 1)], "11 s (8.0 s tracing, 0.0 s lowering, 0.0 s"),
+        # the stages are the smaller part of 10 s, and then become the larger one
+        ([("", 8), ("compiling", 9)], "16 s (0.0 s tracing, 0.0 s lowering, 8.0 s compiling; now"),
+        # a stage that runs when the time is over, and short stages in a long run
+        ([("", 8), ("compiling", 5), ("", 20), ("compiling", 4)], None),
+    ],
+)
+def test_when_a_slow_start_is_explained(stages, warning, caplog, monkeypatch):
+    pretended, clock = PretendedTime(), compiling._clock()
+    monkeypatch.setattr(compiling, "time", pretended)
+    monkeypatch.setattr(compiling, "_start_timer", pretended.start_timer)
     monkeypatch.setattr(compiling, "_explained", [])
-    caplog.clear()
-    clock = compiling._clock()
     events = {stage: event for event, stage in compiling.STAGES.items()}
     with compiling.report_stages("a start"):
-        for stage, length in stages:
-            begun = time.time()
+        for stage, seconds in stages:
+            begun = pretended.now
             if stage:
                 clock._begin(events[stage], begun)
-            time.sleep(length)
+            pretended.sleep(seconds)
             if stage:
-                clock._end(events[stage], begun, time.time())
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-
-
-def test_a_start_between_two_stages_is_explained(caplog, monkeypatch):
-    """No stage runs after SLOW_SECONDS, but another one follows."""
-    between = [("tracing", 0.3), ("", 0.2), ("compiling", 0.1)]
-    (text,) = explained_after(between, 0.4, caplog, monkeypatch)
-    assert "now compiling" in text and "0.3 s tracing" in text
-
-
-def test_a_start_after_other_work_is_explained(caplog, monkeypatch):
-    """Stages are the smaller part after SLOW_SECONDS, and then become the larger one."""
-    late = [("", 0.3), ("compiling", 0.8)]
-    (text,) = explained_after(late, 0.4, caplog, monkeypatch)
-    assert "now compiling" in text
-    short = [("", 0.3), ("compiling", 0.2), ("", 0.3), ("compiling", 0.1)]
-    assert explained_after(short, 0.4, caplog, monkeypatch) == []
+                clock._end(events[stage], begun, pretended.now)
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(texts) == (warning is not None)
+    assert all(f"a start: the program is not ready after {warning}" in text for text in texts)
+    pretended.sleep(1e6)  # the timers of a block that ended say nothing
+    assert len([r for r in caplog.records if r.levelname == "WARNING"]) == len(texts)
 
 
 @pytest.mark.slow
