@@ -66,15 +66,17 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
         words = " ".join(f"{k}={v}" for k, v in g["point"].items() if k != field) or g["name"]
         g["line"] = words if field else f"{words}, {g['privacy']}"
         lines.setdefault(g["line"], len(lines))
-    rows = len(panels) // 2 + 1
-    size = (13, max(4.2 * rows, 0.17 * len(lines) + 0.6))
-    figure, grid = new_figure(size, rows, 2, sharey=True, squeeze=False)
+    # Two plots in a column can be read on a narrow screen.
+    columns = 2 if field else 1
+    rows = -(-(len(panels) + 1) // columns)
+    size = (13, max(4.2 * rows, 0.17 * len(lines) + 0.6)) if field else (8.4, 7.6)
+    figure, grid = new_figure(size, rows, columns, sharey=True, squeeze=False)
     *axes, last = grid.ravel()[: len(panels) + 1]
     for spare in grid.ravel()[len(panels) + 1 :]:
         spare.remove()
     drawn = {}
     for ax, (value, members), (marker, sign) in zip(axes, panels.items(), MARKERS * rows):
-        words = "accuracy against round (mean and range of seeds)"
+        words = "accuracy vs. round (mean and range of seeds)"
         if field:
             same = {g["privacy"] for g in members}
             words = ", ".join([f"{sign} {field}={value}", *(same if len(same) == 1 else ())])
@@ -91,13 +93,18 @@ def draw_accuracy(path: Path, groups: list[dict], title: str) -> None:
         epsilon_axis(last, known)
     else:
         last.set_xticks([])
-    words = "privacy against utility (bars: 95 % intervals; equal ε side by side)"
+    words = "accuracy vs. ε (bars: 95 % intervals; equal ε side by side)"
     _style(last, "ε (for its unit and view, see the labels)", "final test accuracy", words)
     low, high = last.get_ylim()
     last.set_ylim(max(0, low), min(1, high))
-    handles = [drawn[line] for line in lines]
-    figure.legend(handles, list(lines), loc="outside right center", fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
+    if len(lines) < len(PALETTE) and not field:  # text in the last colour, yellow, is hard to read
+        for line, handle in drawn.items():
+            handle.set_label(textwrap.fill(line, 30))
+        label_lines(axes[0])
+    else:
+        handles = [drawn[line] for line in lines]
+        figure.legend(handles, list(lines), loc="outside right center", fontsize=8, frameon=False)
     _save(figure, path)
 
 

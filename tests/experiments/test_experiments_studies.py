@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import pretended
+from helpers.paths import ROOT
 
 from experiments.harness import pictures, results, runner
 from experiments.harness import programs as harness_programs
@@ -15,6 +16,7 @@ from experiments.harness.runner import CONFIRMED, NOT, UNKNOWN, Claim, Experimen
 from experiments.papers import as_printed
 from experiments.studies import recipes
 from experiments.studies import study as studies
+from experiments.studies.messages import MESSAGES
 from experiments.studies.plans import PLANS, audit, checks, claimed
 from experiments.studies.plans.cells import NAMES, NONE, PAPERS, Cell, Study
 from jfl import algorithms
@@ -368,3 +370,26 @@ def test_the_quick_audit_finds_what_the_full_one_finds(tmp_path, capsys):
     with studies.cheap_code(True):
         studies.audited(kept, cells, PLANS["audit"](True), lambda text: None)
     assert len(kept.records) == before
+
+
+def test_every_stored_study_has_a_message_in_its_own_words():
+    """A renamed panel or line of a study would silently lose its words in the picture."""
+    files = sorted((ROOT / "experiments" / "results").glob("study_*.json"))
+    assert {file.stem.removeprefix("study_") for file in files} == set(MESSAGES)
+    for file in files:
+        message, points = MESSAGES[file.stem.removeprefix("study_")], results.read(file).points
+        assert set(message.panels) <= {p.panel for p in points}, file.stem
+        assert set(message.lines) <= {p.line for p in points}, file.stem
+        if isinstance(message.xlabel, dict):
+            assert set(message.xlabel) == {p.panel for p in points}
+
+
+def test_a_picture_has_one_column_of_panels_with_labels_at_the_lines():
+    stored = results.read(ROOT / "experiments" / "results" / "study_cohort.json")
+    figure = pictures.study(stored.points, stored.xlabel, "", MESSAGES["cohort"])
+    one, two = figure.axes
+    assert one.get_position().x0 == two.get_position().x0 and not figure.legends
+    assert figure.get_suptitle() == MESSAGES["cohort"].title
+    assert {t.get_text() for t in one.texts} == set(MESSAGES["cohort"].lines.values())
+    notes = {t.get_text() for t in two.texts}
+    assert {"ε 2.35", "ε 37.6"} <= notes and "one row protected\n(ε 9.7 at all points)" in notes
