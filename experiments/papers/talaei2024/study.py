@@ -16,12 +16,13 @@ from jfl.cli import console
 from jfl.core.files import ResultStore
 from jfl.engine.sweep import sweep as run_points
 from jfl.report import plots
-from jfl.runs import pictures, tables
 from jfl.runs import record as report
+from jfl.runs import tables
 from jfl.runs.config import Config
+from jfl.runs.pictures import PALETTE, new_figure
 
 from ...harness.kept_runs import key as made_by
-from ...harness.pictures import save
+from ...harness.pictures import headline, save
 from ...harness.runner import Experiment, judged, write_findings
 from ...harness.verdicts import Claim, Comparison, Evidence, Quantity
 from . import theory
@@ -420,83 +421,64 @@ def scenarios(rows) -> dict:
     return found
 
 
-def tick(row) -> str:
-    """Return a short name of a setting, with the epsilons of printed noise."""
-    kind, _, rest = row["setting"].partition(" ε=")
+SETTING = dict(third_party="seen by a third party", server="seen by the server")
+
+
+def named(setting: str) -> str:
+    """Return the name of a setting in the picture."""
+    kind, _, epsilon = setting.partition(" ε=")
     if kind == "printed":
-        proved = row["epsilon_proved_third_party"]  # None: nothing is proved of so little noise
-        return f"printed\nstated {rest}\nproved\n{'–' if proved is None else f'{proved:,.0f}'}"
-    return (
-        kind.replace(", ", "\n")
-        if not rest
-        else f"{dict(third_party='models', server='uploads')[kind]}\nε = {rest}"
-    )
+        return f"the paper's noise for ε = {epsilon}"
+    return f"{SETTING[kind]}, ε = {epsilon}" if epsilon else kind.replace("lr", "rate")
+
+
+def stored_rows(whole) -> list[dict]:
+    """Return the rows of the picture from stored results."""
+    rows = []
+    for number in IMPACT:
+        for name, line in whole.experiments[f"study, scenario {number}"].lines.items():
+            setting, _, assignment = name.rpartition(": ")
+            row: dict = dict(scenario=number, setting=setting, assignment=assignment)
+            if less := line.columns.get("loss less equal"):
+                row["loss_less_equal"] = dict(mean=less.mean, half=less.half)
+            rows.append(row)
+    return rows
 
 
 def picture(path, rows):
-    """Draw accuracy by assignment and setting, and the loss minus that of equal factors."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Draw the loss minus that of equal factors, with a row for each setting.
 
-    order = ["no noise, lr 0.02", "printed ε=20", "printed ε=5", "no noise"]
+    Args:
+        path: the file.
+        rows: dicts with scenario, setting, assignment and perhaps loss_less_equal (mean, half).
+    """
+    order = ["no noise, lr 0.02", "no noise", "printed ε=20", "printed ε=5"]
     order += [f"{v} ε={e:g}" for v in reversed(VIEWS) for e in reversed(EPSILONS)]
-    figure = Figure(figsize=(14, 7.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 2, sharex="col", height_ratios=(1.25, 1), width_ratios=(10, 7))
-    for column, number in zip(axes.T, IMPACT):
-        mine = [r for r in rows if r["scenario"] == number]
-        places = {
-            s: i for i, s in enumerate(s for s in order if any(r["setting"] == s for r in mine))
-        }
-        names = [
-            a for a in ("equal", "0-1-1", IMPACT[number]) if any(r["assignment"] == a for r in mine)
-        ]
-        for k, name in enumerate(names):
-            colour = pictures.PALETTE[dict(equal=0).get(name, 4 if name != IMPACT[number] else 1)]
-            for row in (r for r in mine if r["assignment"] == name):
-                x = places[row["setting"]] + (k - (len(names) - 1) / 2) * 0.18
-                for ax, key in zip(column, ("accuracy", "loss_less_equal")):
-                    if key in row:
-                        ax.errorbar(
-                            x,
-                            row[key]["mean"],
-                            row[key]["half"],
-                            fmt="o",
-                            color=colour,
-                            ms=6,
-                            capsize=3,
-                            mfc="white" if row["setting"].startswith("printed") else colour,
-                        )
-            column[0].plot([], [], "o", color=colour, label=name)
-        column[1].set_xticks(
-            range(len(places)),
-            [tick(next(r for r in mine if r["setting"] == s)) for s in places],
-            fontsize=8.5,
-        )
-        for ax in column:
-            if "no noise" in places:
-                ax.axvline(places["no noise"] - 0.5, color="0.7", lw=1)
-            plots.style(ax)
-        column[1].axhline(0, color="0.3", lw=1)
-        column[1].set_ylim(-0.3, 1.1)
-        column[0].set(
-            ylim=(0, 0.9),
-            title={
-                1: "clients of three qualities: severe, moderate and no damage",
-                3: "clients of three sizes: 50, 120 and 271 rows",
-            }[number],
-        )
-        if names:
-            column[0].legend(frameon=False, fontsize=9, loc="lower left")
-    axes[0, 0].set_ylabel("test accuracy after 30 rounds")
-    axes[1, 0].set_ylabel("loss minus loss of equal factors\n(below 0: unequal ones are better)")
-    figure.suptitle(
-        "Equal and unequal impact factors: MNIST, 60 clients with two classes each, 30 rounds, "
-        "δ = 0.01.\n"
-        "Left of the line: the learning rate and noise of the paper, with its stated and the "
-        "proved ε. Right: learning rate and clip norm chosen on another split, and noise\n"
-        "for a proved ε against an observer of the models or of all uploads. Bars are 95 % "
-        "intervals over splits.",
-        fontsize=10,
+    titles = {
+        1: "clients with severe, moderate and no damage of their rows",
+        3: "clients with 50, 120 and 271 rows",
+    }
+    figure, axes = new_figure((7.4, 7.4), 2, 1, squeeze=False, sharex=True, height_ratios=(10, 7))
+    for ax, number in zip(axes[:, 0], IMPACT):
+        mine = [r for r in rows if r["scenario"] == number and "loss_less_equal" in r]
+        settings = [s for s in order if any(r["setting"] == s for r in mine)]
+        names = list(dict.fromkeys(r["assignment"] for r in mine))
+        for i, name in enumerate(names):
+            colour = PALETTE[(1, 3)[i]]
+            ax.plot([], [], "o", color=colour, label=f"factors {name}")
+            for r in (r for r in mine if r["assignment"] == name):
+                y = settings.index(r["setting"]) + 0.24 * (i - (len(names) - 1) / 2)
+                less = r["loss_less_equal"]
+                ax.errorbar(less["mean"], y, xerr=less["half"], fmt="o", capsize=3, color=colour)
+        plots.style(ax)
+        ax.axvline(0, color="k", lw=0.8)
+        ax.set_title(titles[number], loc="left")
+        ax.set_yticks(range(len(settings)), list(map(named, settings)))
+        ax.set_ylim(len(settings) - 0.4, -0.6)
+        ax.legend(frameon=False, loc="upper right")
+    axes[-1, 0].set_xlabel("loss minus that of equal factors (right of 0: worse; 95 % intervals)")
+    headline(
+        figure,
+        "Unequal impact factors lower the loss only without noise, at the paper's learning rate",
     )
     save(path, figure)
