@@ -1,12 +1,14 @@
 """Plans, which combine the parts of an experiment after checking that they fit together."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.typing import ArrayLike
 
 from ..core import checks, identity, pytrees
@@ -253,6 +255,60 @@ def _check_functions(fed: Federation, task: Task, algorithm: Algorithm) -> None:
     if task.predict is not None:
         output = _output_shape("predict", task.predict, params, x)
         _check_predictions(output, task.target, fed.classes, y)
+    losses_of_gradients = [losses.without_key(per_example.exact(g.loss)) for g in grads]
+    _check_reach(losses_of_gradients, task.predict, params, x, y)
+
+
+def _check_reach(trained: list[Any], predict: Any, params: Tree, x: Any, y: Any) -> None:
+    """Check that gradients reach the parameters, and that predictions use the trained ones.
+
+    Otherwise a run reports an epsilon and perhaps a falling loss, but its model does not learn.
+    The check sees which parameters a traced program reads, and not which values it computes.
+
+    Args:
+        trained: the losses whose gradients an algorithm computes; nothing is checked if it has
+            none.
+        predict: the predictions of the task, or None.
+        params, x, y: the shapes of the parameters and of one example.
+    """
+    paths = list(pytrees.by_path(params))
+    if not trained:
+        return
+    # A gradient is structurally zero if the derivative does not read the tangent of a parameter.
+    derivative = lambda tangents, loss, params, x, y: jax.jvp(
+        lambda params: loss(params, x, y), (params,), (tangents,)
+    )[1]
+    read = [_leaves_read(derivative, params, loss, params, x, y) for loss in trained]
+    moved = [path for path, *hits in zip(paths, *read) if any(hits)]
+    _require_use(
+        "the gradient of the loss",
+        paths,
+        moved,
+        "A loss must use the params that it is given, without stop_gradient or rounding. Choose "
+        "what to train with jfl.models.trainable.",
+    )
+    if predict is not None:
+        call = lambda params, predict, x: predict(params, x)
+        used = _leaves_read(call, params, predict, x)
+        used = [path for path, hit in zip(paths, used) if hit]
+        hint = "predict must use the params that it is given, because those are trained."
+        _require_use("predict", moved, used, hint)
+
+
+def _require_use(what: str, paths: list[str], used: list[str], hint: str) -> None:
+    """Reject a function that uses none of `paths`, and warn of one that uses only some of them."""
+    if unused := [path for path in paths if path not in used]:
+        names = f"{', '.join(unused[:6])}{', ...' * (len(unused) > 6)}"
+        if len(unused) == len(paths):
+            checks.fail("plan", f"{what} to depend on the parameters", f"no use of {names}", hint)
+        warnings.warn(f"plan: {what} does not depend on {names}. {hint}", stacklevel=5)
+
+
+def _leaves_read(function: Callable[..., Any], first: Tree, *rest: Any) -> list[bool]:
+    """Return for each leaf of the first argument whether the outputs depend on it."""
+    traced = jax.make_jaxpr(function)(first, *rest).jaxpr
+    _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
+    return used[: len(jax.tree.leaves(first))]
 
 
 def _check_server_state(algorithm: Algorithm, params: Tree) -> None:

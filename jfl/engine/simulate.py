@@ -333,6 +333,7 @@ def simulate(
                 init = init_run_jit if plan.fed.host is None else host_feed.init_population_run
                 run = init(key, plan, words, identity.initial_history(plan))
             run, words = _enter_plan_on_host(run, words)
+            started = _copy_params(run, plan, mesh)
             if plan.fed.host is not None:
                 run, metrics = _simulate_population(run, plan, counts, words, watch)
             else:
@@ -344,8 +345,27 @@ def simulate(
     params = plan.algorithm.params(run.server)
     if signs := signs_of_divergence(run.health, metrics, params):
         warnings.warn(f"simulate: the run diverged: {signs}", RuntimeWarning, stacklevel=2)
+    if (
+        started
+        and np.any(norms := np.asarray(metrics.update_norm))
+        and all(map(np.array_equal, started, jax.tree.leaves(params)))
+    ):
+        warnings.warn(
+            f"simulate: no parameter changed in {int(run.round) - before} rounds, although updates "
+            f"of norm {norms.max():.3g} were released; check the server step of "
+            f"{plan.algorithm.name}, its optimizer and its learning rate",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     budget = budget and budget.spend(plan, int(run.round) - before)
     return Output(run, metrics, params, budget)
+
+
+def _copy_params(run: Run, plan: Plan, mesh: Any) -> list[np.ndarray]:
+    """Copy the parameters of a run to the host; return [] if they cannot be read here."""
+    if meshes.spans_all_processes(mesh) or not checks.is_concrete(run.server):
+        return []
+    return [np.array(leaf) for leaf in jax.tree.leaves(plan.algorithm.params(run.server))]
 
 
 def signs_of_divergence(health: Health, metrics: Metrics, params: Tree) -> str:

@@ -5,5 +5,5 @@ from ..core.lazy import submodules as _submodules
 __getattr__, __dir__ = _submodules(
     __name__,
     __path__,
-    offers=("tasks", "adapters", "flax_adapters", "equinox_adapter", "fine_tuning"),
+    offers=("tasks", "adapters", "flax_adapters", "equinox_adapter", "fine_tuning", "low_rank"),
 )

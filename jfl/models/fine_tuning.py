@@ -17,6 +17,8 @@ from . import losses
 
 # Registered names of init functions that ignore the key.
 CONSTANT_INITS = ("models.fixed", "models.held_params")
+# Registered names of the losses of `low_rank.lora`.
+LORA_LOSSES = ("models.lora", "models.lora_with_key")
 
 __all__ = ["merged", "read_params", "trainable", "write_params"]
 
@@ -69,15 +71,7 @@ def trainable(
     pretrained = _by_path(where, shapes, params)
     if which is None:
         return _start_from(task, pretrained)
-    patterns: Any = (which,) if isinstance(which, str) else which
-    matches = which if callable(which) else lambda p: any(fnmatch.fnmatch(p, g) for g in patterns)
-    names = tuple(filter(matches, shapes))
-    if not names:
-        checks.fail(
-            where,
-            "a part to train",
-            f"{which!r}, which matches none of {', '.join(list(shapes)[:12])}",
-        )
+    names = matching(where, "a part to train", which, shapes)
     # A task that always starts from the same parameters provides those of the frozen part.
     constant = getattr(task.init.function, "_registered_name", "") in CONSTANT_INITS
     known = (pytrees.by_path(task.init.data["params"]) if constant else {}) | pretrained
@@ -116,18 +110,45 @@ def merged(task: Task, params: Mapping[str, Any]) -> Any:
     """Combine the trained and the frozen part of a model.
 
     Args:
-        task: a task that `trainable` returned.
+        task: a task that `trainable` or `lora` returned.
         params: the trained part, such as `out.params`.
 
     Returns:
-        A pytree like that of the original task.
+        A pytree like that of the original task. For `lora`, the product of the two matrices of a
+        layer is added to its kernel.
 
     Raises:
-        ValueError: for a task that `trainable` did not return.
+        ValueError: for other tasks.
     """
     if not isinstance(task, Task) or task.loss.function not in (_on_part, _on_part_with_key):
-        checks.fail("models.merged", "a task of jfl.models.trainable", checks.short_repr(task))
-    return _whole(params, task.loss.data["frozen"], task.loss.data["init"])
+        checks.fail(
+            "models.merged", "a task of jfl.models.trainable or lora", checks.short_repr(task)
+        )
+    whole = _whole(params, task.loss.data["frozen"], task.loss.data["init"])
+    adapted = getattr(task.loss.data["of"].function, "_registered_name", "") in LORA_LOSSES
+    return _add_products(whole) if adapted else whole
+
+
+def _add_products(params: Any) -> Any:
+    """Return nested dicts of parameters, with the product of `lora_a` and `lora_b` in kernels."""
+    if not isinstance(params, Mapping):
+        return params
+    rest = {k: _add_products(v) for k, v in params.items() if k not in ("lora_a", "lora_b")}
+    if "lora_a" in params:
+        product = params["lora_a"] @ params["lora_b"]
+        rest["kernel"] = rest["kernel"] + product.reshape(rest["kernel"].shape)
+    return rest
+
+
+def matching(where: str, expected: str, which: Any, paths: Any) -> tuple[str, ...]:
+    """Return the paths that match `which`, a shell pattern, several, or a function to a bool."""
+    patterns: Any = (which,) if isinstance(which, str) else which
+    matches = which if callable(which) else lambda p: any(fnmatch.fnmatch(p, g) for g in patterns)
+    names = tuple(filter(matches, paths))
+    if not names:
+        actual = f"{which!r}, which matches none of {', '.join(list(paths)[:12])}"
+        checks.fail(where, expected, actual)
+    return names
 
 
 def _by_path(where, shapes, params) -> dict:
@@ -206,19 +227,25 @@ def _predict_with_part(part, x, *, of, frozen, init):
 
 
 def write_params(path: str | Path, params: Any) -> None:
-    """Write the parameters of a model to an .npz file, which `read_params` reads.
+    """Write the parameters of a model to a file, which `read_params` reads.
 
     Args:
-        path: the file, whose name ends in .npz.
+        path: an .npz file, or a .safetensors file (which needs the package safetensors).
         params: a pytree, such as `out.params`.
     """
     path = Path(path)
-    if path.suffix != ".npz":
-        checks.fail("models.write_params", "a file .npz", path.name)
-    content = io.BytesIO()
     leaves: dict[str, Any] = {n: np.asarray(x) for n, x in pytrees.by_path(params).items()}
-    np.savez(content, **leaves)
-    files.write(path, [content.getvalue()])
+    if path.suffix == ".safetensors":
+        from safetensors.numpy import save
+
+        content = save({name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()})
+    elif path.suffix == ".npz":
+        buffer = io.BytesIO()
+        np.savez(buffer, **leaves)
+        content = buffer.getvalue()
+    else:
+        checks.fail("models.write_params", "a file .npz or .safetensors", path.name)
+    files.write(path, [content])
 
 
 def read_params(path: str | Path) -> dict:

@@ -58,6 +58,18 @@ MUTANTS = (
         "pytrees.cast_to(mean, dtypes)",
         "tests/algorithms/test_output_perturbation.py::test_equals_numpy[levels-all-40.0]",
     ),
+    Mutant(
+        "jfl/models/low_rank.py",
+        "return y + (x @ a @ b)",
+        "return y - (x @ a @ b)",
+        "tests/models/test_low_rank.py::test_equal_to_a_model_with_the_product_in_its_kernels[loop]",
+    ),
+    Mutant(
+        "jfl/engine/plan.py",
+        "lambda params: loss(params, x, y), (params,), (tangents,)",
+        "lambda params: loss(params, x, y), (params,), (params,)",
+        "tests/engine/test_reach.py::test_training_that_reaches_the_model",
+    ),
     # --- rounds
     Mutant(
         "jfl/engine/round.py",
