@@ -18,7 +18,7 @@ MESSAGES = {
         "Audits refute five claims of papers, and contradict no proof",
     ),
     "claimed": Message(
-        "At a claimed ε of 16, the noise of all five papers is proved to give less privacy",
+        "At a claimed ε of 16, no paper's noise is proved to keep the claim",
         xlabel="ε that the paper's formula claims",
         panels={"claimed against proved": "noise from each paper's own formula"},
         lines={"Ranaweera et al. 2025": "Ranaweera et al. 2025"},
