@@ -147,10 +147,25 @@ def read_a_paper(text):
     assert len(told) == len(NAMES)
 
 
+def lora(text):
+    pattern = r"(?m)^(before|LoRA|FFA-LoRA|full) +perplexity ([\d.]+), accuracy [\d.]+(.*)$"
+    rows = {name: (float(value), rest) for name, value, rest in re.findall(pattern, text)}
+    assert {rest for name, (_, rest) in rows.items() if name != "before"} == {", ε = 8.000"}
+    assert rows["LoRA"][0] < rows["before"][0] and rows["FFA-LoRA"][0] < rows["before"][0]
+    sizes = {k: int(v.replace(",", "")) for k, v in re.findall(r"(\S+) +([\d,]+) trained", text)}
+    assert sizes["FFA-LoRA"] < sizes["LoRA"] < sizes["full"] / 3
+    assert "unit: client" in text and "expected predict to depend on the parameters" in text
+    ((moved, released),) = numbers(r"parameters moved by ([\d.]+), released ([\d.]+)", text)
+    assert abs(moved - released) < 1e-3 * released
+    ((apart,),) = numbers(r"largest difference of predictions ([\de.+-]+)", text)
+    assert apart < 1e-4
+
+
 CHECKS = dict(
     audit_a_mechanism=audit_a_mechanism,
     compare_algorithms=compare_algorithms,
     correlated_noise=correlated_noise,
+    lora=lora,
     quickstart=quickstart,
     read_a_paper=read_a_paper,
     sweep_on_accelerator=sweep_on_accelerator,
