@@ -57,7 +57,6 @@ def study(points: list, xlabel: str, title: str = "", message: Message | None = 
     message = message or Message(title)
     panels = list(dict.fromkeys(p.panel for p in points))
     names = list(dict.fromkeys(p.line.removesuffix(NO_NOISE) for p in points))
-    is_level = len({p.x for p in points} - {None}) == 1
     height = message.height * len(panels) + 0.4
     figure, axes = pictures.new_figure((WIDTH, height), len(panels), 1, squeeze=False)
     for ax, panel in zip(axes[:, 0], panels):
@@ -68,7 +67,7 @@ def study(points: list, xlabel: str, title: str = "", message: Message | None = 
         ax.set_title(message.panels.get(panel, panel), loc="left", parse_math=False)
         ax.set_xlabel(xlabels[panel] if isinstance(xlabels, dict) else xlabels, parse_math=False)
         ax.set_ylabel("proved ε" if claims else "test accuracy", color=plots.INK)
-        if is_level:
+        if len({p.x for p in inside} - {None}) == 1:
             ax.set_xlabel("test accuracy")
             _levels(ax, inside, message.lines)
             continue
@@ -99,7 +98,7 @@ def headline(figure, words):
 def _levels(ax, points, lines):
     """Draw one row for each line of a panel whose points have no x, or the same."""
     for y, point in enumerate(points):
-        is_printed = point.x is None
+        is_printed = not point.values
         colour = LINE_COLOURS[1 if is_printed else 0]
         look = dict(color=colour, marker="D" if is_printed else "o", capsize=3)
         ax.errorbar(point.mean, y, xerr=point.half or 0.0, **look)
