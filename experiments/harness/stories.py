@@ -15,6 +15,7 @@ docs/site/stories.toml says which claims a page shows, and holds texts that quot
     {gain: EXPERIMENT | LINE | LESS}    the same over their common seeds, with half of a 95 %
                                         interval
     {verdict: EXPERIMENT | CLAIM}       as stored
+    {same: NAME | CLAIM | NAME | CLAIM} the verdict of two claims (of experiments), if it is the same
     {distance: EXPERIMENT | CLAIM}      mean distance of the values from the printed ones, and the
                                         verdict
     {constant: EXPERIMENT | CLAIM}      the constant that a theorem up to a constant needs
@@ -55,6 +56,8 @@ JUDGED = re.compile(
     r"(?P<seeds>\d+(?: to \d+)? seeds|one seed)"
 )
 MEAN = re.compile(r"([+-]\d+\.\d{3,})(?: ± ([\d.]+(?:e[+-]?\d+)?))?")
+# Matches a bound and a value that have no interval, as the theorems of Talaei and Izadi do.
+BOUND = re.compile(r"bound (-?[\d.]+(?:e[+-]?\d+)?), measured (-?[\d.]+(?:e[+-]?\d+)?)")
 # Matches how often a bound is informative, as experiments.harness.theorems writes it.
 BELOW_START = re.compile(r"is below the start at (\d+) of (?:the )?(\d+)")
 NUM_DECIMALS = 3  # of a stored mean, unless more are needed to tell its sign
@@ -147,13 +150,21 @@ def _measured_in_row(checked: list[Checked], whole: bool) -> str:
     each = [re.sub(r" \([^()]*seeds\)$", "", c.measured) for c in checked]
     labels, unit = [_cell(c.label) for c in checked], checked[0].unit
     if len(checked) <= MAX_SEPARATE and not whole:
-        seen = {m: ", ".join(b for b, n in zip(labels, each) if n == m) for m in each}
+        seen = {m: _labelled([b for b, n in zip(labels, each) if n == m]) for m in each}
         return "; ".join(f"{label}: {m}" for m, label in seen.items())
-    head = f"{len(checked)} checks" if len(checked) > MAX_LABELLED else "; ".join(labels)
+    head = _labelled(labels)
     joined = all(_means(c.given)[0] and c.given.verdict != UNKNOWN for c in checked)
     if joined and len(checked) > 1:
         each = [measured_together([c.given for c in checked], unit)]
     return ("" if whole else f"{head}: ") + "; ".join(dict.fromkeys(each))
+
+
+def _labelled(labels: list[str]) -> str:
+    """Return the label of one check, or the number of several checks and their labels if few."""
+    if len(labels) == 1:
+        return labels[0]
+    listed = f" ({'; '.join(labels)})" if len(labels) <= MAX_LABELLED else ""
+    return f"{len(labels)} checks{listed}"
 
 
 def _marked(word: str) -> str:
@@ -633,6 +644,8 @@ def _means(of: results.Verdict) -> tuple[list, str]:
     """Return (mean, half interval) pairs of a verdict, and " (n seeds)"."""
     found = JUDGED.match(of.seen)
     means = MEAN.findall(found["all"]) if found else []
+    if exact := BOUND.fullmatch(of.seen):
+        means = [(f"{float(exact[1]) - float(exact[2]):.3f}", "")]
     return means, f" ({found['seeds']})" if found else ""
 
 
@@ -708,6 +721,13 @@ def _most(paper, name, start):
     return f"{max(mean for mean in means if mean is not None):.3f}"
 
 
+def _same(paper, name, claim, other, other_claim):
+    one, two = (verdict(paper, *of).verdict for of in ((name, claim), (other, other_claim)))
+    if one != two:
+        checks.fail(f"stories.toml: {paper}", "two claims with one verdict", f"{one}, {two}", FIX)
+    return one
+
+
 def _points(paper, name, one, less):
     more: Any = line(paper, name, one).mean
     gap = 100 * (more - line(paper, name, less).mean)
@@ -767,6 +787,7 @@ QUOTES = dict(
     points=_points,
     gain=_gain,
     verdict=lambda paper, name, *claim: verdict(paper, name, " | ".join(claim)).verdict,
+    same=_same,
     constant=lambda paper, name, *claim: _constant(verdict(paper, name, " | ".join(claim))),
     distance=lambda paper, name, claim: _distance(verdict(paper, name, claim)),
     audited=lambda paper, of: epsilon(audit(of).audited),

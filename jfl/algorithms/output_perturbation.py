@@ -138,8 +138,8 @@ def output_perturbation(
 
     Privacy:
         The guarantee is for examples under replace_one, and counts one release per participation.
-        The only amplification by sampling is that a release does not depend on rows that no batch
-        of the round draws.
+        Sampling of rows lowers epsilon only because a row may be in no batch of a round: the
+        release of this round then does not depend on it.
 
     References:
         Li, Wang, Wu, 2025, Algorithm 1, with noise in the model and clipping at every step. For

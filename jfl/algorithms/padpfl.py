@@ -102,6 +102,9 @@ def padpfl(
         plan(..., upload=chain(clip_l2(B), total(), gaussian(z)),
              release=chain(bounded(B, "upload"), total(), gaussian(z_server), divide(clients)))
 
+    `bounded(B, "upload")` says that the norm of each upload is at most B, because clients clip it,
+    so the server does not clip again.
+
     `run.client_states` contains one number per client, the inexactness of its last solution: the
     norm of the gradient of its objective at the end of training, divided by that at the start. No
     guarantee covers this number.

@@ -81,12 +81,13 @@ def qfedavg(
             is required if `grad` is private.
 
     Privacy:
-        Each participation releases `steps` noisy gradients and one noisy loss. With client-level
-        privacy, both parts of an upload share the clip of `release`.
+        Each participation releases `steps` noisy gradients and one noisy loss. An upload has two
+        parts: the model difference times F_i^q, and the weight of the client. With client-level
+        privacy, `release` clips the two parts together.
 
     References:
-        Li et al., ICLR 2020, Algorithm 2. L in this algorithm is replaced by 1 / (mean learning
-        rate of the local steps).
+        Li et al., ICLR 2020, Algorithm 2. The Lipschitz constant L of the gradient, on which the
+        weight depends, is replaced by 1 / (mean learning rate of the local steps).
 
     Example:
         >>> import jfl
