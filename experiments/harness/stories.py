@@ -15,7 +15,7 @@ docs/site/stories.toml says which claims a page shows, and holds texts that quot
     {gain: EXPERIMENT | LINE | LESS}    the same over their common seeds, with half of a 95 %
                                         interval
     {verdict: EXPERIMENT | CLAIM}       as stored
-    {same: NAME | CLAIM | NAME | CLAIM} the verdict of two claims (of experiments), if it is the same
+    {same: EXPERIMENT | CLAIM | EXPERIMENT | CLAIM}  the verdict that two claims share
     {distance: EXPERIMENT | CLAIM}      mean distance of the values from the printed ones, and the
                                         verdict
     {constant: EXPERIMENT | CLAIM}      the constant that a theorem up to a constant needs

@@ -96,10 +96,13 @@ def _best_threshold(inside, outside, delta, confidence) -> tuple[float, float]:
 
 
 def learn(inside: np.ndarray, outside: np.ndarray, copies: np.ndarray | None) -> list[Score]:
-    """Return scores that are higher with the canary, learned from runs of both sides.
+    """Return scores that are higher with the canary, learned from runs with and without it.
+
+    A Score is a function from what was observed in runs to one number per run.
 
     Args:
-        inside: Float[n, R, k], observations with the canary.
+        inside: Float[n, R, k], the observations of n runs with the canary: k numbers in each of R
+            rounds.
         outside: Float[n, R, k], observations without it.
         copies: Float64[m], the probabilities that the canary counts 0, 1, ... times in a round.
             Likelihood ratios are only learned if it is given and not deterministic.
@@ -176,11 +179,12 @@ class ChosenScore(NamedTuple):
     """The score for the judged run, and how many guesses to make with it.
 
     Attributes:
-        value: the quality of the score on the learning runs: the mean epsilon, and minus the mean
-            p-value, which breaks ties if no epsilon is shown.
+        value: the quality of the score on the learning runs: the mean epsilon that they show, and
+            minus the mean p-value, which breaks ties if they show none above 0.
         center: a value between the scores of included and of excluded canaries.
         guesses: the number of guesses.
-        score: Float[m, R, k] -> Float[m].
+        score: a function from the observations of one run, Float[m, R, k], k numbers for each of m
+            canaries in each of R rounds, to the scores of the canaries, Float[m].
     """
 
     value: tuple[float, float]

@@ -120,7 +120,7 @@ def change(moment: Moment, is_model: bool) -> Tree:
     This is the release itself or, if it is a model, its difference from the broadcast model.
 
     Args:
-        moment: the values of the round.
+        moment: the values of the round, among them the release and the broadcast model.
         is_model: whether the release is a model.
     """
     return pytrees.sub(moment.release, moment.before) if is_model else moment.release

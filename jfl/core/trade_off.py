@@ -33,10 +33,10 @@ class Curve(NamedTuple):
     Attributes:
         epsilon: Float64[n], ascending; the first is 0.
         delta: Float64[n], descending, in [0, 1].
-        gaussian_mu: the mechanism is also mu-GDP for this mu, up to `missing`; inf if no such mu is
-            known.
-        missing: the probability mass of the noise that truncation cuts off, which is added to the
-            bounds of mu-GDP; 0 without truncation.
+        gaussian_mu: the mu of Gaussian differential privacy (mu-GDP), which the mechanism satisfies
+            up to `missing`; inf if no such mu is known.
+        missing: the probability that an exact Gaussian exceeds the largest value of the noise; it
+            is added to the delta that mu-GDP gives.  0 if the noise has no largest value.
     """
 
     epsilon: np.ndarray

@@ -298,7 +298,7 @@ def labels(
         exponent: exponent of the sizes: the i-th largest client has rows ~ i ** -exponent. 0 means
             equal sizes.
         min_rows: minimum number of rows of a client, at least classes_per_client. None means
-            classes_per_client.
+            classes_per_client. (The command line and configs use 16 by default.)
 
     Other Parameters:
         clients: number of clients.

@@ -111,7 +111,7 @@ def _start_timer(seconds: float, function: Callable[[], None]) -> threading.Time
 def report_stages(
     name: str, show: Callable[[str], None] | None = None
 ) -> Generator[dict[str, float]]:
-    """Report how long a `with` block prepares programs and how long it runs them.
+    """Report how long JAX traces, lowers and compiles programs in a `with` block, and runs them.
 
     The logger "jfl" reports the seconds of each stage at level INFO.  If a program is not ready
     after SLOW_SECONDS, and most of the time was spent on its stages, it says at level WARNING what
@@ -123,8 +123,8 @@ def report_stages(
             with "" when no program is being prepared any more.
 
     Yields:
-        A dictionary that receives the seconds of each stage, and "running" for the rest, when the
-        block ends.
+        A dictionary that receives seconds when the block ends: of the stages "tracing", "lowering"
+        and "compiling", and of the rest as "running".
     """
     clock, begun, before, spent = _clock(), time.perf_counter(), stage_seconds(), {}
     ended = threading.Event()

@@ -478,8 +478,10 @@ def with_fast_convolutions(loss, params, x, y, examples: int):
 def gradients(book: Book, loss, params, x, y):
     """Return per-example gradients from one forward and one backward pass.
 
-    The gradient of a leaf with a rule is not formed. It is returned as the two factors of which it
-    is the product (see the module): the activations and the backprop.
+    The gradients of a leaf that is used in a known layer, such as a dense layer or an embedding,
+    are not formed. They are returned as the two factors of which each is the product: the
+    activations that enter the layer, and the gradient with respect to its output (the backprop).
+    `book` has a rule for each such leaf.
 
     Args:
         book: the result of `read` for this loss.

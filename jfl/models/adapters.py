@@ -302,6 +302,9 @@ def _on_batch_of_one(params, x, *key, apply):
 def find_switches(call) -> tuple[tuple, tuple]:
     """Return the arguments that switch a function between training and evaluation.
 
+    Args:
+        call: the function, such as the `__call__` of a module.
+
     Returns:
         Pairs (name, value) for training, and pairs (name, value) for evaluation.
     """

@@ -83,10 +83,10 @@ def guarantee(
     `quantile` and `realised` replaces this assumption.
 
     Args:
-        plan: a Plan.  Without `rounds`, a list of segments on the same clients: (plan, rounds)
-            continues where the segment before it ended, as simulate(start=...) does, and
+        plan: a Plan; or, if `rounds` is None, a list of segments on the same clients.  A segment
+            (plan, rounds) continues where the one before it ended, as simulate(start=...) does, and
             (plan, rounds, first) begins with round `first`, which is 0 for a new run.
-        rounds: the number of rounds of the plan.
+        rounds: the number of rounds of the plan; None for a list of segments.
         delta: the delta of the guarantee, in (0, 1).
         unit: "example" or "client".  None means the only unit with an answer for the view.
         view: what the observer sees: "server", every upload; "third_party", the models;
@@ -96,8 +96,8 @@ def guarantee(
             proved.
         cap: the maximum number of rounds in which any client participates.  It is assumed; nothing
             enforces it.
-        quantile: the probability with which a client may participate in more rounds than are
-            counted.  It is taken from delta.
+        quantile: a probability < delta.  The guarantee counts a number of rounds that a client
+            exceeds with at most this probability, which is a part of delta.
         realised: Int[C], the numbers of rounds in which clients did participate.  The result
             describes that run and is not a guarantee.
         uplinks: the number of uploads of a client that a third party sees in addition to all
@@ -410,6 +410,12 @@ def choose(where, plan, entries, unit, view, adjacency) -> Entry:
 
     None matches everything.  If view is None and several views have such an entry, the first of
     these views is used.
+
+    Args:
+        where: the name of the caller, for error messages.
+        plan: the plan, for error messages.
+        entries: the entries of its ledger.
+        unit, view, adjacency: as in `guarantee`.
 
     Raises:
         NotAnalysable: if no entry can prove anything, with the reason.

@@ -104,7 +104,7 @@ def _promise(guarantee) -> tuple:
 
 
 def drawable(guarantee) -> bool:
-    """Return whether a guarantee is drawn.
+    """Return whether plots show a guarantee.
 
     It must have a finite epsilon, be proved or claimed, cover a whole run, and not be implied by
     the guarantee of another unit.
@@ -129,8 +129,11 @@ def _of_promise(setting, promise) -> dict:
 def frontier(settings: list[Setting]):
     """Draw final accuracy against epsilon, with a panel per unit, adjacency, view and delta.
 
-    Settings without any epsilon, on the same data, are broken lines.  The claimed and the proved
-    epsilon of a setting are connected.
+    The accuracy of a setting without any epsilon, on the same data, is a horizontal dashed or
+    dotted line.  The claimed and the proved epsilon of a setting are connected.
+
+    Args:
+        settings: the results to show, each of all seeds of one setting.
 
     Returns:
         The figure; None if no epsilon is finite.

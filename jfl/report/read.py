@@ -191,8 +191,11 @@ def _read_run(path: Path, label: str) -> Source:
 def audits(folder) -> list[dict]:
     """Return the audits that `jfl audit` stored in a folder, the newest last; [] if none.
 
+    Each has the fields of `Audit`.
+
     Raises:
-        ValueError: If `jfl audit` did not write audit.json; the message names the file.
+        ValueError: If there is an audit.json that `jfl audit` did not write; the message names the
+            file.
     """
     path = Path(folder) / AUDITS
     if not path.exists():

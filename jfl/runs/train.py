@@ -405,7 +405,8 @@ def _refuse_other_run(journaled: dict, facts: dict, out):
 def check_plan(plan: Plan, config: Config, traced: set) -> str:
     """Reject a plan whose run would fail, possibly only at its end.
 
-    Its noise may prove nothing, the paper may have no formula for it, or shapes may not match.
+    Its noise may prove nothing, shapes may not match, or, in the mode "as_printed", the paper of
+    the config may have no formula for it.
 
     Args:
         plan: the plan that would run.
@@ -414,6 +415,9 @@ def check_plan(plan: Plan, config: Config, traced: set) -> str:
 
     Returns:
         The `noise_warning` of the plan.
+
+    Raises:
+        ValueError: If the run would fail.
     """
     epsilons(plan, config, [config.rounds], most=0)
     paper_claims(plan, config, config.rounds)

@@ -337,7 +337,8 @@ def tpr_at_fpr(inside: ArrayLike, outside: ArrayLike, fpr: ArrayLike) -> np.ndar
     """Return the largest observed true positive rate at a false positive rate of at most `fpr`.
 
     Args:
-        inside, outside: see the module.
+        inside, outside: [n], [m], scores of runs with and without the canary.  A higher score says
+            that the canary was included.
         fpr: [...], false positive rates in [0, 1].
 
     Returns:

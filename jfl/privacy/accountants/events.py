@@ -114,9 +114,13 @@ class Discrete:
 class Replaced:
     """Run `event` on a Poisson sample of limited capacity, for the adjacency replace_one.
 
-    With probability `full`, the elements other than the protected unit already fill the sample.
-    The sample is then a uniform subset, which contains the unit with probability `rate_when_full`.
-    Otherwise the unit joins the sample with probability `rate`.
+    If more elements are drawn than the sample can hold, it is a uniform subset of those drawn.
+
+    Attributes:
+        rate: the probability that the protected unit is in the sample if the others do not fill it.
+        full: the probability that the other elements fill the sample.
+        rate_when_full: the probability that the protected unit is in the sample if they do.
+        event: what runs on the sample.
     """
 
     rate: Any
@@ -537,8 +541,8 @@ def seen(event: Any) -> Any:
     A known sample amplifies nothing.
 
     Args:
-        event: a Gaussian, or a sample of one.  An element drawn with replacement may be in every
-            draw.
+        event: a Gaussian mechanism, or one that runs on a random sample.  An element drawn with
+            replacement may be in every draw.
 
     Example:
         >>> (
@@ -658,14 +662,17 @@ def weighted_precision(counts: np.ndarray, each: np.ndarray) -> np.ndarray:
 
 
 def precision_inside(where: str, event: Any) -> Any:
-    """Return the sum of 1 / z^2 over the Gaussians inside a sample; see `precision`.
+    """Return the sum of 1 / z^2 over the Gaussian mechanisms that run on a random sample.
+
+    Here z is the noise multiplier of a mechanism.  The result counts no amplification by sampling;
+    see `precision`.
 
     Args:
         where: the name of the caller, for error messages.
-        event: a sample of Gaussians.
+        event: an event such as `Poisson` that runs Gaussian mechanisms on a random sample.
 
     Raises:
-        NotAnalysable: for a sample of anything else.
+        NotAnalysable: if anything else runs on the sample.
     """
     allowed = {Gaussian, Repeat, Compose, Series}
     for kind in sorted(event_types(event.event) - allowed, key=lambda kind: kind.__name__):

@@ -186,11 +186,11 @@ def delta(event: Any, epsilon: float) -> float:
     The result is 1 if nothing smaller was found, and 1e-300 if delta underflows.
 
     Args:
-        event: an event.
+        event: an event, built by the functions of `events` (gaussian, poisson, compose, ...).
         epsilon: >= 0.
 
     Raises:
-        ValueError: as in `epsilon`.
+        ValueError: as in the function `epsilon`.
     """
     checks.require_nonnegative("tightest.delta", epsilon=epsilon)
     return max(float(Release((event,)).curve().delta_at(epsilon)), 1e-300)

@@ -378,12 +378,13 @@ def ledger(plan: Plan, rounds: int = 1) -> Ledger:
     Returns:
         A tuple of entries, one for each unit, view and adjacency that noise protects.  It prints as
         a table, with a line for each noisy release: the sample, the noise multiplier (std over the
-        sensitivity under that adjacency), and how often it happens.  If clients differ, the table
-        shows those that may be the worst off.
+        sensitivity under that adjacency), how often it happens in a participation, and the
+        probability with which a client participates in a round.  If clients differ, the table shows
+        those that may be the worst off.
 
     Raises:
-        ValueError: If the plan holds traced values, or one of its functions holds the
-            federation's x or y.
+        ValueError: If the plan holds traced values, or one of its functions closes over the
+            federation's arrays x or y.
 
     Example:
         >>> import jfl

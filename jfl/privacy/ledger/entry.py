@@ -164,7 +164,8 @@ def worst_columns(rows, amount, noise, counted) -> tuple:
         rows: Int[C], rows of each client.  Fewer rows never reduce the loss, because each row is
             then drawn more often.
         amount: [C], how much each client participates.  Less never increases the loss.
-        noise: arrays [rounds or 1, C or 1] in which clients differ.
+        noise: a list with the noise multipliers of each release, [rounds or 1, C or 1].  The last
+            axis has length 1 if all clients have the same.
         counted: Int[n], the clients that the pairs have to bound.
     """
     counted = np.asarray(counted)

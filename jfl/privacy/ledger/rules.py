@@ -104,13 +104,14 @@ def find(facts: Facts, site: Site, unit: str, view: str) -> Rule:
 
 
 def add_rows(rule: Rule, place: str, noise, view, scheme, adjacency) -> None:
-    """Add a rule to several rows of the table, after the existing rules of each row.
+    """Add a rule to several rows of TABLE, after the existing rules of each row.
 
     Args:
-        rule: the rule.
-        place: where the noise is added, as in `facts.Site`.
-        noise, view, scheme, adjacency: one name, or a sequence of several.  The rule is added for
-            every combination.
+        rule: a way to prove a guarantee for these rows.
+        place: where the noise is added, as in `facts.Site`.  It determines the unit.
+        noise, view, scheme, adjacency: the other keys of the rows; `scheme` says how cohorts or
+            batches are sampled.  Each is one name, or a sequence of several, and the rule is added
+            for every combination.
     """
     unit = "example" if place.startswith("local") else "client"
     names = [(n,) if isinstance(n, str) else n for n in (noise, view, scheme, adjacency)]

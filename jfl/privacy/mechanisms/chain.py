@@ -303,7 +303,7 @@ def scheduled(mechanism: Mechanism | None) -> bool:
 
 
 def multiplier(mechanism: Mechanism | None, max_weight: float = 1.0) -> Any:
-    """Return the noise multiplier, std / sensitivity, as the chain applies it in float32.
+    """Return the noise multiplier, std / sensitivity, from the float32 numbers that a run uses.
 
     Args:
         mechanism: a chain without schedules, or the result of `at_round`.
@@ -391,10 +391,10 @@ def multiplier_changes(mechanism: Mechanism | None) -> TypeGuard[Mechanism]:
 
 
 def clip_and_sum(mechanism: Mechanism, state: Any, rows: Any, weight: Any) -> PartialSum:
-    """Apply the row stages and return the weighted sum of contributions.
+    """Apply the stages on single contributions, such as clipping, and return the weighted sum.
 
-    A contribution that is not finite after the row stages counts as zero; without a row stage it is
-    added unchanged.
+    A contribution that is not finite after these stages (the row stages) counts as zero; without a
+    row stage it is added unchanged.
 
     Args:
         mechanism: the chain.

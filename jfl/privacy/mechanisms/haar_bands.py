@@ -337,11 +337,13 @@ def _energies_of_block(pieces: Sequence[Any], axes: Sequence[int]) -> Array:
 
 
 def leaves_by_rows(bands: Bands) -> frozenset[int] | None:
-    """Return the leaves whose transform acts on their first axis only, as positions in tree order.
+    """Return the leaves whose Haar transform acts on their first axis only.
+
+    Bands group coefficients of such transforms; see the module.
 
     Returns:
-        The positions of the leaves of `pixels` that are transformed.  None if another transform
-        mixes all entries of a leaf, as `flat` and `per_layer` do.
+        The positions of these leaves in tree order, for bands from `pixels`.  None if a transform
+        mixes all entries of a leaf, as those of `flat` and `per_layer` do.
     """
     transformed = [block for block in bands.blocks if math.prod(block.grid) > 1]
     if not all(block.columns for block in transformed):

@@ -506,9 +506,9 @@ def clip_adaptive(
     """Clip to a norm that privately follows a quantile of the norms of the contributions.
 
     Each contribution has one additional coordinate, C * indicator * (bit - 1/2), where the bit is 1
-    if its norm is at most the clip norm C.  One isotropic Gaussian covers both, so the noise
-    multiplier of the chain is exactly that of the joint release, and nothing else has to be
-    accounted for.  After each release, C is multiplied by exp(-lr * (noisy fraction of bits -
+    if its norm is at most the clip norm C.  The chain adds one isotropic Gaussian to the
+    contributions and this coordinate together, so its noise multiplier already accounts for the
+    bits.  After each release, C is multiplied by exp(-lr * (noisy fraction of bits -
     quantile)).
 
     Args:

@@ -294,9 +294,10 @@ def inverse_banded(
     error: str = "mean",
     optimise: bool = True,
 ) -> Strategy:
-    """Return the strategy whose C^-1 is a Toeplitz matrix with few bands.
+    """Return a strategy of correlated noise whose matrix C^-1 is Toeplitz with few bands.
 
-    A round regenerates the noise of `bands` rounds, and a run stores nothing.
+    Round t adds row t of C^-1 z, where z is independent Gaussian noise of all rounds.  A round
+    regenerates the noise of `bands` rounds, and a run stores nothing.
 
     Args:
         bands: the number of bands of C^-1; 1 is `identity`.
@@ -369,7 +370,7 @@ def blt(
 def momentum(rounds: int, beta: float) -> np.ndarray:
     """Return the workload of gradient descent with momentum, Float64[rounds].
 
-    Entry k is the weight of a round in the model k rounds later.
+    Entry k is the factor with which the gradient of a round has entered the model k rounds later.
 
     Args:
         rounds: the number of rounds that it covers.

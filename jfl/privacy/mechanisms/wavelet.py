@@ -49,15 +49,16 @@ MIN_RELATIVE_ENERGY = 1e-3**2
 
 
 def shape(bands: Bands, std: ArrayLike) -> Shape:
-    """Return the Shape, a norm, in which noise with these standard deviations is isotropic.
+    """Return the norm in which noise with these standard deviations is isotropic, as a Shape.
 
     Only the ratios of the deviations matter: they are scaled so that, at the same clip norm and
     noise multiplier, the noise has as much power as isotropic noise.  The shape affects how much of
     a contribution passes a clip in its norm.
 
     Args:
-        bands: from `jfl.bands`.
-        std: Float[bands], > 0, relative to each other.
+        bands: groups of Haar coefficients, from `jfl.bands`.
+        std: Float[bands], > 0, the standard deviations of the noise in the coefficients of each
+            band, relative to each other.
     """
     checks.require_positive("wavelet.shape", std=std)
     std = haar.one_per_band("wavelet.shape", bands, std)
