@@ -40,10 +40,10 @@ def calibrate(
 
     With the result, the plan's `guarantee` has an epsilon of at most the target.  The plan provides
     everything except the multiplier: put any multiplier into its chain and replace it with the
-    result.  If noise on uploads and noise on the release both prove the guarantee, the one
-    that gives the smaller epsilon in `plan` is calibrated and the other stays unchanged.  All releases of an algorithm get the same
-    multiplier.  If the noise changes over rounds, the result is the multiplier of the first round;
-    later rounds keep their ratio to it.
+    result.  If noise on uploads and noise on the release both prove the guarantee, the one that
+    gives the smaller epsilon in `plan` is calibrated and the other stays unchanged.  All releases
+    of an algorithm get the same multiplier.  If the noise changes over rounds, the result is the
+    multiplier of the first round; later rounds keep their ratio to it.
 
     Args:
         plan: a Plan with a noise stage.

@@ -506,10 +506,9 @@ def clip_adaptive(
     """Clip to a norm that privately follows a quantile of the norms of the contributions.
 
     Each contribution has one additional coordinate, C * indicator * (bit - 1/2), where the bit is 1
-    if its norm is at most the clip norm C.  The chain adds one isotropic Gaussian to the
-    contributions and this coordinate together, so its noise multiplier already accounts for the
-    bits.  After each release, C is multiplied by exp(-lr * (noisy fraction of bits -
-    quantile)).
+    if its norm is at most the clip norm C.  The chain adds one isotropic Gaussian to the sum of
+    the contributions with this coordinate, so its noise multiplier already accounts for the bits.
+    After each release, C is multiplied by exp(-lr * (noisy fraction of bits - quantile)).
 
     Args:
         initial: C of the first release, > 0, in the units of a contribution.
