@@ -83,6 +83,23 @@ def test_what_is_not_stored_is_an_error_that_says_where(text, where):
         stories.quoted(text, "noble2022")
 
 
+def test_a_verdict_is_quoted_once_for_two_claims_if_they_share_it():
+    ends, grows = (
+        "DP-SCAFFOLD-warm ends better than DP-FedAvg and DP-FedSGD",
+        "the gap to DP-FedAvg grows with K, (0,0)",
+    )
+    told = stories.quoted(f"{{same: fig3 | {ends} | fig1 | {ends}}}", "noble2022")
+    assert told == stories.verdict("noble2022", "fig3", ends).verdict
+    with pytest.raises(ArgumentError, match="noble2022: expected two claims with one verdict"):
+        stories.quoted(f"{{same: fig3 | {ends} | fig3 | {grows}}}", "noble2022")
+
+
+def test_a_bound_without_an_interval_is_shown_as_a_difference():
+    seen = "bound -0.3568, measured 0.04252"
+    of = results.Verdict("it is a bound", stories.CONTRADICTED, seen, "paper")
+    assert stories.measured(of, "") == "−0.399"
+
+
 def test_a_gain_is_paired_over_seeds():
     one, less = ("WAV R1 lemma2 σ=3", "vanilla σ=3")
     of = lambda name: np.array(stories.line("ranaweera2025", "client_mnist", name).accuracy)
