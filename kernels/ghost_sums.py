@@ -135,7 +135,11 @@ class Lookup(NamedTuple):
     size: int
 
     def squares(self):
-        """Return the squared norms, Float[N], adding up positions that look up the same row."""
+        """Return upper bounds of the squared norms, Float[N].
+
+        Positions that look up the same row are added up.  If they cancel, `total` may round their
+        sum differently, so a bound of the rounding error is added, as in `Product.squares`.
+        """
         b = jnp.where(self.at[..., None] < self.size, _at_least_float32(self.b), 0)
         p = self.at.shape[1]
         if p == 1:
@@ -143,7 +147,9 @@ class Lookup(NamedTuple):
         same = self.at[:, :, None] == self.at[:, None, :]
         first = ~jnp.any(same & jnp.tri(p, k=-1, dtype=bool)[None], 2)
         rows = jnp.einsum("npq,nqd->npd", same.astype(b.dtype), b, precision=FULL)
-        return jnp.where(first, jnp.square(rows).sum(2), 0).sum(1)
+        lengths = jnp.sqrt(jnp.square(b).sum(2))
+        slack = 8 * float(jnp.finfo(b.dtype).eps) * jnp.square(lengths.sum(1))
+        return jnp.where(first, jnp.square(rows).sum(2), 0).sum(1) + slack
 
     def total(self, factor):
         b = _scale_rows(factor, _at_least_float32(self.b))

@@ -308,7 +308,7 @@ def simulate(
         checks.require_type("simulate", Run, "an earlier output", start=start)
     before, budget = 0 if start is None else int(start.round), None
     if stop_at is not None:
-        budget, rounds = budgets.admitted("simulate", stop_at, plan, rounds, before)
+        budget, rounds = budgets.admitted("simulate", stop_at, plan, rounds, start)
     counts = rounds_before_evaluations(rounds, evaluate_every)
     mech.check_schedules("simulate", plan, rounds, before)
     mesh = meshes.devices(plan.mesh if mesh is None else mesh)
@@ -357,7 +357,9 @@ def simulate(
             RuntimeWarning,
             stacklevel=2,
         )
-    budget = budget and budget.spend(plan, int(run.round) - before)
+    if budget is not None:
+        spent = budget.spend(plan, int(run.round) - before)
+        budget = dataclasses.replace(spent, history=budgets.history_of(run))
     return Output(run, metrics, params, budget)
 
 

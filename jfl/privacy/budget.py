@@ -32,7 +32,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import NotAnalysable
-from ..core.records import Guarantee, Plan, counted
+from ..core.records import Guarantee, Plan, Run, counted
 from ..verify import check as verify
 from .accountants import events, rdp_events, tightest
 from .guarantees import choose
@@ -70,6 +70,8 @@ class Budget:
         caveats: what epsilon assumes and does not cover.
         stopped: why the last call of `simulate` ended before its number of rounds; "" if the budget
             admitted all of them.
+        history: what identifies the plans of the run that `simulate` has counted, of which this
+            budget is; () if rounds were counted in other ways.
     """
 
     epsilon: float
@@ -85,6 +87,7 @@ class Budget:
     status: str = "proved"
     caveats: tuple = (ADAPTIVE,)
     stopped: str = ""
+    history: tuple = ()
 
     def max_rounds(self, plan: Plan, rounds: int) -> int:
         """Return how many of the next `rounds` rounds of a plan fit into the budget.
@@ -143,6 +146,7 @@ class Budget:
             rounds=self.rounds + int(rounds),
             status=entry.status if self.status == "proved" else self.status,
             caveats=tuple(dict.fromkeys(self.caveats + entry.caveats)),
+            history=(),
         )
 
     def guarantee(self) -> Guarantee:
@@ -274,10 +278,19 @@ def budget(
         entry.adjacency,
         float(orders[best]) if best < len(orders) else None,
         float(limits[best] * (1 - ROUNDING)),
+        status=entry.status,
+        caveats=tuple(dict.fromkeys((ADAPTIVE, *entry.caveats))),
     )
 
 
-def admitted(where: str, stop_at: Any, plan: Plan, rounds: int, before: int) -> tuple[Budget, int]:
+def history_of(run: Run) -> tuple:
+    """Return what identifies the plans of a run; runs with the same plans and noise have it."""
+    return (*np.asarray(run.plan_identity).tolist(), *np.asarray(run.plan_history).tolist())
+
+
+def admitted(
+    where: str, stop_at: Any, plan: Plan, rounds: int, start: Run | None
+) -> tuple[Budget, int]:
     """Return the budget of a run, and the number of rounds that it admits.
 
     Args:
@@ -285,22 +298,26 @@ def admitted(where: str, stop_at: Any, plan: Plan, rounds: int, before: int) -> 
         stop_at: a Budget, or a pair (epsilon, delta).
         plan: the plan that will run.
         rounds: the number of rounds that are planned.
-        before: the number of rounds that have run.
+        start: the state from which the run continues; None for a new run.
 
     Raises:
-        ArgumentError: if `stop_at` is neither; if the budget has counted another number of rounds
-            than have run; or if it admits no round.
+        ArgumentError: if `stop_at` is neither; if the budget has counted other rounds than those
+            that have run; or if it admits no round.
     """
+    checks.require_integer(where, rounds=rounds)
+    before = 0 if start is None else int(start.round)
     if not isinstance(stop_at, Budget):
         if not isinstance(stop_at, (tuple, list)) or len(stop_at) != 2:
             checks.fail(where, "stop_at=(epsilon, delta) or a Budget", checks.short_repr(stop_at))
         stop_at = budget(plan, epsilon=stop_at[0], delta=stop_at[1], rounds=rounds)
-    if stop_at.rounds != before:
+    is_other = start is not None and stop_at.history not in ((), history_of(start))
+    if stop_at.rounds != before or is_other:
         checks.fail(
             where,
             f"a budget that has counted the {before} rounds that have run",
-            f"one that has counted {stop_at.rounds}",
-            "Continue with stop_at=out.budget of the Output that start=out.run is from.",
+            f"one that has counted {stop_at.rounds}" + " of another run" * is_other,
+            "Continue with stop_at=out.budget of the Output that start=out.run is from.  Rounds "
+            "that ran in other ways are counted by budget.spend(plan, rounds).",
         )
     number = stop_at.max_rounds(plan, rounds)
     if not number:
@@ -308,8 +325,8 @@ def admitted(where: str, stop_at: Any, plan: Plan, rounds: int, before: int) -> 
             where,
             "a budget that admits a round of this plan",
             f"{stop_at!r}",
-            "Use more noise, or a larger epsilon for a new run.  If samples overflow, raise the "
-            "capacity of the sampler or of the batches.",
+            "Use more noise, or a larger epsilon or delta for a new run.  If samples overflow, "
+            "raise the capacity of the sampler or of the batches.",
         )
     stopped = f"it admits {number} of {rounds} rounds" * (number < rounds)
     return dataclasses.replace(stop_at, stopped=stopped), number
@@ -321,7 +338,9 @@ def _entry(plan, rounds, unit, view, adjacency, first=0) -> Entry:
     if not listed:
         checks.fail(WHERE, "a plan with noise", "a plan without noise", "Add a noise stage.")
     entry = choose(WHERE, plan, listed, unit, view, adjacency)
-    if any(part.joint for part in entry.parts):
+    # Clients in rotation have a bound for each round as well, but only for some numbers of rounds.
+    rotates = entry.noise_of == "server" and plan.sampler.over_rounds
+    if rotates or any(part.joint for part in entry.parts):
         checks.fail(
             WHERE,
             "rounds that each have a privacy loss of their own",

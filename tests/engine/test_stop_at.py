@@ -53,6 +53,12 @@ def test_a_budget_continues_with_its_run(plan_of):
     for start, stop_at in ((one.run, (2.0, 1e-5)), (two.run, one.budget), (None, one.budget)):
         with pytest.raises(ArgumentError, match="a budget that has counted the"):
             jfl.simulate(KEY, second, 1, start=start, stop_at=stop_at)
+    # as many rounds, but of a plan with more noise
+    other = jfl.simulate(KEY, plan_of(30.0), number, start=one.run, stop_at=one.budget)
+    assert other.budget.rounds == two.budget.rounds
+    with pytest.raises(ArgumentError, match="of another run"):
+        jfl.simulate(KEY, first, 1, start=two.run, stop_at=other.budget)
+    jfl.simulate(KEY, first, 1, start=other.run, stop_at=by_hand.spend(plan_of(30.0), number))
 
 
 def test_only_rounds_that_ran_are_spent(plan_of):

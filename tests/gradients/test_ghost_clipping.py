@@ -600,6 +600,23 @@ def test_lookups_against_formed_gradients():
     np.testing.assert_allclose(whole, np.einsum("n,nvd->vd", factor, g), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("size, gamma", [(1e8, None), (1.0, 1e-6), (1e6, 0.01)])
+def test_lookups_that_cancel_pass_no_bound(size, gamma):
+    """What rounding leaves of them differs between the norm and the sum, and may be long."""
+    r, at = np.random.default_rng(0), np.zeros((1, 16), np.int32)
+    b = np.float32(r.normal(size=(40, 1, 16, 8)) * size)
+    b[:, 0, -1] = 0
+    b[:, 0, -1] = -np.cumsum(b[:, 0], 1, dtype=np.float32)[:, -1]  # the sum in this order is 0
+
+    @jax.jit
+    def run(b):
+        part = Lookup(at, b, 5)
+        return part.total(shrink(jnp.sqrt(part.squares()), 1.0, gamma))
+
+    for one in b:
+        assert np.linalg.norm(np.asarray(run(one), np.float64)) <= 1 + 1e-5
+
+
 # --- plans
 
 

@@ -278,6 +278,15 @@ def test_rounds_without_a_loss_of_their_own_are_refused():
     for sampler in (in_bins, allocated, apart):
         with pytest.raises(NotAnalysable, match="privacy loss of their own.*jfl.guarantee"):
             jfl.budget(make(sampler=sampler, release=noise), epsilon=2.0)
+    # as many rounds as have a bound each, of which fewer rounds have one together
+    rising = NOISY(std=Fn(lambda r: 2.0 + jax.numpy.float32(r)))
+    spent = jfl.budget(full_plan(4.0, rows=None, release=NOISY(4.0)), epsilon=2.0)
+    for release, rounds in ((noise, 10**7), (rising, 9)):
+        plan = make(sampler=apart, release=release)
+        with pytest.raises(NotAnalysable, match="clients in rotation"):
+            jfl.budget(plan, epsilon=2.0, rounds=rounds)
+        with pytest.raises(NotAnalysable, match="clients in rotation"):
+            spent.max_rounds(plan, rounds)
     correlated = jfl.chain(
         jfl.clip_l2(0.5),
         jfl.total(),
